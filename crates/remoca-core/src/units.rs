@@ -1,0 +1,82 @@
+//! Units and names of things, as newtypes: a block is not a slot and a slot is not a byte.
+//!
+//! Called by every other crate; calls nothing. Blocks and pages are 4 KiB everywhere; 512-byte sectors exist only in
+//! frontends.
+
+/// Bytes in a page and in a block (both are 4 KiB everywhere in remoca).
+pub const PAGE_SIZE: usize = 4096;
+/// [`PAGE_SIZE`] for arithmetic on disk offsets.
+pub const PAGE_SIZE_U64: u64 = 4096;
+
+/// Which disk of this VM (0 .. 4095).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DiskIndex(pub u16);
+
+/// A 4 KiB block on one disk, counted from the disk's start (below 2^40, that is 4 PiB).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockNumber(pub u64);
+
+/// A block of one of the VM's disks: (disk, block number).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockId {
+    pub disk: DiskIndex,
+    pub bno: BlockNumber,
+}
+
+/// One page of the pool that a memory server keeps for this VM, numbered by the client from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlotIndex(pub u32);
+
+/// A number of pages or slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageCount(pub u32);
+
+/// A point in time in nanoseconds since an arbitrary origin; the core never reads a clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Nanos(pub u64);
+
+impl Nanos {
+    /// This time plus `ns` nanoseconds.
+    #[must_use]
+    pub fn plus_ns(self, ns: u64) -> Self {
+        Self(self.0.saturating_add(ns))
+    }
+
+    /// Nanoseconds from `earlier` to this time, 0 if `earlier` is later.
+    #[must_use]
+    pub fn since_ns(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+/// A range of bytes of one disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ByteRange {
+    pub offset: u64,
+    pub length: u64,
+}
+
+impl ByteRange {
+    /// First byte after the range.
+    #[must_use]
+    pub fn end(self) -> u64 {
+        self.offset + self.length
+    }
+
+    /// The blocks the range touches, whole or in part: `first..end` of block numbers.
+    #[must_use]
+    pub fn touched_blocks(self) -> std::ops::Range<u64> {
+        if self.length == 0 {
+            let b = self.offset / PAGE_SIZE_U64;
+            return b..b;
+        }
+        self.offset / PAGE_SIZE_U64..self.end().div_ceil(PAGE_SIZE_U64)
+    }
+
+    /// The blocks the range covers whole: `first..end` of block numbers (empty if none).
+    #[must_use]
+    pub fn covered_blocks(self) -> std::ops::Range<u64> {
+        let first = self.offset.div_ceil(PAGE_SIZE_U64);
+        first..(self.end() / PAGE_SIZE_U64).max(first)
+    }
+}

@@ -1,0 +1,1 @@
+//! The VM process: frontends, backing stores, and the driver of the disk engine.

@@ -1,0 +1,1 @@
+//! The guest laboratory: builds guest images, boots guests, runs jobs in them.

@@ -1,0 +1,1 @@
+//! The wire protocol between a VM process and a memory server.

@@ -1,0 +1,1 @@
+//! The memory server: pinned page pools, one for each client.
