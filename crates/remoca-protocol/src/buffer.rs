@@ -1,0 +1,69 @@
+//! A receive buffer of fixed size that frames are decoded from in place.
+//!
+//! The owner of a socket reads into [`ReceiveBuffer::space`], says how much came with [`ReceiveBuffer::filled`], and takes
+//! frames until there is none; only the part of a frame at the end is ever moved. It never grows, so a peer cannot make
+//! it.
+
+use crate::codec::{DecodeError, decode};
+use crate::{FRAME_BYTES_MAX, Frame};
+
+/// Bytes received and not yet taken: `bytes[start..end]`.
+#[derive(Debug)]
+pub struct ReceiveBuffer {
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl ReceiveBuffer {
+    /// A buffer of `capacity` bytes, or of one longest frame if that is more.
+    #[must_use]
+    pub fn new(capacity: usize) -> Self {
+        Self { bytes: vec![0; capacity.max(FRAME_BYTES_MAX)].into_boxed_slice(), start: 0, end: 0 }
+    }
+
+    /// Where to read to; empty only while the buffer is full of frames that were not taken.
+    pub fn space(&mut self) -> &mut [u8] {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.end - self.start < FRAME_BYTES_MAX && self.start > 0 {
+            self.bytes.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        &mut self.bytes[self.end..]
+    }
+
+    /// `count` bytes were read into [`Self::space`].
+    ///
+    /// # Panics
+    /// If the space was smaller.
+    pub fn filled(&mut self, count: usize) {
+        assert!(count <= self.bytes.len() - self.end, "more bytes were read than there was space for");
+        self.end += count;
+    }
+
+    /// Takes the next frame, `None` if more bytes are needed.
+    ///
+    /// # Errors
+    /// As [`decode`]; the connection is then of no further use.
+    #[inline]
+    pub fn take(&mut self) -> Result<Option<Frame<'_>>, DecodeError> {
+        let Some((frame, length)) = decode(&self.bytes[self.start..self.end])? else { return Ok(None) };
+        self.start += length;
+        Ok(Some(frame))
+    }
+
+    /// The next frame without taking it.
+    ///
+    /// # Errors
+    /// As [`Self::take`].
+    pub fn peek(&self) -> Result<Option<Frame<'_>>, DecodeError> {
+        Ok(decode(&self.bytes[self.start..self.end])?.map(|(frame, _)| frame))
+    }
+
+    /// Whether no byte is left, not even a part of a frame.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+}

@@ -1,0 +1,218 @@
+//! Frames to bytes and back.
+
+use remoca_core::units::{PAGE_SIZE, PageCount, SlotIndex};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::frame::{
+    ErrorCode, ErrorReply, Frame, Hello, PoolGeneration, RequestId, SendCount, ServerId, Token, VersionRange, Welcome,
+};
+use crate::wire::{Header, HelloPayload, WelcomePayload, kind};
+use crate::{HEADER_BYTES, MAGIC};
+
+/// Why bytes are not a frame. Nothing that follows on the connection can be understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    #[error("frame kind {0} is not known")]
+    UnknownKind(u8),
+    #[error("a frame of kind {kind} cannot have a payload of {length} bytes")]
+    WrongLength { kind: u8, length: u16 },
+    #[error("the peer does not speak the remoca protocol (its HELLO begins with other bytes)")]
+    BadMagic,
+    #[error("a field of a frame of kind {kind} that must be zero is not")]
+    NotZero { kind: u8 },
+    #[error("the versions in a HELLO are in the wrong order")]
+    BadVersions,
+    #[error("error code {0} does not fit into 16 bits")]
+    BadErrorCode(u32),
+}
+
+/// The frame that `bytes` begin with and its length, `None` if more bytes are needed to tell.
+///
+/// # Errors
+/// [`DecodeError`] as soon as it is clear that no further bytes can make this a frame.
+pub fn decode(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, DecodeError> {
+    let Ok((header, rest)) = Header::ref_from_prefix(bytes) else { return Ok(None) };
+    let length = check_header(header)?;
+    let Some(payload) = rest.get(..length) else { return Ok(None) };
+    Ok(Some((frame(header, payload)?, HEADER_BYTES + length)))
+}
+
+/// The header of a [`Frame::SendPage`]; the 4096 bytes of the page follow it on the wire.
+#[must_use]
+pub fn send_page_header(request: RequestId, slot: SlotIndex) -> [u8; HEADER_BYTES] {
+    zerocopy::transmute!(header(kind::SENDPAGE, [request.0, slot.0, 0]))
+}
+
+impl Frame<'_> {
+    /// Appends the bytes of the frame.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        match *self {
+            Frame::Hello(hello) => put(out, kind::HELLO, [0; 3], hello_payload(&hello).as_bytes()),
+            Frame::Welcome(welcome) => put(out, kind::WELCOME, [0; 3], welcome_payload(&welcome).as_bytes()),
+            Frame::SetSize { request, npages } => put(out, kind::SETSIZE, [request.0, npages.0, 0], &[]),
+            Frame::Sized { request, npages, available } => {
+                put(out, kind::SIZED, [request.0, npages.0, available.0], &[]);
+            }
+            Frame::SendPage { request, slot, page } => put(out, kind::SENDPAGE, [request.0, slot.0, 0], page),
+            Frame::Request { request, slot } => put(out, kind::REQUEST, [request.0, slot.0, 0], &[]),
+            Frame::Discard { first, count } => put(out, kind::DISCARD, [0, first.0, count.0], &[]),
+            Frame::Move { from, to } => put(out, kind::MOVE, [0, from.0, to.0], &[]),
+            Frame::Ping { cookie } => put_cookie(out, kind::PING, cookie),
+            Frame::Pong { cookie } => put_cookie(out, kind::PONG, cookie),
+            Frame::Error(ErrorReply { request, code, detail }) => {
+                put(out, kind::ERROR, [request.0, detail, u32::from(code.to_wire())], &[]);
+            }
+            Frame::Bye => put(out, kind::BYE, [0; 3], &[]),
+        }
+    }
+
+    /// Bytes of the frame on the wire.
+    #[must_use]
+    pub fn encoded_len(&self) -> usize {
+        HEADER_BYTES
+            + match self {
+                Frame::Hello(_) => size_of::<HelloPayload>(),
+                Frame::Welcome(_) => size_of::<WelcomePayload>(),
+                Frame::SendPage { .. } => PAGE_SIZE,
+                Frame::SetSize { .. }
+                | Frame::Sized { .. }
+                | Frame::Request { .. }
+                | Frame::Discard { .. }
+                | Frame::Move { .. }
+                | Frame::Ping { .. }
+                | Frame::Pong { .. }
+                | Frame::Error(_)
+                | Frame::Bye => 0,
+            }
+    }
+}
+
+/// Length of the payload, once kind, length and the fields that must be zero are right.
+fn check_header(header: &Header) -> Result<usize, DecodeError> {
+    // For each kind: length of the payload, and which of a, b and c are used.
+    let (length, used) = match header.kind {
+        kind::HELLO => (size_of::<HelloPayload>(), [false; 3]),
+        kind::WELCOME => (size_of::<WelcomePayload>(), [false; 3]),
+        kind::SENDPAGE => (PAGE_SIZE, [true, true, false]),
+        kind::SETSIZE | kind::REQUEST => (0, [true, true, false]),
+        kind::SIZED | kind::ERROR => (0, [true; 3]),
+        kind::DISCARD | kind::MOVE | kind::PING | kind::PONG => (0, [false, true, true]),
+        kind::BYE => (0, [false; 3]),
+        unknown => return Err(DecodeError::UnknownKind(unknown)),
+    };
+    if usize::from(header.length.get()) != length {
+        return Err(DecodeError::WrongLength { kind: header.kind, length: header.length.get() });
+    }
+    let fields = [header.a.get(), header.b.get(), header.c.get()];
+    if header.zero != 0 || fields.iter().zip(used).any(|(field, used)| !used && *field != 0) {
+        return Err(DecodeError::NotZero { kind: header.kind });
+    }
+    Ok(length)
+}
+
+/// The frame of a header that [`check_header`] has passed.
+fn frame<'a>(header: &Header, payload: &'a [u8]) -> Result<Frame<'a>, DecodeError> {
+    let [a, b, c] = [header.a.get(), header.b.get(), header.c.get()];
+    let wrong_length = DecodeError::WrongLength { kind: header.kind, length: header.length.get() };
+    let cookie = || u64::from(b) | u64::from(c) << 32;
+    Ok(match header.kind {
+        kind::HELLO => hello(HelloPayload::ref_from_bytes(payload).map_err(|_| wrong_length)?)?,
+        kind::WELCOME => welcome(WelcomePayload::ref_from_bytes(payload).map_err(|_| wrong_length)?)?,
+        kind::SETSIZE => Frame::SetSize { request: RequestId(a), npages: PageCount(b) },
+        kind::SIZED => Frame::Sized { request: RequestId(a), npages: PageCount(b), available: PageCount(c) },
+        kind::SENDPAGE => Frame::SendPage {
+            request: RequestId(a),
+            slot: SlotIndex(b),
+            page: payload.try_into().map_err(|_| wrong_length)?,
+        },
+        kind::REQUEST => Frame::Request { request: RequestId(a), slot: SlotIndex(b) },
+        kind::DISCARD => Frame::Discard { first: SlotIndex(b), count: PageCount(c) },
+        kind::MOVE => Frame::Move { from: SlotIndex(b), to: SlotIndex(c) },
+        kind::PING => Frame::Ping { cookie: cookie() },
+        kind::PONG => Frame::Pong { cookie: cookie() },
+        kind::ERROR => {
+            let code = u16::try_from(c).map_err(|_| DecodeError::BadErrorCode(c))?;
+            Frame::Error(ErrorReply { request: RequestId(a), code: ErrorCode::from_wire(code), detail: b })
+        }
+        kind::BYE => Frame::Bye,
+        unknown => return Err(DecodeError::UnknownKind(unknown)),
+    })
+}
+
+fn hello(payload: &HelloPayload) -> Result<Frame<'static>, DecodeError> {
+    if payload.magic != MAGIC {
+        return Err(DecodeError::BadMagic);
+    }
+    if payload.zero.get() != 0 {
+        return Err(DecodeError::NotZero { kind: kind::HELLO });
+    }
+    let versions = VersionRange { lowest: payload.lowest.get(), highest: payload.highest.get() };
+    if versions.lowest > versions.highest {
+        return Err(DecodeError::BadVersions);
+    }
+    Ok(Frame::Hello(Hello { versions, token: Token(payload.token), epoch: payload.epoch.get() }))
+}
+
+fn welcome(payload: &WelcomePayload) -> Result<Frame<'static>, DecodeError> {
+    if payload.zero.get() != 0 {
+        return Err(DecodeError::NotZero { kind: kind::WELCOME });
+    }
+    Ok(Frame::Welcome(Welcome {
+        version: payload.version.get(),
+        server_id: ServerId(payload.server_id),
+        pool_generation: PoolGeneration(payload.pool_generation.get()),
+        npages: PageCount(payload.npages.get()),
+        available: PageCount(payload.available.get()),
+        quota: PageCount(payload.quota.get()),
+        sends_received: SendCount(payload.sends_received.get()),
+    }))
+}
+
+fn hello_payload(hello: &Hello) -> HelloPayload {
+    HelloPayload {
+        magic: MAGIC,
+        lowest: hello.versions.lowest.into(),
+        highest: hello.versions.highest.into(),
+        zero: 0.into(),
+        token: hello.token.0,
+        epoch: hello.epoch.into(),
+    }
+}
+
+fn welcome_payload(welcome: &Welcome) -> WelcomePayload {
+    WelcomePayload {
+        version: welcome.version.into(),
+        zero: 0.into(),
+        npages: welcome.npages.0.into(),
+        available: welcome.available.0.into(),
+        quota: welcome.quota.0.into(),
+        server_id: welcome.server_id.0,
+        pool_generation: welcome.pool_generation.0.into(),
+        sends_received: welcome.sends_received.0.into(),
+    }
+}
+
+/// A header for the payload that `kind` always has.
+fn header(kind: u8, [a, b, c]: [u32; 3]) -> Header {
+    const PAGE: u16 = 4096;
+    const _: () = assert!(PAGE as usize == PAGE_SIZE);
+    let length = match kind {
+        kind::HELLO => 40,
+        kind::WELCOME => 48,
+        kind::SENDPAGE => PAGE,
+        _ => 0,
+    };
+    Header { kind, zero: 0, length: length.into(), a: a.into(), b: b.into(), c: c.into() }
+}
+
+fn put(out: &mut Vec<u8>, kind: u8, fields: [u32; 3], payload: &[u8]) {
+    let header = header(kind, fields);
+    debug_assert_eq!(usize::from(header.length.get()), payload.len(), "the kind fixes the length of the payload");
+    out.extend_from_slice(header.as_bytes());
+    out.extend_from_slice(payload);
+}
+
+fn put_cookie(out: &mut Vec<u8>, kind: u8, cookie: u64) {
+    let [lower, upper] = [cookie & 0xffff_ffff, cookie >> 32].map(|half| u32::try_from(half).unwrap_or(u32::MAX));
+    put(out, kind, [0, lower, upper], &[]);
+}

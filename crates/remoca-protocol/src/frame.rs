@@ -1,0 +1,177 @@
+//! The frames of the protocol, as types.
+//!
+//! Slots are numbered by the client, from 0 to the size of its pool. The comments say who sends a frame and what answers
+//! it; replies come in the order of their requests.
+
+use std::fmt;
+
+use remoca_core::units::{PAGE_SIZE, PageCount, SlotIndex};
+
+/// Chosen by the client, given back in the reply. 0 in an [`ErrorReply`] that is about the whole connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u32);
+
+/// Names and guards a pool: 16 random bytes, chosen by the client. Whoever knows it has the pool.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Token(pub [u8; 16]);
+
+impl fmt::Debug for Token {
+    /// Enough to tell tokens apart in a log, not enough to take a pool.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, ..] = self.0;
+        write!(f, "{a:02x}{b:02x}{c:02x}{d:02x}..")
+    }
+}
+
+/// Random, new for each start of a memory server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ServerId(pub [u8; 16]);
+
+/// Random, new whenever a pool is created from nothing: another generation means that no page is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PoolGeneration(pub u64);
+
+/// A number of [`Frame::SendPage`] frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SendCount(pub u64);
+
+/// Protocol versions, both ends included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VersionRange {
+    pub lowest: u16,
+    pub highest: u16,
+}
+
+impl VersionRange {
+    /// The highest version in both ranges.
+    #[must_use]
+    pub fn common(self, other: Self) -> Option<u16> {
+        let highest = self.highest.min(other.highest);
+        (highest >= self.lowest.max(other.lowest)).then_some(highest)
+    }
+
+    /// As the detail of [`ErrorCode::VersionMismatch`].
+    #[must_use]
+    pub fn to_detail(self) -> u32 {
+        u32::from(self.lowest) << 16 | u32::from(self.highest)
+    }
+
+    /// From the detail of [`ErrorCode::VersionMismatch`].
+    #[must_use]
+    pub fn from_detail(detail: u32) -> Self {
+        let [high, low] = [detail >> 16, detail & 0xffff].map(|half| u16::try_from(half).unwrap_or(u16::MAX));
+        Self { lowest: high, highest: low }
+    }
+}
+
+/// Opens a connection. Its layout is the same in all versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    pub versions: VersionRange,
+    pub token: Token,
+    /// Counted up by the client at each connect. The server closes the token's older connection before it answers, and
+    /// refuses an epoch that is not above the last one it saw.
+    pub epoch: u64,
+}
+
+/// Answers a [`Hello`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// Spoken on this connection from now on.
+    pub version: u16,
+    pub server_id: ServerId,
+    pub pool_generation: PoolGeneration,
+    /// Size of the pool that was found, 0 if it is new.
+    pub npages: PageCount,
+    /// Pages that could be had beyond `npages`.
+    pub available: PageCount,
+    /// Most pages that this client may have.
+    pub quota: PageCount,
+    /// Sends taken into this pool since it was created, over all its connections. The client learns from it which of
+    /// its sends were lost with a connection.
+    pub sends_received: SendCount,
+}
+
+/// Why something was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorCode {
+    /// No version in common; detail: the server's, see [`VersionRange::from_detail`]. The connection is closed.
+    VersionMismatch,
+    /// A later connection of this token was seen before. The connection is closed.
+    StaleEpoch,
+    /// The server has too little memory for a SETSIZE; detail: pages that could be had beyond the present size.
+    NoMemory,
+    /// A SETSIZE above the quota; detail: pages that could be had beyond the present size.
+    Quota,
+    /// The slot of a REQUEST holds no page: never sent, discarded, or beyond the size of the pool.
+    NotFound,
+    /// The input is no frame, or not one that may come now. The connection is closed.
+    Malformed,
+    /// The server has as many connections as it may have. The connection is closed.
+    Busy,
+    /// A code that this version does not know.
+    Unknown(u16),
+}
+
+impl ErrorCode {
+    const KNOWN: [(u16, Self); 7] = [
+        (1, Self::VersionMismatch),
+        (2, Self::StaleEpoch),
+        (3, Self::NoMemory),
+        (4, Self::Quota),
+        (5, Self::NotFound),
+        (6, Self::Malformed),
+        (7, Self::Busy),
+    ];
+
+    pub(crate) fn to_wire(self) -> u16 {
+        match self {
+            Self::Unknown(code) => code,
+            known => Self::KNOWN.iter().find(|(_, code)| *code == known).map_or(0, |(wire, _)| *wire),
+        }
+    }
+
+    pub(crate) fn from_wire(wire: u16) -> Self {
+        Self::KNOWN.iter().find(|(known, _)| *known == wire).map_or(Self::Unknown(wire), |(_, code)| *code)
+    }
+}
+
+/// Refuses a request or, with request 0, the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ErrorReply {
+    pub request: RequestId,
+    pub code: ErrorCode,
+    /// Its meaning depends on `code`; otherwise 0.
+    pub detail: u32,
+}
+
+/// One message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame<'a> {
+    /// Client, first: answered by [`Frame::Welcome`] or an error.
+    Hello(Hello),
+    /// Server: the session begins.
+    Welcome(Welcome),
+    /// Client: the pool shall have `npages` slots. Answered by [`Frame::Sized`], or by an error, and the old size stays.
+    /// The slots below the smaller of both sizes keep their pages.
+    SetSize { request: RequestId, npages: PageCount },
+    /// Server: done; `available` more pages could be had.
+    Sized { request: RequestId, npages: PageCount, available: PageCount },
+    /// Client: store the page in the slot (`request` is 0; no reply; dropped if beyond the size). Server: answers a
+    /// [`Frame::Request`].
+    SendPage { request: RequestId, slot: SlotIndex, page: &'a [u8; PAGE_SIZE] },
+    /// Client: answered by [`Frame::SendPage`] or [`ErrorCode::NotFound`]. The slot keeps its page.
+    Request { request: RequestId, slot: SlotIndex },
+    /// Client: these slots become empty; no reply.
+    Discard { first: SlotIndex, count: PageCount },
+    /// Client: `to` gets what `from` holds, and `from` becomes empty; no reply. An empty `from` empties `to`.
+    Move { from: SlotIndex, to: SlotIndex },
+    /// Client: answered by [`Frame::Pong`].
+    Ping { cookie: u64 },
+    /// Server: the cookie comes back.
+    Pong { cookie: u64 },
+    /// Server: a refusal.
+    Error(ErrorReply),
+    /// Client: frees the pool at once; no reply, the connection is closed.
+    Bye,
+}
