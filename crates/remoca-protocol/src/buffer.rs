@@ -49,16 +49,27 @@ impl ReceiveBuffer {
     #[inline]
     pub fn take(&mut self) -> Result<Option<Frame<'_>>, DecodeError> {
         let Some((frame, length)) = decode(&self.bytes[self.start..self.end])? else { return Ok(None) };
-        self.start += length;
+        self.start += length; // `frame` borrows the bytes, not the position
         Ok(Some(frame))
     }
 
-    /// The next frame without taking it.
+    /// The next frame and its length without taking it: [`Self::consume`] does.
     ///
     /// # Errors
     /// As [`Self::take`].
-    pub fn peek(&self) -> Result<Option<Frame<'_>>, DecodeError> {
-        Ok(decode(&self.bytes[self.start..self.end])?.map(|(frame, _)| frame))
+    #[inline]
+    pub fn peek(&self) -> Result<Option<(Frame<'_>, usize)>, DecodeError> {
+        decode(&self.bytes[self.start..self.end])
+    }
+
+    /// Takes the frame of `length` bytes that [`Self::peek`] has shown.
+    ///
+    /// # Panics
+    /// If fewer bytes are there.
+    #[inline]
+    pub fn consume(&mut self, length: usize) {
+        assert!(length <= self.end - self.start, "only a frame that was shown can be taken");
+        self.start += length;
     }
 
     /// Whether no byte is left, not even a part of a frame.

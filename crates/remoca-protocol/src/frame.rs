@@ -114,25 +114,30 @@ pub enum ErrorCode {
 }
 
 impl ErrorCode {
-    const KNOWN: [(u16, Self); 7] = [
-        (1, Self::VersionMismatch),
-        (2, Self::StaleEpoch),
-        (3, Self::NoMemory),
-        (4, Self::Quota),
-        (5, Self::NotFound),
-        (6, Self::Malformed),
-        (7, Self::Busy),
-    ];
-
     pub(crate) fn to_wire(self) -> u16 {
         match self {
+            Self::VersionMismatch => 1,
+            Self::StaleEpoch => 2,
+            Self::NoMemory => 3,
+            Self::Quota => 4,
+            Self::NotFound => 5,
+            Self::Malformed => 6,
+            Self::Busy => 7,
             Self::Unknown(code) => code,
-            known => Self::KNOWN.iter().find(|(_, code)| *code == known).map_or(0, |(wire, _)| *wire),
         }
     }
 
     pub(crate) fn from_wire(wire: u16) -> Self {
-        Self::KNOWN.iter().find(|(known, _)| *known == wire).map_or(Self::Unknown(wire), |(_, code)| *code)
+        match wire {
+            1 => Self::VersionMismatch,
+            2 => Self::StaleEpoch,
+            3 => Self::NoMemory,
+            4 => Self::Quota,
+            5 => Self::NotFound,
+            6 => Self::Malformed,
+            7 => Self::Busy,
+            unknown => Self::Unknown(unknown),
+        }
     }
 }
 

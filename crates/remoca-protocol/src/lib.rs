@@ -11,6 +11,7 @@
 //! Not here: sequence and state (who may send what when), authentication, encryption. See
 //! `docs/decisions/0003-wire-protocol.md`.
 #![forbid(unsafe_code)]
+#![deny(clippy::wildcard_enum_match_arm)]
 
 mod buffer;
 mod codec;
