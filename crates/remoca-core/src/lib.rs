@@ -4,4 +4,8 @@
 //! seeds are arguments. Drivers (`remoca-disk` and the simulator) do the I/O.
 #![forbid(unsafe_code)]
 
+pub mod engine;
+pub mod fingerprint;
+pub mod index;
+pub mod rules;
 pub mod units;

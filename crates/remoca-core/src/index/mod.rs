@@ -1,0 +1,295 @@
+//! The cache index: which content each known block has, and in which slot of the pool that content is cached.
+//!
+//! Called by the engine only. It owns one region of 32-bit words with a fixed layout, which can be mapped:
+//! ```text
+//! header 32 | slots: 7 words each | slot heads | nodes: 7 words each | key heads | content heads
+//! slot: previous, next, fingerprint x3, chain, used:1 hit:1 pins:16      node: block 52 bits + flags, fingerprint x3, key chain, content chain
+//! ```
+//! A *node* says what the disk holds for one block; a *slot* says what the server holds in one page. Block -> fingerprint
+//! -> slot (papers/remoca.txt II.B names blocks only; decision 0001 says why content is the address here).
+//! 1. Every slot below the capacity is free, used, or draining (given up while a request for it is outstanding).
+//! 2. At most one used slot has a given fingerprint, and at most one node of that fingerprint is on its content chain.
+//! 3. A node that is gone is reachable by neither chain.
+//!
+//! It does no I/O and never allocates after it was made; both tables are bounded.
+
+mod nodes;
+mod slots;
+
+use crate::fingerprint::Fingerprint;
+use crate::units::{BlockId, PageCount, SlotIndex};
+use std::ops::DerefMut;
+
+const NONE: u32 = u32::MAX;
+const MAGIC: u32 = 0x5845_4449;
+const LAYOUT_VERSION: u32 = 1;
+const HEADER_WORDS: usize = 32;
+const SLOT_WORDS: usize = 7;
+const NODE_WORDS: usize = 7;
+
+/// Sizes and places of the tables inside the region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    slots: u32,
+    nodes: u32,
+    slot_heads: u32,
+    node_heads: u32,
+}
+
+impl Layout {
+    /// A layout for at most `slots` cached pages and, beyond those, `resident` blocks that the guest holds.
+    #[must_use]
+    pub fn new(slots: PageCount, resident: PageCount) -> Self {
+        // NONE and the sums below need head room; 2^30 pages are 4 TiB.
+        let limit = 1 << 30;
+        let slots = slots.0.clamp(1, limit);
+        let nodes = slots.saturating_add(resident.0.clamp(16, limit));
+        Self { slots, nodes, slot_heads: slots.next_power_of_two(), node_heads: nodes.next_power_of_two() }
+    }
+
+    /// 32-bit words the region must have.
+    #[must_use]
+    pub fn words(&self) -> usize {
+        self.content_heads_at() + self.node_heads as usize
+    }
+
+    /// Most slots this layout can index.
+    #[must_use]
+    pub fn slot_limit(&self) -> PageCount {
+        PageCount(self.slots)
+    }
+
+    /// Most blocks this layout can know.
+    #[must_use]
+    pub fn node_limit(&self) -> PageCount {
+        PageCount(self.nodes)
+    }
+
+    fn slot_heads_at(&self) -> usize {
+        HEADER_WORDS + self.slots as usize * SLOT_WORDS
+    }
+
+    fn nodes_at(&self) -> usize {
+        self.slot_heads_at() + self.slot_heads as usize
+    }
+
+    fn key_heads_at(&self) -> usize {
+        self.nodes_at() + self.nodes as usize * NODE_WORDS
+    }
+
+    fn content_heads_at(&self) -> usize {
+        self.key_heads_at() + self.node_heads as usize
+    }
+}
+
+/// What became of an evicted page that was offered to the index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offer {
+    /// Known content, not cached yet: store it in this slot.
+    Admitted(SlotIndex),
+    /// The content is cached already; it is the newest of the queue now.
+    Duplicate,
+    /// The disk holds this content for no block that is known.
+    Unmatched,
+    /// Known content, but every slot near the head is waiting for a reply.
+    NoSlot,
+}
+
+/// Where an admitted page enters the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Newest: discarded last.
+    Tail,
+    /// Next to be discarded.
+    Head,
+}
+
+/// Slot counts; `free + used + draining` is the capacity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SlotCounts {
+    pub free: u32,
+    pub used: u32,
+    pub draining: u32,
+}
+
+/// The index over a region of words `M` (a mapped file, or a plain vector).
+pub struct CacheIndex<M> {
+    words: M,
+    layout: Layout,
+    seed: u64,
+    capacity: u32,
+    counts: SlotCounts,
+    head: u32,
+    tail: u32,
+    free_slot: u32,
+    free_node: u32,
+    nodes_used: u32,
+    hand: u32,
+    zero: Fingerprint,
+    respect_pins: bool,
+}
+
+impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
+    /// An empty index in `words`, which holds at least [`Layout::words`]. `seed` spreads the keys; `zero` is the
+    /// fingerprint of a page of zeroes, which never takes a slot. No slot is usable until [`Self::set_capacity`].
+    ///
+    /// # Panics
+    /// If `words` is too short, a mistake of the caller.
+    pub fn new(mut words: M, layout: Layout, seed: u64, zero: Fingerprint) -> Self {
+        assert!(words.len() >= layout.words(), "the region is smaller than its layout");
+        words[0] = MAGIC;
+        words[1] = LAYOUT_VERSION;
+        words[2] = layout.slots;
+        words[3] = layout.nodes;
+        let mut this = Self {
+            words,
+            layout,
+            seed,
+            capacity: 0,
+            counts: SlotCounts::default(),
+            head: NONE,
+            tail: NONE,
+            free_slot: NONE,
+            free_node: NONE,
+            nodes_used: 0,
+            hand: 0,
+            zero,
+            respect_pins: true,
+        };
+        this.reset();
+        this
+    }
+
+    /// Leaves out the rule that a slot with an outstanding request is not reused (only to show that tests notice).
+    pub fn ignore_pins(&mut self) {
+        self.respect_pins = false;
+    }
+
+    fn reset(&mut self) {
+        let from = HEADER_WORDS;
+        self.words[from..].fill(0);
+        let (slot_heads, nodes_at) = (self.layout.slot_heads_at(), self.layout.nodes_at());
+        self.words[slot_heads..nodes_at].fill(NONE);
+        let (key_heads, end) = (self.layout.key_heads_at(), self.layout.words());
+        self.words[key_heads..end].fill(NONE);
+        self.capacity = 0;
+        self.counts = SlotCounts::default();
+        (self.head, self.tail, self.free_slot) = (NONE, NONE, NONE);
+        self.clear_nodes();
+    }
+
+    /// The layout this index was made with.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Number of slots that may be used now.
+    pub fn capacity(&self) -> PageCount {
+        PageCount(self.capacity)
+    }
+
+    /// Free, used and draining slots.
+    pub fn slot_counts(&self) -> SlotCounts {
+        self.counts
+    }
+
+    /// Number of blocks whose content is known.
+    pub fn known_blocks(&self) -> PageCount {
+        PageCount(self.nodes_used)
+    }
+
+    /// Bytes of memory the region takes.
+    pub fn region_bytes(&self) -> usize {
+        self.layout.words() * 4
+    }
+
+    /// What the disk holds for `block`, if that is known.
+    pub fn known(&self, block: BlockId) -> Option<Fingerprint> {
+        self.find_node(block).map(|node| self.node_fingerprint(node))
+    }
+
+    /// The disk holds `content` for `block` (an I/O of the guest just showed it), so the guest holds it too.
+    pub fn learn(&mut self, block: BlockId, content: Fingerprint) {
+        if let Some(node) = self.find_node(block) {
+            if self.node_fingerprint(node) == content {
+                self.reference_node(node);
+                self.note_in_guest(content);
+                return;
+            }
+            self.remove_node(node);
+        }
+        self.insert_node(block, content);
+        self.note_in_guest(content);
+    }
+
+    /// What the disk holds for `block` is unknown from now on; its cached copy is unreachable through it.
+    pub fn forget(&mut self, block: BlockId) {
+        if let Some(node) = self.find_node(block) {
+            let content = self.node_fingerprint(node);
+            self.remove_node(node);
+            if content != self.zero
+                && let Some(slot) = self.find_slot(content)
+            {
+                self.move_to_head(slot, false);
+            }
+        }
+    }
+
+    /// The slot that holds `content`.
+    pub fn cached(&self, content: Fingerprint) -> Option<SlotIndex> {
+        if content == self.zero {
+            return None;
+        }
+        self.find_slot(content).map(SlotIndex)
+    }
+
+    /// The guest evicted a page of `content`.
+    pub fn offer(&mut self, content: Fingerprint, place: Place) -> Offer {
+        if let Some(slot) = self.find_slot(content) {
+            self.move_to_tail(slot);
+            return Offer::Duplicate;
+        }
+        let Some(node) = self.find_content(content) else {
+            return Offer::Unmatched;
+        };
+        let Some(slot) = self.take_slot() else {
+            return Offer::NoSlot;
+        };
+        self.clear_reference(node);
+        self.fill_slot(slot, content, place);
+        Offer::Admitted(SlotIndex(slot))
+    }
+
+    /// A cached page was served to the guest: its slot becomes the next to be discarded, the copy stays valid.
+    pub fn hit(&mut self, block: BlockId, slot: SlotIndex, promote: bool) {
+        if let Some(node) = self.find_node(block) {
+            self.reference_node(node);
+        }
+        if self.is_used(slot.0) {
+            if promote { self.move_to_tail(slot.0) } else { self.move_to_head(slot.0, true) }
+        }
+    }
+
+    /// Gives up the content of `slot` (the server lost it or lied about it).
+    pub fn drop_slot(&mut self, slot: SlotIndex) {
+        if slot.0 < self.layout.slots && self.is_used(slot.0) {
+            self.release_slot(slot.0);
+        }
+    }
+
+    /// Gives up all cached content, and keeps what is known about blocks.
+    pub fn drop_all_slots(&mut self) {
+        while self.head != NONE {
+            self.release_slot(self.head);
+        }
+    }
+
+    /// Forgets everything: what is cached and what is known.
+    pub fn drop_everything(&mut self) {
+        self.drop_all_slots();
+        self.clear_nodes();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,313 @@
+//! The slot table: one queue from the next to be discarded (head) to the newest (tail), and a chain for each fingerprint.
+
+use super::{CacheIndex, Fingerprint, HEADER_WORDS, NONE, Place, SLOT_WORDS};
+use crate::units::{PageCount, SlotIndex};
+use std::ops::DerefMut;
+
+const PREVIOUS: usize = 0;
+const NEXT: usize = 1;
+const CONTENT: usize = 2;
+const CHAIN: usize = 5;
+const META: usize = 6;
+
+const PINS: u32 = 0xffff;
+const USED: u32 = 1 << 16;
+/// The guest got this page back since it was admitted.
+const HIT: u32 = 1 << 17;
+
+/// How many pinned slots at the head are passed over in search of a victim.
+const VICTIM_TRIES: u32 = 64;
+
+/// One step of a shrink: the server is to copy page `from` to slot `to`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    pub from: SlotIndex,
+    pub to: SlotIndex,
+}
+
+impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
+    fn slot_word(&self, slot: u32, field: usize) -> u32 {
+        self.words[HEADER_WORDS + slot as usize * SLOT_WORDS + field]
+    }
+
+    fn set_slot_word(&mut self, slot: u32, field: usize, value: u32) {
+        self.words[HEADER_WORDS + slot as usize * SLOT_WORDS + field] = value;
+    }
+
+    fn slot_content(&self, slot: u32) -> Fingerprint {
+        Fingerprint([0, 1, 2].map(|i| self.slot_word(slot, CONTENT + i)))
+    }
+
+    fn slot_head_at(&self, content: Fingerprint) -> usize {
+        self.layout.slot_heads_at() + (content.0[0] & (self.layout.slot_heads - 1)) as usize
+    }
+
+    pub(super) fn is_used(&self, slot: u32) -> bool {
+        self.slot_word(slot, META) & USED != 0
+    }
+
+    pub(super) fn find_slot(&self, content: Fingerprint) -> Option<u32> {
+        let mut slot = self.words[self.slot_head_at(content)];
+        while slot != NONE {
+            if self.slot_content(slot) == content {
+                return Some(slot);
+            }
+            slot = self.slot_word(slot, CHAIN);
+        }
+        None
+    }
+
+    fn unlink(&mut self, slot: u32) {
+        let (previous, next) = (self.slot_word(slot, PREVIOUS), self.slot_word(slot, NEXT));
+        if previous == NONE { self.head = next } else { self.set_slot_word(previous, NEXT, next) }
+        if next == NONE { self.tail = previous } else { self.set_slot_word(next, PREVIOUS, previous) }
+    }
+
+    fn link_head(&mut self, slot: u32) {
+        self.set_slot_word(slot, PREVIOUS, NONE);
+        self.set_slot_word(slot, NEXT, self.head);
+        if self.head == NONE { self.tail = slot } else { self.set_slot_word(self.head, PREVIOUS, slot) }
+        self.head = slot;
+    }
+
+    fn link_tail(&mut self, slot: u32) {
+        self.set_slot_word(slot, NEXT, NONE);
+        self.set_slot_word(slot, PREVIOUS, self.tail);
+        if self.tail == NONE { self.head = slot } else { self.set_slot_word(self.tail, NEXT, slot) }
+        self.tail = slot;
+    }
+
+    pub(super) fn move_to_head(&mut self, slot: u32, hit: bool) {
+        self.unlink(slot);
+        self.link_head(slot);
+        if hit {
+            let meta = self.slot_word(slot, META);
+            self.set_slot_word(slot, META, meta | HIT);
+        }
+    }
+
+    pub(super) fn move_to_tail(&mut self, slot: u32) {
+        self.unlink(slot);
+        self.link_tail(slot);
+        let meta = self.slot_word(slot, META);
+        self.set_slot_word(slot, META, meta & !HIT);
+    }
+
+    /// An I/O showed that the guest holds `content` again: a cached copy of it is the next to be discarded.
+    pub(super) fn note_in_guest(&mut self, content: Fingerprint) {
+        if content != self.zero
+            && let Some(slot) = self.find_slot(content)
+        {
+            self.move_to_head(slot, true);
+        }
+    }
+
+    /// A slot whose old content is gone: a free one, else the first victim that no request is outstanding for.
+    pub(super) fn take_slot(&mut self) -> Option<u32> {
+        if self.free_slot == NONE {
+            let victim = self.find_victim()?;
+            self.discard_victim(victim);
+            if self.free_slot == NONE {
+                // Pins are ignored (ablation): the draining slot is taken as it is.
+                self.counts.draining -= 1;
+                return Some(victim);
+            }
+        }
+        let slot = self.free_slot;
+        self.free_slot = self.slot_word(slot, NEXT);
+        self.counts.free -= 1;
+        Some(slot)
+    }
+
+    fn find_victim(&self) -> Option<u32> {
+        let mut slot = self.head;
+        for _ in 0..VICTIM_TRIES {
+            if slot == NONE {
+                return None;
+            }
+            if !self.respect_pins || self.slot_word(slot, META) & PINS == 0 {
+                return Some(slot);
+            }
+            slot = self.slot_word(slot, NEXT);
+        }
+        None
+    }
+
+    /// Unless the guest got the page back, nobody holds this content any more: its node is of no use either.
+    fn discard_victim(&mut self, slot: u32) {
+        let content = self.slot_content(slot);
+        if self.slot_word(slot, META) & HIT == 0
+            && let Some(node) = self.find_content(content)
+        {
+            self.remove_node(node);
+        }
+        self.release_slot(slot);
+    }
+
+    pub(super) fn fill_slot(&mut self, slot: u32, content: Fingerprint, place: Place) {
+        for (i, word) in content.0.into_iter().enumerate() {
+            self.set_slot_word(slot, CONTENT + i, word);
+        }
+        let pins = self.slot_word(slot, META) & PINS;
+        self.set_slot_word(slot, META, USED | pins);
+        self.counts.used += 1;
+        let at = self.slot_head_at(content);
+        let first = self.words[at];
+        self.set_slot_word(slot, CHAIN, first);
+        self.words[at] = slot;
+        match place {
+            Place::Tail => self.link_tail(slot),
+            Place::Head => self.link_head(slot),
+        }
+    }
+
+    /// Takes a used slot out of queue and chain; it is free, or draining while it is pinned.
+    pub(super) fn release_slot(&mut self, slot: u32) {
+        let at = self.slot_head_at(self.slot_content(slot));
+        let next = self.slot_word(slot, CHAIN);
+        if self.words[at] == slot {
+            self.words[at] = next;
+        } else {
+            let mut before = self.words[at];
+            while self.slot_word(before, CHAIN) != slot {
+                before = self.slot_word(before, CHAIN);
+            }
+            self.set_slot_word(before, CHAIN, next);
+        }
+        self.unlink(slot);
+        let pins = self.slot_word(slot, META) & PINS;
+        self.set_slot_word(slot, META, pins);
+        self.counts.used -= 1;
+        if pins != 0 {
+            self.counts.draining += 1;
+        } else {
+            self.free(slot);
+        }
+    }
+
+    fn free(&mut self, slot: u32) {
+        self.set_slot_word(slot, NEXT, self.free_slot);
+        self.free_slot = slot;
+        self.counts.free += 1;
+    }
+
+    /// Marks a request for `slot` as outstanding. False if too many are (the caller goes to the disk).
+    pub fn pin(&mut self, slot: SlotIndex) -> bool {
+        let meta = self.slot_word(slot.0, META);
+        if meta & PINS == PINS {
+            return false;
+        }
+        self.set_slot_word(slot.0, META, meta + 1);
+        true
+    }
+
+    /// A request for `slot` is no longer outstanding.
+    pub fn unpin(&mut self, slot: SlotIndex) {
+        let meta = self.slot_word(slot.0, META);
+        debug_assert!(meta & PINS != 0, "a slot is unpinned more often than pinned");
+        self.set_slot_word(slot.0, META, meta - 1);
+        if meta & USED == 0 && meta & PINS == 1 && slot.0 < self.capacity {
+            self.counts.draining -= 1;
+            self.free(slot.0);
+        }
+    }
+
+    /// Makes `capacity` slots usable, from slot 0 on. When it shrinks, pages above the new end move to the slots of
+    /// free ones below it (`moves` tells the server); the oldest pages that do not fit are given up.
+    pub fn set_capacity(&mut self, capacity: PageCount, mut moves: impl FnMut(Move)) {
+        let new = capacity.0.min(self.layout.slots);
+        if new < self.capacity {
+            self.shrink(new, &mut moves);
+        }
+        self.capacity = new;
+        self.rebuild_free_list();
+    }
+
+    /// The oldest pages go until the rest fits; then every page above `new` takes a free slot below.
+    fn shrink(&mut self, new: u32, moves: &mut impl FnMut(Move)) {
+        while self.counts.used > new {
+            self.discard_victim(self.head);
+        }
+        let mut spare = 0..new;
+        for slot in new..self.capacity {
+            if !self.is_used(slot) {
+                continue;
+            }
+            let pinned = self.slot_word(slot, META) & PINS != 0;
+            match spare.find(|&s| !pinned && self.slot_word(s, META) == 0) {
+                Some(target) => {
+                    self.move_page(slot, target);
+                    moves(Move { from: SlotIndex(slot), to: SlotIndex(target) });
+                }
+                None => self.release_slot(slot),
+            }
+        }
+    }
+
+    /// Re-labels the page of `from` as the page of the free slot `to`, at the same place of the queue.
+    fn move_page(&mut self, from: u32, to: u32) {
+        let content = self.slot_content(from);
+        let (previous, hit) = (self.slot_word(from, PREVIOUS), self.slot_word(from, META) & HIT);
+        self.release_slot(from);
+        self.fill_slot(to, content, Place::Head);
+        let meta = self.slot_word(to, META);
+        self.set_slot_word(to, META, meta | hit);
+        if previous != NONE {
+            self.unlink(to);
+            let next = self.slot_word(previous, NEXT);
+            self.set_slot_word(to, PREVIOUS, previous);
+            self.set_slot_word(to, NEXT, next);
+            self.set_slot_word(previous, NEXT, to);
+            if next == NONE { self.tail = to } else { self.set_slot_word(next, PREVIOUS, to) }
+        }
+    }
+
+    fn rebuild_free_list(&mut self) {
+        self.free_slot = NONE;
+        self.counts.free = 0;
+        self.counts.draining = 0;
+        for slot in (0..self.capacity).rev() {
+            match self.slot_word(slot, META) {
+                0 => self.free(slot),
+                meta if meta & USED == 0 => self.counts.draining += 1,
+                _ => {}
+            }
+        }
+    }
+
+    /// The cached contents with their slots, from the next to be discarded to the newest.
+    pub fn queue(&self) -> impl Iterator<Item = (SlotIndex, Fingerprint)> + '_ {
+        let mut slot = self.head;
+        std::iter::from_fn(move || {
+            if slot == NONE {
+                return None;
+            }
+            let this = slot;
+            slot = self.slot_word(slot, NEXT);
+            Some((SlotIndex(this), self.slot_content(this)))
+        })
+    }
+
+    /// Takes over what `old` knows and caches; slots above this index's layout are given up. No request may be
+    /// outstanding in `old` beyond those pinned: pins are copied.
+    pub fn take_over<N: DerefMut<Target = [u32]>>(&mut self, old: &CacheIndex<N>) {
+        self.capacity = old.capacity.min(self.layout.slots);
+        old.for_each_node(|block, content, referenced| {
+            self.insert_node(block, content);
+            if !referenced && let Some(node) = self.find_node(block) {
+                self.clear_reference(node);
+            }
+        });
+        for slot in 0..self.capacity {
+            self.set_slot_word(slot, META, old.slot_word(slot, META) & PINS);
+        }
+        for (slot, content) in old.queue() {
+            if slot.0 < self.capacity {
+                self.fill_slot(slot.0, content, Place::Tail);
+                let meta = self.slot_word(slot.0, META) | (old.slot_word(slot.0, META) & HIT);
+                self.set_slot_word(slot.0, META, meta);
+            }
+        }
+        self.rebuild_free_list();
+    }
+}

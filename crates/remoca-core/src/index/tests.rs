@@ -1,0 +1,260 @@
+//! The index against a naive model, and the bounds of its tables.
+
+use super::*;
+use crate::units::{BlockNumber, DiskIndex};
+use proptest::prelude::*;
+use std::collections::{HashMap, HashSet, VecDeque};
+
+const ZERO: Fingerprint = Fingerprint([9, 9, 9]);
+
+fn index(slots: u32, resident: u32) -> CacheIndex<Vec<u32>> {
+    let layout = Layout::new(PageCount(slots), PageCount(resident));
+    let mut index = CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO);
+    index.set_capacity(PageCount(slots), |_| {});
+    index
+}
+
+fn block(bno: u64) -> BlockId {
+    BlockId { disk: DiskIndex(1), bno: BlockNumber(bno) }
+}
+
+/// Few distinct values, so that chains and duplicates are common.
+fn content(value: u32) -> Fingerprint {
+    Fingerprint([value % 3, value % 5, value])
+}
+
+#[test]
+fn a_page_goes_round() {
+    let mut index = index(2, 16);
+    assert_eq!(index.offer(content(1), Place::Tail), Offer::Unmatched);
+    index.learn(block(1), content(1));
+    let Offer::Admitted(slot) = index.offer(content(1), Place::Tail) else { panic!("known content is admitted") };
+    assert_eq!(index.cached(index.known(block(1)).unwrap()), Some(slot));
+    assert_eq!(index.offer(content(1), Place::Tail), Offer::Duplicate);
+    index.forget(block(1));
+    assert_eq!(index.known(block(1)), None);
+}
+
+#[test]
+fn a_hit_is_next_to_be_discarded_and_stays_valid() {
+    let mut index = index(2, 16);
+    for i in 1..=3 {
+        index.learn(block(u64::from(i)), content(i));
+    }
+    index.offer(content(1), Place::Tail);
+    let Offer::Admitted(second) = index.offer(content(2), Place::Tail) else { panic!() };
+    index.hit(block(2), second, false);
+    assert_eq!(index.cached(content(2)), Some(second));
+    assert_eq!(index.offer(content(3), Place::Tail), Offer::Admitted(second));
+    assert!(index.cached(content(1)).is_some(), "the page that was not hit stays");
+    assert_eq!(index.known(block(2)), Some(content(2)), "the guest holds the page that was hit");
+}
+
+#[test]
+fn pinned_slots_are_not_reused() {
+    let mut index = index(2, 16);
+    for i in 1..=4 {
+        index.learn(block(u64::from(i)), content(i));
+    }
+    let Offer::Admitted(first) = index.offer(content(1), Place::Tail) else { panic!() };
+    let Offer::Admitted(second) = index.offer(content(2), Place::Tail) else { panic!() };
+    assert!(index.pin(first) && index.pin(second));
+    assert_eq!(index.offer(content(3), Place::Tail), Offer::NoSlot);
+    index.drop_slot(first);
+    assert_eq!(index.slot_counts(), SlotCounts { free: 0, used: 1, draining: 1 });
+    assert_eq!(index.offer(content(3), Place::Tail), Offer::NoSlot);
+    index.unpin(first);
+    assert_eq!(index.offer(content(3), Place::Tail), Offer::Admitted(first));
+}
+
+#[test]
+fn equal_blocks_share_a_slot_and_all_hit() {
+    let mut index = index(4, 64);
+    for i in 0..50 {
+        index.learn(block(i), content(8));
+    }
+    assert!(matches!(index.offer(content(8), Place::Tail), Offer::Admitted(_)));
+    assert!((0..50).all(|i| index.cached(index.known(block(i)).unwrap()).is_some()));
+    assert_eq!(index.slot_counts().used, 1);
+}
+
+#[test]
+fn shrinking_keeps_the_newest_pages() {
+    let mut index = index(8, 64);
+    for i in 0..8 {
+        index.learn(block(u64::from(i)), content(i));
+        index.offer(content(i), Place::Tail);
+    }
+    let mut pages: HashMap<u32, u32> = HashMap::new();
+    for i in 0..8 {
+        pages.insert(index.cached(content(i)).unwrap().0, i);
+    }
+    index.set_capacity(PageCount(3), |m| {
+        let page = pages.remove(&m.from.0).unwrap();
+        pages.insert(m.to.0, page);
+    });
+    for i in 5..8 {
+        let slot = index.cached(content(i)).expect("one of the newest three");
+        assert!(slot.0 < 3);
+        assert_eq!(pages[&slot.0], i, "the server was told where the page went");
+    }
+    assert_eq!(index.slot_counts(), SlotCounts { free: 0, used: 3, draining: 0 });
+    index.set_capacity(PageCount(8), |_| panic!("growing moves nothing"));
+    assert_eq!(index.slot_counts(), SlotCounts { free: 5, used: 3, draining: 0 });
+}
+
+#[test]
+fn known_blocks_are_bounded_and_cached_ones_stay() {
+    let mut index = index(8, 16);
+    for i in 0..8 {
+        index.learn(block(u64::from(i)), content(i));
+        index.offer(content(i), Place::Tail);
+    }
+    for i in 8..1000 {
+        index.learn(block(u64::from(i)), content(i));
+    }
+    assert_eq!(index.known_blocks(), index.layout().node_limit());
+    assert!((0..8).all(|i| index.known(block(i)).is_some()), "cached blocks are passed over");
+}
+
+#[test]
+fn a_take_over_keeps_everything() {
+    let mut old = index(4, 16);
+    for i in 0..4 {
+        old.learn(block(u64::from(i)), content(i));
+        old.offer(content(i), Place::Tail);
+    }
+    let layout = Layout::new(PageCount(16), PageCount(64));
+    let mut new = CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO);
+    new.take_over(&old);
+    assert_eq!(old.queue().collect::<Vec<_>>(), new.queue().collect::<Vec<_>>());
+    assert!((0..4).all(|i| new.known(block(i)) == Some(content(u32::try_from(i).unwrap()))));
+    new.set_capacity(PageCount(16), |_| {});
+    assert_eq!(new.slot_counts(), SlotCounts { free: 12, used: 4, draining: 0 });
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Learn(u64, u32),
+    Forget(u64),
+    Offer(u32, bool),
+    Hit(u64, bool),
+    Pin(u64),
+    Unpin,
+    Resize(u32),
+    ForgetRange(u64, u64),
+    DropSlots,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        6 => (0..24u64, 0..20u32).prop_map(|(b, c)| Step::Learn(b, c)),
+        2 => (0..24u64).prop_map(Step::Forget),
+        6 => (0..20u32, any::<bool>()).prop_map(|(c, p)| Step::Offer(c, p)),
+        3 => (0..24u64, any::<bool>()).prop_map(|(b, p)| Step::Hit(b, p)),
+        2 => (0..24u64).prop_map(Step::Pin),
+        2 => Just(Step::Unpin),
+        1 => (0..10u32).prop_map(Step::Resize),
+        1 => (0..24u64, 0..24u64).prop_map(|(a, n)| Step::ForgetRange(a, a + n)),
+        1 => Just(Step::DropSlots),
+    ];
+    proptest::collection::vec(step, 1..200)
+}
+
+/// What the server would hold in each slot, and what was learned of each block and not forgotten since.
+#[derive(Default)]
+struct Model {
+    server: HashMap<u32, Fingerprint>,
+    learned: HashMap<u64, Fingerprint>,
+    pinned: VecDeque<SlotIndex>,
+}
+
+impl Model {
+    fn check(&self, index: &CacheIndex<Vec<u32>>) -> Result<(), TestCaseError> {
+        let counts = index.slot_counts();
+        prop_assert_eq!(counts.free + counts.used + counts.draining, index.capacity().0);
+        let queue: Vec<_> = index.queue().collect();
+        prop_assert_eq!(queue.len(), counts.used as usize);
+        let contents: HashSet<_> = queue.iter().map(|(_, c)| *c).collect();
+        prop_assert_eq!(contents.len(), queue.len(), "one slot for each content");
+        for (slot, content) in queue {
+            prop_assert!(slot.0 < index.capacity().0);
+            prop_assert_eq!(self.server.get(&slot.0), Some(&content), "the index and the server agree");
+            prop_assert_eq!(index.cached(content), Some(slot));
+        }
+        for bno in 0..24 {
+            if let Some(content) = index.known(block(bno)) {
+                prop_assert_eq!(Some(&content), self.learned.get(&bno), "what is known is what was learned last");
+            }
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, index: &mut CacheIndex<Vec<u32>>, step: &Step) -> Result<(), TestCaseError> {
+        match *step {
+            Step::Learn(bno, c) => {
+                index.learn(block(bno), content(c));
+                self.learned.insert(bno, content(c));
+                prop_assert_eq!(index.known(block(bno)), Some(content(c)));
+            }
+            Step::Forget(bno) => {
+                index.forget(block(bno));
+                self.learned.remove(&bno);
+            }
+            Step::Offer(c, tail) => {
+                let place = if tail { Place::Tail } else { Place::Head };
+                match index.offer(content(c), place) {
+                    Offer::Admitted(slot) => {
+                        prop_assert!(self.learned.values().any(|l| *l == content(c)), "only known content");
+                        prop_assert!(!self.pinned.contains(&slot), "a pinned slot is not reused");
+                        self.server.insert(slot.0, content(c));
+                    }
+                    Offer::Duplicate => prop_assert!(index.cached(content(c)).is_some()),
+                    Offer::Unmatched | Offer::NoSlot => prop_assert!(index.cached(content(c)).is_none()),
+                }
+            }
+            Step::Hit(bno, promote) => {
+                if let Some(slot) = index.known(block(bno)).and_then(|c| index.cached(c)) {
+                    index.hit(block(bno), slot, promote);
+                }
+            }
+            Step::Pin(bno) => {
+                if let Some(slot) = index.known(block(bno)).and_then(|c| index.cached(c))
+                    && index.pin(slot)
+                {
+                    self.pinned.push_back(slot);
+                }
+            }
+            Step::Unpin => {
+                if let Some(slot) = self.pinned.pop_front() {
+                    index.unpin(slot);
+                }
+            }
+            Step::Resize(n) => {
+                let server = &mut self.server;
+                index.set_capacity(PageCount(n), |m| {
+                    let page = server.remove(&m.from.0).unwrap();
+                    server.insert(m.to.0, page);
+                });
+            }
+            Step::ForgetRange(from, to) => {
+                index.forget_range(DiskIndex(1), from..to);
+                self.learned.retain(|b, _| !(from..to).contains(b));
+            }
+            Step::DropSlots => index.drop_all_slots(),
+        }
+        Ok(())
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_index_agrees_with_a_naive_model(steps in steps()) {
+        let mut index = index(8, 16);
+        let mut model = Model::default();
+        for step in &steps {
+            model.apply(&mut index, step)?;
+            model.check(&index)?;
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The engine's safety rules that a test build can leave out, one at a time, to show that the tests would notice.
+//!
+//! Without the feature `ablation` [`Rules::hold`] is a constant `true` and the compiler removes every other path.
+
+/// A rule whose omission must be caught.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// A read that a write overlapped sets no fingerprint, however late it completes.
+    ReadOverlappedByWrite,
+    /// Writes that overlapped in flight leave their blocks without fingerprint.
+    OverlappingWrites,
+    /// A write that covers part of a block leaves the block without fingerprint.
+    PartialWrite,
+    /// A discard leaves blocks unknown, not zero.
+    DiscardUnknown,
+    /// A write makes the blocks it touches unreachable before it is issued.
+    Invalidation,
+    /// A slot with an outstanding request is not reused.
+    PinnedSlot,
+    /// An evicted page is admitted only if it is what the disk holds for some block.
+    AdmissionCheck,
+    /// A fetched page is served only if it has the fingerprint that was asked for.
+    FetchCheck,
+}
+
+impl Rule {
+    /// All rules with the names that test programs use for them.
+    pub const ALL: [(&'static str, Self); 8] = [
+        ("read-overlapped-by-write", Self::ReadOverlappedByWrite),
+        ("overlapping-writes", Self::OverlappingWrites),
+        ("partial-write", Self::PartialWrite),
+        ("discard-unknown", Self::DiscardUnknown),
+        ("invalidation", Self::Invalidation),
+        ("pinned-slot", Self::PinnedSlot),
+        ("admission-check", Self::AdmissionCheck),
+        ("fetch-check", Self::FetchCheck),
+    ];
+}
+
+/// Which rules hold: all of them, except in a test build.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rules {
+    #[cfg(feature = "ablation")]
+    omitted: Option<Rule>,
+}
+
+impl Rules {
+    /// All rules but `rule`.
+    #[cfg(feature = "ablation")]
+    #[must_use]
+    pub fn without(rule: Rule) -> Self {
+        Self { omitted: Some(rule) }
+    }
+
+    /// Whether `rule` holds.
+    #[cfg_attr(not(feature = "ablation"), expect(clippy::unused_self, reason = "the ablation build looks at it"))]
+    #[must_use]
+    pub fn hold(self, rule: Rule) -> bool {
+        #[cfg(feature = "ablation")]
+        return self.omitted != Some(rule);
+        #[cfg(not(feature = "ablation"))]
+        {
+            let _ = rule;
+            true
+        }
+    }
+}
