@@ -53,7 +53,6 @@ impl Rules {
     }
 
     /// Whether `rule` holds.
-    #[cfg_attr(not(feature = "ablation"), expect(clippy::unused_self, reason = "the ablation build looks at it"))]
     #[must_use]
     pub fn hold(self, rule: Rule) -> bool {
         #[cfg(feature = "ablation")]

@@ -20,6 +20,8 @@ use crate::fingerprint::Fingerprint;
 use crate::units::{BlockId, PageCount, SlotIndex};
 use std::ops::DerefMut;
 
+pub use slots::Move;
+
 const NONE: u32 = u32::MAX;
 const MAGIC: u32 = 0x5845_4449;
 const LAYOUT_VERSION: u32 = 1;
@@ -241,6 +243,11 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
             return None;
         }
         self.find_slot(content).map(SlotIndex)
+    }
+
+    /// Whether the disk is known to hold `content` for some block.
+    pub fn is_known_content(&self, content: Fingerprint) -> bool {
+        self.find_content(content).is_some()
     }
 
     /// The guest evicted a page of `content`.

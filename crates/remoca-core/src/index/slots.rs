@@ -59,21 +59,33 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
 
     fn unlink(&mut self, slot: u32) {
         let (previous, next) = (self.slot_word(slot, PREVIOUS), self.slot_word(slot, NEXT));
-        if previous == NONE { self.head = next } else { self.set_slot_word(previous, NEXT, next) }
+        if previous == NONE {
+            self.head = next
+        } else {
+            self.set_slot_word(previous, NEXT, next)
+        }
         if next == NONE { self.tail = previous } else { self.set_slot_word(next, PREVIOUS, previous) }
     }
 
     fn link_head(&mut self, slot: u32) {
         self.set_slot_word(slot, PREVIOUS, NONE);
         self.set_slot_word(slot, NEXT, self.head);
-        if self.head == NONE { self.tail = slot } else { self.set_slot_word(self.head, PREVIOUS, slot) }
+        if self.head == NONE {
+            self.tail = slot
+        } else {
+            self.set_slot_word(self.head, PREVIOUS, slot)
+        }
         self.head = slot;
     }
 
     fn link_tail(&mut self, slot: u32) {
         self.set_slot_word(slot, NEXT, NONE);
         self.set_slot_word(slot, PREVIOUS, self.tail);
-        if self.tail == NONE { self.head = slot } else { self.set_slot_word(self.tail, NEXT, slot) }
+        if self.tail == NONE {
+            self.head = slot
+        } else {
+            self.set_slot_word(self.tail, NEXT, slot)
+        }
         self.tail = slot;
     }
 

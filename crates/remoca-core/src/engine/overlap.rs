@@ -1,0 +1,65 @@
+//! Which disk I/O of one disk overlaps in flight: the rule that decides whether an I/O may set a fingerprint.
+//!
+//! A range is *tainted* once a modification overlapped it between issue and completion: the disk may have applied them
+//! in any order. There are never more ranges than guest requests, so a scan is cheap and exact.
+
+use super::types::RequestId;
+use crate::rules::{Rule, Rules};
+use std::ops::Range;
+
+#[derive(Debug)]
+struct InFlight {
+    request: RequestId,
+    blocks: Range<u64>,
+    modifies: bool,
+    tainted: bool,
+}
+
+/// The disk I/O in flight on one disk.
+#[derive(Debug, Default)]
+pub struct Overlaps {
+    in_flight: Vec<InFlight>,
+}
+
+impl Overlaps {
+    /// An I/O on `blocks` is about to be issued.
+    pub fn begin(&mut self, rules: Rules, request: RequestId, blocks: Range<u64>, modifies: bool) {
+        let mut tainted = false;
+        for other in &mut self.in_flight {
+            if other.blocks.start >= blocks.end || blocks.start >= other.blocks.end {
+                continue;
+            }
+            match (modifies, other.modifies) {
+                (false, false) => {}
+                (true, true) if !rules.hold(Rule::OverlappingWrites) => {}
+                (true, false) if !rules.hold(Rule::ReadOverlappedByWrite) => {}
+                _ => {
+                    other.tainted |= modifies;
+                    tainted |= other.modifies;
+                }
+            }
+        }
+        self.in_flight.push(InFlight { request, blocks, modifies, tainted });
+    }
+
+    /// The I/O of `request` is done. True if nothing that modifies overlapped it.
+    pub fn end(&mut self, request: RequestId) -> bool {
+        match self.in_flight.iter().position(|io| io.request == request) {
+            Some(at) => !self.in_flight.swap_remove(at).tainted,
+            None => {
+                debug_assert!(false, "an I/O ends that never began");
+                false
+            }
+        }
+    }
+
+    /// Number of I/Os in flight.
+    pub fn len(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Whether nothing is in flight.
+    pub fn is_empty(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+}

@@ -1,0 +1,423 @@
+//! The link to the memory server: size, outstanding requests, and what is lost with a connection.
+
+use super::{Action, DiskEngine, FetchId, GuestOp, PageOutcome, Phase, PoolOffer, RequestId, update_mean};
+use crate::fingerprint::Fingerprint;
+use crate::index::Move;
+use crate::rules::Rule;
+use crate::units::{BlockId, Nanos, PageCount, SlotIndex};
+use std::collections::VecDeque;
+use std::ops::DerefMut;
+
+/// After a refusal, or with less than was asked for, the size is asked for again after this time.
+const RESIZE_RETRY_NS: u64 = 10_000_000_000;
+/// A server that owes an answer for so long is given up, and connected to anew.
+const SILENCE_NS: u64 = 10_000_000_000;
+/// A fetch is late after twice the disk's mean, within these bounds.
+const TIMEOUT_MIN_NS: u64 = 5_000_000;
+const TIMEOUT_MAX_NS: u64 = 500_000_000;
+/// Sends that are remembered in order to know which of them a lost connection took along.
+const SEND_LOG: usize = 16 * 1024;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Down,
+    /// A SETSIZE may be waiting for its answer.
+    Up {
+        asked: Option<PageCount>,
+    },
+}
+
+/// The state of the connection and of the pool behind it.
+#[derive(Debug)]
+pub(super) struct Link {
+    state: State,
+    wanted: PageCount,
+    granted: PageCount,
+    retry_at: Option<Nanos>,
+    /// The size asked for last is what a refusal left possible, not what is wanted.
+    reduced: bool,
+    /// Since when the server owes an answer that is late.
+    stalled_since: Option<Nanos>,
+    generation: Option<u64>,
+    /// SENDPAGEs for this pool since it started, and the slots of the newest of them.
+    sends: u64,
+    /// (number of the send, slot); a MOVE carries the number of the next send.
+    log: VecDeque<(u64, SlotIndex)>,
+    window: u32,
+    room: u32,
+}
+
+impl Link {
+    pub(super) fn new(wanted: PageCount, window: u32) -> Self {
+        Self {
+            state: State::Down,
+            wanted,
+            granted: PageCount(0),
+            retry_at: None,
+            reduced: false,
+            stalled_since: None,
+            generation: None,
+            sends: 0,
+            log: VecDeque::with_capacity(SEND_LOG),
+            window,
+            room: window,
+        }
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.state != State::Down
+    }
+
+    pub(super) fn is_stalled(&self) -> bool {
+        self.stalled_since.is_some()
+    }
+
+    pub(super) fn wanted(&self) -> PageCount {
+        self.wanted
+    }
+
+    pub(super) fn granted(&self) -> PageCount {
+        self.granted
+    }
+
+    pub(super) fn can_fetch(&self) -> bool {
+        self.is_up() && !self.is_stalled()
+    }
+
+    pub(super) fn can_send(&self) -> bool {
+        self.is_up() && self.room > 0
+    }
+
+    pub(super) fn note_send(&mut self, slot: SlotIndex) {
+        self.room -= 1;
+        self.log(self.sends, slot);
+        self.sends += 1;
+    }
+
+    fn log(&mut self, number: u64, slot: SlotIndex) {
+        if self.log.len() == SEND_LOG {
+            self.log.pop_front();
+        }
+        self.log.push_back((number, slot));
+    }
+}
+
+/// One outstanding REQUEST.
+#[derive(Clone, Copy, Debug)]
+struct Fetch {
+    request: RequestId,
+    serial: u64,
+    block: BlockId,
+    slot: SlotIndex,
+    content: Fingerprint,
+    offset: u32,
+    issued: Nanos,
+}
+
+/// The outstanding REQUESTs, at most `limit`.
+#[derive(Debug)]
+pub(super) struct Fetches {
+    table: Vec<Option<Fetch>>,
+    free: Vec<u32>,
+    limit: u32,
+}
+
+impl Fetches {
+    pub(super) fn new(limit: u32) -> Self {
+        Self { table: Vec::new(), free: Vec::new(), limit }
+    }
+
+    pub(super) fn has_room(&self, count: u32) -> bool {
+        let used = self.table.len() - self.free.len();
+        used + count as usize <= self.limit as usize
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the fields of one record")]
+    pub(super) fn begin(
+        &mut self,
+        request: RequestId,
+        serial: u64,
+        block: BlockId,
+        slot: SlotIndex,
+        content: Fingerprint,
+        offset: u32,
+        issued: Nanos,
+    ) -> FetchId {
+        let fetch = Some(Fetch { request, serial, block, slot, content, offset, issued });
+        if let Some(at) = self.free.pop() {
+            self.table[at as usize] = fetch;
+            return FetchId(at);
+        }
+        self.table.push(fetch);
+        FetchId(u32::try_from(self.table.len() - 1).unwrap_or(u32::MAX))
+    }
+
+    fn end(&mut self, id: FetchId) -> Option<Fetch> {
+        let fetch = self.table.get_mut(id.0 as usize)?.take()?;
+        self.free.push(id.0);
+        Some(fetch)
+    }
+
+    fn drain(&mut self) -> Vec<Fetch> {
+        self.free.clear();
+        self.table.drain(..).flatten().collect()
+    }
+}
+
+impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
+    /// A connection is there, and the server said what it has for this VM.
+    pub fn handle_connected(&mut self, offer: PoolOffer) {
+        debug_assert!(!self.link.is_up(), "connected twice");
+        self.stats.connections += 1;
+        self.link.state = State::Up { asked: None };
+        self.link.room = self.link.window;
+        if self.link.generation == Some(offer.generation) {
+            self.give_up_lost_sends(offer);
+        } else {
+            self.index.drop_all_slots();
+            self.link.generation = Some(offer.generation);
+            self.link.sends = offer.sends_received;
+            self.link.log.clear();
+        }
+        self.link.granted = offer.npages;
+        self.fit_capacity();
+        self.ask_size(None);
+    }
+
+    /// The connection is gone; replies to what was asked on it will not come.
+    pub fn handle_disconnected(&mut self) {
+        if !self.link.is_up() {
+            return;
+        }
+        self.stats.disconnections += 1;
+        self.link.state = State::Down;
+        self.link.stalled_since = None;
+        self.link.retry_at = None;
+        for fetch in self.fetches.drain() {
+            self.index.unpin(fetch.slot);
+        }
+        for at in 0..self.requests.len() {
+            if self.requests[at].is_some_and(|r| matches!(r.phase, Phase::Fetching(_))) {
+                self.stats.fetch_disconnected += 1;
+                self.fall_back(RequestId(u32::try_from(at).unwrap_or(u32::MAX)));
+            }
+        }
+    }
+
+    /// The server gave the pool this size.
+    pub fn handle_sized(&mut self, now: Nanos, npages: PageCount) {
+        self.note_answer();
+        let State::Up { asked: Some(_) } = self.link.state else { return };
+        self.link.state = State::Up { asked: None };
+        self.link.granted = npages;
+        self.fit_capacity();
+        if self.link.reduced && npages < self.link.wanted {
+            self.link.retry_at = Some(now.plus_ns(RESIZE_RETRY_NS));
+        } else {
+            self.ask_size(None);
+        }
+    }
+
+    /// The server refused a size, and could give `available` pages more than the pool has.
+    pub fn handle_size_refused(&mut self, now: Nanos, available: PageCount) {
+        self.note_answer();
+        let State::Up { asked: Some(asked) } = self.link.state else { return };
+        self.link.state = State::Up { asked: None };
+        let possible = PageCount(self.link.granted.0.saturating_add(available.0));
+        if possible > self.link.granted && possible < asked {
+            self.ask_size(Some(possible));
+        } else {
+            self.link.retry_at = Some(now.plus_ns(RESIZE_RETRY_NS));
+        }
+    }
+
+    /// Sets the size of the cache; 0 turns it off and forgets everything (a later size starts cold). The index must be
+    /// large enough, see [`Self::needs_layout`].
+    pub fn resize(&mut self, wanted: PageCount) {
+        self.link.wanted = PageCount(wanted.0.min(self.index.layout().slot_limit().0));
+        if wanted.0 == 0 {
+            self.index.drop_everything();
+        }
+        self.link.retry_at = None;
+        self.ask_size(None);
+    }
+
+    /// Sends SETSIZE if the pool has another size than the operator's, or the `reduced` one that a refusal left. Pages are moved out of the
+    /// part that a shrink cuts off first.
+    fn ask_size(&mut self, reduced: Option<PageCount>) {
+        let size = reduced.unwrap_or(self.link.wanted);
+        if self.link.state != (State::Up { asked: None }) || size == self.link.granted {
+            return;
+        }
+        self.link.retry_at = None;
+        self.link.reduced = reduced.is_some();
+        if size < self.index.capacity() {
+            let (link, actions) = (&mut self.link, &mut self.actions);
+            self.index.set_capacity(size, |Move { from, to }| {
+                link.log(link.sends, to);
+                actions.push_back(Action::MovePage { from, to });
+            });
+        }
+        self.link.state = State::Up { asked: Some(size) };
+        self.actions.push_back(Action::SetSize(size));
+    }
+
+    /// Usable are the slots that the pool has; pages in others are given up.
+    fn fit_capacity(&mut self) {
+        let usable = self.link.granted;
+        let outside: Vec<_> = self.index.queue().map(|(slot, _)| slot).filter(|slot| slot.0 >= usable.0).collect();
+        for slot in outside {
+            self.index.drop_slot(slot);
+        }
+        self.index.set_capacity(usable, |_| {});
+    }
+
+    /// Pages that were on the way when the connection broke: their slots hold something older.
+    fn give_up_lost_sends(&mut self, offer: PoolOffer) {
+        let oldest_known = self.link.log.front().map_or(self.link.sends, |(number, _)| *number);
+        if offer.sends_received < oldest_known || offer.sends_received > self.link.sends {
+            self.index.drop_all_slots();
+            self.stats.lost_sends += self.link.sends.saturating_sub(offer.sends_received);
+        } else {
+            while let Some((number, slot)) = self.link.log.pop_back() {
+                if number < offer.sends_received {
+                    break;
+                }
+                self.stats.lost_sends += 1;
+                self.index.drop_slot(slot);
+            }
+        }
+        self.link.log.clear();
+        self.link.sends = offer.sends_received;
+    }
+
+    /// So many pages left for the network: there is room for as many again.
+    pub fn handle_sent(&mut self, pages: u32) {
+        self.link.room = self.link.room.saturating_add(pages).min(self.link.window);
+    }
+
+    /// The server sent the page for `fetch`.
+    pub fn handle_page(&mut self, now: Nanos, fetch: FetchId, page: &[u8]) -> PageOutcome {
+        self.note_answer();
+        let Some(fetch) = self.fetches.end(fetch) else {
+            self.stats.fetch_unexpected += 1;
+            return PageOutcome::Unexpected;
+        };
+        self.index.unpin(fetch.slot);
+        update_mean(&mut self.fetch_ns, now.since_ns(fetch.issued));
+        let Some(pending) = self.pending(&fetch) else {
+            self.stats.fetch_late += 1;
+            return PageOutcome::Late;
+        };
+        if self.rules.hold(Rule::FetchCheck) && self.prints.page(page) != fetch.content {
+            self.stats.fetch_wrong += 1;
+            self.give_up_fetch(&fetch);
+            return PageOutcome::Wrong;
+        }
+        self.stats.hit_blocks += 1;
+        // The block may have been written meanwhile; then the slot is only a copy of what it was.
+        if self.index.cached(fetch.content) == Some(fetch.slot) {
+            let promote = self.admission == super::Admission::Reads;
+            self.index.hit(fetch.block, fetch.slot, promote);
+        }
+        if pending == 1 {
+            self.stats.reads_from_cache += 1;
+            self.complete(fetch.request, Ok(()));
+        } else if let Some(request) = &mut self.requests[fetch.request.0 as usize] {
+            request.phase = Phase::Fetching(pending - 1);
+        }
+        PageOutcome::Deliver { request: fetch.request, offset: fetch.offset }
+    }
+
+    /// The server does not have the page for `fetch`.
+    pub fn handle_missing(&mut self, fetch: FetchId) {
+        self.note_answer();
+        let Some(fetch) = self.fetches.end(fetch) else {
+            self.stats.fetch_unexpected += 1;
+            return;
+        };
+        self.index.unpin(fetch.slot);
+        self.stats.fetch_missing += 1;
+        self.give_up_fetch(&fetch);
+    }
+
+    /// Any other sign of life (PONG).
+    pub fn handle_alive(&mut self) {
+        self.note_answer();
+    }
+
+    fn note_answer(&mut self) {
+        self.link.stalled_since = None;
+    }
+
+    /// How many pages the read of `fetch` still waits for; `None` if it was answered some other way.
+    fn pending(&self, fetch: &Fetch) -> Option<u32> {
+        let request = self.request(fetch.request)?;
+        match request.phase {
+            Phase::Fetching(pending) if request.serial == fetch.serial => Some(pending),
+            Phase::Fetching(_) | Phase::Disk => None,
+        }
+    }
+
+    fn give_up_fetch(&mut self, fetch: &Fetch) {
+        if self.index.cached(fetch.content) == Some(fetch.slot) {
+            self.index.drop_slot(fetch.slot);
+        }
+        if self.pending(fetch).is_some() {
+            self.fall_back(fetch.request);
+        }
+    }
+
+    fn fall_back(&mut self, id: RequestId) {
+        if let Some(request) = self.request(id)
+            && let GuestOp::Read(range) = request.op
+        {
+            let touched = range.touched_blocks();
+            self.stats.missed_blocks += touched.end - touched.start;
+            self.read_from_disk(id, request.disk, range);
+        }
+    }
+
+    pub(super) fn fetch_timeout_ns(&self) -> u64 {
+        (self.disk_read_ns * 2).clamp(TIMEOUT_MIN_NS, TIMEOUT_MAX_NS)
+    }
+
+    /// When `handle_timer` wants to be called at the latest.
+    pub fn next_deadline(&mut self) -> Option<Nanos> {
+        while let Some(&(_, id, serial)) = self.deadlines.front()
+            && !self.is_waiting(id, serial)
+        {
+            self.deadlines.pop_front();
+        }
+        let fetch = self.deadlines.front().map(|(at, _, _)| *at);
+        let silence = self.link.stalled_since.map(|at| at.plus_ns(SILENCE_NS));
+        [fetch, self.link.retry_at, silence].into_iter().flatten().min()
+    }
+
+    fn is_waiting(&self, id: RequestId, serial: u64) -> bool {
+        self.request(id).is_some_and(|r| r.serial == serial && matches!(r.phase, Phase::Fetching(_)))
+    }
+
+    /// Time has passed: late fetches go to the disk, sizes are asked for again, a silent server is given up.
+    pub fn handle_timer(&mut self, now: Nanos) {
+        while let Some(&(at, id, serial)) = self.deadlines.front()
+            && at <= now
+        {
+            self.deadlines.pop_front();
+            if self.is_waiting(id, serial) {
+                self.stats.fetch_timeouts += 1;
+                self.link.stalled_since.get_or_insert(now);
+                self.fall_back(id);
+            }
+        }
+        if self.link.retry_at.is_some_and(|at| at <= now) {
+            self.link.retry_at = None;
+            self.ask_size(None);
+        }
+        if self.link.stalled_since.is_some_and(|at| at.plus_ns(SILENCE_NS) <= now) {
+            self.link.stalled_since = None;
+            self.actions.push_back(Action::Reconnect);
+            self.handle_disconnected();
+        }
+    }
+}
