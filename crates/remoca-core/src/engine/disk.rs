@@ -57,6 +57,13 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         failed.map_or(Ok(()), Err)
     }
 
+    /// The disk may hold something else than what was acknowledged (its server came back): what is known of it is void,
+    /// and what is under way teaches nothing.
+    pub fn handle_content_uncertain(&mut self, disk: DiskIndex) {
+        self.index.forget_range(disk, 0..u64::MAX);
+        self.overlaps[usize::from(disk.0)].taint_all();
+    }
+
     fn learn_read(&mut self, id: RequestId, disk: DiskIndex, range: ByteRange, data: &[u8]) {
         self.blocks_since_eviction += block_count(range);
         if !self.is_enabled() {

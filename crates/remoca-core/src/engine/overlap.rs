@@ -53,6 +53,13 @@ impl Overlaps {
         }
     }
 
+    /// Nothing in flight may set a fingerprint.
+    pub fn taint_all(&mut self) {
+        for io in &mut self.in_flight {
+            io.tainted = true;
+        }
+    }
+
     /// Number of I/Os in flight.
     pub fn len(&self) -> usize {
         self.in_flight.len()
