@@ -1,1 +1,3 @@
 //! The VM process: frontends, backing stores, and the driver of the disk engine.
+
+pub mod store;

@@ -1,0 +1,231 @@
+//! A raw image file or a block device as a backing store.
+//!
+//! Owned by the I/O thread. Operations become system calls (`file_task`) that are made by io_uring (`file_uring`), or by a
+//! few threads (`file_threads`) where io_uring is refused. Both give the same results.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+
+use super::file_image::Image;
+use super::file_task::FileTask;
+use super::file_threads::{Finished, WorkerPool};
+use super::file_uring::{Ring, Submission};
+use super::flush_latch::FlushLatch;
+use super::{
+    Geometry, ImageLock, IoBuffer, OpenError, OpenErrorKind, Store, StoreCompletion, StoreError, StoreEvent, StoreOp,
+};
+
+/// Threads in place of io_uring: enough that flushes do not hold up reads.
+const WORKER_COUNT: usize = 8;
+/// How soon to try again when the kernel had no memory for a submission.
+const SUBMIT_AGAIN_AFTER: Duration = Duration::from_millis(1);
+
+/// How to open an image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileOptions {
+    pub read_only: bool,
+    pub uring: UringUse,
+    pub lock: ImageLock,
+}
+
+/// Whether to use io_uring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UringUse {
+    /// Where the kernel allows it.
+    #[default]
+    Auto,
+    Off,
+}
+
+/// An open image. Dropping it with operations in flight is sound, but the image stays locked until they have ended.
+pub struct FileStore {
+    image: Arc<Image>,
+    calls: Calls,
+    events: VecDeque<StoreEvent>,
+    finished: Vec<Finished>,
+    latch: FlushLatch,
+    in_flight: usize,
+    submit_again_at: Option<Instant>,
+}
+
+/// Who makes the system calls.
+enum Calls {
+    Ring(Ring),
+    /// A ring, and a thread for what the ring cannot do; the last field becomes readable when either has something.
+    RingAndHelper(Ring, WorkerPool, OwnedFd),
+    Workers(WorkerPool),
+}
+
+impl FileStore {
+    /// Opens and locks the image. Blocks.
+    ///
+    /// # Errors
+    /// Says what is wrong with the path, the file or its size, or who else uses it; and what to do.
+    pub fn open(path: &Path, options: FileOptions) -> Result<Self, OpenError> {
+        let image = Arc::new(Image::open(path, options.read_only, options.lock)?);
+        let calls = Calls::start(&image, options.uring).map_err(|error| {
+            let message = format!("cannot start the I/O on {}: {error}", path.display());
+            OpenError::new(OpenErrorKind::System, message)
+        })?;
+        Ok(Self {
+            image,
+            calls,
+            events: VecDeque::new(),
+            finished: Vec::new(),
+            latch: FlushLatch::default(),
+            in_flight: 0,
+            submit_again_at: None,
+        })
+    }
+
+    /// Whether the page cache of the host is bypassed.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.image.is_direct
+    }
+
+    /// Whether io_uring makes the system calls.
+    #[must_use]
+    pub fn uses_uring(&self) -> bool {
+        match self.calls {
+            Calls::Ring(_) | Calls::RingAndHelper(..) => true,
+            Calls::Workers(_) => false,
+        }
+    }
+
+    fn complete(&mut self, task: FileTask, result: Result<(), StoreError>) {
+        let result = self.latch.filter(&task.operation, result);
+        let completion = StoreCompletion { token: task.token, result, buffer: task.buffer };
+        self.events.push_back(StoreEvent::Completed(completion));
+    }
+}
+
+impl Store for FileStore {
+    fn geometry(&self) -> Geometry {
+        self.image.geometry
+    }
+
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        match &self.calls {
+            Calls::Ring(ring) => ring.event_fd(),
+            Calls::RingAndHelper(_, _, either) => either.as_fd(),
+            Calls::Workers(workers) => workers.event_fd(),
+        }
+    }
+
+    fn submit(&mut self, token: u64, operation: StoreOp, buffer: Option<IoBuffer>) {
+        self.in_flight += 1;
+        let geometry = &self.image.geometry;
+        let checked = operation.validate(geometry, buffer.as_ref());
+        let is_idle_discard = matches!(operation, StoreOp::Discard { .. }) && !geometry.can_discard;
+        if checked.is_err() || is_idle_discard {
+            self.events.push_back(StoreEvent::Completed(StoreCompletion { token, result: checked, buffer }));
+            return;
+        }
+        self.calls.submit(FileTask::new(token, operation, buffer, self.image.is_block_device));
+    }
+
+    fn kick(&mut self, now: Instant) {
+        let outcome = match &mut self.calls {
+            Calls::Ring(ring) => ring.kick(),
+            Calls::RingAndHelper(ring, helper, _) => {
+                helper.kick();
+                ring.kick()
+            }
+            Calls::Workers(workers) => {
+                workers.kick();
+                return;
+            }
+        };
+        self.submit_again_at = match outcome {
+            Ok(Submission::Done) => None,
+            Ok(Submission::Again) => Some(now + SUBMIT_AGAIN_AFTER),
+            Err(error) => {
+                if self.submit_again_at.is_none() {
+                    tracing::error!(%error, "io_uring refuses submissions");
+                }
+                Some(now + SUBMIT_AGAIN_AFTER)
+            }
+        };
+    }
+
+    fn handle_ready(&mut self, now: Instant) {
+        let mut finished = std::mem::take(&mut self.finished);
+        match &mut self.calls {
+            Calls::Ring(ring) => ring.collect(&mut finished),
+            Calls::RingAndHelper(ring, helper, _) => {
+                ring.collect(&mut finished);
+                finished.append(&mut helper.take_finished());
+            }
+            Calls::Workers(workers) => finished.append(&mut workers.take_finished()),
+        }
+        for (task, result) in finished.drain(..) {
+            self.complete(task, result);
+        }
+        self.finished = finished;
+        self.kick(now);
+    }
+
+    fn next_event(&mut self) -> Option<StoreEvent> {
+        let event = self.events.pop_front()?;
+        if matches!(event, StoreEvent::Completed(_)) {
+            self.in_flight -= 1;
+        }
+        Some(event)
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.submit_again_at
+    }
+
+    fn handle_timer(&mut self, now: Instant) {
+        if self.submit_again_at.is_some_and(|due| due <= now) {
+            self.kick(now);
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+}
+
+impl Calls {
+    fn start(image: &Arc<Image>, uring: UringUse) -> io::Result<Self> {
+        let ring = match uring {
+            UringUse::Off => None,
+            UringUse::Auto => match Ring::new(image) {
+                Ok(ring) => Some(ring),
+                Err(error) => {
+                    tracing::warn!(%error, "io_uring is not available: {WORKER_COUNT} threads do the disk I/O");
+                    None
+                }
+            },
+        };
+        match ring {
+            None => Ok(Calls::Workers(WorkerPool::start(image, WORKER_COUNT)?)),
+            Some(ring) if image.is_block_device && image.geometry.can_discard => {
+                let helper = WorkerPool::start(image, 1)?;
+                let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+                for fd in [ring.event_fd(), helper.event_fd()] {
+                    epoll::add(&either, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+                }
+                Ok(Calls::RingAndHelper(ring, helper, either))
+            }
+            Some(ring) => Ok(Calls::Ring(ring)),
+        }
+    }
+
+    fn submit(&mut self, task: FileTask) {
+        match self {
+            Calls::RingAndHelper(_, helper, _) if task.needs_blocking_thread() => helper.submit(task),
+            Calls::Ring(ring) | Calls::RingAndHelper(ring, ..) => ring.submit(task),
+            Calls::Workers(workers) => workers.submit(task),
+        }
+    }
+}

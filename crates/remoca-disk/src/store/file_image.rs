@@ -1,0 +1,282 @@
+//! Opening a raw image or a block device: checks, lock, direct I/O and its alignment.
+//!
+//! Called by `FileStore::open`; blocks, so only at start-up. What comes out fits its geometry for as long as nobody
+//! changes the file from outside; operations that find it changed fail with `EIO`.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, StatxFlags};
+
+use super::file_lock::{self, ImageLock, LockFailure};
+use super::{BufferPool, Geometry, OpenError, OpenErrorKind, SECTOR_SIZE};
+
+/// Coarsest alignment of direct I/O that is used; beyond it the page cache does the work.
+const DIRECT_ALIGNMENT_MAX: u32 = 4096;
+/// `BLKROGET` and `BLKDISCARD` of `linux/fs.h`, which the libc crate does not have.
+const BLKROGET: libc::Ioctl = 0x125E;
+const BLKDISCARD: libc::Ioctl = 0x1277;
+
+/// An open, locked image.
+#[derive(Debug)]
+pub(super) struct Image {
+    pub(super) file: File,
+    pub(super) geometry: Geometry,
+    pub(super) is_block_device: bool,
+    /// Bypasses the page cache.
+    pub(super) is_direct: bool,
+}
+
+impl Image {
+    pub(super) fn open(path: &Path, read_only: bool, lock: ImageLock) -> Result<Image, OpenError> {
+        let opening = Opening { path: path.to_owned(), read_only };
+        // Before opening: opening some device nodes has effects, and opening a FIFO may block.
+        let is_block_device = opening.check_kind(&std::fs::metadata(path).map_err(|e| opening.explain_open(&e))?)?;
+        let mut file = opening.open_locked(is_block_device, lock)?;
+        opening.check_kind(&file.metadata().map_err(|error| opening.explain_system("look at", &error))?)?;
+        if is_block_device && !read_only && is_write_protected(&file) {
+            return Err(opening.explain_read_only("the device is write-protected"));
+        }
+
+        let size = file.seek(SeekFrom::End(0)).map_err(|error| opening.explain_system("find the size of", &error))?;
+        opening.check_size(size)?;
+        let alignment = opening.direct_alignment(&file, is_block_device, size);
+        if alignment.is_none() && is_direct(&file) {
+            set_buffered(&file).map_err(|error| opening.explain_system("switch off direct I/O for", &error))?;
+        }
+        let geometry = opening.geometry(&file, is_block_device, size, alignment);
+        Ok(Image { file, geometry, is_block_device, is_direct: alignment.is_some() })
+    }
+
+    /// Gives the blocks of a block device back; waits until it has.
+    pub(super) fn discard_blocks(&self, offset: u64, len: u64) -> io::Result<()> {
+        let range = [offset, len];
+        // SAFETY: BLKDISCARD reads two u64 from the pointer, which is valid for the call; the descriptor is open.
+        match unsafe { libc::ioctl(self.file.as_raw_fd(), BLKDISCARD, range.as_ptr()) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// What is being opened, for the checks and their messages.
+struct Opening {
+    path: PathBuf,
+    read_only: bool,
+}
+
+impl Opening {
+    /// Whether it is a block device; an error if it is no image at all.
+    fn check_kind(&self, metadata: &Metadata) -> Result<bool, OpenError> {
+        let kind = metadata.file_type();
+        let path = self.path.display();
+        if kind.is_dir() {
+            let message = format!("{path} is a directory: give the image file or block device itself");
+            return Err(OpenError::new(OpenErrorKind::NotAnImage, message));
+        }
+        if !kind.is_file() && !kind.is_block_device() {
+            let message = format!("{path} is neither a regular file nor a block device, so it cannot hold a disk");
+            return Err(OpenError::new(OpenErrorKind::NotAnImage, message));
+        }
+        if kind.is_file() && !self.read_only && metadata.mode() & 0o222 == 0 {
+            return Err(self.explain_read_only("nobody may write to it"));
+        }
+        Ok(kind.is_block_device())
+    }
+
+    fn check_size(&self, size: u64) -> Result<(), OpenError> {
+        let path = self.path.display();
+        if size == 0 {
+            let message = format!("{path} is empty: give it a size, for example `truncate -s 10G {path}`");
+            return Err(OpenError::new(OpenErrorKind::Empty, message));
+        }
+        if !size.is_multiple_of(u64::from(SECTOR_SIZE)) {
+            let message = format!(
+                "{path} has {size} bytes, which is not a multiple of the {SECTOR_SIZE}-byte sector: is it a raw image? \
+                 If so, round it up with `truncate -s %{SECTOR_SIZE} {path}`"
+            );
+            return Err(OpenError::new(OpenErrorKind::OddSize, message));
+        }
+        Ok(())
+    }
+
+    /// Opens and locks, waiting for a predecessor as `lock` says.
+    fn open_locked(&self, is_block_device: bool, lock: ImageLock) -> Result<File, OpenError> {
+        let wait = match lock {
+            ImageLock::Required { wait } => wait,
+            ImageLock::Off => return self.open_file(false, true).map_err(|error| self.explain_open(&error)),
+        };
+        // The kernel's own claim, which a mounted file system, LVM or swap has too. Readers may be several.
+        let exclusive = is_block_device && !self.read_only;
+        let outcome = file_lock::retry_while_in_use(wait, || match self.open_file(exclusive, true) {
+            Ok(file) => file_lock::lock(&file, self.read_only).map(|()| Ok(file)),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(LockFailure::InUse),
+            Err(error) => Ok(Err(error)),
+        });
+        match outcome {
+            Ok(opened) => opened.map_err(|error| self.explain_open(&error)),
+            Err(LockFailure::InUse) => Err(self.explain_in_use(is_block_device)),
+            Err(LockFailure::Unsupported(error)) => {
+                let path = self.path.display();
+                let message = format!(
+                    "cannot lock {path}: {error}. Its file system does not support locks; move the image, or switch \
+                     locking off if nothing else can open it"
+                );
+                Err(OpenError::new(OpenErrorKind::CannotLock, message))
+            }
+        }
+    }
+
+    fn open_file(&self, exclusive: bool, direct: bool) -> io::Result<File> {
+        let flag = |wanted: bool, flag: i32| if wanted { flag } else { 0 };
+        let flags = libc::O_NOCTTY | flag(exclusive, libc::O_EXCL) | flag(direct, libc::O_DIRECT);
+        let opened = OpenOptions::new().read(true).write(!self.read_only).custom_flags(flags).open(&self.path);
+        match opened {
+            Err(error) if direct && error.raw_os_error() == Some(libc::EINVAL) => self.open_file(exclusive, false),
+            opened => opened,
+        }
+    }
+
+    /// The alignment for direct I/O on `file`; `None` if it has to go through the page cache, with a warning why.
+    fn direct_alignment(&self, file: &File, is_block_device: bool, size: u64) -> Option<u32> {
+        let path = self.path.display();
+        if !is_direct(file) {
+            tracing::warn!(image = %path, "the file system refuses direct I/O: the host's page cache is used");
+            return None;
+        }
+        let alignment = if is_block_device { rustix::fs::ioctl_blksszget(file).ok() } else { file_alignment(file) };
+        match alignment.map(|alignment| alignment.max(SECTOR_SIZE)) {
+            Some(alignment) if alignment > DIRECT_ALIGNMENT_MAX || !alignment.is_power_of_two() => {
+                tracing::warn!(image = %path, alignment, "direct I/O needs a coarse alignment: the host's page cache is used");
+                None
+            }
+            Some(alignment) if !size.is_multiple_of(u64::from(sector_for(alignment))) => {
+                tracing::warn!(image = %path, alignment, size,
+                    "the size does not fit direct I/O: the host's page cache is used; `truncate -s %{}` the image to avoid it",
+                    sector_for(alignment));
+                None
+            }
+            None => {
+                tracing::warn!(image = %path, "found no alignment that direct I/O accepts: the host's page cache is used");
+                None
+            }
+            alignment => alignment,
+        }
+    }
+
+    fn geometry(&self, file: &File, is_block_device: bool, size: u64, alignment: Option<u32>) -> Geometry {
+        let logical_sector = alignment.map_or(SECTOR_SIZE, sector_for);
+        let physical_block =
+            if is_block_device { rustix::fs::ioctl_blkpbszget(file).unwrap_or(logical_sector) } else { 4096 };
+        let can_discard = !self.read_only
+            && if is_block_device { device_can_discard(file) } else { file_can_punch_holes(file, size) };
+        Geometry {
+            size,
+            logical_sector,
+            physical_block: physical_block.max(logical_sector),
+            read_only: self.read_only,
+            can_discard,
+            // Whatever cannot zero a range is written zeroes to, with less traffic than the frontend would cause.
+            can_write_zeroes: !self.read_only,
+        }
+    }
+
+    fn explain_open(&self, error: &io::Error) -> OpenError {
+        let path = self.path.display();
+        match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ENOTDIR) => {
+                let message = format!("{path} does not exist: create it, for example with `truncate -s 10G {path}`");
+                OpenError::new(OpenErrorKind::Missing, message)
+            }
+            Some(libc::EROFS) => self.explain_read_only("its file system or device is read-only"),
+            Some(libc::EACCES | libc::EPERM) if !self.read_only && File::open(&self.path).is_ok() => {
+                self.explain_read_only("this user may not write to it")
+            }
+            Some(libc::EACCES | libc::EPERM) => {
+                let access = if self.read_only { "reading" } else { "reading and writing" };
+                let message = format!(
+                    "no permission to open {path} for {access}: give this user access to it and to the folders above it"
+                );
+                OpenError::new(OpenErrorKind::PermissionDenied, message)
+            }
+            _ => self.explain_system("open", error),
+        }
+    }
+
+    fn explain_read_only(&self, why: &str) -> OpenError {
+        let path = self.path.display();
+        let message = format!("cannot open {path} for writing: {why}. Use it read-only, or make it writable");
+        OpenError::new(OpenErrorKind::ReadOnly, message)
+    }
+
+    fn explain_in_use(&self, is_block_device: bool) -> OpenError {
+        let path = self.path.display();
+        let culprits = if is_block_device { "a mount, LVM, swap, QEMU or remoca" } else { "QEMU, qemu-img or remoca" };
+        let message = format!(
+            "{path} is in use by another process ({culprits}): stop that one first (`fuser -v {path}` and `lsblk` help to \
+             find it), or make both use it read-only"
+        );
+        OpenError::new(OpenErrorKind::InUse, message)
+    }
+
+    fn explain_system(&self, verb: &str, error: &io::Error) -> OpenError {
+        OpenError::new(OpenErrorKind::System, format!("cannot {verb} {}: {error}", self.path.display()))
+    }
+}
+
+fn sector_for(alignment: u32) -> u32 {
+    if alignment <= SECTOR_SIZE { SECTOR_SIZE } else { 4096 }
+}
+
+fn is_direct(file: &File) -> bool {
+    rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::DIRECT))
+}
+
+fn is_write_protected(device: &File) -> bool {
+    let mut protected: libc::c_int = 0;
+    // SAFETY: BLKROGET writes one int to the pointer, which is valid for the call; the descriptor is open.
+    let outcome = unsafe { libc::ioctl(device.as_raw_fd(), BLKROGET, &raw mut protected) };
+    outcome == 0 && protected != 0
+}
+
+fn set_buffered(file: &File) -> io::Result<()> {
+    let flags = rustix::fs::fcntl_getfl(file)?;
+    Ok(rustix::fs::fcntl_setfl(file, flags - rustix::fs::OFlags::DIRECT)?)
+}
+
+/// What the kernel says about direct I/O on a file (Linux 6.1 and later), or else what it accepts.
+fn file_alignment(file: &File) -> Option<u32> {
+    let said = rustix::fs::statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
+    match said.filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0) {
+        Some(stat) if stat.stx_dio_offset_align == 0 || stat.stx_dio_mem_align > DIRECT_ALIGNMENT_MAX => None,
+        Some(stat) => Some(stat.stx_dio_offset_align),
+        None => probed_alignment(file),
+    }
+}
+
+fn probed_alignment(file: &File) -> Option<u32> {
+    let mut page = BufferPool::new(4096).take(4096)?;
+    [512, 1024, 2048, 4096].into_iter().find(|&len| {
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        page.get_mut(..len).is_some_and(|target| file.read_at(target, 0).is_ok())
+    })
+}
+
+/// Tries it beyond the end, where there is nothing to lose.
+fn file_can_punch_holes(file: &File, size: u64) -> bool {
+    let mode = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(file, mode, size, 4096).is_ok()
+}
+
+fn device_can_discard(file: &File) -> bool {
+    let Ok(device) = file.metadata().map(|metadata| metadata.rdev()) else { return false };
+    let device = format!("/sys/dev/block/{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    // A partition has no queue of its own.
+    ["queue", "../queue"].into_iter().any(|queue| {
+        let limit = std::fs::read_to_string(format!("{device}/{queue}/discard_max_bytes"));
+        limit.is_ok_and(|limit| limit.trim().parse::<u64>().is_ok_and(|bytes| bytes > 0))
+    })
+}

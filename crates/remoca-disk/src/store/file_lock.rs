@@ -1,0 +1,120 @@
+//! The lock on an image, in the dialect that QEMU speaks.
+//!
+//! Called once when an image is opened. Locks belong to the open file description that does the I/O (OFD locks), so they
+//! last until the last write of a killed process has landed, and closing another descriptor does not drop them.
+//! Layout, as in QEMU's `file-posix.c` (bytes of the image that are only locked, never read for it):
+//! ```text
+//!   100 + p   "I use permission p"             read lock while used
+//!   200 + p   "nobody else may use p"          read lock while not shared      p: 0 read, 1 write, 3 resize
+//! ```
+//! A second user takes its own read locks first and then looks whether anybody holds a byte that contradicts it; of two
+//! at the same time at least one sees the other. Does not protect against programs that look at no lock.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+/// How an image is protected from other processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageLock {
+    /// Locked, or the opening fails. Waits this long for another process to let go: a killed predecessor holds the lock
+    /// until its last write has landed.
+    Required { wait: Duration },
+    /// For file systems that cannot lock, where something else keeps others away.
+    Off,
+}
+
+impl Default for ImageLock {
+    fn default() -> Self {
+        ImageLock::Required { wait: Duration::from_secs(2) }
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum LockFailure {
+    InUse,
+    Unsupported(io::Error),
+}
+
+const USED_BASE: i64 = 100;
+const UNSHARED_BASE: i64 = 200;
+const READ: i64 = 0;
+const WRITE: i64 = 1;
+const RESIZE: i64 = 3;
+const RETRY_EVERY: Duration = Duration::from_millis(10);
+
+/// Calls `attempt` until it is no longer refused as in use, at most for `wait`. Blocks: for the start-up only.
+pub(super) fn retry_while_in_use<T>(
+    wait: Duration,
+    mut attempt: impl FnMut() -> Result<T, LockFailure>,
+) -> Result<T, LockFailure> {
+    let deadline = Instant::now() + wait;
+    loop {
+        match attempt() {
+            Err(LockFailure::InUse) if Instant::now() < deadline => std::thread::sleep(RETRY_EVERY),
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Locks `file` once: a writer shares with nobody that writes or opens for writing, a reader with other readers.
+pub(super) fn lock(file: &File, read_only: bool) -> Result<(), LockFailure> {
+    let used: &[i64] = if read_only { &[READ] } else { &[READ, WRITE] };
+    let unshared = [WRITE, RESIZE];
+    let outcome = take_and_check(file, used, &unshared);
+    if outcome.is_err() {
+        // Another process that tries at the same time must not find the bytes of a failed attempt.
+        let _ = set_lock(file, libc::F_UNLCK, 0, 0);
+    }
+    outcome
+}
+
+fn take_and_check(file: &File, used: &[i64], unshared: &[i64]) -> Result<(), LockFailure> {
+    let own = used.iter().map(|p| USED_BASE + p).chain(unshared.iter().map(|p| UNSHARED_BASE + p));
+    for byte in own {
+        set_lock(file, libc::F_RDLCK, byte, 1)?;
+    }
+    let contradicting = used.iter().map(|p| UNSHARED_BASE + p).chain(unshared.iter().map(|p| USED_BASE + p));
+    for byte in contradicting {
+        if is_locked_by_another(file, byte)? {
+            return Err(LockFailure::InUse);
+        }
+    }
+    Ok(())
+}
+
+fn set_lock(file: &File, kind: i32, start: i64, len: i64) -> Result<(), LockFailure> {
+    let mut request = lock_request(kind, start, len);
+    // SAFETY: F_OFD_SETLK reads the structure, which outlives the call; the descriptor is open.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut request) } {
+        0 => Ok(()),
+        _ => Err(failure(io::Error::last_os_error())),
+    }
+}
+
+fn is_locked_by_another(file: &File, byte: i64) -> Result<bool, LockFailure> {
+    let mut request = lock_request(libc::F_WRLCK, byte, 1);
+    // SAFETY: F_OFD_GETLK reads and writes the structure, which outlives the call; the descriptor is open.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut request) } {
+        0 => Ok(i32::from(request.l_type) != libc::F_UNLCK),
+        _ => Err(failure(io::Error::last_os_error())),
+    }
+}
+
+fn lock_request(kind: i32, start: i64, len: i64) -> libc::flock {
+    // SAFETY: flock is a plain C structure, for which all zero is a valid value; l_pid must be zero for OFD locks.
+    let mut request: libc::flock = unsafe { std::mem::zeroed() };
+    request.l_type = i16::try_from(kind).unwrap_or(i16::MAX);
+    request.l_whence = i16::try_from(libc::SEEK_SET).unwrap_or(0);
+    request.l_start = start;
+    request.l_len = len;
+    request
+}
+
+fn failure(error: io::Error) -> LockFailure {
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => LockFailure::InUse,
+        _ => LockFailure::Unsupported(error),
+    }
+}

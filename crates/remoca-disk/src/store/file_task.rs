@@ -1,0 +1,262 @@
+//! One operation on an image as a sequence of system calls, without making them.
+//!
+//! Called by both ways of making the calls: the ring (`file_uring`) and the worker threads (`file_threads`). They ask for
+//! the [`FileTask::next_call`], make it, and hand its result to [`FileTask::handle_result`] until that says finished.
+//! Here are the rules for short transfers, interruptions, and file systems that lack an operation. Invariants:
+//! 1. A read finishes well only when every byte was read; the end of the file inside it is an error.
+//! 2. A durable operation finishes well only after a call that makes it durable.
+
+use super::{IoBuffer, StoreError, StoreOp};
+
+/// Interruptions of one call in a row before it counts as failed.
+const RETRIES_MAX: u32 = 100;
+/// Bytes of zeroes written by one call where the file system cannot zero a range.
+const ZERO_CHUNK_LEN: usize = 256 * 1024;
+
+#[repr(align(4096))]
+struct Zeroes([u8; ZERO_CHUNK_LEN]);
+static ZEROES: Zeroes = Zeroes([0; ZERO_CHUNK_LEN]);
+
+/// An operation in progress, with its buffer.
+#[derive(Debug)]
+pub(super) struct FileTask {
+    pub(super) token: u64,
+    pub(super) operation: StoreOp,
+    pub(super) buffer: Option<IoBuffer>,
+    stage: Stage,
+    /// Bytes of the range done in this stage.
+    done: u64,
+    retries: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Read,
+    Write,
+    PunchHole,
+    ZeroRange,
+    WriteZeroes,
+    /// Discard on a file: a hole, if the file system can make one.
+    DiscardByHole,
+    /// Discard on a block device.
+    DiscardByIoctl,
+    Sync,
+}
+
+/// A system call to make on the image.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Call<'a> {
+    Read {
+        offset: u64,
+        target: &'a mut [u8],
+    },
+    Write {
+        offset: u64,
+        source: &'a [u8],
+        durable: bool,
+    },
+    Fallocate {
+        mode: i32,
+        offset: u64,
+        len: u64,
+    },
+    /// Blocks its thread whatever the flags: never on the I/O thread.
+    DiscardBlocks {
+        offset: u64,
+        len: u64,
+    },
+    SyncData,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    MoreCalls,
+    Finished(Result<(), StoreError>),
+}
+
+impl FileTask {
+    pub(super) fn new(token: u64, operation: StoreOp, buffer: Option<IoBuffer>, is_block_device: bool) -> Self {
+        let stage = match operation {
+            StoreOp::Read { .. } => Stage::Read,
+            StoreOp::Write { .. } => Stage::Write,
+            StoreOp::Flush => Stage::Sync,
+            StoreOp::Discard { .. } if is_block_device => Stage::DiscardByIoctl,
+            StoreOp::Discard { .. } => Stage::DiscardByHole,
+            StoreOp::WriteZeroes { may_unmap: true, .. } => Stage::PunchHole,
+            StoreOp::WriteZeroes { may_unmap: false, .. } => Stage::ZeroRange,
+        };
+        Self { token, operation, buffer, stage, done: 0, retries: 0 }
+    }
+
+    /// Whether the next call can only be made on a thread that may block.
+    pub(super) fn needs_blocking_thread(&self) -> bool {
+        self.stage == Stage::DiscardByIoctl
+    }
+
+    pub(super) fn next_call(&mut self) -> Call<'_> {
+        let (start, len) = self.operation.range().unwrap_or_default();
+        let offset = start + self.done;
+        let remaining = len - self.done;
+        let keep_size = libc::FALLOC_FL_KEEP_SIZE;
+        match self.stage {
+            Stage::Read => Call::Read { offset, target: self.remaining_buffer() },
+            Stage::Write => {
+                let durable = self.operation.is_durable();
+                Call::Write { offset, source: self.remaining_buffer(), durable }
+            }
+            Stage::PunchHole | Stage::DiscardByHole => {
+                Call::Fallocate { mode: libc::FALLOC_FL_PUNCH_HOLE | keep_size, offset, len: remaining }
+            }
+            Stage::ZeroRange => {
+                Call::Fallocate { mode: libc::FALLOC_FL_ZERO_RANGE | keep_size, offset, len: remaining }
+            }
+            Stage::WriteZeroes => {
+                let chunk = usize::try_from(remaining).map_or(ZERO_CHUNK_LEN, |rest| rest.min(ZERO_CHUNK_LEN));
+                Call::Write { offset, source: &ZEROES.0[..chunk], durable: false }
+            }
+            Stage::DiscardByIoctl => Call::DiscardBlocks { offset, len: remaining },
+            Stage::Sync => Call::SyncData,
+        }
+    }
+
+    /// What the call gave: bytes transferred, or 0 where there is nothing to count; or the error number.
+    pub(super) fn handle_result(&mut self, result: Result<u32, i32>) -> Progress {
+        match result {
+            Err(libc::EINTR | libc::EAGAIN) if self.retries < RETRIES_MAX => {
+                self.retries += 1;
+                Progress::MoreCalls
+            }
+            Err(errno) => self.handle_error(errno),
+            Ok(transferred) => {
+                self.retries = 0;
+                self.advance(u64::from(transferred))
+            }
+        }
+    }
+
+    fn advance(&mut self, transferred: u64) -> Progress {
+        match self.stage {
+            Stage::Read | Stage::Write | Stage::WriteZeroes => {
+                let len = self.operation.range().map_or(0, |(_, len)| len);
+                self.done += transferred;
+                if self.done < len {
+                    // Zero bytes: the image has become shorter than it was when it was opened.
+                    return if transferred == 0 {
+                        Progress::Finished(Err(StoreError::IO))
+                    } else {
+                        Progress::MoreCalls
+                    };
+                }
+                // A durable write was made so call by call; zeroes are synced once at the end.
+                if self.stage == Stage::WriteZeroes { self.sync_if_durable() } else { Progress::Finished(Ok(())) }
+            }
+            Stage::PunchHole | Stage::ZeroRange => self.sync_if_durable(),
+            Stage::DiscardByHole | Stage::DiscardByIoctl | Stage::Sync => Progress::Finished(Ok(())),
+        }
+    }
+
+    fn sync_if_durable(&mut self) -> Progress {
+        if !self.operation.is_durable() {
+            return Progress::Finished(Ok(()));
+        }
+        self.stage = Stage::Sync;
+        Progress::MoreCalls
+    }
+
+    fn handle_error(&mut self, errno: i32) -> Progress {
+        let unsupported = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY);
+        match self.stage {
+            Stage::PunchHole if unsupported => self.stage = Stage::ZeroRange,
+            Stage::ZeroRange if unsupported => self.stage = Stage::WriteZeroes,
+            // A discard is a hint; not taking it is no error.
+            Stage::DiscardByHole | Stage::DiscardByIoctl if unsupported => return Progress::Finished(Ok(())),
+            // The rest of a transfer that was cut inside a sector by the end of the image.
+            Stage::Read if errno == libc::EINVAL && self.done > 0 => return Progress::Finished(Err(StoreError::IO)),
+            _ => return Progress::Finished(Err(StoreError { errno })),
+        }
+        Progress::MoreCalls
+    }
+
+    /// The part of the buffer that is still to be transferred.
+    fn remaining_buffer(&mut self) -> &mut [u8] {
+        let done = usize::try_from(self.done).unwrap_or(usize::MAX);
+        self.buffer.as_deref_mut().and_then(|buffer| buffer.get_mut(done..)).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::BufferPool;
+
+    fn task(operation: StoreOp, is_block_device: bool) -> FileTask {
+        let buffer = operation.buffer_len().map(|len| BufferPool::new(1 << 20).take(len).unwrap());
+        FileTask::new(1, operation, buffer, is_block_device)
+    }
+
+    fn unsupported(task: &mut FileTask) -> Progress {
+        task.handle_result(Err(libc::EOPNOTSUPP))
+    }
+
+    #[test]
+    fn a_short_read_goes_on_where_it_stopped() {
+        let mut task = task(StoreOp::Read { offset: 8192, len: 4096 }, false);
+        assert_eq!(task.handle_result(Ok(512)), Progress::MoreCalls);
+        match task.next_call() {
+            Call::Read { offset, target } => assert_eq!((offset, target.len()), (8704, 3584)),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(task.handle_result(Ok(3584)), Progress::Finished(Ok(())));
+    }
+
+    #[test]
+    fn the_end_of_the_image_inside_a_transfer_is_an_error() {
+        for operation in
+            [StoreOp::Read { offset: 0, len: 4096 }, StoreOp::Write { offset: 0, len: 4096, durable: true }]
+        {
+            let mut task = task(operation, false);
+            assert_eq!(task.handle_result(Ok(1024)), Progress::MoreCalls);
+            assert_eq!(task.handle_result(Ok(0)), Progress::Finished(Err(StoreError::IO)));
+        }
+    }
+
+    #[test]
+    fn interruptions_are_retried_but_not_for_ever() {
+        let mut task = task(StoreOp::Flush, false);
+        for _ in 0..RETRIES_MAX {
+            assert_eq!(task.handle_result(Err(libc::EINTR)), Progress::MoreCalls);
+        }
+        assert_eq!(task.handle_result(Err(libc::EAGAIN)), Progress::Finished(Err(StoreError { errno: libc::EAGAIN })));
+    }
+
+    #[test]
+    fn zeroes_fall_back_from_hole_to_range_to_writing_and_end_with_a_sync() {
+        let len = ZERO_CHUNK_LEN as u64 + 4096;
+        let mut task = task(StoreOp::WriteZeroes { offset: 4096, len, may_unmap: true, durable: true }, false);
+        assert!(
+            matches!(task.next_call(), Call::Fallocate { mode, offset: 4096, .. } if mode & libc::FALLOC_FL_PUNCH_HOLE != 0)
+        );
+        assert_eq!(unsupported(&mut task), Progress::MoreCalls);
+        assert!(matches!(task.next_call(), Call::Fallocate { mode, .. } if mode & libc::FALLOC_FL_ZERO_RANGE != 0));
+        assert_eq!(unsupported(&mut task), Progress::MoreCalls);
+        assert!(matches!(task.next_call(), Call::Write { offset: 4096, source, .. } if source.len() == ZERO_CHUNK_LEN));
+        assert_eq!(task.handle_result(Ok(u32::try_from(ZERO_CHUNK_LEN).unwrap())), Progress::MoreCalls);
+        assert!(matches!(task.next_call(), Call::Write { source, .. } if source.len() == 4096));
+        assert_eq!(task.handle_result(Ok(4096)), Progress::MoreCalls);
+        assert_eq!(task.next_call(), Call::SyncData);
+        assert_eq!(task.handle_result(Ok(0)), Progress::Finished(Ok(())));
+    }
+
+    #[test]
+    fn a_discard_that_is_not_supported_succeeds_and_other_errors_are_reported() {
+        for is_block_device in [false, true] {
+            let operation = StoreOp::Discard { offset: 0, len: 4096 };
+            assert_eq!(task(operation, is_block_device).needs_blocking_thread(), is_block_device);
+            assert_eq!(unsupported(&mut task(operation, is_block_device)), Progress::Finished(Ok(())));
+            assert_eq!(
+                task(operation, is_block_device).handle_result(Err(libc::EIO)),
+                Progress::Finished(Err(StoreError::IO))
+            );
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Asynchronous system calls through one io_uring.
+//!
+//! Owned by a `FileStore` on the I/O thread. At most [`IN_RING_MAX`] calls are in the ring, the rest wait here, so the
+//! completion queue (twice as long) cannot overflow by our own doing. Invariants:
+//! 1. The memory of a call in the ring stays where it is until its completion was taken, or for ever: tasks that are in
+//!    the ring when the ring is dropped are leaked, because the kernel may still read or write their buffers.
+//! 2. A task is in exactly one place: in the ring, or waiting for it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use io_uring::{IoUring, Probe, opcode, squeue, types};
+use slab::Slab;
+
+use super::file_image::Image;
+use super::file_task::{Call, FileTask, Progress};
+use super::file_threads::Finished;
+
+/// Calls in the ring at once.
+const IN_RING_MAX: u32 = 256;
+
+pub(super) struct Ring {
+    ring: IoUring,
+    image: Arc<Image>,
+    tasks: Slab<FileTask>,
+    /// Keys of tasks whose next call is not in the ring yet.
+    waiting: VecDeque<usize>,
+    in_ring: u32,
+}
+
+/// What became of handing calls to the kernel.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Submission {
+    Done,
+    /// The kernel had no room for it: once more in a moment.
+    Again,
+}
+
+impl Ring {
+    /// An error where the kernel does not allow io_uring, or not all that is needed.
+    pub(super) fn new(image: &Arc<Image>) -> io::Result<Self> {
+        let ring = IoUring::new(IN_RING_MAX)?;
+        let mut probe = Probe::new();
+        ring.submitter().register_probe(&mut probe)?;
+        let needed = [opcode::Read::CODE, opcode::Write::CODE, opcode::Fsync::CODE, opcode::Fallocate::CODE];
+        if !needed.into_iter().all(|code| probe.is_supported(code)) || !ring.params().is_feature_nodrop() {
+            return Err(io::Error::from_raw_os_error(libc::ENOSYS));
+        }
+        Ok(Self { ring, image: Arc::clone(image), tasks: Slab::new(), waiting: VecDeque::new(), in_ring: 0 })
+    }
+
+    /// Readable when calls have completed.
+    pub(super) fn event_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is the ring's own and stays open as long as the ring, which the result borrows.
+        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+    }
+
+    pub(super) fn submit(&mut self, task: FileTask) {
+        let key = self.tasks.insert(task);
+        self.waiting.push_back(key);
+    }
+
+    pub(super) fn kick(&mut self) -> io::Result<Submission> {
+        while self.in_ring < IN_RING_MAX {
+            let Some(key) = self.waiting.pop_front() else { break };
+            self.push(key);
+        }
+        // One call is the rule; more are needed when the kernel stops behind an entry that it refuses.
+        while !self.ring.submission().is_empty() {
+            match self.ring.submit() {
+                Ok(0) => return Ok(Submission::Again),
+                Ok(_) => {}
+                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => {
+                    return Ok(Submission::Again);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Submission::Done)
+    }
+
+    /// Takes what has completed: finished tasks go to `finished`, the others wait for their next call.
+    pub(super) fn collect(&mut self, finished: &mut Vec<Finished>) {
+        loop {
+            let mut taken = 0;
+            for entry in self.ring.completion() {
+                taken += 1;
+                let key = usize::try_from(entry.user_data()).unwrap_or(usize::MAX);
+                let result = u32::try_from(entry.result()).map_err(|_| entry.result().saturating_neg());
+                self.in_ring -= 1;
+                match self.tasks[key].handle_result(result) {
+                    Progress::MoreCalls => self.waiting.push_back(key),
+                    Progress::Finished(result) => finished.push((self.tasks.remove(key), result)),
+                }
+            }
+            // The kernel keeps completions that found no room until it is entered again.
+            let has_overflowed = self.ring.submission().cq_overflow();
+            if has_overflowed && self.ring.submit().is_err() || !has_overflowed && taken == 0 {
+                return;
+            }
+        }
+    }
+
+    fn push(&mut self, key: usize) {
+        let entry = entry(&self.image, self.tasks[key].next_call()).user_data(key as u64);
+        // SAFETY: the entry points to the task's buffer or to static zeroes. The buffer is heap memory owned by the task,
+        // which stays in `tasks` until its completion was taken, or is leaked; nothing touches it in the meantime.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        // The queue is as long as IN_RING_MAX and emptied by each kick, but a kick that could not submit leaves entries.
+        match pushed {
+            Ok(()) => self.in_ring += 1,
+            Err(_) => self.waiting.push_front(key),
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if self.in_ring > 0 {
+            std::mem::forget(std::mem::take(&mut self.tasks));
+        }
+    }
+}
+
+fn entry(image: &Image, call: Call<'_>) -> squeue::Entry {
+    let fd = types::Fd(image.file.as_raw_fd());
+    match call {
+        Call::Read { offset, target } => {
+            opcode::Read::new(fd, target.as_mut_ptr(), len_of(target)).offset(offset).build()
+        }
+        Call::Write { offset, source, durable } => {
+            let flags = if durable { libc::RWF_DSYNC } else { 0 };
+            opcode::Write::new(fd, source.as_ptr(), len_of(source)).offset(offset).rw_flags(flags).build()
+        }
+        Call::Fallocate { mode, offset, len } => opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build(),
+        Call::SyncData => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+        // `FileStore` gives these to its helper thread.
+        Call::DiscardBlocks { .. } => unreachable!("a blocking call in the ring"),
+    }
+}
+
+fn len_of(bytes: &[u8]) -> u32 {
+    u32::try_from(bytes.len()).unwrap_or(u32::MAX)
+}

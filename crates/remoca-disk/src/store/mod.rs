@@ -1,0 +1,226 @@
+//! Backing stores: what holds a disk's blocks for good (raw file, block device, NBD export).
+//!
+//! Called by the driver's I/O thread, which owns each store and polls its [`Store::event_fd`]; calls the kernel. A store
+//! never blocks that thread once it is open. Invariants:
+//! 1. Every submitted operation completes exactly once, and gives its buffer back.
+//! 2. A read that completes without an error filled its whole buffer.
+//! 3. A durable write, and a flush after any completed write, complete only when the data survive a power failure.
+//! 4. A failed flush stays failed: no later flush or durable write of the same store succeeds.
+//!
+//! Stores neither cache nor order operations: overlapping operations in flight may take effect in any order.
+//! See `docs/decisions/0008-backing-stores.md`.
+
+mod buffer;
+mod file;
+mod file_image;
+mod file_lock;
+mod file_task;
+mod file_threads;
+mod file_uring;
+mod flush_latch;
+
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+pub use buffer::{BUFFER_LEN_MAX, BufferPool, IoBuffer};
+pub use file::{FileOptions, FileStore, UringUse};
+pub use file_lock::ImageLock;
+
+/// Bytes in the smallest unit that a frontend may ask for.
+pub const SECTOR_SIZE: u32 = 512;
+
+/// A backing store. Calls never block; after any of them, [`Store::next_event`] may have something to say.
+pub trait Store: Send {
+    /// Fixed from the opening on.
+    fn geometry(&self) -> Geometry;
+
+    /// Readable (`EPOLLIN`, level-triggered) when [`Store::handle_ready`] is due; stays the same for the store's life.
+    fn event_fd(&self) -> BorrowedFd<'_>;
+
+    /// Queues `operation`. Reads and writes come with a buffer of exactly their length, the others with none. An
+    /// operation that does not fit the geometry completes with `EINVAL`, a modification of a read-only store with `EROFS`.
+    fn submit(&mut self, token: u64, operation: StoreOp, buffer: Option<IoBuffer>);
+
+    /// Hands everything queued to the kernel, in one system call where possible.
+    fn kick(&mut self, now: Instant);
+
+    /// Collects what the kernel has finished, and continues what it did in part.
+    fn handle_ready(&mut self, now: Instant);
+
+    /// The next completion or notice, in the order in which they happened.
+    fn next_event(&mut self) -> Option<StoreEvent>;
+
+    /// When [`Store::handle_timer`] is due.
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Does what was due at [`Store::next_deadline`]; harmless when called early.
+    fn handle_timer(&mut self, _now: Instant) {}
+
+    /// Operations submitted whose completion has not been taken with [`Store::next_event`].
+    fn in_flight(&self) -> usize;
+}
+
+/// What a store is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Bytes; a multiple of `logical_sector`.
+    pub size: u64,
+    /// Offsets and lengths of operations are multiples of this: 512 or 4096 bytes.
+    pub logical_sector: u32,
+    /// Operations aligned to this many bytes avoid a read-modify-write below; at least `logical_sector`.
+    pub physical_block: u32,
+    pub read_only: bool,
+    /// A discard gives space back; otherwise it succeeds and does nothing.
+    pub can_discard: bool,
+    /// Write-zeroes is cheaper than writing zeroes; it works in either case.
+    pub can_write_zeroes: bool,
+}
+
+/// One operation on a store. Offsets and lengths in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreOp {
+    Read {
+        offset: u64,
+        len: u32,
+    },
+    /// `durable`: survives a power failure once completed, as if a flush had followed.
+    Write {
+        offset: u64,
+        len: u32,
+        durable: bool,
+    },
+    /// Makes every write that completed before this was submitted durable.
+    Flush,
+    /// The content may be anything afterwards.
+    Discard {
+        offset: u64,
+        len: u64,
+    },
+    WriteZeroes {
+        offset: u64,
+        len: u64,
+        may_unmap: bool,
+        durable: bool,
+    },
+}
+
+impl StoreOp {
+    /// Offset and length in bytes; `None` for a flush.
+    #[must_use]
+    pub fn range(&self) -> Option<(u64, u64)> {
+        match *self {
+            StoreOp::Read { offset, len } | StoreOp::Write { offset, len, .. } => Some((offset, u64::from(len))),
+            StoreOp::Discard { offset, len } | StoreOp::WriteZeroes { offset, len, .. } => Some((offset, len)),
+            StoreOp::Flush => None,
+        }
+    }
+
+    /// Whether the operation changes content (a discard may).
+    #[must_use]
+    pub fn is_modification(&self) -> bool {
+        match self {
+            StoreOp::Write { .. } | StoreOp::Discard { .. } | StoreOp::WriteZeroes { .. } => true,
+            StoreOp::Read { .. } | StoreOp::Flush => false,
+        }
+    }
+
+    /// Whether completion promises durability.
+    #[must_use]
+    pub fn is_durable(&self) -> bool {
+        match *self {
+            StoreOp::Flush => true,
+            StoreOp::Write { durable, .. } | StoreOp::WriteZeroes { durable, .. } => durable,
+            StoreOp::Read { .. } | StoreOp::Discard { .. } => false,
+        }
+    }
+
+    fn buffer_len(&self) -> Option<usize> {
+        match *self {
+            StoreOp::Read { len, .. } | StoreOp::Write { len, .. } => usize::try_from(len).ok(),
+            StoreOp::Flush | StoreOp::Discard { .. } | StoreOp::WriteZeroes { .. } => None,
+        }
+    }
+
+    /// Checks the whole operation before any of it is done.
+    fn validate(&self, geometry: &Geometry, buffer: Option<&IoBuffer>) -> Result<(), StoreError> {
+        if self.buffer_len() != buffer.map(|buffer| buffer.len()) {
+            return Err(StoreError::INVALID);
+        }
+        if geometry.read_only && self.is_modification() {
+            return Err(StoreError { errno: libc::EROFS });
+        }
+        let Some((offset, len)) = self.range() else { return Ok(()) };
+        let sector = u64::from(geometry.logical_sector);
+        let aligned = offset.is_multiple_of(sector) && len.is_multiple_of(sector);
+        let inside = offset.checked_add(len).is_some_and(|end| end <= geometry.size);
+        if len == 0 || !aligned || !inside {
+            return Err(StoreError::INVALID);
+        }
+        Ok(())
+    }
+}
+
+/// Why an operation failed, as the kernel's error number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", std::io::Error::from_raw_os_error(*errno))]
+pub struct StoreError {
+    pub errno: i32,
+}
+
+impl StoreError {
+    pub const IO: StoreError = StoreError { errno: libc::EIO };
+    pub const INVALID: StoreError = StoreError { errno: libc::EINVAL };
+}
+
+/// What a store reports.
+#[derive(Debug)]
+pub enum StoreEvent {
+    Completed(StoreCompletion),
+    /// From here on the store may hold something else than what was acknowledged (an NBD server came back): whatever was
+    /// remembered of its content is void.
+    ContentUncertain,
+}
+
+/// The end of one operation.
+#[derive(Debug)]
+pub struct StoreCompletion {
+    pub token: u64,
+    pub result: Result<(), StoreError>,
+    /// The buffer that came with the operation. After a failed read its content means nothing.
+    pub buffer: Option<IoBuffer>,
+}
+
+/// Why a store could not be opened; the message says what is wrong and what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct OpenError {
+    pub kind: OpenErrorKind,
+    message: String,
+}
+
+impl OpenError {
+    fn new(kind: OpenErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenErrorKind {
+    Missing,
+    /// A directory, socket, character device or the like.
+    NotAnImage,
+    Empty,
+    /// The size is not a multiple of the sector.
+    OddSize,
+    /// Another process has it open and locked.
+    InUse,
+    /// The file system cannot lock it.
+    CannotLock,
+    PermissionDenied,
+    /// Opened for writing, but can only be read.
+    ReadOnly,
+    /// Anything else the system refused.
+    System,
+}
