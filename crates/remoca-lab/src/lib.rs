@@ -1,1 +1,37 @@
-//! The guest laboratory: builds guest images, boots guests, runs jobs in them.
+//! The guest laboratory: real guests for tests and for the demonstration.
+//!
+//! [`Lab`] names the places (cache, logs), [`Image`] builds and caches a guest image from Debian packages,
+//! [`GuestConfig`] boots it under QEMU, [`Guest`] runs jobs in it and fetches results, [`Service`] runs a daemon beside
+//! it, [`store`] makes disks and slow disks, [`program`] builds programs that run in any guest.
+//! Called by tests, by the demonstration and by the `remoca-lab` program; calls mmdebstrap, QEMU, nbdkit, e2fsprogs.
+//!
+//! 1. Every process started here ends when this process ends, however it ends.
+//! 2. Every wait has a limit. When a guest misses one it is killed and the error shows its last console lines.
+//! 3. The image is shared and never written to: guests run on a throw-away layer above it.
+//!
+//! Not here: what the guests are to show. See docs/decisions/0005-guest-laboratory.md.
+
+mod accel;
+mod channel;
+mod console;
+mod error;
+pub mod frame;
+mod guest;
+mod image;
+mod lab;
+mod mirror;
+pub mod program;
+mod qemu;
+mod qmp;
+mod service;
+pub mod store;
+
+pub use accel::Accelerator;
+pub use channel::{Job, Output};
+pub use console::{Console, ConsoleLine};
+pub use error::{Error, Result};
+pub use guest::{Disk, DiskSource, Guest, GuestConfig};
+pub use image::{Image, Recipe};
+pub use lab::Lab;
+pub use qmp::Qmp;
+pub use service::Service;

@@ -1,0 +1,195 @@
+//! The command server in a laboratory guest: runs what the host asks for on a virtio-serial port.
+//!
+//! Started by the guest's init with the port's device. Speaks [`remoca_lab::frame`].
+
+use std::{
+    collections::HashMap,
+    env,
+    fs::{self, File},
+    io::{self, Read, Write},
+    os::unix::process::{CommandExt, ExitStatusExt},
+    process::{Command, Stdio},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    thread,
+    time::Duration,
+};
+
+use anyhow::Context;
+use remoca_lab::frame::{Frame, Kind, PAYLOAD_SIZE_MAX};
+use rustix::{
+    mount::{UnmountFlags, unmount},
+    process::{Pid, Signal, kill_process_group},
+    system::{RebootCommand, reboot},
+};
+
+/// How long output of a job may come after its shell has ended, when a background process still holds the pipe.
+const LATE_OUTPUT: Duration = Duration::from_millis(500);
+
+fn main() -> anyhow::Result<()> {
+    let path = env::args().nth(1).context("the port's device is missing")?;
+    let mut port = File::options().read(true).write(true).open(&path).with_context(|| format!("opening {path}"))?;
+    // The guest is put under memory pressure on purpose; the way to look at it must stay.
+    fs::write("/proc/self/oom_score_adj", "-1000").context("setting the OOM score")?;
+    let server = Arc::new(Server { port: Mutex::new(port.try_clone()?), groups: Mutex::default() });
+    server.send(0, Kind::Hello, &[]);
+    let mut uploads = HashMap::new();
+    while let Some(frame) = Frame::read(&mut port)? {
+        server.handle(frame, &mut uploads);
+    }
+    Ok(())
+}
+
+struct Server {
+    port: Mutex<File>,
+    /// Process group of each running job.
+    groups: Mutex<HashMap<u32, Pid>>,
+}
+
+impl Server {
+    fn handle(self: &Arc<Self>, frame: Frame, uploads: &mut HashMap<u32, io::Result<File>>) {
+        let text = String::from_utf8_lossy(&frame.payload).into_owned();
+        let job = frame.job;
+        match frame.kind {
+            Kind::Run => {
+                let server = Arc::clone(self);
+                thread::spawn(move || server.run(job, &text));
+            }
+            Kind::Signal => {
+                let group = self.groups().get(&job).copied();
+                if let (Some(group), Some(signal)) = (group, Signal::from_named_raw(frame.number())) {
+                    // The group may have ended meanwhile.
+                    let _ = kill_process_group(group, signal);
+                }
+            }
+            Kind::Put => drop(uploads.insert(job, File::create(&text))),
+            Kind::Data if frame.payload.is_empty() => {
+                let result = uploads.remove(&job).unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()));
+                self.finish(job, result.map(drop));
+            }
+            Kind::Data => {
+                if let Some(upload) = uploads.get_mut(&job)
+                    && let Ok(file) = upload
+                    && let Err(error) = file.write_all(&frame.payload)
+                {
+                    *upload = Err(error);
+                }
+            }
+            Kind::Get => {
+                let server = Arc::clone(self);
+                thread::spawn(move || server.finish(job, server.send_file(job, &text)));
+            }
+            Kind::PowerOff => leave(RebootCommand::PowerOff),
+            Kind::Reboot => leave(RebootCommand::Restart),
+            Kind::Hello | Kind::Stdout | Kind::Stderr | Kind::Exit => {}
+        }
+    }
+
+    fn run(self: &Arc<Self>, job: u32, command: &str) {
+        // This server is safe from the OOM killer; its jobs are not.
+        let script = format!("echo 0 > /proc/self/oom_score_adj\n{command}");
+        let spawned = Command::new("/bin/sh")
+            .args(["-c", &script])
+            .current_dir("/root")
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let mut child = match spawned {
+            Ok(child) => child,
+            Err(error) => return self.finish(job, Err(error)),
+        };
+        self.groups().insert(job, Pid::from_child(&child));
+        let (drained, all_drained) = mpsc::channel();
+        if let Some(stdout) = child.stdout.take() {
+            self.forward(job, Kind::Stdout, stdout, drained.clone());
+        }
+        if let Some(stderr) = child.stderr.take() {
+            self.forward(job, Kind::Stderr, stderr, drained);
+        }
+        let status = child.wait();
+        self.groups().remove(&job);
+        // Both forwarders drop their end at the end of their stream.
+        while all_drained.recv_timeout(LATE_OUTPUT).is_ok() {}
+        match status {
+            Ok(status) => {
+                let number = status.code().or_else(|| status.signal().map(|signal| -signal)).unwrap_or(i32::MIN);
+                self.send(job, Kind::Exit, &number.to_le_bytes());
+            }
+            Err(error) => self.finish(job, Err(error)),
+        }
+    }
+
+    /// Sends a stream as it comes, until its end.
+    fn forward(
+        self: &Arc<Self>,
+        job: u32,
+        kind: Kind,
+        mut stream: impl Read + Send + 'static,
+        progress: mpsc::Sender<()>,
+    ) {
+        let server = Arc::clone(self);
+        thread::spawn(move || {
+            let mut buffer = vec![0; PAYLOAD_SIZE_MAX];
+            while let Ok(length @ 1..) = stream.read(&mut buffer) {
+                server.send(job, kind, &buffer[..length]);
+                // Nobody listens once the shell has ended and output stopped for a while.
+                let _ = progress.send(());
+            }
+        });
+    }
+
+    fn send_file(&self, job: u32, path: &str) -> io::Result<()> {
+        let mut file = File::open(path)?;
+        let mut buffer = vec![0; PAYLOAD_SIZE_MAX];
+        loop {
+            let length = file.read(&mut buffer)?;
+            if length == 0 {
+                return Ok(());
+            }
+            self.send(job, Kind::Stdout, &buffer[..length]);
+        }
+    }
+
+    fn finish(&self, job: u32, result: io::Result<()>) {
+        let code: i32 = match result {
+            Ok(()) => 0,
+            Err(error) => {
+                self.send(job, Kind::Stderr, error.to_string().as_bytes());
+                1
+            }
+        };
+        self.send(job, Kind::Exit, &code.to_le_bytes());
+    }
+
+    fn send(&self, job: u32, kind: Kind, data: &[u8]) {
+        let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = Frame::write(&mut *port, job, kind, data) {
+            // On the console, where the host looks when the port is silent.
+            eprintln!("lab: writing to the port: {error}");
+        }
+    }
+
+    fn groups(&self) -> MutexGuard<'_, HashMap<u32, Pid>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Unmounts what jobs have mounted, newest first, and leaves.
+fn leave(command: RebootCommand) {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    for line in mounts.lines().rev() {
+        let mut fields = line.split(' ');
+        let (Some(device), Some(target)) = (fields.next(), fields.next()) else { continue };
+        if device.starts_with("/dev/")
+            && !["/", "/payload"].contains(&target)
+            && let Err(error) = unmount(target, UnmountFlags::empty())
+        {
+            eprintln!("lab: unmounting {target}: {error}");
+        }
+    }
+    rustix::fs::sync();
+    if let Err(error) = reboot(command) {
+        eprintln!("lab: leaving: {error}");
+    }
+}

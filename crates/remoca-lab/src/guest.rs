@@ -1,0 +1,356 @@
+//! One guest: its QEMU process, its console, and the jobs in it.
+//!
+//! Called by tests and the demonstration; owns the QEMU process and the folder of its logs. Every wait has a limit; a
+//! guest that misses one is killed, and the error shows the console's last lines.
+
+use std::{
+    fmt::Display,
+    fs::{self, File},
+    io,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::Child,
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    accel::Accelerator,
+    channel::{Channel, Failure, Job, Output},
+    console::{Console, Waited},
+    error::{Context, Error, Result},
+    frame::Kind,
+    image::{Image, Recipe},
+    lab::Lab,
+    program, qemu,
+    qmp::Qmp,
+    service, store,
+};
+
+const TAIL_LINE_COUNT: usize = 25;
+const TRANSFER_LIMIT: Duration = Duration::from_secs(120);
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(60);
+
+/// A disk of a guest. In the guest, `disk-by-serial NAME` prints its device.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    /// What the disk answers when the guest asks for its serial number, at most 20 bytes. A vhost-user disk is named by
+    /// its back end instead.
+    pub serial: String,
+    pub source: DiskSource,
+}
+
+#[derive(Clone, Debug)]
+pub enum DiskSource {
+    File {
+        path: PathBuf,
+        read_only: bool,
+        /// Writes go to a throw-away layer.
+        snapshot: bool,
+    },
+    VhostUser {
+        socket: PathBuf,
+        queue_count: u16,
+        queue_size: u16,
+        /// QEMU connects again, every second, when the back end goes away.
+        reconnect: bool,
+    },
+}
+
+impl Disk {
+    /// A file or block device that the guest may write.
+    pub fn file(serial: &str, path: &Path) -> Disk {
+        Disk {
+            serial: serial.to_owned(),
+            source: DiskSource::File { path: path.to_owned(), read_only: false, snapshot: false },
+        }
+    }
+
+    /// A disk behind a vhost-user socket, with two queues of 128 entries.
+    pub fn vhost_user(serial: &str, socket: &Path) -> Disk {
+        Disk {
+            serial: serial.to_owned(),
+            source: DiskSource::VhostUser {
+                socket: socket.to_owned(),
+                queue_count: 2,
+                queue_size: 128,
+                reconnect: false,
+            },
+        }
+    }
+}
+
+/// What a guest is made of.
+#[derive(Clone, Debug)]
+pub struct GuestConfig {
+    /// Names its folder of logs, `out/lab/NAME`.
+    pub name: String,
+    pub memory_mib: u32,
+    /// Two at least under software emulation: with one, it drops memory barriers, and a vhost-user device can lose a kick.
+    pub smp: u32,
+    pub disks: Vec<Disk>,
+    /// Files to find in the guest's `/payload` (which is in its PATH), by name.
+    pub payload: Vec<(String, PathBuf)>,
+    /// Appended to the kernel's command line.
+    pub kernel_args: Vec<String>,
+    /// Appended to QEMU's arguments.
+    pub qemu_args: Vec<String>,
+    /// Whether the guest may reboot; else a reboot ends it.
+    pub may_reboot: bool,
+    pub boot_limit: Duration,
+}
+
+impl GuestConfig {
+    pub fn new(name: &str, memory_mib: u32) -> GuestConfig {
+        GuestConfig {
+            name: name.to_owned(),
+            memory_mib,
+            smp: 2,
+            disks: Vec::new(),
+            payload: Vec::new(),
+            kernel_args: Vec::new(),
+            qemu_args: Vec::new(),
+            may_reboot: false,
+            boot_limit: Duration::from_secs(60),
+        }
+    }
+
+    #[must_use]
+    pub fn disk(mut self, disk: Disk) -> GuestConfig {
+        self.disks.push(disk);
+        self
+    }
+
+    /// Puts a file of the host at `/payload/NAME`.
+    #[must_use]
+    pub fn payload(mut self, name: &str, path: &Path) -> GuestConfig {
+        self.payload.push((name.to_owned(), path.to_owned()));
+        self
+    }
+
+    /// Boots a Debian 12 guest and waits until it takes jobs.
+    pub fn boot(self, lab: &Lab) -> Result<Guest> {
+        let image = Image::ensure(lab, &Recipe::bookworm())?;
+        let accelerator = Accelerator::of_this_machine(lab, &image)?;
+        self.boot_with(lab, &image, accelerator)
+    }
+
+    pub fn boot_with(mut self, lab: &Lab, image: &Image, accelerator: Accelerator) -> Result<Guest> {
+        let (folder, lock) = lab.log_folder(&self.name)?;
+        let server = program::build(lab, "remoca-lab", "remoca-lab-guest")?;
+        self.payload.push(("remoca-lab-guest".into(), server));
+        let payload = folder.join("payload.img");
+        store::image_of_files(&payload, &self.payload)?;
+
+        let (port, qemu_port) = UnixStream::pair().context("creating a socket pair")?;
+        let (monitor, qemu_monitor) = UnixStream::pair().context("creating a socket pair")?;
+        let qemu_log = File::create(folder.join("qemu.log")).context_path("creating a log in", &folder)?;
+        let jobs_log = File::create(folder.join("jobs.log")).context_path("creating a log in", &folder)?;
+        let mut command = qemu::command(&self, image, accelerator, &payload, &qemu_port, &qemu_monitor);
+        command.stderr(qemu_log);
+
+        let started = Instant::now();
+        let mut child = service::spawn(command)?;
+        // QEMU holds the other ends now; with ours closed we see it when it ends.
+        drop((qemu_port, qemu_monitor));
+        let stdout = child.stdout.take().ok_or_else(|| Error::Invalid("QEMU has no standard output".into()))?;
+        let guest = Guest {
+            console: Console::capture(stdout, &folder.join("console.log"))?,
+            channel: Channel::open(port, jobs_log).context("opening the guest's port")?,
+            monitor: Some(monitor),
+            name: self.name,
+            folder,
+            child,
+            started,
+            _lock: lock,
+        };
+        guest.wait_for_boot(0, self.boot_limit)
+    }
+}
+
+/// A running guest. Killed when dropped.
+#[derive(Debug)]
+pub struct Guest {
+    name: String,
+    folder: PathBuf,
+    child: Child,
+    console: Console,
+    channel: Channel,
+    monitor: Option<UnixStream>,
+    started: Instant,
+    _lock: File,
+}
+
+impl Guest {
+    /// Where its logs are: `console.log`, `jobs.log` (what its jobs said), `qemu.log`.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Process id of its QEMU.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Time since QEMU was started.
+    pub fn age(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    pub fn console(&self) -> &Console {
+        &self.console
+    }
+
+    /// The monitor of its QEMU; there is one.
+    pub fn qmp(&mut self) -> Result<Qmp> {
+        let monitor = self.monitor.take().ok_or_else(|| Error::Qmp("the monitor is already open".into()))?;
+        Qmp::open(monitor)
+    }
+
+    /// Starts a shell command and returns while it runs.
+    pub fn start(&self, command: &str) -> Result<Job> {
+        self.channel.start(Kind::Run, command.as_bytes()).context(format_args!("starting a job in {}", self.name))
+    }
+
+    /// Runs a shell command to its end, however it ends.
+    pub fn try_run(&mut self, command: &str, limit: Duration) -> Result<Output> {
+        let job = self.start(command)?;
+        self.wait(&job, limit)
+    }
+
+    /// Runs a shell command and returns its standard output as text; an error when it fails.
+    pub fn run(&mut self, command: &str, limit: Duration) -> Result<String> {
+        let output = self.try_run(command, limit)?;
+        if output.success() { Ok(output.text()) } else { Err(self.job_failed(command, &output)) }
+    }
+
+    /// Waits for the end of a job.
+    pub fn wait(&mut self, job: &Job, limit: Duration) -> Result<Output> {
+        job.output(limit).map_err(|failure| self.failed(failure, format_args!("`{}`", job.command), limit))
+    }
+
+    /// The next line of a job's standard output; `None` when it has ended.
+    pub fn next_line(&mut self, job: &mut Job, limit: Duration) -> Result<Option<String>> {
+        job.next_line(limit)
+            .map_err(|failure| self.failed(failure, format_args!("the next line of `{}`", job.command), limit))
+    }
+
+    /// Skips to the next line of a job's standard output that contains the text.
+    pub fn wait_for_line(&mut self, job: &mut Job, text: &str, limit: Duration) -> Result<String> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.next_line(job, left)? {
+                Some(line) if line.contains(text) => return Ok(line),
+                Some(_) => {}
+                None => {
+                    let output = self.wait(job, limit)?;
+                    return Err(self.job_failed(&format!("{} (ended without '{text}')", job.command), &output));
+                }
+            }
+        }
+    }
+
+    /// Waits for a line on the console, old or new, that contains the text.
+    pub fn wait_for_console(&mut self, text: &str, limit: Duration) -> Result<String> {
+        let failure = match self.console.wait_for(text, limit) {
+            Waited::Found(line) => return Ok(line),
+            Waited::Closed => Failure::Closed,
+            Waited::TimedOut => Failure::TimedOut,
+        };
+        Err(self.failed(failure, format_args!("the console line '{text}'"), limit))
+    }
+
+    /// The content of a file in the guest.
+    pub fn fetch(&mut self, path: &str) -> Result<Vec<u8>> {
+        let job = self.channel.start(Kind::Get, path.as_bytes()).context("asking the guest for a file")?;
+        let output = self.wait(&job, TRANSFER_LIMIT)?;
+        if output.success() { Ok(output.stdout) } else { Err(self.job_failed(&format!("read {path}"), &output)) }
+    }
+
+    /// Creates a file in the guest.
+    pub fn put(&mut self, path: &str, content: &[u8]) -> Result<()> {
+        let job = self.channel.start(Kind::Put, path.as_bytes()).context("sending the guest a file")?;
+        job.send_data(content).context("sending the guest a file")?;
+        let output = self.wait(&job, TRANSFER_LIMIT)?;
+        if output.success() { Ok(()) } else { Err(self.job_failed(&format!("write {path}"), &output)) }
+    }
+
+    /// Unmounts everything, reboots and waits until it takes jobs again. Needs [`GuestConfig::may_reboot`].
+    pub fn reboot(self, limit: Duration) -> Result<Guest> {
+        let seen_count = self.channel.hello_count();
+        self.channel.start(Kind::Reboot, &[]).context("asking the guest to reboot")?;
+        self.wait_for_boot(seen_count, limit)
+    }
+
+    /// Unmounts everything, powers off and waits for QEMU's end.
+    pub fn shut_down(mut self) -> Result<()> {
+        self.channel.start(Kind::PowerOff, &[]).context("asking the guest to power off")?;
+        self.wait_for_end(SHUTDOWN_LIMIT)
+    }
+
+    /// Waits until QEMU has ended by itself.
+    pub fn wait_for_end(&mut self, limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        if let Err(failure) = self.channel.wait_for_close(limit) {
+            return Err(self.failed(failure, "its end", limit));
+        }
+        while self.child.try_wait().context("waiting for QEMU")?.is_none() {
+            if Instant::now() > deadline {
+                return Err(self.failed(Failure::TimedOut, "the end of QEMU", limit));
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Pulls the plug.
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill().context("killing QEMU")?;
+        self.child.wait().context("waiting for QEMU")?;
+        Ok(())
+    }
+
+    fn wait_for_boot(mut self, seen_count: u32, limit: Duration) -> Result<Guest> {
+        match self.channel.wait_for_hello(seen_count, limit) {
+            Ok(_) => Ok(self),
+            Err(failure) => Err(self.failed(failure, "its boot", limit)),
+        }
+    }
+
+    fn job_failed(&self, command: &str, output: &Output) -> Error {
+        let status = match output.status {
+            0 => "wrote more than the laboratory keeps".into(),
+            code if code > 0 => format!("ended with exit code {code}"),
+            signal => format!("was killed by signal {}", signal.unsigned_abs()),
+        };
+        let said = [&output.stdout[..], &output.stderr[..]].concat();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        let lines: Vec<&str> = said.lines().collect();
+        let tail = lines[lines.len().saturating_sub(TAIL_LINE_COUNT)..].join("\n");
+        Error::Job { guest: self.name.clone(), command: command.to_owned(), status, output: tail }
+    }
+
+    /// A guest that ended or took too long is of no more use: it is killed, and the error tells what it said last.
+    fn failed(&mut self, failure: Failure, what: impl Display, limit: Duration) -> Error {
+        // It may have ended already; the reason to report is the first one.
+        let _ = self.kill();
+        let qemu_log = fs::read_to_string(self.folder.join("qemu.log")).unwrap_or_default();
+        let console = format!("{}\n{}", self.console.tail(TAIL_LINE_COUNT), qemu_log.trim_end());
+        let (guest, what) = (self.name.clone(), what.to_string());
+        match failure {
+            Failure::TimedOut => Error::GuestTimeout { guest, what, limit, console },
+            Failure::Closed => Error::GuestEnded { guest, what, console },
+        }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _: io::Result<()> = self.child.kill();
+        let _ = self.child.wait();
+        // The payload is the one large file of the folder; the logs stay.
+        let _ = fs::remove_file(self.folder.join("payload.img"));
+    }
+}

@@ -1,0 +1,122 @@
+//! QEMU's command line for a guest.
+
+use std::{
+    os::{
+        fd::{AsRawFd, BorrowedFd},
+        unix::{net::UnixStream, process::CommandExt},
+    },
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use rustix::io::{FdFlags, fcntl_setfd};
+
+use crate::{
+    accel::Accelerator,
+    guest::{Disk, DiskSource, GuestConfig},
+    image::Image,
+};
+
+/// Of lab.md's facts: `tsc=reliable` because emulation makes the kernel distrust the clock for nothing.
+const KERNEL_ARGS: &str = "console=ttyS0 quiet panic=-1 tsc=reliable";
+
+/// Builds the command. QEMU inherits its ends of the two sockets, so there are no socket files to clean up, to wait for
+/// or to name too long.
+pub fn command(
+    config: &GuestConfig,
+    image: &Image,
+    accelerator: Accelerator,
+    payload: &Path,
+    port: &UnixStream,
+    monitor: &UnixStream,
+) -> Command {
+    let mut command = Command::new("qemu-system-x86_64");
+    let memory = config.memory_mib;
+    command
+        .args(accelerator.qemu_args())
+        .args(["-nodefaults", "-display", "none", "-m", &memory.to_string(), "-smp", &config.smp.to_string()])
+        // A vhost-user back end maps the guest's memory, so it is shared.
+        .arg("-object")
+        .arg(format!("memory-backend-memfd,id=mem,size={memory}M,share=on"))
+        .args(["-machine", "q35,memory-backend=mem", "-serial", "stdio"])
+        .arg("-kernel")
+        .arg(image.kernel())
+        .arg("-initrd")
+        .arg(image.initramfs())
+        .args(["-append", &kernel_command_line(config)])
+        .arg("-chardev")
+        .arg(format!("socket,id=port,fd={}", port.as_raw_fd()))
+        .args(["-device", "virtio-serial-pci", "-device", "virtserialport,chardev=port,name=lab"])
+        .arg("-chardev")
+        .arg(format!("socket,id=monitor,fd={}", monitor.as_raw_fd()))
+        .args(["-mon", "chardev=monitor,mode=control"]);
+    if !config.may_reboot {
+        command.arg("-no-reboot");
+    }
+    let own = [file_disk("lab-root", &image.root(), false, true), file_disk("lab-payload", payload, true, false)];
+    for (index, disk) in own.iter().chain(&config.disks).enumerate() {
+        command.args(disk_args(index, disk));
+    }
+    command.args(&config.qemu_args).stdin(Stdio::null()).stdout(Stdio::piped());
+    inherit(&mut command, [port.as_raw_fd(), monitor.as_raw_fd()]);
+    command
+}
+
+fn kernel_command_line(config: &GuestConfig) -> String {
+    config.kernel_args.iter().fold(KERNEL_ARGS.to_owned(), |line, argument| line + " " + argument)
+}
+
+fn file_disk(serial: &str, path: &Path, read_only: bool, snapshot: bool) -> Disk {
+    Disk { serial: serial.to_owned(), source: DiskSource::File { path: path.to_owned(), read_only, snapshot } }
+}
+
+fn disk_args(index: usize, disk: &Disk) -> Vec<String> {
+    let serial = &disk.serial;
+    match &disk.source {
+        DiskSource::File { path, read_only, snapshot } => {
+            let (read_only, snapshot) = (on_off(*read_only), on_off(*snapshot));
+            let path = escaped(path);
+            vec![
+                "-drive".into(),
+                format!(
+                    "if=none,id=disk{index},file={path},format=raw,discard=unmap,snapshot={snapshot},readonly={read_only}"
+                ),
+                "-device".into(),
+                format!("virtio-blk-pci,drive=disk{index},serial={serial}"),
+            ]
+        }
+        DiskSource::VhostUser { socket, queue_count, queue_size, reconnect } => {
+            let reconnect = if *reconnect { ",reconnect=1" } else { "" };
+            let socket = escaped(socket);
+            vec![
+                "-chardev".into(),
+                format!("socket,id=char{index},path={socket}{reconnect}"),
+                "-device".into(),
+                format!("vhost-user-blk-pci,chardev=char{index},num-queues={queue_count},queue-size={queue_size}"),
+            ]
+        }
+    }
+}
+
+/// In QEMU's options a comma is written twice.
+fn escaped(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
+
+fn on_off(value: bool) -> &'static str {
+    if value { "on" } else { "off" }
+}
+
+/// Lets the child keep these descriptors, under the same numbers.
+fn inherit(command: &mut Command, descriptors: [i32; 2]) {
+    let keep = move || {
+        for descriptor in descriptors {
+            // SAFETY: the caller holds both sockets open until the child has been started.
+            let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+            fcntl_setfd(descriptor, FdFlags::empty())?;
+        }
+        Ok(())
+    };
+    // SAFETY: the closure runs between fork and exec and makes two system calls; it allocates nothing, takes no lock.
+    unsafe { command.pre_exec(keep) };
+}
