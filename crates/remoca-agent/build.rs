@@ -1,0 +1,84 @@
+//! Compiles the eBPF object with clang, and arranges for a binary with no shared libraries at all: a guest may have an
+//! older libc than the build machine, and has no libelf. Where the static libraries are missing the ordinary ones are
+//! taken, and cargo says so.
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn main() {
+    let out_directory = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    compile_capture_program(&out_directory);
+    link_statically(&out_directory);
+}
+
+fn compile_capture_program(out_directory: &Path) {
+    println!("cargo:rerun-if-changed=bpf");
+    println!("cargo:rerun-if-env-changed=CLANG");
+    let clang = env::var("CLANG").unwrap_or_else(|_| "clang".to_owned());
+    let libbpf_headers = env::var("DEP_BPF_INCLUDE").expect("libbpf-sys hands out its headers");
+    let status = Command::new(&clang)
+        // -mcpu=v3: clang 14's default (v2) has no atomic operations that return the old value.
+        .args(["-target", "bpf", "-mcpu=v3", "-O2", "-g", "-Wall", "-Werror"])
+        .args(["-Ibpf", "-I", &libbpf_headers])
+        .args(["-c", "bpf/capture.bpf.c", "-o"])
+        .arg(out_directory.join("capture.bpf.o"))
+        .status();
+    match status {
+        Ok(status) if status.success() => {}
+        Ok(status) => panic!("{clang} could not compile bpf/capture.bpf.c: {status}"),
+        Err(error) => panic!("{clang}: {error}; install clang (14 or later), or name it in the variable CLANG"),
+    }
+}
+
+/// The linker takes the first directory that has a library under either name, and ours have only archives.
+fn link_statically(out_directory: &Path) {
+    let mut wanted = vec![("elf", "elf"), ("z", "z")];
+    if needs_zstd() {
+        wanted.push(("zstd", "zstd"));
+        println!("cargo:rustc-link-arg=-lzstd");
+    }
+    let Some(directory) = collect_archives(out_directory.join("archives"), &wanted) else {
+        println!("cargo:warning=no static {wanted:?}: remoca-agent will need the shared ones in the guest");
+        return;
+    };
+    println!("cargo:rustc-link-search=native={}", directory.display());
+
+    // For the binary alone: test programs stay ordinary ones.
+    let libc = [("c", "c"), ("m", "m"), ("rt", "rt"), ("pthread", "pthread"), ("util", "util"), ("dl", "dl")];
+    let wanted = [libc.as_slice(), &[("gcc_eh", "gcc_s")]].concat();
+    let Some(directory) = collect_archives(out_directory.join("libc-archives"), &wanted) else {
+        println!("cargo:warning=no static libc: remoca-agent will need one at least as new in the guest");
+        return;
+    };
+    println!("cargo:rustc-link-arg-bins=-L{}", directory.display());
+    println!("cargo:rustc-link-arg-bins=-static-pie");
+}
+
+/// A directory of links to the archives, each by (its name, the name it is linked under); `None` if one is missing.
+fn collect_archives(directory: PathBuf, wanted: &[(&str, &str)]) -> Option<PathBuf> {
+    fs::remove_dir_all(&directory).ok();
+    fs::create_dir_all(&directory).expect("OUT_DIR is writable");
+    for (name, link_name) in wanted {
+        symlink(find_archive(name)?, directory.join(format!("lib{link_name}.a"))).expect("OUT_DIR is writable");
+    }
+    Some(directory)
+}
+
+/// Newer elfutils read zstd sections, and their archive then needs that library too.
+fn needs_zstd() -> bool {
+    find_archive("elf").and_then(|path| fs::read(path).ok()).is_some_and(|archive| {
+        let name = b"ZSTD_decompress";
+        archive.windows(name.len()).any(|window| window == name)
+    })
+}
+
+fn find_archive(name: &str) -> Option<PathBuf> {
+    let compiler = env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    let output = Command::new(compiler).arg(format!("-print-file-name=lib{name}.a")).output().ok()?;
+    let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
+    // A library that the compiler does not find is printed without a directory.
+    path.is_absolute().then_some(path)
+}

@@ -1,0 +1,49 @@
+//! `remoca-agent check`: what would work in this guest, one line for each thing, without capturing anything.
+
+use std::path::Path;
+
+use crate::capture::Capture;
+use crate::error::AgentError;
+use crate::port::Port;
+use crate::process;
+
+/// Prints the findings; the first failure is the result, so that the exit code is the one that a start would give.
+pub fn check(port: Option<&Path>, ring_bytes: u32) -> Result<(), AgentError> {
+    let steps: [(&str, Result<String, AgentError>); 6] = [
+        ("kernel BTF", process::check_btf().map(|()| "there".to_owned())),
+        ("capabilities", process::check_capabilities().map(|()| "CAP_BPF, CAP_PERFMON".to_owned())),
+        ("kernel symbols", process::check_kernel_symbols().map(|()| "readable".to_owned())),
+        ("eviction port", check_port(port)),
+        ("eBPF program", check_program(ring_bytes)),
+        ("locked memory", process::lock_memory().map(|()| "allowed".to_owned())),
+    ];
+    let mut first_failure = Ok(());
+    for (what, result) in steps {
+        match result {
+            Ok(finding) => println!("{what:<16} ok      {finding}"),
+            Err(error) => {
+                println!("{what:<16} FAILED  {error}");
+                first_failure = first_failure.and(Err(error));
+            }
+        }
+    }
+    first_failure
+}
+
+fn check_port(port: Option<&Path>) -> Result<String, AgentError> {
+    let (port, identification) = Port::open(port)?;
+    let page_count_max = port.batch_page_count_max(&identification);
+    let advice = match identification.sample_one_in {
+        1 => "wants all pages".to_owned(),
+        one_in => format!("wants about one page of {one_in}"),
+    };
+    Ok(format!("{}, {page_count_max} pages in a request, {advice}", port.device().display()))
+}
+
+/// Loads and attaches, and takes it away again.
+fn check_program(ring_bytes: u32) -> Result<String, AgentError> {
+    let mut capture = Capture::load(ring_bytes)?;
+    capture.set_paused(true);
+    capture.attach()?;
+    Ok("loads and attaches".to_owned())
+}

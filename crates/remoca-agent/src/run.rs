@@ -1,0 +1,327 @@
+//! The agent at work: pages from the ring into a batch, the batch to the port, once a second the two pages of block 0.
+//!
+//! One thread, one request at a time; while it is under way the ring takes what reclaim evicts, and what finds no room there
+//! is counted and lost. Nothing is allocated on the way of a page. Invariants:
+//! 1. Nothing here is waited for by reclaim.
+//! 2. Once started, only a signal ends it: a port that fails or vanishes is closed, and looked for again ever more rarely.
+//! 3. While there is no port, nothing is copied.
+
+use std::cell::RefCell;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use sd_notify::NotifyState;
+
+use crate::batch::Batch;
+use crate::capture::{Capture, CaptureCounters, PageRing};
+use crate::error::AgentError;
+use crate::page::{IdentificationPage, StatisticsPage};
+use crate::port::Port;
+use crate::process::{self, StopSignals};
+
+const TICK: Duration = Duration::from_secs(1);
+const RETRY_DELAY_MIN: Duration = Duration::from_secs(1);
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(30);
+
+pub struct Options {
+    pub port: Option<PathBuf>,
+    pub ring_bytes: u32,
+    /// Wait for a port where there is none.
+    pub wait: bool,
+}
+
+/// Runs until a signal comes.
+pub fn run(options: &Options) -> Result<(), AgentError> {
+    let signals = StopSignals::block().map_err(AgentError::io("cannot take signals"))?;
+    process::check_btf()?;
+    process::check_capabilities()?;
+    process::check_kernel_symbols()?;
+    let Some((port, identification)) = first_port(options, &signals)? else { return Ok(()) };
+
+    let mut capture = Capture::load(options.ring_bytes)?;
+    let batch = RefCell::new(Batch::new());
+    process::prepare_for_memory_pressure().iter().for_each(|refused| log(&format!("warning: {refused}")));
+    capture.attach()?;
+    let ring = capture.ring(&batch)?;
+    process::lock_memory()?;
+
+    let mut agent = Agent {
+        options,
+        capture: &capture,
+        ring: &ring,
+        batch: &batch,
+        port: PortState::Away(Retry::at_once(Instant::now())),
+        boot_cookie: None,
+        sample_one_in: 1,
+        written: 0,
+        start_cookie: process::start_cookie(),
+        reported: None,
+    };
+    agent.take_port(port, identification);
+    notify(&[NotifyState::Ready]);
+    agent.work(&signals);
+    notify(&[NotifyState::Stopping]);
+    agent.finish();
+    Ok(())
+}
+
+/// The port to start with; `None` if a signal came while waiting for one.
+fn first_port(options: &Options, signals: &StopSignals) -> Result<Option<(Port, IdentificationPage)>, AgentError> {
+    let mut said = false;
+    loop {
+        match Port::open(options.port.as_deref()) {
+            Ok(found) => return Ok(Some(found)),
+            Err(error @ AgentError::NoPort(_)) if options.wait => {
+                if !said {
+                    log(&format!("{error}; waiting for one"));
+                    notify(&[NotifyState::Ready, NotifyState::Status("waiting for an eviction port")]);
+                    said = true;
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        sleep_until_readable(&mut [PollFd::new(&signals.fd(), PollFlags::IN)], 5 * TICK);
+        if signals.arrived() {
+            return Ok(None);
+        }
+    }
+}
+
+struct Agent<'a> {
+    options: &'a Options,
+    capture: &'a Capture,
+    ring: &'a PageRing<'a>,
+    batch: &'a RefCell<Batch>,
+    port: PortState,
+    /// Which start of the VM process the port belongs to.
+    boot_cookie: Option<u64>,
+    sample_one_in: u32,
+    /// Pages.
+    written: u64,
+    start_cookie: u64,
+    /// What the port was last told.
+    reported: Option<StatisticsPage>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Ring {
+    Drained,
+    MayHoldMore,
+}
+
+enum PortState {
+    Here(Port),
+    Away(Retry),
+}
+
+impl Agent<'_> {
+    fn work(&mut self, signals: &StopSignals) {
+        let mut next_tick = Instant::now();
+        while !signals.arrived() {
+            let ring = self.move_pages();
+            let now = Instant::now();
+            if now >= next_tick {
+                self.tick(now);
+                next_tick = now + TICK;
+            }
+            if ring == Ring::Drained {
+                self.sleep(signals, next_tick);
+            }
+        }
+    }
+
+    /// At most one batch: whatever the rate of evictions, signals and ticks get their turn.
+    fn move_pages(&mut self) -> Ring {
+        let room = self.batch.borrow().room();
+        let read_count = self.ring.read(room);
+        if self.batch.borrow().is_due(Instant::now()) {
+            self.write_batch();
+        }
+        if read_count < room { Ring::Drained } else { Ring::MayHoldMore }
+    }
+
+    fn write_batch(&mut self) {
+        let mut batch = self.batch.borrow_mut();
+        let PortState::Here(port) = &mut self.port else {
+            batch.clear();
+            return;
+        };
+        let result = port.write_pages(batch.bytes());
+        let page_count = batch.page_count();
+        batch.clear();
+        drop(batch);
+        match result {
+            Ok(()) => self.written += page_count as u64,
+            Err(error) => self.lose_port(&format!("writing failed: {error}")),
+        }
+    }
+
+    /// Sleeps until the program wakes us, the batch is due, or it is time for the next tick. A page that slips in between
+    /// the last look at the ring and the request for a wakeup waits for the next page or the next tick.
+    fn sleep(&self, signals: &StopSignals, next_tick: Instant) {
+        let due_at = self.batch.borrow().due_at();
+        if due_at.is_none() {
+            self.capture.ask_for_wakeup();
+        }
+        let until = due_at.map_or(next_tick, |due_at| due_at.min(next_tick));
+        let timeout = until.saturating_duration_since(Instant::now());
+        let (wakeups, stop) = (self.ring.wakeups(), signals.fd());
+        sleep_until_readable(&mut [PollFd::new(&wakeups, PollFlags::IN), PollFd::new(&stop, PollFlags::IN)], timeout);
+    }
+
+    fn tick(&mut self, now: Instant) {
+        match &self.port {
+            PortState::Here(_) => self.exchange_pages(),
+            PortState::Away(retry) if retry.is_due(now) => self.look_for_port(now),
+            PortState::Away(_) => {}
+        }
+    }
+
+    /// Tells the port our counters and obeys its advice, if anything happened since the last time.
+    fn exchange_pages(&mut self) {
+        let statistics = self.statistics();
+        if self.reported == Some(statistics) {
+            return;
+        }
+        let PortState::Here(port) = &mut self.port else { return };
+        if let Err(error) = port.write_statistics(&statistics) {
+            return self.lose_port(&format!("writing the statistics failed: {error}"));
+        }
+        let identification = port.identification();
+        self.reported = Some(statistics);
+        match identification {
+            Ok(identification) => self.obey(&identification),
+            Err(error) => self.lose_port(&error.to_string()),
+        }
+    }
+
+    fn statistics(&self) -> StatisticsPage {
+        let CaptureCounters { captured, lost, sampled_out } = self.capture.counters();
+        StatisticsPage { captured, lost, sampled_out, written: self.written, start_cookie: self.start_cookie }
+    }
+
+    fn obey(&mut self, identification: &IdentificationPage) {
+        if self.boot_cookie.is_some_and(|cookie| cookie != identification.boot_cookie) {
+            log("the VM process was started anew");
+        }
+        self.boot_cookie = Some(identification.boot_cookie);
+        if self.sample_one_in != identification.sample_one_in {
+            self.sample_one_in = identification.sample_one_in;
+            match self.sample_one_in {
+                1 => log("pages match: sending all"),
+                one_in => log(&format!("few pages match: sending about one of {one_in}")),
+            }
+        }
+        self.capture.set_sample_one_in(self.sample_one_in);
+    }
+
+    fn take_port(&mut self, port: Port, identification: IdentificationPage) {
+        let page_count_max = port.batch_page_count_max(&identification);
+        self.batch.borrow_mut().limit(page_count_max);
+        log(&format!("sending evicted pages to {}, {page_count_max} in a request", port.device().display()));
+        notify(&[NotifyState::Status(&format!("sending evicted pages to {}", port.device().display()))]);
+        self.port = PortState::Here(port);
+        self.reported = None;
+        self.obey(&identification);
+        self.capture.set_paused(false);
+    }
+
+    fn lose_port(&mut self, reason: &str) {
+        self.capture.set_paused(true);
+        let retry = Retry::after_failure(Instant::now());
+        log(&format!("the port is gone: {reason}; looking for it again"));
+        notify(&[NotifyState::Status("waiting for the eviction port to come back")]);
+        // Closes it: a disk that was unplugged can only then be taken away for good.
+        self.port = PortState::Away(retry);
+    }
+
+    fn look_for_port(&mut self, now: Instant) {
+        match Port::open(self.options.port.as_deref()) {
+            Ok((port, identification)) => self.take_port(port, identification),
+            Err(_) => {
+                if let PortState::Away(retry) = &mut self.port {
+                    retry.postpone(now);
+                }
+            }
+        }
+    }
+
+    /// What is captured by now still goes out; a port that is away is not waited for.
+    fn finish(&mut self) {
+        self.capture.set_paused(true);
+        while self.move_pages() == Ring::MayHoldMore {}
+        if !self.batch.borrow().is_empty() {
+            self.write_batch();
+        }
+        let statistics = self.statistics();
+        if let PortState::Here(port) = &mut self.port
+            && let Err(error) = port.write_statistics(&statistics)
+        {
+            log(&format!("writing the statistics failed: {error}"));
+        }
+        let StatisticsPage { captured, lost, sampled_out, written, .. } = statistics;
+        log(&format!("ended: {captured} pages captured, {written} written, {lost} lost, {sampled_out} sampled out"));
+    }
+}
+
+/// When to look for the port again: after one second, then ever more rarely.
+#[derive(Debug, Clone, Copy)]
+struct Retry {
+    delay: Duration,
+    due_at: Instant,
+}
+
+impl Retry {
+    fn at_once(now: Instant) -> Retry {
+        Retry { delay: RETRY_DELAY_MIN, due_at: now }
+    }
+
+    fn after_failure(now: Instant) -> Retry {
+        Retry { delay: RETRY_DELAY_MIN, due_at: now + RETRY_DELAY_MIN }
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        now >= self.due_at
+    }
+
+    fn postpone(&mut self, now: Instant) {
+        self.delay = (self.delay * 2).min(RETRY_DELAY_MAX);
+        self.due_at = now + self.delay;
+    }
+}
+
+fn sleep_until_readable(fds: &mut [PollFd<'_>], timeout: Duration) {
+    let timeout = Timespec::try_from(timeout).ok();
+    // Whatever it returns, the caller looks at everything again.
+    rustix::event::poll(fds, timeout.as_ref()).ok();
+}
+
+/// Where there is no systemd, nobody is told.
+fn notify(states: &[NotifyState<'_>]) {
+    sd_notify::notify(states).ok();
+}
+
+fn log(text: &str) {
+    eprintln!("remoca-agent: {text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn port_is_looked_for_ever_more_rarely_but_always_again() {
+        let now = Instant::now();
+        let mut retry = Retry::after_failure(now);
+        assert!(!retry.is_due(now));
+        assert!(retry.is_due(now + RETRY_DELAY_MIN));
+        let mut delays = Vec::new();
+        for _ in 0..8 {
+            retry.postpone(now);
+            delays.push(retry.delay.as_secs());
+        }
+        assert_eq!(delays, [2, 4, 8, 16, 30, 30, 30, 30]);
+        assert!(retry.is_due(now + RETRY_DELAY_MAX));
+    }
+}
