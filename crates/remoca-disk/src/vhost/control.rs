@@ -1,0 +1,253 @@
+//! The control thread of a device: accepts front ends and answers their messages.
+//!
+//! It owns no queue. What concerns a running queue is sent to the I/O thread as a [`Command`] and waited for, one at a
+//! time; so the I/O thread never waits for a front end, and a front end gets its answer when it is true.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
+
+use super::config::DeviceConfig;
+use super::handler::Handler;
+use super::inflight::InflightRegion;
+use super::memory::GuestMemory;
+use super::ring::RingLayout;
+use super::signal;
+use super::socket::SocketSource;
+
+/// Waits after an accept that failed, for instance for want of descriptors.
+const ACCEPT_RETRY: Duration = Duration::from_secs(1);
+
+/// What the control thread asks of the I/O thread. The numbers of queues are checked.
+pub(crate) enum Command {
+    /// A front end has come.
+    Attach,
+    /// The front end has gone: forget it, and answer when no request of it is under way.
+    Detach,
+    SetFeatures(u64),
+    SetMemory {
+        memory: Arc<GuestMemory>,
+        bytes: u64,
+        layouts: Vec<Option<RingLayout>>,
+    },
+    StartQueue {
+        queue: u16,
+        layout: RingLayout,
+        base: u16,
+        kick: OwnedFd,
+        region: Option<Arc<InflightRegion>>,
+    },
+    /// Answered with the queue's base once it is drained.
+    StopQueue {
+        queue: u16,
+    },
+    EnableQueue {
+        queue: u16,
+        enable: bool,
+    },
+    SetKick {
+        queue: u16,
+        kick: OwnedFd,
+    },
+    SetCall {
+        queue: u16,
+        call: Option<OwnedFd>,
+    },
+    SetError {
+        queue: u16,
+        error: Option<OwnedFd>,
+    },
+    SetWriteback(bool),
+}
+
+/// The answer to a command; the base for StopQueue, zero for the others.
+pub(crate) type Reply = Result<u16, String>;
+
+pub(crate) struct Envelope {
+    pub command: Command,
+    pub reply: SyncSender<Reply>,
+}
+
+/// The control thread's end of the way to the I/O thread.
+#[derive(Clone)]
+pub(crate) struct IoThread {
+    pub commands: Sender<Envelope>,
+    pub wake: Arc<OwnedFd>,
+}
+
+impl IoThread {
+    /// Sends a command and waits for its answer.
+    pub fn call(&self, command: Command) -> Result<u16, VhostError> {
+        let gone = || failure("the device is shut down");
+        let (reply, answer) = sync_channel(1);
+        self.commands.send(Envelope { command, reply }).map_err(|_| gone())?;
+        signal::raise(&self.wake);
+        answer.recv().map_err(|_| gone())?.map_err(failure)
+    }
+}
+
+/// An error for the front end and the log.
+pub(crate) fn failure(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> VhostError {
+    VhostError::ReqHandlerError(io::Error::other(error))
+}
+
+/// The running control thread; dropping it ends the thread.
+pub(crate) struct ControlThread {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    stop: OwnedFd,
+    stopping: AtomicBool,
+    finished: AtomicBool,
+    connection: Mutex<Option<UnixStream>>,
+}
+
+impl ControlThread {
+    pub fn spawn(config: Arc<DeviceConfig>, source: SocketSource, io: IoThread) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            stop: signal::new()?,
+            stopping: AtomicBool::new(false),
+            finished: AtomicBool::new(false),
+            connection: Mutex::new(None),
+        });
+        let name = format!("vhost {}", config.name);
+        let control = Control { shared: shared.clone(), wake: io.wake.clone(), handler: Handler::new(config, io) };
+        let thread = std::thread::Builder::new().name(name).spawn(move || control.run(source))?;
+        Ok(ControlThread { shared, thread: Some(thread) })
+    }
+
+    /// No front end will ever come (again).
+    pub fn is_finished(&self) -> bool {
+        self.shared.finished.load(Ordering::Acquire)
+    }
+
+    /// Ends the connection; the thread ends as soon as it is answered, or its command channel is gone.
+    pub fn begin_stop(&self) {
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        signal::raise(&self.shared.stop);
+        let connection = self.shared.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(connection) = &*connection {
+            // Fails only if it is closed already.
+            let _ = connection.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
+    pub fn join(&mut self) {
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the control thread panicked");
+        }
+    }
+}
+
+struct Control {
+    shared: Arc<Shared>,
+    wake: Arc<OwnedFd>,
+    handler: Handler,
+}
+
+impl Control {
+    fn run(self, source: SocketSource) {
+        let Control { shared, wake, handler } = self;
+        let handler = Arc::new(Mutex::new(handler));
+        match source {
+            SocketSource::Stream(stream) => shared.serve(stream, &handler),
+            SocketSource::Listener { listener, path: _path } => {
+                while let Some(stream) = shared.accept(&listener) {
+                    shared.serve(stream, &handler);
+                }
+            }
+        }
+        shared.finished.store(true, Ordering::Release);
+        signal::raise(wake);
+    }
+}
+
+impl Shared {
+    /// The next front end, or nothing at the end.
+    fn accept(&self, listener: &UnixListener) -> Option<UnixStream> {
+        if let Err(error) = listener.set_nonblocking(true) {
+            tracing::error!(%error, "cannot use the listening socket");
+            return None;
+        }
+        while self.wait(listener, None) {
+            match listener.accept() {
+                Ok((stream, _)) => return Some(stream),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a front end");
+                    self.wait(&self.stop, Some(ACCEPT_RETRY));
+                }
+            }
+        }
+        None
+    }
+
+    /// Answers one front end until it goes.
+    fn serve(&self, stream: UnixStream, handler: &Arc<Mutex<Handler>>) {
+        let clones = stream.set_nonblocking(false).and_then(|()| Ok((stream.try_clone()?, stream.try_clone()?)));
+        let (watch, connection) = match clones {
+            Ok(clones) => clones,
+            Err(error) => {
+                tracing::warn!(%error, "cannot use the connection of a front end");
+                return;
+            }
+        };
+        self.set_connection(Some(connection));
+        let with_handler = |action: fn(&mut Handler) -> Result<(), VhostError>| {
+            action(&mut handler.lock().unwrap_or_else(PoisonError::into_inner))
+        };
+        if with_handler(Handler::attach).is_ok() {
+            let mut requests = BackendReqHandler::from_stream(stream, handler.clone());
+            match self.answer(&watch, &mut requests) {
+                VhostError::Disconnected => tracing::info!("the front end has gone"),
+                error => tracing::warn!(%error, "the front end is disconnected"),
+            }
+        }
+        self.set_connection(None);
+        // Fails only if the device is shut down, which the next wait finds out.
+        let _ = with_handler(Handler::detach);
+    }
+
+    fn set_connection(&self, connection: Option<UnixStream>) {
+        *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = connection;
+    }
+
+    /// Answers messages until the connection or the device ends.
+    fn answer(&self, watch: &UnixStream, requests: &mut BackendReqHandler<Mutex<Handler>>) -> VhostError {
+        while self.wait(watch, None) {
+            if let Err(error) = requests.handle_request() {
+                return error;
+            }
+        }
+        VhostError::Disconnected
+    }
+
+    /// Waits until `source` can be read; false if the device is to end, or the wait failed.
+    fn wait(&self, source: impl std::os::fd::AsFd, timeout: Option<Duration>) -> bool {
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        while !self.stopping.load(Ordering::SeqCst) {
+            let mut sources = [PollFd::new(&source, PollFlags::IN), PollFd::new(&self.stop, PollFlags::IN)];
+            match poll(&mut sources, timeout.as_ref()) {
+                Ok(0) => return true,
+                Ok(_) if !sources[0].revents().is_empty() => return !self.stopping.load(Ordering::SeqCst),
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(%error, "cannot wait for the front end");
+                    return false;
+                }
+            }
+        }
+        false
+    }
+}

@@ -1,0 +1,337 @@
+//! One virtio-blk device, from the side of the I/O thread that owns its queues.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, channel};
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::time::Timespec;
+use vhost::vhost_user::VhostUserVirtioFeatures;
+use virtio_bindings::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
+
+use super::chain::Session;
+use super::config::{ConfigError, DeviceConfig, feature};
+use super::control::{Command, ControlThread, Envelope, IoThread, Reply};
+use super::inflight::{InflightQueue, InflightRegion};
+use super::memory::GuestMemory;
+use super::queue::{Context, Queue, Start};
+use super::request::{BlkRequest, RequestId, Status};
+use super::ring::RingLayout;
+use super::signal;
+use super::socket::SocketSource;
+
+/// Event data of the control thread's eventfd; kicks have the number of their queue.
+const CONTROL: u64 = u64::MAX;
+const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+
+/// Why a device cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("cannot make the device's descriptors or its control thread")]
+    System(#[from] io::Error),
+}
+
+/// A virtio-blk device on a vhost-user socket. See the documentation of the module for how to drive it.
+pub struct VhostDevice {
+    config: Arc<DeviceConfig>,
+    queues: Vec<Queue>,
+    kicks: Vec<Option<OwnedFd>>,
+    /// The queue that `pop` looks at first.
+    turn: usize,
+    next_id: u64,
+    /// Requests that the driver holds, those of an earlier front end included.
+    held: usize,
+    session: Arc<Session>,
+    features: u64,
+    writeback: bool,
+    memory: Arc<GuestMemory>,
+    guest_memory_bytes: u64,
+    connected: bool,
+    epoll: OwnedFd,
+    wake: Arc<OwnedFd>,
+    commands: Option<Receiver<Envelope>>,
+    waiting: Option<Waiting>,
+    control: ControlThread,
+}
+
+/// A command whose answer has to wait for the driver.
+struct Waiting {
+    until: Until,
+    reply: SyncSender<Reply>,
+}
+
+enum Until {
+    QueueDrained(u16),
+    NothingHeld,
+}
+
+impl VhostDevice {
+    /// Makes the device and starts its control thread, which serves front ends from now on.
+    pub fn new(config: DeviceConfig, source: SocketSource) -> Result<Self, DeviceError> {
+        config.check()?;
+        let config = Arc::new(config);
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(io::Error::from)?;
+        let wake = Arc::new(signal::new()?);
+        epoll::add(&epoll, &wake, EventData::new_u64(CONTROL), EventFlags::IN).map_err(io::Error::from)?;
+        let (sender, receiver) = channel();
+        let io = IoThread { commands: sender, wake: wake.clone() };
+        let control = ControlThread::spawn(config.clone(), source, io)?;
+        Ok(VhostDevice {
+            queues: (0..config.queue_count_max).map(Queue::new).collect(),
+            kicks: (0..config.queue_count_max).map(|_| None).collect(),
+            config,
+            turn: 0,
+            next_id: 0,
+            held: 0,
+            session: Session::new(),
+            features: 0,
+            writeback: true,
+            memory: Arc::default(),
+            guest_memory_bytes: 0,
+            connected: false,
+            epoll,
+            wake,
+            commands: Some(receiver),
+            waiting: None,
+            control,
+        })
+    }
+
+    /// Readable when `handle_events` has something to do. An epoll descriptor, the same for the device's whole life.
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Takes kicks and the control thread's commands. Call `pop` afterwards until it has nothing, then `notify`.
+    pub fn handle_events(&mut self) -> io::Result<()> {
+        let mut events = [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 16];
+        let (count, _) = epoll::wait(&self.epoll, events.as_mut_slice(), Some(&NO_WAIT)).map(|count| (count, ()))?;
+        // Kicks are edge-triggered: to have woken us is all they are for.
+        if events[..count].iter().any(|event| event.data.u64() == CONTROL) {
+            signal::clear(&self.wake);
+            while let Some(envelope) = self.commands.as_ref().and_then(|commands| commands.try_recv().ok()) {
+                self.apply(envelope);
+            }
+        }
+        Ok(())
+    }
+
+    /// The next request, from all queues in turn. What the guest got wrong is answered here.
+    pub fn pop(&mut self) -> Option<BlkRequest> {
+        let indirect = self.features & feature(VIRTIO_RING_F_INDIRECT_DESC) != 0;
+        let context = Context { config: &self.config, session: &self.session, indirect };
+        let count = self.queues.len();
+        for index in (self.turn..count).chain(0..self.turn) {
+            let Some(taken) = self.queues[index].take(&context) else { continue };
+            self.turn = (index + 1) % count;
+            self.held += 1;
+            self.next_id += 1;
+            return Some(BlkRequest {
+                id: RequestId(self.next_id),
+                queue: u16::try_from(index).expect("at most 64 queues"),
+                operation: taken.operation,
+                chain: taken.chain,
+                data_start: taken.data_start,
+                data_length: taken.data_length,
+            });
+        }
+        None
+    }
+
+    /// Gives a request back. The guest sees it completed after the next `notify`.
+    pub fn complete(&mut self, request: BlkRequest, status: Status) {
+        self.held -= 1;
+        if request.chain.session.is_live() {
+            self.queues[usize::from(request.queue)].complete(&request.chain, status);
+        }
+    }
+
+    /// Shows the guest what was completed since the last call, with at most one interrupt for each queue. Call it once
+    /// for each turn of the driver's loop: a front end that stops a queue is answered here too.
+    pub fn notify(&mut self) {
+        self.queues.iter_mut().for_each(Queue::publish);
+        self.settle();
+    }
+
+    /// Whether a write may be completed before it is durable: the guest sends flushes. When this goes from true to
+    /// false, writes that completed before must be made durable too.
+    pub fn write_cache_enabled(&self) -> bool {
+        let negotiated = |bit| self.features & feature(bit) != 0;
+        match negotiated(VIRTIO_BLK_F_CONFIG_WCE) {
+            true => self.writeback,
+            false => negotiated(VIRTIO_BLK_F_FLUSH),
+        }
+    }
+
+    /// Requests of `queue` that the guest waits for and this device has taken.
+    pub fn in_flight(&self, queue: u16) -> u16 {
+        self.queues.get(usize::from(queue)).map_or(0, Queue::in_flight)
+    }
+
+    /// The size of the guest's memory, as far as the front end shares it.
+    pub fn guest_memory_bytes(&self) -> u64 {
+        self.guest_memory_bytes
+    }
+
+    pub fn is_connected(&self) -> bool {
+        self.connected
+    }
+
+    /// No front end will come any more: the device had a single connection, and it has ended.
+    pub fn is_finished(&self) -> bool {
+        self.control.is_finished()
+    }
+
+    pub fn config(&self) -> &DeviceConfig {
+        &self.config
+    }
+
+    fn apply(&mut self, envelope: Envelope) {
+        let Envelope { command, reply } = envelope;
+        let answer: Reply = match command {
+            Command::StopQueue { queue } => {
+                self.queues[usize::from(queue)].begin_stop();
+                self.wait_until(Until::QueueDrained(queue), reply);
+                return;
+            }
+            Command::Detach => {
+                self.detach();
+                self.wait_until(Until::NothingHeld, reply);
+                return;
+            }
+            Command::Attach => {
+                self.session = Session::new();
+                self.connected = true;
+                Ok(0)
+            }
+            Command::SetFeatures(features) => {
+                self.features = features;
+                Ok(0)
+            }
+            Command::SetMemory { memory, bytes, layouts } => {
+                for (queue, layout) in self.queues.iter_mut().zip(layouts) {
+                    if let Some(layout) = layout {
+                        queue.relocate(layout, memory.clone());
+                    }
+                }
+                self.memory = memory;
+                self.guest_memory_bytes = bytes;
+                Ok(0)
+            }
+            Command::StartQueue { queue, layout, base, kick, region } => {
+                self.start(queue, layout, base, kick, region).map(|()| 0)
+            }
+            Command::EnableQueue { queue, enable } => {
+                self.queues[usize::from(queue)].enabled = enable;
+                Ok(0)
+            }
+            Command::SetKick { queue, kick } => self.set_kick(queue, Some(kick)).map(|()| 0),
+            Command::SetCall { queue, call } => {
+                let queue = &mut self.queues[usize::from(queue)];
+                queue.call = call;
+                // What was completed while there was nobody to call, by us or by a back end that died.
+                queue.interrupt();
+                Ok(0)
+            }
+            Command::SetError { queue, error } => {
+                self.queues[usize::from(queue)].error = error;
+                Ok(0)
+            }
+            Command::SetWriteback(writeback) => {
+                self.writeback = writeback;
+                Ok(0)
+            }
+        };
+        // Nobody listens only if the control thread is gone.
+        let _ = reply.send(answer);
+    }
+
+    fn start(
+        &mut self,
+        number: u16,
+        layout: RingLayout,
+        base: u16,
+        kick: OwnedFd,
+        region: Option<Arc<InflightRegion>>,
+    ) -> Result<(), String> {
+        let record = region.and_then(|region| InflightQueue::new(region, number));
+        let memory = self.memory.clone();
+        let queue = &mut self.queues[usize::from(number)];
+        queue.start(Start { layout, memory, base, record }).map_err(|error| error.to_string())?;
+        if self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() == 0 {
+            queue.enabled = true;
+        }
+        self.set_kick(number, Some(kick))
+    }
+
+    fn set_kick(&mut self, queue: u16, kick: Option<OwnedFd>) -> Result<(), String> {
+        let slot = &mut self.kicks[usize::from(queue)];
+        if let Some(old) = slot.take() {
+            // A descriptor that cannot be removed is gone already.
+            let _ = epoll::delete(&self.epoll, &old);
+        }
+        if let Some(kick) = kick {
+            let (data, flags) = (EventData::new_u64(u64::from(queue)), EventFlags::IN | EventFlags::ET);
+            epoll::add(&self.epoll, &kick, data, flags)
+                .map_err(|error| format!("the kick of queue {queue} cannot be waited for: {error}"))?;
+            *slot = Some(kick);
+        }
+        Ok(())
+    }
+
+    /// Forgets the front end. Requests that the driver still holds are dropped when it gives them back.
+    fn detach(&mut self) {
+        self.session.end();
+        for queue in 0..self.config.queue_count_max {
+            // Removing a kick cannot fail.
+            let _ = self.set_kick(queue, None);
+            self.queues[usize::from(queue)].reset();
+        }
+        self.features = 0;
+        self.memory = Arc::default();
+        self.guest_memory_bytes = 0;
+        self.connected = false;
+    }
+
+    fn wait_until(&mut self, until: Until, reply: SyncSender<Reply>) {
+        self.waiting = Some(Waiting { until, reply });
+        self.settle();
+    }
+
+    /// Answers the command that waits, if what it waits for has come.
+    fn settle(&mut self) {
+        let answer = match &self.waiting {
+            Some(Waiting { until: Until::QueueDrained(queue), .. }) => {
+                let number = *queue;
+                let queue = &mut self.queues[usize::from(number)];
+                if !queue.is_drained() {
+                    return;
+                }
+                let base = queue.finish_stop();
+                // Removing a kick cannot fail.
+                let _ = self.set_kick(number, None);
+                base
+            }
+            Some(Waiting { until: Until::NothingHeld, .. }) if self.held == 0 => 0,
+            Some(_) | None => return,
+        };
+        if let Some(waiting) = self.waiting.take() {
+            // Nobody listens only if the control thread is gone.
+            let _ = waiting.reply.send(Ok(answer));
+        }
+    }
+}
+
+impl Drop for VhostDevice {
+    fn drop(&mut self) {
+        // The control thread may wait for the connection or for our answer to a command: end both, then it ends.
+        self.control.begin_stop();
+        self.waiting = None;
+        self.commands = None;
+        self.control.join();
+    }
+}

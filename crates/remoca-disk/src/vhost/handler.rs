@@ -1,0 +1,344 @@
+//! Answers to the messages of a front end.
+//!
+//! It keeps what the messages say (memory, addresses, bases) and turns it into a few commands for the I/O thread. What
+//! cannot be is refused with a reason, and the front end is disconnected: a state that the two sides see differently
+//! would be worse.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight, VhostUserLog,
+    VhostUserMemoryRegion, VhostUserShMemConfig, VhostUserSharedMsg, VhostUserSingleMemoryRegion,
+    VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{
+    Error as VhostError, GpuBackend, VhostUserBackendReqHandlerMut, VhostUserProtocolFeatures, VhostUserVirtioFeatures,
+};
+
+use super::config::{DeviceConfig, WRITEBACK_OFFSET};
+use super::control::{Command, IoThread, failure};
+use super::inflight::InflightRegion;
+use super::memory::{MemoryTable, REGION_COUNT_MAX, RingAddresses};
+use super::ring::RingLayout;
+use super::signal;
+
+type Result<T> = std::result::Result<T, VhostError>;
+
+const PROTOCOL_FEATURES: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
+    .union(VhostUserProtocolFeatures::CONFIG)
+    .union(VhostUserProtocolFeatures::INFLIGHT_SHMFD)
+    .union(VhostUserProtocolFeatures::REPLY_ACK)
+    .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS);
+
+/// What the front end said about one queue.
+#[derive(Default, Clone)]
+struct Vring {
+    size: u32,
+    addresses: Option<RingAddresses>,
+    base: u16,
+    running: bool,
+}
+
+pub(crate) struct Handler {
+    config: Arc<DeviceConfig>,
+    io: IoThread,
+    features: u64,
+    table: MemoryTable,
+    vrings: Vec<Vring>,
+    inflight: Option<Arc<InflightRegion>>,
+    /// Outlives connections: a guest that switched its write cache off sends no flushes any more.
+    writeback: bool,
+}
+
+impl Handler {
+    pub fn new(config: Arc<DeviceConfig>, io: IoThread) -> Self {
+        let vrings = vec![Vring::default(); usize::from(config.queue_count_max)];
+        let table = MemoryTable::default();
+        Handler { config, io, features: 0, table, vrings, inflight: None, writeback: true }
+    }
+
+    /// A front end has come.
+    pub fn attach(&mut self) -> Result<()> {
+        self.io.call(Command::Attach).map(drop)
+    }
+
+    /// The front end has gone. Returns when nothing of it is under way any more.
+    pub fn detach(&mut self) -> Result<()> {
+        self.features = 0;
+        self.table = MemoryTable::default();
+        self.vrings.fill(Vring::default());
+        self.inflight = None;
+        self.io.call(Command::Detach).map(drop)
+    }
+
+    fn offered(&self) -> u64 {
+        self.config.features() | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+    }
+
+    /// The number of a queue, and what is known of it.
+    fn vring(&mut self, index: u32) -> Result<(u16, &mut Vring)> {
+        let number = u16::try_from(index).map_err(|_| VhostError::InvalidParam)?;
+        let vring = self.vrings.get_mut(usize::from(number));
+        let vring = vring.ok_or_else(|| failure(format!("there is no queue {index}")))?;
+        Ok((number, vring))
+    }
+
+    /// The same for a change that a running ring cannot take.
+    fn stopped_vring(&mut self, index: u32) -> Result<&mut Vring> {
+        match self.vring(index)? {
+            (_, vring) if vring.running => Err(failure(format!("queue {index} is running"))),
+            (_, vring) => Ok(vring),
+        }
+    }
+
+    /// Moves to another memory table, running rings included.
+    fn change_memory(&mut self, table: MemoryTable) -> Result<()> {
+        let layouts = self.vrings.iter().map(|vring| match vring.running {
+            true => layout_of(&table, vring).map(Some),
+            false => Ok(None),
+        });
+        let layouts = layouts.collect::<Result<Vec<_>>>()?;
+        let (memory, bytes) = (table.memory().clone(), table.total_bytes());
+        self.io.call(Command::SetMemory { memory, bytes, layouts })?;
+        self.table = table;
+        Ok(())
+    }
+
+    fn start_queue(&mut self, index: u32, kick: std::os::fd::OwnedFd) -> Result<()> {
+        let table = self.table.clone();
+        let region = self.inflight.clone();
+        let (queue, vring) = self.vring(index)?;
+        let layout = layout_of(&table, vring)?;
+        let base = vring.base;
+        self.io.call(Command::StartQueue { queue, layout, base, kick, region })?;
+        self.vring(index)?.1.running = true;
+        Ok(())
+    }
+
+    fn stop_queue(&mut self, index: u32) -> Result<u16> {
+        let (queue, vring) = self.vring(index)?;
+        if vring.running {
+            let base = self.io.call(Command::StopQueue { queue })?;
+            let (_, vring) = self.vring(index)?;
+            vring.running = false;
+            vring.base = base;
+        }
+        Ok(self.vring(index)?.1.base)
+    }
+
+    fn set_writeback_cache(&mut self, writeback: bool) -> Result<()> {
+        self.io.call(Command::SetWriteback(writeback))?;
+        self.writeback = writeback;
+        if let Some(region) = &self.inflight {
+            region.set_writeback(writeback);
+        }
+        Ok(())
+    }
+}
+
+fn layout_of(table: &MemoryTable, vring: &Vring) -> Result<RingLayout> {
+    let addresses = vring.addresses.as_ref().ok_or_else(|| failure("the queue has no addresses yet"))?;
+    table.ring_layout(addresses, vring.size).map_err(failure)
+}
+
+fn unsupported<T>() -> Result<T> {
+    Err(VhostError::InvalidOperation("not offered by this back end"))
+}
+
+impl VhostUserBackendReqHandlerMut for Handler {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Result<()> {
+        for index in 0..u32::from(self.config.queue_count_max) {
+            self.stop_queue(index)?;
+        }
+        Ok(())
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        unsupported()
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(self.offered())
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<()> {
+        let unknown = features & !self.offered();
+        if unknown != 0 {
+            return Err(failure(format!("features {unknown:#x} were not offered")));
+        }
+        self.features = features;
+        self.io.call(Command::SetFeatures(features)).map(drop)
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy_listening: Option<bool>,
+    ) -> Result<Option<Vec<u64>>> {
+        let table = MemoryTable::new(regions, files).map_err(failure)?;
+        self.change_memory(table)?;
+        Ok(None)
+    }
+
+    fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
+        self.stopped_vring(index)?.size = num;
+        Ok(())
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptors: u64,
+        used: u64,
+        available: u64,
+        _log: u64,
+    ) -> Result<()> {
+        self.stopped_vring(index)?.addresses = Some(RingAddresses { descriptors, available, used });
+        Ok(())
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        let base = u16::try_from(base).map_err(|_| failure(format!("base {base} of a split ring")))?;
+        self.stopped_vring(index)?.base = base;
+        Ok(())
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        Ok(VhostUserVringState::new(index, u32::from(self.stop_queue(index)?)))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, kick: Option<File>) -> Result<()> {
+        let index = u32::from(index);
+        let kick = kick.ok_or_else(|| failure("a queue without a kick eventfd would have to be polled"))?;
+        let kick = signal::without_blocking(kick.into()).map_err(failure)?;
+        match self.vring(index)? {
+            (queue, vring) if vring.running => self.io.call(Command::SetKick { queue, kick }).map(drop),
+            _ => self.start_queue(index, kick),
+        }
+    }
+
+    fn set_vring_call(&mut self, index: u8, call: Option<File>) -> Result<()> {
+        let (queue, _) = self.vring(u32::from(index))?;
+        let call = call.map(|call| signal::without_blocking(call.into())).transpose().map_err(failure)?;
+        self.io.call(Command::SetCall { queue, call }).map(drop)
+    }
+
+    fn set_vring_err(&mut self, index: u8, error: Option<File>) -> Result<()> {
+        let (queue, _) = self.vring(u32::from(index))?;
+        let error = error.map(|error| signal::without_blocking(error.into())).transpose().map_err(failure)?;
+        self.io.call(Command::SetError { queue, error }).map(drop)
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        Ok(PROTOCOL_FEATURES)
+    }
+
+    fn set_protocol_features(&mut self, features: u64) -> Result<()> {
+        match features & !PROTOCOL_FEATURES.bits() {
+            0 => Ok(()),
+            unknown => Err(failure(format!("protocol features {unknown:#x} were not offered"))),
+        }
+    }
+
+    fn get_queue_num(&mut self) -> Result<u64> {
+        Ok(u64::from(self.config.queue_count_max))
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        let (queue, _) = self.vring(index)?;
+        self.io.call(Command::EnableQueue { queue, enable }).map(drop)
+    }
+
+    fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
+        // Fields of later versions of the specification read as zero: they belong to features that are not offered.
+        let space = self.config.configuration_space(self.writeback);
+        let rest = usize::try_from(offset).ok().and_then(|offset| space.get(offset..)).unwrap_or_default();
+        let size = usize::try_from(size).map_err(|_| VhostError::InvalidParam)?;
+        let mut answer = rest[..rest.len().min(size)].to_vec();
+        answer.resize(size, 0);
+        Ok(answer)
+    }
+
+    fn set_config(&mut self, offset: u32, data: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
+        match (offset, data) {
+            (WRITEBACK_OFFSET, [0]) => self.set_writeback_cache(false),
+            (WRITEBACK_OFFSET, [1]) => self.set_writeback_cache(true),
+            _ => Err(failure(format!("{} bytes of the configuration at {offset} cannot be written", data.len()))),
+        }
+    }
+
+    fn get_inflight_fd(&mut self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let (queues, size) = (wanted.num_queues, wanted.queue_size);
+        let (file, bytes) = InflightRegion::create(queues, size, self.writeback).map_err(failure)?;
+        Ok((VhostUserInflight::new(bytes, 0, queues, size), file))
+    }
+
+    fn set_inflight_fd(&mut self, given: &VhostUserInflight, file: File) -> Result<()> {
+        if self.vrings.iter().any(|vring| vring.running) {
+            return Err(failure("the record of requests in flight cannot change while a queue runs"));
+        }
+        let region = InflightRegion::open(file, given.mmap_size, given.mmap_offset, given.num_queues, given.queue_size);
+        let region = Arc::new(region.map_err(failure)?);
+        if let Some(writeback) = region.writeback() {
+            self.set_writeback_cache(writeback)?;
+        }
+        self.inflight = Some(region);
+        Ok(())
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        Ok(REGION_COUNT_MAX as u64)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        region: &VhostUserSingleMemoryRegion,
+        file: File,
+        _postcopy_listening: Option<bool>,
+    ) -> Result<Option<u64>> {
+        let table = self.table.with_added(region, file).map_err(failure)?;
+        self.change_memory(table)?;
+        Ok(None)
+    }
+
+    fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        let table = self.table.with_removed(region).map_err(failure)?;
+        self.change_memory(table)
+    }
+
+    fn set_gpu_socket(&mut self, _gpu_backend: GpuBackend) -> Result<()> {
+        unsupported()
+    }
+
+    fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Result<File> {
+        unsupported()
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        _file: File,
+    ) -> Result<Option<File>> {
+        unsupported()
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        unsupported()
+    }
+
+    fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
+        unsupported()
+    }
+
+    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
+        unsupported()
+    }
+}

@@ -1,0 +1,153 @@
+//! The guest's memory as the front end shares it, and the front end's own addresses of it.
+//!
+//! Each region is a file mapped shared. A table is never changed: the control thread builds the next one and the I/O
+//! thread takes it over, while requests in flight keep the old one, and so its mappings, alive. A front end that
+//! truncates such a file afterwards kills this process by SIGBUS; QEMU seals its memfd against that.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use vhost::vhost_user::message::VhostUserMemoryRegion;
+use vm_memory::mmap::MmapRegion;
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+
+use super::config::QUEUE_SIZE_MAX;
+use super::ring::RingLayout;
+
+pub(crate) type GuestMemory = GuestMemoryMmap<()>;
+
+/// Regions that one front end may share; each is a mapping and a descriptor.
+pub(crate) const REGION_COUNT_MAX: usize = 128;
+
+/// Why a memory table or an address in it is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    #[error("{0} memory regions, at most 128 are possible")]
+    TooMany(usize),
+    #[error("memory region at guest address {0:#x} has no size or wraps around")]
+    Range(u64),
+    #[error("file of the memory region at guest address {guest:#x} has {file_bytes} bytes, the region ends at {end}")]
+    FileTooShort { guest: u64, file_bytes: u64, end: u64 },
+    #[error("cannot map the memory region at guest address {guest:#x}")]
+    Map { guest: u64, source: std::io::Error },
+    #[error("memory regions overlap")]
+    Overlap,
+    #[error("no memory region at guest address {0:#x}")]
+    Missing(u64),
+    #[error("address {user:#x} of the front end, {length} bytes, is in no memory region")]
+    Untranslatable { user: u64, length: u64 },
+    #[error("queue size {0} is zero, above 1024 or not a power of two")]
+    QueueSize(u32),
+}
+
+#[derive(Clone)]
+struct Region {
+    guest: u64,
+    user: u64,
+    length: u64,
+    mapping: Arc<GuestRegionMmap>,
+}
+
+/// A memory table; immutable, cheap to clone.
+#[derive(Clone, Default)]
+pub(crate) struct MemoryTable {
+    regions: Vec<Region>,
+    memory: Arc<GuestMemory>,
+}
+
+impl MemoryTable {
+    pub fn new(regions: &[VhostUserMemoryRegion], files: Vec<File>) -> Result<Self, MemoryError> {
+        let regions =
+            regions.iter().zip(files).map(|(region, file)| map(region, file)).collect::<Result<Vec<_>, _>>()?;
+        Self::from_regions(regions)
+    }
+
+    pub fn with_added(&self, region: &VhostUserMemoryRegion, file: File) -> Result<Self, MemoryError> {
+        let mut regions = self.regions.clone();
+        regions.push(map(region, file)?);
+        Self::from_regions(regions)
+    }
+
+    pub fn with_removed(&self, region: &VhostUserMemoryRegion) -> Result<Self, MemoryError> {
+        let (guest, user, length) = (region.guest_phys_addr, region.user_addr, region.memory_size);
+        let same = |region: &Region| (region.guest, region.user, region.length) == (guest, user, length);
+        let position = self.regions.iter().position(same).ok_or(MemoryError::Missing(guest))?;
+        let mut regions = self.regions.clone();
+        regions.remove(position);
+        Self::from_regions(regions)
+    }
+
+    fn from_regions(mut regions: Vec<Region>) -> Result<Self, MemoryError> {
+        if regions.len() > REGION_COUNT_MAX {
+            return Err(MemoryError::TooMany(regions.len()));
+        }
+        regions.sort_by_key(|region| region.guest);
+        let mappings: Vec<_> = regions.iter().map(|region| region.mapping.clone()).collect();
+        let memory = match mappings.is_empty() {
+            true => GuestMemory::default(),
+            false => GuestMemory::from_arc_regions(mappings).map_err(|_| MemoryError::Overlap)?,
+        };
+        Ok(MemoryTable { regions, memory: Arc::new(memory) })
+    }
+
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    pub fn total_bytes(&self) -> u64 {
+        self.regions.iter().map(|region| region.length).sum()
+    }
+
+    /// The guest address of `length` bytes at the front end's address `user`.
+    fn translate(&self, user: u64, length: u64) -> Result<GuestAddress, MemoryError> {
+        let inside = |region: &&Region| {
+            let offset = user.checked_sub(region.user);
+            offset.and_then(|offset| offset.checked_add(length)).is_some_and(|end| end <= region.length)
+        };
+        let region = self.regions.iter().find(inside).ok_or(MemoryError::Untranslatable { user, length })?;
+        Ok(GuestAddress(region.guest + (user - region.user)))
+    }
+
+    /// Where the three parts of a ring are, from the front end's addresses of them.
+    pub fn ring_layout(&self, addresses: &RingAddresses, size: u32) -> Result<RingLayout, MemoryError> {
+        let checked = u16::try_from(size).ok().filter(|size| size.is_power_of_two() && *size <= QUEUE_SIZE_MAX);
+        let size = checked.ok_or(MemoryError::QueueSize(size))?;
+        Ok(RingLayout {
+            size,
+            descriptors: self.translate(addresses.descriptors, RingLayout::descriptors_bytes(size))?,
+            available: self.translate(addresses.available, RingLayout::available_bytes(size))?,
+            used: self.translate(addresses.used, RingLayout::used_bytes(size))?,
+        })
+    }
+}
+
+/// The parts of a ring in the front end's own addresses, as SET_VRING_ADDR has them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RingAddresses {
+    pub descriptors: u64,
+    pub available: u64,
+    pub used: u64,
+}
+
+fn map(region: &VhostUserMemoryRegion, file: File) -> Result<Region, MemoryError> {
+    let (guest, user, length) = (region.guest_phys_addr, region.user_addr, region.memory_size);
+    let (offset, range_error) = (region.mmap_offset, MemoryError::Range(guest));
+    let wraps = [guest, user, offset].iter().any(|start| start.checked_add(length).is_none());
+    let (Ok(size), false, 1..) = (usize::try_from(length), wraps, length) else {
+        return Err(range_error);
+    };
+    check_file_covers(&file, guest, offset + length)?;
+    let mapping = MmapRegion::from_file(FileOffset::new(file, offset), size)
+        .map_err(|error| MemoryError::Map { guest, source: std::io::Error::other(error) })?;
+    let mapping = GuestRegionMmap::new(mapping, GuestAddress(guest)).ok_or(range_error)?;
+    Ok(Region { guest, user, length, mapping: Arc::new(mapping) })
+}
+
+/// Access beyond the end of a mapped file is a SIGBUS, so it is refused here. Device files have no length.
+pub(crate) fn check_file_covers(file: &File, guest: u64, end: u64) -> Result<(), MemoryError> {
+    let metadata = file.metadata().map_err(|source| MemoryError::Map { guest, source })?;
+    if metadata.is_file() && metadata.len() < end {
+        return Err(MemoryError::FileTooShort { guest, file_bytes: metadata.len(), end });
+    }
+    Ok(())
+}

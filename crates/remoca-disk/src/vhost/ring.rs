@@ -1,0 +1,138 @@
+//! Access to one split virtqueue in guest memory.
+//!
+//! Every field is read once into a local value and judged there: the guest can change the ring at any time. The layout
+//! was checked when the ring was started, so an access fails only where the guest's memory has a hole.
+//!
+//! ```text
+//! descriptors  size * { addr: u64, len: u32, flags: u16, next: u16 }
+//! available    { flags: u16, index: u16, ring: [u16; size], used_event: u16 }
+//! used         { flags: u16, index: u16, ring: [{ id: u32, len: u32 }; size], avail_event: u16 }
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
+use virtio_queue::desc::split::Descriptor;
+use vm_memory::{Address, Bytes, GuestAddress};
+
+use super::memory::GuestMemory;
+
+pub(crate) const DESCRIPTOR_BYTES: u64 = 16;
+const HEADER_BYTES: u64 = 4;
+const INDEX_OFFSET: u64 = 2;
+const AVAILABLE_ENTRY_BYTES: u64 = 2;
+const USED_ENTRY_BYTES: u64 = 8;
+const EVENT_BYTES: u64 = 2;
+
+/// The guest has no memory where its ring should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the ring is not in guest memory")]
+pub(crate) struct RingUnreachable;
+
+impl From<vm_memory::GuestMemoryError> for RingUnreachable {
+    fn from(_: vm_memory::GuestMemoryError) -> Self {
+        RingUnreachable
+    }
+}
+
+/// Where a ring is. `size` is a power of two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RingLayout {
+    pub size: u16,
+    pub descriptors: GuestAddress,
+    pub available: GuestAddress,
+    pub used: GuestAddress,
+}
+
+impl RingLayout {
+    pub fn descriptors_bytes(size: u16) -> u64 {
+        u64::from(size) * DESCRIPTOR_BYTES
+    }
+
+    pub fn available_bytes(size: u16) -> u64 {
+        HEADER_BYTES + u64::from(size) * AVAILABLE_ENTRY_BYTES + EVENT_BYTES
+    }
+
+    pub fn used_bytes(size: u16) -> u64 {
+        HEADER_BYTES + u64::from(size) * USED_ENTRY_BYTES + EVENT_BYTES
+    }
+}
+
+pub(crate) struct Ring {
+    layout: RingLayout,
+    memory: Arc<GuestMemory>,
+}
+
+impl Ring {
+    pub fn new(layout: RingLayout, memory: Arc<GuestMemory>) -> Self {
+        Ring { layout, memory }
+    }
+
+    pub fn size(&self) -> u16 {
+        self.layout.size
+    }
+
+    pub fn descriptors(&self) -> GuestAddress {
+        self.layout.descriptors
+    }
+
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// The guest's count of chains made available. Acquire: the entries and descriptors behind it are visible after it.
+    pub fn available_index(&self) -> Result<u16, RingUnreachable> {
+        self.load(self.layout.available, INDEX_OFFSET, Ordering::Acquire)
+    }
+
+    /// The head of the chain at the running position `position`.
+    pub fn available_entry(&self, position: u16) -> Result<u16, RingUnreachable> {
+        let offset = HEADER_BYTES + self.slot(position) * AVAILABLE_ENTRY_BYTES;
+        self.load(self.layout.available, offset, Ordering::Relaxed)
+    }
+
+    pub fn used_index(&self) -> Result<u16, RingUnreachable> {
+        self.load(self.layout.used, INDEX_OFFSET, Ordering::Relaxed)
+    }
+
+    /// Writes the used entry at `position`; the guest sees it once an index beyond it is published.
+    pub fn write_used(&self, position: u16, head: u16, length: u32) -> Result<(), RingUnreachable> {
+        let offset = HEADER_BYTES + self.slot(position) * USED_ENTRY_BYTES;
+        let address = self.layout.used.checked_add(offset).ok_or(RingUnreachable)?;
+        let entry = u64::from(head) | u64::from(length) << 32;
+        Ok(self.memory.write_slice(&entry.to_le_bytes(), address)?)
+    }
+
+    pub fn publish_used(&self, index: u16) -> Result<(), RingUnreachable> {
+        let address = self.layout.used.checked_add(INDEX_OFFSET).ok_or(RingUnreachable)?;
+        Ok(self.memory.store(index.to_le(), address, Ordering::Release)?)
+    }
+
+    /// Whether the guest wants an interrupt for what was just published.
+    pub fn interrupt_wanted(&self) -> bool {
+        // The index must be visible before the flag is read: the guest clears the flag, then reads the index.
+        fence(Ordering::SeqCst);
+        let flags: u16 = self.load(self.layout.available, 0, Ordering::Relaxed).unwrap_or(0);
+        u32::from(flags) & VRING_AVAIL_F_NO_INTERRUPT == 0
+    }
+
+    fn slot(&self, position: u16) -> u64 {
+        u64::from(position % self.layout.size)
+    }
+
+    fn load(&self, part: GuestAddress, offset: u64, order: Ordering) -> Result<u16, RingUnreachable> {
+        let address = part.checked_add(offset).ok_or(RingUnreachable)?;
+        Ok(u16::from_le(self.memory.load(address, order)?))
+    }
+}
+
+/// Descriptor `index` of the table at `table`.
+pub(crate) fn read_descriptor(
+    memory: &GuestMemory,
+    table: GuestAddress,
+    index: u16,
+) -> Result<Descriptor, RingUnreachable> {
+    let address = table.checked_add(u64::from(index) * DESCRIPTOR_BYTES).ok_or(RingUnreachable)?;
+    Ok(memory.read_obj(address)?)
+}

@@ -1,0 +1,35 @@
+//! Eventfds: how the front end, the control thread and the I/O thread wake each other.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
+pub(crate) fn new() -> io::Result<OwnedFd> {
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+/// Wakes the other side. A counter that is full already does that, and a dead peer needs no waking.
+pub(crate) fn raise(event: impl AsFd) {
+    if let Err(error) = rustix::io::write(event, &1u64.to_ne_bytes()) {
+        tracing::debug!(%error, "cannot signal an eventfd");
+    }
+}
+
+/// Takes the signal back, so that a level-triggered wait sees the next one.
+pub(crate) fn clear(event: impl AsFd) {
+    let mut counter = [0; 8];
+    if let Err(error) = rustix::io::read(event, &mut counter) {
+        tracing::debug!(%error, "cannot clear an eventfd");
+    }
+}
+
+/// A descriptor that a front end passed must not be able to block us.
+pub(crate) fn without_blocking(event: OwnedFd) -> io::Result<OwnedFd> {
+    let flags = fcntl_getfl(&event)?;
+    if !flags.contains(OFlags::NONBLOCK) {
+        fcntl_setfl(&event, flags | OFlags::NONBLOCK)?;
+    }
+    Ok(event)
+}

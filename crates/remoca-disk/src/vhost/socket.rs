@@ -1,0 +1,161 @@
+//! Where front ends come from: a socket path, or a descriptor that whoever started us passes.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::net::sockopt;
+use rustix::net::{AddressFamily, SocketType};
+
+/// sizeof(sun_path) less the terminating zero.
+const PATH_BYTES_MAX: usize = 107;
+
+/// Why a socket cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    #[error(
+        "socket path {path} has {length} bytes, at most 107 are possible: use a shorter one, such as in /run/remoca"
+    )]
+    PathTooLong { path: PathBuf, length: usize },
+    #[error("socket {0} is in use by another process: stop that one or choose another path")]
+    InUse(PathBuf),
+    #[error("{0} exists and is not a socket: remove it or choose another path")]
+    NotASocket(PathBuf),
+    #[error("cannot listen on socket {path}")]
+    Bind { path: PathBuf, source: io::Error },
+    #[error("the descriptor passed is not a stream socket of the Unix family")]
+    WrongDescriptor,
+    #[error("cannot use the socket passed")]
+    Descriptor(#[source] io::Error),
+}
+
+/// Where the front ends of a device come from.
+#[derive(Debug)]
+pub enum SocketSource {
+    /// One front end after the other; a path that we made is removed at the end.
+    Listener { listener: UnixListener, path: Option<SocketPath> },
+    /// One front end, and then no more.
+    Stream(UnixStream),
+}
+
+/// A socket in the file system, removed when dropped unless another has taken its place.
+#[derive(Debug)]
+pub struct SocketPath {
+    path: PathBuf,
+    inode: u64,
+}
+
+impl SocketSource {
+    /// Listens on `path`. A socket that nobody listens on any more is replaced.
+    pub fn bind(path: &Path) -> Result<Self, SocketError> {
+        let length = path.as_os_str().len();
+        if length > PATH_BYTES_MAX {
+            return Err(SocketError::PathTooLong { path: path.into(), length });
+        }
+        remove_stale(path)?;
+        let bind_error = |source| SocketError::Bind { path: path.into(), source };
+        let listener = UnixListener::bind(path).map_err(bind_error)?;
+        let inode = path.symlink_metadata().map_err(bind_error)?.ino();
+        Ok(SocketSource::Listener { listener, path: Some(SocketPath { path: path.into(), inode }) })
+    }
+
+    /// Takes a listening or a connected socket (`--fd`, socket activation).
+    pub fn from_descriptor(descriptor: OwnedFd) -> Result<Self, SocketError> {
+        let socket_error = |errno: rustix::io::Errno| match errno {
+            rustix::io::Errno::NOTSOCK => SocketError::WrongDescriptor,
+            errno => SocketError::Descriptor(errno.into()),
+        };
+        let family = sockopt::socket_domain(&descriptor).map_err(socket_error)?;
+        let kind = sockopt::socket_type(&descriptor).map_err(socket_error)?;
+        if family != AddressFamily::UNIX || kind != SocketType::STREAM {
+            return Err(SocketError::WrongDescriptor);
+        }
+        match sockopt::socket_acceptconn(&descriptor).map_err(socket_error)? {
+            true => Ok(SocketSource::Listener { listener: descriptor.into(), path: None }),
+            false => Ok(SocketSource::Stream(descriptor.into())),
+        }
+    }
+}
+
+fn remove_stale(path: &Path) -> Result<(), SocketError> {
+    let bind_error = |source| SocketError::Bind { path: path.into(), source };
+    match path.symlink_metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(bind_error(error)),
+        Ok(metadata) if !metadata.file_type().is_socket() => return Err(SocketError::NotASocket(path.into())),
+        Ok(_) => {}
+    }
+    match UnixStream::connect(path) {
+        Ok(_) => Err(SocketError::InUse(path.into())),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path).map_err(bind_error)
+        }
+        Err(error) => Err(bind_error(error)),
+    }
+}
+
+impl Drop for SocketPath {
+    fn drop(&mut self) {
+        let ours = self.path.symlink_metadata().is_ok_and(|metadata| metadata.ino() == self.inode);
+        if ours && let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::debug!(path = %self.path.display(), %error, "cannot remove the socket");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_taken_only_while_somebody_listens() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let first = SocketSource::bind(&path).unwrap();
+        assert!(matches!(SocketSource::bind(&path), Err(SocketError::InUse(_))));
+        drop(first);
+        assert!(!path.exists(), "a socket of ours is removed");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists(), "a stale socket");
+        let _second = SocketSource::bind(&path).unwrap();
+    }
+
+    #[test]
+    fn a_socket_that_took_our_place_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let first = SocketSource::bind(&path).unwrap();
+        std::fs::rename(&path, directory.path().join("moved")).unwrap();
+        let _other = UnixListener::bind(&path).unwrap();
+        drop(first);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn impossible_paths_are_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        std::fs::write(&file, "x").unwrap();
+        let error = SocketSource::bind(&file).unwrap_err().to_string();
+        assert!(error.contains("is not a socket"), "{error}");
+        let long = directory.path().join("x".repeat(120));
+        let error = SocketSource::bind(&long).unwrap_err().to_string();
+        assert!(error.contains("at most 107"), "{error}");
+        let missing = directory.path().join("no/such/place");
+        assert!(matches!(SocketSource::bind(&missing), Err(SocketError::Bind { .. })));
+    }
+
+    #[test]
+    fn descriptors_are_told_apart() {
+        let (stream, _peer) = UnixStream::pair().unwrap();
+        assert!(matches!(SocketSource::from_descriptor(stream.into()), Ok(SocketSource::Stream(_))));
+        let directory = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(directory.path().join("s")).unwrap();
+        let listener = SocketSource::from_descriptor(listener.into());
+        assert!(matches!(listener, Ok(SocketSource::Listener { path: None, .. })));
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(matches!(SocketSource::from_descriptor(file.into()), Err(SocketError::WrongDescriptor)));
+    }
+}
