@@ -25,6 +25,7 @@ mod qemu;
 mod qmp;
 mod service;
 pub mod store;
+pub mod workload;
 
 pub use accel::Accelerator;
 pub use channel::{Job, Output};
