@@ -46,6 +46,10 @@ fn link_statically(out_directory: &Path) {
     };
     println!("cargo:rustc-link-search=native={}", directory.display());
 
+    if env::var("CARGO_CFG_TARGET_FEATURE").is_ok_and(|features| features.split(',').any(|name| name == "crt-static")) {
+        // rustc does it already.
+        return;
+    }
     // For the binary alone: test programs stay ordinary ones.
     let libc = [("c", "c"), ("m", "m"), ("rt", "rt"), ("pthread", "pthread"), ("util", "util"), ("dl", "dl")];
     let wanted = [libc.as_slice(), &[("gcc_eh", "gcc_s")]].concat();

@@ -1,0 +1,119 @@
+//! The agent in a real guest, with a port that the test can look behind.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use remoca_lab::{Image, Lab, Recipe};
+use support::blocks::BlockSet;
+use support::port::TestPort;
+use support::{LIMIT, data_disk, guest, read_data, snapshot, start_agent, stop_agent, vmstat};
+
+/// Waits for what comes by itself, such as the agent's next statistics.
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < LIMIT, "{what} did not come");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Every page that reclaim evicts reaches the port, and holds what the disks hold.
+#[test]
+fn evicted_pages_reach_the_port_with_the_content_of_the_disks() {
+    let lab = Lab::open().unwrap();
+    let data = data_disk(&lab);
+    let mut known = BlockSet::default();
+    known.add_image(&data);
+    known.add_image(&Image::ensure(&lab, &Recipe::bookworm()).unwrap().root());
+    let port = TestPort::start(known);
+    let mut config = guest(&lab, "agent-content").disk(snapshot("data", &data));
+    config.qemu_args = port.qemu_args();
+    let mut guest = config.boot(&lab).unwrap();
+
+    start_agent(&mut guest, "");
+    let stolen_before = vmstat(&mut guest, "pgsteal_file");
+    read_data(&mut guest);
+    read_data(&mut guest);
+    let stolen = vmstat(&mut guest, "pgsteal_file") - stolen_before;
+    let score = guest.run("cat /proc/$(pidof remoca-agent)/oom_score_adj", LIMIT).unwrap();
+    let locked = guest.run("sed -n 's/^VmLck:[[:space:]]*//p' /proc/$(pidof remoca-agent)/status", LIMIT).unwrap();
+    let (code, said) = stop_agent(&mut guest);
+    guest.shut_down().unwrap();
+
+    let state = port.state();
+    let statistics = state.statistics;
+    println!("{stolen} pages stolen by reclaim, {statistics:?}, locked {locked}");
+    println!("{} received in {} requests, {} matched", state.received, state.request_count, state.matched);
+    assert_eq!(code, "0", "{said}");
+    assert_eq!(score, "-1000");
+    assert_ne!(locked, "0 kB");
+    assert!(state.faults.is_empty(), "{:?}", state.faults);
+    assert_eq!(state.received, statistics.written);
+    assert_eq!(statistics.captured, statistics.written, "what was captured went out");
+    assert_eq!(statistics.sampled_out, 0);
+    let seen = statistics.captured + statistics.lost;
+    assert!(stolen > 150_000, "reclaim stole {stolen} pages: the guest was not short of memory");
+    assert!(seen.abs_diff(stolen) < stolen / 50, "reclaim stole {stolen} pages, the agent saw {seen}");
+    assert!(state.matched * 100 >= state.received * 98, "{} of {} match", state.matched, state.received);
+}
+
+/// A port may thin the agent out, fail and come back, and start anew: the agent follows and runs on.
+#[test]
+fn agent_obeys_advice_and_outlives_failures_of_its_port() {
+    let lab = Lab::open().unwrap();
+    let data = data_disk(&lab);
+    let port = TestPort::start(BlockSet::default());
+    port.state().batch_page_count_max = 16;
+    let mut config = guest(&lab, "agent-advice").disk(snapshot("data", &data));
+    config.qemu_args = port.qemu_args();
+    let mut guest = config.boot(&lab).unwrap();
+
+    start_agent(&mut guest, "");
+    port.state().advice = 64;
+    read_data(&mut guest);
+    // Advice is read when statistics are written.
+    let count = port.state().statistics_count;
+    wait_until("the advice's effect", || {
+        port.state().statistics_count > count || port.state().statistics.sampled_out > 0
+    });
+    let before = port.state().statistics;
+    read_data(&mut guest);
+    wait_until("statistics", || port.state().statistics.sampled_out > before.sampled_out);
+    let after = port.state().statistics;
+    let (captured, sampled_out) = (after.captured - before.captured, after.sampled_out - before.sampled_out);
+    println!("advised one of 64: {captured} captured, {sampled_out} sampled out");
+    assert!(sampled_out > 0);
+    assert!((captured * 32) < sampled_out && captured * 128 > sampled_out, "{captured} captured, {sampled_out} not");
+
+    // The VM process starts anew and forgets that nothing matched.
+    {
+        let mut state = port.state();
+        state.advice = 0;
+        state.boot_cookie = 2;
+    }
+    read_data(&mut guest);
+    let sampled_out = port.state().statistics.sampled_out;
+    read_data(&mut guest);
+    assert!(port.state().statistics.captured > after.captured + 50_000, "all pages come again");
+    assert!(port.state().statistics.sampled_out >= sampled_out);
+
+    port.state().failing = true;
+    read_data(&mut guest);
+    wait_until("a failed request", || port.state().failed_request_count > 0);
+    port.state().failing = false;
+    let received = port.state().received;
+    guest.run("until tail -n 1 /run/agent.log | grep -q 'sending evicted'; do sleep 0.1; done", LIMIT).unwrap();
+    read_data(&mut guest);
+    let (code, said) = stop_agent(&mut guest);
+    guest.shut_down().unwrap();
+
+    let state = port.state();
+    println!("{said}");
+    assert_eq!(code, "0", "{said}");
+    assert!(said.contains("the VM process was started anew"), "{said}");
+    assert!(said.contains("the port is gone"), "{said}");
+    assert!(state.received > received + 50_000, "pages come again after the failure");
+    assert!(state.request_page_count_max <= 16, "a request of {} pages", state.request_page_count_max);
+    assert!(state.faults.is_empty(), "{:?}", state.faults);
+}

@@ -1,0 +1,78 @@
+//! What the tests of the agent in a guest share: the guest, its data disk, and a port to look behind.
+
+#![allow(dead_code, reason = "each test program uses a part")]
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
+pub mod blocks;
+pub mod port;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use remoca_lab::{Disk, DiskSource, Guest, GuestConfig, Lab, program};
+
+pub const DATA_MIB: usize = 600;
+pub const LIMIT: Duration = Duration::from_secs(120);
+
+/// A disk of ext4 with one file of [`DATA_MIB`], no page of which is like another; kept in the laboratory's cache.
+pub fn data_disk(lab: &Lab) -> PathBuf {
+    static MAKING: Mutex<()> = Mutex::new(());
+    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let image = lab.cache().join(format!("distinct-blocks-{DATA_MIB}.img"));
+    if !image.exists() {
+        // Made beside it and renamed: what exists is complete.
+        let folder = tempfile::tempdir_in(lab.cache()).unwrap();
+        let (files, unfinished) = (folder.path().join("files"), folder.path().join("data.img"));
+        std::fs::create_dir(&files).unwrap();
+        blocks::write_distinct(&files.join("big"), DATA_MIB);
+        let mut command = Command::new("mke2fs");
+        command.args(["-q", "-t", "ext4", "-m", "0", "-d"]).args([&files, &unfinished]);
+        let made = command.arg(format!("{}M", DATA_MIB + 64)).output().unwrap();
+        assert!(made.status.success(), "mke2fs: {}", String::from_utf8_lossy(&made.stderr));
+        std::fs::rename(unfinished, &image).unwrap();
+    }
+    image
+}
+
+pub fn snapshot(serial: &str, path: &Path) -> Disk {
+    let source = DiskSource::File { path: path.to_owned(), read_only: false, snapshot: true };
+    Disk { serial: serial.to_owned(), source }
+}
+
+/// A guest of 256 MiB with the agent in it, and the data disk if there is one.
+pub fn guest(lab: &Lab, name: &str) -> GuestConfig {
+    let agent = program::build(lab, "remoca-agent", "remoca-agent").unwrap();
+    GuestConfig::new(name, 256).payload("remoca-agent", &agent)
+}
+
+/// Reads the whole file; what does not fit into memory is evicted.
+pub fn read_data(guest: &mut Guest) {
+    guest.run("mountpoint -q /mnt || mount -o ro,noatime $(disk-by-serial data) /mnt", LIMIT).unwrap();
+    guest.run("cat /mnt/big > /dev/null", LIMIT).unwrap();
+}
+
+/// Starts the agent in the background; its messages go to /run/agent.log, its exit code to /run/agent.code.
+pub fn start_agent(guest: &mut Guest, arguments: &str) {
+    let command = format!(
+        "rm -f /run/agent.*; (remoca-agent {arguments} > /run/agent.log 2>&1; echo $? > /run/agent.code) > /dev/null 2>&1 &
+         until grep -q 'sending evicted pages' /run/agent.log; do
+             [ ! -e /run/agent.code ] || {{ cat /run/agent.log; exit 1; }}
+             usleep 50000 2> /dev/null || sleep 0.05
+         done"
+    );
+    guest.run(&command, LIMIT).unwrap();
+}
+
+/// Asks the agent to end and returns its exit code and what it said.
+pub fn stop_agent(guest: &mut Guest) -> (String, String) {
+    guest.run("kill -TERM $(pidof remoca-agent)", LIMIT).unwrap();
+    let code = guest.run("until [ -s /run/agent.code ]; do sleep 0.05; done; cat /run/agent.code", LIMIT).unwrap();
+    (code, guest.run("cat /run/agent.log", LIMIT).unwrap())
+}
+
+/// A counter of /proc/vmstat.
+pub fn vmstat(guest: &mut Guest, name: &str) -> u64 {
+    guest.run(&format!("sed -n 's/^{name} //p' /proc/vmstat"), LIMIT).unwrap().parse().unwrap()
+}
