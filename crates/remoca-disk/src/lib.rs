@@ -1,4 +1,17 @@
 //! The VM process: frontends, backing stores, and the driver of the disk engine.
 
+pub mod control;
+pub mod driver;
+pub mod endpoint;
+mod index_memory;
+pub mod latency;
+pub mod link;
+pub mod port;
+pub mod status;
 pub mod store;
+pub mod trace;
 pub mod vhost;
+
+pub use index_memory::IndexMemory;
+#[cfg(feature = "testing")]
+pub mod testing;

@@ -1,0 +1,195 @@
+//! Execution of the engine's actions.
+
+use super::Driver;
+use super::poller::Source;
+use super::requests::{Origin, Pending, Starved, store_op};
+use crate::trace::{TraceRecord, TracedOp, TracedSource};
+use crate::vhost::Status;
+use remoca_core::engine::{Action, DiskError, GuestOp, RequestId};
+use remoca_protocol::Frame;
+
+impl Driver {
+    /// Executes all actions that the engine has.
+    pub(super) fn execute(&mut self) {
+        while let Some(action) = self.engine.poll_action() {
+            match action {
+                Action::Disk { request, op, .. } => self.begin_disk(Starved { id: request, op }),
+                Action::ZeroFill { request, offset, length } => self.fill_zero(request, offset, length),
+                Action::Complete { request, result } => self.complete(request, result),
+                Action::Fetch { fetch, slot } => {
+                    self.send(&Frame::Request { request: remoca_protocol::RequestId(fetch.0), slot });
+                }
+                Action::SendBlock { slot, request, offset } => self.send_block(slot, request, offset),
+                Action::MovePage { from, to } => self.send(&Frame::Move { from, to }),
+                Action::SetSize(npages) => {
+                    self.send(&Frame::SetSize { request: remoca_protocol::RequestId(0), npages });
+                }
+                Action::Reconnect => self.reconnect("it does not answer"),
+                Action::ForeignWriter(disk) => {
+                    let image = &self.disks[usize::from(disk.0)].image;
+                    tracing::error!(
+                        "{image} holds something else than this process wrote or read there: another program writes to it! \
+                         The cache was dropped. Stop the other writer, or the disk will be damaged."
+                    );
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, frame: &Frame<'_>) {
+        if let Some(link) = &mut self.link {
+            link.send(frame);
+        }
+    }
+
+    /// Submits the disk I/O of a request, or lets it wait for a buffer.
+    fn begin_disk(&mut self, starved: Starved) {
+        if !self.starved.is_empty() || !self.try_disk(starved) {
+            self.starved.push_back(starved);
+        }
+    }
+
+    pub(super) fn feed_starved(&mut self) {
+        while let Some(starved) = self.starved.front().copied()
+            && self.try_disk(starved)
+        {
+            self.starved.pop_front();
+        }
+    }
+
+    /// False if there is no buffer.
+    fn try_disk(&mut self, Starved { id, op }: Starved) -> bool {
+        let Some(pending) = self.requests.get_mut(id) else { return true };
+        let buffer = match op {
+            GuestOp::Read(range) | GuestOp::Write { range, .. } => {
+                let length = usize::try_from(range.length).unwrap_or(usize::MAX);
+                let Some(mut buffer) = self.buffers.take(length) else { return false };
+                // A guest that went away meanwhile gets its old bytes written: they never change anything for it.
+                if let (GuestOp::Write { .. }, Origin::Whole(request)) = (op, &pending.origin)
+                    && request.copy_from_guest(0, &mut buffer).is_err()
+                {
+                    drop(buffer);
+                    self.engine.handle_disk_done(self.now, id, Err(DiskError(libc::EIO)), &[]);
+                    // Called from `execute` or from the end of a turn; either way the actions are drained next.
+                    self.execute();
+                    return true;
+                }
+                Some(buffer)
+            }
+            GuestOp::Flush | GuestOp::Discard(_) | GuestOp::WriteZeroes { .. } => None,
+        };
+        let disk = usize::from(pending.disk);
+        self.disks[disk].store.submit(u64::from(id.0), store_op(op), buffer);
+        true
+    }
+
+    fn fill_zero(&mut self, id: RequestId, offset: u32, length: u32) {
+        if let Some(Pending { origin: Origin::Whole(request), .. }) = self.requests.get_mut(id) {
+            // The guest may be gone; its request completes all the same.
+            let _ = request.fill_zero(offset as usize, length as usize);
+        }
+    }
+
+    fn send_block(&mut self, slot: remoca_core::units::SlotIndex, id: RequestId, offset: u32) {
+        let pending = self.requests.get_mut(id);
+        let offset = offset as usize;
+        let page = pending.and_then(|p| p.buffer.as_deref()?.get(offset..offset + remoca_core::units::PAGE_SIZE));
+        if let (Some(link), Some(page)) = (&mut self.link, page) {
+            link.send_page(slot, page);
+        }
+    }
+
+    fn complete(&mut self, id: RequestId, result: Result<(), DiskError>) {
+        let Some(mut pending) = self.requests.remove(id) else { return };
+        let from_disk = pending.buffer.is_some();
+        let mut status = if result.is_ok() { Status::Ok } else { Status::IoError };
+        if let (GuestOp::Read(_), Ok(()), Some(buffer), Origin::Whole(request)) =
+            (pending.op, result, &pending.buffer, &pending.origin)
+            && request.copy_to_guest(0, buffer).is_err()
+        {
+            status = Status::IoError;
+        }
+        pending.buffer = None;
+        self.record(&pending, from_disk);
+        let disk = usize::from(pending.disk);
+        match pending.origin {
+            Origin::Whole(request) => self.disks[disk].device.complete(request, status),
+            Origin::Part(group) => {
+                group.failed.set(group.failed.get() || status != Status::Ok);
+                group.left.set(group.left.get() - 1);
+                if group.left.get() == 0
+                    && let Some(request) = group.request.take()
+                {
+                    let status = if group.failed.get() { Status::IoError } else { Status::Ok };
+                    self.disks[disk].device.complete(request, status);
+                }
+            }
+        }
+    }
+
+    fn record(&mut self, pending: &Pending, from_disk: bool) {
+        self.update_clock();
+        let latency_ns = self.now.since_ns(pending.issued);
+        let (op, range) = match pending.op {
+            GuestOp::Read(range) => {
+                self.latency.read.record(latency_ns);
+                let part = if from_disk { &mut self.latency.read_from_disk } else { &mut self.latency.read_from_cache };
+                part.record(latency_ns);
+                (TracedOp::Read, Some(range))
+            }
+            GuestOp::Write { range, .. } => {
+                self.latency.write.record(latency_ns);
+                (TracedOp::Write, Some(range))
+            }
+            GuestOp::Flush => (TracedOp::Flush, None),
+            GuestOp::Discard(range) => (TracedOp::Discard, Some(range)),
+            GuestOp::WriteZeroes { range, .. } => (TracedOp::WriteZeroes, Some(range)),
+        };
+        if let Some(trace) = &mut self.trace {
+            let from_cache = op == TracedOp::Read && !from_disk;
+            trace.record(&TraceRecord {
+                issued_ns: pending.issued.0,
+                latency_ns,
+                offset: range.map_or(0, |range| range.offset),
+                length: range.map_or(0, |range| range.length),
+                disk: pending.disk,
+                op,
+                source: if from_cache { TracedSource::Cache } else { TracedSource::Disk },
+            });
+        }
+    }
+
+    /// The connection is of no use any more; the engine knows already or is told here.
+    pub(super) fn reconnect(&mut self, why: &str) {
+        if let Some(link) = &mut self.link {
+            if let Some(socket) = link.socket_fd() {
+                self.poller.remove(socket);
+            }
+            link.reconnect(why);
+        }
+        self.receive_again = false;
+        self.engine.handle_disconnected();
+        self.execute();
+    }
+
+    /// Sends what is queued for the server.
+    pub(super) fn flush_link(&mut self) {
+        let Some(link) = &mut self.link else { return };
+        let waited = link.wants_writable();
+        match link.flush() {
+            Ok(pages) => {
+                let waits = link.wants_writable();
+                if waits != waited
+                    && let Some(socket) = link.socket_fd()
+                    && let Err(error) = self.poller.change(socket, Source::LinkSocket, waits)
+                {
+                    tracing::warn!("cannot watch the server's socket: {error}");
+                }
+                if pages > 0 {
+                    self.engine.handle_sent(pages);
+                }
+            }
+            Err(error) => self.reconnect(&error.to_string()),
+        }
+    }
+}

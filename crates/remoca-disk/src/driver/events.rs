@@ -1,0 +1,319 @@
+//! What happens on the descriptors, as events of the engine.
+
+use super::Driver;
+use super::poller::Source;
+use super::requests::{Group, Origin, Pending};
+use crate::index_memory::IndexMemory;
+use crate::link::Received;
+use crate::port;
+use crate::store::StoreEvent;
+use crate::vhost::{BlkRequest, Operation, Status};
+use remoca_core::engine::{DiskError, Evicted, FetchId, GuestOp, PageOutcome, PoolOffer};
+use remoca_core::units::{ByteRange, DiskIndex, PAGE_SIZE, PAGE_SIZE_U64, PageCount};
+use remoca_protocol::{ErrorCode, Frame, Welcome};
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::rc::Rc;
+use std::time::Instant;
+
+/// Requests taken from one device before others get their turn.
+const REQUESTS_PER_TURN: usize = 256;
+/// A guest with more memory than this (1 TiB) is indexed as if it had this much.
+const GUEST_PAGES_MAX: u64 = 1 << 28;
+
+impl Driver {
+    pub(super) fn register(&mut self) -> io::Result<()> {
+        self.poller.add(self.stop.as_fd(), Source::Stop, false)?;
+        if let Some(control) = &self.control {
+            self.poller.add(control.wake_fd(), Source::Control, false)?;
+        }
+        if let Some(link) = &self.link {
+            self.poller.add(link.wake_fd(), Source::LinkWake, false)?;
+        }
+        for (disk, index) in self.disks.iter().zip(0..) {
+            self.poller.add(disk.store.event_fd(), Source::Store(index), false)?;
+            self.poller.add(disk.device.event_fd(), Source::Disk(index), false)?;
+        }
+        if let Some(port) = &self.port {
+            self.poller.add(port.device.event_fd(), Source::Port, false)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn handle(&mut self, source: Source, writable: bool) {
+        match source {
+            Source::Stop => {}
+            Source::Control => self.answer_control(),
+            Source::LinkWake => self.take_session(),
+            Source::LinkSocket => {
+                if writable && let Some(link) = &mut self.link {
+                    link.note_writable();
+                }
+                self.receive();
+            }
+            Source::Store(disk) => {
+                let disk = usize::from(disk);
+                self.disks[disk].store.handle_ready(Instant::now());
+                self.take_store_events(disk);
+            }
+            Source::Disk(disk) => self.serve_disk(disk),
+            Source::Port => self.serve_port(),
+        }
+    }
+
+    /// What an earlier turn left, so that no device and no server starves the others.
+    pub(super) fn take_leftovers(&mut self) {
+        if std::mem::take(&mut self.receive_again) {
+            self.receive();
+        }
+        if std::mem::take(&mut self.pop_again) {
+            for disk in 0..self.disks.len() {
+                self.pop_requests(u16::try_from(disk).unwrap_or(u16::MAX));
+            }
+            self.pop_port();
+        }
+    }
+
+    fn serve_disk(&mut self, disk: u16) {
+        let device = &mut self.disks[usize::from(disk)].device;
+        if let Err(error) = device.handle_events() {
+            tracing::warn!("{}: {error}", self.disks[usize::from(disk)].name);
+            return;
+        }
+        let memory = device.guest_memory_bytes() / PAGE_SIZE_U64;
+        let memory = PageCount(u32::try_from(memory.min(GUEST_PAGES_MAX)).unwrap_or(u32::MAX));
+        let wanted = self.engine.status().wanted;
+        self.fit_index(wanted, memory);
+        self.pop_requests(disk);
+    }
+
+    fn pop_requests(&mut self, disk: u16) {
+        for _ in 0..REQUESTS_PER_TURN {
+            let Some(request) = self.disks[usize::from(disk)].device.pop() else { return };
+            self.begin(disk, request);
+        }
+        self.pop_again = true;
+    }
+
+    fn begin(&mut self, disk: u16, request: BlkRequest) {
+        let durable = !self.disks[usize::from(disk)].device.write_cache_enabled();
+        match request.operation().clone() {
+            Operation::Read { range } => self.begin_whole(disk, GuestOp::Read(byte_range(&range)), request),
+            Operation::Write { range } => {
+                self.begin_whole(disk, GuestOp::Write { range: byte_range(&range), durable }, request);
+            }
+            Operation::Flush => self.begin_whole(disk, GuestOp::Flush, request),
+            Operation::Discard { ranges } => {
+                let ops = ranges.iter().map(|range| GuestOp::Discard(byte_range(range))).collect();
+                self.begin_group(disk, request, ops);
+            }
+            Operation::WriteZeroes { ranges } => {
+                let op = |zero: &crate::vhost::ZeroRange| GuestOp::WriteZeroes {
+                    range: byte_range(&zero.range),
+                    may_unmap: zero.unmap,
+                    durable,
+                };
+                let ops = ranges.iter().map(op).collect();
+                self.begin_group(disk, request, ops);
+            }
+        }
+    }
+
+    fn begin_whole(&mut self, disk: u16, op: GuestOp, request: BlkRequest) {
+        let origin = Origin::Whole(request);
+        let id = self.requests.insert(Pending { disk, op, issued: self.now, buffer: None, origin });
+        self.engine.handle_request(self.now, id, DiskIndex(disk), op);
+        self.execute();
+    }
+
+    /// A request of several ranges: each is a request of the engine, the last one completes the guest's. Empty ranges
+    /// are nothing to do.
+    fn begin_group(&mut self, disk: u16, request: BlkRequest, ops: Vec<GuestOp>) {
+        let is_empty = |op: &GuestOp| match op {
+            GuestOp::Discard(range) | GuestOp::WriteZeroes { range, .. } => range.length == 0,
+            GuestOp::Read(_) | GuestOp::Write { .. } | GuestOp::Flush => false,
+        };
+        let ops: Vec<_> = ops.into_iter().filter(|op| !is_empty(op)).collect();
+        if ops.is_empty() {
+            self.disks[usize::from(disk)].device.complete(request, Status::Ok);
+            return;
+        }
+        let group = Rc::new(Group {
+            request: RefCell::new(Some(request)),
+            left: Cell::new(ops.len()),
+            failed: Cell::new(false),
+        });
+        for op in ops {
+            let origin = Origin::Part(Rc::clone(&group));
+            let id = self.requests.insert(Pending { disk, op, issued: self.now, buffer: None, origin });
+            self.engine.handle_request(self.now, id, DiskIndex(disk), op);
+            self.execute();
+        }
+    }
+
+    /// Takes what the store has to say, and tells the engine.
+    pub(super) fn take_store_events(&mut self, disk: usize) {
+        while let Some(event) = self.disks[disk].store.next_event() {
+            match event {
+                StoreEvent::ContentUncertain => {
+                    let image = &self.disks[disk].image;
+                    tracing::warn!("{image}: its server came back; what was known of it is void");
+                    let index = DiskIndex(u16::try_from(disk).unwrap_or(u16::MAX));
+                    self.engine.handle_content_uncertain(index);
+                }
+                StoreEvent::Completed(completion) => {
+                    let Ok(id) = u32::try_from(completion.token) else { continue };
+                    let id = remoca_core::engine::RequestId(id);
+                    let result = completion.result.map_err(|error| DiskError(error.errno));
+                    let data = completion.buffer.as_deref().unwrap_or(&[]);
+                    self.engine.handle_disk_done(self.now, id, result, data);
+                    if let Some(pending) = self.requests.get_mut(id) {
+                        pending.buffer = completion.buffer;
+                    }
+                }
+            }
+            self.execute();
+        }
+    }
+
+    fn serve_port(&mut self) {
+        let Some(port) = &mut self.port else { return };
+        if let Err(error) = port.device.handle_events() {
+            tracing::warn!("eviction port: {error}");
+            return;
+        }
+        self.pop_port();
+    }
+
+    fn pop_port(&mut self) {
+        for _ in 0..REQUESTS_PER_TURN {
+            let Some(port) = &mut self.port else { return };
+            let Some(request) = port.device.pop() else { return };
+            let status = self.execute_port(&request);
+            if let Some(port) = &mut self.port {
+                port.device.complete(request, status);
+            }
+        }
+        self.pop_again = true;
+    }
+
+    fn execute_port(&mut self, request: &BlkRequest) -> Status {
+        let done = match request.operation() {
+            Operation::Read { range } => self.read_port(request, range.start).is_ok(),
+            Operation::Write { range } => self.take_evictions(request, range.start),
+            Operation::Flush => true,
+            Operation::Discard { .. } | Operation::WriteZeroes { .. } => return Status::Unsupported,
+        };
+        if done { Status::Ok } else { Status::IoError }
+    }
+
+    fn read_port(&self, request: &BlkRequest, start: u64) -> Result<(), crate::vhost::CopyError> {
+        request.fill_zero(0, request.data_length())?;
+        if start == 0 {
+            let cookie = self.port.as_ref().map_or(0, |port| port.cookie);
+            let page = port::identification(&self.engine.stats(), cookie, self.engine.advice());
+            let length = request.data_length().min(PAGE_SIZE);
+            request.copy_to_guest(0, &page[..length])?;
+        }
+        Ok(())
+    }
+
+    /// Every page is copied once, out of guest memory, before it is looked at: the guest may change it meanwhile.
+    fn take_evictions(&mut self, request: &BlkRequest, start: u64) -> bool {
+        for offset in (0..request.data_length()).step_by(PAGE_SIZE) {
+            if request.copy_from_guest(offset, &mut self.page[..]).is_err() {
+                return false;
+            }
+            if start == 0 && offset == 0 {
+                self.agent = port::agent_stats(&self.page[..]).or(self.agent);
+                continue;
+            }
+            let evicted = self.engine.handle_evicted(&self.page[..]);
+            if let (Evicted::Admit(slot), Some(link)) = (evicted, &mut self.link) {
+                link.send_page(slot, &self.page[..]);
+            }
+            self.execute();
+        }
+        true
+    }
+
+    fn take_session(&mut self) {
+        let Some(link) = &mut self.link else { return };
+        let Some(welcome) = link.take_session() else { return };
+        if let Some(socket) = link.socket_fd()
+            && let Err(error) = self.poller.add(socket, Source::LinkSocket, false)
+        {
+            self.reconnect(&format!("its socket cannot be watched: {error}"));
+            return;
+        }
+        let Welcome { pool_generation, npages, sends_received, .. } = welcome;
+        let offer = PoolOffer { generation: pool_generation.0, npages, sends_received: sends_received.0 };
+        self.engine.handle_connected(offer);
+        self.execute();
+    }
+
+    pub(super) fn receive(&mut self) {
+        let Some(mut link) = self.link.take() else { return };
+        // The frames borrow the link's buffer while they are handled; what is sent meanwhile waits in `replies`.
+        let received = link.receive(|frame| self.handle_frame(frame));
+        self.link = Some(link);
+        self.execute();
+        match received {
+            Ok(Received::Drained) => {}
+            Ok(Received::More) => self.receive_again = true,
+            Err(error) => self.reconnect(&error.to_string()),
+        }
+    }
+
+    fn handle_frame(&mut self, frame: &Frame<'_>) {
+        match *frame {
+            Frame::SendPage { request, page, .. } => {
+                let outcome = self.engine.handle_page(self.now, FetchId(request.0), page);
+                if let PageOutcome::Deliver { request, offset } = outcome
+                    && let Some(Pending { origin: Origin::Whole(request), .. }) = self.requests.get_mut(request)
+                {
+                    // The guest may be gone; its request completes all the same.
+                    let _ = request.copy_to_guest(offset as usize, page);
+                }
+            }
+            Frame::Sized { npages, .. } => self.engine.handle_sized(self.now, npages),
+            Frame::Error(error) => match error.code {
+                ErrorCode::NotFound => self.engine.handle_missing(FetchId(error.request.0)),
+                ErrorCode::NoMemory | ErrorCode::Quota => {
+                    let available = PageCount(error.detail);
+                    tracing::warn!(
+                        "the memory server has no room for the cache's size; it could give {} MiB more. Taking what there is.",
+                        (u64::from(available.0) * PAGE_SIZE_U64) >> 20
+                    );
+                    self.engine.handle_size_refused(self.now, available);
+                }
+                // The server closes the connection after these.
+                code => tracing::warn!("the memory server says {code:?}"),
+            },
+            Frame::Pong { .. } => self.engine.handle_alive(),
+            _ => tracing::debug!("the memory server sent a frame that means nothing here"),
+        }
+    }
+
+    /// Makes the index larger if a cache of `cache` pages or a guest of `memory` pages needs it. False if there is no
+    /// memory for it; then everything stays as it is.
+    pub(super) fn fit_index(&mut self, cache: PageCount, memory: PageCount) -> bool {
+        let Some(layout) = self.engine.needs_layout(cache, memory) else { return true };
+        match IndexMemory::new(layout.words()) {
+            Ok(words) => {
+                self.engine.replace_index(layout, words);
+                true
+            }
+            Err(error) => {
+                tracing::warn!("no memory for a larger index: {error}");
+                false
+            }
+        }
+    }
+}
+
+fn byte_range(range: &Range<u64>) -> ByteRange {
+    ByteRange { offset: range.start, length: range.end - range.start }
+}

@@ -1,0 +1,133 @@
+//! The control commands: what the process tells of itself, and what it can be told.
+
+use super::Driver;
+use crate::control::{Command, Reply, Request};
+use crate::status::{CacheStatus, DiskStatus, Latencies, MemoryStatus, PortStatus, ServerStatus, Status};
+use remoca_core::engine::{Admission, EngineStats};
+use remoca_core::units::{PAGE_SIZE_U64, PageCount};
+
+impl Driver {
+    pub(super) fn answer_control(&mut self) {
+        while let Some(request) = self.control.as_ref().and_then(|control| control.next_request()) {
+            let reply = self.obey(&request);
+            request.answer(reply);
+        }
+    }
+
+    fn obey(&mut self, request: &Request) -> Reply {
+        match request.command {
+            Command::Status => {}
+            Command::Set { cache_bytes, enabled } => {
+                if let Err(error) = self.set_cache(cache_bytes, enabled) {
+                    return Reply::Error { error };
+                }
+            }
+        }
+        Reply::Status(Box::new(self.snapshot()))
+    }
+
+    /// A size alone keeps "off" off, and is what "on" brings back.
+    fn set_cache(&mut self, bytes: Option<u64>, enabled: Option<bool>) -> Result<(), String> {
+        if self.link.is_none() {
+            return Err("this process has no memory server; start it with --server".into());
+        }
+        let size = match bytes {
+            None => self.cache,
+            Some(bytes) => cache_pages(bytes)?,
+        };
+        let on = enabled.unwrap_or(self.engine.status().enabled);
+        if on && !self.fit_index(size, PageCount(0)) {
+            return Err("there is no memory for an index of that size".into());
+        }
+        self.cache = size;
+        self.engine.resize(if on { size } else { PageCount(0) });
+        self.execute();
+        Ok(())
+    }
+
+    fn snapshot(&mut self) -> Status {
+        let engine = self.engine.status();
+        let stats = self.engine.stats();
+        let bytes = |pages: u32| u64::from(pages) * PAGE_SIZE_U64;
+        if let Some(trace) = &mut self.trace {
+            trace.flush();
+        }
+        Status {
+            name: self.name.clone(),
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            uptime_s: self.started.elapsed().as_secs_f64(),
+            server: self.link.as_ref().map(|link| ServerStatus {
+                endpoint: link.endpoint().to_string(),
+                connected: engine.connected,
+                stalled: engine.stalled,
+                error: if engine.connected { None } else { link.last_error().map(str::to_owned) },
+            }),
+            cache: CacheStatus {
+                enabled: engine.enabled,
+                wanted_bytes: bytes(engine.wanted.0),
+                granted_bytes: bytes(engine.granted.0),
+                used_bytes: bytes(engine.slots.used),
+                admission: match engine.admission {
+                    Admission::Evictions => "evictions".into(),
+                    Admission::Reads => "reads".into(),
+                },
+                hit_ratio: hit_ratio(&stats),
+            },
+            disks: self.disks.iter().map(disk_status).collect(),
+            port: self.port.as_ref().map(|port| PortStatus {
+                socket: port.socket.clone(),
+                attached: port.device.is_connected(),
+                agent: self.agent,
+                advice: self.engine.advice(),
+            }),
+            counters: stats.named().into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+            latency: Latencies {
+                read: self.latency.read.summary(),
+                read_from_cache: self.latency.read_from_cache.summary(),
+                read_from_disk: self.latency.read_from_disk.summary(),
+                write: self.latency.write.summary(),
+            },
+            memory: MemoryStatus {
+                index_bytes: engine.index_bytes as u64,
+                buffer_bytes: self.buffers.allocated_bytes() as u64,
+                known_blocks: u64::from(engine.known_blocks.0),
+            },
+        }
+    }
+}
+
+fn disk_status(disk: &super::Disk) -> DiskStatus {
+    let geometry = disk.store.geometry();
+    DiskStatus {
+        name: disk.name.clone(),
+        image: disk.image.clone(),
+        socket: disk.socket.clone(),
+        bytes: geometry.size,
+        read_only: disk.device.config().read_only,
+        attached: disk.device.is_connected(),
+    }
+}
+
+/// Blocks that the cache answered, of those it could have answered.
+#[expect(clippy::cast_precision_loss, reason = "a ratio for people to read")]
+fn hit_ratio(stats: &EngineStats) -> Option<f64> {
+    let hits = stats.hit_blocks + stats.zero_blocks;
+    let all = hits + stats.covered_blocks + stats.missed_blocks;
+    (all > 0).then(|| hits as f64 / all as f64)
+}
+
+/// The pages of a cache of so many bytes.
+///
+/// # Errors
+/// If that is no possible size; the text says which are.
+pub fn cache_pages(bytes: u64) -> Result<PageCount, String> {
+    let pages = bytes / PAGE_SIZE_U64;
+    if bytes == 0 || !bytes.is_multiple_of(PAGE_SIZE_U64) {
+        return Err(format!("a cache of {bytes} bytes: the size is a multiple of 4096 above 0 (`off` turns it off)"));
+    }
+    match u32::try_from(pages) {
+        Ok(pages) if pages <= 1 << 30 => Ok(PageCount(pages)),
+        _ => Err(format!("a cache of {bytes} bytes: 4 TiB is the limit")),
+    }
+}

@@ -1,0 +1,106 @@
+//! Addresses of memory servers: `tcp:HOST:PORT` or `unix:PATH`.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Where a memory server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// `HOST:PORT`; the name is looked up at each connect.
+    Tcp(String),
+    Unix(PathBuf),
+}
+
+impl FromStr for Endpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        const FORMS: &str = "write tcp:HOST:PORT or unix:PATH";
+        if let Some(path) = text.strip_prefix("unix:") {
+            if path.is_empty() || path.len() > 107 {
+                return Err(format!("`{text}`: a socket path has 1 to 107 bytes; {FORMS}"));
+            }
+            return Ok(Self::Unix(path.into()));
+        }
+        let Some(address) = text.strip_prefix("tcp:") else {
+            return Err(format!("`{text}` is not the address of a memory server: {FORMS}"));
+        };
+        let port = address.rsplit_once(':').map(|(host, port)| (host.is_empty(), port.parse::<u16>()));
+        match port {
+            Some((false, Ok(1..))) => Ok(Self::Tcp(address.to_owned())),
+            _ => Err(format!("`{text}` has no valid host and port: {FORMS}")),
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "tcp:{address}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl Endpoint {
+    /// Connects within `timeout` (for each address a name has); the socket blocks and has that timeout for reads and
+    /// writes until the caller changes it.
+    ///
+    /// # Errors
+    /// The last address's, if none answers.
+    pub fn connect(&self, timeout: Duration) -> io::Result<OwnedFd> {
+        match self {
+            Self::Unix(path) => {
+                let stream = UnixStream::connect(path)?;
+                stream.set_read_timeout(Some(timeout))?;
+                stream.set_write_timeout(Some(timeout))?;
+                Ok(stream.into())
+            }
+            Self::Tcp(address) => {
+                let mut error = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+                for address in address.to_socket_addrs()? {
+                    match connect_tcp(address, timeout) {
+                        Ok(stream) => return Ok(stream.into()),
+                        Err(failed) => error = failed,
+                    }
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+fn connect_tcp(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&address, timeout)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(timeout))?;
+    stream.set_write_timeout(Some(timeout))?;
+    rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
+    rustix::net::sockopt::set_tcp_keepidle(&stream, Duration::from_secs(10))?;
+    rustix::net::sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(5))?;
+    rustix::net::sockopt::set_tcp_keepcnt(&stream, 3)?;
+    Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_and_written() {
+        for good in ["tcp:127.0.0.1:7", "tcp:[::1]:7", "tcp:host:65535", "unix:/run/x", "unix:x"] {
+            assert_eq!(good.parse::<Endpoint>().unwrap().to_string(), good);
+        }
+        let long = format!("unix:{}", "x".repeat(108));
+        for bad in ["", "host:7", "tcp:", "tcp:host", "tcp::7", "tcp:host:0", "tcp:host:65536", "unix:", &long] {
+            let message = bad.parse::<Endpoint>().unwrap_err();
+            assert!(message.contains("tcp:HOST:PORT or unix:PATH"), "{message}");
+        }
+    }
+}

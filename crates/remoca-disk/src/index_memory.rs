@@ -1,0 +1,51 @@
+//! The memory of the index: a mapping of its own, so that it is given back as a whole and could outlive the process.
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+/// 32-bit words, zero at the start.
+pub struct IndexMemory {
+    start: NonNull<u32>,
+    words: usize,
+}
+
+impl IndexMemory {
+    /// So many words.
+    ///
+    /// # Errors
+    /// If the system has no memory for them.
+    pub fn new(words: usize) -> io::Result<Self> {
+        let bytes = words.checked_mul(4).ok_or(io::ErrorKind::OutOfMemory)?;
+        // SAFETY: a new private mapping at an address of the kernel's choice touches nothing that exists.
+        let start = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
+        };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, words })
+    }
+}
+
+impl Deref for IndexMemory {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
+        // SAFETY: the mapping is `words` long, page-aligned, initialised by the kernel, and lives as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
+    }
+}
+
+impl DerefMut for IndexMemory {
+    fn deref_mut(&mut self) -> &mut [u32] {
+        // SAFETY: as in `deref`, and `&mut self` makes the borrow the only one.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.words) }
+    }
+}
+
+impl Drop for IndexMemory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours alone and nothing borrows it any more.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.words * 4) };
+    }
+}

@@ -1,0 +1,106 @@
+//! The eviction port: a block device whose written blocks are pages that the guest evicted.
+//!
+//! Called by the driver for each request of the port device. Block 0 read is the identification page (what the agent
+//! looks for and obeys), block 0 written is the agent's statistics; every other written block is one evicted page, and
+//! its place means nothing. All of it is hostile input: a guest can at worst waste its own cache.
+//! ```text
+//! identification: "REMOCAEP" | version u32 | batch pages u32 | received u64 | matched u64 | unmatched u64 | dropped u64 | cookie u64 | advice u32
+//! statistics:     "REMOCAST" | version u32 | 0 u32 | captured u64 | lost u64 | sampled out u64 | written u64 | agent's cookie u64
+//! ```
+
+use remoca_core::engine::EngineStats;
+use remoca_core::units::PAGE_SIZE;
+use serde::{Deserialize, Serialize};
+
+/// What the guest finds in `/sys/block/*/serial`.
+pub const PORT_SERIAL: &str = "remoca-port";
+/// Size of the port's address space; only block 0 has a meaning.
+pub const PORT_BYTES: u64 = 64 << 20;
+/// Most pages that the agent may send in one request.
+pub const BATCH_PAGES: u32 = 256;
+const VERSION: u32 = 1;
+const IDENTIFICATION_MAGIC: &[u8; 8] = b"REMOCAEP";
+const STATISTICS_MAGIC: &[u8; 8] = b"REMOCAST";
+
+/// What the agent in the guest says of itself. The guest may lie; nothing depends on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentStats {
+    /// Pages copied out at eviction.
+    pub captured: u64,
+    /// Pages that the agent could not take (its ring was full).
+    pub lost: u64,
+    /// Pages left out because of the port's advice.
+    pub sampled_out: u64,
+    /// Pages written to the port.
+    pub written: u64,
+    /// Changes with each start of the agent.
+    pub cookie: u64,
+}
+
+/// The identification page.
+#[must_use]
+pub fn identification(stats: &EngineStats, cookie: u64, advice: u32) -> [u8; PAGE_SIZE] {
+    let mut page = [0; PAGE_SIZE];
+    page[..8].copy_from_slice(IDENTIFICATION_MAGIC);
+    page[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    page[12..16].copy_from_slice(&BATCH_PAGES.to_le_bytes());
+    let matched = stats.evictions_admitted + stats.evictions_duplicate + stats.evictions_zero;
+    let words = [stats.evictions_reported, matched, stats.evictions_unmatched, stats.evictions_dropped, cookie];
+    for (at, word) in words.into_iter().enumerate() {
+        page[16 + at * 8..24 + at * 8].copy_from_slice(&word.to_le_bytes());
+    }
+    page[56..60].copy_from_slice(&advice.to_le_bytes());
+    page
+}
+
+/// The agent's statistics, if `page` is a statistics page of a version we know.
+#[must_use]
+pub fn agent_stats(page: &[u8]) -> Option<AgentStats> {
+    if page.len() < PAGE_SIZE || &page[..8] != STATISTICS_MAGIC || page[8..12] != VERSION.to_le_bytes() {
+        return None;
+    }
+    let word = |at: usize| {
+        let mut word = [0; 8];
+        word.copy_from_slice(&page[16 + at * 8..24 + at * 8]);
+        u64::from_le_bytes(word)
+    };
+    Some(AgentStats { captured: word(0), lost: word(1), sampled_out: word(2), written: word(3), cookie: word(4) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_identification_page_is_as_documented() {
+        let stats = EngineStats {
+            evictions_reported: 10,
+            evictions_admitted: 4,
+            evictions_duplicate: 2,
+            evictions_zero: 1,
+            evictions_unmatched: 2,
+            evictions_dropped: 1,
+            ..EngineStats::default()
+        };
+        let page = identification(&stats, 0x1122, 64);
+        assert_eq!(&page[..16], b"REMOCAEP\x01\0\0\0\0\x01\0\0");
+        let words: Vec<u64> = page[16..56].as_chunks::<8>().0.iter().map(|w| u64::from_le_bytes(*w)).collect();
+        assert_eq!(words, [10, 7, 2, 1, 0x1122]);
+        assert_eq!(page[56..60], 64_u32.to_le_bytes());
+        assert!(page[60..].iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn only_statistics_pages_are_taken_for_them() {
+        let mut page = [0_u8; PAGE_SIZE];
+        assert_eq!(agent_stats(&page), None);
+        page[..8].copy_from_slice(b"REMOCAST");
+        page[8] = 1;
+        for (at, byte) in (16..56).step_by(8).zip(1_u8..) {
+            page[at] = byte;
+        }
+        let expected = AgentStats { captured: 1, lost: 2, sampled_out: 3, written: 4, cookie: 5 };
+        assert_eq!(agent_stats(&page), Some(expected));
+        assert_eq!(agent_stats(&page[..512]), None);
+    }
+}
