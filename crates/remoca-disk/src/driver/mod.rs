@@ -26,6 +26,7 @@ use poller::{Poller, Source};
 use remoca_core::engine::DiskEngine;
 use remoca_core::units::{Nanos, PageCount};
 use requests::RequestTable;
+pub use snapshot::cache_pages;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;

@@ -1,0 +1,351 @@
+//! `remoca disk`: the VM process. Turns arguments into ready parts, then runs the driver until it is told to stop.
+
+use crate::runtime;
+use crate::size::parse_size;
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use remoca_core::engine::{DiskEngine, EngineConfig, layout};
+use remoca_core::rules::Rules;
+use remoca_core::units::PageCount;
+use remoca_disk::IndexMemory;
+use remoca_disk::control::ControlServer;
+use remoca_disk::driver::{Disk, Driver, Parts, Port, cache_pages};
+use remoca_disk::endpoint::Endpoint;
+use remoca_disk::link::ServerLink;
+use remoca_disk::port::{PORT_BYTES, PORT_SERIAL};
+use remoca_disk::store::{BufferPool, FileOptions, FileStore, Geometry, Store, UringUse};
+use remoca_disk::trace::TraceWriter;
+use remoca_disk::vhost::{DeviceConfig, SocketSource, VhostDevice};
+use remoca_protocol::Token;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Pages that may wait for the connection to the server: 8 MiB.
+const SEND_WINDOW_PAGES: u32 = 2048;
+/// Requests to the server without reply.
+const FETCH_LIMIT: u32 = 8192;
+/// Memory that a guest is taken to have until it says so: 1 GiB.
+const GUEST_PAGES_DEFAULT: u32 = 1 << 18;
+
+/// Serve the disks of one VM, with a cache in a memory server's memory.
+#[derive(Args, Debug)]
+pub struct DiskArgs {
+    /// Name of this VM, for `remoca status` and `remoca set` [default: the process id]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+
+    /// Image of the VM's only disk: a raw file, a block device, or an NBD URI
+    #[arg(long, visible_alias = "blk-file", value_name = "IMAGE", conflicts_with = "disk")]
+    image: Option<String>,
+
+    /// Socket that the hypervisor connects to, for the disk of --image
+    #[arg(long, visible_alias = "socket-path", value_name = "PATH")]
+    socket: Option<PathBuf>,
+
+    /// Use this descriptor (a listening or a connected socket) in place of --socket
+    #[arg(long, value_name = "N", conflicts_with = "socket")]
+    fd: Option<RawFd>,
+
+    /// The disk of --image can only be read
+    #[arg(long, requires = "image")]
+    read_only: bool,
+
+    /// A disk: image=IMAGE,socket=PATH[,name=NAME][,read-only][,sector=512|4096][,queues=N]; may be repeated
+    #[arg(long, value_name = "KEY=VALUE,...")]
+    disk: Vec<DiskSpec>,
+
+    /// Socket of the eviction port, which the agent in the guest writes to
+    #[arg(long, value_name = "PATH")]
+    port: Option<PathBuf>,
+
+    /// Memory server: tcp:HOST:PORT or unix:PATH; without one, nothing is cached
+    #[arg(long, value_name = "ADDRESS")]
+    server: Option<Endpoint>,
+
+    /// Size of the cache
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
+    cache: u64,
+
+    /// Control socket [default: NAME.ctl in /run/remoca, for users in $XDG_RUNTIME_DIR/remoca]
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+
+    /// Memory for the data of requests in flight
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_size)]
+    buffers: u64,
+
+    /// Record every request in this file
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+
+    /// Use threads in place of io_uring, as where the system refuses it
+    #[arg(long)]
+    no_io_uring: bool,
+
+    /// Print what this vhost-user back end can do, as JSON, and exit
+    #[arg(long)]
+    print_capabilities: bool,
+
+    /// Leave out one safety rule, to see that the tests notice
+    #[cfg(feature = "ablation")]
+    #[arg(long, value_name = "RULE")]
+    omit_rule: Option<String>,
+}
+
+/// Unit of a disk's requests, as the guest sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Sector {
+    #[value(name = "512")]
+    Small,
+    #[value(name = "4096")]
+    Large,
+}
+
+impl Sector {
+    fn bytes(self) -> u32 {
+        match self {
+            Self::Small => 512,
+            Self::Large => 4096,
+        }
+    }
+}
+
+/// One disk as the user described it.
+#[derive(Clone, Debug)]
+struct DiskSpec {
+    name: Option<String>,
+    image: String,
+    socket: PathBuf,
+    read_only: bool,
+    sector: Sector,
+    queues: u16,
+}
+
+impl FromStr for DiskSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (mut name, mut image, mut socket) = (None, None, None);
+        let (mut read_only, mut sector, mut queues) = (false, Sector::Small, QUEUES_DEFAULT);
+        for field in text.split(',') {
+            let (key, value) = field.split_once('=').unwrap_or((field, ""));
+            match (key, value) {
+                ("name", name_given) => name = Some(name_given.to_owned()),
+                ("image", path) if !path.is_empty() => image = Some(path.to_owned()),
+                ("socket", path) if !path.is_empty() => socket = Some(PathBuf::from(path)),
+                ("read-only", "" | "on") => read_only = true,
+                ("read-only", "off") => read_only = false,
+                ("sector", size) => sector = Sector::from_str(size, false).map_err(|_| "sector is 512 or 4096")?,
+                ("queues", count) => queues = count.parse().map_err(|_| format!("`{count}` is no number of queues"))?,
+                _ => {
+                    return Err(format!("`{field}`: a disk has image=, socket=, name=, read-only, sector= and queues="));
+                }
+            }
+        }
+        let image = image.ok_or("a disk needs image=IMAGE")?;
+        let socket = socket.ok_or("a disk needs socket=PATH")?;
+        Ok(Self { name, image, socket, read_only, sector, queues })
+    }
+}
+
+const QUEUES_DEFAULT: u16 = 16;
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// If something that was given cannot be used; the text says what to do.
+pub fn run(args: DiskArgs) -> Result<()> {
+    if args.print_capabilities {
+        println!(r#"{{"type": "block", "features": ["read-only", "blk-file"]}}"#);
+        return Ok(());
+    }
+    // Before any thread starts and any socket exists: a signal that comes early must not be lost.
+    let stop = stop_pipe()?;
+    let parts = parts(args, stop)?;
+    let mut driver = Driver::new(parts).context("cannot watch the descriptors")?;
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    driver.run().context("waiting for events failed")
+}
+
+fn parts(args: DiskArgs, stop: OwnedFd) -> Result<Parts> {
+    let name = args.name.clone().unwrap_or_else(|| std::process::id().to_string());
+    if name.is_empty() || name.contains('/') {
+        bail!("`{name}` cannot be the name of a VM: it is part of a file's name");
+    }
+    let cache = match args.server {
+        Some(_) => cache_pages(args.cache).map_err(anyhow::Error::msg)?,
+        None => PageCount(0),
+    };
+    let disks = open_disks(&args)?;
+    let port = args.port.as_ref().map(open_port).transpose()?;
+    let config = engine_config(&args, cache, disks.len())?;
+    let words = IndexMemory::new(layout(&config).words()).context("there is no memory for the index of this cache")?;
+    let control = control_socket(&args, &name)?;
+    let trace = args.trace.as_deref().map(TraceWriter::create).transpose().context("cannot make the trace file")?;
+    let link = match args.server {
+        Some(endpoint) => Some(ServerLink::start(endpoint, Token(random()?)).context("cannot start the server link")?),
+        None => None,
+    };
+    Ok(Parts {
+        name,
+        engine: DiskEngine::new(&config, words),
+        cache,
+        disks,
+        port,
+        link,
+        control: Some(control),
+        buffers: BufferPool::new(usize::try_from(args.buffers.max(8 << 20)).unwrap_or(usize::MAX)),
+        trace,
+        stop,
+    })
+}
+
+fn engine_config(args: &DiskArgs, cache: PageCount, disks: usize) -> Result<EngineConfig> {
+    let seed = random()?;
+    Ok(EngineConfig {
+        disks: u16::try_from(disks).context("too many disks")?,
+        key: random()?,
+        seed: u64::from_ne_bytes(seed),
+        cache,
+        guest_memory: PageCount(GUEST_PAGES_DEFAULT),
+        has_port: args.port.is_some(),
+        send_window: SEND_WINDOW_PAGES,
+        fetch_limit: FETCH_LIMIT,
+        rules: rules(args)?,
+    })
+}
+
+#[cfg(feature = "ablation")]
+fn rules(args: &DiskArgs) -> Result<Rules> {
+    use remoca_core::rules::Rule;
+    let Some(name) = &args.omit_rule else { return Ok(Rules::default()) };
+    let found = Rule::ALL.iter().find(|(known, _)| known == name);
+    let (_, rule) = found.with_context(|| format!("there is no rule `{name}`"))?;
+    tracing::error!("THE SAFETY RULE {name} IS LEFT OUT: this disk will be damaged");
+    Ok(Rules::without(*rule))
+}
+
+#[cfg(not(feature = "ablation"))]
+#[expect(clippy::unnecessary_wraps, reason = "the ablation build can fail here")]
+fn rules(_args: &DiskArgs) -> Result<Rules> {
+    Ok(Rules::default())
+}
+
+fn open_disks(args: &DiskArgs) -> Result<Vec<Disk>> {
+    let mut specs = args.disk.clone();
+    let mut passed = None;
+    if let Some(image) = &args.image {
+        passed = args.fd.map(take_descriptor).transpose()?;
+        let Some(socket) = args.socket.clone().or(passed.as_ref().map(|_| PathBuf::from("fd"))) else {
+            bail!("--image needs --socket PATH (or --fd N), where the hypervisor connects");
+        };
+        let (read_only, image) = (args.read_only, image.clone());
+        specs.push(DiskSpec { name: None, image, socket, read_only, sector: Sector::Small, queues: QUEUES_DEFAULT });
+    }
+    if specs.is_empty() {
+        bail!("no disk: say --image IMAGE --socket PATH, or --disk image=IMAGE,socket=PATH");
+    }
+    let mut disks = Vec::new();
+    for (spec, number) in specs.into_iter().zip(0..) {
+        let source = match passed.take() {
+            Some(source) => source,
+            None => SocketSource::bind(&spec.socket)?,
+        };
+        disks.push(open_disk(spec, number, source, args)?);
+    }
+    Ok(disks)
+}
+
+fn open_disk(spec: DiskSpec, number: u16, source: SocketSource, args: &DiskArgs) -> Result<Disk> {
+    let store = open_store(&spec, args)?;
+    let Geometry { size, logical_sector, physical_block, read_only, can_discard, can_write_zeroes } = store.geometry();
+    let name = spec.name.unwrap_or_else(|| format!("disk{number}"));
+    let mut config = DeviceConfig::disk(name.clone(), name.clone(), size);
+    config.logical_block_bytes = logical_sector;
+    config.physical_block_bytes = physical_block.max(4096);
+    config.read_only = read_only;
+    config.discard = can_discard;
+    config.write_zeroes = can_write_zeroes;
+    config.queue_count_max = spec.queues;
+    // Invalidation is by block: this bounds how long one request keeps the others waiting.
+    config.range_bytes_max = 256 << 20;
+    let device = VhostDevice::new(config, source).with_context(|| format!("disk {name}"))?;
+    Ok(Disk { name, image: spec.image, socket: spec.socket.display().to_string(), store, device })
+}
+
+fn open_store(spec: &DiskSpec, args: &DiskArgs) -> Result<Box<dyn Store>> {
+    let uring = if args.no_io_uring { UringUse::Off } else { UringUse::Auto };
+    let options = FileOptions { read_only: spec.read_only, uring, ..FileOptions::default() };
+    let store = FileStore::open(spec.image.as_ref(), options)?;
+    let _ = spec.sector.bytes();
+    Ok(Box::new(store))
+}
+
+fn open_port(socket: &PathBuf) -> Result<Port> {
+    let mut config = DeviceConfig::disk("port", PORT_SERIAL, PORT_BYTES);
+    config.discard = false;
+    config.write_zeroes = false;
+    config.queue_count_max = 1;
+    let device = VhostDevice::new(config, SocketSource::bind(socket)?).context("eviction port")?;
+    let cookie = u64::from_ne_bytes(random()?);
+    Ok(Port { socket: socket.display().to_string(), device, cookie })
+}
+
+fn control_socket(args: &DiskArgs, name: &str) -> Result<ControlServer> {
+    let path = match &args.control {
+        Some(path) => path.clone(),
+        None => {
+            let directory = runtime::directory()?;
+            std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+            runtime::socket_of(name)?
+        }
+    };
+    ControlServer::start(&path).context("control socket")
+}
+
+/// Readable after SIGTERM or SIGINT.
+fn stop_pipe() -> Result<OwnedFd> {
+    let (read, write) = std::os::unix::net::UnixStream::pair().context("no descriptors")?;
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        signal_hook::low_level::pipe::register(signal, write.try_clone().context("no descriptors")?)
+            .context("cannot handle signals")?;
+    }
+    Ok(read.into())
+}
+
+fn take_descriptor(fd: RawFd) -> Result<SocketSource> {
+    // SAFETY: only asks whether the number is an open descriptor.
+    let open = fd > 2 && unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0;
+    if !open {
+        bail!("--fd {fd}: there is no such descriptor");
+    }
+    // SAFETY: it is open, and whoever started us passed it for this use alone.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(fd) };
+    SocketSource::from_descriptor(descriptor).with_context(|| format!("--fd {fd}"))
+}
+
+/// Random bytes of the system.
+fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let count = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    if count.context("the system gives no random numbers")? != N {
+        bail!("the system gives too few random numbers");
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disks_are_described_by_keys() {
+        let spec: DiskSpec = "image=/a,socket=/b,read-only,sector=4096,name=root,queues=2".parse().unwrap();
+        assert_eq!((spec.image.as_str(), spec.read_only, spec.queues), ("/a", true, 2));
+        assert_eq!(spec.sector.bytes(), 4096);
+        for bad in ["", "image=/a", "socket=/b", "image=/a,socket=/b,x=1", "image=/a,socket=/b,sector=520"] {
+            assert!(bad.parse::<DiskSpec>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Where running VM processes are found: their control sockets.
+
+use anyhow::{Context, Result, bail};
+use remoca_disk::control::{self, Command, Reply};
+use remoca_disk::status::Status;
+use std::path::{Path, PathBuf};
+
+const SUFFIX: &str = "ctl";
+
+/// The directory of control sockets: `/run/remoca` for root, else below `$XDG_RUNTIME_DIR`.
+///
+/// # Errors
+/// If a user has no `$XDG_RUNTIME_DIR`.
+pub fn directory() -> Result<PathBuf> {
+    if rustix::process::geteuid().is_root() {
+        return Ok("/run/remoca".into());
+    }
+    match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(runtime) => Ok(PathBuf::from(runtime).join("remoca")),
+        None => bail!("there is no $XDG_RUNTIME_DIR for the control socket: set it, or say --control PATH"),
+    }
+}
+
+/// The control socket of the VM process `name`.
+///
+/// # Errors
+/// As [`directory`].
+pub fn socket_of(name: &str) -> Result<PathBuf> {
+    Ok(directory()?.join(format!("{name}.{SUFFIX}")))
+}
+
+/// The control sockets a user means by `name`: a path, a name, or all.
+///
+/// # Errors
+/// If the directory cannot be read.
+pub fn sockets(name: Option<&str>) -> Result<Vec<PathBuf>> {
+    match name {
+        Some(path) if path.contains('/') => Ok(vec![path.into()]),
+        Some(name) => Ok(vec![socket_of(name)?]),
+        None => {
+            let directory = directory()?;
+            let Ok(entries) = std::fs::read_dir(&directory) else { return Ok(Vec::new()) };
+            let mut found: Vec<_> = entries
+                .filter_map(|entry| Some(entry.ok()?.path()))
+                .filter(|path| path.extension().is_some_and(|extension| extension == SUFFIX))
+                .collect();
+            found.sort();
+            Ok(found)
+        }
+    }
+}
+
+/// Asks the VM process behind `socket`.
+///
+/// # Errors
+/// If it is not there, or refuses.
+pub fn ask(socket: &Path, command: Command) -> Result<Status> {
+    let shown = socket.display();
+    let reply = control::call(socket, command)
+        .with_context(|| format!("no VM process answers at {shown}: is `remoca disk` running with this name?"))?;
+    match reply {
+        Reply::Status(status) => Ok(*status),
+        Reply::Error { error } => bail!("{error}"),
+    }
+}

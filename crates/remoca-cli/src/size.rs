@@ -1,0 +1,53 @@
+//! Sizes as people write them: `4096`, `512M`, `2G`.
+
+/// Bytes of a size with an optional unit K, M, G or T (powers of 1024).
+///
+/// # Errors
+/// If it is no size; the text shows the form.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let error = || format!("`{text}` is not a size: write bytes, or a whole number with K, M, G or T, such as 512M");
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match &text[digits.len()..] {
+        "" | "B" => 0,
+        "K" | "k" | "KiB" => 10,
+        "M" | "m" | "MiB" => 20,
+        "G" | "g" | "GiB" => 30,
+        "T" | "t" | "TiB" => 40,
+        _ => return Err(error()),
+    };
+    let number: u64 = digits.parse().map_err(|_| error())?;
+    number.checked_mul(1 << shift).ok_or_else(error)
+}
+
+/// A size as people read it: three digits and a unit.
+#[must_use]
+pub fn show_size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "K", "M", "G", "T"];
+    #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = usize::from(unit > 0 && value < 10.0 && value.fract() > 0.05);
+    format!("{value:.digits$}{}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_and_shown() {
+        assert_eq!(parse_size("4096"), Ok(4096));
+        assert_eq!(parse_size("2G"), Ok(2 << 30));
+        assert_eq!(parse_size("512MiB"), Ok(512 << 20));
+        for bad in ["", "G", "-1", "1.5G", "1X", "99999999T", "1 G"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+        assert_eq!(show_size(0), "0B");
+        assert_eq!(show_size(1536 << 20), "1.5G");
+        assert_eq!(show_size(64 << 20), "64M");
+    }
+}

@@ -1,0 +1,221 @@
+//! `remoca status`: one line for each VM, or everything about one.
+
+use crate::runtime;
+use crate::size::show_size;
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+use remoca_disk::control::Command;
+use remoca_disk::status::Status;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Show what the cache does for each running VM of this host.
+#[derive(Args, Debug)]
+pub struct StatusArgs {
+    /// Only this VM: its name, or the path of its control socket
+    #[arg(value_name = "NAME")]
+    name: Option<String>,
+
+    /// Show again every so many seconds; the figures are then those of the interval
+    #[arg(short, long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86400))]
+    interval: Option<u32>,
+
+    /// Stop after so many lines [default: never]
+    #[arg(short, long, value_name = "N", requires = "interval")]
+    count: Option<u32>,
+
+    /// Everything, not only one line for each VM
+    #[arg(short, long)]
+    verbose: bool,
+
+    /// Form of the output
+    #[arg(short, long, value_enum, default_value_t = Form::Table)]
+    output: Form,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Form {
+    Table,
+    Json,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// If the VM that was named does not answer.
+pub fn run(args: &StatusArgs) -> Result<()> {
+    let mut before: Vec<Status> = Vec::new();
+    let mut shown = 0;
+    loop {
+        let now = collect(args)?;
+        show(args, &now, &before)?;
+        shown += 1;
+        let Some(interval) = args.interval.filter(|_| args.count.is_none_or(|count| shown < count)) else {
+            return Ok(());
+        };
+        before = now;
+        std::thread::sleep(Duration::from_secs(interval.into()));
+    }
+}
+
+fn collect(args: &StatusArgs) -> Result<Vec<Status>> {
+    let sockets = runtime::sockets(args.name.as_deref())?;
+    if args.name.is_some() {
+        return sockets.iter().map(|socket| runtime::ask(socket, Command::Status)).collect();
+    }
+    // A process that died leaves its socket behind; the others are shown all the same.
+    let answer = |socket: &PathBuf| match runtime::ask(socket, Command::Status) {
+        Ok(status) => Some(status),
+        Err(error) => {
+            eprintln!("remoca: {error:#}");
+            None
+        }
+    };
+    Ok(sockets.iter().filter_map(answer).collect())
+}
+
+fn show(args: &StatusArgs, now: &[Status], before: &[Status]) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    if args.output == Form::Json {
+        serde_json::to_writer(&mut out, now)?;
+        writeln!(out)?;
+        return Ok(());
+    }
+    if now.is_empty() {
+        bail!("no VM process runs here (start one with `remoca disk`)");
+    }
+    if args.verbose {
+        for status in now {
+            show_all(&mut out, status)?;
+        }
+        return Ok(());
+    }
+    if before.is_empty() {
+        writeln!(out, "{HEADING}")?;
+    }
+    for status in now {
+        let earlier = before.iter().find(|earlier| earlier.pid == status.pid && earlier.name == status.name);
+        writeln!(out, "{}", line(status, earlier))?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+const HEADING: &str =
+    "VM               CACHE      USED   SERVER        READS   HIT%  CACHE us   DISK us   WRITES  EVICTED  KNOWN%";
+
+/// One VM, since its start or since `earlier`.
+fn line(status: &Status, earlier: Option<&Status>) -> String {
+    let count = |name: &str| {
+        let value = |status: &Status| status.counters.get(name).copied().unwrap_or(0);
+        value(status).saturating_sub(earlier.map_or(0, value))
+    };
+    let hits = count("hit_blocks") + count("zero_blocks");
+    let all = hits + count("missed_blocks") + count("covered_blocks");
+    let evicted = count("evictions_reported");
+    let known = evicted - count("evictions_unmatched").min(evicted);
+    let mean = |pick: fn(&Status) -> (u64, u64)| {
+        let (sum, number) = pick(status);
+        let (sum_before, number_before) = earlier.map_or((0, 0), pick);
+        ratio(sum.saturating_sub(sum_before), number.saturating_sub(number_before))
+            .map_or("-".into(), |ns| format!("{:.0}", ns / 1000.0))
+    };
+    let server = match &status.server {
+        None => "none",
+        Some(server) if server.stalled => "late",
+        Some(server) if server.connected => "connected",
+        Some(_) => "unreachable",
+    };
+    format!(
+        "{:<16} {:>5} {:>9}   {:<11} {:>7} {:>6} {:>9} {:>9} {:>8} {:>8} {:>7}",
+        status.name,
+        if status.cache.enabled { show_size(status.cache.granted_bytes) } else { "off".into() },
+        show_size(status.cache.used_bytes),
+        server,
+        count("reads"),
+        percent(hits, all),
+        mean(|s| (s.latency.read_from_cache.sum_ns, s.latency.read_from_cache.count)),
+        mean(|s| (s.latency.read_from_disk.sum_ns, s.latency.read_from_disk.count)),
+        count("writes"),
+        evicted,
+        percent(known, evicted),
+    )
+}
+
+fn show_all(out: &mut impl Write, status: &Status) -> Result<()> {
+    writeln!(out, "{} (process {}, up {:.0} s, version {})", status.name, status.pid, status.uptime_s, status.version)?;
+    let cache = &status.cache;
+    match &status.server {
+        None => writeln!(out, "  server      none: nothing is cached")?,
+        Some(server) => {
+            let state = match (&server.error, server.stalled) {
+                (Some(error), _) => format!("not connected: {error}"),
+                (None, true) => "connected, late: reads avoid it".into(),
+                (None, false) => "connected".into(),
+            };
+            writeln!(out, "  server      {} {state}", server.endpoint)?;
+        }
+    }
+    let (wanted, granted) = (show_size(cache.wanted_bytes), show_size(cache.granted_bytes));
+    let state = if cache.enabled { "on" } else { "off" };
+    writeln!(out, "  cache       {state}, {wanted} wanted, {granted} granted, {} used", show_size(cache.used_bytes))?;
+    writeln!(out, "  admission   by {}", cache.admission)?;
+    for disk in &status.disks {
+        let attached = if disk.attached { "attached" } else { "no guest" };
+        let access = if disk.read_only { ", read-only" } else { "" };
+        writeln!(
+            out,
+            "  disk        {}: {} ({}{access}) at {}, {attached}",
+            disk.name,
+            disk.image,
+            show_size(disk.bytes),
+            disk.socket
+        )?;
+    }
+    if let Some(port) = &status.port {
+        let attached = if port.attached { "attached" } else { "no guest" };
+        let agent = match port.agent {
+            None => "no agent heard of".into(),
+            Some(agent) => {
+                format!("agent: {} captured, {} lost, {} left out", agent.captured, agent.lost, agent.sampled_out)
+            }
+        };
+        writeln!(out, "  port        {}, {attached}, {agent}", port.socket)?;
+    }
+    let latency = &status.latency;
+    let rows = [
+        ("read", &latency.read),
+        ("  by cache", &latency.read_from_cache),
+        ("  by disk", &latency.read_from_disk),
+        ("write", &latency.write),
+    ];
+    for (name, row) in rows {
+        writeln!(
+            out,
+            "  {name:<11} {:>9} requests, mean {:.0} us, p50 {:.0}, p99 {:.0}, p99.9 {:.0}, longest {:.0}",
+            row.count, row.mean_us, row.p50_us, row.p99_us, row.p999_us, row.max_us
+        )?;
+    }
+    let memory = &status.memory;
+    writeln!(
+        out,
+        "  memory      index {}, buffers {}, {} blocks known",
+        show_size(memory.index_bytes),
+        show_size(memory.buffer_bytes),
+        memory.known_blocks
+    )?;
+    for (name, value) in &status.counters {
+        writeln!(out, "  {name:<26} {value:>12}")?;
+    }
+    Ok(())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people to read")]
+fn ratio(part: u64, all: u64) -> Option<f64> {
+    (all > 0).then(|| part as f64 / all as f64)
+}
+
+fn percent(part: u64, all: u64) -> String {
+    ratio(part, all).map_or("-".into(), |share| format!("{:.1}", share * 100.0))
+}
