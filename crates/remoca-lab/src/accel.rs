@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    process::{Command, Stdio},
+    process::Stdio,
     sync::OnceLock,
     time::Duration,
 };
@@ -65,7 +65,7 @@ fn kvm_works_remembered(lab: &Lab, image: &Image) -> Result<bool> {
 /// Less does not tell: there are machines where /dev/kvm opens, creates virtual machines and runs the firmware, and where
 /// QEMU then fails to set a register, or the kernel hangs on its way to protected mode.
 fn kvm_boots_a_kernel(lab: &Lab, image: &Image) -> Result<bool> {
-    let mut command = Command::new("qemu-system-x86_64");
+    let mut command = service::tool("qemu-system-x86_64");
     command
         .args(Accelerator::Kvm.qemu_args())
         .args(["-machine", "q35", "-smp", "2", "-m", "128", "-nodefaults", "-display", "none", "-no-reboot"])

@@ -148,9 +148,9 @@ fn build(lab: &Lab, recipe: &Recipe, folder: &Path) -> Result<()> {
         let path = scripts.join(name);
         fs::write(&path, content).context_path("writing", &path)?;
     }
-    let mut command = mmdebstrap(recipe, &mirror, &scripts, folder);
+    let command = mmdebstrap(recipe, &mirror, &scripts, folder);
     let log = lab.cache().join(format!("{}.build.log", recipe.name()));
-    run_with_progress(&mut command, &log)?;
+    run_with_progress(command, &log)?;
 
     let made = folder.join("lab-out");
     for name in ["kernel", "initramfs", "root.img", "kernel-version"] {
@@ -160,13 +160,13 @@ fn build(lab: &Lab, recipe: &Recipe, folder: &Path) -> Result<()> {
         remove_folder(&leftover)?;
     }
     // Copying out of the build wrote the holes of the image as zeroes. Best effort: it only saves space.
-    let _ = service::run(Command::new("fallocate").arg("--dig-holes").arg(folder.join("root.img")));
+    let _ = service::run(service::tool("fallocate").arg("--dig-holes").arg(folder.join("root.img")));
     progress(format_args!("guest image ready after {} s", started.elapsed().as_secs()));
     Ok(())
 }
 
 fn mmdebstrap(recipe: &Recipe, mirror: &Mirror, scripts: &Path, folder: &Path) -> Command {
-    let mut command = Command::new("mmdebstrap");
+    let mut command = service::tool("mmdebstrap");
     command.args(["--variant=apt", "--format=null"]);
     command.arg(format!("--include={}", recipe.packages.join(",")));
     for unwanted in ["doc", "man", "locale", "info"] {
@@ -183,10 +183,10 @@ fn mmdebstrap(recipe: &Recipe, mirror: &Mirror, scripts: &Path, folder: &Path) -
 }
 
 /// Runs a long command, shows its informational lines and keeps everything in a log.
-fn run_with_progress(command: &mut Command, log_path: &Path) -> Result<()> {
+fn run_with_progress(mut command: Command, log_path: &Path) -> Result<()> {
     let mut log = File::create(log_path).context_path("creating", log_path)?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = service::spawn(std::mem::replace(command, Command::new("true")))?;
+    let mut child = service::spawn(command)?;
     let mut tail = Vec::new();
     if let Some(stderr) = child.stderr.take() {
         for line in BufReader::new(stderr).lines() {

@@ -15,6 +15,7 @@ use crate::{
     accel::Accelerator,
     guest::{Disk, DiskSource, GuestConfig},
     image::Image,
+    service,
 };
 
 /// Of lab.md's facts: `tsc=reliable` because emulation makes the kernel distrust the clock for nothing.
@@ -30,7 +31,7 @@ pub fn command(
     port: &UnixStream,
     monitor: &UnixStream,
 ) -> Command {
-    let mut command = Command::new("qemu-system-x86_64");
+    let mut command = service::tool("qemu-system-x86_64");
     let memory = config.memory_mib;
     command
         .args(accelerator.qemu_args())

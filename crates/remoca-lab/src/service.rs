@@ -1,6 +1,7 @@
 //! Child processes that end with this process, and daemons beside a guest.
 
 use std::{
+    env,
     fs::{self, File},
     io,
     os::unix::{net::UnixStream, process::CommandExt},
@@ -138,6 +139,14 @@ impl Drop for Service {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A program of the system. Those for disks are where the PATH of a normal user does not look.
+pub(crate) fn tool(program: &str) -> Command {
+    let mut command = Command::new(program);
+    let path = env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin"));
+    command
 }
 
 /// Runs a short command to its end and returns its standard output.
