@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
-use super::config::SEGMENTS_MAX;
+use super::config::QUEUE_SIZE_MAX;
 use super::memory::GuestMemory;
 use super::ring::{DESCRIPTOR_BYTES, Ring, RingUnreachable, read_descriptor};
 
-/// Header and status, next to the data.
-const EXTRA_DESCRIPTORS: u16 = 2;
+/// More than any guest that minds what it is told (SEG_MAX) needs; what QEMU accepts too. No ring is larger.
+const CHAIN_LENGTH_MAX: u16 = QUEUE_SIZE_MAX;
 static ZEROES: [u8; 4096] = [0; 4096];
 
 /// Why a chain cannot be answered at all. The queue that it is on is broken from then on.
@@ -25,8 +25,8 @@ static ZEROES: [u8; 4096] = [0; 4096];
 pub(crate) enum ChainError {
     #[error("descriptor index {index} of a table of {size}")]
     Index { index: u16, size: u16 },
-    #[error("a chain longer than {0} descriptors, or a loop")]
-    TooLong(u16),
+    #[error("a chain of more than 1024 descriptors, or a loop")]
+    TooLong,
     #[error(
         "an indirect descriptor that the guest has not negotiated, or inside an indirect table, or with a successor"
     )]
@@ -155,8 +155,7 @@ impl Chain {
         };
         let mut table = Table { address: ring.descriptors(), size: ring.size(), indirect: false };
         let mut index = head;
-        let limit = ring.size().max(SEGMENTS_MAX + EXTRA_DESCRIPTORS);
-        for _ in 0..limit {
+        for _ in 0..CHAIN_LENGTH_MAX {
             if index >= table.size {
                 return Err(ChainError::Index { index, size: table.size });
             }
@@ -175,7 +174,7 @@ impl Chain {
             }
             index = descriptor.next();
         }
-        Err(ChainError::TooLong(limit))
+        Err(ChainError::TooLong)
     }
 
     fn add(&mut self, address: GuestAddress, length: u32, writable: bool) -> Result<(), ChainError> {

@@ -1,0 +1,410 @@
+//! The front end and the guest's block driver.
+//!
+//! Every request has a slot of guest memory: header, status, descriptor table and data. With indirect descriptors there
+//! are as many slots as descriptors; without, every slot has four descriptors of the ring.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::time::Timespec;
+use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight};
+use vhost::vhost_user::{Frontend, VhostUserFrontend, VhostUserProtocolFeatures, VhostUserVirtioFeatures};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::virtqueue::{Buffer, DESC_INDIRECT, Virtqueue};
+
+const RINGS_START: u64 = 0x10_0000;
+const RINGS_BYTES: u64 = 0x10_0000;
+/// Above the hole that a PC has below 4 GiB: a second region.
+const SLOTS_START: u64 = 1 << 32;
+const STATUS_OFFSET: u64 = 64;
+const TABLE_OFFSET: u64 = 128;
+const DATA_OFFSET: u64 = 4096;
+const SEGMENTS_MAX: usize = 240;
+/// Long enough for any machine; a test that waits so long has failed.
+const PATIENCE: Duration = Duration::from_secs(60);
+const NO_STATUS: u8 = 0xaa;
+
+/// How the guest drives its device.
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub queue_count: u16,
+    pub queue_size: u16,
+    pub indirect: bool,
+    /// The most data of one request.
+    pub data_bytes: u64,
+    /// Data of a request is cut into so many buffers.
+    pub segment_count: usize,
+    /// Features beyond those that every connection has, or all of them if the back end offers them.
+    pub features: u64,
+    pub inflight: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            queue_count: 1,
+            queue_size: 128,
+            indirect: true,
+            data_bytes: 1 << 20,
+            segment_count: 1,
+            features: u64::MAX,
+            inflight: true,
+        }
+    }
+}
+
+/// A virtio-blk request.
+#[derive(Debug, Clone, Copy)]
+pub enum Command<'a> {
+    Read {
+        sector: u64,
+        length: u64,
+    },
+    Write {
+        sector: u64,
+        data: &'a [u8],
+    },
+    Flush,
+    /// Sector, number of sectors, flags.
+    Discard(&'a [(u64, u32, u32)]),
+    WriteZeroes(&'a [(u64, u32, u32)]),
+    GetId,
+    /// Any type, with data to the device and room for data from it.
+    Raw {
+        kind: u32,
+        sector: u64,
+        data: &'a [u8],
+        length: u64,
+    },
+}
+
+/// A request that was submitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Ticket {
+    pub queue: u16,
+    pub slot: u16,
+}
+
+/// A guest with one virtio-blk device. It outlives its back ends.
+pub struct TestGuest {
+    pub options: Options,
+    pub memory: Arc<GuestMemoryMmap<()>>,
+    pub queues: Vec<Virtqueue>,
+    pub frontend: Option<Frontend>,
+    inflight: Option<(VhostUserInflight, File)>,
+    free: Vec<Vec<u16>>,
+    outstanding: HashMap<Ticket, u64>,
+    done: HashMap<Ticket, u8>,
+}
+
+impl TestGuest {
+    pub fn new(options: Options) -> Self {
+        let slots = u64::from(options.queue_size) * u64::from(options.queue_count);
+        let slots_bytes = slots * slot_bytes(&options);
+        let file = File::from(memfd_create("test-guest", MemfdFlags::CLOEXEC).unwrap());
+        ftruncate(&file, RINGS_BYTES + slots_bytes).unwrap();
+        let part = |start| Some(FileOffset::new(file.try_clone().unwrap(), start));
+        let memory = GuestMemoryMmap::from_ranges_with_files([
+            (GuestAddress(RINGS_START), RINGS_BYTES as usize, part(0)),
+            (GuestAddress(SLOTS_START), slots_bytes as usize, part(RINGS_BYTES)),
+        ]);
+        let memory = Arc::new(memory.unwrap());
+        let stride = Virtqueue::bytes(options.queue_size).next_multiple_of(4096);
+        let queue =
+            |index: u16| Virtqueue::new(memory.clone(), options.queue_size, RINGS_START + u64::from(index) * stride);
+        let queues = (0..options.queue_count).map(queue).collect();
+        let free = vec![free_slots(&options); usize::from(options.queue_count)];
+        let (outstanding, done) = (HashMap::new(), HashMap::new());
+        TestGuest { options, memory, queues, frontend: None, inflight: None, free, outstanding, done }
+    }
+
+    /// Connects and starts all queues, the way QEMU does: at the first time and after a back end was lost.
+    pub fn connect(&mut self, socket: &Path) -> vhost::Result<()> {
+        let bases: Vec<u16> = self.queues.iter().map(Virtqueue::used_index).collect();
+        self.connect_at(socket, &bases)
+    }
+
+    pub fn connect_at(&mut self, socket: &Path, bases: &[u16]) -> vhost::Result<()> {
+        self.negotiate(socket)?;
+        self.share_memory()?;
+        self.share_inflight()?;
+        for (index, base) in bases.iter().enumerate() {
+            self.start_queue(index, *base)?;
+        }
+        Ok(())
+    }
+
+    /// Connects and negotiates features, no more.
+    pub fn negotiate(&mut self, socket: &Path) -> vhost::Result<()> {
+        let mut frontend = Frontend::connect(socket, u64::from(self.options.queue_count))?;
+        frontend.set_owner()?;
+        let offered = frontend.get_features()?;
+        let protocol = frontend.get_protocol_features()?;
+        frontend.set_protocol_features(protocol)?;
+        if protocol.contains(VhostUserProtocolFeatures::REPLY_ACK) {
+            frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        }
+        let wanted = self.options.features | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
+        frontend.set_features(offered & wanted)?;
+        self.frontend = Some(frontend);
+        Ok(())
+    }
+
+    pub fn regions(&self) -> Vec<VhostUserMemoryRegionInfo> {
+        let regions = GuestMemoryBackend::iter(&*self.memory);
+        regions.map(|region| VhostUserMemoryRegionInfo::from_guest_region(region).unwrap()).collect()
+    }
+
+    pub fn share_memory(&mut self) -> vhost::Result<()> {
+        let regions = self.regions();
+        self.frontend().set_mem_table(&regions).map(drop)
+    }
+
+    fn share_inflight(&mut self) -> vhost::Result<()> {
+        if !self.options.inflight {
+            return Ok(());
+        }
+        if self.inflight.is_none() {
+            let (queues, size) = (self.options.queue_count, self.options.queue_size);
+            let wanted = VhostUserInflight::new(0, 0, queues, size);
+            self.inflight = Some(self.frontend().get_inflight_fd(&wanted)?);
+        }
+        let (shape, fd) = self.inflight.as_ref().map(|(shape, file)| (*shape, file.as_raw_fd())).unwrap();
+        self.frontend().set_inflight_fd(&shape, fd)
+    }
+
+    pub fn start_queue(&mut self, index: usize, base: u16) -> vhost::Result<()> {
+        let mut frontend = self.frontend().clone();
+        let queue = &self.queues[index];
+        frontend.set_vring_num(index, queue.size)?;
+        frontend.set_vring_base(index, base)?;
+        let host = |address| self.memory.get_host_address(GuestAddress(address)).unwrap() as u64;
+        let addresses = VringConfigData {
+            queue_max_size: queue.size,
+            queue_size: queue.size,
+            flags: 0,
+            desc_table_addr: host(queue.descriptors),
+            used_ring_addr: host(queue.used),
+            avail_ring_addr: host(queue.available),
+            log_addr: None,
+        };
+        frontend.set_vring_addr(index, &addresses)?;
+        frontend.set_vring_call(index, &queue.call)?;
+        frontend.set_vring_err(index, &queue.error)?;
+        frontend.set_vring_kick(index, &queue.kick)?;
+        frontend.set_vring_enable(index, true)
+    }
+
+    /// Stops a queue as QEMU does: the answer comes when it is drained.
+    pub fn stop_queue(&mut self, index: usize) -> vhost::Result<u16> {
+        self.frontend().set_vring_enable(index, false)?;
+        Ok(u16::try_from(self.frontend().get_vring_base(index)?).unwrap())
+    }
+
+    pub fn disconnect(&mut self) {
+        self.frontend = None;
+    }
+
+    /// A reset of the device by its driver: rings and the in-flight record start afresh, requests are forgotten.
+    pub fn reset(&mut self) {
+        self.queues.iter_mut().for_each(Virtqueue::reset);
+        self.inflight = None;
+        self.free.fill(free_slots(&self.options));
+        self.outstanding.clear();
+        self.done.clear();
+    }
+
+    pub fn frontend(&mut self) -> &mut Frontend {
+        self.frontend.as_mut().expect("connected")
+    }
+
+    /// Bytes of struct virtio_blk_config.
+    pub fn read_config(&mut self, offset: u32, length: usize) -> vhost::Result<Vec<u8>> {
+        let room = vec![0; length];
+        let flags = VhostUserConfigFlags::empty();
+        Ok(self.frontend().get_config(offset, length as u32, flags, &room)?.1)
+    }
+
+    pub fn set_writeback(&mut self, writeback: bool) -> vhost::Result<()> {
+        self.frontend().set_config(32, VhostUserConfigFlags::WRITABLE, &[u8::from(writeback)])
+    }
+
+    /// Submits and waits; the status byte.
+    pub fn run(&mut self, queue: u16, command: Command) -> u8 {
+        let ticket = self.submit(queue, command);
+        self.queues[usize::from(queue)].kick();
+        self.wait(ticket)
+    }
+
+    pub fn has_free_slot(&self, queue: u16) -> bool {
+        !self.free[usize::from(queue)].is_empty()
+    }
+
+    /// Makes a request available. The device is not kicked.
+    pub fn submit(&mut self, queue: u16, command: Command) -> Ticket {
+        let slot = self.free[usize::from(queue)].pop().expect("a free slot");
+        let ticket = Ticket { queue, slot };
+        let address = self.slot_address(ticket);
+        let (kind, sector, data, room) = encode(command);
+        let mut header = [0; 16];
+        header[..4].copy_from_slice(&kind.to_le_bytes());
+        header[8..].copy_from_slice(&sector.to_le_bytes());
+        self.memory.write_slice(&header, GuestAddress(address)).unwrap();
+        self.memory.write_obj(NO_STATUS, GuestAddress(address + STATUS_OFFSET)).unwrap();
+        self.memory.write_slice(&data, GuestAddress(address + DATA_OFFSET)).unwrap();
+
+        let mut buffers = vec![Buffer { address, length: 16, writable: false }];
+        let data_length = data.len() as u64;
+        self.add_segments(&mut buffers, address + DATA_OFFSET, data_length, false);
+        self.add_segments(&mut buffers, address + DATA_OFFSET + data_length, room, true);
+        buffers.push(Buffer { address: address + STATUS_OFFSET, length: 1, writable: true });
+        self.write_chain(ticket, &buffers);
+        self.outstanding.insert(ticket, room);
+        ticket
+    }
+
+    fn add_segments(&self, buffers: &mut Vec<Buffer>, start: u64, length: u64, writable: bool) {
+        let piece = length.div_ceil(self.options.segment_count as u64).max(1);
+        let mut offset = 0;
+        while offset < length {
+            let bytes = piece.min(length - offset);
+            buffers.push(Buffer { address: start + offset, length: bytes as u32, writable });
+            offset += bytes;
+        }
+    }
+
+    fn write_chain(&mut self, ticket: Ticket, buffers: &[Buffer]) {
+        let table = self.slot_address(ticket) + TABLE_OFFSET;
+        let indirect = self.options.indirect;
+        let queue = &mut self.queues[usize::from(ticket.queue)];
+        if indirect {
+            assert!(buffers.len() <= SEGMENTS_MAX, "the slot's table has no room");
+            queue.write_chain(table, 0, buffers);
+            let table = Buffer { address: table, length: 16 * buffers.len() as u32, writable: false };
+            queue.write_descriptor(queue.descriptors, ticket.slot, table, DESC_INDIRECT, 0);
+        } else {
+            assert!(buffers.len() <= 4, "four descriptors for each slot");
+            queue.write_chain(queue.descriptors, ticket.slot, buffers);
+        }
+        queue.offer(ticket.slot);
+        queue.publish();
+    }
+
+    /// Takes what the device completed on `queue`; how many.
+    pub fn poll(&mut self, queue: u16) -> usize {
+        let mut count = 0;
+        while let Some((head, _)) = self.queues[usize::from(queue)].next_used() {
+            let ticket = Ticket { queue, slot: head };
+            assert!(self.outstanding.remove(&ticket).is_some(), "{ticket:?} completed twice or never submitted");
+            let status = GuestAddress(self.slot_address(ticket) + STATUS_OFFSET);
+            self.done.insert(ticket, self.memory.read_obj(status).unwrap());
+            self.free[usize::from(queue)].push(head);
+            count += 1;
+        }
+        count
+    }
+
+    /// The status of a request, if it was completed.
+    pub fn result(&mut self, ticket: Ticket) -> Option<u8> {
+        self.poll(ticket.queue);
+        self.done.remove(&ticket)
+    }
+
+    /// Waits for the interrupt that announces a request's completion; the status byte.
+    pub fn wait(&mut self, ticket: Ticket) -> u8 {
+        loop {
+            if let Some(status) = self.result(ticket) {
+                return status;
+            }
+            let call = &self.queues[usize::from(ticket.queue)].call;
+            assert!(raised(call, PATIENCE), "no interrupt for {ticket:?}");
+        }
+    }
+
+    /// Waits until nothing is outstanding.
+    pub fn wait_for_all(&mut self) {
+        while let Some(ticket) = self.outstanding.keys().next().copied() {
+            let status = self.wait(ticket);
+            self.done.insert(ticket, status);
+        }
+    }
+
+    pub fn outstanding(&self) -> usize {
+        self.outstanding.len()
+    }
+
+    /// Waits for the eventfd that tells of a broken queue.
+    pub fn wait_for_error(&self, queue: u16) -> bool {
+        raised(&self.queues[usize::from(queue)].error, PATIENCE)
+    }
+
+    /// Whether the queue was interrupted, at once or within `patience`.
+    pub fn interrupted(&self, queue: u16, patience: Duration) -> bool {
+        raised(&self.queues[usize::from(queue)].call, patience)
+    }
+
+    /// What a completed read brought.
+    pub fn data(&self, ticket: Ticket, length: usize) -> Vec<u8> {
+        let mut data = vec![0; length];
+        self.memory.read_slice(&mut data, GuestAddress(self.slot_address(ticket) + DATA_OFFSET)).unwrap();
+        data
+    }
+
+    /// Where the memory of a slot starts.
+    pub fn slot_address(&self, ticket: Ticket) -> u64 {
+        let number = u64::from(ticket.queue) * u64::from(self.options.queue_size) + u64::from(ticket.slot);
+        SLOTS_START + number * slot_bytes(&self.options)
+    }
+}
+
+/// Takes the signal of an eventfd, waiting for it if need be.
+fn raised(event: &EventFd, patience: Duration) -> bool {
+    // SAFETY: the descriptor stays open as long as `event`, which outlives the borrow.
+    let descriptor = unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) };
+    let patience = Timespec::try_from(patience).unwrap();
+    poll(&mut [PollFd::from_borrowed_fd(descriptor, PollFlags::IN)], Some(&patience)).unwrap() > 0
+        && event.read().is_ok()
+}
+
+fn slot_bytes(options: &Options) -> u64 {
+    (DATA_OFFSET + options.data_bytes).next_multiple_of(4096)
+}
+
+fn free_slots(options: &Options) -> Vec<u16> {
+    (0..options.queue_size)
+        .rev()
+        .step_by(if options.indirect { 1 } else { 4 })
+        .map(|last| match options.indirect {
+            true => last,
+            false => last - 3,
+        })
+        .collect()
+}
+
+/// Type, sector, data to the device, room for data from it.
+fn encode(command: Command) -> (u32, u64, Vec<u8>, u64) {
+    let ranges = |ranges: &[(u64, u32, u32)]| {
+        let bytes = |(sector, count, flags): &(u64, u32, u32)| {
+            [&sector.to_le_bytes()[..], &count.to_le_bytes(), &flags.to_le_bytes()].concat()
+        };
+        ranges.iter().flat_map(bytes).collect::<Vec<u8>>()
+    };
+    match command {
+        Command::Read { sector, length } => (0, sector, Vec::new(), length),
+        Command::Write { sector, data } => (1, sector, data.to_vec(), 0),
+        Command::Flush => (4, 0, Vec::new(), 0),
+        Command::Discard(list) => (11, 0, ranges(list), 0),
+        Command::WriteZeroes(list) => (13, 0, ranges(list), 0),
+        Command::GetId => (8, 0, Vec::new(), 20),
+        Command::Raw { kind, sector, data, length } => (kind, sector, data.to_vec(), length),
+    }
+}

@@ -1,0 +1,18 @@
+//! A front end without a VM, and a back end without a disk: for tests and benchmarks of the vhost-user frontend.
+//!
+//! [`TestGuest`] plays QEMU and the guest's driver: it shares its memory, starts queues, keeps the record of requests in
+//! flight over a reconnect, and puts any descriptor table it likes into its rings. [`RamDisk`] executes requests in
+//! memory, and [`Backend`] runs a device on it in a thread. Behind the feature `testing`; never part of the program.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "in a test a surprise is a failure, and sizes are small"
+)]
+
+mod backend;
+mod guest;
+mod virtqueue;
+
+pub use backend::{Backend, Plan, RamDisk};
+pub use guest::{Command, Options, TestGuest, Ticket};
+pub use virtqueue::{Buffer, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Virtqueue};

@@ -1,0 +1,253 @@
+//! Ordinary use of a device, by a front end that plays QEMU and a guest.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "in a test a surprise is a failure, and sizes are small"
+)]
+
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use remoca_disk::testing::{Backend, Command, Options, RamDisk, TestGuest, Ticket};
+use remoca_disk::vhost::DeviceConfig;
+use vhost::VhostBackend;
+
+const DISK_BYTES: u64 = 8 << 20;
+const OK: u8 = 0;
+const IO_ERROR: u8 = 1;
+const UNSUPPORTED: u8 = 2;
+
+struct Setup {
+    guest: TestGuest,
+    backend: Backend,
+    _folder: tempfile::TempDir,
+}
+
+fn config() -> DeviceConfig {
+    let mut config = DeviceConfig::disk("test", "serial-0123456789ab", DISK_BYTES);
+    config.logical_block_bytes = 512;
+    config
+}
+
+fn start(config: DeviceConfig, options: Options) -> Setup {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = Arc::new(Mutex::new(RamDisk::new(DISK_BYTES as usize)));
+    let backend = Backend::spawn(config, &folder.path().join("s"), disk);
+    let mut guest = TestGuest::new(options);
+    guest.connect(&backend.socket).unwrap();
+    Setup { guest, backend, _folder: folder }
+}
+
+fn pattern(length: usize, seed: u8) -> Vec<u8> {
+    (0..length).map(|index| (index as u8).wrapping_mul(31).wrapping_add(seed)).collect()
+}
+
+fn read(guest: &mut TestGuest, queue: u16, sector: u64, length: usize) -> (u8, Vec<u8>) {
+    let ticket = guest.submit(queue, Command::Read { sector, length: length as u64 });
+    guest.queues[usize::from(queue)].kick();
+    (guest.wait(ticket), guest.data(ticket, length))
+}
+
+#[test]
+fn what_is_written_is_read_whatever_the_framing() {
+    for (indirect, segment_count) in [(true, 1), (true, 7), (true, 200), (false, 1), (false, 2)] {
+        let Setup { mut guest, backend: _backend, .. } =
+            start(config(), Options { indirect, segment_count, ..Options::default() });
+        for (sector, length) in [(0, 512), (7, 4096), (1000, 131_072), (DISK_BYTES / 512 - 1, 512)] {
+            let data = pattern(length, segment_count as u8);
+            assert_eq!(guest.run(0, Command::Write { sector, data: &data }), OK);
+            assert_eq!(read(&mut guest, 0, sector, length), (OK, data), "{indirect} {segment_count} {length}");
+        }
+    }
+}
+
+#[test]
+fn a_request_above_the_transfer_limit_is_one_request_to_the_guest() {
+    let mut small = config();
+    small.transfer_bytes_max = 8192;
+    let Setup { mut guest, backend, .. } = start(small, Options { segment_count: 3, ..Options::default() });
+    let data = pattern(100_352, 3);
+    assert_eq!(guest.run(0, Command::Write { sector: 5, data: &data }), OK);
+    assert_eq!(backend.plan.taken.load(SeqCst), 13, "100,352 bytes in pieces of 8,192");
+    assert_eq!(read(&mut guest, 0, 5, data.len()), (OK, data.clone()));
+    backend.plan.reverse.store(true, SeqCst);
+    assert_eq!(read(&mut guest, 0, 5, data.len()), (OK, data), "pieces completed in any order");
+    assert_eq!(guest.outstanding(), 0);
+}
+
+#[test]
+fn every_queue_works_and_completes_everything_it_is_given() {
+    let options = Options { queue_count: 4, data_bytes: 4096, ..Options::default() };
+    let Setup { mut guest, backend, .. } = start(config(), options);
+    backend.plan.reverse.store(true, SeqCst);
+    for round in 0..40u64 {
+        let mut tickets: Vec<Ticket> = Vec::new();
+        for queue in 0..4 {
+            for index in 0..100u64 {
+                let sector = (u64::from(queue) * 100 + index) * 8;
+                let data = pattern(4096, (round + index) as u8);
+                tickets.push(guest.submit(queue, Command::Write { sector, data: &data }));
+            }
+            guest.queues[usize::from(queue)].kick();
+        }
+        for ticket in tickets {
+            assert_eq!(guest.wait(ticket), OK);
+        }
+    }
+    let (status, data) = read(&mut guest, 3, (2 * 100 + 17) * 8, 4096);
+    assert_eq!((status, data), (OK, pattern(4096, 39 + 17)));
+}
+
+#[test]
+fn serial_flush_discard_and_write_zeroes() {
+    let Setup { mut guest, backend, .. } = start(config(), Options::default());
+    let ticket = guest.submit(0, Command::GetId);
+    guest.queues[0].kick();
+    assert_eq!(guest.wait(ticket), OK);
+    assert_eq!(guest.data(ticket, 20), b"serial-0123456789ab\0");
+
+    assert_eq!(guest.run(0, Command::Flush), OK);
+    assert_eq!(backend.disk.lock().unwrap().flush_count, 1);
+
+    let data = pattern(64 * 512, 1);
+    assert_eq!(guest.run(0, Command::Write { sector: 0, data: &data }), OK);
+    assert_eq!(guest.run(0, Command::Discard(&[(0, 2, 0), (10, 1, 0)])), OK);
+    assert_eq!(guest.run(0, Command::WriteZeroes(&[(20, 4, 0), (40, 4, 1)])), OK);
+    let (_, after) = read(&mut guest, 0, 0, 64 * 512);
+    for (sector, bytes) in after.chunks(512).enumerate() {
+        let zeroed = matches!(sector, 0..2 | 10 | 20..24 | 40..44);
+        assert_eq!(bytes.iter().all(|byte| *byte == 0), zeroed, "sector {sector}");
+    }
+}
+
+#[test]
+fn requests_that_cannot_be_are_refused() {
+    let mut strict = config();
+    strict.logical_block_bytes = 4096;
+    strict.range_bytes_max = 1 << 20;
+    strict.range_count_max = 2;
+    let Setup { mut guest, backend, .. } = start(strict, Options::default());
+    let end = DISK_BYTES / 512;
+    let block = pattern(4096, 9);
+    let refused = [
+        Command::Read { sector: end, length: 4096 },
+        Command::Read { sector: end - 8, length: 8192 },
+        Command::Read { sector: u64::MAX, length: 4096 },
+        Command::Read { sector: u64::MAX / 512, length: 4096 },
+        Command::Read { sector: 1, length: 4096 },
+        Command::Read { sector: 0, length: 512 },
+        Command::Read { sector: 0, length: 4095 },
+        Command::Write { sector: end, data: &block },
+        Command::Write { sector: 0, data: &block[..4095] },
+        Command::Raw { kind: 0, sector: 0, data: &block, length: 4096 },
+        Command::Raw { kind: 1, sector: 0, data: &block, length: 4096 },
+        Command::Discard(&[]),
+        Command::Discard(&[(0, 7, 0)]),
+        Command::Discard(&[(0, 8, 0), (8, 8, 0), (16, 8, 0)]),
+        Command::Discard(&[(end - 8, 16, 0)]),
+        Command::Discard(&[(u64::MAX - 7, 8, 0)]),
+        Command::WriteZeroes(&[(0, 4096, 0)]),
+        Command::Raw { kind: 11, sector: 0, data: &block[..17], length: 0 },
+        Command::Raw { kind: 11, sector: 0, data: &[], length: 16 },
+    ];
+    for command in refused {
+        assert_eq!(guest.run(0, command), IO_ERROR, "{command:?}");
+    }
+    let unsupported = [
+        Command::Discard(&[(0, 8, 1)]),
+        Command::WriteZeroes(&[(0, 8, 2)]),
+        Command::Raw { kind: 2, sector: 0, data: &[], length: 96 },
+        Command::Raw { kind: 14, sector: 0, data: &[], length: 0 },
+        Command::Raw { kind: u32::MAX, sector: 0, data: &[], length: 0 },
+    ];
+    for command in unsupported {
+        assert_eq!(guest.run(0, command), UNSUPPORTED, "{command:?}");
+    }
+    let nothing = [Command::Read { sector: 0, length: 0 }, Command::Discard(&[(8, 0, 0)])];
+    for command in nothing {
+        assert_eq!(guest.run(0, command), OK, "{command:?}");
+    }
+    assert_eq!(backend.plan.taken.load(SeqCst), 0, "none of them reached the driver");
+    assert_eq!(guest.run(0, Command::Read { sector: 0, length: 4096 }), OK, "the queue is none the worse for it");
+}
+
+#[test]
+fn a_read_only_disk_is_not_written() {
+    let mut fixed = config();
+    fixed.read_only = true;
+    let Setup { mut guest, backend, .. } = start(fixed, Options::default());
+    let data = pattern(512, 1);
+    assert_eq!(guest.run(0, Command::Write { sector: 0, data: &data }), IO_ERROR);
+    assert_eq!(guest.run(0, Command::Discard(&[(0, 1, 0)])), IO_ERROR);
+    assert_eq!(guest.run(0, Command::WriteZeroes(&[(0, 1, 0)])), IO_ERROR);
+    assert_eq!(guest.run(0, Command::Flush), OK);
+    assert_eq!(read(&mut guest, 0, 0, 512), (OK, vec![0; 512]));
+    assert!(backend.disk.lock().unwrap().bytes.iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn the_configuration_space_is_readable_beyond_its_end() {
+    let Setup { mut guest, backend: _backend, .. } = start(config(), Options::default());
+    let space = guest.read_config(0, 60).unwrap();
+    assert_eq!(space[..8], (DISK_BYTES / 512).to_le_bytes());
+    assert_eq!(space[34..36], 16u16.to_le_bytes());
+    let longer = guest.read_config(0, 96).unwrap();
+    assert_eq!(longer[..60], space);
+    assert_eq!(longer[60..], [0; 36]);
+    assert_eq!(guest.read_config(200, 4).unwrap(), [0; 4]);
+}
+
+#[test]
+fn the_guest_decides_about_the_write_cache() {
+    let mut without_flush = config();
+    without_flush.flush = false;
+    let Setup { guest: _guest, backend, .. } = start(without_flush, Options::default());
+    backend.wait_until("the connection", |plan| plan.connected.load(SeqCst));
+    assert!(!backend.plan.write_cache.load(SeqCst), "a guest that cannot flush");
+
+    let flush_alone = 1 << 9;
+    let Setup { guest: _guest, backend, .. } = start(config(), Options { features: flush_alone, ..Options::default() });
+    backend.wait_until("write-back", |plan| plan.write_cache.load(SeqCst));
+
+    let Setup { mut guest, backend, .. } = start(config(), Options::default());
+    backend.wait_until("write-back", |plan| plan.write_cache.load(SeqCst));
+    guest.set_writeback(false).unwrap();
+    assert_eq!(guest.read_config(32, 1).unwrap(), [0]);
+    backend.wait_until("write-through", |plan| !plan.write_cache.load(SeqCst));
+}
+
+#[test]
+fn a_guest_that_polls_is_not_interrupted() {
+    let Setup { mut guest, backend: _backend, .. } = start(config(), Options::default());
+    assert_eq!(guest.run(0, Command::Flush), OK);
+    guest.queues[0].suppress_interrupts(true);
+    while guest.interrupted(0, Duration::ZERO) {}
+    let ticket = guest.submit(0, Command::Flush);
+    guest.queues[0].kick();
+    while guest.result(ticket).is_none() {
+        std::thread::yield_now();
+    }
+    assert!(!guest.interrupted(0, Duration::from_millis(20)));
+    guest.queues[0].suppress_interrupts(false);
+    assert_eq!(guest.run(0, Command::Flush), OK);
+}
+
+#[test]
+fn memory_can_be_exchanged_under_requests_in_flight() {
+    let Setup { mut guest, backend, .. } = start(config(), Options::default());
+    let data = pattern(4096, 77);
+    backend.plan.hold.store(true, SeqCst);
+    let ticket = guest.submit(0, Command::Write { sector: 8, data: &data });
+    guest.queues[0].kick();
+    backend.wait_until("the request", |plan| plan.held.load(SeqCst) == 1);
+    guest.share_memory().unwrap();
+    let regions = guest.regions();
+    guest.frontend().set_mem_table(&regions[..1]).unwrap();
+    backend.plan.hold.store(false, SeqCst);
+    assert_eq!(guest.wait(ticket), OK, "its region is gone, its mapping is not");
+    guest.submit(0, Command::Flush);
+    guest.queues[0].kick();
+    assert!(guest.wait_for_error(0), "a request in memory that is not shared");
+}
