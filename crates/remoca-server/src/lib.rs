@@ -1,1 +1,34 @@
-//! The memory server: pinned page pools, one for each client.
+//! The memory server: pinned page pools, one for each client, over TCP and Unix sockets.
+//!
+//! Called by `remoca serve` and, in-process, by tests and benchmarks: [`Server::start`] does everything. One thread
+//! accepts connections and reads each HELLO; the connection then moves to the worker thread that owns the pools of its
+//! token, and stays there. So no lock is on the path of a page.
+//!
+//! 1. A page is reachable only through the slot and pool it was sent to: memory that changes hands is unreachable until
+//!    it is written again (`pool.rs`).
+//! 2. A pool has at most one connection. An older one is closed before a newer one is answered (`registry.rs`).
+//! 3. What one connection can make the server hold is bounded: one receive buffer and one reply queue; while the peer
+//!    does not read its replies, nothing more is read from it (`session.rs`).
+//! 4. A page that a queued reply points to does not change before the reply is sent (`session.rs`).
+//!
+//! Not here: de-duplication, encryption, authentication. See `docs/decisions/0004-memory-server.md`.
+
+mod arena;
+mod config;
+mod error;
+mod handshake;
+mod host;
+mod listener;
+mod pool;
+mod registry;
+mod replies;
+mod server;
+mod session;
+mod status;
+mod stream;
+mod worker;
+
+pub use config::{Config, Limits, ListenAddress, PageLocking, parse_duration, parse_size};
+pub use error::StartError;
+pub use server::Server;
+pub use status::{Backing, PoolStatus, Status};

@@ -1,0 +1,312 @@
+//! The page arena: all the memory that this server gives, mapped once, handed out in chunks of 2 MiB.
+//!
+//! Called by pools when their size changes, never on the path of a page. Owns the mapping and the list of free chunks.
+//!
+//! 1. A chunk has at most one owner; its pages are reached through that owner only.
+//! 2. The memory of a chunk is whatever its last owner left (or zero): `pool.rs` makes sure nobody reads it.
+//!
+//! The only unsafe code of this crate is here: the pages are mapped memory, not Rust's.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use remoca_core::units::{PAGE_SIZE, PageCount};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap_anonymous, munmap};
+
+use crate::config::PageLocking;
+use crate::error::StartError;
+use crate::host;
+use crate::status::Backing;
+
+/// Bytes in a chunk: one huge page.
+pub(crate) const CHUNK_BYTES: usize = 2 << 20;
+/// Pages in a chunk.
+pub(crate) const CHUNK_PAGES: usize = CHUNK_BYTES / PAGE_SIZE;
+const CHUNK_PAGES_U32: u32 = 512;
+const CHUNK_BYTES_U64: u64 = 2 << 20;
+/// All pages of an arena are counted in a `u32`.
+const CHUNKS_MAX: u32 = u32::MAX / CHUNK_PAGES_U32;
+
+const _: () = assert!(CHUNK_PAGES_U32 as usize == CHUNK_PAGES && CHUNK_BYTES_U64 == CHUNK_BYTES as u64);
+
+/// The mapping and its free chunks.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    map: Mapping,
+    chunks: u32,
+    free: Mutex<Vec<u32>>,
+    locking: PageLocking,
+}
+
+impl Arena {
+    /// Maps `memory_bytes`, and locks them if that was asked for.
+    pub(crate) fn new(memory_bytes: u64, locking: PageLocking) -> Result<Arc<Self>, StartError> {
+        let chunks = chunk_count(memory_bytes)?;
+        let length = chunks as usize * CHUNK_BYTES;
+        let map = match Mapping::set_aside_huge_pages(memory_bytes, length) {
+            Some(map) => map,
+            None => {
+                check_available(memory_bytes)?;
+                let map = Mapping::ordinary(length).map_err(|errno| map_error(memory_bytes, errno))?;
+                if locking == PageLocking::Locked {
+                    map.lock(memory_bytes)?;
+                }
+                map
+            }
+        };
+        // Taken from the end: the lowest chunk first.
+        Ok(Arc::new(Self { map, chunks, free: Mutex::new((0..chunks).rev().collect()), locking }))
+    }
+
+    /// `count` chunks, or none at all.
+    pub(crate) fn take(self: &Arc<Self>, count: usize) -> Option<Vec<Chunk>> {
+        let mut free = self.free();
+        let kept = free.len().checked_sub(count)?;
+        let taken = free.drain(kept..).rev().map(|index| {
+            let base = self.map.chunk(index);
+            Chunk { arena: Arc::clone(self), base, index }
+        });
+        Some(taken.collect())
+    }
+
+    /// Pages in chunks that nobody has.
+    pub(crate) fn free_pages(&self) -> PageCount {
+        let chunks = u32::try_from(self.free().len()).unwrap_or(u32::MAX);
+        PageCount(chunks.saturating_mul(CHUNK_PAGES_U32))
+    }
+
+    /// All pages.
+    pub(crate) fn pages(&self) -> PageCount {
+        PageCount(self.chunks * CHUNK_PAGES_U32)
+    }
+
+    pub(crate) fn backing(&self) -> Backing {
+        self.map.backing
+    }
+
+    pub(crate) fn locking(&self) -> PageLocking {
+        self.locking
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<u32>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// 512 pages of the arena and the right to use them; dropping it gives them back.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    arena: Arc<Arena>,
+    base: NonNull<[u8; PAGE_SIZE]>,
+    index: u32,
+}
+
+impl Chunk {
+    /// Page `index` of the chunk's [`CHUNK_PAGES`].
+    pub(crate) fn page(&self, index: usize) -> &[u8; PAGE_SIZE] {
+        assert!(index < CHUNK_PAGES, "a chunk has {CHUNK_PAGES} pages");
+        // SAFETY: the chunk's memory is mapped while `arena` lives, is initialised (the kernel zeroes it), aligned, and
+        // nobody else has it; `&self` keeps writers (`page_mut`) away.
+        unsafe { self.base.add(index).as_ref() }
+    }
+
+    /// Page `index`, to be written.
+    pub(crate) fn page_mut(&mut self, index: usize) -> &mut [u8; PAGE_SIZE] {
+        assert!(index < CHUNK_PAGES, "a chunk has {CHUNK_PAGES} pages");
+        // SAFETY: as in `page`; `&mut self` makes this the only reference into the chunk.
+        unsafe { self.base.add(index).as_mut() }
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        if self.arena.locking == PageLocking::Unlocked && self.arena.map.backing == Backing::Ordinary {
+            // SAFETY: the range is this chunk's own; no reference into it is left, and pages that are gone read as zero.
+            let given_back = unsafe { madvise(self.base.as_ptr().cast(), CHUNK_BYTES, Advice::LinuxDontNeed) };
+            if let Err(error) = given_back {
+                tracing::warn!(%error, "memory of a freed pool could not be given back to the host");
+            }
+        }
+        self.arena.free().push(self.index);
+    }
+}
+
+/// A mapped range, aligned to chunks.
+#[derive(Debug)]
+struct Mapping {
+    base: NonNull<c_void>,
+    length: usize,
+    backing: Backing,
+}
+
+// SAFETY: a mapping is plain memory, valid in every thread; access to it goes through chunks, which have one owner each.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; `&Mapping` gives no access to the memory except through `chunk`, whose result its caller owns alone.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Huge pages that the operator has set aside, all of them there at once; `None` if there are not enough. They are
+    /// never swapped.
+    fn set_aside_huge_pages(memory_bytes: u64, length: usize) -> Option<Self> {
+        if host::free_huge_page_bytes() < memory_bytes {
+            return None;
+        }
+        let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
+        let base = map_anonymous(length, flags).ok()?;
+        let map = Self { base, length, backing: Backing::HugeTlb };
+        // Reserved by the mapping, so this cannot fail for want of pages; kernels before 5.14 fault them in when used.
+        // SAFETY: the range was just mapped and nothing refers to it.
+        let _populated = unsafe { madvise(base.as_ptr(), length, Advice::LinuxPopulateWrite) };
+        Some(map)
+    }
+
+    /// Ordinary memory, in transparent huge pages where the host allows it.
+    fn ordinary(length: usize) -> Result<Self, Errno> {
+        let padded = map_anonymous(length + CHUNK_BYTES, MapFlags::PRIVATE)?;
+        let before = padded.as_ptr().align_offset(CHUNK_BYTES);
+        let after = CHUNK_BYTES - before;
+        // SAFETY: both ranges lie in the mapping just made (`before <= CHUNK_BYTES`), page-aligned as the mapping is, and
+        // nothing refers to them. An empty range is not unmapped.
+        let base = unsafe {
+            let base = padded.byte_add(before);
+            if before > 0 {
+                munmap(padded.as_ptr(), before)?;
+            }
+            if after > 0 {
+                munmap(base.byte_add(length).as_ptr(), after)?;
+            }
+            base
+        };
+        let map = Self { base, length, backing: Backing::Ordinary };
+        for advice in [Advice::LinuxHugepage, Advice::LinuxDontDump] {
+            // SAFETY: the range is `map`'s; neither advice changes what the memory holds.
+            if let Err(error) = unsafe { madvise(base.as_ptr(), length, advice) } {
+                tracing::debug!(%error, ?advice, "the kernel does not take this advice");
+            }
+        }
+        Ok(map)
+    }
+
+    fn lock(&self, memory_bytes: u64) -> Result<(), StartError> {
+        let limit = host::raised_lock_limit();
+        // SAFETY: the range is mapped, and locking changes nothing of its content.
+        let locked = unsafe { mlock(self.base.as_ptr(), self.length) };
+        locked.map_err(|errno| match limit {
+            Some(limit_bytes) if limit_bytes < memory_bytes && matches!(errno, Errno::NOMEM | Errno::PERM) => {
+                StartError::LockLimit { memory_bytes, limit_bytes }
+            }
+            _ => StartError::Lock { memory_bytes, source: errno.into() },
+        })
+    }
+
+    /// Where chunk `index` begins.
+    fn chunk(&self, index: u32) -> NonNull<[u8; PAGE_SIZE]> {
+        let offset = index as usize * CHUNK_BYTES;
+        assert!(offset + CHUNK_BYTES <= self.length, "a chunk lies in the mapping");
+        // SAFETY: the offset lies in the mapping, as asserted.
+        unsafe { self.base.byte_add(offset) }.cast()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: chunks hold their arena, so none is left, and neither is any reference to this memory.
+        let unmapped = unsafe { munmap(self.base.as_ptr(), self.length) };
+        debug_assert!(unmapped.is_ok(), "the mapping was ours");
+    }
+}
+
+fn map_anonymous(length: usize, flags: MapFlags) -> Result<NonNull<c_void>, Errno> {
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    let base = unsafe { mmap_anonymous(std::ptr::null_mut(), length, prot, flags) }?;
+    NonNull::new(base).ok_or(Errno::NOMEM)
+}
+
+fn chunk_count(memory_bytes: u64) -> Result<u32, StartError> {
+    if memory_bytes == 0 {
+        return Err(StartError::NoMemory);
+    }
+    if !memory_bytes.is_multiple_of(CHUNK_BYTES_U64) {
+        return Err(StartError::MemoryNotMultiple { memory_bytes });
+    }
+    let most_bytes = u64::from(CHUNKS_MAX) * CHUNK_BYTES_U64;
+    match u32::try_from(memory_bytes / CHUNK_BYTES_U64) {
+        Ok(chunks) if chunks <= CHUNKS_MAX => Ok(chunks),
+        _ => Err(StartError::MemoryTooLarge { memory_bytes, most_bytes }),
+    }
+}
+
+fn check_available(memory_bytes: u64) -> Result<(), StartError> {
+    if let Some((limit_bytes, path)) = host::group_limit()
+        && limit_bytes < memory_bytes
+    {
+        return Err(StartError::GroupLimit { memory_bytes, limit_bytes, path });
+    }
+    match host::available_bytes() {
+        Some(available_bytes) if available_bytes < memory_bytes => {
+            Err(StartError::NotAvailable { memory_bytes, available_bytes })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn map_error(memory_bytes: u64, errno: Errno) -> StartError {
+    StartError::Map { memory_bytes, source: errno.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arena(chunks: u64) -> Arc<Arena> {
+        Arena::new(chunks * CHUNK_BYTES_U64, PageLocking::Unlocked).expect("a little memory")
+    }
+
+    #[test]
+    fn chunks_are_given_once_and_come_back() {
+        let arena = arena(3);
+        let mut first = arena.take(2).expect("two of three");
+        assert_eq!(arena.free_pages(), PageCount(512));
+        assert!(arena.take(2).is_none());
+        assert_eq!(arena.free_pages(), PageCount(512), "a refusal takes nothing");
+        let mut second = arena.take(1).expect("the last one");
+        assert!(arena.take(1).is_none());
+        assert!(arena.take(0).is_some_and(|none| none.is_empty()));
+        for (number, chunk) in (1..).zip(first.iter_mut().chain(&mut second)) {
+            for page in 0..CHUNK_PAGES {
+                assert_eq!(*chunk.page(page), [0; PAGE_SIZE]);
+                chunk.page_mut(page).fill(number);
+            }
+        }
+        for (number, chunk) in (1..).zip(first.iter().chain(&second)) {
+            assert!((0..CHUNK_PAGES).all(|page| *chunk.page(page) == [number; PAGE_SIZE]), "chunks do not overlap");
+        }
+        drop((first, second));
+        assert_eq!(arena.free_pages(), PageCount(3 * 512));
+    }
+
+    #[test]
+    fn unlocked_memory_is_given_back_to_the_host() {
+        let arena = arena(1);
+        arena.take(1).expect("one")[0].page_mut(7).fill(9);
+        assert_eq!(*arena.take(1).expect("again")[0].page(7), [0; PAGE_SIZE]);
+    }
+
+    #[test]
+    #[should_panic(expected = "a chunk has 512 pages")]
+    fn a_page_beyond_a_chunk_is_a_bug() {
+        arena(1).take(1).expect("one")[0].page(CHUNK_PAGES);
+    }
+
+    #[test]
+    fn impossible_sizes_are_refused() {
+        let refusal = |bytes| Arena::new(bytes, PageLocking::Unlocked).expect_err("impossible").to_string();
+        assert!(refusal(0).contains("--memory 2G"));
+        assert!(refusal(CHUNK_BYTES_U64 + 4096).contains("not a multiple of 2 MiB"));
+        assert!(refusal(1 << 60).contains("more than one server can manage"));
+        assert!(refusal(8 << 40).contains("8 TiB"));
+    }
+}

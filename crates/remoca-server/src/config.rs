@@ -1,0 +1,232 @@
+//! What an operator chooses, and how it is written on a command line.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// What a server is started with.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// At least one.
+    pub listen: Vec<ListenAddress>,
+    /// Bytes to give to pools, a multiple of 2 MiB.
+    pub memory_bytes: u64,
+    /// Most bytes for one pool, a multiple of 4 KiB; all of the memory if not said.
+    pub quota_bytes: Option<u64>,
+    /// How long the pool of a client that vanished is kept.
+    pub grace: Duration,
+    pub locking: PageLocking,
+    /// Worker threads, at least one.
+    pub threads: usize,
+    /// A Unix socket that answers each connection with the status as JSON.
+    pub control: Option<PathBuf>,
+    pub limits: Limits,
+}
+
+/// Whether pages are locked into memory. Never changed behind the operator's back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageLocking {
+    /// All of the memory is taken and locked at the start, or the start fails.
+    Locked,
+    /// The host may swap pages out; memory is taken when it is first used, and given back when it is freed.
+    Unlocked,
+}
+
+/// Bounds on what peers can make the server hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections that have a pool.
+    pub sessions: usize,
+    /// Connections whose HELLO is awaited. More wait in the kernel's backlog.
+    pub handshakes: usize,
+    /// Time for a HELLO to arrive.
+    pub hello_timeout: Duration,
+    /// A connection is closed when its peer has not read any of its replies for this long.
+    pub stall_timeout: Duration,
+    /// Receive buffer of a connection.
+    pub receive_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            sessions: 256,
+            handshakes: 32,
+            hello_timeout: Duration::from_secs(5),
+            stall_timeout: Duration::from_secs(60),
+            receive_bytes: 128 << 10,
+        }
+    }
+}
+
+/// Where to listen: `tcp:HOST:PORT` or `unix:PATH`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListenAddress {
+    Tcp { host: String, port: u16 },
+    Unix(PathBuf),
+}
+
+/// Why text is not a [`ListenAddress`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    #[error("an address begins with `tcp:` or `unix:`, as in tcp:192.0.2.1:7070 or unix:/run/remoca/serve.sock")]
+    NoScheme,
+    #[error("tcp: wants HOST:PORT, as in tcp:192.0.2.1:7070 or tcp:[::1]:7070")]
+    NoPort,
+    #[error("`{0}` is not a port: 0 to 65535 (0: any free one)")]
+    BadPort(String),
+    #[error("tcp: wants a host; 0.0.0.0 or [::] listens on all addresses")]
+    NoHost,
+    #[error("an IPv6 address is written in brackets, as in tcp:[::1]:7070")]
+    NoBrackets,
+    #[error("unix: wants a path, as in unix:/run/remoca/serve.sock")]
+    NoPath,
+}
+
+impl FromStr for ListenAddress {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            return if path.is_empty() { Err(AddressError::NoPath) } else { Ok(Self::Unix(path.into())) };
+        }
+        let rest = text.strip_prefix("tcp:").ok_or(AddressError::NoScheme)?;
+        let (host, port) = rest.rsplit_once(':').ok_or(AddressError::NoPort)?;
+        let host = match host.strip_prefix('[').and_then(|inner| inner.strip_suffix(']')) {
+            Some(inner) => inner,
+            None if host.contains(':') => return Err(AddressError::NoBrackets),
+            None => host,
+        };
+        if host.is_empty() {
+            return Err(AddressError::NoHost);
+        }
+        let port = port.parse().map_err(|_| AddressError::BadPort(port.to_owned()))?;
+        Ok(Self::Tcp { host: host.to_owned(), port })
+    }
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "tcp:[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "tcp:{host}:{port}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// Bytes from `4096`, `64K`, `512M`, `2G`, `1T` (powers of 1024; `KiB` and the like are understood too).
+///
+/// # Errors
+/// A sentence for the operator.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        "t" | "tib" => 40,
+        _ => return Err(format!("`{text}` is not a size: a whole number of bytes, or one with K, M, G or T")),
+    };
+    let number: u64 = number
+        .parse()
+        .map_err(|_| format!("`{text}` is not a size: it begins with a whole number, as in 512M or 2G"))?;
+    number.checked_mul(1 << shift).ok_or_else(|| format!("`{text}` is more than any machine has"))
+}
+
+/// A time from `500ms`, `60s`, `5m`, `1h`.
+///
+/// # Errors
+/// A sentence for the operator.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let wrong = || format!("`{text}` is not a time: a whole number with ms, s, m or h, as in 60s");
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    let ms_per_unit = match unit.trim() {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err(wrong()),
+    };
+    number
+        .checked_mul(ms_per_unit)
+        .filter(|ms| *ms <= MONTH_MS)
+        .map(Duration::from_millis)
+        .ok_or_else(|| format!("`{text}` is longer than a month"))
+}
+
+const MONTH_MS: u64 = 31 * 24 * 3_600_000;
+
+/// Bytes as an operator would write them: `2 GiB`, `1.5 MiB`.
+pub(crate) struct Size(pub(crate) u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
+        let unit = usize::try_from(self.0.max(1).ilog2() / 10).unwrap_or(0).min(UNITS.len() - 1);
+        let one = 1_u64 << (10 * unit);
+        match self.0 % one * 10 / one {
+            0 => write!(f, "{} {}", self.0 / one, UNITS[unit]),
+            tenths => write!(f, "{}.{tenths} {}", self.0 / one, UNITS[unit]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_there_and_back() {
+        for text in ["tcp:127.0.0.1:7070", "tcp:[::1]:0", "tcp:donor.example:65535", "unix:/run/remoca/serve.sock"] {
+            assert_eq!(text.parse::<ListenAddress>().map(|address| address.to_string()), Ok(text.to_owned()));
+        }
+    }
+
+    #[test]
+    fn bad_addresses_say_what_is_wrong() {
+        let cases = [
+            ("127.0.0.1:7070", AddressError::NoScheme),
+            ("", AddressError::NoScheme),
+            ("udp:1.2.3.4:1", AddressError::NoScheme),
+            ("tcp:7070", AddressError::NoPort),
+            ("tcp::7070", AddressError::NoHost),
+            ("tcp:[]:7070", AddressError::NoHost),
+            ("tcp:::1:7070", AddressError::NoBrackets),
+            ("tcp:host:", AddressError::BadPort(String::new())),
+            ("tcp:host:65536", AddressError::BadPort("65536".into())),
+            ("unix:", AddressError::NoPath),
+        ];
+        for (text, error) in cases {
+            assert_eq!(text.parse::<ListenAddress>(), Err(error), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_and_times() {
+        assert_eq!(parse_size("2G"), Ok(2 << 30));
+        assert_eq!(parse_size("512MiB"), Ok(512 << 20));
+        assert_eq!(parse_size("4096"), Ok(4096));
+        assert_eq!(parse_size("0"), Ok(0));
+        for bad in ["", "G", "-1", "1.5G", "2X", "99999999999999999999", "99999999T", "2 G 3"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse_duration("60s"), Ok(Duration::from_secs(60)));
+        assert_eq!(parse_duration("0s"), Ok(Duration::ZERO));
+        assert_eq!(parse_duration("5m"), Ok(Duration::from_secs(300)));
+        for bad in ["", "60", "s", "-1s", "1d", "99999999999999999999s", "1000000h"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_readable() {
+        let text = [0, 1023, 8 << 20, 2 << 30, 3 << 29, 5 << 40].map(|bytes| Size(bytes).to_string());
+        assert_eq!(text, ["0 bytes", "1023 bytes", "8 MiB", "2 GiB", "1.5 GiB", "5 TiB"]);
+    }
+}

@@ -1,0 +1,79 @@
+//! What the host can give: free memory, control group limits, the limit on locked memory.
+//!
+//! Called once, before the arena is mapped: memory that is locked beyond what is there would have other programs killed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Bytes that new programs could have without swapping (`MemAvailable`).
+pub(crate) fn available_bytes() -> Option<u64> {
+    meminfo_kib("MemAvailable:").map(|kib| kib * 1024)
+}
+
+/// Bytes in free 2 MiB huge pages set aside by the operator.
+pub(crate) fn free_huge_page_bytes() -> u64 {
+    let path = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+    fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0) << 21
+}
+
+fn meminfo_kib(key: &str) -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with(key))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// The lowest memory limit among this process's control groups, and the file that says so.
+pub(crate) fn group_limit() -> Option<(u64, PathBuf)> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    groups.lines().filter_map(limit_of_group).min()
+}
+
+/// The lowest limit on the way from the group of a line of `/proc/self/cgroup` up to the root.
+fn limit_of_group(line: &str) -> Option<(u64, PathBuf)> {
+    let (_, rest) = line.split_once(':')?;
+    let (controllers, group) = rest.split_once(':')?;
+    let (mount, file) = match controllers {
+        "" => (Path::new("/sys/fs/cgroup"), "memory.max"),
+        v1 if v1.split(',').any(|name| name == "memory") => {
+            (Path::new("/sys/fs/cgroup/memory"), "memory.limit_in_bytes")
+        }
+        _ => return None,
+    };
+    let folder = mount.join(group.trim_start_matches('/'));
+    let on_the_way = folder.ancestors().take_while(|ancestor| ancestor.starts_with(mount));
+    on_the_way
+        .map(|ancestor| ancestor.join(file))
+        .filter_map(|path| Some((fs::read_to_string(&path).ok()?.trim().parse().ok()?, path)))
+        .min()
+}
+
+/// The limit on locked memory, after raising the soft limit to the hard one; `None` is no limit.
+pub(crate) fn raised_lock_limit() -> Option<u64> {
+    let limit = getrlimit(Resource::Memlock);
+    // Nobody else can lower a soft limit's use by raising it; if it cannot be raised, the old one is reported.
+    match setrlimit(Resource::Memlock, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
+        Ok(()) => limit.maximum,
+        Err(_) => limit.current,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_has_memory() {
+        assert!(available_bytes().expect("Linux has MemAvailable") > 1 << 20);
+        assert!(meminfo_kib("MemTotal:") >= meminfo_kib("MemAvailable:"));
+        assert_eq!(meminfo_kib("NoSuchLine:"), None);
+    }
+
+    #[test]
+    fn lines_that_name_no_memory_group_have_no_limit() {
+        assert_eq!(limit_of_group("3:cpu,cpuacct:/x"), None);
+        assert_eq!(limit_of_group("garbage"), None);
+        assert_eq!(limit_of_group(""), None);
+    }
+}

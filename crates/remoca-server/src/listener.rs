@@ -1,0 +1,165 @@
+//! Listening sockets: bound before the server says it is ready, and the files of Unix sockets removed at the end.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::net::ToSocketAddrs;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::config::ListenAddress;
+use crate::error::StartError;
+use crate::stream::Stream;
+
+/// Most bytes in the path of a Unix socket (`sun_path` without its end).
+const PATH_BYTES_MAX: usize = 107;
+/// Connections that wait in the kernel to be accepted.
+const BACKLOG: i32 = 128;
+/// Owner and group may connect.
+const SOCKET_MODE: u32 = 0o660;
+
+/// A bound socket, not yet in an event loop.
+#[derive(Debug)]
+pub(crate) enum BoundListener {
+    Tcp(std::net::TcpListener),
+    Unix(std::os::unix::net::UnixListener, SocketFile),
+}
+
+/// A listening socket in an event loop.
+#[derive(Debug)]
+pub(crate) enum Listener {
+    Tcp(tokio::net::TcpListener, ListenAddress),
+    Unix(tokio::net::UnixListener, SocketFile),
+}
+
+impl BoundListener {
+    pub(crate) fn bind(address: &ListenAddress) -> Result<Self, StartError> {
+        match address {
+            ListenAddress::Tcp { host, port } => bind_tcp(host, *port, address),
+            ListenAddress::Unix(path) => bind_unix(path),
+        }
+    }
+
+    /// With the port that was found, if any would do.
+    pub(crate) fn address(&self) -> io::Result<ListenAddress> {
+        Ok(match self {
+            Self::Tcp(listener) => {
+                let address = listener.local_addr()?;
+                ListenAddress::Tcp { host: address.ip().to_string(), port: address.port() }
+            }
+            Self::Unix(_, file) => ListenAddress::Unix(file.path.clone()),
+        })
+    }
+
+    /// Into the event loop of this thread.
+    pub(crate) fn attach(self) -> io::Result<Listener> {
+        let address = self.address()?;
+        Ok(match self {
+            Self::Tcp(listener) => {
+                listener.set_nonblocking(true)?;
+                Listener::Tcp(tokio::net::TcpListener::from_std(listener)?, address)
+            }
+            Self::Unix(listener, file) => {
+                listener.set_nonblocking(true)?;
+                Listener::Unix(tokio::net::UnixListener::from_std(listener)?, file)
+            }
+        })
+    }
+}
+
+impl Listener {
+    pub(crate) async fn accept(&self) -> io::Result<Stream> {
+        match self {
+            Self::Tcp(listener, _) => Ok(Stream::Tcp(listener.accept().await?.0)),
+            Self::Unix(listener, _) => Ok(Stream::Unix(listener.accept().await?.0)),
+        }
+    }
+
+    pub(crate) fn address(&self) -> ListenAddress {
+        match self {
+            Self::Tcp(_, address) => address.clone(),
+            Self::Unix(_, file) => ListenAddress::Unix(file.path.clone()),
+        }
+    }
+}
+
+/// The file of a Unix socket; removed when dropped, if it is still the same.
+#[derive(Debug)]
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let ours =
+            fs::symlink_metadata(&self.path).is_ok_and(|file| file.dev() == self.device && file.ino() == self.inode);
+        if ours && let Err(error) = fs::remove_file(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket");
+        }
+    }
+}
+
+fn bind_tcp(host: &str, port: u16, address: &ListenAddress) -> Result<BoundListener, StartError> {
+    let resolve_error = |source| StartError::Resolve { host: host.to_owned(), source };
+    let candidates = (host, port).to_socket_addrs().map_err(resolve_error)?;
+    let mut last = resolve_error(ErrorKind::NotFound.into());
+    for candidate in candidates {
+        let address = address.clone();
+        last = match std::net::TcpListener::bind(candidate) {
+            Ok(listener) => return Ok(BoundListener::Tcp(listener)),
+            Err(error) if error.kind() == ErrorKind::AddrInUse => StartError::PortTaken { address },
+            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => StartError::NotOurAddress { address },
+            Err(source) => StartError::Listen { address, source },
+        };
+    }
+    Err(last)
+}
+
+fn bind_unix(path: &Path) -> Result<BoundListener, StartError> {
+    let length = path.as_os_str().len();
+    if length > PATH_BYTES_MAX {
+        return Err(StartError::PathTooLong { path: path.to_owned(), length, most: PATH_BYTES_MAX });
+    }
+    remove_stale(path)?;
+    let listen_error = |source: io::Error| match source.kind() {
+        ErrorKind::NotFound => StartError::NoFolder { path: path.to_owned() },
+        ErrorKind::AddrInUse => StartError::SocketTaken { path: path.to_owned() },
+        _ => StartError::Listen { address: ListenAddress::Unix(path.to_owned()), source },
+    };
+    let socket = unix_socket(path).map_err(listen_error)?;
+    let file = fs::symlink_metadata(path).map_err(listen_error)?;
+    let file = SocketFile { path: path.to_owned(), device: file.dev(), inode: file.ino() };
+    Ok(BoundListener::Unix(socket.into(), file))
+}
+
+/// The mode is set before there is a file, so that nobody else can connect in between; what the umask took from it is
+/// given back afterwards.
+fn unix_socket(path: &Path) -> io::Result<OwnedFd> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    rustix::fs::fchmod(&socket, rustix::fs::Mode::from_raw_mode(SOCKET_MODE))?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE))?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// Removes a socket that nobody listens on any more: its server was killed.
+fn remove_stale(path: &Path) -> Result<(), StartError> {
+    let listen_error = |source| StartError::Listen { address: ListenAddress::Unix(path.to_owned()), source };
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(listen_error(error)),
+        Ok(file) if !file.file_type().is_socket() => return Err(StartError::NotASocket { path: path.to_owned() }),
+        Ok(_) => {}
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(listen_error),
+        // A full backlog (WouldBlock) or a lack of permission means that somebody listens, too.
+        _ => Err(StartError::SocketTaken { path: path.to_owned() }),
+    }
+}

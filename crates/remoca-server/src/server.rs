@@ -1,0 +1,239 @@
+//! The server as a whole: checks what it was asked for, takes the memory, binds the sockets, starts the threads.
+//!
+//! One thread accepts; `threads` workers serve. [`Server`] is the handle on them; dropping it stops the server.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use remoca_core::units::PAGE_SIZE_U64;
+use remoca_protocol::{PageCount, ServerId};
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::arena::Arena;
+use crate::config::{Config, ListenAddress, PageLocking};
+use crate::error::StartError;
+use crate::handshake::{self, ACCEPT_PAUSE, Workers};
+use crate::listener::{BoundListener, Listener};
+use crate::status::{Status, Totals, hex};
+use crate::worker::{self, ARRIVALS_MAX, Message, Shared, fill_random};
+
+const THREADS_MAX: usize = 1024;
+/// How long someone who asks for the status may take to read it.
+const CONTROL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A running memory server.
+#[derive(Debug)]
+pub struct Server {
+    addresses: Vec<ListenAddress>,
+    reporter: Arc<Reporter>,
+    /// For questions from outside of its threads.
+    handle: Handle,
+    /// Its end tells all threads to stop.
+    stop: Option<watch::Sender<()>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts a server; when it returns, clients can connect.
+    ///
+    /// # Errors
+    /// [`StartError`], and then nothing is left behind.
+    pub fn start(config: Config) -> Result<Self, StartError> {
+        let quota = check(&config)?;
+        let mut server_id = ServerId([0; 16]);
+        fill_random(&mut server_id.0).map_err(StartError::Random)?;
+        let arena = Arena::new(config.memory_bytes, config.locking)?;
+        let listeners = config.listen.iter().map(BoundListener::bind).collect::<Result<Vec<_>, _>>()?;
+        let addresses =
+            listeners.iter().map(BoundListener::address).collect::<io::Result<Vec<_>>>().map_err(StartError::Thread)?;
+        let control_address = config.control.clone().map(ListenAddress::Unix);
+        let control = control_address.as_ref().map(BoundListener::bind).transpose()?;
+
+        let sessions = Arc::new(Semaphore::new(config.limits.sessions));
+        let shared = Arc::new(Shared { config, arena, quota, server_id, sessions });
+        let (stop, stopped) = watch::channel(());
+        let (workers, mut threads) = start_workers(&shared, &stopped)?;
+        let reporter = Arc::new(Reporter { workers: Arc::new(workers), shared, started: Instant::now() });
+        let runtime = event_loop()?;
+        let handle = runtime.handle().clone();
+        let (listeners, control) = attach(&runtime, listeners, control).map_err(StartError::Thread)?;
+        let doors = Doors { listeners, control, reporter: Arc::clone(&reporter), stopped };
+        threads.push(spawn("remoca-accept", move || runtime.block_on(doors.keep_open()))?);
+        Ok(Self { addresses, reporter, handle, stop: Some(stop), threads })
+    }
+
+    /// Where it listens, with the ports that were found for port 0.
+    #[must_use]
+    pub fn local_addresses(&self) -> &[ListenAddress] {
+        &self.addresses
+    }
+
+    /// What it holds and has done.
+    ///
+    /// # Panics
+    /// When called from within a tokio runtime.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.handle.block_on(self.reporter.status())
+    }
+
+    /// Closes all connections, frees all memory, removes its sockets, and returns when that is done.
+    pub fn shutdown(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the server had panicked");
+            }
+        }
+    }
+}
+
+/// Checks what needs no looking at the host, and returns the quota in pages.
+fn check(config: &Config) -> Result<PageCount, StartError> {
+    let memory_bytes = config.memory_bytes;
+    if config.listen.is_empty() {
+        return Err(StartError::NoAddress);
+    }
+    if !(1..=THREADS_MAX).contains(&config.threads) {
+        return Err(StartError::Threads { threads: config.threads, most: THREADS_MAX });
+    }
+    let quota_bytes = config.quota_bytes.unwrap_or(memory_bytes);
+    if quota_bytes == 0 && memory_bytes > 0 {
+        return Err(StartError::NoQuota);
+    }
+    if !quota_bytes.is_multiple_of(PAGE_SIZE_U64) {
+        return Err(StartError::QuotaNotMultiple { quota_bytes });
+    }
+    if quota_bytes > memory_bytes {
+        return Err(StartError::QuotaAboveMemory { quota_bytes, memory_bytes });
+    }
+    // The arena refuses memory of so many pages.
+    Ok(PageCount(u32::try_from(quota_bytes / PAGE_SIZE_U64).unwrap_or(u32::MAX)))
+}
+
+fn event_loop() -> Result<Runtime, StartError> {
+    Builder::new_current_thread().enable_io().enable_time().build().map_err(StartError::Thread)
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StartError> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(body).map_err(StartError::Thread)
+}
+
+fn start_workers(
+    shared: &Arc<Shared>,
+    stopped: &watch::Receiver<()>,
+) -> Result<(Workers, Vec<JoinHandle<()>>), StartError> {
+    let mut senders = Vec::new();
+    let mut threads = Vec::new();
+    for number in 0..shared.config.threads {
+        let (sender, messages) = mpsc::channel(ARRIVALS_MAX);
+        let (runtime, shared, stopped) = (event_loop()?, Arc::clone(shared), stopped.clone());
+        threads.push(spawn(&format!("remoca-pools-{number}"), move || {
+            worker::run(&runtime, shared, messages, stopped);
+        })?);
+        senders.push(sender);
+    }
+    Ok((Workers::new(senders), threads))
+}
+
+/// Into the event loop of the thread that accepts.
+fn attach(
+    runtime: &Runtime,
+    listeners: Vec<BoundListener>,
+    control: Option<BoundListener>,
+) -> io::Result<(Vec<Listener>, Option<Listener>)> {
+    let _context = runtime.enter();
+    let listeners = listeners.into_iter().map(BoundListener::attach).collect::<io::Result<_>>()?;
+    Ok((listeners, control.map(BoundListener::attach).transpose()?))
+}
+
+/// All that the accepting thread has.
+struct Doors {
+    listeners: Vec<Listener>,
+    control: Option<Listener>,
+    reporter: Arc<Reporter>,
+    stopped: watch::Receiver<()>,
+}
+
+impl Doors {
+    async fn keep_open(mut self) {
+        let Reporter { workers, shared, .. } = &*self.reporter;
+        let handshakes = Arc::new(Semaphore::new(shared.config.limits.handshakes));
+        let mut open = JoinSet::new();
+        for listener in self.listeners {
+            let (handshakes, workers, shared) = (Arc::clone(&handshakes), Arc::clone(workers), Arc::clone(shared));
+            open.spawn(handshake::accept(listener, handshakes, workers, shared));
+        }
+        if let Some(control) = self.control {
+            open.spawn(answer_control(control, Arc::clone(&self.reporter)));
+        }
+        // An error is the news: the sender is gone.
+        let _stopped = self.stopped.changed().await;
+    }
+}
+
+/// Collects the status from all threads.
+#[derive(Debug)]
+struct Reporter {
+    workers: Arc<Workers>,
+    shared: Arc<Shared>,
+    started: Instant,
+}
+
+impl Reporter {
+    async fn status(&self) -> Status {
+        let mut totals = Totals::default();
+        let mut pools = Vec::new();
+        for worker in self.workers.all() {
+            let (reply, report) = oneshot::channel();
+            // A worker that is stopping has nothing to report.
+            if worker.send(Message::Report(reply)).await.is_ok()
+                && let Ok(report) = report.await
+            {
+                totals.add(&report.totals);
+                pools.extend(report.pools);
+            }
+        }
+        let Shared { arena, quota, server_id, .. } = &*self.shared;
+        Status {
+            server_id: hex(&server_id.0),
+            uptime_s: self.started.elapsed().as_secs(),
+            backing: arena.backing(),
+            locked: arena.locking() == PageLocking::Locked,
+            pages: arena.pages().0,
+            pages_free: arena.free_pages().0,
+            quota_pages: quota.0,
+            totals,
+            pools,
+        }
+    }
+}
+
+/// Answers each connection with the status as JSON and closes it, one after the other.
+async fn answer_control(control: Listener, reporter: Arc<Reporter>) {
+    loop {
+        match control.accept().await {
+            Ok(stream) => {
+                let Ok(mut json) = serde_json::to_vec_pretty(&reporter.status().await) else { continue };
+                json.push(b'\n');
+                // Who does not read it, does not get it.
+                let _answered = timeout(CONTROL_TIMEOUT, stream.answer(&json)).await;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection on the control socket");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! A session: one connection that has a pool.
+//!
+//! Run as a task of the worker that owns the pool. Reads what there is, handles all frames of it, and answers with one
+//! vectored write whose pieces point into the pool.
+//!
+//! 1. While replies wait to be sent, nothing is read. So a peer that does not read its replies costs one receive buffer
+//!    and one reply queue, and is closed after a while.
+//! 2. Replies that wait are sent before a frame is handled that would change their pages or give their memory away.
+//! 3. A session that does much lets the other sessions of its thread go in between.
+
+use std::cell::RefCell;
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+
+use remoca_protocol::{DecodeError, ErrorCode, ErrorReply, Frame, PageCount, ReceiveBuffer, RequestId, Welcome};
+use tokio::time::timeout;
+
+use crate::pool::{Pool, ResizeRefusal};
+use crate::replies::Replies;
+use crate::stream::Stream;
+
+/// How a session ended.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SessionEnd {
+    #[error("the client closed the connection")]
+    Closed,
+    #[error("the client said BYE")]
+    Bye,
+    #[error("{0}")]
+    Malformed(Violation),
+    #[error("the client has not read its replies for {} s", .0.as_secs())]
+    Stalled(Duration),
+    #[error("the connection failed: {0}")]
+    Failed(#[from] io::Error),
+}
+
+/// What a client did wrong.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Violation {
+    #[error(transparent)]
+    NoFrame(#[from] DecodeError),
+    #[error("a frame came that a client does not send in a session")]
+    OutOfPlace,
+}
+
+/// Why handling stopped.
+enum Pause {
+    /// All frames that are there have been handled.
+    NoFrame,
+    /// The replies that wait have to be sent first, or it is time for other sessions.
+    Flush,
+    /// BYE.
+    Bye,
+}
+
+/// Work after which other sessions have their turn, in pages moved.
+const WORK_MAX: u32 = 128;
+/// Slots that can be discarded with the work of moving one page.
+const DISCARDS_PER_WORK: u32 = 1 << 14;
+
+pub(crate) struct Session {
+    stream: Stream,
+    buffer: ReceiveBuffer,
+    replies: Replies,
+    pool: Rc<RefCell<Pool>>,
+    stall_timeout: Duration,
+    /// Since other sessions last had their turn.
+    work: u32,
+}
+
+impl Session {
+    /// `buffer` may hold frames that came right after the HELLO.
+    pub(crate) fn new(stream: Stream, buffer: ReceiveBuffer, pool: Rc<RefCell<Pool>>, stall_timeout: Duration) -> Self {
+        Self { stream, buffer, replies: Replies::default(), pool, stall_timeout, work: 0 }
+    }
+
+    /// Serves the client until its connection ends.
+    pub(crate) async fn run(mut self, welcome: Welcome) -> SessionEnd {
+        let Err(end) = self.serve(welcome).await;
+        if let SessionEnd::Malformed(_) = end {
+            let request = RequestId(0);
+            self.stream.farewell(ErrorReply { request, code: ErrorCode::Malformed, detail: 0 }).await;
+        }
+        end
+    }
+
+    async fn serve(&mut self, welcome: Welcome) -> Result<std::convert::Infallible, SessionEnd> {
+        let mut bytes = Vec::new();
+        Frame::Welcome(welcome).encode(&mut bytes);
+        let sent = timeout(self.stall_timeout, self.stream.write_all(&bytes)).await;
+        sent.map_err(|_| SessionEnd::Stalled(self.stall_timeout))??;
+        loop {
+            let handled = self.handle_frames();
+            self.flush().await?;
+            match handled? {
+                Pause::Bye => return Err(SessionEnd::Bye),
+                Pause::Flush => {}
+                Pause::NoFrame => {
+                    let count = self.stream.read(self.buffer.space()).await?;
+                    if count == 0 {
+                        return Err(SessionEnd::Closed);
+                    }
+                    self.buffer.filled(count);
+                }
+            }
+            if self.work >= WORK_MAX {
+                self.work = 0;
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// Handles frames until there is none, or one that has to wait.
+    fn handle_frames(&mut self) -> Result<Pause, SessionEnd> {
+        let Self { buffer, replies, pool, work, .. } = self;
+        let mut pool = pool.borrow_mut();
+        let mut length = 0;
+        while *work < WORK_MAX {
+            buffer.consume(length);
+            let Some((frame, frame_length)) = buffer.peek().map_err(|error| SessionEnd::Malformed(error.into()))?
+            else {
+                return Ok(Pause::NoFrame);
+            };
+            if replies.is_full() || must_wait(&frame, replies, &pool) {
+                return Ok(Pause::Flush);
+            }
+            if let Frame::Bye = frame {
+                return Ok(Pause::Bye);
+            }
+            *work += handle(frame, &mut pool, replies).map_err(SessionEnd::Malformed)?;
+            length = frame_length;
+        }
+        buffer.consume(length);
+        Ok(Pause::Flush)
+    }
+
+    /// Sends all replies that wait.
+    async fn flush(&mut self) -> Result<(), SessionEnd> {
+        while !self.replies.is_empty() {
+            let written = {
+                let pool = self.pool.borrow();
+                self.stream.try_write_vectored(&self.replies.slices(&pool))
+            };
+            match written {
+                Ok(0) => return Err(SessionEnd::Closed),
+                Ok(count) => self.replies.advance(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let writable = timeout(self.stall_timeout, self.stream.writable()).await;
+                    writable.map_err(|_| SessionEnd::Stalled(self.stall_timeout))??;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether the frame changes what a waiting reply points to.
+fn must_wait(frame: &Frame<'_>, replies: &Replies, pool: &Pool) -> bool {
+    match *frame {
+        Frame::SendPage { slot, .. } | Frame::Move { to: slot, .. } => replies.points_to(slot),
+        Frame::SetSize { npages, .. } => npages < pool.npages() && !replies.is_empty(),
+        // A discarded slot keeps its bytes until it is stored to again.
+        Frame::Discard { .. }
+        | Frame::Hello(_)
+        | Frame::Welcome(_)
+        | Frame::Sized { .. }
+        | Frame::Request { .. }
+        | Frame::Ping { .. }
+        | Frame::Pong { .. }
+        | Frame::Error(_)
+        | Frame::Bye => false,
+    }
+}
+
+/// Does what the frame says and returns how much work it was.
+#[inline]
+fn handle(frame: Frame<'_>, pool: &mut Pool, replies: &mut Replies) -> Result<u32, Violation> {
+    match frame {
+        Frame::Request { request, slot } => {
+            if pool.request(slot) {
+                replies.push_page(request, slot);
+            } else {
+                replies.push(Frame::Error(ErrorReply { request, code: ErrorCode::NotFound, detail: 0 }));
+            }
+        }
+        Frame::SendPage { slot, page, .. } => pool.store(slot, page),
+        Frame::Discard { first, count } => {
+            pool.discard(first, count);
+            return Ok(1 + count.0.min(pool.npages().0) / DISCARDS_PER_WORK);
+        }
+        Frame::Move { from, to } => pool.relocate(from, to),
+        Frame::SetSize { request, npages } => {
+            replies.push(resize(pool, request, npages));
+            return Ok(WORK_MAX);
+        }
+        Frame::Ping { cookie } => replies.push(Frame::Pong { cookie }),
+        Frame::Hello(_)
+        | Frame::Welcome(_)
+        | Frame::Sized { .. }
+        | Frame::Pong { .. }
+        | Frame::Error(_)
+        | Frame::Bye => return Err(Violation::OutOfPlace),
+    }
+    Ok(1)
+}
+
+fn resize(pool: &mut Pool, request: RequestId, npages: PageCount) -> Frame<'static> {
+    let result = pool.resize(npages);
+    let available = pool.available();
+    let refused = |code| Frame::Error(ErrorReply { request, code, detail: available.0 });
+    match result {
+        Ok(()) => Frame::Sized { request, npages, available },
+        Err(ResizeRefusal::Quota) => refused(ErrorCode::Quota),
+        Err(ResizeRefusal::NoMemory) => refused(ErrorCode::NoMemory),
+    }
+}

@@ -1,0 +1,150 @@
+//! A connection over TCP or a Unix socket, and the few things that are done with it.
+
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use remoca_protocol::{ErrorReply, Frame};
+use rustix::net::sockopt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::timeout;
+
+/// A connection in the event loop of one thread.
+#[derive(Debug)]
+pub(crate) enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// A connection on its way from one thread's event loop to another's.
+#[derive(Debug)]
+pub(crate) enum DetachedStream {
+    Tcp(std::net::TcpStream),
+    Unix(std::os::unix::net::UnixStream),
+}
+
+/// After this long without a sign of life, a peer's host is asked for one, and again after each [`KEEPALIVE_INTERVAL`].
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// Signs of life that may stay away.
+const KEEPALIVE_COUNT: u32 = 3;
+/// Sent data that nobody acknowledges ends the connection after this long.
+const UNACKNOWLEDGED_MS: u32 = 30_000;
+/// How long, and for how much input, the last words to a peer may take.
+const FAREWELL: Duration = Duration::from_secs(1);
+const FAREWELL_BYTES: usize = 1 << 20;
+
+impl Stream {
+    /// Small messages go out at once, and dead hosts are noticed.
+    pub(crate) fn tune(&self) -> io::Result<()> {
+        let Self::Tcp(stream) = self else { return Ok(()) };
+        stream.set_nodelay(true)?;
+        let fd = stream.as_fd();
+        sockopt::set_socket_keepalive(fd, true)?;
+        sockopt::set_tcp_keepidle(fd, KEEPALIVE_IDLE)?;
+        sockopt::set_tcp_keepintvl(fd, KEEPALIVE_INTERVAL)?;
+        sockopt::set_tcp_keepcnt(fd, KEEPALIVE_COUNT)?;
+        sockopt::set_tcp_user_timeout(fd, UNACKNOWLEDGED_MS)?;
+        Ok(())
+    }
+
+    /// Who is there, for logs.
+    pub(crate) fn peer(&self) -> String {
+        match self {
+            Self::Tcp(stream) => {
+                stream.peer_addr().map_or_else(|_| "tcp:?".to_owned(), |address: SocketAddr| format!("tcp:{address}"))
+            }
+            Self::Unix(stream) => match stream.peer_cred() {
+                Ok(cred) => format!("unix:uid={},pid={}", cred.uid(), cred.pid().unwrap_or(0)),
+                Err(_) => "unix:?".to_owned(),
+            },
+        }
+    }
+
+    pub(crate) fn detach(self) -> io::Result<DetachedStream> {
+        Ok(match self {
+            Self::Tcp(stream) => DetachedStream::Tcp(stream.into_std()?),
+            Self::Unix(stream) => DetachedStream::Unix(stream.into_std()?),
+        })
+    }
+
+    /// Reads what there is, waiting for something; 0 at the end. A read that does not fill `space` costs no second one
+    /// to learn that nothing is left.
+    #[inline]
+    pub(crate) async fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.read(space).await,
+            Self::Unix(stream) => stream.read(space).await,
+        }
+    }
+
+    /// Writes what the socket takes now.
+    #[inline]
+    pub(crate) fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.try_write_vectored(slices),
+            Self::Unix(stream) => stream.try_write_vectored(slices),
+        }
+    }
+
+    pub(crate) async fn writable(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.writable().await,
+            Self::Unix(stream) => stream.writable().await,
+        }
+    }
+
+    pub(crate) async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.write_all(bytes).await,
+            Self::Unix(stream) => stream.write_all(bytes).await,
+        }
+    }
+
+    /// Tells the peer why the connection ends, in bounded time. What the peer has sent is read and thrown away: closing
+    /// with unread input would take the message away from it again.
+    pub(crate) async fn farewell(mut self, last_words: ErrorReply) {
+        let mut bytes = Vec::new();
+        Frame::Error(last_words).encode(&mut bytes);
+        // The peer may be gone already: it does not matter.
+        let _told = timeout(FAREWELL, async {
+            self.write_all(&bytes).await?;
+            self.end_writing().await?;
+            let mut scratch = [0; 4096];
+            let mut left = FAREWELL_BYTES;
+            while left > 0 {
+                match self.read(&mut scratch).await? {
+                    0 => break,
+                    count => left = left.saturating_sub(count),
+                }
+            }
+            io::Result::Ok(())
+        })
+        .await;
+    }
+
+    /// Writes one answer and ends the connection in order.
+    pub(crate) async fn answer(mut self, bytes: &[u8]) -> io::Result<()> {
+        self.write_all(bytes).await?;
+        self.end_writing().await
+    }
+
+    async fn end_writing(&mut self) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.shutdown().await,
+            Self::Unix(stream) => stream.shutdown().await,
+        }
+    }
+}
+
+impl DetachedStream {
+    /// Into the event loop of this thread.
+    pub(crate) fn attach(self) -> io::Result<Stream> {
+        Ok(match self {
+            Self::Tcp(stream) => Stream::Tcp(TcpStream::from_std(stream)?),
+            Self::Unix(stream) => Stream::Unix(UnixStream::from_std(stream)?),
+        })
+    }
+}

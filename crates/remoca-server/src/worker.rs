@@ -1,0 +1,192 @@
+//! A worker thread: the pools of some tokens and the sessions that use them.
+//!
+//! Fed by the handshakes through a channel; runs one task for each session, on one thread, so pools need no locks.
+//! Arrivals are handled one after the other: an older session has ended before the next arrival is looked at.
+
+use std::cell::RefCell;
+use std::future::pending;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use remoca_protocol::{
+    ErrorCode, ErrorReply, Hello, PageCount, PoolGeneration, ReceiveBuffer, RequestId, SendCount, ServerId, VERSION,
+    Welcome,
+};
+use tokio::runtime::Runtime;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::task::{LocalSet, spawn_local};
+use tokio::time::{Instant, sleep_until};
+
+use crate::arena::Arena;
+use crate::config::Config;
+use crate::registry::{Left, Registry};
+use crate::session::{Session, SessionEnd};
+use crate::status::WorkerReport;
+use crate::stream::{DetachedStream, Stream};
+
+/// Arrivals that may wait for a worker.
+pub(crate) const ARRIVALS_MAX: usize = 16;
+
+/// What all threads of a server know.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) quota: PageCount,
+    pub(crate) server_id: ServerId,
+    /// One permit for each session that may be.
+    pub(crate) sessions: Arc<Semaphore>,
+}
+
+pub(crate) enum Message {
+    Arrival(Arrival),
+    Report(oneshot::Sender<WorkerReport>),
+}
+
+/// A connection that said HELLO in a version that both speak.
+pub(crate) struct Arrival {
+    pub(crate) stream: DetachedStream,
+    /// With what came after the HELLO.
+    pub(crate) buffer: ReceiveBuffer,
+    pub(crate) hello: Hello,
+    pub(crate) peer: String,
+    /// Held until the connection is a session or sent away, so that the number of those in between is bounded.
+    pub(crate) handshake: OwnedSemaphorePermit,
+}
+
+/// Runs until the sender of `stopped` is gone.
+pub(crate) fn run(
+    runtime: &Runtime,
+    shared: Arc<Shared>,
+    messages: mpsc::Receiver<Message>,
+    stopped: watch::Receiver<()>,
+) {
+    let registry = Registry::new(Arc::clone(&shared.arena), shared.quota, shared.config.grace);
+    let worker = Rc::new(Worker { shared, registry: RefCell::new(registry), left: Notify::new() });
+    let sessions = LocalSet::new();
+    sessions.block_on(runtime, worker.serve(messages, stopped));
+    // Dropping the set closes all connections.
+}
+
+struct Worker {
+    shared: Arc<Shared>,
+    registry: RefCell<Registry>,
+    /// Told when a client has left, as there may be a new earliest expiry.
+    left: Notify,
+}
+
+impl Worker {
+    async fn serve(self: Rc<Self>, mut messages: mpsc::Receiver<Message>, mut stopped: watch::Receiver<()>) {
+        loop {
+            let expiry = self.registry.borrow().next_expiry();
+            let expired = async {
+                match expiry {
+                    Some(at) => sleep_until(at).await,
+                    None => pending().await,
+                }
+            };
+            tokio::select! {
+                // An error is the news: the sender is gone.
+                _ = stopped.changed() => return,
+                message = messages.recv() => match message {
+                    Some(Message::Arrival(arrival)) => self.admit(arrival).await,
+                    // Whoever asked may have gone.
+                    Some(Message::Report(reply)) => drop(reply.send(self.registry.borrow().report())),
+                    None => return,
+                },
+                () = self.left.notified() => {}
+                () = expired => self.registry.borrow_mut().expire(Instant::now()),
+            }
+        }
+    }
+
+    /// Begins the session of a connection, after ending an older one of the same client.
+    async fn admit(self: &Rc<Self>, arrival: Arrival) {
+        let Arrival { stream, buffer, hello, peer, handshake } = arrival;
+        let stream = match stream.attach() {
+            Ok(stream) => stream,
+            Err(error) => return tracing::warn!(peer, %error, "connection lost to the event loop"),
+        };
+        let fresh = match random_generation() {
+            Ok(fresh) => fresh,
+            Err(error) => return tracing::error!(peer, %error, "no random numbers: connection closed"),
+        };
+        let arrived = match self.registry.borrow_mut().arrive(&hello, peer.clone(), fresh) {
+            Ok(arrived) => arrived,
+            Err(stale) => {
+                tracing::warn!(peer, token = ?hello.token, epoch = hello.epoch, latest = stale.latest, "stale epoch");
+                return refuse(stream, handshake, ErrorCode::StaleEpoch);
+            }
+        };
+        // From here on, whatever ends this arrival makes the client leave.
+        let mut attendance = Attendance { worker: Rc::clone(self), hello, left: Left::Vanished };
+        if let Some(older) = arrived.older {
+            older.abort();
+            // Its socket is closed when this returns; that it was cancelled is no news.
+            let _cancelled = older.await;
+            tracing::info!(peer, token = ?hello.token, "a newer connection replaced an older one");
+        }
+        let Ok(permit) = Arc::clone(&self.shared.sessions).try_acquire_owned() else {
+            tracing::warn!(peer, most = self.shared.config.limits.sessions, "too many sessions: connection refused");
+            return refuse(stream, handshake, ErrorCode::Busy);
+        };
+        let welcome = self.welcome(&arrived.pool.borrow(), arrived.generation);
+        tracing::info!(peer, token = ?hello.token, epoch = hello.epoch, pages = welcome.npages.0, "session begins");
+        let session = Session::new(stream, buffer, arrived.pool, self.shared.config.limits.stall_timeout);
+        let task = spawn_local(async move {
+            let end = session.run(welcome).await;
+            tracing::info!(peer, token = ?hello.token, reason = %end, "session ended");
+            if let SessionEnd::Bye = end {
+                attendance.left = Left::ForGood;
+            }
+            drop((attendance, permit));
+        });
+        self.registry.borrow_mut().settle(&hello, task);
+    }
+
+    fn welcome(&self, pool: &crate::pool::Pool, pool_generation: PoolGeneration) -> Welcome {
+        Welcome {
+            version: VERSION,
+            server_id: self.shared.server_id,
+            pool_generation,
+            npages: pool.npages(),
+            available: pool.available(),
+            quota: pool.quota(),
+            sends_received: SendCount(pool.counters.sends),
+        }
+    }
+}
+
+fn refuse(stream: Stream, handshake: OwnedSemaphorePermit, code: ErrorCode) {
+    spawn_local(async move {
+        stream.farewell(ErrorReply { request: RequestId(0), code, detail: 0 }).await;
+        drop(handshake);
+    });
+}
+
+/// The presence of a client. Its end is noted however the session ends: by return, abort, or a bug's panic.
+struct Attendance {
+    worker: Rc<Worker>,
+    hello: Hello,
+    left: Left,
+}
+
+impl Drop for Attendance {
+    fn drop(&mut self) {
+        self.worker.registry.borrow_mut().leave(&self.hello, self.left, Instant::now());
+        self.worker.left.notify_one();
+    }
+}
+
+fn random_generation() -> std::io::Result<PoolGeneration> {
+    let mut bytes = [0; 8];
+    fill_random(&mut bytes)?;
+    Ok(PoolGeneration(u64::from_le_bytes(bytes)))
+}
+
+/// Fills `bytes` from the system's source.
+pub(crate) fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
+    let count = rustix::rand::getrandom(&mut *bytes, rustix::rand::GetRandomFlags::empty())?;
+    // Up to 256 bytes come whole.
+    if count == bytes.len() { Ok(()) } else { Err(std::io::ErrorKind::UnexpectedEof.into()) }
+}

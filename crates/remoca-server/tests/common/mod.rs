@@ -1,0 +1,258 @@
+//! A server in this process and a plain blocking client over a real socket.
+#![allow(dead_code, reason = "each test program uses its own part")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panics")]
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use remoca_protocol::{
+    ErrorCode, ErrorReply, Frame, Hello, PAGE_SIZE, PageCount, ReceiveBuffer, RequestId, SlotIndex, Token, VERSIONS,
+    Welcome,
+};
+use remoca_server::{Config, Limits, ListenAddress, PageLocking, Server, Status};
+
+/// Longer than anything here takes; only so that a test that goes wrong ends.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// 8 MiB on a TCP port, everything else as generous as it needs to be.
+pub fn config() -> Config {
+    Config {
+        listen: vec!["tcp:127.0.0.1:0".parse().unwrap()],
+        memory_bytes: 8 << 20,
+        quota_bytes: None,
+        grace: Duration::from_secs(3600),
+        locking: PageLocking::Unlocked,
+        threads: 2,
+        control: None,
+        limits: Limits::default(),
+    }
+}
+
+pub fn start(config: Config) -> Server {
+    Server::start(config).unwrap()
+}
+
+/// A page that tells its number and its content from others.
+pub fn page(number: u32) -> [u8; PAGE_SIZE] {
+    let mut page = [0; PAGE_SIZE];
+    for (index, word) in (0u32..).zip(page.chunks_exact_mut(4)) {
+        word.copy_from_slice(&(number.wrapping_mul(0x9e37_79b1) ^ index.wrapping_mul(0x85eb_ca6b)).to_le_bytes());
+    }
+    page
+}
+
+pub fn token(number: u8) -> Token {
+    Token([number; 16])
+}
+
+pub trait Socket: Read + Write + Send {
+    fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()>;
+}
+
+impl Socket for TcpStream {
+    fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        Self::set_nonblocking(self, nonblocking)
+    }
+}
+
+impl Socket for UnixStream {
+    fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        Self::set_nonblocking(self, nonblocking)
+    }
+}
+
+pub struct Client {
+    pub socket: Box<dyn Socket>,
+    buffer: ReceiveBuffer,
+}
+
+impl Client {
+    /// A connection to the first address of a server, nothing said yet.
+    pub fn connect(server: &Server) -> Self {
+        Self::connect_to(&server.local_addresses()[0])
+    }
+
+    pub fn connect_to(address: &ListenAddress) -> Self {
+        let socket: Box<dyn Socket> = match address {
+            ListenAddress::Tcp { host, port } => {
+                let stream = TcpStream::connect((host.as_str(), *port)).unwrap();
+                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                stream.set_write_timeout(Some(PATIENCE)).unwrap();
+                stream.set_nodelay(true).unwrap();
+                Box::new(stream)
+            }
+            ListenAddress::Unix(path) => Box::new(unix(path)),
+        };
+        Self { socket, buffer: ReceiveBuffer::new(1 << 20) }
+    }
+
+    /// A session.
+    pub fn greeted(server: &Server, token: Token, epoch: u64) -> (Self, Welcome) {
+        let mut client = Self::connect(server);
+        let welcome = client.hello(token, epoch);
+        (client, welcome)
+    }
+
+    /// A session with a pool of this size.
+    pub fn with_pages(server: &Server, token: Token, npages: u32) -> Self {
+        let (mut client, _) = Self::greeted(server, token, 1);
+        client.resize(npages);
+        client
+    }
+
+    pub fn hello(&mut self, token: Token, epoch: u64) -> Welcome {
+        self.send(&[Frame::Hello(Hello { versions: VERSIONS, token, epoch })]);
+        self.receive(|frame| match frame {
+            Frame::Welcome(welcome) => welcome,
+            other => panic!("instead of WELCOME: {other:?}"),
+        })
+    }
+
+    /// Sends all frames with one write.
+    pub fn send(&mut self, frames: &[Frame<'_>]) {
+        self.send_bytes(&encode(frames));
+    }
+
+    pub fn send_bytes(&mut self, bytes: &[u8]) {
+        self.socket.write_all(bytes).unwrap();
+    }
+
+    /// The next frame.
+    pub fn receive<T>(&mut self, look: impl FnOnce(Frame<'_>) -> T) -> T {
+        loop {
+            if self.buffer.peek().unwrap().is_some() {
+                return look(self.buffer.take().unwrap().unwrap());
+            }
+            let count = self.socket.read(self.buffer.space()).unwrap();
+            assert!(count > 0, "the server closed the connection");
+            self.buffer.filled(count);
+        }
+    }
+
+    #[track_caller]
+    pub fn expect(&mut self, expected: Frame<'_>) {
+        self.receive(|frame| assert_eq!(frame, expected));
+    }
+
+    #[track_caller]
+    pub fn expect_error(&mut self, code: ErrorCode) {
+        self.receive(|frame| match frame {
+            Frame::Error(error) => assert_eq!((error.request, error.code), (RequestId(0), code)),
+            other => panic!("instead of {code:?}: {other:?}"),
+        });
+    }
+
+    /// Nothing more comes: the connection is closed, in order or by a reset.
+    #[track_caller]
+    pub fn expect_closed(&mut self) {
+        assert!(self.buffer.is_empty(), "something came before the end");
+        match self.socket.read(&mut [0; 64]) {
+            Ok(count) => assert_eq!(count, 0, "something came instead of the end"),
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "{error}"),
+        }
+    }
+
+    /// Changes the size and returns what more could be had.
+    #[track_caller]
+    pub fn resize(&mut self, npages: u32) -> u32 {
+        self.try_resize(npages).unwrap()
+    }
+
+    /// What more could be had, and why there is not more.
+    pub fn try_resize(&mut self, npages: u32) -> Result<u32, (ErrorCode, u32)> {
+        self.send(&[Frame::SetSize { request: RequestId(77), npages: PageCount(npages) }]);
+        self.receive(|frame| match frame {
+            Frame::Sized { request: RequestId(77), npages: PageCount(n), available } if n == npages => Ok(available.0),
+            Frame::Error(ErrorReply { request: RequestId(77), code, detail }) => Err((code, detail)),
+            other => panic!("instead of SIZED: {other:?}"),
+        })
+    }
+
+    /// Stores [`page`] `number` in a slot.
+    pub fn store(&mut self, slot: u32, number: u32) {
+        self.send(&[Frame::SendPage { request: RequestId(0), slot: SlotIndex(slot), page: &page(number) }]);
+    }
+
+    /// The slot holds [`page`] `number`.
+    #[track_caller]
+    pub fn expect_held(&mut self, slot: u32, number: u32) {
+        self.send(&[request(!slot, slot)]);
+        self.expect_page(!slot, slot, number);
+    }
+
+    #[track_caller]
+    pub fn expect_page(&mut self, request: u32, slot: u32, number: u32) {
+        let page = page(number);
+        self.receive(|frame| {
+            let expected = Frame::SendPage { request: RequestId(request), slot: SlotIndex(slot), page: &page };
+            assert!(frame == expected, "not page {number} of slot {slot}, but {}", short(frame));
+        });
+    }
+
+    #[track_caller]
+    pub fn expect_empty(&mut self, slot: u32) {
+        self.send(&[request(!slot, slot)]);
+        self.expect_not_found(!slot);
+    }
+
+    #[track_caller]
+    pub fn expect_not_found(&mut self, request: u32) {
+        self.receive(|frame| {
+            let error = ErrorReply { request: RequestId(request), code: ErrorCode::NotFound, detail: 0 };
+            assert!(frame == Frame::Error(error), "instead of not found: {}", short(frame));
+        });
+    }
+
+    /// Returns when the server has handled all that was sent.
+    pub fn barrier(&mut self) {
+        self.send(&[Frame::Ping { cookie: 0x00c0_ffee }]);
+        self.expect(Frame::Pong { cookie: 0x00c0_ffee });
+    }
+}
+
+fn short(frame: Frame<'_>) -> String {
+    let mut text = format!("{frame:?}");
+    text.truncate(100);
+    text
+}
+
+fn unix(path: &Path) -> UnixStream {
+    let stream = UnixStream::connect(path).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+pub fn encode(frames: &[Frame<'_>]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    frames.iter().for_each(|frame| frame.encode(&mut bytes));
+    bytes
+}
+
+pub fn request(request: u32, slot: u32) -> Frame<'static> {
+    Frame::Request { request: RequestId(request), slot: SlotIndex(slot) }
+}
+
+pub fn send_page(slot: u32, page: &[u8; PAGE_SIZE]) -> Frame<'_> {
+    Frame::SendPage { request: RequestId(0), slot: SlotIndex(slot), page }
+}
+
+pub fn discard(first: u32, count: u32) -> Frame<'static> {
+    Frame::Discard { first: SlotIndex(first), count: PageCount(count) }
+}
+
+/// Waits until the server's status is as wanted.
+#[track_caller]
+pub fn wait_for(server: &Server, what: &str, wanted: impl Fn(&Status) -> bool) {
+    let polls = 3000;
+    for _ in 0..polls {
+        if wanted(&server.status()) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("never came: {what}; {:#?}", server.status());
+}

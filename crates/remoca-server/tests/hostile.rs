@@ -1,0 +1,276 @@
+//! Peers that are broken or malicious: they are refused, nobody else notices, and what they can make the server hold is
+//! bounded.
+#![allow(clippy::unwrap_used, reason = "tests fail by panics")]
+
+mod common;
+
+use std::io::{ErrorKind, Read, Write};
+use std::time::Duration;
+
+use common::{Client, config, encode, page, request, send_page, start, token, wait_for};
+use remoca_protocol::{
+    ErrorCode, ErrorReply, Frame, Hello, MAGIC, PageCount, RequestId, SlotIndex, VERSIONS, VersionRange,
+};
+use remoca_server::{Config, Limits};
+
+fn hello(epoch: u64) -> Frame<'static> {
+    Frame::Hello(Hello { versions: VERSIONS, token: token(9), epoch })
+}
+
+fn header(kind: u8, zero: u8, length: u16, fields: [u32; 3]) -> Vec<u8> {
+    let mut bytes = vec![kind, zero];
+    bytes.extend(length.to_le_bytes());
+    fields.iter().for_each(|field| bytes.extend(field.to_le_bytes()));
+    bytes
+}
+
+#[test]
+fn what_is_no_hello_is_refused() {
+    let server = start(config());
+    let mut wrong_magic = encode(&[hello(1)]);
+    wrong_magic[16..24].copy_from_slice(b"NBDMAGIC");
+    let mut versions_swapped = encode(&[hello(1)]);
+    versions_swapped[24..28].copy_from_slice(&[2, 0, 1, 0]);
+    let first_bytes: [Vec<u8>; 9] = [
+        b"GET / HTTP/1.1\r\nHost: donor\r\n\r\n".to_vec(),
+        vec![0; 16],
+        vec![0xff; 5000],
+        MAGIC.repeat(2),
+        header(1, 0, 41, [0; 3]),
+        wrong_magic,
+        versions_swapped,
+        encode(&[request(1, 0)]),
+        encode(&[Frame::Bye]),
+    ];
+    for bytes in first_bytes {
+        let mut client = Client::connect(&server);
+        client.send_bytes(&bytes);
+        client.expect_error(ErrorCode::Malformed);
+        client.expect_closed();
+    }
+    assert_eq!(server.status().totals.sessions, 0);
+}
+
+#[test]
+fn other_versions_are_told_which_one_is_spoken() {
+    let server = start(config());
+    let mut client = Client::connect(&server);
+    let versions = VersionRange { lowest: VERSIONS.highest + 1, highest: VERSIONS.highest + 5 };
+    client.send(&[Frame::Hello(Hello { versions, token: token(1), epoch: 1 })]);
+    client.receive(|frame| match frame {
+        Frame::Error(ErrorReply { code: ErrorCode::VersionMismatch, detail, .. }) => {
+            assert_eq!(VersionRange::from_detail(detail), VERSIONS);
+        }
+        other => panic!("instead of a version mismatch: {other:?}"),
+    });
+    client.expect_closed();
+    // One that speaks newer versions too is welcome.
+    let mut client = Client::connect(&server);
+    let versions = VersionRange { lowest: VERSIONS.lowest, highest: u16::MAX };
+    client.send(&[Frame::Hello(Hello { versions, token: token(1), epoch: 1 })]);
+    client.receive(|frame| match frame {
+        Frame::Welcome(welcome) => assert_eq!(welcome.version, VERSIONS.highest),
+        other => panic!("instead of WELCOME: {other:?}"),
+    });
+}
+
+#[test]
+fn malformed_input_ends_the_session_and_nothing_else() {
+    let server = start(config());
+    let mut bystander = Client::with_pages(&server, token(1), 10);
+    bystander.store(0, 1);
+    let welcome = remoca_protocol::Welcome {
+        version: 1,
+        server_id: remoca_protocol::ServerId([0; 16]),
+        pool_generation: remoca_protocol::PoolGeneration(0),
+        npages: PageCount(0),
+        available: PageCount(0),
+        quota: PageCount(0),
+        sends_received: remoca_protocol::SendCount(0),
+    };
+    let error = ErrorReply { request: RequestId(0), code: ErrorCode::Busy, detail: 0 };
+    let sized = Frame::Sized { request: RequestId(0), npages: PageCount(1), available: PageCount(1) };
+    let inputs: [Vec<u8>; 14] = [
+        header(0, 0, 0, [0; 3]),
+        header(13, 0, 0, [0; 3]),
+        header(255, 255, 65535, [u32::MAX; 3]),
+        header(5, 0, 4097, [0, 1, 0]),
+        header(5, 0, 4095, [0, 1, 0]),
+        header(5, 0, 65535, [0, 1, 0]),
+        header(6, 0, 1, [0, 1, 0]),
+        header(6, 1, 0, [0, 1, 0]),
+        header(6, 0, 0, [0, 1, 1]),
+        encode(&[hello(1000)]),
+        encode(&[Frame::Welcome(welcome)]),
+        encode(&[sized]),
+        encode(&[Frame::Pong { cookie: 1 }]),
+        encode(&[Frame::Error(error)]),
+    ];
+    for (epoch, input) in (1..).zip(&inputs) {
+        let mut client = Client::connect(&server);
+        assert_eq!(client.hello(token(9), epoch).npages, PageCount(if epoch == 1 { 0 } else { 5 }));
+        client.resize(5);
+        // What came before it is answered first; what comes after it is not looked at.
+        let mut bytes = encode(&[Frame::Ping { cookie: epoch }]);
+        bytes.extend(input);
+        bytes.extend(encode(&[Frame::Ping { cookie: 0 }, send_page(0, &page(3)), Frame::Bye]));
+        client.send_bytes(&bytes);
+        client.expect(Frame::Pong { cookie: epoch });
+        client.expect_error(ErrorCode::Malformed);
+        client.expect_closed();
+    }
+    let (mut client, _) = Client::greeted(&server, token(9), 1000);
+    client.expect_empty(0);
+    bystander.expect_held(0, 1);
+}
+
+#[test]
+fn garbage_of_any_kind_is_survived() {
+    let server = start(config());
+    let mut bystander = Client::with_pages(&server, token(1), 512);
+    bystander.store(500, 1);
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    for epoch in 1..400 {
+        let mut client = Client::connect(&server);
+        if epoch % 4 != 0 {
+            client.hello(token(9), epoch);
+        }
+        let mut bytes = Vec::new();
+        for _ in 0..random()[0] {
+            // Mostly what a session knows, with odd numbers in it; sometimes anything.
+            let [dice, kind, a, b, c, shift, ..] = random();
+            let kind = if dice > 20 { [3, 5, 6, 7, 8, 9][usize::from(kind % 6)] } else { kind % 14 };
+            let length = if kind == 5 { 4096 } else { 0 };
+            let shift = if shift < 220 { shift % 3 } else { shift % 25 };
+            let [a, b, c] = [a, b, c].map(|field| u32::from(field % 16) << shift);
+            let fields = match kind {
+                3 => [a, b * 16, 0],
+                5 | 6 => [a, b, 0],
+                7..=9 => [0, b, c],
+                _ => [0; 3],
+            };
+            bytes.extend(header(kind, u8::from(dice == 0), length, fields));
+            (0..length / 8).for_each(|_| bytes.extend(random()));
+        }
+        // The server may close before all of it is sent.
+        let _reset = client.socket.write_all(&bytes);
+        if epoch % 3 == 0 {
+            client.socket.set_nonblocking(true).unwrap();
+            let _whatever = client.socket.read(&mut [0; 100_000]);
+        }
+    }
+    bystander.expect_held(500, 1);
+    let totals = server.status().totals;
+    let reached = [totals.gets, totals.not_found, totals.sends, totals.discards, totals.moves, totals.resizes_refused];
+    assert!(reached.iter().all(|count| *count > 10), "all depths are reached: {totals:?}");
+}
+
+#[test]
+fn who_says_nothing_is_sent_away() {
+    let limits = Limits { hello_timeout: Duration::from_millis(50), handshakes: 2, ..Limits::default() };
+    let server = start(Config { limits, ..config() });
+    // More than may be in a handshake at once; some say a little.
+    let mut silent: Vec<Client> = (0..10).map(|_| Client::connect(&server)).collect();
+    let greeting = encode(&[hello(1)]);
+    for (cut, client) in silent.iter_mut().enumerate() {
+        client.send_bytes(&greeting[..cut * 5]);
+    }
+    // Who comes after them is served all the same.
+    let mut client = Client::with_pages(&server, token(1), 1);
+    silent.iter_mut().for_each(Client::expect_closed);
+    client.barrier();
+    assert_eq!(server.status().totals.sessions, 1);
+}
+
+#[test]
+fn more_sessions_than_allowed_are_refused() {
+    let limits = Limits { sessions: 3, ..Limits::default() };
+    let server = start(Config { limits, ..config() });
+    let mut clients: Vec<Client> = (1..=3).map(|number| Client::with_pages(&server, token(number), 1)).collect();
+    for _ in 0..3 {
+        let mut surplus = Client::connect(&server);
+        surplus.send(&[hello(1)]);
+        surplus.expect_error(ErrorCode::Busy);
+        surplus.expect_closed();
+    }
+    // A client that reconnects takes its own place.
+    let (mut again, welcome) = Client::greeted(&server, token(1), 2);
+    assert_eq!(welcome.npages, PageCount(1));
+    again.barrier();
+    clients.pop().unwrap().send(&[Frame::Bye]);
+    wait_for(&server, "a place is free", |status| status.pools.len() == 2);
+    Client::with_pages(&server, token(7), 1).barrier();
+}
+
+/// Sends until the server does not take more for a while, and returns how many bytes it took.
+fn send_without_reading(client: &mut Client, bytes: &[u8], most: usize) -> usize {
+    client.socket.set_nonblocking(true).unwrap();
+    let mut taken = 0;
+    let mut pauses = 0;
+    while taken < most && pauses < 20 {
+        match client.socket.write(&bytes[taken % bytes.len()..]) {
+            Ok(count) => (taken, pauses) = (taken + count, 0),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                pauses += 1;
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(_) => break,
+        }
+    }
+    taken
+}
+
+#[test]
+fn nothing_more_is_read_from_a_peer_that_does_not_read() {
+    let server = start(config());
+    let mut bystander = Client::with_pages(&server, token(1), 10);
+    let mut greedy = Client::with_pages(&server, token(2), 10);
+    greedy.store(0, 1);
+    let requests = encode(&vec![request(1, 0); 4096]);
+    let most = 256 << 20;
+    let taken = send_without_reading(&mut greedy, &requests, most);
+    assert!(taken < most / 4, "the server took {taken} bytes of requests whose replies nobody read");
+    bystander.store(0, 1);
+    bystander.expect_held(0, 1);
+    // Once the peer reads again, not one reply is missing.
+    greedy.socket.set_nonblocking(false).unwrap();
+    (0..taken / 16).for_each(|_| greedy.expect_page(1, 0, 1));
+}
+
+#[test]
+fn a_peer_that_never_reads_is_closed_in_the_end() {
+    let limits = Limits { stall_timeout: Duration::from_millis(100), ..Limits::default() };
+    let server = start(Config { limits, ..config() });
+    let mut greedy = Client::with_pages(&server, token(2), 10);
+    greedy.store(0, 1);
+    send_without_reading(&mut greedy, &encode(&vec![request(1, 0); 4096]), 64 << 20);
+    wait_for(&server, "the connection is closed", |status| !status.pools[0].connected);
+}
+
+#[test]
+fn one_that_does_much_lets_others_go_in_between() {
+    // One thread, and a client that keeps it busy with the most expensive frames there are.
+    let server = start(Config { memory_bytes: 256 << 20, threads: 1, ..config() });
+    let mut busy = Client::with_pages(&server, token(1), 65_536);
+    let mut other = Client::with_pages(&server, token(2), 0);
+    let all = Frame::Discard { first: SlotIndex(0), count: PageCount(u32::MAX) };
+    let work = encode(&vec![all; 8192]);
+    std::thread::scope(|threads| {
+        let worker = threads.spawn(|| {
+            (0..20).for_each(|_| busy.send_bytes(&work));
+            busy.barrier();
+        });
+        let mut answered = 0;
+        while !worker.is_finished() {
+            other.barrier();
+            answered += 1;
+        }
+        assert!(answered > 20, "only {answered} answers while the other client was served");
+    });
+}

@@ -1,0 +1,205 @@
+//! Starting and stopping: what is refused, in which words, and what is left behind.
+
+mod common;
+
+use std::fs;
+use std::io::Read;
+use std::net::TcpListener;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{Client, config, start, token};
+use remoca_server::{Config, ListenAddress, PageLocking, Server};
+use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
+
+#[track_caller]
+fn refusal(config: Config) -> String {
+    Server::start(config).expect_err("this must be refused").to_string()
+}
+
+#[track_caller]
+fn expect_words(refusal: &str, words: &[&str]) {
+    for word in words {
+        assert!(refusal.contains(word), "`{word}` is missing in: {refusal}");
+    }
+}
+
+fn on_unix(path: &Path) -> Config {
+    Config { listen: vec![ListenAddress::Unix(path.to_owned())], ..config() }
+}
+
+#[test]
+fn sizes_that_make_no_sense() {
+    let with = |change: fn(&mut Config)| {
+        let mut config = config();
+        change(&mut config);
+        refusal(config)
+    };
+    expect_words(&with(|config| config.memory_bytes = 0), &["0", "--memory 2G"]);
+    expect_words(&with(|config| config.memory_bytes = 1 << 20), &["1048576", "not a multiple of 2 MiB"]);
+    expect_words(&with(|config| config.quota_bytes = Some(0)), &["--quota is 0"]);
+    expect_words(&with(|config| config.quota_bytes = Some(5000)), &["5000", "not a multiple", "4096"]);
+    expect_words(&with(|config| config.quota_bytes = Some(1 << 30)), &["--quota 1 GiB", "--memory 8 MiB"]);
+    expect_words(&with(|config| config.threads = 0), &["--threads 0"]);
+    expect_words(&with(|config| config.listen.clear()), &["--listen"]);
+}
+
+#[test]
+fn more_memory_than_the_host_has() {
+    for locking in [PageLocking::Locked, PageLocking::Unlocked] {
+        let refusal = refusal(Config { memory_bytes: 4 << 40, locking, ..config() });
+        expect_words(&refusal, &["--memory 4 TiB"]);
+        assert!(refusal.contains("MemAvailable") || refusal.contains("control group"), "{refusal}");
+    }
+}
+
+/// The limit and the capability belong to a whole process, so this runs the test below in a process of its own.
+#[test]
+fn memory_that_cannot_be_locked_is_refused() {
+    let child = Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", "under_a_lock_limit", "--ignored", "--nocapture"])
+        .output()
+        .expect("this program runs");
+    let output = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success(), "{output}{}", String::from_utf8_lossy(&child.stderr));
+    assert!(output.contains("1 passed"), "{output}");
+}
+
+#[test]
+#[ignore = "changes its process; run by memory_that_cannot_be_locked_is_refused"]
+fn under_a_lock_limit() {
+    let limit = Some(1 << 20);
+    setrlimit(Resource::Memlock, Rlimit { current: limit, maximum: limit }).expect("a lower limit is always possible");
+    // Root may lock whatever it likes, otherwise.
+    let all = capabilities(None).expect("what may this thread do");
+    let fewer = CapabilitySets { effective: all.effective.difference(CapabilitySet::IPC_LOCK), ..all };
+    set_capabilities(None, fewer).expect("a capability can be given up");
+
+    let locked = Config { locking: PageLocking::Locked, ..config() };
+    let refusal = refusal(locked);
+    expect_words(&refusal, &["8 MiB", "RLIMIT_MEMLOCK", "is 1 MiB", "ulimit -l", "LimitMEMLOCK", "--no-lock"]);
+    // The choice works.
+    let server = start(Config { locking: PageLocking::Unlocked, ..config() });
+    Client::with_pages(&server, token(1), 2048).barrier();
+    assert!(!server.status().locked);
+}
+
+#[test]
+fn locked_memory_is_locked() {
+    let locked_kib = || {
+        let status = fs::read_to_string("/proc/self/status").expect("Linux");
+        let line = status.lines().find(|line| line.starts_with("VmLck:")).expect("VmLck");
+        line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number")
+    };
+    let server = start(Config { memory_bytes: 4 << 20, locking: PageLocking::Locked, ..config() });
+    assert!(server.status().locked);
+    assert!(server.status().backing == remoca_server::Backing::HugeTlb || locked_kib() >= 4096);
+}
+
+#[test]
+fn ports_and_addresses_that_cannot_be_had() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = format!("tcp:{}", taken.local_addr().expect("bound"));
+    let with = |address: &str| Config { listen: vec![address.parse().expect("an address")], ..config() };
+    expect_words(&refusal(with(&address)), &[&address, "another program has this port", "ss -ltnp"]);
+    expect_words(&refusal(with("tcp:192.0.2.1:7070")), &["tcp:192.0.2.1:7070", "no such address"]);
+    expect_words(&refusal(with("tcp:no.such.host.invalid:7070")), &["no.such.host.invalid", "what host"]);
+}
+
+#[test]
+fn unix_paths_that_cannot_be_had() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let long = folder.path().join("x".repeat(120));
+    expect_words(&refusal(on_unix(&long)), &["at most 107 bytes", &long.as_os_str().len().to_string()]);
+    expect_words(&refusal(on_unix(&folder.path().join("no/such.sock"))), &["folder does not exist"]);
+    let file = folder.path().join("file");
+    fs::write(&file, "precious").expect("a file");
+    expect_words(&refusal(on_unix(&file)), &["not a socket"]);
+    assert_eq!(fs::read(&file).expect("still there"), b"precious");
+    expect_words(&refusal(on_unix(folder.path())), &["not a socket"]);
+}
+
+#[test]
+fn a_living_socket_is_refused_and_a_dead_one_replaced() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("serve.sock");
+    let living = UnixListener::bind(&path).expect("a socket");
+    expect_words(&refusal(on_unix(&path)), &["another process listens there", "serve.sock"]);
+    UnixStream::connect(&path).expect("the other's socket is untouched");
+    drop(living);
+    assert!(path.exists(), "its file stays, as after a kill");
+    let server = start(on_unix(&path));
+    Client::with_pages(&server, token(1), 1).barrier();
+    let running = refusal(on_unix(&path));
+    expect_words(&running, &["another process listens there"]);
+    Client::with_pages(&server, token(2), 1).barrier();
+}
+
+#[test]
+fn socket_files_are_for_owner_and_group_and_go_with_the_server() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [path, control] = ["serve.sock", "control.sock"].map(|name| folder.path().join(name));
+    let server = start(Config { control: Some(control.clone()), ..on_unix(&path) });
+    for path in [&path, &control] {
+        let file = fs::symlink_metadata(path).expect("there");
+        assert!(file.file_type().is_socket());
+        assert_eq!(file.permissions().mode() & 0o777, 0o660);
+    }
+    server.shutdown();
+    assert!(!path.exists() && !control.exists());
+    // Somebody else's socket in its place is left alone.
+    let server = start(on_unix(&path));
+    fs::remove_file(&path).expect("there");
+    let _other = UnixListener::bind(&path).expect("a socket");
+    let inode = fs::symlink_metadata(&path).expect("there").ino();
+    server.shutdown();
+    assert_eq!(fs::symlink_metadata(&path).expect("still there").ino(), inode);
+}
+
+#[test]
+fn a_start_that_fails_leaves_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("serve.sock");
+    let mut config = on_unix(&path);
+    config.listen.push(ListenAddress::Unix(PathBuf::from("/no/such/folder/serve.sock")));
+    expect_words(&refusal(config), &["folder does not exist"]);
+    assert!(!path.exists());
+}
+
+#[test]
+fn stopping_ends_all_connections() {
+    let server = start(config());
+    let mut idle = Client::connect(&server);
+    let mut client = Client::with_pages(&server, token(1), 100);
+    let address = server.local_addresses()[0].clone();
+    server.shutdown();
+    idle.expect_closed();
+    client.expect_closed();
+    // The port is free again, for another server at once.
+    let again = start(Config { listen: vec![address], ..config() });
+    let (_, welcome) = Client::greeted(&again, token(1), 2);
+    assert_eq!(welcome.npages.0, 0);
+}
+
+#[test]
+fn the_control_socket_answers_with_json() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let control = folder.path().join("control.sock");
+    let server = start(Config { control: Some(control.clone()), ..config() });
+    let mut client = Client::with_pages(&server, token(0x5a), 300);
+    client.store(1, 1);
+    client.expect_held(1, 1);
+    for _ in 0..3 {
+        let mut text = String::new();
+        UnixStream::connect(&control).expect("there").read_to_string(&mut text).expect("an answer");
+        let status: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(status["pages"], 2048);
+        assert_eq!(status["pools"][0]["token"], "5a5a5a5a");
+        assert_eq!(status["pools"][0]["npages"], 300);
+        assert_eq!(status["totals"]["gets"], 1);
+        assert!(!text.contains("5a5a5a5a5a"), "the rest of a token is nobody's business");
+    }
+}
