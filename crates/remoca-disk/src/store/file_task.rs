@@ -11,11 +11,15 @@ use super::{IoBuffer, StoreError, StoreOp};
 /// Interruptions of one call in a row before it counts as failed.
 const RETRIES_MAX: u32 = 100;
 /// Bytes of zeroes written by one call where the file system cannot zero a range.
-const ZERO_CHUNK_LEN: usize = 256 * 1024;
+pub(super) const ZERO_CHUNK_LEN: usize = 256 * 1024;
 
-#[repr(align(4096))]
-struct Zeroes([u8; ZERO_CHUNK_LEN]);
-static ZEROES: Zeroes = Zeroes([0; ZERO_CHUNK_LEN]);
+/// Page-aligned zeroes, at most [`ZERO_CHUNK_LEN`].
+pub(super) fn zeroes(len: usize) -> &'static [u8] {
+    #[repr(align(4096))]
+    struct Zeroes([u8; ZERO_CHUNK_LEN]);
+    static ZEROES: Zeroes = Zeroes([0; ZERO_CHUNK_LEN]);
+    &ZEROES.0[..len]
+}
 
 /// An operation in progress, with its buffer.
 #[derive(Debug)]
@@ -112,7 +116,7 @@ impl FileTask {
             }
             Stage::WriteZeroes => {
                 let chunk = usize::try_from(remaining).map_or(ZERO_CHUNK_LEN, |rest| rest.min(ZERO_CHUNK_LEN));
-                Call::Write { offset, source: &ZEROES.0[..chunk], durable: false }
+                Call::Write { offset, source: zeroes(chunk), durable: false }
             }
             Stage::DiscardByIoctl => Call::DiscardBlocks { offset, len: remaining },
             Stage::Sync => Call::SyncData,

@@ -10,6 +10,7 @@
 //! Stores neither cache nor order operations: overlapping operations in flight may take effect in any order.
 //! See `docs/decisions/0008-backing-stores.md`.
 
+mod backoff;
 mod buffer;
 mod file;
 mod file_image;
@@ -18,6 +19,14 @@ mod file_task;
 mod file_threads;
 mod file_uring;
 mod flush_latch;
+mod nbd;
+mod nbd_connection;
+mod nbd_export;
+mod nbd_link;
+mod nbd_protocol;
+mod nbd_task;
+mod nbd_uri;
+mod range_lock;
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -25,6 +34,8 @@ use std::time::Instant;
 pub use buffer::{BUFFER_LEN_MAX, BufferPool, IoBuffer};
 pub use file::{FileOptions, FileStore, UringUse};
 pub use file_lock::ImageLock;
+pub use nbd::{NbdOptions, NbdStore, OnLostConnection};
+pub use nbd_uri::{NbdServer, NbdUri, NbdUriError};
 
 /// Bytes in the smallest unit that a frontend may ask for.
 pub const SECTOR_SIZE: u32 = 512;
@@ -60,6 +71,11 @@ pub trait Store: Send {
 
     /// Operations submitted whose completion has not been taken with [`Store::next_event`].
     fn in_flight(&self) -> usize;
+
+    /// Whether operations get through, for the status display.
+    fn health(&self) -> StoreHealth {
+        StoreHealth::Up
+    }
 }
 
 /// What a store is like.
@@ -76,6 +92,20 @@ pub struct Geometry {
     pub can_discard: bool,
     /// Write-zeroes is cheaper than writing zeroes; it works in either case.
     pub can_write_zeroes: bool,
+}
+
+/// Whether operations get through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreHealth {
+    Up,
+    /// Operations wait for the store to come back.
+    Waiting {
+        since: Instant,
+    },
+    /// Operations fail until the store comes back.
+    Failing {
+        since: Instant,
+    },
 }
 
 /// One operation on a store. Offsets and lengths in bytes.
@@ -221,6 +251,12 @@ pub enum OpenErrorKind {
     PermissionDenied,
     /// Opened for writing, but can only be read.
     ReadOnly,
+    /// The server does not answer.
+    Unreachable,
+    /// The server does not speak the protocol, or breaks it.
+    Protocol,
+    /// The server offers less than a disk needs.
+    Unsuitable,
     /// Anything else the system refused.
     System,
 }

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod servers;
+
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 

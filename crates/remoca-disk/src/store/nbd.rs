@@ -1,0 +1,401 @@
+//! An NBD export as a backing store: nbdkit, qemu-nbd and all that they can reach.
+//!
+//! Owned by the I/O thread, which it never blocks once it is open. Operations become requests (`nbd_task`) on one
+//! connection (`nbd_link`). When that is lost, outstanding operations wait and are sent again on the next, in the order in
+//! which they were submitted. Invariants:
+//! 1. Of overlapping modifications only one is on its way at a time, so that sending it again cannot undo a newer one that
+//!    was acknowledged.
+//! 2. After a reconnect `ContentUncertain` is reported before anything that came over the new connection.
+//!
+//! NBD cannot promise everything: see "NBD and lost connections" in `docs/decisions/0008-backing-stores.md`.
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use slab::Slab;
+
+use super::backoff::{Backoff, DELAY_MAX};
+use super::file_task::Progress;
+use super::flush_latch::FlushLatch;
+use super::nbd_connection::{Lost, TaskReply};
+use super::nbd_export::{self, Terms};
+use super::nbd_link::{Address, Direction, Link, LinkError};
+use super::nbd_task::{NbdTask, WireState};
+use super::nbd_uri::NbdUri;
+use super::range_lock::{Grant, Mode, RangeLocks};
+use super::{Geometry, IoBuffer, OpenError, Store, StoreCompletion, StoreError, StoreEvent, StoreHealth, StoreOp};
+
+/// Requests on their way to the server at once.
+const ON_WIRE_MAX: usize = 128;
+/// How long a store that is dropped waits for outstanding replies.
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// How to use an export.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NbdOptions {
+    pub read_only: bool,
+    /// Every write is durable before it completes, so that a server which loses its cache loses nothing acknowledged.
+    pub write_through: bool,
+    pub on_lost_connection: OnLostConnection,
+}
+
+/// What happens when the connection is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnLostConnection {
+    /// Operations wait for the server to come back, but no longer than `give_up_after` (for ever if `None`); then they fail
+    /// with `EIO` until it is back.
+    Resume { give_up_after: Option<Duration> },
+    /// Everything fails with `EIO` from then on: nothing is promised that NBD cannot keep.
+    Stop,
+}
+
+impl Default for OnLostConnection {
+    fn default() -> Self {
+        OnLostConnection::Resume { give_up_after: None }
+    }
+}
+
+/// An export in use.
+pub struct NbdStore {
+    server: String,
+    options: NbdOptions,
+    terms: Terms,
+    link: Link,
+    /// `None` while the link is up.
+    outage: Option<Outage>,
+    backoff: Backoff,
+
+    tasks: Slab<NbdTask>,
+    /// Keys of tasks whose next piece can be sent.
+    queue: VecDeque<usize>,
+    /// Modifications by task key.
+    ranges: RangeLocks,
+    on_wire: usize,
+    next_sequence: u64,
+    replies: Vec<TaskReply>,
+    granted: Vec<usize>,
+
+    events: VecDeque<StoreEvent>,
+    in_flight: usize,
+    latch: FlushLatch,
+    /// Modifications completed so far, and how many of them a flush has made durable.
+    modifications: u64,
+    modifications_flushed: u64,
+}
+
+/// The time without a connection.
+struct Outage {
+    since: Instant,
+    attempts: u32,
+    /// `None` while an attempt is under way.
+    retry_at: Option<Instant>,
+    /// Operations fail at once: the time to wait is over, or is not wanted.
+    has_given_up: bool,
+}
+
+impl NbdStore {
+    /// Connects and negotiates. Blocks, for at most ten seconds for each address of the server.
+    ///
+    /// # Errors
+    /// Says whether the server cannot be reached, refuses the export, or offers less than a disk needs.
+    pub fn open(uri: &NbdUri, options: NbdOptions) -> Result<Self, OpenError> {
+        let server = uri.server.to_string();
+        let unreachable = |error: &dyn std::fmt::Display| nbd_export::explain_unreachable(&server, error);
+        let addresses = Address::resolve(&uri.server).map_err(|error| unreachable(&error))?;
+        let address_count = addresses.len();
+        let mut link = Link::new(addresses, &uri.export).map_err(|error| unreachable(&error))?;
+
+        let mut outcome = connect_blocking(&mut link);
+        for _ in 1..address_count {
+            outcome = outcome.or_else(|_| connect_blocking(&mut link));
+        }
+        let export = outcome.map_err(|error| nbd_export::explain_link_error(&server, &error))?;
+        let terms = Terms::agree(&server, export, options.read_only, options.write_through)?;
+        Ok(Self {
+            server,
+            options,
+            terms,
+            link,
+            outage: None,
+            backoff: Backoff::new(RandomState::new().hash_one(0)),
+            tasks: Slab::new(),
+            queue: VecDeque::new(),
+            ranges: RangeLocks::default(),
+            on_wire: 0,
+            next_sequence: 0,
+            replies: Vec::new(),
+            granted: Vec::new(),
+            events: VecDeque::new(),
+            in_flight: 0,
+            latch: FlushLatch::default(),
+            modifications: 0,
+            modifications_flushed: 0,
+        })
+    }
+
+    fn push_completion(&mut self, token: u64, result: Result<(), StoreError>, buffer: Option<IoBuffer>) {
+        self.events.push_back(StoreEvent::Completed(StoreCompletion { token, result, buffer }));
+    }
+
+    /// Sends what can be sent.
+    fn pump(&mut self, now: Instant) {
+        let Some(connection) = self.link.connection() else { return };
+        while self.on_wire < ON_WIRE_MAX {
+            let Some(key) = self.queue.pop_front() else { break };
+            connection.queue(key, &mut self.tasks[key], &self.terms.abilities);
+            self.on_wire += 1;
+        }
+        if connection.has_output() {
+            self.transfer(Direction::Out, now);
+        }
+    }
+
+    fn transfer(&mut self, direction: Direction, now: Instant) {
+        let outcome = self.link.transfer(&mut self.tasks, &mut self.replies, direction);
+        let mut replies = std::mem::take(&mut self.replies);
+        let mut is_shutting_down = false;
+        for (key, errno) in replies.drain(..) {
+            self.on_wire -= 1;
+            if errno == Some(libc::ESHUTDOWN) {
+                // Not done, and the server's next life can do it.
+                is_shutting_down = true;
+                self.queue.push_back(key);
+                continue;
+            }
+            match self.tasks[key].handle_reply(errno, &self.terms.abilities) {
+                Progress::MoreCalls => self.queue.push_back(key),
+                Progress::Finished(result) => self.finish(key, result),
+            }
+        }
+        self.replies = replies;
+        match outcome {
+            Err(error) => self.lose(now, &error),
+            Ok(()) if is_shutting_down => self.lose(now, &Lost::Protocol("it is shutting down").into()),
+            Ok(()) => {}
+        }
+    }
+
+    fn finish(&mut self, key: usize, result: Result<(), StoreError>) {
+        let task = self.tasks.remove(key);
+        if task.operation.is_modification() {
+            self.ranges.release(key, &mut self.granted);
+            for key in self.granted.drain(..) {
+                self.tasks[key].wire = WireState::Queued;
+                self.queue.push_back(key);
+            }
+            self.modifications += 1;
+        }
+        if task.operation == StoreOp::Flush && result.is_ok() {
+            self.modifications_flushed = self.modifications_flushed.max(task.modifications_before);
+        }
+        let result = self.latch.filter(&task.operation, result);
+        self.push_completion(task.token, result, task.buffer);
+    }
+
+    /// The connection is gone: everything outstanding is to be sent again.
+    fn lose(&mut self, now: Instant, error: &LinkError) {
+        let is_stable =
+            self.link.connection().is_some_and(|connection| now.duration_since(connection.since) > DELAY_MAX);
+        if is_stable {
+            self.backoff.reset();
+        }
+        self.link.close();
+        let unflushed = self.modifications - self.modifications_flushed;
+        tracing::warn!(server = %self.server, %error, outstanding = self.tasks.len(), unflushed,
+            "lost the connection to the NBD server; writes that were not flushed are safe only if its cache survives");
+        self.queue_again();
+        let has_given_up = self.options.on_lost_connection == OnLostConnection::Stop;
+        let retry_at = (!has_given_up).then(|| now + self.backoff.next_delay());
+        self.outage = Some(Outage { since: now, attempts: 0, retry_at, has_given_up });
+        if has_given_up {
+            self.fail_everything();
+        }
+    }
+
+    fn queue_again(&mut self) {
+        self.on_wire = 0;
+        self.queue.clear();
+        for (key, task) in &mut self.tasks {
+            if task.wire != WireState::WaitsForRange {
+                task.wire = WireState::Queued;
+                self.queue.push_back(key);
+            }
+        }
+        let tasks = &self.tasks;
+        self.queue.make_contiguous().sort_unstable_by_key(|key| tasks[*key].sequence);
+    }
+
+    fn fail_everything(&mut self) {
+        tracing::error!(server = %self.server, failed = self.tasks.len(), "gave up waiting for the NBD server");
+        while let Some(key) = self.queue.pop_front() {
+            // Finishing a modification lets those behind it into the queue.
+            self.finish(key, Err(StoreError::IO));
+        }
+    }
+
+    fn handle_failed_attempt(&mut self, now: Instant, error: &dyn std::fmt::Display) {
+        self.link.close();
+        let delay = self.backoff.next_delay();
+        if let Some(outage) = &mut self.outage {
+            outage.attempts += 1;
+            outage.retry_at = Some(now + delay);
+            // Once for every power of two, or a long outage fills the log.
+            if outage.attempts.is_power_of_two() {
+                tracing::warn!(server = %self.server, %error, attempts = outage.attempts, "cannot reach the NBD server");
+            }
+        }
+    }
+
+    fn advance_attempt(&mut self, now: Instant) {
+        let export = match self.link.advance_attempt(now) {
+            Ok(None) => return,
+            Ok(Some(export)) => export,
+            Err(error) => return self.handle_failed_attempt(now, &error),
+        };
+        match self.terms.agree_again(&self.server, export, self.options.write_through) {
+            Err(error) => self.handle_failed_attempt(now, &error),
+            Ok(terms) => {
+                self.terms = terms;
+                self.outage = None;
+                self.events.push_back(StoreEvent::ContentUncertain);
+                tracing::info!(server = %self.server, sent_again = self.queue.len(), "connected to the NBD server again");
+            }
+        }
+    }
+
+    fn give_up_at(&self) -> Option<Instant> {
+        match (&self.outage, self.options.on_lost_connection) {
+            (Some(outage), OnLostConnection::Resume { give_up_after: Some(wait) }) if !outage.has_given_up => {
+                Some(outage.since + wait)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Store for NbdStore {
+    fn geometry(&self) -> Geometry {
+        self.terms.geometry
+    }
+
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        self.link.event_fd()
+    }
+
+    fn submit(&mut self, token: u64, operation: StoreOp, buffer: Option<IoBuffer>) {
+        self.in_flight += 1;
+        if let Err(error) = operation.validate(&self.terms.geometry, buffer.as_ref()) {
+            return self.push_completion(token, Err(error), buffer);
+        }
+        if self.outage.as_ref().is_some_and(|outage| outage.has_given_up) {
+            return self.push_completion(token, Err(StoreError::IO), buffer);
+        }
+        let task = NbdTask::new(token, operation, buffer, self.next_sequence, self.modifications);
+        if task.is_void(&self.terms.abilities) {
+            return self.push_completion(token, Ok(()), task.buffer);
+        }
+        self.next_sequence += 1;
+        let key = self.tasks.insert(task);
+        if let Some((offset, len)) = operation.range().filter(|_| operation.is_modification())
+            && self.ranges.acquire(key, offset..offset + len, Mode::Exclusive) == Grant::Waits
+        {
+            self.tasks[key].wire = WireState::WaitsForRange;
+            return;
+        }
+        self.queue.push_back(key);
+    }
+
+    fn kick(&mut self, now: Instant) {
+        self.pump(now);
+    }
+
+    fn handle_ready(&mut self, now: Instant) {
+        if self.outage.is_some() {
+            self.advance_attempt(now);
+        }
+        if self.outage.is_none() {
+            self.transfer(Direction::Both, now);
+        }
+        self.pump(now);
+    }
+
+    fn next_event(&mut self) -> Option<StoreEvent> {
+        let event = self.events.pop_front()?;
+        if matches!(event, StoreEvent::Completed(_)) {
+            self.in_flight -= 1;
+        }
+        Some(event)
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let retry_at = self.outage.as_ref().and_then(|outage| outage.retry_at);
+        [retry_at, self.link.attempt_deadline(), self.give_up_at()].into_iter().flatten().min()
+    }
+
+    fn handle_timer(&mut self, now: Instant) {
+        if self.give_up_at().is_some_and(|due| due <= now) {
+            if let Some(outage) = &mut self.outage {
+                outage.has_given_up = true;
+            }
+            self.fail_everything();
+        }
+        if self.link.attempt_deadline().is_some_and(|due| due <= now) {
+            self.advance_attempt(now);
+            self.pump(now);
+        }
+        if let Some(outage) = self.outage.as_mut().filter(|outage| outage.retry_at.is_some_and(|due| due <= now)) {
+            outage.retry_at = None;
+            if let Err(error) = self.link.start_attempt(now) {
+                self.handle_failed_attempt(now, &error);
+            }
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn health(&self) -> StoreHealth {
+        match &self.outage {
+            None => StoreHealth::Up,
+            Some(outage) if outage.has_given_up => StoreHealth::Failing { since: outage.since },
+            Some(outage) => StoreHealth::Waiting { since: outage.since },
+        }
+    }
+}
+
+impl Drop for NbdStore {
+    /// nbdkit 1.32 aborts when a client leaves with requests outstanding.
+    fn drop(&mut self) {
+        self.queue.clear();
+        let deadline = Instant::now() + DRAIN_TIME_MAX;
+        while self.on_wire > 0 && self.outage.is_none() && Instant::now() < deadline {
+            wait_until_ready(&self.link, deadline);
+            self.transfer(Direction::Both, Instant::now());
+        }
+        if let Some(connection) = self.link.connection().filter(|_| self.on_wire == 0) {
+            connection.disconnect();
+        }
+    }
+}
+
+fn connect_blocking(link: &mut Link) -> Result<super::nbd_protocol::Export, LinkError> {
+    link.start_attempt(Instant::now())?;
+    loop {
+        if let Some(deadline) = link.attempt_deadline() {
+            wait_until_ready(link, deadline);
+        }
+        if let Some(export) = link.advance_attempt(Instant::now())? {
+            return Ok(export);
+        }
+    }
+}
+
+fn wait_until_ready(link: &Link, deadline: Instant) {
+    let wait = Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok();
+    // Whatever it says, the caller looks for itself.
+    let _ = rustix::event::poll(&mut [PollFd::from_borrowed_fd(link.event_fd(), PollFlags::IN)], wait.as_ref());
+}

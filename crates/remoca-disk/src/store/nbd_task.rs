@@ -1,0 +1,291 @@
+//! One operation on an NBD export as a sequence of requests, without sending them.
+//!
+//! Called by `nbd`. At most one request of an operation is on its way at a time; what is longer than the server's maximum
+//! goes piece by piece. After a lost connection the current piece is simply asked for again. Invariants:
+//! 1. No request is longer than the server allows, and all keep to its blocks.
+//! 2. A durable operation finishes well only after FUA on each of its pieces, or a flush behind them.
+
+use std::ops::Range;
+
+use super::file_task::{Progress, ZERO_CHUNK_LEN};
+use super::nbd_protocol::{COMMAND_FUA, COMMAND_NO_HOLE, Command, Export, ExportFlags};
+use super::{IoBuffer, StoreError, StoreOp};
+
+/// Longest trim or write-zeroes: well below 32 bits, so that no server has to work for minutes on one request.
+const RANGE_LEN_MAX: u64 = 1 << 30;
+
+/// What the server's offers mean for requests.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Abilities {
+    pub(super) payload_max: u64,
+    pub(super) flush: bool,
+    pub(super) fua: bool,
+    pub(super) trim: bool,
+    pub(super) write_zeroes: bool,
+    /// Every modification is made durable before it completes.
+    pub(super) write_through: bool,
+}
+
+impl Abilities {
+    /// `sector`: what the pieces of a request are multiples of.
+    pub(super) fn of(export: &Export, sector: u32, write_through: bool) -> Self {
+        let flush = export.flags.has(ExportFlags::FLUSH);
+        Self {
+            payload_max: u64::from(export.payload_max - export.payload_max % sector),
+            flush,
+            fua: export.flags.has(ExportFlags::FUA),
+            trim: export.flags.has(ExportFlags::TRIM),
+            write_zeroes: export.flags.has(ExportFlags::WRITE_ZEROES),
+            // Nobody can make earlier writes durable later.
+            write_through: write_through || !flush,
+        }
+    }
+}
+
+/// An operation in progress, with its buffer.
+#[derive(Debug)]
+pub(super) struct NbdTask {
+    pub(super) token: u64,
+    pub(super) operation: StoreOp,
+    pub(super) buffer: Option<IoBuffer>,
+    /// Counts up with each operation submitted.
+    pub(super) sequence: u64,
+    /// Modifications that had completed when it was submitted: what a flush makes durable.
+    pub(super) modifications_before: u64,
+    pub(super) wire: WireState,
+    stage: Stage,
+    /// Bytes done in this stage.
+    done: u64,
+    /// Bytes of the current piece.
+    piece_len: u64,
+}
+
+/// Where the current piece is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WireState {
+    /// Behind an overlapping modification.
+    WaitsForRange,
+    Queued,
+    /// In the connection's output, perhaps sent in part.
+    Sending {
+        cookie: u64,
+    },
+    AwaitsReply {
+        cookie: u64,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Body,
+    /// Zeroes are written, because the server cannot make them.
+    WriteZeroes,
+    Sync,
+}
+
+/// The next request of a task.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) command: Command,
+    pub(super) flags: u16,
+    pub(super) offset: u64,
+    pub(super) len: u32,
+    pub(super) payload: Payload,
+}
+
+/// What follows a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Payload {
+    None,
+    /// This part of the task's buffer.
+    Buffer(Range<usize>),
+    /// This many zeroes.
+    Zeroes(usize),
+}
+
+impl NbdTask {
+    pub(super) fn new(
+        token: u64,
+        operation: StoreOp,
+        buffer: Option<IoBuffer>,
+        sequence: u64,
+        modifications_before: u64,
+    ) -> Self {
+        let (wire, stage) = (WireState::Queued, Stage::Body);
+        Self { token, operation, buffer, sequence, modifications_before, wire, stage, done: 0, piece_len: 0 }
+    }
+
+    /// Whether there is nothing to ask the server for.
+    pub(super) fn is_void(&self, abilities: &Abilities) -> bool {
+        match self.operation {
+            StoreOp::Flush => !abilities.flush,
+            StoreOp::Discard { .. } => !abilities.trim,
+            StoreOp::Read { .. } | StoreOp::Write { .. } | StoreOp::WriteZeroes { .. } => false,
+        }
+    }
+
+    pub(super) fn next_piece(&mut self, abilities: &Abilities) -> Piece {
+        let (start, len) = self.operation.range().unwrap_or_default();
+        let offset = start + self.done;
+        let remaining = len - self.done;
+        let fua = if abilities.fua && self.must_be_durable(abilities) { COMMAND_FUA } else { 0 };
+        if matches!(self.operation, StoreOp::WriteZeroes { .. }) && !abilities.write_zeroes && self.stage == Stage::Body
+        {
+            self.stage = Stage::WriteZeroes;
+        }
+        let (command, flags, len_max) = match (self.stage, self.operation) {
+            (Stage::Sync, _) | (_, StoreOp::Flush) => {
+                self.piece_len = 0;
+                return Piece { command: Command::Flush, flags: 0, offset: 0, len: 0, payload: Payload::None };
+            }
+            (Stage::WriteZeroes, _) => (Command::Write, fua, abilities.payload_max.min(ZERO_CHUNK_LEN as u64)),
+            (_, StoreOp::Read { .. }) => (Command::Read, 0, abilities.payload_max),
+            (_, StoreOp::Write { .. }) => (Command::Write, fua, abilities.payload_max),
+            (_, StoreOp::Discard { .. }) => (Command::Trim, fua, RANGE_LEN_MAX),
+            (_, StoreOp::WriteZeroes { may_unmap, .. }) => {
+                let no_hole = if may_unmap { 0 } else { COMMAND_NO_HOLE };
+                (Command::WriteZeroes, fua | no_hole, RANGE_LEN_MAX)
+            }
+        };
+        self.piece_len = remaining.min(len_max);
+        let payload = match (command, self.stage) {
+            (Command::Write, Stage::WriteZeroes) => Payload::Zeroes(self.piece_range().len()),
+            (Command::Write, _) => Payload::Buffer(self.piece_range()),
+            _ => Payload::None,
+        };
+        // All limits are below 32 bits.
+        let len = u32::try_from(self.piece_len).unwrap_or(u32::MAX);
+        Piece { command, flags, offset, len, payload }
+    }
+
+    /// Where the payload of the reply to the current piece goes: empty unless it is a read.
+    pub(super) fn reply_payload(&mut self) -> &mut [u8] {
+        let range = self.piece_range();
+        match (&self.operation, &mut self.buffer) {
+            (StoreOp::Read { .. }, Some(buffer)) => buffer.get_mut(range).unwrap_or_default(),
+            _ => &mut [],
+        }
+    }
+
+    /// What the server said about the current piece.
+    pub(super) fn handle_reply(&mut self, errno: Option<i32>, abilities: &Abilities) -> Progress {
+        if let Some(errno) = errno {
+            return self.handle_error(errno);
+        }
+        self.done += self.piece_len;
+        let len = self.operation.range().map_or(0, |(_, len)| len);
+        if self.stage == Stage::Sync || matches!(self.operation, StoreOp::Flush) {
+            return Progress::Finished(Ok(()));
+        }
+        if self.done == len {
+            if abilities.fua || !self.must_be_durable(abilities) {
+                return Progress::Finished(Ok(()));
+            }
+            self.stage = Stage::Sync;
+        }
+        Progress::MoreCalls
+    }
+
+    fn handle_error(&mut self, errno: i32) -> Progress {
+        if errno == libc::EOPNOTSUPP && self.stage == Stage::Body {
+            match self.operation {
+                StoreOp::Discard { .. } => return Progress::Finished(Ok(())),
+                StoreOp::WriteZeroes { .. } => {
+                    self.stage = Stage::WriteZeroes;
+                    return Progress::MoreCalls;
+                }
+                StoreOp::Read { .. } | StoreOp::Write { .. } | StoreOp::Flush => {}
+            }
+        }
+        Progress::Finished(Err(StoreError { errno }))
+    }
+
+    fn must_be_durable(&self, abilities: &Abilities) -> bool {
+        self.operation.is_durable() || (self.operation.is_modification() && abilities.write_through)
+    }
+
+    /// The current piece within the buffer.
+    fn piece_range(&self) -> Range<usize> {
+        let start = usize::try_from(self.done).unwrap_or(usize::MAX);
+        let len = usize::try_from(self.piece_len).unwrap_or(usize::MAX);
+        start..start.saturating_add(len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::BufferPool;
+
+    const ALL: Abilities = Abilities {
+        payload_max: 64 * 1024,
+        flush: true,
+        fua: true,
+        trim: true,
+        write_zeroes: true,
+        write_through: false,
+    };
+
+    fn task(operation: StoreOp) -> NbdTask {
+        let buffer = operation.buffer_len().map(|len| BufferPool::new(1 << 20).take(len).unwrap());
+        NbdTask::new(1, operation, buffer, 1, 0)
+    }
+
+    /// The requests of a task whose pieces all succeed: command, flags, offset, length.
+    fn requests(operation: StoreOp, abilities: &Abilities) -> Vec<(Command, u16, u64, u32)> {
+        let mut task = task(operation);
+        let mut requests = Vec::new();
+        loop {
+            let piece = task.next_piece(abilities);
+            requests.push((piece.command, piece.flags, piece.offset, piece.len));
+            match task.handle_reply(None, abilities) {
+                Progress::MoreCalls => {}
+                Progress::Finished(result) => {
+                    result.unwrap();
+                    return requests;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn long_operations_go_in_pieces_that_the_server_takes() {
+        let read = StoreOp::Read { offset: 4096, len: 100 * 1024 };
+        assert_eq!(requests(read, &ALL), [(Command::Read, 0, 4096, 65536), (Command::Read, 0, 69632, 36864)]);
+        let discard = StoreOp::Discard { offset: 0, len: 3 << 30 };
+        assert_eq!(requests(discard, &ALL).len(), 3);
+    }
+
+    #[test]
+    fn durability_comes_from_fua_or_else_from_a_flush_behind() {
+        let write = StoreOp::Write { offset: 0, len: 4096, durable: true };
+        assert_eq!(requests(write, &ALL), [(Command::Write, COMMAND_FUA, 0, 4096)]);
+        let no_fua = Abilities { fua: false, ..ALL };
+        assert_eq!(requests(write, &no_fua), [(Command::Write, 0, 0, 4096), (Command::Flush, 0, 0, 0)]);
+        let plain = StoreOp::Write { offset: 0, len: 4096, durable: false };
+        assert_eq!(requests(plain, &no_fua), [(Command::Write, 0, 0, 4096)]);
+        let write_through = Abilities { write_through: true, ..ALL };
+        assert_eq!(requests(plain, &write_through), [(Command::Write, COMMAND_FUA, 0, 4096)]);
+    }
+
+    #[test]
+    fn zeroes_are_written_where_the_server_cannot_make_them() {
+        let zeroes = StoreOp::WriteZeroes { offset: 0, len: 96 * 1024, may_unmap: false, durable: false };
+        assert_eq!(requests(zeroes, &ALL), [(Command::WriteZeroes, COMMAND_NO_HOLE, 0, 98304)]);
+        let written = [(Command::Write, 0, 0, 65536), (Command::Write, 0, 65536, 32768)];
+        assert_eq!(requests(zeroes, &Abilities { write_zeroes: false, ..ALL }), written);
+        let mut refused = task(zeroes);
+        refused.next_piece(&ALL);
+        assert_eq!(refused.handle_reply(Some(libc::EOPNOTSUPP), &ALL), Progress::MoreCalls);
+        assert_eq!(refused.next_piece(&ALL).payload, Payload::Zeroes(65536));
+    }
+
+    #[test]
+    fn an_error_ends_the_operation_and_a_piece_can_be_asked_for_again() {
+        let mut task = task(StoreOp::Read { offset: 0, len: 100 * 1024 });
+        task.next_piece(&ALL);
+        assert_eq!(task.handle_reply(None, &ALL), Progress::MoreCalls);
+        assert_eq!(task.next_piece(&ALL), task.next_piece(&ALL));
+        assert_eq!(task.handle_reply(Some(libc::EIO), &ALL), Progress::Finished(Err(StoreError::IO)));
+    }
+}

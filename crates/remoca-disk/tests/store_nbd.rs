@@ -1,0 +1,465 @@
+//! NBD stores on real servers (nbdkit, qemu-nbd) and on one that lies.
+
+#![allow(clippy::unwrap_used, reason = "a test that meets an error has failed")]
+
+mod store_support;
+
+use std::fs::File;
+use std::io::Write;
+use std::net::TcpListener;
+use std::os::unix::fs::FileExt;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use remoca_disk::store::{
+    NbdOptions, NbdServer, NbdStore, NbdUri, OnLostConnection, OpenErrorKind, Store, StoreError, StoreHealth, StoreOp,
+};
+use store_support::servers::{Server, next_request, reply, scripted, unix_uri};
+use store_support::{Driver, Random, pattern};
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+const EIO: StoreError = StoreError { errno: libc::EIO };
+
+fn folder() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+fn open(uri: &NbdUri) -> Driver {
+    Driver::new(NbdStore::open(uri, NbdOptions::default()).unwrap())
+}
+
+/// Every kind of operation, and what it left.
+fn exercise(driver: &mut Driver) {
+    for (index, (offset, len)) in [(0, 512), (512, 4096), (MIB, 4 << 20), (16 * MIB - 512, 512)].into_iter().enumerate()
+    {
+        let data = pattern(offset, len, 1);
+        driver.write(offset, &data, index % 2 == 0).unwrap();
+        assert_eq!(driver.read(offset, len).unwrap(), data);
+    }
+    driver.flush().unwrap();
+    let zeroes = |offset, may_unmap| StoreOp::WriteZeroes { offset, len: MIB, may_unmap, durable: true };
+    driver.run(zeroes(MIB, false), None).unwrap();
+    driver.run(zeroes(2 * MIB, true), None).unwrap();
+    driver.run(StoreOp::Discard { offset: 8 * MIB, len: MIB }, None).unwrap();
+    assert_eq!(driver.read(MIB, 2 << 20).unwrap(), vec![0; 2 << 20]);
+    assert_eq!(driver.read(3 * MIB, 1 << 20).unwrap(), pattern(3 * MIB, 1 << 20, 1));
+    many_in_flight(driver);
+    assert_eq!(driver.store.in_flight(), 0);
+    assert_eq!(driver.uncertain_count, 0);
+}
+
+fn many_in_flight(driver: &mut Driver) {
+    let writes: Vec<u64> = (0..1000)
+        .map(|block| {
+            let offset = 4 * MIB + block * 4096;
+            driver.queue(StoreOp::Write { offset, len: 4096, durable: false }, Some(&pattern(offset, 4096, 7)))
+        })
+        .collect();
+    driver.store.kick(Instant::now());
+    for token in writes {
+        driver.wait(token).result.unwrap();
+    }
+    let reads: Vec<(u64, u64)> = (0..1000)
+        .rev()
+        .map(|block| 4 * MIB + block * 4096)
+        .map(|offset| (offset, driver.queue(StoreOp::Read { offset, len: 4096 }, None)))
+        .collect();
+    driver.store.kick(Instant::now());
+    for (offset, token) in reads {
+        assert_eq!(driver.wait(token).buffer.unwrap()[..], pattern(offset, 4096, 7));
+    }
+}
+
+#[test]
+fn nbdkit_and_qemu_nbd_serve_every_operation() {
+    let folder = folder();
+    let socket = folder.path().join("nbd.sock");
+    let image = folder.path().join("disk.img");
+    let image_argument = image.to_str().unwrap();
+    type Start = fn(&std::path::Path, &[&str]) -> Server;
+    let servers: [(Start, Vec<&str>); 5] = [
+        (Server::nbdkit, vec!["memory", "16M"]),
+        (Server::nbdkit, vec!["file", image_argument]),
+        (
+            Server::nbdkit,
+            vec!["--filter=blocksize-policy", "memory", "16M", "blocksize-maximum=64K", "blocksize-error-policy=error"],
+        ),
+        // No FUA, no write-zeroes: both have to be made up for.
+        (Server::nbdkit, vec!["--filter=fua", "--filter=nozero", "memory", "16M"]),
+        (Server::qemu_nbd, vec!["--discard=unmap", image_argument]),
+    ];
+    for (start, arguments) in servers {
+        File::create(&image).unwrap().set_len(16 * MIB).unwrap();
+        let server = start(&socket, &arguments);
+        let mut driver = open(&server.uri());
+        assert_eq!(driver.store.geometry().size, 16 * MIB, "{arguments:?}");
+        exercise(&mut driver);
+        drop(driver);
+        // A client that leaves in good order does not bring the server down.
+        assert_eq!(open(&server.uri()).read(0, 512).unwrap(), pattern(0, 512, 1), "{arguments:?}");
+        assert!(server.terminate(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_server_on_tcp_is_found_by_its_uri() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut server = std::process::Command::new("nbdkit")
+        .args(["-f", "--exit-with-parent", "-p", &port.to_string(), "-i", "127.0.0.1", "memory", "16M"])
+        .spawn()
+        .unwrap();
+    let uri: NbdUri = format!("nbd://localhost:{port}/").parse().unwrap();
+    let give_up_at = Instant::now() + store_support::HANG_AFTER;
+    let store = loop {
+        match NbdStore::open(&uri, NbdOptions::default()) {
+            Ok(store) => break store,
+            Err(error) => assert!(Instant::now() < give_up_at, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    exercise(&mut Driver::new(store));
+    server.kill().unwrap();
+    server.wait().unwrap();
+}
+
+#[test]
+fn errors_of_the_server_are_reported_as_they_are() {
+    let folder = folder();
+    let socket = folder.path().join("nbd.sock");
+    let server =
+        Server::nbdkit(&socket, &["--filter=error", "memory", "16M", "error-pwrite=ENOSPC", "error-pwrite-rate=100%"]);
+    let mut driver = open(&server.uri());
+    assert_eq!(driver.write(0, &[1; 512], false), Err(StoreError { errno: libc::ENOSPC }));
+    assert_eq!(driver.read(0, 512).unwrap(), [0; 512]);
+    driver.flush().unwrap();
+}
+
+#[test]
+fn a_failed_flush_stays_failed() {
+    let folder = folder();
+    let socket = folder.path().join("nbd.sock");
+    let trigger = folder.path().join("fail");
+    let flush = format!("flush=if test -e {}; then echo EIO >&2; exit 1; fi", trigger.display());
+    let arguments = ["eval", "get_size=echo 1M", "pread=head -c $3 /dev/zero", "pwrite=cat >/dev/null", flush.as_str()];
+    let server = Server::nbdkit(&socket, &arguments);
+    let mut driver = open(&server.uri());
+    driver.flush().unwrap();
+    File::create(&trigger).unwrap();
+    assert_eq!(driver.flush(), Err(EIO));
+    std::fs::remove_file(&trigger).unwrap();
+    driver.write(0, &[1; 512], false).unwrap();
+    assert_eq!(driver.flush(), Err(EIO));
+    assert_eq!(driver.write(0, &[1; 512], true), Err(EIO));
+}
+
+#[test]
+fn a_server_killed_under_load_and_started_again_loses_nothing_acknowledged() {
+    let folder = folder();
+    let socket = folder.path().join("nbd.sock");
+    let image = folder.path().join("disk.img");
+    File::create(&image).unwrap().set_len(16 * MIB).unwrap();
+    let arguments = ["--filter=delay", "file", image.to_str().unwrap(), "wdelay=1ms", "rdelay=1ms"];
+    let mut server = Some(Server::nbdkit(&socket, &arguments));
+    let mut driver = open(&unix_uri(&socket));
+    let mut random = Random(0x5EED);
+    let mut load = Load::new(16 * MIB / 4096);
+    for round in 1..=5 {
+        for _ in 0..400 {
+            load.step(&mut driver, &mut random);
+        }
+        server.take().unwrap().kill();
+        // More operations come in while it is away.
+        for _ in 0..20 {
+            load.start(&mut driver, &mut random);
+        }
+        let give_up_at = Instant::now() + store_support::HANG_AFTER;
+        while driver.store.health() == StoreHealth::Up {
+            assert!(Instant::now() < give_up_at, "the store does not notice");
+            driver.turn(Duration::from_millis(10));
+        }
+        assert_eq!(driver.uncertain_count, round - 1);
+        server = Some(Server::nbdkit(&socket, &arguments));
+        load.finish(&mut driver);
+        assert_eq!(driver.uncertain_count, round, "the cache has to be told");
+        load.verify(&mut driver, &image);
+    }
+}
+
+/// Random reads and writes of blocks, at most one write for each block at a time, each read compared.
+struct Load {
+    /// Version last acknowledged, by block; 0 for never written.
+    acknowledged: Vec<u64>,
+    /// Version being written, by block.
+    writing: Vec<Option<u64>>,
+    in_flight: Vec<(u64, u64, LoadKind)>,
+    next_version: u64,
+}
+
+enum LoadKind {
+    Write,
+    /// With the version acknowledged when the read began.
+    Read(u64),
+}
+
+impl Load {
+    fn new(block_count: u64) -> Self {
+        let blocks = usize::try_from(block_count).unwrap();
+        Self { acknowledged: vec![0; blocks], writing: vec![None; blocks], in_flight: Vec::new(), next_version: 1 }
+    }
+
+    fn start(&mut self, driver: &mut Driver, random: &mut Random) {
+        // Few blocks, so that they are overwritten again and again.
+        let block = random.below(64);
+        let (index, offset) = (usize::try_from(block).unwrap(), block * 4096);
+        if random.below(3) == 0 {
+            let token = driver.start(StoreOp::Read { offset, len: 4096 }, None);
+            self.in_flight.push((token, block, LoadKind::Read(self.acknowledged[index])));
+        } else if self.writing[index].is_none() {
+            let version = self.next_version;
+            self.next_version += 1;
+            self.writing[index] = Some(version);
+            let operation = StoreOp::Write { offset, len: 4096, durable: random.below(4) == 0 };
+            let token = driver.start(operation, Some(&pattern(offset, 4096, version)));
+            self.in_flight.push((token, block, LoadKind::Write));
+        }
+    }
+
+    fn step(&mut self, driver: &mut Driver, random: &mut Random) {
+        self.start(driver, random);
+        if self.in_flight.len() >= 32 {
+            self.finish_one(driver);
+        }
+    }
+
+    fn finish_one(&mut self, driver: &mut Driver) {
+        let (token, block, kind) = self.in_flight.remove(0);
+        let index = usize::try_from(block).unwrap();
+        let completion = driver.wait(token);
+        completion.result.unwrap();
+        match kind {
+            LoadKind::Write => self.acknowledged[index] = self.writing[index].take().unwrap(),
+            LoadKind::Read(at_least) => {
+                let data = completion.buffer.unwrap();
+                let is_version = |version: u64| match version {
+                    0 => data.iter().all(|byte| *byte == 0),
+                    version => data[..] == pattern(block * 4096, 4096, version),
+                };
+                let possible = at_least..self.next_version;
+                assert!(possible.into_iter().any(is_version), "block {block} is older than what was acknowledged");
+            }
+        }
+    }
+
+    fn finish(&mut self, driver: &mut Driver) {
+        while !self.in_flight.is_empty() {
+            self.finish_one(driver);
+        }
+    }
+
+    fn verify(&self, driver: &mut Driver, image: &std::path::Path) {
+        driver.flush().unwrap();
+        let image = File::open(image).unwrap();
+        for (block, version) in (0_u64..).zip(&self.acknowledged).filter(|(_, version)| **version > 0) {
+            let expected = pattern(block * 4096, 4096, *version);
+            assert_eq!(driver.read(block * 4096, 4096).unwrap(), expected, "block {block}");
+            let mut on_disk = vec![0; 4096];
+            image.read_exact_at(&mut on_disk, block * 4096).unwrap();
+            assert_eq!(on_disk, expected, "block {block} in the image");
+        }
+    }
+}
+
+#[test]
+fn overlapping_writes_are_sent_again_in_order_and_one_at_a_time() {
+    let folder = folder();
+    let socket = folder.path().join("nbd.sock");
+    let (seen, saw) = mpsc::channel();
+    let mut connections = 0;
+    let server = scripted(&socket, move |stream| {
+        connections += 1;
+        loop {
+            let Some((command, cookie, offset, payload)) = next_request(stream) else { return connections < 2 };
+            seen.send((connections, command, offset, payload.first().copied())).unwrap();
+            if connections == 1 {
+                // Three requests can be on the wire; then the connection breaks without an answer.
+                if offset == 8192 {
+                    return true;
+                }
+            } else if command == 1 {
+                stream.write_all(&reply(0, cookie, &[])).unwrap();
+            }
+        }
+    });
+    let mut driver = open(&unix_uri(&socket));
+    let write = |driver: &mut Driver, offset, value: u8| {
+        driver.start(StoreOp::Write { offset, len: 4096, durable: false }, Some(&[value; 4096]))
+    };
+    // The second overlaps the first and has to wait for it, also across the break.
+    let tokens =
+        [write(&mut driver, 0, 1), write(&mut driver, 0, 2), write(&mut driver, 4096, 3), write(&mut driver, 8192, 4)];
+    for token in tokens {
+        driver.wait(token).result.unwrap();
+    }
+    drop(driver);
+    server.join().unwrap();
+    let seen: Vec<_> = saw
+        .iter()
+        .filter(|(_, command, ..)| *command == 1)
+        .map(|(c, _, offset, value)| (c, offset, value.unwrap()))
+        .collect();
+    assert_eq!(seen[..6], [(1, 0, 1), (1, 4096, 3), (1, 8192, 4), (2, 0, 1), (2, 4096, 3), (2, 8192, 4)]);
+    assert_eq!(seen[6..], [(2, 0, 2)]);
+}
+
+#[test]
+fn a_server_that_breaks_the_protocol_is_left_and_asked_again() {
+    // Each lie to a read of sector 0, on the first connection only.
+    type Lie = fn(u64) -> Vec<u8>;
+    let lies: [(&str, Lie); 5] = [
+        ("wrong cookie", |cookie| reply(0, cookie ^ (1 << 40), &[7; 512])),
+        ("cookie of no task", |cookie| reply(0, cookie + 1, &[7; 512])),
+        ("no reply at all", |_| b"HTTP/1.1 200 OK\r\n\r\n".to_vec()),
+        ("two replies", |cookie| [reply(0, cookie, &[1; 512]), reply(0, cookie, &[7; 512])].concat()),
+        ("half a payload, then the end", |cookie| reply(0, cookie, &[7; 100])),
+    ];
+    for (name, lie) in lies {
+        let folder = folder();
+        let socket = folder.path().join("nbd.sock");
+        let mut connections = 0;
+        let server = scripted(&socket, move |stream| {
+            connections += 1;
+            while let Some((command, cookie, ..)) = next_request(stream) {
+                if connections == 1 {
+                    stream.write_all(&lie(cookie)).unwrap();
+                    return true;
+                }
+                if command == 0 {
+                    stream.write_all(&reply(0, cookie, &[1; 512])).unwrap();
+                }
+            }
+            false
+        });
+        let mut driver = open(&unix_uri(&socket));
+        assert_eq!(driver.read(0, 512).unwrap(), [1; 512], "{name}");
+        let give_up_at = Instant::now() + store_support::HANG_AFTER;
+        while driver.uncertain_count == 0 {
+            assert!(Instant::now() < give_up_at, "{name}: no reconnect");
+            driver.turn(Duration::from_millis(100));
+        }
+        drop(driver);
+        server.join().unwrap();
+    }
+}
+
+#[test]
+fn without_a_wish_to_resume_everything_fails_once_the_connection_is_lost() {
+    let folder = folder();
+    let socket = folder.path().join("nbd.sock");
+    let server = Server::nbdkit(&socket, &["--filter=delay", "memory", "16M", "rdelay=60"]);
+    let options = NbdOptions { on_lost_connection: OnLostConnection::Stop, ..NbdOptions::default() };
+    let mut driver = Driver::new(NbdStore::open(&server.uri(), options).unwrap());
+    let read = driver.start(StoreOp::Read { offset: 0, len: 512 }, None);
+    let first = driver.start(StoreOp::WriteZeroes { offset: 0, len: 512, may_unmap: true, durable: false }, None);
+    server.kill();
+    assert_eq!(driver.wait(read).result, Err(EIO));
+    driver.wait(first);
+    assert_eq!(driver.write(0, &[1; 512], false), Err(EIO));
+    assert_eq!(driver.flush(), Err(EIO));
+    assert!(matches!(driver.store.health(), StoreHealth::Failing { .. }));
+}
+
+#[test]
+fn operations_fail_after_the_time_to_give_up_and_work_again_after_the_return() {
+    let folder = folder();
+    let socket = folder.path().join("nbd.sock");
+    let server = Server::nbdkit(&socket, &["memory", "16M"]);
+    let on_lost_connection = OnLostConnection::Resume { give_up_after: Some(Duration::from_millis(200)) };
+    let options = NbdOptions { on_lost_connection, ..NbdOptions::default() };
+    let mut driver = Driver::new(NbdStore::open(&server.uri(), options).unwrap());
+    server.kill();
+    // Overlapping ones too, of which the second waits behind the first.
+    let write = StoreOp::Write { offset: 0, len: 512, durable: false };
+    let tokens = [driver.start(write, Some(&[1; 512])), driver.start(write, Some(&[2; 512]))];
+    for token in tokens {
+        assert_eq!(driver.wait(token).result, Err(EIO));
+    }
+    assert_eq!(driver.read(0, 512), Err(EIO));
+    let _server = Server::nbdkit(&socket, &["memory", "16M"]);
+    let give_up_at = Instant::now() + store_support::HANG_AFTER;
+    while driver.store.health() != StoreHealth::Up {
+        assert!(Instant::now() < give_up_at, "no reconnect");
+        driver.turn(Duration::from_millis(10));
+    }
+    driver.write(0, &[3; 512], false).unwrap();
+    assert_eq!(driver.read(0, 512).unwrap(), [3; 512]);
+}
+
+#[test]
+fn a_server_that_comes_back_with_another_disk_is_not_used() {
+    let folder = folder();
+    let socket = folder.path().join("nbd.sock");
+    let server = Server::nbdkit(&socket, &["memory", "16M"]);
+    let mut driver = open(&server.uri());
+    server.kill();
+    let other = Server::nbdkit(&socket, &["memory", "8M"]);
+    let read = driver.start(StoreOp::Read { offset: 0, len: 512 }, None);
+    // Long enough for several attempts.
+    let until = Instant::now() + Duration::from_millis(500);
+    while Instant::now() < until {
+        driver.turn(Duration::from_millis(20));
+    }
+    assert!(matches!(driver.store.health(), StoreHealth::Waiting { .. }));
+    other.kill();
+    let _right = Server::nbdkit(&socket, &["memory", "16M"]);
+    driver.wait(read).result.unwrap();
+}
+
+#[test]
+fn what_cannot_be_a_disk_is_refused_with_a_message() {
+    let folder = folder();
+    let path = |name: &str| folder.path().join(name);
+    let nbdkit = |name: &str, arguments: &[&str]| Server::nbdkit(&path(name), arguments);
+    let read_only = nbdkit("ro", &["-r", "memory", "16M"]);
+    let odd = nbdkit("odd", &["memory", "1000"]);
+    let empty = nbdkit("empty", &["memory", "0"]);
+    let no_flush =
+        nbdkit("noflush", &["eval", "get_size=echo 1M", "pread=exit 1", "pwrite=exit 1", "can_write=exit 0"]);
+    let coarse = nbdkit(
+        "coarse",
+        &["--filter=blocksize-policy", "memory", "16M", "blocksize-minimum=8K", "blocksize-preferred=8K"],
+    );
+    let qemu = {
+        File::create(path("image")).unwrap().set_len(MIB).unwrap();
+        Server::qemu_nbd(&path("qemu"), &["-x", "disk", path("image").to_str().unwrap()])
+    };
+    // An HTTP server speaks first only when asked, so this one stands for any that talks.
+    let talker = std::os::unix::net::UnixListener::bind(path("talker")).unwrap();
+    std::thread::spawn(move || talker.accept().unwrap().0.write_all(b"220 mail.example.org ESMTP\r\n").unwrap());
+    drop(std::os::unix::net::UnixListener::bind(path("dead")).unwrap());
+    let nobody = NbdServer::Tcp { host: "127.0.0.1".into(), port: 1 };
+    let nobody = NbdUri { server: nobody, export: String::new() };
+
+    let refused = |uri: &NbdUri| NbdStore::open(uri, NbdOptions::default()).err().expect("a refusal");
+    for (uri, kind, words) in [
+        (unix_uri(&path("nothing")), OpenErrorKind::Unreachable, "Is it running"),
+        (unix_uri(&path("dead")), OpenErrorKind::Unreachable, "refused"),
+        (unix_uri(&path(&"long".repeat(60))), OpenErrorKind::Unreachable, "too long"),
+        (nobody, OpenErrorKind::Unreachable, "refused"),
+        (unix_uri(&path("talker")), OpenErrorKind::Protocol, "not an NBD server"),
+        (NbdUri { export: "other".into(), ..qemu.uri() }, OpenErrorKind::Missing, "no export \"other\""),
+        (read_only.uri(), OpenErrorKind::ReadOnly, "use it read-only"),
+        (odd.uri(), OpenErrorKind::OddSize, "round-up=512"),
+        (empty.uri(), OpenErrorKind::Empty, "give it a size"),
+        (no_flush.uri(), OpenErrorKind::Unsuitable, "neither flush nor FUA"),
+        (coarse.uri(), OpenErrorKind::Unsuitable, "blocksize filter"),
+    ] {
+        let error = refused(&uri);
+        assert_eq!(error.kind, kind, "{error}");
+        assert!(error.to_string().contains(words), "{error}");
+    }
+    let options = NbdOptions { read_only: true, ..NbdOptions::default() };
+    assert!(NbdStore::open(&read_only.uri(), options).unwrap().geometry().read_only);
+    let named = NbdUri { export: "disk".into(), ..qemu.uri() };
+    assert_eq!(NbdStore::open(&named, NbdOptions::default()).unwrap().geometry().size, MIB);
+}
