@@ -13,7 +13,7 @@ use remoca_disk::driver::{Disk, Driver, Parts, Port, cache_pages};
 use remoca_disk::endpoint::Endpoint;
 use remoca_disk::link::ServerLink;
 use remoca_disk::port::{PORT_BYTES, PORT_SERIAL};
-use remoca_disk::store::{BufferPool, FileOptions, FileStore, Geometry, Store, UringUse};
+use remoca_disk::store::{BufferPool, FileOptions, FileStore, Geometry, NbdOptions, NbdStore, NbdUri, Store, UringUse};
 use remoca_disk::trace::TraceWriter;
 use remoca_disk::vhost::{DeviceConfig, SocketSource, VhostDevice};
 use remoca_protocol::Token;
@@ -139,7 +139,9 @@ impl FromStr for DiskSpec {
                 ("sector", size) => sector = Sector::from_str(size, false).map_err(|_| "sector is 512 or 4096")?,
                 ("queues", count) => queues = count.parse().map_err(|_| format!("`{count}` is no number of queues"))?,
                 _ => {
-                    return Err(format!("`{field}`: a disk has image=, socket=, name=, read-only, sector= and queues="));
+                    return Err(format!(
+                        "`{field}`: a disk has image=, socket=, name=, read-only, sector= and queues="
+                    ));
                 }
             }
         }
@@ -149,7 +151,8 @@ impl FromStr for DiskSpec {
     }
 }
 
-const QUEUES_DEFAULT: u16 = 16;
+/// QEMU asks for one queue for each virtual processor unless told otherwise.
+const QUEUES_DEFAULT: u16 = 64;
 
 /// Runs the subcommand.
 ///
@@ -275,6 +278,11 @@ fn open_disk(spec: DiskSpec, number: u16, source: SocketSource, args: &DiskArgs)
 }
 
 fn open_store(spec: &DiskSpec, args: &DiskArgs) -> Result<Box<dyn Store>> {
+    if spec.image.starts_with("nbd:") || spec.image.starts_with("nbd+") {
+        let uri: NbdUri = spec.image.parse().with_context(|| spec.image.clone())?;
+        let options = NbdOptions { read_only: spec.read_only, ..NbdOptions::default() };
+        return Ok(Box::new(NbdStore::open(&uri, options)?));
+    }
     let uring = if args.no_io_uring { UringUse::Off } else { UringUse::Auto };
     let options = FileOptions { read_only: spec.read_only, uring, ..FileOptions::default() };
     let store = FileStore::open(spec.image.as_ref(), options)?;
@@ -286,7 +294,7 @@ fn open_port(socket: &PathBuf) -> Result<Port> {
     let mut config = DeviceConfig::disk("port", PORT_SERIAL, PORT_BYTES);
     config.discard = false;
     config.write_zeroes = false;
-    config.queue_count_max = 1;
+    config.queue_count_max = QUEUES_DEFAULT;
     let device = VhostDevice::new(config, SocketSource::bind(socket)?).context("eviction port")?;
     let cookie = u64::from_ne_bytes(random()?);
     Ok(Port { socket: socket.display().to_string(), device, cookie })

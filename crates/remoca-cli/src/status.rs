@@ -166,10 +166,11 @@ fn show_all(out: &mut impl Write, status: &Status) -> Result<()> {
         let access = if disk.read_only { ", read-only" } else { "" };
         writeln!(
             out,
-            "  disk        {}: {} ({}{access}) at {}, {attached}",
+            "  disk        {}: {} ({}{access}, {}) at {}, {attached}",
             disk.name,
             disk.image,
             show_size(disk.bytes),
+            disk.store,
             disk.socket
         )?;
     }

@@ -53,6 +53,8 @@ pub struct DiskStatus {
     pub socket: String,
     pub bytes: u64,
     pub read_only: bool,
+    /// "up"; or "waiting" or "failing" while the server of the image is away.
+    pub store: String,
     /// Whether a guest is attached.
     pub attached: bool,
 }

@@ -3,6 +3,7 @@
 use super::Driver;
 use crate::control::{Command, Reply, Request};
 use crate::status::{CacheStatus, DiskStatus, Latencies, MemoryStatus, PortStatus, ServerStatus, Status};
+use crate::store::StoreHealth;
 use remoca_core::engine::{Admission, EngineStats};
 use remoca_core::units::{PAGE_SIZE_U64, PageCount};
 
@@ -105,6 +106,11 @@ fn disk_status(disk: &super::Disk) -> DiskStatus {
         socket: disk.socket.clone(),
         bytes: geometry.size,
         read_only: disk.device.config().read_only,
+        store: match disk.store.health() {
+            StoreHealth::Up => "up".into(),
+            StoreHealth::Waiting { .. } => "waiting".into(),
+            StoreHealth::Failing { .. } => "failing".into(),
+        },
         attached: disk.device.is_connected(),
     }
 }
