@@ -67,6 +67,8 @@ pub struct Plan {
     /// Completes the requests of a batch last to first.
     pub reverse: AtomicBool,
     stop: AtomicBool,
+    /// Turns of the loop.
+    pub turns: AtomicUsize,
     /// Requests that the loop holds.
     pub held: AtomicUsize,
     /// Requests taken so far.
@@ -98,13 +100,19 @@ impl Backend {
 
     /// Waits until `done`, or fails the test.
     pub fn wait_until(&self, what: &str, done: impl Fn(&Plan) -> bool) {
-        for _ in 0..60_000 {
+        for _ in 0..600_000 {
             if done(&self.plan) {
                 return;
             }
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(Duration::from_micros(100));
         }
         panic!("{what} did not come");
+    }
+
+    /// Waits until the loop has seen everything that happened before the call.
+    pub fn wait_for_turn(&self) {
+        let seen = self.plan.turns.load(Ordering::SeqCst);
+        self.wait_until("a turn of the loop", |plan| plan.turns.load(Ordering::SeqCst) >= seen + 2);
     }
 }
 
@@ -145,5 +153,6 @@ fn serve(mut device: VhostDevice, disk: &Mutex<RamDisk>, plan: &Plan) {
         plan.held.store(held.len(), Ordering::SeqCst);
         plan.connected.store(device.is_connected(), Ordering::SeqCst);
         plan.write_cache.store(device.write_cache_enabled(), Ordering::SeqCst);
+        plan.turns.fetch_add(1, Ordering::SeqCst);
     }
 }
