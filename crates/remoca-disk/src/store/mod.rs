@@ -10,6 +10,7 @@
 //! Stores neither cache nor order operations: overlapping operations in flight may take effect in any order.
 //! See `docs/decisions/0008-backing-stores.md`.
 
+mod aligned;
 mod backoff;
 mod buffer;
 mod file;
@@ -27,10 +28,12 @@ mod nbd_protocol;
 mod nbd_task;
 mod nbd_uri;
 mod range_lock;
+mod sector_machine;
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
+pub use aligned::AlignedStore;
 pub use buffer::{BUFFER_LEN_MAX, BufferPool, IoBuffer};
 pub use file::{FileOptions, FileStore, UringUse};
 pub use file_lock::ImageLock;

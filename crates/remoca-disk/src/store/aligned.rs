@@ -1,0 +1,124 @@
+//! 512-byte sectors on a store whose own are larger.
+//!
+//! Owned by the I/O thread like the store that it wraps. The work is done by [`super::sector_machine`]; here its requests
+//! and completions are carried to and from the store below.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use super::sector_machine::{Limits, SectorMachine};
+use super::{BufferPool, Geometry, IoBuffer, SECTOR_SIZE, Store, StoreCompletion, StoreEvent, StoreHealth, StoreOp};
+
+/// Longest copy of an unaligned operation; longer ones go in chunks.
+const CHUNK_LEN_MAX: u32 = 1 << 20;
+/// Memory for all copies.
+const COPIES_BYTES_MAX: usize = 8 << 20;
+
+/// A store with 512-byte sectors.
+pub struct AlignedStore {
+    below: Box<dyn Store>,
+    machine: SectorMachine,
+    events: VecDeque<StoreEvent>,
+    in_flight: usize,
+}
+
+impl AlignedStore {
+    /// Offers `store` with 512-byte sectors: as it is, if it has them.
+    #[must_use]
+    pub fn wrap(store: Box<dyn Store>) -> Box<dyn Store> {
+        let block = store.geometry().logical_sector;
+        if block <= SECTOR_SIZE {
+            return store;
+        }
+        let limits = Limits { block: u64::from(block), chunk_max: u64::from(CHUNK_LEN_MAX) };
+        let machine = SectorMachine::new(limits, BufferPool::new(COPIES_BYTES_MAX));
+        Box::new(Self { below: store, machine, events: VecDeque::new(), in_flight: 0 })
+    }
+
+    /// Carries requests down and completions up until neither leads to more.
+    fn exchange(&mut self, now: Instant) {
+        loop {
+            while let Some(event) = self.below.next_event() {
+                match event {
+                    StoreEvent::Completed(completion) => self.machine.handle_completion(completion),
+                    StoreEvent::ContentUncertain => {
+                        self.take_completions();
+                        self.events.push_back(event);
+                    }
+                }
+            }
+            self.take_completions();
+            let mut has_submitted = false;
+            while let Some(request) = self.machine.next_request() {
+                self.below.submit(request.token, request.operation, request.buffer);
+                has_submitted = true;
+            }
+            if !has_submitted {
+                return;
+            }
+            self.below.kick(now);
+        }
+    }
+
+    fn take_completions(&mut self) {
+        while let Some(completion) = self.machine.next_completion() {
+            self.events.push_back(StoreEvent::Completed(completion));
+        }
+    }
+}
+
+impl Store for AlignedStore {
+    fn geometry(&self) -> Geometry {
+        Geometry { logical_sector: SECTOR_SIZE, ..self.below.geometry() }
+    }
+
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        self.below.event_fd()
+    }
+
+    fn submit(&mut self, token: u64, operation: StoreOp, buffer: Option<IoBuffer>) {
+        self.in_flight += 1;
+        match operation.validate(&self.geometry(), buffer.as_ref()) {
+            Ok(()) => self.machine.submit(token, operation, buffer),
+            Err(error) => {
+                let completion = StoreCompletion { token, result: Err(error), buffer };
+                self.events.push_back(StoreEvent::Completed(completion));
+            }
+        }
+    }
+
+    fn kick(&mut self, now: Instant) {
+        self.exchange(now);
+    }
+
+    fn handle_ready(&mut self, now: Instant) {
+        self.below.handle_ready(now);
+        self.exchange(now);
+    }
+
+    fn next_event(&mut self) -> Option<StoreEvent> {
+        let event = self.events.pop_front()?;
+        if matches!(event, StoreEvent::Completed(_)) {
+            self.in_flight -= 1;
+        }
+        Some(event)
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.below.next_deadline()
+    }
+
+    fn handle_timer(&mut self, now: Instant) {
+        self.below.handle_timer(now);
+        self.exchange(now);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn health(&self) -> StoreHealth {
+        self.below.health()
+    }
+}
