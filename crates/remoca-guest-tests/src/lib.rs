@@ -1,0 +1,217 @@
+//! A host for tests with real guests: the real `remoca` program as memory server and VM process, beside a guest of the
+//! laboratory.
+//!
+//! Called by the tests of this crate. It builds the programs it needs (release), owns their processes, and asks the VM
+//! process over its control socket, as an operator would.
+
+use remoca_disk::control::{self, Command as Ask, Reply};
+use remoca_disk::status::Status;
+use remoca_lab::{Disk, Guest, GuestConfig, Lab, Service, program};
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// What a test may fail with: its text is for people.
+pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// Time that anything on a busy machine may take before a test gives up.
+pub const LIMIT: Duration = Duration::from_secs(240);
+
+/// The `remoca` program, built once for each process.
+pub fn remoca() -> Result<PathBuf> {
+    built(&[], "target")
+}
+
+/// The `remoca` program whose safety rules can be left out.
+pub fn remoca_ablation() -> Result<PathBuf> {
+    built(&["--features", "ablation"], "target/ablation")
+}
+
+fn built(features: &[&str], target: &str) -> Result<PathBuf> {
+    static PROJECT: OnceLock<PathBuf> = OnceLock::new();
+    let project = PROJECT.get_or_init(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."));
+    let target = project.join(target);
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .current_dir(project)
+        .args(["build", "--quiet", "--release", "--package", "remoca-cli", "--target-dir"])
+        .arg(&target)
+        .args(features)
+        .status()?;
+    if !status.success() {
+        return Err("the remoca program does not build".into());
+    }
+    Ok(target.join("release/remoca"))
+}
+
+/// One disk of the VM process.
+#[derive(Clone, Debug)]
+pub struct Image {
+    pub name: &'static str,
+    pub path: PathBuf,
+    /// More for `--disk`, such as `sector=512`.
+    pub options: &'static str,
+}
+
+/// A memory server and a VM process on this host.
+pub struct Host {
+    folder: TempDir,
+    program: PathBuf,
+    memory: &'static str,
+    server: Option<Service>,
+    process: Option<Service>,
+    names: Vec<&'static str>,
+}
+
+impl Host {
+    /// A host whose memory server has `memory` (such as `512M`).
+    pub fn new(program: PathBuf, memory: &'static str) -> Result<Self> {
+        let folder = TempDir::new()?;
+        Ok(Self { folder, program, memory, server: None, process: None, names: Vec::new() })
+    }
+
+    /// Where its sockets and logs are.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Starts the memory server.
+    pub fn start_server(&mut self) -> Result<()> {
+        let socket = self.path("memory.sock");
+        let mut command = Command::new(&self.program);
+        // Not pinned: tests run where little can be locked, and pinning has tests of its own.
+        command.args(["serve", "--no-lock", "--memory", self.memory, "--listen"]);
+        command.arg(format!("unix:{}", socket.display()));
+        let mut server = Service::start("remoca serve", command, &self.path("serve.log"))?;
+        server.wait_for_socket(&socket, LIMIT)?;
+        self.server = Some(server);
+        Ok(())
+    }
+
+    /// The memory server's process.
+    pub fn server(&mut self) -> Result<&mut Service> {
+        self.server.as_mut().ok_or_else(|| "the memory server does not run".into())
+    }
+
+    /// Kills the memory server.
+    pub fn kill_server(&mut self) -> Result<()> {
+        if let Some(mut server) = self.server.take() {
+            server.kill()?;
+        }
+        Ok(())
+    }
+
+    /// Starts the VM process with these disks, an eviction port, and a cache of `cache`.
+    pub fn start_process(&mut self, images: &[Image], cache: &str, more: &[&str]) -> Result<()> {
+        let mut command = Command::new(&self.program);
+        command.arg("disk").args(["--name", "vm", "--cache", cache, "--port"]).arg(self.path("port.sock"));
+        command.arg("--control").arg(self.path("vm.ctl"));
+        command.arg("--server").arg(format!("unix:{}", self.path("memory.sock").display()));
+        for image in images {
+            let socket = self.path(&format!("{}.sock", image.name));
+            let comma = if image.options.is_empty() { "" } else { "," };
+            let (path, socket) = (image.path.display(), socket.display());
+            let spec = format!("name={},image={path},socket={socket}{comma}{}", image.name, image.options);
+            command.arg("--disk").arg(spec);
+        }
+        command.args(more);
+        let mut process = Service::start("remoca disk", command, &self.path("disk.log"))?;
+        process.wait_for_file(&self.path("vm.ctl"), LIMIT)?;
+        self.process = Some(process);
+        self.names = images.iter().map(|image| image.name).collect();
+        Ok(())
+    }
+
+    /// Ends the VM process as an operator would.
+    pub fn stop_process(&mut self) -> Result<()> {
+        if let Some(mut process) = self.process.take() {
+            let status = process.terminate(LIMIT)?;
+            if !status.success() {
+                return Err(format!("remoca disk ended with {status}: {}", process.log_tail()).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// What the VM process logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.path("disk.log")).unwrap_or_default()
+    }
+
+    /// Boots a guest of 256 MiB and two processors with the disks, the agent and the workload program.
+    pub fn boot(&self, lab: &Lab, name: &str, payload: &[(&str, &Path)]) -> Result<Guest> {
+        let mut config = GuestConfig::new(name, 256);
+        for disk in self.names.iter().copied().chain(["port"]) {
+            config = config.disk(Disk::vhost_user(disk, &self.path(&format!("{disk}.sock"))));
+        }
+        for (package, program) in [("remoca-agent", "remoca-agent"), ("remoca-lab", "remoca-workload")] {
+            config = config.payload(program, &program::build(lab, package, program)?);
+        }
+        for (name, path) in payload {
+            config = config.payload(name, path);
+        }
+        config.may_reboot = true;
+        config.boot_limit = LIMIT;
+        Ok(config.boot(lab)?)
+    }
+
+    /// What `remoca status` would show.
+    pub fn status(&self) -> Result<Status> {
+        self.ask(Ask::Status)
+    }
+
+    /// What `remoca set` would do.
+    pub fn set(&self, cache_bytes: Option<u64>, enabled: Option<bool>) -> Result<Status> {
+        self.ask(Ask::Set { cache_bytes, enabled })
+    }
+
+    fn ask(&self, command: Ask) -> Result<Status> {
+        match control::call(&self.path("vm.ctl"), command)? {
+            Reply::Status(status) => Ok(*status),
+            Reply::Error { error } => Err(error.into()),
+        }
+    }
+
+    /// A counter of the VM process.
+    pub fn counter(&self, name: &str) -> Result<u64> {
+        let status = self.status()?;
+        status.counters.get(name).copied().ok_or_else(|| format!("there is no counter {name}").into())
+    }
+
+    /// Waits until `done` holds of the status; `what` is for the error.
+    pub fn wait_until(&self, what: &str, mut done: impl FnMut(&Status) -> bool) -> Result<Status> {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let status = self.status()?;
+            if done(&status) {
+                return Ok(status);
+            }
+            if Instant::now() > deadline {
+                return Err(format!("{what}: not in time; status: {status:?}").into());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// Starts the agent in the guest and waits until it says that it sends.
+pub fn start_agent(guest: &mut Guest) -> Result<()> {
+    guest.run("remoca-agent > /tmp/agent.log 2>&1 & echo $! > /tmp/agent.pid", LIMIT)?;
+    let wait = "for i in $(seq 600); do grep -q sending /tmp/agent.log && exit 0; sleep 0.1; done; cat /tmp/agent.log; exit 1";
+    guest.run(wait, LIMIT)?;
+    Ok(())
+}
+
+/// Fails if the guest's kernel complained of its disks.
+pub fn assert_kernel_is_content(guest: &mut Guest) -> Result<()> {
+    let complaints = "dmesg | grep -iE 'I/O error|EXT4-fs (error|warning)|blocked for more than|corrupt' ; true";
+    let found = guest.run(complaints, LIMIT)?;
+    if found.is_empty() { Ok(()) } else { Err(format!("the guest's kernel says: {found}").into()) }
+}

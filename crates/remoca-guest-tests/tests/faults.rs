@@ -1,0 +1,184 @@
+//! Guests work on through everything that can happen to their memory server, and their files are right afterwards: seen
+//! from inside, after a reboot, and from outside with the cache gone.
+
+use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, start_agent};
+use remoca_lab::store::{self, LoopDevice};
+use remoca_lab::workload::journal::{After, Versions};
+use remoca_lab::{Guest, Lab};
+use std::path::Path;
+use std::thread::sleep;
+use std::time::Duration;
+
+const CREATE: &str = "remoca-workload create --files 12 --file-size 16M --seed 5 --dir";
+const FIO: &str = "fio --name=v --rw=randrw --bsrange=512-128k --bs_unaligned=0 --blockalign=512 --ioengine=libaio \
+    --iodepth=8 --verify=crc32c --verify_backlog=64 --verify_fatal=1 --randrepeat=0 --size=48m --loops=1000 \
+    --time_based --output=/tmp/fio.log --output-format=terse";
+
+/// Everything that happens to the memory server while the guest works, twice.
+fn torment(host: &mut Host) -> Result<()> {
+    for _ in 0..2 {
+        sleep(Duration::from_secs(4));
+        host.kill_server()?;
+        host.wait_until("the loss is noticed", |s| !s.server.as_ref().is_some_and(|server| server.connected))?;
+        sleep(Duration::from_secs(2));
+        host.start_server()?;
+        host.wait_until("a restarted server is found", |s| s.server.as_ref().is_some_and(|server| server.connected))?;
+        sleep(Duration::from_secs(4));
+        host.server()?.freeze()?;
+        sleep(Duration::from_secs(4));
+        host.server()?.thaw()?;
+        sleep(Duration::from_secs(3));
+        host.set(Some(8 << 20), None)?;
+        host.wait_until("the cache shrinks", |s| s.cache.granted_bytes == 8 << 20)?;
+        sleep(Duration::from_secs(2));
+        host.set(None, Some(false))?;
+        host.wait_until("the cache is off", |s| s.cache.granted_bytes == 0)?;
+        sleep(Duration::from_secs(1));
+        host.set(Some(256 << 20), Some(true))?;
+        host.wait_until("the cache is back", |s| s.cache.granted_bytes == 256 << 20)?;
+    }
+    // And it refills.
+    let before = host.status()?.counters["hit_blocks"];
+    host.wait_until("the cache refills", |s| s.cache.used_bytes > 16 << 20 && s.counters["hit_blocks"] > before + 1000)?;
+    Ok(())
+}
+
+/// Work in the folder `dir` of the guest until `/tmp/stop` appears; its jobs are named by `tag`.
+fn start_work(guest: &mut Guest, dir: &str, tag: &str, fio_more: &str) -> Result<()> {
+    guest.run(&format!("{CREATE} {dir}/set && mkdir {dir}/churn {dir}/fio"), LIMIT)?;
+    let jobs = [
+        format!(
+            "remoca-workload write-mix --dir {dir}/set --ratio 10 --record 96K --pattern zipf --journal /tmp/{tag}.journal \
+             --sync-every 50 --stop-file /tmp/stop --json > /tmp/{tag}.mix 2>&1; echo $? > /tmp/{tag}.mix.status"
+        ),
+        format!(
+            "n=0; until [ -e /tmp/stop ]; do n=$((n+1)); remoca-workload churn --dir {dir}/churn --files 24 --file-size 1M \
+             --steps 200 --seed $n > /tmp/{tag}.churn 2>&1 || break; done; [ -e /tmp/stop ]; echo $? > /tmp/{tag}.churn.status"
+        ),
+        format!(
+            "until [ -e /tmp/stop ]; do {FIO} --directory={dir}/fio --runtime=8 {fio_more} > /tmp/{tag}.fio.out 2>&1 || break; \
+             done; [ -e /tmp/stop ]; echo $? > /tmp/{tag}.fio.status"
+        ),
+    ];
+    for job in jobs {
+        guest.run(&format!("( {job} ) > /dev/null 2>&1 &"), LIMIT)?;
+    }
+    Ok(())
+}
+
+fn stop_work(guest: &mut Guest, tags: &[&str]) -> Result<()> {
+    guest.run("touch /tmp/stop", LIMIT)?;
+    for tag in tags {
+        for job in ["mix", "churn", "fio"] {
+            let wait = format!(
+                "for i in $(seq 1200); do [ -s /tmp/{tag}.{job}.status ] && break; sleep 0.1; done; \
+                 s=$(cat /tmp/{tag}.{job}.status); [ \"$s\" = 0 ] || {{ tail -n 30 /tmp/{tag}.{job}* /tmp/fio.log; exit 1; }}"
+            );
+            guest.run(&wait, LIMIT)?;
+        }
+        guest.run(&format!("cat /tmp/{tag}.mix"), LIMIT)?;
+    }
+    Ok(())
+}
+
+fn verify(guest: &mut Guest, dir: &str, tag: &str) -> Result<()> {
+    guest.run(&format!("remoca-workload verify --dir {dir}/set --journal /tmp/{tag}.journal"), LIMIT)?;
+    Ok(())
+}
+
+/// With the cache gone: the file system and every byte of the data set, straight from the image.
+fn check_from_outside(image: &Path, journal: &[u8], folder: &Path) -> Result<()> {
+    store::check_ext4(image)?;
+    let path = folder.join("journal");
+    std::fs::write(&path, journal)?;
+    let versions = Versions::read(&path, After::Order)?;
+    let verified = store::verify_ext4(image, "/set", &versions)?;
+    assert!(verified.faults.is_empty(), "{:?}", verified.faults);
+    assert_eq!(verified.sectors, 12 * (16 << 20) / 512);
+    Ok(())
+}
+
+#[test]
+fn a_guest_survives_whatever_happens_to_its_memory_server() -> Result<()> {
+    let lab = Lab::open()?;
+    let mut host = Host::new(remoca()?, "512M")?;
+    let image = host.folder().join("root.img");
+    store::sparse_image(&image, 1 << 30)?;
+    store::format_ext4(&image)?;
+    host.start_server()?;
+    host.start_process(&[Image { name: "data", path: image.clone(), options: "" }], "256M", &[])?;
+    let mut guest = host.boot(&lab, "faults", &[])?;
+    guest.run("mount $(disk-by-serial data) /mnt", LIMIT)?;
+    start_agent(&mut guest)?;
+    start_work(&mut guest, "/mnt", "a", "")?;
+
+    torment(&mut host)?;
+    guest.run("remoca-workload pressure --mib 120 --seconds 3", LIMIT)?;
+    guest.run("sync", LIMIT)?;
+
+    stop_work(&mut guest, &["a"])?;
+    verify(&mut guest, "/mnt", "a")?;
+    guest.run("umount /mnt && mount $(disk-by-serial data) /mnt", LIMIT)?;
+    verify(&mut guest, "/mnt", "a")?;
+    assert_kernel_is_content(&mut guest)?;
+    let journal = guest.fetch("/tmp/a.journal")?;
+
+    let mut guest = guest.reboot(LIMIT)?;
+    guest.put("/tmp/a.journal", &journal)?;
+    guest.run("mount $(disk-by-serial data) /mnt", LIMIT)?;
+    verify(&mut guest, "/mnt", "a")?;
+    assert_kernel_is_content(&mut guest)?;
+    guest.shut_down()?;
+
+    let status = host.status()?;
+    let counter = |name: &str| status.counters[name];
+    assert!(counter("connections") >= 3 && counter("disconnections") >= 2, "{status:?}");
+    assert!(counter("fetch_timeouts") + counter("fetch_disconnected") > 0, "a fault met a read: {status:?}");
+    assert_eq!((counter("disk_errors"), counter("foreign_writes"), counter("fetch_wrong")), (0, 0, 0), "{status:?}");
+    let known = counter("evictions_reported") - counter("evictions_unmatched");
+    assert!(known * 10 > counter("evictions_reported") * 9, "most evictions are known content: {status:?}");
+    host.stop_process()?;
+    check_from_outside(&image, &journal, host.folder())
+}
+
+#[test]
+fn two_disks_of_one_guest_one_of_them_with_small_writes_on_large_sectors() -> Result<()> {
+    let lab = Lab::open()?;
+    let mut host = Host::new(remoca()?, "512M")?;
+    let (first, second) = (host.folder().join("first.img"), host.folder().join("second.img"));
+    for image in [&first, &second] {
+        store::sparse_image(image, 768 << 20)?;
+    }
+    store::format_ext4(&first)?;
+    // 1 KiB blocks of the file system, and 512-byte direct writes of fio, on a store of 4 KiB sectors.
+    let made = std::process::Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-b", "1024"]).arg(&second).status()?;
+    assert!(made.success());
+    let large_sectors = LoopDevice::attach(&second, 4096)?;
+    host.start_server()?;
+    let images = [
+        Image { name: "first", path: first.clone(), options: "" },
+        Image { name: "second", path: large_sectors.path().to_owned(), options: "sector=512" },
+    ];
+    host.start_process(&images, "256M", &["--no-io-uring"])?;
+    let mut guest = host.boot(&lab, "two-disks", &[])?;
+    let mount = "mkdir -p /a /b; mount $(disk-by-serial first) /a && mount $(disk-by-serial second) /b";
+    guest.run(mount, LIMIT)?;
+    assert_eq!(guest.run("cat /sys/block/$(basename $(disk-by-serial second))/queue/logical_block_size", LIMIT)?, "512");
+    start_agent(&mut guest)?;
+    start_work(&mut guest, "/a", "a", "")?;
+    start_work(&mut guest, "/b", "b", "--direct=1")?;
+    torment(&mut host)?;
+    stop_work(&mut guest, &["a", "b"])?;
+    guest.run("sync; umount /a /b", LIMIT)?;
+    guest.run(mount, LIMIT)?;
+    verify(&mut guest, "/a", "a")?;
+    verify(&mut guest, "/b", "b")?;
+    assert_kernel_is_content(&mut guest)?;
+    let journals = [guest.fetch("/tmp/a.journal")?, guest.fetch("/tmp/b.journal")?];
+    guest.shut_down()?;
+    assert_eq!(host.counter("disk_errors")? + host.counter("foreign_writes")?, 0);
+    host.stop_process()?;
+    drop(large_sectors);
+    check_from_outside(&first, &journals[0], host.folder())?;
+    check_from_outside(&second, &journals[1], host.folder())
+}
