@@ -66,7 +66,8 @@ pub struct Plan {
     pub execute_held: AtomicBool,
     /// Completes the requests of a batch last to first.
     pub reverse: AtomicBool,
-    stop: AtomicBool,
+    /// Ends the loop.
+    pub stop: AtomicBool,
     /// Turns of the loop.
     pub turns: AtomicUsize,
     /// Requests that the loop holds.

@@ -3,7 +3,7 @@
 //! Every request has a slot of guest memory: header, status, descriptor table and data. With indirect descriptors there
 //! are as many slots as descriptors; without, every slot has four descriptors of the ring.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
@@ -102,7 +102,7 @@ pub struct TestGuest {
     pub frontend: Option<Frontend>,
     inflight: Option<(VhostUserInflight, File)>,
     free: Vec<Vec<u16>>,
-    outstanding: HashMap<Ticket, u64>,
+    outstanding: HashSet<Ticket>,
     done: HashMap<Ticket, u8>,
 }
 
@@ -123,7 +123,7 @@ impl TestGuest {
             |index: u16| Virtqueue::new(memory.clone(), options.queue_size, RINGS_START + u64::from(index) * stride);
         let queues = (0..options.queue_count).map(queue).collect();
         let free = vec![free_slots(&options); usize::from(options.queue_count)];
-        let (outstanding, done) = (HashMap::new(), HashMap::new());
+        let (outstanding, done) = (HashSet::new(), HashMap::new());
         TestGuest { options, memory, queues, frontend: None, inflight: None, free, outstanding, done }
     }
 
@@ -268,7 +268,8 @@ impl TestGuest {
         self.add_segments(&mut buffers, address + DATA_OFFSET + data_length, room, true);
         buffers.push(Buffer { address: address + STATUS_OFFSET, length: 1, writable: true });
         self.write_chain(ticket, &buffers);
-        self.outstanding.insert(ticket, room);
+        self.outstanding.insert(ticket);
+        self.done.remove(&ticket);
         ticket
     }
 
@@ -304,7 +305,7 @@ impl TestGuest {
         let mut count = 0;
         while let Some((head, _)) = self.queues[usize::from(queue)].next_used() {
             let ticket = Ticket { queue, slot: head };
-            assert!(self.outstanding.remove(&ticket).is_some(), "{ticket:?} completed twice or never submitted");
+            assert!(self.outstanding.remove(&ticket), "{ticket:?} completed twice or never submitted");
             let status = GuestAddress(self.slot_address(ticket) + STATUS_OFFSET);
             self.done.insert(ticket, self.memory.read_obj(status).unwrap());
             self.free[usize::from(queue)].push(head);
@@ -332,7 +333,7 @@ impl TestGuest {
 
     /// Waits until nothing is outstanding.
     pub fn wait_for_all(&mut self) {
-        while let Some(ticket) = self.outstanding.keys().next().copied() {
+        while let Some(ticket) = self.outstanding.iter().next().copied() {
             let status = self.wait(ticket);
             self.done.insert(ticket, status);
         }
