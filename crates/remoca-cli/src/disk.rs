@@ -13,12 +13,14 @@ use remoca_disk::driver::{Disk, Driver, Parts, Port, cache_pages};
 use remoca_disk::endpoint::Endpoint;
 use remoca_disk::link::ServerLink;
 use remoca_disk::port::{PORT_BYTES, PORT_SERIAL};
-use remoca_disk::store::{BufferPool, FileOptions, FileStore, Geometry, NbdOptions, NbdStore, NbdUri, Store, UringUse};
+use remoca_disk::store::{
+    AlignedStore, BufferPool, FileOptions, FileStore, Geometry, NbdOptions, NbdStore, NbdUri, Store, UringUse,
+};
 use remoca_disk::trace::TraceWriter;
 use remoca_disk::vhost::{DeviceConfig, SocketSource, VhostDevice};
 use remoca_protocol::Token;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// Pages that may wait for the connection to the server: 8 MiB.
@@ -181,7 +183,7 @@ fn parts(args: DiskArgs, stop: OwnedFd) -> Result<Parts> {
         None => PageCount(0),
     };
     let disks = open_disks(&args)?;
-    let port = args.port.as_ref().map(open_port).transpose()?;
+    let port = args.port.as_deref().map(open_port).transpose()?;
     let config = engine_config(&args, cache, disks.len())?;
     let words = IndexMemory::new(layout(&config).words()).context("there is no memory for the index of this cache")?;
     let control = control_socket(&args, &name)?;
@@ -262,10 +264,13 @@ fn open_disks(args: &DiskArgs) -> Result<Vec<Disk>> {
 
 fn open_disk(spec: DiskSpec, number: u16, source: SocketSource, args: &DiskArgs) -> Result<Disk> {
     let store = open_store(&spec, args)?;
-    let Geometry { size, logical_sector, physical_block, read_only, can_discard, can_write_zeroes } = store.geometry();
+    let Geometry { size, physical_block, read_only, can_discard, can_write_zeroes, .. } = store.geometry();
+    if !size.is_multiple_of(spec.sector.bytes().into()) {
+        bail!("{}: its {size} bytes are not a multiple of the sector of 4096: leave out sector=4096", spec.image);
+    }
     let name = spec.name.unwrap_or_else(|| format!("disk{number}"));
     let mut config = DeviceConfig::disk(name.clone(), name.clone(), size);
-    config.logical_block_bytes = logical_sector;
+    config.logical_block_bytes = spec.sector.bytes();
     config.physical_block_bytes = physical_block.max(4096);
     config.read_only = read_only;
     config.discard = can_discard;
@@ -277,20 +282,21 @@ fn open_disk(spec: DiskSpec, number: u16, source: SocketSource, args: &DiskArgs)
     Ok(Disk { name, image: spec.image, socket: spec.socket.display().to_string(), store, device })
 }
 
+/// The store of a disk; it takes requests of 512 bytes, whatever lies below.
 fn open_store(spec: &DiskSpec, args: &DiskArgs) -> Result<Box<dyn Store>> {
-    if spec.image.starts_with("nbd:") || spec.image.starts_with("nbd+") {
+    let store: Box<dyn Store> = if spec.image.starts_with("nbd:") || spec.image.starts_with("nbd+") {
         let uri: NbdUri = spec.image.parse().with_context(|| spec.image.clone())?;
         let options = NbdOptions { read_only: spec.read_only, ..NbdOptions::default() };
-        return Ok(Box::new(NbdStore::open(&uri, options)?));
-    }
-    let uring = if args.no_io_uring { UringUse::Off } else { UringUse::Auto };
-    let options = FileOptions { read_only: spec.read_only, uring, ..FileOptions::default() };
-    let store = FileStore::open(spec.image.as_ref(), options)?;
-    let _ = spec.sector.bytes();
-    Ok(Box::new(store))
+        Box::new(NbdStore::open(&uri, options)?)
+    } else {
+        let uring = if args.no_io_uring { UringUse::Off } else { UringUse::Auto };
+        let options = FileOptions { read_only: spec.read_only, uring, ..FileOptions::default() };
+        Box::new(FileStore::open(spec.image.as_ref(), options)?)
+    };
+    Ok(AlignedStore::wrap(store))
 }
 
-fn open_port(socket: &PathBuf) -> Result<Port> {
+fn open_port(socket: &Path) -> Result<Port> {
     let mut config = DeviceConfig::disk("port", PORT_SERIAL, PORT_BYTES);
     config.discard = false;
     config.write_zeroes = false;
