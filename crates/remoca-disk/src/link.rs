@@ -16,7 +16,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long connecting and the hello may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,6 +36,8 @@ pub enum LinkError {
         "the memory server at {endpoint} speaks protocol versions {server_low} to {server_high}, this program {own_low} to {own_high}: upgrade the older one"
     )]
     Version { endpoint: Endpoint, server_low: u16, server_high: u16, own_low: u16, own_high: u16 },
+    #[error("the memory server at {0} accepts connections, but does not answer: is it stopped, or overloaded?")]
+    Silent(Endpoint),
     #[error("the memory server at {0} refused this session: {1:?}")]
     Refused(Endpoint, ErrorCode),
     #[error("what listens at {0} is no memory server: {1}")]
@@ -74,6 +76,7 @@ pub struct ServerLink {
 
 struct Session {
     socket: File,
+    since: Instant,
     receive: ReceiveBuffer,
     out: Vec<u8>,
     /// Bytes of `out` that are sent.
@@ -82,6 +85,8 @@ struct Session {
     pages_waiting: u32,
     bytes_towards_page: usize,
     writable: bool,
+    /// Whether the driver was told to watch for the socket to become writable.
+    watched: bool,
 }
 
 impl ServerLink {
@@ -139,17 +144,18 @@ impl ServerLink {
         self.waiting = false;
         match answer {
             Ok((socket, welcome)) => {
-                self.backoff = Duration::ZERO;
                 self.last_error = None;
                 tracing::info!("connected to the memory server at {}", self.endpoint);
                 self.session = Some(Session {
                     socket: socket.into(),
+                    since: Instant::now(),
                     receive: ReceiveBuffer::new(RECEIVE_BYTES),
                     out: Vec::new(),
                     sent: 0,
                     pages_waiting: 0,
                     bytes_towards_page: 0,
                     writable: true,
+                    watched: false,
                 });
                 Some(welcome)
             }
@@ -165,9 +171,13 @@ impl ServerLink {
         }
     }
 
-    /// Ends the session (if there is one) and begins to connect again.
+    /// Ends the session (if there is one) and begins to connect again: at once if the session had lasted, after a pause
+    /// that grows if it had not, so that a server that greets and then hangs up is not stormed.
     pub fn reconnect(&mut self, why: &str) {
-        if self.session.take().is_some() {
+        if let Some(session) = self.session.take() {
+            if session.since.elapsed() >= BACKOFF_MAX {
+                self.backoff = Duration::ZERO;
+            }
             tracing::warn!("lost the memory server at {}: {why}. Reads go to the disk; reconnecting.", self.endpoint);
             self.last_error = Some(why.to_owned());
         }
@@ -200,9 +210,11 @@ impl ServerLink {
         }
     }
 
-    /// Whether [`Self::flush`] waits for the socket to become writable.
-    pub fn wants_writable(&self) -> bool {
-        self.session.as_ref().is_some_and(|session| !session.writable)
+    /// Whether to watch for the socket to become writable, if that changed since the last call.
+    pub fn watch_change(&mut self) -> Option<bool> {
+        let session = self.session.as_mut()?;
+        let wanted = !session.writable;
+        (std::mem::replace(&mut session.watched, wanted) != wanted).then_some(wanted)
     }
 
     /// The socket is writable again.
@@ -336,10 +348,13 @@ pub fn connect(endpoint: &Endpoint, token: Token, epoch: u64) -> Result<(OwnedFd
 /// Reads exactly one frame: what follows belongs to the session.
 fn read_welcome(socket: &mut File, endpoint: &Endpoint) -> Result<Welcome, LinkError> {
     let mut bytes = Vec::new();
+    let deadline = Instant::now() + CONNECT_TIMEOUT;
     loop {
         let frame = decode(&bytes).map_err(|error| LinkError::Protocol(endpoint.clone(), error.to_string()))?;
         match frame {
-            Some((Frame::Welcome(welcome), _)) => return Ok(welcome),
+            Some((Frame::Welcome(welcome), _)) if (VERSIONS.lowest..=VERSIONS.highest).contains(&welcome.version) => {
+                return Ok(welcome);
+            }
             Some((Frame::Error(error), _)) if error.code == ErrorCode::VersionMismatch => {
                 let server = VersionRange::from_detail(error.detail);
                 return Err(LinkError::Version {
@@ -354,11 +369,17 @@ fn read_welcome(socket: &mut File, endpoint: &Endpoint) -> Result<Welcome, LinkE
             Some((other, _)) => return Err(LinkError::Protocol(endpoint.clone(), format!("it says {other:?}"))),
             None => {}
         }
+        if Instant::now() >= deadline {
+            return Err(LinkError::Silent(endpoint.clone()));
+        }
         let mut byte = [0];
         match socket.read(&mut byte) {
             Ok(1) => bytes.push(byte[0]),
             Ok(_) => {
                 return Err(LinkError::Protocol(endpoint.clone(), "it closed the connection without a word".into()));
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                return Err(LinkError::Silent(endpoint.clone()));
             }
             Err(error) => return Err(LinkError::Unreachable(endpoint.clone(), error)),
         }

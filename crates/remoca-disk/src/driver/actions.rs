@@ -175,13 +175,11 @@ impl Driver {
     /// Sends what is queued for the server.
     pub(super) fn flush_link(&mut self) {
         let Some(link) = &mut self.link else { return };
-        let waited = link.wants_writable();
         match link.flush() {
             Ok(pages) => {
-                let waits = link.wants_writable();
-                if waits != waited
+                if let Some(watch) = link.watch_change()
                     && let Some(socket) = link.socket_fd()
-                    && let Err(error) = self.poller.change(socket, Source::LinkSocket, waits)
+                    && let Err(error) = self.poller.change(socket, Source::LinkSocket, watch)
                 {
                     tracing::warn!("cannot watch the server's socket: {error}");
                 }
