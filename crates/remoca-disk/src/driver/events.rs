@@ -20,6 +20,8 @@ use std::time::Instant;
 
 /// Requests taken from one device before others get their turn.
 const REQUESTS_PER_TURN: usize = 256;
+/// Evicted pages taken before the disks get their turn: all of them are copied and hashed here.
+const PORT_BYTES_PER_TURN: usize = 4 << 20;
 /// A guest with more memory than this (1 TiB) is indexed as if it had this much.
 const GUEST_PAGES_MAX: u64 = 1 << 28;
 
@@ -153,9 +155,11 @@ impl Driver {
         }
     }
 
-    /// Takes what the store has to say, and tells the engine.
-    pub(super) fn take_store_events(&mut self, disk: usize) {
+    /// Takes what the store has to say, and tells the engine. False if that was nothing.
+    pub(super) fn take_store_events(&mut self, disk: usize) -> bool {
+        let mut any = false;
         while let Some(event) = self.disks[disk].store.next_event() {
+            any = true;
             match event {
                 StoreEvent::ContentUncertain => {
                     let image = &self.disks[disk].image;
@@ -176,6 +180,7 @@ impl Driver {
             }
             self.execute();
         }
+        any
     }
 
     fn serve_port(&mut self) {
@@ -188,9 +193,11 @@ impl Driver {
     }
 
     fn pop_port(&mut self) {
-        for _ in 0..REQUESTS_PER_TURN {
+        let mut bytes = 0;
+        while bytes < PORT_BYTES_PER_TURN {
             let Some(port) = &mut self.port else { return };
             let Some(request) = port.device.pop() else { return };
+            bytes += request.data_length().max(PAGE_SIZE);
             let status = self.execute_port(&request);
             if let Some(port) = &mut self.port {
                 port.device.complete(request, status);
@@ -248,6 +255,7 @@ impl Driver {
             self.reconnect(&format!("its socket cannot be watched: {error}"));
             return;
         }
+        self.refusal_told = false;
         let Welcome { pool_generation, npages, sends_received, .. } = welcome;
         let offer = PoolOffer { generation: pool_generation.0, npages, sends_received: sends_received.0 };
         self.engine.handle_connected(offer);
@@ -260,6 +268,9 @@ impl Driver {
         let received = link.receive(|frame| self.handle_frame(frame));
         self.link = Some(link);
         self.execute();
+        if let Some(code) = self.dismissal.take() {
+            return self.reconnect(&format!("it ended the session: {code:?}"));
+        }
         match received {
             Ok(Received::Drained) => {}
             Ok(Received::More) => self.receive_again = true,
@@ -283,16 +294,23 @@ impl Driver {
                 ErrorCode::NotFound => self.engine.handle_missing(FetchId(error.request.0)),
                 ErrorCode::NoMemory | ErrorCode::Quota => {
                     let available = PageCount(error.detail);
-                    tracing::warn!(
-                        "the memory server has no room for the cache's size; it could give {} MiB more. Taking what there is.",
-                        (u64::from(available.0) * PAGE_SIZE_U64) >> 20
-                    );
+                    if !std::mem::replace(&mut self.refusal_told, true) {
+                        tracing::warn!(
+                            "the memory server has no room for the cache's size; it could give {} MiB more. Taking what there is.",
+                            (u64::from(available.0) * PAGE_SIZE_U64) >> 20
+                        );
+                    }
                     self.engine.handle_size_refused(self.now, available);
                 }
-                // The server closes the connection after these.
-                code => tracing::warn!("the memory server says {code:?}"),
+                // After these the server closes the connection. Should it not, we do.
+                ErrorCode::VersionMismatch | ErrorCode::StaleEpoch | ErrorCode::Malformed | ErrorCode::Busy => {
+                    self.dismissal = Some(error.code);
+                }
+                ErrorCode::Unknown(code) => {
+                    tracing::debug!("the memory server says error {code}, which means nothing here")
+                }
             },
-            Frame::Pong { .. } => self.engine.handle_alive(),
+            // A PONG too: nobody asked, and a server that owes an answer must not pass for alive by it.
             _ => tracing::debug!("the memory server sent a frame that means nothing here"),
         }
     }

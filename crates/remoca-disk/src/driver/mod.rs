@@ -25,6 +25,7 @@ use crate::vhost::VhostDevice;
 use poller::{Poller, Source};
 use remoca_core::engine::DiskEngine;
 use remoca_core::units::{Nanos, PageCount};
+use remoca_protocol::ErrorCode;
 use requests::RequestTable;
 pub use snapshot::cache_pages;
 use std::collections::VecDeque;
@@ -86,6 +87,10 @@ pub struct Driver {
     starved: VecDeque<requests::Starved>,
     /// The server sent more than one turn takes.
     receive_again: bool,
+    /// The server ended the session with this.
+    dismissal: Option<ErrorCode>,
+    /// The operator was told that the server has no room, in this session and for this size.
+    refusal_told: bool,
     /// A guest queued more than one turn takes.
     pop_again: bool,
     latency: LatencySet,
@@ -124,6 +129,8 @@ impl Driver {
             requests: RequestTable::default(),
             starved: VecDeque::new(),
             receive_again: false,
+            dismissal: None,
+            refusal_told: false,
             pop_again: false,
             latency: LatencySet::default(),
             started: Instant::now(),
@@ -197,16 +204,21 @@ impl Driver {
         }
     }
 
-    /// Hands everything that was queued in this turn to the kernel. Completions free buffers, which lets starved I/O
-    /// go on.
+    /// Hands everything that was queued in this turn to the kernel. The server's socket comes first: if the connection
+    /// turns out to be lost, reads that waited for it go to the disk. What completes at once may free a buffer that
+    /// starved I/O waits for, so nothing is left behind that no event would bring up again.
     fn end_turn(&mut self) {
-        self.feed_starved();
         let now = Instant::now();
-        for disk in 0..self.disks.len() {
-            self.disks[disk].store.kick(now);
-            self.take_store_events(disk);
+        let mut completed = true;
+        while completed {
+            self.feed_starved();
+            self.flush_link();
+            completed = false;
+            for disk in 0..self.disks.len() {
+                self.disks[disk].store.kick(now);
+                completed |= self.take_store_events(disk);
+            }
         }
-        self.flush_link();
         for disk in &mut self.disks {
             disk.device.notify();
         }

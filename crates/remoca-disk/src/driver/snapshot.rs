@@ -41,6 +41,7 @@ impl Driver {
             return Err("there is no memory for an index of that size".into());
         }
         self.cache = size;
+        self.refusal_told = false;
         self.engine.resize(if on { size } else { PageCount(0) });
         self.execute();
         Ok(())
