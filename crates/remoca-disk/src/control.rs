@@ -1,23 +1,27 @@
 //! The control socket of a VM process: one line of JSON in, one line out, then it is closed.
 //!
-//! A thread of its own accepts and parses, with bounds on size and time; the I/O thread answers from its own state, so
-//! no state is shared. Whoever may open the socket (mode 0600) may control the cache.
+//! A thread of its own accepts; each of a few clients has another one, with bounds on size and time, so that a silent one
+//! holds up nobody. The I/O thread answers from its own state: none is shared. Whoever may open the socket (mode 0600)
+//! may control the cache.
 
 use crate::status::Status;
 use crate::vhost::{SocketPath, SocketSource};
 use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
 use std::fs::Permissions;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-const LINE_BYTES_MAX: u64 = 4096;
+const LINE_BYTES_MAX: usize = 4096;
+/// Clients that are served at a time; others are sent away.
+const CLIENTS_MAX: usize = 16;
+/// Time for a command to arrive, and for the answer to be taken.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a running VM process can be asked.
@@ -98,32 +102,71 @@ impl ControlServer {
     }
 }
 
-fn accept_loop(listener: &UnixListener, requests: &Sender<Request>, wake: &OwnedFd) {
+fn accept_loop(listener: &UnixListener, requests: &Sender<Request>, wake: &Arc<OwnedFd>) {
+    // Each client's thread holds one more reference.
+    let clients = Arc::new(());
     for stream in listener.incoming() {
-        match stream {
-            Ok(stream) => {
-                if let Err(error) = serve(&stream, requests, wake) {
-                    tracing::debug!("a control connection ended: {error}");
-                }
-            }
+        let Ok(stream) = stream else {
             // Out of descriptors: the next client may have more luck.
-            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+            std::thread::sleep(Duration::from_millis(100));
+            continue;
+        };
+        let client = Arc::clone(&clients);
+        if Arc::strong_count(&client) > CLIENTS_MAX + 1 {
+            let error = format!("{CLIENTS_MAX} others are being served: try again");
+            let _ = reply_to(&stream, &Reply::Error { error });
+            continue;
+        }
+        let (requests, wake) = (requests.clone(), Arc::clone(wake));
+        let spawned = std::thread::Builder::new().name("control client".into()).spawn(move || {
+            let _client = client;
+            if let Err(error) = serve(&stream, &requests, &wake) {
+                tracing::debug!("a control connection ended: {error}");
+            }
+        });
+        if let Err(error) = spawned {
+            tracing::warn!("a control connection was closed: no thread for it: {error}");
         }
     }
 }
 
 fn serve(stream: &UnixStream, requests: &Sender<Request>, wake: &OwnedFd) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut line = String::new();
-    BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line)?;
-    let reply = match serde_json::from_str(&line) {
+    let line = read_line(stream)?;
+    let reply = match serde_json::from_slice(&line) {
+        _ if line.len() > LINE_BYTES_MAX => {
+            Reply::Error { error: format!("this is no command: it is longer than {LINE_BYTES_MAX} bytes") }
+        }
         Ok(command) => ask(command, requests, wake),
         Err(error) => Reply::Error { error: format!("this is no command: {error}") },
     };
-    let mut text = serde_json::to_string(&reply).map_err(io::Error::other)?;
+    reply_to(stream, &reply)
+}
+
+/// The bytes up to the end of the line or of the stream; cut off where they are more than a command can have.
+fn read_line(mut stream: &UnixStream) -> io::Result<Vec<u8>> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut line = Vec::new();
+    let mut piece = [0; 512];
+    while line.len() <= LINE_BYTES_MAX {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        let count = stream.read(&mut piece)?;
+        let end = piece[..count].iter().position(|byte| *byte == b'\n');
+        line.extend_from_slice(&piece[..end.unwrap_or(count)]);
+        if count == 0 || end.is_some() {
+            break;
+        }
+    }
+    Ok(line)
+}
+
+fn reply_to(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
+    let mut text = serde_json::to_string(reply).map_err(io::Error::other)?;
     text.push('\n');
-    let mut stream = stream;
+    stream.set_write_timeout(Some(PATIENCE))?;
     stream.write_all(text.as_bytes())
 }
 
