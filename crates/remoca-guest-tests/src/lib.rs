@@ -1,7 +1,7 @@
 //! A host for tests with real guests: the real `remoca` program as memory server and VM process, beside a guest of the
 //! laboratory.
 //!
-//! Called by the tests of this crate. It builds the programs it needs (release), owns their processes, and asks the VM
+//! Called by the tests of this crate. It builds the programs it needs (with assertions), owns their processes, and asks the VM
 //! process over its control socket, as an operator would.
 
 use remoca_disk::control::{self, Command as Ask, Reply};
@@ -37,14 +37,14 @@ fn built(features: &[&str], target: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
         .current_dir(project)
-        .args(["build", "--quiet", "--release", "--package", "remoca-cli", "--target-dir"])
+        .args(["build", "--quiet", "--package", "remoca-cli", "--target-dir"])
         .arg(&target)
         .args(features)
         .status()?;
     if !status.success() {
         return Err("the remoca program does not build".into());
     }
-    Ok(target.join("release/remoca"))
+    Ok(target.join("debug/remoca"))
 }
 
 /// One disk of the VM process.
