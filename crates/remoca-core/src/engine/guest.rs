@@ -98,7 +98,6 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             let offset = u32::try_from((bno - first) * PAGE_SIZE_U64).unwrap_or(u32::MAX);
             match self.source(block) {
                 Source::Zero => {
-                    self.stats.zero_blocks += 1;
                     let length = u32::try_from(PAGE_SIZE_U64).unwrap_or(u32::MAX);
                     self.actions.push_back(Action::ZeroFill { request: id, offset, length });
                 }
@@ -112,17 +111,26 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
         if sent < fetches {
             // A slot took no more requests: what was sent comes back late, the disk answers.
-            let range = ByteRange { offset: first * PAGE_SIZE_U64, length: (blocks.end - first) * PAGE_SIZE_U64 };
-            self.read_from_disk(id, disk, range);
+            self.fall_back(id);
         } else if fetches == 0 {
-            self.stats.reads_from_cache += 1;
-            self.complete(id, Ok(()));
+            self.complete_from_cache(id, fetches);
         } else {
             if let Some(request) = &mut self.requests[id.0 as usize] {
-                request.phase = Phase::Fetching(fetches);
+                request.phase = Phase::Fetching { left: fetches, asked: fetches };
             }
             self.deadlines.push_back((now.plus_ns(self.fetch_timeout_ns()), id, self.serial));
         }
+    }
+
+    /// A read ends without the disk: with `fetched` pages of the server, and zeroes for the rest. Blocks are counted
+    /// here, and not as they come, because the disk may still have to answer for all of them.
+    pub(super) fn complete_from_cache(&mut self, id: RequestId, fetched: u32) {
+        if let Some(Request { op: GuestOp::Read(range), .. }) = self.request(id) {
+            self.stats.reads_from_cache += 1;
+            self.stats.hit_blocks += u64::from(fetched);
+            self.stats.zero_blocks += block_count(range) - u64::from(fetched);
+        }
+        self.complete(id, Ok(()));
     }
 
     /// Asks the disk for the whole of a read, whatever else was tried before.

@@ -87,8 +87,8 @@ pub struct EngineStatus {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Waiting for so many pages of the server.
-    Fetching(u32),
+    /// Waiting for `left` of the `asked` pages of the server.
+    Fetching { left: u32, asked: u32 },
     /// Waiting for the disk.
     Disk,
 }
@@ -252,3 +252,6 @@ fn block_count(range: ByteRange) -> u64 {
     let touched = range.touched_blocks();
     touched.end - touched.start
 }
+
+#[cfg(test)]
+mod tests;

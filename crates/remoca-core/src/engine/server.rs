@@ -1,6 +1,6 @@
 //! The link to the memory server: size, outstanding requests, and what is lost with a connection.
 
-use super::{Action, DiskEngine, FetchId, GuestOp, PageOutcome, Phase, PoolOffer, RequestId, update_mean};
+use super::{Action, DiskEngine, FetchId, GuestOp, PageOutcome, Phase, PoolOffer, RequestId, block_count, update_mean};
 use crate::fingerprint::Fingerprint;
 use crate::index::Move;
 use crate::rules::Rule;
@@ -197,7 +197,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.index.unpin(fetch.slot);
         }
         for at in 0..self.requests.len() {
-            if self.requests[at].is_some_and(|r| matches!(r.phase, Phase::Fetching(_))) {
+            if self.requests[at].is_some_and(|r| matches!(r.phase, Phase::Fetching { .. })) {
                 self.stats.fetch_disconnected += 1;
                 self.fall_back(RequestId(u32::try_from(at).unwrap_or(u32::MAX)));
             }
@@ -305,7 +305,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         };
         self.index.unpin(fetch.slot);
         update_mean(&mut self.fetch_ns, now.since_ns(fetch.issued));
-        let Some(pending) = self.pending(&fetch) else {
+        let Some((left, asked)) = self.pending(&fetch) else {
             self.stats.fetch_late += 1;
             return PageOutcome::Late;
         };
@@ -314,17 +314,15 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.give_up_fetch(&fetch);
             return PageOutcome::Wrong;
         }
-        self.stats.hit_blocks += 1;
         // The block may have been written meanwhile; then the slot is only a copy of what it was.
         if self.index.cached(fetch.content) == Some(fetch.slot) {
             let promote = self.admission == super::Admission::Reads;
             self.index.hit(fetch.block, fetch.slot, promote);
         }
-        if pending == 1 {
-            self.stats.reads_from_cache += 1;
-            self.complete(fetch.request, Ok(()));
+        if left == 1 {
+            self.complete_from_cache(fetch.request, asked);
         } else if let Some(request) = &mut self.requests[fetch.request.0 as usize] {
-            request.phase = Phase::Fetching(pending - 1);
+            request.phase = Phase::Fetching { left: left - 1, asked };
         }
         PageOutcome::Deliver { request: fetch.request, offset: fetch.offset }
     }
@@ -350,12 +348,12 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.link.stalled_since = None;
     }
 
-    /// How many pages the read of `fetch` still waits for; `None` if it was answered some other way.
-    fn pending(&self, fetch: &Fetch) -> Option<u32> {
+    /// How many pages the read of `fetch` still waits for, and of how many; `None` if it was answered some other way.
+    fn pending(&self, fetch: &Fetch) -> Option<(u32, u32)> {
         let request = self.request(fetch.request)?;
         match request.phase {
-            Phase::Fetching(pending) if request.serial == fetch.serial => Some(pending),
-            Phase::Fetching(_) | Phase::Disk => None,
+            Phase::Fetching { left, asked } if request.serial == fetch.serial => Some((left, asked)),
+            Phase::Fetching { .. } | Phase::Disk => None,
         }
     }
 
@@ -368,12 +366,12 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    fn fall_back(&mut self, id: RequestId) {
+    /// The disk answers a read that waits for the server.
+    pub(super) fn fall_back(&mut self, id: RequestId) {
         if let Some(request) = self.request(id)
             && let GuestOp::Read(range) = request.op
         {
-            let touched = range.touched_blocks();
-            self.stats.missed_blocks += touched.end - touched.start;
+            self.stats.missed_blocks += block_count(range);
             self.read_from_disk(id, request.disk, range);
         }
     }
@@ -395,7 +393,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     fn is_waiting(&self, id: RequestId, serial: u64) -> bool {
-        self.request(id).is_some_and(|r| r.serial == serial && matches!(r.phase, Phase::Fetching(_)))
+        self.request(id).is_some_and(|r| r.serial == serial && matches!(r.phase, Phase::Fetching { .. }))
     }
 
     /// Time has passed: late fetches go to the disk, sizes are asked for again, a silent server is given up.

@@ -224,6 +224,12 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         }
     }
 
+    /// Number of slots with an outstanding request, those beyond the capacity included. Looks at every slot.
+    pub fn pinned_slots(&self) -> PageCount {
+        let pinned = |slot: &u32| self.slot_word(*slot, META) & PINS != 0;
+        PageCount(u32::try_from((0..self.layout.slots).filter(pinned).count()).unwrap_or(u32::MAX))
+    }
+
     /// Makes `capacity` slots usable, from slot 0 on. When it shrinks, pages above the new end move to the slots of
     /// free ones below it (`moves` tells the server); the oldest pages that do not fit are given up.
     pub fn set_capacity(&mut self, capacity: PageCount, mut moves: impl FnMut(Move)) {

@@ -1,0 +1,166 @@
+//! The engine by hand: one event after the other, each with the actions that must follow.
+//!
+//! The simulator (`remoca-sim`) drives the same engine with millions of random events; here stands what each rule means.
+
+mod link;
+mod modifications;
+mod pages;
+mod reads;
+
+use super::*;
+use crate::index::SlotCounts;
+use crate::units::{BlockId, BlockNumber, PAGE_SIZE, SlotIndex};
+
+const MS: u64 = 1_000_000;
+const DISK: DiskIndex = DiskIndex(0);
+const OTHER_DISK: DiskIndex = DiskIndex(1);
+const EIO: DiskError = DiskError(5);
+
+fn config() -> EngineConfig {
+    EngineConfig {
+        disks: 2,
+        key: [7; 16],
+        seed: 1,
+        cache: PageCount(8),
+        guest_memory: PageCount(64),
+        has_port: true,
+        send_window: 64,
+        fetch_limit: 64,
+        rules: Rules::default(),
+    }
+}
+
+/// A page that holds `value` everywhere.
+fn page(value: u8) -> Vec<u8> {
+    vec![value; PAGE_SIZE]
+}
+
+fn blocks(first: u64, count: u64) -> ByteRange {
+    ByteRange { offset: first * 4096, length: count * 4096 }
+}
+
+fn write(range: ByteRange) -> GuestOp {
+    GuestOp::Write { range, durable: false }
+}
+
+/// An engine with a clock, and the shortcuts of a driver that is never late.
+struct Bench {
+    engine: DiskEngine<Vec<u32>>,
+    now: Nanos,
+}
+
+impl Bench {
+    fn new(config: EngineConfig) -> Self {
+        Self { engine: DiskEngine::new(&config, vec![0; layout(&config).words()]), now: Nanos(1) }
+    }
+
+    /// Connected to a new pool, with the size that the configuration asks for.
+    fn connected() -> Self {
+        let mut bench = Self::new(config());
+        bench.connect(1, 8, 0);
+        bench
+    }
+
+    /// Connected to a pool that has `npages` already; a SETSIZE that follows is granted.
+    fn connect(&mut self, generation: u64, npages: u32, sends_received: u64) {
+        self.engine.handle_connected(PoolOffer { generation, npages: PageCount(npages), sends_received });
+        self.grant();
+    }
+
+    /// Answers SETSIZEs as asked, and gives all other actions.
+    fn grant(&mut self) -> Vec<Action> {
+        let mut others = Vec::new();
+        loop {
+            let actions = self.actions();
+            if actions.is_empty() {
+                return others;
+            }
+            for action in actions {
+                match action {
+                    Action::SetSize(size) => self.engine.handle_sized(self.now, size),
+                    other => others.push(other),
+                }
+            }
+        }
+    }
+
+    fn wait(&mut self, ns: u64) {
+        self.now = self.now.plus_ns(ns);
+    }
+
+    fn actions(&mut self) -> Vec<Action> {
+        std::iter::from_fn(|| self.engine.poll_action()).collect()
+    }
+
+    fn request(&mut self, id: u32, disk: DiskIndex, op: GuestOp) -> Vec<Action> {
+        self.engine.handle_request(self.now, RequestId(id), disk, op);
+        self.actions()
+    }
+
+    fn read(&mut self, id: u32, range: ByteRange) -> Vec<Action> {
+        self.request(id, DISK, GuestOp::Read(range))
+    }
+
+    fn disk_done(&mut self, id: u32, result: Result<(), DiskError>, data: &[u8]) -> Vec<Action> {
+        self.engine.handle_disk_done(self.now, RequestId(id), result, data);
+        self.actions()
+    }
+
+    /// A whole request that the disk answers.
+    fn do_from_disk(&mut self, op: GuestOp, data: &[u8]) {
+        let id = 99;
+        assert_eq!(self.request(id, DISK, op), [disk_action(id, op)]);
+        assert_eq!(self.disk_done(id, Ok(()), data).last(), Some(&complete(id)));
+    }
+
+    /// The guest reads block `bno`, which holds `value`, from the disk and evicts it: it is cached in the slot.
+    fn cache(&mut self, bno: u64, value: u8) -> SlotIndex {
+        self.do_from_disk(GuestOp::Read(blocks(bno, 1)), &page(value));
+        match self.engine.handle_evicted(&page(value)) {
+            Evicted::Admit(slot) => slot,
+            other => panic!("a page that the guest just read is admitted: {other:?}"),
+        }
+    }
+
+    fn known(&self, bno: u64) -> bool {
+        self.engine.index().known(BlockId { disk: DISK, bno: BlockNumber(bno) }).is_some()
+    }
+
+    fn cached(&self, bno: u64) -> bool {
+        let known = self.engine.index().known(BlockId { disk: DISK, bno: BlockNumber(bno) });
+        known.is_some_and(|content| self.engine.index().cached(content).is_some())
+    }
+
+    fn page_comes(&mut self, fetch: FetchId, value: u8) -> PageOutcome {
+        self.engine.handle_page(self.now, fetch, &page(value))
+    }
+
+    fn timer(&mut self) -> Vec<Action> {
+        self.engine.handle_timer(self.now);
+        self.actions()
+    }
+}
+
+fn disk_action(id: u32, op: GuestOp) -> Action {
+    Action::Disk { request: RequestId(id), disk: DISK, op }
+}
+
+fn complete(id: u32) -> Action {
+    Action::Complete { request: RequestId(id), result: Ok(()) }
+}
+
+fn fail(id: u32) -> Action {
+    Action::Complete { request: RequestId(id), result: Err(EIO) }
+}
+
+fn deliver(id: u32, offset: u32) -> PageOutcome {
+    PageOutcome::Deliver { request: RequestId(id), offset }
+}
+
+/// The only action is a REQUEST: its number.
+fn only_fetch(actions: &[Action]) -> FetchId {
+    match actions {
+        [Action::Fetch { fetch, .. }] => *fetch,
+        other => panic!("one REQUEST is expected: {other:?}"),
+    }
+}

@@ -1,0 +1,151 @@
+//! The memory server: its size, its silence, and what is lost with a connection.
+
+use super::*;
+
+#[test]
+fn a_lost_connection_sends_waiting_reads_to_the_disk() {
+    let mut bench = Bench::connected();
+    bench.cache(3, 1);
+    bench.cache(4, 2);
+    let range = blocks(3, 2);
+    bench.read(0, range);
+    bench.engine.handle_disconnected();
+    assert_eq!(bench.actions(), [disk_action(0, GuestOp::Read(range))]);
+    assert_eq!(bench.engine.index().pinned_slots(), PageCount(0));
+    assert_eq!(bench.engine.stats().fetch_disconnected, 1);
+    assert_eq!(bench.read(1, blocks(3, 1)), [disk_action(1, GuestOp::Read(blocks(3, 1)))]);
+    bench.engine.handle_disconnected();
+    assert_eq!(bench.actions(), [], "told twice");
+    bench.connect(1, 8, 2);
+    assert!(bench.cached(3) && bench.cached(4), "the same pool has them still");
+}
+
+#[test]
+fn another_generation_is_an_empty_pool() {
+    let mut bench = Bench::connected();
+    bench.cache(3, 1);
+    bench.engine.handle_disconnected();
+    bench.connect(2, 0, 0);
+    assert!(!bench.cached(3) && bench.known(3));
+    assert_eq!(bench.engine.status().granted, PageCount(8));
+    assert!(matches!(bench.engine.handle_evicted(&page(1)), Evicted::Admit(_)));
+}
+
+#[test]
+fn pages_that_were_on_the_way_are_given_up() {
+    let mut bench = Bench::connected();
+    for bno in 0..4 {
+        bench.cache(bno, u8::try_from(bno + 1).unwrap());
+    }
+    bench.engine.handle_disconnected();
+    bench.connect(1, 8, 2);
+    assert!(bench.cached(0) && bench.cached(1));
+    assert!(!bench.cached(2) && !bench.cached(3));
+    assert_eq!(bench.engine.stats().lost_sends, 2);
+    // And counting goes on from what the server has.
+    bench.cache(5, 6);
+    bench.engine.handle_disconnected();
+    bench.connect(1, 8, 3);
+    assert!(bench.cached(5));
+}
+
+#[test]
+fn a_server_that_counts_more_than_was_sent_has_another_pool() {
+    let mut bench = Bench::connected();
+    bench.cache(3, 1);
+    bench.engine.handle_disconnected();
+    bench.connect(1, 8, 2);
+    assert!(!bench.cached(3));
+}
+
+#[test]
+fn a_refusal_leads_to_what_there_is_and_is_tried_again() {
+    let mut bench = Bench::new(config());
+    bench.engine.handle_connected(PoolOffer { generation: 1, npages: PageCount(0), sends_received: 0 });
+    assert_eq!(bench.actions(), [Action::SetSize(PageCount(8))]);
+    bench.engine.handle_size_refused(bench.now, PageCount(5));
+    assert_eq!(bench.actions(), [Action::SetSize(PageCount(5))]);
+    bench.engine.handle_sized(bench.now, PageCount(5));
+    assert_eq!(bench.actions(), []);
+    assert_eq!(bench.engine.status().granted, PageCount(5));
+    let retry = bench.engine.next_deadline().expect("the rest is asked for later");
+    bench.wait(retry.since_ns(bench.now));
+    assert_eq!(bench.timer(), [Action::SetSize(PageCount(8))]);
+    bench.engine.handle_size_refused(bench.now, PageCount(0));
+    assert_eq!(bench.actions(), [], "nothing can be had");
+    assert!(bench.engine.next_deadline().is_some());
+}
+
+#[test]
+fn a_shrink_moves_the_newest_pages_down_before_it_is_asked_for() {
+    let mut bench = Bench::connected();
+    for bno in 0..8 {
+        bench.cache(bno, u8::try_from(bno + 1).unwrap());
+    }
+    bench.engine.resize(PageCount(2));
+    let actions = bench.actions();
+    let moved = |from, to| Action::MovePage { from: SlotIndex(from), to: SlotIndex(to) };
+    assert_eq!(actions, [moved(6, 0), moved(7, 1), Action::SetSize(PageCount(2))]);
+    bench.engine.handle_sized(bench.now, PageCount(2));
+    assert!(bench.cached(6) && bench.cached(7) && !bench.cached(0));
+    assert_eq!(bench.engine.index().slot_counts(), SlotCounts { free: 0, used: 2, draining: 0 });
+}
+
+#[test]
+fn moves_that_were_on_the_way_are_given_up() {
+    let mut bench = Bench::connected();
+    for bno in 0..8 {
+        bench.cache(bno, u8::try_from(bno + 1).unwrap());
+    }
+    bench.engine.resize(PageCount(2));
+    bench.actions();
+    bench.engine.handle_disconnected();
+    // All sends arrived; whether the moves did, nobody can tell.
+    bench.connect(1, 8, 8);
+    assert!((0..8).all(|bno| !bench.cached(bno)));
+}
+
+#[test]
+fn off_forgets_and_on_is_cold() {
+    let mut bench = Bench::connected();
+    bench.cache(3, 1);
+    bench.engine.resize(PageCount(0));
+    assert_eq!(bench.grant(), []);
+    assert!(!bench.engine.status().enabled);
+    bench.do_from_disk(GuestOp::Read(blocks(3, 1)), &page(1));
+    assert!(!bench.known(3));
+    bench.engine.resize(PageCount(8));
+    bench.grant();
+    assert_eq!(bench.read(0, blocks(3, 1)), [disk_action(0, GuestOp::Read(blocks(3, 1)))]);
+}
+
+#[test]
+fn a_server_that_says_nothing_is_given_up() {
+    let mut bench = Bench::connected();
+    bench.cache(3, 1);
+    bench.read(0, blocks(3, 1));
+    bench.wait(MS * 500);
+    assert_eq!(bench.timer(), [disk_action(0, GuestOp::Read(blocks(3, 1)))]);
+    let deadline = bench.engine.next_deadline().expect("silence ends");
+    bench.wait(deadline.since_ns(bench.now));
+    assert_eq!(bench.timer(), [Action::Reconnect]);
+    assert!(!bench.engine.status().connected);
+    assert_eq!(bench.engine.index().pinned_slots(), PageCount(0));
+    assert_eq!(bench.engine.next_deadline(), None);
+}
+
+#[test]
+fn a_larger_index_takes_everything_along() {
+    let mut bench = Bench::connected();
+    bench.cache(3, 1);
+    let fetch = only_fetch(&bench.read(0, blocks(3, 1)));
+    let layout = bench.engine.needs_layout(PageCount(20), PageCount(64)).expect("20 slots do not fit into 8");
+    assert!(layout.slot_limit() >= PageCount(20));
+    bench.engine.replace_index(layout, vec![0; layout.words()]);
+    assert_eq!(bench.engine.needs_layout(PageCount(20), PageCount(64)), None);
+    bench.engine.resize(PageCount(20));
+    bench.grant();
+    assert_eq!(bench.page_comes(fetch, 1), deliver(0, 0));
+    assert!(bench.cached(3));
+    assert_eq!(bench.engine.index().slot_counts(), SlotCounts { free: 19, used: 1, draining: 0 });
+}

@@ -1,0 +1,139 @@
+//! What writes, discards, failures and overlaps leave of what is known, and what flushes promise.
+
+use super::*;
+
+#[test]
+fn a_write_is_unreachable_until_the_disk_has_it() {
+    let mut bench = Bench::connected();
+    bench.cache(3, 1);
+    let op = write(blocks(3, 1));
+    assert_eq!(bench.request(0, DISK, op), [disk_action(0, op)]);
+    assert!(!bench.known(3));
+    assert_eq!(bench.read(1, blocks(3, 1)), [disk_action(1, GuestOp::Read(blocks(3, 1)))]);
+    assert_eq!(bench.disk_done(0, Ok(()), &page(2)), [complete(0)]);
+    assert!(bench.known(3) && !bench.cached(3));
+    // The read began while the write was under way: what it brings counts for nothing, whatever it is.
+    assert_eq!(bench.disk_done(1, Ok(()), &page(1)), [complete(1)]);
+    assert!(!bench.cached(3));
+    assert!(matches!(bench.engine.handle_evicted(&page(2)), Evicted::Admit(_)));
+}
+
+#[test]
+fn a_read_that_a_write_overlapped_teaches_nothing_however_late_it_is() {
+    let mut bench = Bench::connected();
+    let op = write(ByteRange { offset: 3 * 4096, length: 512 });
+    bench.read(0, blocks(3, 1));
+    bench.request(1, DISK, op);
+    bench.disk_done(1, Ok(()), &[2; 512]);
+    assert_eq!(bench.disk_done(0, Ok(()), &page(1)), [complete(0)]);
+    assert!(!bench.known(3));
+}
+
+#[test]
+fn writes_that_overlap_teach_nothing() {
+    let mut bench = Bench::connected();
+    bench.request(0, DISK, write(blocks(3, 2)));
+    bench.request(1, DISK, write(blocks(4, 1)));
+    bench.disk_done(0, Ok(()), &[page(1), page(1)].concat());
+    bench.disk_done(1, Ok(()), &page(2));
+    assert!(!bench.known(3), "the whole write counts for nothing");
+    assert!(!bench.known(4));
+    bench.do_from_disk(GuestOp::Read(blocks(4, 1)), &page(1));
+    assert!(bench.known(4));
+}
+
+#[test]
+fn the_same_block_of_another_disk_is_another_block() {
+    let mut bench = Bench::connected();
+    bench.request(0, DISK, write(blocks(3, 1)));
+    bench.request(1, OTHER_DISK, write(blocks(3, 1)));
+    bench.disk_done(0, Ok(()), &page(1));
+    bench.disk_done(1, Ok(()), &page(2));
+    assert!(bench.known(3));
+    assert!(matches!(bench.engine.handle_evicted(&page(1)), Evicted::Admit(_)));
+    assert!(matches!(bench.engine.handle_evicted(&page(2)), Evicted::Admit(_)));
+}
+
+#[test]
+fn a_write_of_part_of_a_block_leaves_it_unknown() {
+    let mut bench = Bench::connected();
+    bench.cache(3, 1);
+    bench.cache(5, 3);
+    let op = write(ByteRange { offset: 3 * 4096 + 512, length: 2 * 4096 });
+    bench.request(0, DISK, op);
+    bench.disk_done(0, Ok(()), &[9; 2 * 4096]);
+    assert!(!bench.known(3) && !bench.known(5), "touched in part");
+    assert!(bench.known(4), "covered whole");
+    assert!(matches!(bench.engine.handle_evicted(&page(9)), Evicted::Admit(_)));
+}
+
+#[test]
+fn a_failed_write_leaves_its_blocks_unknown() {
+    let mut bench = Bench::connected();
+    bench.cache(3, 1);
+    bench.request(0, DISK, write(blocks(3, 1)));
+    assert_eq!(bench.disk_done(0, Err(EIO), &page(2)), [fail(0)]);
+    assert!(!bench.known(3));
+    assert_eq!(bench.engine.stats().disk_errors, 1);
+}
+
+#[test]
+fn a_failed_read_teaches_nothing_and_reaches_the_guest() {
+    let mut bench = Bench::connected();
+    bench.read(0, blocks(3, 1));
+    assert_eq!(bench.disk_done(0, Err(EIO), &page(2)), [fail(0)]);
+    assert!(!bench.known(3));
+}
+
+#[test]
+fn a_discard_leaves_unknown_and_write_zeroes_leaves_zero() {
+    let mut bench = Bench::connected();
+    bench.cache(3, 1);
+    bench.do_from_disk(GuestOp::Discard(blocks(3, 1)), &[]);
+    assert!(!bench.known(3));
+    let part = ByteRange { offset: 3 * 4096, length: 4096 + 512 };
+    bench.do_from_disk(GuestOp::WriteZeroes { range: part, may_unmap: false, durable: false }, &[]);
+    assert!(bench.known(3) && !bench.known(4));
+}
+
+#[test]
+fn a_discard_of_everything_costs_no_more_than_what_is_known() {
+    let mut bench = Bench::connected();
+    bench.cache(3, 1);
+    bench.do_from_disk(GuestOp::Discard(blocks(0, 1 << 40)), &[]);
+    assert!(!bench.known(3));
+}
+
+#[test]
+fn a_failed_flush_stays_failed_for_its_disk() {
+    let mut bench = Bench::connected();
+    assert_eq!(bench.request(0, DISK, GuestOp::Flush), [disk_action(0, GuestOp::Flush)]);
+    assert_eq!(bench.disk_done(0, Err(EIO), &[]), [fail(0)]);
+    bench.request(0, DISK, GuestOp::Flush);
+    assert_eq!(bench.disk_done(0, Ok(()), &[]), [fail(0)], "what was lost does not come back");
+    bench.request(0, OTHER_DISK, GuestOp::Flush);
+    assert_eq!(bench.disk_done(0, Ok(()), &[]), [complete(0)]);
+}
+
+#[test]
+fn an_uncertain_disk_is_forgotten_with_all_that_is_under_way() {
+    let mut bench = Bench::connected();
+    bench.cache(3, 1);
+    bench.read(0, blocks(4, 1));
+    bench.request(1, DISK, write(blocks(5, 1)));
+    bench.engine.handle_content_uncertain(DISK);
+    bench.disk_done(0, Ok(()), &page(2));
+    bench.disk_done(1, Ok(()), &page(3));
+    assert!((3..6).all(|bno| !bench.known(bno)));
+}
+
+#[test]
+fn somebody_else_who_writes_to_the_image_empties_the_cache() {
+    let mut bench = Bench::connected();
+    bench.cache(3, 1);
+    bench.do_from_disk(GuestOp::Read(blocks(4, 1)), &page(2));
+    bench.read(0, blocks(4, 1));
+    assert_eq!(bench.disk_done(0, Ok(()), &page(5)), [Action::ForeignWriter(DISK), complete(0)]);
+    assert!(!bench.known(3) && !bench.cached(3) && !bench.known(4));
+    assert_eq!(bench.engine.stats().foreign_writes, 1);
+}
