@@ -19,6 +19,7 @@ use remoca_disk::store::{
 use remoca_disk::trace::TraceWriter;
 use remoca_disk::vhost::{DeviceConfig, SocketSource, VhostDevice};
 use remoca_protocol::Token;
+use std::io::Write;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -42,11 +43,11 @@ pub struct DiskArgs {
     image: Option<String>,
 
     /// Socket that the hypervisor connects to, for the disk of --image
-    #[arg(long, visible_alias = "socket-path", value_name = "PATH")]
+    #[arg(long, visible_alias = "socket-path", value_name = "PATH", requires = "image")]
     socket: Option<PathBuf>,
 
     /// Use this descriptor (a listening or a connected socket) in place of --socket
-    #[arg(long, value_name = "N", conflicts_with = "socket")]
+    #[arg(long, value_name = "N", conflicts_with = "socket", requires = "image")]
     fd: Option<RawFd>,
 
     /// The disk of --image can only be read
@@ -162,8 +163,7 @@ const QUEUES_DEFAULT: u16 = 64;
 /// If something that was given cannot be used; the text says what to do.
 pub fn run(args: DiskArgs) -> Result<()> {
     if args.print_capabilities {
-        println!(r#"{{"type": "block", "features": ["read-only", "blk-file"]}}"#);
-        return Ok(());
+        return Ok(writeln!(std::io::stdout(), r#"{{"type": "block", "features": ["read-only", "blk-file"]}}"#)?);
     }
     // Before any thread starts and any socket exists: a signal that comes early must not be lost.
     let stop = stop_pipe()?;
@@ -251,6 +251,7 @@ fn open_disks(args: &DiskArgs) -> Result<Vec<Disk>> {
     if specs.is_empty() {
         bail!("no disk: say --image IMAGE --socket PATH, or --disk image=IMAGE,socket=PATH");
     }
+    refuse_shared_sockets(&specs, args)?;
     let mut disks = Vec::new();
     for (spec, number) in specs.into_iter().zip(0..) {
         let source = match passed.take() {
@@ -260,6 +261,20 @@ fn open_disks(args: &DiskArgs) -> Result<Vec<Disk>> {
         disks.push(open_disk(spec, number, source, args)?);
     }
     Ok(disks)
+}
+
+/// Said here, because the second of them would be told that "another process" has the socket.
+fn refuse_shared_sockets(specs: &[DiskSpec], args: &DiskArgs) -> Result<()> {
+    let mut sockets: Vec<&Path> = specs.iter().map(|spec| spec.socket.as_path()).collect();
+    sockets.extend(args.port.as_deref());
+    sockets.extend(args.control.as_deref());
+    sockets.sort();
+    match sockets.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => {
+            bail!("socket {} is given twice: each disk, the port and --control need their own", pair[0].display())
+        }
+        None => Ok(()),
+    }
 }
 
 fn open_disk(spec: DiskSpec, number: u16, source: SocketSource, args: &DiskArgs) -> Result<Disk> {

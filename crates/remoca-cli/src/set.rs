@@ -5,6 +5,7 @@ use crate::size::{parse_size, show_size};
 use anyhow::{Result, bail};
 use clap::Args;
 use remoca_disk::control::Command;
+use std::io::Write;
 
 /// Change the cache of a running VM: its size, on, off.
 #[derive(Args, Debug)]
@@ -42,6 +43,5 @@ pub fn run(args: &SetArgs) -> Result<()> {
     let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("no such VM process") };
     let status = runtime::ask(&socket, Command::Set { cache_bytes: args.cache, enabled })?;
     let state = if status.cache.enabled { show_size(status.cache.wanted_bytes) } else { "off".into() };
-    println!("{}: cache {state}", status.name);
-    Ok(())
+    Ok(writeln!(std::io::stdout(), "{}: cache {state}", status.name)?)
 }

@@ -15,9 +15,16 @@ impl IndexMemory {
     /// So many words.
     ///
     /// # Errors
-    /// If the system has no memory for them.
+    /// If the system has no memory for them. All of it is used from the start, so a promise of the kernel is not enough:
+    /// one that it cannot keep would kill this process later.
     pub fn new(words: usize) -> io::Result<Self> {
         let bytes = words.checked_mul(4).ok_or(io::ErrorKind::OutOfMemory)?;
+        if let Some(available) = available_bytes()
+            && bytes > available
+        {
+            let message = format!("it would take {} MiB, of {} MiB available", bytes >> 20, available >> 20);
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, message));
+        }
         // SAFETY: a new private mapping at an address of the kernel's choice touches nothing that exists.
         let start = unsafe {
             mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
@@ -25,6 +32,13 @@ impl IndexMemory {
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { start, words })
     }
+}
+
+/// What the host could give without swapping, if it says so.
+fn available_bytes() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
 }
 
 impl Deref for IndexMemory {
