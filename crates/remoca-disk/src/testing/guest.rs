@@ -269,7 +269,6 @@ impl TestGuest {
         buffers.push(Buffer { address: address + STATUS_OFFSET, length: 1, writable: true });
         self.write_chain(ticket, &buffers);
         self.outstanding.insert(ticket);
-        self.done.remove(&ticket);
         ticket
     }
 
@@ -308,16 +307,17 @@ impl TestGuest {
             assert!(self.outstanding.remove(&ticket), "{ticket:?} completed twice or never submitted");
             let status = GuestAddress(self.slot_address(ticket) + STATUS_OFFSET);
             self.done.insert(ticket, self.memory.read_obj(status).unwrap());
-            self.free[usize::from(queue)].push(head);
             count += 1;
         }
         count
     }
 
-    /// The status of a request, if it was completed.
+    /// The status of a request, if it was completed. Its slot, data included, is free for the next request then.
     pub fn result(&mut self, ticket: Ticket) -> Option<u8> {
         self.poll(ticket.queue);
-        self.done.remove(&ticket)
+        let status = self.done.remove(&ticket)?;
+        self.free[usize::from(ticket.queue)].push(ticket.slot);
+        Some(status)
     }
 
     /// Waits for the interrupt that announces a request's completion; the status byte.
@@ -331,11 +331,11 @@ impl TestGuest {
         }
     }
 
-    /// Waits until nothing is outstanding.
+    /// Waits until nothing is outstanding; every status must be success.
     pub fn wait_for_all(&mut self) {
-        while let Some(ticket) = self.outstanding.iter().next().copied() {
-            let status = self.wait(ticket);
-            self.done.insert(ticket, status);
+        let completed = self.done.keys().chain(&self.outstanding).copied().collect::<Vec<_>>();
+        for ticket in completed {
+            assert_eq!(self.wait(ticket), 0, "{ticket:?}");
         }
     }
 
