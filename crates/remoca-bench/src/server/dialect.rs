@@ -1,0 +1,154 @@
+//! How each server is asked for a page and given one.
+
+use anyhow::{Result, bail, ensure};
+use remoca_protocol::{Frame, PAGE_SIZE, RequestId, SlotIndex, decode};
+
+/// The protocol of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    /// Eight bytes (what, page number); the reply is the bare page. See `raw.rs`.
+    Raw,
+    /// The memory server's protocol.
+    Remoca,
+    /// memcached's meta protocol.
+    Memcached,
+    /// RESP.
+    Redis,
+}
+
+/// The first word of a raw message.
+pub(crate) const RAW_GET: u32 = 1;
+pub(crate) const RAW_SET: u32 = 2;
+
+/// Where things are in the bytes received.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reply {
+    /// Bytes of the whole reply.
+    pub(crate) length: usize,
+    /// Where the page begins in it.
+    pub(crate) page_at: usize,
+}
+
+impl Dialect {
+    /// Appends a request for a page; `slot` is its number in the pool, or its key.
+    pub(crate) fn put_get(self, slot: u32, out: &mut Vec<u8>) {
+        match self {
+            Self::Raw => {
+                out.extend(RAW_GET.to_le_bytes());
+                out.extend(slot.to_le_bytes());
+            }
+            Self::Remoca => Frame::Request { request: RequestId(slot), slot: SlotIndex(slot) }.encode(out),
+            Self::Memcached => {
+                out.extend(b"mg ");
+                out.extend(key(slot));
+                out.extend(b" v\r\n");
+            }
+            Self::Redis => {
+                out.extend(b"*2\r\n$3\r\nGET\r\n$8\r\n");
+                out.extend(key(slot));
+                out.extend(b"\r\n");
+            }
+        }
+    }
+
+    /// The reply to a request that `bytes` begin with, `None` if it is not whole yet.
+    pub(crate) fn take_page(self, slot: u32, bytes: &[u8]) -> Result<Option<Reply>> {
+        match self {
+            Self::Raw => Ok((bytes.len() >= PAGE_SIZE).then_some(Reply { length: PAGE_SIZE, page_at: 0 })),
+            Self::Remoca => match decode(bytes)? {
+                Some((Frame::SendPage { request, slot: of, .. }, length)) => {
+                    ensure!((request.0, of.0) == (slot, slot), "the reply is for slot {}, not {slot}", of.0);
+                    Ok(Some(Reply { length, page_at: length - PAGE_SIZE }))
+                }
+                Some((other, _)) => bail!("instead of page {slot}: {other:?}"),
+                None => Ok(None),
+            },
+            Self::Memcached => framed(b"VA 4096\r\n", bytes),
+            Self::Redis => framed(b"$4096\r\n", bytes),
+        }
+    }
+
+    /// Appends what stores a page.
+    pub(crate) fn put_set(self, slot: u32, page: &[u8; PAGE_SIZE], out: &mut Vec<u8>) {
+        match self {
+            Self::Raw => {
+                out.extend(RAW_SET.to_le_bytes());
+                out.extend(slot.to_le_bytes());
+                out.extend(page);
+            }
+            Self::Remoca => Frame::SendPage { request: RequestId(0), slot: SlotIndex(slot), page }.encode(out),
+            Self::Memcached => {
+                out.extend(b"ms ");
+                out.extend(key(slot));
+                out.extend(b" 4096\r\n");
+                out.extend(page);
+                out.extend(b"\r\n");
+            }
+            Self::Redis => {
+                out.extend(b"*3\r\n$3\r\nSET\r\n$8\r\n");
+                out.extend(key(slot));
+                out.extend(b"\r\n$4096\r\n");
+                out.extend(page);
+                out.extend(b"\r\n");
+            }
+        }
+    }
+
+    /// What the server answers to a page that it has stored.
+    pub(crate) fn stored(self) -> &'static [u8] {
+        match self {
+            Self::Raw | Self::Remoca => b"",
+            Self::Memcached => b"HD\r\n",
+            Self::Redis => b"+OK\r\n",
+        }
+    }
+}
+
+/// The key of a page: eight hexadecimal digits.
+fn key(slot: u32) -> [u8; 8] {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    std::array::from_fn(|place| DIGITS[(slot >> (28 - 4 * place) & 15) as usize])
+}
+
+/// A page between `before` and an end of line.
+fn framed(before: &[u8], bytes: &[u8]) -> Result<Option<Reply>> {
+    let seen = before.len().min(bytes.len());
+    ensure!(bytes[..seen] == before[..seen], "unexpected reply: {:?}", String::from_utf8_lossy(&bytes[..seen]));
+    let length = before.len() + PAGE_SIZE + 2;
+    Ok((bytes.len() >= length).then_some(Reply { length, page_at: before.len() }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_the_number() {
+        assert_eq!(&key(0x0123_abcd), b"0123abcd");
+        assert_eq!(&key(0), b"00000000");
+    }
+
+    #[test]
+    fn replies_are_taken_whole_or_not_at_all() {
+        let page = [7; PAGE_SIZE];
+        let mut frame = Vec::new();
+        Frame::SendPage { request: RequestId(5), slot: SlotIndex(5), page: &page }.encode(&mut frame);
+        let with = |before: &[u8], after: &[u8]| [before, &page, after].concat();
+        let replies = [
+            (Dialect::Raw, with(b"", b"")),
+            (Dialect::Remoca, frame),
+            (Dialect::Memcached, with(b"VA 4096\r\n", b"\r\n")),
+            (Dialect::Redis, with(b"$4096\r\n", b"\r\n")),
+        ];
+        for (dialect, bytes) in replies {
+            for cut in [0, 1, bytes.len() - 1] {
+                assert!(dialect.take_page(5, &bytes[..cut]).is_ok_and(|reply| reply.is_none()), "{dialect:?}");
+            }
+            let reply = dialect.take_page(5, &bytes).ok().flatten().expect("whole");
+            assert_eq!(reply.length, bytes.len());
+            assert_eq!(bytes[reply.page_at..reply.page_at + PAGE_SIZE], page);
+        }
+        assert!(Dialect::Memcached.take_page(5, b"EN\r\n").is_err());
+        assert!(Dialect::Redis.take_page(5, b"$-1\r\n").is_err());
+    }
+}

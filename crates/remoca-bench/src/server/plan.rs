@@ -1,0 +1,118 @@
+//! What is measured: which servers, in which situations, in which order.
+
+use super::dialect::Dialect;
+
+/// A server in the comparison. Raw takes part twice, for the noise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Contender {
+    RawA,
+    Remoca,
+    Memcached,
+    Redis,
+    RawB,
+}
+
+impl Contender {
+    pub(crate) const ALL: [Self; 5] = [Self::RawA, Self::Remoca, Self::Memcached, Self::Redis, Self::RawB];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::RawA => "raw",
+            Self::Remoca => "remoca",
+            Self::Memcached => "memcached",
+            Self::Redis => "redis",
+            Self::RawB => "raw again",
+        }
+    }
+
+    pub(crate) fn dialect(self) -> Dialect {
+        match self {
+            Self::RawA | Self::RawB => Dialect::Raw,
+            Self::Remoca => Dialect::Remoca,
+            Self::Memcached => Dialect::Memcached,
+            Self::Redis => Dialect::Redis,
+        }
+    }
+
+    /// The contenders of a round: each time another begins, and every other time in reverse.
+    pub(crate) fn order(round: usize) -> [Self; 5] {
+        let mut order = Self::ALL;
+        order.rotate_left(round % Self::ALL.len());
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        order
+    }
+}
+
+/// A situation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cell {
+    D1,
+    D32,
+    D32x4,
+    /// Pages to the server, without replies.
+    Send,
+    D1OneCpu,
+    D32OneCpu,
+    D32x4OneCpu,
+    SendOneCpu,
+}
+
+/// Where client and server run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Placement {
+    /// The client on one processor, the server on another.
+    Apart,
+    /// Both on one: nothing waits for another processor to wake up, and the sum of their work is the time.
+    OneCpu,
+}
+
+impl Cell {
+    pub(crate) const ALL: [Self; 8] = [
+        Self::D1,
+        Self::D32,
+        Self::D32x4,
+        Self::Send,
+        Self::D1OneCpu,
+        Self::D32OneCpu,
+        Self::D32x4OneCpu,
+        Self::SendOneCpu,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::D1 => "d1",
+            Self::D32 => "d32",
+            Self::D32x4 => "d32x4",
+            Self::Send => "send",
+            Self::D1OneCpu => "d1_one_cpu",
+            Self::D32OneCpu => "d32_one_cpu",
+            Self::D32x4OneCpu => "d32x4_one_cpu",
+            Self::SendOneCpu => "send_one_cpu",
+        }
+    }
+
+    pub(crate) fn placement(self) -> Placement {
+        match self {
+            Self::D1 | Self::D32 | Self::D32x4 | Self::Send => Placement::Apart,
+            Self::D1OneCpu | Self::D32OneCpu | Self::D32x4OneCpu | Self::SendOneCpu => Placement::OneCpu,
+        }
+    }
+
+    /// Requests in flight on each connection.
+    pub(crate) fn depth(self) -> usize {
+        match self {
+            Self::D1 | Self::D1OneCpu => 1,
+            _ => 32,
+        }
+    }
+
+    pub(crate) fn four_connections(self) -> bool {
+        matches!(self, Self::D32x4 | Self::D32x4OneCpu)
+    }
+
+    pub(crate) fn sends(self) -> bool {
+        matches!(self, Self::Send | Self::SendOneCpu)
+    }
+}

@@ -1,0 +1,202 @@
+//! The servers that are measured: started with enough memory and nothing written to disk, pinned, stopped at the end.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use remoca_server::{Config, Limits, ListenAddress, PageLocking, Server, StartError};
+use rustix::thread::{CpuSet, Pid, sched_setaffinity};
+
+use super::dialect::Dialect;
+use super::raw;
+
+/// Time for a server to come up; the pages of two of them are locked or populated first.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Starts a server in this process.
+#[derive(Args)]
+pub(crate) struct TargetArgs {
+    which: Which,
+    port: u16,
+    /// Pages to have room for.
+    pages: u32,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Which {
+    Raw,
+    Remoca,
+}
+
+/// Runs one of our own servers until it is killed.
+pub(crate) fn run_target(args: &TargetArgs) -> Result<()> {
+    match args.which {
+        Which::Raw => raw::serve(&TcpListener::bind((Ipv4Addr::LOCALHOST, args.port))?, args.pages),
+        Which::Remoca => {
+            let address = ListenAddress::Tcp { host: Ipv4Addr::LOCALHOST.to_string(), port: args.port };
+            let _server = start_remoca(address, u64::from(args.pages) * 4096)?;
+            loop {
+                std::thread::park();
+            }
+        }
+    }
+}
+
+/// With locked memory, or without where this user may not lock so much.
+fn start_remoca(address: ListenAddress, memory_bytes: u64) -> Result<Server> {
+    let mut config = Config {
+        listen: vec![address],
+        memory_bytes,
+        quota_bytes: None,
+        grace: Duration::from_secs(60),
+        locking: PageLocking::Locked,
+        threads: 1,
+        control: None,
+        limits: Limits::default(),
+    };
+    match Server::start(config.clone()) {
+        Err(StartError::LockLimit { .. }) => {
+            eprintln!("this user may not lock that much memory: measuring with --no-lock");
+            config.locking = PageLocking::Unlocked;
+            Ok(Server::start(config)?)
+        }
+        started => Ok(started?),
+    }
+}
+
+/// A running server.
+pub(crate) struct Target {
+    pub(crate) name: &'static str,
+    pub(crate) dialect: Dialect,
+    pub(crate) address: SocketAddr,
+    /// As it calls itself.
+    pub(crate) version: String,
+    /// How it was started.
+    pub(crate) command: String,
+    child: Child,
+}
+
+impl Target {
+    pub(crate) fn raw(pages: u32) -> Result<Self> {
+        let port = free_port()?;
+        let command = own_target("raw", port, pages)?;
+        Self::start("raw", Dialect::Raw, port, command, "plain batched TCP server of this benchmark".to_owned())
+    }
+
+    /// With room for each page twice: in one pool, and in one of four.
+    pub(crate) fn remoca(pages: u32) -> Result<Self> {
+        let port = free_port()?;
+        let command = own_target("remoca", port, 2 * pages.next_multiple_of(2048))?;
+        let version = format!("remoca-server {}, protocol {}", env!("CARGO_PKG_VERSION"), remoca_protocol::VERSION);
+        Self::start("remoca", Dialect::Remoca, port, command, version)
+    }
+
+    pub(crate) fn memcached(pages: u32) -> Result<Self> {
+        let port = free_port()?;
+        let mut command = Command::new("memcached");
+        // One thread, as all others have; a user must be named where it is started by root. Twice the pages' size, so
+        // that nothing is evicted. It serves 20 requests of a connection in a row by default: 1024 makes it faster here.
+        command.args(["-u", "nobody", "-l", "127.0.0.1", "-U", "0", "-t", "1", "-c", "64", "-R", "1024"]);
+        command.args(["-p", &port.to_string(), "-m", &(2 * (pages >> 8)).max(64).to_string()]);
+        let version = version_of("memcached", "-V")?;
+        Self::start("memcached", Dialect::Memcached, port, command, version)
+    }
+
+    pub(crate) fn redis() -> Result<Self> {
+        let port = free_port()?;
+        let mut command = Command::new("redis-server");
+        command.args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--port", &port.to_string()]);
+        let version = version_of("redis-server", "-v")?;
+        Self::start("redis", Dialect::Redis, port, command, version)
+    }
+
+    fn start(name: &'static str, dialect: Dialect, port: u16, mut command: Command, version: String) -> Result<Self> {
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let shown = format!("{command:?}");
+        let child = command.spawn().with_context(|| format!("cannot start {shown}"))?;
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let mut target = Self { name, dialect, address, version, command: shown, child };
+        target.wait_until_up()?;
+        Ok(target)
+    }
+
+    fn wait_until_up(&mut self) -> Result<()> {
+        let started = Instant::now();
+        while TcpStream::connect(self.address).is_err() {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("{} ended at once: {status}", self.command);
+            }
+            if started.elapsed() > PATIENCE {
+                bail!("{} does not listen on {}", self.command, self.address);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// Puts all its threads on one processor.
+    pub(crate) fn pin(&self, cpu: usize) -> Result<()> {
+        for thread in fs::read_dir(self.proc("task"))? {
+            let id: i32 = thread?.file_name().to_string_lossy().parse()?;
+            sched_setaffinity(Pid::from_raw(id), &one_cpu(cpu))?;
+        }
+        Ok(())
+    }
+
+    /// Processor time of all its threads, to the nanosecond while they sleep.
+    pub(crate) fn cpu(&self) -> Result<Duration> {
+        let mut ns = 0;
+        for thread in fs::read_dir(self.proc("task"))? {
+            let text = fs::read_to_string(thread?.path().join("schedstat"))?;
+            ns += text.split_whitespace().next().context("schedstat is empty")?.parse::<u64>()?;
+        }
+        Ok(Duration::from_nanos(ns))
+    }
+
+    /// Anonymous memory that it occupies.
+    pub(crate) fn resident_bytes(&self) -> Result<u64> {
+        let status = fs::read_to_string(self.proc("status"))?;
+        let line = status.lines().find(|line| line.starts_with("RssAnon:")).context("no RssAnon")?;
+        Ok(line.split_whitespace().nth(1).context("no number")?.parse::<u64>()? << 10)
+    }
+
+    fn proc(&self, file: &str) -> String {
+        format!("/proc/{}/{file}", self.child.id())
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _killed = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
+
+/// A set of this processor only.
+pub(crate) fn one_cpu(cpu: usize) -> CpuSet {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    set
+}
+
+fn own_target(which: &str, port: u16, pages: u32) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
+    command.args(["target", which, &port.to_string(), &pages.to_string()]);
+    Ok(command)
+}
+
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+}
+
+fn version_of(program: &str, flag: &str) -> Result<String> {
+    let output = Command::new(program)
+        .arg(flag)
+        .output()
+        .with_context(|| format!("{program} is needed for comparison (apt install memcached redis-server)"))?;
+    Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned())
+}
