@@ -316,7 +316,8 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
                 self.clear_reference(node);
             }
         });
-        for slot in 0..self.capacity {
+        // Slots that a shrink cut off may be pinned, too.
+        for slot in 0..self.layout.slots.min(old.layout.slots) {
             self.set_slot_word(slot, META, old.slot_word(slot, META) & PINS);
         }
         for (slot, content) in old.queue() {
