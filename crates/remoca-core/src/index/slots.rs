@@ -252,7 +252,8 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
                 continue;
             }
             let pinned = self.slot_word(slot, META) & PINS != 0;
-            match spare.find(|&s| !pinned && self.slot_word(s, META) == 0) {
+            let target = if pinned { None } else { spare.find(|&s| self.slot_word(s, META) == 0) };
+            match target {
                 Some(target) => {
                     self.move_page(slot, target);
                     moves(Move { from: SlotIndex(slot), to: SlotIndex(target) });

@@ -104,6 +104,20 @@ fn shrinking_keeps_the_newest_pages() {
 }
 
 #[test]
+fn shrinking_past_a_pinned_slot_keeps_the_others() {
+    let mut index = index(8, 64);
+    for i in 0..8 {
+        index.learn(block(u64::from(i)), content(i));
+        index.offer(content(i), Place::Tail);
+    }
+    let pinned = index.cached(content(5)).unwrap();
+    assert!(index.pin(pinned));
+    index.set_capacity(PageCount(3), |_| {});
+    assert_eq!(index.cached(content(5)), None, "it cannot move, and does not fit");
+    assert!(index.cached(content(6)).is_some() && index.cached(content(7)).is_some());
+}
+
+#[test]
 fn known_blocks_are_bounded_and_cached_ones_stay() {
     let mut index = index(8, 16);
     for i in 0..8 {
