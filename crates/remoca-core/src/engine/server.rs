@@ -43,6 +43,8 @@ pub(super) struct Link {
     sends: u64,
     /// (number of the send, slot); a MOVE carries the number of the next send.
     log: VecDeque<(u64, SlotIndex)>,
+    /// The log is complete for a server that has stored at least so many sends.
+    log_from: u64,
     window: u32,
     room: u32,
 }
@@ -59,6 +61,7 @@ impl Link {
             generation: None,
             sends: 0,
             log: VecDeque::with_capacity(SEND_LOG),
+            log_from: 0,
             window,
             room: window,
         }
@@ -95,10 +98,19 @@ impl Link {
     }
 
     fn log(&mut self, number: u64, slot: SlotIndex) {
-        if self.log.len() == SEND_LOG {
-            self.log.pop_front();
+        if self.log.len() == SEND_LOG
+            && let Some((forgotten, _)) = self.log.pop_front()
+        {
+            self.log_from = forgotten + 1;
         }
         self.log.push_back((number, slot));
+    }
+
+    /// The pool has stored `sends` pages; nothing is on the way.
+    fn restart_log(&mut self, sends: u64) {
+        self.log.clear();
+        self.sends = sends;
+        self.log_from = sends;
     }
 }
 
@@ -176,8 +188,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         } else {
             self.index.drop_all_slots();
             self.link.generation = Some(offer.generation);
-            self.link.sends = offer.sends_received;
-            self.link.log.clear();
+            self.link.restart_log(offer.sends_received);
         }
         self.link.granted = offer.npages;
         self.fit_capacity();
@@ -274,8 +285,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// Pages that were on the way when the connection broke: their slots hold something older.
     fn give_up_lost_sends(&mut self, offer: PoolOffer) {
-        let oldest_known = self.link.log.front().map_or(self.link.sends, |(number, _)| *number);
-        if offer.sends_received < oldest_known || offer.sends_received > self.link.sends {
+        if offer.sends_received < self.link.log_from || offer.sends_received > self.link.sends {
             self.index.drop_all_slots();
             self.stats.lost_sends += self.link.sends.saturating_sub(offer.sends_received);
         } else {
@@ -287,8 +297,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
                 self.index.drop_slot(slot);
             }
         }
-        self.link.log.clear();
-        self.link.sends = offer.sends_received;
+        self.link.restart_log(offer.sends_received);
     }
 
     /// So many pages left for the network: there is room for as many again.

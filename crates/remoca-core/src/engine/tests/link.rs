@@ -149,3 +149,46 @@ fn a_larger_index_takes_everything_along() {
     assert!(bench.cached(3));
     assert_eq!(bench.engine.index().slot_counts(), SlotCounts { free: 19, used: 1, draining: 0 });
 }
+
+#[test]
+fn a_larger_index_takes_over_requests_for_slots_that_were_cut_off() {
+    let mut bench = Bench::connected();
+    for bno in 0..8 {
+        bench.cache(bno, u8::try_from(bno + 1).unwrap());
+    }
+    let fetch = only_fetch(&bench.read(0, blocks(7, 1)));
+    bench.engine.resize(PageCount(2));
+    bench.grant();
+    let layout = bench.engine.needs_layout(PageCount(20), PageCount(64)).unwrap();
+    bench.engine.replace_index(layout, vec![0; layout.words()]);
+    bench.engine.resize(PageCount(20));
+    bench.grant();
+    assert_eq!(bench.engine.index().slot_counts().draining, 1, "slot 7 waits for its reply");
+    bench.page_comes(fetch, 8);
+    assert_eq!(bench.engine.index().slot_counts().draining, 0);
+    assert_eq!(bench.engine.index().pinned_slots(), PageCount(0));
+}
+
+#[test]
+fn moves_are_given_up_even_when_there_were_too_many_to_remember() {
+    let count = 20_000;
+    let mut bench = Bench::new(EngineConfig {
+        cache: PageCount(2 * count),
+        guest_memory: PageCount(2 * count),
+        send_window: 2 * count,
+        ..config()
+    });
+    bench.connect(1, 2 * count, 0);
+    // Pages only in the upper half of the pool: all of them have to move.
+    let mut content = page(1);
+    for i in 0..2 * count {
+        content[..4].copy_from_slice(&i.to_le_bytes());
+        bench.do_from_disk(GuestOp::Read(blocks(u64::from(i), 1)), &content);
+        assert!(matches!(bench.engine.handle_evicted(&content), Evicted::Admit(_)));
+    }
+    bench.engine.resize(PageCount(count));
+    assert!(bench.actions().contains(&Action::MovePage { from: SlotIndex(count), to: SlotIndex(0) }));
+    bench.engine.handle_disconnected();
+    bench.connect(1, 2 * count, u64::from(2 * count));
+    assert_eq!(bench.engine.index().slot_counts().used, 0, "no move is known to have arrived");
+}
