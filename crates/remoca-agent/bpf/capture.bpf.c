@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 /*
- * Copies the pages that reclaim takes out of the page cache into a ring buffer.
+ * Copies the pages that reclaim takes out of the page cache into a ring of slots.
  *
  * __filemap_remove_folio(folio, shadow) is called with a shadow exactly when reclaim evicts: truncation and drop_caches
  * pass none. It runs with interrupts off and the lock of the mapping held, so nothing here waits: a page that finds the
  * ring full is counted and lost. The host knows pages by their content, so all that is needed of one is its bytes.
+ *
+ * The slots are whole pages that the reader has mapped, so it hands them to the disk as they are: each page is copied
+ * once. Ticket t owns slot t mod slot count; it is taken by advancing `taken`, and given back by the reader's `freed`.
  */
 #include "kernel.h"
 #include <bpf/bpf_core_read.h>
@@ -14,30 +17,54 @@
 #define PAGE_BYTES 4096
 #define PAGE_SHIFT 12
 
-/* The reader is woken once for so many pages; what is left over it fetches by its own timer. */
-#define PAGES_PER_WAKEUP 128
+/* How often a ticket is tried for while other CPUs take theirs. */
+#define TICKET_ATTEMPTS 16
+
+/* State of a slot: its ticket + 1 once the page is in, with this bit where the copy failed. */
+#define COPY_FAILED (1ULL << 63)
 
 /* Shared with capture.rs (`Shared`), which maps it. Words written by the reader and by us lie on different lines. */
 struct {
 	/* Written by the reader. */
+	volatile __u64 freed;         /* tickets before this one are done with */
+	__u32 slot_mask;              /* slot count - 1; the count is a power of two */
+	__u32 wakeup_mask;            /* the reader is woken when a ticket has none of these bits */
 	volatile __u32 paused;        /* not 0: there is no port; count, copy nothing */
 	volatile __u32 sample_one_in; /* above 1: copy about one page of so many */
 	volatile __u32 reader_idle;   /* set by the reader before it sleeps, cleared by the page that wakes it */
-	__u32 padding[13];
+	__u32 padding[9];
 	/* Written here. */
-	__u64 captured;
-	__u64 lost;
+	volatile __u64 taken; /* the next ticket */
+	__u64 failed;         /* of those taken, without content */
+	__u64 refused;        /* no slot was free, or there was no port */
 	__u64 sampled_out;
 	/* Where the direct map and the page array begin; read from the kernel at the first page. */
 	__u64 page_offset_base;
 	__u64 vmemmap_base;
 } shared SEC(".data.shared");
 
-/* The loader sets the size. */
+/* The loader sets the slot count of both. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 2048);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, PAGE_BYTES);
+} slots SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 2048);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(__u64));
+} slot_states SEC(".maps");
+
+/* Carries nothing: what the reader sleeps on. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 8 << 20);
-} ring SEC(".maps");
+	__uint(max_entries, 4096);
+} wakeups SEC(".maps");
 
 extern const void page_offset_base __ksym;
 extern const void vmemmap_base __ksym;
@@ -52,31 +79,63 @@ static __always_inline bool sampled(__u32 one_in)
 	return one_in <= 1 || ((__u64)bpf_get_prandom_u32() * one_in) >> 32 == 0;
 }
 
-static __always_inline __u64 wakeup(void)
+/* Tells whether a slot was free; the ticket for it is `*ticket`. */
+static __always_inline bool take_slot(__u64 *ticket)
 {
-	__u64 captured = __sync_fetch_and_add(&shared.captured, 1);
+	__u64 next = shared.taken;
 
-	if (shared.reader_idle) {
-		shared.reader_idle = 0;
-		return BPF_RB_FORCE_WAKEUP;
+	for (int attempt = 0; attempt < TICKET_ATTEMPTS; attempt++) {
+		__u64 seen;
+
+		if (next - shared.freed > shared.slot_mask)
+			return false;
+		seen = __sync_val_compare_and_swap(&shared.taken, next, next + 1);
+		if (seen == next) {
+			*ticket = next;
+			return true;
+		}
+		next = seen;
 	}
-	return captured % PAGES_PER_WAKEUP == 0 ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+	return false;
+}
+
+/* Once for many pages; at once for a reader that had nothing to do. */
+static __always_inline void wake_reader(__u64 ticket)
+{
+	void *nothing;
+
+	if (!shared.reader_idle && ticket & shared.wakeup_mask)
+		return;
+	shared.reader_idle = 0;
+	nothing = bpf_ringbuf_reserve(&wakeups, sizeof(__u64), 0);
+	/* When it is full the reader is awake. */
+	if (nothing)
+		bpf_ringbuf_submit(nothing, BPF_RB_FORCE_WAKEUP);
 }
 
 static __always_inline void copy_page(__u64 address)
 {
-	void *copy = bpf_ringbuf_reserve(&ring, PAGE_BYTES, 0);
+	__u64 ticket, state, *slot_state;
+	__u32 index;
+	void *slot;
 
-	if (!copy) {
-		__sync_fetch_and_add(&shared.lost, 1);
+	if (!take_slot(&ticket)) {
+		__sync_fetch_and_add(&shared.refused, 1);
 		return;
 	}
-	if (bpf_probe_read_kernel(copy, PAGE_BYTES, (void *)address)) {
-		__sync_fetch_and_add(&shared.lost, 1);
-		bpf_ringbuf_discard(copy, BPF_RB_NO_WAKEUP);
-		return;
+	index = ticket & shared.slot_mask;
+	slot = bpf_map_lookup_elem(&slots, &index);
+	slot_state = bpf_map_lookup_elem(&slot_states, &index);
+	if (!slot || !slot_state)
+		return; /* cannot be: both have as many entries as the mask says */
+	state = ticket + 1;
+	if (bpf_probe_read_kernel(slot, PAGE_BYTES, (void *)address)) {
+		__sync_fetch_and_add(&shared.failed, 1);
+		state |= COPY_FAILED;
 	}
-	bpf_ringbuf_submit(copy, wakeup());
+	/* A full barrier: the reader sees the state only with the bytes. */
+	__sync_lock_test_and_set(slot_state, state);
+	wake_reader(ticket);
 }
 
 static long copy_one_of_many(__u32 index, void *context)
@@ -146,7 +205,7 @@ int BPF_PROG(evicted, struct folio *folio, void *shadow)
 		return 0;
 	page_count = page_count_of(folio, flags);
 	if (shared.paused) {
-		__sync_fetch_and_add(&shared.lost, page_count);
+		__sync_fetch_and_add(&shared.refused, page_count);
 		return 0;
 	}
 	pages.sample_one_in = shared.sample_one_in;
@@ -159,7 +218,7 @@ int BPF_PROG(evicted, struct folio *folio, void *shadow)
 	bpf_get_func_arg(ctx, 0, &folio_address);
 	pages.address = address_of(folio_address);
 	if (!pages.address) {
-		__sync_fetch_and_add(&shared.lost, page_count);
+		__sync_fetch_and_add(&shared.refused, page_count);
 		return 0;
 	}
 	if (page_count == 1)

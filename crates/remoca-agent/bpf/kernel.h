@@ -23,10 +23,12 @@ typedef __u32 __be32;
 typedef __u64 __be64;
 typedef __u32 __wsum;
 typedef _Bool bool;
+enum { false, true };
 
 /* From include/uapi/linux/bpf.h, which is ABI. */
-enum { BPF_MAP_TYPE_RINGBUF = 27 };
-enum { BPF_RB_NO_WAKEUP = 1, BPF_RB_FORCE_WAKEUP = 2 };
+enum { BPF_MAP_TYPE_ARRAY = 2, BPF_MAP_TYPE_RINGBUF = 27 };
+enum { BPF_F_MMAPABLE = 1 << 10 };
+enum { BPF_RB_FORCE_WAKEUP = 2 };
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 

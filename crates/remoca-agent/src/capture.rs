@@ -1,41 +1,49 @@
 //! The eBPF side as the agent sees it: loading `bpf/capture.bpf.c`, the words shared with it, and its ring of pages.
 //!
 //! The program runs inside reclaim and never waits; everything that can be slow is on this side. `Shared` must be laid out
-//! as in the C file, which the loader checks by size. Only this file maps kernel memory.
+//! as in the C file, which is checked by size. Only this file maps kernel memory, and only as long as [`Capture`] lives.
 
-use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
 
 use libbpf_rs::{Link, MapCore, Object, ObjectBuilder, PrintLevel, RingBuffer, RingBufferBuilder};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::batch::Batch;
 use crate::error::AgentError;
+use crate::page::PAGE_BYTES;
+use crate::ring::{RingReader, Run};
 
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/capture.bpf.o"));
 const SHARED_MAP: &str = ".data.shared";
-const RING_MAP: &str = "ring";
+const SLOTS_MAP: &str = "slots";
+const STATES_MAP: &str = "slot_states";
+const WAKEUPS_MAP: &str = "wakeups";
+
+/// Pages for each wakeup of the reader, where the ring is large enough: about half a request.
+const PAGES_PER_WAKEUP: u32 = 128;
 /// Of a refusal's log, the part that says why.
 const LOG_LINE_COUNT_MAX: usize = 25;
 
 #[repr(C)]
 struct Shared {
+    freed: AtomicU64,
+    slot_mask: AtomicU32,
+    wakeup_mask: AtomicU32,
     paused: AtomicU32,
     sample_one_in: AtomicU32,
     reader_idle: AtomicU32,
-    padding: [u32; 13],
-    captured: AtomicU64,
-    lost: AtomicU64,
+    padding: [u32; 9],
+    taken: AtomicU64,
+    failed: AtomicU64,
+    refused: AtomicU64,
     sampled_out: AtomicU64,
     kernel_bases: [u64; 2],
 }
 
-const _: () = assert!(size_of::<Shared>() == 104);
+const _: () = assert!(size_of::<Shared>() == 112);
 
 /// Pages since the start of the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -49,38 +57,49 @@ pub struct CaptureCounters {
 pub struct Capture {
     object: Object,
     link: Option<Link>,
-    shared: NonNull<Shared>,
+    shared: Mapping,
+    slots: Mapping,
+    states: Mapping,
+    slot_count: usize,
 }
 
 impl Capture {
-    /// Loads the program; nothing is captured before [`Capture::attach`].
+    /// Loads the program; nothing is captured before [`Capture::attach`]. `ring_bytes` is a power of two.
     pub fn load(ring_bytes: u32) -> Result<Capture, AgentError> {
         LOG.take();
         libbpf_rs::set_print(Some((PrintLevel::Info, keep_in_log)));
-        let object = open_and_load(ring_bytes).map_err(refused("it did not load"))?;
-        let shared = map_shared(&object)?;
-        let capture = Capture { object, link: None, shared };
-        capture.set_sample_one_in(1);
+        let slot_count = (ring_bytes >> PAGE_BYTES.trailing_zeros()).max(1);
+        let object = open_and_load(slot_count).map_err(refused("it did not load"))?;
+        let read_only = ProtFlags::READ;
+        let slots = slot_count as usize;
+        let capture = Capture {
+            shared: Mapping::new(&object, SHARED_MAP, size_of::<Shared>(), read_only | ProtFlags::WRITE)?,
+            slots: Mapping::new(&object, SLOTS_MAP, slots * PAGE_BYTES, read_only)?,
+            states: Mapping::new(&object, STATES_MAP, slots * size_of::<u64>(), read_only)?,
+            slot_count: slots,
+            link: None,
+            object,
+        };
+        let shared = capture.shared();
+        shared.slot_mask.store(slot_count - 1, Ordering::Relaxed);
+        shared.wakeup_mask.store(PAGES_PER_WAKEUP.min((slot_count / 4).max(1)) - 1, Ordering::Relaxed);
         LOG.take();
         Ok(capture)
     }
 
     pub fn attach(&mut self) -> Result<(), AgentError> {
-        let program = self.object.progs_mut().next();
-        let program = program.ok_or_else(|| refused("it has no program")(libbpf_rs::Error::from_raw_os_error(2)))?;
+        let missing = || refused("it has no program")(not_found());
+        let program = self.object.progs_mut().next().ok_or_else(missing)?;
         self.link = Some(program.attach().map_err(refused("it could not be attached"))?);
         Ok(())
     }
 
-    pub fn detach(&mut self) {
-        self.link = None;
-    }
-
     pub fn counters(&self) -> CaptureCounters {
         let shared = self.shared();
+        let failed = shared.failed.load(Ordering::Relaxed);
         CaptureCounters {
-            captured: shared.captured.load(Ordering::Relaxed),
-            lost: shared.lost.load(Ordering::Relaxed),
+            captured: shared.taken.load(Ordering::Relaxed).saturating_sub(failed),
+            lost: shared.refused.load(Ordering::Relaxed) + failed,
             sampled_out: shared.sampled_out.load(Ordering::Relaxed),
         }
     }
@@ -94,82 +113,123 @@ impl Capture {
         self.shared().sample_one_in.store(one_in, Ordering::Relaxed);
     }
 
-    /// Asks for a wakeup by the very next page; without it they come once for many pages.
-    pub fn ask_for_wakeup(&self) {
-        self.shared().reader_idle.store(1, Ordering::SeqCst);
+    /// The pages captured. There is one reader: a second one would give slots back that are not its own.
+    pub fn ring(&mut self) -> Result<(&Capture, PageRing<'_>), AgentError> {
+        let capture = &*self;
+        let map = find_map(&capture.object, WAKEUPS_MAP)?;
+        let mut builder = RingBufferBuilder::new();
+        builder.add(&map, |_| 0).map_err(refused("its wakeups cannot be read"))?;
+        let wakeups = builder.build().map_err(refused("its wakeups cannot be mapped"))?;
+        Ok((capture, PageRing { capture, wakeups, reader: RingReader::new(capture.states()) }))
     }
 
     fn shared(&self) -> &Shared {
-        // SAFETY: the mapping is as large as Shared (checked by map_shared), lives as long as self, and everything in it
-        // that the kernel changes is atomic.
-        unsafe { self.shared.as_ref() }
+        // SAFETY: the mapping is as large as Shared, page-aligned, and lives as long as self; everything in it that the
+        // kernel changes while we look is atomic, or not looked at.
+        unsafe { self.shared.address.cast().as_ref() }
     }
 
-    /// The pages captured, put into `batch` as they are read.
-    pub fn ring<'a>(&'a self, batch: &'a RefCell<Batch>) -> Result<PageRing<'a>, AgentError> {
-        let not_there = || refused("its ring is missing")(libbpf_rs::Error::from_raw_os_error(2));
-        let map = self.object.maps().find(|map| map.name() == OsStr::new(RING_MAP)).ok_or_else(not_there)?;
-        let mut builder = RingBufferBuilder::new();
-        let into_batch = move |page: &[u8]| {
-            let taken = batch.borrow_mut().push(page, Instant::now());
-            if taken { 0 } else { -libc::ENOSPC }
-        };
-        builder.add(&map, into_batch).map_err(refused("its ring could not be read"))?;
-        Ok(PageRing { ring: builder.build().map_err(refused("its ring could not be mapped"))? })
-    }
-}
-
-impl Drop for Capture {
-    fn drop(&mut self) {
-        // SAFETY: the address and size are those that map_shared got; nobody else has them.
-        unsafe { rustix::mm::munmap(self.shared.as_ptr().cast(), size_of::<Shared>()).ok() };
+    fn states(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping holds slot_count words, is page-aligned and lives as long as self. It is mapped for reading
+        // only, and so it is used.
+        unsafe { std::slice::from_raw_parts(self.states.address.as_ptr().cast(), self.slot_count) }
     }
 }
 
 pub struct PageRing<'a> {
-    ring: RingBuffer<'a>,
+    capture: &'a Capture,
+    reader: RingReader<'a>,
+    wakeups: RingBuffer<'a>,
 }
 
 impl PageRing<'_> {
-    /// Moves at most `page_count_max` pages into the batch; tells how many.
-    pub fn read(&self, page_count_max: usize) -> usize {
-        if page_count_max == 0 {
-            return 0;
+    /// The pages that are ready and lie side by side, at most so many: whole pages, page-aligned.
+    pub fn ready(&mut self, page_count_max: usize) -> &[u8] {
+        let Run { first_slot, page_count } = self.reader.ready(page_count_max);
+        // Slots without content were passed over.
+        self.free(0);
+        // SAFETY: a run lies within the ring, which is mapped as long as the capture lives. The program does not write to
+        // a slot between its being ready and its being freed, which needs self again.
+        unsafe {
+            let first = self.capture.slots.address.as_ptr().cast::<u8>().add(first_slot * PAGE_BYTES);
+            std::slice::from_raw_parts(first, page_count * PAGE_BYTES)
         }
-        usize::try_from(self.ring.consume_raw_n(page_count_max)).unwrap_or(0)
+    }
+
+    /// How many pages lie side by side from the next one to the end of the ring.
+    pub fn page_count_to_end(&mut self) -> usize {
+        self.capture.slot_count - self.reader.ready(0).first_slot
+    }
+
+    /// Gives the first pages of what was ready back.
+    pub fn free(&mut self, page_count: usize) {
+        let freed = self.reader.free(page_count);
+        self.capture.shared().freed.store(freed, Ordering::Release);
+    }
+
+    /// Forgets the wakeups that have come; with `from_first_page`, asks for one by the very next page.
+    pub fn arm_wakeup(&self, from_first_page: bool) {
+        // It carries nothing and cannot fail in a way that the next tick does not mend.
+        self.wakeups.consume_raw();
+        self.capture.shared().reader_idle.store(u32::from(from_first_page), Ordering::SeqCst);
     }
 
     /// Readable when the program woke the reader.
     pub fn wakeups(&self) -> BorrowedFd<'_> {
         // SAFETY: the ring owns this descriptor and keeps it open as long as it lives, which the lifetime says.
-        unsafe { BorrowedFd::borrow_raw(self.ring.epoll_fd()) }
+        unsafe { BorrowedFd::borrow_raw(self.wakeups.epoll_fd()) }
     }
 }
 
-fn open_and_load(ring_bytes: u32) -> libbpf_rs::Result<Object> {
-    let mut object = ObjectBuilder::default().open_memory(PROGRAM)?;
+/// A map of the program in our memory; unmapped when dropped.
+struct Mapping {
+    address: NonNull<libc::c_void>,
+    length: usize,
+}
+
+impl Mapping {
+    fn new(object: &Object, name: &'static str, length: usize, protection: ProtFlags) -> Result<Mapping, AgentError> {
+        let map = find_map(object, name)?;
+        let map_bytes = map.value_size() as usize * map.max_entries() as usize;
+        if map_bytes != length {
+            return Err(refused("its maps are not laid out as expected")(not_found()));
+        }
+        // SAFETY: a new mapping of a map that is at least as large; no existing memory is touched.
+        let address =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, map.as_fd(), 0) };
+        let failed = AgentError::io(format!("cannot map the memory {name} shared with the kernel"));
+        match address.map(NonNull::new) {
+            Ok(Some(address)) => Ok(Mapping { address, length }),
+            Ok(None) => Err(failed(std::io::ErrorKind::OutOfMemory.into())),
+            Err(error) => Err(failed(error.into())),
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: address and length are those that mmap gave to this value, and nothing that borrows from it is left.
+        unsafe { rustix::mm::munmap(self.address.as_ptr(), self.length).ok() };
+    }
+}
+
+fn open_and_load(slot_count: u32) -> libbpf_rs::Result<Object> {
+    let mut object = ObjectBuilder::default().name("remoca_agent")?.open_memory(PROGRAM)?;
     for mut map in object.maps_mut() {
-        if map.name() == OsStr::new(RING_MAP) {
-            map.set_max_entries(ring_bytes)?;
+        if [OsStr::new(SLOTS_MAP), OsStr::new(STATES_MAP)].contains(&map.name()) {
+            map.set_max_entries(slot_count)?;
         }
     }
     object.load()
 }
 
-fn map_shared(object: &Object) -> Result<NonNull<Shared>, AgentError> {
-    let mismatch =
-        || refused("its shared words are not as expected")(libbpf_rs::Error::from_raw_os_error(libc::EINVAL));
-    let map = object.maps().find(|map| map.name() == OsStr::new(SHARED_MAP)).ok_or_else(mismatch)?;
-    if map.value_size() as usize != size_of::<Shared>() {
-        return Err(mismatch());
-    }
-    let protection = ProtFlags::READ | ProtFlags::WRITE;
-    let (fd, length) = (map.as_fd(), size_of::<Shared>());
-    // SAFETY: a new mapping of a map that libbpf made mappable; no existing memory is touched.
-    let address = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, fd, 0) };
-    let address =
-        address.map_err(|error| AgentError::io("cannot map the words shared with the kernel")(error.into()))?;
-    NonNull::new(address.cast()).ok_or_else(mismatch)
+fn find_map<'a>(object: &'a Object, name: &str) -> Result<libbpf_rs::Map<'a>, AgentError> {
+    let map = object.maps().find(|map| map.name() == OsStr::new(name));
+    map.ok_or_else(|| refused("one of its maps is missing")(not_found()))
+}
+
+fn not_found() -> libbpf_rs::Error {
+    libbpf_rs::Error::from_raw_os_error(libc::ENOENT)
 }
 
 /// What libbpf says while it loads. Its errors alone do not tell why.
@@ -202,8 +262,8 @@ fn hint(log: &str) -> &'static str {
         ". The kernel does not list its data symbols (CONFIG_KALLSYMS_ALL), or hides them (kernel.kptr_restrict=2)"
     } else if log.contains("__filemap_remove_folio") && log.contains("not found") {
         ". The kernel has no function __filemap_remove_folio: Linux 5.17 or later is needed"
-    } else if log.contains("Operation not permitted") {
-        ". The kernel may be locked down (see /sys/kernel/security/lockdown), which forbids reading its memory"
+    } else if log.contains("unknown func bpf_probe_read") {
+        ". The kernel is locked down (/sys/kernel/security/lockdown says confidentiality), and lets nobody read its memory"
     } else {
         ""
     }
@@ -221,9 +281,11 @@ mod tests {
     #[test]
     fn program_has_the_maps_and_the_layout_that_this_side_expects() {
         let object = ObjectBuilder::default().open_memory(PROGRAM).unwrap();
-        let shared = object.maps().find(|map| map.name() == OsStr::new(SHARED_MAP)).unwrap();
-        assert_eq!(shared.value_size() as usize, size_of::<Shared>());
-        assert!(object.maps().any(|map| map.name() == OsStr::new(RING_MAP)));
+        let value_size = |name| object.maps().find(|map| map.name() == OsStr::new(name)).map(|map| map.value_size());
+        assert_eq!(value_size(SHARED_MAP), u32::try_from(size_of::<Shared>()).ok());
+        assert_eq!(value_size(SLOTS_MAP), Some(4096));
+        assert_eq!(value_size(STATES_MAP), Some(8));
+        assert_eq!(value_size(WAKEUPS_MAP), Some(0));
         let programs: Vec<_> = object.progs().map(|program| program.name().to_owned()).collect();
         assert_eq!(programs, ["evicted"]);
     }

@@ -1,15 +1,16 @@
 //! The guest agent: captures the pages that the guest evicts with eBPF, and writes them to the eviction port.
 //!
-//! `bpf/capture.bpf.c` copies each page that reclaim takes from the page cache into a ring; [`run`] takes them out and writes
-//! them, in batches, to the [`port`], one more disk of the VM behind which its VM process looks them up by content. Decision
+//! `bpf/capture.bpf.c` copies each page that reclaim takes from the page cache into a ring; [`run`] writes them from there, in
+//! batches, to the [`port`], one more disk of the VM behind which its VM process looks them up by content. Decision
 //! 0006 says why it is done this way and what it costs.
 
-pub mod batch;
 pub mod capture;
 pub mod check;
 pub mod cli;
 pub mod error;
+pub mod pace;
 pub mod page;
 pub mod port;
 pub mod process;
+pub mod ring;
 pub mod run;

@@ -1,22 +1,21 @@
-//! The agent at work: pages from the ring into a batch, the batch to the port, once a second the two pages of block 0.
+//! The agent at work: pages from the ring to the port, a request's worth at a time; once a second the pages of block 0.
 //!
-//! One thread, one request at a time; while it is under way the ring takes what reclaim evicts, and what finds no room there
-//! is counted and lost. Nothing is allocated on the way of a page. Invariants:
+//! One thread, one request at a time, straight from the ring's memory; while it is under way the rest of the ring takes what
+//! reclaim evicts, and what finds no room is counted and lost. Nothing is allocated on the way of a page. Invariants:
 //! 1. Nothing here is waited for by reclaim.
 //! 2. Once started, only a signal ends it: a port that fails or vanishes is closed, and looked for again ever more rarely.
 //! 3. While there is no port, nothing is copied.
 
-use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use sd_notify::NotifyState;
 
-use crate::batch::Batch;
 use crate::capture::{Capture, CaptureCounters, PageRing};
 use crate::error::AgentError;
-use crate::page::{IdentificationPage, StatisticsPage};
+use crate::pace::{Next, Pace};
+use crate::page::{IdentificationPage, PAGE_BYTES, StatisticsPage};
 use crate::port::Port;
 use crate::process::{self, StopSignals};
 
@@ -40,17 +39,18 @@ pub fn run(options: &Options) -> Result<(), AgentError> {
     let Some((port, identification)) = first_port(options, &signals)? else { return Ok(()) };
 
     let mut capture = Capture::load(options.ring_bytes)?;
-    let batch = RefCell::new(Batch::new());
+    capture.set_paused(true);
     process::prepare_for_memory_pressure().iter().for_each(|refused| log(&format!("warning: {refused}")));
     capture.attach()?;
-    let ring = capture.ring(&batch)?;
+    let (capture, ring) = capture.ring()?;
     process::lock_memory()?;
 
     let mut agent = Agent {
         options,
-        capture: &capture,
-        ring: &ring,
-        batch: &batch,
+        capture,
+        ring,
+        pace: Pace::default(),
+        batch_page_count_max: 1,
         port: PortState::Away(Retry::at_once(Instant::now())),
         boot_cookie: None,
         sample_one_in: 1,
@@ -91,8 +91,9 @@ fn first_port(options: &Options, signals: &StopSignals) -> Result<Option<(Port, 
 struct Agent<'a> {
     options: &'a Options,
     capture: &'a Capture,
-    ring: &'a PageRing<'a>,
-    batch: &'a RefCell<Batch>,
+    ring: PageRing<'a>,
+    pace: Pace,
+    batch_page_count_max: usize,
     port: PortState,
     /// Which start of the VM process the port belongs to.
     boot_cookie: Option<u64>,
@@ -104,12 +105,6 @@ struct Agent<'a> {
     reported: Option<StatisticsPage>,
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum Ring {
-    Drained,
-    MayHoldMore,
-}
-
 enum PortState {
     Here(Port),
     Away(Retry),
@@ -119,52 +114,54 @@ impl Agent<'_> {
     fn work(&mut self, signals: &StopSignals) {
         let mut next_tick = Instant::now();
         while !signals.arrived() {
-            let ring = self.move_pages();
+            let next = self.move_pages();
             let now = Instant::now();
             if now >= next_tick {
                 self.tick(now);
                 next_tick = now + TICK;
             }
-            if ring == Ring::Drained {
-                self.sleep(signals, next_tick);
+            match next {
+                Next::Write => {}
+                Next::WaitUntil(due_at) => self.sleep(signals, due_at.min(next_tick)),
+                Next::Idle => self.sleep(signals, next_tick),
             }
         }
     }
 
-    /// At most one batch: whatever the rate of evictions, signals and ticks get their turn.
-    fn move_pages(&mut self) -> Ring {
-        let room = self.batch.borrow().room();
-        let read_count = self.ring.read(room);
-        if self.batch.borrow().is_due(Instant::now()) {
-            self.write_batch();
+    /// At most one request: whatever the rate of evictions, signals and ticks get their turn.
+    fn move_pages(&mut self) -> Next {
+        let page_count_max = self.batch_page_count_max.min(self.ring.page_count_to_end());
+        let waiting = self.ring.ready(page_count_max).len() / PAGE_BYTES;
+        let next = self.pace.next(waiting, page_count_max, Instant::now());
+        match next {
+            Next::Write => {
+                self.write_pages(page_count_max);
+            }
+            Next::WaitUntil(_) | Next::Idle => self.ring.arm_wakeup(next == Next::Idle),
         }
-        if read_count < room { Ring::Drained } else { Ring::MayHoldMore }
+        next
     }
 
-    fn write_batch(&mut self) {
-        let mut batch = self.batch.borrow_mut();
-        let PortState::Here(port) = &mut self.port else {
-            batch.clear();
-            return;
+    /// Writes what is ready, at most so many pages, and tells how many. Without a port they are dropped.
+    fn write_pages(&mut self, page_count_max: usize) -> usize {
+        let pages = self.ring.ready(page_count_max);
+        let page_count = pages.len() / PAGE_BYTES;
+        let result = match &mut self.port {
+            PortState::Here(port) if page_count > 0 => port.write_pages(pages).map(|()| page_count as u64),
+            PortState::Here(_) | PortState::Away(_) => Ok(0),
         };
-        let result = port.write_pages(batch.bytes());
-        let page_count = batch.page_count();
-        batch.clear();
-        drop(batch);
+        self.ring.free(page_count);
+        self.pace.written();
         match result {
-            Ok(()) => self.written += page_count as u64,
+            Ok(written) => self.written += written,
             Err(error) => self.lose_port(&format!("writing failed: {error}")),
         }
+        page_count
     }
 
-    /// Sleeps until the program wakes us, the batch is due, or it is time for the next tick. A page that slips in between
-    /// the last look at the ring and the request for a wakeup waits for the next page or the next tick.
-    fn sleep(&self, signals: &StopSignals, next_tick: Instant) {
-        let due_at = self.batch.borrow().due_at();
-        if due_at.is_none() {
-            self.capture.ask_for_wakeup();
-        }
-        let until = due_at.map_or(next_tick, |due_at| due_at.min(next_tick));
+    /// Sleeps until the program wakes us, or until then. A page that slipped in between the last look at the ring and the
+    /// request for a wakeup waits for the next page or the next tick.
+    fn sleep(&self, signals: &StopSignals, until: Instant) {
         let timeout = until.saturating_duration_since(Instant::now());
         let (wakeups, stop) = (self.ring.wakeups(), signals.fd());
         sleep_until_readable(&mut [PollFd::new(&wakeups, PollFlags::IN), PollFd::new(&stop, PollFlags::IN)], timeout);
@@ -218,7 +215,7 @@ impl Agent<'_> {
 
     fn take_port(&mut self, port: Port, identification: IdentificationPage) {
         let page_count_max = port.batch_page_count_max(&identification);
-        self.batch.borrow_mut().limit(page_count_max);
+        self.batch_page_count_max = page_count_max;
         log(&format!("sending evicted pages to {}, {page_count_max} in a request", port.device().display()));
         notify(&[NotifyState::Status(&format!("sending evicted pages to {}", port.device().display()))]);
         self.port = PortState::Here(port);
@@ -250,10 +247,7 @@ impl Agent<'_> {
     /// What is captured by now still goes out; a port that is away is not waited for.
     fn finish(&mut self) {
         self.capture.set_paused(true);
-        while self.move_pages() == Ring::MayHoldMore {}
-        if !self.batch.borrow().is_empty() {
-            self.write_batch();
-        }
+        while self.write_pages(self.batch_page_count_max) > 0 {}
         let statistics = self.statistics();
         if let PortState::Here(port) = &mut self.port
             && let Err(error) = port.write_statistics(&statistics)

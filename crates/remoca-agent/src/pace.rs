@@ -1,0 +1,68 @@
+//! When to write: as soon as a whole request's worth of pages waits, or when the first of fewer has waited long enough.
+//!
+//! Pure: the time is an argument.
+
+use std::time::{Duration, Instant};
+
+/// How long a page waits for others: long enough for a request's worth at any rate that matters, short beside the time
+/// after which a guest reads a page again.
+pub const PAGE_AGE_MAX: Duration = Duration::from_millis(10);
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Write what waits.
+    Write,
+    /// Look again then, or when woken.
+    WaitUntil(Instant),
+    /// Nothing waits.
+    Idle,
+}
+
+#[derive(Debug, Default)]
+pub struct Pace {
+    /// When the first of the waiting pages was seen.
+    since: Option<Instant>,
+}
+
+impl Pace {
+    /// `waiting` pages are ready, and `page_count_max` would be a whole request or reach the end of the ring.
+    pub fn next(&mut self, waiting: usize, page_count_max: usize, now: Instant) -> Next {
+        if waiting == 0 {
+            self.since = None;
+            return Next::Idle;
+        }
+        let due_at = *self.since.get_or_insert(now) + PAGE_AGE_MAX;
+        if waiting >= page_count_max || now >= due_at { Next::Write } else { Next::WaitUntil(due_at) }
+    }
+
+    /// What waited was written.
+    pub fn written(&mut self) {
+        self.since = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_request_goes_at_once() {
+        let now = Instant::now();
+        let mut pace = Pace::default();
+        assert_eq!(pace.next(0, 4, now), Next::Idle);
+        assert_eq!(pace.next(3, 4, now), Next::WaitUntil(now + PAGE_AGE_MAX));
+        assert_eq!(pace.next(4, 4, now), Next::Write);
+    }
+
+    #[test]
+    fn age_counts_from_the_first_page_seen() {
+        let now = Instant::now();
+        let mut pace = Pace::default();
+        assert_eq!(pace.next(1, 4, now), Next::WaitUntil(now + PAGE_AGE_MAX));
+        assert_eq!(pace.next(2, 4, now + PAGE_AGE_MAX / 2), Next::WaitUntil(now + PAGE_AGE_MAX));
+        assert_eq!(pace.next(2, 4, now + PAGE_AGE_MAX), Next::Write);
+        pace.written();
+        let later = now + 2 * PAGE_AGE_MAX;
+        assert_eq!(pace.next(1, 4, later), Next::WaitUntil(later + PAGE_AGE_MAX));
+    }
+}

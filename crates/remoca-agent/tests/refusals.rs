@@ -1,0 +1,105 @@
+//! What keeps the agent from starting: each with its message and exit code, and no wrong disk ever written to.
+
+#![allow(clippy::unwrap_used, reason = "the helpers are part of the tests")]
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
+
+use remoca_lab::{Disk, Guest, Lab};
+use support::blocks::BlockSet;
+use support::port::TestPort;
+use support::{LIMIT, guest, start_agent, stop_agent};
+
+/// A file of 1 MiB that begins with an identification page of the given version, or with another text.
+fn disk_image(folder: &Path, name: &str, magic: &[u8], version: u32) -> Disk {
+    let path = folder.join(name);
+    fs::write(&path, vec![0x5a; 1 << 20]).unwrap();
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    file.write_all_at(magic, 0).unwrap();
+    file.write_all_at(&version.to_le_bytes(), 8).unwrap();
+    Disk::file(name, &path)
+}
+
+/// Runs the agent, which must end by itself with this code and say this.
+fn expect_refusal(guest: &mut Guest, command: &str, code: i32, text: &str) {
+    let output = guest.try_run(command, LIMIT).unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status, code, "`{command}` said {said}");
+    assert!(said.contains(text), "`{command}` said {said}, not {text:?}");
+}
+
+#[test]
+fn agent_refuses_to_start_with_a_reason_and_an_exit_code() {
+    let lab = Lab::open().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let port = TestPort::start(BlockSet::default());
+    let mut config = guest(&lab, "agent-refusals");
+    let disks = [
+        // A whole identification page on a disk with another name, and the right name on disks with none.
+        disk_image(folder.path(), "other-serial", b"REMOCAEP", 1),
+        Disk { serial: "remoca-port".to_owned(), ..disk_image(folder.path(), "no-page", b"not that", 1) },
+        Disk { serial: "remoca-port".to_owned(), ..disk_image(folder.path(), "version-2", b"REMOCAEP", 2) },
+    ];
+    let contents: Vec<_> = ["other-serial", "no-page", "version-2"]
+        .map(|name| folder.path().join(name))
+        .map(|path| (path.clone(), fs::read(&path).unwrap()))
+        .to_vec();
+    for disk in disks {
+        config = config.disk(disk);
+    }
+    config.qemu_args = port.qemu_args();
+    let mut guest = config.boot(&lab).unwrap();
+
+    // The disks come in the order in which they were given: root, payload, these, and the port.
+    expect_refusal(&mut guest, "remoca-agent --port /dev/vdc", 6, "its serial number is \"other-serial\"");
+    expect_refusal(&mut guest, "remoca-agent --port /dev/vdd", 6, "not the identification page");
+    expect_refusal(&mut guest, "remoca-agent --port /dev/vde", 7, "the port speaks version 2, this agent version 1");
+    expect_refusal(&mut guest, "remoca-agent --port /dev/vdz", 5, "/dev/vdz: No such file");
+    expect_refusal(&mut guest, "remoca-agent --port /dev/null", 6, "no block device");
+    expect_refusal(&mut guest, "remoca-agent --ring 3M", 2, "not a power of two");
+
+    // Of three disks with the right name, the one that is a port is taken; and only once.
+    start_agent(&mut guest, "");
+    assert!(guest.run("cat /run/agent.log", LIMIT).unwrap().contains("/dev/vdf"));
+    expect_refusal(&mut guest, "remoca-agent --port /dev/vdf", 8, "/dev/vdf is in use");
+    assert_eq!(stop_agent(&mut guest).0, "0");
+    guest.run("remoca-agent check --port /dev/vdf", LIMIT).unwrap();
+
+    let as_nobody = "setpriv --reuid 65534 --regid 65534 --clear-groups remoca-agent";
+    expect_refusal(&mut guest, as_nobody, 4, "lacks CAP_BPF and CAP_PERFMON");
+    let without_btf =
+        "mount -t tmpfs none /sys/kernel/btf && remoca-agent; code=$?; umount /sys/kernel/btf; exit $code";
+    expect_refusal(&mut guest, without_btf, 3, "/sys/kernel/btf/vmlinux is missing");
+    let unlocked = "ulimit -l 64; setpriv --bounding-set -ipc_lock remoca-agent --port /dev/vdf";
+    expect_refusal(&mut guest, unlocked, 10, "memory cannot be locked");
+    let hidden =
+        "sysctl -q kernel.kptr_restrict=2; remoca-agent; code=$?; sysctl -q kernel.kptr_restrict=0; exit $code";
+    expect_refusal(&mut guest, hidden, 4, "kernel.kptr_restrict");
+
+    // Last, because it cannot be undone.
+    guest.run("mount -t securityfs securityfs /sys/kernel/security", LIMIT).unwrap();
+    guest.run("echo confidentiality > /sys/kernel/security/lockdown", LIMIT).unwrap();
+    expect_refusal(&mut guest, "remoca-agent --port /dev/vdf", 9, "The kernel is locked down");
+    guest.shut_down().unwrap();
+
+    for (path, content) in contents {
+        assert!(fs::read(&path).unwrap() == content, "{} was written to", path.display());
+    }
+}
+
+/// A guest without a port: the agent says so, or waits for one if it is asked to.
+#[test]
+fn guest_without_a_port() {
+    let lab = Lab::open().unwrap();
+    let mut guest = guest(&lab, "agent-no-port").boot(&lab).unwrap();
+    expect_refusal(&mut guest, "remoca-agent", 5, "no disk of this VM has the serial number remoca-port");
+    expect_refusal(&mut guest, "remoca-agent check", 5, "no disk of this VM has the serial number remoca-port");
+    let waiting = "remoca-agent --wait > /run/log 2>&1 & agent=$!
+                   until grep -q 'waiting for one' /run/log; do sleep 0.05; done; kill -TERM $agent; wait $agent";
+    assert_eq!(guest.try_run(waiting, Duration::from_secs(30)).unwrap().status, 0);
+    guest.shut_down().unwrap();
+}
