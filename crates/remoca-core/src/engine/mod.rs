@@ -16,6 +16,7 @@ mod evict;
 mod guest;
 pub mod overlap;
 mod server;
+mod size;
 mod stats;
 mod types;
 

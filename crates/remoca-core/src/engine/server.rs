@@ -1,15 +1,12 @@
-//! The link to the memory server: size, outstanding requests, and what is lost with a connection.
+//! The link to the memory server: outstanding requests, and what is lost with a connection.
 
 use super::{Action, DiskEngine, FetchId, GuestOp, PageOutcome, Phase, PoolOffer, RequestId, block_count, update_mean};
 use crate::fingerprint::Fingerprint;
-use crate::index::Move;
 use crate::rules::Rule;
 use crate::units::{BlockId, Nanos, PageCount, SlotIndex};
 use std::collections::VecDeque;
 use std::ops::DerefMut;
 
-/// After a refusal, or with less than was asked for, the size is asked for again after this time.
-const RESIZE_RETRY_NS: u64 = 10_000_000_000;
 /// A server that owes an answer for so long is given up, and connected to anew.
 const SILENCE_NS: u64 = 10_000_000_000;
 /// A fetch is late after twice the disk's mean, within these bounds.
@@ -19,7 +16,7 @@ const TIMEOUT_MAX_NS: u64 = 500_000_000;
 const SEND_LOG: usize = 16 * 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+pub(super) enum State {
     Down,
     /// A SETSIZE may be waiting for its answer.
     Up {
@@ -30,17 +27,17 @@ enum State {
 /// The state of the connection and of the pool behind it.
 #[derive(Debug)]
 pub(super) struct Link {
-    state: State,
-    wanted: PageCount,
-    granted: PageCount,
-    retry_at: Option<Nanos>,
+    pub(super) state: State,
+    pub(super) wanted: PageCount,
+    pub(super) granted: PageCount,
+    pub(super) retry_at: Option<Nanos>,
     /// The size asked for last is what a refusal left possible, not what is wanted.
-    reduced: bool,
+    pub(super) reduced: bool,
     /// Since when the server owes an answer that is late.
     stalled_since: Option<Nanos>,
     generation: Option<u64>,
     /// SENDPAGEs for this pool since it started, and the slots of the newest of them.
-    sends: u64,
+    pub(super) sends: u64,
     /// (number of the send, slot); a MOVE carries the number of the next send.
     log: VecDeque<(u64, SlotIndex)>,
     /// The log is complete for a server that has stored at least so many sends.
@@ -97,7 +94,7 @@ impl Link {
         self.sends += 1;
     }
 
-    fn log(&mut self, number: u64, slot: SlotIndex) {
+    pub(super) fn log(&mut self, number: u64, slot: SlotIndex) {
         if self.log.len() == SEND_LOG
             && let Some((forgotten, _)) = self.log.pop_front()
         {
@@ -215,74 +212,6 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// The server gave the pool this size.
-    pub fn handle_sized(&mut self, now: Nanos, npages: PageCount) {
-        self.note_answer();
-        let State::Up { asked: Some(_) } = self.link.state else { return };
-        self.link.state = State::Up { asked: None };
-        self.link.granted = npages;
-        self.fit_capacity();
-        if self.link.reduced && npages < self.link.wanted {
-            self.link.retry_at = Some(now.plus_ns(RESIZE_RETRY_NS));
-        } else {
-            self.ask_size(None);
-        }
-    }
-
-    /// The server refused a size, and could give `available` pages more than the pool has.
-    pub fn handle_size_refused(&mut self, now: Nanos, available: PageCount) {
-        self.note_answer();
-        let State::Up { asked: Some(asked) } = self.link.state else { return };
-        self.link.state = State::Up { asked: None };
-        let possible = PageCount(self.link.granted.0.saturating_add(available.0));
-        if possible > self.link.granted && possible < asked {
-            self.ask_size(Some(possible));
-        } else {
-            self.link.retry_at = Some(now.plus_ns(RESIZE_RETRY_NS));
-        }
-    }
-
-    /// Sets the size of the cache; 0 turns it off and forgets everything (a later size starts cold). The index must be
-    /// large enough, see [`Self::needs_layout`].
-    pub fn resize(&mut self, wanted: PageCount) {
-        self.link.wanted = PageCount(wanted.0.min(self.index.layout().slot_limit().0));
-        if wanted.0 == 0 {
-            self.index.drop_everything();
-        }
-        self.link.retry_at = None;
-        self.ask_size(None);
-    }
-
-    /// Sends SETSIZE if the pool has another size than the operator's, or the `reduced` one that a refusal left. Pages are moved out of the
-    /// part that a shrink cuts off first.
-    fn ask_size(&mut self, reduced: Option<PageCount>) {
-        let size = reduced.unwrap_or(self.link.wanted);
-        if self.link.state != (State::Up { asked: None }) || size == self.link.granted {
-            return;
-        }
-        self.link.retry_at = None;
-        self.link.reduced = reduced.is_some();
-        if size < self.index.capacity() {
-            let (link, actions) = (&mut self.link, &mut self.actions);
-            self.index.set_capacity(size, |Move { from, to }| {
-                link.log(link.sends, to);
-                actions.push_back(Action::MovePage { from, to });
-            });
-        }
-        self.link.state = State::Up { asked: Some(size) };
-        self.actions.push_back(Action::SetSize(size));
-    }
-
-    /// Usable are the slots that the pool has; pages in others are given up.
-    fn fit_capacity(&mut self) {
-        let usable = self.link.granted;
-        let outside: Vec<_> = self.index.queue().map(|(slot, _)| slot).filter(|slot| slot.0 >= usable.0).collect();
-        for slot in outside {
-            self.index.drop_slot(slot);
-        }
-        self.index.set_capacity(usable, |_| {});
-    }
-
     /// Pages that were on the way when the connection broke: their slots hold something older.
     fn give_up_lost_sends(&mut self, offer: PoolOffer) {
         if offer.sends_received < self.link.log_from || offer.sends_received > self.link.sends {
@@ -353,7 +282,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.note_answer();
     }
 
-    fn note_answer(&mut self) {
+    pub(super) fn note_answer(&mut self) {
         self.link.stalled_since = None;
     }
 
