@@ -116,6 +116,23 @@ impl Connection {
         Ok(())
     }
 
+    /// What stores some of the pages, spread over all of them, with the content that they have anyway.
+    fn store_batches(&self) -> Vec<Vec<u8>> {
+        let mut content = [0; PAGE_SIZE];
+        let count = u64::from(self.pages.end - self.pages.start);
+        let mut batch = |batch: u32| {
+            let mut bytes = Vec::new();
+            for number in 0..STORE_BATCH {
+                let place = u64::from(batch * STORE_BATCH + number) * 0x9e37_79b1 % count;
+                let page = self.pages.start + u32::try_from(place).unwrap_or(0);
+                pattern::fill(page, &mut content);
+                self.dialect.put_set(self.slot(page), &content, &mut bytes);
+            }
+            bytes
+        };
+        (0..64).map(&mut batch).collect()
+    }
+
     /// Reads each page once and compares all of it.
     pub(crate) fn verify_all(&mut self) -> Result<()> {
         let mut next = self.pages.start;
@@ -260,37 +277,30 @@ fn get_by_events(connections: &mut [Connection], depth: usize, deadline: Instant
     Ok(pages)
 }
 
-/// Stores pages for `time`, over and over the same ones, without waiting for anything but room in the socket; the pages
-/// count when one that was asked for after them has come.
-pub(crate) fn send(connection: &mut Connection, time: Duration) -> Result<Measure> {
-    let mut content = [0; PAGE_SIZE];
-    let pages = connection.pages.end - connection.pages.start;
-    // Spread over all of the memory, as a cache would have it.
-    let batches: Vec<Vec<u8>> = (0..64)
-        .map(|batch| {
-            let mut bytes = Vec::new();
-            for number in 0..STORE_BATCH {
-                let place = u64::from(batch * STORE_BATCH + number) * 0x9e37_79b1 % u64::from(pages);
-                let page = connection.pages.start + u32::try_from(place).unwrap_or(0);
-                pattern::fill(page, &mut content);
-                connection.dialect.put_set(connection.slot(page), &content, &mut bytes);
-            }
-            bytes
-        })
-        .collect();
+/// Stores pages for `time`, [`STORE_BATCH`] at a time: the next ones when the server has shown that it has these, by its
+/// answers, or by answering a get sent after them.
+pub(crate) fn set(connection: &mut Connection, time: Duration) -> Result<Measure> {
+    let batches = connection.store_batches();
     connection.stream.set_nonblocking(false)?;
     connection.random = 1;
+    let answers = connection.dialect.stored().repeat(STORE_BATCH as usize);
+    let mut received = vec![0; answers.len()];
     let cpu = thread_cpu();
     let started = Instant::now();
     let mut pages = 0;
-    let mut batches = batches.iter().cycle();
-    while started.elapsed() < time {
-        if let Some(batch) = batches.next() {
-            connection.stream.write_all(batch)?;
-            pages += u64::from(STORE_BATCH);
+    for batch in batches.iter().cycle() {
+        connection.stream.write_all(batch)?;
+        if answers.is_empty() {
+            get_blocking(connection, 1, started)?;
+        } else {
+            connection.stream.read_exact(&mut received)?;
+            ensure!(received == answers, "pages were not stored");
+        }
+        pages += u64::from(STORE_BATCH);
+        if started.elapsed() >= time {
+            break;
         }
     }
-    get_blocking(connection, 1, started)?;
     Ok(Measure { pages, elapsed: started.elapsed(), client_cpu: thread_cpu() - cpu })
 }
 

@@ -91,7 +91,7 @@ pub(crate) fn run(args: &ServerBenchArgs) -> Result<()> {
             place(&targets, cpus, cell.placement())?;
             for contender in Contender::order(round) {
                 let lane = lanes.iter_mut().find(|lane| lane.contender == contender).context("a lane for each")?;
-                samples.extend(measure(lane, &targets, cell, slice, round)?);
+                samples.push(measure(lane, &targets, cell, slice, round)?);
             }
         }
     }
@@ -173,23 +173,19 @@ fn beside_payload(targets: &[Target], pages: u32) -> Result<f64> {
     Ok((resident - payload) / (2.0 * f64::from(pages)))
 }
 
-fn measure(lane: &mut Lane, targets: &[Target], cell: Cell, slice: Duration, round: usize) -> Result<Option<Sample>> {
-    if cell.sends() && !lane.contender.dialect().stored().is_empty() {
-        // Those that answer each page are not of the same shape.
-        return Ok(None);
-    }
+fn measure(lane: &mut Lane, targets: &[Target], cell: Cell, slice: Duration, round: usize) -> Result<Sample> {
     let target = &targets[lane.target];
     let before = target.cpu()?;
     let connections = if cell.four_connections() { &mut lane.four } else { &mut lane.single };
-    let measured = match (cell.sends(), connections.as_mut_slice()) {
-        (true, [single]) => client::send(single, slice),
+    let measured = match (cell.sets(), connections.as_mut_slice()) {
+        (true, [single]) => client::set(single, slice),
         (_, connections) => client::get(connections, cell.depth(), slice, round as u64 + 1),
     };
     let measure = measured.with_context(|| format!("{} in {}", target.name, cell.name()))?;
     // It sleeps as soon as it has nothing to do, and only then its time is exact.
     std::thread::sleep(Duration::from_millis(2));
     let server_cpu_us = (target.cpu()? - before).as_secs_f64() * 1e6;
-    Ok(Some(Sample { cell, contender: lane.contender, round, measure, server_cpu_us }))
+    Ok(Sample { cell, contender: lane.contender, round, measure, server_cpu_us })
 }
 
 fn conditions(

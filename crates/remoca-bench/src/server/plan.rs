@@ -51,12 +51,12 @@ pub(crate) enum Cell {
     D1,
     D32,
     D32x4,
-    /// Pages to the server, without replies.
-    Send,
+    /// Pages to the server.
+    SetD32,
     D1OneCpu,
     D32OneCpu,
     D32x4OneCpu,
-    SendOneCpu,
+    SetD32OneCpu,
 }
 
 /// Where client and server run.
@@ -73,11 +73,11 @@ impl Cell {
         Self::D1,
         Self::D32,
         Self::D32x4,
-        Self::Send,
+        Self::SetD32,
         Self::D1OneCpu,
         Self::D32OneCpu,
         Self::D32x4OneCpu,
-        Self::SendOneCpu,
+        Self::SetD32OneCpu,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -85,18 +85,18 @@ impl Cell {
             Self::D1 => "d1",
             Self::D32 => "d32",
             Self::D32x4 => "d32x4",
-            Self::Send => "send",
+            Self::SetD32 => "set_d32",
             Self::D1OneCpu => "d1_one_cpu",
             Self::D32OneCpu => "d32_one_cpu",
             Self::D32x4OneCpu => "d32x4_one_cpu",
-            Self::SendOneCpu => "send_one_cpu",
+            Self::SetD32OneCpu => "set_d32_one_cpu",
         }
     }
 
     pub(crate) fn placement(self) -> Placement {
         match self {
-            Self::D1 | Self::D32 | Self::D32x4 | Self::Send => Placement::Apart,
-            Self::D1OneCpu | Self::D32OneCpu | Self::D32x4OneCpu | Self::SendOneCpu => Placement::OneCpu,
+            Self::D1 | Self::D32 | Self::D32x4 | Self::SetD32 => Placement::Apart,
+            Self::D1OneCpu | Self::D32OneCpu | Self::D32x4OneCpu | Self::SetD32OneCpu => Placement::OneCpu,
         }
     }
 
@@ -112,7 +112,7 @@ impl Cell {
         matches!(self, Self::D32x4 | Self::D32x4OneCpu)
     }
 
-    pub(crate) fn sends(self) -> bool {
-        matches!(self, Self::Send | Self::SendOneCpu)
+    pub(crate) fn sets(self) -> bool {
+        matches!(self, Self::SetD32 | Self::SetD32OneCpu)
     }
 }

@@ -219,7 +219,7 @@ fn expectations(ratios: &BTreeMap<String, Spread>) -> Vec<Expectation> {
         ("P1 server CPU beside raw", "server_cpu_ratio_raw_d32x4", None, Some(1.3)),
         ("P2 server CPU beside raw", "server_cpu_ratio_raw_d32", None, Some(1.25)),
         ("P3 time of one get beside raw", "ratio_raw_d1", Some(1.0 / 1.05), None),
-        ("P4 server CPU of one SENDPAGE beside raw", "server_cpu_ratio_raw_send", None, Some(1.4)),
+        ("P4 server CPU of one SENDPAGE beside raw", "server_cpu_ratio_raw_set_d32", None, Some(1.4)),
     ];
     let expectation = |(what, ratio, at_least, at_most): (_, _, Option<f64>, Option<f64>)| {
         let measured = ratios.get(ratio)?.median;
