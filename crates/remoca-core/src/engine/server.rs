@@ -35,6 +35,8 @@ pub(super) struct Link {
     pub(super) reduced: bool,
     /// Since when the server owes an answer that is late.
     stalled_since: Option<Nanos>,
+    /// Since when the server owes an answer to a SETSIZE; set by the first timer after it was sent.
+    pub(super) size_owed_since: Option<Nanos>,
     generation: Option<u64>,
     /// SENDPAGEs for this pool since it started, and the slots of the newest of them.
     pub(super) sends: u64,
@@ -55,6 +57,7 @@ impl Link {
             retry_at: None,
             reduced: false,
             stalled_since: None,
+            size_owed_since: None,
             generation: None,
             sends: 0,
             log: VecDeque::with_capacity(SEND_LOG),
@@ -78,6 +81,17 @@ impl Link {
 
     pub(super) fn granted(&self) -> PageCount {
         self.granted
+    }
+
+    fn is_size_owed(&self) -> bool {
+        matches!(self.state, State::Up { asked: Some(_) })
+    }
+
+    /// When a server that owes an answer is given up; at once where nobody has looked at the clock yet.
+    fn silence_deadline(&self) -> Option<Nanos> {
+        let stalled = self.stalled_since.map(|since| since.plus_ns(SILENCE_NS));
+        let owed = self.is_size_owed().then(|| self.size_owed_since.map_or(Nanos(0), |at| at.plus_ns(SILENCE_NS)));
+        [stalled, owed].into_iter().flatten().min()
     }
 
     pub(super) fn can_fetch(&self) -> bool {
@@ -200,6 +214,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.stats.disconnections += 1;
         self.link.state = State::Down;
         self.link.stalled_since = None;
+        self.link.size_owed_since = None;
         self.link.retry_at = None;
         for fetch in self.fetches.drain() {
             self.index.unpin(fetch.slot);
@@ -326,8 +341,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.deadlines.pop_front();
         }
         let fetch = self.deadlines.front().map(|(at, _, _)| *at);
-        let silence = self.link.stalled_since.map(|at| at.plus_ns(SILENCE_NS));
-        [fetch, self.link.retry_at, silence].into_iter().flatten().min()
+        [fetch, self.link.retry_at, self.link.silence_deadline()].into_iter().flatten().min()
     }
 
     fn is_waiting(&self, id: RequestId, serial: u64) -> bool {
@@ -350,8 +364,10 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.link.retry_at = None;
             self.ask_size(None);
         }
-        if self.link.stalled_since.is_some_and(|at| at.plus_ns(SILENCE_NS) <= now) {
-            self.link.stalled_since = None;
+        if self.link.is_size_owed() {
+            self.link.size_owed_since.get_or_insert(now);
+        }
+        if self.link.silence_deadline().is_some_and(|at| at <= now) {
             self.actions.push_back(Action::Reconnect);
             self.handle_disconnected();
         }

@@ -12,12 +12,11 @@ const RESIZE_RETRY_NS: u64 = 10_000_000_000;
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// The server gave the pool this size.
     pub fn handle_sized(&mut self, now: Nanos, npages: PageCount) {
-        self.note_answer();
-        let State::Up { asked: Some(_) } = self.link.state else { return };
-        self.link.state = State::Up { asked: None };
+        let Some(asked) = self.take_asked() else { return };
         self.link.granted = npages;
         self.fit_capacity();
-        if self.link.reduced && npages < self.link.wanted {
+        // Never at once after an answer that is not what was asked for: such a server would be asked without end.
+        if npages != asked || (self.link.reduced && npages < self.link.wanted) {
             self.link.retry_at = Some(now.plus_ns(RESIZE_RETRY_NS));
         } else {
             self.ask_size(None);
@@ -26,15 +25,25 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// The server refused a size, and could give `available` pages more than the pool has.
     pub fn handle_size_refused(&mut self, now: Nanos, available: PageCount) {
-        self.note_answer();
-        let State::Up { asked: Some(asked) } = self.link.state else { return };
-        self.link.state = State::Up { asked: None };
+        let Some(asked) = self.take_asked() else { return };
         let possible = PageCount(self.link.granted.0.saturating_add(available.0));
-        if possible > self.link.granted && possible < asked {
+        if self.link.wanted < asked {
+            // The operator wants less by now.
+            self.ask_size(None);
+        } else if possible > self.link.granted && possible < asked && !self.link.reduced {
             self.ask_size(Some(possible));
         } else {
             self.link.retry_at = Some(now.plus_ns(RESIZE_RETRY_NS));
         }
+    }
+
+    /// The size that the server was asked for, now that it has answered.
+    fn take_asked(&mut self) -> Option<PageCount> {
+        self.note_answer();
+        let State::Up { asked: Some(asked) } = self.link.state else { return None };
+        self.link.state = State::Up { asked: None };
+        self.link.size_owed_since = None;
+        Some(asked)
     }
 
     /// Sets the size of the cache; 0 turns it off and forgets everything (a later size starts cold). The index must be
@@ -48,8 +57,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.ask_size(None);
     }
 
-    /// Sends SETSIZE if the pool has another size than the operator's, or the `reduced` one that a refusal left. Pages are moved out of the
-    /// part that a shrink cuts off first.
+    /// Sends SETSIZE if the pool has another size than the operator's, or the `reduced` one that a refusal left. Pages
+    /// are moved out of the part that a shrink cuts off first.
     pub(super) fn ask_size(&mut self, reduced: Option<PageCount>) {
         let size = reduced.unwrap_or(self.link.wanted);
         if self.link.state != (State::Up { asked: None }) || size == self.link.granted {

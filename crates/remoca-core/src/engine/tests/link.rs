@@ -192,3 +192,52 @@ fn moves_are_given_up_even_when_there_were_too_many_to_remember() {
     bench.connect(1, 2 * count, u64::from(2 * count));
     assert_eq!(bench.engine.index().slot_counts().used, 0, "no move is known to have arrived");
 }
+
+#[test]
+fn a_server_that_never_answers_a_setsize_is_given_up() {
+    let mut bench = Bench::new(config());
+    bench.engine.handle_connected(PoolOffer { generation: 1, npages: PageCount(0), sends_received: 0 });
+    assert_eq!(bench.actions(), [Action::SetSize(PageCount(8))]);
+    bench.wait(MS);
+    assert!(bench.engine.next_deadline().is_some_and(|at| at <= bench.now), "the clock is looked at");
+    assert_eq!(bench.timer(), []);
+    let deadline = bench.engine.next_deadline().expect("silence ends");
+    assert!(deadline > bench.now);
+    bench.wait(deadline.since_ns(bench.now));
+    assert_eq!(bench.timer(), [Action::Reconnect]);
+    assert!(!bench.engine.status().connected);
+    assert_eq!(bench.engine.next_deadline(), None);
+    bench.connect(2, 0, 0);
+    assert_eq!(bench.engine.status().granted, PageCount(8));
+    assert_eq!(bench.engine.next_deadline(), None);
+}
+
+#[test]
+fn a_server_that_gives_another_size_is_not_asked_without_end() {
+    let mut bench = Bench::new(config());
+    bench.engine.handle_connected(PoolOffer { generation: 1, npages: PageCount(0), sends_received: 0 });
+    assert_eq!(bench.actions(), [Action::SetSize(PageCount(8))]);
+    bench.engine.handle_sized(bench.now, PageCount(3));
+    assert_eq!(bench.actions(), []);
+    let retry = bench.engine.next_deadline().expect("it is asked again later");
+    bench.wait(retry.since_ns(bench.now));
+    assert_eq!(bench.timer(), [Action::SetSize(PageCount(8))]);
+    // Nor one that offers a page less with each refusal.
+    bench.engine.handle_size_refused(bench.now, PageCount(4));
+    assert_eq!(bench.actions(), [Action::SetSize(PageCount(7))]);
+    bench.engine.handle_size_refused(bench.now, PageCount(3));
+    assert_eq!(bench.actions(), []);
+}
+
+#[test]
+fn a_size_that_changed_while_the_last_one_was_refused_is_asked_for_at_once() {
+    let mut bench = Bench::connected();
+    bench.engine.resize(PageCount(2));
+    bench.grant();
+    bench.engine.resize(PageCount(8));
+    assert_eq!(bench.actions(), [Action::SetSize(PageCount(8))]);
+    bench.engine.resize(PageCount(1));
+    assert_eq!(bench.actions(), [], "one SETSIZE at a time");
+    bench.engine.handle_size_refused(bench.now, PageCount(3));
+    assert_eq!(bench.actions(), [Action::SetSize(PageCount(1))]);
+}
