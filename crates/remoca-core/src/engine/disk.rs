@@ -26,7 +26,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         match request.op {
             GuestOp::Read(range) => {
                 let clean = self.overlaps[usize::from(request.disk.0)].end(id) && result.is_ok();
-                if result.is_ok() {
+                if result.is_ok() && !request.fell_back {
                     update_mean(&mut self.disk_read_ns, now.since_ns(request.issued));
                 }
                 if clean {

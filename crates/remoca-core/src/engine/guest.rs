@@ -23,7 +23,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.requests.resize(at + 1, None);
         }
         self.serial += 1;
-        self.requests[at] = Some(Request { disk, op, phase: Phase::Disk, issued: now, serial: self.serial });
+        self.requests[at] =
+            Some(Request { disk, op, phase: Phase::Disk, issued: now, fell_back: false, serial: self.serial });
         match op {
             GuestOp::Read(range) => self.begin_read(now, id, disk, range),
             GuestOp::Write { range, .. } => {

@@ -100,6 +100,8 @@ struct Request {
     op: GuestOp,
     phase: Phase,
     issued: Nanos,
+    /// A read that waited for the server before the disk was asked.
+    fell_back: bool,
     /// Tells this request from later ones with the same id.
     serial: u64,
 }

@@ -321,11 +321,13 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// The disk answers a read that waits for the server.
     pub(super) fn fall_back(&mut self, id: RequestId) {
-        if let Some(request) = self.request(id)
+        if let Some(request) = &mut self.requests[id.0 as usize]
             && let GuestOp::Read(range) = request.op
         {
+            request.fell_back = true;
+            let disk = request.disk;
             self.stats.missed_blocks += block_count(range);
-            self.read_from_disk(id, request.disk, range);
+            self.read_from_disk(id, disk, range);
         }
     }
 

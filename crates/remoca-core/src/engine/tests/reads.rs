@@ -135,3 +135,21 @@ fn with_all_requests_in_use_the_disk_answers() {
     only_fetch(&bench.read(0, blocks(3, 1)));
     assert_eq!(bench.read(1, blocks(3, 1)), [disk_action(1, GuestOp::Read(blocks(3, 1)))]);
 }
+
+#[test]
+fn waiting_for_the_server_does_not_make_the_disk_look_slow() {
+    let mut bench = Bench::connected();
+    bench.read(0, blocks(3, 1));
+    bench.wait(10 * MS);
+    bench.disk_done(0, Ok(()), &page(1));
+    assert_eq!(bench.engine.status().disk_read_ns, 10 * MS);
+    bench.engine.handle_evicted(&page(1));
+    only_fetch(&bench.read(0, blocks(3, 1)));
+    let timeout = bench.engine.next_deadline().unwrap().since_ns(bench.now);
+    bench.wait(timeout);
+    bench.timer();
+    bench.wait(10 * MS);
+    bench.disk_done(0, Ok(()), &page(1));
+    // Otherwise each timeout would make the next one longer.
+    assert_eq!(bench.engine.status().disk_read_ns, 10 * MS);
+}
