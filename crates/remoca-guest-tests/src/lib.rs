@@ -111,11 +111,11 @@ impl Host {
     /// Starts the VM process with these disks, an eviction port, and a cache of `cache`.
     pub fn start_process(&mut self, images: &[Image], cache: &str, more: &[&str]) -> Result<()> {
         let mut command = Command::new(&self.program);
-        command.arg("disk").args(["--name", "vm", "--cache", cache, "--port"]).arg(self.path("port.sock"));
+        command.arg("disk").args(["--name", "vm", "--cache", cache, "--port"]).arg(self.socket("port"));
         command.arg("--control").arg(self.path("vm.ctl"));
         command.arg("--server").arg(format!("unix:{}", self.path("memory.sock").display()));
         for image in images {
-            let socket = self.path(&format!("{}.sock", image.name));
+            let socket = self.socket(image.name);
             let comma = if image.options.is_empty() { "" } else { "," };
             let (path, socket) = (image.path.display(), socket.display());
             let spec = format!("name={},image={path},socket={socket}{comma}{}", image.name, image.options);
@@ -145,21 +145,23 @@ impl Host {
         std::fs::read_to_string(self.path("disk.log")).unwrap_or_default()
     }
 
-    /// Boots a guest of 256 MiB and two processors with the disks, the agent and the workload program.
-    pub fn boot(&self, lab: &Lab, name: &str, payload: &[(&str, &Path)]) -> Result<Guest> {
+    /// A guest of 256 MiB and two processors with the disks, the agent and the workload program.
+    pub fn guest(&self, lab: &Lab, name: &str) -> Result<GuestConfig> {
         let mut config = GuestConfig::new(name, 256);
         for disk in self.names.iter().copied().chain(["port"]) {
-            config = config.disk(Disk::vhost_user(disk, &self.path(&format!("{disk}.sock"))));
+            config = config.disk(Disk::vhost_user(disk, &self.socket(disk)));
         }
         for (package, program) in [("remoca-agent", "remoca-agent"), ("remoca-lab", "remoca-workload")] {
             config = config.payload(program, &program::build(lab, package, program)?);
         }
-        for (name, path) in payload {
-            config = config.payload(name, path);
-        }
         config.may_reboot = true;
         config.boot_limit = LIMIT;
-        Ok(config.boot(lab)?)
+        Ok(config)
+    }
+
+    /// Where the hypervisor connects to a disk, or to `port`.
+    pub fn socket(&self, disk: &str) -> PathBuf {
+        self.path(&format!("{disk}.sock"))
     }
 
     /// What `remoca status` would show.
@@ -204,7 +206,8 @@ impl Host {
 /// Starts the agent in the guest and waits until it says that it sends.
 pub fn start_agent(guest: &mut Guest) -> Result<()> {
     guest.run("remoca-agent > /tmp/agent.log 2>&1 & echo $! > /tmp/agent.pid", LIMIT)?;
-    let wait = "for i in $(seq 600); do grep -q sending /tmp/agent.log && exit 0; sleep 0.1; done; cat /tmp/agent.log; exit 1";
+    let wait =
+        "for i in $(seq 600); do grep -q sending /tmp/agent.log && exit 0; sleep 0.1; done; cat /tmp/agent.log; exit 1";
     guest.run(wait, LIMIT)?;
     Ok(())
 }

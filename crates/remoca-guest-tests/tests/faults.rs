@@ -39,7 +39,9 @@ fn torment(host: &mut Host) -> Result<()> {
     }
     // And it refills.
     let before = host.status()?.counters["hit_blocks"];
-    host.wait_until("the cache refills", |s| s.cache.used_bytes > 16 << 20 && s.counters["hit_blocks"] > before + 1000)?;
+    host.wait_until("the cache refills", |s| {
+        s.cache.used_bytes > 16 << 20 && s.counters["hit_blocks"] > before + 1000
+    })?;
     Ok(())
 }
 
@@ -107,7 +109,7 @@ fn a_guest_survives_whatever_happens_to_its_memory_server() -> Result<()> {
     store::format_ext4(&image)?;
     host.start_server()?;
     host.start_process(&[Image { name: "data", path: image.clone(), options: "" }], "256M", &[])?;
-    let mut guest = host.boot(&lab, "faults", &[])?;
+    let mut guest = host.guest(&lab, "faults")?.boot(&lab)?;
     guest.run("mount $(disk-by-serial data) /mnt", LIMIT)?;
     start_agent(&mut guest)?;
     start_work(&mut guest, "/mnt", "a", "")?;
@@ -135,8 +137,9 @@ fn a_guest_survives_whatever_happens_to_its_memory_server() -> Result<()> {
     assert!(counter("connections") >= 3 && counter("disconnections") >= 2, "{status:?}");
     assert!(counter("fetch_timeouts") + counter("fetch_disconnected") > 0, "a fault met a read: {status:?}");
     assert_eq!((counter("disk_errors"), counter("foreign_writes"), counter("fetch_wrong")), (0, 0, 0), "{status:?}");
+    // Turning the cache off forgets what the guest holds, so not all of it is known later.
     let known = counter("evictions_reported") - counter("evictions_unmatched");
-    assert!(known * 10 > counter("evictions_reported") * 9, "most evictions are known content: {status:?}");
+    assert!(known * 2 > counter("evictions_reported"), "most evictions are known content: {status:?}");
     host.stop_process()?;
     check_from_outside(&image, &journal, host.folder())
 }
@@ -151,7 +154,8 @@ fn two_disks_of_one_guest_one_of_them_with_small_writes_on_large_sectors() -> Re
     }
     store::format_ext4(&first)?;
     // 1 KiB blocks of the file system, and 512-byte direct writes of fio, on a store of 4 KiB sectors.
-    let made = std::process::Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-b", "1024"]).arg(&second).status()?;
+    let made =
+        std::process::Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-b", "1024"]).arg(&second).status()?;
     assert!(made.success());
     let large_sectors = LoopDevice::attach(&second, 4096)?;
     host.start_server()?;
@@ -160,10 +164,13 @@ fn two_disks_of_one_guest_one_of_them_with_small_writes_on_large_sectors() -> Re
         Image { name: "second", path: large_sectors.path().to_owned(), options: "sector=512" },
     ];
     host.start_process(&images, "256M", &["--no-io-uring"])?;
-    let mut guest = host.boot(&lab, "two-disks", &[])?;
+    let mut guest = host.guest(&lab, "two-disks")?.boot(&lab)?;
     let mount = "mkdir -p /a /b; mount $(disk-by-serial first) /a && mount $(disk-by-serial second) /b";
     guest.run(mount, LIMIT)?;
-    assert_eq!(guest.run("cat /sys/block/$(basename $(disk-by-serial second))/queue/logical_block_size", LIMIT)?, "512");
+    assert_eq!(
+        guest.run("cat /sys/block/$(basename $(disk-by-serial second))/queue/logical_block_size", LIMIT)?,
+        "512"
+    );
     start_agent(&mut guest)?;
     start_work(&mut guest, "/a", "a", "")?;
     start_work(&mut guest, "/b", "b", "--direct=1")?;

@@ -1,0 +1,78 @@
+//! A guest that encrypts its disk: nothing it evicts is what the disk holds. The agent is told so and all but stops; when
+//! the guest reads a plain file system again, evictions are known again and the agent sends everything.
+
+use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, start_agent};
+use remoca_lab::{Guest, Lab, store};
+use std::time::Instant;
+
+const CREATE: &str = "remoca-workload create --files 4 --file-size 96M --seed 9 --dir";
+
+/// Seconds that the guest takes to read all files in `dir` so many times; its memory holds less than half of them.
+fn read_all(guest: &mut Guest, dir: &str, times: u32) -> Result<f64> {
+    let started = Instant::now();
+    guest.run(&format!("for i in $(seq {times}); do cat {dir}/* > /dev/null || exit 1; done"), LIMIT)?;
+    Ok(started.elapsed().as_secs_f64())
+}
+
+#[test]
+fn where_nothing_matches_the_agent_all_but_stops() -> Result<()> {
+    let lab = Lab::open()?;
+    let mut host = Host::new(remoca()?, "512M")?;
+    let (secret, plain) = (host.folder().join("secret.img"), host.folder().join("plain.img"));
+    for image in [&secret, &plain] {
+        store::sparse_image(image, 512 << 20)?;
+    }
+    store::format_ext4(&plain)?;
+    host.start_server()?;
+    let images =
+        [Image { name: "secret", path: secret, options: "" }, Image { name: "plain", path: plain, options: "" }];
+    host.start_process(&images, "384M", &[])?;
+    let mut guest = host.guest(&lab, "encrypted")?.boot(&lab)?;
+    guest.run("head -c 32 /dev/urandom > /tmp/key && modprobe dm_crypt", LIMIT)?;
+    guest.run("cryptsetup open --type plain --key-file /tmp/key --cipher aes-xts-plain64 --key-size 256 $(disk-by-serial secret) s", LIMIT)?;
+    guest.run(
+        "mkdir -p /s /p; mkfs.ext4 -q /dev/mapper/s && mount /dev/mapper/s /s && mount $(disk-by-serial plain) /p",
+        LIMIT,
+    )?;
+    guest.run(&format!("{CREATE} /s/set && {CREATE} /p/set && sync"), LIMIT)?;
+
+    // Rounds without and with the agent take turns, so that a drift of the machine meets both.
+    let mut seconds = [Vec::new(), Vec::new()];
+    for _ in 0..3 {
+        seconds[0].push(read_all(&mut guest, "/s/set", 1)?);
+        start_agent(&mut guest)?;
+        host.wait_until("the port advises the agent", |s| {
+            let _ = guest.run("cat /s/set/* > /dev/null", LIMIT);
+            s.port.as_ref().is_some_and(|port| port.advice >= 64)
+        })?;
+        seconds[1].push(read_all(&mut guest, "/s/set", 1)?);
+        guest.run(
+            "kill $(cat /tmp/agent.pid); while kill -0 $(cat /tmp/agent.pid) 2> /dev/null; do sleep 0.1; done",
+            LIMIT,
+        )?;
+    }
+    seconds.iter_mut().for_each(|rounds| rounds.sort_by(f64::total_cmp));
+    println!(
+        "reading 384 MiB under dm-crypt: {:.2} s without the agent, {:.2} s with it (medians of 3), ratio {:.3}",
+        seconds[0][1],
+        seconds[1][1],
+        seconds[1][1] / seconds[0][1]
+    );
+    let status = host.status()?;
+    let (reported, unmatched) = (status.counters["evictions_reported"], status.counters["evictions_unmatched"]);
+    assert!(unmatched * 10 > reported * 8, "under dm-crypt hardly anything matches: {status:?}");
+
+    guest.run("remoca-workload verify --dir /s/set && umount /s && cryptsetup close s", LIMIT)?;
+    start_agent(&mut guest)?;
+    host.wait_until("matches bring the agent back", |s| {
+        let _ = guest.run("cat /p/set/* > /dev/null", LIMIT);
+        s.port.as_ref().is_some_and(|port| port.advice == 0) && s.cache.used_bytes > 64 << 20
+    })?;
+    let hits = host.counter("hit_blocks")?;
+    read_all(&mut guest, "/p/set", 2)?;
+    assert!(host.counter("hit_blocks")? > hits + 10_000, "the plain file system is cached");
+    guest.run("remoca-workload verify --dir /p/set", LIMIT)?;
+    assert_kernel_is_content(&mut guest)?;
+    guest.shut_down()?;
+    host.stop_process()
+}
