@@ -13,6 +13,8 @@
 mod aligned;
 mod backoff;
 mod buffer;
+#[cfg(feature = "testing")]
+mod faulty;
 mod file;
 mod file_image;
 mod file_lock;
@@ -35,6 +37,8 @@ use std::time::Instant;
 
 pub use aligned::AlignedStore;
 pub use buffer::{BUFFER_LEN_MAX, BufferPool, IoBuffer};
+#[cfg(feature = "testing")]
+pub use faulty::{Fault, FaultPlan, FaultyStore};
 pub use file::{FileOptions, FileStore, UringUse};
 pub use file_lock::ImageLock;
 pub use nbd::{NbdOptions, NbdStore, OnLostConnection};

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod machine;
 pub mod servers;
 
 use std::collections::HashMap;
@@ -25,8 +26,12 @@ pub struct Driver {
 
 impl Driver {
     pub fn new(store: impl Store + 'static) -> Self {
+        Self::boxed(Box::new(store))
+    }
+
+    pub fn boxed(store: Box<dyn Store>) -> Self {
         let pool = BufferPool::new(64 << 20);
-        Self { store: Box::new(store), pool, uncertain_count: 0, next_token: 1, completed: HashMap::new() }
+        Self { store, pool, uncertain_count: 0, next_token: 1, completed: HashMap::new() }
     }
 
     /// Submits and kicks; the token to wait for.
