@@ -1,0 +1,323 @@
+//! The model disk: the history of every sector, and I/O that takes effect in pieces between issue and completion.
+//!
+//! 1. A write's sectors take effect in up to three portions, at any time before its completion; overlapping writes in
+//!    any order. A read samples its sectors in the same way.
+//! 2. A failed write took effect for any part of its sectors, at the latest when it completes.
+//! 3. A discarded sector keeps its content, or has zeroes or garbage from then on.
+//! 4. The write cache is volatile: a version is durable after a flush that was issued later, or if its write was
+//!    durable. A failed flush loses versions for good, and the next one succeeds all the same.
+//!
+//! The world schedules the portions; this file keeps no time but the number of the event.
+
+use crate::content::Sector;
+use crate::random::Random;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Names one I/O of one disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct IoId(pub u64);
+
+/// What an I/O does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoKind {
+    Read,
+    Write,
+    Discard,
+    WriteZeroes,
+    Flush,
+}
+
+/// One I/O as it is issued.
+#[derive(Clone, Debug)]
+pub struct Io {
+    pub kind: IoKind,
+    pub sectors: Range<usize>,
+    pub durable: bool,
+    /// What is written; empty for everything else.
+    pub data: Vec<Sector>,
+    /// The errno it is going to fail with.
+    pub error: Option<i32>,
+    /// The event in which it was issued.
+    pub issued: u64,
+}
+
+/// The end of an I/O.
+#[derive(Debug)]
+pub struct Finished {
+    pub result: Result<(), i32>,
+    /// What was read.
+    pub data: Vec<Sector>,
+    pub write: Option<Applied>,
+}
+
+/// Where a modification took effect: for each of its sectors the number of its version, if it made one.
+#[derive(Debug)]
+pub struct Applied {
+    first: usize,
+    versions: Vec<Option<usize>>,
+    durable: bool,
+}
+
+impl Applied {
+    /// Nowhere.
+    #[must_use]
+    pub fn none() -> Self {
+        Self { first: 0, versions: Vec::new(), durable: false }
+    }
+}
+
+#[derive(Debug)]
+struct Running {
+    io: Io,
+    portions: Vec<u8>,
+    versions: Vec<Option<usize>>,
+}
+
+#[derive(Debug)]
+struct Version {
+    since: u64,
+    value: Sector,
+}
+
+#[derive(Debug)]
+struct History {
+    versions: Vec<Version>,
+    /// Newest version that survives a power failure.
+    durable: usize,
+    /// Versions below this will never become durable.
+    lost: usize,
+    /// Newest version whose write the guest was told of.
+    acknowledged: usize,
+}
+
+impl History {
+    fn push(&mut self, since: u64, value: Sector) -> usize {
+        self.versions.push(Version { since, value });
+        self.versions.len() - 1
+    }
+
+    fn now(&self) -> Sector {
+        self.versions[self.versions.len() - 1].value
+    }
+
+    /// The versions that were in force at some time between the events `from` and `to`.
+    fn during(&self, from: u64, to: u64) -> impl Iterator<Item = Sector> + '_ {
+        let first = self.versions.partition_point(|v| v.since <= from).saturating_sub(1);
+        self.versions[first..].iter().take_while(move |v| v.since <= to).map(|v| v.value)
+    }
+}
+
+/// One disk.
+#[derive(Debug)]
+pub struct ModelDisk {
+    sectors: Vec<History>,
+    running: BTreeMap<IoId, Running>,
+    /// Acknowledged writes are lost: flushes fail from now on.
+    spoiled: bool,
+}
+
+impl ModelDisk {
+    /// A disk that holds `content`, all of it durable.
+    pub fn new(content: impl Iterator<Item = Sector>) -> Self {
+        let sectors = content
+            .map(|value| History { versions: vec![Version { since: 0, value }], durable: 0, lost: 0, acknowledged: 0 })
+            .collect();
+        Self { sectors, running: BTreeMap::new(), spoiled: false }
+    }
+
+    /// What `range` holds now.
+    pub fn content(&self, range: Range<usize>) -> impl Iterator<Item = Sector> + '_ {
+        self.sectors[range].iter().map(History::now)
+    }
+
+    /// Begins an I/O that takes effect in `portions` portions (1 ..= 3).
+    pub fn issue(&mut self, id: IoId, io: Io, portions: u8, random: &mut Random) {
+        let count = io.sectors.len();
+        let portion = |_| u8::try_from(random.below(u64::from(portions))).unwrap_or(0);
+        let portions = (0..count).map(portion).collect();
+        let versions = vec![None; count];
+        let data = if io.kind == IoKind::Read { vec![Sector::UNFILLED; count] } else { io.data };
+        self.running.insert(id, Running { io: Io { data, ..io }, portions, versions });
+    }
+
+    /// One portion of `id` takes effect.
+    pub fn advance(&mut self, id: IoId, portion: u8, event: u64, random: &mut Random) {
+        let Some(running) = self.running.get_mut(&id) else { return };
+        let io = &mut running.io;
+        for (i, at) in io.sectors.clone().enumerate().filter(|(i, _)| running.portions[*i] == portion) {
+            let history = &mut self.sectors[at];
+            if io.kind != IoKind::Read && io.error.is_some() && random.one_in(2) {
+                continue;
+            }
+            let value = match io.kind {
+                IoKind::Read => {
+                    io.data[i] = history.now();
+                    continue;
+                }
+                IoKind::Write => io.data[i],
+                IoKind::WriteZeroes => Sector::ZERO,
+                IoKind::Discard => match random.below(4) {
+                    0 => Sector::ZERO,
+                    1 => Sector::garbage(random),
+                    _ => continue,
+                },
+                IoKind::Flush => continue,
+            };
+            running.versions[i] = Some(history.push(event, value));
+        }
+    }
+
+    /// `id` completes. All its portions have taken effect.
+    pub fn finish(&mut self, id: IoId, random: &mut Random) -> Option<Finished> {
+        let Running { io, versions, .. } = self.running.remove(&id)?;
+        let result = match io.kind {
+            IoKind::Flush => self.flush(io.issued, io.error, random),
+            _ => io.error.map_or(Ok(()), Err),
+        };
+        let modifies = !matches!(io.kind, IoKind::Read | IoKind::Flush);
+        if modifies && io.durable && result.is_ok() {
+            for (at, version) in io.sectors.clone().zip(&versions) {
+                let history = &mut self.sectors[at];
+                history.durable = history.durable.max(version.unwrap_or(0));
+            }
+        }
+        let write = modifies.then_some(Applied { first: io.sectors.start, versions, durable: io.durable });
+        Some(Finished { result, data: if io.kind == IoKind::Read { io.data } else { Vec::new() }, write })
+    }
+
+    fn flush(&mut self, issued: u64, error: Option<i32>, random: &mut Random) -> Result<(), i32> {
+        let error = if self.spoiled { Some(error.unwrap_or(5)) } else { error };
+        for history in &mut self.sectors {
+            let written = history.versions.partition_point(|v| v.since <= issued) - 1;
+            if error.is_none() && written >= history.lost {
+                history.durable = history.durable.max(written);
+            } else if error.is_some() && history.durable < history.versions.len() - 1 && random.one_in(2) {
+                history.lost = history.versions.len();
+            }
+        }
+        error.map_or(Ok(()), Err)
+    }
+
+    /// The store crashes and comes back: what was not durable may be gone. I/O under way is done again, so sectors that
+    /// it touches stay as they are.
+    pub fn crash(&mut self, event: u64, random: &mut Random) {
+        self.spoiled = true;
+        let busy: Vec<_> = self.running.values().map(|r| r.io.sectors.clone()).collect();
+        for (at, history) in self.sectors.iter_mut().enumerate() {
+            let newest = history.versions.len() - 1;
+            if newest > history.durable && !busy.iter().any(|b| b.contains(&at)) && random.one_in(2) {
+                let survivor = history.durable + random.index(newest - history.durable + 1);
+                let value = history.versions[survivor].value;
+                history.push(event, value);
+            }
+        }
+    }
+
+    /// Whether any I/O is under way.
+    pub fn is_idle(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    /// Whether `sector` held `value` at some time between the events `from` and `to`.
+    pub fn held(&self, sector: usize, value: Sector, from: u64, to: u64) -> bool {
+        self.sectors[sector].during(from, to).any(|v| v == value)
+    }
+
+    /// Everything `sector` held between the events `from` and `to`.
+    pub fn values(&self, sector: usize, from: u64, to: u64) -> Vec<Sector> {
+        self.sectors[sector].during(from, to).collect()
+    }
+
+    /// The guest was told that a modification is complete. The first sector for which that is not true, if any: it has
+    /// to be on the disk, and durable if that was asked for. (A discard need not change anything.)
+    pub fn acknowledge(&mut self, applied: &Applied, is_discard: bool) -> Result<(), usize> {
+        for (at, version) in (applied.first..).zip(&applied.versions) {
+            let history = &mut self.sectors[at];
+            match *version {
+                None if is_discard => {}
+                None => return Err(at),
+                Some(version) if applied.durable && history.durable < version => return Err(at),
+                Some(version) => history.acknowledged = history.acknowledged.max(version),
+            }
+        }
+        Ok(())
+    }
+
+    /// For each sector, the version that a flush beginning now has to make durable.
+    pub fn flush_promise(&self) -> Vec<usize> {
+        self.sectors.iter().map(|history| history.acknowledged).collect()
+    }
+
+    /// The first sector for which a promise was broken.
+    pub fn broken_promise(&self, promise: &[usize]) -> Option<usize> {
+        self.sectors.iter().zip(promise).position(|(history, promised)| history.durable < *promised)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk() -> (ModelDisk, Random) {
+        (ModelDisk::new((0..16).map(|s| Sector::initial(0, s))), Random::new(1))
+    }
+
+    fn io(kind: IoKind, sectors: Range<usize>, issued: u64) -> Io {
+        let data = sectors.clone().map(|i| Sector::written(usize::try_from(issued).unwrap(), i)).collect();
+        Io { kind, sectors, durable: false, data, error: None, issued }
+    }
+
+    fn write(disk: &mut ModelDisk, random: &mut Random, at: u64) -> Finished {
+        disk.issue(IoId(at), io(IoKind::Write, 0..8, at), 1, random);
+        disk.advance(IoId(at), 0, at + 1, random);
+        disk.finish(IoId(at), random).unwrap()
+    }
+
+    fn flush(disk: &mut ModelDisk, random: &mut Random, at: u64, error: Option<i32>) -> Result<(), i32> {
+        disk.issue(IoId(at), Io { error, ..io(IoKind::Flush, 0..0, at) }, 1, random);
+        disk.finish(IoId(at), random).unwrap().result
+    }
+
+    #[test]
+    fn a_version_is_in_force_until_the_next() {
+        let (mut disk, mut random) = disk();
+        write(&mut disk, &mut random, 10);
+        let (old, new) = (Sector::initial(0, 3), Sector::written(10, 3));
+        assert!(disk.held(3, old, 5, 7) && !disk.held(3, new, 5, 10));
+        assert!(disk.held(3, old, 5, 20) && disk.held(3, new, 5, 20));
+        assert!(!disk.held(3, old, 11, 20) && disk.held(3, new, 11, 20));
+    }
+
+    #[test]
+    fn portions_tear_a_write() {
+        let (mut disk, mut random) = disk();
+        disk.issue(IoId(1), io(IoKind::Write, 0..16, 1), 2, &mut random);
+        disk.advance(IoId(1), 0, 2, &mut random);
+        let torn: Vec<_> = disk.content(0..16).collect();
+        assert!(torn.contains(&Sector::initial(0, torn.iter().position(|s| *s != Sector::written(1, 0)).unwrap())));
+        disk.advance(IoId(1), 1, 3, &mut random);
+        assert!(disk.content(0..16).enumerate().all(|(i, s)| s == Sector::written(1, i)));
+    }
+
+    #[test]
+    fn only_a_flush_makes_a_write_durable() {
+        let (mut disk, mut random) = disk();
+        let done = write(&mut disk, &mut random, 1);
+        disk.acknowledge(done.write.as_ref().unwrap(), false).unwrap();
+        let promise = disk.flush_promise();
+        assert_eq!(disk.broken_promise(&promise), Some(0));
+        flush(&mut disk, &mut random, 9, None).unwrap();
+        assert_eq!(disk.broken_promise(&promise), None);
+    }
+
+    #[test]
+    fn a_failed_flush_loses_data_and_the_next_one_hides_it() {
+        let (mut disk, mut random) = disk();
+        let done = write(&mut disk, &mut random, 1);
+        disk.acknowledge(done.write.as_ref().unwrap(), false).unwrap();
+        flush(&mut disk, &mut random, 9, Some(5)).unwrap_err();
+        flush(&mut disk, &mut random, 10, None).unwrap();
+        assert!(disk.broken_promise(&disk.flush_promise()).is_some());
+    }
+}

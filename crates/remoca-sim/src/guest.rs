@@ -1,0 +1,259 @@
+//! The model guest: its requests under way, and its page cache, whose pages it reports when it drops them.
+//!
+//! It remembers which contents the engine has to know by now, from requests that nothing overlapped: a page that is
+//! reported while it is known may not be called unknown.
+
+use crate::content::{BLOCK_SECTORS, Block, Sector, block_at};
+use crate::disk::Applied;
+use crate::plan::Kind;
+use crate::random::Random;
+use remoca_core::engine::{GuestOp, RequestId};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+/// A block of a disk.
+pub type Key = (u16, usize);
+
+/// Contents of the past that are kept for stale evictions.
+const PAST: usize = 48;
+
+/// Where a request stands with the disk.
+#[derive(Debug)]
+pub enum DiskState {
+    NotAsked,
+    Running,
+    Done(Result<(), i32>),
+}
+
+/// A request that is not completed.
+#[derive(Debug)]
+pub struct Pending {
+    pub disk: u16,
+    pub sectors: Range<usize>,
+    pub kind: Kind,
+    /// What the engine was asked.
+    pub op: GuestOp,
+    /// The event in which it was asked.
+    pub submitted: u64,
+    /// What is written, or was read.
+    pub buffer: Vec<Sector>,
+    pub state: DiskState,
+    pub applied: Option<Applied>,
+    /// No modification of its blocks was under way when it began.
+    pub undisturbed: bool,
+    /// A flush: what it has to make durable.
+    pub promise: Vec<usize>,
+}
+
+/// The blocks that `sectors` touch, whole or in part.
+pub fn touched(sectors: &Range<usize>) -> Range<usize> {
+    sectors.start / BLOCK_SECTORS..sectors.end.div_ceil(BLOCK_SECTORS)
+}
+
+/// The blocks that `sectors` cover whole.
+pub fn covered(sectors: &Range<usize>) -> Range<usize> {
+    let first = sectors.start.div_ceil(BLOCK_SECTORS);
+    first..(sectors.end / BLOCK_SECTORS).max(first)
+}
+
+/// Modifications of one block.
+#[derive(Clone, Copy, Debug, Default)]
+struct Changes {
+    under_way: u32,
+    /// Event in which the last one began.
+    last: u64,
+}
+
+/// The guest.
+#[derive(Debug)]
+pub struct Guest {
+    requests: Vec<Option<Pending>>,
+    pages: BTreeMap<Key, Block>,
+    /// Pages from the least to the most recently used.
+    order: VecDeque<Key>,
+    capacity: usize,
+    past: VecDeque<Block>,
+    changes: BTreeMap<Key, Changes>,
+    known: BTreeMap<Key, Block>,
+}
+
+impl Guest {
+    /// A guest with at most `depth` requests under way and `capacity` pages.
+    #[must_use]
+    pub fn new(depth: usize, capacity: usize) -> Self {
+        Self {
+            requests: (0..depth).map(|_| None).collect(),
+            pages: BTreeMap::new(),
+            order: VecDeque::new(),
+            capacity,
+            past: VecDeque::new(),
+            changes: BTreeMap::new(),
+            known: BTreeMap::new(),
+        }
+    }
+
+    /// A number for one more request.
+    #[must_use]
+    pub fn free_id(&self) -> Option<RequestId> {
+        let at = self.requests.iter().position(Option::is_none)?;
+        u32::try_from(at).ok().map(RequestId)
+    }
+
+    /// A request begins.
+    pub fn begin(&mut self, id: RequestId, mut pending: Pending) {
+        let blocks = touched(&pending.sectors);
+        pending.undisturbed = self.range(pending.disk, blocks.clone()).all(|c| c.under_way == 0);
+        if pending.modifies() {
+            for block in blocks {
+                let key = (pending.disk, block);
+                let changes = self.changes.entry(key).or_default();
+                changes.under_way += 1;
+                changes.last = pending.submitted;
+                self.known.remove(&key);
+                self.change_page(key, &pending);
+            }
+        }
+        self.requests[id.0 as usize] = Some(pending);
+    }
+
+    fn range(&self, disk: u16, blocks: Range<usize>) -> impl Iterator<Item = Changes> + '_ {
+        blocks.map(move |block| self.changes.get(&(disk, block)).copied().unwrap_or_default())
+    }
+
+    /// The request of `id`.
+    pub fn pending(&mut self, id: RequestId) -> Option<&mut Pending> {
+        self.requests.get_mut(id.0 as usize)?.as_mut()
+    }
+
+    /// A request ends.
+    pub fn end(&mut self, id: RequestId) -> Option<Pending> {
+        let pending = self.requests.get_mut(id.0 as usize)?.take()?;
+        if pending.modifies() {
+            for block in touched(&pending.sectors) {
+                self.changes.entry((pending.disk, block)).or_default().under_way -= 1;
+            }
+        }
+        Some(pending)
+    }
+
+    /// Requests under way.
+    pub fn in_flight(&self) -> usize {
+        self.requests.iter().flatten().count()
+    }
+
+    /// Whether a modification of the block is under way.
+    #[must_use]
+    pub fn is_changing(&self, key: Key) -> bool {
+        self.changes.get(&key).is_some_and(|c| c.under_way > 0)
+    }
+
+    /// Whether nothing changed the blocks of a request but the request itself since it began.
+    #[must_use]
+    pub fn was_alone(&self, id: RequestId) -> bool {
+        let Some(pending) = self.requests.get(id.0 as usize).and_then(Option::as_ref) else { return false };
+        let blocks = touched(&pending.sectors);
+        pending.undisturbed && self.range(pending.disk, blocks).all(|c| c.last <= pending.submitted)
+    }
+
+    /// An I/O showed what the disk holds; if that is `certain`, the engine has to know it from now on.
+    pub fn note_known(&mut self, key: Key, content: Block, certain: bool) {
+        self.known.remove(&key);
+        // What several blocks hold may be forgotten along with one of them.
+        if certain && content.iter().any(|s| s.is_unique()) {
+            self.known.insert(key, content);
+        }
+    }
+
+    /// The engine need not know anything any more.
+    pub fn forget_known(&mut self) {
+        self.known.clear();
+    }
+
+    /// What the disk holds is uncertain: nothing of it need be known, and what is under way teaches nothing.
+    pub fn disturb(&mut self, disk: u16) {
+        self.known.retain(|key, _| key.0 != disk);
+        for pending in self.requests.iter_mut().flatten().filter(|p| p.disk == disk) {
+            pending.undisturbed = false;
+        }
+    }
+
+    /// `content` is reported as evicted. True if the engine has to know it; from now on it need not.
+    pub fn take_known(&mut self, content: &Block) -> bool {
+        let before = self.known.len();
+        self.known.retain(|_, known| known != content);
+        self.known.len() < before
+    }
+
+    /// A page for what was read; the page that has to make room for it.
+    pub fn hold(&mut self, key: Key, content: Block) -> Option<Block> {
+        self.put(key, content);
+        if self.pages.len() <= self.capacity {
+            return None;
+        }
+        let oldest = *self.order.front()?;
+        self.drop_page(oldest)
+    }
+
+    fn put(&mut self, key: Key, content: Block) {
+        self.drop_page(key);
+        self.pages.insert(key, content);
+        self.order.push_back(key);
+    }
+
+    fn drop_page(&mut self, key: Key) -> Option<Block> {
+        let page = self.pages.remove(&key)?;
+        self.order.retain(|k| *k != key);
+        if self.past.len() == PAST {
+            self.past.pop_front();
+        }
+        self.past.push_back(page);
+        Some(page)
+    }
+
+    /// What a modification makes of the page of a block, as soon as it is submitted.
+    fn change_page(&mut self, key: Key, pending: &Pending) {
+        let start = key.1 * BLOCK_SECTORS;
+        let whole = covered(&pending.sectors).contains(&key.1);
+        match pending.kind {
+            Kind::Write { .. } if whole => {
+                let content = block_at(&pending.buffer, start - pending.sectors.start);
+                self.put(key, content);
+            }
+            Kind::Write { .. } => {
+                let Some(mut content) = self.pages.get(&key).copied() else { return };
+                for (i, at) in pending.sectors.clone().enumerate() {
+                    if (start..start + BLOCK_SECTORS).contains(&at) {
+                        content[at - start] = pending.buffer[i];
+                    }
+                }
+                self.put(key, content);
+            }
+            Kind::Discard | Kind::WriteZeroes { .. } => {
+                self.drop_page(key);
+            }
+            Kind::Read | Kind::Flush => {}
+        }
+    }
+
+    /// Drops a page, or only looks at it.
+    pub fn any_page(&mut self, keep: bool, random: &mut Random) -> Option<Block> {
+        if self.pages.is_empty() {
+            return None;
+        }
+        let key = self.order[random.index(self.order.len())];
+        if keep { self.pages.get(&key).copied() } else { self.drop_page(key) }
+    }
+
+    /// A content that some page had.
+    pub fn past_page(&mut self, random: &mut Random) -> Option<Block> {
+        if self.past.is_empty() { None } else { Some(self.past[random.index(self.past.len())]) }
+    }
+}
+
+impl Pending {
+    /// Whether the request changes what the disk holds.
+    #[must_use]
+    pub fn modifies(&self) -> bool {
+        !matches!(self.kind, Kind::Read | Kind::Flush)
+    }
+}

@@ -1,0 +1,185 @@
+//! The model memory server: one pool, which keeps to the protocol, and [`lie`], which does not.
+//!
+//! Frames are plain values here; their bytes are tested in `remoca-protocol`.
+
+use crate::content::{Block, Sector};
+use crate::random::Random;
+use remoca_core::engine::{FetchId, PoolOffer};
+use remoca_core::units::{PageCount, SlotIndex};
+
+/// What a client sends.
+#[derive(Clone, Debug)]
+pub enum Message {
+    SetSize(PageCount),
+    SendPage { slot: SlotIndex, page: Block },
+    Move { from: SlotIndex, to: SlotIndex },
+    Request { fetch: FetchId, slot: SlotIndex },
+}
+
+/// What a server sends.
+#[derive(Clone, Debug)]
+pub enum Reply {
+    Sized(PageCount),
+    Refused { available: PageCount },
+    Page { fetch: FetchId, page: Block },
+    Missing { fetch: FetchId },
+}
+
+/// One page of the pool, with what it held before.
+#[derive(Clone, Debug, Default)]
+struct Slot {
+    page: Option<Block>,
+    previous: Option<Block>,
+}
+
+impl Slot {
+    fn set(&mut self, page: Option<Block>) {
+        self.previous = self.page.take().or(self.previous);
+        self.page = page;
+    }
+}
+
+/// A message that a correct client never sends.
+#[derive(Debug, PartialEq, Eq)]
+pub struct BadSlot(pub SlotIndex);
+
+/// A memory server with the pool of one VM.
+#[derive(Debug)]
+pub struct Server {
+    pool: Vec<Slot>,
+    generation: u64,
+    sends_received: u64,
+    /// Pages it has for this VM, those in the pool included.
+    pub memory: u32,
+}
+
+impl Server {
+    /// A server with `memory` pages for this VM.
+    #[must_use]
+    pub fn new(memory: u32) -> Self {
+        Self { pool: Vec::new(), generation: 1, sends_received: 0, memory }
+    }
+
+    /// Loses the pool.
+    pub fn restart(&mut self) {
+        self.pool.clear();
+        self.generation += 1;
+        self.sends_received = 0;
+    }
+
+    /// What WELCOME says.
+    #[must_use]
+    pub fn offer(&self) -> PoolOffer {
+        PoolOffer { generation: self.generation, npages: self.size(), sends_received: self.sends_received }
+    }
+
+    /// Number of pages in the pool, empty ones included.
+    #[must_use]
+    pub fn size(&self) -> PageCount {
+        PageCount(u32::try_from(self.pool.len()).unwrap_or(u32::MAX))
+    }
+
+    /// What `slot` holds.
+    #[must_use]
+    pub fn page(&self, slot: SlotIndex) -> Option<Block> {
+        self.pool.get(slot.0 as usize)?.page
+    }
+
+    /// Loses the pages of up to `count` slots.
+    pub fn take(&mut self, count: u32, random: &mut Random) {
+        if self.pool.is_empty() {
+            return;
+        }
+        for _ in 0..count {
+            let at = random.index(self.pool.len());
+            self.pool[at].set(None);
+        }
+    }
+
+    /// Does what `message` asks.
+    ///
+    /// # Errors
+    /// If the message names a slot outside the pool.
+    pub fn handle(&mut self, message: Message) -> Result<Option<Reply>, BadSlot> {
+        match message {
+            Message::SetSize(size) => Ok(Some(self.set_size(size))),
+            Message::SendPage { slot, page } => {
+                self.sends_received += 1;
+                self.slot(slot)?.set(Some(page));
+                Ok(None)
+            }
+            Message::Move { from, to } => {
+                let page = self.slot(from)?.page;
+                self.slot(to)?.set(page);
+                self.slot(from)?.set(None);
+                Ok(None)
+            }
+            Message::Request { fetch, slot } => Ok(Some(match self.slot(slot)?.page {
+                Some(page) => Reply::Page { fetch, page },
+                None => Reply::Missing { fetch },
+            })),
+        }
+    }
+
+    fn slot(&mut self, slot: SlotIndex) -> Result<&mut Slot, BadSlot> {
+        self.pool.get_mut(slot.0 as usize).ok_or(BadSlot(slot))
+    }
+
+    fn set_size(&mut self, size: PageCount) -> Reply {
+        let now = self.size();
+        if size > now && size.0 > self.memory {
+            return Reply::Refused { available: PageCount(self.memory.saturating_sub(now.0)) };
+        }
+        self.pool.resize(size.0 as usize, Slot::default());
+        Reply::Sized(size)
+    }
+
+    /// Turns an honest reply into what a lying server sends instead: none, one or two replies.
+    pub fn lie(&self, honest: Reply, random: &mut Random) -> Vec<Reply> {
+        if !random.one_in(6) {
+            return vec![honest];
+        }
+        match honest {
+            Reply::Page { fetch, page } => self.lie_about_page(fetch, page, random),
+            Reply::Missing { fetch } => vec![Reply::Page { fetch, page: garbage(random) }],
+            Reply::Sized(_) => vec![Reply::Sized(PageCount(random.count(0..=64)))],
+            Reply::Refused { .. } => vec![Reply::Refused { available: PageCount(random.count(0..=64)) }],
+        }
+    }
+
+    fn lie_about_page(&self, fetch: FetchId, page: Block, random: &mut Random) -> Vec<Reply> {
+        let honest = Reply::Page { fetch, page };
+        let other = &self.pool[random.index(self.pool.len().max(1))];
+        match random.below(8) {
+            0 => {
+                let mut wrong = page;
+                wrong[random.index(wrong.len())] = Sector::garbage(random);
+                vec![Reply::Page { fetch, page: wrong }]
+            }
+            1 => vec![Reply::Page { fetch, page: other.page.unwrap_or(page) }],
+            2 => vec![Reply::Page { fetch, page: other.previous.unwrap_or(page) }],
+            3 => vec![Reply::Page { fetch, page: garbage(random) }],
+            4 => vec![honest.clone(), honest],
+            5 => vec![],
+            6 => vec![Reply::Missing { fetch }],
+            _ => {
+                let nobodys = FetchId(random.count(0..=20));
+                vec![Reply::Page { fetch: nobodys, page }, honest]
+            }
+        }
+    }
+
+    /// Wrong numbers in a WELCOME.
+    pub fn lie_about_pool(&self, honest: PoolOffer, random: &mut Random) -> PoolOffer {
+        match random.below(8) {
+            0 => PoolOffer { sends_received: random.below(honest.sends_received + 10), ..honest },
+            1 => PoolOffer { npages: PageCount(random.count(0..=64)), ..honest },
+            2 => PoolOffer { generation: honest.generation.saturating_sub(1), ..honest },
+            _ => honest,
+        }
+    }
+}
+
+fn garbage(random: &mut Random) -> Block {
+    std::array::from_fn(|_| Sector::garbage(random))
+}

@@ -1,0 +1,85 @@
+//! Cuts a failing plan down: first to the fewest steps from its beginning, then by leaving out whatever is not needed
+//! (delta debugging: Zeller and Hildebrandt, IEEE TSE 28(2), 2002). A shorter plan counts if it breaks the same promise.
+
+use crate::plan::Plan;
+use crate::{Failure, Options, run};
+use std::collections::BTreeSet;
+
+/// A plan that was cut down.
+#[derive(Clone, Debug)]
+pub struct Shrunk {
+    /// Reproduce it: what is left of the plan.
+    pub options: Options,
+    pub failure: Failure,
+    /// Steps that are left.
+    pub steps: usize,
+}
+
+/// Cuts down the plan of a seed that failed, in at most `runs_max` runs.
+#[must_use]
+pub fn shrink(failure: &Failure, options: &Options, runs_max: usize) -> Shrunk {
+    let mut search = Search { best: failure.clone(), runs_left: runs_max };
+    let mut options = options.clone();
+    let total = options.steps.unwrap_or(usize::MAX).min(Plan::draw(failure.seed).steps.len());
+    let steps = search.fewest_steps(&options, total);
+    options.steps = Some(steps);
+    search.leave_out(&mut options, steps);
+    let steps = (0..steps).filter(|step| options.includes(*step)).count();
+    Shrunk { options, failure: search.best, steps }
+}
+
+struct Search {
+    best: Failure,
+    runs_left: usize,
+}
+
+impl Search {
+    /// Whether the same promise is broken with these options.
+    fn fails(&mut self, options: &Options) -> bool {
+        if self.runs_left == 0 {
+            return false;
+        }
+        self.runs_left -= 1;
+        match run(self.best.seed, options) {
+            Err(failure) if failure.violation.promise == self.best.violation.promise => {
+                self.best = *failure;
+                true
+            }
+            Err(_) | Ok(_) => false,
+        }
+    }
+
+    /// Halving finds a number of steps that fails while one less does not.
+    fn fewest_steps(&mut self, options: &Options, total: usize) -> usize {
+        let (mut passes, mut fails) = (0, total);
+        while fails - passes > 1 {
+            let middle = passes + (fails - passes) / 2;
+            if self.fails(&Options { steps: Some(middle), ..options.clone() }) {
+                fails = middle;
+            } else {
+                passes = middle;
+            }
+        }
+        fails
+    }
+
+    /// Leaves out chunks of steps, from halves down to single ones, until no single step can be spared.
+    fn leave_out(&mut self, options: &mut Options, steps: usize) {
+        let mut chunk = steps.div_ceil(2);
+        while chunk > 0 && self.runs_left > 0 {
+            let mut spared = false;
+            let left: Vec<_> = (0..steps).filter(|step| options.includes(*step)).collect();
+            for part in left.chunks(chunk) {
+                let without: BTreeSet<_> = options.without.iter().chain(part).copied().collect();
+                let shorter = Options { without, ..options.clone() };
+                if self.fails(&shorter) {
+                    *options = shorter;
+                    spared = true;
+                }
+            }
+            if !spared {
+                chunk /= 2;
+            }
+        }
+    }
+}

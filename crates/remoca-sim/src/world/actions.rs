@@ -1,0 +1,158 @@
+//! What the engine wants done. Every action is checked against what the engine may want.
+
+use super::{Event, Outcome, World};
+use crate::content::{BLOCK_SECTORS, Block, SECTOR_SIZE, Sector, block_at, describe};
+use crate::guest::{DiskState, touched};
+use crate::plan::Kind;
+use crate::server::Message;
+use crate::violation::{Promise, Violation};
+use crate::wire::Phase;
+use remoca_core::engine::{Action, FetchId, GuestOp, RequestId};
+use remoca_core::units::{DiskIndex, PageCount, SlotIndex};
+
+impl World<'_> {
+    /// Does everything the engine wants done now.
+    pub(super) fn execute(&mut self) -> Outcome {
+        while let Some(action) = self.engine.poll_action() {
+            match action {
+                Action::Disk { request, disk, op } => self.disk_action(request, disk, op)?,
+                Action::ZeroFill { request, offset, length } => {
+                    let sectors = vec![Sector::ZERO; length as usize / SECTOR_SIZE];
+                    self.deliver(request, offset, &sectors)?;
+                }
+                Action::Complete { request, result } => self.completed(request, result)?,
+                Action::Fetch { fetch, slot } => self.fetch(fetch, slot)?,
+                Action::SendBlock { slot, request, offset } => self.send_block(slot, request, offset)?,
+                Action::MovePage { from, to } => {
+                    self.check_not_reused(to)?;
+                    self.tally.moves += 1;
+                    self.send(Message::Move { from, to })?;
+                }
+                Action::SetSize(size) => self.set_size(size)?,
+                Action::Reconnect => {
+                    self.note(None, || "the engine gives up the connection".into());
+                    self.tally.reconnects += 1;
+                    self.drop_connection();
+                }
+                Action::ForeignWriter(disk) => {
+                    let text = format!("disk {}: somebody else is said to write to it", disk.0);
+                    self.fail(Violation::new(Promise::NoFalseAlarm, text))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn disk_action(&mut self, id: RequestId, disk: DiskIndex, op: GuestOp) -> Outcome {
+        let asked = self.guest.pending(id).map(|p| (p.disk, p.op, matches!(p.state, DiskState::NotAsked)));
+        if asked != Some((disk.0, op, true)) {
+            let text = format!("request {} is {asked:?}, and the disk is asked for {op:?}", id.0);
+            return self.fail(Violation::new(Promise::DiskOnlyAsAsked, text));
+        }
+        self.tally.disk_ios += 1;
+        self.issue(id, disk.0);
+        Ok(())
+    }
+
+    /// Puts sectors into the buffer of a read that the disk is not asked for.
+    pub(super) fn deliver(&mut self, id: RequestId, offset: u32, sectors: &[Sector]) -> Outcome {
+        let start = offset as usize / SECTOR_SIZE;
+        let Some(pending) = self.guest.pending(id) else {
+            let text = format!("a page for request {}, which is over", id.0);
+            return self.fail(Violation::new(Promise::NoLateDelivery, text));
+        };
+        let fits = pending.kind == Kind::Read && start + sectors.len() <= pending.buffer.len();
+        if !fits || !matches!(pending.state, DiskState::NotAsked) {
+            let text = format!("a page at {offset} of request {} in state {:?}", id.0, pending.state);
+            return self.fail(Violation::new(Promise::NoLateDelivery, text));
+        }
+        pending.buffer[start..start + sectors.len()].copy_from_slice(sectors);
+        let about =
+            (pending.disk, touched(&(pending.sectors.start + start..pending.sectors.start + start + sectors.len())));
+        self.note(Some(about), || format!("request {} gets {}", id.0, describe(sectors)));
+        Ok(())
+    }
+
+    fn fetch(&mut self, fetch: FetchId, slot: SlotIndex) -> Outcome {
+        if self.outstanding.insert(fetch, slot).is_some() {
+            let text = format!("{fetch:?} is issued twice");
+            return self.fail(Violation::new(Promise::ProtocolKept, text));
+        }
+        if self.outstanding.len() > self.plan.scenario.fetch_limit as usize {
+            let text = format!("{} REQUESTs are outstanding", self.outstanding.len());
+            self.fail(Violation::new(Promise::Bounded, text))?;
+        }
+        self.send(Message::Request { fetch, slot })
+    }
+
+    fn send_block(&mut self, slot: SlotIndex, id: RequestId, offset: u32) -> Outcome {
+        let start = offset as usize / SECTOR_SIZE;
+        let page = match self.guest.pending(id) {
+            Some(pending) if start + BLOCK_SECTORS <= pending.buffer.len() => block_at(&pending.buffer, start),
+            _ => {
+                let text = format!("a page at {offset} of request {} is to be sent", id.0);
+                return self.fail(Violation::new(Promise::ProtocolKept, text));
+            }
+        };
+        self.send_page(slot, page)
+    }
+
+    /// SENDPAGE to the server.
+    pub(super) fn send_page(&mut self, slot: SlotIndex, page: Block) -> Outcome {
+        self.check_not_reused(slot)?;
+        self.tally.pages_sent += 1;
+        self.send(Message::SendPage { slot, page })?;
+        if self.wire.pages_waiting() > self.plan.scenario.send_window {
+            let text = format!("{} pages wait for the connection", self.wire.pages_waiting());
+            self.fail(Violation::new(Promise::Bounded, text))?;
+        }
+        Ok(())
+    }
+
+    fn set_size(&mut self, size: PageCount) -> Outcome {
+        if std::mem::replace(&mut self.size_asked, true) {
+            self.fail(Violation::new(Promise::ProtocolKept, "SETSIZE before the last one was answered"))?;
+        }
+        self.send(Message::SetSize(size))
+    }
+
+    fn check_not_reused(&mut self, slot: SlotIndex) -> Outcome {
+        match self.outstanding.iter().find(|(_, busy)| **busy == slot) {
+            Some((fetch, _)) => {
+                let text = format!("{slot:?} gets another page while {fetch:?} for it is outstanding");
+                self.fail(Violation::new(Promise::SlotNotReused, text))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn send(&mut self, message: Message) -> Outcome {
+        self.note(None, || format!("to the server: {}", brief(&message)));
+        if self.wire.phase != Phase::Up {
+            let text = format!("{} without a connection", brief(&message));
+            return self.fail(Violation::new(Promise::ProtocolKept, text));
+        }
+        self.wire.queue.push_back(message);
+        self.pump();
+        Ok(())
+    }
+
+    /// Lets the next message leave, if there is one and the network takes it.
+    pub(super) fn pump(&mut self) {
+        let room = self.wire.on_the_way() < u64::from(self.plan.scenario.wire_limit);
+        if !self.wire.leaving && room && !self.wire.queue.is_empty() {
+            self.wire.leaving = true;
+            let ns = self.random.between(1_000..=30_000);
+            self.schedule(ns, Event::Leave(self.wire.id));
+        }
+    }
+}
+
+fn brief(message: &Message) -> String {
+    match message {
+        Message::SendPage { slot, page } => format!("page {} into slot {}", describe(page), slot.0),
+        Message::Request { fetch, slot } => format!("request {} for slot {}", fetch.0, slot.0),
+        Message::SetSize(size) => format!("size {}", size.0),
+        Message::Move { from, to } => format!("move slot {} to {}", from.0, to.0),
+    }
+}

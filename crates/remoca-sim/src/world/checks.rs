@@ -1,0 +1,174 @@
+//! The checkers: what a guest was promised when a request completes, what has to hold at any time, and what has to be
+//! left when everything has come to rest.
+
+use super::{Outcome, World};
+use crate::content::{BLOCK_SECTORS, bytes};
+use crate::guest::{DiskState, Key, Pending};
+use crate::plan::Kind;
+use crate::violation::{Promise, Violation};
+use remoca_core::engine::{DiskError, RequestId};
+use remoca_core::units::{BlockId, BlockNumber, DiskIndex};
+
+impl World<'_> {
+    /// A request has the result that the disk gave it; without the disk only reads complete.
+    pub(super) fn check_result(&mut self, id: RequestId, pending: &Pending, result: Result<(), DiskError>) -> Outcome {
+        let key = (pending.disk, pending.sectors.start / BLOCK_SECTORS);
+        let failed_before = self.flush_failed[usize::from(pending.disk)];
+        let right = match (&pending.state, pending.kind) {
+            (DiskState::Running, _) => {
+                let text = format!("request {} completes while the disk is at it", id.0);
+                return self.fail(Violation::at(Promise::ExactlyOnce, key, text));
+            }
+            (DiskState::NotAsked, Kind::Read) => result.is_ok(),
+            (DiskState::NotAsked, _) => false,
+            (DiskState::Done(Ok(())), Kind::Flush) if failed_before => result.is_err(),
+            (DiskState::Done(said), Kind::Flush) if failed_before => said.is_err() && result.is_err(),
+            (DiskState::Done(said), _) => result.map_err(|e| e.0) == *said,
+        };
+        if pending.kind == Kind::Flush && result.is_err() {
+            self.flush_failed[usize::from(pending.disk)] = true;
+            self.tally.flushes_failed += 1;
+        }
+        if right {
+            return Ok(());
+        }
+        let text = format!("request {} ends with {result:?}, the disk said {:?}", id.0, pending.state);
+        self.fail(Violation::at(Promise::DiskErrorsOnly, key, text))
+    }
+
+    /// Every sector that was read was on the disk at some time while the read was under way.
+    pub(super) fn check_read(&mut self, id: RequestId, pending: &Pending) -> Outcome {
+        let disk = &self.disks[usize::from(pending.disk)];
+        let sectors = pending.sectors.clone().zip(&pending.buffer);
+        let wrong = sectors.into_iter().find(|(at, got)| !disk.held(*at, **got, pending.submitted, self.event));
+        self.tally.sectors_checked += pending.buffer.len() as u64;
+        let Some((at, got)) = wrong else { return Ok(()) };
+        let right = disk.values(at, pending.submitted, self.event);
+        let text = format!("request {} reads {got} from sector {at}; right would be {right:?}", id.0);
+        self.fail(Violation::at(Promise::NoStaleRead, (pending.disk, at / BLOCK_SECTORS), text))
+    }
+
+    /// What was acknowledged before a flush began is durable when the flush succeeds.
+    pub(super) fn check_flush(&mut self, id: RequestId, pending: &Pending) -> Outcome {
+        let Some(at) = self.disks[usize::from(pending.disk)].broken_promise(&pending.promise) else { return Ok(()) };
+        let text = format!("flush {} succeeds, and sector {at} is not durable", id.0);
+        self.fail(Violation::at(Promise::FlushIsDurable, (pending.disk, at / BLOCK_SECTORS), text))
+    }
+
+    pub(super) fn check_slots(&mut self) -> Outcome {
+        let (counts, capacity) = (self.engine.index().slot_counts(), self.engine.index().capacity());
+        if counts.free + counts.used + counts.draining == capacity.0 {
+            return Ok(());
+        }
+        self.fail(Violation::new(Promise::SlotsAddUp, format!("{counts:?} of {}", capacity.0)))
+    }
+
+    /// For every block that is not being changed: what is known is what the disk holds.
+    pub(super) fn check_known_blocks(&mut self) -> Outcome {
+        let blocks = self.plan.scenario.sectors / BLOCK_SECTORS;
+        for disk in 0..self.plan.scenario.disks {
+            for block in (0..blocks).filter(|block| !self.guest.is_changing((disk, *block))) {
+                if let Some(violation) = self.wrong_knowledge((disk, block)) {
+                    return self.fail(violation);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn wrong_knowledge(&self, key: Key) -> Option<Violation> {
+        let (disk, block) = key;
+        let id = BlockId { disk: DiskIndex(disk), bno: BlockNumber(block as u64) };
+        let known = self.engine.index().known(id)?;
+        let start = block * BLOCK_SECTORS;
+        let content: Vec<_> = self.disks[usize::from(disk)].content(start..start + BLOCK_SECTORS).collect();
+        (self.prints.page(&bytes(&content)) != known).then(|| {
+            let text = format!("the disk holds {content:?}, the index says something else");
+            Violation::at(Promise::KnownIsTrue, key, text)
+        })
+    }
+
+    /// Everything has come to rest.
+    pub(super) fn check_end(&mut self) -> Outcome {
+        self.check_known_blocks()?;
+        self.check_nothing_left()?;
+        self.check_counters()?;
+        let faults = self.plan.scenario.faults;
+        if !faults.lies {
+            self.check_size()?;
+            if !faults.memory {
+                self.check_cached_pages()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_nothing_left(&mut self) -> Outcome {
+        let requests = (self.guest.in_flight(), self.engine.requests_in_flight());
+        if requests != (0, 0) || !self.disks.iter().all(crate::disk::ModelDisk::is_idle) {
+            let text = format!("requests under way at the end: {requests:?}");
+            self.fail(Violation::new(Promise::NothingLeft, text))?;
+        }
+        // A server that lies may owe replies for ever.
+        let pins = self.engine.index().pinned_slots().0;
+        if !self.plan.scenario.faults.lies && (!self.outstanding.is_empty() || pins != 0) {
+            let text = format!("{} REQUESTs outstanding, {pins} slots pinned", self.outstanding.len());
+            self.fail(Violation::new(Promise::NothingLeft, text))?;
+        }
+        if self.wire.pages_waiting() != 0 {
+            let text = format!("{} pages still wait", self.wire.pages_waiting());
+            self.fail(Violation::new(Promise::NothingLeft, text))?;
+        }
+        Ok(())
+    }
+
+    fn check_counters(&mut self) -> Outcome {
+        let s = self.engine.stats();
+        let judged = s.evictions_admitted
+            + s.evictions_duplicate
+            + s.evictions_zero
+            + s.evictions_unmatched
+            + s.evictions_dropped;
+        if s.evictions_reported != judged || s.evictions_reported != self.tally.evictions {
+            let text =
+                format!("{} evictions, {} reported, {judged} judged", self.tally.evictions, s.evictions_reported);
+            self.fail(Violation::new(Promise::CountersAddUp, text))?;
+        }
+        let answered = s.hit_blocks + s.zero_blocks + s.covered_blocks + s.missed_blocks;
+        if s.read_blocks != answered + self.tally.misaligned_blocks {
+            let text = format!("{} blocks read, {answered} + {} answered", s.read_blocks, self.tally.misaligned_blocks);
+            self.fail(Violation::new(Promise::CountersAddUp, text))?;
+        }
+        if s.evictions_admitted + s.read_admissions != self.tally.pages_sent {
+            let text = format!("{s:?}, and {} pages were sent", self.tally.pages_sent);
+            self.fail(Violation::new(Promise::CountersAddUp, text))?;
+        }
+        Ok(())
+    }
+
+    /// With a server that works: connected, and as large as was asked for, or as the server can give.
+    fn check_size(&mut self) -> Outcome {
+        let status = self.engine.status();
+        let (wanted, granted, memory) = (status.wanted.0, status.granted.0, self.server.memory);
+        let reached = if wanted <= memory { granted == wanted } else { granted >= memory && granted <= wanted };
+        if status.connected && reached && self.server.size() == status.granted {
+            return Ok(());
+        }
+        let text = format!("{status:?}, the server has {memory} pages for us and a pool of {}", self.server.size().0);
+        self.fail(Violation::new(Promise::Useful, text))
+    }
+
+    /// No lies, no loss: every page of the index is on the server.
+    fn check_cached_pages(&mut self) -> Outcome {
+        let wrong = self.engine.index().queue().find(|(slot, content)| {
+            self.server.page(*slot).is_none_or(|page| self.prints.page(&bytes(&page)) != *content)
+        });
+        match wrong {
+            Some((slot, _)) => {
+                let text = format!("{slot:?} holds something else: {:?}", self.server.page(slot));
+                self.fail(Violation::new(Promise::CachedIsThere, text))
+            }
+            None => Ok(()),
+        }
+    }
+}

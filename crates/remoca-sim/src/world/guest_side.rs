@@ -1,0 +1,242 @@
+//! The guest's side of the world: requests, completions, the disks' I/O, and evicted pages.
+
+use super::{Event, Outcome, World};
+use crate::content::{BLOCK_SECTORS, Block, SECTOR_SIZE, Sector, block_at, bytes, describe};
+use crate::disk::{Applied, Io, IoId, IoKind};
+use crate::guest::{DiskState, Pending, covered, touched};
+use crate::plan::{Eviction, Fill, Kind};
+use crate::violation::{Promise, Violation};
+use remoca_core::engine::{Admission, DiskError, Evicted, GuestOp, RequestId};
+use remoca_core::units::{ByteRange, DiskIndex, PageCount};
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+/// What a failing disk says: EIO.
+const EIO: i32 = 5;
+
+pub(super) fn byte_range(sectors: &Range<usize>) -> ByteRange {
+    let size = SECTOR_SIZE as u64;
+    ByteRange { offset: sectors.start as u64 * size, length: sectors.len() as u64 * size }
+}
+
+fn guest_op(kind: Kind, sectors: &Range<usize>) -> GuestOp {
+    let range = byte_range(sectors);
+    match kind {
+        Kind::Read => GuestOp::Read(range),
+        Kind::Write { durable, .. } => GuestOp::Write { range, durable },
+        Kind::Flush => GuestOp::Flush,
+        Kind::Discard => GuestOp::Discard(range),
+        Kind::WriteZeroes { may_unmap, durable } => GuestOp::WriteZeroes { range, may_unmap, durable },
+    }
+}
+
+impl World<'_> {
+    /// The guest submits a request, if it may have one more.
+    pub(super) fn submit(&mut self, number: usize, disk: u16, sectors: Range<usize>, kind: Kind) -> Outcome {
+        let Some(id) = self.guest.free_id() else {
+            self.tally.skipped += 1;
+            return Ok(());
+        };
+        let buffer = match kind {
+            Kind::Read => vec![Sector::UNFILLED; sectors.len()],
+            Kind::Write { fill, .. } => self.fill(number, disk, &sectors, fill),
+            Kind::Flush | Kind::Discard | Kind::WriteZeroes { .. } => Vec::new(),
+        };
+        let op = guest_op(kind, &sectors);
+        let promise = if kind == Kind::Flush { self.disks[usize::from(disk)].flush_promise() } else { Vec::new() };
+        self.note(Some((disk, touched(&sectors))), || {
+            format!("step {number}: request {} = {kind:?} of sectors {sectors:?} {}", id.0, describe(&buffer))
+        });
+        let pending = Pending {
+            disk,
+            sectors,
+            kind,
+            op,
+            submitted: self.event,
+            buffer,
+            state: DiskState::NotAsked,
+            applied: None,
+            undisturbed: true,
+            promise,
+        };
+        self.tally.requests += 1;
+        if matches!(op, GuestOp::Read(range) if range.covered_blocks() != range.touched_blocks()) {
+            self.tally.misaligned_blocks += touched(&pending.sectors).len() as u64;
+        }
+        self.guest.begin(id, pending);
+        self.engine.handle_request(self.now, id, DiskIndex(disk), op);
+        self.execute()
+    }
+
+    fn fill(&self, number: usize, disk: u16, sectors: &Range<usize>, fill: Fill) -> Vec<Sector> {
+        let unique = |(i, _)| Sector::written(number, i);
+        match fill {
+            Fill::Unique => sectors.clone().enumerate().map(unique).collect(),
+            Fill::Template(class) => vec![Sector::template(class); sectors.len()],
+            Fill::Zero => vec![Sector::ZERO; sectors.len()],
+            Fill::Same => self.disks[usize::from(disk)].content(sectors.clone()).collect(),
+        }
+    }
+
+    /// Gives the I/O of a request to its disk.
+    pub(super) fn issue(&mut self, id: RequestId, disk: u16) {
+        self.ios += 1;
+        let io = IoId(self.ios << 8 | u64::from(id.0));
+        let faulty = self.plan.scenario.faults.disk;
+        let Some(pending) = self.guest.pending(id) else { return };
+        pending.state = DiskState::Running;
+        let (kind, durable) = match pending.kind {
+            Kind::Read => (IoKind::Read, false),
+            Kind::Write { durable, .. } => (IoKind::Write, durable),
+            Kind::Flush => (IoKind::Flush, false),
+            Kind::Discard => (IoKind::Discard, false),
+            Kind::WriteZeroes { durable, .. } => (IoKind::WriteZeroes, durable),
+        };
+        let data = if kind == IoKind::Write { pending.buffer.clone() } else { Vec::new() };
+        let error = (faulty && self.random.one_in(20)).then_some(EIO);
+        let io_state = Io { kind, sectors: pending.sectors.clone(), durable, data, error, issued: self.event };
+        let portions = u8::try_from(self.random.between(1..=3)).unwrap_or(1);
+        self.disks[usize::from(disk)].issue(io, io_state, portions, &mut self.random);
+        let base = self.plan.scenario.disk_ns;
+        let spike = if faulty && self.random.one_in(40) { 30 } else { 1 };
+        let total = self.random.between(base / 4..=base * 2) * spike;
+        for portion in 0..portions {
+            let at = self.random.below(total);
+            self.schedule(at, Event::Portion { disk, io, portion });
+        }
+        self.schedule(total, Event::IoDone { disk, io });
+    }
+
+    /// The disk is done with an I/O.
+    pub(super) fn io_done(&mut self, disk: u16, io: IoId) -> Outcome {
+        let Some(done) = self.disks[usize::from(disk)].finish(io, &mut self.random) else { return Ok(()) };
+        let id = RequestId(u32::try_from(io.0 & 0xff).unwrap_or(0));
+        let enabled = self.engine.status().enabled;
+        let Some(pending) = self.guest.pending(id) else { return Ok(()) };
+        pending.state = DiskState::Done(done.result);
+        pending.applied = done.write;
+        if pending.kind == Kind::Read {
+            pending.buffer = done.data;
+        }
+        let (sectors, buffer) = (pending.sectors.clone(), pending.buffer.clone());
+        let teaches = matches!(pending.kind, Kind::Read | Kind::Write { .. }) && done.result.is_ok();
+        let alone = self.guest.was_alone(id);
+        self.note(Some((disk, touched(&sectors))), || {
+            format!("request {}: the disk says {:?} {}", id.0, done.result, describe(&buffer))
+        });
+        self.engine.handle_disk_done(self.now, id, done.result.map_err(DiskError), &bytes(&buffer));
+        if teaches {
+            let by_eviction = self.engine.status().admission == Admission::Evictions;
+            for block in covered(&sectors) {
+                let content = block_at(&buffer, block * BLOCK_SECTORS - sectors.start);
+                self.guest.note_known((disk, block), content, alone && enabled && by_eviction);
+            }
+        }
+        self.execute()
+    }
+
+    /// The engine completes a request: everything the guest was promised about it has to be true now.
+    pub(super) fn completed(&mut self, id: RequestId, result: Result<(), DiskError>) -> Outcome {
+        let Some(pending) = self.guest.end(id) else {
+            let text = format!("request {} completes, and is not under way", id.0);
+            return self.fail(Violation::new(Promise::ExactlyOnce, text));
+        };
+        self.note(Some((pending.disk, touched(&pending.sectors))), || {
+            format!("request {} completes: {result:?} {}", id.0, describe(&pending.buffer))
+        });
+        self.check_result(id, &pending, result)?;
+        if result.is_err() {
+            return Ok(());
+        }
+        match pending.kind {
+            Kind::Read => {
+                self.check_read(id, &pending)?;
+                self.keep_pages(&pending);
+                Ok(())
+            }
+            Kind::Flush => self.check_flush(id, &pending),
+            Kind::Write { .. } | Kind::Discard | Kind::WriteZeroes { .. } => {
+                let is_discard = pending.kind == Kind::Discard;
+                let nothing = Applied::none();
+                let applied = pending.applied.as_ref().unwrap_or(&nothing);
+                let outcome = self.disks[usize::from(pending.disk)].acknowledge(applied, is_discard);
+                outcome.map_or_else(|sector| self.fail(not_on_disk(id, pending.disk, sector)), Ok)
+            }
+        }
+    }
+
+    /// The guest's page cache takes what was read; what it drops for it is reported.
+    fn keep_pages(&mut self, pending: &Pending) {
+        for block in covered(&pending.sectors) {
+            let content = block_at(&pending.buffer, block * BLOCK_SECTORS - pending.sectors.start);
+            if let Some(dropped) = self.guest.hold((pending.disk, block), content)
+                && self.plan.scenario.agent
+            {
+                self.report(dropped);
+            }
+        }
+    }
+
+    /// A page is on its way to the port; now and then it takes long.
+    fn report(&mut self, page: Block) {
+        let lag = if self.random.one_in(16) { 200_000_000 } else { 1_000_000 };
+        let at = self.random.below(lag);
+        self.schedule(at, Event::Evicted(page));
+    }
+
+    /// A step of the plan: some page is reported as evicted.
+    pub(super) fn evict(&mut self, eviction: Eviction) {
+        let random = &mut self.random;
+        let page = match eviction {
+            Eviction::Current => self.guest.any_page(false, random),
+            Eviction::Kept => self.guest.any_page(true, random),
+            Eviction::Stale => self.guest.past_page(random),
+            Eviction::Foreign => Some(std::array::from_fn(|_| Sector::garbage(random))),
+            Eviction::Torn => {
+                let halves = (self.guest.any_page(true, random), self.guest.past_page(random));
+                let (Some(a), Some(b)) = halves else { return };
+                Some(std::array::from_fn(|i| if i < BLOCK_SECTORS / 2 { a[i] } else { b[i] }))
+            }
+            Eviction::Zero => Some([Sector::ZERO; BLOCK_SECTORS]),
+        };
+        if let Some(page) = page {
+            self.report(page);
+        }
+    }
+
+    /// An evicted page reaches the port.
+    pub(super) fn evicted(&mut self, page: Block) -> Outcome {
+        let status = self.engine.status();
+        let must_know = self.guest.take_known(&page) && status.enabled && self.knows_all_blocks();
+        let pinned: BTreeSet<_> = self.outstanding.values().collect();
+        let room = status.connected
+            && self.wire.pages_waiting() < self.plan.scenario.send_window
+            && PageCount(u32::try_from(pinned.len()).unwrap_or(u32::MAX)) < self.engine.index().capacity();
+        let evicted = self.engine.handle_evicted(&bytes(&page));
+        self.note(None, || format!("evicted {}: {evicted:?}", describe(&page)));
+        self.tally.evictions += 1;
+        match evicted {
+            Evicted::Admit(slot) => self.send_page(slot, page)?,
+            Evicted::Unmatched if must_know => {
+                let text = format!("{} is what the disk holds, and was called unknown", describe(&page));
+                self.fail(Violation::new(Promise::Useful, text))?;
+            }
+            Evicted::Dropped if must_know && room => {
+                let text = format!("{} was dropped, and there was room", describe(&page));
+                self.fail(Violation::new(Promise::Useful, text))?;
+            }
+            Evicted::Duplicate | Evicted::Zero | Evicted::Unmatched | Evicted::Dropped => {}
+        }
+        self.execute()
+    }
+
+    /// Whether the engine can remember every block there is.
+    pub(super) fn knows_all_blocks(&self) -> bool {
+        u64::from(self.engine.index().layout().node_limit().0) >= self.plan.scenario.blocks()
+    }
+}
+
+fn not_on_disk(id: RequestId, disk: u16, sector: usize) -> Violation {
+    let text = format!("request {} is acknowledged, and its sector {sector} is not there", id.0);
+    Violation::at(Promise::WriteThrough, (disk, sector / BLOCK_SECTORS), text)
+}

@@ -1,0 +1,86 @@
+//! Every safety rule of the engine is left out once, and the simulator has to notice: a checker that never fails
+//! anybody proves nothing. Run with `--nocapture` to see which seed noticed what.
+
+use remoca_core::rules::Rule;
+use remoca_sim::{Options, Promise, Shrunk, run, shrink, trace};
+
+/// Seeds within which each rule's absence has to be noticed.
+const SEEDS: u64 = 200;
+
+fn caught(options: &Options) -> remoca_sim::Failure {
+    for seed in 0..SEEDS {
+        if let Err(failure) = run(seed, options) {
+            println!("{:?} left out: {failure}", options.omit);
+            return *failure;
+        }
+    }
+    panic!("{:?} was left out, and {SEEDS} seeds noticed nothing", options.omit)
+}
+
+/// Caught by some checker; and, unless another rule keeps it from the guest, by the bytes that the guest reads.
+fn is_noticed(rule: Rule) {
+    caught(&Options { omit: Some(rule), ..Options::default() });
+    let failure = caught(&Options { omit: Some(rule), guest_visible_only: true, ..Options::default() });
+    assert_eq!(failure.violation.promise, Promise::NoStaleRead);
+}
+
+#[test]
+fn a_read_that_completes_after_a_write() {
+    is_noticed(Rule::ReadOverlappedByWrite);
+}
+
+#[test]
+fn overlapping_writes() {
+    is_noticed(Rule::OverlappingWrites);
+}
+
+#[test]
+fn a_partial_write() {
+    is_noticed(Rule::PartialWrite);
+}
+
+#[test]
+fn a_discard_taken_as_zero() {
+    is_noticed(Rule::DiscardUnknown);
+}
+
+#[test]
+fn an_invalidation_forgotten() {
+    is_noticed(Rule::Invalidation);
+}
+
+#[test]
+fn no_check_at_admission() {
+    is_noticed(Rule::AdmissionCheck);
+}
+
+#[test]
+fn no_check_at_fetch() {
+    is_noticed(Rule::FetchCheck);
+}
+
+/// The check at fetch keeps this one from the guest; it is caught by watching the slots.
+#[test]
+fn a_slot_reused_under_an_outstanding_request() {
+    let failure = caught(&Options { omit: Some(Rule::PinnedSlot), ..Options::default() });
+    assert_eq!(failure.violation.promise, Promise::SlotNotReused);
+}
+
+#[test]
+fn no_rule_is_left_out_here() {
+    assert_eq!(Rule::ALL.len(), 8, "a new rule needs its canary above");
+}
+
+#[test]
+fn a_failing_plan_is_cut_down_to_what_matters() {
+    let options = Options { omit: Some(Rule::PartialWrite), guest_visible_only: true, ..Options::default() };
+    let failure = caught(&options);
+    let Shrunk { options: shorter, failure: again, steps } = shrink(&failure, &options, 2_000);
+    assert!(steps <= 20, "{steps} steps are left");
+    assert_eq!(again.violation.promise, failure.violation.promise);
+    assert_eq!(run(failure.seed, &shorter).map_err(|f| *f), Err(again.clone()));
+    let (lines, result) = trace(failure.seed, &shorter);
+    assert_eq!(result.map_err(|f| *f), Err(again.clone()));
+    let key = again.violation.at.expect("a stale read is at a block");
+    assert!(lines.iter().any(|line| line.blocks.is_some() && line.concerns(key)));
+}

@@ -1,0 +1,66 @@
+//! The seeds that every change has to pass. Other seeds: `cargo xtask sim --seeds N`.
+
+use remoca_sim::{Options, run};
+use std::collections::BTreeMap;
+
+const SEEDS: u64 = 3_000;
+
+/// Counters that a healthy simulation moves: what never happens is never tested. Each has to reach the number beside it.
+const HAPPENS: [(&str, u64); 27] = [
+    ("hit_blocks", 10_000),
+    ("zero_blocks", 10_000),
+    ("covered_blocks", 10_000),
+    ("missed_blocks", 100_000),
+    ("misaligned_reads", 10_000),
+    ("evictions_admitted", 50_000),
+    ("evictions_duplicate", 10_000),
+    ("evictions_zero", 10_000),
+    ("evictions_unmatched", 10_000),
+    ("evictions_dropped", 10_000),
+    ("read_admissions", 10_000),
+    ("fetch_timeouts", 500),
+    ("fetch_missing", 100),
+    ("fetch_wrong", 100),
+    ("fetch_late", 100),
+    ("fetch_unexpected", 100),
+    ("fetch_disconnected", 20),
+    ("disk_errors", 5_000),
+    ("flushes_failed", 1_000),
+    ("lost_sends", 1_000),
+    ("messages_lost", 1_000),
+    ("reconnects", 100),
+    ("hangs", 100),
+    ("refusals", 500),
+    ("moves", 200),
+    ("index_growths", 500),
+    ("store_crashes", 500),
+];
+
+#[test]
+fn seeds_keep_every_promise() {
+    let mut totals: BTreeMap<&str, u64> = BTreeMap::new();
+    let (mut hits, mut reads) = (0, 0);
+    for seed in 0..SEEDS {
+        let report = run(seed, &Options::default())
+            .unwrap_or_else(|failure| panic!("{failure}\nexplain it: cargo xtask sim --seed {seed}"));
+        for (name, count) in report.tally.named() {
+            *totals.entry(name).or_default() += count;
+        }
+        if report.fault_free {
+            hits += report.tally.stats.hit_blocks;
+            reads += report.tally.stats.read_blocks;
+        }
+    }
+    for (name, least) in HAPPENS {
+        let count = totals[name];
+        assert!(count >= least, "{name} happened {count} times in {SEEDS} seeds, and is expected {least} times");
+    }
+    assert!(hits * 20 > reads, "a cache that works: {hits} of {reads} blocks came from the server");
+}
+
+#[test]
+fn a_seed_gives_the_same_run_again() {
+    for seed in 0..20 {
+        assert_eq!(run(seed, &Options::default()), run(seed, &Options::default()));
+    }
+}
