@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use remoca_server::{Config, Limits, ListenAddress, PageLocking, Server, parse_duration, parse_size};
+use remoca_server::{Config, Limits, ListenAddress, PageLocking, Server};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
+
+use crate::size::parse_size;
 
 /// Serve memory of this host to VM processes (`remoca disk`).
 #[derive(Args, Debug)]
@@ -90,4 +92,144 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let _told = sd_notify::notify(&[NotifyState::Stopping]);
     server.shutdown();
     Ok(())
+}
+
+/// A time from `500ms`, `60s`, `5m`, `1h`.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    const MONTH_MS: u64 = 31 * 24 * 3_600_000;
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let ms_per_unit = match &text[number.len()..] {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err(format!("`{text}` is not a time: write a whole number with ms, s, m or h, such as 60s")),
+    };
+    let number: u64 = number.parse().map_err(|_| format!("`{text}` is not a time: it begins with a whole number"))?;
+    let ms = number.checked_mul(ms_per_unit).filter(|ms| *ms <= MONTH_MS);
+    ms.map(Duration::from_millis).ok_or_else(|| format!("`{text}` is longer than a month"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Read};
+    use std::os::unix::net::{UnixDatagram, UnixStream};
+    use std::path::Path;
+    use std::process::{Child, Command, Stdio};
+
+    use clap::Parser;
+    use rustix::process::{Pid, Signal, kill_process};
+
+    use super::*;
+
+    const ARGUMENTS: &str = "REMOCA_TEST_SERVE_ARGUMENTS";
+
+    #[derive(Parser, Debug)]
+    struct Program {
+        #[command(flatten)]
+        serve: ServeArgs,
+    }
+
+    fn parse(arguments: &str) -> Result<ServeArgs, String> {
+        let words = std::iter::once("serve").chain(arguments.split_whitespace());
+        Program::try_parse_from(words).map(|program| program.serve).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_typed_becomes_a_config() {
+        let typed = "--listen tcp:[::1]:7070 --listen unix:/run/x.sock --memory 2G --quota 1G --grace 5m --threads 3";
+        let config = parse(typed).expect("good").config();
+        assert_eq!(config.listen.len(), 2);
+        assert_eq!((config.memory_bytes, config.quota_bytes), (2 << 30, Some(1 << 30)));
+        assert_eq!((config.grace, config.threads), (Duration::from_secs(300), 3));
+        assert_eq!(config.locking, PageLocking::Locked);
+        let config = parse("--listen tcp:h:1 --memory 2M --no-lock").expect("good").config();
+        assert_eq!((config.locking, config.quota_bytes), (PageLocking::Unlocked, None));
+        assert_eq!(config.grace, Duration::from_secs(60));
+        assert!(config.threads >= 1);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let cases = [
+            ("--memory 2G", "--listen"),
+            ("--listen tcp:h:1", "--memory"),
+            ("--listen h:1 --memory 2G", "begins with `tcp:` or `unix:`"),
+            ("--listen tcp:h:1 --memory lots", "`lots` is not a size"),
+            ("--listen tcp:h:1 --memory 2G --grace 60", "`60` is not a time"),
+            ("--listen tcp:h:1 --memory 2G --grace s", "`s` is not a time"),
+            ("--listen tcp:h:1 --memory 2G --grace 999999h", "longer than a month"),
+        ];
+        for (typed, words) in cases {
+            let refusal = parse(typed).expect_err(typed);
+            assert!(refusal.contains(words), "{typed}: {refusal}");
+        }
+    }
+
+    /// The program itself, as a child, so that it can be sent signals.
+    #[test]
+    #[ignore = "only a child of the tests below"]
+    fn as_a_child() {
+        let arguments = std::env::var(ARGUMENTS).expect("set by the parent");
+        run(parse(&arguments).expect("good")).expect("a server that runs until it is told to stop");
+    }
+
+    /// Starts the program and returns when it says that it listens, with what it said.
+    fn spawn(arguments: &str, notify: Option<&Path>) -> (Child, String) {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["--exact", "serve::tests::as_a_child", "--ignored", "--nocapture"]);
+        command.env(ARGUMENTS, arguments).env_remove("NOTIFY_SOCKET").stdout(Stdio::piped());
+        if let Some(path) = notify {
+            command.env("NOTIFY_SOCKET", path);
+        }
+        let mut child = command.spawn().expect("it starts");
+        let mut output = BufReader::new(child.stdout.take().expect("piped"));
+        let mut lines = output.by_ref().lines().map_while(Result::ok);
+        let line = lines.find_map(|line| line.find("listening on").map(|at| line[at..].to_owned()));
+        // What it still says must have somewhere to go.
+        child.stdout = Some(output.into_inner());
+        (child, line.expect("it says where it listens"))
+    }
+
+    #[test]
+    fn it_says_when_it_is_ready_and_stops_when_it_is_told_to() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [socket, control, notify] = ["s.sock", "c.sock", "notify"].map(|name| folder.path().join(name));
+        let manager = UnixDatagram::bind(&notify).expect("a socket");
+        let typed = format!(
+            "--listen unix:{} --listen tcp:127.0.0.1:0 --memory 4M --no-lock --control {}",
+            socket.display(),
+            control.display()
+        );
+        for signal in [Signal::TERM, Signal::INT] {
+            let (mut child, line) = spawn(&typed, Some(&notify));
+            assert!(line.starts_with(&format!("listening on unix:{} tcp:127.0.0.1:", socket.display())), "{line}");
+            let mut told = [0; 100];
+            let count = manager.recv(&mut told).expect("the manager is told");
+            assert_eq!(&told[..count], b"READY=1\n");
+            UnixStream::connect(&socket).expect("it listens");
+            let mut status = String::new();
+            UnixStream::connect(&control).expect("it listens").read_to_string(&mut status).expect("an answer");
+            assert!(status.contains("\"pages\": 1024"), "{status}");
+            kill_process(Pid::from_child(&child), signal).expect("it is there");
+            assert!(child.wait().expect("it ends").success());
+            assert!(!socket.exists() && !control.exists(), "the sockets go with it");
+            let count = manager.recv(&mut told).expect("the manager is told");
+            assert_eq!(&told[..count], b"STOPPING=1\n");
+        }
+    }
+
+    #[test]
+    fn one_that_was_killed_leaves_nothing_in_the_way() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let socket = folder.path().join("s.sock");
+        let typed = format!("--listen unix:{} --memory 4M --no-lock", socket.display());
+        for _ in 0..2 {
+            let (mut child, _) = spawn(&typed, None);
+            UnixStream::connect(&socket).expect("it listens");
+            child.kill().expect("it is there");
+            child.wait().expect("it ends");
+            assert!(socket.exists(), "or there would be nothing to clear away");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! What an operator chooses, and how it is written on a command line.
+//! What an operator chooses.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -116,52 +116,6 @@ impl fmt::Display for ListenAddress {
     }
 }
 
-/// Bytes from `4096`, `64K`, `512M`, `2G`, `1T` (powers of 1024; `KiB` and the like are understood too).
-///
-/// # Errors
-/// A sentence for the operator.
-pub fn parse_size(text: &str) -> Result<u64, String> {
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
-    let shift = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 0,
-        "k" | "kib" => 10,
-        "m" | "mib" => 20,
-        "g" | "gib" => 30,
-        "t" | "tib" => 40,
-        _ => return Err(format!("`{text}` is not a size: a whole number of bytes, or one with K, M, G or T")),
-    };
-    let number: u64 = number
-        .parse()
-        .map_err(|_| format!("`{text}` is not a size: it begins with a whole number, as in 512M or 2G"))?;
-    number.checked_mul(1 << shift).ok_or_else(|| format!("`{text}` is more than any machine has"))
-}
-
-/// A time from `500ms`, `60s`, `5m`, `1h`.
-///
-/// # Errors
-/// A sentence for the operator.
-pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
-    let wrong = || format!("`{text}` is not a time: a whole number with ms, s, m or h, as in 60s");
-    let number: u64 = number.parse().map_err(|_| wrong())?;
-    let ms_per_unit = match unit.trim() {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        _ => return Err(wrong()),
-    };
-    number
-        .checked_mul(ms_per_unit)
-        .filter(|ms| *ms <= MONTH_MS)
-        .map(Duration::from_millis)
-        .ok_or_else(|| format!("`{text}` is longer than a month"))
-}
-
-const MONTH_MS: u64 = 31 * 24 * 3_600_000;
-
 /// Bytes as an operator would write them: `2 GiB`, `1.5 MiB`.
 pub(crate) struct Size(pub(crate) u64);
 
@@ -204,23 +158,6 @@ mod tests {
         ];
         for (text, error) in cases {
             assert_eq!(text.parse::<ListenAddress>(), Err(error), "{text}");
-        }
-    }
-
-    #[test]
-    fn sizes_and_times() {
-        assert_eq!(parse_size("2G"), Ok(2 << 30));
-        assert_eq!(parse_size("512MiB"), Ok(512 << 20));
-        assert_eq!(parse_size("4096"), Ok(4096));
-        assert_eq!(parse_size("0"), Ok(0));
-        for bad in ["", "G", "-1", "1.5G", "2X", "99999999999999999999", "99999999T", "2 G 3"] {
-            assert!(parse_size(bad).is_err(), "{bad}");
-        }
-        assert_eq!(parse_duration("60s"), Ok(Duration::from_secs(60)));
-        assert_eq!(parse_duration("0s"), Ok(Duration::ZERO));
-        assert_eq!(parse_duration("5m"), Ok(Duration::from_secs(300)));
-        for bad in ["", "60", "s", "-1s", "1d", "99999999999999999999s", "1000000h"] {
-            assert!(parse_duration(bad).is_err(), "{bad}");
         }
     }
 

@@ -28,7 +28,7 @@ mod status;
 mod stream;
 mod worker;
 
-pub use config::{Config, Limits, ListenAddress, PageLocking, parse_duration, parse_size};
+pub use config::{Config, Limits, ListenAddress, PageLocking};
 pub use error::StartError;
 pub use server::Server;
 pub use status::{Backing, PoolStatus, Status};
