@@ -61,6 +61,7 @@ pub struct Host {
     folder: TempDir,
     program: PathBuf,
     memory: &'static str,
+    memory_socket: PathBuf,
     server: Option<Service>,
     process: Option<Service>,
     names: Vec<&'static str>,
@@ -70,7 +71,8 @@ impl Host {
     /// A host whose memory server has `memory` (such as `512M`).
     pub fn new(program: PathBuf, memory: &'static str) -> Result<Self> {
         let folder = TempDir::new()?;
-        Ok(Self { folder, program, memory, server: None, process: None, names: Vec::new() })
+        let memory_socket = folder.path().join("memory.sock");
+        Ok(Self { folder, program, memory, memory_socket, server: None, process: None, names: Vec::new() })
     }
 
     /// Where its sockets and logs are.
@@ -95,6 +97,11 @@ impl Host {
         Ok(())
     }
 
+    /// The VM process will look for its memory server at another socket: that of something in between.
+    pub fn connect_to(&mut self, socket: &Path) {
+        self.memory_socket = socket.to_owned();
+    }
+
     /// The memory server's process.
     pub fn server(&mut self) -> Result<&mut Service> {
         self.server.as_mut().ok_or_else(|| "the memory server does not run".into())
@@ -113,7 +120,7 @@ impl Host {
         let mut command = Command::new(&self.program);
         command.arg("disk").args(["--name", "vm", "--cache", cache, "--port"]).arg(self.socket("port"));
         command.arg("--control").arg(self.path("vm.ctl"));
-        command.arg("--server").arg(format!("unix:{}", self.path("memory.sock").display()));
+        command.arg("--server").arg(format!("unix:{}", self.memory_socket.display()));
         for image in images {
             let socket = self.socket(image.name);
             let comma = if image.options.is_empty() { "" } else { "," };
