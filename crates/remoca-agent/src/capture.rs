@@ -53,10 +53,9 @@ pub struct CaptureCounters {
     pub sampled_out: u64,
 }
 
-/// The program in the kernel. Attached while `link` lives; gone with this value.
+/// The program in the kernel; gone with this value.
 pub struct Capture {
     object: Object,
-    link: Option<Link>,
     shared: Mapping,
     slots: Mapping,
     states: Mapping,
@@ -77,7 +76,6 @@ impl Capture {
             slots: Mapping::new(&object, SLOTS_MAP, slots * PAGE_BYTES, read_only)?,
             states: Mapping::new(&object, STATES_MAP, slots * size_of::<u64>(), read_only)?,
             slot_count: slots,
-            link: None,
             object,
         };
         let shared = capture.shared();
@@ -87,11 +85,11 @@ impl Capture {
         Ok(capture)
     }
 
-    pub fn attach(&mut self) -> Result<(), AgentError> {
+    /// From now on evictions are captured, as long as the result lives.
+    pub fn attach(&self) -> Result<Link, AgentError> {
         let missing = || refused("it has no program")(not_found());
         let program = self.object.progs_mut().next().ok_or_else(missing)?;
-        self.link = Some(program.attach().map_err(refused("it could not be attached"))?);
-        Ok(())
+        program.attach().map_err(refused("it could not be attached"))
     }
 
     pub fn counters(&self) -> CaptureCounters {

@@ -42,8 +42,8 @@ fn check_port(port: Option<&Path>) -> Result<String, AgentError> {
 
 /// Loads and attaches, and takes it away again.
 fn check_program(ring_bytes: u32) -> Result<String, AgentError> {
-    let mut capture = Capture::load(ring_bytes)?;
+    let capture = Capture::load(ring_bytes)?;
     capture.set_paused(true);
-    capture.attach()?;
+    drop(capture.attach()?);
     Ok("loads and attaches".to_owned())
 }

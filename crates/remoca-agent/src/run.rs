@@ -39,9 +39,7 @@ pub fn run(options: &Options) -> Result<(), AgentError> {
     let Some((port, identification)) = first_port(options, &signals)? else { return Ok(()) };
 
     let mut capture = Capture::load(options.ring_bytes)?;
-    capture.set_paused(true);
     process::prepare_for_memory_pressure().iter().for_each(|refused| log(&format!("warning: {refused}")));
-    capture.attach()?;
     let (capture, ring) = capture.ring()?;
     process::lock_memory()?;
 
@@ -59,6 +57,8 @@ pub fn run(options: &Options) -> Result<(), AgentError> {
         reported: None,
     };
     agent.take_port(port, identification);
+    // Last: what is evicted before the reader is ready would be lost.
+    let _attached = capture.attach()?;
     notify(&[NotifyState::Ready]);
     agent.work(&signals);
     notify(&[NotifyState::Stopping]);

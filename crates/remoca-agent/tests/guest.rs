@@ -1,13 +1,15 @@
 //! The agent in a real guest, with a port that the test can look behind.
 
+#![allow(clippy::unwrap_used, reason = "the helpers are part of the tests")]
+
 mod support;
 
 use std::time::{Duration, Instant};
 
-use remoca_lab::{Image, Lab, Recipe};
+use remoca_lab::{Accelerator, Image, Lab, Recipe};
 use support::blocks::BlockSet;
 use support::port::TestPort;
-use support::{LIMIT, data_disk, guest, read_data, snapshot, start_agent, stop_agent, vmstat};
+use support::{LIMIT, data_disk, empty_disk, guest, read_data, snapshot, start_agent, stop_agent, vmstat};
 
 /// Waits for what comes by itself, such as the agent's next statistics.
 fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
@@ -21,21 +23,56 @@ fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
 /// Every page that reclaim evicts reaches the port, and holds what the disks hold.
 #[test]
 fn evicted_pages_reach_the_port_with_the_content_of_the_disks() {
+    check_content("agent-content", &Recipe::bookworm(), MOUNT_EXT4);
+}
+
+/// XFS keeps files in folios of many pages; they arrive page by page.
+#[test]
+fn large_folios_reach_the_port_page_by_page() {
+    let orders = check_content("agent-folios", &Recipe::bookworm(), MOUNT_XFS);
+    let large: Vec<_> = orders.lines().filter(|line| line.contains("order:") && !line.contains(" 0 }")).collect();
+    println!("{orders}");
+    assert!(!large.is_empty(), "no folio of more than one page was evicted: {orders}");
+}
+
+/// The same binary on the kernel of Debian 13. Builds an image of its own: minutes, and a gigabyte.
+#[test]
+#[ignore = "builds a second guest image"]
+fn same_binary_on_linux_6_12() {
+    let recipe = Recipe { suite: "trixie".to_owned(), ..Recipe::bookworm() };
+    check_content("agent-6.12", &recipe, MOUNT_EXT4);
+    check_content("agent-6.12-folios", &recipe, MOUNT_XFS);
+}
+
+const MOUNT_EXT4: &str = "mount -o ro,noatime $(disk-by-serial data) /mnt";
+
+const MOUNT_XFS: &str = "mkdir -p /tmp/from && mount -o ro,noatime $(disk-by-serial data) /tmp/from
+    disk=$(disk-by-serial empty) && mkfs.xfs -q $disk && mount -o noatime $disk /mnt
+    cp /tmp/from/big /mnt/ && umount /mnt /tmp/from && mount -o ro,noatime $disk /mnt";
+
+/// Reads more than fits while the agent runs; returns how many folios of which order left the page cache.
+fn check_content(name: &str, recipe: &Recipe, mount: &str) -> String {
+    const FOLIO_ORDERS: &str = "/sys/kernel/tracing/events/filemap/mm_filemap_delete_from_page_cache";
     let lab = Lab::open().unwrap();
-    let data = data_disk(&lab);
+    let image = Image::ensure(&lab, recipe).unwrap();
+    let (data, empty) = (data_disk(&lab), empty_disk());
     let mut known = BlockSet::default();
     known.add_image(&data);
-    known.add_image(&Image::ensure(&lab, &Recipe::bookworm()).unwrap().root());
+    known.add_image(&image.root());
     let port = TestPort::start(known);
-    let mut config = guest(&lab, "agent-content").disk(snapshot("data", &data));
+    let mut config = guest(&lab, name).disk(snapshot("data", &data)).disk(snapshot("empty", empty.path()));
     config.qemu_args = port.qemu_args();
-    let mut guest = config.boot(&lab).unwrap();
+    let accelerator = Accelerator::of_this_machine(&lab, &image).unwrap();
+    let mut guest = config.boot_with(&lab, &image, accelerator).unwrap();
 
+    guest.run(mount, LIMIT).unwrap();
+    guest.run(&format!("echo hist:keys=order > {FOLIO_ORDERS}/trigger"), LIMIT).unwrap();
     start_agent(&mut guest, "");
     let stolen_before = vmstat(&mut guest, "pgsteal_file");
     read_data(&mut guest);
     read_data(&mut guest);
     let stolen = vmstat(&mut guest, "pgsteal_file") - stolen_before;
+    let orders = guest.run(&format!("cat {FOLIO_ORDERS}/hist"), LIMIT).unwrap();
     let score = guest.run("cat /proc/$(pidof remoca-agent)/oom_score_adj", LIMIT).unwrap();
     let locked = guest.run("sed -n 's/^VmLck:[[:space:]]*//p' /proc/$(pidof remoca-agent)/status", LIMIT).unwrap();
     let (code, said) = stop_agent(&mut guest);
@@ -56,6 +93,7 @@ fn evicted_pages_reach_the_port_with_the_content_of_the_disks() {
     assert!(stolen > 150_000, "reclaim stole {stolen} pages: the guest was not short of memory");
     assert!(seen.abs_diff(stolen) < stolen / 50, "reclaim stole {stolen} pages, the agent saw {seen}");
     assert!(state.matched * 100 >= state.received * 98, "{} of {} match", state.matched, state.received);
+    orders
 }
 
 /// A port may thin the agent out, fail and come back, and start anew: the agent follows and runs on.
@@ -71,6 +109,7 @@ fn agent_obeys_advice_and_outlives_failures_of_its_port() {
 
     start_agent(&mut guest, "");
     port.state().advice = 64;
+    guest.run(MOUNT_EXT4, LIMIT).unwrap();
     read_data(&mut guest);
     // Advice is read when statistics are written.
     let count = port.state().statistics_count;

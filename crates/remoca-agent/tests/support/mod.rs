@@ -12,6 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use remoca_lab::{Disk, DiskSource, Guest, GuestConfig, Lab, program};
+use tempfile::NamedTempFile;
 
 pub const DATA_MIB: usize = 600;
 pub const LIMIT: Duration = Duration::from_secs(120);
@@ -36,6 +37,13 @@ pub fn data_disk(lab: &Lab) -> PathBuf {
     image
 }
 
+/// As large, and empty.
+pub fn empty_disk() -> NamedTempFile {
+    let file = NamedTempFile::new().unwrap();
+    file.as_file().set_len((DATA_MIB as u64 + 200) << 20).unwrap();
+    file
+}
+
 pub fn snapshot(serial: &str, path: &Path) -> Disk {
     let source = DiskSource::File { path: path.to_owned(), read_only: false, snapshot: true };
     Disk { serial: serial.to_owned(), source }
@@ -49,7 +57,6 @@ pub fn guest(lab: &Lab, name: &str) -> GuestConfig {
 
 /// Reads the whole file; what does not fit into memory is evicted.
 pub fn read_data(guest: &mut Guest) {
-    guest.run("mountpoint -q /mnt || mount -o ro,noatime $(disk-by-serial data) /mnt", LIMIT).unwrap();
     guest.run("cat /mnt/big > /dev/null", LIMIT).unwrap();
 }
 
