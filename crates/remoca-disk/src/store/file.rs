@@ -128,7 +128,7 @@ impl Store for FileStore {
             self.events.push_back(StoreEvent::Completed(StoreCompletion { token, result: checked, buffer }));
             return;
         }
-        self.calls.submit(FileTask::new(token, operation, buffer, self.image.is_block_device));
+        self.calls.submit(FileTask::new(token, operation, buffer, self.image.facts));
     }
 
     fn kick(&mut self, now: Instant) {
@@ -209,7 +209,7 @@ impl Calls {
         };
         match ring {
             None => Ok(Calls::Workers(WorkerPool::start(image, WORKER_COUNT)?)),
-            Some(ring) if image.is_block_device && image.geometry.can_discard => {
+            Some(ring) if image.facts.is_block_device && image.geometry.can_discard => {
                 let helper = WorkerPool::start(image, 1)?;
                 let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
                 for fd in [ring.event_fd(), helper.event_fd()] {

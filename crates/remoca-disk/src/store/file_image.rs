@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, StatxFlags};
 
 use super::file_lock::{self, ImageLock, LockFailure};
+use super::file_task::ImageFacts;
 use super::{BufferPool, Geometry, OpenError, OpenErrorKind, SECTOR_SIZE};
 
 /// Coarsest alignment of direct I/O that is used; beyond it the page cache does the work.
@@ -25,7 +26,7 @@ const BLKDISCARD: libc::Ioctl = 0x1277;
 pub(super) struct Image {
     pub(super) file: File,
     pub(super) geometry: Geometry,
-    pub(super) is_block_device: bool,
+    pub(super) facts: ImageFacts,
     /// Bypasses the page cache.
     pub(super) is_direct: bool,
 }
@@ -48,7 +49,8 @@ impl Image {
             set_buffered(&file).map_err(|error| opening.explain_system("switch off direct I/O for", &error))?;
         }
         let geometry = opening.geometry(&file, is_block_device, size, alignment);
-        Ok(Image { file, geometry, is_block_device, is_direct: alignment.is_some() })
+        let facts = ImageFacts { is_block_device, honours_dsync: is_block_device || file_system_honours_dsync(&file) };
+        Ok(Image { file, geometry, facts, is_direct: alignment.is_some() })
     }
 
     /// Gives the blocks of a block device back; waits until it has.
@@ -263,6 +265,11 @@ fn probed_alignment(file: &File) -> Option<u32> {
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         page.get_mut(..len).is_some_and(|target| file.read_at(target, 0).is_ok())
     })
+}
+
+/// Of the others FUSE is known to drop `RWF_DSYNC` when an O_DIRECT write is made by io_uring (seen on Linux 6.18).
+fn file_system_honours_dsync(file: &File) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|fs| [libc::EXT4_SUPER_MAGIC, libc::XFS_SUPER_MAGIC].contains(&fs.f_type))
 }
 
 /// Tries it beyond the end, where there is nothing to lose.

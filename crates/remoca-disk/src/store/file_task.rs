@@ -27,10 +27,19 @@ pub(super) struct FileTask {
     pub(super) token: u64,
     pub(super) operation: StoreOp,
     pub(super) buffer: Option<IoBuffer>,
+    image: ImageFacts,
     stage: Stage,
     /// Bytes of the range done in this stage.
     done: u64,
     retries: u32,
+}
+
+/// What has to be known of an image to choose the calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ImageFacts {
+    pub(super) is_block_device: bool,
+    /// `RWF_DSYNC` makes a write durable, in whatever way it is made.
+    pub(super) honours_dsync: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,17 +88,17 @@ pub(super) enum Progress {
 }
 
 impl FileTask {
-    pub(super) fn new(token: u64, operation: StoreOp, buffer: Option<IoBuffer>, is_block_device: bool) -> Self {
+    pub(super) fn new(token: u64, operation: StoreOp, buffer: Option<IoBuffer>, image: ImageFacts) -> Self {
         let stage = match operation {
             StoreOp::Read { .. } => Stage::Read,
             StoreOp::Write { .. } => Stage::Write,
             StoreOp::Flush => Stage::Sync,
-            StoreOp::Discard { .. } if is_block_device => Stage::DiscardByIoctl,
+            StoreOp::Discard { .. } if image.is_block_device => Stage::DiscardByIoctl,
             StoreOp::Discard { .. } => Stage::DiscardByHole,
             StoreOp::WriteZeroes { may_unmap: true, .. } => Stage::PunchHole,
             StoreOp::WriteZeroes { may_unmap: false, .. } => Stage::ZeroRange,
         };
-        Self { token, operation, buffer, stage, done: 0, retries: 0 }
+        Self { token, operation, buffer, image, stage, done: 0, retries: 0 }
     }
 
     /// Whether the next call can only be made on a thread that may block.
@@ -105,7 +114,7 @@ impl FileTask {
         match self.stage {
             Stage::Read => Call::Read { offset, target: self.remaining_buffer() },
             Stage::Write => {
-                let durable = self.operation.is_durable();
+                let durable = self.operation.is_durable() && self.image.honours_dsync;
                 Call::Write { offset, source: self.remaining_buffer(), durable }
             }
             Stage::PunchHole | Stage::DiscardByHole => {
@@ -151,8 +160,10 @@ impl FileTask {
                         Progress::MoreCalls
                     };
                 }
-                // A durable write was made so call by call; zeroes are synced once at the end.
-                if self.stage == Stage::WriteZeroes { self.sync_if_durable() } else { Progress::Finished(Ok(())) }
+                match self.stage {
+                    Stage::Write if self.image.honours_dsync => Progress::Finished(Ok(())),
+                    _ => self.sync_if_durable(),
+                }
             }
             Stage::PunchHole | Stage::ZeroRange => self.sync_if_durable(),
             Stage::DiscardByHole | Stage::DiscardByIoctl | Stage::Sync => Progress::Finished(Ok(())),
@@ -195,7 +206,7 @@ mod tests {
 
     fn task(operation: StoreOp, is_block_device: bool) -> FileTask {
         let buffer = operation.buffer_len().map(|len| BufferPool::new(1 << 20).take(len).unwrap());
-        FileTask::new(1, operation, buffer, is_block_device)
+        FileTask::new(1, operation, buffer, ImageFacts { is_block_device, honours_dsync: true })
     }
 
     fn unsupported(task: &mut FileTask) -> Progress {
@@ -249,6 +260,22 @@ mod tests {
         assert_eq!(task.handle_result(Ok(4096)), Progress::MoreCalls);
         assert_eq!(task.next_call(), Call::SyncData);
         assert_eq!(task.handle_result(Ok(0)), Progress::Finished(Ok(())));
+    }
+
+    #[test]
+    fn where_dsync_is_not_honoured_a_sync_follows_a_durable_write() {
+        let durable = StoreOp::Write { offset: 0, len: 4096, durable: true };
+        let mut honoured = task(durable, false);
+        assert!(matches!(honoured.next_call(), Call::Write { durable: true, .. }));
+        assert_eq!(honoured.handle_result(Ok(4096)), Progress::Finished(Ok(())));
+
+        let buffer = BufferPool::new(4096).take(4096);
+        let mut ignored =
+            FileTask::new(1, durable, buffer, ImageFacts { is_block_device: false, honours_dsync: false });
+        assert!(matches!(ignored.next_call(), Call::Write { durable: false, .. }));
+        assert_eq!(ignored.handle_result(Ok(4096)), Progress::MoreCalls);
+        assert_eq!(ignored.next_call(), Call::SyncData);
+        assert_eq!(ignored.handle_result(Ok(0)), Progress::Finished(Ok(())));
     }
 
     #[test]

@@ -43,6 +43,11 @@ impl Mount {
     /// `mount arguments FOLDER`
     pub fn new(arguments: &[&str], folder: &Path) -> Self {
         run("mount", &[arguments, &[folder.to_str().unwrap()]].concat());
+        Self::existing(folder)
+    }
+
+    /// One that somebody else has mounted.
+    pub fn existing(folder: &Path) -> Self {
         Self(folder.to_owned())
     }
 }

@@ -1,0 +1,189 @@
+//! What a file store asks of the disk below, seen from below: a file of nbdfuse, whose NBD server logs and can be paused.
+
+#![allow(clippy::unwrap_used, reason = "a test that meets an error has failed")]
+
+mod store_support;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use remoca_disk::store::{FileOptions, FileStore, ImageLock, OpenErrorKind, StoreOp, UringUse};
+use store_support::machine::{LoopDevice, Mount, is_root};
+use store_support::servers::Server;
+use store_support::{Driver, HANG_AFTER, pattern};
+use tempfile::TempDir;
+
+const BOTH: [UringUse; 2] = [UringUse::Auto, UringUse::Off];
+const CHILD_IMAGE: &str = "REMOCA_TEST_CHILD_IMAGE";
+const CHILD_URING: &str = "REMOCA_TEST_CHILD_URING";
+
+/// A disk as a file, with a log of what reaches it.
+struct ObservedDisk {
+    image: PathBuf,
+    log: PathBuf,
+    control: PathBuf,
+    // Dropped in this order: the file system, the program behind it, its server, the folder.
+    _mount: Mount,
+    _fuse: Reaped,
+    _server: Server,
+    _folder: TempDir,
+}
+
+struct Reaped(Child);
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl ObservedDisk {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let (log, control, mounted) = (path("log"), path("control.sock"), path("mounted"));
+        let (log_argument, control_argument) =
+            (format!("logfile={}", log.display()), format!("pause-control={}", control.display()));
+        let filters = ["--filter=log", "--filter=pause", "memory", "16M", &log_argument, &control_argument];
+        let server = Server::nbdkit(&path("nbd.sock"), &filters);
+        fs::create_dir(&mounted).unwrap();
+        let uri = format!("nbd+unix:///?socket={}", server.socket.display());
+        let fuse = Reaped(Command::new("nbdfuse").arg(&mounted).arg(uri).spawn().unwrap());
+        let image = mounted.join("nbd");
+        wait_until("the disk is mounted", || image.exists());
+        let mount = Mount::existing(&mounted);
+        Self { image, log, control, _mount: mount, _fuse: fuse, _server: server, _folder: folder }
+    }
+
+    /// How many requests with this text have reached the disk.
+    fn count(&self, text: &str) -> usize {
+        let log = fs::read_to_string(&self.log).unwrap();
+        // Each request has a line for its begin, which ends in dots, and one for its end.
+        log.lines().filter(|line| line.ends_with("...") && line.contains(text)).count()
+    }
+
+    /// 'p' holds back all requests, 'r' lets them through.
+    fn control(&self, command: u8) {
+        let mut stream = UnixStream::connect(&self.control).unwrap();
+        stream.write_all(&[command]).unwrap();
+        let mut answer = [0];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(answer[0], command.to_ascii_uppercase());
+    }
+}
+
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let give_up_at = Instant::now() + HANG_AFTER;
+    while !condition() {
+        assert!(Instant::now() < give_up_at, "waited too long until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn open(image: &Path, uring: UringUse) -> FileStore {
+    let lock = ImageLock::Required { wait: HANG_AFTER };
+    FileStore::open(image, FileOptions { uring, lock, ..FileOptions::default() }).unwrap()
+}
+
+#[test]
+fn durable_operations_are_flushed_before_they_complete_and_others_are_not() {
+    if !is_root() {
+        return;
+    }
+    for uring in BOTH {
+        let disk = ObservedDisk::new();
+        let mut driver = Driver::new(open(&disk.image, uring));
+        let data = pattern(0, 8192, 1);
+        let zeroes = |durable| StoreOp::WriteZeroes { offset: 0, len: 4096, may_unmap: true, durable };
+
+        driver.write(0, &data, false).unwrap();
+        driver.run(zeroes(false), None).unwrap();
+        assert_eq!(disk.count("Flush"), 0);
+        assert!(disk.count("Write") > 0, "what stays in a page cache shows nothing");
+
+        driver.flush().unwrap();
+        assert_eq!(disk.count("Flush"), 1);
+        driver.write(0, &data, true).unwrap();
+        assert!(disk.count("Flush") >= 2);
+        let before = disk.count("Flush");
+        driver.run(zeroes(true), None).unwrap();
+        assert!(disk.count("Flush") > before);
+    }
+}
+
+#[test]
+fn durable_writes_to_a_block_device_are_flushed_before_they_complete() {
+    if !is_root() {
+        return;
+    }
+    for uring in BOTH {
+        let disk = ObservedDisk::new();
+        let device = LoopDevice::attach(&disk.image, &["--direct-io=off"]);
+        let mut driver = Driver::new(open(&device.0, uring));
+        let before = disk.count("Flush");
+        driver.write(0, &pattern(0, 8192, 1), false).unwrap();
+        assert_eq!((disk.count("Write"), disk.count("Flush")), (1, before));
+        driver.write(0, &pattern(0, 8192, 2), true).unwrap();
+        assert!(disk.count("Flush") > before);
+        let before = disk.count("Flush");
+        driver.flush().unwrap();
+        assert!(disk.count("Flush") > before);
+    }
+}
+
+#[test]
+fn the_lock_of_a_killed_process_lasts_until_its_last_write_has_landed() {
+    if !is_root() {
+        return;
+    }
+    for uring in BOTH {
+        let disk = ObservedDisk::new();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "--nocapture", "child_with_a_write_in_flight"])
+            .env(CHILD_IMAGE, &disk.image)
+            .env(CHILD_URING, if uring == UringUse::Auto { "1" } else { "0" })
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut wait_for = |word: &str| assert!(output.any(|line| line.unwrap().contains(word)), "the child ended");
+        wait_for("opened");
+        disk.control(b'p');
+        child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        wait_for("submitted");
+        wait_until("the write is on its way", || disk.count("Write") == 1);
+
+        // Not waited for: it ends only with its write.
+        child.kill().unwrap();
+        let at_once = ImageLock::Required { wait: Duration::ZERO };
+        let error =
+            FileStore::open(&disk.image, FileOptions { lock: at_once, ..FileOptions::default() }).err().unwrap();
+        assert_eq!(error.kind, OpenErrorKind::InUse, "{error}");
+
+        disk.control(b'r');
+        let mut driver = Driver::new(open(&disk.image, uring));
+        assert_eq!(driver.read(0, 4096).unwrap(), pattern(0, 4096, 2), "the lock was free before the write had landed");
+        child.wait().unwrap();
+    }
+}
+
+#[test]
+#[ignore = "run by the_lock_of_a_killed_process_lasts_until_its_last_write_has_landed"]
+fn child_with_a_write_in_flight() {
+    let Some(image) = std::env::var_os(CHILD_IMAGE) else { return };
+    let uring = if std::env::var(CHILD_URING).unwrap() == "1" { UringUse::Auto } else { UringUse::Off };
+    let mut driver = Driver::new(open(Path::new(&image), uring));
+    println!("opened");
+    std::io::stdin().read_exact(&mut [0]).unwrap();
+    driver.start(StoreOp::Write { offset: 0, len: 4096, durable: false }, Some(&pattern(0, 4096, 2)));
+    println!("submitted");
+    loop {
+        std::thread::park();
+    }
+}
