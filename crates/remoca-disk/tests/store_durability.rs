@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use remoca_disk::store::{FileOptions, FileStore, ImageLock, OpenErrorKind, StoreOp, UringUse};
-use store_support::machine::{LoopDevice, Mount, is_root};
+use store_support::machine::{LoopDevice, Mount, is_root, run};
 use store_support::servers::Server;
 use store_support::{Driver, HANG_AFTER, pattern};
 use tempfile::TempDir;
@@ -133,6 +133,31 @@ fn durable_writes_to_a_block_device_are_flushed_before_they_complete() {
         let before = disk.count("Flush");
         driver.flush().unwrap();
         assert!(disk.count("Flush") > before);
+    }
+}
+
+#[test]
+fn durable_writes_to_a_file_on_ext4_are_flushed_before_they_complete() {
+    if !is_root() {
+        return;
+    }
+    for uring in BOTH {
+        let disk = ObservedDisk::new();
+        let device = LoopDevice::attach(&disk.image, &["--direct-io=off"]);
+        run("mkfs.ext4", &["-q", device.0.to_str().unwrap()]);
+        let mounted = tempfile::tempdir().unwrap();
+        let mount = Mount::new(&[device.0.to_str().unwrap()], mounted.path());
+        let image = mounted.path().join("disk.img");
+        // Written once, so that no later write allocates and brings the journal's flushes.
+        fs::write(&image, vec![1; 1 << 20]).unwrap();
+        rustix::fs::sync();
+        let mut driver = Driver::new(open(&image, uring));
+        for round in 0..20 {
+            let before = disk.count("Flush");
+            driver.write(4096 * round, &pattern(4096 * round, 4096, 2), true).unwrap();
+            assert!(disk.count("Flush") > before, "round {round}");
+        }
+        drop((driver, mount));
     }
 }
 
