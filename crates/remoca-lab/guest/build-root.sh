@@ -34,7 +34,8 @@ for module in virtio_pci virtio_blk ext4 virtio_console; do
     chroot "$root" modprobe -S "$kver" --show-depends "$module" > "$work/depends"
     while read -r kind file _; do
         name=$(basename "$file")
-        if [ "$kind" = insmod ] && ! ls "$boot/modules" | grep -q -- "-$name\$"; then
+        if [ "$kind" = insmod ] && ! [ -e "$work/seen-$name" ]; then
+            : > "$work/seen-$name"
             cp "$root$file" "$boot/modules/$number-$name"
             number=$((number + 1))
         fi

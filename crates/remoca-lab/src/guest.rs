@@ -111,7 +111,7 @@ impl GuestConfig {
             kernel_args: Vec::new(),
             qemu_args: Vec::new(),
             may_reboot: false,
-            boot_limit: Duration::from_secs(60),
+            boot_limit: Duration::from_secs(120),
         }
     }
 

@@ -5,14 +5,16 @@
 //! stays the same until its recipe changes or it is built anew on request.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, Permissions},
     io::{BufRead, BufReader, Write},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Instant,
 };
 
 use rustix::fs::{FlockOperation, flock};
+use tempfile::{Builder, TempDir};
 
 use crate::{
     error::{Context, Error, Result},
@@ -142,13 +144,8 @@ fn build(lab: &Lab, recipe: &Recipe, folder: &Path) -> Result<()> {
         "building the {} guest image from {} (once; about a minute and 120 MB to download)",
         recipe.suite, mirror.uri
     ));
-    let scripts = folder.join("scripts");
-    fs::create_dir(&scripts).context_path("creating", &scripts)?;
-    for (name, content) in GUEST_FILES {
-        let path = scripts.join(name);
-        fs::write(&path, content).context_path("writing", &path)?;
-    }
-    let command = mmdebstrap(recipe, &mirror, &scripts, folder);
+    let scripts = guest_files()?;
+    let command = mmdebstrap(recipe, &mirror, scripts.path(), folder);
     let log = lab.cache().join(format!("{}.build.log", recipe.name()));
     run_with_progress(command, &log)?;
 
@@ -156,13 +153,25 @@ fn build(lab: &Lab, recipe: &Recipe, folder: &Path) -> Result<()> {
     for name in ["kernel", "initramfs", "root.img", "kernel-version"] {
         fs::rename(made.join(name), folder.join(name)).context_path("taking from the build", &made.join(name))?;
     }
-    for leftover in [made, scripts] {
-        remove_folder(&leftover)?;
-    }
+    remove_folder(&made)?;
     // Copying out of the build wrote the holes of the image as zeroes. Best effort: it only saves space.
     let _ = service::run(service::tool("fallocate").arg("--dig-holes").arg(folder.join("root.img")));
     progress(format_args!("guest image ready after {} s", started.elapsed().as_secs()));
     Ok(())
+}
+
+/// The guest's files in a folder that the build can read: without root it runs as another user, who may not look into
+/// somebody's home.
+fn guest_files() -> Result<TempDir> {
+    let everyone = Permissions::from_mode(0o755);
+    let folder = Builder::new().prefix("lab-").permissions(everyone.clone()).tempdir();
+    let folder = folder.context("creating a folder for the guest's files")?;
+    for (name, content) in GUEST_FILES {
+        let path = folder.path().join(name);
+        fs::write(&path, content).context_path("writing", &path)?;
+        fs::set_permissions(&path, everyone.clone()).context_path("sharing", &path)?;
+    }
+    Ok(folder)
 }
 
 fn mmdebstrap(recipe: &Recipe, mirror: &Mirror, scripts: &Path, folder: &Path) -> Command {

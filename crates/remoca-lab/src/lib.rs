@@ -5,8 +5,8 @@
 //! it, [`store`] makes disks and slow disks, [`program`] builds programs that run in any guest.
 //! Called by tests, by the demonstration and by the `remoca-lab` program; calls mmdebstrap, QEMU, nbdkit, e2fsprogs.
 //!
-//! 1. Every process started here ends when this process ends, however it ends.
-//! 2. Every wait has a limit. When a guest misses one it is killed and the error shows its last console lines.
+//! 1. Every guest and daemon ends when this process ends, however it ends.
+//! 2. Every wait for a guest or daemon has a limit; a guest that misses one is killed and the error shows its last words.
 //! 3. The image is shared and never written to: guests run on a throw-away layer above it.
 //!
 //! Not here: what the guests are to show. See docs/decisions/0005-guest-laboratory.md.

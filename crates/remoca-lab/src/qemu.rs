@@ -18,7 +18,7 @@ use crate::{
     service,
 };
 
-/// Of lab.md's facts: `tsc=reliable` because emulation makes the kernel distrust the clock for nothing.
+/// `tsc=reliable`: under emulation the kernel would distrust its clock for nothing. `panic=-1`: a panic ends the guest.
 const KERNEL_ARGS: &str = "console=ttyS0 quiet panic=-1 tsc=reliable";
 
 /// Builds the command. QEMU inherits its ends of the two sockets, so there are no socket files to clean up, to wait for
