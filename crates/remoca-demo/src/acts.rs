@@ -1,0 +1,229 @@
+//! The acts: the same reads without the cache and with it, then the death and return of the memory server.
+
+use std::{path::Path, thread, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use remoca_disk::{status::Status, trace::TraceRecord};
+use remoca_lab::{Guest, Service, store};
+
+use crate::{
+    analysis::Window,
+    conditions::Conditions,
+    plan::Plan,
+    progress::Progress,
+    reading::{Outcome, Pace, Reading, Until},
+    report::{self, Report},
+    sampler::{Sample, Sampler},
+    stage::{Stage, kernel_faults, page_cache_pages, start_agent, stop_agent},
+    vm::{VmConfig, VmProcess},
+};
+
+/// Until the agent has told its counters, which it does once a second.
+const AGENT_TICK: Duration = Duration::from_millis(1500);
+
+/// Some reads, and when they were made by the clock of the VM process.
+pub struct Phase {
+    pub outcome: Outcome,
+    pub window: Window,
+}
+
+/// A guest's life, with or without the cache.
+pub struct Act {
+    pub warmup: Phase,
+    pub measured: Phase,
+    /// Lines of the guest's kernel log that tell of failures.
+    pub kernel_faults: Vec<String>,
+    pub trace: Vec<TraceRecord>,
+}
+
+/// What only the guest with the cache has.
+pub struct CacheAct {
+    pub act: Act,
+    /// The VM process before the warm-up, after the measured reads, and at the end, when the agent has ended.
+    pub before: Status,
+    pub after: Status,
+    pub end: Status,
+    /// Of the guest, after the measured reads.
+    pub page_cache_pages: u64,
+    pub kill: Kill,
+    pub samples: Vec<Sample>,
+}
+
+pub struct Kill {
+    pub phase: Phase,
+    pub killed_ns: u64,
+    pub restarted_ns: u64,
+    /// Reads of the reader when the server was killed, as it said last.
+    pub app_reads_before: u64,
+}
+
+/// Everything, from preparation to report.
+pub fn perform(plan: &Plan, out: &Path) -> Result<Report> {
+    let progress = Progress::start();
+    let stage = Stage::prepare(plan, out, &progress)?;
+    let prepared = progress.elapsed();
+    progress.say(&format!(
+        "the disk: {}, so each read request takes {} ms",
+        plan.disk_command(),
+        plan.disk_delay.as_millis()
+    ));
+    let mut conditions = Conditions::of_this_machine(plan, stage.accelerator, stage.lock_memory);
+    let baseline = perform_baseline(plan, &stage, &progress)?;
+    let (cached, guest_kernel) = perform_cached(plan, &stage, &progress)?;
+    progress.begin("checking the file system from outside", 0);
+    let file_system = store::check_ext4(&stage.disk).err().map(|error| error.to_string());
+    progress.say("done");
+    conditions.guest_kernel = guest_kernel;
+    conditions.note_end();
+    conditions.prepare_seconds = prepared.as_secs_f64();
+    conditions.run_seconds = (progress.elapsed() - prepared).as_secs_f64();
+    Ok(report::make(plan, conditions, &baseline, &cached, file_system))
+}
+
+fn perform_baseline(plan: &Plan, stage: &Stage, progress: &Progress) -> Result<Act> {
+    progress.begin(&format!("booting a guest with {} MiB, without the cache", plan.guest_memory_mib), 0);
+    let disk = stage.slow_disk(plan)?;
+    let image = disk.uri();
+    let config = VmConfig {
+        program: &stage.program,
+        name: "baseline",
+        sockets: stage.sockets(),
+        logs: &stage.logs,
+        image: &image,
+        cache: None,
+    };
+    let vm = config.start()?;
+    let mut guest = stage.guest(plan, "baseline", &config.disk_socket(), None)?;
+    let warmup = read_phase(plan, &vm, &mut guest, progress, "without the cache, warm-up", Reads::Warmup)?;
+    let measured = read_phase(plan, &vm, &mut guest, progress, "without the cache, measured", Reads::Measured)?;
+    let kernel_faults = kernel_faults(&mut guest)?;
+    guest.shut_down()?;
+    let trace = vm.stop()?;
+    disk.stop()?;
+    Ok(Act { warmup, measured, kernel_faults, trace })
+}
+
+fn perform_cached(plan: &Plan, stage: &Stage, progress: &Progress) -> Result<(CacheAct, String)> {
+    let mib = plan.cache_bytes >> 20;
+    progress.begin(&format!("booting the guest anew, with a cache of {mib} MiB in a memory server's memory"), 0);
+    let server = stage.memory_server(plan, "tcp:127.0.0.1:0")?;
+    let address = stage.address_of(&server)?;
+    let disk = stage.slow_disk(plan)?;
+    let image = disk.uri();
+    let config = VmConfig {
+        program: &stage.program,
+        name: "cached",
+        sockets: stage.sockets(),
+        logs: &stage.logs,
+        image: &image,
+        cache: Some((&address, plan.cache_bytes)),
+    };
+    let mut vm = config.start()?;
+    vm.wait_for_cache()?;
+    let mut guest = stage.guest(plan, "cached", &config.disk_socket(), Some(&config.port_socket()))?;
+    let kernel = guest.run("uname -r", AGENT_TICK * 10)?;
+    let agent = start_agent(&mut guest)?;
+    let sampler = Sampler::start(vm.control());
+    let before = vm.status()?;
+    let warmup = read_phase(plan, &vm, &mut guest, progress, "with the cache, warm-up", Reads::Warmup)?;
+    let measured = read_phase(plan, &vm, &mut guest, progress, "with the cache, measured", Reads::Measured)?;
+    let page_cache_pages = page_cache_pages(&mut guest)?;
+    thread::sleep(AGENT_TICK);
+    let after = vm.status()?;
+    let kill = kill_server(plan, stage, &vm, &mut guest, server, &address, progress)?;
+    let samples = sampler.stop();
+    stop_agent(&mut guest, &agent)?;
+    let end = vm.status()?;
+    let kernel_faults = kernel_faults(&mut guest)?;
+    guest.shut_down()?;
+    let trace = vm.stop()?;
+    disk.stop()?;
+    let act = Act { warmup, measured, kernel_faults, trace };
+    Ok((CacheAct { act, before, after, end, page_cache_pages, kill, samples }, kernel))
+}
+
+/// Which of the two runs of reads that both guests make.
+#[derive(Clone, Copy)]
+enum Reads {
+    Warmup,
+    Measured,
+}
+
+fn read_phase(
+    plan: &Plan,
+    vm: &VmProcess,
+    guest: &mut Guest,
+    progress: &Progress,
+    step: &str,
+    reads: Reads,
+) -> Result<Phase> {
+    let (seed, count) = match reads {
+        Reads::Warmup => (plan.seed, plan.warmup_reads),
+        Reads::Measured => (plan.seed + 1, plan.measured_reads),
+    };
+    progress.begin(&format!("{step}: {count} record reads"), count);
+    let reading = Reading { seed, until: Until::Reads(count) };
+    let each = |pace: &Pace| {
+        progress.advance(pace.reads, &note(pace));
+        Ok(())
+    };
+    let (outcome, window) = vm.during(|| reading.run(guest, plan, each))?;
+    let latency = &outcome.measured.reads;
+    progress.say(&format!(
+        "{step}: {} reads in {:.0} s, mean {:.2} ms in the guest",
+        latency.count,
+        outcome.measured.seconds,
+        latency.mean_us / 1e3
+    ));
+    Ok(Phase { outcome, window })
+}
+
+fn note(pace: &Pace) -> String {
+    let faults = pace.io_errors + pace.wrong_signatures;
+    let faults = if faults > 0 { format!(", {faults} FAULTS") } else { String::new() };
+    format!("{} reads, {:.2} ms each in the last second{faults}", pace.reads, pace.interval_mean_us / 1e3)
+}
+
+/// The guest reads on while its memory server dies by SIGKILL, is away for a while, and is started again.
+fn kill_server(
+    plan: &Plan,
+    stage: &Stage,
+    vm: &VmProcess,
+    guest: &mut Guest,
+    server: Service,
+    address: &str,
+    progress: &Progress,
+) -> Result<Kill> {
+    let times = plan.server_kill;
+    let total = times.before + times.away + times.after;
+    progress.begin("the memory server will be killed and started again while the guest reads on", total.as_secs());
+    let reading = Reading { seed: plan.seed + 2, until: Until::Seconds(total.as_secs()) };
+    let mut server = Some(server);
+    let (mut killed, mut restarted) = (None, None);
+    let mut app_reads_before = 0;
+    let each = |pace: &Pace| {
+        let at = Duration::from_secs_f64(pace.seconds);
+        progress.advance(at.as_secs(), &note(pace));
+        if killed.is_none() && at >= times.before {
+            if let Some(mut server) = server.take() {
+                server.kill()?;
+            }
+            killed = Some(vm.now_ns());
+            app_reads_before = pace.reads;
+            progress.say("the memory server is killed (SIGKILL); the guest reads on");
+        } else if restarted.is_none() && at >= times.before + times.away {
+            server = Some(stage.memory_server(plan, address)?);
+            restarted = Some(vm.now_ns());
+            progress.say("the memory server is started again, empty");
+        }
+        Ok(())
+    };
+    let (outcome, window) = vm.during(|| reading.run(guest, plan, each))?;
+    let killed_ns = killed.context("the reader ended before the memory server was killed")?;
+    let restarted_ns = restarted.context("the reader ended before the memory server was started again")?;
+    let ended = server.as_mut().map(Service::exit_status).transpose()?.flatten();
+    if let Some(status) = ended {
+        bail!("the new memory server ended: {status}");
+    }
+    Ok(Kill { phase: Phase { outcome, window }, killed_ns, restarted_ns, app_reads_before })
+}

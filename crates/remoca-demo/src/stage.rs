@@ -1,0 +1,208 @@
+//! What the acts are played on: programs, the image with the file set, the slow disk, the memory server, the guest.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use remoca_lab::{
+    Accelerator, Disk, Guest, GuestConfig, Image, Job, Lab, Recipe, Service, program,
+    store::{self, Nbdkit, NbdkitConfig},
+    workload::dataset,
+};
+use rustix::process::{Resource, getrlimit};
+use tempfile::TempDir;
+
+use crate::{plan::Plan, progress::Progress, reading::FOLDER};
+
+const START_LIMIT: Duration = Duration::from_secs(30);
+const JOB_LIMIT: Duration = Duration::from_secs(60);
+/// What the programs need beside the cache and the guest's memory.
+const SPARE_BYTES: u64 = 400 << 20;
+const CAP_IPC_LOCK: u32 = 14;
+/// Lines of the guest's kernel log that say that a disk or a file system failed, or that something hung.
+const KERNEL_FAULTS: &str = "I/O error|blk_update_request|EXT4-fs (error|warning)|critical|blocked for more than|BUG:";
+
+pub struct Stage {
+    pub lab: Lab,
+    pub image: Image,
+    pub accelerator: Accelerator,
+    /// `remoca`.
+    pub program: PathBuf,
+    workload: PathBuf,
+    agent: PathBuf,
+    /// The guest's disk.
+    pub disk: PathBuf,
+    /// Logs and traces.
+    pub logs: PathBuf,
+    /// Holds the disk; removed at the end.
+    _work: TempDir,
+    sockets: TempDir,
+    pub lock_memory: bool,
+}
+
+impl Stage {
+    /// Checks that the machine has what it takes, builds what is not built, and makes the file set.
+    pub fn prepare(plan: &Plan, out: &Path, progress: &Progress) -> Result<Stage> {
+        let logs = out.join("logs");
+        fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
+        let program = remoca_program()?;
+        check_memory(plan)?;
+        let lock_memory = plan.lock_memory && may_lock(plan.cache_bytes);
+        if plan.lock_memory && !lock_memory {
+            progress.say(
+                "the memory server runs with unlocked memory: this user may not lock as much as the cache \
+                 (for locked memory: run as root, or raise the limit that `ulimit -l` shows)",
+            );
+        }
+        progress.begin("preparing the guest's image and programs (a few minutes the first time)", 0);
+        let lab = Lab::open()?;
+        let image = Image::ensure(&lab, &Recipe::bookworm())?;
+        let accelerator = Accelerator::of_this_machine(&lab, &image)?;
+        // The guest's own server is built here too, so that no boot has to wait for it.
+        program::build(&lab, "remoca-lab", "remoca-lab-guest")?;
+        let workload = program::build(&lab, "remoca-lab", "remoca-workload")?;
+        let agent = program::build(&lab, "remoca-agent", "remoca-agent")?;
+        let sockets = TempDir::with_prefix("remoca-demo-").context("cannot make a folder for sockets")?;
+        let work = TempDir::with_prefix_in("work-", out).context("cannot make a folder for the disk")?;
+        let disk = work.path().join("disk.img");
+        let stage =
+            Stage { lab, image, accelerator, program, workload, agent, disk, logs, _work: work, sockets, lock_memory };
+        stage.make_disk(plan, progress)?;
+        Ok(stage)
+    }
+
+    pub fn sockets(&self) -> &Path {
+        self.sockets.path()
+    }
+
+    fn make_disk(&self, plan: &Plan, progress: &Progress) -> Result<()> {
+        let (files, mib) = (plan.file_count, plan.set_bytes() >> 20);
+        progress.begin(&format!("making the file set: {files} files, {mib} MiB, a signature in every 512 bytes"), 0);
+        let folder = self.disk.with_extension("files");
+        let free = free_bytes(self.disk.parent().unwrap_or(Path::new(".")))?;
+        let needed = plan.set_bytes() + plan.image_bytes();
+        ensure!(free > needed, "{} MiB of disk space are needed, {} are free", needed >> 20, free >> 20);
+        let name = Path::new(FOLDER).file_name().context("the folder of the file set has a name")?;
+        dataset::create(&folder.join(name), plan.file_count, plan.file_bytes, plan.seed)?;
+        store::ext4_of_folder(&self.disk, plan.image_bytes(), &folder)?;
+        fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
+    }
+
+    /// The disk behind nbdkit, which lets every read request wait.
+    pub fn slow_disk(&self, plan: &Plan) -> Result<Nbdkit> {
+        Ok(NbdkitConfig::slow_file(&self.disk, plan.disk_delay).start(&self.logs)?)
+    }
+
+    /// `remoca serve` with just the memory of the cache, at the address.
+    pub fn memory_server(&self, plan: &Plan, address: &str) -> Result<Service> {
+        let mut command = Command::new(&self.program);
+        command.arg("serve").args(["--listen", address, "--memory", &plan.cache_bytes.to_string()]);
+        if !self.lock_memory {
+            command.arg("--no-lock");
+        }
+        let log = self.logs.join("serve.log");
+        // What an earlier one wrote would be taken for the answer of this one.
+        fs::write(&log, "").with_context(|| format!("cannot write {}", log.display()))?;
+        let mut service = Service::start("remoca serve", command, &log)?;
+        service.wait_for_log("listening on", START_LIMIT)?;
+        Ok(service)
+    }
+
+    /// Where a memory server that was told to choose a port listens.
+    pub fn address_of(&self, server: &Service) -> Result<String> {
+        let said = server.log_tail();
+        let address = said.lines().find_map(|line| line.strip_prefix("listening on "));
+        Ok(address.context("the memory server did not say where it listens")?.trim().to_owned())
+    }
+
+    /// Boots the guest with the disk mounted and its page cache empty.
+    pub fn guest(&self, plan: &Plan, name: &str, disk: &Path, port: Option<&Path>) -> Result<Guest> {
+        let mut config = GuestConfig::new(&format!("demo-{name}"), plan.guest_memory_mib)
+            .disk(Disk::vhost_user("data", disk))
+            .payload("remoca-workload", &self.workload)
+            .payload("remoca-agent", &self.agent);
+        if let Some(port) = port {
+            config = config.disk(Disk::vhost_user("port", port));
+        }
+        let mut guest = config.boot_with(&self.lab, &self.image, self.accelerator)?;
+        // Without lazy initialisation in the background, which would be writes that are no part of the demonstration.
+        guest.run("mount -o noatime,noinit_itable $(disk-by-serial data) /mnt", JOB_LIMIT)?;
+        guest.run("sync; echo 3 > /proc/sys/vm/drop_caches", JOB_LIMIT)?;
+        Ok(guest)
+    }
+}
+
+/// Starts the agent and waits until it works.
+pub fn start_agent(guest: &mut Guest) -> Result<Job> {
+    let mut job = guest.start("exec remoca-agent 2>&1")?;
+    guest.wait_for_line(&mut job, "sending evicted pages", START_LIMIT)?;
+    Ok(job)
+}
+
+/// Ends the agent; it sends what it still has, and its last statistics.
+pub fn stop_agent(guest: &mut Guest, job: &Job) -> Result<()> {
+    guest.run("kill -TERM $(pidof remoca-agent)", JOB_LIMIT)?;
+    let ended = guest.wait(job, JOB_LIMIT)?;
+    ensure!(ended.success(), "the agent ended with status {}: {}", ended.status, ended.text());
+    Ok(())
+}
+
+/// Pages of the guest's page cache.
+pub fn page_cache_pages(guest: &mut Guest) -> Result<u64> {
+    let said = guest
+        .run("sed -n 's/^Cached: *\\([0-9]*\\) kB/\\1/p; s/^Shmem: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo", JOB_LIMIT)?;
+    let values: Vec<u64> = said.lines().filter_map(|line| line.parse().ok()).collect();
+    let [cached_kib, shmem_kib] = values[..] else { bail!("the guest's /proc/meminfo says `{said}`") };
+    Ok(cached_kib.saturating_sub(shmem_kib) / 4)
+}
+
+/// Lines of the guest's kernel log that tell of failed I/O.
+pub fn kernel_faults(guest: &mut Guest) -> Result<Vec<String>> {
+    let said = guest.run(&format!("dmesg | grep -E '{KERNEL_FAULTS}' || true"), JOB_LIMIT)?;
+    Ok(said.lines().map(str::to_owned).collect())
+}
+
+/// `remoca`, beside this program.
+fn remoca_program() -> Result<PathBuf> {
+    let own = env::current_exe().context("this program cannot find itself")?;
+    let path = own.with_file_name("remoca");
+    ensure!(
+        path.exists(),
+        "{} is not there; build it (cargo build --release -p remoca-cli), or use `make demo`",
+        path.display()
+    );
+    Ok(path)
+}
+
+fn check_memory(plan: &Plan) -> Result<()> {
+    let needed = plan.cache_bytes + (u64::from(plan.guest_memory_mib) << 20) + SPARE_BYTES;
+    let text = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    let available = kib.context("/proc/meminfo does not say what is available")? << 10;
+    ensure!(
+        available >= needed,
+        "{} MiB of memory are needed (cache, guest, programs), {} are available; a smaller --cache needs less",
+        needed >> 20,
+        available >> 20
+    );
+    Ok(())
+}
+
+/// Whether this user may lock so much memory, with the server's tables.
+fn may_lock(bytes: u64) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let capabilities = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or_default();
+    let limit = getrlimit(Resource::Memlock).current;
+    capabilities >> CAP_IPC_LOCK & 1 == 1 || limit.is_none_or(|limit| limit >= bytes + bytes / 64)
+}
+
+fn free_bytes(folder: &Path) -> Result<u64> {
+    let stat = rustix::fs::statvfs(folder).with_context(|| format!("cannot look at {}", folder.display()))?;
+    Ok(stat.f_bavail * stat.f_frsize)
+}

@@ -1,0 +1,115 @@
+//! The VM process (`remoca disk`), its clock and its trace.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use remoca_disk::{
+    control::{self, Reply},
+    status::Status,
+    trace::{TraceRecord, read_trace},
+};
+use remoca_lab::Service;
+
+use crate::analysis::Window;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// What to start it with.
+pub struct VmConfig<'a> {
+    pub program: &'a Path,
+    pub name: &'a str,
+    /// Folder for its sockets; short, for the name of a socket takes 107 bytes.
+    pub sockets: &'a Path,
+    /// Folder for its log and its trace.
+    pub logs: &'a Path,
+    /// URI of the disk.
+    pub image: &'a str,
+    /// The memory server and the size of the cache; without them nothing is cached, and there is no eviction port.
+    pub cache: Option<(&'a str, u64)>,
+}
+
+pub struct VmProcess {
+    service: Service,
+    control: PathBuf,
+    trace: PathBuf,
+    /// When its clock was zero.
+    started: Instant,
+}
+
+impl VmConfig<'_> {
+    pub fn disk_socket(&self) -> PathBuf {
+        self.sockets.join(format!("{}.disk", self.name))
+    }
+
+    pub fn port_socket(&self) -> PathBuf {
+        self.sockets.join(format!("{}.port", self.name))
+    }
+
+    pub fn start(&self) -> Result<VmProcess> {
+        let control = self.sockets.join(format!("{}.ctl", self.name));
+        let trace = self.logs.join(format!("{}.trace", self.name));
+        let mut command = Command::new(self.program);
+        command.arg("disk").args(["--name", self.name]);
+        command.arg("--disk").arg(format!("image={},socket={},name=data", self.image, self.disk_socket().display()));
+        command.arg("--control").arg(&control).arg("--trace").arg(&trace);
+        if let Some((server, bytes)) = self.cache {
+            command.args(["--server", server, "--cache", &bytes.to_string()]);
+            command.arg("--port").arg(self.port_socket());
+        }
+        let log = self.logs.join(format!("{}.log", self.name));
+        let mut service = Service::start(&format!("remoca disk ({})", self.name), command, &log)?;
+        service.wait_for_socket(&control, LIMIT)?;
+        let asked = Instant::now();
+        let uptime = Duration::from_secs_f64(ask(&control)?.uptime_s);
+        let between = asked + asked.elapsed() / 2;
+        let started = between.checked_sub(uptime).context("the VM process is older than the machine")?;
+        Ok(VmProcess { service, control, trace, started })
+    }
+}
+
+impl VmProcess {
+    pub fn control(&self) -> &Path {
+        &self.control
+    }
+
+    pub fn status(&self) -> Result<Status> {
+        ask(&self.control)
+    }
+
+    /// Its clock, in nanoseconds since its start.
+    pub fn now_ns(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Does something, and tells when by its clock.
+    pub fn during<T>(&self, what: impl FnOnce() -> Result<T>) -> Result<(T, Window)> {
+        let from_ns = self.now_ns();
+        let done = what()?;
+        Ok((done, Window { from_ns, to_ns: self.now_ns() }))
+    }
+
+    /// Waits until it is connected to its memory server and has all of its cache.
+    pub fn wait_for_cache(&mut self) -> Result<()> {
+        let control = self.control.clone();
+        let ready = || ask(&control).is_ok_and(|status| status.cache.granted_bytes >= status.cache.wanted_bytes);
+        Ok(self.service.wait_until("getting its cache", LIMIT, ready)?)
+    }
+
+    /// Ends it, and returns what it did.
+    pub fn stop(mut self) -> Result<Vec<TraceRecord>> {
+        let status = self.service.terminate(LIMIT)?;
+        ensure!(status.success(), "remoca disk ended with {status}:\n{}", self.service.log_tail());
+        read_trace(&self.trace).with_context(|| format!("reading {}", self.trace.display()))
+    }
+}
+
+fn ask(control: &Path) -> Result<Status> {
+    match control::call(control, control::Command::Status).context("asking remoca disk for its status")? {
+        Reply::Status(status) => Ok(*status),
+        Reply::Error { error } => bail!("remoca disk: {error}"),
+    }
+}
