@@ -11,14 +11,12 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use remoca_disk::testing::{Command, Options, TestGuest, Ticket};
-use remoca_disk::vhost::{BlkRequest, DeviceConfig, Operation, SocketSource, Status, VhostDevice};
-use rustix::event::{PollFd, PollFlags, poll};
+use remoca_disk::testing::{Command, Options, TestGuest, Ticket, serve_until_death};
+use remoca_disk::vhost::DeviceConfig;
 
 const BLOCKS: u64 = 256;
 const BLOCK: usize = 4096;
@@ -34,56 +32,8 @@ fn back_end_process() {
     let folder = Path::new(&folder);
     let disk = File::options().read(true).write(true).open(folder.join("disk")).unwrap();
     let config = DeviceConfig::disk("kill", "kill", BLOCKS * BLOCK as u64);
-    let mut device = VhostDevice::new(config, SocketSource::bind(&folder.join("s")).unwrap()).unwrap();
-    let mut life = Life(std::env::var(STEPS).unwrap().parse().unwrap());
-    let mut taken: Vec<BlkRequest> = Vec::new();
-    loop {
-        poll(&mut [PollFd::from_borrowed_fd(device.event_fd(), PollFlags::IN)], None).unwrap();
-        device.handle_events().unwrap();
-        while let Some(request) = device.pop() {
-            taken.push(request);
-            life.step();
-        }
-        // Last in, first out, and published in parts of different sizes.
-        while let Some(request) = taken.pop() {
-            execute(&disk, &request);
-            life.step();
-            device.complete(request, Status::Ok);
-            life.step();
-            if taken.len() % 3 == 0 {
-                device.notify();
-                life.step();
-            }
-        }
-        device.notify();
-    }
-}
-
-/// Steps that are left to the back end before it dies.
-struct Life(u32);
-
-impl Life {
-    fn step(&mut self) {
-        self.0 -= 1;
-        if self.0 == 0 {
-            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
-        }
-    }
-}
-
-fn execute(disk: &File, request: &BlkRequest) {
-    let mut data = vec![0; request.data_length()];
-    match request.operation() {
-        Operation::Read { range } => {
-            disk.read_exact_at(&mut data, range.start).unwrap();
-            request.copy_to_guest(0, &data).unwrap();
-        }
-        Operation::Write { range } => {
-            request.copy_from_guest(0, &mut data).unwrap();
-            disk.write_all_at(&data, range.start).unwrap();
-        }
-        Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => {}
-    }
+    let steps = std::env::var(STEPS).unwrap().parse().unwrap();
+    serve_until_death(config, &folder.join("s"), disk, Some(steps));
 }
 
 fn spawn(folder: &Path, steps: u64) -> Child {
@@ -193,7 +143,7 @@ fn a_killed_back_end_loses_and_repeats_nothing() {
     }
     assert!(in_flight_at_kills > KILLS as usize, "{in_flight_at_kills} requests in flight at {KILLS} kills");
 
-    let mut child = spawn(folder, u64::from(u32::MAX));
+    let mut child = spawn(folder, u64::MAX);
     connect(&mut guest, folder);
     while guest.outstanding() > 0 {
         load.harvest(&mut guest);

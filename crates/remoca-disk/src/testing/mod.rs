@@ -2,7 +2,7 @@
 //!
 //! [`TestGuest`] plays QEMU and the guest's driver: it shares its memory, starts queues, keeps the record of requests in
 //! flight over a reconnect, and puts any descriptor table it likes into its rings. [`RamDisk`] executes requests in
-//! memory, and [`Backend`] runs a device on it in a thread. Behind the feature `testing`; never part of the program.
+//! memory, and [`Backend`] runs a device on it in a thread; [`serve_until_death`] is a back end in a process of its own. Behind the feature `testing`; never part of the program.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
@@ -11,8 +11,10 @@
 
 mod backend;
 mod guest;
+mod mortal;
 mod virtqueue;
 
 pub use backend::{Backend, Plan, RamDisk};
 pub use guest::{Command, Options, TestGuest, Ticket};
+pub use mortal::{FileDisk, serve_until_death};
 pub use virtqueue::{Buffer, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Virtqueue};
