@@ -86,6 +86,10 @@ fn a_guest_works_on_while_its_back_end_is_killed() {
         back_end.wait().unwrap();
         back_end = spawn(folder);
     }
+    // QEMU stops all queues and starts them again.
+    let mut monitor = guest.qmp().unwrap();
+    monitor.pause().unwrap();
+    monitor.resume().unwrap();
     guest.run("pgrep -x fio", LIMIT).expect("fio must outlast the kills");
     let output = guest.wait(&fio, LIMIT).unwrap();
     assert!(output.success(), "{}", output.text());

@@ -95,9 +95,16 @@ impl IoThread {
     }
 }
 
-/// An error for the front end and the log.
+/// An error for the front end and the log, its causes included.
 pub(crate) fn failure(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> VhostError {
-    VhostError::ReqHandlerError(io::Error::other(error))
+    let error = error.into();
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    VhostError::ReqHandlerError(io::Error::other(text))
 }
 
 /// The running control thread; dropping it ends the thread.

@@ -268,8 +268,8 @@ impl VhostUserBackendReqHandlerMut for Handler {
 
     fn set_config(&mut self, offset: u32, data: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
         match (offset, data) {
-            (WRITEBACK_OFFSET, [0]) => self.set_writeback_cache(false),
-            (WRITEBACK_OFFSET, [1]) => self.set_writeback_cache(true),
+            // The guest's own byte; front ends pass on what it wrote, whether it may or not.
+            (WRITEBACK_OFFSET, [writeback]) => self.set_writeback_cache(*writeback != 0),
             _ => Err(failure(format!("{} bytes of the configuration at {offset} cannot be written", data.len()))),
         }
     }
