@@ -57,7 +57,7 @@ fn round(guest: &mut Guest, port: &TestPort, command: &str) -> [Cost; 3] {
     for (mode, advice) in [(1, 0), (2, 1024)] {
         port.state().advice = advice;
         let received = port.state().received;
-        start_agent(guest, "");
+        start_agent(guest, "remoca-agent");
         costs[mode] = measure(guest, command);
         let (_, said) = stop_agent(guest);
         let ended = said.lines().last().unwrap_or_default().to_owned();

@@ -67,7 +67,7 @@ fn check_content(name: &str, recipe: &Recipe, mount: &str) -> String {
 
     guest.run(mount, LIMIT).unwrap();
     guest.run(&format!("echo hist:keys=order > {FOLIO_ORDERS}/trigger"), LIMIT).unwrap();
-    start_agent(&mut guest, "");
+    start_agent(&mut guest, "remoca-agent");
     let stolen_before = vmstat(&mut guest, "pgsteal_file");
     read_data(&mut guest);
     read_data(&mut guest);
@@ -107,7 +107,7 @@ fn agent_obeys_advice_and_outlives_failures_of_its_port() {
     config.qemu_args = port.qemu_args();
     let mut guest = config.boot(&lab).unwrap();
 
-    start_agent(&mut guest, "");
+    start_agent(&mut guest, "remoca-agent");
     port.state().advice = 64;
     guest.run(MOUNT_EXT4, LIMIT).unwrap();
     read_data(&mut guest);

@@ -63,11 +63,19 @@ fn agent_refuses_to_start_with_a_reason_and_an_exit_code() {
     expect_refusal(&mut guest, "remoca-agent --ring 3M", 2, "not a power of two");
 
     // Of three disks with the right name, the one that is a port is taken; and only once.
-    start_agent(&mut guest, "");
+    start_agent(&mut guest, "remoca-agent");
     assert!(guest.run("cat /run/agent.log", LIMIT).unwrap().contains("/dev/vdf"));
     expect_refusal(&mut guest, "remoca-agent --port /dev/vdf", 8, "/dev/vdf is in use");
     assert_eq!(stop_agent(&mut guest).0, "0");
     guest.run("remoca-agent check --port /dev/vdf", LIMIT).unwrap();
+
+    // With what the systemd unit leaves it, it has all that it needs.
+    let unit = include_str!("../../../packaging/remoca-agent.service");
+    let held = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
+    let held = held.to_lowercase().replace("cap_", "+").replace(' ', ",");
+    start_agent(&mut guest, &format!("setpriv --bounding-set -all,{held} remoca-agent"));
+    let (code, said) = stop_agent(&mut guest);
+    assert!(code == "0" && !said.contains("warning"), "{said}");
 
     let as_nobody = "setpriv --reuid 65534 --regid 65534 --clear-groups remoca-agent";
     expect_refusal(&mut guest, as_nobody, 4, "lacks CAP_BPF and CAP_PERFMON");

@@ -61,12 +61,12 @@ pub fn read_data(guest: &mut Guest) {
 }
 
 /// Starts the agent in the background; its messages go to /run/agent.log, its exit code to /run/agent.code.
-pub fn start_agent(guest: &mut Guest, arguments: &str) {
+pub fn start_agent(guest: &mut Guest, command: &str) {
     let command = format!(
-        "rm -f /run/agent.*; (remoca-agent {arguments} > /run/agent.log 2>&1; echo $? > /run/agent.code) > /dev/null 2>&1 &
+        "rm -f /run/agent.*; ({command} > /run/agent.log 2>&1; echo $? > /run/agent.code) > /dev/null 2>&1 &
          until grep -q 'sending evicted pages' /run/agent.log; do
              [ ! -e /run/agent.code ] || {{ cat /run/agent.log; exit 1; }}
-             usleep 50000 2> /dev/null || sleep 0.05
+             sleep 0.05
          done"
     );
     guest.run(&command, LIMIT).unwrap();
