@@ -257,7 +257,9 @@ impl Driver {
         }
         self.refusal_told = false;
         let Welcome { pool_generation, npages, sends_received, .. } = welcome;
-        let offer = PoolOffer { generation: pool_generation.0, npages, sends_received: sends_received.0 };
+        // The engine counts on from the server's figure, so it must leave room for that.
+        let sends_received = sends_received.0.min(u64::MAX / 2);
+        let offer = PoolOffer { generation: pool_generation.0, npages, sends_received };
         self.engine.handle_connected(offer);
         self.execute();
     }
