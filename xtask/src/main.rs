@@ -1,1 +1,34 @@
-fn main() {}
+//! `cargo xtask <command>`: what developers of remoca run. One module and one line of [`COMMANDS`] for each command.
+
+mod sim;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+struct Command {
+    name: &'static str,
+    about: &'static str,
+    run: fn(Vec<OsString>) -> Result<(), String>,
+}
+
+const COMMANDS: &[Command] =
+    &[Command { name: "sim", about: "simulate seeds, or explain one (--help tells more)", run: sim::run }];
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    let name = arguments.next().unwrap_or_default();
+    let Some(command) = COMMANDS.iter().find(|command| name == command.name) else {
+        eprintln!("usage: cargo xtask <command> [options]\n");
+        for Command { name, about, .. } in COMMANDS {
+            eprintln!("  {name:8} {about}");
+        }
+        return ExitCode::from(2);
+    };
+    match (command.run)(arguments.collect()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
