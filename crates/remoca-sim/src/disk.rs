@@ -170,7 +170,12 @@ impl ModelDisk {
 
     /// `id` completes. All its portions have taken effect.
     pub fn finish(&mut self, id: IoId, random: &mut Random) -> Option<Finished> {
-        let Running { io, versions, .. } = self.running.remove(&id)?;
+        let Running { mut io, versions, .. } = self.running.remove(&id)?;
+        if io.kind == IoKind::Read && io.error.is_some() {
+            // A read that fails fills its buffer in part.
+            let filled = random.index(io.data.len() + 1);
+            io.data[filled..].fill(Sector::UNFILLED);
+        }
         let result = match io.kind {
             IoKind::Flush => self.flush(io.issued, io.error, random),
             _ => io.error.map_or(Ok(()), Err),
@@ -199,11 +204,12 @@ impl ModelDisk {
         error.map_or(Ok(()), Err)
     }
 
-    /// The store crashes and comes back: what was not durable may be gone. I/O under way is done again, so sectors that
-    /// it touches stay as they are.
+    /// The store crashes and comes back: what was not durable may be gone. Writes under way are done again, so their
+    /// sectors stay as they are.
     pub fn crash(&mut self, event: u64, random: &mut Random) {
         self.spoiled = true;
-        let busy: Vec<_> = self.running.values().map(|r| r.io.sectors.clone()).collect();
+        let writes = self.running.values().filter(|r| r.io.kind != IoKind::Read);
+        let busy: Vec<_> = writes.map(|r| r.io.sectors.clone()).collect();
         for (at, history) in self.sectors.iter_mut().enumerate() {
             let newest = history.versions.len() - 1;
             if newest > history.durable && !busy.iter().any(|b| b.contains(&at)) && random.one_in(2) {

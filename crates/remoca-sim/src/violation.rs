@@ -30,6 +30,8 @@ pub enum Promise {
     KnownIsTrue,
     /// What the index has in a slot is what an honest server has there.
     CachedIsThere,
+    /// A cache that is off knows nothing, so that it is cold when it is on again.
+    OffIsCold,
     /// Nobody else writes to the disks, so nobody may be accused of it.
     NoFalseAlarm,
     /// Queues keep to their limits.

@@ -55,12 +55,18 @@ impl World<'_> {
         self.fail(Violation::at(Promise::FlushIsDurable, (pending.disk, at / BLOCK_SECTORS), text))
     }
 
+    /// What has to hold after every event.
     pub(super) fn check_slots(&mut self) -> Outcome {
         let (counts, capacity) = (self.engine.index().slot_counts(), self.engine.index().capacity());
-        if counts.free + counts.used + counts.draining == capacity.0 {
-            return Ok(());
+        if counts.free + counts.used + counts.draining != capacity.0 {
+            return self.fail(Violation::new(Promise::SlotsAddUp, format!("{counts:?} of {}", capacity.0)));
         }
-        self.fail(Violation::new(Promise::SlotsAddUp, format!("{counts:?} of {}", capacity.0)))
+        let known = self.engine.index().known_blocks().0;
+        if !self.engine.status().enabled && (known, counts.used) != (0, 0) {
+            let text = format!("{known} blocks are known and {} slots used", counts.used);
+            return self.fail(Violation::new(Promise::OffIsCold, text));
+        }
+        Ok(())
     }
 
     /// For every block that is not being changed: what is known is what the disk holds.
