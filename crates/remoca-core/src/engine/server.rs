@@ -105,14 +105,15 @@ impl Link {
     pub(super) fn note_send(&mut self, slot: SlotIndex) {
         self.room -= 1;
         self.log(self.sends, slot);
-        self.sends += 1;
+        // The count starts from what the server says, which may be anything.
+        self.sends = self.sends.saturating_add(1);
     }
 
     pub(super) fn log(&mut self, number: u64, slot: SlotIndex) {
         if self.log.len() == SEND_LOG
             && let Some((forgotten, _)) = self.log.pop_front()
         {
-            self.log_from = forgotten + 1;
+            self.log_from = forgotten.saturating_add(1);
         }
         self.log.push_back((number, slot));
     }
@@ -230,8 +231,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Pages that were on the way when the connection broke: their slots hold something older.
     fn give_up_lost_sends(&mut self, offer: PoolOffer) {
         if offer.sends_received < self.link.log_from || offer.sends_received > self.link.sends {
+            self.stats.lost_sends += u64::from(self.index.slot_counts().used);
             self.index.drop_all_slots();
-            self.stats.lost_sends += self.link.sends.saturating_sub(offer.sends_received);
         } else {
             while let Some((number, slot)) = self.link.log.pop_back() {
                 if number < offer.sends_received {

@@ -59,6 +59,21 @@ fn a_server_that_counts_more_than_was_sent_has_another_pool() {
 }
 
 #[test]
+fn a_server_may_claim_any_numbers() {
+    let mut bench = Bench::new(config());
+    for sends_received in [u64::MAX, 3, u64::MAX - 1, 0] {
+        bench.connect(1, u32::MAX, sends_received);
+        bench.cache(3, 1);
+        bench.cache(4, 2);
+        bench.engine.handle_disconnected();
+    }
+    bench.engine.handle_connected(PoolOffer { generation: 1, npages: PageCount(4), sends_received: 2 });
+    bench.actions();
+    bench.engine.handle_size_refused(bench.now, PageCount(u32::MAX));
+    assert_eq!(bench.actions(), []);
+}
+
+#[test]
 fn a_refusal_leads_to_what_there_is_and_is_tried_again() {
     let mut bench = Bench::new(config());
     bench.engine.handle_connected(PoolOffer { generation: 1, npages: PageCount(0), sends_received: 0 });
