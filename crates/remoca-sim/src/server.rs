@@ -142,8 +142,8 @@ impl Server {
         match honest {
             Reply::Page { fetch, page } => self.lie_about_page(fetch, page, random),
             Reply::Missing { fetch } => vec![Reply::Page { fetch, page: garbage(random) }],
-            Reply::Sized(_) => vec![Reply::Sized(PageCount(random.count(0..=64)))],
-            Reply::Refused { .. } => vec![Reply::Refused { available: PageCount(random.count(0..=64)) }],
+            Reply::Sized(_) => vec![Reply::Sized(PageCount(*random.pick(&[0, 1, 7, 40, u32::MAX])))],
+            Reply::Refused { .. } => vec![Reply::Refused { available: PageCount(*random.pick(&[0, 1, 7, 40, u32::MAX])) }],
         }
     }
 
@@ -173,6 +173,8 @@ impl Server {
     pub fn lie_about_pool(&self, honest: PoolOffer, random: &mut Random) -> PoolOffer {
         match random.below(8) {
             0 => PoolOffer { sends_received: random.below(honest.sends_received + 10), ..honest },
+            3 => PoolOffer { sends_received: u64::MAX - random.below(3), ..honest },
+            4 => PoolOffer { npages: PageCount(u32::MAX), ..honest },
             1 => PoolOffer { npages: PageCount(random.count(0..=64)), ..honest },
             2 => PoolOffer { generation: honest.generation.saturating_sub(1), ..honest },
             _ => honest,
