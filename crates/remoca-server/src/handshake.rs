@@ -65,10 +65,10 @@ enum NoSession {
 
 async fn greet(mut stream: Stream, handshake: OwnedSemaphorePermit, workers: Arc<Workers>, shared: Arc<Shared>) {
     let peer = stream.peer();
-    if let Err(error) = stream.tune() {
+    let limits = &shared.config.limits;
+    if let Err(error) = stream.tune(limits.stall_timeout) {
         return tracing::debug!(peer, %error, "connection gone before it began");
     }
-    let limits = &shared.config.limits;
     let mut buffer = ReceiveBuffer::new(limits.receive_bytes);
     let hello = match timeout(limits.hello_timeout, read_hello(&mut stream, &mut buffer)).await {
         Ok(Ok(hello)) => hello,

@@ -30,15 +30,14 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// Signs of life that may stay away.
 const KEEPALIVE_COUNT: u32 = 3;
-/// Sent data that nobody acknowledges ends the connection after this long.
-const UNACKNOWLEDGED_MS: u32 = 30_000;
 /// How long, and for how much input, the last words to a peer may take.
 const FAREWELL: Duration = Duration::from_secs(1);
 const FAREWELL_BYTES: usize = 1 << 20;
 
 impl Stream {
-    /// Small messages go out at once, and dead hosts are noticed.
-    pub(crate) fn tune(&self) -> io::Result<()> {
+    /// Small messages go out at once, and dead hosts are noticed, also while there is something to send to them. For the
+    /// kernel, a peer that does not read is no different: it gets the same time from both.
+    pub(crate) fn tune(&self, stall_timeout: Duration) -> io::Result<()> {
         let Self::Tcp(stream) = self else { return Ok(()) };
         stream.set_nodelay(true)?;
         let fd = stream.as_fd();
@@ -46,7 +45,7 @@ impl Stream {
         sockopt::set_tcp_keepidle(fd, KEEPALIVE_IDLE)?;
         sockopt::set_tcp_keepintvl(fd, KEEPALIVE_INTERVAL)?;
         sockopt::set_tcp_keepcnt(fd, KEEPALIVE_COUNT)?;
-        sockopt::set_tcp_user_timeout(fd, UNACKNOWLEDGED_MS)?;
+        sockopt::set_tcp_user_timeout(fd, u32::try_from(stall_timeout.as_millis()).unwrap_or(u32::MAX))?;
         Ok(())
     }
 

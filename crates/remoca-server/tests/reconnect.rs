@@ -148,6 +148,7 @@ fn a_client_killed_in_the_middle_of_a_page_loses_that_page_only() {
     let mut client = Client::with_pages(&server, token(1), 10);
     client.store(1, 1);
     client.store(2, 2);
+    client.barrier();
     let half = encode(&[send_page(1, &page(9))]);
     for cut in [1, 15, 16, 17, 2000, half.len() - 1] {
         client.send_bytes(&half[..cut]);

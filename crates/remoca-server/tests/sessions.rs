@@ -97,6 +97,10 @@ fn a_reply_holds_the_page_of_its_time() {
             request(11, 601),
             send_page(601, &pages[5]),
             request(12, 601),
+            // No reply waits for the page that moves, but one for the page it overwrites.
+            send_page(700, &pages[6]),
+            moved(700, 601),
+            request(13, 601),
         ]);
         client.expect_page(1, 600, 1);
         client.expect_page(2, 600, 3);
@@ -110,6 +114,7 @@ fn a_reply_holds_the_page_of_its_time() {
         client.receive(|frame| assert!(matches!(frame, Frame::Sized { npages: PageCount(1024), .. }), "{round}"));
         client.expect_not_found(11);
         client.expect_page(12, 601, 5);
+        client.expect_page(13, 601, 6);
     }
 }
 
