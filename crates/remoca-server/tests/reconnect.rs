@@ -1,4 +1,5 @@
 //! Clients that come back, come twice, or do not come back.
+#![allow(clippy::unwrap_used, reason = "tests fail by panics")]
 
 mod common;
 
@@ -158,6 +159,27 @@ fn a_client_killed_in_the_middle_of_a_page_loses_that_page_only() {
         assert_eq!(welcome.sends_received, SendCount(2), "cut at {cut}");
         client.expect_held(1, 1);
         client.expect_held(2, 2);
+    }
+}
+
+#[test]
+fn what_was_lost_with_a_connection_can_be_told() {
+    let server = start(config());
+    let mut client = Client::with_pages(&server, token(1), 1000);
+    let (mut epoch, mut known) = (1, 0);
+    for round in 0..20 {
+        client.send(&[discard(0, 1000)]);
+        client.barrier();
+        (0..1000).for_each(|slot| client.store(slot, round * 1000 + slot));
+        // Without waiting for anything; the server may have seen all of it, or nothing.
+        drop(client);
+        epoch += 1;
+        let (newer, welcome) = Client::greeted(&server, token(1), epoch);
+        client = newer;
+        let taken = u32::try_from(welcome.sends_received.0 - known).unwrap();
+        known = welcome.sends_received.0;
+        (0..taken).for_each(|slot| client.expect_held(slot, round * 1000 + slot));
+        (taken..1000).for_each(|slot| client.expect_empty(slot));
     }
 }
 
