@@ -1,6 +1,8 @@
 //! `cargo xtask <command>`: what developers of remoca run. One module and one line of [`COMMANDS`] for each command.
 
+mod run;
 mod sim;
+mod test;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -11,8 +13,11 @@ struct Command {
     run: fn(Vec<OsString>) -> Result<(), String>,
 }
 
-const COMMANDS: &[Command] =
-    &[Command { name: "sim", about: "simulate seeds, or explain one (--help tells more)", run: sim::run }];
+const COMMANDS: &[Command] = &[
+    Command { name: "lint", about: "format and lints", run: test::lint },
+    Command { name: "sim", about: "simulate seeds, or explain one (--help tells more)", run: sim::run },
+    Command { name: "test", about: "everything that must hold, with real guests", run: test::run },
+];
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);

@@ -1,0 +1,24 @@
+# Two commands do everything on a fresh Debian or Ubuntu machine: `make demo` and `make test`.
+# install-deps.sh may have installed cargo for this user only.
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+
+.PHONY: demo test bench-server lint clean deps
+
+demo: deps
+	cargo build --release -p remoca-cli -p remoca-demo
+	target/release/remoca-demo
+
+test: deps
+	cargo xtask test
+
+bench-server: deps
+	cargo run --release -p remoca-bench -- server
+
+lint:
+	cargo xtask lint
+
+deps:
+	scripts/install-deps.sh
+
+clean:
+	rm -rf target out .cache

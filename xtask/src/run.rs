@@ -1,0 +1,41 @@
+//! Steps of a developer command: a name, a program, and how long it took.
+
+use std::ffi::OsStr;
+use std::process::Command;
+use std::time::Instant;
+
+/// One step.
+pub struct Step {
+    name: String,
+    command: Command,
+}
+
+impl Step {
+    /// A step that succeeds if the command does.
+    pub fn new(name: &str, command: Command) -> Self {
+        Self { name: name.into(), command }
+    }
+
+    /// Runs it, with its output shown.
+    ///
+    /// # Errors
+    /// If it cannot be started or fails.
+    pub fn run(mut self) -> Result<(), String> {
+        let name = self.name;
+        println!("== {name}");
+        let started = Instant::now();
+        let status = self.command.status().map_err(|error| format!("{name}: cannot start: {error}"))?;
+        if !status.success() {
+            return Err(format!("{name}: failed ({status})"));
+        }
+        println!("== {name}: {:.0} s", started.elapsed().as_secs_f64());
+        Ok(())
+    }
+}
+
+/// This cargo, with arguments.
+pub fn cargo<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments);
+    command
+}
