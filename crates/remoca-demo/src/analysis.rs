@@ -4,7 +4,7 @@
 //! came *from the cache* if no part of it needed the disk. Latency is from its arrival to its completion there.
 
 use remoca_disk::trace::{TraceRecord, TracedOp, TracedSource};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::lru::ExactLru;
 
@@ -31,7 +31,7 @@ impl Window {
 }
 
 /// The reads of one window.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ReadFigures {
     pub reads: u64,
     pub mean_read_ms: f64,
@@ -56,7 +56,7 @@ pub struct ReadFigures {
 }
 
 /// What an exact LRU would have done with the reads of a window.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LruFigures {
     /// Pages it holds.
     pub pages: u64,
@@ -67,7 +67,7 @@ pub struct LruFigures {
 }
 
 /// The reads of a short span, for curves over time.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Bin {
     /// Middle of the bin, in seconds since the start of the curve.
     pub at_s: f64,

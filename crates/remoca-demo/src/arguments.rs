@@ -16,7 +16,7 @@ use crate::plan::{Plan, ServerKill};
 #[derive(Clone, Debug, Parser)]
 #[command(name = "remoca-demo", version)]
 pub struct Arguments {
-    /// A shorter run with a smaller file set, of about two minutes; its figures say little
+    /// A shorter run, about two minutes, with a smaller guest and file set; its figures say little
     #[arg(long)]
     pub quick: bool,
 
@@ -24,7 +24,11 @@ pub struct Arguments {
     #[arg(long, value_name = "FOLDER")]
     pub out: Option<PathBuf>,
 
-    /// Size of the file set in MiB [default: 768; quick: 384]
+    /// Run nothing: make report.html anew from the report.json of an earlier run
+    #[arg(long)]
+    pub render: bool,
+
+    /// Size of the file set in MiB [default: 768; quick: 256]
     #[arg(long, value_name = "MIB")]
     pub set: Option<u64>,
 
@@ -69,9 +73,9 @@ impl Arguments {
             away: Duration::from_secs(away),
             after: Duration::from_secs(after),
         };
-        let (set, warmup, reads, server_kill) = match self.quick {
-            false => (768, 50_000, 20_000, kill(10, 12, 48)),
-            true => (384, 5_000, 3_000, kill(4, 6, 12)),
+        let (guest_memory_mib, set, warmup, reads, server_kill) = match self.quick {
+            false => (256, 768, 50_000, 20_000, kill(10, 12, 48)),
+            true => (160, 256, 5_000, 2_000, kill(4, 6, 12)),
         };
         let plan = Plan {
             quick: self.quick,
@@ -83,7 +87,7 @@ impl Arguments {
             seed: self.seed,
             warmup_reads: self.warmup.unwrap_or(warmup),
             measured_reads: self.reads.unwrap_or(reads),
-            guest_memory_mib: 256,
+            guest_memory_mib,
             cache_bytes: self.cache << 20,
             disk_delay: Duration::from_millis(self.delay),
             server_kill,

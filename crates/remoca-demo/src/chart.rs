@@ -1,1 +1,221 @@
+//! Charts as SVG text. Colours are classes of the page's style sheet, so that they follow its light and dark forms.
+//!
+//! Pure; nothing here knows what the figures mean. Used by [`crate::page`].
 
+use std::fmt::{Display, Write};
+
+/// Where an axis puts a value: 0 at its start, 1 at its end.
+#[derive(Clone, Copy, Debug)]
+pub enum Scale {
+    Linear { from: f64, to: f64 },
+    Log { from: f64, to: f64 },
+}
+
+impl Scale {
+    pub fn place(&self, value: f64) -> f64 {
+        let place = match *self {
+            Scale::Linear { from, to } => (value - from) / (to - from),
+            Scale::Log { from, to } => (value.max(f64::MIN_POSITIVE).ln() - from.ln()) / (to.ln() - from.ln()),
+        };
+        if place.is_finite() { place.clamp(0.0, 1.0) } else { 0.0 }
+    }
+}
+
+/// Whole decades that hold all values above 0.
+pub fn decades(values: impl Iterator<Item = f64>) -> Scale {
+    let (mut low, mut high) = (f64::INFINITY, 0.0f64);
+    for value in values.filter(|&value| value > 0.0 && value.is_finite()) {
+        low = low.min(value);
+        high = high.max(value);
+    }
+    if high == 0.0 {
+        (low, high) = (1.0, 1.0);
+    }
+    let from = 10f64.powf(low.log10().floor());
+    Scale::Log { from, to: (10f64.powf(high.log10().ceil())).max(from * 10.0) }
+}
+
+/// A step for about `count` ticks: 1, 2 or 5 times a power of ten.
+pub fn tick_step(span: f64, count: f64) -> f64 {
+    let raw = (span / count).max(f64::MIN_POSITIVE);
+    let unit = 10f64.powf(raw.log10().floor());
+    let step = [1.0, 2.0, 5.0].into_iter().find(|step| step * unit >= raw);
+    step.unwrap_or(10.0) * unit
+}
+
+/// From 0 up to and with `to`.
+pub fn ticks(to: f64, count: f64) -> Vec<f64> {
+    let step = tick_step(to, count);
+    (0u32..).map(|index| f64::from(index) * step).take_while(|&tick| tick <= to * (1.0 + 1e-9)).collect()
+}
+
+/// A picture that panels are drawn in.
+pub struct Picture {
+    width: f64,
+    height: f64,
+    text: String,
+}
+
+/// A rectangle with axes in a picture.
+#[derive(Clone, Copy, Debug)]
+pub struct Panel {
+    pub left: f64,
+    pub top: f64,
+    pub width: f64,
+    pub height: f64,
+    pub x: Scale,
+    pub y: Scale,
+}
+
+impl Panel {
+    pub fn x_at(&self, value: f64) -> f64 {
+        self.left + self.width * self.x.place(value)
+    }
+
+    pub fn y_at(&self, value: f64) -> f64 {
+        self.top + self.height * (1.0 - self.y.place(value))
+    }
+
+    fn bottom(&self) -> f64 {
+        self.top + self.height
+    }
+}
+
+impl Picture {
+    pub fn new(width: f64, height: f64) -> Picture {
+        Picture { width, height, text: String::new() }
+    }
+
+    /// The finished SVG; `label` is read to those who cannot see it.
+    pub fn finish(self, label: &str) -> String {
+        let Picture { width, height, text } = self;
+        format!(r#"<svg viewBox="0 0 {width} {height}" role="img" aria-label="{}">{text}</svg>"#, escape(label))
+    }
+
+    fn add(&mut self, element: impl Display) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.text, "{element}");
+    }
+
+    /// `anchor` is "start", "middle" or "end".
+    pub fn text(&mut self, x: f64, y: f64, anchor: &str, class: &str, text: &str) {
+        self.add(format_args!(
+            r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" class="{class}">{}</text>"#,
+            escape(text)
+        ));
+    }
+
+    pub fn line(&mut self, from: (f64, f64), to: (f64, f64), class: &str) {
+        let ((x1, y1), (x2, y2)) = (from, to);
+        self.add(format_args!(r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" class="{class}"/>"#));
+    }
+
+    /// A rectangle between two values of the x axis, over the panel's whole height.
+    pub fn span(&mut self, panel: &Panel, from: f64, to: f64, class: &str) {
+        let (left, right) = (panel.x_at(from), panel.x_at(to));
+        self.rect(left, panel.top, right - left, panel.height, class, "");
+    }
+
+    /// `tip` is shown when the pointer rests on it; none if empty.
+    pub fn rect(&mut self, x: f64, y: f64, width: f64, height: f64, class: &str, tip: &str) {
+        let tip = if tip.is_empty() { String::new() } else { format!("<title>{}</title>", escape(tip)) };
+        let (width, height) = (width.max(0.0), height.max(0.0));
+        self.add(format_args!(
+            r#"<rect x="{x:.2}" y="{y:.2}" width="{width:.2}" height="{height:.2}" class="{class}">{tip}</rect>"#
+        ));
+    }
+
+    /// Grid lines and numbers of the y axis.
+    pub fn y_axis(&mut self, panel: &Panel, ticks: &[f64], label: impl Fn(f64) -> String) {
+        for &tick in ticks {
+            let y = panel.y_at(tick);
+            self.line((panel.left, y), (panel.left + panel.width, y), "grid");
+            self.text(panel.left - 8.0, y + 4.0, "end", "tick", &label(tick));
+        }
+    }
+
+    /// The base line and the numbers of the x axis.
+    pub fn x_axis(&mut self, panel: &Panel, ticks: &[f64], label: impl Fn(f64) -> String) {
+        let bottom = panel.bottom();
+        self.line((panel.left, bottom), (panel.left + panel.width, bottom), "axis");
+        for &tick in ticks {
+            let x = panel.x_at(tick);
+            self.line((x, bottom), (x, bottom + 4.0), "axis");
+            self.text(x, bottom + 18.0, "middle", "tick", &label(tick));
+        }
+    }
+
+    /// A curve through the points; it breaks where there is no value.
+    pub fn curve(&mut self, panel: &Panel, points: &[(f64, Option<f64>)], class: &str) {
+        for run in runs(points) {
+            let path = path(panel, &run);
+            self.add(format_args!(r#"<path d="M{path}" class="{class}"/>"#));
+        }
+    }
+
+    /// The area below the points.
+    pub fn area(&mut self, panel: &Panel, points: &[(f64, Option<f64>)], class: &str) {
+        for run in runs(points) {
+            let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
+            let (from, to, bottom) = (panel.x_at(first.0), panel.x_at(last.0), panel.bottom());
+            let path = path(panel, &run);
+            self.add(format_args!(r#"<path d="M{from:.1} {bottom:.1}L{path}L{to:.1} {bottom:.1}Z" class="{class}"/>"#));
+        }
+    }
+}
+
+fn path(panel: &Panel, points: &[(f64, f64)]) -> String {
+    let points: Vec<_> = points.iter().map(|&(x, y)| format!("{:.1} {:.1}", panel.x_at(x), panel.y_at(y))).collect();
+    points.join("L")
+}
+
+/// The stretches that have values.
+fn runs(points: &[(f64, Option<f64>)]) -> Vec<Vec<(f64, f64)>> {
+    let stretches = points.split(|(_, value)| value.is_none());
+    let known = stretches.map(|run| run.iter().filter_map(|&(x, y)| Some((x, y?))).collect::<Vec<_>>());
+    known.filter(|run| !run.is_empty()).collect()
+}
+
+/// Text that may stand in HTML and in its attributes.
+pub fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scales_place_values_and_keep_them_inside() {
+        let log = Scale::Log { from: 0.1, to: 10.0 };
+        assert!((log.place(1.0) - 0.5).abs() < 1e-9);
+        assert_eq!([log.place(0.0), log.place(1e9), log.place(f64::NAN)], [0.0, 1.0, 0.0]);
+        assert_eq!(Scale::Linear { from: 0.0, to: 0.0 }.place(0.0), 0.0, "an empty axis is no reason to fail");
+    }
+
+    #[test]
+    fn axes_fit_their_values() {
+        let Scale::Log { from, to } = decades([0.3, 42.0].into_iter()) else { panic!() };
+        assert!((from - 0.1).abs() < 1e-9 && (to - 100.0).abs() < 1e-9);
+        assert!(matches!(decades([0.0].into_iter()), Scale::Log { from, to } if from < to));
+        assert_eq!(ticks(100.0, 5.0), [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]);
+    }
+
+    #[test]
+    fn curves_break_where_values_are_missing() {
+        let panel = Panel {
+            left: 0.0,
+            top: 0.0,
+            width: 10.0,
+            height: 10.0,
+            x: Scale::Linear { from: 0.0, to: 3.0 },
+            y: Scale::Linear { from: 0.0, to: 1.0 },
+        };
+        let mut picture = Picture::new(10.0, 10.0);
+        picture.curve(&panel, &[(0.0, Some(0.0)), (1.0, None), (2.0, Some(1.0)), (3.0, Some(1.0))], "c");
+        assert_eq!(picture.text.lines().count(), 2);
+        assert!(picture.text.contains("M6.7 0.0L10.0 0.0"), "{}", picture.text);
+        let svg = picture.finish(r#"a "b" <c>"#);
+        assert!(svg.contains("a &quot;b&quot; &lt;c&gt;") && svg.ends_with("</svg>"));
+    }
+}

@@ -8,11 +8,11 @@ use std::{
 
 use remoca_lab::Accelerator;
 use rustix::system::uname;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::plan::Plan;
 
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Conditions {
     pub started_at: String,
     pub remoca_version: String,

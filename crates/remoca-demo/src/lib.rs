@@ -12,6 +12,7 @@ mod acts;
 pub mod analysis;
 mod arguments;
 mod chart;
+mod clock;
 mod conditions;
 pub mod lru;
 mod page;
@@ -33,11 +34,11 @@ use report::Report;
 /// # Errors
 /// If it could not be carried out. What went wrong in the guest is no error here but in [`Report::problems`].
 pub fn run(arguments: &Arguments) -> Result<Report> {
-    let plan = arguments.plan()?;
-    let report = acts::perform(&plan, &arguments.out())?;
-    page::write(&report, &arguments.out())?;
+    let out = arguments.out();
+    let report = if arguments.render { page::read(&out)? } else { acts::perform(&arguments.plan()?, &out)? };
+    page::write(&report, &out)?;
     println!("{}", table::render(&report));
-    println!("Written: {0}/report.json, {0}/report.html", arguments.out().display());
+    println!("  Written: {0}/report.json, {0}/report.html", out.display());
     for problem in &report.problems {
         eprintln!("remoca-demo: {problem}");
     }

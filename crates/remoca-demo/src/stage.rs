@@ -16,7 +16,7 @@ use remoca_lab::{
 use rustix::process::{Resource, getrlimit};
 use tempfile::TempDir;
 
-use crate::{plan::Plan, progress::Progress, reading::FOLDER};
+use crate::{clock, plan::Plan, progress::Progress, reading::FOLDER};
 
 const START_LIMIT: Duration = Duration::from_secs(30);
 const JOB_LIMIT: Duration = Duration::from_secs(60);
@@ -24,7 +24,8 @@ const JOB_LIMIT: Duration = Duration::from_secs(60);
 const SPARE_BYTES: u64 = 400 << 20;
 const CAP_IPC_LOCK: u32 = 14;
 /// Lines of the guest's kernel log that say that a disk or a file system failed, or that something hung.
-const KERNEL_FAULTS: &str = "I/O error|blk_update_request|EXT4-fs (error|warning)|critical|blocked for more than|BUG:";
+/// A soft lockup is none: an emulated processor that the host does not run looks like one.
+const KERNEL_FAULTS: &str = "I/O error|blk_update_request|EXT4-fs (error|warning)|critical|blocked for more than|BUG: (Bad|unable|kernel|KASAN)";
 
 pub struct Stage {
     pub lab: Lab,
@@ -127,6 +128,9 @@ impl Stage {
             .payload("remoca-agent", &self.agent);
         if let Some(port) = port {
             config = config.disk(Disk::vhost_user("port", port));
+        }
+        if self.accelerator == Accelerator::Tcg {
+            config.kernel_args.push(format!("tsc_early_khz={}", clock::tick_khz()));
         }
         let mut guest = config.boot_with(&self.lab, &self.image, self.accelerator)?;
         // Without lazy initialisation in the background, which would be writes that are no part of the demonstration.
