@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 const FOLDER: &str = "REMOCA_VHOST_GUEST_FOLDER";
 const FIO: &str = "fio --name=v --directory=/mnt --size=24m --rw=randrw --rwmixread=30 --bsrange=512-256k --blockalign=512 \
     --ioengine=libaio --iodepth=16 --numjobs=3 --direct=1 --verify=crc32c --verify_backlog=128 --verify_fatal=1 \
-    --time_based --runtime=25 --output-format=terse";
+    --time_based --runtime=20 --output-format=terse";
 
 /// The back end, when this program is started as one; a test that passes at once otherwise.
 #[test]
