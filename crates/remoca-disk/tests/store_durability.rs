@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use remoca_disk::store::{FileOptions, FileStore, ImageLock, OpenErrorKind, StoreOp, UringUse};
+use remoca_disk::store::{BufferPool, FileOptions, FileStore, ImageLock, OpenErrorKind, Store, StoreOp, UringUse};
 use store_support::machine::{LoopDevice, Mount, is_root, run};
 use store_support::servers::Server;
 use store_support::{Driver, HANG_AFTER, pattern};
@@ -158,6 +158,26 @@ fn durable_writes_to_a_file_on_ext4_are_flushed_before_they_complete() {
             assert!(disk.count("Flush") > before, "round {round}");
         }
         drop((driver, mount));
+    }
+}
+
+#[test]
+fn memory_that_the_kernel_may_still_fill_is_not_used_again() {
+    if !is_root() {
+        return;
+    }
+    for uring in BOTH {
+        let disk = ObservedDisk::new();
+        let mut store = open(&disk.image, uring);
+        let pool = BufferPool::new(4096);
+        let before = disk.count("Read");
+        disk.control(b'p');
+        store.submit(1, StoreOp::Read { offset: 0, len: 4096 }, pool.take(4096));
+        store.kick(Instant::now());
+        wait_until("the read is on its way", || disk.count("Read") > before);
+        drop(store);
+        assert!(pool.take(4096).is_none(), "the only buffer was given out while a read into it is under way");
+        disk.control(b'r');
     }
 }
 

@@ -58,25 +58,15 @@ pub(super) fn retry_while_in_use<T>(
     }
 }
 
-/// Locks `file` once: a writer shares with nobody that writes or opens for writing, a reader with other readers.
+/// Locks `file`: a writer shares with nobody that writes or opens for writing, a reader with other readers. After an error
+/// the file must be closed, so that nobody takes the locks of a failed attempt for a user's.
 pub(super) fn lock(file: &File, read_only: bool) -> Result<(), LockFailure> {
     let used: &[i64] = if read_only { &[READ] } else { &[READ, WRITE] };
     let unshared = [WRITE, RESIZE];
-    let outcome = take_and_check(file, used, &unshared);
-    if outcome.is_err() {
-        // Another process that tries at the same time must not find the bytes of a failed attempt.
-        let _ = set_lock(file, libc::F_UNLCK, 0, 0);
+    for byte in used.iter().map(|p| USED_BASE + p).chain(unshared.iter().map(|p| UNSHARED_BASE + p)) {
+        set_read_lock(file, byte)?;
     }
-    outcome
-}
-
-fn take_and_check(file: &File, used: &[i64], unshared: &[i64]) -> Result<(), LockFailure> {
-    let own = used.iter().map(|p| USED_BASE + p).chain(unshared.iter().map(|p| UNSHARED_BASE + p));
-    for byte in own {
-        set_lock(file, libc::F_RDLCK, byte, 1)?;
-    }
-    let contradicting = used.iter().map(|p| UNSHARED_BASE + p).chain(unshared.iter().map(|p| USED_BASE + p));
-    for byte in contradicting {
+    for byte in used.iter().map(|p| UNSHARED_BASE + p).chain(unshared.iter().map(|p| USED_BASE + p)) {
         if is_locked_by_another(file, byte)? {
             return Err(LockFailure::InUse);
         }
@@ -84,8 +74,8 @@ fn take_and_check(file: &File, used: &[i64], unshared: &[i64]) -> Result<(), Loc
     Ok(())
 }
 
-fn set_lock(file: &File, kind: i32, start: i64, len: i64) -> Result<(), LockFailure> {
-    let mut request = lock_request(kind, start, len);
+fn set_read_lock(file: &File, byte: i64) -> Result<(), LockFailure> {
+    let mut request = lock_request(libc::F_RDLCK, byte);
     // SAFETY: F_OFD_SETLK reads the structure, which outlives the call; the descriptor is open.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut request) } {
         0 => Ok(()),
@@ -94,7 +84,7 @@ fn set_lock(file: &File, kind: i32, start: i64, len: i64) -> Result<(), LockFail
 }
 
 fn is_locked_by_another(file: &File, byte: i64) -> Result<bool, LockFailure> {
-    let mut request = lock_request(libc::F_WRLCK, byte, 1);
+    let mut request = lock_request(libc::F_WRLCK, byte);
     // SAFETY: F_OFD_GETLK reads and writes the structure, which outlives the call; the descriptor is open.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut request) } {
         0 => Ok(i32::from(request.l_type) != libc::F_UNLCK),
@@ -102,13 +92,13 @@ fn is_locked_by_another(file: &File, byte: i64) -> Result<bool, LockFailure> {
     }
 }
 
-fn lock_request(kind: i32, start: i64, len: i64) -> libc::flock {
+fn lock_request(kind: i32, byte: i64) -> libc::flock {
     // SAFETY: flock is a plain C structure, for which all zero is a valid value; l_pid must be zero for OFD locks.
     let mut request: libc::flock = unsafe { std::mem::zeroed() };
     request.l_type = i16::try_from(kind).unwrap_or(i16::MAX);
     request.l_whence = i16::try_from(libc::SEEK_SET).unwrap_or(0);
-    request.l_start = start;
-    request.l_len = len;
+    request.l_start = byte;
+    request.l_len = 1;
     request
 }
 
