@@ -136,6 +136,11 @@ impl Guest {
         Some(pending)
     }
 
+    /// Requests that the disk was not asked for.
+    pub fn waiting(&self) -> impl Iterator<Item = &Pending> {
+        self.requests.iter().flatten().filter(|pending| matches!(pending.state, DiskState::NotAsked))
+    }
+
     /// Requests under way.
     pub fn in_flight(&self) -> usize {
         self.requests.iter().flatten().count()

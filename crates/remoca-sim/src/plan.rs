@@ -97,13 +97,18 @@ impl Plan {
         let mut random = Random::new(seed);
         let scenario = Scenario::draw(&mut random);
         let count = random.between(100..=500);
+        let mut steps = Vec::new();
         let mut at = Nanos(0);
-        let steps = (0..count)
-            .map(|_| {
-                at = at.plus_ns(pause(&scenario, &mut random));
-                Step { at, seed: random.bits(), stimulus: stimulus(&scenario, &mut random) }
-            })
-            .collect();
+        for _ in 0..count {
+            at = at.plus_ns(pause(&scenario, &mut random));
+            let stimulus = stimulus(&scenario, &mut random);
+            let follows = aftermath(&scenario, &stimulus, &mut random);
+            steps.push(Step { at, seed: random.bits(), stimulus });
+            if let Some((in_ns, stimulus)) = follows {
+                at = at.plus_ns(in_ns);
+                steps.push(Step { at, seed: random.bits(), stimulus });
+            }
+        }
         Self { scenario, steps }
     }
 }
@@ -126,19 +131,27 @@ fn stimulus(scenario: &Scenario, random: &mut Random) -> Stimulus {
         14..=16 if faults.server => Stimulus::Restart,
         17..=24 if faults.memory => Stimulus::Take(random.count(1..=6)),
         25..=29 if faults.memory => Stimulus::Memory(random.count(0..=48)),
-        30..=41 if faults.operator => Stimulus::Resize(size(scenario, random)),
-        42..=44 if faults.operator => Stimulus::GuestMemory(random.count(8..=256)),
-        45..=47 if faults.disk => Stimulus::StoreCrash(disk(scenario, random)),
-        48..=199 if scenario.has_port => Stimulus::Evict(eviction(random)),
+        30..=45 if faults.operator => Stimulus::Resize(size(scenario, random)),
+        46..=48 if faults.operator => Stimulus::GuestMemory(random.count(8..=256)),
+        49..=51 if faults.disk => Stimulus::StoreCrash(disk(scenario, random)),
+        52..=199 if scenario.has_port => Stimulus::Evict(eviction(random)),
         _ => guest(scenario, random),
     }
 }
 
+/// What is worst while a size changes: the connection breaks before all of it has arrived.
+fn aftermath(scenario: &Scenario, stimulus: &Stimulus, random: &mut Random) -> Option<(u64, Stimulus)> {
+    let resized = matches!(stimulus, Stimulus::Resize(_));
+    (resized && scenario.faults.network && random.one_in(2))
+        .then(|| (random.below(scenario.network_ns * 2), Stimulus::Cut(random.below(2_000_000_000))))
+}
+
+/// Often less than is in use, so that pages have to move.
 fn size(scenario: &Scenario, random: &mut Random) -> u32 {
-    match random.below(4) {
+    match random.below(8) {
         0 => 0,
-        1 => scenario.slots,
-        2 => random.count(1..=scenario.slots),
+        1..=2 => scenario.slots,
+        3..=5 => random.count(1..=scenario.slots / 2),
         _ => random.count(1..=scenario.slots * 2),
     }
 }

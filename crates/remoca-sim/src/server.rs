@@ -143,7 +143,9 @@ impl Server {
             Reply::Page { fetch, page } => self.lie_about_page(fetch, page, random),
             Reply::Missing { fetch } => vec![Reply::Page { fetch, page: garbage(random) }],
             Reply::Sized(_) => vec![Reply::Sized(PageCount(*random.pick(&[0, 1, 7, 40, u32::MAX])))],
-            Reply::Refused { .. } => vec![Reply::Refused { available: PageCount(*random.pick(&[0, 1, 7, 40, u32::MAX])) }],
+            Reply::Refused { .. } => {
+                vec![Reply::Refused { available: PageCount(*random.pick(&[0, 1, 7, 40, u32::MAX])) }]
+            }
         }
     }
 

@@ -20,6 +20,8 @@ pub enum Promise {
     DiskOnlyAsAsked,
     /// A page never goes into a slot with an outstanding REQUEST.
     SlotNotReused,
+    /// A read that was not given to the disk waits for a REQUEST that is outstanding.
+    NoWaitInVain,
     /// A late page touches no buffer.
     NoLateDelivery,
     /// Free, used and draining slots add up to the capacity.

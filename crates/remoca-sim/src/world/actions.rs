@@ -1,6 +1,6 @@
 //! What the engine wants done. Every action is checked against what the engine may want.
 
-use super::{Event, Outcome, World};
+use super::{Event, Outcome, Outstanding, World};
 use crate::content::{BLOCK_SECTORS, Block, SECTOR_SIZE, Sector, block_at, describe};
 use crate::guest::{DiskState, touched};
 use crate::plan::Kind;
@@ -74,7 +74,7 @@ impl World<'_> {
     }
 
     fn fetch(&mut self, fetch: FetchId, slot: SlotIndex) -> Outcome {
-        if self.outstanding.insert(fetch, slot).is_some() {
+        if self.outstanding.insert(fetch, Outstanding { slot, event: self.event }).is_some() {
             let text = format!("{fetch:?} is issued twice");
             return self.fail(Violation::new(Promise::ProtocolKept, text));
         }
@@ -117,7 +117,7 @@ impl World<'_> {
     }
 
     fn check_not_reused(&mut self, slot: SlotIndex) -> Outcome {
-        match self.outstanding.iter().find(|(_, busy)| **busy == slot) {
+        match self.outstanding.iter().find(|(_, busy)| busy.slot == slot) {
             Some((fetch, _)) => {
                 let text = format!("{slot:?} gets another page while {fetch:?} for it is outstanding");
                 self.fail(Violation::new(Promise::SlotNotReused, text))

@@ -56,7 +56,10 @@ impl World<'_> {
     }
 
     /// What has to hold after every event.
-    pub(super) fn check_slots(&mut self) -> Outcome {
+    pub(super) fn check_always(&mut self) -> Outcome {
+        if let Some(violation) = self.waits_in_vain() {
+            return self.fail(violation);
+        }
         let (counts, capacity) = (self.engine.index().slot_counts(), self.engine.index().capacity());
         if counts.free + counts.used + counts.draining != capacity.0 {
             return self.fail(Violation::new(Promise::SlotsAddUp, format!("{counts:?} of {}", capacity.0)));
@@ -67,6 +70,14 @@ impl World<'_> {
             return self.fail(Violation::new(Promise::OffIsCold, text));
         }
         Ok(())
+    }
+
+    fn waits_in_vain(&self) -> Option<Violation> {
+        let outstanding = |pending: &Pending| self.outstanding.values().any(|o| o.event == pending.submitted);
+        let waiting = self.guest.waiting().find(|pending| !outstanding(pending))?;
+        let key = (waiting.disk, waiting.sectors.start / BLOCK_SECTORS);
+        let text = format!("the read of sectors {:?} waits for nothing", waiting.sectors);
+        Some(Violation::at(Promise::NoWaitInVain, key, text))
     }
 
     /// For every block that is not being changed: what is known is what the disk holds.

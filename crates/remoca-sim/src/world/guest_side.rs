@@ -208,7 +208,7 @@ impl World<'_> {
     pub(super) fn evicted(&mut self, page: Block) -> Outcome {
         let status = self.engine.status();
         let must_know = self.guest.take_known(&page) && status.enabled && self.knows_all_blocks();
-        let pinned: BTreeSet<_> = self.outstanding.values().collect();
+        let pinned: BTreeSet<_> = self.outstanding.values().map(|o| o.slot).collect();
         let room = status.connected
             && self.wire.pages_waiting() < self.plan.scenario.send_window
             && PageCount(u32::try_from(pinned.len()).unwrap_or(u32::MAX)) < self.engine.index().capacity();

@@ -78,6 +78,14 @@ pub(crate) enum Event {
     Heal,
 }
 
+/// A REQUEST whose reply the engine has not got.
+#[derive(Clone, Copy, Debug)]
+struct Outstanding {
+    slot: SlotIndex,
+    /// The event of the guest's request for which it was sent.
+    event: u64,
+}
+
 /// The connection as the server sees it.
 #[derive(Debug)]
 struct ServerEnd {
@@ -109,7 +117,7 @@ pub(crate) struct World<'a> {
     server: Server,
     server_end: ServerEnd,
     /// REQUESTs whose reply the engine has not got.
-    outstanding: BTreeMap<FetchId, SlotIndex>,
+    outstanding: BTreeMap<FetchId, Outstanding>,
     size_asked: bool,
     timer_at: Option<Nanos>,
     ios: u64,
@@ -193,7 +201,7 @@ impl<'a> World<'a> {
             }
             self.handle(next.event)?;
             self.arm_timer();
-            self.check_slots()?;
+            self.check_always()?;
             if self.event.is_multiple_of(AUDIT_EVERY) {
                 self.check_known_blocks()?;
             }
