@@ -22,6 +22,8 @@ const BLOCKS: u64 = 256;
 const BLOCK: usize = 4096;
 const QUEUES: u16 = 2;
 const KILLS: u32 = 60;
+/// A limit for what must not last for ever; never reached by a sound back end.
+const PATIENCE: Duration = Duration::from_secs(60);
 const FOLDER: &str = "REMOCA_VHOST_KILL_FOLDER";
 const STEPS: &str = "REMOCA_VHOST_KILL_STEPS";
 
@@ -47,7 +49,7 @@ fn spawn(folder: &Path, steps: u64) -> Child {
 }
 
 fn connect(guest: &mut TestGuest, folder: &Path) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + PATIENCE;
     while let Err(error) = guest.connect(&folder.join("s")) {
         assert!(Instant::now() < deadline, "{error}");
         std::thread::sleep(Duration::from_millis(2));
@@ -132,7 +134,9 @@ fn a_killed_back_end_loses_and_repeats_nothing() {
     for _ in 0..KILLS {
         let mut child = spawn(folder, 500 + load.random() % 1000);
         connect(&mut guest, folder);
+        let deadline = Instant::now() + PATIENCE;
         while child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < deadline, "{} requests were lost", guest.outstanding());
             (0..16).for_each(|_| load.submit(&mut guest));
             load.harvest(&mut guest);
         }
@@ -145,7 +149,9 @@ fn a_killed_back_end_loses_and_repeats_nothing() {
 
     let mut child = spawn(folder, u64::MAX);
     connect(&mut guest, folder);
+    let deadline = Instant::now() + PATIENCE;
     while guest.outstanding() > 0 {
+        assert!(Instant::now() < deadline, "{} requests were lost", guest.outstanding());
         load.harvest(&mut guest);
     }
     load.harvest(&mut guest);

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::{Signal, getpid, kill_process, set_parent_process_death_signal};
 
 use crate::vhost::{BlkRequest, CopyError, DeviceConfig, Operation, SocketSource, Status, VhostDevice};
 
@@ -59,10 +59,12 @@ impl FileDisk {
     }
 }
 
-/// Serves the file until this process is killed: by somebody else, or by itself after so many steps of its work.
+/// Serves the file until this process is killed: by somebody else, by itself after so many steps of its work, or because
+/// the thread that started it has ended.
 ///
 /// Requests are completed last in, first out, and published in parts of different sizes.
 pub fn serve_until_death(config: DeviceConfig, socket: &Path, file: File, steps: Option<u64>) -> ! {
+    set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
     let mut left = steps.unwrap_or(u64::MAX);
     let mut step = || {
         left -= 1;
