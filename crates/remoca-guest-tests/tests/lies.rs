@@ -70,7 +70,8 @@ fn run(program: PathBuf, name: &str, more: &[&str]) -> Result<std::result::Resul
     let lab = Lab::open()?;
     let mut host = Host::new(program, "256M")?;
     let image = host.folder().join("data.img");
-    store::sparse_image(&image, 256 << 20)?;
+    // Large enough for blocks of 4 KiB: a small ext4 has smaller ones, whose pages are not blocks of the disk.
+    store::sparse_image(&image, 768 << 20)?;
     store::format_ext4(&image)?;
     host.start_server()?;
     let liar = host.folder().join("liar.sock");
