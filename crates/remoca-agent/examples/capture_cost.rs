@@ -1,8 +1,8 @@
 //! What the agent costs a guest: the same work without it, with it sending, and with it advised to send one page of 1024.
 //!
 //! One guest of 256 MiB with two CPUs; the three take turns in it, round by round, and the medians of the rounds' ratios are
-//! printed. Two clocks: `time` is the guest's, as it runs. `instructions` lets the emulator count, one nanosecond for each
-//! (`-icount`), so that a busy host does not matter; "busy" is then what the guest's CPUs executed outside of idling.
+//! printed. Two clocks: `time` is the guest's, as it runs. With `instructions` the emulator runs both CPUs in turn and counts
+//! a nanosecond for each instruction of either (`-icount`), so that a busy host does not matter.
 //!
 //! `cargo run --release -p remoca-agent --example capture_cost time|instructions [ROUNDS] [PART OF A WORK'S NAME]`
 
@@ -31,13 +31,6 @@ const WORKS: [(&str, &str); 3] = [
 
 const WORK_LIMIT: Duration = Duration::from_secs(600);
 
-#[derive(Clone, Copy, Default)]
-struct Cost {
-    seconds: f64,
-    /// CPU seconds that were not idle, of both CPUs.
-    busy_seconds: f64,
-}
-
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let argument = |index: usize| arguments.get(index).map_or("", String::as_str);
@@ -63,44 +56,36 @@ fn main() {
     }
 }
 
-/// One turn of each mode.
-fn round(guest: &mut Guest, port: &TestPort, command: &str) -> [Cost; 3] {
-    let mut costs = [Cost::default(); 3];
-    costs[0] = measure(guest, command);
+/// One turn of each mode, in seconds.
+fn round(guest: &mut Guest, port: &TestPort, command: &str) -> [f64; 3] {
+    let mut seconds = [0.0; 3];
+    seconds[0] = measure(guest, command);
     for (mode, advice) in [(1, 0), (2, 1024)] {
         port.state().advice = advice;
         let received = port.state().received;
         start_agent(guest, "remoca-agent");
-        costs[mode] = measure(guest, command);
+        seconds[mode] = measure(guest, command);
         let (_, said) = stop_agent(guest);
         let ended = said.lines().last().unwrap_or_default().to_owned();
         println!("    {}: {} pages received; {ended}", MODES[mode], port.state().received - received);
     }
-    costs
+    seconds
 }
 
-fn measure(guest: &mut Guest, command: &str) -> Cost {
-    // User, nice, system; then idle and waiting; then interrupts. In hundredths of a second.
-    let busy = "sed -n 's/^cpu  //p' /proc/stat | { read u n s i w h q rest; echo $((u + n + s + h + q)); }";
-    let timed = format!("b=$({busy}); t=$(date +%s%N); {command}; echo $(($(date +%s%N) - t)) $(($({busy}) - b))");
-    let text = guest.run(&timed, WORK_LIMIT).expect("the work is done");
-    let numbers: Vec<f64> = text.split(' ').filter_map(|number| number.parse().ok()).collect();
-    Cost { seconds: numbers[0] / 1e9, busy_seconds: numbers[1] / 100.0 }
+fn measure(guest: &mut Guest, command: &str) -> f64 {
+    let timed = format!("a=$(date +%s%N); {command}; b=$(date +%s%N); echo $((b - a))");
+    let nanoseconds: f64 = guest.run(&timed, WORK_LIMIT).expect("the work is done").parse().expect("a number");
+    nanoseconds / 1e9
 }
 
-fn report(rounds: &[[Cost; 3]]) {
+fn report(rounds: &[[f64; 3]]) {
+    let median_of = |value: &dyn Fn(&[f64; 3]) -> f64| {
+        let mut values: Vec<f64> = rounds.iter().map(value).collect();
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
     for (mode, name) in MODES.iter().enumerate() {
-        let median_of = |value: &dyn Fn(&[Cost; 3]) -> f64| {
-            let mut values: Vec<f64> = rounds.iter().map(value).collect();
-            values.sort_by(f64::total_cmp);
-            values[values.len() / 2]
-        };
-        println!(
-            "  {name:<15} {:6.2} s ({:.2} x)   busy {:6.2} s ({:.2} x)",
-            median_of(&|round| round[mode].seconds),
-            median_of(&|round| round[mode].seconds / round[0].seconds),
-            median_of(&|round| round[mode].busy_seconds),
-            median_of(&|round| round[mode].busy_seconds / round[0].busy_seconds),
-        );
+        let (seconds, ratio) = (median_of(&|round| round[mode]), median_of(&|round| round[mode] / round[0]));
+        println!("  {name:<15} {seconds:7.2} s ({ratio:.3} x)");
     }
 }
