@@ -105,9 +105,9 @@ fn tiles(report: &Report) -> String {
             format!("of the reads hit; an exact LRU: {}", percent(report.cached.lru_hit_ratio)),
         ),
         (
-            percent(report.p15_ratio),
+            format!("{:.2}", report.p15_ratio),
             "",
-            format!("of the speed-up of an ideal cache ({:.1} &times;)", report.ideal_speedup),
+            format!("of an ideal cache&rsquo;s speed-up ({:.1} &times;)", report.ideal_speedup),
         ),
         (
             ms(report.t_remote_ms),
@@ -167,7 +167,7 @@ fn latency_chart(report: &Report) -> String {
         picture.curve(&panel, &cumulated(vm), class);
     }
     picture.text(LEFT, panel.top - 10.0, "start", "label", "reads done within that time, of both");
-    picture.x_axis(&panel, &decade_ticks(x), ms);
+    picture.x_axis(&panel, &decade_ticks(x), tick_ms);
     let key = key_line(&[
         ("c-remote", "from the memory server (curve: with the cache)"),
         ("c-disk", "from the disk (curve: without)"),
@@ -297,7 +297,11 @@ fn time_chart(report: &Report) -> String {
     for panel in &panels {
         mark_moments(&mut picture, panel, report);
     }
-    let names = ["reads answered without the disk", "mean read (dashed: without the cache)", "cache in use"];
+    let names = [
+        "reads answered without the disk",
+        "mean read (dashed: without the cache)",
+        "cache in use, as the VM process knows",
+    ];
     for (panel, name) in panels.iter().zip(names) {
         picture.text(LEFT, panel.top - 9.0, "start", "label", name);
     }
@@ -548,19 +552,33 @@ fn footer(conditions: &Conditions) -> String {
 
 const GIB: f64 = 1_073_741_824.0;
 
-/// Three digits, in the unit that fits.
+/// A power of ten.
+fn tick_ms(value: f64) -> String {
+    if value >= 999.0 {
+        format!("{:.0} s", value / 1000.0)
+    } else if value >= 0.99 {
+        format!("{value:.0} ms")
+    } else {
+        format!("{:.0} \u{b5}s", value * 1000.0)
+    }
+}
+
+/// Three digits, in the unit that fits; a dash for what there is none of.
 fn ms(value: f64) -> String {
+    if value == 0.0 {
+        return "\u{2013}".into();
+    }
     let (value, unit) = match value {
         value if value >= 1000.0 => (value / 1000.0, "s"),
-        value if value < 0.1 => (value * 1000.0, "&micro;s"),
+        value if value < 0.1 => (value * 1000.0, "\u{b5}s"),
         value => (value, "ms"),
     };
     let digits = match value {
-        value if value >= 99.95 || value == 0.0 || value.fract().abs() < 1e-6 => 0,
+        value if value >= 99.95 || value.fract().abs() < 1e-6 => 0,
         value if value >= 9.995 => 1,
         _ => 2,
     };
-    format!("{value:.digits$} {unit}").replace("&micro;", "\u{b5}")
+    format!("{value:.digits$} {unit}")
 }
 
 fn bytes(value: u64) -> String {
@@ -592,7 +610,7 @@ mod tests {
     #[test]
     fn numbers_for_people() {
         let shown = [0.0, 0.025, 0.31, 1.0, 7.126, 12.345, 100.0, 1500.0].map(ms);
-        assert_eq!(shown, ["0 \u{b5}s", "25 \u{b5}s", "0.31 ms", "1 ms", "7.13 ms", "12.3 ms", "100 ms", "1.50 s"]);
+        assert_eq!(shown, ["\u{2013}", "25 \u{b5}s", "0.31 ms", "1 ms", "7.13 ms", "12.3 ms", "100 ms", "1.50 s"]);
         assert_eq!([1, 1234, 1_234_567].map(thousands), ["1", "1\u{202f}234", "1\u{202f}234\u{202f}567"]);
         assert_eq!([768 << 20, 1 << 30, 3 << 29].map(bytes), ["768 MiB", "1 GiB", "1.5 GiB"]);
     }
