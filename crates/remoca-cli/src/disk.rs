@@ -43,11 +43,11 @@ pub struct DiskArgs {
     image: Option<String>,
 
     /// Socket that the hypervisor connects to, for the disk of --image
-    #[arg(long, visible_alias = "socket-path", value_name = "PATH", requires = "image")]
+    #[arg(long, visible_alias = "socket-path", value_name = "PATH", requires = "image", conflicts_with = "disk")]
     socket: Option<PathBuf>,
 
     /// Use this descriptor (a listening or a connected socket) in place of --socket
-    #[arg(long, value_name = "N", conflicts_with = "socket", requires = "image")]
+    #[arg(long, value_name = "N", conflicts_with_all = ["socket", "disk"], requires = "image")]
     fd: Option<RawFd>,
 
     /// The disk of --image can only be read

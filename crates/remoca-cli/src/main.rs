@@ -8,6 +8,7 @@ mod size;
 mod status;
 
 use clap::{Parser, Subcommand};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 /// A disk cache for virtual machines in the idle memory of other machines.
@@ -48,5 +49,7 @@ fn main() -> ExitCode {
 fn start_log() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("REMOCA_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let colours = std::io::stderr().is_terminal();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
+    log.with_target(false).init();
 }

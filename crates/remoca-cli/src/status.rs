@@ -149,10 +149,11 @@ fn show_all(out: &mut impl Write, status: &Status) -> Result<()> {
     match &status.server {
         None => writeln!(out, "  server      none: nothing is cached")?,
         Some(server) => {
-            let state = match (&server.error, server.stalled) {
-                (Some(error), _) => format!("not connected: {error}"),
-                (None, true) => "connected, late: reads avoid it".into(),
-                (None, false) => "connected".into(),
+            let state = match (&server.error, server.connected, server.stalled) {
+                (Some(error), false, _) => format!("not connected: {error}"),
+                (None, false, _) => "not connected yet".into(),
+                (_, true, true) => "connected, late: reads avoid it".into(),
+                (_, true, false) => "connected".into(),
             };
             writeln!(out, "  server      {} {state}", server.endpoint)?;
         }

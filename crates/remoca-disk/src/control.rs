@@ -9,7 +9,7 @@ use crate::vhost::{SocketPath, SocketSource};
 use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
 use std::fs::Permissions;
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -189,8 +189,13 @@ pub fn call(path: &Path, command: Command) -> io::Result<Reply> {
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut line = serde_json::to_string(&command).map_err(io::Error::other)?;
     line.push('\n');
-    stream.write_all(line.as_bytes())?;
+    // Whoever has no time for us may answer and close before it has our line: the answer counts, not the broken pipe. And
+    // it ends with its line: what follows is an error where a part of ours was left unread.
+    let sent = stream.write_all(line.as_bytes());
     let mut text = String::new();
-    stream.read_to_string(&mut text)?;
+    BufReader::new(stream).read_line(&mut text)?;
+    if text.is_empty() {
+        return Err(sent.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()));
+    }
     serde_json::from_str(&text).map_err(io::Error::other)
 }
