@@ -1,0 +1,108 @@
+//! What `remoca serve` refuses, and in which words. The rules themselves are tested in `remoca-server`; here, that they
+//! reach the command line with an exit code.
+
+use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, run, run_command};
+use super::support::wait_until;
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+
+const USAGE: i32 = 2;
+const FAILURE: i32 = 1;
+
+#[track_caller]
+fn expect(arguments: &[&str], code: i32, words: &[&str]) {
+    expect_refusal(&run(&[&["serve"], arguments].concat()), code, words);
+}
+
+#[test]
+fn sizes() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = format!("unix:{}", folder.path().join("server").display());
+    let with = |memory: &'static str| ["--listen", &address, "--memory", memory];
+    expect(&with("0"), FAILURE, &["the memory to serve is 0", "--memory 2G"]);
+    expect(&with("3M"), FAILURE, &["3145728 is not a multiple of 2 MiB"]);
+    expect(&with("4T"), FAILURE, &["--memory 4 TiB", "available"]);
+    for size in ["lots", "-2M", "2.5G"] {
+        expect(&with(size), USAGE, &["--memory"]);
+    }
+    let quota = |quota: &'static str| [&with("4M")[..], &["--quota", quota]].concat();
+    expect(&quota("0"), FAILURE, &["--quota is 0"]);
+    expect(&quota("8M"), FAILURE, &["--quota 8 MiB is more than --memory 4 MiB"]);
+    expect(&[&with("4M")[..], &["--threads", "0"]].concat(), FAILURE, &["--threads 0"]);
+    expect(&[&with("4M")[..], &["--grace", "soon"]].concat(), USAGE, &["`soon` is not a time"]);
+    expect(&["--memory", "4M"], USAGE, &["--listen"]);
+    expect(&["--listen", &address], USAGE, &["--memory"]);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
+}
+
+#[test]
+fn addresses() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let expect_at = |address: &str, code, words: &[&str]| expect(&["--memory", "2M", "--listen", address], code, words);
+    for address in ["", "127.0.0.1:7", "tcp:7", "tcp::7", "tcp:host:99999", "unix:"] {
+        expect_at(address, USAGE, &["--listen"]);
+    }
+    let port = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = format!("tcp:{}", port.local_addr().unwrap());
+    expect_at(&taken, FAILURE, &[&taken, "another program has this port"]);
+    expect_at("tcp:192.0.2.1:7070", FAILURE, &["this host has no such address"]);
+    let unix = |name: &str| format!("unix:{}", path(name).display());
+    expect_at(&unix(&"x".repeat(120)), FAILURE, &["at most 107 bytes"]);
+    expect_at(&unix("no/such/socket"), FAILURE, &["the folder does not exist"]);
+    fs::write(path("file"), "precious").unwrap();
+    expect_at(&unix("file"), FAILURE, &["not a socket"]);
+    assert_eq!(fs::read(path("file")).unwrap(), b"precious");
+    let _living = UnixListener::bind(path("taken")).unwrap();
+    expect_at(&unix("taken"), FAILURE, &["another process listens there"]);
+    let control = path("taken").display().to_string();
+    expect(
+        &["--memory", "2M", "--listen", &unix("server"), "--control", &control],
+        FAILURE,
+        &["taken", "another process listens there"],
+    );
+    assert!(!path("server").exists(), "nothing is left behind");
+}
+
+/// Without the right to lock as much as one likes, which root has.
+#[test]
+fn memory_that_may_not_be_locked() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = format!("unix:{}", folder.path().join("server").display());
+    let limited = || {
+        let mut command = command(REMOCA);
+        command.args(["serve", "--memory", "8M", "--listen", &address]);
+        // SAFETY: both are system calls, allowed between fork and exec; they read one structure of ours.
+        unsafe {
+            command.pre_exec(|| {
+                let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };
+                let limited = libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit);
+                // Fails for whoever has no capabilities anyway.
+                const CAP_IPC_LOCK: libc::c_ulong = 14;
+                libc::prctl(libc::PR_CAPBSET_DROP, CAP_IPC_LOCK, 0, 0, 0);
+                if limited == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+            });
+        }
+        command
+    };
+    let words = ["8 MiB", "RLIMIT_MEMLOCK", "is 1 MiB", "ulimit -l unlimited", "LimitMEMLOCK=infinity", "--no-lock"];
+    expect_refusal(&run_command(&mut limited()), FAILURE, &words);
+    // The choice works.
+    let mut program = Program::start(limited().arg("--no-lock"), &folder.path().join("log"));
+    wait_until("the server listens", || {
+        assert!(program.is_running(), "{}", program.log());
+        program.log().contains("listening on ")
+    });
+    program.terminate();
+}
+
+#[test]
+fn a_server_ends_in_good_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = Serve::start(folder.path(), "2M");
+    assert!(folder.path().join("server").exists() && folder.path().join("server.ctl").exists());
+    server.program.terminate();
+    assert!(!folder.path().join("server").exists() && !folder.path().join("server.ctl").exists());
+}

@@ -1,0 +1,283 @@
+//! `remoca status` and `remoca set`, and what comes to a control socket from somebody else.
+
+use super::support::machine::{Machine, Setup};
+use super::support::program::{REMOCA, Serve, ask_raw, command, expect_refusal, run, run_command, status};
+use super::support::wait_until;
+use remoca_disk::status::Status;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::process::Output;
+
+const USAGE: i32 = 2;
+const FAILURE: i32 = 1;
+/// What one process serves at a time.
+const CLIENTS_MAX: usize = 16;
+
+fn machine(seed: u64) -> (Serve, Machine) {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Serve::start(folder.path(), "16M");
+    let setup = Setup { server: Some(server.address.clone()), seed, ..Setup::default() };
+    (server, Machine::start_in(folder, setup))
+}
+
+#[track_caller]
+fn text(output: &Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn ask(machine: &Machine, command: &str, more: &[&str]) -> Output {
+    run(&[&[command, machine.control().to_str().unwrap()], more].concat())
+}
+
+#[test]
+fn the_status_as_a_table_in_full_and_as_json() {
+    let (_server, mut machine) = machine(51);
+    machine.run_until_hits(200);
+    let table = text(&ask(&machine, "status", &[]));
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines.len(), 2, "{table}");
+    let [headings, values] = [0, 1].map(|line| lines[line].split_whitespace().collect::<Vec<_>>());
+    assert_eq!(headings[..5], ["VM", "CACHE", "USED", "SERVER", "READS"]);
+    assert_eq!([values[0], values[1], values[3]], ["test", "4M", "connected"]);
+
+    let json = text(&ask(&machine, "status", &["-o", "json"]));
+    let all: Vec<Status> = serde_json::from_str(&json).unwrap();
+    let [status] = &all[..] else { panic!("{json}") };
+    assert_eq!((status.name.as_str(), status.pid), ("test", machine.program.pid()));
+    assert_eq!(status.counters["reads"].to_string(), values[4]);
+    assert_eq!(status.counters["evictions_reported"], machine.pages_sent);
+    assert!(status.cache.hit_ratio.unwrap() > 0.0);
+    assert!(status.disks[0].attached && status.disks[0].bytes == machine.disks[0].model.bytes.len() as u64);
+    assert!(status.latency.read_from_cache.count > 0 && status.latency.read_from_disk.count > 0);
+
+    let full = text(&ask(&machine, "status", &["-v"]));
+    for word in ["server      unix:", " connected\n", "cache       on, 4M wanted, 4M granted", "disk0: ", "attached"] {
+        assert!(full.contains(word), "`{word}` is missing in: {full}");
+    }
+    for name in status.counters.keys() {
+        assert!(full.contains(name), "`{name}` is missing in: {full}");
+    }
+    machine.finish();
+}
+
+#[test]
+fn the_status_again_and_again() {
+    let (_server, mut machine) = machine(52);
+    machine.run(20);
+    let reads = machine.counter("reads");
+    let table = text(&ask(&machine, "status", &["-i", "1", "-c", "2"]));
+    let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines.len(), 3, "one heading, two lines: {table}");
+    assert_eq!(lines[1][4], reads.to_string(), "the first since the start");
+    assert_eq!(lines[2][4], "0", "the second of the interval, in which nothing was read");
+    let json = text(&ask(&machine, "status", &["-i", "1", "-c", "2", "-o", "json"]));
+    assert_eq!(json.lines().count(), 2);
+    for line in json.lines() {
+        serde_json::from_str::<Vec<Status>>(line).unwrap();
+    }
+    for (arguments, word) in [(&["-i", "0"][..], "0"), (&["-c", "2"], "--interval"), (&["-o", "xml"], "xml")] {
+        expect_refusal(&ask(&machine, "status", arguments), USAGE, &[word]);
+    }
+    machine.finish();
+}
+
+#[test]
+fn a_size_that_is_set_reaches_the_server() {
+    let (server, mut machine) = machine(53);
+    machine.run_until_hits(100);
+    for (arguments, said, pages) in [
+        (&["--cache", "2M"][..], "test: cache 2M\n", 512),
+        (&["--cache", "8M"], "test: cache 8M\n", 2048),
+        (&["--off"], "test: cache off\n", 0),
+        (&["--cache", "4M"], "test: cache off\n", 0),
+        (&["--on"], "test: cache 4M\n", 1024),
+        (&["--cache", "6M", "--on"], "test: cache 6M\n", 1536),
+    ] {
+        assert_eq!(text(&ask(&machine, "set", arguments)), said);
+        wait_until("the server gives or takes", || server.pages_given() == pages);
+        let pools = server.status()["pools"].clone();
+        assert_eq!(pools[0]["npages"], pages);
+        let cell = if pages == 0 { "off".to_owned() } else { format!("{}M", pages / 256) };
+        let table = text(&ask(&machine, "status", &[]));
+        assert!(table.lines().nth(1).unwrap().split_whitespace().nth(1) == Some(&cell), "{table}");
+        if pages > 0 {
+            machine.run_until_hits(100);
+        }
+    }
+    machine.finish();
+}
+
+#[test]
+fn changes_that_are_refused_change_nothing() {
+    let (server, mut machine) = machine(54);
+    machine.run_until_hits(100);
+    for (arguments, code, words) in [
+        (&[][..], FAILURE, "nothing to change: say --cache SIZE, --on or --off"),
+        (&["--cache", "0"], FAILURE, "a cache of 0 bytes"),
+        (&["--cache", "5000"], FAILURE, "a cache of 5000 bytes"),
+        (&["--cache", "5T"], FAILURE, "4 TiB is the limit"),
+        (&["--cache", "4T"], FAILURE, "there is no memory for an index of that size"),
+        (&["--cache", "much"], USAGE, "`much` is not a size"),
+        (&["--on", "--off"], USAGE, "cannot be used with"),
+    ] {
+        expect_refusal(&ask(&machine, "set", arguments), code, &[words]);
+    }
+    assert_eq!(machine.status().cache.wanted_bytes, 4 << 20);
+    assert_eq!(server.pages_given(), 1024);
+    machine.run_until_hits(100);
+    machine.finish();
+}
+
+#[test]
+fn processes_that_are_not_there() {
+    let (_server, mut machine) = machine(55);
+    machine.run(1);
+    machine.program.kill();
+    let control = machine.control();
+    assert!(control.exists(), "a killed process leaves its socket");
+    let words = [control.to_str().unwrap(), "no VM process answers", "is `remoca disk` running"];
+    expect_refusal(&ask(&machine, "status", &[]), FAILURE, &words);
+    expect_refusal(&ask(&machine, "set", &["--off"]), FAILURE, &words);
+    expect_refusal(&run(&["status", "/no/such/socket"]), FAILURE, &["/no/such/socket", "no VM process answers"]);
+    expect_refusal(&run(&["set", "no-such-vm", "--off"]), FAILURE, &["no-such-vm.ctl", "no VM process answers"]);
+    // Somebody who takes commands and says nothing sensible.
+    let silent = std::os::unix::net::UnixListener::bind(machine.folder.path().join("silent")).unwrap();
+    let answering = std::thread::spawn(move || {
+        let (mut stream, _) = silent.accept().unwrap();
+        let _ = stream.write_all(b"hello\n");
+    });
+    let path = machine.folder.path().join("silent");
+    expect_refusal(&run(&["status", path.to_str().unwrap()]), FAILURE, &["no VM process answers"]);
+    answering.join().unwrap();
+}
+
+/// Users have their sockets where their session has them. One that died does not hide the others.
+#[test]
+fn all_processes_of_a_user() {
+    if !rustix::process::geteuid().is_root() {
+        return all_processes_at(&mut || command(REMOCA));
+    }
+    // As somebody else: root's directory is the host's, and not for tests.
+    const NOBODY: u32 = 65534;
+    all_processes_at(&mut || {
+        use std::os::unix::process::CommandExt;
+        let mut command = command(REMOCA);
+        command.uid(NOBODY).gid(NOBODY);
+        command
+    });
+}
+
+fn all_processes_at(remoca: &mut dyn FnMut() -> std::process::Command) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let mut command = |arguments: &[&str]| {
+        let mut command = remoca();
+        command.env("XDG_RUNTIME_DIR", folder.path()).args(arguments);
+        command
+    };
+    let said = run_command(&mut command(&["status"]));
+    expect_refusal(&said, FAILURE, &["no VM process runs here"]);
+    let mut programs: Vec<_> = ["web", "mail"]
+        .into_iter()
+        .map(|name| {
+            let [image, socket] = ["image", "socket"].map(|kind| path(&format!("{name}.{kind}")));
+            std::fs::write(&image, vec![0; 4096]).unwrap();
+            std::fs::set_permissions(&image, std::fs::Permissions::from_mode(0o666)).unwrap();
+            let [image, socket] = [image.to_str().unwrap(), socket.to_str().unwrap()];
+            let arguments = ["disk", "--name", name, "--image", image, "--socket", socket];
+            super::support::program::Program::start(&mut command(&arguments), &path(&format!("{name}.log")))
+        })
+        .collect();
+    let control = |name: &str| path("remoca").join(format!("{name}.ctl"));
+    for (program, name) in programs.iter_mut().zip(["web", "mail"]) {
+        wait_until("the VM process answers", || {
+            assert!(program.is_running(), "{}", program.log());
+            UnixStream::connect(control(name)).is_ok()
+        });
+    }
+    let names = |output: &Output| {
+        let table = text(output);
+        table.lines().skip(1).map(|line| line.split_whitespace().next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&run_command(&mut command(&["status"]))), ["mail", "web"]);
+    assert_eq!(names(&run_command(&mut command(&["status", "web"]))), ["web"]);
+    programs[0].kill();
+    let shown = run_command(&mut command(&["status"]));
+    assert_eq!(names(&shown), ["mail"]);
+    assert!(String::from_utf8_lossy(&shown.stderr).contains("web.ctl"), "{shown:?}");
+    programs[1].terminate();
+}
+
+#[test]
+fn commands_that_are_none() {
+    let (_server, mut machine) = machine(56);
+    machine.run_until_hits(50);
+    let control = machine.control();
+    let huge = [&b"{\"op\":\"status\""[..], &[b' '; 100_000], b"}\n"].concat();
+    let deep = [b'['; 4000];
+    let bad: [&[u8]; 11] = [
+        b"\n",
+        b"hello\n",
+        b"\xff\xfe\x00\n",
+        b"{\"op\":\"explode\"}\n",
+        b"{\"op\":\"set\",\"colour\":\"red\"}\n",
+        b"{\"op\":\"set\",\"cache_bytes\":-1}\n",
+        b"{\"op\":\"set\",\"cache_bytes\":1e30}\n",
+        b"{\"op\":\"set\",\"cache_bytes\":\"much\"}\n",
+        b"[{\"op\":\"status\"}]\n",
+        &huge,
+        &deep,
+    ];
+    for command in bad {
+        // The end of the stream ends a line as well.
+        let mut stream = UnixStream::connect(&control).unwrap();
+        let _ = stream.write_all(command);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8(answer).unwrap();
+        assert!(answer.contains("\"error\"") && answer.ends_with('\n'), "{answer}");
+        if !command.starts_with(b"{\"op\":\"set\",\"cache_bytes\":1") {
+            assert!(answer.contains("this is no command"), "{answer}");
+        }
+    }
+    assert_eq!(machine.status().cache.wanted_bytes, 4 << 20);
+    let mode = std::fs::metadata(&control).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode, 0o600, "only the owner controls");
+    machine.finish();
+}
+
+#[test]
+fn clients_that_say_nothing_hold_up_nobody() {
+    let (_server, mut machine) = machine(57);
+    machine.run(5);
+    let control = machine.control();
+    let mut silent: Vec<UnixStream> = Vec::new();
+    for number in 0..CLIENTS_MAX - 1 {
+        let mut stream = UnixStream::connect(&control).unwrap();
+        if number % 2 == 0 {
+            stream.write_all(b"{\"op\":\"sta").unwrap();
+        }
+        silent.push(stream);
+    }
+    for _ in 0..10 {
+        status(&control);
+    }
+    // All places are taken: the next one is told so at once, and the disk goes on.
+    silent.push(UnixStream::connect(&control).unwrap());
+    let answer = ask_raw(&control, b"{\"op\":\"status\"}\n");
+    assert!(answer.contains("16 others are being served: try again"), "{answer}");
+    let refused = run_command(command(REMOCA).arg("status").arg(&control));
+    expect_refusal(&refused, FAILURE, &["16 others are being served"]);
+    machine.run(20);
+    // Places become free when clients go, and also when they stay and say nothing for long.
+    silent.pop();
+    wait_until("a place is free", || ask_raw(&control, b"{\"op\":\"status\"}\n").contains("\"pid\""));
+    silent.push(UnixStream::connect(&control).unwrap());
+    wait_until("patience ends", || ask_raw(&control, b"{\"op\":\"status\"}\n").contains("\"pid\""));
+    drop(silent);
+    machine.finish();
+}

@@ -1,0 +1,16 @@
+//! The real `remoca` program as processes on real sockets, without a VM: a vhost-user front end plays the guest.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "in a test a surprise is a failure, and sizes are small"
+)]
+
+mod ablation;
+mod bad_disk;
+mod bad_serve;
+mod control;
+mod lying_guest;
+mod lying_server;
+mod outages;
+mod support;

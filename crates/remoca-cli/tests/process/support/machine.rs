@@ -1,0 +1,381 @@
+//! A VM without a VM: `remoca disk`, a front end for each of its disks and its port, and a model of every disk.
+//!
+//! Works in rounds: a few requests to each disk at once, their answers compared with the model, then a few evicted pages
+//! to the port. What is wrong is counted, so that a test can expect it.
+
+use super::model::{Action, BLOCK, Model, Request};
+use super::program::{Program, REMOCA, ask_raw, command, status};
+use super::random::Random;
+use super::{PATIENCE, wait_until};
+use remoca_disk::status::Status;
+use remoca_disk::testing::{Command, Options, TestGuest, Ticket};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+use tempfile::TempDir;
+
+const SECTOR: usize = 512;
+const OK: u8 = 0;
+const REQUESTS_PER_ROUND: usize = 16;
+const PAGES_PER_ROUND: usize = 24;
+/// Rounds between two looks at the state of the process, which cost more than a round.
+const ROUNDS_BETWEEN_LOOKS: usize = 4;
+/// Descriptions of wrong answers that are kept.
+const EXAMPLES_MAX: usize = 5;
+
+/// How to start a machine.
+pub struct Setup {
+    pub binary: PathBuf,
+    /// The sector of each disk.
+    pub sectors: Vec<usize>,
+    pub blocks: usize,
+    pub cache: &'static str,
+    pub server: Option<String>,
+    pub arguments: Vec<String>,
+    pub seed: u64,
+}
+
+impl Default for Setup {
+    /// One disk of 8 MiB, and a cache of half of it.
+    fn default() -> Self {
+        Self {
+            binary: REMOCA.into(),
+            sectors: vec![SECTOR],
+            blocks: 2048,
+            cache: "4M",
+            server: None,
+            arguments: Vec::new(),
+            seed: 1,
+        }
+    }
+}
+
+/// What the guest writes to its port: relative frequencies.
+#[derive(Clone, Copy, Debug)]
+pub struct Evictions {
+    pub current: usize,
+    /// What a block held before it was written.
+    pub stale: usize,
+    pub garbage: usize,
+    /// Pages of another guest, the same ones again and again.
+    pub foreign: usize,
+    pub zero: usize,
+}
+
+impl Evictions {
+    /// A guest that does what it should.
+    pub const HONEST: Self = Self { current: 30, stale: 0, garbage: 0, foreign: 0, zero: 1 };
+    /// One that mostly lies.
+    pub const LYING: Self = Self { current: 12, stale: 6, garbage: 6, foreign: 6, zero: 2 };
+}
+
+/// One disk of the machine.
+pub struct VirtualDisk {
+    pub guest: TestGuest,
+    pub model: Model,
+    pub image: PathBuf,
+    pub socket: PathBuf,
+    sector: usize,
+}
+
+/// What went wrong so far.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Requests that brought a wrong byte.
+    pub wrong: usize,
+    /// Requests that failed.
+    pub errors: usize,
+    pub examples: Vec<String>,
+}
+
+/// A running machine. Everything ends with it.
+pub struct Machine {
+    pub folder: TempDir,
+    pub program: Program,
+    pub disks: Vec<VirtualDisk>,
+    pub port: TestGuest,
+    pub random: Random,
+    pub evictions: Evictions,
+    pub outcome: Outcome,
+    /// Evicted pages that the port took.
+    pub pages_sent: u64,
+    setup: Setup,
+    foreign: Vec<Vec<u8>>,
+}
+
+impl Machine {
+    /// Makes the images, starts `remoca disk`, and attaches the guest.
+    pub fn start(setup: Setup) -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), setup)
+    }
+
+    pub fn start_in(folder: TempDir, setup: Setup) -> Self {
+        let mut random = Random::new(setup.seed);
+        let disk = |(number, &sector): (usize, &usize)| {
+            let model = Model::new(setup.blocks, sector, &mut random);
+            let [image, socket] = ["image", "socket"].map(|name| folder.path().join(format!("{name}{number}")));
+            std::fs::write(&image, &model.bytes).unwrap();
+            let options = Options { queue_count: 2, queue_size: 32, data_bytes: 64 << 10, ..Options::default() };
+            VirtualDisk { guest: TestGuest::new(options), model, image, socket, sector }
+        };
+        let disks: Vec<_> = setup.sectors.iter().enumerate().map(disk).collect();
+        let foreign = (0..16).map(|_| random.bytes(BLOCK)).collect();
+        let options = Options { queue_size: 16, data_bytes: 128 << 10, ..Options::default() };
+        let program = spawn(&setup, folder.path(), &disks);
+        let mut machine = Self {
+            folder,
+            program,
+            disks,
+            port: TestGuest::new(options),
+            random,
+            evictions: Evictions::HONEST,
+            outcome: Outcome::default(),
+            pages_sent: 0,
+            setup,
+            foreign,
+        };
+        machine.attach();
+        machine
+    }
+
+    /// Starts `remoca disk` anew, after it was killed.
+    pub fn restart(&mut self) {
+        self.program = spawn(&self.setup, self.folder.path(), &self.disks);
+        self.attach();
+    }
+
+    /// Connects all front ends, as soon as there is somebody to connect to.
+    fn attach(&mut self) {
+        wait_until("the VM process answers", || {
+            assert!(self.program.is_running(), "{}", self.program.log());
+            std::os::unix::net::UnixStream::connect(self.control()).is_ok()
+        });
+        for disk in &mut self.disks {
+            disk.guest.connect(&disk.socket).unwrap();
+        }
+        self.port.connect(&self.folder.path().join("port")).unwrap();
+    }
+
+    pub fn control(&self) -> PathBuf {
+        self.folder.path().join("control")
+    }
+
+    #[track_caller]
+    pub fn status(&self) -> Status {
+        status(&self.control())
+    }
+
+    pub fn counter(&self, name: &str) -> u64 {
+        self.status().counters[name]
+    }
+
+    /// Changes the cache as `remoca set` does.
+    pub fn set(&self, change: &str) -> Status {
+        let answer = ask_raw(&self.control(), format!("{{\"op\":\"set\",{change}}}\n").as_bytes());
+        serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error}: {answer}"))
+    }
+
+    /// Does rounds until `done`, or fails the test.
+    #[track_caller]
+    pub fn run_until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
+        let give_up_at = Instant::now() + PATIENCE;
+        loop {
+            self.run(ROUNDS_BETWEEN_LOOKS);
+            if done(self) {
+                return;
+            }
+            assert!(Instant::now() < give_up_at, "waited in vain: {what}");
+        }
+    }
+
+    /// Does rounds until so many more blocks came from the server.
+    #[track_caller]
+    pub fn run_until_hits(&mut self, count: u64) {
+        let wanted = self.counter("hit_blocks") + count;
+        self.run_until("blocks come from the memory server", |machine| machine.counter("hit_blocks") >= wanted);
+    }
+
+    pub fn run(&mut self, rounds: usize) {
+        (0..rounds).for_each(|_| self.round());
+    }
+
+    /// Requests to every disk, and evicted pages.
+    pub fn round(&mut self) {
+        for number in 0..self.disks.len() {
+            self.requests(number);
+        }
+        self.evict();
+    }
+
+    fn requests(&mut self, number: usize) {
+        let disk = &mut self.disks[number];
+        let requests = disk.model.requests(REQUESTS_PER_ROUND, &mut self.random);
+        let submitted: Vec<(Ticket, &Request)> =
+            requests.iter().zip(0..).map(|(r, n)| (disk.submit(r, n), r)).collect();
+        for queue in &disk.guest.queues {
+            queue.kick();
+        }
+        for (ticket, request) in &submitted {
+            if disk.guest.wait(*ticket) != OK {
+                self.outcome.error(format!("disk {number}: {request:?} failed"));
+            }
+        }
+        for (ticket, request) in &submitted {
+            let range = &request.range;
+            if request.action == Action::Read {
+                let got = disk.guest.data(*ticket, range.len());
+                if let Some(at) = disk.model.first_wrong_byte(range, &got, &requests) {
+                    self.outcome.wrong(format!("disk {number}: wrong byte {at} in a read of {range:?}"));
+                }
+            }
+        }
+        requests.iter().for_each(|request| disk.model.apply(request));
+        for discard in requests.iter().filter(|request| request.action == Action::Discard) {
+            let got = disk.read(&discard.range);
+            if let Some(at) = disk.model.adopt(&discard.range, &got) {
+                self.outcome.wrong(format!("disk {number}: wrong byte {at} after a discard of {:?}", discard.range));
+            }
+        }
+    }
+
+    /// Evicted pages of all kinds; now and then a page comes twice.
+    fn evict(&mut self) {
+        let mut pages: Vec<Vec<u8>> = Vec::new();
+        for _ in 0..PAGES_PER_ROUND {
+            let again = self.random.one_in(16);
+            let page = match pages.last() {
+                Some(last) if again => last.clone(),
+                _ => self.evicted_page(),
+            };
+            pages.push(page);
+        }
+        let block = 1 + self.random.below(100);
+        if self.send_to_port(block, &pages.concat()) != OK {
+            self.outcome.error("the port refused a batch".into());
+        }
+        self.pages_sent += pages.len() as u64;
+    }
+
+    fn evicted_page(&mut self) -> Vec<u8> {
+        let Evictions { current, stale, garbage, foreign, zero } = self.evictions;
+        let disk = self.random.below(self.disks.len());
+        let model = &self.disks[disk].model;
+        let kind = self.random.below(current + stale + garbage + foreign + zero);
+        let page = if kind < current {
+            model.held_block(&mut self.random).map(|number| model.block(number).to_vec())
+        } else if kind < current + stale {
+            model.stale_content(&mut self.random)
+        } else if kind < current + stale + garbage {
+            None
+        } else if kind < current + stale + garbage + foreign {
+            Some(self.random.pick(&self.foreign).clone())
+        } else {
+            Some(vec![0; BLOCK])
+        };
+        page.unwrap_or_else(|| self.random.bytes(BLOCK))
+    }
+
+    /// Writes to the port; the status byte.
+    pub fn send_to_port(&mut self, block: usize, data: &[u8]) -> u8 {
+        self.port.run(0, Command::Write { sector: (block * BLOCK / SECTOR) as u64, data })
+    }
+
+    /// Nothing was wrong, every evicted page is accounted for, and with the process gone the images hold what the model
+    /// says.
+    #[track_caller]
+    pub fn finish(mut self) {
+        self.expect_no_harm();
+        self.expect_account();
+        for disk in &mut self.disks {
+            assert_eq!(disk.guest.run(0, Command::Flush), OK);
+            disk.guest.disconnect();
+        }
+        self.port.disconnect();
+        self.program.terminate();
+        for (disk, number) in self.disks.iter().zip(0..) {
+            assert!(!disk.socket.exists(), "a socket is left behind");
+            let image = std::fs::read(&disk.image).unwrap();
+            assert_eq!(image.len(), disk.model.bytes.len());
+            let differs = image.iter().zip(&disk.model.bytes).position(|(a, b)| a != b);
+            assert_eq!(differs, None, "image {number} holds something else than was written");
+        }
+        assert!(!self.control().exists(), "the control socket is left behind");
+    }
+
+    #[track_caller]
+    pub fn expect_no_harm(&mut self) {
+        assert!(self.program.is_running(), "{}", self.program.log());
+        assert!(self.outcome.wrong == 0 && self.outcome.errors == 0, "{:#?}", self.outcome);
+    }
+
+    /// reported = admitted + duplicate + zero + unmatched + dropped, and reported is what was sent.
+    #[track_caller]
+    fn expect_account(&self) {
+        let counters = self.status().counters;
+        let fates = ["admitted", "duplicate", "zero", "unmatched", "dropped"];
+        let sum: u64 = fates.iter().map(|fate| counters[&format!("evictions_{fate}")]).sum();
+        assert_eq!(counters["evictions_reported"], sum);
+        assert_eq!(counters["evictions_reported"], self.pages_sent);
+    }
+}
+
+impl VirtualDisk {
+    fn submit(&mut self, request: &Request, number: u16) -> Ticket {
+        let sector = (request.range.start / SECTOR) as u64;
+        let sectors = (request.range.len() / SECTOR) as u32;
+        let queue = number % self.guest.options.queue_count;
+        match &request.action {
+            Action::Read => self.guest.submit(queue, Command::Read { sector, length: request.range.len() as u64 }),
+            Action::Write(data) => self.guest.submit(queue, Command::Write { sector, data }),
+            Action::WriteZeroes { unmap } => {
+                self.guest.submit(queue, Command::WriteZeroes(&[(sector, sectors, u32::from(*unmap))]))
+            }
+            Action::Discard => self.guest.submit(queue, Command::Discard(&[(sector, sectors, 0)])),
+            Action::Flush => self.guest.submit(queue, Command::Flush),
+        }
+    }
+
+    /// Reads and waits.
+    pub fn read(&mut self, range: &Range<usize>) -> Vec<u8> {
+        assert!(range.start.is_multiple_of(self.sector) && range.len().is_multiple_of(self.sector));
+        let sector = (range.start / SECTOR) as u64;
+        let ticket = self.guest.submit(0, Command::Read { sector, length: range.len() as u64 });
+        self.guest.queues[0].kick();
+        assert_eq!(self.guest.wait(ticket), OK);
+        self.guest.data(ticket, range.len())
+    }
+}
+
+impl Outcome {
+    fn wrong(&mut self, example: String) {
+        self.wrong += 1;
+        self.note(example);
+    }
+
+    fn error(&mut self, example: String) {
+        self.errors += 1;
+        self.note(example);
+    }
+
+    fn note(&mut self, example: String) {
+        if self.examples.len() < EXAMPLES_MAX {
+            self.examples.push(example.chars().take(300).collect());
+        }
+    }
+}
+
+fn spawn(setup: &Setup, folder: &Path, disks: &[VirtualDisk]) -> Program {
+    let mut command = command(&setup.binary);
+    command.args(["disk", "--name", "test", "--cache", setup.cache]);
+    for (name, path) in [("--port", "port"), ("--control", "control")] {
+        command.arg(name).arg(folder.join(path));
+    }
+    for disk in disks {
+        let (image, socket) = (disk.image.display(), disk.socket.display());
+        command.arg("--disk").arg(format!("image={image},socket={socket},sector={}", disk.sector));
+    }
+    if let Some(server) = &setup.server {
+        command.args(["--server", server]);
+    }
+    Program::start(command.args(&setup.arguments), &folder.join("disk.log"))
+}

@@ -1,0 +1,22 @@
+//! What the tests share: programs, a machine with a model of its disks, and a memory server that lies.
+
+pub mod fake_server;
+pub mod machine;
+pub mod model;
+pub mod program;
+pub mod random;
+
+use std::time::{Duration, Instant};
+
+/// Long enough for any machine, however busy; a test that waits so long has failed.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until `done`, or fails the test.
+#[track_caller]
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let give_up_at = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < give_up_at, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,224 @@
+//! `remoca` as child processes, and what they say.
+
+use super::wait_until;
+use remoca_disk::status::Status;
+use serde_json::Value;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+pub use rustix::process::Signal;
+
+/// The program under test.
+pub const REMOCA: &str = env!("CARGO_BIN_EXE_remoca");
+
+/// A command whose process dies with the test.
+pub fn command(binary: impl AsRef<Path>) -> Command {
+    let mut command = Command::new(binary.as_ref());
+    command.env_remove("REMOCA_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
+    // SAFETY: prctl is a system call, allowed between fork and exec; it touches no memory.
+    unsafe {
+        command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+    command
+}
+
+/// Runs `remoca` to its end.
+#[track_caller]
+pub fn run<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Output {
+    run_command(command(REMOCA).args(arguments))
+}
+
+/// Runs a command to its end; a program that goes on running where it should have refused is killed and fails the test.
+#[track_caller]
+pub fn run_command(command: &mut Command) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let [out, err] = ["out", "err"].map(|name| folder.path().join(name));
+    command.stdout(File::create(&out).unwrap()).stderr(File::create(&err).unwrap());
+    let mut child = Killed(command.spawn().unwrap());
+    let mut status = None;
+    wait_until("the program ends", || {
+        status = child.0.try_wait().unwrap();
+        status.is_some()
+    });
+    Output { status: status.unwrap(), stdout: std::fs::read(out).unwrap(), stderr: std::fs::read(err).unwrap() }
+}
+
+/// The words of a refusal: exit code `code`, nothing on standard output, no panic, and `words` on standard error.
+#[track_caller]
+pub fn expect_refusal(output: &Output, code: i32, words: &[&str]) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{said}");
+    assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert!(!said.contains("panicked"), "{said}");
+    for word in words {
+        assert!(said.contains(word), "`{word}` is missing in: {said}");
+    }
+}
+
+/// Killed when dropped.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // Both fail only if it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A running process, killed when dropped; its log is shown if the test failed.
+pub struct Program {
+    child: Killed,
+    name: PathBuf,
+    /// Open, so that it can be shown when its folder is gone.
+    log: File,
+}
+
+impl Program {
+    /// `log` gets both of its outputs; an older log is kept.
+    pub fn start(command: &mut Command, log: &Path) -> Self {
+        let file = File::options().create(true).append(true).read(true).open(log).unwrap();
+        command.stdout(file.try_clone().unwrap()).stderr(file.try_clone().unwrap());
+        Self { child: Killed(command.spawn().unwrap()), name: log.into(), log: file }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.0.id()
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.0.try_wait().unwrap().is_none()
+    }
+
+    /// Everything it said so far, and its predecessors with the same log.
+    pub fn log(&self) -> String {
+        let mut text = vec![0; self.log.metadata().unwrap().len() as usize];
+        self.log.read_exact_at(&mut text, 0).unwrap();
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    /// kill -9.
+    pub fn kill(&mut self) {
+        self.child.0.kill().unwrap();
+        self.child.0.wait().unwrap();
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(rustix::process::Pid::from_child(&self.child.0), signal).unwrap();
+    }
+
+    /// Asks it to end, and expects that it does so in good order.
+    #[track_caller]
+    pub fn terminate(&mut self) {
+        self.signal(Signal::TERM);
+        let mut status = None;
+        wait_until("the program ends after SIGTERM", || {
+            status = self.child.0.try_wait().unwrap();
+            status.is_some()
+        });
+        assert_eq!(status.unwrap().code(), Some(0), "{}", self.log());
+    }
+
+    /// A line `name:   1234 kB` of /proc/PID/status, in bytes.
+    pub fn memory(&self, name: &str) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+    }
+
+    /// Clock ticks (10 ms) of processor time that it has used.
+    pub fn processor_ticks(&self) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
+        let (_, fields) = text.rsplit_once(')').unwrap();
+        let fields: Vec<&str> = fields.split_whitespace().collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- {}\n{}", self.name.display(), self.log());
+        }
+    }
+}
+
+/// A `remoca serve`.
+pub struct Serve {
+    pub program: Program,
+    pub address: String,
+    arguments: Vec<String>,
+    folder: PathBuf,
+}
+
+impl Serve {
+    /// At the Unix socket `server` in `folder`.
+    pub fn start(folder: &Path, memory: &str) -> Self {
+        Self::start_at(folder, memory, &format!("unix:{}", folder.join("server").display()))
+    }
+
+    pub fn start_at(folder: &Path, memory: &str, address: &str) -> Self {
+        let control = folder.join("server.ctl");
+        let arguments = ["serve", "--no-lock", "--threads", "1", "--memory", memory, "--listen", address, "--control"];
+        let mut arguments: Vec<String> = arguments.map(String::from).to_vec();
+        arguments.push(control.display().to_string());
+        let program = Self::spawn(folder, &arguments);
+        Self { program, address: address.into(), arguments, folder: folder.into() }
+    }
+
+    fn spawn(folder: &Path, arguments: &[String]) -> Program {
+        let log = folder.join("serve.log");
+        let starts = |log: &str| log.matches("listening on ").count();
+        let before = std::fs::read_to_string(&log).map_or(0, |log| starts(&log));
+        let mut program = Program::start(command(REMOCA).args(arguments), &log);
+        wait_until("the memory server listens", || {
+            assert!(program.is_running(), "{}", program.log());
+            starts(&program.log()) > before
+        });
+        program
+    }
+
+    /// Starts it again, after it was killed or terminated.
+    pub fn restart(&mut self) {
+        self.program = Self::spawn(&self.folder, &self.arguments);
+    }
+
+    /// What the server says of itself.
+    pub fn status(&self) -> Value {
+        let mut text = String::new();
+        let mut stream = UnixStream::connect(self.folder.join("server.ctl")).unwrap();
+        stream.read_to_string(&mut text).unwrap();
+        serde_json::from_str(&text).unwrap()
+    }
+
+    /// Pages that some pool has.
+    pub fn pages_given(&self) -> u64 {
+        let status = self.status();
+        status["pages"].as_u64().unwrap() - status["pages_free"].as_u64().unwrap()
+    }
+}
+
+/// Sends bytes to a control socket, and returns the answer. Nothing is said if the process closes without one.
+pub fn ask_raw(socket: &Path, bytes: &[u8]) -> String {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    // It may stop listening before it has everything.
+    let _ = stream.write_all(bytes);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8(answer).unwrap()
+}
+
+/// Status of the VM process at `socket`.
+#[track_caller]
+pub fn status(socket: &Path) -> Status {
+    let answer = ask_raw(socket, b"{\"op\":\"status\"}\n");
+    serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error}: {answer}"))
+}
