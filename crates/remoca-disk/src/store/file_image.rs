@@ -49,6 +49,11 @@ impl Image {
             set_buffered(&file).map_err(|error| opening.explain_system("switch off direct I/O for", &error))?;
         }
         let geometry = opening.geometry(&file, is_block_device, size, alignment);
+        // Not refused: a guest may write these bytes to its raw disk.
+        if starts_with_qcow2_magic(&file) {
+            tracing::warn!(image = %path.display(), "looks like qcow2, but is used as a raw image; \
+                if it is qcow2, let qemu-nbd serve it and give its NBD address here");
+        }
         let facts = ImageFacts { is_block_device, honours_dsync: is_block_device || file_system_honours_dsync(&file) };
         Ok(Image { file, geometry, facts, is_direct: alignment.is_some() })
     }
@@ -247,6 +252,11 @@ fn is_write_protected(device: &File) -> bool {
 fn set_buffered(file: &File) -> io::Result<()> {
     let flags = rustix::fs::fcntl_getfl(file)?;
     Ok(rustix::fs::fcntl_setfl(file, flags - rustix::fs::OFlags::DIRECT)?)
+}
+
+fn starts_with_qcow2_magic(file: &File) -> bool {
+    let Some(mut page) = BufferPool::new(4096).take(4096) else { return false };
+    file.read_at(&mut page, 0).is_ok_and(|len| len >= 4) && page.starts_with(b"QFI\xFB")
 }
 
 /// What the kernel says about direct I/O on a file (Linux 6.1 and later), or else what it accepts.
