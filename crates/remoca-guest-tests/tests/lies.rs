@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-/// Stands between the VM process and the memory server, and changes one page in three on its way back: a flipped bit, an
+/// Stands between the VM process and the memory server, and changes one page in forty on its way back: a flipped bit, an
 /// earlier page in its place, zeroes.
 fn lie_between(listen: &Path, server: PathBuf) -> Result<()> {
     let listener = UnixListener::bind(listen)?;
@@ -38,10 +38,10 @@ fn pass_back(mut server: UnixStream, mut client: UnixStream) {
             };
             count += 1;
             let mut lie = *page;
-            match count % 9 {
+            match count % 120 {
                 0 => lie[usize::try_from(count).unwrap_or(0) % PAGE_SIZE] ^= 1,
-                3 => lie = earlier,
-                6 => lie = [0; PAGE_SIZE],
+                40 => lie = earlier,
+                80 => lie = [0; PAGE_SIZE],
                 _ => {}
             }
             earlier = *page;
@@ -93,10 +93,10 @@ fn run(program: PathBuf, name: &str, more: &[&str]) -> Result<std::result::Resul
     let output = guest.try_run(work, LIMIT)?;
     let _ = guest.try_run("touch /tmp/stop", LIMIT);
     let status = host.status()?;
-    assert!(status.counters["hit_blocks"] > 1000 && status.counters["evictions_admitted"] > 1000, "{status:?}");
     if !output.success() {
         return Ok(Err(output.text()));
     }
+    assert!(status.counters["hit_blocks"] > 1000, "the cache was at work: {status:?}");
     assert!(status.counters["fetch_wrong"] > 100, "the server's lies were met: {status:?}");
     assert!(status.counters["evictions_unmatched"] > 100, "the guest's lies were met: {status:?}");
     Ok(Ok(()))
