@@ -16,6 +16,7 @@ fn main() {
 
 fn compile_capture_program(out_directory: &Path) {
     println!("cargo:rerun-if-changed=bpf");
+    println!("cargo:rerun-if-changed=build");
     println!("cargo:rerun-if-env-changed=CLANG");
     let clang = env::var("CLANG").unwrap_or_else(|_| "clang".to_owned());
     let libbpf_headers = env::var("DEP_BPF_INCLUDE").expect("libbpf-sys hands out its headers");
@@ -35,16 +36,27 @@ fn compile_capture_program(out_directory: &Path) {
 
 /// The linker takes the first directory that has a library under either name, and ours have only archives.
 fn link_statically(out_directory: &Path) {
+    if env::var_os("HOST") != env::var_os("TARGET") {
+        // This machine's archives are for this machine.
+        return;
+    }
     let mut wanted = vec![("elf", "elf"), ("z", "z")];
-    if needs_zstd() {
+    // Newer ones of libelf want these two, after it and before the libc that they take from; older ones ignore them.
+    cc::Build::new().file("build/eu_search.c").cargo_metadata(false).compile("eu_search");
+    let mut after_libelf = vec!["-leu_search", "-lc"];
+    if find_archive("zstd").is_some() {
         wanted.push(("zstd", "zstd"));
-        println!("cargo:rustc-link-arg=-lzstd");
+        after_libelf.insert(0, "-lzstd");
     }
     let Some(directory) = collect_archives(out_directory.join("archives"), &wanted) else {
         println!("cargo:warning=no static {wanted:?}: remoca-agent will need the shared ones in the guest");
         return;
     };
     println!("cargo:rustc-link-search=native={}", directory.display());
+    println!("cargo:rustc-link-search=native={}", out_directory.display());
+    for argument in after_libelf {
+        println!("cargo:rustc-link-arg={argument}");
+    }
 
     if env::var("CARGO_CFG_TARGET_FEATURE").is_ok_and(|features| features.split(',').any(|name| name == "crt-static")) {
         // rustc does it already.
@@ -69,14 +81,6 @@ fn collect_archives(directory: PathBuf, wanted: &[(&str, &str)]) -> Option<PathB
         symlink(find_archive(name)?, directory.join(format!("lib{link_name}.a"))).expect("OUT_DIR is writable");
     }
     Some(directory)
-}
-
-/// Newer elfutils read zstd sections, and their archive then needs that library too.
-fn needs_zstd() -> bool {
-    find_archive("elf").and_then(|path| fs::read(path).ok()).is_some_and(|archive| {
-        let name = b"ZSTD_decompress";
-        archive.windows(name.len()).any(|window| window == name)
-    })
 }
 
 fn find_archive(name: &str) -> Option<PathBuf> {

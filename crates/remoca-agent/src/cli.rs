@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -48,7 +49,7 @@ pub fn main() -> ExitCode {
 }
 
 fn report(error: &AgentError) -> ExitCode {
-    eprintln!("remoca-agent: {error}");
+    writeln!(io::stderr(), "remoca-agent: {error}").ok();
     ExitCode::from(error.exit_code())
 }
 

@@ -6,6 +6,7 @@
 //! 2. Once started, only a signal ends it: a port that fails or vanishes is closed, and looked for again ever more rarely.
 //! 3. While there is no port, nothing is copied.
 
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -296,8 +297,9 @@ fn notify(states: &[NotifyState<'_>]) {
     sd_notify::notify(states).ok();
 }
 
+/// Whoever listened may be gone; that must not end the agent.
 fn log(text: &str) {
-    eprintln!("remoca-agent: {text}");
+    writeln!(io::stderr(), "remoca-agent: {text}").ok();
 }
 
 #[cfg(test)]
