@@ -1,6 +1,10 @@
 //! The acts: the same reads without the cache and with it, then the death and return of the memory server.
 
-use std::{path::Path, thread, time::Duration};
+use std::{
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail};
 use remoca_disk::{status::Status, trace::TraceRecord};
@@ -11,7 +15,7 @@ use crate::{
     conditions::Conditions,
     plan::Plan,
     progress::Progress,
-    reading::{Outcome, Pace, Reading, Until},
+    reading::{self, Outcome, Pace, Reading, Until},
     report::{self, Report},
     sampler::{Sample, Sampler},
     stage::{Stage, kernel_faults, page_cache_pages, start_agent, stop_agent},
@@ -62,7 +66,7 @@ pub fn perform(plan: &Plan, out: &Path) -> Result<Report> {
     let progress = Progress::start();
     let stage = Stage::prepare(plan, out, &progress)?;
     let prepared = progress.elapsed();
-    progress.say(&format!(
+    progress.end(&format!(
         "the disk: {}, so each read request takes {} ms",
         plan.disk_command(),
         plan.disk_delay.as_millis()
@@ -72,7 +76,7 @@ pub fn perform(plan: &Plan, out: &Path) -> Result<Report> {
     let (cached, guest_kernel) = perform_cached(plan, &stage, &progress)?;
     progress.begin("checking the file system from outside", 0);
     let file_system = store::check_ext4(&stage.disk).err().map(|error| error.to_string());
-    progress.say("done");
+    progress.end("done");
     conditions.guest_kernel = guest_kernel;
     conditions.note_end();
     conditions.prepare_seconds = prepared.as_secs_f64();
@@ -106,7 +110,7 @@ fn perform_baseline(plan: &Plan, stage: &Stage, progress: &Progress) -> Result<A
 fn perform_cached(plan: &Plan, stage: &Stage, progress: &Progress) -> Result<(CacheAct, String)> {
     let mib = plan.cache_bytes >> 20;
     progress.begin(&format!("booting the guest anew, with a cache of {mib} MiB in a memory server's memory"), 0);
-    let server = stage.memory_server(plan, "tcp:127.0.0.1:0")?;
+    let server = stage.memory_server(plan, "tcp:127.0.0.1:0", "serve")?;
     let address = stage.address_of(&server)?;
     let disk = stage.slow_disk(plan)?;
     let image = disk.uri();
@@ -163,13 +167,13 @@ fn read_phase(
     };
     progress.begin(&format!("{step}: {count} record reads"), count);
     let reading = Reading { seed, until: Until::Reads(count) };
-    let each = |pace: &Pace| {
+    let each = |_: &mut Guest, pace: &Pace| {
         progress.advance(pace.reads, &note(pace));
         Ok(())
     };
     let (outcome, window) = vm.during(|| reading.run(guest, plan, each))?;
     let latency = &outcome.measured.reads;
-    progress.say(&format!(
+    progress.end(&format!(
         "{step}: {} reads in {:.0} s, mean {:.2} ms in the guest",
         latency.count,
         outcome.measured.seconds,
@@ -182,6 +186,15 @@ fn note(pace: &Pace) -> String {
     let faults = pace.io_errors + pace.wrong_signatures;
     let faults = if faults > 0 { format!(", {faults} FAULTS") } else { String::new() };
     format!("{} reads, {:.2} ms each in the last second{faults}", pace.reads, pace.interval_mean_us / 1e3)
+}
+
+/// How far the last act is, and since when.
+#[derive(Clone, Copy)]
+enum KillStage {
+    Before(Instant),
+    Away(Instant),
+    Back(Instant),
+    Over,
 }
 
 /// The guest reads on while its memory server dies by SIGKILL, is away for a while, and is started again.
@@ -197,24 +210,35 @@ fn kill_server(
     let times = plan.server_kill;
     let total = times.before + times.away + times.after;
     progress.begin("the memory server will be killed and started again while the guest reads on", total.as_secs());
-    let reading = Reading { seed: plan.seed + 2, until: Until::Seconds(total.as_secs()) };
+    let reading = Reading { seed: plan.seed + 2, until: Until::Stopped };
     let mut server = Some(server);
+    let mut now = KillStage::Before(Instant::now());
     let (mut killed, mut restarted) = (None, None);
     let mut app_reads_before = 0;
-    let each = |pace: &Pace| {
-        let at = Duration::from_secs_f64(pace.seconds);
-        progress.advance(at.as_secs(), &note(pace));
-        if killed.is_none() && at >= times.before {
-            if let Some(mut server) = server.take() {
-                server.kill()?;
+    let started = Instant::now();
+    let each = |guest: &mut Guest, pace: &Pace| {
+        progress.advance(started.elapsed().as_secs(), &note(pace));
+        match now {
+            KillStage::Before(since) if since.elapsed() >= times.before => {
+                if let Some(mut server) = server.take() {
+                    server.kill()?;
+                }
+                killed = Some(vm.now_ns());
+                app_reads_before = pace.reads;
+                now = KillStage::Away(Instant::now());
+                progress.say("the memory server is killed (SIGKILL); the guest reads on");
             }
-            killed = Some(vm.now_ns());
-            app_reads_before = pace.reads;
-            progress.say("the memory server is killed (SIGKILL); the guest reads on");
-        } else if restarted.is_none() && at >= times.before + times.away {
-            server = Some(stage.memory_server(plan, address)?);
-            restarted = Some(vm.now_ns());
-            progress.say("the memory server is started again, empty");
+            KillStage::Away(since) if since.elapsed() >= times.away => {
+                server = Some(stage.memory_server(plan, address, "serve-again")?);
+                restarted = Some(vm.now_ns());
+                now = KillStage::Back(Instant::now());
+                progress.say("the memory server is started again, empty");
+            }
+            KillStage::Back(since) if since.elapsed() >= times.after => {
+                reading::stop(guest)?;
+                now = KillStage::Over;
+            }
+            KillStage::Before(_) | KillStage::Away(_) | KillStage::Back(_) | KillStage::Over => {}
         }
         Ok(())
     };

@@ -75,7 +75,7 @@ impl Arguments {
         };
         let (guest_memory_mib, set, warmup, reads, server_kill) = match self.quick {
             false => (256, 768, 50_000, 20_000, kill(10, 12, 48)),
-            true => (160, 256, 5_000, 2_000, kill(4, 6, 12)),
+            true => (160, 256, 5_000, 2_000, kill(4, 6, 15)),
         };
         let plan = Plan {
             quick: self.quick,

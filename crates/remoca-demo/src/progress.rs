@@ -14,7 +14,6 @@ pub struct Progress {
     started: Instant,
     at_terminal: bool,
     bar: RefCell<Option<ProgressBar>>,
-    step: RefCell<String>,
     last_line: Cell<Instant>,
 }
 
@@ -25,7 +24,6 @@ impl Progress {
             started: now,
             at_terminal: stderr().is_terminal(),
             bar: RefCell::default(),
-            step: RefCell::default(),
             last_line: Cell::new(now),
         }
     }
@@ -34,17 +32,25 @@ impl Progress {
         self.started.elapsed()
     }
 
-    /// A line that stays.
+    /// A line that stays; a bar below it goes on.
     pub fn say(&self, text: &str) {
-        self.end_bar();
-        eprintln!("{:4.0} s  {text}", self.elapsed().as_secs_f64());
+        let line = || eprintln!("{:4.0} s  {text}", self.elapsed().as_secs_f64());
+        match &*self.bar.borrow() {
+            Some(bar) => bar.suspend(line),
+            None => line(),
+        }
         self.last_line.set(Instant::now());
+    }
+
+    /// The end of a step, with a line that stays.
+    pub fn end(&self, text: &str) {
+        self.end_bar();
+        self.say(text);
     }
 
     /// Begins a step that takes a while. `total` is what [`Progress::advance`] counts up to; 0 if that is not known.
     pub fn begin(&self, step: &str, total: u64) {
-        self.say(step);
-        step.clone_into(&mut self.step.borrow_mut());
+        self.end(step);
         if self.at_terminal {
             let bar = if total == 0 { ProgressBar::new_spinner() } else { ProgressBar::new(total) };
             let template =
@@ -67,7 +73,7 @@ impl Progress {
         }
     }
 
-    pub fn end_bar(&self) {
+    fn end_bar(&self) {
         if let Some(bar) = self.bar.borrow_mut().take() {
             bar.finish_and_clear();
         }

@@ -10,6 +10,7 @@ use crate::plan::Plan;
 
 /// Where the file set is in the guest.
 pub const FOLDER: &str = "/mnt/records";
+const STOP_FILE: &str = "/run/stop-reading";
 /// It says something every second; a read that the disk process loses would end that.
 const SILENCE_LIMIT: Duration = Duration::from_secs(120);
 
@@ -23,13 +24,13 @@ pub struct Reading {
 #[derive(Clone, Copy, Debug)]
 pub enum Until {
     Reads(u64),
-    Seconds(u64),
+    /// [`stop`] is called.
+    Stopped,
 }
 
 /// Said once a second.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Pace {
-    pub seconds: f64,
     pub reads: u64,
     pub interval_mean_us: f64,
     pub io_errors: u64,
@@ -75,7 +76,7 @@ impl Reading {
         let (record, alpha, seed) = (plan.record_bytes, plan.alpha, self.seed);
         let until = match self.until {
             Until::Reads(count) => format!("--count {count}"),
-            Until::Seconds(seconds) => format!("--seconds {seconds}"),
+            Until::Stopped => format!("--stop-file {STOP_FILE}"),
         };
         format!(
             "remoca-workload read-records --json --dir {FOLDER} --pattern zipf --alpha {alpha} --record {record} --seed {seed} {until}"
@@ -83,12 +84,17 @@ impl Reading {
     }
 
     /// Runs it to its end. `each` hears of its progress and may do things meanwhile.
-    pub fn run(&self, guest: &mut Guest, plan: &Plan, mut each: impl FnMut(&Pace) -> Result<()>) -> Result<Outcome> {
+    pub fn run(
+        &self,
+        guest: &mut Guest,
+        plan: &Plan,
+        mut each: impl FnMut(&mut Guest, &Pace) -> Result<()>,
+    ) -> Result<Outcome> {
         let mut job = guest.start(&self.command(plan))?;
         let mut outcome = None;
         while let Some(line) = guest.next_line(&mut job, SILENCE_LIMIT)? {
             match parse(&line)? {
-                Line::Progress(pace) => each(&pace)?,
+                Line::Progress(pace) => each(guest, &pace)?,
                 Line::WarmupDone {} => {}
                 Line::Result(result) => outcome = Some(result),
             }
@@ -103,6 +109,12 @@ impl Reading {
             }
         }
     }
+}
+
+/// Lets a reader that reads until [`Until::Stopped`] end within a second.
+pub fn stop(guest: &mut Guest) -> Result<()> {
+    guest.put(STOP_FILE, b"")?;
+    Ok(())
 }
 
 fn parse(line: &str) -> Result<Line> {

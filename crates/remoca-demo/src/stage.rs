@@ -49,6 +49,9 @@ impl Stage {
     /// Checks that the machine has what it takes, builds what is not built, and makes the file set.
     pub fn prepare(plan: &Plan, out: &Path, progress: &Progress) -> Result<Stage> {
         let logs = out.join("logs");
+        if logs.exists() {
+            fs::remove_dir_all(&logs).with_context(|| format!("cannot remove {}", logs.display()))?;
+        }
         fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
         let program = remoca_program()?;
         check_memory(plan)?;
@@ -99,16 +102,13 @@ impl Stage {
     }
 
     /// `remoca serve` with just the memory of the cache, at the address.
-    pub fn memory_server(&self, plan: &Plan, address: &str) -> Result<Service> {
+    pub fn memory_server(&self, plan: &Plan, address: &str, name: &str) -> Result<Service> {
         let mut command = Command::new(&self.program);
         command.arg("serve").args(["--listen", address, "--memory", &plan.cache_bytes.to_string()]);
         if !self.lock_memory {
             command.arg("--no-lock");
         }
-        let log = self.logs.join("serve.log");
-        // What an earlier one wrote would be taken for the answer of this one.
-        fs::write(&log, "").with_context(|| format!("cannot write {}", log.display()))?;
-        let mut service = Service::start("remoca serve", command, &log)?;
+        let mut service = Service::start("remoca serve", command, &self.logs.join(format!("{name}.log")))?;
         service.wait_for_log("listening on", START_LIMIT)?;
         Ok(service)
     }
