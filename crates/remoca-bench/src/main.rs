@@ -1,5 +1,6 @@
 //! Benchmarks: each measures remoca beside what it is compared with, in one run, in alternation.
 
+mod hash;
 mod server;
 
 use std::process::ExitCode;
@@ -17,6 +18,8 @@ struct Arguments {
 enum Benchmark {
     /// 4 KiB gets from the memory server, memcached, Redis and a plain batched TCP server
     Server(server::ServerBenchArgs),
+    /// Candidates for the fingerprint of a page
+    Hash,
     /// A server to be measured; started by the benchmark itself
     #[command(hide = true)]
     Target(server::TargetArgs),
@@ -25,6 +28,7 @@ enum Benchmark {
 fn main() -> ExitCode {
     let result = match Arguments::parse().benchmark {
         Benchmark::Server(args) => server::run(&args),
+        Benchmark::Hash => hash::run(),
         Benchmark::Target(args) => server::run_target(&args),
     };
     match result {
