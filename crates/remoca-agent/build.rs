@@ -41,9 +41,9 @@ fn link_statically(out_directory: &Path) {
         return;
     }
     let mut wanted = vec![("elf", "elf"), ("z", "z")];
-    // Newer ones of libelf want these two, after it and before the libc that they take from; older ones ignore them.
+    // Newer ones of libelf want these two, after it; older ones ignore them.
     cc::Build::new().file("build/eu_search.c").cargo_metadata(false).compile("eu_search");
-    let mut after_libelf = vec!["-leu_search", "-lc"];
+    let mut after_libelf = vec!["-leu_search"];
     if find_archive("zstd").is_some() {
         wanted.push(("zstd", "zstd"));
         after_libelf.insert(0, "-lzstd");
@@ -54,14 +54,15 @@ fn link_statically(out_directory: &Path) {
     };
     println!("cargo:rustc-link-search=native={}", directory.display());
     println!("cargo:rustc-link-search=native={}", out_directory.display());
-    for argument in after_libelf {
-        println!("cargo:rustc-link-arg={argument}");
-    }
 
-    if env::var("CARGO_CFG_TARGET_FEATURE").is_ok_and(|features| features.split(',').any(|name| name == "crt-static")) {
-        // rustc does it already.
-        return;
+    let features = env::var("CARGO_CFG_TARGET_FEATURE").unwrap_or_default();
+    if features.split(',').any(|name| name == "crt-static") {
+        // rustc links a static libc by itself. It is named again for what comes after it.
+        pass_to_linker("link-arg", &["-Wl,-Bstatic"]);
+        pass_to_linker("link-arg", &after_libelf);
+        return pass_to_linker("link-arg", &["-lc"]);
     }
+    pass_to_linker("link-arg", &after_libelf);
     // For the binary alone: test programs stay ordinary ones.
     let libc = [("c", "c"), ("m", "m"), ("rt", "rt"), ("pthread", "pthread"), ("util", "util"), ("dl", "dl")];
     let wanted = [libc.as_slice(), &[("gcc_eh", "gcc_s")]].concat();
@@ -69,8 +70,13 @@ fn link_statically(out_directory: &Path) {
         println!("cargo:warning=no static libc: remoca-agent will need one at least as new in the guest");
         return;
     };
-    println!("cargo:rustc-link-arg-bins=-L{}", directory.display());
-    println!("cargo:rustc-link-arg-bins=-static-pie");
+    pass_to_linker("link-arg-bins", &[&format!("-L{}", directory.display()), "-static-pie", "-lc"]);
+}
+
+fn pass_to_linker(instruction: &str, arguments: &[&str]) {
+    for argument in arguments {
+        println!("cargo:rustc-{instruction}={argument}");
+    }
 }
 
 /// A directory of links to the archives, each by (its name, the name it is linked under); `None` if one is missing.
