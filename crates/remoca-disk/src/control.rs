@@ -179,6 +179,16 @@ fn ask(command: Command, requests: &Sender<Request>, wake: &OwnedFd) -> Reply {
     reply.recv_timeout(PATIENCE).unwrap_or_else(|_| gone())
 }
 
+fn explain_silence(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => {
+            let text = format!("it did not answer within {} seconds", PATIENCE.as_secs());
+            io::Error::new(io::ErrorKind::TimedOut, text)
+        }
+        _ => error,
+    }
+}
+
 /// Asks the VM process that listens at `path`.
 ///
 /// # Errors
@@ -193,7 +203,7 @@ pub fn call(path: &Path, command: Command) -> io::Result<Reply> {
     // it ends with its line: what follows is an error where a part of ours was left unread.
     let sent = stream.write_all(line.as_bytes());
     let mut text = String::new();
-    BufReader::new(stream).read_line(&mut text)?;
+    BufReader::new(stream).read_line(&mut text).map_err(explain_silence)?;
     if text.is_empty() {
         return Err(sent.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()));
     }

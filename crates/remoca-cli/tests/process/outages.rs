@@ -2,7 +2,10 @@
 //! compared with a model, and afterwards the images are.
 
 use super::support::machine::{Evictions, Machine, Setup};
+use super::support::model::BLOCK;
 use super::support::program::{Serve, Signal};
+use super::support::wait_until;
+use remoca_disk::testing::{Command, Options, TestGuest};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -149,6 +152,79 @@ fn the_vm_process_is_killed_and_the_guest_goes_on() {
     machine.run_until_hits(200);
     assert_eq!(server.status()["pools"].as_array().unwrap().len(), 4, "the pools of the dead wait for them");
     machine.finish();
+}
+
+/// A front end that goes away takes its requests along, those included that wait for a server that does not answer.
+#[test]
+fn the_guest_goes_and_comes_back_while_the_server_is_stopped() {
+    let (server, mut machine) = machine(Setup { seed: 18, ..Setup::default() });
+    machine.run_until_hits(200);
+    for _ in 0..3 {
+        server.program.signal(Signal::STOP);
+        let disk = &mut machine.disks[0];
+        let read = |number: usize| Command::Read { sector: (number * BLOCK / 512) as u64, length: BLOCK as u64 };
+        let tickets: Vec<_> = (0..30).map(|number| (disk.guest.submit(0, read(number)), number)).collect();
+        disk.guest.queues[0].kick();
+        disk.guest.disconnect();
+        disk.guest.connect(&disk.socket).unwrap();
+        for (ticket, number) in tickets {
+            assert_eq!(disk.guest.wait(ticket), 0);
+            assert!(disk.guest.data(ticket, BLOCK) == disk.model.block(number), "block {number}");
+        }
+        server.program.signal(Signal::CONT);
+        machine.run_until_hits(100);
+    }
+    machine.finish();
+}
+
+/// Three times as much data in flight as there are buffers for.
+#[test]
+fn more_requests_than_buffers() {
+    const LENGTH: usize = 4 << 20;
+    for arguments in [vec![], vec!["--no-io-uring".into()]] {
+        let arguments = [vec!["--buffers".into(), "8M".into()], arguments].concat();
+        let (_server, mut machine) =
+            machine(Setup { blocks: 8 * LENGTH / BLOCK, arguments, seed: 19, ..Setup::default() });
+        machine.run_until_hits(50);
+        let Machine { disks, random, .. } = &mut machine;
+        let disk = &mut disks[0];
+        disk.guest.disconnect();
+        disk.guest = TestGuest::new(Options { queue_size: 16, data_bytes: LENGTH as u64, ..Options::default() });
+        disk.guest.connect(&disk.socket).unwrap();
+        for _ in 0..2 {
+            let mut tickets = Vec::new();
+            for number in 0..6 {
+                random.fill(&mut disk.model.bytes[number * LENGTH..][..LENGTH]);
+                let (sector, data) = ((number * LENGTH / 512) as u64, &disk.model.bytes[number * LENGTH..][..LENGTH]);
+                tickets.push(disk.guest.submit(0, Command::Write { sector, data }));
+                tickets.push(disk.guest.submit(0, Command::Flush));
+            }
+            disk.guest.queues[0].kick();
+            assert!(tickets.into_iter().all(|ticket| disk.guest.wait(ticket) == 0));
+            let read = |number: usize| Command::Read { sector: (number * LENGTH / 512) as u64, length: LENGTH as u64 };
+            let tickets: Vec<_> = (0..8).map(|number| (disk.guest.submit(0, read(number)), number)).collect();
+            disk.guest.queues[0].kick();
+            for (ticket, number) in tickets {
+                assert_eq!(disk.guest.wait(ticket), 0);
+                assert!(disk.guest.data(ticket, LENGTH) == disk.model.bytes[number * LENGTH..][..LENGTH]);
+            }
+        }
+        assert!(machine.status().memory.buffer_bytes <= 8 << 20);
+        machine.finish();
+    }
+}
+
+#[test]
+fn a_vm_process_that_ends_gives_its_memory_back_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Serve::start(folder.path(), "16M");
+    let mut machine = Machine::start(Setup { server: Some(server.address.clone()), seed: 20, ..Setup::default() });
+    machine.run_until_hits(100);
+    assert_eq!(server.pages_given(), 1024);
+    machine.finish();
+    // The grace time, of a minute, is for those that vanish.
+    wait_until("the memory is free", || server.pages_given() == 0);
+    assert_eq!(server.status()["totals"]["expired"], 0);
 }
 
 /// Everything that can be done to a server, in any order.

@@ -1,13 +1,15 @@
 //! Reproducible random numbers (splitmix64).
 
-/// A source of numbers from a seed, which is printed: the test runner shows it when the test fails.
+/// A source of numbers from a seed, which is printed: the test runner shows it when the test fails. REMOCA_TEST_SEED
+/// is added to it, for as many different runs as one likes.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
     pub fn new(seed: u64) -> Self {
-        println!("seed {seed}");
-        Self(seed)
+        let more = std::env::var("REMOCA_TEST_SEED").map_or(0, |more| more.parse::<u64>().unwrap());
+        println!("seed {seed} + {more}");
+        Self(seed.wrapping_add(more.wrapping_mul(1_000_003)))
     }
 
     pub fn next(&mut self) -> u64 {
