@@ -89,9 +89,11 @@ fn requests_are_resubmitted_in_order_of_arrival() {
     let socket = folder.path().join("s");
     let ram = disk();
     let mut guest = TestGuest::new(options());
-    let first = Backend::spawn_with(config(), &socket, ram.clone(), holding());
+    let first = Backend::spawn(config(), &socket, ram.clone());
     guest.connect(&socket).unwrap();
-    // Slots are reused last in, first out: the order of heads is not the order of arrival.
+    // Slots are reused last in, first out: afterwards, the order of heads is not the order of arrival.
+    submit_writes(&mut guest, 0, 0, 9, 0).into_iter().for_each(|ticket| assert_eq!(guest.wait(ticket), OK));
+    first.plan.hold.store(true, SeqCst);
     for seed in 1..=9 {
         submit_writes(&mut guest, 0, 0, 1, seed);
     }
@@ -273,6 +275,35 @@ fn a_reset_device_starts_with_an_empty_record() {
         guest.disconnect();
     }
     assert_eq!(backend.plan.taken.load(SeqCst), 120);
+}
+
+#[test]
+fn switching_the_write_cache_off_makes_earlier_writes_durable() {
+    let folder = tempfile::tempdir().unwrap();
+    let backend = Backend::spawn_with(config(), &folder.path().join("s"), disk(), holding());
+    let mut guest = TestGuest::new(options());
+    guest.connect(&backend.socket).unwrap();
+    let early = submit_writes(&mut guest, 0, 0, 3, 1);
+    wait_held(&backend, 3);
+    let mut frontend = guest.frontend().clone();
+    let switch = std::thread::spawn(move || {
+        let flags = vhost::vhost_user::message::VhostUserConfigFlags::WRITABLE;
+        vhost::vhost_user::VhostUserFrontend::set_config(&mut frontend, 32, flags, &[0]).unwrap();
+    });
+    backend.wait_until("write-through", |plan| !plan.write_cache.load(SeqCst));
+    let late = submit_writes(&mut guest, 0, 10, 3, 2);
+    backend.wait_for_turn();
+    assert_eq!(backend.plan.taken.load(SeqCst), 3, "a flush now would miss the writes under way");
+    assert!(!switch.is_finished());
+    backend.plan.hold.store(false, SeqCst);
+    switch.join().unwrap();
+    assert_eq!(backend.disk.lock().unwrap().flush_count, 1);
+    early.into_iter().chain(late).for_each(|ticket| assert_eq!(guest.wait(ticket), OK));
+    assert_eq!(backend.plan.taken.load(SeqCst), 7);
+    // Once off, or on again, there is nothing to flush.
+    guest.set_writeback(false).unwrap();
+    guest.set_writeback(true).unwrap();
+    assert_eq!(backend.disk.lock().unwrap().flush_count, 1);
 }
 
 #[test]

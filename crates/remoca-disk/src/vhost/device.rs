@@ -67,6 +67,11 @@ struct Waiting {
 enum Until {
     QueueDrained(u16),
     NothingHeld,
+    /// The write cache is off once everything that was completed while it was on is durable: nothing is handed out until
+    /// the driver holds nothing, then a flush.
+    CacheFlushed {
+        handed_out: bool,
+    },
 }
 
 impl VhostDevice {
@@ -122,19 +127,25 @@ impl VhostDevice {
 
     /// The next request, from all queues in turn. What the guest got wrong is answered here.
     pub fn pop(&mut self) -> Option<BlkRequest> {
+        let held = self.held;
+        if let Some(Until::CacheFlushed { handed_out: handed_out @ false }) = self.waiting_until() {
+            if held > 0 {
+                return None;
+            }
+            *handed_out = true;
+            return Some(BlkRequest::cache_flush(self.hand_out()));
+        }
         let indirect = self.features & feature(VIRTIO_RING_F_INDIRECT_DESC) != 0;
         let context = Context { config: &self.config, session: &self.session, indirect };
         let count = self.queues.len();
         for index in (self.turn..count).chain(0..self.turn) {
             let Some(taken) = self.queues[index].take(&context) else { continue };
             self.turn = (index + 1) % count;
-            self.held += 1;
-            self.next_id += 1;
             return Some(BlkRequest {
-                id: RequestId(self.next_id),
+                id: self.hand_out(),
                 queue: u16::try_from(index).expect("at most 64 queues"),
                 operation: taken.operation,
-                chain: taken.chain,
+                chain: Some(taken.chain),
                 data_start: taken.data_start,
                 data_length: taken.data_length,
             });
@@ -142,11 +153,23 @@ impl VhostDevice {
         None
     }
 
+    fn hand_out(&mut self) -> RequestId {
+        self.held += 1;
+        self.next_id += 1;
+        RequestId(self.next_id)
+    }
+
     /// Gives a request back. The guest sees it completed after the next `notify`.
     pub fn complete(&mut self, request: BlkRequest, status: Status) {
         self.held -= 1;
-        if request.chain.session.is_live() {
-            self.queues[usize::from(request.queue)].complete(&request.chain, status);
+        match &request.chain {
+            Some(chain) if chain.session.is_live() => self.queues[usize::from(request.queue)].complete(chain, status),
+            Some(_) => {}
+            None => self.end_cache_flush(status),
+        }
+        if self.held == 0 && matches!(self.waiting_until(), Some(Until::CacheFlushed { .. })) {
+            // The driver need not call `pop` again by itself.
+            signal::raise(&self.wake);
         }
     }
 
@@ -157,8 +180,8 @@ impl VhostDevice {
         self.settle();
     }
 
-    /// Whether a write may be completed before it is durable: the guest sends flushes. When this goes from true to
-    /// false, writes that completed before must be made durable too.
+    /// Whether a write may be completed before it is durable: the guest sends flushes. When the guest switches that off,
+    /// `pop` gives a flush of the device's own, for the writes before.
     pub fn write_cache_enabled(&self) -> bool {
         let negotiated = |bit| self.features & feature(bit) != 0;
         match negotiated(VIRTIO_BLK_F_CONFIG_WCE) {
@@ -242,7 +265,12 @@ impl VhostDevice {
                 Ok(0)
             }
             Command::SetWriteback(writeback) => {
+                let switched_off = self.writeback && !writeback;
                 self.writeback = writeback;
+                if switched_off {
+                    self.wait_until(Until::CacheFlushed { handed_out: false }, reply);
+                    return;
+                }
                 Ok(0)
             }
         };
@@ -319,9 +347,26 @@ impl VhostDevice {
             Some(Waiting { until: Until::NothingHeld, .. }) if self.held == 0 => 0,
             Some(_) | None => return,
         };
+        self.answer(Ok(answer));
+    }
+
+    fn waiting_until(&mut self) -> Option<&mut Until> {
+        self.waiting.as_mut().map(|waiting| &mut waiting.until)
+    }
+
+    fn end_cache_flush(&mut self, status: Status) {
+        if status != Status::Ok {
+            // The guest cannot be told: it did not ask for a flush.
+            tracing::error!(device = self.config.name, "the flush that goes with switching the write cache off failed");
+        }
+        self.answer(Ok(0));
+    }
+
+    /// Answers the command that waits.
+    fn answer(&mut self, answer: Reply) {
         if let Some(waiting) = self.waiting.take() {
             // Nobody listens only if the control thread is gone.
-            let _ = waiting.reply.send(Ok(answer));
+            let _ = waiting.reply.send(answer);
         }
     }
 }

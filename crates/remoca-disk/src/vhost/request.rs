@@ -76,13 +76,19 @@ pub struct BlkRequest {
     pub(crate) id: RequestId,
     pub(crate) queue: u16,
     pub(crate) operation: Operation,
-    pub(crate) chain: Arc<Chain>,
+    /// Nothing for a request of the device's own.
+    pub(crate) chain: Option<Arc<Chain>>,
     /// Where the data of this request starts in the chain's run of its direction.
     pub(crate) data_start: u64,
     pub(crate) data_length: usize,
 }
 
 impl BlkRequest {
+    /// The flush that makes durable what the guest wrote before it switched its write cache off.
+    pub(crate) fn cache_flush(id: RequestId) -> Self {
+        BlkRequest { id, queue: 0, operation: Operation::Flush, chain: None, data_start: 0, data_length: 0 }
+    }
+
     pub fn id(&self) -> RequestId {
         self.id
     }
@@ -102,17 +108,21 @@ impl BlkRequest {
 
     /// Data of a read.
     pub fn copy_to_guest(&self, offset: usize, source: &[u8]) -> Result<(), CopyError> {
-        self.chain.write(self.locate(offset, source.len())?, source)
+        self.chain()?.write(self.locate(offset, source.len())?, source)
     }
 
     /// Zeroes as data of a read.
     pub fn fill_zero(&self, offset: usize, length: usize) -> Result<(), CopyError> {
-        self.chain.write_zeroes(self.locate(offset, length)?, length)
+        self.chain()?.write_zeroes(self.locate(offset, length)?, length)
     }
 
     /// Data of a write. The guest may change it at any time: two copies need not be equal.
     pub fn copy_from_guest(&self, offset: usize, target: &mut [u8]) -> Result<(), CopyError> {
-        self.chain.read(self.locate(offset, target.len())?, target)
+        self.chain()?.read(self.locate(offset, target.len())?, target)
+    }
+
+    fn chain(&self) -> Result<&Chain, CopyError> {
+        self.chain.as_deref().ok_or(CopyError::OutOfRange)
     }
 
     fn locate(&self, offset: usize, length: usize) -> Result<u64, CopyError> {
