@@ -297,9 +297,14 @@ fn open_disk(spec: DiskSpec, number: u16, source: SocketSource, args: &DiskArgs)
     Ok(Disk { name, image: spec.image, socket: spec.socket.display().to_string(), store, device })
 }
 
+/// Kinds that are not supported too, so that they are not taken for files.
+fn is_nbd_uri(image: &str) -> bool {
+    image.starts_with("nbd:") || image.split_once("://").is_some_and(|(scheme, _)| scheme.starts_with("nbd"))
+}
+
 /// The store of a disk; it takes requests of 512 bytes, whatever lies below.
 fn open_store(spec: &DiskSpec, args: &DiskArgs) -> Result<Box<dyn Store>> {
-    let store: Box<dyn Store> = if spec.image.starts_with("nbd:") || spec.image.starts_with("nbd+") {
+    let store: Box<dyn Store> = if is_nbd_uri(&spec.image) {
         let uri: NbdUri = spec.image.parse().with_context(|| spec.image.clone())?;
         let options = NbdOptions { read_only: spec.read_only, ..NbdOptions::default() };
         Box::new(NbdStore::open(&uri, options)?)

@@ -12,5 +12,6 @@ mod bad_serve;
 mod control;
 mod lying_guest;
 mod lying_server;
+mod network_images;
 mod outages;
 mod support;

@@ -4,7 +4,7 @@
 //! to the port. What is wrong is counted, so that a test can expect it.
 
 use super::model::{Action, BLOCK, Model, Request};
-use super::program::{Program, REMOCA, ask_raw, command, status};
+use super::program::{Nbdkit, Program, REMOCA, ask_raw, command, status};
 use super::random::Random;
 use super::{PATIENCE, wait_until};
 use remoca_disk::status::Status;
@@ -29,6 +29,8 @@ pub struct Setup {
     /// The sector of each disk.
     pub sectors: Vec<usize>,
     pub blocks: usize,
+    /// The images are files behind NBD servers that take whole blocks only.
+    pub nbd: bool,
     pub cache: &'static str,
     pub server: Option<String>,
     pub arguments: Vec<String>,
@@ -42,6 +44,7 @@ impl Default for Setup {
             binary: REMOCA.into(),
             sectors: vec![SECTOR],
             blocks: 2048,
+            nbd: false,
             cache: "4M",
             server: None,
             arguments: Vec::new(),
@@ -75,6 +78,7 @@ pub struct VirtualDisk {
     pub model: Model,
     pub image: PathBuf,
     pub socket: PathBuf,
+    pub nbd: Option<Nbdkit>,
     sector: usize,
 }
 
@@ -116,7 +120,8 @@ impl Machine {
             let [image, socket] = ["image", "socket"].map(|name| folder.path().join(format!("{name}{number}")));
             std::fs::write(&image, &model.bytes).unwrap();
             let options = Options { queue_count: 2, queue_size: 32, data_bytes: 64 << 10, ..Options::default() };
-            VirtualDisk { guest: TestGuest::new(options), model, image, socket, sector }
+            let nbd = setup.nbd.then(|| Nbdkit::start(&folder.path().join(format!("nbd{number}")), &image));
+            VirtualDisk { guest: TestGuest::new(options), model, image, socket, nbd, sector }
         };
         let disks: Vec<_> = setup.sectors.iter().enumerate().map(disk).collect();
         let foreign = (0..16).map(|_| random.bytes(BLOCK)).collect();
@@ -371,7 +376,8 @@ fn spawn(setup: &Setup, folder: &Path, disks: &[VirtualDisk]) -> Program {
         command.arg(name).arg(folder.join(path));
     }
     for disk in disks {
-        let (image, socket) = (disk.image.display(), disk.socket.display());
+        let image = disk.nbd.as_ref().map_or(disk.image.display().to_string(), Nbdkit::uri);
+        let socket = disk.socket.display();
         command.arg("--disk").arg(format!("image={image},socket={socket},sector={}", disk.sector));
     }
     if let Some(server) = &setup.server {

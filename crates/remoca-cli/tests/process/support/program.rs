@@ -206,6 +206,39 @@ impl Serve {
     }
 }
 
+/// An nbdkit that serves one file in blocks of 4 KiB.
+pub struct Nbdkit {
+    pub program: Program,
+    socket: PathBuf,
+    image: PathBuf,
+}
+
+impl Nbdkit {
+    pub fn start(socket: &Path, image: &Path) -> Self {
+        // What a killed predecessor left.
+        let _ = std::fs::remove_file(socket);
+        let mut command = command("nbdkit");
+        command.args(["-f", "--filter=blocksize-policy", "-U"]).arg(socket).arg("file").arg(image);
+        command.args(["blocksize-minimum=4K", "blocksize-preferred=4K", "blocksize-error-policy=error"]);
+        let mut program = Program::start(&mut command, &socket.with_extension("log"));
+        wait_until("nbdkit listens", || {
+            assert!(program.is_running(), "{}", program.log());
+            UnixStream::connect(socket).is_ok()
+        });
+        Self { program, socket: socket.into(), image: image.into() }
+    }
+
+    /// For `--image`.
+    pub fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.socket.display())
+    }
+
+    /// Starts it again, after it was killed.
+    pub fn restart(&mut self) {
+        *self = Self::start(&self.socket, &self.image);
+    }
+}
+
 /// Sends bytes to a control socket, and returns the answer. Nothing is said if the process closes without one.
 pub fn ask_raw(socket: &Path, bytes: &[u8]) -> String {
     let mut stream = UnixStream::connect(socket).unwrap();
