@@ -252,11 +252,11 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// The server sent the page for `fetch`.
     pub fn handle_page(&mut self, now: Nanos, fetch: FetchId, page: &[u8]) -> PageOutcome {
-        self.note_answer();
         let Some(fetch) = self.fetches.end(fetch) else {
             self.stats.fetch_unexpected += 1;
             return PageOutcome::Unexpected;
         };
+        self.note_answer();
         self.index.unpin(fetch.slot);
         update_mean(&mut self.fetch_ns, now.since_ns(fetch.issued));
         let Some((left, asked)) = self.pending(&fetch) else {
@@ -283,21 +283,18 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// The server does not have the page for `fetch`.
     pub fn handle_missing(&mut self, fetch: FetchId) {
-        self.note_answer();
         let Some(fetch) = self.fetches.end(fetch) else {
             self.stats.fetch_unexpected += 1;
             return;
         };
+        self.note_answer();
         self.index.unpin(fetch.slot);
         self.stats.fetch_missing += 1;
         self.give_up_fetch(&fetch);
     }
 
-    /// Any other sign of life (PONG).
-    pub fn handle_alive(&mut self) {
-        self.note_answer();
-    }
-
+    /// The server answered something that it owed. What nobody asked for is no sign of life: a server could send it for
+    /// ever and never answer.
     pub(super) fn note_answer(&mut self) {
         self.link.stalled_since = None;
     }

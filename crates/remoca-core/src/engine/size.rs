@@ -39,8 +39,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// The size that the server was asked for, now that it has answered.
     fn take_asked(&mut self) -> Option<PageCount> {
-        self.note_answer();
         let State::Up { asked: Some(asked) } = self.link.state else { return None };
+        self.note_answer();
         self.link.state = State::Up { asked: None };
         self.link.size_owed_since = None;
         Some(asked)
