@@ -114,7 +114,7 @@ fn malformed_input_ends_the_session_and_nothing_else() {
         let mut bytes = encode(&[Frame::Ping { cookie: epoch }]);
         bytes.extend(input);
         bytes.extend(encode(&[Frame::Ping { cookie: 0 }, send_page(0, &page(3)), Frame::Bye]));
-        // So much that the server closes before it has read it, which must not take its last words away.
+        // And far more than the server reads before it closes.
         bytes.resize(bytes.len() + 500_000, 0x55);
         client.send_bytes(&bytes);
         client.expect(Frame::Pong { cookie: epoch });

@@ -221,6 +221,7 @@ fn conditions(
         "quick": quick,
         "servers": targets.iter().map(|target| json!({
             "name": target.name, "version": target.version, "command": target.command,
+            "resident_bytes": target.resident_bytes().ok(), "in_huge_pages_bytes": target.huge_bytes().ok(),
         })).collect::<Vec<_>>(),
     })
 }

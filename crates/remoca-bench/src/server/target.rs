@@ -158,9 +158,18 @@ impl Target {
 
     /// Anonymous memory that it occupies.
     pub(crate) fn resident_bytes(&self) -> Result<u64> {
-        let status = fs::read_to_string(self.proc("status"))?;
-        let line = status.lines().find(|line| line.starts_with("RssAnon:")).context("no RssAnon")?;
-        Ok(line.split_whitespace().nth(1).context("no number")?.parse::<u64>()? << 10)
+        Ok(self.kib("status", "RssAnon:")? << 10)
+    }
+
+    /// Part of it in transparent huge pages.
+    pub(crate) fn huge_bytes(&self) -> Result<u64> {
+        Ok(self.kib("smaps_rollup", "AnonHugePages:")? << 10)
+    }
+
+    fn kib(&self, file: &str, key: &str) -> Result<u64> {
+        let text = fs::read_to_string(self.proc(file))?;
+        let line = text.lines().find(|line| line.starts_with(key)).with_context(|| format!("no {key}"))?;
+        Ok(line.split_whitespace().nth(1).context("no number")?.parse()?)
     }
 
     fn proc(&self, file: &str) -> String {
