@@ -1,9 +1,40 @@
-//! In and out of a running guest: a disk is attached, cached, turned off, detached, and attached again as an ordinary disk,
-//! while the guest runs.
+//! In and out of a running guest: a disk and the eviction port are attached, the disk is cached, turned off, detached, and
+//! attached again as an ordinary disk, while the guest runs.
 
 use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, start_agent};
-use remoca_lab::{Lab, store};
+use remoca_lab::{Guest, Lab, Qmp, store};
 use serde_json::json;
+
+/// Attaches a device of the VM process to the guest, as `device_add` does for an operator.
+fn attach(qmp: &mut Qmp, host: &Host, guest: &mut Guest, disk: &str, serial: &str, slot: &str) -> Result<()> {
+    let address = json!({"type": "unix", "data": {"path": host.socket(disk)}});
+    let backend = json!({"type": "socket", "data": {"addr": address, "server": false}});
+    let chardev = format!("{disk}-socket");
+    qmp.execute("chardev-add", json!({"id": chardev, "backend": backend}))?;
+    qmp.execute("device_add", json!({"driver": "vhost-user-blk-pci", "id": disk, "chardev": chardev, "bus": slot}))?;
+    wait_for_disk(guest, serial, true)
+}
+
+/// Detaches it. QEMU lets go of the device some time after the guest, and keeps the connection until it is told.
+fn detach(qmp: &mut Qmp, host: &Host, guest: &mut Guest, disk: &str, serial: &str) -> Result<()> {
+    qmp.execute("device_del", json!({"id": disk}))?;
+    wait_for_disk(guest, serial, false)?;
+    let mut removed = false;
+    host.wait_until("the connection is closed", |_| {
+        removed = removed || qmp.execute("chardev-remove", json!({"id": format!("{disk}-socket")})).is_ok();
+        removed
+    })?;
+    Ok(())
+}
+
+fn wait_for_disk(guest: &mut Guest, serial: &str, there: bool) -> Result<()> {
+    let wanted = if there { "" } else { "! " };
+    let wait = format!(
+        "for i in $(seq 600); do {wanted}disk-by-serial {serial} > /dev/null 2>&1 && exit 0; sleep 0.1; done; exit 1"
+    );
+    guest.run(&wait, LIMIT)?;
+    Ok(())
+}
 
 #[test]
 fn a_data_disk_moves_out_of_remoca_under_a_running_guest() -> Result<()> {
@@ -15,24 +46,15 @@ fn a_data_disk_moves_out_of_remoca_under_a_running_guest() -> Result<()> {
     host.start_server()?;
     host.start_process(&[Image { name: "data", path: image.clone(), options: "" }], "128M", &[])?;
     let mut config = host.guest(&lab, "take-out")?;
-    // The disk comes by hot-plug below; only the port is there from the start.
-    config.disks.retain(|disk| disk.serial == "port");
-    let ports = ["-device", "pcie-root-port,id=slot0,chassis=7", "-device", "pcie-root-port,id=slot1,chassis=8"];
-    config.qemu_args.extend(ports.map(str::to_owned));
+    config.disks.clear();
+    for slot in ["slot0,chassis=7", "slot1,chassis=8", "slot2,chassis=9"] {
+        config.qemu_args.extend(["-device".to_owned(), format!("pcie-root-port,id={slot}")]);
+    }
     let mut guest = config.boot(&lab)?;
     let mut qmp = guest.qmp()?;
 
-    let address = json!({"type": "unix", "data": {"path": host.socket("data")}});
-    let backend = json!({"type": "socket", "data": {"addr": address, "server": false}});
-    qmp.execute("chardev-add", json!({"id": "data", "backend": backend}))?;
-    qmp.execute(
-        "device_add",
-        json!({"driver": "vhost-user-blk-pci", "id": "data", "chardev": "data", "bus": "slot0"}),
-    )?;
-    guest.run(
-        "for i in $(seq 300); do disk-by-serial data > /dev/null 2>&1 && exit 0; sleep 0.1; done; exit 1",
-        LIMIT,
-    )?;
+    attach(&mut qmp, &host, &mut guest, "data", "data", "slot0")?;
+    attach(&mut qmp, &host, &mut guest, "port", "remoca-port", "slot1")?;
     guest.run("mount $(disk-by-serial data) /mnt", LIMIT)?;
     start_agent(&mut guest)?;
     guest.run("remoca-workload create --dir /mnt/set --files 2 --file-size 128M --seed 3 && sync", LIMIT)?;
@@ -46,17 +68,14 @@ fn a_data_disk_moves_out_of_remoca_under_a_running_guest() -> Result<()> {
     guest.run("remoca-workload verify --dir /mnt/set", LIMIT)?;
     assert_eq!(host.counter("hit_blocks")?, off.counters["hit_blocks"], "off is off");
 
-    guest.run("umount /mnt", LIMIT)?;
-    qmp.execute("device_del", json!({"id": "data"}))?;
     guest.run(
-        "for i in $(seq 600); do disk-by-serial data > /dev/null 2>&1 || exit 0; sleep 0.1; done; exit 1",
+        "umount /mnt; kill $(cat /tmp/agent.pid); while [ -d /proc/$(cat /tmp/agent.pid) ]; do sleep 0.1; done",
         LIMIT,
     )?;
-    // QEMU lets go of the device some time after the guest, and keeps the connection until it is told.
-    let mut removed = false;
+    detach(&mut qmp, &host, &mut guest, "data", "data")?;
+    detach(&mut qmp, &host, &mut guest, "port", "remoca-port")?;
     host.wait_until("the guest is detached", |s| {
-        removed = removed || qmp.execute("chardev-remove", json!({"id": "data"})).is_ok();
-        removed && !s.disks[0].attached
+        !s.disks[0].attached && s.port.as_ref().is_some_and(|port| !port.attached)
     })?;
     host.stop_process()?;
 
@@ -64,12 +83,9 @@ fn a_data_disk_moves_out_of_remoca_under_a_running_guest() -> Result<()> {
     qmp.execute("blockdev-add", json!({"driver": "raw", "node-name": "plain", "file": file}))?;
     qmp.execute(
         "device_add",
-        json!({"driver": "virtio-blk-pci", "drive": "plain", "serial": "plain", "bus": "slot1"}),
+        json!({"driver": "virtio-blk-pci", "drive": "plain", "serial": "plain", "bus": "slot2"}),
     )?;
-    guest.run(
-        "for i in $(seq 300); do disk-by-serial plain > /dev/null 2>&1 && exit 0; sleep 0.1; done; exit 1",
-        LIMIT,
-    )?;
+    wait_for_disk(&mut guest, "plain", true)?;
     guest.run("mount $(disk-by-serial plain) /mnt && remoca-workload verify --dir /mnt/set", LIMIT)?;
     assert_kernel_is_content(&mut guest)?;
     guest.shut_down()?;
