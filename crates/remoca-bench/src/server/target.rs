@@ -1,13 +1,16 @@
 //! The servers that are measured: started with enough memory and nothing written to disk, pinned, stopped at the end.
 
+use std::ffi::OsString;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand};
 use remoca_server::{Config, Limits, ListenAddress, PageLocking, Server, StartError};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 
 use super::dialect::Dialect;
@@ -16,31 +19,48 @@ use super::raw;
 /// Time for a server to come up; the pages of two of them are locked or populated first.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Starts a server in this process.
+/// Becomes a server.
 #[derive(Args)]
 pub(crate) struct TargetArgs {
+    #[command(subcommand)]
     which: Which,
+}
+
+#[derive(Subcommand)]
+enum Which {
+    Raw(Own),
+    Remoca(Own),
+    /// Another program.
+    Program {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        command: Vec<OsString>,
+    },
+}
+
+/// One of our own servers.
+#[derive(Args)]
+struct Own {
     port: u16,
     /// Pages to have room for.
     pages: u32,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Which {
-    Raw,
-    Remoca,
-}
-
-/// Runs one of our own servers until it is killed.
+/// Runs a server until it is killed, or the benchmark ends in whatever way: nothing shall be left that holds gigabytes.
 pub(crate) fn run_target(args: &TargetArgs) -> Result<()> {
-    match args.which {
-        Which::Raw => raw::serve(&TcpListener::bind((Ipv4Addr::LOCALHOST, args.port))?, args.pages),
-        Which::Remoca => {
-            let address = ListenAddress::Tcp { host: Ipv4Addr::LOCALHOST.to_string(), port: args.port };
-            let _server = start_remoca(address, u64::from(args.pages) * 4096)?;
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    match &args.which {
+        Which::Raw(own) => raw::serve(&TcpListener::bind((Ipv4Addr::LOCALHOST, own.port))?, own.pages),
+        Which::Remoca(own) => {
+            let address = ListenAddress::Tcp { host: Ipv4Addr::LOCALHOST.to_string(), port: own.port };
+            let _server = start_remoca(address, u64::from(own.pages) * 4096)?;
             loop {
                 std::thread::park();
             }
+        }
+        Which::Program { command } => {
+            let (program, arguments) = command.split_first().context("no program")?;
+            let error = Command::new(program).args(arguments).exec();
+            Err(error).with_context(|| format!("cannot start {}", program.display()))
         }
     }
 }
@@ -96,10 +116,11 @@ impl Target {
 
     pub(crate) fn memcached(pages: u32) -> Result<Self> {
         let port = free_port()?;
-        let mut command = Command::new("memcached");
-        // One thread, as all others have; a user must be named where it is started by root. Twice the pages' size, so
-        // that nothing is evicted. It serves 20 requests of a connection in a row by default: 1024 makes it faster here.
-        command.args(["-u", "nobody", "-l", "127.0.0.1", "-U", "0", "-t", "1", "-c", "64", "-R", "1024"]);
+        let mut command = target("program")?;
+        // One thread, as all others have. A user must be named where it is started by root: the same, as a change would
+        // undo that it ends with the benchmark. Twice the pages' size, so that nothing is evicted. It serves 20 requests
+        // of a connection in a row by default: 1024 makes it faster here.
+        command.args(["memcached", "-u", "root", "-l", "127.0.0.1", "-U", "0", "-t", "1", "-c", "64", "-R", "1024"]);
         command.args(["-p", &port.to_string(), "-m", &(2 * (pages >> 8)).max(64).to_string()]);
         let version = version_of("memcached", "-V")?;
         Self::start("memcached", Dialect::Memcached, port, command, version)
@@ -107,15 +128,26 @@ impl Target {
 
     pub(crate) fn redis() -> Result<Self> {
         let port = free_port()?;
-        let mut command = Command::new("redis-server");
-        command.args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--port", &port.to_string()]);
+        let mut command = target("program")?;
+        command.args([
+            "redis-server",
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--port",
+            &port.to_string(),
+        ]);
         let version = version_of("redis-server", "-v")?;
         Self::start("redis", Dialect::Redis, port, command, version)
     }
 
     fn start(name: &'static str, dialect: Dialect, port: u16, mut command: Command, version: String) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::null());
-        let shown = format!("{command:?}");
+        let words = command.get_args().skip_while(|word| *word == "target" || *word == "program");
+        let shown = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
         let child = command.spawn().with_context(|| format!("cannot start {shown}"))?;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let mut target = Self { name, dialect, address, version, command: shown, child };
@@ -193,8 +225,15 @@ pub(crate) fn one_cpu(cpu: usize) -> CpuSet {
 }
 
 fn own_target(which: &str, port: u16, pages: u32) -> Result<Command> {
+    let mut command = target(which)?;
+    command.args([&port.to_string(), &pages.to_string()]);
+    Ok(command)
+}
+
+/// This program, to become a server.
+fn target(which: &str) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
-    command.args(["target", which, &port.to_string(), &pages.to_string()]);
+    command.args(["target", which]);
     Ok(command)
 }
 
