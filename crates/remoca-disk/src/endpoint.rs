@@ -85,6 +85,8 @@ fn connect_tcp(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> 
     rustix::net::sockopt::set_tcp_keepidle(&stream, Duration::from_secs(10))?;
     rustix::net::sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(5))?;
     rustix::net::sockopt::set_tcp_keepcnt(&stream, 3)?;
+    // Keepalive is silent while something is on its way: what a dead host never acknowledges must end as well.
+    rustix::net::sockopt::set_tcp_user_timeout(&stream, 25_000)?;
     Ok(stream)
 }
 

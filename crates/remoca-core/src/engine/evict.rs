@@ -90,8 +90,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// What the agent should send: 0 everything, else one page of so many (at most 1024).
+    /// What the agent should send: 0 everything, else one page of so many (at most 1024). Nothing is wanted while the
+    /// cache is off.
     pub fn advice(&self) -> u32 {
-        self.feedback.one_of
+        if self.is_enabled() { self.feedback.one_of } else { ADVICE_MAX }
     }
 }

@@ -1,5 +1,6 @@
 //! Guest requests: which blocks of a read the cache answers, and what a write makes unreachable.
 
+use super::server::Fetch;
 use super::{Action, DiskEngine, GuestOp, Phase, Request, RequestId, block_count};
 use crate::fingerprint::Fingerprint;
 use crate::rules::Rule;
@@ -103,7 +104,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
                     self.actions.push_back(Action::ZeroFill { request: id, offset, length });
                 }
                 Source::Slot(slot, content) if self.index.pin(slot) => {
-                    let fetch = self.fetches.begin(id, self.serial, block, slot, content, offset, now);
+                    let fetch = Fetch { request: id, serial: self.serial, block, slot, content, offset, issued: now };
+                    let fetch = self.fetches.begin(fetch);
                     self.actions.push_back(Action::Fetch { fetch, slot });
                     sent += 1;
                 }

@@ -128,14 +128,16 @@ impl Link {
 
 /// One outstanding REQUEST.
 #[derive(Clone, Copy, Debug)]
-struct Fetch {
-    request: RequestId,
-    serial: u64,
-    block: BlockId,
-    slot: SlotIndex,
-    content: Fingerprint,
-    offset: u32,
-    issued: Nanos,
+pub(super) struct Fetch {
+    pub(super) request: RequestId,
+    /// Of the request, which tells it from later ones with the same number.
+    pub(super) serial: u64,
+    pub(super) block: BlockId,
+    pub(super) slot: SlotIndex,
+    pub(super) content: Fingerprint,
+    /// Where the page belongs in the request.
+    pub(super) offset: u32,
+    pub(super) issued: Nanos,
 }
 
 /// The outstanding REQUESTs, at most `limit`.
@@ -156,23 +158,12 @@ impl Fetches {
         used + count as usize <= self.limit as usize
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the fields of one record")]
-    pub(super) fn begin(
-        &mut self,
-        request: RequestId,
-        serial: u64,
-        block: BlockId,
-        slot: SlotIndex,
-        content: Fingerprint,
-        offset: u32,
-        issued: Nanos,
-    ) -> FetchId {
-        let fetch = Some(Fetch { request, serial, block, slot, content, offset, issued });
+    pub(super) fn begin(&mut self, fetch: Fetch) -> FetchId {
         if let Some(at) = self.free.pop() {
-            self.table[at as usize] = fetch;
+            self.table[at as usize] = Some(fetch);
             return FetchId(at);
         }
-        self.table.push(fetch);
+        self.table.push(Some(fetch));
         FetchId(u32::try_from(self.table.len() - 1).unwrap_or(u32::MAX))
     }
 

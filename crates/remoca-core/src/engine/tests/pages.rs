@@ -103,6 +103,16 @@ fn an_agent_whose_pages_never_match_is_told_to_send_fewer() {
 }
 
 #[test]
+fn while_the_cache_is_off_the_agent_is_told_to_all_but_stop() {
+    let mut bench = Bench::connected();
+    let size = bench.engine.status().wanted;
+    bench.engine.resize(PageCount(0));
+    assert_eq!(bench.engine.advice(), 1024);
+    bench.engine.resize(size);
+    assert_eq!(bench.engine.advice(), 0);
+}
+
+#[test]
 fn without_an_agent_blocks_are_admitted_as_they_are_read() {
     let mut bench = Bench::new(EngineConfig { has_port: false, ..config() });
     bench.connect(1, 8, 0);
