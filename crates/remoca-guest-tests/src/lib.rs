@@ -129,6 +129,8 @@ impl Host {
             command.arg("--disk").arg(spec);
         }
         command.args(more);
+        // One that was killed left its control socket behind, and this waits for the new one.
+        let _ = std::fs::remove_file(self.path("vm.ctl"));
         let mut process = Service::start("remoca disk", command, &self.path("disk.log"))?;
         process.wait_for_file(&self.path("vm.ctl"), LIMIT)?;
         self.process = Some(process);
@@ -143,6 +145,14 @@ impl Host {
             if !status.success() {
                 return Err(format!("remoca disk ended with {status}: {}", process.log_tail()).into());
             }
+        }
+        Ok(())
+    }
+
+    /// Kills the VM process: for the guest, its disks are gone until the next one.
+    pub fn kill_process(&mut self) -> Result<()> {
+        if let Some(mut process) = self.process.take() {
+            process.kill()?;
         }
         Ok(())
     }
