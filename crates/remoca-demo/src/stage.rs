@@ -1,7 +1,8 @@
 //! What the acts are played on: programs, the image with the file set, the slow disk, the memory server, the guest.
 
 use std::{
-    env, fs,
+    env,
+    fs::{self, File},
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
@@ -13,10 +14,13 @@ use remoca_lab::{
     store::{self, Nbdkit, NbdkitConfig},
     workload::dataset,
 };
-use rustix::process::{Resource, getrlimit};
+use rustix::{
+    fs::{FlockOperation, flock},
+    process::{Resource, getrlimit},
+};
 use tempfile::TempDir;
 
-use crate::{clock, plan::Plan, progress::Progress, reading::FOLDER};
+use crate::{clock, page::REPORT_NAMES, plan::Plan, progress::Progress, reading::FOLDER};
 
 const START_LIMIT: Duration = Duration::from_secs(30);
 const JOB_LIMIT: Duration = Duration::from_secs(60);
@@ -39,18 +43,40 @@ pub struct Stage {
     pub disk: PathBuf,
     /// Logs and traces.
     pub logs: PathBuf,
-    /// Holds the disk; removed at the end.
-    _work: TempDir,
     sockets: TempDir,
     pub lock_memory: bool,
+    _work: WorkFolder,
+    /// Locks the folder of the report.
+    _lock: File,
+}
+
+/// Holds the disk. Removed at the end, or at the next start where there was no end.
+struct WorkFolder(PathBuf);
+
+impl WorkFolder {
+    fn create(path: PathBuf) -> Result<WorkFolder> {
+        remove_folder(&path)?;
+        fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(WorkFolder(path))
+    }
+}
+
+impl Drop for WorkFolder {
+    fn drop(&mut self) {
+        // What is left is removed at the next start.
+        let _ = fs::remove_dir_all(&self.0);
+    }
 }
 
 impl Stage {
     /// Checks that the machine has what it takes, builds what is not built, and makes the file set.
     pub fn prepare(plan: &Plan, out: &Path, progress: &Progress) -> Result<Stage> {
+        let lock = lock_folder(out)?;
         let logs = out.join("logs");
-        if logs.exists() {
-            fs::remove_dir_all(&logs).with_context(|| format!("cannot remove {}", logs.display()))?;
+        remove_folder(&logs)?;
+        // Those of an earlier run must not be taken for this one's if it fails.
+        for name in REPORT_NAMES {
+            let _ = fs::remove_file(out.join(name));
         }
         fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
         let program = remoca_program()?;
@@ -71,10 +97,22 @@ impl Stage {
         let workload = program::build(&lab, "remoca-lab", "remoca-workload")?;
         let agent = program::build(&lab, "remoca-agent", "remoca-agent")?;
         let sockets = TempDir::with_prefix("remoca-demo-").context("cannot make a folder for sockets")?;
-        let work = TempDir::with_prefix_in("work-", out).context("cannot make a folder for the disk")?;
-        let disk = work.path().join("disk.img");
-        let stage =
-            Stage { lab, image, accelerator, program, workload, agent, disk, logs, _work: work, sockets, lock_memory };
+        let work = WorkFolder::create(out.join("work"))?;
+        let disk = work.0.join("disk.img");
+        let stage = Stage {
+            lab,
+            image,
+            accelerator,
+            program,
+            workload,
+            agent,
+            disk,
+            logs,
+            sockets,
+            lock_memory,
+            _work: work,
+            _lock: lock,
+        };
         stage.make_disk(plan, progress)?;
         Ok(stage)
     }
@@ -168,6 +206,22 @@ pub fn page_cache_pages(guest: &mut Guest) -> Result<u64> {
 pub fn kernel_faults(guest: &mut Guest) -> Result<Vec<String>> {
     let said = guest.run(&format!("dmesg | grep -E '{KERNEL_FAULTS}' || true"), JOB_LIMIT)?;
     Ok(said.lines().map(str::to_owned).collect())
+}
+
+/// One demonstration at a time in a folder.
+fn lock_folder(folder: &Path) -> Result<File> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let lock = File::open(folder).with_context(|| format!("cannot open {}", folder.display()))?;
+    let taken = flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err();
+    ensure!(!taken, "another demonstration runs in {}; choose another folder with --out", folder.display());
+    Ok(lock)
+}
+
+fn remove_folder(folder: &Path) -> Result<()> {
+    if folder.exists() {
+        fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    }
+    Ok(())
 }
 
 /// `remoca`, beside this program.

@@ -16,12 +16,15 @@ use crate::{
     report::{Evictions, PhaseFigures, Report, Sources},
 };
 
+/// The files that are written.
+pub const REPORT_NAMES: [&str; 2] = ["report.json", "report.html"];
+
 const TEMPLATE: &str = include_str!("page.html");
 
 /// Writes `report.json` and `report.html` into the folder.
 pub fn write(report: &Report, out: &Path) -> Result<()> {
     let json = serde_json::to_string_pretty(report).context("the report cannot be written as JSON")?;
-    for (name, text) in [("report.json", json), ("report.html", render(report))] {
+    for (name, text) in REPORT_NAMES.into_iter().zip([json, render(report)]) {
         let path = out.join(name);
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
@@ -30,7 +33,7 @@ pub fn write(report: &Report, out: &Path) -> Result<()> {
 
 /// The report of an earlier run.
 pub fn read(out: &Path) -> Result<Report> {
-    let path = out.join("report.json");
+    let path = out.join(REPORT_NAMES[0]);
     let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     serde_json::from_slice(&text).with_context(|| format!("{} is no report", path.display()))
 }
