@@ -28,6 +28,8 @@ use std::str::FromStr;
 const SEND_WINDOW_PAGES: u32 = 2048;
 /// Requests to the server without reply.
 const FETCH_LIMIT: u32 = 8192;
+/// Block numbers have 40 bits.
+const DISK_BYTES_MAX: u64 = 1 << 52;
 /// Memory that a guest is taken to have until it says so: 1 GiB.
 const GUEST_PAGES_DEFAULT: u32 = 1 << 18;
 
@@ -209,7 +211,7 @@ fn parts(args: DiskArgs, stop: OwnedFd) -> Result<Parts> {
 fn engine_config(args: &DiskArgs, cache: PageCount, disks: usize) -> Result<EngineConfig> {
     let seed = random()?;
     Ok(EngineConfig {
-        disks: u16::try_from(disks).context("too many disks")?,
+        disks: u16::try_from(disks).ok().filter(|disks| *disks < 4096).context("a VM has fewer than 4096 disks")?,
         key: random()?,
         seed: u64::from_ne_bytes(seed),
         cache,
@@ -280,6 +282,9 @@ fn refuse_shared_sockets(specs: &[DiskSpec], args: &DiskArgs) -> Result<()> {
 fn open_disk(spec: DiskSpec, number: u16, source: SocketSource, args: &DiskArgs) -> Result<Disk> {
     let store = open_store(&spec, args)?;
     let Geometry { size, physical_block, read_only, can_discard, can_write_zeroes, .. } = store.geometry();
+    if size > DISK_BYTES_MAX {
+        bail!("{}: it has {size} bytes, a disk may have 4 PiB", spec.image);
+    }
     if !size.is_multiple_of(spec.sector.bytes().into()) {
         bail!("{}: its {size} bytes are not a multiple of the sector of 4096: leave out sector=4096", spec.image);
     }

@@ -78,6 +78,24 @@ fn a_request_above_the_transfer_limit_is_one_request_to_the_guest() {
 }
 
 #[test]
+fn a_chain_of_very_many_pieces_is_handed_out_a_bounded_number_at_a_time() {
+    let mut small = config();
+    small.transfer_bytes_max = 512;
+    let Setup { mut guest, backend, .. } = start(small, Options { data_bytes: 3 << 20, ..Options::default() });
+    backend.plan.hold.store(true, SeqCst);
+    let data = pattern(3 << 20, 3);
+    let ticket = guest.submit(0, Command::Write { sector: 0, data: &data });
+    guest.queues[0].kick();
+    backend.wait_until("the limit", |plan| plan.held.load(SeqCst) >= 4096);
+    backend.wait_for_turn();
+    assert_eq!(backend.plan.held.load(SeqCst), 4096, "of 6,144 pieces");
+    backend.plan.hold.store(false, SeqCst);
+    assert_eq!(guest.wait(ticket), OK, "the rest comes by itself");
+    assert_eq!(backend.plan.taken.load(SeqCst), 6144);
+    assert_eq!(read(&mut guest, 0, 0, data.len()), (OK, data));
+}
+
+#[test]
 fn every_queue_works_and_completes_everything_it_is_given() {
     let options = Options { queue_count: 4, data_bytes: 4096, ..Options::default() };
     let Setup { mut guest, backend, .. } = start(config(), options);

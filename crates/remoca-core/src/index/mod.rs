@@ -286,9 +286,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
 
     /// Gives up all cached content, and keeps what is known about blocks.
     pub fn drop_all_slots(&mut self) {
-        while self.head != NONE {
-            self.release_slot(self.head);
-        }
+        self.clear_slots();
     }
 
     /// Forgets everything: what is cached and what is known.

@@ -24,7 +24,7 @@ pub(super) const BLOCK_LIMIT: u64 = 1 << 40;
 const CLOCK_STEPS: u32 = 64;
 
 fn pack(block: BlockId) -> (u32, u32) {
-    debug_assert!(block.bno.0 < BLOCK_LIMIT && block.disk.0 < 4096);
+    assert!(block.bno.0 < BLOCK_LIMIT && block.disk.0 < 4096, "a block beyond what its key can hold");
     let key = (u64::from(block.disk.0) << 40) | block.bno.0;
     let bytes = key.to_le_bytes();
     let word = |i: usize| u32::from_le_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);

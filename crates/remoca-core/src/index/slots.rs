@@ -281,6 +281,19 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         }
     }
 
+    /// Gives up the content of all slots, in one pass: a large cache has millions.
+    pub(super) fn clear_slots(&mut self) {
+        let (heads, end) = (self.layout.slot_heads_at(), self.layout.nodes_at());
+        self.words[heads..end].fill(NONE);
+        for slot in 0..self.layout.slots {
+            let pins = self.slot_word(slot, META) & PINS;
+            self.set_slot_word(slot, META, pins);
+        }
+        (self.head, self.tail) = (NONE, NONE);
+        self.counts.used = 0;
+        self.rebuild_free_list();
+    }
+
     fn rebuild_free_list(&mut self) {
         self.free_slot = NONE;
         self.counts.free = 0;

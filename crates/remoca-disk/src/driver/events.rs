@@ -86,8 +86,11 @@ impl Driver {
         }
         let memory = device.guest_memory_bytes() / PAGE_SIZE_U64;
         let memory = PageCount(u32::try_from(memory.min(GUEST_PAGES_MAX)).unwrap_or(u32::MAX));
+        self.guest_memory = self.guest_memory.max(memory);
         let wanted = self.engine.status().wanted;
-        self.fit_index(wanted, memory);
+        if wanted.0 > 0 {
+            self.fit_index(wanted);
+        }
         self.pop_requests(disk);
     }
 
@@ -317,17 +320,21 @@ impl Driver {
         }
     }
 
-    /// Makes the index larger if a cache of `cache` pages or a guest of `memory` pages needs it. False if there is no
-    /// memory for it; then everything stays as it is.
-    pub(super) fn fit_index(&mut self, cache: PageCount, memory: PageCount) -> bool {
-        let Some(layout) = self.engine.needs_layout(cache, memory) else { return true };
+    /// Makes the index larger if a cache of `cache` pages or the guest's memory needs it. False if there is no memory for
+    /// it; then everything stays as it is, and the same is not tried again.
+    pub(super) fn fit_index(&mut self, cache: PageCount) -> bool {
+        let Some(layout) = self.engine.needs_layout(cache, self.guest_memory) else { return true };
+        if self.index_refused == Some(layout) {
+            return false;
+        }
         match IndexMemory::new(layout.words()) {
             Ok(words) => {
                 self.engine.replace_index(layout, words);
                 true
             }
             Err(error) => {
-                tracing::warn!("no memory for a larger index: {error}");
+                tracing::warn!("no memory for a larger index: {error}. The cache works on with the one there is.");
+                self.index_refused = Some(layout);
                 false
             }
         }

@@ -24,6 +24,7 @@ use crate::trace::TraceWriter;
 use crate::vhost::VhostDevice;
 use poller::{Poller, Source};
 use remoca_core::engine::DiskEngine;
+use remoca_core::index::Layout;
 use remoca_core::units::{Nanos, PageCount};
 use remoca_protocol::ErrorCode;
 use requests::RequestTable;
@@ -93,6 +94,10 @@ pub struct Driver {
     refusal_told: bool,
     /// A guest queued more than one turn takes.
     pop_again: bool,
+    /// What the guest's memory was at most.
+    guest_memory: PageCount,
+    /// The index for which there was no memory.
+    index_refused: Option<Layout>,
     latency: LatencySet,
     started: Instant,
     now: Nanos,
@@ -132,6 +137,8 @@ impl Driver {
             dismissal: None,
             refusal_told: false,
             pop_again: false,
+            guest_memory: PageCount(0),
+            index_refused: None,
             latency: LatencySet::default(),
             started: Instant::now(),
             now: Nanos(0),
@@ -227,8 +234,12 @@ impl Driver {
         }
     }
 
-    /// The end: the pool is given back, the trace is complete.
+    /// The end: what is completed is published, the pool is given back, the trace is complete. Requests in flight are the
+    /// next process's.
     fn finish(&mut self) {
+        for disk in &mut self.disks {
+            disk.device.notify();
+        }
         if let Some(link) = &mut self.link {
             link.goodbye();
         }

@@ -37,7 +37,8 @@ impl Driver {
             Some(bytes) => cache_pages(bytes)?,
         };
         let on = enabled.unwrap_or(self.engine.status().enabled);
-        if on && !self.fit_index(size, PageCount(0)) {
+        self.index_refused = None;
+        if on && !self.fit_index(size) {
             return Err("there is no memory for an index of that size".into());
         }
         self.cache = size;

@@ -35,6 +35,10 @@ pub enum DeviceError {
     System(#[from] io::Error),
 }
 
+/// Requests that the driver holds at most. One chain of a guest can be as long as the disk, and is handed out in pieces: all
+/// of them at once would be as many as the guest likes.
+const HELD_MAX: usize = 4096;
+
 /// A virtio-blk device on a vhost-user socket. See the documentation of the module for how to drive it.
 pub struct VhostDevice {
     config: Arc<DeviceConfig>,
@@ -45,6 +49,8 @@ pub struct VhostDevice {
     next_id: u64,
     /// Requests that the driver holds, those of an earlier front end included.
     held: usize,
+    /// `pop` refused for want of room, and will be called again when half of it is free.
+    throttled: bool,
     session: Arc<Session>,
     features: u64,
     writeback: bool,
@@ -92,6 +98,7 @@ impl VhostDevice {
             turn: 0,
             next_id: 0,
             held: 0,
+            throttled: false,
             session: Session::new(),
             features: 0,
             writeback: true,
@@ -135,6 +142,10 @@ impl VhostDevice {
             *handed_out = true;
             return Some(BlkRequest::cache_flush(self.hand_out()));
         }
+        if held >= HELD_MAX {
+            self.throttled = true;
+            return None;
+        }
         let indirect = self.features & feature(VIRTIO_RING_F_INDIRECT_DESC) != 0;
         let context = Context { config: &self.config, session: &self.session, indirect };
         let count = self.queues.len();
@@ -167,7 +178,9 @@ impl VhostDevice {
             Some(_) => {}
             None => self.end_cache_flush(status),
         }
-        if self.held == 0 && matches!(self.waiting_until(), Some(Until::CacheFlushed { .. })) {
+        let room = self.throttled && self.held <= HELD_MAX / 2;
+        self.throttled &= !room;
+        if room || (self.held == 0 && matches!(self.waiting_until(), Some(Until::CacheFlushed { .. }))) {
             // The driver need not call `pop` again by itself.
             signal::raise(&self.wake);
         }
