@@ -1,8 +1,9 @@
 //! The disk engine: decides for every guest request what comes from the memory server and what from the disk, and for
 //! every evicted page whether it may be cached. Pure: events go in by `handle_*`, actions come out of `poll_action`.
 //!
-//! A driver (`remoca-disk`, or the simulator) calls it, executes the actions in order, and drains `poll_action` after
-//! every `handle_*` call before the next. It owns the index and the state of each request and of the server link.
+//! A driver (`remoca-disk`, or the simulator) calls it and executes the actions in order. It drains `poll_action` after
+//! every `handle_*` call before the next; only messages of a server may be handled several at a time. It owns the index
+//! and the state of each request and of the server link.
 //! 1. A completed read returns for each sector the last write completed before it began, or a concurrent one.
 //! 2. A block that a write touches is unreachable before the write is issued ([`overlap`] guards reads under way).
 //! 3. Every request completes exactly once; nothing a server does reaches the guest.

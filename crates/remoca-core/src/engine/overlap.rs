@@ -1,7 +1,7 @@
 //! Which disk I/O of one disk overlaps in flight: the rule that decides whether an I/O may set a fingerprint.
 //!
 //! A range is *tainted* once a modification overlapped it between issue and completion: the disk may have applied them
-//! in any order. There are never more ranges than guest requests, so a scan is cheap and exact.
+//! in any order. Frontends bound how many requests there are (a few thousand), so a scan is cheap and exact.
 
 use super::types::RequestId;
 use crate::rules::{Rule, Rules};

@@ -45,7 +45,7 @@ pub struct RequestTable {
 impl RequestTable {
     /// Takes a request in; its number is the engine's name for it.
     pub fn insert(&mut self, pending: Pending) -> RequestId {
-        // Far fewer than 2^32: each takes a descriptor of some queue.
+        // Far fewer than 2^32: a device hands out some thousand at a time.
         RequestId(u32::try_from(self.slab.insert(pending)).unwrap_or(u32::MAX))
     }
 
