@@ -60,3 +60,19 @@ fn exports_that_cannot_be_had() {
         expect_refusal(&run(&arguments), FAILURE, &[words]);
     }
 }
+
+/// Block numbers have 40 bits: beyond, one disk's block would be taken for another's.
+#[test]
+fn a_disk_above_4_pib_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let remoca = env!("CARGO_BIN_EXE_remoca");
+    let (socket, control) = (path("socket"), path("control"));
+    let image = "'nbd+unix:///?socket='\"$unixsocket\"";
+    let job = format!("timeout 30 {remoca} disk --image {image} --socket {socket} --control {control}");
+    let output =
+        std::process::Command::new("nbdkit").args(["-U", "-", "memory", "5P", "--run", &job]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(FAILURE), "{said}");
+    assert!(said.contains("a disk may have 4 PiB"), "{said}");
+}
