@@ -11,6 +11,7 @@ use remoca_disk::IndexMemory;
 use remoca_disk::control::ControlServer;
 use remoca_disk::driver::{Disk, Driver, Parts, Port, cache_pages};
 use remoca_disk::endpoint::Endpoint;
+use remoca_disk::frontend::Frontend;
 use remoca_disk::link::ServerLink;
 use remoca_disk::port::{PORT_BYTES, PORT_SERIAL};
 use remoca_disk::store::{
@@ -299,7 +300,8 @@ fn open_disk(spec: DiskSpec, number: u16, source: SocketSource, args: &DiskArgs)
     // Invalidation is by block: this bounds how long one request keeps the others waiting.
     config.range_bytes_max = 256 << 20;
     let device = VhostDevice::new(config, source).with_context(|| format!("disk {name}"))?;
-    Ok(Disk { name, image: spec.image, socket: spec.socket.display().to_string(), store, device })
+    let frontend = Frontend::Vhost(device);
+    Ok(Disk { name, image: spec.image, socket: spec.socket.display().to_string(), store, frontend })
 }
 
 /// Kinds that are not supported too, so that they are not taken for files.
@@ -328,7 +330,7 @@ fn open_port(socket: &Path) -> Result<Port> {
     config.queue_count_max = QUEUES_DEFAULT;
     let device = VhostDevice::new(config, SocketSource::bind(socket)?).context("eviction port")?;
     let cookie = u64::from_ne_bytes(random()?);
-    Ok(Port { socket: socket.display().to_string(), device, cookie })
+    Ok(Port { socket: socket.display().to_string(), frontend: Frontend::Vhost(device), cookie })
 }
 
 fn control_socket(args: &DiskArgs, name: &str) -> Result<ControlServer> {

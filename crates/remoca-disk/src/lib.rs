@@ -3,6 +3,7 @@
 pub mod control;
 pub mod driver;
 pub mod endpoint;
+pub mod frontend;
 mod index_memory;
 pub mod latency;
 pub mod link;

@@ -3,8 +3,8 @@
 use super::Driver;
 use super::poller::Source;
 use super::requests::{Origin, Pending, Starved, store_op};
+use crate::frontend::Outcome;
 use crate::trace::{TraceRecord, TracedOp, TracedSource};
-use crate::vhost::Status;
 use remoca_core::engine::{Action, DiskError, GuestOp, RequestId};
 use remoca_protocol::Frame;
 
@@ -62,12 +62,13 @@ impl Driver {
         let Some(pending) = self.requests.get_mut(id) else { return true };
         let buffer = match op {
             GuestOp::Read(range) | GuestOp::Write { range, .. } => {
+                let Origin::Whole(request) = &mut pending.origin else { return true };
                 let length = usize::try_from(range.length).unwrap_or(usize::MAX);
-                let Some(mut buffer) = self.buffers.take(length) else { return false };
-                // A guest that went away meanwhile gets its old bytes written: they never change anything for it.
-                if let (GuestOp::Write { .. }, Origin::Whole(request)) = (op, &pending.origin)
-                    && request.copy_from_guest(0, &mut buffer).is_err()
-                {
+                let brought = request.take_buffer();
+                let must_copy = brought.is_none() && matches!(op, GuestOp::Write { .. });
+                let Some(mut buffer) = brought.or_else(|| self.buffers.take(length)) else { return false };
+                // The guest went away meanwhile.
+                if must_copy && request.copy_from_guest(0, &mut buffer).is_err() {
                     drop(buffer);
                     self.engine.handle_disk_done(self.now, id, Err(DiskError(libc::EIO)), &[]);
                     // Called from `execute` or from the end of a turn; either way the actions are drained next.
@@ -102,26 +103,24 @@ impl Driver {
     fn complete(&mut self, id: RequestId, result: Result<(), DiskError>) {
         let Some(mut pending) = self.requests.remove(id) else { return };
         let from_disk = pending.buffer.is_some();
-        let mut status = if result.is_ok() { Status::Ok } else { Status::IoError };
+        let mut outcome = Outcome::from(result);
         if let (GuestOp::Read(_), Ok(()), Some(buffer), Origin::Whole(request)) =
-            (pending.op, result, &pending.buffer, &pending.origin)
-            && request.copy_to_guest(0, buffer).is_err()
+            (pending.op, result, pending.buffer.take(), &mut pending.origin)
+            && request.deliver(buffer).is_err()
         {
-            status = Status::IoError;
+            outcome = Outcome::BROKEN;
         }
-        pending.buffer = None;
         self.record(&pending, from_disk);
         let disk = usize::from(pending.disk);
         match pending.origin {
-            Origin::Whole(request) => self.disks[disk].device.complete(request, status),
+            Origin::Whole(request) => self.disks[disk].frontend.complete(request, outcome),
             Origin::Part(group) => {
-                group.failed.set(group.failed.get() || status != Status::Ok);
+                group.outcome.set(group.outcome.get().and(outcome));
                 group.left.set(group.left.get() - 1);
                 if group.left.get() == 0
                     && let Some(request) = group.request.take()
                 {
-                    let status = if group.failed.get() { Status::IoError } else { Status::Ok };
-                    self.disks[disk].device.complete(request, status);
+                    self.disks[disk].frontend.complete(request, group.outcome.get());
                 }
             }
         }

@@ -3,11 +3,11 @@
 use super::Driver;
 use super::poller::Source;
 use super::requests::{Group, Origin, Pending};
+use crate::frontend::{CopyError, GuestRequest, Operation, Outcome, ZeroRange};
 use crate::index_memory::IndexMemory;
 use crate::link::Received;
 use crate::port;
 use crate::store::StoreEvent;
-use crate::vhost::{BlkRequest, Operation, Status};
 use remoca_core::engine::{DiskError, Evicted, FetchId, GuestOp, PageOutcome, PoolOffer};
 use remoca_core::units::{ByteRange, DiskIndex, PAGE_SIZE, PAGE_SIZE_U64, PageCount};
 use remoca_protocol::{ErrorCode, Frame, Welcome};
@@ -36,10 +36,10 @@ impl Driver {
         }
         for (disk, index) in self.disks.iter().zip(0..) {
             self.poller.add(disk.store.event_fd(), Source::Store(index), false)?;
-            self.poller.add(disk.device.event_fd(), Source::Disk(index), false)?;
+            self.poller.add(disk.frontend.event_fd(), Source::Disk(index), false)?;
         }
         if let Some(port) = &self.port {
-            self.poller.add(port.device.event_fd(), Source::Port, false)?;
+            self.poller.add(port.frontend.event_fd(), Source::Port, false)?;
         }
         Ok(())
     }
@@ -79,12 +79,12 @@ impl Driver {
     }
 
     fn serve_disk(&mut self, disk: u16) {
-        let device = &mut self.disks[usize::from(disk)].device;
-        if let Err(error) = device.handle_events() {
+        let frontend = &mut self.disks[usize::from(disk)].frontend;
+        if let Err(error) = frontend.handle_events() {
             tracing::warn!("{}: {error}", self.disks[usize::from(disk)].name);
             return;
         }
-        let memory = device.guest_memory_bytes() / PAGE_SIZE_U64;
+        let memory = frontend.guest_memory_bytes() / PAGE_SIZE_U64;
         let memory = PageCount(u32::try_from(memory.min(GUEST_PAGES_MAX)).unwrap_or(u32::MAX));
         self.guest_memory = self.guest_memory.max(memory);
         let wanted = self.engine.status().wanted;
@@ -96,14 +96,14 @@ impl Driver {
 
     fn pop_requests(&mut self, disk: u16) {
         for _ in 0..REQUESTS_PER_TURN {
-            let Some(request) = self.disks[usize::from(disk)].device.pop() else { return };
+            let Some(request) = self.disks[usize::from(disk)].frontend.pop() else { return };
             self.begin(disk, request);
         }
         self.pop_again = true;
     }
 
-    fn begin(&mut self, disk: u16, request: BlkRequest) {
-        let durable = !self.disks[usize::from(disk)].device.write_cache_enabled();
+    fn begin(&mut self, disk: u16, request: GuestRequest) {
+        let durable = request.is_durable() || !self.disks[usize::from(disk)].frontend.write_cache_enabled();
         match request.operation().clone() {
             Operation::Read { range } => self.begin_whole(disk, GuestOp::Read(byte_range(&range)), request),
             Operation::Write { range } => {
@@ -115,7 +115,7 @@ impl Driver {
                 self.begin_group(disk, request, ops);
             }
             Operation::WriteZeroes { ranges } => {
-                let op = |zero: &crate::vhost::ZeroRange| GuestOp::WriteZeroes {
+                let op = |zero: &ZeroRange| GuestOp::WriteZeroes {
                     range: byte_range(&zero.range),
                     may_unmap: zero.unmap,
                     durable,
@@ -126,7 +126,7 @@ impl Driver {
         }
     }
 
-    fn begin_whole(&mut self, disk: u16, op: GuestOp, request: BlkRequest) {
+    fn begin_whole(&mut self, disk: u16, op: GuestOp, request: GuestRequest) {
         let origin = Origin::Whole(request);
         let id = self.requests.insert(Pending { disk, op, issued: self.now, buffer: None, origin });
         self.engine.handle_request(self.now, id, DiskIndex(disk), op);
@@ -135,20 +135,20 @@ impl Driver {
 
     /// A request of several ranges: each is a request of the engine, the last one completes the guest's. Empty ranges
     /// are nothing to do.
-    fn begin_group(&mut self, disk: u16, request: BlkRequest, ops: Vec<GuestOp>) {
+    fn begin_group(&mut self, disk: u16, request: GuestRequest, ops: Vec<GuestOp>) {
         let is_empty = |op: &GuestOp| match op {
             GuestOp::Discard(range) | GuestOp::WriteZeroes { range, .. } => range.length == 0,
             GuestOp::Read(_) | GuestOp::Write { .. } | GuestOp::Flush => false,
         };
         let ops: Vec<_> = ops.into_iter().filter(|op| !is_empty(op)).collect();
         if ops.is_empty() {
-            self.disks[usize::from(disk)].device.complete(request, Status::Ok);
+            self.disks[usize::from(disk)].frontend.complete(request, Outcome::Done);
             return;
         }
         let group = Rc::new(Group {
             request: RefCell::new(Some(request)),
             left: Cell::new(ops.len()),
-            failed: Cell::new(false),
+            outcome: Cell::new(Outcome::Done),
         });
         for op in ops {
             let origin = Origin::Part(Rc::clone(&group));
@@ -188,7 +188,7 @@ impl Driver {
 
     fn serve_port(&mut self) {
         let Some(port) = &mut self.port else { return };
-        if let Err(error) = port.device.handle_events() {
+        if let Err(error) = port.frontend.handle_events() {
             tracing::warn!("eviction port: {error}");
             return;
         }
@@ -199,27 +199,27 @@ impl Driver {
         let mut bytes = 0;
         while bytes < PORT_BYTES_PER_TURN {
             let Some(port) = &mut self.port else { return };
-            let Some(request) = port.device.pop() else { return };
+            let Some(mut request) = port.frontend.pop() else { return };
             bytes += request.data_length().max(PAGE_SIZE);
-            let status = self.execute_port(&request);
+            let outcome = self.execute_port(&mut request);
             if let Some(port) = &mut self.port {
-                port.device.complete(request, status);
+                port.frontend.complete(request, outcome);
             }
         }
         self.pop_again = true;
     }
 
-    fn execute_port(&mut self, request: &BlkRequest) -> Status {
-        let done = match request.operation() {
+    fn execute_port(&mut self, request: &mut GuestRequest) -> Outcome {
+        let done = match request.operation().clone() {
             Operation::Read { range } => self.read_port(request, range.start).is_ok(),
             Operation::Write { range } => self.take_evictions(request, range.start),
             Operation::Flush => true,
-            Operation::Discard { .. } | Operation::WriteZeroes { .. } => return Status::Unsupported,
+            Operation::Discard { .. } | Operation::WriteZeroes { .. } => return Outcome::Unsupported,
         };
-        if done { Status::Ok } else { Status::IoError }
+        if done { Outcome::Done } else { Outcome::BROKEN }
     }
 
-    fn read_port(&self, request: &BlkRequest, start: u64) -> Result<(), crate::vhost::CopyError> {
+    fn read_port(&self, request: &mut GuestRequest, start: u64) -> Result<(), CopyError> {
         request.fill_zero(0, request.data_length())?;
         if start == 0 {
             let cookie = self.port.as_ref().map_or(0, |port| port.cookie);
@@ -231,7 +231,7 @@ impl Driver {
     }
 
     /// Every page is copied once, out of guest memory, before it is looked at: the guest may change it meanwhile.
-    fn take_evictions(&mut self, request: &BlkRequest, start: u64) -> bool {
+    fn take_evictions(&mut self, request: &GuestRequest, start: u64) -> bool {
         for offset in (0..request.data_length()).step_by(PAGE_SIZE) {
             if request.copy_from_guest(offset, &mut self.page[..]).is_err() {
                 return false;

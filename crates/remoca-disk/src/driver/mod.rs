@@ -15,13 +15,13 @@ mod requests;
 mod snapshot;
 
 use crate::control::ControlServer;
+use crate::frontend::Frontend;
 use crate::index_memory::IndexMemory;
 use crate::latency::Histogram;
 use crate::link::ServerLink;
 use crate::port::AgentStats;
 use crate::store::{BufferPool, Store};
 use crate::trace::TraceWriter;
-use crate::vhost::VhostDevice;
 use poller::{Poller, Source};
 use remoca_core::engine::DiskEngine;
 use remoca_core::index::Layout;
@@ -42,13 +42,13 @@ pub struct Disk {
     /// The socket as the operator named it.
     pub socket: String,
     pub store: Box<dyn Store>,
-    pub device: VhostDevice,
+    pub frontend: Frontend,
 }
 
 /// The eviction port of the VM.
 pub struct Port {
     pub socket: String,
-    pub device: VhostDevice,
+    pub frontend: Frontend,
     /// Random for this process, so that the agent notices a restart.
     pub cookie: u64,
 }
@@ -177,8 +177,8 @@ impl Driver {
 
     /// All front ends came on descriptors that were passed to us, and are gone: nobody can come back.
     fn is_abandoned(&self) -> bool {
-        let disks = self.disks.iter().map(|disk| &disk.device);
-        disks.chain(self.port.iter().map(|port| &port.device)).all(VhostDevice::is_finished)
+        let disks = self.disks.iter().map(|disk| &disk.frontend);
+        disks.chain(self.port.iter().map(|port| &port.frontend)).all(Frontend::is_finished)
     }
 
     fn update_clock(&mut self) {
@@ -227,10 +227,10 @@ impl Driver {
             }
         }
         for disk in &mut self.disks {
-            disk.device.notify();
+            disk.frontend.notify();
         }
         if let Some(port) = &mut self.port {
-            port.device.notify();
+            port.frontend.notify();
         }
     }
 
@@ -238,7 +238,7 @@ impl Driver {
     /// next process's.
     fn finish(&mut self) {
         for disk in &mut self.disks {
-            disk.device.notify();
+            disk.frontend.notify();
         }
         if let Some(link) = &mut self.link {
             link.goodbye();

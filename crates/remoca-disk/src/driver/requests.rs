@@ -1,7 +1,7 @@
 //! The guest requests that the engine has not completed, with their buffers.
 
+use crate::frontend::{GuestRequest, Outcome};
 use crate::store::{IoBuffer, StoreOp};
-use crate::vhost::BlkRequest;
 use remoca_core::engine::{GuestOp, RequestId};
 use remoca_core::units::Nanos;
 use std::rc::Rc;
@@ -17,16 +17,16 @@ pub struct Pending {
 
 /// What the guest gets when the request completes.
 pub enum Origin {
-    Whole(BlkRequest),
+    Whole(GuestRequest),
     /// One of several ranges; the last of them completes the guest's request.
     Part(Rc<Group>),
 }
 
 /// A guest request of several ranges.
 pub struct Group {
-    pub request: std::cell::RefCell<Option<BlkRequest>>,
+    pub request: std::cell::RefCell<Option<GuestRequest>>,
     pub left: std::cell::Cell<usize>,
-    pub failed: std::cell::Cell<bool>,
+    pub outcome: std::cell::Cell<Outcome>,
 }
 
 /// Disk I/O for which there is no buffer now.

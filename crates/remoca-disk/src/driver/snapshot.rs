@@ -80,7 +80,7 @@ impl Driver {
             disks: self.disks.iter().map(disk_status).collect(),
             port: self.port.as_ref().map(|port| PortStatus {
                 socket: port.socket.clone(),
-                attached: port.device.is_connected(),
+                attached: port.frontend.is_connected(),
                 agent: self.agent,
                 advice: self.engine.advice(),
             }),
@@ -107,13 +107,13 @@ fn disk_status(disk: &super::Disk) -> DiskStatus {
         image: disk.image.clone(),
         socket: disk.socket.clone(),
         bytes: geometry.size,
-        read_only: disk.device.config().read_only,
+        read_only: disk.frontend.is_read_only(),
         store: match disk.store.health() {
             StoreHealth::Up => "up".into(),
             StoreHealth::Waiting { .. } => "waiting".into(),
             StoreHealth::Failing { .. } => "failing".into(),
         },
-        attached: disk.device.is_connected(),
+        attached: disk.frontend.is_connected(),
     }
 }
 

@@ -1,0 +1,200 @@
+//! What a guest attaches to, as the driver sees it: a device with requests to execute, whatever protocol brings them.
+//!
+//! The driver owns a [`Frontend`] for each disk and one for the port, and treats all kinds alike: when `event_fd()` is readable
+//! `handle_events()`, then `pop()` until there is nothing, `complete()` in any order, and `notify()` before it waits again.
+//! Requests come out validated: ranges lie within the device and on its blocks, writes to read-only devices never come.
+
+use crate::store::IoBuffer;
+use crate::vhost::{BlkRequest, Status, VhostDevice};
+pub use crate::vhost::{CopyError, Operation, ZeroRange};
+use remoca_core::engine::DiskError;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+/// A device of the VM.
+pub enum Frontend {
+    Vhost(VhostDevice),
+}
+
+impl Frontend {
+    /// Readable when [`Self::handle_events`] has something to do; the same for the whole life.
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Vhost(device) => device.event_fd(),
+        }
+    }
+
+    /// Takes what has come. Call [`Self::pop`] afterwards until it has nothing, then [`Self::notify`].
+    ///
+    /// # Errors
+    /// If the system refuses to say what has come.
+    pub fn handle_events(&mut self) -> io::Result<()> {
+        match self {
+            Self::Vhost(device) => device.handle_events(),
+        }
+    }
+
+    /// The next request.
+    pub fn pop(&mut self) -> Option<GuestRequest> {
+        match self {
+            Self::Vhost(device) => device.pop().map(GuestRequest::Vhost),
+        }
+    }
+
+    /// Gives a request back; the guest hears of it after the next [`Self::notify`].
+    pub fn complete(&mut self, request: GuestRequest, outcome: Outcome) {
+        match (self, request) {
+            (Self::Vhost(device), GuestRequest::Vhost(request)) => device.complete(request, outcome.status()),
+        }
+    }
+
+    /// Tells the guest what was completed since the last call.
+    pub fn notify(&mut self) {
+        match self {
+            Self::Vhost(device) => device.notify(),
+        }
+    }
+
+    /// Whether a write may be completed before it is durable, unless the request says otherwise.
+    pub fn write_cache_enabled(&self) -> bool {
+        match self {
+            Self::Vhost(device) => device.write_cache_enabled(),
+        }
+    }
+
+    /// The size of the guest's memory, as far as the frontend knows it.
+    pub fn guest_memory_bytes(&self) -> u64 {
+        match self {
+            Self::Vhost(device) => device.guest_memory_bytes(),
+        }
+    }
+
+    pub fn is_connected(&self) -> bool {
+        match self {
+            Self::Vhost(device) => device.is_connected(),
+        }
+    }
+
+    /// Nobody can attach any more.
+    pub fn is_finished(&self) -> bool {
+        match self {
+            Self::Vhost(device) => device.is_finished(),
+        }
+    }
+
+    pub fn is_read_only(&self) -> bool {
+        match self {
+            Self::Vhost(device) => device.config().read_only,
+        }
+    }
+}
+
+/// A request of the guest. The driver gives it back to the [`Frontend`] that it came from.
+#[derive(Debug)]
+#[must_use = "a request that is not completed stays in flight for ever"]
+pub enum GuestRequest {
+    Vhost(BlkRequest),
+}
+
+impl GuestRequest {
+    pub fn operation(&self) -> &Operation {
+        match self {
+            Self::Vhost(request) => request.operation(),
+        }
+    }
+
+    /// Whether this write must be durable when it completes, whatever the device's write cache.
+    pub fn is_durable(&self) -> bool {
+        match self {
+            Self::Vhost(_) => false,
+        }
+    }
+
+    /// Bytes to copy to or from the guest; zero for anything but a read or write.
+    pub fn data_length(&self) -> usize {
+        match self {
+            Self::Vhost(request) => request.data_length(),
+        }
+    }
+
+    /// The buffer that the request brought for its disk I/O, with the data of a write. `None`: the driver's own buffers
+    /// are used, and data are copied.
+    pub fn take_buffer(&mut self) -> Option<IoBuffer> {
+        match self {
+            Self::Vhost(_) => None,
+        }
+    }
+
+    /// All data of a read, in the buffer in which the disk put them.
+    ///
+    /// # Errors
+    /// If the guest is gone.
+    pub fn deliver(&mut self, buffer: IoBuffer) -> Result<(), CopyError> {
+        match self {
+            Self::Vhost(request) => request.copy_to_guest(0, &buffer),
+        }
+    }
+
+    /// Some data of a read.
+    ///
+    /// # Errors
+    /// If the guest is gone, or the data do not fit the request.
+    pub fn copy_to_guest(&mut self, offset: usize, source: &[u8]) -> Result<(), CopyError> {
+        match self {
+            Self::Vhost(request) => request.copy_to_guest(offset, source),
+        }
+    }
+
+    /// Zeroes as data of a read.
+    ///
+    /// # Errors
+    /// As [`Self::copy_to_guest`].
+    pub fn fill_zero(&mut self, offset: usize, length: usize) -> Result<(), CopyError> {
+        match self {
+            Self::Vhost(request) => request.fill_zero(offset, length),
+        }
+    }
+
+    /// Data of a write. A guest that shares its memory may change them at any time: two copies need not be equal.
+    ///
+    /// # Errors
+    /// As [`Self::copy_to_guest`].
+    pub fn copy_from_guest(&self, offset: usize, target: &mut [u8]) -> Result<(), CopyError> {
+        match self {
+            Self::Vhost(request) => request.copy_from_guest(offset, target),
+        }
+    }
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Done,
+    Failed(DiskError),
+    Unsupported,
+}
+
+impl Outcome {
+    /// Something went wrong on this side of the disk.
+    pub const BROKEN: Self = Self::Failed(DiskError(libc::EIO));
+
+    /// The outcome of a request whose pieces had these two.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        if self == Self::Done { other } else { self }
+    }
+
+    fn status(self) -> Status {
+        match self {
+            Self::Done => Status::Ok,
+            Self::Failed(_) => Status::IoError,
+            Self::Unsupported => Status::Unsupported,
+        }
+    }
+}
+
+impl From<Result<(), DiskError>> for Outcome {
+    fn from(result: Result<(), DiskError>) -> Self {
+        result.map_or_else(Self::Failed, |()| Self::Done)
+    }
+}
