@@ -40,7 +40,7 @@ fn main() {
     let mut config = guest(&lab, "agent-cost").disk(snapshot("data", &data_disk(&lab)));
     config.qemu_args = port.qemu_args();
     match argument(0) {
-        "instructions" => config.qemu_args.extend(["-icount", "shift=0,sleep=on"].map(str::to_owned)),
+        "instructions" => config.count_instructions = true,
         "time" => {}
         _ => return eprintln!("the clock is missing: time or instructions"),
     }

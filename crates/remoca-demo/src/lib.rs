@@ -12,7 +12,6 @@ mod acts;
 pub mod analysis;
 mod arguments;
 mod chart;
-mod clock;
 mod conditions;
 pub mod lru;
 mod page;

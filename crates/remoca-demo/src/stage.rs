@@ -20,7 +20,7 @@ use rustix::{
 };
 use tempfile::TempDir;
 
-use crate::{clock, page::REPORT_NAMES, plan::Plan, progress::Progress, reading::FOLDER};
+use crate::{page::REPORT_NAMES, plan::Plan, progress::Progress, reading::FOLDER};
 
 const START_LIMIT: Duration = Duration::from_secs(30);
 const JOB_LIMIT: Duration = Duration::from_secs(60);
@@ -33,7 +33,6 @@ const KERNEL_FAULTS: &str = "I/O error|blk_update_request|EXT4-fs (error|warning
 
 pub struct Stage {
     pub lab: Lab,
-    pub image: Image,
     pub accelerator: Accelerator,
     /// `remoca`.
     pub program: PathBuf,
@@ -101,7 +100,6 @@ impl Stage {
         let disk = work.0.join("disk.img");
         let stage = Stage {
             lab,
-            image,
             accelerator,
             program,
             workload,
@@ -167,10 +165,7 @@ impl Stage {
         if let Some(port) = port {
             config = config.disk(Disk::vhost_user("port", port));
         }
-        if self.accelerator == Accelerator::Tcg {
-            config.kernel_args.push(format!("tsc_early_khz={}", clock::tick_khz()));
-        }
-        let mut guest = config.boot_with(&self.lab, &self.image, self.accelerator)?;
+        let mut guest = config.boot(&self.lab)?;
         // Without lazy initialisation in the background, which would be writes that are no part of the demonstration.
         guest.run("mount -o noatime,noinit_itable $(disk-by-serial data) /mnt", JOB_LIMIT)?;
         guest.run("sync; echo 3 > /proc/sys/vm/drop_caches", JOB_LIMIT)?;

@@ -18,9 +18,12 @@ trap 'rm -rf "$work"' EXIT
     apt-get -q -o APT::Sandbox::User=root download "$package"
     dpkg-deb -x "$package"_*.deb kernel
 )
-kver=$(basename "$work"/kernel/lib/modules/*)
+# Debian 13's packages have their modules below /usr, earlier ones do not.
+modules=$work/kernel/usr/lib/modules
+[ -d "$modules" ] || modules=$work/kernel/lib/modules
+kver=$(basename "$modules"/*)
 mkdir -p "$root/usr/lib/modules"
-cp -a "$work/kernel/lib/modules/$kver" "$root/usr/lib/modules/"
+cp -a "$modules/$kver" "$root/usr/lib/modules/"
 chroot "$root" depmod "$kver"
 
 # The initramfs holds busybox and the modules that reach the root disk, in load order.
@@ -36,7 +39,11 @@ for module in virtio_pci virtio_blk ext4 virtio_console; do
         name=$(basename "$file")
         if [ "$kind" = insmod ] && ! [ -e "$work/seen-$name" ]; then
             : > "$work/seen-$name"
-            cp "$root$file" "$boot/modules/$number-$name"
+            # Debian 13's are compressed, which not every busybox can load.
+            case $name in
+                *.xz) xz -dc "$root$file" > "$boot/modules/$number-${name%.xz}" ;;
+                *) cp "$root$file" "$boot/modules/$number-$name" ;;
+            esac
             number=$((number + 1))
         fi
     done < "$work/depends"

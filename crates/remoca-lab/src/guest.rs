@@ -85,6 +85,8 @@ impl Disk {
 pub struct GuestConfig {
     /// Names its folder of logs, `out/lab/NAME`.
     pub name: String,
+    /// The image it boots; Debian 12 unless said otherwise.
+    pub recipe: Recipe,
     pub memory_mib: u32,
     /// Two at least under software emulation: with one, it drops memory barriers, and a vhost-user device can lose a kick.
     pub smp: u32,
@@ -97,6 +99,9 @@ pub struct GuestConfig {
     pub qemu_args: Vec<String>,
     /// Whether the guest may reboot; else a reboot ends it.
     pub may_reboot: bool,
+    /// The guest's clock counts instructions, a nanosecond for each of any processor, so that a busy host does not matter.
+    /// Always by software emulation.
+    pub count_instructions: bool,
     pub boot_limit: Duration,
 }
 
@@ -104,6 +109,7 @@ impl GuestConfig {
     pub fn new(name: &str, memory_mib: u32) -> GuestConfig {
         GuestConfig {
             name: name.to_owned(),
+            recipe: Recipe::bookworm(),
             memory_mib,
             smp: 2,
             disks: Vec::new(),
@@ -111,6 +117,7 @@ impl GuestConfig {
             kernel_args: Vec::new(),
             qemu_args: Vec::new(),
             may_reboot: false,
+            count_instructions: false,
             boot_limit: Duration::from_secs(120),
         }
     }
@@ -128,14 +135,11 @@ impl GuestConfig {
         self
     }
 
-    /// Boots a Debian 12 guest and waits until it takes jobs.
-    pub fn boot(self, lab: &Lab) -> Result<Guest> {
-        let image = Image::ensure(lab, &Recipe::bookworm())?;
-        let accelerator = Accelerator::of_this_machine(lab, &image)?;
-        self.boot_with(lab, &image, accelerator)
-    }
-
-    pub fn boot_with(mut self, lab: &Lab, image: &Image, accelerator: Accelerator) -> Result<Guest> {
+    /// Boots the guest and waits until it takes jobs. The first with a recipe builds its image.
+    pub fn boot(mut self, lab: &Lab) -> Result<Guest> {
+        let image = Image::ensure(lab, &self.recipe)?;
+        let accelerator =
+            if self.count_instructions { Accelerator::Tcg } else { Accelerator::of_this_machine(lab, &image)? };
         let (folder, lock) = lab.log_folder(&self.name)?;
         let server = program::build(lab, "remoca-lab", "remoca-lab-guest")?;
         self.payload.push(("remoca-lab-guest".into(), server));
@@ -146,7 +150,7 @@ impl GuestConfig {
         let (monitor, qemu_monitor) = UnixStream::pair().context("creating a socket pair")?;
         let qemu_log = File::create(folder.join("qemu.log")).context_path("creating a log in", &folder)?;
         let jobs_log = File::create(folder.join("jobs.log")).context_path("creating a log in", &folder)?;
-        let mut command = qemu::command(&self, image, accelerator, &payload, &qemu_port, &qemu_monitor);
+        let mut command = qemu::command(&self, &image, accelerator, &payload, &qemu_port, &qemu_monitor);
         command.stderr(qemu_log);
 
         let started = Instant::now();

@@ -45,6 +45,15 @@ pub struct Recipe {
 impl Recipe {
     /// Debian 12, Linux 6.1.
     pub fn bookworm() -> Recipe {
+        Recipe::of_suite("bookworm")
+    }
+
+    /// Debian 13, Linux 6.12: multi-gen LRU by default, large folios in more file systems.
+    pub fn trixie() -> Recipe {
+        Recipe::of_suite("trixie")
+    }
+
+    fn of_suite(suite: &str) -> Recipe {
         let packages = [
             "btrfs-progs",
             "busybox-static",
@@ -58,7 +67,7 @@ impl Recipe {
             "xfsprogs",
         ];
         Recipe {
-            suite: "bookworm".into(),
+            suite: suite.into(),
             kernel_package: "linux-image-cloud-amd64".into(),
             packages: packages.map(str::to_owned).to_vec(),
         }

@@ -13,6 +13,7 @@
 
 mod accel;
 mod channel;
+mod clock;
 mod console;
 mod error;
 pub mod frame;

@@ -13,6 +13,7 @@ use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::{
     accel::Accelerator,
+    clock,
     guest::{Disk, DiskSource, GuestConfig},
     image::Image,
     service,
@@ -44,13 +45,16 @@ pub fn command(
         .arg(image.kernel())
         .arg("-initrd")
         .arg(image.initramfs())
-        .args(["-append", &kernel_command_line(config)])
+        .args(["-append", &kernel_command_line(config, accelerator)])
         .arg("-chardev")
         .arg(format!("socket,id=port,fd={}", port.as_raw_fd()))
         .args(["-device", "virtio-serial-pci", "-device", "virtserialport,chardev=port,name=lab"])
         .arg("-chardev")
         .arg(format!("socket,id=monitor,fd={}", monitor.as_raw_fd()))
         .args(["-mon", "chardev=monitor,mode=control"]);
+    if config.count_instructions {
+        command.args(["-icount", "shift=0,sleep=on"]);
+    }
     if !config.may_reboot {
         command.arg("-no-reboot");
     }
@@ -63,8 +67,14 @@ pub fn command(
     command
 }
 
-fn kernel_command_line(config: &GuestConfig) -> String {
-    config.kernel_args.iter().fold(KERNEL_ARGS.to_owned(), |line, argument| line + " " + argument)
+fn kernel_command_line(config: &GuestConfig, accelerator: Accelerator) -> String {
+    let clock = match accelerator {
+        Accelerator::Kvm => None,
+        Accelerator::Tcg if config.count_instructions => Some(clock::INSTRUCTION_KHZ),
+        Accelerator::Tcg => Some(clock::tick_khz()),
+    };
+    let clock = clock.map(|khz| format!("tsc_early_khz={khz}"));
+    clock.iter().chain(&config.kernel_args).fold(KERNEL_ARGS.to_owned(), |line, argument| line + " " + argument)
 }
 
 fn file_disk(serial: &str, path: &Path, read_only: bool, snapshot: bool) -> Disk {

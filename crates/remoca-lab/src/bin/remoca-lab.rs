@@ -17,6 +17,8 @@ struct Arguments {
 enum Action {
     /// Build the guest image, if it is not in the cache
     Image {
+        #[arg(long, value_enum, default_value = "debian12")]
+        system: System,
         /// Build it again, with the packages of today
         #[arg(long)]
         rebuild: bool,
@@ -27,6 +29,8 @@ enum Action {
 
 #[derive(clap::Args)]
 struct RunArguments {
+    #[arg(long, value_enum, default_value = "debian12")]
+    system: System,
     /// Guest memory in MiB
     #[arg(long, default_value_t = 256)]
     memory: u32,
@@ -47,11 +51,29 @@ struct RunArguments {
     command: Vec<String>,
 }
 
+/// What guests run.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum System {
+    /// Debian 12, Linux 6.1
+    Debian12,
+    /// Debian 13, Linux 6.12
+    Debian13,
+}
+
+impl System {
+    fn recipe(self) -> Recipe {
+        match self {
+            System::Debian12 => Recipe::bookworm(),
+            System::Debian13 => Recipe::trixie(),
+        }
+    }
+}
+
 fn main() -> anyhow::Result<ExitCode> {
     let lab = Lab::open()?;
     match Arguments::parse().command {
-        Action::Image { rebuild } => {
-            let recipe = Recipe::bookworm();
+        Action::Image { system, rebuild } => {
+            let recipe = system.recipe();
             let image = if rebuild { Image::rebuild(&lab, &recipe)? } else { Image::ensure(&lab, &recipe)? };
             println!("{}", image.root().display());
             Ok(ExitCode::SUCCESS)
@@ -62,6 +84,7 @@ fn main() -> anyhow::Result<ExitCode> {
 
 fn run(lab: &Lab, arguments: RunArguments) -> anyhow::Result<ExitCode> {
     let mut config = GuestConfig::new("run", arguments.memory);
+    config.recipe = arguments.system.recipe();
     config.disks = arguments.disks;
     config.kernel_args = arguments.kernel_args;
     for path in arguments.payload {

@@ -4,12 +4,21 @@
 //! host it was seen to be wrong by a factor of 20: all times that the guest tells would be. So it is told the rate.
 
 use std::{
+    sync::OnceLock,
     thread,
     time::{Duration, Instant},
 };
 
-/// Thousands of ticks in a second.
+/// Where the guest's clock counts instructions, a tick is one of them.
+pub const INSTRUCTION_KHZ: u64 = 1_000_000;
+
+/// Thousands of ticks in a second. Measured once.
 pub fn tick_khz() -> u64 {
+    static KHZ: OnceLock<u64> = OnceLock::new();
+    *KHZ.get_or_init(measure)
+}
+
+fn measure() -> u64 {
     let mut rates = [(); 5].map(|()| {
         let (started, first) = (Instant::now(), ticks());
         thread::sleep(Duration::from_millis(20));
