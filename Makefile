@@ -2,7 +2,7 @@
 # install-deps.sh may have installed cargo for this user only.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
-.PHONY: demo test bench-server lint clean deps
+.PHONY: demo test dist bench-server lint clean deps
 
 demo: deps
 	cargo build --release -p remoca-cli -p remoca-demo
@@ -10,6 +10,9 @@ demo: deps
 
 test: deps
 	cargo xtask test
+
+dist: deps
+	cargo xtask dist
 
 bench-server: deps
 	cargo run --release -p remoca-bench -- server

@@ -1,7 +1,8 @@
 //! Steps of a developer command: a name, a program, and how long it took.
 
 use std::ffi::OsStr;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// One step.
@@ -38,4 +39,23 @@ pub fn cargo<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Command
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments);
     command
+}
+
+/// The folder of the project.
+pub fn project() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(PathBuf::new, Path::to_owned)
+}
+
+/// What a command says on its standard output, without the last line end; errors are shown as they come.
+///
+/// # Errors
+/// If it cannot be started or fails.
+pub fn output(mut command: Command) -> Result<String, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output =
+        command.stderr(Stdio::inherit()).output().map_err(|error| format!("{name} cannot be started: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{name} failed ({})", output.status));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
 }

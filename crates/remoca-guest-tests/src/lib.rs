@@ -6,7 +6,8 @@
 
 use remoca_disk::control::{self, Command as Ask, Reply};
 use remoca_disk::status::Status;
-use remoca_lab::{Disk, Guest, GuestConfig, Lab, Service, program};
+use remoca_lab::{Disk, Guest, GuestConfig, Lab, Qmp, Service, program};
+use serde_json::json;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -226,6 +227,26 @@ pub fn start_agent(guest: &mut Guest) -> Result<()> {
     let wait =
         "for i in $(seq 600); do grep -q sending /tmp/agent.log && exit 0; sleep 0.1; done; cat /tmp/agent.log; exit 1";
     guest.run(wait, LIMIT)?;
+    Ok(())
+}
+
+/// Attaches a device of the VM process to the guest, as `device_add` does for an operator.
+pub fn attach(qmp: &mut Qmp, host: &Host, guest: &mut Guest, disk: &str, serial: &str, slot: &str) -> Result<()> {
+    let address = json!({"type": "unix", "data": {"path": host.socket(disk)}});
+    let backend = json!({"type": "socket", "data": {"addr": address, "server": false}});
+    let chardev = format!("{disk}-socket");
+    qmp.execute("chardev-add", json!({"id": chardev, "backend": backend}))?;
+    qmp.execute("device_add", json!({"driver": "vhost-user-blk-pci", "id": disk, "chardev": chardev, "bus": slot}))?;
+    wait_for_disk(guest, serial, true)
+}
+
+/// Waits until the guest has the disk, or no longer has it.
+pub fn wait_for_disk(guest: &mut Guest, serial: &str, there: bool) -> Result<()> {
+    let wanted = if there { "" } else { "! " };
+    let wait = format!(
+        "for i in $(seq 600); do {wanted}disk-by-serial {serial} > /dev/null 2>&1 && exit 0; sleep 0.1; done; exit 1"
+    );
+    guest.run(&wait, LIMIT)?;
     Ok(())
 }
 

@@ -1,19 +1,11 @@
 //! In and out of a running guest: a disk and the eviction port are attached, the disk is cached, turned off, detached, and
 //! attached again as an ordinary disk, while the guest runs.
 
-use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, start_agent};
+use remoca_guest_tests::{
+    Host, Image, LIMIT, Result, assert_kernel_is_content, attach, remoca, start_agent, wait_for_disk,
+};
 use remoca_lab::{Guest, Lab, Qmp, store};
 use serde_json::json;
-
-/// Attaches a device of the VM process to the guest, as `device_add` does for an operator.
-fn attach(qmp: &mut Qmp, host: &Host, guest: &mut Guest, disk: &str, serial: &str, slot: &str) -> Result<()> {
-    let address = json!({"type": "unix", "data": {"path": host.socket(disk)}});
-    let backend = json!({"type": "socket", "data": {"addr": address, "server": false}});
-    let chardev = format!("{disk}-socket");
-    qmp.execute("chardev-add", json!({"id": chardev, "backend": backend}))?;
-    qmp.execute("device_add", json!({"driver": "vhost-user-blk-pci", "id": disk, "chardev": chardev, "bus": slot}))?;
-    wait_for_disk(guest, serial, true)
-}
 
 /// Detaches it. QEMU lets go of the device some time after the guest, and keeps the connection until it is told.
 fn detach(qmp: &mut Qmp, host: &Host, guest: &mut Guest, disk: &str, serial: &str) -> Result<()> {
@@ -24,15 +16,6 @@ fn detach(qmp: &mut Qmp, host: &Host, guest: &mut Guest, disk: &str, serial: &st
         removed = removed || qmp.execute("chardev-remove", json!({"id": format!("{disk}-socket")})).is_ok();
         removed
     })?;
-    Ok(())
-}
-
-fn wait_for_disk(guest: &mut Guest, serial: &str, there: bool) -> Result<()> {
-    let wanted = if there { "" } else { "! " };
-    let wait = format!(
-        "for i in $(seq 600); do {wanted}disk-by-serial {serial} > /dev/null 2>&1 && exit 0; sleep 0.1; done; exit 1"
-    );
-    guest.run(&wait, LIMIT)?;
     Ok(())
 }
 

@@ -52,6 +52,16 @@ done
 install -m 755 "$LAB_GUEST_FILES/init" "$root/usr/sbin/lab-init"
 install -m 755 "$LAB_GUEST_FILES/disk-by-serial" "$root/usr/local/bin/disk-by-serial"
 mkdir -p "$root/payload" "$root/mnt"
+# With systemd as init (package systemd-sysv) the command server is a service, and nobody logs in.
+if [ -h "$root/usr/sbin/init" ]; then
+    units=$root/etc/systemd/system
+    mkdir -p "$units/multi-user.target.wants"
+    install -m 644 "$LAB_GUEST_FILES/lab.service" "$units/lab.service"
+    ln -s ../lab.service "$units/multi-user.target.wants/lab.service"
+    for unit in getty.target timers.target remote-fs.target; do
+        ln -sf /dev/null "$units/$unit"
+    done
+fi
 echo lab > "$root/etc/hostname"
 : > "$root/etc/fstab"
 rm -rf "$root"/var/cache/apt/*.bin "$root"/var/log/* "$root/usr/share/doc" "$root/usr/share/man" "$root/usr/share/locale"
@@ -66,6 +76,11 @@ tree=$work/tree
 mkdir "$tree"
 (cd "$root" && tar -c --one-file-system --exclude=./proc/* --exclude=./sys/* --exclude=./dev/* --exclude=./tmp/* \
     --exclude=./run/* --exclude=./var/lib/apt/lists/* --exclude=./var/cache/apt/archives/* .) | tar -x -C "$tree"
+# What kept daemons from starting during the build.
+rm -f "$tree/usr/sbin/policy-rc.d"
+if [ -e "$tree/usr/sbin/start-stop-daemon.REAL" ]; then
+    mv "$tree/usr/sbin/start-stop-daemon.REAL" "$tree/usr/sbin/start-stop-daemon"
+fi
 size_mib=$(($(du -sm "$tree" | cut -f 1) * 5 / 4 + 192))
 mke2fs -q -t ext4 -L lab-root -O ^has_journal -E lazy_itable_init=0 -m 0 -d "$tree" "$work/out/root.img" "${size_mib}M"
 

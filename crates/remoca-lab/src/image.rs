@@ -27,10 +27,11 @@ use crate::{
 const RECIPE_VERSION: u32 = 1;
 
 /// Files that go into the image or make it.
-const GUEST_FILES: [(&str, &str); 4] = [
+const GUEST_FILES: [(&str, &str); 5] = [
     ("build-root.sh", include_str!("../guest/build-root.sh")),
     ("initramfs-init", include_str!("../guest/initramfs-init")),
     ("init", include_str!("../guest/init")),
+    ("lab.service", include_str!("../guest/lab.service")),
     ("disk-by-serial", include_str!("../guest/disk-by-serial")),
 ];
 
@@ -71,6 +72,13 @@ impl Recipe {
             kernel_package: "linux-image-cloud-amd64".into(),
             packages: packages.map(str::to_owned).to_vec(),
         }
+    }
+
+    /// The same with systemd as its init, as on a machine that somebody uses.
+    pub fn bookworm_with_systemd() -> Recipe {
+        let mut recipe = Recipe::bookworm();
+        recipe.packages.push("systemd-sysv".into());
+        recipe
     }
 
     /// The suite and a number that stands for everything the image is made from.

@@ -1,0 +1,151 @@
+//! The Debian packages, installed in a guest with systemd: the agent's with one command, before there is a port; the host's
+//! beside it. Upgraded, removed and purged while they are at work.
+
+use remoca_guest_tests::{Host, Image, LIMIT, Result, attach, remoca};
+use remoca_lab::{Guest, Lab, Recipe, store};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Both packages, in a new folder.
+fn packages(folder: &Path) -> Result<[PathBuf; 2]> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(["xtask", "dist", "--profile", "dev", "--out"]).arg(folder);
+    let made = command.output()?;
+    if !made.status.success() {
+        return Err(format!("cargo xtask dist: {}", String::from_utf8_lossy(&made.stderr)).into());
+    }
+    let find = |prefix: &str| {
+        let mut paths = std::fs::read_dir(folder)?.filter_map(|entry| Some(entry.ok()?.path()));
+        let found = paths.find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix)));
+        found.ok_or_else(|| std::io::Error::other(format!("there is no package {prefix}")))
+    };
+    Ok([find("remoca_")?, find("remoca-agent_")?])
+}
+
+/// Process of a unit; 0 if there is none.
+fn process_of(guest: &mut Guest, unit: &str) -> Result<u32> {
+    Ok(guest.run(&format!("systemctl show --property MainPID --value {unit}"), LIMIT)?.trim().parse()?)
+}
+
+/// Fails with what the journal has of the unit, unless it is active.
+fn assert_active(guest: &mut Guest, unit: &str) -> Result<()> {
+    guest.run(&format!("systemctl is-active {unit} || {{ journalctl --no-pager -u {unit}; exit 1; }}"), LIMIT)?;
+    Ok(())
+}
+
+fn install_the_agent(guest: &mut Guest) -> Result<()> {
+    let installed = guest.run("apt-get install --yes /payload/remoca-agent.deb 2>&1", LIMIT)?;
+    assert_active(guest, "remoca-agent")?;
+    guest.run("systemctl is-enabled remoca-agent", LIMIT).map_err(|error| format!("{error}\n{installed}"))?;
+    let status = "systemctl show --property StatusText --value remoca-agent";
+    assert_eq!(guest.run(status, LIMIT)?.trim(), "waiting for an eviction port");
+    Ok(())
+}
+
+/// Where systemd does not run, as in a container: nothing is started, and nothing fails.
+fn come_and_go_without_systemd(guest: &mut Guest, package: &str) -> Result<()> {
+    let script = format!("mount -t tmpfs none /run/systemd && dpkg -i /payload/{package}.deb && dpkg -P {package}");
+    guest.run(&format!("unshare --mount sh -c '{script}' 2>&1"), LIMIT)?;
+    Ok(())
+}
+
+fn upgrade_and_remove_the_agent(guest: &mut Guest) -> Result<()> {
+    let former = process_of(guest, "remoca-agent")?;
+    guest.run("dpkg -i /payload/remoca-agent.deb", LIMIT)?;
+    assert_active(guest, "remoca-agent")?;
+    assert_ne!(process_of(guest, "remoca-agent")?, former, "an upgrade restarts the agent");
+
+    guest.run("systemctl disable --now remoca-agent && dpkg -i /payload/remoca-agent.deb", LIMIT)?;
+    assert_eq!(process_of(guest, "remoca-agent")?, 0, "what was disabled stays so");
+    guest.run("systemctl enable --now remoca-agent", LIMIT)?;
+    assert_ne!(process_of(guest, "remoca-agent")?, 0);
+
+    guest.run("dpkg -r remoca-agent", LIMIT)?;
+    guest.run("! pidof remoca-agent", LIMIT)?;
+    guest.run("dpkg -P remoca-agent && test -z \"$(find /etc /var/lib/systemd -name '*remoca-agent*')\"", LIMIT)?;
+    Ok(())
+}
+
+fn host_package(guest: &mut Guest) -> Result<()> {
+    guest.run("apt-get install --yes /payload/remoca.deb 2>&1 && remoca --help", LIMIT)?;
+    let units = "/usr/lib/systemd/system/remoca-serve.service /usr/lib/systemd/system/remoca-disk@web1.service";
+    let verified = guest.run(&format!("systemd-analyze verify --man=no {units} 2>&1"), LIMIT)?;
+    assert_eq!(verified, "");
+    assert_eq!(process_of(guest, "remoca-serve")?, 0, "nobody has said yet how much memory to give");
+
+    let serve = "echo 'REMOCA_SERVE_ARGS=--listen unix:/run/remoca-serve/s --memory 16M' >> /etc/remoca/serve.env";
+    guest.run(&format!("{serve}; systemctl enable --now remoca-serve"), LIMIT)?;
+    let disk = "REMOCA_DISK_ARGS=--server unix:/run/remoca-serve/s --cache 8M \
+                --disk image=/tmp/web1.img,socket=/run/remoca/web1.sock";
+    guest.run(&format!("truncate -s 64M /tmp/web1.img; echo '{disk}' > /etc/remoca/web1.env"), LIMIT)?;
+    guest.run("systemctl start remoca-disk@web1", LIMIT)?;
+    for unit in ["remoca-serve", "remoca-disk@web1"] {
+        assert_active(guest, unit)?;
+    }
+    guest.run("for i in $(seq 100); do remoca status | grep web1 && exit 0; sleep 0.1; done; exit 1", LIMIT)?;
+
+    let former = [process_of(guest, "remoca-serve")?, process_of(guest, "remoca-disk@web1")?];
+    let said = guest.run("dpkg -i /payload/remoca.deb", LIMIT)?;
+    assert!(said.contains("still run the former version: remoca-disk@web1.service remoca-serve.service"), "{said}");
+    assert_eq!([process_of(guest, "remoca-serve")?, process_of(guest, "remoca-disk@web1")?], former);
+
+    let refused = guest.try_run("dpkg -r remoca 2>&1", LIMIT)?;
+    assert!(!refused.success() && refused.text().contains("still in use: remoca-disk@web1.service"), "{refused:?}");
+    assert_eq!(process_of(guest, "remoca-disk@web1")?, former[1]);
+    guest.run("systemctl stop remoca-disk@web1 && dpkg -P remoca && ! pidof remoca", LIMIT)?;
+    Ok(())
+}
+
+/// The version of the C library of this machine and that of the guest.
+fn libc_versions(guest: &mut Guest) -> Result<[Vec<u32>; 2]> {
+    const ASK: &str = "getconf GNU_LIBC_VERSION";
+    let here = Command::new("sh").args(["-c", ASK]).output()?;
+    let texts = [String::from_utf8_lossy(&here.stdout).into_owned(), guest.run(ASK, LIMIT)?];
+    Ok(texts.map(|text| text.split([' ', '.', '\n']).filter_map(|part| part.parse().ok()).collect()))
+}
+
+#[test]
+fn a_package_brings_a_working_agent_with_one_command() -> Result<()> {
+    let lab = Lab::open()?;
+    let mut host = Host::new(remoca()?, "256M")?;
+    let packed = packages(&host.folder().join("packages"))?;
+    for (one, other) in packed.iter().zip(packages(&host.folder().join("again"))?) {
+        assert!(std::fs::read(one)? == std::fs::read(other)?, "{} is not reproducible", one.display());
+    }
+    let image = host.folder().join("data.img");
+    store::sparse_image(&image, 512 << 20)?;
+    store::format_ext4(&image)?;
+    host.start_server()?;
+    host.start_process(&[Image { name: "data", path: image, options: "" }], "128M", &[])?;
+
+    let mut config = host.guest(&lab, "package")?;
+    config.disks.retain(|disk| disk.serial == "data");
+    config.payload.retain(|(name, _)| name != "remoca-agent");
+    config = config.payload("remoca.deb", &packed[0]).payload("remoca-agent.deb", &packed[1]);
+    config.qemu_args.extend(["-device".to_owned(), "pcie-root-port,id=slot0,chassis=7".to_owned()]);
+    config.recipe = Recipe::bookworm_with_systemd();
+    let mut guest = config.boot(&lab)?;
+    guest.run("systemctl is-system-running --wait || { systemctl --failed; exit 1; }", LIMIT)?;
+    guest.run("mount $(disk-by-serial data) /mnt", LIMIT)?;
+    guest.run("remoca-workload create --dir /mnt/set --files 2 --file-size 128M --seed 3 && sync", LIMIT)?;
+
+    come_and_go_without_systemd(&mut guest, "remoca-agent")?;
+    install_the_agent(&mut guest)?;
+    attach(&mut guest.qmp()?, &host, &mut guest, "port", "remoca-port", "slot0")?;
+    host.wait_until("evictions match and the cache hits", |status| {
+        let _ = guest.run("cat /mnt/set/* > /dev/null", LIMIT);
+        status.counters["evictions_admitted"] > 1000 && status.counters["hit_blocks"] > 1000
+    })?;
+    upgrade_and_remove_the_agent(&mut guest)?;
+
+    let [here, there] = libc_versions(&mut guest)?;
+    if here <= there {
+        come_and_go_without_systemd(&mut guest, "remoca")?;
+        host_package(&mut guest)?;
+    } else {
+        println!("the guest is older than this machine: the host's package was not tested");
+    }
+    guest.run("systemctl is-system-running || { systemctl --failed; exit 1; }", LIMIT)?;
+    Ok(guest.shut_down()?)
+}
