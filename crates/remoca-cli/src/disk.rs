@@ -27,6 +27,8 @@ use std::str::FromStr;
 
 /// Pages that may wait for the connection to the server: 8 MiB.
 const SEND_WINDOW_PAGES: u32 = 2048;
+/// A frame is 4 KiB to copy and to hash, beside a block that is read; one of so many costs next to nothing.
+const FRAME_SAMPLE: u32 = 64;
 /// Requests to the server without reply.
 const FETCH_LIMIT: u32 = 8192;
 /// Block numbers have 40 bits.
@@ -218,6 +220,7 @@ fn engine_config(args: &DiskArgs, cache: PageCount, disks: usize) -> Result<Engi
         cache,
         guest_memory: PageCount(GUEST_PAGES_DEFAULT),
         has_port: args.port.is_some(),
+        frame_sample: FRAME_SAMPLE,
         send_window: SEND_WINDOW_PAGES,
         fetch_limit: FETCH_LIMIT,
         rules: rules(args)?,

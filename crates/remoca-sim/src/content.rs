@@ -16,6 +16,8 @@ const WRITTEN: u64 = 2;
 const TEMPLATE: u64 = 3;
 const GARBAGE: u64 = 4;
 const UNSET: u64 = 5;
+const SWAP_START: u64 = 6;
+const SWAP_END: u64 = 7;
 
 /// The content of one sector.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,6 +50,15 @@ impl Sector {
         Self(TEMPLATE << KIND_SHIFT | class)
     }
 
+    /// The first block of a swap area whose last page is `last`.
+    #[must_use]
+    pub fn swap_header(last: u32) -> Block {
+        let mut block = [Self::ZERO; BLOCK_SECTORS];
+        block[2] = Self(SWAP_START << KIND_SHIFT | u64::from(last));
+        block[BLOCK_SECTORS - 1] = Self(SWAP_END << KIND_SHIFT);
+        block
+    }
+
     /// Content that no disk ever held.
     pub fn garbage(random: &mut Random) -> Self {
         Self(GARBAGE << KIND_SHIFT | random.bits() >> 16)
@@ -69,6 +80,8 @@ impl fmt::Display for Sector {
             TEMPLATE => write!(f, "template{rest}"),
             GARBAGE => write!(f, "garbage:{rest:x}"),
             UNSET => write!(f, "unfilled"),
+            SWAP_START => write!(f, "swap:{rest}"),
+            SWAP_END => write!(f, "swap"),
             _ => write!(f, "zero"),
         }
     }
@@ -86,8 +99,17 @@ pub fn bytes(sectors: &[Sector]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(sectors.len() * SECTOR_SIZE);
     for sector in sectors {
         let word = sector.0.to_le_bytes();
+        let start = bytes.len();
         for _ in 0..SECTOR_SIZE / word.len() {
             bytes.extend_from_slice(&word);
+        }
+        match sector.0 >> KIND_SHIFT {
+            SWAP_START => {
+                bytes[start..start + 4].copy_from_slice(&1_u32.to_le_bytes());
+                bytes[start + 4..start + 8].copy_from_slice(&word[..4]);
+            }
+            SWAP_END => bytes[start + SECTOR_SIZE - 10..].copy_from_slice(b"SWAPSPACE2"),
+            _ => {}
         }
     }
     bytes

@@ -18,7 +18,7 @@ pub type Key = (u16, usize);
 const PAST: usize = 48;
 
 /// Where a request stands with the disk.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub enum DiskState {
     NotAsked,
     Running,
@@ -39,6 +39,8 @@ pub struct Pending {
     pub buffer: Vec<Sector>,
     pub state: DiskState,
     pub applied: Option<Applied>,
+    /// A read: what the whole pages of its destination hold until they are overwritten.
+    pub frames: Vec<Option<Block>>,
     /// No modification of its blocks was under way when it began.
     pub undisturbed: bool,
     /// A flush: what it has to make durable.
@@ -73,6 +75,8 @@ pub struct Guest {
     order: VecDeque<Key>,
     capacity: usize,
     past: VecDeque<Block>,
+    /// What its free pages hold, the next to be used last.
+    free: Vec<Block>,
     changes: BTreeMap<Key, Changes>,
     known: BTreeMap<Key, Block>,
 }
@@ -87,6 +91,7 @@ impl Guest {
             order: VecDeque::new(),
             capacity,
             past: VecDeque::new(),
+            free: Vec::new(),
             changes: BTreeMap::new(),
             known: BTreeMap::new(),
         }
@@ -134,6 +139,16 @@ impl Guest {
             }
         }
         Some(pending)
+    }
+
+    /// Pages for what is read, with what they hold.
+    pub fn take_frames(&mut self, count: usize, leaves_pages: bool, random: &mut Random) -> Vec<Option<Block>> {
+        let mut frame = || match random.below(16) {
+            0 => std::array::from_fn(|_| Sector::garbage(random)),
+            _ if leaves_pages => self.free.pop().unwrap_or([Sector::ZERO; BLOCK_SECTORS]),
+            _ => [Sector::ZERO; BLOCK_SECTORS],
+        };
+        (0..count).map(|_| Some(frame())).collect()
     }
 
     /// Requests that the disk was not asked for.
@@ -212,6 +227,10 @@ impl Guest {
             self.past.pop_front();
         }
         self.past.push_back(page);
+        if self.free.len() == PAST {
+            self.free.clear();
+        }
+        self.free.push(page);
         Some(page)
     }
 

@@ -45,6 +45,8 @@ pub struct Options {
     pub steps: Option<usize>,
     /// Steps of the plan that are left out.
     pub without: BTreeSet<usize>,
+    /// There is no agent in the guest, and no port.
+    pub agentless: bool,
     /// Only what the guest itself can notice ends a run, not what a look into the engine shows.
     pub guest_visible_only: bool,
 }
@@ -82,6 +84,8 @@ tally! {
     sectors_checked,
     misaligned_blocks,
     evictions,
+    /// Frames looked at before they were overwritten.
+    frames,
     pages_sent,
     moves,
     connects,

@@ -31,6 +31,9 @@ struct Arguments {
     /// Steps of the plan to leave out, as 3,7-9.
     #[arg(long, value_parser = step_list)]
     without: Option<Steps>,
+    /// No agent in the guest, and no port.
+    #[arg(long)]
+    agentless: bool,
     /// Stop only at what the guest itself can notice.
     #[arg(long)]
     guest_visible_only: bool,
@@ -79,6 +82,7 @@ fn simulate(arguments: &Arguments) -> anyhow::Result<()> {
         omit: arguments.omit,
         steps: arguments.steps,
         without: arguments.without.clone().unwrap_or_default().0,
+        agentless: arguments.agentless,
         guest_visible_only: arguments.guest_visible_only,
     };
     let first = match arguments.seed {
@@ -160,6 +164,9 @@ fn command(seed: u64, options: &Options) -> String {
     }
     if !options.without.is_empty() {
         command += &format!(" --without {}", ranges(&options.without));
+    }
+    if options.agentless {
+        command += " --agentless";
     }
     if options.guest_visible_only {
         command += " --guest-visible-only";

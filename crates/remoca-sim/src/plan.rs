@@ -17,6 +17,8 @@ pub enum Fill {
     Zero,
     /// What the disk holds there already.
     Same,
+    /// The header of a swap area with so many more pages.
+    SwapHeader(u32),
 }
 
 /// What a guest asks of a disk.
@@ -177,26 +179,27 @@ fn eviction(random: &mut Random) -> Eviction {
 fn guest(scenario: &Scenario, random: &mut Random) -> Stimulus {
     let kind = match random.below(100) {
         dice if dice < scenario.reads => Kind::Read,
-        _ => modification(random),
+        _ => modification(scenario, random),
     };
     let sectors = if kind == Kind::Flush { 0..0 } else { sectors(scenario.sectors, random) };
     Stimulus::Guest { disk: disk(scenario, random), sectors, kind }
 }
 
-fn modification(random: &mut Random) -> Kind {
+fn modification(scenario: &Scenario, random: &mut Random) -> Kind {
     match random.below(10) {
         0 => Kind::Flush,
         1 => Kind::Discard,
         2 => Kind::WriteZeroes { may_unmap: random.one_in(2), durable: random.one_in(4) },
-        _ => Kind::Write { fill: fill(random), durable: random.one_in(4) },
+        _ => Kind::Write { fill: fill(scenario, random), durable: random.one_in(4) },
     }
 }
 
-fn fill(random: &mut Random) -> Fill {
+fn fill(scenario: &Scenario, random: &mut Random) -> Fill {
     match random.below(8) {
         0 => Fill::Template(random.below(3)),
         1 => Fill::Zero,
         2 => Fill::Same,
+        3 if scenario.swap && random.one_in(4) => Fill::SwapHeader(random.count(1..=40)),
         _ => Fill::Unique,
     }
 }

@@ -56,6 +56,13 @@ pub struct Scenario {
     pub has_port: bool,
     /// The guest reports what it evicts.
     pub agent: bool,
+    /// Freed pages of the guest stay as they were; else they are zeroes when they are used again.
+    pub leaves_pages: bool,
+    pub frame_sample: u32,
+    /// The guest makes swap areas.
+    pub swap: bool,
+    /// All of the first disk is one.
+    pub declared_swap: bool,
     /// Requests the guest has under way at most.
     pub depth: usize,
     pub send_window: u32,
@@ -84,7 +91,7 @@ impl Scenario {
         let slots = random.count(4..=32);
         let disk_ns = random.between(50_000..=8_000_000);
         let network_ns = random.between(20_000..=1_000_000);
-        let has_port = !random.one_in(8);
+        let has_port = !random.one_in(4);
         let mut key = [0; 16];
         key[..8].copy_from_slice(&random.bits().to_le_bytes());
         Self {
@@ -97,6 +104,10 @@ impl Scenario {
             guest_pages: random.index(60) + 4,
             has_port,
             agent: has_port && !random.one_in(6),
+            leaves_pages: random.one_in(2),
+            frame_sample: random.count(1..=2),
+            swap: random.one_in(2),
+            declared_swap: random.one_in(8),
             depth: random.index(12) + 1,
             send_window: random.count(1..=16),
             fetch_limit: random.count(1..=16),

@@ -54,6 +54,15 @@ fn no_check_at_admission() {
     is_noticed(Rule::AdmissionCheck);
 }
 
+/// The same, where all that is judged is what frames held before they were overwritten.
+#[test]
+fn no_check_at_admission_of_frames() {
+    let options = Options { agentless: true, guest_visible_only: true, ..Options::default() };
+    let failure = caught(&Options { omit: Some(Rule::AdmissionCheck), ..options.clone() });
+    assert_eq!(failure.violation.promise, Promise::NoStaleRead);
+    run(failure.seed, &options).expect("and nothing without the omission");
+}
+
 #[test]
 fn no_check_at_fetch() {
     is_noticed(Rule::FetchCheck);

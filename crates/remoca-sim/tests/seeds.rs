@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 const SEEDS: u64 = 3_000;
 
 /// Counters that a healthy simulation moves: what never happens is never tested. Each has to reach the number beside it.
-const HAPPENS: [(&str, u64); 27] = [
+const HAPPENS: [(&str, u64); 33] = [
     ("hit_blocks", 10_000),
     ("zero_blocks", 10_000),
     ("covered_blocks", 10_000),
@@ -17,6 +17,12 @@ const HAPPENS: [(&str, u64); 27] = [
     ("evictions_zero", 10_000),
     ("evictions_unmatched", 10_000),
     ("evictions_dropped", 10_000),
+    ("frames_admitted", 10_000),
+    ("frames_duplicate", 10_000),
+    ("frames_zero", 10_000),
+    ("frames_unmatched", 10_000),
+    ("frames_dropped", 1_000),
+    ("swap_admissions", 10_000),
     ("read_admissions", 10_000),
     ("fetch_timeouts", 500),
     ("fetch_missing", 100),

@@ -40,8 +40,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             }
             GuestOp::Write { range, .. } | GuestOp::Discard(range) | GuestOp::WriteZeroes { range, .. } => {
                 let clean = self.overlaps[usize::from(request.disk.0)].end(id) && result.is_ok();
-                if clean && self.is_enabled() {
-                    self.learn_modification(&request, range, data);
+                if clean {
+                    self.learn_modification(id, &request, range, data);
                 }
                 self.complete(id, result);
             }
@@ -65,11 +65,14 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     fn learn_read(&mut self, id: RequestId, disk: DiskIndex, range: ByteRange, data: &[u8]) {
-        self.blocks_since_eviction += block_count(range);
+        let layout = self.index.layout();
+        let resident = u64::from(layout.node_limit().0 - layout.slot_limit().0);
+        self.sources.note_read(block_count(range), resident);
+        self.note_swap_headers(disk, range, data);
         if !self.is_enabled() {
             return;
         }
-        self.choose_admission();
+        let by_read = self.sources.admission() == Admission::Reads;
         for bno in range.covered_blocks() {
             let Some((offset, page)) = page_of(range, bno, data) else { return };
             let block = BlockId { disk, bno: BlockNumber(bno) };
@@ -81,7 +84,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
                 return;
             }
             self.index.learn(block, content);
-            if self.admission == Admission::Reads && content != self.prints.zero() {
+            if self.is_swap(block) {
+                self.admit_swapped_in(id, content, offset);
+            } else if by_read && content != self.prints.zero() {
                 self.admit_read(id, content, offset);
             }
         }
@@ -101,15 +106,25 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    fn learn_modification(&mut self, request: &Request, range: ByteRange, data: &[u8]) {
+    fn learn_modification(&mut self, id: RequestId, request: &Request, range: ByteRange, data: &[u8]) {
         let disk = request.disk;
+        if let GuestOp::Write { .. } = request.op {
+            self.note_swap_headers(disk, range, data);
+        }
+        if !self.is_enabled() {
+            return;
+        }
         let covered = range.covered_blocks();
         match request.op {
             GuestOp::Write { .. } => {
                 for bno in covered {
-                    let Some((_, page)) = page_of(range, bno, data) else { return };
+                    let Some((offset, page)) = page_of(range, bno, data) else { return };
                     let content = self.prints.page(page);
-                    self.index.learn(BlockId { disk, bno: BlockNumber(bno) }, content);
+                    let block = BlockId { disk, bno: BlockNumber(bno) };
+                    self.index.learn(block, content);
+                    if self.is_swap(block) {
+                        self.admit_swapped_out(id, content, offset);
+                    }
                 }
             }
             GuestOp::Discard(_) if self.rules.hold(Rule::DiscardUnknown) => {}
@@ -122,13 +137,10 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// With a port, evictions are admitted; when the guest read more than its memory holds and evicted nothing, there
-    /// is no agent at work, and blocks are admitted as they are read.
-    fn choose_admission(&mut self) {
-        let layout = self.index.layout();
-        let resident = u64::from(layout.node_limit().0 - layout.slot_limit().0);
-        if !self.has_port || self.blocks_since_eviction > resident {
-            self.admission = Admission::Reads;
+    fn note_swap_headers(&mut self, disk: DiskIndex, range: ByteRange, data: &[u8]) {
+        for bno in range.covered_blocks() {
+            let Some((_, page)) = page_of(range, bno, data) else { return };
+            self.swap[usize::from(disk.0)].note(bno, page);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Evicted pages: admitted if their content is what the disk holds for some block, and advice to the agent where
 //! nothing ever is.
 
-use super::{Admission, DiskEngine, Evicted};
+use super::{DiskEngine, Evicted};
 use crate::index::{Offer, Place};
 use crate::rules::Rule;
 use std::ops::DerefMut;
@@ -41,8 +41,7 @@ impl Feedback {
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// The guest evicted `page` (4 KiB, copied out of guest memory). With [`Evicted::Admit`] the caller sends it.
     pub fn handle_evicted(&mut self, page: &[u8]) -> Evicted {
-        self.blocks_since_eviction = 0;
-        self.admission = Admission::Evictions;
+        self.sources.note_eviction();
         let evicted = self.judge(page);
         self.stats.evictions_reported += 1;
         match evicted {
@@ -59,7 +58,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         evicted
     }
 
-    fn judge(&mut self, page: &[u8]) -> Evicted {
+    pub(super) fn judge(&mut self, page: &[u8]) -> Evicted {
         if !self.is_enabled() {
             return Evicted::Dropped;
         }

@@ -146,6 +146,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     fn begin_modification(&mut self, id: RequestId, disk: DiskIndex, range: ByteRange, op: GuestOp) {
+        self.swap[usize::from(disk.0)].forget(&range.touched_blocks());
         if self.rules.hold(Rule::Invalidation) {
             let partial_too = self.rules.hold(Rule::PartialWrite);
             let blocks = if partial_too { range.touched_blocks() } else { range.covered_blocks() };

@@ -12,6 +12,7 @@
 //!
 //! Papers: remoca.txt II; hypervisor-exclusive-cache.txt 3. Decision 0001 (content decides), 0009 (reads).
 
+mod admission;
 mod disk;
 mod evict;
 mod guest;
@@ -19,8 +20,10 @@ pub mod overlap;
 mod server;
 mod size;
 mod stats;
+mod swap;
 mod types;
 
+pub use admission::Admission;
 pub use stats::EngineStats;
 pub use types::{Action, DiskError, Evicted, FetchId, GuestOp, PageOutcome, PoolOffer, RequestId};
 
@@ -28,11 +31,13 @@ use crate::fingerprint::Fingerprinter;
 use crate::index::{CacheIndex, Layout, SlotCounts};
 use crate::rules::{Rule, Rules};
 use crate::units::{ByteRange, DiskIndex, Nanos, PageCount};
+use admission::Sources;
 use evict::Feedback;
 use overlap::Overlaps;
 use server::{Fetches, Link};
 use std::collections::VecDeque;
 use std::ops::DerefMut;
+use swap::SwapAreas;
 
 /// What an engine is made from.
 #[derive(Clone, Copy, Debug)]
@@ -47,23 +52,16 @@ pub struct EngineConfig {
     pub cache: PageCount,
     /// Pages of memory the guest has: so many blocks beyond the cached ones are known at most.
     pub guest_memory: PageCount,
-    /// Whether the VM has an eviction port. Without one, blocks are admitted when they are read.
+    /// Whether the VM has an eviction port, which an agent may write to.
     pub has_port: bool,
+    /// While the guest's frames do not show what it evicted, one of so many is looked at.
+    pub frame_sample: u32,
     /// Most pages that may wait for the connection to the server.
     pub send_window: u32,
     /// Most REQUESTs without reply.
     pub fetch_limit: u32,
     /// All rules, except in a build that shows what they are for.
     pub rules: Rules,
-}
-
-/// Which blocks enter the cache now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Admission {
-    /// Pages the guest evicts.
-    Evictions,
-    /// Blocks the guest reads, next to be discarded: there is no agent, or it fell silent.
-    Reads,
 }
 
 /// Sizes and states of an engine at one moment.
@@ -110,20 +108,19 @@ struct Request {
 /// The engine, with its index in the words `M`.
 pub struct DiskEngine<M> {
     rules: Rules,
-    has_port: bool,
     prints: Fingerprinter,
     index: CacheIndex<M>,
     seed: u64,
     requests: Vec<Option<Request>>,
     serial: u64,
     overlaps: Vec<Overlaps>,
+    swap: Vec<SwapAreas>,
     /// Sticky: durability was lost, no later flush may claim otherwise.
     flush_failed: Vec<Option<DiskError>>,
     link: Link,
     fetches: Fetches,
     deadlines: VecDeque<(Nanos, RequestId, u64)>,
-    admission: Admission,
-    blocks_since_eviction: u64,
+    sources: Sources,
     read_admissions: u64,
     feedback: Feedback,
     disk_read_ns: u64,
@@ -148,19 +145,18 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
         Self {
             rules: config.rules,
-            has_port: config.has_port,
             prints,
             index,
             seed: config.seed,
             requests: Vec::new(),
             serial: 0,
             overlaps: (0..config.disks).map(|_| Overlaps::default()).collect(),
+            swap: (0..config.disks).map(|_| SwapAreas::default()).collect(),
             flush_failed: vec![None; usize::from(config.disks)],
             link: Link::new(config.cache, config.send_window),
             fetches: Fetches::new(config.fetch_limit),
             deadlines: VecDeque::new(),
-            admission: if config.has_port { Admission::Evictions } else { Admission::Reads },
-            blocks_since_eviction: 0,
+            sources: Sources::new(config.has_port, config.frame_sample),
             read_admissions: 0,
             feedback: Feedback::default(),
             disk_read_ns: 0,
@@ -191,7 +187,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             slots: self.index.slot_counts(),
             known_blocks: self.index.known_blocks(),
             index_bytes: self.index.region_bytes(),
-            admission: self.admission,
+            admission: self.sources.admission(),
             disk_read_ns: self.disk_read_ns,
             fetch_ns: self.fetch_ns,
         }

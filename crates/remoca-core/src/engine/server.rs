@@ -1,6 +1,8 @@
 //! The link to the memory server: outstanding requests, and what is lost with a connection.
 
-use super::{Action, DiskEngine, FetchId, GuestOp, PageOutcome, Phase, PoolOffer, RequestId, block_count, update_mean};
+use super::{
+    Action, Admission, DiskEngine, FetchId, GuestOp, PageOutcome, Phase, PoolOffer, RequestId, block_count, update_mean,
+};
 use crate::fingerprint::Fingerprint;
 use crate::rules::Rule;
 use crate::units::{BlockId, Nanos, PageCount, SlotIndex};
@@ -261,7 +263,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
         // The block may have been written meanwhile; then the slot is only a copy of what it was.
         if self.index.cached(fetch.content) == Some(fetch.slot) {
-            let promote = self.admission == super::Admission::Reads;
+            // Where pages are admitted as they are read, nobody sends it again.
+            let promote = self.sources.admission() == Admission::Reads && !self.is_swap(fetch.block);
             self.index.hit(fetch.block, fetch.slot, promote);
         }
         if left == 1 {

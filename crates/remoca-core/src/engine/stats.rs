@@ -45,6 +45,15 @@ counters! {
     evictions_zero,
     evictions_unmatched,
     evictions_dropped,
+    /// Frames of guest memory looked at before a read overwrote them; the next five add up to it.
+    frames_looked_at,
+    frames_admitted,
+    frames_duplicate,
+    frames_zero,
+    frames_unmatched,
+    frames_dropped,
+    /// Blocks of swap areas admitted when they were written or read.
+    swap_admissions,
     /// Blocks admitted when they were read, for lack of evictions.
     read_admissions,
     /// Reads that went to the disk because the server's answer was late.

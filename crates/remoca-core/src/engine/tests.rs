@@ -2,10 +2,12 @@
 //!
 //! The simulator (`remoca-sim`) drives the same engine with millions of random events; here stands what each rule means.
 
+mod frames;
 mod link;
 mod modifications;
 mod pages;
 mod reads;
+mod swap;
 
 use super::*;
 use crate::index::SlotCounts;
@@ -24,6 +26,7 @@ fn config() -> EngineConfig {
         cache: PageCount(8),
         guest_memory: PageCount(64),
         has_port: true,
+        frame_sample: 64,
         send_window: 64,
         fetch_limit: 64,
         rules: Rules::default(),

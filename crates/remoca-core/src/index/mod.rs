@@ -263,7 +263,11 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
             return Offer::NoSlot;
         };
         self.clear_reference(node);
-        self.fill_slot(slot, content, place);
+        self.fill_slot(slot, content, Place::Tail);
+        if place == Place::Head {
+            // It is admitted as it is read, so the guest holds it.
+            self.move_to_head(slot, true);
+        }
         Offer::Admitted(SlotIndex(slot))
     }
 

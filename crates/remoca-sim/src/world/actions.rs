@@ -40,6 +40,9 @@ impl World<'_> {
                 }
             }
         }
+        for page in std::mem::take(&mut self.captured) {
+            self.judge_frame(page)?;
+        }
         Ok(())
     }
 
@@ -67,6 +70,8 @@ impl World<'_> {
             return self.fail(Violation::new(Promise::NoLateDelivery, text));
         }
         pending.buffer[start..start + sectors.len()].copy_from_slice(sectors);
+        self.capture(id, start..start + sectors.len());
+        let Some(pending) = self.guest.pending(id) else { return Ok(()) };
         let about =
             (pending.disk, touched(&(pending.sectors.start + start..pending.sectors.start + start + sectors.len())));
         self.note(Some(about), || format!("request {} gets {}", id.0, describe(sectors)));

@@ -156,7 +156,13 @@ impl World<'_> {
             let text = format!("{} blocks read, {answered} + {} answered", s.read_blocks, self.tally.misaligned_blocks);
             self.fail(Violation::new(Promise::CountersAddUp, text))?;
         }
-        if s.evictions_admitted + s.read_admissions != self.tally.pages_sent {
+        let judged = s.frames_admitted + s.frames_duplicate + s.frames_zero + s.frames_unmatched + s.frames_dropped;
+        if s.frames_looked_at != judged || s.frames_looked_at != self.tally.frames {
+            let text = format!("{} frames, {} looked at, {judged} judged", self.tally.frames, s.frames_looked_at);
+            self.fail(Violation::new(Promise::CountersAddUp, text))?;
+        }
+        let admitted = s.evictions_admitted + s.frames_admitted + s.swap_admissions + s.read_admissions;
+        if admitted != self.tally.pages_sent {
             let text = format!("{s:?}, and {} pages were sent", self.tally.pages_sent);
             self.fail(Violation::new(Promise::CountersAddUp, text))?;
         }

@@ -43,6 +43,8 @@ impl World<'_> {
             Kind::Flush | Kind::Discard | Kind::WriteZeroes { .. } => Vec::new(),
         };
         let op = guest_op(kind, &sectors);
+        let frames = if kind == Kind::Read { sectors.len() / BLOCK_SECTORS } else { 0 };
+        let frames = self.guest.take_frames(frames, self.plan.scenario.leaves_pages, &mut self.random);
         let promise = if kind == Kind::Flush { self.disks[usize::from(disk)].flush_promise() } else { Vec::new() };
         self.note(Some((disk, touched(&sectors))), || {
             format!("step {number}: request {} = {kind:?} of sectors {sectors:?} {}", id.0, describe(&buffer))
@@ -56,6 +58,7 @@ impl World<'_> {
             buffer,
             state: DiskState::NotAsked,
             applied: None,
+            frames,
             undisturbed: true,
             promise,
         };
@@ -74,6 +77,14 @@ impl World<'_> {
             Fill::Unique => sectors.clone().enumerate().map(unique).collect(),
             Fill::Template(class) => vec![Sector::template(class); sectors.len()],
             Fill::Zero => vec![Sector::ZERO; sectors.len()],
+            Fill::SwapHeader(last) => {
+                let mut buffer = self.fill(number, disk, sectors, Fill::Unique);
+                if let Some(block) = covered(sectors).next() {
+                    let at = block * BLOCK_SECTORS - sectors.start;
+                    buffer[at..at + BLOCK_SECTORS].copy_from_slice(&Sector::swap_header(last));
+                }
+                buffer
+            }
             Fill::Same => self.disks[usize::from(disk)].content(sectors.clone()).collect(),
         }
     }
@@ -126,7 +137,9 @@ impl World<'_> {
         });
         self.engine.handle_disk_done(self.now, id, done.result.map_err(DiskError), &bytes(&buffer));
         if teaches {
-            let by_eviction = self.engine.status().admission == Admission::Evictions;
+            // What is swapped out need not be known once it is discarded.
+            let by_eviction =
+                self.engine.status().admission == Admission::Evictions && self.engine.swap_areas(DiskIndex(disk)) == 0;
             for block in covered(&sectors) {
                 let content = block_at(&buffer, block * BLOCK_SECTORS - sectors.start);
                 self.guest.note_known((disk, block), content, alone && enabled && by_eviction);
@@ -137,6 +150,10 @@ impl World<'_> {
 
     /// The engine completes a request: everything the guest was promised about it has to be true now.
     pub(super) fn completed(&mut self, id: RequestId, result: Result<(), DiskError>) -> Outcome {
+        let from_disk = self.guest.pending(id).filter(|p| p.state == DiskState::Done(Ok(())) && p.kind == Kind::Read);
+        if let Some(length) = from_disk.map(|pending| pending.buffer.len()) {
+            self.capture(id, 0..length);
+        }
         let Some(pending) = self.guest.end(id) else {
             let text = format!("request {} completes, and is not under way", id.0);
             return self.fail(Violation::new(Promise::ExactlyOnce, text));
@@ -171,6 +188,7 @@ impl World<'_> {
             let content = block_at(&pending.buffer, block * BLOCK_SECTORS - pending.sectors.start);
             if let Some(dropped) = self.guest.hold((pending.disk, block), content)
                 && self.plan.scenario.agent
+                && !self.options.agentless
             {
                 self.report(dropped);
             }
@@ -228,6 +246,40 @@ impl World<'_> {
             Evicted::Duplicate | Evicted::Zero | Evicted::Unmatched | Evicted::Dropped => {}
         }
         self.execute()
+    }
+
+    /// These sectors of the buffer of a read are overwritten: what their pages held is looked at, if the engine wants it.
+    pub(super) fn capture(&mut self, id: RequestId, sectors: Range<usize>) {
+        let Some(pending) = self.guest.pending(id) else { return };
+        for frame in covered(&sectors) {
+            if let Some(page) = pending.frames.get_mut(frame).and_then(Option::take)
+                && self.engine.wants_frame()
+            {
+                self.captured.push(page);
+            }
+        }
+    }
+
+    /// A frame held `page`; all actions are done.
+    pub(super) fn judge_frame(&mut self, page: Block) -> Outcome {
+        let must_know = self.guest.take_known(&page) && self.engine.status().enabled && self.knows_all_blocks();
+        let judged = self.engine.handle_frame(&bytes(&page));
+        self.note(None, || format!("overwritten {}: {judged:?}", describe(&page)));
+        self.tally.frames += 1;
+        if let Evicted::Admit(slot) = judged {
+            self.send_page(slot, page)?;
+        }
+        if must_know && judged == Evicted::Unmatched {
+            let text = format!("{} is what the disk holds, and was called unknown", describe(&page));
+            self.fail(Violation::new(Promise::Useful, text))?;
+        }
+        match self.engine.poll_action() {
+            None => Ok(()),
+            Some(action) => {
+                let text = format!("{action:?} because of a frame");
+                self.fail(Violation::new(Promise::ProtocolKept, text))
+            }
+        }
     }
 
     /// Whether the engine can remember every block there is.

@@ -23,7 +23,7 @@ use crate::{Options, Tally};
 use remoca_core::engine::{DiskEngine, EngineConfig, FetchId, PoolOffer, layout};
 use remoca_core::fingerprint::Fingerprinter;
 use remoca_core::rules::Rules;
-use remoca_core::units::{Nanos, PageCount, SlotIndex};
+use remoca_core::units::{DiskIndex, Nanos, PageCount, SlotIndex};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
@@ -118,6 +118,8 @@ pub(crate) struct World<'a> {
     server_end: ServerEnd,
     /// REQUESTs whose reply the engine has not got.
     outstanding: BTreeMap<FetchId, Outstanding>,
+    /// What frames held that were overwritten since the actions were drained.
+    captured: Vec<Block>,
     size_asked: bool,
     timer_at: Option<Nanos>,
     ios: u64,
@@ -136,7 +138,8 @@ impl<'a> World<'a> {
             seed: 1,
             cache: PageCount(scenario.slots),
             guest_memory: PageCount(scenario.resident),
-            has_port: scenario.has_port,
+            has_port: scenario.has_port && !options.agentless,
+            frame_sample: scenario.frame_sample,
             send_window: scenario.send_window,
             fetch_limit: scenario.fetch_limit,
             rules: options.omit.map_or_else(Rules::default, Rules::without),
@@ -163,6 +166,7 @@ impl<'a> World<'a> {
                 abandoned: None,
             },
             outstanding: BTreeMap::new(),
+            captured: Vec::new(),
             size_asked: false,
             timer_at: None,
             ios: 0,
@@ -170,6 +174,10 @@ impl<'a> World<'a> {
             tally: Tally::default(),
             lines: trace.then(Vec::new),
         };
+        for disk in 0..scenario.disks {
+            let blocks = (scenario.sectors / crate::content::BLOCK_SECTORS) as u64;
+            world.engine.describe_disk(DiskIndex(disk), blocks, scenario.declared_swap && disk == 0);
+        }
         world.schedule_plan();
         world
     }
@@ -238,6 +246,7 @@ impl<'a> World<'a> {
         let plan = self.plan;
         match &plan.steps[number].stimulus {
             Stimulus::Guest { disk, sectors, kind } => return self.submit(number, *disk, sectors.clone(), *kind),
+            Stimulus::Evict(_) if self.options.agentless => {}
             Stimulus::Evict(eviction) => self.evict(*eviction),
             Stimulus::Resize(size) => return self.resize(*size),
             Stimulus::GuestMemory(pages) => {
@@ -288,7 +297,7 @@ impl<'a> World<'a> {
         self.tally.store_crashes += 1;
         self.disks[usize::from(disk)].crash(self.event, &mut self.random);
         self.guest.disturb(disk);
-        self.engine.handle_content_uncertain(remoca_core::units::DiskIndex(disk));
+        self.engine.handle_content_uncertain(DiskIndex(disk));
         self.execute()
     }
 

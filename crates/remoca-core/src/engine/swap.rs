@@ -1,0 +1,114 @@
+//! Swap areas: where a write is an eviction. They are recognised by Linux's signature, or declared.
+//!
+//! ```text
+//! page 0 of an area: .. 1024: version u32 (1) | last page u32 | bad pages u32 | .. 4086: "SWAPSPACE2"
+//! ```
+//! The page is looked at when an I/O shows it, and an area whose first page changes is forgotten. To be wrong here costs
+//! hits and is never unsafe: content decides what is admitted. A swap file is taken for as contiguous as its header says;
+//! what lies elsewhere is written like any file. Called by the engine, for each disk; owns the areas of one. Decision 0016.
+
+use super::{Action, DiskEngine, RequestId};
+use crate::fingerprint::Fingerprint;
+use crate::index::{Offer, Place};
+use crate::units::{BlockId, DiskIndex, PAGE_SIZE};
+use std::collections::VecDeque;
+use std::ops::{DerefMut, Range};
+
+const SIGNATURE: &[u8; 10] = b"SWAPSPACE2";
+const VERSION: u32 = 1;
+/// Areas of one disk; one more, and the oldest is forgotten.
+const AREAS_MAX: usize = 8;
+
+/// The swap areas of one disk.
+#[derive(Debug)]
+pub(super) struct SwapAreas {
+    blocks: u64,
+    declared: bool,
+    /// From the block with the header to the last page.
+    areas: VecDeque<Range<u64>>,
+}
+
+impl Default for SwapAreas {
+    fn default() -> Self {
+        Self { blocks: u64::MAX, declared: false, areas: VecDeque::new() }
+    }
+}
+
+impl SwapAreas {
+    fn contains(&self, bno: u64) -> bool {
+        self.declared || self.areas.iter().any(|area| area.start < bno && bno < area.end)
+    }
+
+    /// These blocks are about to change.
+    pub(super) fn forget(&mut self, blocks: &Range<u64>) {
+        self.areas.retain(|area| !blocks.contains(&area.start));
+    }
+
+    /// The disk holds `page` in block `bno`.
+    pub(super) fn note(&mut self, bno: u64, page: &[u8]) {
+        let area = last_page(page).and_then(|last| Some(bno..bno.checked_add(u64::from(last))?.checked_add(1)?));
+        let area = area.filter(|area| area.end <= self.blocks);
+        if area.is_none() && self.areas.is_empty() {
+            return;
+        }
+        self.forget(&(bno..bno + 1));
+        if let Some(area) = area {
+            if self.areas.len() == AREAS_MAX {
+                self.areas.pop_front();
+            }
+            self.areas.push_back(area);
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.areas.len() + usize::from(self.declared)
+    }
+}
+
+/// The last page of the area of which `page` is the header.
+fn last_page(page: &[u8]) -> Option<u32> {
+    let word = |at: usize| Some(u32::from_le_bytes(*page.get(at..)?.first_chunk()?));
+    let is_header = page.get(PAGE_SIZE - SIGNATURE.len()..) == Some(SIGNATURE) && word(1024) == Some(VERSION);
+    word(1028).filter(|last| is_header && *last > 0)
+}
+
+impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
+    /// The disk has so many blocks; with `swap`, all of them are a swap area. Called once for each disk, at the start.
+    pub fn describe_disk(&mut self, disk: DiskIndex, blocks: u64, swap: bool) {
+        self.swap[usize::from(disk.0)] = SwapAreas { blocks, declared: swap, areas: VecDeque::new() };
+    }
+
+    /// The swap areas of `disk` that are known.
+    pub fn swap_areas(&self, disk: DiskIndex) -> usize {
+        self.swap[usize::from(disk.0)].count()
+    }
+
+    pub(super) fn is_swap(&self, block: BlockId) -> bool {
+        self.swap[usize::from(block.disk.0)].contains(block.bno.0)
+    }
+
+    /// The guest wrote a page to a swap area in order to be rid of it: an eviction.
+    pub(super) fn admit_swapped_out(&mut self, id: RequestId, content: Fingerprint, offset: usize) {
+        if content != self.prints.zero() && self.link.can_send() {
+            self.admit_block(id, content, offset, Place::Tail);
+        }
+    }
+
+    /// A page came from a swap area's disk. The guest has it, and may drop it without a word while it is clean: it is
+    /// kept where that costs nothing.
+    pub(super) fn admit_swapped_in(&mut self, id: RequestId, content: Fingerprint, offset: usize) {
+        let room = self.link.can_send() && self.index.slot_counts().free > 0;
+        if room && content != self.prints.zero() && self.index.cached(content).is_none() {
+            self.admit_block(id, content, offset, Place::Head);
+        }
+    }
+
+    fn admit_block(&mut self, id: RequestId, content: Fingerprint, offset: usize, place: Place) {
+        if let Offer::Admitted(slot) = self.index.offer(content, place) {
+            self.stats.swap_admissions += 1;
+            self.link.note_send(slot);
+            let offset = u32::try_from(offset).unwrap_or(u32::MAX);
+            self.actions.push_back(Action::SendBlock { slot, request: id, offset });
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! A guest without an agent: what its frames held before reads overwrite them.
+
+use super::*;
+
+fn agentless() -> Bench {
+    let mut bench = Bench::new(EngineConfig { has_port: false, ..config() });
+    bench.connect(1, 8, 0);
+    bench
+}
+
+/// The driver overwrites so many frames that hold `value`; how many of them were looked at.
+fn overwrite(bench: &mut Bench, count: usize, value: u8) -> usize {
+    let mut looked_at = 0;
+    for _ in 0..count {
+        if bench.engine.wants_frame() {
+            bench.engine.handle_frame(&page(value));
+            looked_at += 1;
+        }
+    }
+    looked_at
+}
+
+/// Enough of them show that what this guest evicts is known.
+fn frames_pay() -> Bench {
+    let mut bench = agentless();
+    bench.do_from_disk(GuestOp::Read(blocks(3, 1)), &page(1));
+    assert_eq!(overwrite(&mut bench, 64 * 32, 1), 32, "one of 64 is looked at");
+    assert_eq!(bench.engine.status().admission, Admission::Frames);
+    bench
+}
+
+#[test]
+fn frames_that_hold_what_was_evicted_become_the_source() {
+    let mut bench = frames_pay();
+    assert_eq!(overwrite(&mut bench, 10, 1), 10, "all of them now");
+    // Reads no longer are one: the cache would hold what the guest holds.
+    bench.do_from_disk(GuestOp::Read(blocks(4, 1)), &page(2));
+    assert!(!bench.cached(4));
+    assert!(matches!(bench.engine.handle_frame(&page(2)), Evicted::Admit(_)));
+    // And a hit is the next to be discarded.
+    let fetch = only_fetch(&bench.read(0, blocks(4, 1)));
+    bench.page_comes(fetch, 2);
+    let oldest = bench.engine.index().queue().next().map(|(slot, _)| slot);
+    let known = bench.engine.index().known(BlockId { disk: DISK, bno: BlockNumber(4) });
+    assert_eq!(oldest, known.and_then(|content| bench.engine.index().cached(content)));
+}
+
+#[test]
+fn a_frame_is_judged_by_its_content() {
+    let mut bench = frames_pay();
+    bench.do_from_disk(GuestOp::Read(blocks(5, 1)), &page(5));
+    assert!(matches!(bench.engine.handle_frame(&page(5)), Evicted::Admit(_)));
+    assert_eq!(bench.engine.handle_frame(&page(5)), Evicted::Duplicate);
+    assert_eq!(bench.engine.handle_frame(&page(9)), Evicted::Unmatched, "never seen");
+    assert_eq!(bench.engine.handle_frame(&page(0)), Evicted::Zero);
+    bench.do_from_disk(write(blocks(6, 1)), &page(6));
+    bench.do_from_disk(write(blocks(6, 1)), &page(7));
+    assert_eq!(bench.engine.handle_frame(&page(6)), Evicted::Unmatched, "the disk holds something else by now");
+    let s = bench.engine.stats();
+    let judged = s.frames_admitted + s.frames_duplicate + s.frames_zero + s.frames_unmatched + s.frames_dropped;
+    assert_eq!(s.frames_looked_at, judged);
+    assert_eq!(s.evictions_reported, 0);
+}
+
+#[test]
+fn zeroed_frames_are_left_alone_but_for_a_sample() {
+    let mut bench = agentless();
+    assert_eq!(bench.engine.status().admission, Admission::Reads);
+    assert_eq!(overwrite(&mut bench, 64 * 1000, 0), 1000);
+    assert_eq!(bench.engine.status().admission, Admission::Reads);
+    bench.do_from_disk(GuestOp::Read(blocks(3, 1)), &page(1));
+    assert!(bench.cached(3));
+    // The guest comes back with another kernel.
+    overwrite(&mut bench, 64 * 64, 1);
+    assert_eq!(bench.engine.status().admission, Admission::Frames);
+    // And again with the first.
+    overwrite(&mut bench, 2048, 0);
+    assert_eq!(bench.engine.status().admission, Admission::Reads);
+}
+
+#[test]
+fn what_was_read_long_ago_is_known_when_its_frame_is_looked_at() {
+    // While blocks are admitted as they are read, each pushes the one before out of a full cache. The guest holds it,
+    // so it must stay known, or frames would never seem to pay.
+    let mut bench = agentless();
+    for bno in 0..40 {
+        bench.do_from_disk(GuestOp::Read(blocks(bno, 1)), &page(u8::try_from(bno + 1).unwrap()));
+    }
+    assert!((0..40).all(|bno| bench.known(bno)));
+}
+
+#[test]
+fn with_an_agent_no_frame_is_looked_at() {
+    let mut bench = frames_pay();
+    let mut with_port = Bench::connected();
+    assert_eq!(overwrite(&mut with_port, 1000, 1), 0);
+    // It falls silent: the guest reads more than its memory holds, and reports nothing.
+    for bno in 0..=64 {
+        with_port.do_from_disk(GuestOp::Read(blocks(100 + bno, 1)), &page(100));
+    }
+    assert_eq!(with_port.engine.status().admission, Admission::Reads);
+    overwrite(&mut with_port, 64 * 32, 100);
+    assert_eq!(with_port.engine.status().admission, Admission::Frames);
+    with_port.engine.handle_evicted(&page(9));
+    assert_eq!(with_port.engine.status().admission, Admission::Evictions);
+    assert_eq!(overwrite(&mut with_port, 1000, 1), 0);
+    // Nor while the cache is off, or there is no server.
+    bench.engine.resize(PageCount(0));
+    assert_eq!(overwrite(&mut bench, 1000, 1), 0);
+    bench.engine.resize(PageCount(8));
+    bench.engine.handle_disconnected();
+    assert_eq!(overwrite(&mut bench, 1000, 1), 0);
+}
