@@ -59,7 +59,8 @@ pub struct DiskArgs {
     #[arg(long, requires = "image")]
     read_only: bool,
 
-    /// A disk: image=IMAGE,socket=PATH[,name=NAME][,read-only][,sector=512|4096][,queues=N]; may be repeated
+    /// A disk: image=IMAGE,socket=PATH[,name=NAME][,read-only][,swap][,sector=512|4096][,queues=N]; may be repeated.
+    /// With `swap` all of it is taken for a swap area; areas with a signature are recognised without
     #[arg(long, value_name = "KEY=VALUE,...")]
     disk: Vec<DiskSpec>,
 
@@ -126,6 +127,7 @@ struct DiskSpec {
     image: String,
     socket: PathBuf,
     read_only: bool,
+    swap: bool,
     sector: Sector,
     queues: u16,
 }
@@ -135,7 +137,7 @@ impl FromStr for DiskSpec {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (mut name, mut image, mut socket) = (None, None, None);
-        let (mut read_only, mut sector, mut queues) = (false, Sector::Small, QUEUES_DEFAULT);
+        let (mut read_only, mut swap, mut sector, mut queues) = (false, false, Sector::Small, QUEUES_DEFAULT);
         for field in text.split(',') {
             let (key, value) = field.split_once('=').unwrap_or((field, ""));
             match (key, value) {
@@ -144,18 +146,20 @@ impl FromStr for DiskSpec {
                 ("socket", path) if !path.is_empty() => socket = Some(PathBuf::from(path)),
                 ("read-only", "" | "on") => read_only = true,
                 ("read-only", "off") => read_only = false,
+                ("swap", "" | "on") => swap = true,
+                ("swap", "off") => swap = false,
                 ("sector", size) => sector = Sector::from_str(size, false).map_err(|_| "sector is 512 or 4096")?,
                 ("queues", count) => queues = count.parse().map_err(|_| format!("`{count}` is no number of queues"))?,
                 _ => {
                     return Err(format!(
-                        "`{field}`: a disk has image=, socket=, name=, read-only, sector= and queues="
+                        "`{field}`: a disk has image=, socket=, name=, read-only, swap, sector= and queues="
                     ));
                 }
             }
         }
         let image = image.ok_or("a disk needs image=IMAGE")?;
         let socket = socket.ok_or("a disk needs socket=PATH")?;
-        Ok(Self { name, image, socket, read_only, sector, queues })
+        Ok(Self { name, image, socket, read_only, swap, sector, queues })
     }
 }
 
@@ -252,7 +256,15 @@ fn open_disks(args: &DiskArgs) -> Result<Vec<Disk>> {
             bail!("--image needs --socket PATH (or --fd N), where the hypervisor connects");
         };
         let (read_only, image) = (args.read_only, image.clone());
-        specs.push(DiskSpec { name: None, image, socket, read_only, sector: Sector::Small, queues: QUEUES_DEFAULT });
+        specs.push(DiskSpec {
+            name: None,
+            image,
+            socket,
+            read_only,
+            swap: false,
+            sector: Sector::Small,
+            queues: QUEUES_DEFAULT,
+        });
     }
     if specs.is_empty() {
         bail!("no disk: say --image IMAGE --socket PATH, or --disk image=IMAGE,socket=PATH");
@@ -304,7 +316,7 @@ fn open_disk(spec: DiskSpec, number: u16, source: SocketSource, args: &DiskArgs)
     config.range_bytes_max = 256 << 20;
     let device = VhostDevice::new(config, source).with_context(|| format!("disk {name}"))?;
     let frontend = Frontend::Vhost(device);
-    Ok(Disk { name, image: spec.image, socket: spec.socket.display().to_string(), store, frontend })
+    Ok(Disk { name, image: spec.image, socket: spec.socket.display().to_string(), store, swap: spec.swap, frontend })
 }
 
 /// Kinds that are not supported too, so that they are not taken for files.
@@ -385,8 +397,8 @@ mod tests {
 
     #[test]
     fn disks_are_described_by_keys() {
-        let spec: DiskSpec = "image=/a,socket=/b,read-only,sector=4096,name=root,queues=2".parse().unwrap();
-        assert_eq!((spec.image.as_str(), spec.read_only, spec.queues), ("/a", true, 2));
+        let spec: DiskSpec = "image=/a,socket=/b,read-only,swap,sector=4096,name=root,queues=2".parse().unwrap();
+        assert_eq!((spec.image.as_str(), spec.read_only, spec.swap, spec.queues), ("/a", true, true, 2));
         assert_eq!(spec.sector.bytes(), 4096);
         for bad in ["", "image=/a", "socket=/b", "image=/a,socket=/b,x=1", "image=/a,socket=/b,sector=520"] {
             assert!(bad.parse::<DiskSpec>().is_err(), "{bad}");

@@ -113,8 +113,10 @@ fn line(status: &Status, earlier: Option<&Status>) -> String {
     };
     let hits = count("hit_blocks") + count("zero_blocks");
     let all = hits + count("missed_blocks") + count("covered_blocks");
-    let evicted = count("evictions_reported");
-    let known = evicted - count("evictions_unmatched").min(evicted);
+    // Pages that nobody used before say nothing.
+    let frames = count("frames_looked_at") - count("frames_zero").min(count("frames_looked_at"));
+    let evicted = count("evictions_reported") + frames;
+    let known = evicted - (count("evictions_unmatched") + count("frames_unmatched")).min(evicted);
     let mean = |pick: fn(&Status) -> (u64, u64)| {
         let (sum, number) = pick(status);
         let (sum_before, number_before) = earlier.map_or((0, 0), pick);
@@ -165,9 +167,10 @@ fn show_all(out: &mut impl Write, status: &Status) -> Result<()> {
     for disk in &status.disks {
         let attached = if disk.attached { "attached" } else { "no guest" };
         let access = if disk.read_only { ", read-only" } else { "" };
+        let swap = if disk.swap_areas > 0 { format!(", {} swap areas", disk.swap_areas) } else { String::new() };
         writeln!(
             out,
-            "  disk        {}: {} ({}{access}, {}) at {}, {attached}",
+            "  disk        {}: {} ({}{access}{swap}, {}) at {}, {attached}",
             disk.name,
             disk.image,
             show_size(disk.bytes),

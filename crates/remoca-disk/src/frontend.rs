@@ -6,7 +6,7 @@
 
 use crate::store::IoBuffer;
 use crate::vhost::{BlkRequest, Status, VhostDevice};
-pub use crate::vhost::{CopyError, Operation, ZeroRange};
+pub use crate::vhost::{CopyError, Frame, Operation, ZeroRange};
 use remoca_core::engine::DiskError;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -122,6 +122,25 @@ impl GuestRequest {
     pub fn take_buffer(&mut self) -> Option<IoBuffer> {
         match self {
             Self::Vhost(_) => None,
+        }
+    }
+
+    /// Whole pages of guest memory that `length` bytes at `offset` of a read's data will overwrite: none where the guest's
+    /// memory is not shared.
+    pub fn frames(&self, offset: usize, length: usize) -> impl Iterator<Item = Frame> {
+        let frames = match self {
+            Self::Vhost(request) => Some(request.frames(offset, length)),
+        };
+        frames.into_iter().flatten()
+    }
+
+    /// What a frame of this request holds now.
+    ///
+    /// # Errors
+    /// As [`Self::copy_to_guest`].
+    pub fn copy_frame(&self, frame: Frame, target: &mut [u8]) -> Result<(), CopyError> {
+        match self {
+            Self::Vhost(request) => request.copy_frame(frame, target),
         }
     }
 

@@ -39,7 +39,8 @@ pub struct CacheStatus {
     pub wanted_bytes: u64,
     pub granted_bytes: u64,
     pub used_bytes: u64,
-    /// "evictions" or "reads".
+    /// What enters the cache now: "evictions" that the agent reports, what "frames" of guest memory held before reads
+    /// overwrote them, or what the guest "reads".
     pub admission: String,
     /// Of the blocks that the guest read, the share answered without the disk; `None` before the first read.
     pub hit_ratio: Option<f64>,
@@ -57,6 +58,9 @@ pub struct DiskStatus {
     pub store: String,
     /// Whether a guest is attached.
     pub attached: bool,
+    /// Swap areas on it that are known; a disk declared as one counts.
+    #[serde(default)]
+    pub swap_areas: usize,
 }
 
 /// The eviction port.

@@ -34,6 +34,7 @@ impl Driver {
                 }
             }
         }
+        self.judge_frames();
     }
 
     fn send(&mut self, frame: &Frame<'_>) {
@@ -86,6 +87,7 @@ impl Driver {
 
     fn fill_zero(&mut self, id: RequestId, offset: u32, length: u32) {
         if let Some(Pending { origin: Origin::Whole(request), .. }) = self.requests.get_mut(id) {
+            self.captured.capture(&mut self.engine, request, offset as usize, length as usize);
             // The guest may be gone; its request completes all the same.
             let _ = request.fill_zero(offset as usize, length as usize);
         }
@@ -106,9 +108,11 @@ impl Driver {
         let mut outcome = Outcome::from(result);
         if let (GuestOp::Read(_), Ok(()), Some(buffer), Origin::Whole(request)) =
             (pending.op, result, pending.buffer.take(), &mut pending.origin)
-            && request.deliver(buffer).is_err()
         {
-            outcome = Outcome::BROKEN;
+            self.captured.capture(&mut self.engine, request, 0, buffer.len());
+            if request.deliver(buffer).is_err() {
+                outcome = Outcome::BROKEN;
+            }
         }
         self.record(&pending, from_disk);
         let disk = usize::from(pending.disk);

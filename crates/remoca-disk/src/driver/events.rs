@@ -290,6 +290,7 @@ impl Driver {
                 if let PageOutcome::Deliver { request, offset } = outcome
                     && let Some(Pending { origin: Origin::Whole(request), .. }) = self.requests.get_mut(request)
                 {
+                    self.captured.capture(&mut self.engine, request, offset as usize, page.len());
                     // The guest may be gone; its request completes all the same.
                     let _ = request.copy_to_guest(offset as usize, page);
                 }

@@ -5,10 +5,12 @@
 //! give each to the engine and execute its actions, then hand everything queued to the kernel at once: one call for each
 //! store, one for the server's socket, one signal for each queue. Nothing here decides what may be cached or served.
 //! 1. Actions are drained after every call of the engine, in order.
-//! 2. A guest's data are copied once: read buffer -> guest, guest -> write buffer, receive buffer -> guest.
+//! 2. A guest's data are copied once: read buffer -> guest, guest -> write buffer, receive buffer -> guest. Before data
+//!    of a read overwrite guest memory, the engine is asked whether to look at what is there ([`capture`]).
 //! 3. Nothing in this thread waits for a guest, a disk, a server or a control client.
 
 mod actions;
+mod capture;
 mod events;
 mod poller;
 mod requests;
@@ -22,10 +24,11 @@ use crate::link::ServerLink;
 use crate::port::AgentStats;
 use crate::store::{BufferPool, Store};
 use crate::trace::TraceWriter;
+use capture::CapturedFrames;
 use poller::{Poller, Source};
 use remoca_core::engine::DiskEngine;
 use remoca_core::index::Layout;
-use remoca_core::units::{Nanos, PageCount};
+use remoca_core::units::{DiskIndex, Nanos, PAGE_SIZE_U64, PageCount};
 use remoca_protocol::ErrorCode;
 use requests::RequestTable;
 pub use snapshot::cache_pages;
@@ -42,6 +45,8 @@ pub struct Disk {
     /// The socket as the operator named it.
     pub socket: String,
     pub store: Box<dyn Store>,
+    /// All of it is a swap area, whatever it holds.
+    pub swap: bool,
     pub frontend: Frontend,
 }
 
@@ -76,6 +81,7 @@ pub struct Driver {
     cache: PageCount,
     disks: Vec<Disk>,
     port: Option<Port>,
+    captured: CapturedFrames,
     agent: Option<AgentStats>,
     link: Option<ServerLink>,
     control: Option<ControlServer>,
@@ -124,6 +130,7 @@ impl Driver {
             cache: parts.cache,
             disks: parts.disks,
             port: parts.port,
+            captured: CapturedFrames::default(),
             agent: None,
             link: parts.link,
             control: parts.control,
@@ -144,6 +151,10 @@ impl Driver {
             now: Nanos(0),
             page: Box::new([0; remoca_core::units::PAGE_SIZE]),
         };
+        for (disk, index) in driver.disks.iter().zip(0..) {
+            let blocks = disk.store.geometry().size / PAGE_SIZE_U64;
+            driver.engine.describe_disk(DiskIndex(index), blocks, disk.swap);
+        }
         driver.register()?;
         Ok(driver)
     }

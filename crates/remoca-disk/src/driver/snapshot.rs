@@ -5,7 +5,7 @@ use crate::control::{Command, Reply, Request};
 use crate::status::{CacheStatus, DiskStatus, Latencies, MemoryStatus, PortStatus, ServerStatus, Status};
 use crate::store::StoreHealth;
 use remoca_core::engine::{Admission, EngineStats};
-use remoca_core::units::{PAGE_SIZE_U64, PageCount};
+use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
 
 impl Driver {
     pub(super) fn answer_control(&mut self) {
@@ -73,11 +73,12 @@ impl Driver {
                 used_bytes: bytes(engine.slots.used),
                 admission: match engine.admission {
                     Admission::Evictions => "evictions".into(),
+                    Admission::Frames => "frames".into(),
                     Admission::Reads => "reads".into(),
                 },
                 hit_ratio: hit_ratio(&stats),
             },
-            disks: self.disks.iter().map(disk_status).collect(),
+            disks: (0..).zip(&self.disks).map(|(index, disk)| self.disk_status(DiskIndex(index), disk)).collect(),
             port: self.port.as_ref().map(|port| PortStatus {
                 socket: port.socket.clone(),
                 attached: port.frontend.is_connected(),
@@ -98,22 +99,23 @@ impl Driver {
             },
         }
     }
-}
 
-fn disk_status(disk: &super::Disk) -> DiskStatus {
-    let geometry = disk.store.geometry();
-    DiskStatus {
-        name: disk.name.clone(),
-        image: disk.image.clone(),
-        socket: disk.socket.clone(),
-        bytes: geometry.size,
-        read_only: disk.frontend.is_read_only(),
-        store: match disk.store.health() {
-            StoreHealth::Up => "up".into(),
-            StoreHealth::Waiting { .. } => "waiting".into(),
-            StoreHealth::Failing { .. } => "failing".into(),
-        },
-        attached: disk.frontend.is_connected(),
+    fn disk_status(&self, index: DiskIndex, disk: &super::Disk) -> DiskStatus {
+        let geometry = disk.store.geometry();
+        DiskStatus {
+            swap_areas: self.engine.swap_areas(index),
+            name: disk.name.clone(),
+            image: disk.image.clone(),
+            socket: disk.socket.clone(),
+            bytes: geometry.size,
+            read_only: disk.frontend.is_read_only(),
+            store: match disk.store.health() {
+                StoreHealth::Up => "up".into(),
+                StoreHealth::Waiting { .. } => "waiting".into(),
+                StoreHealth::Failing { .. } => "failing".into(),
+            },
+            attached: disk.frontend.is_connected(),
+        }
     }
 }
 

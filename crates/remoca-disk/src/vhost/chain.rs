@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
+use remoca_core::units::PAGE_SIZE_U64;
+
 use super::config::QUEUE_SIZE_MAX;
 use super::memory::GuestMemory;
 use super::ring::{DESCRIPTOR_BYTES, Ring, RingUnreachable, read_descriptor};
@@ -74,6 +76,10 @@ struct Segment {
     address: GuestAddress,
     length: u32,
 }
+
+/// A page of guest memory, aligned, all of which a read will overwrite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Frame(GuestAddress);
 
 /// A piece of a segment: which bytes of the run are where.
 struct Part {
@@ -232,6 +238,22 @@ impl Chain {
             }
         }
         Ok(())
+    }
+
+    /// The frames that lie whole in `length` bytes of the writable run from `offset`.
+    pub fn frames(&self, offset: u64, length: usize) -> Result<impl Iterator<Item = Frame>, CopyError> {
+        let parts = self.writable.parts(offset, length)?;
+        Ok(parts.flat_map(|part| {
+            let frames = part.address.0.div_ceil(PAGE_SIZE_U64)
+                ..part.address.0.saturating_add(part.buffer.len() as u64) / PAGE_SIZE_U64;
+            frames.map(|frame| Frame(GuestAddress(frame * PAGE_SIZE_U64)))
+        }))
+    }
+
+    /// What a frame of this chain holds.
+    pub fn read_frame(&self, frame: Frame, target: &mut [u8]) -> Result<(), CopyError> {
+        self.check_live()?;
+        self.memory.read_slice(target, frame.0).map_err(|_| CopyError::GuestMemory)
     }
 
     pub fn write_status(&self, status: u8) -> Result<(), CopyError> {

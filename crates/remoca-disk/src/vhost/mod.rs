@@ -25,7 +25,7 @@ mod ring;
 mod signal;
 mod socket;
 
-pub use chain::CopyError;
+pub use chain::{CopyError, Frame};
 pub use config::{ConfigError, DeviceConfig, QUEUE_COUNT_MAX, SERIAL_BYTES_MAX};
 pub use device::{DeviceError, VhostDevice};
 pub use request::{BlkRequest, Operation, RequestId, Status, ZeroRange};

@@ -12,7 +12,7 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
 };
 
-use super::chain::{Chain, CopyError};
+use super::chain::{Chain, CopyError, Frame};
 use super::config::{DeviceConfig, SECTOR_BYTES, SERIAL_BYTES_MAX};
 
 /// struct virtio_blk_outhdr: type, reserved, sector.
@@ -119,6 +119,17 @@ impl BlkRequest {
     /// Data of a write. The guest may change it at any time: two copies need not be equal.
     pub fn copy_from_guest(&self, offset: usize, target: &mut [u8]) -> Result<(), CopyError> {
         self.chain()?.read(self.locate(offset, target.len())?, target)
+    }
+
+    /// Whole pages of guest memory that `length` bytes at `offset` of a read's data will overwrite.
+    pub fn frames(&self, offset: usize, length: usize) -> impl Iterator<Item = Frame> {
+        let chain = self.chain().and_then(|chain| chain.frames(self.locate(offset, length)?, length));
+        chain.into_iter().flatten()
+    }
+
+    /// What a frame of this request holds now; the guest may change it at any time.
+    pub fn copy_frame(&self, frame: Frame, target: &mut [u8]) -> Result<(), CopyError> {
+        self.chain()?.read_frame(frame, target)
     }
 
     fn chain(&self) -> Result<&Chain, CopyError> {
