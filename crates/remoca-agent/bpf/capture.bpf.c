@@ -165,12 +165,15 @@ static __always_inline __u32 page_count_of(struct folio *folio, __u64 flags)
 	return ((struct folio___renamed *)folio)->_nr_pages;
 }
 
-/* Pages of a block device, or of a file system on one. Network and overlay file systems have nothing on our disks. */
+/*
+ * Pages of a block device, or of a file system on some. Network and overlay file systems have nothing on our disks. That
+ * a file system has one device (s_bdev) would not do: btrfs may have several, and names none.
+ */
 static __always_inline bool on_a_disk(struct folio *folio)
 {
 	struct inode *inode = folio->mapping->host;
 
-	return inode->i_rdev || inode->i_sb->s_bdev;
+	return inode->i_rdev || inode->i_sb->s_type->fs_flags & FS_REQUIRES_DEV;
 }
 
 /* The address of the page's bytes in the direct map; 0 when the kernel's bases cannot be read. */

@@ -30,12 +30,17 @@ enum { BPF_MAP_TYPE_ARRAY = 2, BPF_MAP_TYPE_RINGBUF = 27 };
 enum { BPF_F_MMAPABLE = 1 << 10 };
 enum { BPF_RB_FORCE_WAKEUP = 2 };
 
+/* From include/linux/fs.h; unchanged since 2.6. */
+enum { FS_REQUIRES_DEV = 1 };
+
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
-struct block_device;
+struct file_system_type {
+	int fs_flags;
+};
 
 struct super_block {
-	struct block_device *s_bdev;
+	struct file_system_type *s_type;
 };
 
 struct inode {

@@ -4,6 +4,8 @@
 //! Called by the tests of this crate. It builds the programs it needs (with assertions), owns their processes, and asks the VM
 //! process over its control socket, as an operator would.
 
+pub mod file_systems;
+
 use remoca_disk::control::{self, Command as Ask, Reply};
 use remoca_disk::status::Status;
 use remoca_lab::{Disk, Guest, GuestConfig, Lab, Qmp, Service, program};
@@ -250,9 +252,16 @@ pub fn wait_for_disk(guest: &mut Guest, serial: &str, there: bool) -> Result<()>
     Ok(())
 }
 
+/// Ends the agent; what it has captured arrives first.
+pub fn stop_agent(guest: &mut Guest) -> Result<()> {
+    let stop = "kill $(cat /tmp/agent.pid); for i in $(seq 600); do kill -0 $(cat /tmp/agent.pid) 2> /dev/null || exit 0; sleep 0.1; done; exit 1";
+    guest.run(stop, LIMIT)?;
+    Ok(())
+}
+
 /// Fails if the guest's kernel complained of its disks.
 pub fn assert_kernel_is_content(guest: &mut Guest) -> Result<()> {
-    let complaints = "dmesg | grep -iE 'I/O error|EXT4-fs (error|warning)|blocked for more than|corrupt' ; true";
+    let complaints = "dmesg | grep -iE 'I/O error|EXT4-fs (error|warning)|XFS .*(error|corrupt)|BTRFS (error|warning|critical)|blocked for more than|corrupt' ; true";
     let found = guest.run(complaints, LIMIT)?;
     if found.is_empty() { Ok(()) } else { Err(format!("the guest's kernel says: {found}").into()) }
 }
