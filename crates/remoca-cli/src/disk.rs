@@ -12,14 +12,13 @@ use remoca_disk::control::ControlServer;
 use remoca_disk::driver::{Disk, Driver, Parts, Port, cache_pages};
 use remoca_disk::endpoint::Endpoint;
 use remoca_disk::frontend::Frontend;
-use remoca_disk::link::ServerLink;
+use remoca_disk::link::{ServerLink, check_list};
 use remoca_disk::port::{PORT_BYTES, PORT_SERIAL};
 use remoca_disk::store::{
     AlignedStore, BufferPool, FileOptions, FileStore, Geometry, NbdOptions, NbdStore, NbdUri, Store, UringUse,
 };
 use remoca_disk::trace::TraceWriter;
 use remoca_disk::vhost::{DeviceConfig, SocketSource, VhostDevice};
-use remoca_protocol::Token;
 use std::io::Write;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -68,9 +67,10 @@ pub struct DiskArgs {
     #[arg(long, value_name = "PATH")]
     port: Option<PathBuf>,
 
-    /// Memory server: tcp:HOST:PORT or unix:PATH; without one, nothing is cached
+    /// Memory server: tcp:HOST:PORT or unix:PATH; may be repeated (the pool is placed on one of them); without one,
+    /// nothing is cached
     #[arg(long, value_name = "ADDRESS")]
-    server: Option<Endpoint>,
+    server: Vec<Endpoint>,
 
     /// Size of the cache
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
@@ -187,9 +187,11 @@ fn parts(args: DiskArgs, stop: OwnedFd) -> Result<Parts> {
     if name.is_empty() || name.contains('/') {
         bail!("`{name}` cannot be the name of a VM: it is part of a file's name");
     }
-    let cache = match args.server {
-        Some(_) => cache_pages(args.cache).map_err(anyhow::Error::msg)?,
-        None => PageCount(0),
+    let cache = if args.server.is_empty() {
+        PageCount(0)
+    } else {
+        check_list(&args.server).map_err(anyhow::Error::msg)?;
+        cache_pages(args.cache).map_err(anyhow::Error::msg)?
     };
     let disks = open_disks(&args)?;
     let port = args.port.as_deref().map(open_port).transpose()?;
@@ -197,10 +199,8 @@ fn parts(args: DiskArgs, stop: OwnedFd) -> Result<Parts> {
     let words = IndexMemory::new(layout(&config).words()).context("there is no memory for the index of this cache")?;
     let control = control_socket(&args, &name)?;
     let trace = args.trace.as_deref().map(TraceWriter::create).transpose().context("cannot make the trace file")?;
-    let link = match args.server {
-        Some(endpoint) => Some(ServerLink::start(endpoint, Token(random()?)).context("cannot start the server link")?),
-        None => None,
-    };
+    let start = || ServerLink::start(&args.server).context("cannot start the server link");
+    let link = if args.server.is_empty() { None } else { Some(start()?) };
     Ok(Parts {
         name,
         engine: DiskEngine::new(&config, words),

@@ -5,9 +5,10 @@ use crate::size::{parse_size, show_size};
 use anyhow::{Result, bail};
 use clap::Args;
 use remoca_disk::control::Command;
+use remoca_disk::endpoint::Endpoint;
 use std::io::Write;
 
-/// Change the cache of a running VM: its size, on, off.
+/// Change the cache of a running VM: its size, on, off, its memory servers.
 #[derive(Args, Debug)]
 pub struct SetArgs {
     /// Name of the VM process, or the path of its control socket
@@ -25,6 +26,11 @@ pub struct SetArgs {
     /// Turn the cache off, and give its memory back; the disk works on
     #[arg(long)]
     off: bool,
+
+    /// Memory servers in place of those that it has, such as tcp:HOST:PORT; may be repeated. A server that is not named is
+    /// left at once and gets its memory back
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["cache", "on", "off"])]
+    server: Vec<Endpoint>,
 }
 
 /// Runs the subcommand.
@@ -37,11 +43,17 @@ pub fn run(args: &SetArgs) -> Result<()> {
         (_, true) => Some(false),
         _ => None,
     };
-    if enabled.is_none() && args.cache.is_none() {
-        bail!("nothing to change: say --cache SIZE, --on or --off");
+    let servers: Option<Vec<_>> =
+        (!args.server.is_empty()).then(|| args.server.iter().map(Endpoint::to_string).collect());
+    if enabled.is_none() && args.cache.is_none() && servers.is_none() {
+        bail!("nothing to change: say --cache SIZE, --on, --off or --server ADDRESS");
     }
     let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("no such VM process") };
-    let status = runtime::ask(&socket, Command::Set { cache_bytes: args.cache, enabled })?;
+    let status = runtime::ask(&socket, Command::Set { cache_bytes: args.cache, enabled, servers })?;
+    if !args.server.is_empty() {
+        let servers: Vec<_> = status.servers.iter().map(|server| server.endpoint.as_str()).collect();
+        return Ok(writeln!(std::io::stdout(), "{}: servers {}", status.name, servers.join(" "))?);
+    }
     let state = if status.cache.enabled { show_size(status.cache.wanted_bytes) } else { "off".into() };
     Ok(writeln!(std::io::stdout(), "{}: cache {state}", status.name)?)
 }

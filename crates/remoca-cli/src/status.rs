@@ -5,7 +5,7 @@ use crate::size::show_size;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use remoca_disk::control::Command;
-use remoca_disk::status::Status;
+use remoca_disk::status::{KnownServerStatus, Status};
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -102,8 +102,7 @@ fn show(args: &StatusArgs, now: &[Status], before: &[Status]) -> Result<()> {
     Ok(())
 }
 
-const HEADING: &str =
-    "VM               CACHE      USED   SERVER        READS   HIT%  CACHE us   DISK us   WRITES  EVICTED  KNOWN%";
+const HEADING: &str = "VM               CACHE      USED   SERVER        READS   HIT%  CACHE us   DISK us   WRITES  EVICTED  KNOWN%   POOL AT";
 
 /// One VM, since its start or since `earlier`.
 fn line(status: &Status, earlier: Option<&Status>) -> String {
@@ -129,8 +128,9 @@ fn line(status: &Status, earlier: Option<&Status>) -> String {
         Some(server) if server.connected => "connected",
         Some(_) => "unreachable",
     };
+    let pool_at = status.servers.iter().find(|server| server.in_use).map_or("-", |server| &server.endpoint);
     format!(
-        "{:<16} {:>5} {:>9}   {:<11} {:>7} {:>6} {:>9} {:>9} {:>8} {:>8} {:>7}",
+        "{:<16} {:>5} {:>9}   {:<11} {:>7} {:>6} {:>9} {:>9} {:>8} {:>8} {:>7}   {pool_at}",
         status.name,
         if status.cache.enabled { show_size(status.cache.granted_bytes) } else { "off".into() },
         show_size(status.cache.used_bytes),
@@ -158,6 +158,11 @@ fn show_all(out: &mut impl Write, status: &Status) -> Result<()> {
                 (_, true, false) => "connected".into(),
             };
             writeln!(out, "  server      {} {state}", server.endpoint)?;
+        }
+    }
+    if status.servers.len() > 1 {
+        for server in &status.servers {
+            writeln!(out, "  of          {}", known_server(server))?;
         }
     }
     let (wanted, granted) = (show_size(cache.wanted_bytes), show_size(cache.granted_bytes));
@@ -214,6 +219,20 @@ fn show_all(out: &mut impl Write, status: &Status) -> Result<()> {
         writeln!(out, "  {name:<26} {value:>12}")?;
     }
     Ok(())
+}
+
+fn known_server(server: &KnownServerStatus) -> String {
+    let state = match (&server.error, server.in_use) {
+        (Some(error), _) => error.clone(),
+        (None, true) => "has the pool".into(),
+        (None, false) => "not in use".into(),
+    };
+    match (server.possible_bytes, server.answered_s_ago) {
+        (Some(bytes), Some(ago)) => {
+            format!("{}: {state}; {ago} s ago it could give {}", server.endpoint, show_size(bytes))
+        }
+        _ => format!("{}: {state}", server.endpoint),
+    }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "for people to read")]

@@ -21,11 +21,13 @@ pub enum Rule {
     AdmissionCheck,
     /// A fetched page is served only if it has the fingerprint that was asked for.
     FetchCheck,
+    /// A pool is known by its server and its generation, not by the generation alone.
+    PoolOfOneServer,
 }
 
 impl Rule {
     /// All rules with the names that test programs use for them.
-    pub const ALL: [(&'static str, Self); 8] = [
+    pub const ALL: [(&'static str, Self); 9] = [
         ("read-overlapped-by-write", Self::ReadOverlappedByWrite),
         ("overlapping-writes", Self::OverlappingWrites),
         ("partial-write", Self::PartialWrite),
@@ -34,6 +36,7 @@ impl Rule {
         ("pinned-slot", Self::PinnedSlot),
         ("admission-check", Self::AdmissionCheck),
         ("fetch-check", Self::FetchCheck),
+        ("pool-of-one-server", Self::PoolOfOneServer),
     ];
 }
 

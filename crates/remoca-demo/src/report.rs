@@ -474,6 +474,7 @@ mod tests {
             version: String::new(),
             uptime_s: 0.0,
             server: None,
+            servers: Vec::new(),
             cache: CacheStatus {
                 enabled: true,
                 wanted_bytes: 0,

@@ -18,14 +18,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
-const LINE_BYTES_MAX: usize = 4096;
+const LINE_BYTES_MAX: usize = 8192;
 /// Clients that are served at a time; others are sent away.
 const CLIENTS_MAX: usize = 16;
 /// Time for a command to arrive, and for the answer to be taken.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a running VM process can be asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Command {
     /// Everything it knows of itself.
@@ -38,6 +38,9 @@ pub enum Command {
         /// Off drops all that is cached, on starts cold.
         #[serde(default)]
         enabled: Option<bool>,
+        /// Addresses of the memory servers, in place of those that it has.
+        #[serde(default)]
+        servers: Option<Vec<String>>,
     },
 }
 

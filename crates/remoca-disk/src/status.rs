@@ -12,7 +12,11 @@ pub struct Status {
     pub pid: u32,
     pub version: String,
     pub uptime_s: f64,
+    /// The server that the pool is on, or was on last, or the first of the list.
     pub server: Option<ServerStatus>,
+    /// All servers that this process may use.
+    #[serde(default)]
+    pub servers: Vec<KnownServerStatus>,
     pub cache: CacheStatus,
     pub disks: Vec<DiskStatus>,
     pub port: Option<PortStatus>,
@@ -29,6 +33,19 @@ pub struct ServerStatus {
     pub connected: bool,
     /// Connected, but late: reads avoid it until it answers.
     pub stalled: bool,
+    pub error: Option<String>,
+}
+
+/// One server of the list.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct KnownServerStatus {
+    pub endpoint: String,
+    /// The pool is here.
+    pub in_use: bool,
+    /// What this process could have here, its pool included, when the server answered last.
+    pub possible_bytes: Option<u64>,
+    pub answered_s_ago: Option<u64>,
+    /// Why it could not be used when it was tried last.
     pub error: Option<String>,
 }
 

@@ -191,7 +191,7 @@ impl Host {
 
     /// What `remoca set` would do.
     pub fn set(&self, cache_bytes: Option<u64>, enabled: Option<bool>) -> Result<Status> {
-        self.ask(Ask::Set { cache_bytes, enabled })
+        self.ask(Ask::Set { cache_bytes, enabled, servers: None })
     }
 
     fn ask(&self, command: Ask) -> Result<Status> {

@@ -89,8 +89,14 @@ tally! {
     pages_sent,
     moves,
     connects,
-    /// Connections that the engine gave up.
-    reconnects,
+    /// Sessions that the engine gave up.
+    given_up,
+    /// Sessions that the engine left, with a BYE.
+    left,
+    /// Answers of servers that were not needed.
+    released,
+    /// Attempts to connect that failed.
+    unanswered,
     hangs,
     refusals,
     messages_lost,

@@ -63,16 +63,22 @@ pub enum Stimulus {
     GuestMemory(u32),
     /// The connection breaks; the client notices after this time.
     Cut(u64),
+    /// A server cannot be reached for this time.
+    Away(usize, u64),
     /// The server never answers on this connection again, and nothing tells the client.
     Hang,
-    /// The server does nothing for this time.
-    Stop(u64),
-    /// The server starts anew: its pages are gone.
-    Restart,
-    /// So many pages are taken from the pool.
-    Take(u32),
-    /// The server has so many pages for this VM from now on.
-    Memory(u32),
+    /// A server does nothing for this time.
+    Stop(usize, u64),
+    /// A server starts anew: its pages are gone.
+    Restart(usize),
+    /// A server is gone for this time, and then starts anew.
+    Gone(usize, u64),
+    /// So many pages are taken from the pool of a server.
+    Take(usize, u32),
+    /// A server has so many pages for this VM from now on.
+    Memory(usize, u32),
+    /// The operator lists other servers: those whose bits are set.
+    Servers(u32),
     /// The backing store of this disk crashes and comes back; writes that were not flushed may be lost.
     StoreCrash(u16),
 }
@@ -127,16 +133,21 @@ fn pause(scenario: &Scenario, random: &mut Random) -> u64 {
 fn stimulus(scenario: &Scenario, random: &mut Random) -> Stimulus {
     let faults = scenario.faults;
     match random.below(1000) {
-        0..=7 if faults.network => Stimulus::Cut(random.below(2_000_000_000)),
-        8..=9 if faults.server => Stimulus::Hang,
-        10..=13 if faults.server => Stimulus::Stop(random.between(1_000_000..=14_000_000_000)),
-        14..=16 if faults.server => Stimulus::Restart,
-        17..=24 if faults.memory => Stimulus::Take(random.count(1..=6)),
-        25..=29 if faults.memory => Stimulus::Memory(random.count(0..=48)),
+        0..=4 if faults.network => Stimulus::Cut(random.below(2_000_000_000)),
+        5..=9 if faults.network => Stimulus::Away(server(scenario, random), random.below(1_000_000_000)),
+        10..=11 if faults.server => Stimulus::Hang,
+        12..=13 if faults.server => {
+            Stimulus::Stop(server(scenario, random), random.between(1_000_000..=14_000_000_000))
+        }
+        14..=16 if faults.server => Stimulus::Restart(server(scenario, random)),
+        17..=18 if faults.server => Stimulus::Gone(server(scenario, random), random.below(8_000_000_000)),
+        19..=24 if faults.memory => Stimulus::Take(server(scenario, random), random.count(1..=6)),
+        25..=29 if faults.memory => Stimulus::Memory(server(scenario, random), random.count(0..=48)),
         30..=45 if faults.operator => Stimulus::Resize(size(scenario, random)),
         46..=48 if faults.operator => Stimulus::GuestMemory(random.count(8..=256)),
-        49..=51 if faults.disk => Stimulus::StoreCrash(disk(scenario, random)),
-        52..=199 if scenario.has_port => Stimulus::Evict(eviction(random)),
+        49 if faults.operator && scenario.memory.len() > 1 => Stimulus::Servers(random.count(1..=every(scenario))),
+        50..=52 if faults.disk => Stimulus::StoreCrash(disk(scenario, random)),
+        53..=199 if scenario.has_port => Stimulus::Evict(eviction(random)),
         _ => guest(scenario, random),
     }
 }
@@ -156,6 +167,15 @@ fn size(scenario: &Scenario, random: &mut Random) -> u32 {
         3..=5 => random.count(1..=scenario.slots / 2),
         _ => random.count(1..=scenario.slots * 2),
     }
+}
+
+fn server(scenario: &Scenario, random: &mut Random) -> usize {
+    random.index(scenario.memory.len())
+}
+
+/// A bit for every server.
+fn every(scenario: &Scenario) -> u32 {
+    (1 << scenario.memory.len()) - 1
 }
 
 fn disk(scenario: &Scenario, random: &mut Random) -> u16 {

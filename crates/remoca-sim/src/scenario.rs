@@ -10,7 +10,7 @@ use crate::random::Random;
 pub struct Faults {
     /// Connections are lost, with any part of what was on the way.
     pub network: bool,
-    /// The server stops for a while, hangs for good, or starts anew with nothing.
+    /// A server stops for a while, hangs for good, is gone, or starts anew with nothing.
     pub server: bool,
     /// The server gives wrong, old, foreign, double or no answers, and says wrong numbers.
     pub lies: bool,
@@ -69,8 +69,8 @@ pub struct Scenario {
     pub fetch_limit: u32,
     /// Messages the network takes before the server has read them.
     pub wire_limit: u32,
-    /// Pages the server has for this VM.
-    pub memory: u32,
+    /// Pages each memory server has for this VM.
+    pub memory: Vec<u32>,
     pub disk_ns: u64,
     pub network_ns: u64,
     /// Percentage of reads among the requests.
@@ -92,6 +92,7 @@ impl Scenario {
         let disk_ns = random.between(50_000..=8_000_000);
         let network_ns = random.between(20_000..=1_000_000);
         let has_port = !random.one_in(4);
+        let servers = *random.pick(&[1, 2, 3]);
         let mut key = [0; 16];
         key[..8].copy_from_slice(&random.bits().to_le_bytes());
         Self {
@@ -112,7 +113,7 @@ impl Scenario {
             send_window: random.count(1..=16),
             fetch_limit: random.count(1..=16),
             wire_limit: random.count(1..=64),
-            memory: if faults.memory { random.count(0..=48) } else { 1 << 20 },
+            memory: (0..servers).map(|_| if faults.memory { random.count(0..=48) } else { 1 << 20 }).collect(),
             disk_ns,
             network_ns,
             reads: random.between(40..=90),

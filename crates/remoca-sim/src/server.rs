@@ -60,17 +60,22 @@ impl Server {
         Self { pool: Vec::new(), generation: 1, sends_received: 0, memory }
     }
 
-    /// Loses the pool.
+    /// Loses the pool. Generations of different servers are often the same: one means nothing elsewhere.
     pub fn restart(&mut self) {
+        self.generation += u64::from(!self.pool.is_empty() || self.sends_received > 0);
         self.pool.clear();
-        self.generation += 1;
         self.sends_received = 0;
     }
 
     /// What WELCOME says.
     #[must_use]
     pub fn offer(&self) -> PoolOffer {
-        PoolOffer { generation: self.generation, npages: self.size(), sends_received: self.sends_received }
+        PoolOffer {
+            generation: self.generation,
+            npages: self.size(),
+            available: PageCount(self.memory.saturating_sub(self.size().0)),
+            sends_received: self.sends_received,
+        }
     }
 
     /// Number of pages in the pool, empty ones included.
@@ -178,6 +183,7 @@ impl Server {
             3 => PoolOffer { sends_received: u64::MAX - random.below(3), ..honest },
             4 => PoolOffer { npages: PageCount(u32::MAX), ..honest },
             1 => PoolOffer { npages: PageCount(random.count(0..=64)), ..honest },
+            5 => PoolOffer { available: PageCount(*random.pick(&[0, 1, 40, u32::MAX])), ..honest },
             2 => PoolOffer { generation: honest.generation.saturating_sub(1), ..honest },
             _ => honest,
         }

@@ -7,7 +7,7 @@ use crate::server::Message;
 use remoca_core::units::Nanos;
 use std::collections::VecDeque;
 
-/// Names a connection; counted up at each connect.
+/// Names a connection; counted up at each connect, from 1.
 pub type ConnectionId = u64;
 
 /// What the client thinks of the connection.
@@ -21,6 +21,8 @@ pub enum Phase {
 #[derive(Debug)]
 pub struct Wire {
     pub id: ConnectionId,
+    /// The server at the other end.
+    pub server: usize,
     pub phase: Phase,
     /// What the engine asked to be sent and that has not left.
     pub queue: VecDeque<Message>,
@@ -45,6 +47,7 @@ impl Wire {
     pub fn new() -> Self {
         Self {
             id: 0,
+            server: 0,
             phase: Phase::Down,
             queue: VecDeque::new(),
             leaving: false,
@@ -57,10 +60,10 @@ impl Wire {
         }
     }
 
-    /// Begins a new connection; what waited for the old one is gone.
-    pub fn renew(&mut self) -> ConnectionId {
-        *self = Self { id: self.id + 1, phase: Phase::Down, ..Self::new() };
-        self.id
+    /// A connection that a server has answered on.
+    #[must_use]
+    pub fn to(server: usize, id: ConnectionId) -> Self {
+        Self { id, server, phase: Phase::Up, ..Self::new() }
     }
 
     /// Whether the client hears what the server says.

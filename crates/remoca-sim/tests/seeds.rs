@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 const SEEDS: u64 = 3_000;
 
 /// Counters that a healthy simulation moves: what never happens is never tested. Each has to reach the number beside it.
-const HAPPENS: [(&str, u64); 33] = [
+const HAPPENS: [(&str, u64); 37] = [
     ("hit_blocks", 10_000),
     ("zero_blocks", 10_000),
     ("covered_blocks", 10_000),
@@ -34,7 +34,11 @@ const HAPPENS: [(&str, u64); 33] = [
     ("flushes_failed", 1_000),
     ("lost_sends", 1_000),
     ("messages_lost", 1_000),
-    ("reconnects", 100),
+    ("given_up", 100),
+    ("left", 100),
+    ("pool_moves", 100),
+    ("released", 100),
+    ("unanswered", 100),
     ("hangs", 100),
     ("refusals", 500),
     ("moves", 200),

@@ -17,6 +17,7 @@ mod disk;
 mod evict;
 mod guest;
 pub mod overlap;
+mod placement;
 mod server;
 mod size;
 mod stats;
@@ -25,7 +26,7 @@ mod types;
 
 pub use admission::Admission;
 pub use stats::EngineStats;
-pub use types::{Action, DiskError, Evicted, FetchId, GuestOp, PageOutcome, PoolOffer, RequestId};
+pub use types::{Action, DiskError, Evicted, FetchId, GuestOp, PageOutcome, PoolOffer, RequestId, ServerNumber};
 
 use crate::fingerprint::Fingerprinter;
 use crate::index::{CacheIndex, Layout, SlotCounts};
@@ -34,6 +35,7 @@ use crate::units::{ByteRange, DiskIndex, Nanos, PageCount};
 use admission::Sources;
 use evict::Feedback;
 use overlap::Overlaps;
+use placement::Placement;
 use server::{Fetches, Link};
 use std::collections::VecDeque;
 use std::ops::DerefMut;
@@ -46,7 +48,7 @@ pub struct EngineConfig {
     pub disks: u16,
     /// Secret key of the fingerprints, random for each VM.
     pub key: [u8; 16],
-    /// Seed of the index's hash chains.
+    /// Seed of the index's hash chains, and of what must not be the same in all VMs.
     pub seed: u64,
     /// Size of the cache that is asked of the server; 0 is off.
     pub cache: PageCount,
@@ -117,6 +119,7 @@ pub struct DiskEngine<M> {
     swap: Vec<SwapAreas>,
     /// Sticky: durability was lost, no later flush may claim otherwise.
     flush_failed: Vec<Option<DiskError>>,
+    placement: Placement,
     link: Link,
     fetches: Fetches,
     deadlines: VecDeque<(Nanos, RequestId, u64)>,
@@ -153,6 +156,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             overlaps: (0..config.disks).map(|_| Overlaps::default()).collect(),
             swap: (0..config.disks).map(|_| SwapAreas::default()).collect(),
             flush_failed: vec![None; usize::from(config.disks)],
+            placement: Placement::new(config.seed),
             link: Link::new(config.cache, config.send_window),
             fetches: Fetches::new(config.fetch_limit),
             deadlines: VecDeque::new(),

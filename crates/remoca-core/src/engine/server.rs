@@ -1,7 +1,9 @@
 //! The link to the memory server: outstanding requests, and what is lost with a connection.
 
+use super::placement::Need;
 use super::{
-    Action, Admission, DiskEngine, FetchId, GuestOp, PageOutcome, Phase, PoolOffer, RequestId, block_count, update_mean,
+    Action, Admission, DiskEngine, FetchId, GuestOp, PageOutcome, Phase, PoolOffer, RequestId, ServerNumber,
+    block_count, update_mean,
 };
 use crate::fingerprint::Fingerprint;
 use crate::rules::Rule;
@@ -39,7 +41,8 @@ pub(super) struct Link {
     stalled_since: Option<Nanos>,
     /// Since when the server owes an answer to a SETSIZE; set by the first timer after it was sent.
     pub(super) size_owed_since: Option<Nanos>,
-    generation: Option<u64>,
+    /// The pool that the index is about: its server and its generation.
+    pool: Option<(ServerNumber, u64)>,
     /// SENDPAGEs for this pool since it started, and the slots of the newest of them.
     pub(super) sends: u64,
     /// (number of the send, slot); a MOVE carries the number of the next send.
@@ -60,7 +63,7 @@ impl Link {
             reduced: false,
             stalled_since: None,
             size_owed_since: None,
-            generation: None,
+            pool: None,
             sends: 0,
             log: VecDeque::with_capacity(SEND_LOG),
             log_from: 0,
@@ -83,6 +86,10 @@ impl Link {
 
     pub(super) fn granted(&self) -> PageCount {
         self.granted
+    }
+
+    pub(super) fn need(&self) -> Need {
+        Need { wanted: self.wanted, granted: self.granted, settled: !self.is_size_owed(), pool: self.pool }
     }
 
     fn is_size_owed(&self) -> bool {
@@ -182,30 +189,29 @@ impl Fetches {
 }
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
-    /// A connection is there, and the server said what it has for this VM.
-    pub fn handle_connected(&mut self, offer: PoolOffer) {
+    /// The connection to `server` is the session, and it said what it has for this VM.
+    pub(super) fn begin_session(&mut self, server: ServerNumber, offer: PoolOffer) {
         debug_assert!(!self.link.is_up(), "connected twice");
         self.stats.connections += 1;
         self.link.state = State::Up { asked: None };
         self.link.room = self.link.window;
-        if self.link.generation == Some(offer.generation) {
+        let is_same = |(known, generation): (ServerNumber, u64)| {
+            generation == offer.generation && (known == server || !self.rules.hold(Rule::PoolOfOneServer))
+        };
+        if self.link.pool.is_some_and(is_same) {
             self.give_up_lost_sends(offer);
         } else {
             self.index.drop_all_slots();
-            self.link.generation = Some(offer.generation);
             self.link.restart_log(offer.sends_received);
         }
+        self.link.pool = Some((server, offer.generation));
         self.link.granted = offer.npages;
         self.fit_capacity();
         self.ask_size(None);
     }
 
-    /// The connection is gone; replies to what was asked on it will not come.
-    pub fn handle_disconnected(&mut self) {
-        if !self.link.is_up() {
-            return;
-        }
-        self.stats.disconnections += 1;
+    /// There is no session any more: what was asked of the server is asked of the disk.
+    pub(super) fn end_session(&mut self) {
         self.link.state = State::Down;
         self.link.stalled_since = None;
         self.link.size_owed_since = None;
@@ -335,14 +341,16 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.deadlines.pop_front();
         }
         let fetch = self.deadlines.front().map(|(at, _, _)| *at);
-        [fetch, self.link.retry_at, self.link.silence_deadline()].into_iter().flatten().min()
+        let place = self.placement.deadline(&self.link.need());
+        [fetch, self.link.retry_at, self.link.silence_deadline(), place].into_iter().flatten().min()
     }
 
     fn is_waiting(&self, id: RequestId, serial: u64) -> bool {
         self.request(id).is_some_and(|r| r.serial == serial && matches!(r.phase, Phase::Fetching { .. }))
     }
 
-    /// Time has passed: late fetches go to the disk, sizes are asked for again, a silent server is given up.
+    /// Time has passed: late fetches go to the disk, sizes are asked for again, a silent server is given up, others are
+    /// asked.
     pub fn handle_timer(&mut self, now: Nanos) {
         while let Some(&(at, id, serial)) = self.deadlines.front()
             && at <= now
@@ -362,8 +370,11 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.link.size_owed_since.get_or_insert(now);
         }
         if self.link.silence_deadline().is_some_and(|at| at <= now) {
-            self.actions.push_back(Action::Reconnect);
-            self.handle_disconnected();
+            self.stats.disconnections += 1;
+            self.actions.push_back(Action::GiveUp);
+            self.placement.silent(now);
+            self.end_session();
         }
+        self.place(now);
     }
 }

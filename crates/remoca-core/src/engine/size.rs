@@ -14,6 +14,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     pub fn handle_sized(&mut self, now: Nanos, npages: PageCount) {
         let Some(asked) = self.take_asked() else { return };
         self.link.granted = npages;
+        self.placement.note_size(now, npages, self.link.wanted);
         self.fit_capacity();
         // Never at once after an answer that is not what was asked for: such a server would be asked without end.
         if npages != asked || (self.link.reduced && npages < self.link.wanted) {
@@ -33,6 +34,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         } else if possible > self.link.granted && possible < asked && !self.link.reduced {
             self.ask_size(Some(possible));
         } else {
+            self.placement.note_size(now, self.link.granted, self.link.wanted);
             self.link.retry_at = Some(now.plus_ns(RESIZE_RETRY_NS));
         }
     }
@@ -54,6 +56,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.index.drop_everything();
         }
         self.link.retry_at = None;
+        self.placement.look_soon();
         self.ask_size(None);
     }
 

@@ -72,6 +72,8 @@ counters! {
     foreign_writes,
     connections,
     disconnections,
+    /// Times the pool was given back because another server could give more.
+    pool_moves,
     /// Slots given up because their page was on the way when a connection was lost.
     lost_sends,
 }

@@ -6,6 +6,7 @@ mod frames;
 mod link;
 mod modifications;
 mod pages;
+mod placement;
 mod reads;
 mod swap;
 
@@ -16,6 +17,7 @@ use crate::units::{BlockId, BlockNumber, PAGE_SIZE, SlotIndex};
 const MS: u64 = 1_000_000;
 const DISK: DiskIndex = DiskIndex(0);
 const OTHER_DISK: DiskIndex = DiskIndex(1);
+const SERVER: ServerNumber = ServerNumber(0);
 const EIO: DiskError = DiskError(5);
 
 fn config() -> EngineConfig {
@@ -54,7 +56,10 @@ struct Bench {
 
 impl Bench {
     fn new(config: EngineConfig) -> Self {
-        Self { engine: DiskEngine::new(&config, vec![0; layout(&config).words()]), now: Nanos(1) }
+        let mut bench = Self { engine: DiskEngine::new(&config, vec![0; layout(&config).words()]), now: Nanos(1) };
+        bench.engine.set_servers(bench.now, &[SERVER]);
+        bench.actions();
+        bench
     }
 
     /// Connected to a new pool, with the size that the configuration asks for.
@@ -66,8 +71,18 @@ impl Bench {
 
     /// Connected to a pool that has `npages` already; a SETSIZE that follows is granted.
     fn connect(&mut self, generation: u64, npages: u32, sends_received: u64) {
-        self.engine.handle_connected(PoolOffer { generation, npages: PageCount(npages), sends_received });
+        self.greet(generation, npages, sends_received);
         self.grant();
+    }
+
+    /// The server answers, and becomes the session's at once: there is no other.
+    fn greet(&mut self, generation: u64, npages: u32, sends_received: u64) {
+        let offer = PoolOffer { generation, npages: PageCount(npages), available: PageCount(8), sends_received };
+        self.engine.handle_answer(self.now, SERVER, Some(offer));
+    }
+
+    fn disconnect(&mut self) {
+        self.engine.handle_disconnected(self.now);
     }
 
     /// Answers SETSIZEs as asked, and gives all other actions.
@@ -91,7 +106,13 @@ impl Bench {
         self.now = self.now.plus_ns(ns);
     }
 
+    /// All actions, but for the connecting.
     fn actions(&mut self) -> Vec<Action> {
+        let connecting = |action: &Action| matches!(action, Action::Ask(_) | Action::Use(_));
+        self.all_actions().into_iter().filter(|action| !connecting(action)).collect()
+    }
+
+    fn all_actions(&mut self) -> Vec<Action> {
         std::iter::from_fn(|| self.engine.poll_action()).collect()
     }
 

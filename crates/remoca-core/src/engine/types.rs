@@ -11,6 +11,10 @@ pub struct RequestId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FetchId(pub u32);
 
+/// A memory server, numbered by the driver. No number is used for two of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServerNumber(pub u32);
+
 /// An error of the backing store, as the errno it reported. It reaches the guest as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskError(pub i32);
@@ -42,8 +46,16 @@ pub enum Action {
     MovePage { from: SlotIndex, to: SlotIndex },
     /// SETSIZE to the server.
     SetSize(PageCount),
-    /// The server does not answer: close the connection and make a new one.
-    Reconnect,
+    /// Connect to this server and ask for its offer; then call `handle_answer`, once.
+    Ask(ServerNumber),
+    /// The connection on which this server answered last is the session from now on.
+    Use(ServerNumber),
+    /// The connection on which this server answered is not needed: BYE, and close it.
+    Release(ServerNumber),
+    /// The session's server does not answer: close the connection. What is on its way to us must not arrive any more.
+    GiveUp,
+    /// The pool is given back: BYE, and close the connection. What is on its way to us must not arrive any more.
+    Leave,
     /// Someone else writes to the image of this disk: say so loudly. The index was dropped.
     ForeignWriter(DiskIndex),
 }
@@ -83,6 +95,16 @@ pub struct PoolOffer {
     pub generation: u64,
     /// Size of the pool now.
     pub npages: PageCount,
+    /// Pages that could be had beyond that.
+    pub available: PageCount,
     /// SENDPAGEs the pool has stored since it started.
     pub sends_received: u64,
+}
+
+impl PoolOffer {
+    /// Pages that the pool could have.
+    #[must_use]
+    pub fn possible(&self) -> PageCount {
+        PageCount(self.npages.0.saturating_add(self.available.0))
+    }
 }

@@ -4,8 +4,9 @@ use super::Driver;
 use super::poller::Source;
 use super::requests::{Origin, Pending, Starved, store_op};
 use crate::frontend::Outcome;
+use crate::link::ServerLink;
 use crate::trace::{TraceRecord, TracedOp, TracedSource};
-use remoca_core::engine::{Action, DiskError, GuestOp, RequestId};
+use remoca_core::engine::{Action, DiskError, GuestOp, RequestId, ServerNumber};
 use remoca_protocol::Frame;
 
 impl Driver {
@@ -24,7 +25,9 @@ impl Driver {
                 Action::SetSize(npages) => {
                     self.send(&Frame::SetSize { request: remoca_protocol::RequestId(0), npages });
                 }
-                Action::Reconnect => self.reconnect("it does not answer"),
+                Action::Ask(_) | Action::Use(_) | Action::Release(_) | Action::GiveUp | Action::Leave => {
+                    self.place(action);
+                }
                 Action::ForeignWriter(disk) => {
                     let image = &self.disks[usize::from(disk.0)].image;
                     tracing::error!(
@@ -162,16 +165,46 @@ impl Driver {
         }
     }
 
-    /// The connection is of no use any more; the engine knows already or is told here.
-    pub(super) fn reconnect(&mut self, why: &str) {
+    /// Connections to memory servers: which are made, which one is the session.
+    fn place(&mut self, action: Action) {
+        if let Some(link) = &mut self.link {
+            match action {
+                Action::Ask(server) => link.ask(server),
+                Action::Release(server) => link.release(server),
+                Action::Use(server) => self.begin_session(server),
+                Action::GiveUp => self.end_session(|link| link.end("it does not answer")),
+                Action::Leave => self.end_session(ServerLink::leave),
+                _ => {}
+            }
+        }
+    }
+
+    fn begin_session(&mut self, server: ServerNumber) {
+        self.refusal_told = false;
+        let Some(link) = &mut self.link else { return };
+        let watched = match link.begin(server).then(|| link.socket_fd()).flatten() {
+            Some(socket) => self.poller.add(socket, Source::LinkSocket, false),
+            None => Err(std::io::ErrorKind::NotConnected.into()),
+        };
+        if let Err(error) = watched {
+            self.lose_session(&format!("its socket cannot be watched: {error}"));
+        }
+    }
+
+    fn end_session(&mut self, end: impl FnOnce(&mut ServerLink)) {
         if let Some(link) = &mut self.link {
             if let Some(socket) = link.socket_fd() {
                 self.poller.remove(socket);
             }
-            link.reconnect(why);
+            end(link);
         }
         self.receive_again = false;
-        self.engine.handle_disconnected();
+    }
+
+    /// The connection is of no use any more, and the engine is told.
+    pub(super) fn lose_session(&mut self, why: &str) {
+        self.end_session(|link| link.end(why));
+        self.engine.handle_disconnected(self.now);
         self.execute();
     }
 
@@ -190,7 +223,7 @@ impl Driver {
                     self.engine.handle_sent(pages);
                 }
             }
-            Err(error) => self.reconnect(&error.to_string()),
+            Err(error) => self.lose_session(&error.to_string()),
         }
     }
 }

@@ -5,7 +5,7 @@ use super::poller::Source;
 use super::requests::{Group, Origin, Pending};
 use crate::frontend::{CopyError, GuestRequest, Operation, Outcome, ZeroRange};
 use crate::index_memory::IndexMemory;
-use crate::link::Received;
+use crate::link::{Received, ServerLink};
 use crate::port;
 use crate::store::StoreEvent;
 use remoca_core::engine::{DiskError, Evicted, FetchId, GuestOp, PageOutcome, PoolOffer};
@@ -48,7 +48,7 @@ impl Driver {
         match source {
             Source::Stop => {}
             Source::Control => self.answer_control(),
-            Source::LinkWake => self.take_session(),
+            Source::LinkWake => self.take_answers(),
             Source::LinkSocket => {
                 if writable && let Some(link) = &mut self.link {
                     link.note_writable();
@@ -249,22 +249,11 @@ impl Driver {
         true
     }
 
-    fn take_session(&mut self) {
-        let Some(link) = &mut self.link else { return };
-        let Some(welcome) = link.take_session() else { return };
-        if let Some(socket) = link.socket_fd()
-            && let Err(error) = self.poller.add(socket, Source::LinkSocket, false)
-        {
-            self.reconnect(&format!("its socket cannot be watched: {error}"));
-            return;
+    fn take_answers(&mut self) {
+        while let Some((server, welcome)) = self.link.as_mut().and_then(ServerLink::take_answer) {
+            self.engine.handle_answer(self.now, server, welcome.map(|welcome| pool_offer(&welcome)));
+            self.execute();
         }
-        self.refusal_told = false;
-        let Welcome { pool_generation, npages, sends_received, .. } = welcome;
-        // The engine counts on from the server's figure, so it must leave room for that.
-        let sends_received = sends_received.0.min(u64::MAX / 2);
-        let offer = PoolOffer { generation: pool_generation.0, npages, sends_received };
-        self.engine.handle_connected(offer);
-        self.execute();
     }
 
     pub(super) fn receive(&mut self) {
@@ -274,12 +263,12 @@ impl Driver {
         self.link = Some(link);
         self.execute();
         if let Some(code) = self.dismissal.take() {
-            return self.reconnect(&format!("it ended the session: {code:?}"));
+            return self.lose_session(&format!("it ended the session: {code:?}"));
         }
         match received {
             Ok(Received::Drained) => {}
             Ok(Received::More) => self.receive_again = true,
-            Err(error) => self.reconnect(&error.to_string()),
+            Err(error) => self.lose_session(&error.to_string()),
         }
     }
 
@@ -339,6 +328,16 @@ impl Driver {
                 false
             }
         }
+    }
+}
+
+fn pool_offer(welcome: &Welcome) -> PoolOffer {
+    PoolOffer {
+        generation: welcome.pool_generation.0,
+        npages: welcome.npages,
+        available: welcome.available,
+        // The engine counts on from the server's figure, so it must leave room for that.
+        sends_received: welcome.sends_received.0.min(u64::MAX / 2),
     }
 }
 

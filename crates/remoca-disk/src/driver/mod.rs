@@ -156,6 +156,7 @@ impl Driver {
             driver.engine.describe_disk(DiskIndex(index), blocks, disk.swap);
         }
         driver.register()?;
+        driver.tell_servers();
         Ok(driver)
     }
 
@@ -183,6 +184,15 @@ impl Driver {
                 self.finish();
                 return Ok(());
             }
+        }
+    }
+
+    /// The engine decides where the pool goes; from here on connections are made.
+    fn tell_servers(&mut self) {
+        if let Some(link) = &self.link {
+            let numbers: Vec<_> = link.servers().iter().map(|server| server.number).collect();
+            self.engine.set_servers(self.now, &numbers);
+            self.execute();
         }
     }
 

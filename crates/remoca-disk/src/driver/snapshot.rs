@@ -2,10 +2,16 @@
 
 use super::Driver;
 use crate::control::{Command, Reply, Request};
-use crate::status::{CacheStatus, DiskStatus, Latencies, MemoryStatus, PortStatus, ServerStatus, Status};
+use crate::endpoint::Endpoint;
+use crate::link::{KnownServer, ServerLink};
+use crate::status::{
+    CacheStatus, DiskStatus, KnownServerStatus, Latencies, MemoryStatus, PortStatus, ServerStatus, Status,
+};
 use crate::store::StoreHealth;
 use remoca_core::engine::{Admission, EngineStats};
 use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
+
+const NO_SERVER: &str = "this process has no memory server; start it with --server";
 
 impl Driver {
     pub(super) fn answer_control(&mut self) {
@@ -16,21 +22,31 @@ impl Driver {
     }
 
     fn obey(&mut self, request: &Request) -> Reply {
-        match request.command {
-            Command::Status => {}
-            Command::Set { cache_bytes, enabled } => {
-                if let Err(error) = self.set_cache(cache_bytes, enabled) {
-                    return Reply::Error { error };
-                }
-            }
+        let done = match &request.command {
+            Command::Status => Ok(()),
+            Command::Set { servers: None, cache_bytes, enabled } => self.set_cache(*cache_bytes, *enabled),
+            Command::Set { servers: Some(servers), cache_bytes: None, enabled: None } => self.set_servers(servers),
+            Command::Set { .. } => Err("the servers and the cache cannot be changed in one command".into()),
+        };
+        match done {
+            Ok(()) => Reply::Status(Box::new(self.snapshot())),
+            Err(error) => Reply::Error { error },
         }
-        Reply::Status(Box::new(self.snapshot()))
+    }
+
+    /// The pool leaves a server that is not in the list at once, and gives its memory back.
+    fn set_servers(&mut self, servers: &[String]) -> Result<(), String> {
+        let Some(link) = &mut self.link else { return Err(NO_SERVER.into()) };
+        let endpoints = servers.iter().map(|server| server.parse()).collect::<Result<Vec<Endpoint>, _>>()?;
+        link.replace(&endpoints).map_err(|error| error.to_string())?;
+        self.tell_servers();
+        Ok(())
     }
 
     /// A size alone keeps "off" off, and is what "on" brings back.
     fn set_cache(&mut self, bytes: Option<u64>, enabled: Option<bool>) -> Result<(), String> {
         if self.link.is_none() {
-            return Err("this process has no memory server; start it with --server".into());
+            return Err(NO_SERVER.into());
         }
         let size = match bytes {
             None => self.cache,
@@ -60,12 +76,13 @@ impl Driver {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").into(),
             uptime_s: self.started.elapsed().as_secs_f64(),
-            server: self.link.as_ref().map(|link| ServerStatus {
-                endpoint: link.endpoint().to_string(),
+            server: self.link.as_ref().and_then(ServerLink::current).map(|server| ServerStatus {
+                endpoint: server.endpoint.to_string(),
                 connected: engine.connected,
                 stalled: engine.stalled,
-                error: if engine.connected { None } else { link.last_error().map(str::to_owned) },
+                error: if engine.connected { None } else { server.error() },
             }),
+            servers: self.link.as_ref().map(known_servers).unwrap_or_default(),
             cache: CacheStatus {
                 enabled: engine.enabled,
                 wanted_bytes: bytes(engine.wanted.0),
@@ -117,6 +134,17 @@ impl Driver {
             attached: disk.frontend.is_connected(),
         }
     }
+}
+
+fn known_servers(link: &ServerLink) -> Vec<KnownServerStatus> {
+    let status = |server: &KnownServer| KnownServerStatus {
+        endpoint: server.endpoint.to_string(),
+        in_use: link.session() == Some(server.number),
+        possible_bytes: server.answered.map(|(_, pages)| u64::from(pages.0) * PAGE_SIZE_U64),
+        answered_s_ago: server.answered.map(|(at, _)| at.elapsed().as_secs()),
+        error: server.error(),
+    };
+    link.servers().iter().map(status).collect()
 }
 
 /// Blocks that the cache answered, of those it could have answered.

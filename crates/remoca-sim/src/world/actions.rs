@@ -29,11 +29,15 @@ impl World<'_> {
                     self.send(Message::Move { from, to })?;
                 }
                 Action::SetSize(size) => self.set_size(size)?,
-                Action::Reconnect => {
+                Action::Ask(server) => self.ask(server)?,
+                Action::Use(server) => self.use_connection(server)?,
+                Action::Release(server) => self.release(server)?,
+                Action::GiveUp => {
                     self.note(None, || "the engine gives up the connection".into());
-                    self.tally.reconnects += 1;
+                    self.tally.given_up += 1;
                     self.drop_connection();
                 }
+                Action::Leave => self.leave_server()?,
                 Action::ForeignWriter(disk) => {
                     let text = format!("disk {}: somebody else is said to write to it", disk.0);
                     self.fail(Violation::new(Promise::NoFalseAlarm, text))?;

@@ -113,6 +113,11 @@ impl World<'_> {
         let faults = self.plan.scenario.faults;
         if !faults.lies {
             self.check_size()?;
+            let wrong = self.engine.stats().fetch_wrong;
+            if wrong != 0 {
+                let text = format!("{wrong} wrong pages of honest servers");
+                self.fail(Violation::new(Promise::CachedIsThere, text))?;
+            }
             if !faults.memory {
                 self.check_cached_pages()?;
             }
@@ -172,23 +177,26 @@ impl World<'_> {
     /// With a server that works: connected, and as large as was asked for, or as the server can give.
     fn check_size(&mut self) -> Outcome {
         let status = self.engine.status();
-        let (wanted, granted, memory) = (status.wanted.0, status.granted.0, self.server.memory);
+        let server = &self.donors[self.wire.server].server;
+        let (wanted, granted, memory) = (status.wanted.0, status.granted.0, server.memory);
         let reached = if wanted <= memory { granted == wanted } else { granted >= memory && granted <= wanted };
-        if status.connected && reached && self.server.size() == status.granted {
+        if status.connected && reached && server.size() == status.granted {
             return Ok(());
         }
-        let text = format!("{status:?}, the server has {memory} pages for us and a pool of {}", self.server.size().0);
+        let text = format!("{status:?}, the server has {memory} pages for us and a pool of {}", server.size().0);
         self.fail(Violation::new(Promise::Useful, text))
     }
 
     /// No lies, no loss: every page of the index is on the server.
     fn check_cached_pages(&mut self) -> Outcome {
-        let wrong = self.engine.index().queue().find(|(slot, content)| {
-            self.server.page(*slot).is_none_or(|page| self.prints.page(&bytes(&page)) != *content)
-        });
+        let server = &self.donors[self.wire.server].server;
+        let wrong =
+            self.engine.index().queue().find(|(slot, content)| {
+                server.page(*slot).is_none_or(|page| self.prints.page(&bytes(&page)) != *content)
+            });
         match wrong {
             Some((slot, _)) => {
-                let text = format!("{slot:?} holds something else: {:?}", self.server.page(slot));
+                let text = format!("{slot:?} holds something else: {:?}", server.page(slot));
                 self.fail(Violation::new(Promise::CachedIsThere, text))
             }
             None => Ok(()),

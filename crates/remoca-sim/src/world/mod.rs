@@ -20,7 +20,7 @@ use crate::trace::Line;
 use crate::violation::{Promise, Violation};
 use crate::wire::{ConnectionId, Wire};
 use crate::{Options, Tally};
-use remoca_core::engine::{DiskEngine, EngineConfig, FetchId, PoolOffer, layout};
+use remoca_core::engine::{DiskEngine, EngineConfig, FetchId, PoolOffer, ServerNumber, layout};
 use remoca_core::fingerprint::Fingerprinter;
 use remoca_core::rules::Rules;
 use remoca_core::units::{DiskIndex, Nanos, PageCount, SlotIndex};
@@ -55,6 +55,7 @@ pub(crate) enum Event {
     /// The oldest message that waits leaves.
     Leave(ConnectionId),
     ToServer {
+        server: usize,
         connection: ConnectionId,
         number: u64,
         message: Message,
@@ -65,16 +66,28 @@ pub(crate) enum Event {
     },
     /// The client notices that its connection is gone.
     Notice(ConnectionId),
-    Connect(ConnectionId),
-    Welcome {
+    /// A HELLO reaches a server; the client began to connect at this time.
+    Connect {
+        server: usize,
         connection: ConnectionId,
-        offer: PoolOffer,
+        since: Nanos,
+    },
+    /// The client hears what came of it.
+    Answer {
+        server: usize,
+        connection: ConnectionId,
+        offer: Option<PoolOffer>,
+    },
+    /// A BYE reaches a server.
+    Bye {
+        server: usize,
+        connection: ConnectionId,
     },
     /// A stopped server goes on.
-    Resume,
+    Resume(usize),
     /// The driver's timer for the engine.
     Timer,
-    /// The plan is over: the server works, and dead connections are noticed.
+    /// The plan is over: the servers work, and dead connections are noticed.
     Heal,
 }
 
@@ -86,9 +99,11 @@ struct Outstanding {
     event: u64,
 }
 
-/// The connection as the server sees it.
+/// A memory server, with its newest connection as it sees it.
 #[derive(Debug)]
-struct ServerEnd {
+struct Donor {
+    server: Server,
+    /// 0: there is none.
     id: ConnectionId,
     /// Messages from this one on never arrive.
     lost_from: u64,
@@ -97,6 +112,22 @@ struct ServerEnd {
     backlog: VecDeque<(ConnectionId, u64, Message)>,
     /// When it lost its client.
     abandoned: Option<Nanos>,
+    /// Nobody listens until then.
+    gone_until: Nanos,
+}
+
+impl Donor {
+    fn new(memory: u32) -> Self {
+        Self {
+            server: Server::new(memory),
+            id: 0,
+            lost_from: u64::MAX,
+            stopped_until: None,
+            backlog: VecDeque::new(),
+            abandoned: None,
+            gone_until: Nanos(0),
+        }
+    }
 }
 
 /// One run.
@@ -114,8 +145,12 @@ pub(crate) struct World<'a> {
     disks: Vec<ModelDisk>,
     guest: Guest,
     wire: Wire,
-    server: Server,
-    server_end: ServerEnd,
+    donors: Vec<Donor>,
+    connections: ConnectionId,
+    /// Attempts to connect that the engine has not heard of.
+    asked: BTreeMap<ServerNumber, ConnectionId>,
+    /// Connections that wait to be used or released.
+    answered: BTreeMap<ServerNumber, ConnectionId>,
     /// REQUESTs whose reply the engine has not got.
     outstanding: BTreeMap<FetchId, Outstanding>,
     /// What frames held that were overwritten since the actions were drained.
@@ -157,14 +192,10 @@ impl<'a> World<'a> {
             disks: (0..scenario.disks).map(|disk| new_disk(disk, scenario.sectors)).collect(),
             guest: Guest::new(scenario.depth, scenario.guest_pages),
             wire: Wire::new(),
-            server: Server::new(scenario.memory),
-            server_end: ServerEnd {
-                id: 0,
-                lost_from: u64::MAX,
-                stopped_until: None,
-                backlog: VecDeque::new(),
-                abandoned: None,
-            },
+            donors: scenario.memory.iter().map(|memory| Donor::new(*memory)).collect(),
+            connections: 0,
+            asked: BTreeMap::new(),
+            answered: BTreeMap::new(),
             outstanding: BTreeMap::new(),
             captured: Vec::new(),
             size_asked: false,
@@ -190,15 +221,16 @@ impl<'a> World<'a> {
                 end = step.at;
             }
         }
-        self.queue.push(Nanos(0), 1, Event::Connect(self.wire.id));
         self.queue.push(end.plus_ns(1), 2, Event::Heal);
     }
 
     /// Runs to the end, or to the first violation.
     pub(crate) fn run(&mut self) -> Outcome {
         let mut end = Nanos(u64::MAX);
+        self.set_servers(u32::MAX)?;
         while let Some(next) = self.queue.pop() {
-            if next.at > end {
+            // A server may be asked for its size at that very moment.
+            if next.at > end && !self.size_asked {
                 break;
             }
             self.now = next.at;
@@ -230,12 +262,15 @@ impl<'a> World<'a> {
             Event::IoDone { disk, io } => self.io_done(disk, io),
             Event::Evicted(page) => self.evicted(page),
             Event::Leave(connection) => self.leave(connection),
-            Event::ToServer { connection, number, message } => self.arrive_at_server(connection, number, message),
+            Event::ToServer { server, connection, number, message } => {
+                self.arrive_at_server(server, connection, number, message)
+            }
             Event::ToClient { connection, reply } => self.arrive_at_client(connection, reply),
             Event::Notice(connection) => self.notice(connection),
-            Event::Connect(connection) => self.connect(connection),
-            Event::Welcome { connection, offer } => self.welcome(connection, offer),
-            Event::Resume => self.resume(),
+            Event::Connect { server, connection, since } => self.connect(server, connection, since),
+            Event::Answer { server, connection, offer } => self.answer(server, connection, offer),
+            Event::Bye { server, connection } => self.bye(server, connection),
+            Event::Resume(server) => self.resume(server),
             Event::Timer => self.timer(),
             Event::Heal => self.heal(),
         }
@@ -255,16 +290,19 @@ impl<'a> World<'a> {
             }
             Stimulus::Cut(notice_ns) => self.cut(*notice_ns),
             Stimulus::Hang => self.hang(),
-            Stimulus::Stop(ns) => self.stop(*ns),
-            Stimulus::Restart => self.restart(),
-            Stimulus::Take(count) => {
-                self.note(None, || format!("the server loses up to {count} pages"));
-                self.server.take(*count, &mut self.random);
+            Stimulus::Stop(server, ns) => self.stop(*server, *ns),
+            Stimulus::Restart(server) => self.restart(*server),
+            Stimulus::Away(server, ns) => self.away(*server, *ns),
+            Stimulus::Gone(server, ns) => self.gone(*server, *ns),
+            Stimulus::Take(server, count) => {
+                self.note(None, || format!("server {server} loses up to {count} pages"));
+                self.donors[*server].server.take(*count, &mut self.random);
             }
-            Stimulus::Memory(pages) => {
-                self.note(None, || format!("the server has {pages} pages for us"));
-                self.server.memory = *pages;
+            Stimulus::Memory(server, pages) => {
+                self.note(None, || format!("server {server} has {pages} pages for us"));
+                self.donors[*server].server.memory = *pages;
             }
+            Stimulus::Servers(bits) => return self.set_servers(*bits),
             Stimulus::StoreCrash(disk) => return self.store_crash(*disk),
         }
         Ok(())
@@ -277,6 +315,15 @@ impl<'a> World<'a> {
             self.guest.forget_known();
         }
         self.engine.resize(PageCount(size));
+        self.execute()
+    }
+
+    /// The operator lists the servers whose bits are set.
+    fn set_servers(&mut self, bits: u32) -> Outcome {
+        let listed = (0..self.donors.len()).filter(|server| bits >> server & 1 == 1);
+        let listed: Vec<_> = listed.map(number).collect();
+        self.note(None, || format!("the servers are {listed:?}"));
+        self.engine.set_servers(self.now, &listed);
         self.execute()
     }
 
@@ -358,6 +405,11 @@ impl<'a> World<'a> {
     pub(crate) fn into_lines(self) -> Vec<Line> {
         self.lines.unwrap_or_default()
     }
+}
+
+/// The number that the engine knows a server by.
+fn number(server: usize) -> ServerNumber {
+    ServerNumber(u32::try_from(server).unwrap_or(u32::MAX))
 }
 
 /// A disk with content of its own in most blocks, shared content and zeroes in some.

@@ -1,11 +1,15 @@
-//! The connection's side of the world: messages on their way, the server, and everything that breaks.
+//! The connection's side of the world: messages on their way, the servers, and everything that breaks.
 
-use super::{Event, Outcome, World};
+use super::{Event, Outcome, World, number};
 use crate::content::{bytes, describe};
 use crate::server::{BadSlot, Message, Reply};
 use crate::violation::{Promise, Violation};
-use crate::wire::{ConnectionId, Phase};
-use remoca_core::engine::{FetchId, PageOutcome, PoolOffer};
+use crate::wire::{ConnectionId, Phase, Wire};
+use remoca_core::engine::{FetchId, PageOutcome, PoolOffer, ServerNumber};
+use remoca_core::units::Nanos;
+
+/// A client that waits for a WELCOME gives up after this time.
+const CONNECT_TIMEOUT_NS: u64 = 5_000_000_000;
 
 impl World<'_> {
     /// The oldest message that waits leaves the client.
@@ -22,7 +26,8 @@ impl World<'_> {
         self.wire.left += 1;
         let at = self.now.plus_ns(self.latency()).max(self.wire.to_server_at);
         self.wire.to_server_at = at;
-        self.schedule_at(at, Event::ToServer { connection, number, message });
+        let server = self.wire.server;
+        self.schedule_at(at, Event::ToServer { server, connection, number, message });
         self.pump();
         // Drivers may report late, but not never.
         if self.wire.unreported > 0 && (self.wire.queue.is_empty() || self.random.one_in(2)) {
@@ -38,34 +43,42 @@ impl World<'_> {
         self.random.between(base / 4..=base * 2) * spike
     }
 
-    /// A message arrives at the server.
-    pub(super) fn arrive_at_server(&mut self, connection: ConnectionId, number: u64, message: Message) -> Outcome {
-        if self.server_end.stopped_until.is_some() {
-            self.server_end.backlog.push_back((connection, number, message));
+    /// A message arrives at a server.
+    pub(super) fn arrive_at_server(
+        &mut self,
+        server: usize,
+        connection: ConnectionId,
+        number: u64,
+        message: Message,
+    ) -> Outcome {
+        let donor = &mut self.donors[server];
+        if donor.stopped_until.is_some() {
+            donor.backlog.push_back((connection, number, message));
             return Ok(());
         }
-        self.take_message(connection, number, message)
+        self.take_message(server, connection, number, message)
     }
 
-    fn take_message(&mut self, connection: ConnectionId, number: u64, message: Message) -> Outcome {
+    fn take_message(&mut self, server: usize, connection: ConnectionId, number: u64, message: Message) -> Outcome {
         if connection == self.wire.id {
             self.wire.taken += 1;
             self.pump();
         }
-        if connection != self.server_end.id || number >= self.server_end.lost_from {
+        let donor = &mut self.donors[server];
+        if connection != donor.id || number >= donor.lost_from {
             self.tally.messages_lost += 1;
             return Ok(());
         }
-        let reply = match self.server.handle(message) {
+        let reply = match donor.server.handle(message) {
             Ok(reply) => reply,
             Err(BadSlot(slot)) if !self.plan.scenario.faults.lies => {
-                let text = format!("{slot:?} of a pool of {} pages", self.server.size().0);
+                let text = format!("{slot:?} of a pool of {} pages", donor.server.size().0);
                 return self.fail(Violation::new(Promise::ProtocolKept, text));
             }
             Err(_) => None,
         };
         let replies = match reply {
-            Some(reply) if self.plan.scenario.faults.lies => self.server.lie(reply, &mut self.random),
+            Some(reply) if self.plan.scenario.faults.lies => donor.server.lie(reply, &mut self.random),
             reply => reply.into_iter().collect(),
         };
         for reply in replies {
@@ -114,10 +127,10 @@ impl World<'_> {
 
     /// The newest of the messages on the way, any number of them, never arrive.
     fn lose_messages(&mut self) {
-        if self.server_end.id == self.wire.id {
+        let donor = &mut self.donors[self.wire.server];
+        if donor.id == self.wire.id {
             let arriving = self.random.below(self.wire.on_the_way() + 1);
-            let lost_from = self.wire.taken + arriving;
-            self.server_end.lost_from = self.server_end.lost_from.min(lost_from);
+            donor.lost_from = donor.lost_from.min(self.wire.taken + arriving);
         }
     }
 
@@ -141,38 +154,57 @@ impl World<'_> {
         }
     }
 
-    /// A step of the plan: the server is stopped.
-    pub(super) fn stop(&mut self, ns: u64) {
-        self.note(None, || format!("the server stops for {} ms", ns / 1_000_000));
-        self.server_end.stopped_until = Some(self.now.plus_ns(ns));
-        self.schedule(ns, Event::Resume);
+    /// A step of the plan: a server is stopped.
+    pub(super) fn stop(&mut self, server: usize, ns: u64) {
+        self.note(None, || format!("server {server} stops for {} ms", ns / 1_000_000));
+        self.donors[server].stopped_until = Some(self.now.plus_ns(ns));
+        self.schedule(ns, Event::Resume(server));
     }
 
     /// A stopped server goes on.
-    pub(super) fn resume(&mut self) -> Outcome {
-        if self.server_end.stopped_until.is_none_or(|until| until > self.now) {
+    pub(super) fn resume(&mut self, server: usize) -> Outcome {
+        let donor = &mut self.donors[server];
+        if donor.stopped_until.is_none_or(|until| until > self.now) {
             return Ok(());
         }
-        self.note(None, || "the server goes on".into());
-        self.server_end.stopped_until = None;
-        while let Some((connection, number, message)) = self.server_end.backlog.pop_front() {
-            self.take_message(connection, number, message)?;
+        donor.stopped_until = None;
+        self.note(None, || format!("server {server} goes on"));
+        while let Some((connection, number, message)) = self.donors[server].backlog.pop_front() {
+            self.take_message(server, connection, number, message)?;
         }
         Ok(())
     }
 
-    /// A step of the plan: the server starts anew.
-    pub(super) fn restart(&mut self) {
-        self.note(None, || "the server starts anew".into());
-        self.server.restart();
-        self.server_end.stopped_until = None;
-        self.server_end.backlog.clear();
-        self.server_end.id = ConnectionId::MAX;
-        if self.wire.phase == Phase::Up {
+    /// A step of the plan: a server starts anew.
+    pub(super) fn restart(&mut self, server: usize) {
+        self.note(None, || format!("server {server} starts anew"));
+        let donor = &mut self.donors[server];
+        donor.server.restart();
+        donor.stopped_until = None;
+        donor.backlog.clear();
+        donor.id = 0;
+        if self.wire.phase == Phase::Up && self.wire.server == server {
             self.wire.deaf = self.random.one_in(2);
             let ns = self.random.below(5_000_000);
             self.schedule(ns, Event::Notice(self.wire.id));
         }
+    }
+
+    /// A step of the plan: nothing gets through to a server for a while, and the client notices soon.
+    pub(super) fn away(&mut self, server: usize, ns: u64) {
+        self.note(None, || format!("server {server} cannot be reached for {} ms", ns / 1_000_000));
+        self.donors[server].gone_until = self.now.plus_ns(ns);
+        if self.wire.server == server {
+            let notice_ns = self.random.below(5_000_000);
+            self.cut(notice_ns);
+        }
+    }
+
+    /// A step of the plan: a server ends, and is started again after a while.
+    pub(super) fn gone(&mut self, server: usize, ns: u64) {
+        self.note(None, || format!("server {server} is gone for {} ms", ns / 1_000_000));
+        self.restart(server);
+        self.donors[server].gone_until = self.now.plus_ns(ns);
     }
 
     /// The client notices that its connection is gone.
@@ -182,66 +214,163 @@ impl World<'_> {
         }
         self.note(None, || "the client notices that the connection is gone".into());
         self.drop_connection();
-        self.engine.handle_disconnected();
+        self.engine.handle_disconnected(self.now);
         self.execute()
     }
 
-    /// The client closes its end, and begins to connect anew.
+    /// The client closes its end.
     pub(super) fn drop_connection(&mut self) {
         self.lose_messages();
-        self.server_end.abandoned = Some(self.now);
+        self.abandon(self.wire.server, self.wire.id);
         self.outstanding.clear();
         self.size_asked = false;
-        let connection = self.wire.renew();
-        let pause = self.random.between(100_000..=3_000_000_000);
-        self.schedule(pause, Event::Connect(connection));
+        self.wire = Wire { server: self.wire.server, ..Wire::new() };
     }
 
-    /// The server gets a HELLO: whatever is still on the way on an older connection is void from here on.
-    pub(super) fn connect(&mut self, connection: ConnectionId) -> Outcome {
-        if self.server_end.stopped_until.is_some() {
-            self.schedule(100_000_000, Event::Connect(connection));
-            return Ok(());
+    /// A server notices that a client is gone that did not say goodbye.
+    fn abandon(&mut self, server: usize, connection: ConnectionId) {
+        let donor = &mut self.donors[server];
+        if donor.id == connection {
+            donor.abandoned = Some(self.now);
         }
-        let grace = self.plan.scenario.grace_ns;
-        if self.server_end.abandoned.take().is_some_and(|since| self.now.since_ns(since) > grace) {
-            self.note(None, || "the server gave up the pool".into());
-            self.server.restart();
+    }
+
+    /// The engine wants to know what a server has.
+    pub(super) fn ask(&mut self, server: ServerNumber) -> Outcome {
+        self.connections += 1;
+        let connection = self.connections;
+        if self.asked.insert(server, connection).is_some() || self.answered.contains_key(&server) {
+            let text = format!("{server:?} is asked twice");
+            return self.fail(Violation::new(Promise::ProtocolKept, text));
         }
-        self.server_end.id = connection;
-        self.server_end.lost_from = u64::MAX;
-        let mut offer = self.server.offer();
-        if self.plan.scenario.faults.lies {
-            offer = self.server.lie_about_pool(offer, &mut self.random);
-        }
-        let ns = self.latency();
-        self.schedule(ns, Event::Welcome { connection, offer });
+        let (ns, since) = (self.latency(), self.now);
+        self.schedule(ns, Event::Connect { server: server.0 as usize, connection, since });
         Ok(())
     }
 
-    /// The client gets the WELCOME.
-    pub(super) fn welcome(&mut self, connection: ConnectionId, offer: PoolOffer) -> Outcome {
-        if self.server_end.id != connection {
-            self.schedule(1_000_000, Event::Connect(connection));
+    /// A server gets a HELLO: whatever is still on the way on an older connection is void from here on.
+    pub(super) fn connect(&mut self, server: usize, connection: ConnectionId, since: Nanos) -> Outcome {
+        let grace = self.plan.scenario.grace_ns;
+        let (now, patient) = (self.now, self.now.since_ns(since) < CONNECT_TIMEOUT_NS);
+        let donor = &mut self.donors[server];
+        if donor.stopped_until.is_some() && donor.gone_until <= now && patient {
+            self.schedule(100_000_000, Event::Connect { server, connection, since });
             return Ok(());
         }
-        self.note(None, || format!("connected: {offer:?}"));
-        self.tally.connects += 1;
-        self.wire.phase = Phase::Up;
-        self.engine.handle_connected(offer);
+        let refused = self.plan.scenario.faults.network && self.random.one_in(20);
+        let mut offer = None;
+        if donor.gone_until <= now && patient && !refused {
+            if donor.abandoned.take().is_some_and(|since| now.since_ns(since) > grace) {
+                donor.server.restart();
+            }
+            donor.id = connection;
+            donor.lost_from = u64::MAX;
+            let honest = donor.server.offer();
+            let lies = self.plan.scenario.faults.lies;
+            offer = Some(if lies { donor.server.lie_about_pool(honest, &mut self.random) } else { honest });
+        }
+        let ns = self.latency();
+        self.schedule(ns, Event::Answer { server, connection, offer });
+        Ok(())
+    }
+
+    /// The client gets a WELCOME, or hears that there is none.
+    pub(super) fn answer(&mut self, server: usize, connection: ConnectionId, offer: Option<PoolOffer>) -> Outcome {
+        self.note(None, || format!("server {server} answers: {offer:?}"));
+        let name = number(server);
+        self.asked.remove(&name);
+        match offer {
+            Some(_) => drop(self.answered.insert(name, connection)),
+            None => self.tally.unanswered += 1,
+        }
+        self.engine.handle_answer(self.now, name, offer);
         self.execute()
     }
 
-    /// The plan is over: the server works from here on. A connection that hangs is noticed, by the engine itself if the
+    /// The engine makes an answered connection its session.
+    pub(super) fn use_connection(&mut self, server: ServerNumber) -> Outcome {
+        self.note(None, || format!("the pool is on {server:?}"));
+        let Some(connection) = self.answered.remove(&server) else {
+            let text = format!("{server:?} is to be used, and there is no connection to it");
+            return self.fail(Violation::new(Promise::ProtocolKept, text));
+        };
+        if self.wire.phase == Phase::Up {
+            self.fail(Violation::new(Promise::ProtocolKept, "a session begins before the last one has ended"))?;
+        }
+        self.tally.connects += 1;
+        self.wire = Wire::to(server.0 as usize, connection);
+        if self.donors[self.wire.server].id != connection {
+            self.schedule(1_000_000, Event::Notice(connection));
+        }
+        Ok(())
+    }
+
+    /// An answered connection is not needed.
+    pub(super) fn release(&mut self, server: ServerNumber) -> Outcome {
+        self.note(None, || format!("{server:?} is not needed"));
+        self.tally.released += 1;
+        let Some(connection) = self.answered.remove(&server) else {
+            let text = format!("{server:?} is to be released, and there is no connection to it");
+            return self.fail(Violation::new(Promise::ProtocolKept, text));
+        };
+        self.say_goodbye(server.0 as usize, connection, Nanos(0));
+        Ok(())
+    }
+
+    /// The engine leaves the session's server, which may still have replies on the way.
+    pub(super) fn leave_server(&mut self) -> Outcome {
+        self.note(None, || "the engine leaves the server".into());
+        self.tally.left += 1;
+        if self.wire.phase != Phase::Up {
+            return self.fail(Violation::new(Promise::ProtocolKept, "there is no server to leave"));
+        }
+        let (server, connection, after) = (self.wire.server, self.wire.id, self.wire.to_server_at);
+        if self.donors[server].lost_from == u64::MAX {
+            self.say_goodbye(server, connection, after);
+        }
+        self.drop_connection();
+        Ok(())
+    }
+
+    /// A BYE that arrives behind everything else, or never.
+    fn say_goodbye(&mut self, server: usize, connection: ConnectionId, after: Nanos) {
+        if self.plan.scenario.faults.network && self.random.one_in(4) {
+            return self.abandon(server, connection);
+        }
+        let at = self.now.plus_ns(self.latency()).max(after);
+        self.schedule_at(at, Event::Bye { server, connection });
+    }
+
+    /// A server gets a BYE: the pool is free at once.
+    pub(super) fn bye(&mut self, server: usize, connection: ConnectionId) -> Outcome {
+        let donor = &mut self.donors[server];
+        if donor.id == connection {
+            if donor.stopped_until.is_some() {
+                self.schedule(100_000_000, Event::Bye { server, connection });
+                return Ok(());
+            }
+            donor.server.restart();
+            donor.id = 0;
+        }
+        Ok(())
+    }
+
+    /// The plan is over: all servers work from here on. A connection that hangs is noticed, by the engine itself if the
     /// server owes it an answer, else by the system.
     pub(super) fn heal(&mut self) -> Outcome {
         self.note(None, || "the plan is over".into());
         let owes = self.size_asked || !self.outstanding.is_empty();
-        let whole = self.wire.can_hear() && self.server_end.id == self.wire.id && self.server_end.lost_from == u64::MAX;
+        let donor = &self.donors[self.wire.server];
+        let whole = self.wire.can_hear() && donor.id == self.wire.id && donor.lost_from == u64::MAX;
         if !whole && !owes {
             self.schedule(100_000_000, Event::Notice(self.wire.id));
         }
-        self.server_end.stopped_until = self.server_end.stopped_until.map(|_| self.now);
-        self.resume()
+        for server in 0..self.donors.len() {
+            let donor = &mut self.donors[server];
+            donor.gone_until = self.now;
+            donor.stopped_until = donor.stopped_until.map(|_| self.now);
+            self.resume(server)?;
+        }
+        Ok(())
     }
 }

@@ -108,6 +108,6 @@ fn with_an_agent_no_frame_is_looked_at() {
     bench.engine.resize(PageCount(0));
     assert_eq!(overwrite(&mut bench, 1000, 1), 0);
     bench.engine.resize(PageCount(8));
-    bench.engine.handle_disconnected();
+    bench.disconnect();
     assert_eq!(overwrite(&mut bench, 1000, 1), 0);
 }

@@ -9,12 +9,12 @@ fn a_lost_connection_sends_waiting_reads_to_the_disk() {
     bench.cache(4, 2);
     let range = blocks(3, 2);
     bench.read(0, range);
-    bench.engine.handle_disconnected();
+    bench.disconnect();
     assert_eq!(bench.actions(), [disk_action(0, GuestOp::Read(range))]);
     assert_eq!(bench.engine.index().pinned_slots(), PageCount(0));
     assert_eq!(bench.engine.stats().fetch_disconnected, 1);
     assert_eq!(bench.read(1, blocks(3, 1)), [disk_action(1, GuestOp::Read(blocks(3, 1)))]);
-    bench.engine.handle_disconnected();
+    bench.disconnect();
     assert_eq!(bench.actions(), [], "told twice");
     bench.connect(1, 8, 2);
     assert!(bench.cached(3) && bench.cached(4), "the same pool has them still");
@@ -24,7 +24,7 @@ fn a_lost_connection_sends_waiting_reads_to_the_disk() {
 fn another_generation_is_an_empty_pool() {
     let mut bench = Bench::connected();
     bench.cache(3, 1);
-    bench.engine.handle_disconnected();
+    bench.disconnect();
     bench.connect(2, 0, 0);
     assert!(!bench.cached(3) && bench.known(3));
     assert_eq!(bench.engine.status().granted, PageCount(8));
@@ -37,14 +37,14 @@ fn pages_that_were_on_the_way_are_given_up() {
     for bno in 0..4 {
         bench.cache(bno, u8::try_from(bno + 1).unwrap());
     }
-    bench.engine.handle_disconnected();
+    bench.disconnect();
     bench.connect(1, 8, 2);
     assert!(bench.cached(0) && bench.cached(1));
     assert!(!bench.cached(2) && !bench.cached(3));
     assert_eq!(bench.engine.stats().lost_sends, 2);
     // And counting goes on from what the server has.
     bench.cache(5, 6);
-    bench.engine.handle_disconnected();
+    bench.disconnect();
     bench.connect(1, 8, 3);
     assert!(bench.cached(5));
 }
@@ -53,7 +53,7 @@ fn pages_that_were_on_the_way_are_given_up() {
 fn a_server_that_counts_more_than_was_sent_has_another_pool() {
     let mut bench = Bench::connected();
     bench.cache(3, 1);
-    bench.engine.handle_disconnected();
+    bench.disconnect();
     bench.connect(1, 8, 2);
     assert!(!bench.cached(3));
 }
@@ -65,9 +65,9 @@ fn a_server_may_claim_any_numbers() {
         bench.connect(1, u32::MAX, sends_received);
         bench.cache(3, 1);
         bench.cache(4, 2);
-        bench.engine.handle_disconnected();
+        bench.disconnect();
     }
-    bench.engine.handle_connected(PoolOffer { generation: 1, npages: PageCount(4), sends_received: 2 });
+    bench.greet(1, 4, 2);
     bench.actions();
     bench.engine.handle_size_refused(bench.now, PageCount(u32::MAX));
     assert_eq!(bench.actions(), []);
@@ -76,7 +76,7 @@ fn a_server_may_claim_any_numbers() {
 #[test]
 fn a_refusal_leads_to_what_there_is_and_is_tried_again() {
     let mut bench = Bench::new(config());
-    bench.engine.handle_connected(PoolOffer { generation: 1, npages: PageCount(0), sends_received: 0 });
+    bench.greet(1, 0, 0);
     assert_eq!(bench.actions(), [Action::SetSize(PageCount(8))]);
     bench.engine.handle_size_refused(bench.now, PageCount(5));
     assert_eq!(bench.actions(), [Action::SetSize(PageCount(5))]);
@@ -114,7 +114,7 @@ fn moves_that_were_on_the_way_are_given_up() {
     }
     bench.engine.resize(PageCount(2));
     bench.actions();
-    bench.engine.handle_disconnected();
+    bench.disconnect();
     // All sends arrived; whether the moves did, nobody can tell.
     bench.connect(1, 8, 8);
     assert!((0..8).all(|bno| !bench.cached(bno)));
@@ -143,10 +143,10 @@ fn a_server_that_says_nothing_is_given_up() {
     assert_eq!(bench.timer(), [disk_action(0, GuestOp::Read(blocks(3, 1)))]);
     let deadline = bench.engine.next_deadline().expect("silence ends");
     bench.wait(deadline.since_ns(bench.now));
-    assert_eq!(bench.timer(), [Action::Reconnect]);
+    assert_eq!(bench.timer(), [Action::GiveUp]);
     assert!(!bench.engine.status().connected);
     assert_eq!(bench.engine.index().pinned_slots(), PageCount(0));
-    assert_eq!(bench.engine.next_deadline(), None);
+    assert!(bench.engine.next_deadline().is_some_and(|at| at > bench.now), "it is asked again, but not at once");
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn moves_are_given_up_even_when_there_were_too_many_to_remember() {
     }
     bench.engine.resize(PageCount(count));
     assert!(bench.actions().contains(&Action::MovePage { from: SlotIndex(count), to: SlotIndex(0) }));
-    bench.engine.handle_disconnected();
+    bench.disconnect();
     bench.connect(1, 2 * count, u64::from(2 * count));
     assert_eq!(bench.engine.index().slot_counts().used, 0, "no move is known to have arrived");
 }
@@ -211,7 +211,7 @@ fn moves_are_given_up_even_when_there_were_too_many_to_remember() {
 #[test]
 fn a_server_that_never_answers_a_setsize_is_given_up() {
     let mut bench = Bench::new(config());
-    bench.engine.handle_connected(PoolOffer { generation: 1, npages: PageCount(0), sends_received: 0 });
+    bench.greet(1, 0, 0);
     assert_eq!(bench.actions(), [Action::SetSize(PageCount(8))]);
     bench.wait(MS);
     assert!(bench.engine.next_deadline().is_some_and(|at| at <= bench.now), "the clock is looked at");
@@ -219,9 +219,8 @@ fn a_server_that_never_answers_a_setsize_is_given_up() {
     let deadline = bench.engine.next_deadline().expect("silence ends");
     assert!(deadline > bench.now);
     bench.wait(deadline.since_ns(bench.now));
-    assert_eq!(bench.timer(), [Action::Reconnect]);
+    assert_eq!(bench.timer(), [Action::GiveUp]);
     assert!(!bench.engine.status().connected);
-    assert_eq!(bench.engine.next_deadline(), None);
     bench.connect(2, 0, 0);
     assert_eq!(bench.engine.status().granted, PageCount(8));
     assert_eq!(bench.engine.next_deadline(), None);
@@ -230,7 +229,7 @@ fn a_server_that_never_answers_a_setsize_is_given_up() {
 #[test]
 fn a_server_that_gives_another_size_is_not_asked_without_end() {
     let mut bench = Bench::new(config());
-    bench.engine.handle_connected(PoolOffer { generation: 1, npages: PageCount(0), sends_received: 0 });
+    bench.greet(1, 0, 0);
     assert_eq!(bench.actions(), [Action::SetSize(PageCount(8))]);
     bench.engine.handle_sized(bench.now, PageCount(3));
     assert_eq!(bench.actions(), []);

@@ -1,0 +1,350 @@
+//! Which memory server has the pool: which servers are asked, which answer is taken, when the pool moves.
+//!
+//! Called by the engine with the clock after an answer, a loss, a timer or a new list; owns what is known of each server.
+//! While there is no session, every server is asked as soon as its backoff allows. The server that still has the pool is
+//! taken at once; otherwise the answers are waited for, but not long, and one is drawn among those that can give what is
+//! wanted. With a session the others are asked only while the pool is smaller than wanted, and it moves only for clearly
+//! more: a move costs all that is cached.
+//! 1. Every `Ask` gets one answer, and every connection that answered is used or released.
+//! 2. A session begins and ends in `handle_answer`, `handle_timer`, `handle_disconnected` and `set_servers` only, never
+//!    while frames of a server are handled.
+//!
+//! Decision 0014.
+
+use super::{Action, DiskEngine, PoolOffer, ServerNumber};
+use crate::units::{Nanos, PageCount};
+use std::collections::VecDeque;
+use std::ops::DerefMut;
+
+const BACKOFF_MIN_NS: u64 = 100_000_000;
+const BACKOFF_MAX_NS: u64 = 5_000_000_000;
+/// So long after the first answer the others are waited for.
+const PATIENCE_NS: u64 = 500_000_000;
+/// With a pool that is too small the others are asked no more often, and the pool moves no more often.
+const LOOK_PAUSE_NS: u64 = 60_000_000_000;
+/// A server that gave less than it had said is not believed to have more for so long.
+const DISTRUST_NS: u64 = 600_000_000_000;
+
+/// What the pool is and should be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Need {
+    pub(super) wanted: PageCount,
+    pub(super) granted: PageCount,
+    /// No answer to a SETSIZE is owed.
+    pub(super) settled: bool,
+    /// The pool that the index is about: its server and its generation.
+    pub(super) pool: Option<(ServerNumber, u64)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// May be asked from this time on.
+    Idle(Nanos),
+    Asked,
+    /// Its connection waits to be used or released.
+    Answered(PoolOffer, Nanos),
+    InUse,
+}
+
+#[derive(Debug)]
+struct Server {
+    number: ServerNumber,
+    state: State,
+    backoff_ns: u64,
+    /// It gave only so much, at this time, though it had said that it had more.
+    gave: Option<(PageCount, Nanos)>,
+}
+
+impl Server {
+    /// It is not asked again before a pause, which grows.
+    fn fail(&mut self, now: Nanos, random: &mut Random) {
+        self.state = State::Idle(now.plus_ns(random.stretch(self.backoff_ns)));
+        self.backoff_ns = (self.backoff_ns * 2).clamp(BACKOFF_MIN_NS, BACKOFF_MAX_NS);
+    }
+
+    /// What it can give to this VM, as far as it is believed.
+    fn can_give(&self, offer: &PoolOffer, now: Nanos) -> PageCount {
+        match self.gave {
+            Some((gave, at)) if now.since_ns(at) < DISTRUST_NS => offer.possible().min(gave),
+            _ => offer.possible(),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Session {
+    server: ServerNumber,
+    since: Nanos,
+    /// What the server said it could give.
+    possible: PageCount,
+}
+
+/// SplitMix64, from the engine's seed: enough to keep the VMs of a host out of step.
+#[derive(Debug)]
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % end.max(1)
+    }
+
+    /// `ns`, and up to a quarter more.
+    fn stretch(&mut self, ns: u64) -> u64 {
+        ns + self.below(ns / 4 + 1)
+    }
+}
+
+/// The state of all servers.
+#[derive(Debug)]
+pub(super) struct Placement {
+    servers: Vec<Server>,
+    session: Option<Session>,
+    /// With a session: the others were asked whether they can give more.
+    looking: bool,
+    look_at: Nanos,
+    moved_at: Option<Nanos>,
+    random: Random,
+}
+
+impl Placement {
+    pub(super) fn new(seed: u64) -> Self {
+        let random = Random(seed);
+        Self { servers: Vec::new(), session: None, looking: false, look_at: Nanos(0), moved_at: None, random }
+    }
+
+    fn server(&mut self, number: ServerNumber) -> Option<&mut Server> {
+        self.servers.iter_mut().find(|server| server.number == number)
+    }
+
+    /// From now on these are the servers. Whether the session's server is not among them.
+    fn replace(&mut self, now: Nanos, numbers: &[ServerNumber], actions: &mut VecDeque<Action>) -> bool {
+        self.servers.retain(|server| {
+            let stays = numbers.contains(&server.number);
+            if !stays && matches!(server.state, State::Answered(..)) {
+                actions.push_back(Action::Release(server.number));
+            }
+            stays
+        });
+        for &number in numbers {
+            if self.server(number).is_none() {
+                let state = State::Idle(now);
+                self.servers.push(Server { number, state, backoff_ns: BACKOFF_MIN_NS, gave: None });
+            }
+        }
+        self.look_soon();
+        self.session.as_ref().is_some_and(|session| !numbers.contains(&session.server))
+    }
+
+    /// False if nobody knows the server any more.
+    fn answer(&mut self, now: Nanos, number: ServerNumber, offer: Option<PoolOffer>) -> bool {
+        let Some(at) = self.servers.iter().position(|server| server.number == number) else { return false };
+        match offer {
+            Some(offer) => self.servers[at].state = State::Answered(offer, now),
+            None => self.servers[at].fail(now, &mut self.random),
+        }
+        true
+    }
+
+    /// The connection was lost. A server that greets and then hangs up is not stormed.
+    pub(super) fn lost(&mut self, now: Nanos) {
+        let Some(session) = self.session.take() else { return };
+        let lasted = now.since_ns(session.since) >= BACKOFF_MAX_NS;
+        self.end(now, &session, lasted.then_some(0));
+    }
+
+    /// The server was silent for long: the others come first.
+    pub(super) fn silent(&mut self, now: Nanos) {
+        if let Some(session) = self.session.take() {
+            self.end(now, &session, Some(BACKOFF_MAX_NS));
+        }
+    }
+
+    fn end(&mut self, now: Nanos, session: &Session, backoff_ns: Option<u64>) {
+        self.looking = false;
+        if let Some(server) = self.servers.iter_mut().find(|server| server.number == session.server) {
+            server.backoff_ns = backoff_ns.unwrap_or(server.backoff_ns);
+            server.fail(now, &mut self.random);
+        }
+    }
+
+    /// The operator wants something else: the others are worth asking, unless the pool has just moved.
+    pub(super) fn look_soon(&mut self) {
+        self.look_at = self.moved_at.map_or(Nanos(0), |at| at.plus_ns(LOOK_PAUSE_NS));
+    }
+
+    /// The session's server has decided on a size.
+    pub(super) fn note_size(&mut self, now: Nanos, granted: PageCount, wanted: PageCount) {
+        let Some(Session { server, possible, .. }) = self.session else { return };
+        if let Some(server) = self.server(server) {
+            server.gave = (granted < possible.min(wanted)).then_some((granted, now));
+        }
+    }
+
+    fn is_short(&self, need: &Need) -> bool {
+        self.session.is_some() && need.settled && need.granted < need.wanted && self.servers.len() > 1
+    }
+
+    pub(super) fn deadline(&self, need: &Need) -> Option<Nanos> {
+        let decide = self.first_answer().map(|at| at.plus_ns(PATIENCE_NS));
+        let ask = match self.session {
+            None => self.first_idle(),
+            Some(_) if !self.looking && self.is_short(need) => self.first_idle().map(|at| at.max(self.look_at)),
+            Some(_) => None,
+        };
+        [ask, decide].into_iter().flatten().min()
+    }
+
+    /// When the first server may be asked.
+    fn first_idle(&self) -> Option<Nanos> {
+        let at = |server: &Server| if let State::Idle(at) = server.state { Some(at) } else { None };
+        self.servers.iter().filter_map(at).min()
+    }
+
+    fn first_answer(&self) -> Option<Nanos> {
+        let at = |server: &Server| if let State::Answered(_, at) = server.state { Some(at) } else { None };
+        self.servers.iter().filter_map(at).min()
+    }
+
+    fn ask(&mut self, now: Nanos, need: &Need, actions: &mut VecDeque<Action>) {
+        if self.session.is_some() {
+            let nobody = self.first_idle().is_none_or(|at| now < at);
+            if self.looking || nobody || !self.is_short(need) || now < self.look_at {
+                return;
+            }
+            self.looking = true;
+            self.look_at = now.plus_ns(self.random.stretch(LOOK_PAUSE_NS));
+        }
+        for server in &mut self.servers {
+            if matches!(server.state, State::Idle(at) if at <= now) {
+                server.state = State::Asked;
+                actions.push_back(Action::Ask(server.number));
+            }
+        }
+    }
+
+    /// The server that gets the pool now, if that is decided and it is not where it was.
+    fn choose(&mut self, now: Nanos, need: &Need) -> Option<(ServerNumber, PoolOffer)> {
+        if self.session.is_none()
+            && let Some(warm) = self.warm(need)
+        {
+            return Some(warm);
+        }
+        let all_answered = !self.servers.iter().any(|server| matches!(server.state, State::Asked));
+        let waited = self.first_answer().is_some_and(|at| now >= at.plus_ns(PATIENCE_NS));
+        if !(all_answered || waited) || (self.session.is_some() && !self.looking) {
+            return None;
+        }
+        self.looking = false;
+        let (server, offer, gives) = self.draw(now, need.wanted)?;
+        let worth_it = gives > need.granted && gives.0 - need.granted.0 >= need.granted.0 / 4;
+        (self.session.is_none() || worth_it).then_some((server, offer))
+    }
+
+    /// The server that still has the pool of the index.
+    fn warm(&self, need: &Need) -> Option<(ServerNumber, PoolOffer)> {
+        let (number, generation) = need.pool?;
+        self.servers.iter().find_map(|server| match server.state {
+            State::Answered(offer, _) if server.number == number && offer.generation == generation => {
+                (offer.npages.0 > 0).then_some((number, offer))
+            }
+            _ => None,
+        })
+    }
+
+    /// One of the servers that can give what is wanted, or as much as anybody: the more it has, the likelier. VMs that
+    /// ask at the same time see the same figures, and must not all go to one server.
+    fn draw(&mut self, now: Nanos, wanted: PageCount) -> Option<(ServerNumber, PoolOffer, PageCount)> {
+        let answered = self.servers.iter().filter_map(|server| match server.state {
+            State::Answered(offer, _) => Some((server.number, offer, server.can_give(&offer, now))),
+            State::Idle(_) | State::Asked | State::InUse => None,
+        });
+        let mut good: Vec<_> = answered.collect();
+        let most = good.iter().map(|(_, _, gives)| *gives).max()?;
+        good.retain(|(_, _, gives)| *gives >= most.min(wanted));
+        let weight = |gives: PageCount| u64::from(gives.0) + 1;
+        let mut dice = self.random.below(good.iter().map(|(_, _, gives)| weight(*gives)).sum());
+        let (server, offer, gives) = good.into_iter().find(|(_, _, gives)| {
+            let hit = dice < weight(*gives);
+            dice = dice.saturating_sub(weight(*gives));
+            hit
+        })?;
+        Some((server, offer, gives.min(wanted)))
+    }
+
+    fn begin(&mut self, now: Nanos, number: ServerNumber, offer: &PoolOffer) {
+        let left = self.session.replace(Session { server: number, since: now, possible: offer.possible() });
+        if let Some(left) = left {
+            self.moved_at = Some(now);
+            if let Some(server) = self.server(left.server) {
+                server.state = State::Idle(now);
+            }
+        }
+        if let Some(server) = self.server(number) {
+            server.state = State::InUse;
+        }
+    }
+
+    /// Answers that nobody waits for any more.
+    fn release(&mut self, now: Nanos, actions: &mut VecDeque<Action>) {
+        if self.session.is_none() || self.looking {
+            return;
+        }
+        for server in &mut self.servers {
+            if matches!(server.state, State::Answered(..)) {
+                server.state = State::Idle(now);
+                actions.push_back(Action::Release(server.number));
+            }
+        }
+    }
+}
+
+impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
+    /// The memory servers that may have the pool, in no order. If the one that has it is not among them, it is left at
+    /// once and gets its memory back.
+    pub fn set_servers(&mut self, now: Nanos, servers: &[ServerNumber]) {
+        if self.placement.replace(now, servers, &mut self.actions) {
+            self.actions.push_back(Action::Leave);
+            self.placement.lost(now);
+            self.end_session();
+        }
+        self.place(now);
+    }
+
+    /// What came of an `Ask`: what the server said, or `None` if there is no connection to it.
+    pub fn handle_answer(&mut self, now: Nanos, server: ServerNumber, offer: Option<PoolOffer>) {
+        if !self.placement.answer(now, server, offer) && offer.is_some() {
+            self.actions.push_back(Action::Release(server));
+        }
+        self.place(now);
+    }
+
+    /// The connection is gone; replies to what was asked on it will not come.
+    pub fn handle_disconnected(&mut self, now: Nanos) {
+        if self.link.is_up() {
+            self.stats.disconnections += 1;
+            self.placement.lost(now);
+            self.end_session();
+            self.place(now);
+        }
+    }
+
+    /// Asks servers whose time has come, and begins a session where that is decided.
+    pub(super) fn place(&mut self, now: Nanos) {
+        let need = self.link.need();
+        self.placement.ask(now, &need, &mut self.actions);
+        if let Some((server, offer)) = self.placement.choose(now, &need) {
+            if self.link.is_up() {
+                self.stats.pool_moves += 1;
+                self.actions.push_back(Action::Leave);
+                self.end_session();
+            }
+            self.placement.begin(now, server, &offer);
+            self.actions.push_back(Action::Use(server));
+            self.begin_session(server, offer);
+        }
+        self.placement.release(now, &mut self.actions);
+    }
+}

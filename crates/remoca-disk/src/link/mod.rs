@@ -1,0 +1,321 @@
+//! The connections to memory servers: the list of servers, the session with one of them, and what is known of the others.
+//!
+//! Owned by the I/O thread. Name look-up, connecting and the hello block, so a thread for each attempt does them and hands
+//! over an established connection. Which server is asked, and which connection becomes the session, the engine says. What
+//! waits to be sent is bounded by the engine's send window and fetch limit. Frames go to the driver as they are; what they
+//! mean is the engine's business. Each server has a token of its own: one that is told to strangers names no pool elsewhere.
+
+mod connect;
+mod session;
+
+pub use connect::LinkError;
+pub use session::Received;
+
+use crate::endpoint::Endpoint;
+use connect::{connect, say_goodbye};
+use remoca_core::engine::ServerNumber;
+use remoca_core::units::PageCount;
+use remoca_protocol::{Frame, RequestId, Token, Welcome, send_page_header};
+use rustix::event::{EventfdFlags, eventfd};
+use session::Session;
+use std::io;
+use std::mem::discriminant;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Instant;
+
+/// Servers that one process knows at most.
+pub const SERVERS_MAX: usize = 16;
+
+/// A server of the list.
+pub struct KnownServer {
+    pub number: ServerNumber,
+    pub endpoint: Endpoint,
+    token: Token,
+    /// Of the newest connection.
+    epoch: u64,
+    /// Why there was no connection, or why the last session ended.
+    error: Option<LinkError>,
+    /// When it answered last, and what it could give then.
+    pub answered: Option<(Instant, PageCount)>,
+}
+
+impl KnownServer {
+    /// Why it cannot be used, or could not when it was tried last.
+    #[must_use]
+    pub fn error(&self) -> Option<String> {
+        self.error.as_ref().map(ToString::to_string)
+    }
+}
+
+type Answer = (ServerNumber, Result<(OwnedFd, Welcome), LinkError>);
+
+/// The link to the memory servers.
+pub struct ServerLink {
+    servers: Vec<KnownServer>,
+    numbers: u32,
+    answer_queue: Sender<Answer>,
+    answers: Receiver<Answer>,
+    wake: Arc<OwnedFd>,
+    /// Connections that the engine has not decided on.
+    waiting: Vec<(ServerNumber, OwnedFd)>,
+    session: Option<Session>,
+    /// The server of the session, or of the last one.
+    latest: Option<ServerNumber>,
+}
+
+impl ServerLink {
+    /// A link to these servers, without a connection.
+    ///
+    /// # Errors
+    /// If the system has no eventfd or random numbers left, or the list is none ([`check_list`]).
+    pub fn start(endpoints: &[Endpoint]) -> io::Result<Self> {
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (answer_queue, answers) = channel();
+        let mut link = Self {
+            servers: Vec::new(),
+            numbers: 0,
+            answer_queue,
+            answers,
+            wake,
+            waiting: Vec::new(),
+            session: None,
+            latest: None,
+        };
+        link.replace(endpoints)?;
+        Ok(link)
+    }
+
+    /// From now on these are the servers. Those that stay keep their numbers and tokens.
+    ///
+    /// # Errors
+    /// As for [`Self::start`]; then nothing has changed.
+    pub fn replace(&mut self, endpoints: &[Endpoint]) -> io::Result<()> {
+        check_list(endpoints).map_err(io::Error::other)?;
+        let is_new = |endpoint: &&Endpoint| self.servers.iter().all(|server| server.endpoint != **endpoint);
+        let new: Vec<_> = endpoints.iter().filter(is_new).collect();
+        let tokens = new.iter().map(|_| random_token()).collect::<io::Result<Vec<_>>>()?;
+        for (endpoint, token) in new.into_iter().zip(tokens) {
+            let (number, endpoint) = (ServerNumber(self.numbers), endpoint.clone());
+            self.numbers += 1;
+            self.servers.push(KnownServer { number, endpoint, token, epoch: 0, error: None, answered: None });
+        }
+        self.servers.retain(|server| endpoints.contains(&server.endpoint));
+        self.servers.sort_by_key(|server| endpoints.iter().position(|endpoint| *endpoint == server.endpoint));
+        Ok(())
+    }
+
+    /// The servers, in the operator's order.
+    pub fn servers(&self) -> &[KnownServer] {
+        &self.servers
+    }
+
+    /// The server of the session; without one, that of the last session, or the first of the list.
+    pub fn current(&self) -> Option<&KnownServer> {
+        let latest = self.servers.iter().find(|server| Some(server.number) == self.latest);
+        latest.or(self.servers.first())
+    }
+
+    /// The server that the pool is on.
+    pub fn session(&self) -> Option<ServerNumber> {
+        self.session.as_ref().map(|session| session.server)
+    }
+
+    /// Becomes readable when [`Self::take_answer`] has something.
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// The socket of the session, if there is one.
+    pub fn socket_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.session.as_ref().map(|session| session.socket.as_fd())
+    }
+
+    fn server(&mut self, number: ServerNumber) -> Option<&mut KnownServer> {
+        self.servers.iter_mut().find(|server| server.number == number)
+    }
+
+    /// Begins to connect to a server; [`Self::take_answer`] will have the outcome.
+    pub fn ask(&mut self, number: ServerNumber) {
+        let Some(server) = self.server(number) else { return };
+        server.epoch += 1;
+        let (endpoint, token, epoch) = (server.endpoint.clone(), server.token, server.epoch);
+        let (queue, wake) = (self.answer_queue.clone(), Arc::clone(&self.wake));
+        let tell = move |answer| {
+            let _ = queue.send((number, answer));
+            let _ = rustix::io::write(&*wake, &1_u64.to_ne_bytes());
+        };
+        let (tell_failure, failed) = (tell.clone(), endpoint.clone());
+        let thread = std::thread::Builder::new().name("connect".into());
+        if let Err(error) = thread.spawn(move || tell(connect(&endpoint, token, epoch))) {
+            tell_failure(Err(LinkError::Unreachable(failed, error)));
+        }
+    }
+
+    /// What came of an attempt to connect, if there is one more. A connection waits for [`Self::begin`] or
+    /// [`Self::release`].
+    pub fn take_answer(&mut self) -> Option<(ServerNumber, Option<Welcome>)> {
+        let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+        let (number, answer) = self.answers.try_recv().ok()?;
+        Some((number, self.note_answer(number, answer)))
+    }
+
+    fn note_answer(&mut self, number: ServerNumber, answer: Result<(OwnedFd, Welcome), LinkError>) -> Option<Welcome> {
+        match answer {
+            Ok((socket, welcome)) => {
+                if let Some(server) = self.server(number) {
+                    let possible = welcome.npages.0.saturating_add(welcome.available.0);
+                    server.answered = Some((Instant::now(), PageCount(possible)));
+                    server.error = None;
+                }
+                self.waiting.push((number, socket));
+                Some(welcome)
+            }
+            Err(error) => {
+                self.note_error(number, error);
+                None
+            }
+        }
+    }
+
+    /// Says what is wrong with a server, once for each kind of error in a row.
+    fn note_error(&mut self, number: ServerNumber, error: LinkError) {
+        let (alone, connected) = (self.servers.len() == 1, self.session.is_some());
+        let Some(server) = self.server(number) else { return };
+        if server.error.as_ref().map(discriminant) != Some(discriminant(&error)) {
+            let next = match (connected, alone) {
+                (true, _) => "It is passed over.",
+                (false, true) => "Reads go to the disk; trying again.",
+                (false, false) => "It is passed over; trying again later.",
+            };
+            tracing::warn!("{error} {next}");
+        }
+        server.error = Some(error);
+    }
+
+    /// The waiting connection to this server becomes the session. False if there is none.
+    pub fn begin(&mut self, number: ServerNumber) -> bool {
+        let Some(at) = self.waiting.iter().position(|(waiting, _)| *waiting == number) else { return false };
+        let (_, socket) = self.waiting.swap_remove(at);
+        if let Some(server) = self.server(number) {
+            tracing::info!("connected to the memory server at {}", server.endpoint);
+        }
+        self.session = Some(Session::new(number, socket));
+        self.latest = Some(number);
+        true
+    }
+
+    /// The waiting connection to this server is not needed, nor a pool that it may have.
+    pub fn release(&mut self, number: ServerNumber) {
+        if let Some(at) = self.waiting.iter().position(|(waiting, _)| *waiting == number) {
+            say_goodbye(self.waiting.swap_remove(at).1.into(), Vec::new());
+        }
+    }
+
+    /// The session is over, if there is one; the server may still have the pool.
+    pub fn end(&mut self, why: &str) {
+        let Some(session) = self.session.take() else { return };
+        if let Some(server) = self.server(session.server) {
+            tracing::warn!(
+                "lost the memory server at {}: {why}. Reads go to the disk; connecting anew.",
+                server.endpoint
+            );
+            server.error = Some(LinkError::Lost(server.endpoint.clone(), why.to_owned()));
+        }
+    }
+
+    /// The session is over, if there is one, and the pool is given back.
+    pub fn leave(&mut self) {
+        let Some(session) = self.session.take() else { return };
+        match self.server(session.server) {
+            Some(server) => tracing::info!("left the memory server at {}: another one can give more", server.endpoint),
+            None => tracing::info!("left the memory server that is not in the list any more"),
+        }
+        session.leave();
+    }
+
+    /// Queues a frame; dropped without a session (the engine then hears of the disconnection first).
+    pub fn send(&mut self, frame: &Frame<'_>) {
+        if let Some(session) = &mut self.session {
+            frame.encode(&mut session.out);
+        }
+    }
+
+    /// Queues a SENDPAGE, the one copy of the page on this side.
+    pub fn send_page(&mut self, slot: remoca_core::units::SlotIndex, page: &[u8]) {
+        if let Some(session) = &mut self.session {
+            session.out.extend_from_slice(&send_page_header(RequestId(0), slot));
+            session.out.extend_from_slice(page);
+            session.pages_waiting += 1;
+        }
+    }
+
+    /// Whether to watch for the socket to become writable, if that changed since the last call.
+    pub fn watch_change(&mut self) -> Option<bool> {
+        let session = self.session.as_mut()?;
+        let wanted = !session.writable;
+        (std::mem::replace(&mut session.watched, wanted) != wanted).then_some(wanted)
+    }
+
+    /// The socket is writable again.
+    pub fn note_writable(&mut self) {
+        if let Some(session) = &mut self.session {
+            session.writable = true;
+        }
+    }
+
+    /// Sends what is queued, in one system call where the socket takes it. Number of pages that left.
+    ///
+    /// # Errors
+    /// If the connection is lost.
+    pub fn flush(&mut self) -> io::Result<u32> {
+        match &mut self.session {
+            Some(session) => session.flush(),
+            None => Ok(0),
+        }
+    }
+
+    /// Receives, and gives every frame to `take`.
+    ///
+    /// # Errors
+    /// If the connection is lost, or the server does not keep to the protocol.
+    pub fn receive(&mut self, take: impl FnMut(&Frame<'_>)) -> io::Result<Received> {
+        match &mut self.session {
+            Some(session) => session.receive(take),
+            None => Ok(Received::Drained),
+        }
+    }
+
+    /// Tells the server to free the pool, as far as it can be told without waiting.
+    pub fn goodbye(&mut self) {
+        if let Some(session) = &mut self.session {
+            Frame::Bye.encode(&mut session.out);
+            let _ = session.flush();
+        }
+    }
+}
+
+/// Whether this can be the list of a process's memory servers.
+///
+/// # Errors
+/// With a text that says what is wrong with it.
+pub fn check_list(endpoints: &[Endpoint]) -> Result<(), String> {
+    if endpoints.is_empty() || endpoints.len() > SERVERS_MAX {
+        return Err(format!("{} memory servers: a VM process has 1 to {SERVERS_MAX}", endpoints.len()));
+    }
+    match endpoints.iter().enumerate().find(|(at, endpoint)| endpoints[..*at].contains(endpoint)) {
+        Some((_, twice)) => Err(format!("the memory server {twice} is given twice")),
+        None => Ok(()),
+    }
+}
+
+fn random_token() -> io::Result<Token> {
+    let mut token = [0; 16];
+    let count = rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty())?;
+    if count == token.len() {
+        Ok(Token(token))
+    } else {
+        Err(io::Error::other("the system gives too few random numbers"))
+    }
+}

@@ -1,0 +1,126 @@
+//! Bytes in and out of the session with a memory server. The socket does not block; only the I/O thread touches it.
+
+use super::connect::say_goodbye;
+use remoca_core::engine::ServerNumber;
+use remoca_protocol::{DecodeError, FRAME_BYTES_MAX, Frame, ReceiveBuffer};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+
+/// Bytes received in one system call at most.
+const RECEIVE_BYTES: usize = 256 * 1024;
+/// Frames taken before other events get their turn.
+const FRAMES_PER_TURN: usize = 512;
+
+/// What a look at the socket brought.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Received {
+    /// All frames there were.
+    Drained,
+    /// There may be more: come back without waiting.
+    More,
+}
+
+/// The session, as the I/O thread has it.
+pub(super) struct Session {
+    pub(super) server: ServerNumber,
+    pub(super) socket: File,
+    /// What came and was not taken.
+    receive: ReceiveBuffer,
+    pub(super) out: Vec<u8>,
+    /// Bytes of `out` that are sent.
+    sent: usize,
+    /// Pages in `out` that the engine was not told about, and bytes sent towards the next one.
+    pub(super) pages_waiting: u32,
+    bytes_towards_page: usize,
+    pub(super) writable: bool,
+    /// Whether the driver was told to watch for the socket to become writable.
+    pub(super) watched: bool,
+}
+
+impl Session {
+    pub(super) fn new(server: ServerNumber, socket: OwnedFd) -> Self {
+        Self {
+            server,
+            socket: socket.into(),
+            receive: ReceiveBuffer::new(RECEIVE_BYTES),
+            out: Vec::new(),
+            sent: 0,
+            pages_waiting: 0,
+            bytes_towards_page: 0,
+            writable: true,
+            watched: false,
+        }
+    }
+
+    /// Ends the session in good order.
+    pub(super) fn leave(mut self) {
+        self.out.drain(..self.sent);
+        say_goodbye(self.socket, self.out);
+    }
+
+    pub(super) fn flush(&mut self) -> io::Result<u32> {
+        let mut left = 0;
+        while self.writable && self.sent < self.out.len() {
+            match rustix::io::write(&self.socket, &self.out[self.sent..]) {
+                Ok(count) => {
+                    self.sent += count;
+                    self.bytes_towards_page += count;
+                }
+                Err(rustix::io::Errno::AGAIN) => self.writable = false,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if self.sent == self.out.len() {
+            self.out.clear();
+            (self.sent, self.bytes_towards_page) = (0, 0);
+            left = std::mem::take(&mut self.pages_waiting);
+        } else if self.sent > 1 << 20 {
+            self.out.drain(..self.sent);
+            self.sent = 0;
+        }
+        // Smaller frames in between make this an estimate; it is exact whenever the queue is empty.
+        while self.bytes_towards_page >= FRAME_BYTES_MAX && self.pages_waiting > 1 {
+            self.bytes_towards_page -= FRAME_BYTES_MAX;
+            self.pages_waiting -= 1;
+            left += 1;
+        }
+        Ok(left)
+    }
+
+    /// Receives, and gives every frame to `take`.
+    ///
+    /// # Errors
+    /// If the connection is lost, or the server does not keep to the protocol.
+    pub(super) fn receive(&mut self, mut take: impl FnMut(&Frame<'_>)) -> io::Result<Received> {
+        let mut frames = 0;
+        loop {
+            while let Some(frame) = self.receive.take().map_err(protocol_error)? {
+                take(&frame);
+                frames += 1;
+            }
+            if frames >= FRAMES_PER_TURN {
+                return Ok(Received::More);
+            }
+            let space = self.receive.space();
+            let (asked, got) = (space.len(), rustix::io::read(&self.socket, space));
+            match got {
+                Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection")),
+                Ok(count) => {
+                    self.receive.filled(count);
+                    if count < asked && self.receive.peek().map_err(protocol_error)?.is_none() {
+                        return Ok(Received::Drained);
+                    }
+                }
+                Err(rustix::io::Errno::AGAIN) => return Ok(Received::Drained),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+fn protocol_error(error: DecodeError) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("the server does not keep to the protocol: {error}"))
+}
