@@ -14,4 +14,5 @@ mod lying_guest;
 mod lying_server;
 mod network_images;
 mod outages;
+mod servers;
 mod support;

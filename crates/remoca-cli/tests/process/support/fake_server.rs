@@ -49,6 +49,8 @@ pub enum Lie {
     ErrorFlood,
     /// Grants one page less than asked for, or one more.
     OddSizes,
+    /// Says that it has more than anybody, and refuses every size.
+    Refuse,
     // At the greeting:
     /// Takes connections and says nothing.
     Mute,
@@ -60,6 +62,8 @@ pub enum Lie {
     Boast,
     /// Greets and hangs up.
     HangUp,
+    /// Has as many clients as it may have.
+    Busy,
     /// Greets with random bytes.
     GarbageGreeting,
 }
@@ -227,10 +231,16 @@ impl Connection {
                 Frame::Error(ErrorReply { request: RequestId(0), code, detail }).encode(replies);
                 return Err(Over);
             }
+            Lie::Busy => {
+                self.told();
+                Frame::Error(ErrorReply { request: RequestId(0), code: ErrorCode::Busy, detail: 0 }).encode(replies);
+                return Err(Over);
+            }
             Lie::UnaskedVersion => {
                 self.told();
                 welcome.version = 9;
             }
+            Lie::Refuse => welcome.available = PageCount(u32::MAX),
             Lie::Boast => {
                 self.told();
                 let most = PageCount(u32::MAX);
@@ -253,6 +263,11 @@ impl Connection {
     }
 
     fn resize(&mut self, lie: Lie, request: RequestId, asked: PageCount, replies: &mut Vec<u8>) {
+        if lie == Lie::Refuse {
+            self.told();
+            let refusal = ErrorReply { request, code: ErrorCode::NoMemory, detail: 0 };
+            return Frame::Error(refusal).encode(replies);
+        }
         let mut npages = asked;
         if lie == Lie::OddSizes {
             self.told();

@@ -1,0 +1,268 @@
+//! Several memory servers for one VM process: the pool goes where memory is, and moves on when its server is lost, hangs,
+//! refuses, or is taken out of the list. The guest reads, writes and evicts meanwhile; every answer is checked.
+
+use super::support::fake_server::{FakeServer, Lie};
+use super::support::machine::{Evictions, Machine, Setup};
+use super::support::program::{Serve, Signal, expect_refusal, run};
+use super::support::wait_until;
+use std::path::Path;
+
+const USAGE: i32 = 2;
+const FAILURE: i32 = 1;
+
+/// A memory server with a folder of its own.
+fn serve(folder: &Path, name: &str, memory: &str) -> Serve {
+    let folder = folder.join(name);
+    std::fs::create_dir(&folder).unwrap();
+    Serve::start(&folder, memory)
+}
+
+fn machine(folder: tempfile::TempDir, servers: &[&str], setup: Setup) -> Machine {
+    let arguments = servers.iter().flat_map(|server| ["--server".to_owned(), (*server).to_owned()]).collect();
+    let mut machine = Machine::start_in(folder, Setup { arguments, ..setup });
+    machine.evictions = Evictions::LYING;
+    machine
+}
+
+/// The address of the server that the pool is on.
+fn pool_at(machine: &Machine) -> Option<String> {
+    let status = machine.status();
+    let server = status.server.unwrap();
+    let used: Vec<_> =
+        status.servers.into_iter().filter(|server| server.in_use).map(|server| server.endpoint).collect();
+    assert_eq!(server.connected, !used.is_empty());
+    used.into_iter().next().inspect(|used| assert_eq!(*used, server.endpoint))
+}
+
+#[track_caller]
+fn run_until_pool_at(machine: &mut Machine, server: &str) {
+    machine.run_until("the pool is there", |machine| pool_at(machine).as_deref() == Some(server));
+}
+
+/// Why a server cannot be used, as the status has it.
+fn error_of(machine: &Machine, server: &str) -> String {
+    let status = machine.status();
+    let known = status.servers.into_iter().find(|known| known.endpoint == server).unwrap();
+    known.error.unwrap_or_default()
+}
+
+fn token_at(server: &Serve) -> String {
+    server.status()["pools"][0]["token"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn one_server_takes_the_place_of_another_that_is_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut first = serve(folder.path(), "a", "16M");
+    let mut second = serve(folder.path(), "b", "16M");
+    second.program.kill();
+    let addresses = [first.address.clone(), second.address.clone()];
+    let mut machine = machine(folder, &[&addresses[0], &addresses[1]], Setup { seed: 71, ..Setup::default() });
+    machine.run_until_hits(200);
+    let token = token_at(&first);
+    for _ in 0..2 {
+        second.restart();
+        machine.run(20);
+        assert_eq!(pool_at(&machine), Some(addresses[0].clone()), "that another one is back is no reason to move");
+        first.program.kill();
+        run_until_pool_at(&mut machine, &addresses[1]);
+        machine.run_until_hits(200);
+        assert_ne!(token_at(&second), token, "what one server is told is no use at another");
+        first.restart();
+        second.program.kill();
+        run_until_pool_at(&mut machine, &addresses[0]);
+        machine.run_until_hits(200);
+    }
+    first.program.kill();
+    machine.run_until("both are gone", |machine| pool_at(machine).is_none());
+    machine.run(20);
+    second.restart();
+    machine.run_until_hits(200);
+    assert_eq!(pool_at(&machine), Some(addresses[1].clone()));
+    machine.finish();
+}
+
+#[test]
+fn a_server_that_hangs_is_left_for_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let servers = ["a", "b"].map(|name| serve(folder.path(), name, "16M"));
+    let addresses = [0, 1].map(|at| servers[at].address.clone());
+    let mut machine = machine(folder, &[&addresses[0], &addresses[1]], Setup { seed: 72, ..Setup::default() });
+    machine.run_until_hits(200);
+    let used = usize::from(pool_at(&machine) == Some(addresses[1].clone()));
+    servers[used].program.signal(Signal::STOP);
+    run_until_pool_at(&mut machine, &addresses[1 - used]);
+    machine.run_until_hits(200);
+    servers[used].program.signal(Signal::CONT);
+    machine.run_until_hits(100);
+    assert_eq!(pool_at(&machine).as_ref(), Some(&addresses[1 - used]));
+    machine.finish();
+}
+
+#[test]
+fn servers_of_no_use_are_passed_over_and_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let fake = |lie, name: &str| FakeServer::start(&folder.path().join(name), lie);
+    let fakes = [
+        (fake(Lie::OtherVersion, "f1"), "speaks protocol versions 7 to 9"),
+        (fake(Lie::Mute, "f2"), "does not answer"),
+        (fake(Lie::GarbageGreeting, "f3"), "is no memory server"),
+        (fake(Lie::Busy, "f4"), "refused this session: Busy"),
+    ];
+    let mut real = serve(folder.path(), "real", "16M");
+    let mut addresses: Vec<&str> = fakes.iter().map(|(fake, _)| fake.address.as_str()).collect();
+    let address = real.address.clone();
+    addresses.push(&address);
+    let mut machine = machine(folder, &addresses, Setup { seed: 73, ..Setup::default() });
+    machine.run_until_hits(200);
+    assert_eq!(pool_at(&machine), Some(address.clone()), "one that never answers holds up nobody");
+    real.program.kill();
+    machine.run_until("all are tried again and again", |machine| {
+        let named = |(fake, words): &(FakeServer, &str)| error_of(machine, &fake.address).contains(words);
+        fakes.iter().all(named) && fakes.iter().all(|(fake, _)| fake.connections() >= 3)
+    });
+    let log = machine.program.log();
+    for (fake, words) in &fakes {
+        let lines: Vec<_> = log.lines().filter(|line| line.contains(&format!("{} ", fake.address))).collect();
+        assert!(lines.len() == 1 && lines[0].contains(words), "one line for each server: {lines:#?}");
+    }
+    let full = run(&["status", machine.control().to_str().unwrap(), "-v"]);
+    let full = String::from_utf8(full.stdout).unwrap();
+    for (fake, words) in &fakes {
+        let line = full.lines().find(|line| line.contains("of  ") && line.contains(&fake.address)).unwrap();
+        assert!(line.contains(words), "{full}");
+    }
+    real.restart();
+    machine.run_until_hits(200);
+    let table = run(&["status", machine.control().to_str().unwrap()]);
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert_eq!(table.lines().nth(1).unwrap().split_whitespace().last(), Some(address.as_str()), "{table}");
+    machine.finish();
+}
+
+#[test]
+fn a_server_that_refuses_what_it_promised_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let fake = FakeServer::start(&folder.path().join("fake"), Lie::Refuse);
+    let real = serve(folder.path(), "real", "16M");
+    let mut machine = machine(folder, &[&fake.address, &real.address], Setup { seed: 74, ..Setup::default() });
+    run_until_pool_at(&mut machine, &real.address);
+    machine.run_until_hits(200);
+    assert!(fake.told() > 0 && machine.counter("pool_moves") == 1);
+    assert_eq!(machine.status().cache.granted_bytes, 4 << 20);
+    machine.finish();
+}
+
+#[test]
+fn a_smaller_pool_where_all_are_full_and_the_whole_one_when_there_is_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let large = serve(folder.path(), "large", "16M");
+    let small = serve(folder.path(), "small", "4M");
+    // Somebody else has most of the large one.
+    let setup = Setup { server: Some(large.address.clone()), cache: "14M", seed: 75, ..Setup::default() };
+    let mut other = Machine::start(setup);
+    other.run_until("the other VM has its pool", |_| large.pages_given() == 14 << 8);
+    let setup = Setup { cache: "8M", seed: 76, ..Setup::default() };
+    let mut machine = machine(folder, &[&large.address, &small.address], setup);
+    machine.run_until_hits(200);
+    assert_eq!(pool_at(&machine), Some(small.address.clone()));
+    assert_eq!(machine.status().cache.granted_bytes, 4 << 20, "the most that could be had");
+    other.finish();
+    wait_until("the memory is free", || large.pages_given() == 0);
+    // It would look again within about a minute; whoever changes something need not wait.
+    machine.set("\"cache_bytes\":12582912");
+    run_until_pool_at(&mut machine, &large.address);
+    machine.run_until("the whole size", |machine| machine.status().cache.granted_bytes == 12 << 20);
+    wait_until("the old pool is given back", || small.pages_given() == 0);
+    assert_eq!(small.status()["totals"]["expired"], 0);
+    machine.run_until_hits(200);
+    machine.finish();
+}
+
+#[test]
+fn a_donor_is_emptied() {
+    let folder = tempfile::tempdir().unwrap();
+    let servers = ["a", "b"].map(|name| serve(folder.path(), name, "16M"));
+    let addresses = [0, 1].map(|at| servers[at].address.clone());
+    let mut machine = machine(folder, &[&addresses[0]], Setup { seed: 77, ..Setup::default() });
+    machine.run_until_hits(200);
+    let control = machine.control();
+    let set = |arguments: &[&str]| run(&[&["set", control.to_str().unwrap()], arguments].concat());
+    for (arguments, code, words) in [
+        (&["--server", &addresses[0], "--server", &addresses[0]][..], FAILURE, "is given twice"),
+        (&["--server", "here"], USAGE, "tcp:HOST:PORT or unix:PATH"),
+        (&["--server", &addresses[1], "--off"], USAGE, "cannot be used with"),
+        (&["--server"; 2], USAGE, "--server"),
+        (&["--server=tcp:a:1"; 1].repeat(17), FAILURE, "17 memory servers: a VM process has 1 to 16"),
+    ] {
+        expect_refusal(&set(arguments), code, &[words]);
+    }
+    machine.run(10);
+    assert_eq!(pool_at(&machine), Some(addresses[0].clone()), "a refused list changes nothing");
+    for used in [1, 0, 1] {
+        let said = set(&["--server", &addresses[used]]);
+        assert_eq!(String::from_utf8_lossy(&said.stdout), format!("test: servers {}\n", addresses[used]));
+        run_until_pool_at(&mut machine, &addresses[used]);
+        machine.run_until_hits(200);
+        wait_until("the other one is empty", || servers[1 - used].pages_given() == 0);
+        assert_eq!(servers[1 - used].status()["totals"]["expired"], 0);
+    }
+    let said = set(&["--server", &addresses[0], "--server", &addresses[1]]);
+    assert!(said.status.success(), "{said:?}");
+    machine.run(20);
+    assert_eq!(pool_at(&machine), Some(addresses[1].clone()), "a longer list is no reason to move");
+    machine.finish();
+}
+
+#[test]
+fn lists_that_are_none() {
+    let image = tempfile::NamedTempFile::new().unwrap();
+    let (image, socket) = (image.path().to_str().unwrap(), "/no/such/folder/socket");
+    let start = |servers: &[&str]| run(&[&["disk", "--image", image, "--socket", socket], servers].concat());
+    expect_refusal(&start(&["--server=unix:/a", "--server=unix:/a"]), FAILURE, &["unix:/a is given twice"]);
+    expect_refusal(&start(&["--server=unix:/a", "--server=b"]), USAGE, &["`b` is not the address of a memory server"]);
+}
+
+/// Two servers are killed, stopped and started in any order, and the list changes.
+#[test]
+fn chaos_with_two_servers() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut servers = ["a", "b"].map(|name| serve(folder.path(), name, "16M"));
+    let addresses = [0, 1].map(|at| servers[at].address.clone());
+    let both = [addresses[0].as_str(), &addresses[1]];
+    let mut machine =
+        machine(folder, &both, Setup { sectors: vec![512, 4096], blocks: 1024, seed: 78, ..Setup::default() });
+    let mut alive = [true; 2];
+    for step in 0..30 {
+        let at = machine.random.below(2);
+        match machine.random.below(6) {
+            0 | 1 if alive[at] => {
+                servers[at].program.kill();
+                alive[at] = false;
+            }
+            0..=2 if !alive[at] => {
+                servers[at].restart();
+                alive[at] = true;
+            }
+            3 if alive[at] => {
+                servers[at].program.signal(Signal::STOP);
+                let rounds = machine.random.below(20);
+                machine.run(rounds);
+                servers[at].program.signal(Signal::CONT);
+            }
+            4 => drop(machine.set(&format!("\"servers\":[\"{}\"]", addresses[at]))),
+            _ => drop(machine.set(&format!("\"servers\":[\"{}\",\"{}\"]", both[at], both[1 - at]))),
+        }
+        let rounds = machine.random.below(30);
+        machine.run(rounds);
+        assert!(machine.outcome.wrong == 0 && machine.outcome.errors == 0, "step {step}: {:#?}", machine.outcome);
+    }
+    for at in 0..2 {
+        if !alive[at] {
+            servers[at].restart();
+        }
+    }
+    machine.set(&format!("\"servers\":[\"{}\",\"{}\"]", both[0], both[1]));
+    machine.run_until_hits(200);
+    machine.finish();
+}
