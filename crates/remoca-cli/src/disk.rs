@@ -1,18 +1,20 @@
 //! `remoca disk`: the VM process. Turns arguments into ready parts, then runs the driver until it is told to stop.
 
+use crate::nbd;
 use crate::runtime;
 use crate::size::parse_size;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::rules::Rules;
-use remoca_core::units::PageCount;
+use remoca_core::units::{PAGE_SIZE_U64, PageCount};
 use remoca_disk::IndexMemory;
 use remoca_disk::control::ControlServer;
 use remoca_disk::driver::{Disk, Driver, Parts, Port, cache_pages};
 use remoca_disk::endpoint::Endpoint;
 use remoca_disk::frontend::Frontend;
 use remoca_disk::link::{ServerLink, check_list};
+use remoca_disk::nbd::{ExportGeometry, Target};
 use remoca_disk::port::{PORT_BYTES, PORT_SERIAL};
 use remoca_disk::store::{
     AlignedStore, BufferPool, FileOptions, FileStore, Geometry, NbdOptions, NbdStore, NbdUri, Store, UringUse,
@@ -32,8 +34,8 @@ const FRAME_SAMPLE: u32 = 64;
 const FETCH_LIMIT: u32 = 8192;
 /// Block numbers have 40 bits.
 const DISK_BYTES_MAX: u64 = 1 << 52;
-/// Memory that a guest is taken to have until it says so: 1 GiB.
-const GUEST_PAGES_DEFAULT: u32 = 1 << 18;
+/// A guest with more memory than this (1 TiB) is indexed as if it had this much.
+const GUEST_PAGES_MAX: u32 = 1 << 28;
 
 /// Serve the disks of one VM, with a cache in a memory server's memory.
 #[derive(Args, Debug)]
@@ -59,13 +61,27 @@ pub struct DiskArgs {
     read_only: bool,
 
     /// A disk: image=IMAGE,socket=PATH[,name=NAME][,read-only][,swap][,sector=512|4096][,queues=N]; may be repeated.
-    /// With `swap` all of it is taken for a swap area; areas with a signature are recognised without
+    /// With `swap` all of it is taken for a swap area; areas with a signature are recognised without. With --nbd, disks
+    /// without socket= are NBD exports
     #[arg(long, value_name = "KEY=VALUE,...")]
     disk: Vec<DiskSpec>,
 
     /// Socket of the eviction port, which the agent in the guest writes to
     #[arg(long, value_name = "PATH")]
     port: Option<PathBuf>,
+
+    /// Offer disks that have no socket to NBD clients, under their names: unix:PATH, tcp:HOST:PORT, or systemd (the sockets
+    /// that it passed); may be repeated. Whoever can connect can read and write the disks
+    #[arg(long, value_name = "ADDRESS")]
+    nbd: Vec<nbd::Address>,
+
+    /// Offer the eviction port to NBD clients, as the export remoca-port
+    #[arg(long, requires = "nbd", conflicts_with = "port")]
+    nbd_port: bool,
+
+    /// Memory of the guest, which the index is made for; a vhost-user front end tells it by itself, an NBD client does not
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
+    guest_memory: u64,
 
     /// Memory server: tcp:HOST:PORT or unix:PATH; may be repeated (the pool is placed on one of them); without one,
     /// nothing is cached
@@ -125,7 +141,8 @@ impl Sector {
 struct DiskSpec {
     name: Option<String>,
     image: String,
-    socket: PathBuf,
+    /// `None`: an NBD export.
+    socket: Option<PathBuf>,
     read_only: bool,
     swap: bool,
     sector: Sector,
@@ -158,7 +175,6 @@ impl FromStr for DiskSpec {
             }
         }
         let image = image.ok_or("a disk needs image=IMAGE")?;
-        let socket = socket.ok_or("a disk needs socket=PATH")?;
         Ok(Self { name, image, socket, read_only, swap, sector, queues })
     }
 }
@@ -193,10 +209,12 @@ fn parts(args: DiskArgs, stop: OwnedFd) -> Result<Parts> {
         check_list(&args.server).map_err(anyhow::Error::msg)?;
         cache_pages(args.cache).map_err(anyhow::Error::msg)?
     };
-    let disks = open_disks(&args)?;
-    let port = args.port.as_deref().map(open_port).transpose()?;
+    let mut exports = nbd::Exports::default();
+    let disks = open_disks(&args, &mut exports)?;
+    let port = open_port(&args, &mut exports)?;
     let config = engine_config(&args, cache, disks.len())?;
     let words = IndexMemory::new(layout(&config).words()).context("there is no memory for the index of this cache")?;
+    let nbd = exports.serve(&args.nbd)?;
     let control = control_socket(&args, &name)?;
     let trace = args.trace.as_deref().map(TraceWriter::create).transpose().context("cannot make the trace file")?;
     let start = || ServerLink::start(&args.server).context("cannot start the server link");
@@ -207,6 +225,7 @@ fn parts(args: DiskArgs, stop: OwnedFd) -> Result<Parts> {
         cache,
         disks,
         port,
+        nbd,
         link,
         control: Some(control),
         buffers: BufferPool::new(usize::try_from(args.buffers.max(8 << 20)).unwrap_or(usize::MAX)),
@@ -217,13 +236,14 @@ fn parts(args: DiskArgs, stop: OwnedFd) -> Result<Parts> {
 
 fn engine_config(args: &DiskArgs, cache: PageCount, disks: usize) -> Result<EngineConfig> {
     let seed = random()?;
+    let guest_pages = u32::try_from(args.guest_memory / PAGE_SIZE_U64).unwrap_or(u32::MAX);
     Ok(EngineConfig {
         disks: u16::try_from(disks).ok().filter(|disks| *disks < 4096).context("a VM has fewer than 4096 disks")?,
         key: random()?,
         seed: u64::from_ne_bytes(seed),
         cache,
-        guest_memory: PageCount(GUEST_PAGES_DEFAULT),
-        has_port: args.port.is_some(),
+        guest_memory: PageCount(guest_pages.min(GUEST_PAGES_MAX)),
+        has_port: args.port.is_some() || args.nbd_port,
         frame_sample: FRAME_SAMPLE,
         send_window: SEND_WINDOW_PAGES,
         fetch_limit: FETCH_LIMIT,
@@ -247,14 +267,12 @@ fn rules(_args: &DiskArgs) -> Result<Rules> {
     Ok(Rules::default())
 }
 
-fn open_disks(args: &DiskArgs) -> Result<Vec<Disk>> {
+fn open_disks(args: &DiskArgs, exports: &mut nbd::Exports) -> Result<Vec<Disk>> {
     let mut specs = args.disk.clone();
     let mut passed = None;
     if let Some(image) = &args.image {
         passed = args.fd.map(take_descriptor).transpose()?;
-        let Some(socket) = args.socket.clone().or(passed.as_ref().map(|_| PathBuf::from("fd"))) else {
-            bail!("--image needs --socket PATH (or --fd N), where the hypervisor connects");
-        };
+        let socket = args.socket.clone().or(passed.as_ref().map(|_| PathBuf::from("fd")));
         let (read_only, image) = (args.read_only, image.clone());
         specs.push(DiskSpec {
             name: None,
@@ -269,21 +287,25 @@ fn open_disks(args: &DiskArgs) -> Result<Vec<Disk>> {
     if specs.is_empty() {
         bail!("no disk: say --image IMAGE --socket PATH, or --disk image=IMAGE,socket=PATH");
     }
+    if let Some(spec) = specs.iter().find(|spec| spec.socket.is_none())
+        && args.nbd.is_empty()
+    {
+        bail!(
+            "{}: where does the hypervisor connect? Say --socket PATH (--fd N, socket=PATH), or --nbd ADDRESS",
+            spec.image
+        );
+    }
     refuse_shared_sockets(&specs, args)?;
     let mut disks = Vec::new();
     for (spec, number) in specs.into_iter().zip(0..) {
-        let source = match passed.take() {
-            Some(source) => source,
-            None => SocketSource::bind(&spec.socket)?,
-        };
-        disks.push(open_disk(spec, number, source, args)?);
+        disks.push(open_disk(spec, number, passed.take(), args, exports)?);
     }
     Ok(disks)
 }
 
 /// Said here, because the second of them would be told that "another process" has the socket.
 fn refuse_shared_sockets(specs: &[DiskSpec], args: &DiskArgs) -> Result<()> {
-    let mut sockets: Vec<&Path> = specs.iter().map(|spec| spec.socket.as_path()).collect();
+    let mut sockets: Vec<&Path> = specs.iter().filter_map(|spec| spec.socket.as_deref()).collect();
     sockets.extend(args.port.as_deref());
     sockets.extend(args.control.as_deref());
     sockets.sort();
@@ -295,7 +317,19 @@ fn refuse_shared_sockets(specs: &[DiskSpec], args: &DiskArgs) -> Result<()> {
     }
 }
 
-fn open_disk(spec: DiskSpec, number: u16, source: SocketSource, args: &DiskArgs) -> Result<Disk> {
+fn open_disk(
+    spec: DiskSpec,
+    number: u16,
+    passed: Option<SocketSource>,
+    args: &DiskArgs,
+    exports: &mut nbd::Exports,
+) -> Result<Disk> {
+    // The socket comes first, as ever: an image is locked only by a process that can be reached.
+    let source = match (passed, &spec.socket) {
+        (Some(source), _) => Some(source),
+        (None, Some(socket)) => Some(SocketSource::bind(socket)?),
+        (None, None) => None,
+    };
     let store = open_store(&spec, args)?;
     let Geometry { size, physical_block, read_only, can_discard, can_write_zeroes, .. } = store.geometry();
     if size > DISK_BYTES_MAX {
@@ -304,19 +338,38 @@ fn open_disk(spec: DiskSpec, number: u16, source: SocketSource, args: &DiskArgs)
     if !size.is_multiple_of(spec.sector.bytes().into()) {
         bail!("{}: its {size} bytes are not a multiple of the sector of 4096: leave out sector=4096", spec.image);
     }
-    let name = spec.name.unwrap_or_else(|| format!("disk{number}"));
-    let mut config = DeviceConfig::disk(name.clone(), name.clone(), size);
+    let name = spec.name.clone().unwrap_or_else(|| format!("disk{number}"));
+    let (frontend, socket) = match (source, &spec.socket) {
+        (Some(source), Some(socket)) => {
+            (vhost_disk(&name, &spec, source, &store.geometry())?, socket.display().to_string())
+        }
+        _ => {
+            let geometry = ExportGeometry {
+                size,
+                block: spec.sector.bytes(),
+                preferred_block: physical_block.next_power_of_two().clamp(4096, 1 << 20),
+                read_only,
+                can_trim: can_discard,
+                can_write_zeroes,
+            };
+            (exports.add(&name, Target::Disk(number), geometry)?, format!("NBD export {name}"))
+        }
+    };
+    Ok(Disk { name, image: spec.image, socket, store, swap: spec.swap, frontend })
+}
+
+fn vhost_disk(name: &str, spec: &DiskSpec, source: SocketSource, geometry: &Geometry) -> Result<Frontend> {
+    let mut config = DeviceConfig::disk(name, name, geometry.size);
     config.logical_block_bytes = spec.sector.bytes();
-    config.physical_block_bytes = physical_block.max(4096);
-    config.read_only = read_only;
-    config.discard = can_discard;
-    config.write_zeroes = can_write_zeroes;
+    config.physical_block_bytes = geometry.physical_block.max(4096);
+    config.read_only = geometry.read_only;
+    config.discard = geometry.can_discard;
+    config.write_zeroes = geometry.can_write_zeroes;
     config.queue_count_max = spec.queues;
     // Invalidation is by block: this bounds how long one request keeps the others waiting.
     config.range_bytes_max = 256 << 20;
     let device = VhostDevice::new(config, source).with_context(|| format!("disk {name}"))?;
-    let frontend = Frontend::Vhost(device);
-    Ok(Disk { name, image: spec.image, socket: spec.socket.display().to_string(), store, swap: spec.swap, frontend })
+    Ok(Frontend::Vhost(device))
 }
 
 /// Kinds that are not supported too, so that they are not taken for files.
@@ -338,14 +391,21 @@ fn open_store(spec: &DiskSpec, args: &DiskArgs) -> Result<Box<dyn Store>> {
     Ok(AlignedStore::wrap(store))
 }
 
-fn open_port(socket: &Path) -> Result<Port> {
+fn open_port(args: &DiskArgs, exports: &mut nbd::Exports) -> Result<Option<Port>> {
+    let (frontend, socket) = match &args.port {
+        Some(socket) => (vhost_port(socket)?, socket.display().to_string()),
+        None if args.nbd_port => (exports.add_port()?, format!("NBD export {PORT_SERIAL}")),
+        None => return Ok(None),
+    };
+    Ok(Some(Port { socket, frontend, cookie: u64::from_ne_bytes(random()?) }))
+}
+
+fn vhost_port(socket: &Path) -> Result<Frontend> {
     let mut config = DeviceConfig::disk("port", PORT_SERIAL, PORT_BYTES);
     config.discard = false;
     config.write_zeroes = false;
     config.queue_count_max = QUEUES_DEFAULT;
-    let device = VhostDevice::new(config, SocketSource::bind(socket)?).context("eviction port")?;
-    let cookie = u64::from_ne_bytes(random()?);
-    Ok(Port { socket: socket.display().to_string(), frontend: Frontend::Vhost(device), cookie })
+    Ok(Frontend::Vhost(VhostDevice::new(config, SocketSource::bind(socket)?).context("eviction port")?))
 }
 
 fn control_socket(args: &DiskArgs, name: &str) -> Result<ControlServer> {
@@ -400,7 +460,7 @@ mod tests {
         let spec: DiskSpec = "image=/a,socket=/b,read-only,swap,sector=4096,name=root,queues=2".parse().unwrap();
         assert_eq!((spec.image.as_str(), spec.read_only, spec.swap, spec.queues), ("/a", true, true, 2));
         assert_eq!(spec.sector.bytes(), 4096);
-        for bad in ["", "image=/a", "socket=/b", "image=/a,socket=/b,x=1", "image=/a,socket=/b,sector=520"] {
+        for bad in ["", "socket=/b", "image=/a,socket=/b,x=1", "image=/a,socket=/b,sector=520"] {
             assert!(bad.parse::<DiskSpec>().is_err(), "{bad}");
         }
     }

@@ -170,7 +170,7 @@ fn show_all(out: &mut impl Write, status: &Status) -> Result<()> {
     writeln!(out, "  cache       {state}, {wanted} wanted, {granted} granted, {} used", show_size(cache.used_bytes))?;
     writeln!(out, "  admission   by {}", cache.admission)?;
     for disk in &status.disks {
-        let attached = if disk.attached { "attached" } else { "no guest" };
+        let attached = attached(disk.attached, disk.nbd_clients);
         let access = if disk.read_only { ", read-only" } else { "" };
         let swap = if disk.swap_areas > 0 { format!(", {} swap areas", disk.swap_areas) } else { String::new() };
         writeln!(
@@ -184,7 +184,7 @@ fn show_all(out: &mut impl Write, status: &Status) -> Result<()> {
         )?;
     }
     if let Some(port) = &status.port {
-        let attached = if port.attached { "attached" } else { "no guest" };
+        let attached = attached(port.attached, port.nbd_clients);
         let agent = match port.agent {
             None => "no agent heard of".into(),
             Some(agent) => {
@@ -232,6 +232,14 @@ fn known_server(server: &KnownServerStatus) -> String {
             format!("{}: {state}; {ago} s ago it could give {}", server.endpoint, show_size(bytes))
         }
         _ => format!("{}: {state}", server.endpoint),
+    }
+}
+
+fn attached(attached: bool, nbd_clients: Option<usize>) -> String {
+    match nbd_clients {
+        Some(1) => "1 NBD client".into(),
+        Some(clients @ 2..) => format!("{clients} NBD clients"),
+        Some(0) | None => if attached { "attached" } else { "no guest" }.into(),
     }
 }
 

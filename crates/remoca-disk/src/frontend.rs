@@ -4,6 +4,7 @@
 //! `handle_events()`, then `pop()` until there is nothing, `complete()` in any order, and `notify()` before it waits again.
 //! Requests come out validated: ranges lie within the device and on its blocks, writes to read-only devices never come.
 
+use crate::nbd::{Attached, NbdExport, NbdRequest};
 use crate::store::IoBuffer;
 use crate::vhost::{BlkRequest, Status, VhostDevice};
 pub use crate::vhost::{CopyError, Frame, Operation, ZeroRange};
@@ -14,6 +15,7 @@ use std::os::fd::BorrowedFd;
 /// A device of the VM.
 pub enum Frontend {
     Vhost(VhostDevice),
+    Nbd(NbdExport),
 }
 
 impl Frontend {
@@ -21,6 +23,7 @@ impl Frontend {
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Vhost(device) => device.event_fd(),
+            Self::Nbd(export) => export.event_fd(),
         }
     }
 
@@ -31,6 +34,7 @@ impl Frontend {
     pub fn handle_events(&mut self) -> io::Result<()> {
         match self {
             Self::Vhost(device) => device.handle_events(),
+            Self::Nbd(export) => export.handle_events(),
         }
     }
 
@@ -38,6 +42,7 @@ impl Frontend {
     pub fn pop(&mut self) -> Option<GuestRequest> {
         match self {
             Self::Vhost(device) => device.pop().map(GuestRequest::Vhost),
+            Self::Nbd(export) => export.pop().map(GuestRequest::Nbd),
         }
     }
 
@@ -45,6 +50,8 @@ impl Frontend {
     pub fn complete(&mut self, request: GuestRequest, outcome: Outcome) {
         match (self, request) {
             (Self::Vhost(device), GuestRequest::Vhost(request)) => device.complete(request, outcome.status()),
+            (Self::Nbd(export), GuestRequest::Nbd(request)) => export.complete(request, outcome),
+            (Self::Vhost(_) | Self::Nbd(_), _) => unreachable!("a request of another frontend"),
         }
     }
 
@@ -52,6 +59,7 @@ impl Frontend {
     pub fn notify(&mut self) {
         match self {
             Self::Vhost(device) => device.notify(),
+            Self::Nbd(export) => export.notify(),
         }
     }
 
@@ -59,6 +67,7 @@ impl Frontend {
     pub fn write_cache_enabled(&self) -> bool {
         match self {
             Self::Vhost(device) => device.write_cache_enabled(),
+            Self::Nbd(_) => true,
         }
     }
 
@@ -66,12 +75,33 @@ impl Frontend {
     pub fn guest_memory_bytes(&self) -> u64 {
         match self {
             Self::Vhost(device) => device.guest_memory_bytes(),
+            Self::Nbd(_) => 0,
+        }
+    }
+
+    /// Takes an NBD client that chose this device.
+    ///
+    /// # Errors
+    /// If the system refuses to watch its socket; the client is gone then.
+    pub fn attach(&mut self, client: Attached) -> io::Result<()> {
+        match self {
+            Self::Vhost(_) => Ok(()),
+            Self::Nbd(export) => export.attach(client),
+        }
+    }
+
+    /// NBD clients that are attached.
+    pub fn nbd_clients(&self) -> Option<usize> {
+        match self {
+            Self::Vhost(_) => None,
+            Self::Nbd(export) => Some(export.client_count()),
         }
     }
 
     pub fn is_connected(&self) -> bool {
         match self {
             Self::Vhost(device) => device.is_connected(),
+            Self::Nbd(export) => export.client_count() > 0,
         }
     }
 
@@ -79,12 +109,14 @@ impl Frontend {
     pub fn is_finished(&self) -> bool {
         match self {
             Self::Vhost(device) => device.is_finished(),
+            Self::Nbd(_) => false,
         }
     }
 
     pub fn is_read_only(&self) -> bool {
         match self {
             Self::Vhost(device) => device.config().read_only,
+            Self::Nbd(export) => export.geometry().read_only,
         }
     }
 }
@@ -94,12 +126,14 @@ impl Frontend {
 #[must_use = "a request that is not completed stays in flight for ever"]
 pub enum GuestRequest {
     Vhost(BlkRequest),
+    Nbd(NbdRequest),
 }
 
 impl GuestRequest {
     pub fn operation(&self) -> &Operation {
         match self {
             Self::Vhost(request) => request.operation(),
+            Self::Nbd(request) => request.operation(),
         }
     }
 
@@ -107,6 +141,7 @@ impl GuestRequest {
     pub fn is_durable(&self) -> bool {
         match self {
             Self::Vhost(_) => false,
+            Self::Nbd(request) => request.is_durable(),
         }
     }
 
@@ -114,6 +149,7 @@ impl GuestRequest {
     pub fn data_length(&self) -> usize {
         match self {
             Self::Vhost(request) => request.data_length(),
+            Self::Nbd(request) => request.data_length(),
         }
     }
 
@@ -122,6 +158,7 @@ impl GuestRequest {
     pub fn take_buffer(&mut self) -> Option<IoBuffer> {
         match self {
             Self::Vhost(_) => None,
+            Self::Nbd(request) => request.take_buffer(),
         }
     }
 
@@ -130,6 +167,7 @@ impl GuestRequest {
     pub fn frames(&self, offset: usize, length: usize) -> impl Iterator<Item = Frame> {
         let frames = match self {
             Self::Vhost(request) => Some(request.frames(offset, length)),
+            Self::Nbd(_) => None,
         };
         frames.into_iter().flatten()
     }
@@ -141,6 +179,8 @@ impl GuestRequest {
     pub fn copy_frame(&self, frame: Frame, target: &mut [u8]) -> Result<(), CopyError> {
         match self {
             Self::Vhost(request) => request.copy_frame(frame, target),
+            // It has no frames to ask for.
+            Self::Nbd(_) => Err(CopyError::OutOfRange),
         }
     }
 
@@ -151,6 +191,10 @@ impl GuestRequest {
     pub fn deliver(&mut self, buffer: IoBuffer) -> Result<(), CopyError> {
         match self {
             Self::Vhost(request) => request.copy_to_guest(0, &buffer),
+            Self::Nbd(request) => {
+                request.deliver(buffer);
+                Ok(())
+            }
         }
     }
 
@@ -161,6 +205,7 @@ impl GuestRequest {
     pub fn copy_to_guest(&mut self, offset: usize, source: &[u8]) -> Result<(), CopyError> {
         match self {
             Self::Vhost(request) => request.copy_to_guest(offset, source),
+            Self::Nbd(request) => request.copy_to_guest(offset, source),
         }
     }
 
@@ -171,6 +216,7 @@ impl GuestRequest {
     pub fn fill_zero(&mut self, offset: usize, length: usize) -> Result<(), CopyError> {
         match self {
             Self::Vhost(request) => request.fill_zero(offset, length),
+            Self::Nbd(request) => request.fill_zero(offset, length),
         }
     }
 
@@ -181,6 +227,7 @@ impl GuestRequest {
     pub fn copy_from_guest(&self, offset: usize, target: &mut [u8]) -> Result<(), CopyError> {
         match self {
             Self::Vhost(request) => request.copy_from_guest(offset, target),
+            Self::Nbd(request) => request.copy_from_guest(offset, target),
         }
     }
 }

@@ -7,6 +7,7 @@ pub mod frontend;
 mod index_memory;
 pub mod latency;
 pub mod link;
+pub mod nbd;
 pub mod port;
 pub mod status;
 pub mod store;

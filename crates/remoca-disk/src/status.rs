@@ -78,6 +78,8 @@ pub struct DiskStatus {
     /// Swap areas on it that are known; a disk declared as one counts.
     #[serde(default)]
     pub swap_areas: usize,
+    /// NBD clients, if the disk is an NBD export.
+    pub nbd_clients: Option<usize>,
 }
 
 /// The eviction port.
@@ -85,6 +87,7 @@ pub struct DiskStatus {
 pub struct PortStatus {
     pub socket: String,
     pub attached: bool,
+    pub nbd_clients: Option<usize>,
     /// What the agent last said of itself.
     pub agent: Option<AgentStats>,
     /// One page of so many is asked for; 0 is all.

@@ -6,6 +6,7 @@ use super::requests::{Group, Origin, Pending};
 use crate::frontend::{CopyError, GuestRequest, Operation, Outcome, ZeroRange};
 use crate::index_memory::IndexMemory;
 use crate::link::{Received, ServerLink};
+use crate::nbd::Target;
 use crate::port;
 use crate::store::StoreEvent;
 use remoca_core::engine::{DiskError, Evicted, FetchId, GuestOp, PageOutcome, PoolOffer};
@@ -41,6 +42,9 @@ impl Driver {
         if let Some(port) = &self.port {
             self.poller.add(port.frontend.event_fd(), Source::Port, false)?;
         }
+        if let Some(nbd) = &self.nbd {
+            self.poller.add(nbd.event_fd(), Source::Nbd, false)?;
+        }
         Ok(())
     }
 
@@ -62,6 +66,7 @@ impl Driver {
             }
             Source::Disk(disk) => self.serve_disk(disk),
             Source::Port => self.serve_port(),
+            Source::Nbd => self.attach_clients(),
         }
     }
 
@@ -75,6 +80,24 @@ impl Driver {
                 self.pop_requests(u16::try_from(disk).unwrap_or(u16::MAX));
             }
             self.pop_port();
+        }
+    }
+
+    /// Clients that chose an export go there; what they say next is that frontend's event.
+    fn attach_clients(&mut self) {
+        let Some(nbd) = &mut self.nbd else { return };
+        let attached = nbd.handle_events(Instant::now()).unwrap_or_else(|error| {
+            tracing::warn!("NBD clients: {error}");
+            Vec::new()
+        });
+        for client in attached {
+            let frontend = match client.target {
+                Target::Disk(disk) => self.disks.get_mut(usize::from(disk)).map(|disk| &mut disk.frontend),
+                Target::Port => self.port.as_mut().map(|port| &mut port.frontend),
+            };
+            if let Some(Err(error)) = frontend.map(|frontend| frontend.attach(client)) {
+                tracing::warn!("an NBD client cannot be attached: {error}");
+            }
         }
     }
 

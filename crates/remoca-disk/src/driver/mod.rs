@@ -21,6 +21,7 @@ use crate::frontend::Frontend;
 use crate::index_memory::IndexMemory;
 use crate::latency::Histogram;
 use crate::link::ServerLink;
+use crate::nbd::NbdServer;
 use crate::port::AgentStats;
 use crate::store::{BufferPool, Store};
 use crate::trace::TraceWriter;
@@ -66,6 +67,8 @@ pub struct Parts {
     pub cache: PageCount,
     pub disks: Vec<Disk>,
     pub port: Option<Port>,
+    /// Brings the clients of disks and of a port that are NBD exports.
+    pub nbd: Option<NbdServer>,
     pub link: Option<ServerLink>,
     pub control: Option<ControlServer>,
     pub buffers: BufferPool,
@@ -82,6 +85,7 @@ pub struct Driver {
     disks: Vec<Disk>,
     port: Option<Port>,
     captured: CapturedFrames,
+    nbd: Option<NbdServer>,
     agent: Option<AgentStats>,
     link: Option<ServerLink>,
     control: Option<ControlServer>,
@@ -131,6 +135,7 @@ impl Driver {
             disks: parts.disks,
             port: parts.port,
             captured: CapturedFrames::default(),
+            nbd: parts.nbd,
             agent: None,
             link: parts.link,
             control: parts.control,
@@ -214,8 +219,9 @@ impl Driver {
         let engine = self.engine.next_deadline().map(|at| Duration::from_nanos(at.since_ns(self.now)));
         let now = Instant::now();
         let stores = self.disks.iter().filter_map(|disk| disk.store.next_deadline());
-        let stores = stores.map(|at| at.saturating_duration_since(now)).min();
-        [engine, stores].into_iter().flatten().min()
+        let nbd = self.nbd.as_ref().and_then(NbdServer::next_deadline);
+        let others = stores.chain(nbd).map(|at| at.saturating_duration_since(now)).min();
+        [engine, others].into_iter().flatten().min()
     }
 
     fn run_timers(&mut self) {
@@ -224,6 +230,11 @@ impl Driver {
             self.execute();
         }
         let now = Instant::now();
+        if let Some(nbd) = &mut self.nbd
+            && nbd.next_deadline().is_some_and(|at| at <= now)
+        {
+            nbd.handle_timer(now);
+        }
         for disk in 0..self.disks.len() {
             if self.disks[disk].store.next_deadline().is_some_and(|at| at <= now) {
                 self.disks[disk].store.handle_timer(now);

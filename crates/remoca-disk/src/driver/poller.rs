@@ -16,6 +16,8 @@ pub enum Source {
     /// The device of a disk.
     Disk(u16),
     Port,
+    /// NBD clients that negotiate.
+    Nbd,
 }
 
 impl Source {
@@ -29,6 +31,7 @@ impl Source {
             Self::Store(disk) => pack(4, disk),
             Self::Disk(disk) => pack(5, disk),
             Self::Port => pack(6, 0),
+            Self::Nbd => pack(7, 0),
         }
     }
 
@@ -42,7 +45,8 @@ impl Source {
             3 => Self::LinkSocket,
             4 => Self::Store(disk),
             5 => Self::Disk(disk),
-            _ => Self::Port,
+            6 => Self::Port,
+            _ => Self::Nbd,
         }
     }
 }
@@ -125,6 +129,7 @@ mod tests {
             Source::Store(4095),
             Source::Disk(7),
             Source::Port,
+            Source::Nbd,
         ];
         for source in all {
             assert_eq!(Source::decode(source.encode()), source);

@@ -99,6 +99,7 @@ impl Driver {
             port: self.port.as_ref().map(|port| PortStatus {
                 socket: port.socket.clone(),
                 attached: port.frontend.is_connected(),
+                nbd_clients: port.frontend.nbd_clients(),
                 agent: self.agent,
                 advice: self.engine.advice(),
             }),
@@ -132,6 +133,7 @@ impl Driver {
                 StoreHealth::Failing { .. } => "failing".into(),
             },
             attached: disk.frontend.is_connected(),
+            nbd_clients: disk.frontend.nbd_clients(),
         }
     }
 }

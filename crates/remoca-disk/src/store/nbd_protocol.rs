@@ -1,39 +1,23 @@
-//! The bytes of the NBD protocol: the handshake as a state machine, requests and replies. No sockets, no clocks.
+//! The client's side of the NBD protocol: the handshake as a state machine, and replies. No sockets, no clocks.
 //!
 //! Called by `nbd_link`. From the NBD project's `doc/proto.md`: fixed newstyle, NBD_OPT_GO, simple replies. Everything that
-//! comes from the server is bounded and checked; whatever does not fit is an error, never a panic. All numbers big-endian:
-//! ```text
-//!   request  magic u32 | flags u16 | command u16 | cookie u64 | offset u64 | length u32 | payload of a write
-//!   reply    magic u32 | error u32 | cookie u64 | payload of a read without error
-//! ```
+//! comes from the server is bounded and checked; whatever does not fit is an error, never a panic. Numbers and headers are in
+//! [`crate::nbd::wire`].
 
-pub(super) const REQUEST_HEADER_LEN: usize = 28;
-pub(super) const REPLY_HEADER_LEN: usize = 16;
-
-const SERVER_MAGIC: u64 = 0x4E42_444D_4147_4943;
-const OPTION_MAGIC: u64 = 0x4948_4156_454F_5054;
-const OPTION_REPLY_MAGIC: u64 = 0x0003_E889_0455_65A9;
-const REQUEST_MAGIC: u32 = 0x2560_9513;
-const REPLY_MAGIC: u32 = 0x6744_6698;
+pub(super) use crate::nbd::wire::{
+    COMMAND_FUA, COMMAND_NO_HOLE, Command, ExportFlags, REPLY_HEADER_LEN, REQUEST_HEADER_LEN, Request,
+};
+use crate::nbd::wire::{
+    FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, Fields, INFO_BLOCK_SIZE, INFO_EXPORT, OPTION_GO, OPTION_MAGIC,
+    OPTION_REPLY_HEADER_LEN, OPTION_REPLY_MAGIC, PAYLOAD_MAX, REPLY_ACK, REPLY_ERROR_BIT, REPLY_INFO, REPLY_MAGIC,
+    REPLY_TLS_REQUIRED, REPLY_UNKNOWN, REPLY_UNSUPPORTED, SERVER_MAGIC,
+};
 
 const GREETING_LEN: usize = 18;
-const OPTION_REPLY_HEADER_LEN: usize = 20;
 /// Longest answer to an option that is read; real ones have a few dozen bytes.
 const OPTION_REPLY_LEN_MAX: usize = 16 * 1024;
 /// Answers to one option that are read before the server counts as mad.
 const OPTION_REPLIES_MAX: u32 = 64;
-/// What a client may send to a server that states no maximum.
-const DEFAULT_PAYLOAD_MAX: u32 = 32 << 20;
-
-const FLAG_FIXED_NEWSTYLE: u16 = 1;
-const FLAG_NO_ZEROES: u16 = 2;
-const OPTION_GO: u32 = 7;
-const INFO_EXPORT: u16 = 0;
-const INFO_BLOCK_SIZE: u16 = 3;
-const REPLY_ACK: u32 = 1;
-const REPLY_INFO: u32 = 3;
-const REPLY_ERROR_BIT: u32 = 1 << 31;
-
 /// What a server offers for one export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Export {
@@ -44,21 +28,6 @@ pub(super) struct Export {
     pub(super) block_preferred: u32,
     /// Longest payload of a read or write.
     pub(super) payload_max: u32,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ExportFlags(pub(super) u16);
-
-impl ExportFlags {
-    pub(super) const READ_ONLY: u16 = 1 << 1;
-    pub(super) const FLUSH: u16 = 1 << 2;
-    pub(super) const FUA: u16 = 1 << 3;
-    pub(super) const TRIM: u16 = 1 << 5;
-    pub(super) const WRITE_ZEROES: u16 = 1 << 6;
-
-    pub(super) fn has(self, flag: u16) -> bool {
-        self.0 & flag != 0
-    }
 }
 
 /// Why a handshake came to nothing.
@@ -77,6 +46,8 @@ pub(super) enum HandshakeError {
     #[error("the NBD server breaks the protocol: {0}")]
     Malformed(&'static str),
 }
+
+const TOO_SHORT: HandshakeError = HandshakeError::Malformed("an answer is too short");
 
 /// The client's side of the negotiation for one export.
 #[derive(Debug)]
@@ -134,11 +105,10 @@ impl Handshake {
 
     fn handle_greeting(&self, input: &[u8], output: &mut Vec<u8>) -> Result<(), HandshakeError> {
         let mut fields = Fields(input);
-        if fields.u64()? != SERVER_MAGIC {
+        if fields.u64() != Some(SERVER_MAGIC) {
             return Err(HandshakeError::NotNbd);
         }
-        let option_magic = fields.u64()?;
-        let flags = fields.u16()?;
+        let (option_magic, flags) = (fields.u64().ok_or(TOO_SHORT)?, fields.u16().ok_or(TOO_SHORT)?);
         if option_magic != OPTION_MAGIC || flags & FLAG_FIXED_NEWSTYLE == 0 {
             return Err(HandshakeError::TooOld);
         }
@@ -172,9 +142,15 @@ impl Handshake {
 
     fn handle_info(&mut self, data: &[u8]) -> Result<(), HandshakeError> {
         let mut fields = Fields(data);
-        match fields.u16()? {
-            INFO_EXPORT => self.size_and_flags = Some((fields.u64()?, ExportFlags(fields.u16()?))),
-            INFO_BLOCK_SIZE => self.block_sizes = Some([fields.u32()?, fields.u32()?, fields.u32()?]),
+        match fields.u16().ok_or(TOO_SHORT)? {
+            INFO_EXPORT => {
+                let (size, flags) = fields.u64().zip(fields.u16()).ok_or(TOO_SHORT)?;
+                self.size_and_flags = Some((size, ExportFlags(flags)));
+            }
+            INFO_BLOCK_SIZE => {
+                let mut size = || fields.u32().ok_or(TOO_SHORT);
+                self.block_sizes = Some([size()?, size()?, size()?]);
+            }
             // Information that was not asked for may come all the same.
             _ => {}
         }
@@ -186,7 +162,7 @@ impl Handshake {
         if i64::try_from(size).is_err() {
             return Err(HandshakeError::Malformed("the export's size is impossible"));
         }
-        let [block_min, block_preferred, block_max] = self.block_sizes.unwrap_or([1, 4096, DEFAULT_PAYLOAD_MAX]);
+        let [block_min, block_preferred, block_max] = self.block_sizes.unwrap_or([1, 4096, PAYLOAD_MAX]);
         let is_sound = block_min.is_power_of_two()
             && block_preferred.is_power_of_two()
             && block_preferred >= block_min
@@ -194,17 +170,17 @@ impl Handshake {
         if !is_sound {
             return Err(HandshakeError::Malformed("the export's block sizes are impossible"));
         }
-        Ok(Export { size, flags, block_min, block_preferred, payload_max: block_max.min(DEFAULT_PAYLOAD_MAX) })
+        Ok(Export { size, flags, block_min, block_preferred, payload_max: block_max.min(PAYLOAD_MAX) })
     }
 
     fn explain_refusal(&self, code: u32, data: &[u8]) -> HandshakeError {
         let name = self.export_name.clone();
         let says = String::from_utf8_lossy(data.get(..200).unwrap_or(data)).escape_debug().to_string();
         let server_says = if says.is_empty() { says } else { format!(": {says}") };
-        match code & !REPLY_ERROR_BIT {
-            1 => HandshakeError::TooOld,
-            5 => HandshakeError::TlsRequired,
-            6 => HandshakeError::ExportMissing { name, server_says },
+        match code {
+            REPLY_UNSUPPORTED => HandshakeError::TooOld,
+            REPLY_TLS_REQUIRED => HandshakeError::TlsRequired,
+            REPLY_UNKNOWN => HandshakeError::ExportMissing { name, server_says },
             _ => HandshakeError::Refused { name, code, server_says },
         }
     }
@@ -214,8 +190,9 @@ impl Handshake {
 fn split_option_reply(input: &[u8]) -> Result<Option<(u32, &[u8])>, HandshakeError> {
     let Some((header, rest)) = input.split_at_checked(OPTION_REPLY_HEADER_LEN) else { return Ok(None) };
     let mut fields = Fields(header);
-    let (magic, option, code, len) = (fields.u64()?, fields.u32()?, fields.u32()?, fields.u32()?);
-    if magic != OPTION_REPLY_MAGIC || option != OPTION_GO {
+    let (magic, option) = (fields.u64(), fields.u32());
+    let (code, len) = fields.u32().zip(fields.u32()).ok_or(TOO_SHORT)?;
+    if magic != Some(OPTION_REPLY_MAGIC) || option != Some(OPTION_GO) {
         return Err(HandshakeError::Malformed("an answer to an option that was not sent"));
     }
     let len = usize::try_from(len).unwrap_or(usize::MAX);
@@ -223,79 +200,6 @@ fn split_option_reply(input: &[u8]) -> Result<Option<(u32, &[u8])>, HandshakeErr
         return Err(HandshakeError::Malformed("an answer to an option is too long"));
     }
     Ok(rest.get(..len).map(|data| (code, data)))
-}
-
-/// Reads big-endian numbers off the front of some bytes.
-struct Fields<'a>(&'a [u8]);
-
-impl Fields<'_> {
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], HandshakeError> {
-        let (field, rest) = self.0.split_first_chunk().ok_or(HandshakeError::Malformed("an answer is too short"))?;
-        self.0 = rest;
-        Ok(*field)
-    }
-
-    fn u16(&mut self) -> Result<u16, HandshakeError> {
-        self.take().map(u16::from_be_bytes)
-    }
-
-    fn u32(&mut self) -> Result<u32, HandshakeError> {
-        self.take().map(u32::from_be_bytes)
-    }
-
-    fn u64(&mut self) -> Result<u64, HandshakeError> {
-        self.take().map(u64::from_be_bytes)
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Command {
-    Read,
-    Write,
-    Disconnect,
-    Flush,
-    Trim,
-    WriteZeroes,
-}
-
-impl Command {
-    fn code(self) -> u16 {
-        match self {
-            Command::Read => 0,
-            Command::Write => 1,
-            Command::Disconnect => 2,
-            Command::Flush => 3,
-            Command::Trim => 4,
-            Command::WriteZeroes => 6,
-        }
-    }
-}
-
-/// Command flag: durable before the reply.
-pub(super) const COMMAND_FUA: u16 = 1;
-/// Command flag of write-zeroes: keep the space allocated.
-pub(super) const COMMAND_NO_HOLE: u16 = 2;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Request {
-    pub(super) command: Command,
-    pub(super) flags: u16,
-    pub(super) cookie: u64,
-    pub(super) offset: u64,
-    pub(super) len: u32,
-}
-
-impl Request {
-    pub(super) fn encode(&self) -> [u8; REQUEST_HEADER_LEN] {
-        let mut bytes = [0; REQUEST_HEADER_LEN];
-        bytes[0..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
-        bytes[4..6].copy_from_slice(&self.flags.to_be_bytes());
-        bytes[6..8].copy_from_slice(&self.command.code().to_be_bytes());
-        bytes[8..16].copy_from_slice(&self.cookie.to_be_bytes());
-        bytes[16..24].copy_from_slice(&self.offset.to_be_bytes());
-        bytes[24..28].copy_from_slice(&self.len.to_be_bytes());
-        bytes
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -309,7 +213,7 @@ impl Reply {
     /// `None` if it is no simple reply.
     pub(super) fn decode(bytes: &[u8; REPLY_HEADER_LEN]) -> Option<Reply> {
         let mut fields = Fields(bytes);
-        let (magic, error, cookie) = (fields.u32().ok()?, fields.u32().ok()?, fields.u64().ok()?);
+        let (magic, error, cookie) = (fields.u32()?, fields.u32()?, fields.u64()?);
         (magic == REPLY_MAGIC).then(|| Reply { cookie, errno: errno_of(error) })
     }
 }
@@ -443,12 +347,6 @@ mod tests {
         ] {
             assert_eq!(negotiate(&bytes, 1000).0, Err(expected));
         }
-    }
-
-    #[test]
-    fn requests_have_the_layout_of_the_protocol() {
-        let request = Request { command: Command::WriteZeroes, flags: 3, cookie: 0x0102, offset: 4096, len: 512 };
-        assert_eq!(request.encode(), *b"\x25\x60\x95\x13\0\x03\0\x06\0\0\0\0\0\0\x01\x02\0\0\0\0\0\0\x10\0\0\0\x02\0");
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod guest;
 mod mortal;
 mod virtqueue;
 
+pub use crate::nbd::fuzz_nbd;
 pub use backend::{Backend, Plan, RamDisk};
 pub use guest::{Command, Options, TestGuest, Ticket};
 pub use mortal::{FileDisk, serve_until_death};

@@ -22,7 +22,7 @@ mod memory;
 mod queue;
 mod request;
 mod ring;
-mod signal;
+pub(crate) mod signal;
 mod socket;
 
 pub use chain::{CopyError, Frame};

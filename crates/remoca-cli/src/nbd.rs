@@ -1,0 +1,101 @@
+//! `--nbd`: where NBD clients come from, and what they are offered.
+
+use anyhow::{Context, Result, bail};
+use remoca_disk::endpoint::Endpoint;
+use remoca_disk::frontend::Frontend;
+use remoca_disk::nbd::{EXPORT_NAME_LEN_MAX, Export, ExportGeometry, Listener, NbdExport, NbdServer, Target};
+use remoca_disk::port::{PORT_BYTES, PORT_SERIAL};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::str::FromStr;
+
+/// Where to listen.
+#[derive(Clone, Debug)]
+pub enum Address {
+    Endpoint(Endpoint),
+    /// Sockets that systemd passed.
+    Systemd,
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "systemd" => Ok(Self::Systemd),
+            _ if text.starts_with("unix:") || text.starts_with("tcp:") => text.parse().map(Self::Endpoint),
+            _ => Err(format!("`{text}`: NBD clients come from unix:PATH, tcp:HOST:PORT or systemd")),
+        }
+    }
+}
+
+/// What is offered, as the disks are opened.
+#[derive(Default)]
+pub struct Exports(Vec<Export>);
+
+impl Exports {
+    /// One more export; the frontend of its device.
+    ///
+    /// # Errors
+    /// If it cannot have this name.
+    pub fn add(&mut self, name: &str, target: Target, geometry: ExportGeometry) -> Result<Frontend> {
+        if name.is_empty() || name.len() > EXPORT_NAME_LEN_MAX {
+            bail!("`{name}` cannot be the name of an export: it has 1 to {EXPORT_NAME_LEN_MAX} bytes");
+        }
+        if self.0.iter().any(|export| export.name == name) {
+            bail!("two exports would have the name {name}: give each disk its own with name=");
+        }
+        self.0.push(Export { name: name.to_owned(), target, geometry });
+        Ok(Frontend::Nbd(NbdExport::new(geometry).context("no descriptors")?))
+    }
+
+    /// The eviction port.
+    ///
+    /// # Errors
+    /// As [`Self::add`].
+    pub fn add_port(&mut self) -> Result<Frontend> {
+        let geometry = ExportGeometry {
+            size: PORT_BYTES,
+            block: 512,
+            preferred_block: 4096,
+            read_only: false,
+            can_trim: false,
+            can_write_zeroes: false,
+        };
+        self.add(PORT_SERIAL, Target::Port, geometry)
+    }
+
+    /// Listens for their clients.
+    ///
+    /// # Errors
+    /// If an address cannot be had.
+    pub fn serve(self, addresses: &[Address]) -> Result<Option<NbdServer>> {
+        if addresses.is_empty() {
+            return Ok(None);
+        }
+        if self.0.is_empty() {
+            bail!("--nbd has nothing to offer: leave out socket= of the disks that NBD clients are to have");
+        }
+        let mut listeners = Vec::new();
+        for address in addresses {
+            match address {
+                Address::Endpoint(endpoint) => listeners.push(Listener::bind(endpoint)?),
+                Address::Systemd => listeners.extend(passed_by_systemd()?),
+            }
+        }
+        Ok(Some(NbdServer::new(self.0, listeners).context("cannot watch the NBD sockets")?))
+    }
+}
+
+fn passed_by_systemd() -> Result<Vec<Listener>> {
+    let descriptors = sd_notify::listen_fds().context("the sockets that systemd passed")?;
+    if descriptors.len() == 0 {
+        bail!("--nbd systemd: no socket was passed. Start this by a .socket unit, or say unix:PATH or tcp:HOST:PORT");
+    }
+    descriptors
+        .map(|number| {
+            // SAFETY: whoever started us passed it for this use alone, and this is the only place that asks for it.
+            let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
+            Listener::from_descriptor(descriptor).with_context(|| format!("--nbd systemd: descriptor {number}"))
+        })
+        .collect()
+}

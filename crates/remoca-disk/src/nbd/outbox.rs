@@ -1,0 +1,121 @@
+//! What waits to be sent to one client. Data go out from the buffers in which they came.
+
+use super::wire::{CHUNK_DONE, CHUNK_ERROR, CHUNK_MAGIC, CHUNK_OFFSET_DATA, REPLY_MAGIC};
+use crate::store::IoBuffer;
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+/// Slices that one system call takes.
+const SLICES_MAX: usize = 64;
+
+enum Segment {
+    Bytes(Vec<u8>),
+    Data(IoBuffer),
+}
+
+impl Segment {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Data(buffer) => buffer,
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Outbox {
+    segments: VecDeque<Segment>,
+    /// Bytes of the first segment that are gone.
+    sent: usize,
+    /// Bytes of all segments that hold no data.
+    overhead: usize,
+}
+
+impl Outbox {
+    pub(super) fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    /// Bytes that are queued beside the data, which have a limit of their own.
+    pub(super) fn overhead(&self) -> usize {
+        self.overhead
+    }
+
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.overhead += bytes.len();
+        match self.segments.back_mut() {
+            Some(Segment::Bytes(last)) => last.extend_from_slice(bytes),
+            Some(Segment::Data(_)) | None => self.segments.push_back(Segment::Bytes(bytes.to_vec())),
+        }
+    }
+
+    pub(super) fn push_data(&mut self, buffer: IoBuffer) {
+        self.segments.push_back(Segment::Data(buffer));
+    }
+
+    pub(super) fn push_simple_reply(&mut self, cookie: u64, error: u32) {
+        self.push(&REPLY_MAGIC.to_be_bytes());
+        self.push(&error.to_be_bytes());
+        self.push(&cookie.to_be_bytes());
+    }
+
+    /// The header of a chunk with `len` bytes of data, which must follow.
+    pub(super) fn push_data_chunk(&mut self, cookie: u64, offset: u64, len: u32, is_last: bool) {
+        self.push_chunk_header(cookie, CHUNK_OFFSET_DATA, 8 + len, is_last);
+        self.push(&offset.to_be_bytes());
+    }
+
+    pub(super) fn push_error_chunk(&mut self, cookie: u64, error: u32) {
+        self.push_chunk_header(cookie, CHUNK_ERROR, 6, true);
+        self.push(&error.to_be_bytes());
+        // No message.
+        self.push(&[0; 2]);
+    }
+
+    fn push_chunk_header(&mut self, cookie: u64, kind: u16, len: u32, is_last: bool) {
+        self.push(&CHUNK_MAGIC.to_be_bytes());
+        self.push(&if is_last { CHUNK_DONE } else { 0 }.to_be_bytes());
+        self.push(&kind.to_be_bytes());
+        self.push(&cookie.to_be_bytes());
+        self.push(&len.to_be_bytes());
+    }
+
+    /// What to send next.
+    pub(super) fn slices(&self) -> Vec<IoSlice<'_>> {
+        let mut skip = self.sent;
+        let mut slices = Vec::with_capacity(self.segments.len().min(SLICES_MAX));
+        for segment in self.segments.iter().take(SLICES_MAX) {
+            slices.push(IoSlice::new(&segment.bytes()[std::mem::take(&mut skip)..]));
+        }
+        slices
+    }
+
+    /// Sends everything to the caller.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn take_all(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while !self.is_empty() {
+            let slices: Vec<u8> = self.slices().iter().flat_map(|slice| slice.iter().copied()).collect();
+            self.consume(slices.len());
+            bytes.extend(slices);
+        }
+        bytes
+    }
+
+    /// So many bytes of the slices were sent.
+    pub(super) fn consume(&mut self, mut count: usize) {
+        while let Some(first) = self.segments.front() {
+            let left = first.bytes().len() - self.sent;
+            if count < left {
+                self.sent += count;
+                return;
+            }
+            count -= left;
+            self.sent = 0;
+            if let Some(Segment::Bytes(bytes)) = self.segments.pop_front() {
+                self.overhead -= bytes.len();
+            }
+        }
+        assert!(count == 0, "more bytes sent than there were");
+    }
+}

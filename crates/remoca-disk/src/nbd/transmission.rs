@@ -1,0 +1,506 @@
+//! The server's side of the transmission phase for one client, without I/O: bytes in, pieces of requests out; pieces that were
+//! executed in, bytes out.
+//!
+//! Owned by `export`. A request is judged when its header is there, and handed out in pieces that fit the store's buffers.
+//! The payload of a write is received into the buffers that its pieces carry; the data of a read leave in the buffers in
+//! which they came. Invariants, checked by [`Transmission::check`] after every step of the property tests and the fuzzer:
+//! 1. Nothing is allocated before the length that asks for it was checked; buffers come from a pool of [`MEMORY_MAX`].
+//! 2. At most [`REQUESTS_MAX`] requests are open; above that, or without a buffer, no more input is parsed.
+//! 3. Every request is answered exactly once, after all of its pieces came back.
+
+use super::ExportGeometry;
+use super::outbox::Outbox;
+use super::staging::Staging;
+use super::wire::{
+    COMMAND_DONT_FRAGMENT, COMMAND_FUA, COMMAND_NO_HOLE, Command, PAYLOAD_MAX, REQUEST_HEADER_LEN, Request,
+};
+use crate::frontend::{Operation, Outcome, ZeroRange};
+use crate::store::{BufferPool, IoBuffer};
+use remoca_core::engine::DiskError;
+use remoca_core::units::PAGE_SIZE_U64;
+use slab::Slab;
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Requests of one client that are executed at a time, or are waiting to be.
+pub(super) const REQUESTS_MAX: usize = 128;
+/// Data of one client: the longest request, however its pieces are rounded up, and some short ones.
+pub(super) const MEMORY_MAX: usize = 36 << 20;
+/// A client that takes no answers gets no more beyond so many bytes of headers.
+const OVERHEAD_MAX: usize = 16 << 10;
+/// An idle client keeps this much memory.
+const IDLE_MEMORY_MAX: usize = 4 << 20;
+/// Longest piece of a read or write, ...
+const DATA_PIECE: u64 = 1 << 20;
+/// ... and of a request without data: this bounds how long one keeps the others waiting.
+const RANGE_PIECE: u64 = 256 << 20;
+
+/// A request or a part of one, for the driver.
+#[derive(Debug)]
+pub(super) struct Piece {
+    /// Which request, of those that are open, ...
+    slot: usize,
+    /// ... and which part of it.
+    index: usize,
+    pub(super) operation: Operation,
+    pub(super) durable: bool,
+    pub(super) data_length: usize,
+    /// The data of a write, or the place for those of a read.
+    pub(super) buffer: Option<IoBuffer>,
+}
+
+/// Why a client is not served any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// It said goodbye.
+    Disconnect,
+    Malformed(&'static str),
+}
+
+/// A request that was not answered.
+struct Open {
+    cookie: u64,
+    form: Form,
+    offset: u64,
+    /// Pieces that did not come back, those included that were not handed out.
+    left: usize,
+    /// What the first piece failed with.
+    error: Option<DiskError>,
+}
+
+/// What the answer looks like.
+enum Form {
+    /// A simple reply without data.
+    Plain,
+    /// The data in one run, all of them once all are there: in a chunk or in a simple reply.
+    Whole { chunk: bool, data: Vec<Option<IoBuffer>>, length: u32 },
+    /// A chunk for each piece, as they come.
+    Chunks,
+}
+
+enum State {
+    Header,
+    HandOut(HandOut),
+    /// A write whose payload comes; the buffer of the next piece, and how much of it is filled.
+    Payload {
+        rest: HandOut,
+        piece: Option<(IoBuffer, usize)>,
+    },
+    /// The payload of a refused write.
+    Skip {
+        left: u32,
+        cookie: u64,
+        error: i32,
+    },
+}
+
+/// What was not handed out yet of an open request.
+struct HandOut {
+    slot: usize,
+    index: usize,
+    kind: Kind,
+    durable: bool,
+    range: Range<u64>,
+    /// Buffers for all of the pieces, where they are needed at the same time.
+    buffers: VecDeque<IoBuffer>,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Read,
+    Write,
+    Trim,
+    Zero { unmap: bool },
+}
+
+impl Kind {
+    fn piece_max(self) -> u64 {
+        match self {
+            Self::Read | Self::Write => DATA_PIECE,
+            Self::Trim | Self::Zero { .. } => RANGE_PIECE,
+        }
+    }
+}
+
+/// The pieces of a range end at multiples of a page, so that no block is in two of them.
+fn piece_end(range: &Range<u64>, kind: Kind) -> u64 {
+    let end = range.start.saturating_add(kind.piece_max());
+    range.end.min(end - end % PAGE_SIZE_U64)
+}
+
+fn pieces(range: &Range<u64>, kind: Kind) -> impl Iterator<Item = Range<u64>> {
+    let mut rest = range.clone();
+    std::iter::from_fn(move || {
+        let piece = rest.start..piece_end(&rest, kind);
+        rest.start = piece.end;
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
+fn length_of(range: &Range<u64>) -> usize {
+    usize::try_from(range.end - range.start).unwrap_or(usize::MAX)
+}
+
+/// What one step of the parser came to.
+enum Step {
+    Piece(Piece),
+    Again,
+    /// More bytes are needed.
+    Input,
+    /// Something has to be answered or sent first.
+    Room,
+}
+
+/// The transmission phase of one client.
+pub(super) struct Transmission {
+    geometry: ExportGeometry,
+    structured: bool,
+    state: State,
+    open: Slab<Open>,
+    pool: BufferPool,
+    staging: Staging,
+    pub(super) outbox: Outbox,
+    /// The last [`Self::pop`] had to stop for want of room.
+    stalled: bool,
+    end: Option<End>,
+}
+
+impl Transmission {
+    /// Goes on where the negotiation ended, with what it left in both directions.
+    pub(super) fn new(geometry: ExportGeometry, structured: bool, staging: Staging, outbox: Outbox) -> Self {
+        let pool = BufferPool::new(MEMORY_MAX);
+        let (state, open) = (State::Header, Slab::new());
+        Self { geometry, structured, state, open, pool, staging, outbox, stalled: false, end: None }
+    }
+
+    /// Where the next bytes go; `None` while none are wanted.
+    pub(super) fn room(&mut self) -> Option<&mut [u8]> {
+        if self.end.is_some() {
+            return None;
+        }
+        match &mut self.state {
+            State::Payload { piece: Some((buffer, filled)), .. } if self.staging.pending().is_empty() => {
+                Some(&mut buffer[*filled..])
+            }
+            _ => self.staging.room(),
+        }
+    }
+
+    /// So many bytes were put at the start of the room.
+    pub(super) fn received(&mut self, count: usize) {
+        match &mut self.state {
+            State::Payload { piece: Some((_, filled)), .. } if self.staging.pending().is_empty() => *filled += count,
+            _ => self.staging.received(count),
+        }
+    }
+
+    /// So many bytes of the outbox were sent. True if [`Self::pop`] may get further now.
+    pub(super) fn sent(&mut self, count: usize) -> bool {
+        self.outbox.consume(count);
+        if self.open.is_empty() && self.outbox.is_empty() && self.pool.allocated_bytes() > IDLE_MEMORY_MAX {
+            self.pool = BufferPool::new(MEMORY_MAX);
+        }
+        std::mem::take(&mut self.stalled)
+    }
+
+    /// Why no more requests come, if so.
+    pub(super) fn end(&self) -> Option<End> {
+        self.end
+    }
+
+    /// The next piece to execute. `None`: call again after more was received, or [`Self::complete`] or [`Self::sent`] say so.
+    pub(super) fn pop(&mut self) -> Option<Piece> {
+        while self.end.is_none() {
+            let step = match std::mem::replace(&mut self.state, State::Header) {
+                State::Header => self.take_header(),
+                State::HandOut(rest) => self.hand_out(rest),
+                State::Payload { rest, piece } => self.take_payload(rest, piece),
+                State::Skip { left, cookie, error } => self.skip(left, cookie, error),
+            };
+            match step {
+                Step::Piece(piece) => return Some(piece),
+                Step::Again => {}
+                Step::Input => return None,
+                Step::Room => {
+                    self.stalled = true;
+                    return None;
+                }
+            }
+        }
+        None
+    }
+
+    fn take_header(&mut self) -> Step {
+        if self.open.len() >= REQUESTS_MAX || self.outbox.overhead() >= OVERHEAD_MAX {
+            return Step::Room;
+        }
+        let Some(header) = self.staging.take::<REQUEST_HEADER_LEN>() else { return Step::Input };
+        let Some(request) = Request::decode(&header) else {
+            return self.end_with(End::Malformed("what it sends is no request"));
+        };
+        if request.command == Command::Disconnect {
+            return self.end_with(End::Disconnect);
+        }
+        if request.command == Command::Write && request.len > PAYLOAD_MAX {
+            return self.end_with(End::Malformed("a write of more than 32 MiB"));
+        }
+        match self.judge(&request) {
+            Ok(()) => self.begin(&request),
+            Err(error) if request.command == Command::Write => {
+                self.state = State::Skip { left: request.len, cookie: request.cookie, error };
+                Step::Again
+            }
+            Err(error) => {
+                self.refuse(&request, error);
+                Step::Again
+            }
+        }
+    }
+
+    fn end_with(&mut self, end: End) -> Step {
+        self.end = Some(end);
+        Step::Input
+    }
+
+    /// The error number with which a request is refused.
+    fn judge(&self, request: &Request) -> Result<(), i32> {
+        let ExportGeometry { size, block, read_only, can_trim, can_write_zeroes, .. } = self.geometry;
+        let (modifies, more_flags) = match request.command {
+            Command::Read if self.structured => (false, COMMAND_DONT_FRAGMENT),
+            Command::Read | Command::Flush => (false, 0),
+            Command::Write => (true, 0),
+            Command::Trim if can_trim || read_only => (true, 0),
+            Command::WriteZeroes if can_write_zeroes || read_only => (true, COMMAND_NO_HOLE),
+            Command::Trim | Command::WriteZeroes | Command::Disconnect | Command::Other(_) => return Err(libc::EINVAL),
+        };
+        if request.flags & !(COMMAND_FUA | more_flags) != 0 {
+            return Err(libc::EINVAL);
+        }
+        if modifies && read_only {
+            return Err(libc::EPERM);
+        }
+        if request.command == Command::Flush {
+            return Ok(());
+        }
+        let block = u64::from(block);
+        let end = request.offset.checked_add(request.len.into()).filter(|end| *end <= size);
+        match end {
+            None if matches!(request.command, Command::Write | Command::WriteZeroes) => Err(libc::ENOSPC),
+            None => Err(libc::EINVAL),
+            Some(end) if request.len == 0 || !request.offset.is_multiple_of(block) || !end.is_multiple_of(block) => {
+                Err(libc::EINVAL)
+            }
+            Some(_) if request.command == Command::Read && request.len > PAYLOAD_MAX => Err(libc::EINVAL),
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn refuse(&mut self, request: &Request, error: i32) {
+        match request.command {
+            Command::Read if self.structured => self.outbox.push_error_chunk(request.cookie, error_code(error)),
+            _ => self.outbox.push_simple_reply(request.cookie, error_code(error)),
+        }
+    }
+
+    /// Opens a request that was found good.
+    fn begin(&mut self, request: &Request) -> Step {
+        let durable = request.flags & COMMAND_FUA != 0;
+        let kind = match request.command {
+            Command::Read => Kind::Read,
+            Command::Write => Kind::Write,
+            // There is no durable discard; zeroes give the space back as well. A trim need not do anything.
+            Command::Trim if durable && self.geometry.can_write_zeroes => Kind::Zero { unmap: true },
+            Command::Trim if !durable => Kind::Trim,
+            Command::WriteZeroes => Kind::Zero { unmap: request.flags & COMMAND_NO_HOLE == 0 },
+            Command::Flush => return self.begin_flush(request.cookie),
+            Command::Trim | Command::Disconnect | Command::Other(_) => {
+                self.outbox.push_simple_reply(request.cookie, 0);
+                return Step::Again;
+            }
+        };
+        let range = request.offset..request.offset + u64::from(request.len);
+        let left = pieces(&range, kind).count();
+        let wants_one = request.flags & COMMAND_DONT_FRAGMENT != 0;
+        let form = match kind {
+            Kind::Read if self.structured && !wants_one => Form::Chunks,
+            Kind::Read => Form::Whole { chunk: self.structured, data: Vec::new(), length: request.len },
+            Kind::Write | Kind::Trim | Kind::Zero { .. } => Form::Plain,
+        };
+        let slot = self.open.insert(Open { cookie: request.cookie, form, offset: request.offset, left, error: None });
+        let rest = HandOut { slot, index: 0, kind, durable, range, buffers: VecDeque::new() };
+        self.state = match kind {
+            Kind::Write => State::Payload { rest, piece: None },
+            Kind::Read | Kind::Trim | Kind::Zero { .. } => State::HandOut(rest),
+        };
+        Step::Again
+    }
+
+    fn begin_flush(&mut self, cookie: u64) -> Step {
+        let slot = self.open.insert(Open { cookie, form: Form::Plain, offset: 0, left: 1, error: None });
+        let operation = Operation::Flush;
+        Step::Piece(Piece { slot, index: 0, operation, durable: true, data_length: 0, buffer: None })
+    }
+
+    /// The next piece of a request whose payload, if it has one, is not needed for it.
+    fn hand_out(&mut self, mut rest: HandOut) -> Step {
+        if matches!(rest.kind, Kind::Read) && !self.take_buffers(&mut rest) {
+            self.state = State::HandOut(rest);
+            return Step::Room;
+        }
+        let buffer = rest.buffers.pop_front();
+        let piece = next_piece(&mut rest, buffer);
+        if !rest.range.is_empty() {
+            self.state = State::HandOut(rest);
+        }
+        Step::Piece(piece)
+    }
+
+    /// Gets a buffer for the next piece of a read; for all pieces at once if the answer needs all of them: two such
+    /// reads with half of their buffers each would wait for ever. False if there are not enough.
+    fn take_buffers(&mut self, rest: &mut HandOut) -> bool {
+        if !rest.buffers.is_empty() {
+            return true;
+        }
+        let is_whole = matches!(self.open[rest.slot].form, Form::Whole { .. });
+        let count = if is_whole { usize::MAX } else { 1 };
+        let lengths = pieces(&rest.range, rest.kind).take(count).map(|piece| length_of(&piece));
+        match lengths.map(|length| self.pool.take(length)).collect::<Option<_>>() {
+            Some(buffers) => rest.buffers = buffers,
+            None => return false,
+        }
+        true
+    }
+
+    fn take_payload(&mut self, mut rest: HandOut, piece: Option<(IoBuffer, usize)>) -> Step {
+        let length = length_of(&(rest.range.start..piece_end(&rest.range, rest.kind)));
+        let Some((mut buffer, filled)) = piece.or_else(|| Some((self.pool.take(length)?, 0))) else {
+            self.state = State::Payload { rest, piece: None };
+            return Step::Room;
+        };
+        let filled = filled + self.staging.move_to(&mut buffer[filled..]);
+        if filled < length {
+            self.state = State::Payload { rest, piece: Some((buffer, filled)) };
+            return Step::Input;
+        }
+        let piece = next_piece(&mut rest, Some(buffer));
+        if !rest.range.is_empty() {
+            self.state = State::Payload { rest, piece: None };
+        }
+        Step::Piece(piece)
+    }
+
+    fn skip(&mut self, left: u32, cookie: u64, error: i32) -> Step {
+        let there = u32::try_from(self.staging.pending().len()).unwrap_or(u32::MAX).min(left);
+        self.staging.consume(there as usize);
+        if there < left {
+            self.state = State::Skip { left: left - there, cookie, error };
+            return Step::Input;
+        }
+        self.outbox.push_simple_reply(cookie, error_code(error));
+        Step::Again
+    }
+
+    /// Takes a piece back that was executed. The data of a read are in its buffer. True if [`Self::pop`] may get further now.
+    pub(super) fn complete(&mut self, piece: Piece, outcome: Outcome) -> bool {
+        let outcome = match (&piece.operation, &piece.buffer, outcome) {
+            (Operation::Read { .. }, None, Outcome::Done) => Outcome::BROKEN,
+            (_, _, outcome) => outcome,
+        };
+        let request = &mut self.open[piece.slot];
+        request.left -= 1;
+        match outcome {
+            Outcome::Done => {}
+            Outcome::Failed(error) => request.error = request.error.or(Some(error)),
+            Outcome::Unsupported => request.error = request.error.or(Some(DiskError(libc::EINVAL))),
+        }
+        match (&mut request.form, piece.operation, piece.buffer, outcome) {
+            (Form::Whole { data, .. }, _, buffer, _) => {
+                if data.len() <= piece.index {
+                    data.resize_with(piece.index + 1, || None);
+                }
+                data[piece.index] = buffer;
+            }
+            (Form::Chunks, Operation::Read { range }, Some(buffer), Outcome::Done) => {
+                let is_last = request.left == 0 && request.error.is_none();
+                let length = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
+                self.outbox.push_data_chunk(request.cookie, range.start, length, is_last);
+                self.outbox.push_data(buffer);
+            }
+            _ => {}
+        }
+        if request.left == 0 {
+            let request = self.open.remove(piece.slot);
+            self.answer(request);
+        }
+        std::mem::take(&mut self.stalled)
+    }
+
+    /// The end of a request; chunks with data are on their way already.
+    fn answer(&mut self, request: Open) {
+        let Open { cookie, form, offset, error, .. } = request;
+        let error = error.map_or(0, |error| error_code(error.0));
+        match form {
+            Form::Plain | Form::Whole { chunk: false, .. } if error != 0 => {
+                self.outbox.push_simple_reply(cookie, error)
+            }
+            Form::Chunks | Form::Whole { chunk: true, .. } if error != 0 => self.outbox.push_error_chunk(cookie, error),
+            Form::Plain => self.outbox.push_simple_reply(cookie, 0),
+            Form::Chunks => {}
+            Form::Whole { chunk, data, length } => {
+                match chunk {
+                    true => self.outbox.push_data_chunk(cookie, offset, length, true),
+                    false => self.outbox.push_simple_reply(cookie, 0),
+                }
+                data.into_iter().flatten().for_each(|buffer| self.outbox.push_data(buffer));
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn cookie_of(&self, piece: &Piece) -> u64 {
+        self.open[piece.slot].cookie
+    }
+
+    /// Nothing is open but a request whose bytes have not all come.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn is_quiet(&self) -> bool {
+        let coming = usize::from(matches!(self.state, State::Payload { .. }));
+        self.outbox.is_empty() && (self.open.len() <= coming || self.end.is_some())
+    }
+
+    /// Asserts the invariants that can be seen from inside.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn check(&self) {
+        assert!(self.open.len() <= REQUESTS_MAX && self.pool.allocated_bytes() <= MEMORY_MAX);
+        // One request may add its answer to an outbox that has just not reached its limit.
+        assert!(self.outbox.overhead() <= OVERHEAD_MAX + (REQUESTS_MAX + 1) * 64 + 34 * 28 * REQUESTS_MAX);
+        assert!(self.open.iter().all(|(_, request)| request.left > 0), "a request was not answered");
+    }
+}
+
+fn next_piece(rest: &mut HandOut, buffer: Option<IoBuffer>) -> Piece {
+    let range = rest.range.start..piece_end(&rest.range, rest.kind);
+    let data_length = if buffer.is_some() { length_of(&range) } else { 0 };
+    (rest.range.start, rest.index) = (range.end, rest.index + 1);
+    let operation = match rest.kind {
+        Kind::Read => Operation::Read { range },
+        Kind::Write => Operation::Write { range },
+        Kind::Trim => Operation::Discard { ranges: vec![range] },
+        Kind::Zero { unmap } => Operation::WriteZeroes { ranges: vec![ZeroRange { range, unmap }] },
+    };
+    Piece { slot: rest.slot, index: rest.index - 1, operation, durable: rest.durable, data_length, buffer }
+}
+
+/// The protocol's number for an error number of this system.
+fn error_code(errno: i32) -> u32 {
+    match errno {
+        libc::EPERM | libc::EROFS => 1,
+        libc::ENOMEM => 12,
+        libc::EINVAL => 22,
+        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => 28,
+        libc::EOVERFLOW => 75,
+        libc::EOPNOTSUPP => 95,
+        libc::ESHUTDOWN => 108,
+        _ => 5,
+    }
+}
