@@ -276,7 +276,7 @@ fn a_client_that_takes_no_answers_is_not_read_without_end() {
     for (bytes, complete) in [(header, true), (header, false), (flush, true), (flush, false), (refused, true)] {
         let mut transmission = transmission(DISK, true);
         // Far more than the limits of memory, requests and answers allow.
-        let endless = bytes.repeat(if bytes == header { 200 } else { 3000 });
+        let endless = bytes.repeat(if bytes == header { 400 } else { 3000 });
         let (mut rest, mut held) = (&endless[..], Vec::new());
         loop {
             let popped: Vec<Piece> = std::iter::from_fn(|| transmission.pop()).collect();
