@@ -22,6 +22,8 @@ const BACKOFF_MAX_NS: u64 = 5_000_000_000;
 const PATIENCE_NS: u64 = 500_000_000;
 /// With a pool that is too small the others are asked no more often, and the pool moves no more often.
 const LOOK_PAUSE_NS: u64 = 60_000_000_000;
+/// The same with no pool at all: there is nothing to lose.
+const EMPTY_PAUSE_NS: u64 = 10_000_000_000;
 /// A server that gave less than it had said is not believed to have more for so long.
 const DISTRUST_NS: u64 = 600_000_000_000;
 
@@ -104,15 +106,25 @@ pub(super) struct Placement {
     session: Option<Session>,
     /// With a session: the others were asked whether they can give more.
     looking: bool,
-    look_at: Nanos,
+    /// When they were asked last, unless the operator has changed something since.
+    looked_at: Option<Nanos>,
+    /// Up to 255: how much of the jitter the next pause gets.
+    jitter: u64,
     moved_at: Option<Nanos>,
     random: Random,
 }
 
 impl Placement {
     pub(super) fn new(seed: u64) -> Self {
-        let random = Random(seed);
-        Self { servers: Vec::new(), session: None, looking: false, look_at: Nanos(0), moved_at: None, random }
+        Self {
+            servers: Vec::new(),
+            session: None,
+            looking: false,
+            looked_at: None,
+            jitter: 0,
+            moved_at: None,
+            random: Random(seed),
+        }
     }
 
     fn server(&mut self, number: ServerNumber) -> Option<&mut Server> {
@@ -172,7 +184,14 @@ impl Placement {
 
     /// The operator wants something else: the others are worth asking, unless the pool has just moved.
     pub(super) fn look_soon(&mut self) {
-        self.look_at = self.moved_at.map_or(Nanos(0), |at| at.plus_ns(LOOK_PAUSE_NS));
+        self.looked_at = None;
+    }
+
+    /// When the others are asked, if the pool is short.
+    fn look_at(&self, need: &Need) -> Nanos {
+        let pause = if need.granted.0 == 0 { EMPTY_PAUSE_NS } else { LOOK_PAUSE_NS };
+        let last = self.looked_at.max(self.moved_at);
+        last.map_or(Nanos(0), |at| at.plus_ns(pause + pause / 1024 * self.jitter))
     }
 
     /// The session's server has decided on a size.
@@ -191,7 +210,7 @@ impl Placement {
         let decide = self.first_answer().map(|at| at.plus_ns(PATIENCE_NS));
         let ask = match self.session {
             None => self.first_idle(),
-            Some(_) if !self.looking && self.is_short(need) => self.first_idle().map(|at| at.max(self.look_at)),
+            Some(_) if !self.looking && self.is_short(need) => self.first_idle().map(|at| at.max(self.look_at(need))),
             Some(_) => None,
         };
         [ask, decide].into_iter().flatten().min()
@@ -211,11 +230,12 @@ impl Placement {
     fn ask(&mut self, now: Nanos, need: &Need, actions: &mut VecDeque<Action>) {
         if self.session.is_some() {
             let nobody = self.first_idle().is_none_or(|at| now < at);
-            if self.looking || nobody || !self.is_short(need) || now < self.look_at {
+            if self.looking || nobody || !self.is_short(need) || now < self.look_at(need) {
                 return;
             }
             self.looking = true;
-            self.look_at = now.plus_ns(self.random.stretch(LOOK_PAUSE_NS));
+            self.looked_at = Some(now);
+            self.jitter = self.random.below(256);
         }
         for server in &mut self.servers {
             if matches!(server.state, State::Idle(at) if at <= now) {

@@ -174,13 +174,18 @@ impl World<'_> {
         Ok(())
     }
 
-    /// With a server that works: connected, and as large as was asked for, or as the server can give.
+    /// With servers that work: connected to one of the list, as large as was asked for, or as that server can give; and then
+    /// no other one can give clearly more.
     fn check_size(&mut self) -> Outcome {
         let status = self.engine.status();
         let server = &self.donors[self.wire.server].server;
         let (wanted, granted, memory) = (status.wanted.0, status.granted.0, server.memory);
         let reached = if wanted <= memory { granted == wanted } else { granted >= memory && granted <= wanted };
-        if status.connected && reached && server.size() == status.granted {
+        let listed = |server: &usize| self.listed >> server & 1 == 1;
+        let best = (0..self.donors.len()).filter(listed).map(|at| self.donors[at].server.memory.min(wanted)).max();
+        let missed = best.is_some_and(|best| best > granted && best - granted >= granted / 4);
+        let placed = listed(&self.wire.server) && !missed;
+        if status.connected && reached && placed && server.size() == status.granted {
             return Ok(());
         }
         let text = format!("{status:?}, the server has {memory} pages for us and a pool of {}", server.size().0);

@@ -27,8 +27,9 @@ use remoca_core::units::{DiskIndex, Nanos, PageCount, SlotIndex};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-/// Virtual time after the last step in which everything has to come to rest: several times every timer of the engine.
-const SETTLING_NS: u64 = 65_000_000_000;
+/// Virtual time after the last step in which everything has to come to rest: longer than every timer of the engine, the ten
+/// minutes included in which a server that broke its promise is not believed.
+const SETTLING_NS: u64 = 800_000_000_000;
 /// A run that does not come to rest within so many events never does.
 const EVENTS_MAX: u64 = 200_000;
 /// What is known about blocks is compared with the disk after so many events.
@@ -146,6 +147,8 @@ pub(crate) struct World<'a> {
     guest: Guest,
     wire: Wire,
     donors: Vec<Donor>,
+    /// The servers in the operator's list, a bit for each.
+    listed: u32,
     connections: ConnectionId,
     /// Attempts to connect that the engine has not heard of.
     asked: BTreeMap<ServerNumber, ConnectionId>,
@@ -193,6 +196,7 @@ impl<'a> World<'a> {
             guest: Guest::new(scenario.depth, scenario.guest_pages),
             wire: Wire::new(),
             donors: scenario.memory.iter().map(|memory| Donor::new(*memory)).collect(),
+            listed: 0,
             connections: 0,
             asked: BTreeMap::new(),
             answered: BTreeMap::new(),
@@ -322,6 +326,7 @@ impl<'a> World<'a> {
     fn set_servers(&mut self, bits: u32) -> Outcome {
         let listed = (0..self.donors.len()).filter(|server| bits >> server & 1 == 1);
         let listed: Vec<_> = listed.map(number).collect();
+        self.listed = bits;
         self.note(None, || format!("the servers are {listed:?}"));
         self.engine.set_servers(self.now, &listed);
         self.execute()

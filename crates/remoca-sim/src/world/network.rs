@@ -116,6 +116,10 @@ impl World<'_> {
                 self.engine.handle_size_refused(self.now, available);
             }
         }
+        // A driver has more of this server's frames in its buffer.
+        if !self.engine.status().connected {
+            self.fail(Violation::new(Promise::ProtocolKept, "a session ends while a frame is handled"))?;
+        }
         self.execute()
     }
 

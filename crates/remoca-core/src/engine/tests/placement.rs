@@ -282,6 +282,21 @@ fn a_pool_moves_once_a_minute_at_most() {
     assert!(bench.answer(A, room(2, 7)).starts_with(&[Action::Leave, Action::Use(A)]));
 }
 
+/// Where nothing was granted nothing can be lost.
+#[test]
+fn without_any_page_the_others_are_asked_more_often() {
+    let mut bench = servers(&[A, B]);
+    bench.answer(A, room(1, 0));
+    bench.answer(B, None);
+    bench.gives_only(0);
+    bench.wait(SECOND);
+    assert_eq!(bench.until_next(), [Action::Ask(B)]);
+    assert_eq!(bench.answer(B, None), []);
+    let asked = bench.refused_for(15);
+    assert_eq!(asked.iter().map(|(_, action)| *action).collect::<Vec<_>>(), [Action::Ask(B)], "{asked:?}");
+    assert_eq!(bench.answer(B, room(1, 1)), [vec![Action::Leave], begins(B)].concat());
+}
+
 #[test]
 fn a_server_that_does_not_give_what_it_says_is_not_believed_again() {
     let mut bench = servers(&[A, B]);
