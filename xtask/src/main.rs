@@ -1,6 +1,7 @@
 //! `cargo xtask <command>`: what developers of remoca run. One module and one line of [`COMMANDS`] for each command.
 
 mod dist;
+mod fuzz;
 mod run;
 mod sim;
 mod test;
@@ -16,6 +17,7 @@ struct Command {
 
 const COMMANDS: &[Command] = &[
     Command { name: "dist", about: "Debian packages in out/dist (--help tells more)", run: dist::run },
+    Command { name: "fuzz", about: "fuzz what strangers send (--help tells more)", run: fuzz::run },
     Command { name: "lint", about: "format and lints", run: test::lint },
     Command { name: "sim", about: "simulate seeds, or explain one (--help tells more)", run: sim::run },
     Command { name: "test", about: "everything that must hold, with real guests", run: test::run },

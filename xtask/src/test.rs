@@ -29,6 +29,7 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
         quick.args(["--exclude", package]);
     }
     Step::new("tests without guests", quick).run()?;
+    crate::fuzz::run(vec!["--seconds".into(), "3".into()])?;
     for package in GUESTS {
         // One at a time: each guest has the machine to itself.
         let name = format!("tests of {package}");

@@ -41,7 +41,9 @@ pub struct TraceRecord {
 }
 
 impl TraceRecord {
-    fn encode(&self) -> [u8; RECORD_BYTES] {
+    /// The record as it is in the file.
+    #[must_use]
+    pub fn encode(&self) -> [u8; RECORD_BYTES] {
         let mut bytes = [0; RECORD_BYTES];
         for (at, value) in [self.issued_ns, self.latency_ns, self.offset, self.length].into_iter().enumerate() {
             bytes[at * 8..at * 8 + 8].copy_from_slice(&value.to_le_bytes());
@@ -129,6 +131,14 @@ impl TraceWriter {
 pub fn read_trace(path: &Path) -> std::io::Result<Vec<TraceRecord>> {
     let mut bytes = Vec::new();
     File::open(path)?.read_to_end(&mut bytes)?;
+    parse_trace(&bytes)
+}
+
+/// The records of a trace's bytes.
+///
+/// # Errors
+/// As [`read_trace`].
+pub fn parse_trace(bytes: &[u8]) -> std::io::Result<Vec<TraceRecord>> {
     let (records, _) = bytes.as_chunks::<RECORD_BYTES>();
     records
         .iter()

@@ -26,6 +26,8 @@ mod server;
 mod session;
 mod status;
 mod stream;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod worker;
 
 pub use config::{Config, Limits, ListenAddress, PageLocking};

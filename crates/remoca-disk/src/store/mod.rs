@@ -25,6 +25,8 @@ mod flush_latch;
 mod nbd;
 mod nbd_connection;
 mod nbd_export;
+#[cfg(feature = "testing")]
+pub(crate) mod nbd_fuzz;
 mod nbd_link;
 mod nbd_protocol;
 mod nbd_task;

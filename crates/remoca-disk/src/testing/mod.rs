@@ -15,6 +15,8 @@ mod mortal;
 mod virtqueue;
 
 pub use crate::nbd::fuzz_nbd;
+pub use crate::store::nbd_fuzz::{run as fuzz_nbd_client, seeds as fuzz_nbd_client_seeds};
+pub use crate::vhost::fuzz::{run as fuzz_vhost_queue, seeds as fuzz_vhost_queue_seeds};
 pub use backend::{Backend, Plan, RamDisk};
 pub use guest::{Command, Options, TestGuest, Ticket};
 pub use mortal::{FileDisk, serve_until_death};

@@ -16,6 +16,8 @@ mod chain;
 mod config;
 mod control;
 mod device;
+#[cfg(feature = "testing")]
+pub(crate) mod fuzz;
 mod handler;
 mod inflight;
 mod memory;

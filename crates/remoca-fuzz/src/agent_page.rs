@@ -1,0 +1,64 @@
+//! The two pages of the eviction port's block 0: what the agent reads from a host, what the host reads from an agent, and
+//! whether both mean the same.
+
+// The agent's own reading. Its crate is left alone: with it come libbpf and an eBPF compiler.
+#[path = "../../remoca-agent/src/page.rs"]
+mod page;
+
+use crate::source::Source;
+use page::{ADVICE_MAX, BATCH_PAGE_COUNT_MAX, IdentificationPage, PAGE_BYTES, Page, StatisticsPage};
+use remoca_core::engine::EngineStats;
+use remoca_disk::port;
+
+pub fn run(data: &[u8]) {
+    let mut raw = Page::ZERO;
+    let length = data.len().min(PAGE_BYTES);
+    raw.0[..length].copy_from_slice(&data[..length]);
+    if let Ok(page) = IdentificationPage::parse(&raw) {
+        assert!((1..=BATCH_PAGE_COUNT_MAX).contains(&page.batch_page_count_max));
+        assert!((1..=ADVICE_MAX).contains(&page.sample_one_in));
+    }
+    assert_eq!(
+        port::agent_stats(&data[..length]).is_some(),
+        length == PAGE_BYTES && raw.0.starts_with(b"REMOCAST\x01\0\0\0")
+    );
+    both_ends_agree(&mut Source(data));
+}
+
+fn both_ends_agree(source: &mut Source) {
+    let mut number = || u64::from(source.word()) << 7;
+    let stats = EngineStats {
+        evictions_reported: number(),
+        evictions_admitted: number(),
+        evictions_unmatched: number(),
+        evictions_dropped: number(),
+        ..EngineStats::default()
+    };
+    let (cookie, advice) = (number(), number());
+    let advice = u32::try_from(advice % 2048).unwrap();
+    let read = IdentificationPage::parse(&Page(port::identification(&stats, cookie, advice))).unwrap();
+    let told = [read.received, read.matched, read.unmatched, read.dropped, read.boot_cookie];
+    let meant = [stats.evictions_admitted, stats.evictions_unmatched, stats.evictions_dropped, cookie];
+    assert_eq!((told[0], &told[1..]), (stats.evictions_reported, &meant[..]));
+    assert_eq!(read.sample_one_in, advice.clamp(1, ADVICE_MAX));
+
+    let statistics = StatisticsPage {
+        captured: number(),
+        lost: number(),
+        sampled_out: number(),
+        written: number(),
+        start_cookie: number(),
+    };
+    let mut page = Page::ZERO;
+    statistics.encode(&mut page);
+    let read = port::agent_stats(&page.0).unwrap();
+    let told = [read.captured, read.lost, read.sampled_out, read.written, read.cookie];
+    let StatisticsPage { captured, lost, sampled_out, written, start_cookie } = statistics;
+    assert_eq!(told, [captured, lost, sampled_out, written, start_cookie]);
+}
+
+pub fn seeds() -> Vec<Vec<u8>> {
+    let mut statistics = Page::ZERO;
+    StatisticsPage { captured: 1, lost: 2, sampled_out: 3, written: 4, start_cookie: 5 }.encode(&mut statistics);
+    vec![port::identification(&EngineStats::default(), 77, 64)[..64].to_vec(), statistics.0.to_vec()]
+}

@@ -1,0 +1,418 @@
+//! The disk engine under an arbitrary sequence of events: a guest, its disk and memory servers that lie, lose and break off,
+//! against a model that knows what each block may read as.
+//!
+//! A small brother of the simulator: one disk of 16 blocks, a cache of 8 pages, contents that are one byte. The fuzzer
+//! chooses the order of events where the simulator draws it.
+
+use crate::pool::Pool;
+use crate::source::Source;
+use remoca_core::engine::{
+    Action, DiskEngine, DiskError, EngineConfig, Evicted, FetchId, GuestOp, PageOutcome, RequestId, ServerNumber,
+    layout,
+};
+use remoca_core::rules::Rules;
+use remoca_core::units::{ByteRange, DiskIndex, Nanos, PAGE_SIZE, PAGE_SIZE_U64, PageCount, SlotIndex};
+use std::collections::{BTreeMap, VecDeque};
+
+const DISK: DiskIndex = DiskIndex(0);
+const BLOCKS: u8 = 16;
+const CACHE: PageCount = PageCount(8);
+const REQUESTS_MAX: u32 = 8;
+const SERVERS_MAX: usize = 3;
+
+pub fn run(data: &[u8]) {
+    let mut source = Source(data);
+    let mut world = World::new(source.byte());
+    while !source.is_empty() {
+        world.step(&mut source);
+    }
+    world.finish();
+}
+
+/// A guest request that is not completed.
+struct Request {
+    op: GuestOp,
+    first: usize,
+    /// What it writes, or has read so far: one byte for each block.
+    buffer: Vec<u8>,
+    /// For a read: what each block may be.
+    allowed: Vec<Vec<u8>>,
+    /// What the disk held when it was asked.
+    sampled: Vec<u8>,
+}
+
+struct World {
+    engine: DiskEngine<Vec<u32>>,
+    now: Nanos,
+    disk: [u8; BLOCKS as usize],
+    requests: BTreeMap<u32, Request>,
+    /// Requests that the disk works on.
+    disk_queue: VecDeque<u32>,
+    /// By number; those of servers that are no longer on the list, too.
+    pools: Vec<Pool>,
+    servers: Vec<ServerNumber>,
+    asked: Vec<ServerNumber>,
+    /// Answered, and neither used nor released.
+    answered: Vec<ServerNumber>,
+    session: Option<ServerNumber>,
+    /// Replies on the way, and what the server has for them.
+    replies: VecDeque<(FetchId, Option<u8>)>,
+    sizes: VecDeque<PageCount>,
+}
+
+fn page(content: u8) -> Vec<u8> {
+    vec![content; PAGE_SIZE]
+}
+
+fn pages(contents: &[u8]) -> Vec<u8> {
+    contents.iter().flat_map(|content| page(*content)).collect()
+}
+
+impl World {
+    fn new(options: u8) -> Self {
+        let config = EngineConfig {
+            disks: 1,
+            key: [7; 16],
+            seed: 1,
+            cache: CACHE,
+            guest_memory: PageCount(16),
+            has_port: options & 1 == 0,
+            frame_sample: 1,
+            send_window: 6,
+            fetch_limit: 6,
+            rules: Rules::default(),
+        };
+        let mut engine = DiskEngine::new(&config, vec![0; layout(&config).words()]);
+        engine.describe_disk(DISK, u64::from(BLOCKS), options & 2 != 0);
+        let mut world = Self {
+            engine,
+            now: Nanos(1),
+            disk: [1; BLOCKS as usize],
+            requests: BTreeMap::new(),
+            disk_queue: VecDeque::new(),
+            pools: Vec::new(),
+            servers: Vec::new(),
+            asked: Vec::new(),
+            answered: Vec::new(),
+            session: None,
+            replies: VecDeque::new(),
+            sizes: VecDeque::new(),
+        };
+        // Most inputs begin with a pool of the size that is wanted.
+        world.change_servers(0x80);
+        if options & 4 == 0 {
+            world.change_servers(0x80);
+        }
+        world.act();
+        while options & 8 == 0 && !(world.asked.is_empty() && world.sizes.is_empty()) {
+            world.answer(&mut Source(&[0, 2, 0x80]));
+            world.act();
+            world.answer_size(&mut Source(&[2]));
+            world.act();
+        }
+        world
+    }
+
+    fn step(&mut self, source: &mut Source) {
+        match source.below(16) {
+            0..=2 => self.request(source),
+            3 | 4 => self.disk_done(source),
+            5 | 6 => self.evict(source.byte()),
+            7 | 8 => self.reply(source),
+            9 => self.answer(source),
+            10 => self.disconnect(),
+            11 => self.answer_size(source),
+            12 => self.engine.handle_sent(u32::from(source.below(4))),
+            13 => self.pass_time(source),
+            14 => self.engine.resize(PageCount(u32::from(source.below(3)) * 4)),
+            _ => match source.byte() {
+                kind if kind & 1 == 0 => self.change_servers(kind),
+                _ => self.reply_unasked(source),
+            },
+        }
+        self.act();
+    }
+
+    fn reply_unasked(&mut self, source: &mut Source) {
+        let fetch = FetchId(source.word());
+        if self.replies.iter().all(|(waiting, _)| *waiting != fetch) && self.session.is_some() {
+            let outcome = self.engine.handle_page(self.now, fetch, &page(source.byte()));
+            assert_eq!(outcome, PageOutcome::Unexpected);
+        }
+    }
+
+    /// One server more, with a number that no other had, or one less.
+    fn change_servers(&mut self, kind: u8) {
+        if kind & 0x80 != 0 && self.servers.len() < SERVERS_MAX {
+            self.servers.push(ServerNumber(u32::try_from(self.pools.len()).unwrap()));
+            self.pools.push(Pool::default());
+        } else if !self.servers.is_empty() {
+            self.servers.remove(usize::from(kind >> 1) % self.servers.len());
+        }
+        self.engine.set_servers(self.now, &self.servers);
+    }
+
+    fn pool(&mut self) -> &mut Pool {
+        let session = self.session.expect("frames go over a session");
+        &mut self.pools[session.0 as usize]
+    }
+
+    fn request(&mut self, source: &mut Source) {
+        let Some(id) = (0..REQUESTS_MAX).find(|id| !self.requests.contains_key(id)) else { return };
+        let first = usize::from(source.below(BLOCKS));
+        let count = usize::from(source.below(3) + 1).min(usize::from(BLOCKS) - first);
+        let range = ByteRange { offset: first as u64 * PAGE_SIZE_U64, length: count as u64 * PAGE_SIZE_U64 };
+        let kind = source.below(8);
+        let content = source.below(6);
+        let (op, buffer) = match kind {
+            0..=2 => (GuestOp::Read(range), vec![0xee; count]),
+            3 | 4 => (GuestOp::Write { range, durable: kind == 3 }, vec![content; count]),
+            5 => (GuestOp::Flush, Vec::new()),
+            6 => (GuestOp::Discard(range), vec![0; count]),
+            _ => (GuestOp::WriteZeroes { range, may_unmap: true, durable: false }, vec![0; count]),
+        };
+        let mut allowed = Vec::new();
+        if let GuestOp::Read(_) = op {
+            allowed = (first..first + count).map(|block| self.contents_of(block)).collect();
+        } else {
+            for (block, content) in (first..).zip(&buffer) {
+                for read in self.requests.values_mut().filter(|other| matches!(other.op, GuestOp::Read(_))) {
+                    if let Some(allowed) = block.checked_sub(read.first).and_then(|at| read.allowed.get_mut(at)) {
+                        allowed.push(*content);
+                    }
+                }
+            }
+        }
+        self.requests.insert(id, Request { op, first, buffer, allowed, sampled: Vec::new() });
+        self.engine.handle_request(self.now, RequestId(id), DISK, op);
+    }
+
+    /// What a read that begins now may find: what the disk holds, and what is being written.
+    fn contents_of(&self, block: usize) -> Vec<u8> {
+        let mut contents = vec![self.disk[block]];
+        for write in self.requests.values().filter(|other| !matches!(other.op, GuestOp::Read(_))) {
+            contents.extend(block.checked_sub(write.first).and_then(|at| write.buffer.get(at)));
+        }
+        contents
+    }
+
+    /// The disk is done with one of its requests: in any order, well or not.
+    fn disk_done(&mut self, source: &mut Source) {
+        if self.disk_queue.is_empty() {
+            return;
+        }
+        let at = usize::from(source.byte()) % self.disk_queue.len();
+        let outcome = source.byte();
+        let id = self.disk_queue.remove(at).unwrap();
+        let request = self.requests.get_mut(&id).unwrap();
+        let failed = outcome.is_multiple_of(8);
+        let blocks = request.first..request.first + request.buffer.len();
+        if let GuestOp::Read(_) = request.op {
+            // The disk read at the beginning or at the end.
+            let sampled = if outcome & 16 == 0 { request.sampled.clone() } else { self.disk[blocks].to_vec() };
+            request.buffer = sampled;
+        } else if !failed || outcome & 16 == 0 {
+            // A write that failed may have been done all the same; a discard may have been ignored.
+            let ignored = matches!(request.op, GuestOp::Discard(_)) && outcome & 32 != 0;
+            if !ignored {
+                self.disk[blocks].copy_from_slice(&request.buffer);
+            }
+        }
+        let data = if matches!(request.op, GuestOp::Read(_) | GuestOp::Write { .. }) {
+            pages(&request.buffer)
+        } else {
+            Vec::new()
+        };
+        let result = if failed { Err(DiskError(5)) } else { Ok(()) };
+        self.engine.handle_disk_done(self.now, RequestId(id), result, &data);
+    }
+
+    /// A page that the agent sends, or one that is about to be overwritten in its frame.
+    fn evict(&mut self, kind: u8) {
+        let content = kind % 6;
+        let evicted = match kind & 0x80 {
+            0 => self.engine.handle_evicted(&page(content)),
+            _ if self.engine.wants_frame() => self.engine.handle_frame(&page(content)),
+            _ => return,
+        };
+        match evicted {
+            Evicted::Admit(slot) => {
+                assert!(self.disk.contains(&content), "what is admitted is what the disk holds");
+                self.store(slot, content);
+            }
+            Evicted::Zero => assert_eq!(content, 0),
+            Evicted::Duplicate | Evicted::Unmatched | Evicted::Dropped => {}
+        }
+    }
+
+    fn store(&mut self, slot: SlotIndex, content: u8) {
+        self.pool().store(slot, content);
+    }
+
+    /// The server answers the oldest REQUEST: as it should, with something else, or with nothing.
+    fn reply(&mut self, source: &mut Source) {
+        let Some((fetch, content)) = self.replies.pop_front() else { return };
+        self.pool().note_answer();
+        let kind = source.byte();
+        let sent = match content {
+            Some(content) if kind & 3 != 0 => content,
+            Some(_) if kind & 4 != 0 => kind >> 3,
+            _ => return self.engine.handle_missing(fetch),
+        };
+        match self.engine.handle_page(self.now, fetch, &page(sent)) {
+            PageOutcome::Deliver { request, offset } => self.deliver(request, offset, sent),
+            PageOutcome::Unexpected => panic!("the engine asked for it"),
+            PageOutcome::Late | PageOutcome::Wrong => {}
+        }
+    }
+
+    fn deliver(&mut self, request: RequestId, offset: u32, content: u8) {
+        let request = self.requests.get_mut(&request.0).expect("pages go to requests that wait");
+        request.buffer[offset as usize / PAGE_SIZE] = content;
+    }
+
+    /// What comes of an `Ask`: nothing, or an offer of a pool that may have lost something, or everything.
+    fn answer(&mut self, source: &mut Source) {
+        if self.asked.is_empty() {
+            return;
+        }
+        let number = self.asked.remove(usize::from(source.byte()) % self.asked.len());
+        let kind = source.byte();
+        let pool = &mut self.pools[number.0 as usize];
+        pool.lose(kind >> 2 & 7);
+        if kind & 1 != 0 {
+            pool.restart(PageCount(u32::from(kind >> 5)));
+        }
+        let offer = (kind & 3 != 3).then(|| pool.offer(PageCount(u32::from(source.byte() >> 4))));
+        if offer.is_some() {
+            self.answered.push(number);
+        }
+        self.engine.handle_answer(self.now, number, offer);
+    }
+
+    fn disconnect(&mut self) {
+        if self.session.is_some() {
+            self.hang_up();
+            self.engine.handle_disconnected(self.now);
+        }
+    }
+
+    fn hang_up(&mut self) {
+        assert!(self.session.take().is_some(), "there is a session to be ended");
+        self.replies.clear();
+        self.sizes.clear();
+    }
+
+    /// The connection to this server is used or closed.
+    fn take_answered(&mut self, number: ServerNumber) {
+        let at = self.answered.iter().position(|answered| *answered == number);
+        self.answered.remove(at.expect("it answered, and was neither used nor released"));
+    }
+
+    fn answer_size(&mut self, source: &mut Source) {
+        let Some(asked) = self.sizes.pop_front() else { return };
+        let kind = source.byte();
+        self.pool().note_answer();
+        if kind & 3 == 0 {
+            return self.engine.handle_size_refused(self.now, PageCount(u32::from(kind >> 4)));
+        }
+        let granted = if kind & 3 == 1 { PageCount(u32::from(kind >> 4)) } else { asked };
+        self.pool().resize(granted);
+        self.engine.handle_sized(self.now, granted);
+    }
+
+    fn pass_time(&mut self, source: &mut Source) {
+        self.now = self.now.plus_ns(u64::from(source.byte()) << (10 + source.below(24)));
+        if self.engine.next_deadline().is_some_and(|deadline| deadline <= self.now) {
+            self.engine.handle_timer(self.now);
+        }
+    }
+
+    /// Does what the engine wants.
+    fn act(&mut self) {
+        while let Some(action) = self.engine.poll_action() {
+            match action {
+                Action::Disk { request, op, .. } => {
+                    let waiting = self.requests.get_mut(&request.0).expect("the disk works for requests that wait");
+                    assert_eq!(op, waiting.op);
+                    waiting.sampled = self.disk[waiting.first..waiting.first + waiting.buffer.len()].to_vec();
+                    assert!(!self.disk_queue.contains(&request.0), "the disk is asked once");
+                    self.disk_queue.push_back(request.0);
+                }
+                Action::ZeroFill { request, offset, length } => {
+                    assert_eq!(length as usize, PAGE_SIZE);
+                    self.deliver(request, offset, 0);
+                }
+                Action::Complete { request, result } => self.complete(request, result),
+                Action::Fetch { fetch, slot } => {
+                    let content = self.pool().page(slot);
+                    self.replies.push_back((fetch, content));
+                }
+                Action::SendBlock { slot, request, offset } => {
+                    let content = self.requests[&request.0].buffer[offset as usize / PAGE_SIZE];
+                    self.store(slot, content);
+                }
+                Action::MovePage { from, to } => self.pool().relocate(from, to),
+                Action::SetSize(size) => self.sizes.push_back(size),
+                Action::Ask(number) => {
+                    assert!(
+                        !self.asked.contains(&number) && !self.answered.contains(&number),
+                        "a server is asked once"
+                    );
+                    self.asked.push(number);
+                }
+                Action::Use(number) => {
+                    self.take_answered(number);
+                    assert_eq!(self.session.replace(number), None, "one session ends before another begins");
+                }
+                Action::Release(number) => self.take_answered(number),
+                Action::GiveUp => self.hang_up(),
+                Action::Leave => {
+                    self.pool().restart(PageCount(0));
+                    self.hang_up();
+                }
+                // A lying model could make the engine believe in one; the index is dropped, nothing else.
+                Action::ForeignWriter(_) => {}
+            }
+        }
+    }
+
+    fn complete(&mut self, id: RequestId, result: Result<(), DiskError>) {
+        let request = self.requests.remove(&id.0).expect("each request completes once");
+        assert!(!self.disk_queue.contains(&id.0), "nothing completes while the disk works on it");
+        if let (GuestOp::Read(_), Ok(())) = (request.op, result) {
+            for (at, content) in request.buffer.iter().enumerate() {
+                let (block, allowed) = (request.first + at, &request.allowed[at]);
+                assert!(allowed.contains(content), "block {block} reads as {content}, not as one of {allowed:?}");
+            }
+        }
+    }
+
+    /// Everything comes to an end, whatever happened.
+    fn finish(&mut self) {
+        self.servers.clear();
+        self.engine.set_servers(self.now, &[]);
+        self.act();
+        assert!(self.session.is_none() && self.answered.is_empty(), "a connection was left open");
+        while !self.disk_queue.is_empty() {
+            self.disk_done(&mut Source(&[0, 1]));
+            self.act();
+        }
+        assert!(self.requests.is_empty(), "a request was never completed");
+        assert_eq!(self.engine.requests_in_flight(), 0);
+    }
+}
+
+pub fn seeds() -> Vec<Vec<u8>> {
+    // Read block 3 from the disk; evict it; read it from the server.
+    let read = [0, 3, 0, 0, 0];
+    let done = [3, 0, 1];
+    let hit = [&[0][..], &read, &done, &[5, 1], &read, &[7, 1]].concat();
+    // The same with a write under way, a lie, and a lost connection.
+    let write = [0, 3, 0, 3, 4];
+    let race = [&[4][..], &read, &done, &[5, 1], &read, &write, &[7, 4], &done, &done, &[10]].concat();
+    let swap = [&[2][..], &write, &done, &read, &[7, 1], &write, &read, &done, &done].concat();
+    // The page is sent, lost, and asked for on the next connection.
+    let lost = [&[0][..], &read, &done, &[5, 1, 10, 13, 200, 20, 9, 0, 4, 0x80], &read, &[7, 1], &done].concat();
+    vec![hit, race, swap, lost]
+}

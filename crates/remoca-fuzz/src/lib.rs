@@ -1,0 +1,46 @@
+//! Fuzz targets: for each kind of bytes that strangers send, a function that feeds them to the code which meets them first,
+//! and asserts what must hold whatever they are.
+//!
+//! Called by the fuzzer (`cargo xtask fuzz`, `main.rs`) and, with the seeds and everything that was ever found, by an
+//! ordinary test. A target is deterministic, keeps nothing from one input to the next, and is a function of its input alone.
+//! How to run, reproduce and add one: `docs/fuzzing.md`.
+
+#![allow(clippy::unwrap_used, reason = "a target that meets an error has failed")]
+
+mod agent_page;
+mod control;
+mod engine;
+mod nbd_server;
+mod pool;
+mod protocol;
+mod session;
+mod source;
+mod trace;
+
+use remoca_disk::testing::{
+    fuzz_nbd, fuzz_nbd_client, fuzz_nbd_client_seeds, fuzz_vhost_queue, fuzz_vhost_queue_seeds,
+};
+
+/// One kind of input.
+pub struct Target {
+    pub name: &'static str,
+    /// Longest input that the fuzzer tries, in bytes.
+    pub length_max: usize,
+    /// Panics where something does not hold.
+    pub run: fn(&[u8]),
+    /// Inputs to start from.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+}
+
+/// All of them.
+pub const TARGETS: [Target; 9] = [
+    Target { name: "agent-page", length_max: 4200, run: agent_page::run, seeds: agent_page::seeds },
+    Target { name: "control", length_max: 1024, run: control::run, seeds: control::seeds },
+    Target { name: "engine", length_max: 1024, run: engine::run, seeds: engine::seeds },
+    Target { name: "nbd-client", length_max: 4096, run: fuzz_nbd_client, seeds: fuzz_nbd_client_seeds },
+    Target { name: "nbd-server", length_max: 4096, run: fuzz_nbd, seeds: nbd_server::seeds },
+    Target { name: "protocol", length_max: 12 << 10, run: protocol::run, seeds: protocol::seeds },
+    Target { name: "session", length_max: 2048, run: session::run, seeds: session::seeds },
+    Target { name: "trace", length_max: 1024, run: trace::run, seeds: trace::seeds },
+    Target { name: "vhost-queue", length_max: 2048, run: fuzz_vhost_queue, seeds: fuzz_vhost_queue_seeds },
+];

@@ -1,0 +1,69 @@
+//! A memory server as the engine's target sees it: a pool whose pages are one byte each, and which may turn out never to
+//! have got the last of what was sent to it.
+
+use remoca_core::engine::PoolOffer;
+use remoca_core::units::{PageCount, SlotIndex};
+use std::collections::HashMap;
+
+#[derive(Default)]
+pub struct Pool {
+    pub npages: PageCount,
+    generation: u64,
+    slots: HashMap<u32, u8>,
+    sends: u64,
+    /// Slots and number of SENDPAGEs before each of the last messages.
+    history: Vec<(HashMap<u32, u8>, u64)>,
+}
+
+impl Pool {
+    pub fn page(&self, slot: SlotIndex) -> Option<u8> {
+        self.slots.get(&slot.0).copied()
+    }
+
+    pub fn store(&mut self, slot: SlotIndex, content: u8) {
+        self.history.push((self.slots.clone(), self.sends));
+        self.sends += 1;
+        // It may be smaller than the client knows.
+        if slot.0 < self.npages.0 {
+            self.slots.insert(slot.0, content);
+        }
+    }
+
+    pub fn relocate(&mut self, from: SlotIndex, to: SlotIndex) {
+        self.history.push((self.slots.clone(), self.sends));
+        match self.slots.remove(&from.0) {
+            Some(content) => drop(self.slots.insert(to.0, content)),
+            None => drop(self.slots.remove(&to.0)),
+        }
+    }
+
+    pub fn resize(&mut self, npages: PageCount) {
+        self.npages = npages;
+        self.slots.retain(|slot, _| *slot < npages.0);
+    }
+
+    /// The server answered: everything up to now has arrived.
+    pub fn note_answer(&mut self) {
+        self.history.clear();
+    }
+
+    /// The last messages never arrived.
+    pub fn lose(&mut self, count: u8) {
+        for _ in 0..count {
+            if let Some((slots, sends)) = self.history.pop() {
+                (self.slots, self.sends) = (slots, sends);
+            }
+        }
+        self.history.clear();
+    }
+
+    /// Starts from nothing.
+    pub fn restart(&mut self, npages: PageCount) {
+        *self = Self { generation: self.generation + 1, npages, ..Self::default() };
+    }
+
+    pub fn offer(&self, available: PageCount) -> PoolOffer {
+        let Self { npages, generation, sends, .. } = *self;
+        PoolOffer { generation, npages, available, sends_received: sends }
+    }
+}

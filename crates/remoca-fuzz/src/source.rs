@@ -1,0 +1,25 @@
+//! An input read as a sequence of small numbers.
+
+/// What is left of an input. Beyond its end there are zeroes.
+pub struct Source<'a>(pub &'a [u8]);
+
+impl Source<'_> {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        *first
+    }
+
+    pub fn word(&mut self) -> u32 {
+        u32::from_le_bytes([(); 4].map(|()| self.byte()))
+    }
+
+    /// A number below `end`.
+    pub fn below(&mut self, end: u8) -> u8 {
+        self.byte() % end
+    }
+}
