@@ -94,8 +94,13 @@ pub(super) fn say_goodbye(mut socket: File, mut rest: Vec<u8>) {
         for timeout in [rustix::net::sockopt::Timeout::Recv, rustix::net::sockopt::Timeout::Send] {
             rustix::net::sockopt::set_socket_timeout(&socket, timeout, Some(TIMEOUT))?;
         }
-        socket.write_all(&rest)?;
+        // A server that takes or sends a byte now and then must not keep the thread.
         let deadline = Instant::now() + TIMEOUT;
+        let mut rest = &rest[..];
+        while !rest.is_empty() && Instant::now() < deadline {
+            let count = socket.write(rest)?;
+            rest = &rest[count..];
+        }
         let mut piece = vec![0; 64 << 10];
         while Instant::now() < deadline && socket.read(&mut piece)? > 0 {}
         Ok(())

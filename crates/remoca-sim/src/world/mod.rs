@@ -69,13 +69,13 @@ pub(crate) enum Event {
     Notice(ConnectionId),
     /// A HELLO reaches a server; the client began to connect at this time.
     Connect {
-        server: usize,
+        server: ServerNumber,
         connection: ConnectionId,
         since: Nanos,
     },
     /// The client hears what came of it.
     Answer {
-        server: usize,
+        server: ServerNumber,
         connection: ConnectionId,
         offer: Option<PoolOffer>,
     },
@@ -104,6 +104,8 @@ struct Outstanding {
 #[derive(Debug)]
 struct Donor {
     server: Server,
+    /// How often it was taken out of the operator's list.
+    listings: usize,
     /// 0: there is none.
     id: ConnectionId,
     /// Messages from this one on never arrive.
@@ -121,6 +123,7 @@ impl Donor {
     fn new(memory: u32) -> Self {
         Self {
             server: Server::new(memory),
+            listings: 0,
             id: 0,
             lost_from: u64::MAX,
             stopped_until: None,
@@ -324,12 +327,27 @@ impl<'a> World<'a> {
 
     /// The operator lists the servers whose bits are set.
     fn set_servers(&mut self, bits: u32) -> Outcome {
-        let listed = (0..self.donors.len()).filter(|server| bits >> server & 1 == 1);
-        let listed: Vec<_> = listed.map(number).collect();
+        for server in 0..self.donors.len() {
+            if self.listed >> server & 1 == 1 && bits >> server & 1 == 0 {
+                self.donors[server].listings += 1;
+            }
+        }
         self.listed = bits;
+        let listed = (0..self.donors.len()).filter(|server| bits >> server & 1 == 1);
+        let listed: Vec<_> = listed.map(|server| self.number(server)).collect();
         self.note(None, || format!("the servers are {listed:?}"));
         self.engine.set_servers(self.now, &listed);
         self.execute()
+    }
+
+    /// The number that the engine knows a server by: another one each time that it comes into the list.
+    fn number(&self, server: usize) -> ServerNumber {
+        let number = self.donors[server].listings * self.donors.len() + server;
+        ServerNumber(u32::try_from(number).unwrap_or(u32::MAX))
+    }
+
+    fn server(&self, number: ServerNumber) -> usize {
+        number.0 as usize % self.donors.len()
     }
 
     /// Grows the index where the sizes ask for it, as a driver has to before a resize.
@@ -410,11 +428,6 @@ impl<'a> World<'a> {
     pub(crate) fn into_lines(self) -> Vec<Line> {
         self.lines.unwrap_or_default()
     }
-}
-
-/// The number that the engine knows a server by.
-fn number(server: usize) -> ServerNumber {
-    ServerNumber(u32::try_from(server).unwrap_or(u32::MAX))
 }
 
 /// A disk with content of its own in most blocks, shared content and zeroes in some.

@@ -1,6 +1,6 @@
 //! The connection's side of the world: messages on their way, the servers, and everything that breaks.
 
-use super::{Event, Outcome, World, number};
+use super::{Event, Outcome, World};
 use crate::content::{bytes, describe};
 use crate::server::{BadSlot, Message, Reply};
 use crate::violation::{Promise, Violation};
@@ -248,15 +248,16 @@ impl World<'_> {
             return self.fail(Violation::new(Promise::ProtocolKept, text));
         }
         let (ns, since) = (self.latency(), self.now);
-        self.schedule(ns, Event::Connect { server: server.0 as usize, connection, since });
+        self.schedule(ns, Event::Connect { server, connection, since });
         Ok(())
     }
 
     /// A server gets a HELLO: whatever is still on the way on an older connection is void from here on.
-    pub(super) fn connect(&mut self, server: usize, connection: ConnectionId, since: Nanos) -> Outcome {
+    pub(super) fn connect(&mut self, server: ServerNumber, connection: ConnectionId, since: Nanos) -> Outcome {
         let grace = self.plan.scenario.grace_ns;
         let (now, patient) = (self.now, self.now.since_ns(since) < CONNECT_TIMEOUT_NS);
-        let donor = &mut self.donors[server];
+        let at = self.server(server);
+        let donor = &mut self.donors[at];
         if donor.stopped_until.is_some() && donor.gone_until <= now && patient {
             self.schedule(100_000_000, Event::Connect { server, connection, since });
             return Ok(());
@@ -279,15 +280,19 @@ impl World<'_> {
     }
 
     /// The client gets a WELCOME, or hears that there is none.
-    pub(super) fn answer(&mut self, server: usize, connection: ConnectionId, offer: Option<PoolOffer>) -> Outcome {
-        self.note(None, || format!("server {server} answers: {offer:?}"));
-        let name = number(server);
-        self.asked.remove(&name);
+    pub(super) fn answer(
+        &mut self,
+        server: ServerNumber,
+        connection: ConnectionId,
+        offer: Option<PoolOffer>,
+    ) -> Outcome {
+        self.note(None, || format!("{server:?} answers: {offer:?}"));
+        self.asked.remove(&server);
         match offer {
-            Some(_) => drop(self.answered.insert(name, connection)),
+            Some(_) => drop(self.answered.insert(server, connection)),
             None => self.tally.unanswered += 1,
         }
-        self.engine.handle_answer(self.now, name, offer);
+        self.engine.handle_answer(self.now, server, offer);
         self.execute()
     }
 
@@ -302,7 +307,7 @@ impl World<'_> {
             self.fail(Violation::new(Promise::ProtocolKept, "a session begins before the last one has ended"))?;
         }
         self.tally.connects += 1;
-        self.wire = Wire::to(server.0 as usize, connection);
+        self.wire = Wire::to(self.server(server), connection);
         if self.donors[self.wire.server].id != connection {
             self.schedule(1_000_000, Event::Notice(connection));
         }
@@ -317,7 +322,7 @@ impl World<'_> {
             let text = format!("{server:?} is to be released, and there is no connection to it");
             return self.fail(Violation::new(Promise::ProtocolKept, text));
         };
-        self.say_goodbye(server.0 as usize, connection, Nanos(0));
+        self.say_goodbye(self.server(server), connection, Nanos(0));
         Ok(())
     }
 
