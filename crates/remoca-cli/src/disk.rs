@@ -108,6 +108,10 @@ pub struct DiskArgs {
     #[arg(long)]
     no_io_uring: bool,
 
+    /// Never look at what guest memory holds before a read overwrites it, to find evicted pages without an agent
+    #[arg(long)]
+    no_frames: bool,
+
     /// Print what this vhost-user back end can do, as JSON, and exit
     #[arg(long)]
     print_capabilities: bool,
@@ -244,7 +248,7 @@ fn engine_config(args: &DiskArgs, cache: PageCount, disks: usize) -> Result<Engi
         cache,
         guest_memory: PageCount(guest_pages.min(GUEST_PAGES_MAX)),
         has_port: args.port.is_some() || args.nbd_port,
-        frame_sample: FRAME_SAMPLE,
+        frame_sample: if args.no_frames { 0 } else { FRAME_SAMPLE },
         send_window: SEND_WINDOW_PAGES,
         fetch_limit: FETCH_LIMIT,
         rules: rules(args)?,

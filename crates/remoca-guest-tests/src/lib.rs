@@ -28,12 +28,17 @@ pub fn remoca() -> Result<PathBuf> {
     built(&[], "target")
 }
 
+/// The `remoca` program as operators run it, for measurements.
+pub fn remoca_release() -> Result<PathBuf> {
+    built(&["--release"], "target")
+}
+
 /// The `remoca` program whose safety rules can be left out.
 pub fn remoca_ablation() -> Result<PathBuf> {
     built(&["--features", "ablation"], "target/ablation")
 }
 
-fn built(features: &[&str], target: &str) -> Result<PathBuf> {
+fn built(options: &[&str], target: &str) -> Result<PathBuf> {
     static PROJECT: OnceLock<PathBuf> = OnceLock::new();
     let project = PROJECT.get_or_init(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."));
     let target = project.join(target);
@@ -42,12 +47,12 @@ fn built(features: &[&str], target: &str) -> Result<PathBuf> {
         .current_dir(project)
         .args(["build", "--quiet", "--package", "remoca-cli", "--target-dir"])
         .arg(&target)
-        .args(features)
+        .args(options)
         .status()?;
     if !status.success() {
         return Err("the remoca program does not build".into());
     }
-    Ok(target.join("debug/remoca"))
+    Ok(target.join(if options.contains(&"--release") { "release/remoca" } else { "debug/remoca" }))
 }
 
 /// One disk of the VM process.
@@ -68,6 +73,7 @@ pub struct Host {
     server: Option<Service>,
     process: Option<Service>,
     names: Vec<&'static str>,
+    has_port: bool,
 }
 
 impl Host {
@@ -75,7 +81,21 @@ impl Host {
     pub fn new(program: PathBuf, memory: &'static str) -> Result<Self> {
         let folder = TempDir::new()?;
         let memory_socket = folder.path().join("memory.sock");
-        Ok(Self { folder, program, memory, memory_socket, server: None, process: None, names: Vec::new() })
+        Ok(Self {
+            folder,
+            program,
+            memory,
+            memory_socket,
+            server: None,
+            process: None,
+            names: Vec::new(),
+            has_port: true,
+        })
+    }
+
+    /// The VM process will have no eviction port: its guest has no agent.
+    pub fn without_port(&mut self) {
+        self.has_port = false;
     }
 
     /// Where its sockets and logs are.
@@ -118,10 +138,13 @@ impl Host {
         Ok(())
     }
 
-    /// Starts the VM process with these disks, an eviction port, and a cache of `cache`.
+    /// Starts the VM process with these disks, an eviction port unless it has none, and a cache of `cache`.
     pub fn start_process(&mut self, images: &[Image], cache: &str, more: &[&str]) -> Result<()> {
         let mut command = Command::new(&self.program);
-        command.arg("disk").args(["--name", "vm", "--cache", cache, "--port"]).arg(self.socket("port"));
+        command.arg("disk").args(["--name", "vm", "--cache", cache]);
+        if self.has_port {
+            command.arg("--port").arg(self.socket("port"));
+        }
         command.arg("--control").arg(self.path("vm.ctl"));
         command.arg("--server").arg(format!("unix:{}", self.memory_socket.display()));
         for image in images {
@@ -168,7 +191,7 @@ impl Host {
     /// A guest of 256 MiB and two processors with the disks, the agent and the workload program.
     pub fn guest(&self, lab: &Lab, name: &str) -> Result<GuestConfig> {
         let mut config = GuestConfig::new(name, 256);
-        for disk in self.names.iter().copied().chain(["port"]) {
+        for disk in self.names.iter().copied().chain(self.has_port.then_some("port")) {
             config = config.disk(Disk::vhost_user(disk, &self.socket(disk)));
         }
         for (package, program) in [("remoca-agent", "remoca-agent"), ("remoca-lab", "remoca-workload")] {

@@ -48,7 +48,7 @@ struct Frames {
 
 impl Sources {
     pub(super) fn new(has_port: bool, frame_sample: u32) -> Self {
-        let frames = Frames { sample: frame_sample.max(1), pay: false, passed: 0, looked: 0, known: 0 };
+        let frames = Frames { sample: frame_sample, pay: false, passed: 0, looked: 0, known: 0 };
         Self { has_port, agent: has_port, blocks_since_eviction: 0, frames }
     }
 
@@ -73,11 +73,11 @@ impl Sources {
     }
 
     fn wants_frame(&mut self) -> bool {
-        if self.agent || self.frames.pay {
-            return !self.agent;
+        if self.agent || self.frames.sample == 0 {
+            return false;
         }
         self.frames.passed = (self.frames.passed + 1) % self.frames.sample;
-        self.frames.passed == 0
+        self.frames.pay || self.frames.passed == 0
     }
 
     /// More than a quarter known: they pay. Less than a sixteenth: no longer. Zeroes are what an empty frame holds.

@@ -56,7 +56,7 @@ pub struct EngineConfig {
     pub guest_memory: PageCount,
     /// Whether the VM has an eviction port, which an agent may write to.
     pub has_port: bool,
-    /// While the guest's frames do not show what it evicted, one of so many is looked at.
+    /// While the guest's frames do not show what it evicted, one of so many is looked at. 0: none ever is.
     pub frame_sample: u32,
     /// Most pages that may wait for the connection to the server.
     pub send_window: u32,

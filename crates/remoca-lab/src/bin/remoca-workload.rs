@@ -17,6 +17,7 @@ use remoca_lab::{
         journal::{After, Versions},
         pattern::Pattern,
         records::{self, Event},
+        sort,
     },
 };
 use serde::Serialize;
@@ -85,6 +86,16 @@ enum Action {
         /// Of each file at most, such as 2M
         #[arg(long, default_value = "1M", value_parser = parse_size)]
         file_size: u64,
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        #[arg(long)]
+        json: bool,
+    },
+    /// Sort records in memory, in place, and look at each of them
+    Sort {
+        /// Of the records, such as 64M
+        #[arg(long, value_parser = parse_size)]
+        size: u64,
         #[arg(long, default_value_t = 1)]
         seed: u64,
         #[arg(long)]
@@ -177,6 +188,13 @@ fn run(command: Action) -> Result<Faults> {
             let said = format!("{} created, {} deleted", churned.created, churned.deleted);
             report(&churned, &said, &churned.faults, json);
             Ok(churned.faults)
+        }
+        Action::Sort { size, seed, json } => {
+            let sorted = sort::sort(usize::try_from(size).unwrap_or(usize::MAX), seed);
+            let faults = Faults { wrong_signatures: u64::from(!sorted.is_right()), ..Faults::default() };
+            let said = format!("{} records in {:.1} s: {sorted:?}", sorted.records, sorted.sort_seconds);
+            report(&sorted, &said, &faults, json);
+            Ok(faults)
         }
         Action::Pressure { mib, seconds } => {
             hold_memory(mib, Duration::from_secs(seconds));

@@ -11,6 +11,7 @@ pub mod journal;
 pub mod pattern;
 pub mod records;
 pub mod signature;
+pub mod sort;
 
 use std::io;
 

@@ -104,6 +104,9 @@ fn with_an_agent_no_frame_is_looked_at() {
     with_port.engine.handle_evicted(&page(9));
     assert_eq!(with_port.engine.status().admission, Admission::Evictions);
     assert_eq!(overwrite(&mut with_port, 1000, 1), 0);
+    let mut never = Bench::new(EngineConfig { has_port: false, frame_sample: 0, ..config() });
+    never.connect(1, 8, 0);
+    assert_eq!(overwrite(&mut never, 1000, 0), 0);
     // Nor while the cache is off, or there is no server.
     bench.engine.resize(PageCount(0));
     assert_eq!(overwrite(&mut bench, 1000, 1), 0);

@@ -1,0 +1,57 @@
+//! A guest that swaps on a cached disk: a sort in place of more than its memory holds comes out right, without the cache
+//! and with it, and pages that were swapped out come back from the memory server.
+
+use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca};
+use remoca_lab::{Lab, store};
+
+#[test]
+fn what_is_swapped_out_comes_back_from_the_memory_server() -> Result<()> {
+    let lab = Lab::open()?;
+    let mut host = Host::new(remoca()?, "512M")?;
+    let (area, data) = (host.folder().join("area.img"), host.folder().join("data.img"));
+    store::sparse_image(&area, 512 << 20)?;
+    // From 512 MiB on blocks of the file system are as large as pages.
+    store::sparse_image(&data, 512 << 20)?;
+    store::format_ext4(&data)?;
+    host.without_port();
+    host.start_server()?;
+    let images = [Image { name: "area", path: area, options: "" }, Image { name: "data", path: data, options: "" }];
+    host.start_process(&images, "384M", &[])?;
+    let mut config = host.guest(&lab, "swap")?;
+    config.memory_mib = 160;
+    let mut guest = config.boot(&lab)?;
+
+    // The area is recognised whether the cache is on or not.
+    host.set(None, Some(false))?;
+    guest.run("mkswap $(disk-by-serial area) && swapon $(disk-by-serial area)", LIMIT)?;
+    host.wait_until("the area is recognised", |s| s.disks[0].swap_areas == 1)?;
+    let sort = "remoca-workload sort --size 128M --seed 5";
+    let without = guest.run(sort, LIMIT)?;
+    assert_eq!(host.counter("swap_admissions")?, 0, "off is off");
+    host.set(None, Some(true))?;
+    let before = host.status()?;
+    let with = guest.run(sort, LIMIT)?;
+    let status = host.status()?;
+    let count = |name: &str| status.counters[name] - before.counters[name];
+    let blocks = count("hit_blocks") + count("zero_blocks") + count("covered_blocks") + count("missed_blocks");
+    println!("without the cache: {}\nwith it:           {}", without.trim(), with.trim());
+    println!(
+        "with it: {} pages admitted of {} written, {} of {blocks} that were read came from the memory server",
+        count("swap_admissions"),
+        count("written_blocks"),
+        count("hit_blocks"),
+    );
+    assert!(blocks > 10_000 && count("hit_blocks") * 2 > blocks, "{status:?}");
+    assert!(count("swap_admissions") * 10 > count("written_blocks") * 9, "{status:?}");
+
+    // A file is an area as far as its header says; an area that is something else now is none.
+    guest.run("mount $(disk-by-serial data) /mnt && dd if=/dev/zero of=/mnt/file bs=1M count=32 status=none", LIMIT)?;
+    guest.run("chmod 600 /mnt/file && mkswap /mnt/file && sync && swapon /mnt/file", LIMIT)?;
+    host.wait_until("the file is recognised", |s| s.disks[1].swap_areas == 1)?;
+    guest.run("swapoff -a && rm /mnt/file && umount /mnt && mkfs.ext4 -q -F $(disk-by-serial area) && sync", LIMIT)?;
+    guest.run("dd if=/dev/zero of=$(disk-by-serial area) bs=4k count=1 oflag=direct status=none", LIMIT)?;
+    host.wait_until("the area is forgotten", |s| s.disks[0].swap_areas == 0)?;
+    assert_kernel_is_content(&mut guest)?;
+    guest.shut_down()?;
+    host.stop_process()
+}
