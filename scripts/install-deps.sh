@@ -10,7 +10,7 @@ RUST_VERSION_LEAST=1.88
 # name spaces. Benchmarks: what the memory server is compared with.
 PACKAGES="build-essential pkg-config clang llvm libbpf-dev libelf-dev zlib1g-dev
     mmdebstrap debian-archive-keyring gpg uidmap cpio e2fsprogs
-    nbdkit libnbd-bin fio iproute2
+    nbdkit libnbd-bin python3-libnbd fio iproute2
     memcached redis-server"
 QEMU_PACKAGES="qemu-system-x86 qemu-utils"
 # Packages that start a daemon which nobody here needs.

@@ -12,6 +12,7 @@ mod bad_serve;
 mod control;
 mod lying_guest;
 mod lying_server;
+mod nbd;
 mod network_images;
 mod outages;
 mod servers;

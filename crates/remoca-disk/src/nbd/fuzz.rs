@@ -3,8 +3,9 @@
 use super::ExportGeometry;
 use super::negotiation::{Choice, Negotiation, Step};
 use super::server::{Export, Target};
-use super::transmission::{Piece, Transmission};
+use super::transmission::{Piece, SHARED_MEMORY_MAX, Transmission};
 use crate::frontend::{Operation, Outcome};
+use crate::store::BufferPool;
 use std::collections::VecDeque;
 
 /// Plays one client that sends `data`, whose first byte chooses how, to small exports in memory. Panics if an invariant
@@ -62,8 +63,9 @@ fn converse(data: &[u8], part: usize, late: Option<u8>) -> Vec<u8> {
     };
     let Choice { export, structured_replies } = choice;
     let Negotiation { staging, outbox, .. } = negotiation;
-    let mut transmission = Transmission::new(exports[export].geometry, structured_replies, staging, outbox);
-    let mut disk = FakeDisk { geometry: exports[export].geometry, bytes: vec![0xA5; 3 << 20] };
+    let (geometry, pool) = (exports[export].geometry, BufferPool::new(SHARED_MEMORY_MAX));
+    let mut transmission = Transmission::new(geometry, structured_replies, staging, outbox, pool);
+    let mut disk = FakeDisk { geometry, bytes: vec![0xA5; 3 << 20] };
     let mut held = Vec::new();
     loop {
         while let Some(mut piece) = transmission.pop() {

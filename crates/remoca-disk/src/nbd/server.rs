@@ -8,7 +8,8 @@ use super::ExportGeometry;
 use super::listener::Listener;
 use super::negotiation::{Negotiation, Step};
 use super::socket;
-use super::transmission::Transmission;
+use super::transmission::{SHARED_MEMORY_MAX, Transmission};
+use crate::store::BufferPool;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::time::Timespec;
 use slab::Slab;
@@ -64,6 +65,8 @@ pub struct NbdServer {
     listeners: Vec<Listener>,
     clients: Slab<Client>,
     seats: Seats,
+    /// For the long reads of all clients.
+    shared_pool: BufferPool,
     epoll: OwnedFd,
     /// Nobody is accepted until then.
     paused_until: Option<Instant>,
@@ -97,11 +100,11 @@ impl NbdServer {
     /// If the system refuses to watch them.
     pub fn new(exports: Vec<Export>, listeners: Vec<Listener>) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        let (clients, seats) = (Slab::new(), Seats::default());
+        let (clients, seats, shared_pool) = (Slab::new(), Seats::default(), BufferPool::new(SHARED_MEMORY_MAX));
         for (listener, number) in listeners.iter().zip(LISTENERS..) {
             epoll::add(&epoll, listener, EventData::new_u64(number), EventFlags::IN)?;
         }
-        Ok(Self { exports, listeners, clients, seats, epoll, paused_until: None, refusal_told: false })
+        Ok(Self { exports, listeners, clients, seats, shared_pool, epoll, paused_until: None, refusal_told: false })
     }
 
     fn watch_listeners(&self, flags: EventFlags) -> io::Result<()> {
@@ -199,7 +202,8 @@ impl NbdServer {
                 epoll::delete(&self.epoll, &socket).ok()?;
                 let Export { target, geometry, .. } = self.exports[choice.export];
                 let Negotiation { staging, outbox, .. } = negotiation;
-                let transmission = Transmission::new(geometry, choice.structured_replies, staging, outbox);
+                let pool = self.shared_pool.clone();
+                let transmission = Transmission::new(geometry, choice.structured_replies, staging, outbox, pool);
                 Some(Attached { target, socket, transmission, seat })
             }
             Ok(Step::Wait | Step::End) | Err(_) => {

@@ -1,20 +1,27 @@
 //! The protocol against a client that knows it, a client that breaks it, and any bytes at all.
 
 use super::ExportGeometry;
+use super::export::{NbdExport, NbdRequest};
 use super::fuzz::fuzz_nbd;
 use super::negotiation::{Choice, Negotiation, Step};
 use super::outbox::Outbox;
-use super::server::{Export, Target};
+use super::server::{Attached, Export, Target};
 use super::staging::Staging;
-use super::transmission::{End, MEMORY_MAX, Piece, REQUESTS_MAX, Transmission};
+use super::transmission::{End, Piece, REQUESTS_MAX, SHARED_MEMORY_MAX, Transmission};
 use super::wire::{
     CHUNK_MAGIC, COMMAND_DONT_FRAGMENT, COMMAND_FUA, COMMAND_NO_HOLE, Command, Fields, OPTION_MAGIC,
     OPTION_REPLY_MAGIC, REPLY_MAGIC, Request,
 };
 use crate::frontend::{Operation, Outcome};
+use crate::store::BufferPool;
 use proptest::prelude::*;
 use remoca_core::engine::DiskError;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
 use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 const DISK: ExportGeometry = ExportGeometry {
     size: 64 << 20,
@@ -151,7 +158,8 @@ fn the_old_way_in_works_and_wrong_names_end_the_connection() {
 }
 
 fn transmission(geometry: ExportGeometry, structured: bool) -> Transmission {
-    Transmission::new(geometry, structured, Staging::new(), Outbox::default())
+    let pool = BufferPool::new(SHARED_MEMORY_MAX);
+    Transmission::new(geometry, structured, Staging::new(), Outbox::default(), pool)
 }
 
 fn request(command: Command, flags: u16, cookie: u64, offset: u64, len: u32) -> Request {
@@ -308,24 +316,125 @@ fn a_client_that_takes_no_answers_is_not_read_without_end() {
     }
 }
 
+/// Their data are all held at once. A client waits for its own; one that would have to wait for others is told.
 #[test]
-fn two_reads_of_the_longest_kind_do_not_wait_for_each_other() {
-    let mut transmission = transmission(DISK, false);
-    let long = [1, 2].map(|cookie| request(Command::Read, 0, cookie, 512, 32 << 20).encode()).concat();
-    feed(&mut transmission, &mut &long[..], usize::MAX);
+fn the_longest_reads_share_memory_and_nobody_waits_for_ever() {
+    let pool = BufferPool::new(SHARED_MEMORY_MAX);
+    let client = || Transmission::new(DISK, false, Staging::new(), Outbox::default(), pool.clone());
+    let ask = |client: &mut Transmission, count: u64| {
+        let requests: Vec<u8> =
+            (0..count).flat_map(|cookie| request(Command::Read, 0, cookie, 512, 32 << 20).encode()).collect();
+        feed(client, &mut &requests[..], usize::MAX);
+    };
+    let (mut first, mut second) = (client(), client());
+    ask(&mut first, 6);
+    ask(&mut second, 1);
     let mut answered = 0;
-    for _ in 0..2 {
-        let pieces: Vec<_> = std::iter::from_fn(|| transmission.pop()).collect();
-        assert_eq!(pieces.iter().map(|piece| piece.data_length).sum::<usize>(), 32 << 20);
-        transmission.check();
+    for round in 0..2 {
+        let pieces: Vec<_> = std::iter::from_fn(|| first.pop()).collect();
+        assert_eq!(pieces.iter().map(|piece| piece.data_length).sum::<usize>(), [4, 2][round] * (32 << 20));
+        if round == 0 {
+            assert!(second.pop().is_none());
+            assert_eq!(second.outbox.take_all()[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 12], "not enough memory");
+            assert!(second.is_quiet());
+        }
         pieces.into_iter().rev().for_each(|piece| {
-            transmission.complete(piece, Outcome::Done);
+            first.complete(piece, Outcome::Done);
         });
-        answered += transmission.outbox.take_all().len();
-        transmission.sent(0);
+        answered += first.outbox.take_all().len();
+        first.sent(0);
     }
-    assert_eq!(answered, 2 * (16 + (32 << 20)));
-    assert!(transmission.is_quiet() && MEMORY_MAX >= 34 << 20);
+    assert_eq!(answered, 6 * (16 + (32 << 20)));
+    assert!(first.is_quiet());
+    assert_eq!(pool.allocated_bytes(), 0, "the memory is given back");
+    ask(&mut second, 1);
+    assert!(second.pop().is_some());
+}
+
+/// A client of `export` on a socket of its own.
+fn attach(export: &mut NbdExport, seat: &Arc<()>) -> UnixStream {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    let (socket, transmission, seat) = (theirs.into(), transmission(DISK, false), Arc::clone(seat));
+    export.attach(Attached { target: Target::Disk(0), socket, transmission, seat }).unwrap();
+    ours
+}
+
+fn pop(export: &mut NbdExport) -> Option<NbdRequest> {
+    export.handle_events().unwrap();
+    export.pop()
+}
+
+fn is_ready(export: &NbdExport) -> bool {
+    let mut watched = [PollFd::from_borrowed_fd(export.event_fd(), PollFlags::IN)];
+    poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+}
+
+/// It may be the same client that comes back, and writes to the same place: the old write must not land on the new one.
+#[test]
+fn what_a_client_left_in_flight_is_finished_before_the_next_is_served() {
+    let (mut export, seat) = (NbdExport::new(DISK).unwrap(), Arc::new(()));
+    let write = |cookie| [&request(Command::Write, 0, cookie, 0, 4096).encode()[..], &[1; 4096]].concat();
+    let mut first = attach(&mut export, &seat);
+    first.write_all(&[write(1), write(2)].concat()).unwrap();
+    // A part of a third, and more that nobody will read.
+    first.write_all(&write(3)[..100]).unwrap();
+    let held = [pop(&mut export).unwrap(), pop(&mut export).unwrap()];
+    assert!(pop(&mut export).is_none());
+    drop(first);
+    let mut second = attach(&mut export, &seat);
+    assert_eq!(export.client_count(), 1, "who is gone is not read any more");
+    second.write_all(&write(4)).unwrap();
+    for request in held {
+        assert!(pop(&mut export).is_none(), "the next client is served too early");
+        export.complete(request, Outcome::Done);
+        export.notify();
+    }
+    assert!(is_ready(&export), "nobody would ask again");
+    let request = pop(&mut export).unwrap();
+    // A third client waits for nobody but those before it.
+    let mut third = attach(&mut export, &seat);
+    third.write_all(&write(5)).unwrap();
+    second.write_all(&write(6)).unwrap();
+    let more = pop(&mut export).unwrap();
+    assert!(pop(&mut export).is_none());
+    export.complete(request, Outcome::Done);
+    let last = pop(&mut export).expect("the third client's");
+    export.complete(last, Outcome::Done);
+    export.complete(more, Outcome::Done);
+    export.notify();
+    let mut answers = [0; 32];
+    second.read_exact(&mut answers).unwrap();
+    third.read_exact(&mut answers[..16]).unwrap();
+    assert_eq!(Arc::strong_count(&seat), 3, "requests that came back hold no seat");
+}
+
+/// Over its limits it is not read; when it listens it goes on, without another event of its socket.
+#[test]
+fn a_client_at_its_limits_goes_on_when_it_listens() {
+    let (mut export, seat) = (NbdExport::new(DISK).unwrap(), Arc::new(()));
+    let mut client = attach(&mut export, &seat);
+    let count = 3 * REQUESTS_MAX as u64;
+    let requests: Vec<u8> = (0..count).flat_map(|n| request(Command::Read, 0, n, 0, 1 << 17).encode()).collect();
+    client.write_all(&requests).unwrap();
+    client.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut answer = vec![0; 16 + (1 << 17)];
+        (0..count).for_each(|_| client.read_exact(&mut answer).unwrap());
+        client
+    });
+    while !reader.is_finished() {
+        let mut watched = [PollFd::from_borrowed_fd(export.event_fd(), PollFlags::IN)];
+        poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 10_000_000 })).unwrap();
+        export.handle_events().unwrap();
+        let held: Vec<_> = std::iter::from_fn(|| export.pop()).collect();
+        assert!(held.len() <= REQUESTS_MAX);
+        held.into_iter().for_each(|request| export.complete(request, Outcome::Done));
+        export.notify();
+    }
+    drop(reader.join().unwrap());
+    export.handle_events().unwrap();
+    assert_eq!(export.client_count(), 0);
 }
 
 /// A request of the model, and what is done to its first piece.

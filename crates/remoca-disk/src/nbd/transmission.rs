@@ -4,7 +4,7 @@
 //! Owned by `export`. A request is judged when its header is there, and handed out in pieces that fit the store's buffers.
 //! The payload of a write is received into the buffers that its pieces carry; the data of a read leave in the buffers in
 //! which they came. Invariants, checked by [`Transmission::check`] after every step of the property tests and the fuzzer:
-//! 1. Nothing is allocated before the length that asks for it was checked; buffers come from a pool of [`MEMORY_MAX`].
+//! 1. Nothing is allocated before the length that asks for it was checked; buffers come from pools with a limit.
 //! 2. At most [`REQUESTS_MAX`] requests are open; above that, or without a buffer, no more input is parsed.
 //! 3. Every request is answered exactly once, after all of its pieces came back.
 
@@ -24,12 +24,16 @@ use std::ops::Range;
 
 /// Requests of one client that are executed at a time, or are waiting to be.
 pub(super) const REQUESTS_MAX: usize = 128;
-/// Data of one client: the longest request, however its pieces are rounded up, and some short ones.
-pub(super) const MEMORY_MAX: usize = 36 << 20;
+/// Data of one client, but for long reads ...
+pub(super) const MEMORY_MAX: usize = 8 << 20;
+/// ... above this whose answer is in one run: their data are all held at the same time, ...
+const WHOLE_MAX: u32 = 4 << 20;
+/// ... and all clients share this much for them: four of the longest.
+pub(super) const SHARED_MEMORY_MAX: usize = 4 * (34 << 20);
 /// A client that takes no answers gets no more beyond so many bytes of headers.
 const OVERHEAD_MAX: usize = 16 << 10;
-/// An idle client keeps this much memory.
-const IDLE_MEMORY_MAX: usize = 4 << 20;
+/// An idle client keeps this much memory at most.
+const IDLE_MEMORY_MAX: usize = 1 << 20;
 /// Longest piece of a read or write, ...
 const DATA_PIECE: u64 = 1 << 20;
 /// ... and of a request without data: this bounds how long one keeps the others waiting.
@@ -158,6 +162,7 @@ pub(super) struct Transmission {
     state: State,
     open: Slab<Open>,
     pool: BufferPool,
+    shared_pool: BufferPool,
     staging: Staging,
     pub(super) outbox: Outbox,
     /// The last [`Self::pop`] had to stop for want of room.
@@ -167,10 +172,16 @@ pub(super) struct Transmission {
 
 impl Transmission {
     /// Goes on where the negotiation ended, with what it left in both directions.
-    pub(super) fn new(geometry: ExportGeometry, structured: bool, staging: Staging, outbox: Outbox) -> Self {
+    pub(super) fn new(
+        geometry: ExportGeometry,
+        structured: bool,
+        staging: Staging,
+        outbox: Outbox,
+        shared_pool: BufferPool,
+    ) -> Self {
         let pool = BufferPool::new(MEMORY_MAX);
         let (state, open) = (State::Header, Slab::new());
-        Self { geometry, structured, state, open, pool, staging, outbox, stalled: false, end: None }
+        Self { geometry, structured, state, open, pool, shared_pool, staging, outbox, stalled: false, end: None }
     }
 
     /// Where the next bytes go; `None` while none are wanted.
@@ -197,8 +208,11 @@ impl Transmission {
     /// So many bytes of the outbox were sent. True if [`Self::pop`] may get further now.
     pub(super) fn sent(&mut self, count: usize) -> bool {
         self.outbox.consume(count);
-        if self.open.is_empty() && self.outbox.is_empty() && self.pool.allocated_bytes() > IDLE_MEMORY_MAX {
-            self.pool = BufferPool::new(MEMORY_MAX);
+        if self.open.is_empty() && self.outbox.is_empty() {
+            self.shared_pool.release_free();
+            if self.pool.allocated_bytes() > IDLE_MEMORY_MAX {
+                self.pool.release_free();
+            }
         }
         std::mem::take(&mut self.stalled)
     }
@@ -344,6 +358,10 @@ impl Transmission {
     /// The next piece of a request whose payload, if it has one, is not needed for it.
     fn hand_out(&mut self, mut rest: HandOut) -> Step {
         if matches!(rest.kind, Kind::Read) && !self.take_buffers(&mut rest) {
+            if self.pool_of(rest.slot).1 && self.open.len() == 1 && self.outbox.is_empty() {
+                // Others have the memory, and nothing of ours would tell when they give it back.
+                return self.give_up(rest.slot);
+            }
             self.state = State::HandOut(rest);
             return Step::Room;
         }
@@ -364,11 +382,26 @@ impl Transmission {
         let is_whole = matches!(self.open[rest.slot].form, Form::Whole { .. });
         let count = if is_whole { usize::MAX } else { 1 };
         let lengths = pieces(&rest.range, rest.kind).take(count).map(|piece| length_of(&piece));
-        match lengths.map(|length| self.pool.take(length)).collect::<Option<_>>() {
+        let (pool, _) = self.pool_of(rest.slot);
+        match lengths.map(|length| pool.take(length)).collect::<Option<_>>() {
             Some(buffers) => rest.buffers = buffers,
             None => return false,
         }
         true
+    }
+
+    /// Where the buffers of a read come from, and whether that is shared.
+    fn pool_of(&self, slot: usize) -> (&BufferPool, bool) {
+        match self.open[slot].form {
+            Form::Whole { length, .. } if length > WHOLE_MAX => (&self.shared_pool, true),
+            Form::Whole { .. } | Form::Chunks | Form::Plain => (&self.pool, false),
+        }
+    }
+
+    fn give_up(&mut self, slot: usize) -> Step {
+        let request = self.open.remove(slot);
+        self.answer(Open { error: Some(DiskError(libc::ENOMEM)), ..request });
+        Step::Again
     }
 
     fn take_payload(&mut self, mut rest: HandOut, piece: Option<(IoBuffer, usize)>) -> Step {

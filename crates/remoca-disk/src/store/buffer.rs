@@ -47,6 +47,11 @@ impl BufferPool {
         Some(IoBuffer { memory, class, len, shared: Arc::clone(&self.shared) })
     }
 
+    /// Gives all free buffers back to the allocator.
+    pub fn release_free(&self) {
+        while self.shared.release_some_free().is_some() {}
+    }
+
     /// Bytes of all buffers, lent and free.
     #[must_use]
     pub fn allocated_bytes(&self) -> usize {
@@ -217,6 +222,8 @@ mod tests {
         assert!(pool.take(1).is_none());
         drop(large);
         assert!(pool.take(1).is_some());
+        pool.release_free();
+        assert_eq!(pool.allocated_bytes(), 0);
     }
 
     #[test]
