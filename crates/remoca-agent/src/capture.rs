@@ -22,8 +22,8 @@ const SLOTS_MAP: &str = "slots";
 const STATES_MAP: &str = "slot_states";
 const WAKEUPS_MAP: &str = "wakeups";
 
-/// Pages for each wakeup of the reader, where the ring is large enough: about half a request.
-const PAGES_PER_WAKEUP: u32 = 128;
+/// Pages for each wakeup of the reader, where the ring is large enough: about half a batch.
+const PAGES_PER_WAKEUP: u32 = 256;
 /// Of a refusal's log, the part that says why.
 const LOG_LINE_COUNT_MAX: usize = 25;
 

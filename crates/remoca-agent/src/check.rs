@@ -38,7 +38,7 @@ fn check_port(port: Option<&Path>) -> Result<String, AgentError> {
         1 => "wants all pages".to_owned(),
         one_in => format!("wants about one page of {one_in}"),
     };
-    Ok(format!("{}, {page_count_max} pages in a request, {advice}", port.device().display()))
+    Ok(format!("{}, {page_count_max} pages at once, {advice}", port.device().display()))
 }
 
 /// Loads and attaches, and takes it away again.

@@ -1,10 +1,10 @@
-//! When to write: as soon as a whole request's worth of pages waits, or when the first of fewer has waited long enough.
+//! When to write: as soon as enough pages wait, or when the first of fewer has waited long enough.
 //!
 //! Pure: the time is an argument.
 
 use std::time::{Duration, Instant};
 
-/// How long a page waits for others: long enough for a request's worth at any rate that matters, short beside the time
+/// How long a page waits for others: long enough for a batch at any rate that matters, short beside the time
 /// after which a guest reads a page again.
 pub const PAGE_AGE_MAX: Duration = Duration::from_millis(10);
 
@@ -25,14 +25,14 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// `waiting` pages are ready, and `page_count_max` would be a whole request or reach the end of the ring.
-    pub fn next(&mut self, waiting: usize, page_count_max: usize, now: Instant) -> Next {
+    /// `waiting` pages are ready, and `worthwhile` would be worth a write or reach the end of the ring.
+    pub fn next(&mut self, waiting: usize, worthwhile: usize, now: Instant) -> Next {
         if waiting == 0 {
             self.since = None;
             return Next::Idle;
         }
         let due_at = *self.since.get_or_insert(now) + PAGE_AGE_MAX;
-        if waiting >= page_count_max || now >= due_at { Next::Write } else { Next::WaitUntil(due_at) }
+        if waiting >= worthwhile || now >= due_at { Next::Write } else { Next::WaitUntil(due_at) }
     }
 
     /// What waited was written.
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_request_goes_at_once() {
+    fn enough_goes_at_once() {
         let now = Instant::now();
         let mut pace = Pace::default();
         assert_eq!(pace.next(0, 4, now), Next::Idle);

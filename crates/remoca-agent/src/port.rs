@@ -16,6 +16,8 @@ use crate::page::{IdentificationPage, PAGE_BYTES, Page, PageError, StatisticsPag
 use zerocopy::IntoBytes;
 
 const SERIAL: &str = "remoca-port";
+/// While the port works on one request the next are on their way: a port on a busy host takes long to answer, not to work.
+const REQUESTS_AT_ONCE: usize = 4;
 /// Sectors as sysfs counts them.
 const SECTOR_BYTES: u64 = 512;
 
@@ -79,10 +81,13 @@ impl Port {
         &self.device
     }
 
-    /// The largest batch that both the port and the disk's queue take as one request.
+    /// The largest batch: several whole requests of the disk's queue, or one if the port takes no such request.
     pub fn batch_page_count_max(&self, identification: &IdentificationPage) -> usize {
         let room = usize::try_from(self.block_count - 1).unwrap_or(usize::MAX);
-        (identification.batch_page_count_max as usize).min(self.queue_page_count_max).min(room)
+        let port_max = identification.batch_page_count_max as usize;
+        // The kernel cuts a write where the queue's limit is; the port's limit it does not know.
+        let requests = if port_max < self.queue_page_count_max { 1 } else { REQUESTS_AT_ONCE };
+        (port_max.min(self.queue_page_count_max) * requests).min(room)
     }
 
     pub fn identification(&mut self) -> Result<IdentificationPage, AgentError> {
@@ -99,7 +104,7 @@ impl Port {
         self.disk.write_all_at(self.page.as_bytes(), 0)
     }
 
-    /// Writes evicted pages as one request. `pages` is a whole number of pages, at most a batch, and page-aligned.
+    /// Writes evicted pages, and returns when the port has them. `pages` is a whole number of pages, at most a batch, and page-aligned.
     pub fn write_pages(&mut self, pages: &[u8]) -> io::Result<()> {
         let page_count = (pages.len() / PAGE_BYTES) as u64;
         let block = batch_position(self.next_block, page_count, self.block_count);

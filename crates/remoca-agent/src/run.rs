@@ -1,6 +1,6 @@
-//! The agent at work: pages from the ring to the port, a request's worth at a time; once a second the pages of block 0.
+//! The agent at work: pages from the ring to the port, a batch at a time; once a second the pages of block 0.
 //!
-//! One thread, one request at a time, straight from the ring's memory; while it is under way the rest of the ring takes what
+//! One thread, one write at a time, straight from the ring's memory; while it is under way the rest of the ring takes what
 //! reclaim evicts, and what finds no room is counted and lost. Nothing is allocated on the way of a page. Invariants:
 //! 1. Nothing here is waited for by reclaim.
 //! 2. Once started, only a signal ends it: a port that fails or vanishes is closed, and looked for again ever more rarely.
@@ -129,11 +129,13 @@ impl Agent<'_> {
         }
     }
 
-    /// At most one request: whatever the rate of evictions, signals and ticks get their turn.
+    /// At most one batch: whatever the rate of evictions, signals and ticks get their turn.
     fn move_pages(&mut self) -> Next {
         let page_count_max = self.batch_page_count_max.min(self.ring.page_count_to_end());
         let waiting = self.ring.ready(page_count_max).len() / PAGE_BYTES;
-        let next = self.pace.next(waiting, page_count_max, Instant::now());
+        // Half a batch is worth a write; the rest is for catching up.
+        let worthwhile = (self.batch_page_count_max / 2).clamp(1, page_count_max);
+        let next = self.pace.next(waiting, worthwhile, Instant::now());
         match next {
             Next::Write => {
                 self.write_pages(page_count_max);
@@ -217,7 +219,7 @@ impl Agent<'_> {
     fn take_port(&mut self, port: Port, identification: IdentificationPage) {
         let page_count_max = port.batch_page_count_max(&identification);
         self.batch_page_count_max = page_count_max;
-        log(&format!("sending evicted pages to {}, {page_count_max} in a request", port.device().display()));
+        log(&format!("sending evicted pages to {}, {page_count_max} at once", port.device().display()));
         notify(&[NotifyState::Status(&format!("sending evicted pages to {}", port.device().display()))]);
         self.port = PortState::Here(port);
         self.reported = None;

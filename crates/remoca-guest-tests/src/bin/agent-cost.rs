@@ -1,0 +1,242 @@
+//! What the agent costs a guest: the same work without it and with it, in turns, through the real VM process.
+//!
+//! One guest of 256 MiB with two processors, and 600 MiB of files on each of two disks: one in memory, where the agent's cost is
+//! largest beside the rest, and one of 7 ms for each read. Without the agent the cache is off; with it the cache holds 16 MiB,
+//! so that pages are taken and sent but hardly ever found again: cost without gain. The medians of the rounds' ratios are
+//! printed. `time` also gives the processor time of the guest's QEMU. `instructions` counts those that both processors
+//! execute, which does not depend on what else the machine does; it is for the disk in memory alone.
+//!
+//! `cargo run --release -p remoca-guest-tests --bin agent-cost [time|instructions [ROUNDS [PART OF A WORK'S NAME]]]`; without
+//! arguments both, 7 and 2.
+
+use remoca_guest_tests::{Host, Image, LIMIT, Result, remoca_release, start_agent, stop_agent};
+use remoca_lab::{Guest, Lab, Qmp, store, workload::dataset};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const DATA_MIB: u64 = 600;
+const READ_DELAY: Duration = Duration::from_millis(7);
+
+struct Work {
+    name: &'static str,
+    /// A name of [`DISKS`].
+    disk: &'static str,
+    /// Done before, not measured.
+    prepare: &'static str,
+    /// `$n` is the number of the run.
+    command: &'static str,
+}
+
+const DISKS: [&str; 2] = ["ram", "slow"];
+
+const WORKS: [Work; 5] = [
+    Work {
+        name: "disk in memory: 600 MiB in sequence",
+        disk: "ram",
+        prepare: "true",
+        command: "cat /ram/f* > /dev/null",
+    },
+    Work {
+        name: "disk in memory: 40,000 random reads of 4 KiB",
+        disk: "ram",
+        prepare: "true",
+        command: "fio --filename=/ram/f00000 --rw=randread --bs=4k --ioengine=psync --number_ios=20000 --norandommap --fadvise_hint=0 \
+                  --name=a --randseed=1$n --name=b --randseed=2$n > /dev/null",
+    },
+    Work {
+        name: "memory enough: 100 MiB read 10 times",
+        disk: "ram",
+        prepare: "for i in 1 2; do head -c 100M /ram/f00000 > /dev/null; done",
+        command: "for i in $(seq 10); do head -c 100M /ram/f00000 > /dev/null; done",
+    },
+    Work {
+        name: "disk of 7 ms: 48 MiB in sequence",
+        disk: "slow",
+        prepare: "true",
+        command: "dd if=/slow/f00000 of=/dev/null bs=1M count=48 skip=$((n % 12 * 48)) 2> /dev/null",
+    },
+    Work {
+        name: "disk of 7 ms: 400 random reads of 4 KiB",
+        disk: "slow",
+        prepare: "true",
+        command: "fio --filename=/slow/f00000 --rw=randread --bs=4k --ioengine=psync --number_ios=200 --norandommap --fadvise_hint=0 \
+                  --name=a --randseed=1$n --name=b --randseed=2$n > /dev/null",
+    },
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Clock {
+    Time,
+    Instructions,
+}
+
+/// Of one work, once.
+#[derive(Clone, Copy, Default)]
+struct Cost {
+    /// Seconds, or 10^9 instructions.
+    elapsed: f64,
+    /// Seconds of processor time of the guest's QEMU.
+    processor_s: f64,
+    /// Pages that the agent took, and those for which it had no room.
+    captured: u64,
+    lost: u64,
+}
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let round_count = |default| arguments.get(1).map_or(Ok(default), |text| text.parse::<u32>());
+    match arguments.first().map(String::as_str) {
+        None => {
+            measure(Clock::Time, 7)?;
+            measure(Clock::Instructions, 2)
+        }
+        Some("time") => measure(Clock::Time, round_count(7)?),
+        Some("instructions") => measure(Clock::Instructions, round_count(2)?),
+        Some(other) => Err(format!("{other} is no clock: time or instructions").into()),
+    }
+}
+
+fn measure(clock: Clock, round_count: u32) -> Result<()> {
+    let wanted = std::env::args().nth(3).unwrap_or_default();
+    let measured = |work: &&Work| work.name.contains(&wanted) && (clock == Clock::Time || work.disk == "ram");
+    let works: Vec<&Work> = WORKS.iter().filter(measured).collect();
+    let mut host = Host::new(remoca_release()?, "64M")?;
+    let memory = tempfile::tempdir_in("/dev/shm")?;
+    let (ram, slow) = (memory.path().join("ram.img"), host.folder().join("slow.img"));
+    make_disk(&ram, 1)?;
+    make_disk(&slow, 2)?;
+    let nbdkit = store::NbdkitConfig::slow_file(&slow, READ_DELAY).start(host.folder())?;
+    host.start_server()?;
+    let images =
+        [Image { name: "ram", path: ram, options: "" }, Image { name: "slow", path: nbdkit.uri().into(), options: "" }];
+    host.start_process(&images, "16M", &[])?;
+    let mut config = host.guest(&Lab::open()?, "agent-cost")?;
+    config.count_instructions = clock == Clock::Instructions;
+    let guest = config.boot(&Lab::open()?)?;
+    let mut bench = Bench { clock, host, guest, monitor: None, run: 0, seen: (0, 0) };
+    if clock == Clock::Instructions {
+        bench.monitor = Some(bench.guest.qmp()?);
+    }
+    for disk in DISKS {
+        bench.guest.run(&format!("mkdir /{disk} && mount -o ro,noatime $(disk-by-serial {disk}) /{disk}"), LIMIT)?;
+    }
+
+    bench.turn(&works, false)?;
+    let mut rounds = Vec::new();
+    for round in 0..round_count {
+        eprintln!("round {} of {round_count}", round + 1);
+        rounds.push([bench.turn(&works, false)?, bench.turn(&works, true)?]);
+    }
+    report(clock, &works, &rounds);
+    bench.guest.shut_down()?;
+    bench.host.stop_process()?;
+    nbdkit.stop()?;
+    Ok(())
+}
+
+fn make_disk(image: &Path, seed: u64) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    dataset::create(folder.path(), 1, DATA_MIB << 20, seed)?;
+    store::ext4_of_folder(image, (DATA_MIB + 64) << 20, folder.path())?;
+    Ok(())
+}
+
+struct Bench {
+    clock: Clock,
+    host: Host,
+    guest: Guest,
+    monitor: Option<Qmp>,
+    run: u32,
+    /// Pages that this start of the agent had taken and lost before this work.
+    seen: (u64, u64),
+}
+
+impl Bench {
+    /// Each work once, with the agent or without.
+    fn turn(&mut self, works: &[&Work], agent: bool) -> Result<Vec<Cost>> {
+        self.host.set(None, Some(agent))?;
+        if agent {
+            self.host.wait_until("the cache is on", |s| s.cache.granted_bytes > 0)?;
+            start_agent(&mut self.guest)?;
+            self.seen = (0, 0);
+        }
+        self.run += 1;
+        let costs = works.iter().map(|work| self.cost(work, agent)).collect::<Result<Vec<_>>>()?;
+        if agent {
+            stop_agent(&mut self.guest)?;
+        }
+        Ok(costs)
+    }
+
+    fn cost(&mut self, work: &Work, agent: bool) -> Result<Cost> {
+        self.guest.run(work.prepare, LIMIT)?;
+        let (started, processor_s, instructions) = (Instant::now(), self.processor_s()?, self.instructions()?);
+        self.guest.run(&format!("n={}; {}", self.run, work.command), LIMIT)?;
+        let seconds = started.elapsed().as_secs_f64();
+        let cost = Cost {
+            elapsed: match self.clock {
+                Clock::Time => seconds,
+                Clock::Instructions => self.instructions()? - instructions,
+            },
+            processor_s: self.processor_s()? - processor_s,
+            ..Cost::default()
+        };
+        if !agent {
+            return Ok(cost);
+        }
+        // The agent tells the port once a second, by the guest's clock.
+        self.guest.run("sleep 1.1", LIMIT)?;
+        let told = self.host.status()?.port.and_then(|port| port.agent).ok_or("the agent said nothing of itself")?;
+        let seen = std::mem::replace(&mut self.seen, (told.captured, told.lost));
+        Ok(Cost { captured: told.captured - seen.0, lost: told.lost - seen.1, ..cost })
+    }
+
+    fn processor_s(&self) -> Result<f64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.guest.pid()))?;
+        let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
+        // STATE is the third field; utime and stime are the 14th and the 15th, in hundredths of a second.
+        let ticks: f64 = fields.split(' ').skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum();
+        Ok(ticks / 100.0)
+    }
+
+    /// 10^9 instructions that the guest's processors have executed; 0 where they are not counted.
+    fn instructions(&mut self) -> Result<f64> {
+        let Some(monitor) = &mut self.monitor else { return Ok(0.0) };
+        let answer = monitor.execute("query-replay", serde_json::json!({}))?;
+        Ok(answer["icount"].as_f64().ok_or("QEMU tells no number of instructions")? / 1e9)
+    }
+}
+
+fn report(clock: Clock, works: &[&Work], rounds: &[[Vec<Cost>; 2]]) {
+    let unit = match clock {
+        Clock::Time => "s",
+        Clock::Instructions => "10^9 instructions",
+    };
+    println!("\nmedians of {} rounds, {unit}", rounds.len());
+    println!(
+        "| work | none | agent | ratio | (least, most) | QEMU's CPU | evictions | lost |\n|---|---|---|---|---|---|---|---|"
+    );
+    for (index, work) in works.iter().enumerate() {
+        let values = |value: &dyn Fn(&Cost, &Cost) -> f64| {
+            let mut values: Vec<f64> = rounds.iter().map(|[none, agent]| value(&none[index], &agent[index])).collect();
+            values.sort_by(f64::total_cmp);
+            values
+        };
+        let median = |value: &dyn Fn(&Cost, &Cost) -> f64| values(value)[rounds.len() / 2];
+        let ratios = values(&|none, agent| agent.elapsed / none.elapsed);
+        let (captured, lost) = rounds
+            .iter()
+            .fold((0, 0), |(captured, lost), [_, agent]| (captured + agent[index].captured, lost + agent[index].lost));
+        println!(
+            "| {} | {:.2} | {:.2} | {:.3} | {:.3}, {:.3} | {:.3} | {} | {lost} |",
+            work.name,
+            median(&|none, _| none.elapsed),
+            median(&|_, agent| agent.elapsed),
+            ratios[ratios.len() / 2],
+            ratios[0],
+            ratios[ratios.len() - 1],
+            median(&|none, agent| agent.processor_s / none.processor_s),
+            (captured + lost) / rounds.len() as u64,
+        );
+    }
+}
