@@ -112,6 +112,16 @@ impl Buffers {
             Some(Part { buffer, address: GuestAddress(segment.address.0 + (from - segment.start)) })
         }))
     }
+
+    /// The frames that lie whole in one segment's part of the `length` bytes from `offset`.
+    fn frames(&self, offset: u64, length: usize) -> Result<impl Iterator<Item = Frame>, CopyError> {
+        let parts = self.parts(offset, length)?;
+        Ok(parts.flat_map(|part| {
+            let end = part.address.0.saturating_add(part.buffer.len() as u64);
+            let frames = part.address.0.div_ceil(PAGE_SIZE_U64)..end / PAGE_SIZE_U64;
+            frames.map(|frame| Frame(GuestAddress(frame * PAGE_SIZE_U64)))
+        }))
+    }
 }
 
 /// The connection that a request came over. Requests outlive it; their guest memory must not be touched then.
@@ -242,12 +252,7 @@ impl Chain {
 
     /// The frames that lie whole in `length` bytes of the writable run from `offset`.
     pub fn frames(&self, offset: u64, length: usize) -> Result<impl Iterator<Item = Frame>, CopyError> {
-        let parts = self.writable.parts(offset, length)?;
-        Ok(parts.flat_map(|part| {
-            let frames = part.address.0.div_ceil(PAGE_SIZE_U64)
-                ..part.address.0.saturating_add(part.buffer.len() as u64) / PAGE_SIZE_U64;
-            frames.map(|frame| Frame(GuestAddress(frame * PAGE_SIZE_U64)))
-        }))
+        self.writable.frames(offset, length)
     }
 
     /// What a frame of this chain holds.
@@ -283,5 +288,28 @@ impl Table {
         let size = u16::try_from(entries).ok().filter(|size| *size > 0 && whole);
         let size = size.ok_or(ChainError::IndirectTable(bytes))?;
         Ok(Table { address, size, indirect: true })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_aligned_and_lie_whole_in_what_is_overwritten() {
+        let mut buffers = Buffers::default();
+        for (address, length) in [(0x1000, 0x3000), (0x8200, 0x2000), (0x1_0000, 0x800), (0x1_0800, 0x800)] {
+            buffers.push(GuestAddress(address), length);
+        }
+        let frames = |offset, length| -> Vec<u64> {
+            buffers.frames(offset, length).unwrap().map(|Frame(address)| address.0).collect()
+        };
+        assert_eq!(frames(0, 0x6000), [0x1000, 0x2000, 0x3000, 0x9000], "none that is in two parts");
+        assert_eq!(frames(0x1000, 0x1000), [0x2000]);
+        assert_eq!(frames(0xfff, 0x2000), [0x2000]);
+        assert_eq!(frames(0x1001, 0x1fff), [0x3000]);
+        assert_eq!(frames(0x3000, 0x1dff), [0_u64; 0]);
+        assert_eq!(frames(0, 0), [0_u64; 0]);
+        assert!(buffers.frames(0x5000, 0x1001).is_err());
     }
 }
