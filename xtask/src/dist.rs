@@ -42,7 +42,10 @@ const PACKAGES: [Package; 2] = [
     Package {
         name: "remoca-agent",
         program: "usr/sbin/remoca-agent",
-        files: &[("packaging/remoca-agent.service", "usr/lib/systemd/system/remoca-agent.service", 0o644)],
+        files: &[
+            ("packaging/remoca-agent.service", "usr/lib/systemd/system/remoca-agent.service", 0o644),
+            ("packaging/debian/remoca-agent/lintian-overrides", "usr/share/lintian/overrides/remoca-agent", 0o644),
+        ],
     },
 ];
 

@@ -7,8 +7,8 @@
 use crate::pool::Pool;
 use crate::source::Source;
 use remoca_core::engine::{
-    Action, DiskEngine, DiskError, EngineConfig, Evicted, FetchId, GuestOp, PageOutcome, RequestId, ServerNumber,
-    layout,
+    Action, DiskEngine, DiskError, EngineConfig, Evicted, FetchId, GuestOp, PageOutcome, PoolOffer, RequestId,
+    ServerNumber, layout,
 };
 use remoca_core::rules::Rules;
 use remoca_core::units::{ByteRange, DiskIndex, Nanos, PAGE_SIZE, PAGE_SIZE_U64, PageCount, SlotIndex};
@@ -271,7 +271,7 @@ impl World {
         request.buffer[offset as usize / PAGE_SIZE] = content;
     }
 
-    /// What comes of an `Ask`: nothing, or an offer of a pool that may have lost something, or everything.
+    /// What comes of an `Ask`: nothing, or an offer of a pool that may have lost something, or everything; or just numbers.
     fn answer(&mut self, source: &mut Source) {
         if self.asked.is_empty() {
             return;
@@ -281,9 +281,12 @@ impl World {
         let pool = &mut self.pools[number.0 as usize];
         pool.lose(kind >> 2 & 7);
         if kind & 1 != 0 {
-            pool.restart(PageCount(u32::from(kind >> 5)));
+            pool.restart(PageCount(source.count()));
         }
-        let offer = (kind & 3 != 3).then(|| pool.offer(PageCount(u32::from(source.byte() >> 4))));
+        let offer = (kind & 3 != 3).then(|| PoolOffer {
+            sends_received: if kind < 0xe0 { pool.sends } else { u64::from(source.word()) },
+            ..pool.offer(PageCount(source.count()))
+        });
         if offer.is_some() {
             self.answered.push(number);
         }
@@ -314,9 +317,9 @@ impl World {
         let kind = source.byte();
         self.pool().note_answer();
         if kind & 3 == 0 {
-            return self.engine.handle_size_refused(self.now, PageCount(u32::from(kind >> 4)));
+            return self.engine.handle_size_refused(self.now, PageCount(source.count()));
         }
-        let granted = if kind & 3 == 1 { PageCount(u32::from(kind >> 4)) } else { asked };
+        let granted = if kind & 3 == 1 { PageCount(source.count()) } else { asked };
         self.pool().resize(granted);
         self.engine.handle_sized(self.now, granted);
     }

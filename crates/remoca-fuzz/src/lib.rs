@@ -36,7 +36,7 @@ pub struct Target {
 pub const TARGETS: [Target; 9] = [
     Target { name: "agent-page", length_max: 4200, run: agent_page::run, seeds: agent_page::seeds },
     Target { name: "control", length_max: 1024, run: control::run, seeds: control::seeds },
-    Target { name: "engine", length_max: 1024, run: engine::run, seeds: engine::seeds },
+    Target { name: "engine", length_max: 400, run: engine::run, seeds: engine::seeds },
     Target { name: "nbd-client", length_max: 4096, run: fuzz_nbd_client, seeds: fuzz_nbd_client_seeds },
     Target { name: "nbd-server", length_max: 4096, run: fuzz_nbd, seeds: nbd_server::seeds },
     Target { name: "protocol", length_max: 12 << 10, run: protocol::run, seeds: protocol::seeds },

@@ -10,7 +10,7 @@ pub struct Pool {
     pub npages: PageCount,
     generation: u64,
     slots: HashMap<u32, u8>,
-    sends: u64,
+    pub sends: u64,
     /// Slots and number of SENDPAGEs before each of the last messages.
     history: Vec<(HashMap<u32, u8>, u64)>,
 }

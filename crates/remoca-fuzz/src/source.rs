@@ -18,6 +18,14 @@ impl Source<'_> {
         u32::from_le_bytes([(); 4].map(|()| self.byte()))
     }
 
+    /// A small number, or any at all.
+    pub fn count(&mut self) -> u32 {
+        match self.byte() {
+            255 => self.word(),
+            small => u32::from(small >> 4),
+        }
+    }
+
     /// A number below `end`.
     pub fn below(&mut self, end: u8) -> u8 {
         self.byte() % end
