@@ -98,9 +98,12 @@ impl Release {
         let architecture = output(architecture)?;
 
         let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| project().join("target"), PathBuf::from);
-        let mut build = cargo(["build", "--quiet", "--profile", profile, "-p", "remoca-cli", "-p", "remoca-agent"]);
-        build.current_dir(project()).arg("--target-dir").arg(&target);
-        output(build)?;
+        // One after the other: together each would get the features that the other one wants of what they share.
+        for package in ["remoca-cli", "remoca-agent"] {
+            let mut build = cargo(["build", "--quiet", "--profile", profile, "--package", package, "--target-dir"]);
+            build.current_dir(project()).arg(&target);
+            output(build)?;
+        }
         let programs = target.join(if profile == "dev" { "debug" } else { profile });
         Ok(Self { version, architecture, timestamp, programs })
     }
