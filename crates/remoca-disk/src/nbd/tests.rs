@@ -3,15 +3,17 @@
 use super::ExportGeometry;
 use super::export::{NbdExport, NbdRequest};
 use super::fuzz::fuzz_nbd;
+use super::listener::Listener;
 use super::negotiation::{Choice, Negotiation, Step};
 use super::outbox::Outbox;
-use super::server::{Attached, Export, Target};
+use super::server::{Attached, Export, NbdServer, Target};
 use super::staging::Staging;
 use super::transmission::{End, Piece, REQUESTS_MAX, SHARED_MEMORY_MAX, Transmission};
 use super::wire::{
     CHUNK_MAGIC, COMMAND_DONT_FRAGMENT, COMMAND_FUA, COMMAND_NO_HOLE, Command, Fields, OPTION_MAGIC,
     OPTION_REPLY_MAGIC, REPLY_MAGIC, Request,
 };
+use crate::endpoint::Endpoint;
 use crate::frontend::{Operation, Outcome};
 use crate::store::BufferPool;
 use proptest::prelude::*;
@@ -22,6 +24,7 @@ use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 const DISK: ExportGeometry = ExportGeometry {
     size: 64 << 20,
@@ -417,7 +420,7 @@ fn a_client_at_its_limits_goes_on_when_it_listens() {
     let count = 3 * REQUESTS_MAX as u64;
     let requests: Vec<u8> = (0..count).flat_map(|n| request(Command::Read, 0, n, 0, 1 << 17).encode()).collect();
     client.write_all(&requests).unwrap();
-    client.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let reader = std::thread::spawn(move || {
         let mut answer = vec![0; 16 + (1 << 17)];
         (0..count).for_each(|_| client.read_exact(&mut answer).unwrap());
@@ -435,6 +438,36 @@ fn a_client_at_its_limits_goes_on_when_it_listens() {
     drop(reader.join().unwrap());
     export.handle_events().unwrap();
     assert_eq!(export.client_count(), 0);
+}
+
+/// However little it says, and however often.
+#[test]
+fn a_client_that_does_not_come_to_a_choice_is_sent_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = Endpoint::Unix(folder.path().join("nbd"));
+    let mut server = NbdServer::new(exports(), vec![Listener::bind(&address).unwrap()]).unwrap();
+    let start = Instant::now();
+    let connect = || UnixStream::connect(folder.path().join("nbd")).unwrap();
+    let (mut silent, mut slow, mut quick) = (connect(), connect(), connect());
+    assert!(server.handle_events(start).unwrap().is_empty());
+    quick.write_all(&[&3_u32.to_be_bytes()[..], &option(GO, &info("root", &[]))].concat()).unwrap();
+    for second in 1..30 {
+        slow.write_all(if second == 1 { &[0, 0, 0, 3] } else { b"IHAVEOPT\0\0\0\x03\0\0\0\0" }).unwrap();
+        let now = start + Duration::from_secs(second);
+        let attached = (0..3).flat_map(|_| server.handle_events(now).unwrap()).count();
+        assert_eq!(attached, usize::from(second == 1));
+        server.handle_timer(now);
+    }
+    assert_eq!(server.next_deadline(), Some(start + Duration::from_secs(30)));
+    server.handle_timer(start + Duration::from_secs(30));
+    assert_eq!(server.next_deadline(), None);
+    for client in [&mut silent, &mut slow, &mut quick] {
+        // To its end: the greeting, the answers of the one that asked, and nothing that waits.
+        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut said = Vec::new();
+        let _ = client.read_to_end(&mut said);
+        assert_eq!(said[..8], *b"NBDMAGIC");
+    }
 }
 
 /// A request of the model, and what is done to its first piece.
