@@ -264,7 +264,13 @@ fn fio_verifies_what_the_cache_brings_while_the_memory_server_dies() {
     let load = |uri: String, seed: &str| {
         let mut command = command("fio");
         command.args(["--name=load", "--ioengine=nbd", "--rw=randrw", "--rwmixread=60", "--iodepth=16", "--size=8M"]);
-        command.args(["--bsrange=4k-64k", "--verify=crc32c", "--verify_backlog=64", "--loops=6"]);
+        command.args([
+            "--bsrange=4k-64k",
+            "--verify=crc32c",
+            "--verify_backlog=64",
+            "--loops=6",
+            "--verify_state_save=0",
+        ]);
         command.args([format!("--uri={uri}"), format!("--randseed={seed}")]);
         command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         command
