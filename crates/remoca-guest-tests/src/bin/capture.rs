@@ -21,8 +21,8 @@ struct Plan {
     reads: u64,
 }
 
-const FULL: Plan = Plan { guest_mib: 256, files: 8, cache: "256M", warmup: 20_000, reads: 10_000 };
-const QUICK: Plan = Plan { guest_mib: 192, files: 4, cache: "128M", warmup: 2_000, reads: 1_000 };
+const FULL: Plan = Plan { guest_mib: 256, files: 12, cache: "256M", warmup: 40_000, reads: 20_000 };
+const QUICK: Plan = Plan { guest_mib: 192, files: 6, cache: "128M", warmup: 10_000, reads: 4_000 };
 const FILE_BYTES: u64 = 64 << 20;
 const JOB_LIMIT: Duration = Duration::from_secs(1800);
 
