@@ -69,6 +69,10 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
         match (option.to_str(), arguments.next()) {
             (Some("--profile"), Some(value)) => profile = value.to_string_lossy().into_owned(),
             (Some("--out"), Some(value)) => out = std::path::absolute(value).map_err(|error| error.to_string())?,
+            (Some("--help"), None) => {
+                println!("{USAGE}");
+                return Ok(());
+            }
             _ => return Err(USAGE.into()),
         }
     }

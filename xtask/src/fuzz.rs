@@ -37,6 +37,10 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     while let Some(argument) = arguments.next() {
         match argument.to_str().ok_or(USAGE)? {
             "--" => break,
+            "--help" => {
+                println!("{USAGE}");
+                return Ok(());
+            }
             "--seconds" => {
                 let value = arguments.next().and_then(|value| value.into_string().ok());
                 seconds = value.filter(|value| value.parse::<u32>().is_ok()).ok_or(USAGE)?;
