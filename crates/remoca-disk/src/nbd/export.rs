@@ -6,9 +6,10 @@
 //! then no client that attached later is served, so that an old write never lands on a newer one.
 
 use super::ExportGeometry;
+use super::pieces::Piece;
 use super::server::Attached;
 use super::socket;
-use super::transmission::{End, Piece, Transmission};
+use super::transmission::{End, Transmission};
 use crate::frontend::{CopyError, Operation, Outcome};
 use crate::store::IoBuffer;
 use crate::vhost::signal;

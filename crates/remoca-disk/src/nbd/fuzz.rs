@@ -2,8 +2,9 @@
 
 use super::ExportGeometry;
 use super::negotiation::{Choice, Negotiation, Step};
+use super::pieces::Piece;
 use super::server::{Export, Target};
-use super::transmission::{Piece, SHARED_MEMORY_MAX, Transmission};
+use super::transmission::{SHARED_MEMORY_MAX, Transmission};
 use crate::frontend::{Operation, Outcome};
 use crate::store::BufferPool;
 use std::collections::VecDeque;

@@ -13,9 +13,11 @@
 mod export;
 #[cfg(any(test, feature = "testing"))]
 mod fuzz;
+mod judge;
 mod listener;
 mod negotiation;
 mod outbox;
+mod pieces;
 mod server;
 mod socket;
 mod staging;

@@ -6,9 +6,10 @@ use super::fuzz::fuzz_nbd;
 use super::listener::Listener;
 use super::negotiation::{Choice, Negotiation, Step};
 use super::outbox::Outbox;
+use super::pieces::Piece;
 use super::server::{Attached, Export, NbdServer, Target};
 use super::staging::Staging;
-use super::transmission::{End, Piece, REQUESTS_MAX, SHARED_MEMORY_MAX, Transmission};
+use super::transmission::{End, REQUESTS_MAX, SHARED_MEMORY_MAX, Transmission};
 use super::wire::{
     CHUNK_MAGIC, COMMAND_DONT_FRAGMENT, COMMAND_FUA, COMMAND_NO_HOLE, Command, Fields, OPTION_MAGIC,
     OPTION_REPLY_MAGIC, REPLY_MAGIC, Request,

@@ -9,18 +9,17 @@
 //! 3. Every request is answered exactly once, after all of its pieces came back.
 
 use super::ExportGeometry;
+use super::judge::{error_code, judge};
 use super::outbox::Outbox;
+use super::pieces::{Kind, Piece, Rest};
 use super::staging::Staging;
 use super::wire::{
     COMMAND_DONT_FRAGMENT, COMMAND_FUA, COMMAND_NO_HOLE, Command, PAYLOAD_MAX, REQUEST_HEADER_LEN, Request,
 };
-use crate::frontend::{Operation, Outcome, ZeroRange};
+use crate::frontend::{Operation, Outcome};
 use crate::store::{BufferPool, IoBuffer};
 use remoca_core::engine::DiskError;
-use remoca_core::units::PAGE_SIZE_U64;
 use slab::Slab;
-use std::collections::VecDeque;
-use std::ops::Range;
 
 /// Requests of one client that are executed at a time, or are waiting to be.
 pub(super) const REQUESTS_MAX: usize = 128;
@@ -34,25 +33,6 @@ pub(super) const SHARED_MEMORY_MAX: usize = 4 * (34 << 20);
 const OVERHEAD_MAX: usize = 16 << 10;
 /// An idle client keeps this much memory at most.
 const IDLE_MEMORY_MAX: usize = 1 << 20;
-/// Longest piece of a read or write, ...
-const DATA_PIECE: u64 = 1 << 20;
-/// ... and of a request without data: this bounds how long one keeps the others waiting.
-const RANGE_PIECE: u64 = 256 << 20;
-
-/// A request or a part of one, for the driver.
-#[derive(Debug)]
-pub(super) struct Piece {
-    /// Which request, of those that are open, ...
-    slot: usize,
-    /// ... and which part of it.
-    index: usize,
-    pub(super) operation: Operation,
-    pub(super) durable: bool,
-    pub(super) data_length: usize,
-    /// The data of a write, or the place for those of a read.
-    pub(super) buffer: Option<IoBuffer>,
-}
-
 /// Why a client is not served any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
@@ -84,10 +64,10 @@ enum Form {
 
 enum State {
     Header,
-    HandOut(HandOut),
+    HandOut(Rest),
     /// A write whose payload comes; the buffer of the next piece, and how much of it is filled.
     Payload {
-        rest: HandOut,
+        rest: Rest,
         piece: Option<(IoBuffer, usize)>,
     },
     /// The payload of a refused write.
@@ -96,53 +76,6 @@ enum State {
         cookie: u64,
         error: i32,
     },
-}
-
-/// What was not handed out yet of an open request.
-struct HandOut {
-    slot: usize,
-    index: usize,
-    kind: Kind,
-    durable: bool,
-    range: Range<u64>,
-    /// Buffers for all of the pieces, where they are needed at the same time.
-    buffers: VecDeque<IoBuffer>,
-}
-
-#[derive(Clone, Copy)]
-enum Kind {
-    Read,
-    Write,
-    Trim,
-    Zero { unmap: bool },
-}
-
-impl Kind {
-    fn piece_max(self) -> u64 {
-        match self {
-            Self::Read | Self::Write => DATA_PIECE,
-            Self::Trim | Self::Zero { .. } => RANGE_PIECE,
-        }
-    }
-}
-
-/// The pieces of a range end at multiples of a page, so that no block is in two of them.
-fn piece_end(range: &Range<u64>, kind: Kind) -> u64 {
-    let end = range.start.saturating_add(kind.piece_max());
-    range.end.min(end - end % PAGE_SIZE_U64)
-}
-
-fn pieces(range: &Range<u64>, kind: Kind) -> impl Iterator<Item = Range<u64>> {
-    let mut rest = range.clone();
-    std::iter::from_fn(move || {
-        let piece = rest.start..piece_end(&rest, kind);
-        rest.start = piece.end;
-        (!piece.is_empty()).then_some(piece)
-    })
-}
-
-fn length_of(range: &Range<u64>) -> usize {
-    usize::try_from(range.end - range.start).unwrap_or(usize::MAX)
 }
 
 /// What one step of the parser came to.
@@ -258,7 +191,7 @@ impl Transmission {
         if request.command == Command::Write && request.len > PAYLOAD_MAX {
             return self.end_with(End::Malformed("a write of more than 32 MiB"));
         }
-        match self.judge(&request) {
+        match judge(&request, &self.geometry, self.structured) {
             Ok(()) => self.begin(&request),
             Err(error) if request.command == Command::Write => {
                 self.state = State::Skip { left: request.len, cookie: request.cookie, error };
@@ -274,39 +207,6 @@ impl Transmission {
     fn end_with(&mut self, end: End) -> Step {
         self.end = Some(end);
         Step::Input
-    }
-
-    /// The error number with which a request is refused.
-    fn judge(&self, request: &Request) -> Result<(), i32> {
-        let ExportGeometry { size, block, read_only, can_trim, can_write_zeroes, .. } = self.geometry;
-        let (modifies, more_flags) = match request.command {
-            Command::Read if self.structured => (false, COMMAND_DONT_FRAGMENT),
-            Command::Read | Command::Flush => (false, 0),
-            Command::Write => (true, 0),
-            Command::Trim if can_trim || read_only => (true, 0),
-            Command::WriteZeroes if can_write_zeroes || read_only => (true, COMMAND_NO_HOLE),
-            Command::Trim | Command::WriteZeroes | Command::Disconnect | Command::Other(_) => return Err(libc::EINVAL),
-        };
-        if request.flags & !(COMMAND_FUA | more_flags) != 0 {
-            return Err(libc::EINVAL);
-        }
-        if modifies && read_only {
-            return Err(libc::EPERM);
-        }
-        if request.command == Command::Flush {
-            return Ok(());
-        }
-        let block = u64::from(block);
-        let end = request.offset.checked_add(request.len.into()).filter(|end| *end <= size);
-        match end {
-            None if matches!(request.command, Command::Write | Command::WriteZeroes) => Err(libc::ENOSPC),
-            None => Err(libc::EINVAL),
-            Some(end) if request.len == 0 || !request.offset.is_multiple_of(block) || !end.is_multiple_of(block) => {
-                Err(libc::EINVAL)
-            }
-            Some(_) if request.command == Command::Read && request.len > PAYLOAD_MAX => Err(libc::EINVAL),
-            Some(_) => Ok(()),
-        }
     }
 
     fn refuse(&mut self, request: &Request, error: i32) {
@@ -333,15 +233,16 @@ impl Transmission {
             }
         };
         let range = request.offset..request.offset + u64::from(request.len);
-        let left = pieces(&range, kind).count();
         let wants_one = request.flags & COMMAND_DONT_FRAGMENT != 0;
         let form = match kind {
             Kind::Read if self.structured && !wants_one => Form::Chunks,
             Kind::Read => Form::Whole { chunk: self.structured, data: Vec::new(), length: request.len },
             Kind::Write | Kind::Trim | Kind::Zero { .. } => Form::Plain,
         };
-        let slot = self.open.insert(Open { cookie: request.cookie, form, offset: request.offset, left, error: None });
-        let rest = HandOut { slot, index: 0, kind, durable, range, buffers: VecDeque::new() };
+        let entry = self.open.vacant_entry();
+        let rest = Rest::new(entry.key(), kind, durable, range);
+        let left = rest.lengths().count();
+        entry.insert(Open { cookie: request.cookie, form, offset: request.offset, left, error: None });
         self.state = match kind {
             Kind::Write => State::Payload { rest, piece: None },
             Kind::Read | Kind::Trim | Kind::Zero { .. } => State::HandOut(rest),
@@ -351,13 +252,12 @@ impl Transmission {
 
     fn begin_flush(&mut self, cookie: u64) -> Step {
         let slot = self.open.insert(Open { cookie, form: Form::Plain, offset: 0, left: 1, error: None });
-        let operation = Operation::Flush;
-        Step::Piece(Piece { slot, index: 0, operation, durable: true, data_length: 0, buffer: None })
+        Step::Piece(Piece::flush(slot))
     }
 
     /// The next piece of a request whose payload, if it has one, is not needed for it.
-    fn hand_out(&mut self, mut rest: HandOut) -> Step {
-        if matches!(rest.kind, Kind::Read) && !self.take_buffers(&mut rest) {
+    fn hand_out(&mut self, mut rest: Rest) -> Step {
+        if rest.kind == Kind::Read && !self.take_buffers(&mut rest) {
             if self.pool_of(rest.slot).1 && self.open.len() == 1 && self.outbox.is_empty() {
                 // Others have the memory, and nothing of ours would tell when they give it back.
                 return self.give_up(rest.slot);
@@ -366,8 +266,8 @@ impl Transmission {
             return Step::Room;
         }
         let buffer = rest.buffers.pop_front();
-        let piece = next_piece(&mut rest, buffer);
-        if !rest.range.is_empty() {
+        let piece = rest.next(buffer);
+        if !rest.is_empty() {
             self.state = State::HandOut(rest);
         }
         Step::Piece(piece)
@@ -375,15 +275,14 @@ impl Transmission {
 
     /// Gets a buffer for the next piece of a read; for all pieces at once if the answer needs all of them: two such
     /// reads with half of their buffers each would wait for ever. False if there are not enough.
-    fn take_buffers(&mut self, rest: &mut HandOut) -> bool {
+    fn take_buffers(&mut self, rest: &mut Rest) -> bool {
         if !rest.buffers.is_empty() {
             return true;
         }
         let is_whole = matches!(self.open[rest.slot].form, Form::Whole { .. });
         let count = if is_whole { usize::MAX } else { 1 };
-        let lengths = pieces(&rest.range, rest.kind).take(count).map(|piece| length_of(&piece));
         let (pool, _) = self.pool_of(rest.slot);
-        match lengths.map(|length| pool.take(length)).collect::<Option<_>>() {
+        match rest.lengths().take(count).map(|length| pool.take(length)).collect::<Option<_>>() {
             Some(buffers) => rest.buffers = buffers,
             None => return false,
         }
@@ -404,8 +303,8 @@ impl Transmission {
         Step::Again
     }
 
-    fn take_payload(&mut self, mut rest: HandOut, piece: Option<(IoBuffer, usize)>) -> Step {
-        let length = length_of(&(rest.range.start..piece_end(&rest.range, rest.kind)));
+    fn take_payload(&mut self, mut rest: Rest, piece: Option<(IoBuffer, usize)>) -> Step {
+        let length = rest.lengths().next().unwrap_or(0);
         let Some((mut buffer, filled)) = piece.or_else(|| Some((self.pool.take(length)?, 0))) else {
             self.state = State::Payload { rest, piece: None };
             return Step::Room;
@@ -415,8 +314,8 @@ impl Transmission {
             self.state = State::Payload { rest, piece: Some((buffer, filled)) };
             return Step::Input;
         }
-        let piece = next_piece(&mut rest, Some(buffer));
-        if !rest.range.is_empty() {
+        let piece = rest.next(Some(buffer));
+        if !rest.is_empty() {
             self.state = State::Payload { rest, piece: None };
         }
         Step::Piece(piece)
@@ -508,32 +407,5 @@ impl Transmission {
         // One request may add its answer to an outbox that has just not reached its limit.
         assert!(self.outbox.overhead() <= OVERHEAD_MAX + (REQUESTS_MAX + 1) * 64 + 34 * 28 * REQUESTS_MAX);
         assert!(self.open.iter().all(|(_, request)| request.left > 0), "a request was not answered");
-    }
-}
-
-fn next_piece(rest: &mut HandOut, buffer: Option<IoBuffer>) -> Piece {
-    let range = rest.range.start..piece_end(&rest.range, rest.kind);
-    let data_length = if buffer.is_some() { length_of(&range) } else { 0 };
-    (rest.range.start, rest.index) = (range.end, rest.index + 1);
-    let operation = match rest.kind {
-        Kind::Read => Operation::Read { range },
-        Kind::Write => Operation::Write { range },
-        Kind::Trim => Operation::Discard { ranges: vec![range] },
-        Kind::Zero { unmap } => Operation::WriteZeroes { ranges: vec![ZeroRange { range, unmap }] },
-    };
-    Piece { slot: rest.slot, index: rest.index - 1, operation, durable: rest.durable, data_length, buffer }
-}
-
-/// The protocol's number for an error number of this system.
-fn error_code(errno: i32) -> u32 {
-    match errno {
-        libc::EPERM | libc::EROFS => 1,
-        libc::ENOMEM => 12,
-        libc::EINVAL => 22,
-        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => 28,
-        libc::EOVERFLOW => 75,
-        libc::EOPNOTSUPP => 95,
-        libc::ESHUTDOWN => 108,
-        _ => 5,
     }
 }
