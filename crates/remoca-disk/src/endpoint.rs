@@ -1,11 +1,11 @@
 //! Addresses of memory servers: `tcp:HOST:PORT` or `unix:PATH`.
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt};
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -56,12 +56,7 @@ impl Endpoint {
     /// The last address's, if none answers.
     pub fn connect(&self, timeout: Duration) -> io::Result<OwnedFd> {
         match self {
-            Self::Unix(path) => {
-                let stream = UnixStream::connect(path)?;
-                stream.set_read_timeout(Some(timeout))?;
-                stream.set_write_timeout(Some(timeout))?;
-                Ok(stream.into())
-            }
+            Self::Unix(path) => connect_unix(path, timeout),
             Self::Tcp(address) => {
                 let mut error = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
                 for address in address.to_socket_addrs()? {
@@ -76,23 +71,46 @@ impl Endpoint {
     }
 }
 
+/// A server that does not accept lets its queue run full, and then a connect waits: not without limit.
+fn connect_unix(path: &Path, timeout: Duration) -> io::Result<OwnedFd> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    for direction in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
+        sockopt::set_socket_timeout(&socket, direction, Some(timeout))?;
+    }
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
 fn connect_tcp(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&address, timeout)?;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(timeout))?;
     stream.set_write_timeout(Some(timeout))?;
-    rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
-    rustix::net::sockopt::set_tcp_keepidle(&stream, Duration::from_secs(10))?;
-    rustix::net::sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(5))?;
-    rustix::net::sockopt::set_tcp_keepcnt(&stream, 3)?;
+    sockopt::set_socket_keepalive(&stream, true)?;
+    sockopt::set_tcp_keepidle(&stream, Duration::from_secs(10))?;
+    sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(5))?;
+    sockopt::set_tcp_keepcnt(&stream, 3)?;
     // Keepalive is silent while something is on its way: what a dead host never acknowledges must end as well.
-    rustix::net::sockopt::set_tcp_user_timeout(&stream, 25_000)?;
+    sockopt::set_tcp_user_timeout(&stream, 25_000)?;
     Ok(stream)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_queue_of_a_unix_socket_is_not_waited_for_without_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&socket, 0).unwrap();
+        let endpoint = Endpoint::Unix(path);
+        let tries: Vec<_> = (0..3).map(|_| endpoint.connect(Duration::from_millis(50))).collect();
+        assert!(tries[0].is_ok());
+        assert_eq!(tries[2].as_ref().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
 
     #[test]
     fn addresses_are_read_and_written() {

@@ -146,6 +146,8 @@ impl Placement {
                 self.servers.push(Server { number, state, backoff_ns: BACKOFF_MIN_NS, gave: None });
             }
         }
+        // One of the old servers may never answer; the new ones are asked all the same.
+        self.looking = false;
         self.look_soon();
         self.session.as_ref().is_some_and(|session| !numbers.contains(&session.server))
     }
@@ -164,13 +166,24 @@ impl Placement {
     pub(super) fn lost(&mut self, now: Nanos) {
         let Some(session) = self.session.take() else { return };
         let lasted = now.since_ns(session.since) >= BACKOFF_MAX_NS;
+        if !lasted {
+            self.distrust(now, session.server);
+        }
         self.end(now, &session, lasted.then_some(0));
     }
 
     /// The server was silent for long: the others come first.
     pub(super) fn silent(&mut self, now: Nanos) {
         if let Some(session) = self.session.take() {
+            self.distrust(now, session.server);
             self.end(now, &session, Some(BACKOFF_MAX_NS));
+        }
+    }
+
+    /// It said that it had memory, and did not serve: no pool is left for its promises for a while.
+    fn distrust(&mut self, now: Nanos, number: ServerNumber) {
+        if let Some(server) = self.server(number) {
+            server.gave = Some((PageCount(0), now));
         }
     }
 
@@ -259,7 +272,8 @@ impl Placement {
         }
         self.looking = false;
         let (server, offer, gives) = self.draw(now, need.wanted)?;
-        let worth_it = gives > need.granted && gives.0 - need.granted.0 >= need.granted.0 / 4;
+        // Its own server may be about to give what is wanted.
+        let worth_it = need.settled && gives > need.granted && gives.0 - need.granted.0 >= need.granted.0 / 4;
         (self.session.is_none() || worth_it).then_some((server, offer))
     }
 

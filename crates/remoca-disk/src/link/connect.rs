@@ -65,7 +65,9 @@ fn read_welcome(socket: &mut File, endpoint: &Endpoint) -> Result<Welcome, LinkE
                 });
             }
             Some((Frame::Error(error), _)) => return Err(LinkError::Refused(endpoint.clone(), error.code)),
-            Some((other, _)) => return Err(LinkError::Protocol(endpoint.clone(), format!("it says {other:?}"))),
+            Some(_) => {
+                return Err(LinkError::Protocol(endpoint.clone(), "it answers a hello with something else".into()));
+            }
             None => {}
         }
         if Instant::now() >= deadline {

@@ -361,3 +361,78 @@ fn answers_of_servers_that_nobody_knows_any_more_are_released() {
     assert_eq!(bench.answer(B, None), []);
     assert_eq!(bench.answer(C, room(1, 8)), begins(C));
 }
+
+/// A pool of 4 pages on A, which has no more; B says that it has 8, and the pool moves there.
+fn moved_from_a_to_b() -> Bench {
+    let mut bench = servers(&[A, B]);
+    bench.answer(B, None);
+    bench.answer(A, room(1, 4));
+    bench.gives_only(4);
+    bench.wait(SECOND);
+    assert_eq!(bench.until_next(), [Action::Ask(B)]);
+    assert_eq!(bench.answer(B, room(1, 8)), [vec![Action::Leave], begins(B)].concat());
+    bench
+}
+
+/// After the loss of B, with which the engine does `actions`, A has the pool again; B is asked, and not believed.
+fn stays_on_a(mut bench: Bench, mut actions: Vec<Action>) {
+    while !bench.engine.status().connected {
+        for action in actions {
+            if let Action::Ask(server) = action {
+                bench.answer(server, room(2, if server == A { 4 } else { 8 }));
+            }
+        }
+        actions = if bench.engine.status().connected { vec![] } else { bench.until_next() };
+    }
+    bench.gives_only(4);
+    let asked = bench.refused_for(150);
+    assert!(asked.iter().any(|(_, action)| *action == Action::Ask(B)), "{asked:?}");
+    assert_eq!(bench.answer(B, room(2, 8)), [Action::Release(B)]);
+}
+
+#[test]
+fn a_server_that_never_answers_a_size_does_not_get_the_pool_again_soon() {
+    let mut bench = moved_from_a_to_b();
+    let mut actions = vec![];
+    while bench.engine.status().connected {
+        actions = bench.until_next();
+    }
+    stays_on_a(bench, actions);
+}
+
+#[test]
+fn a_server_that_hangs_up_at_once_does_not_get_the_pool_again_soon() {
+    let mut bench = moved_from_a_to_b();
+    bench.engine.handle_disconnected(bench.now);
+    let actions = bench.all_actions();
+    stays_on_a(bench, actions);
+}
+
+#[test]
+fn new_servers_are_asked_though_an_old_one_never_answers() {
+    let mut bench = servers(&[A, B]);
+    bench.answer(B, None);
+    bench.answer(A, room(1, 4));
+    bench.gives_only(4);
+    bench.wait(SECOND);
+    assert_eq!(bench.until_next(), [Action::Ask(B)]);
+    bench.engine.set_servers(bench.now, &[A, B, C]);
+    assert_eq!(bench.all_actions(), [Action::Ask(C)]);
+    assert_eq!(bench.answer(C, room(1, 8)), []);
+    assert_eq!(bench.until_next(), [vec![Action::Leave], begins(C)].concat());
+}
+
+#[test]
+fn nothing_moves_while_a_size_is_owed() {
+    let mut bench = servers(&[A, B]);
+    bench.answer(B, None);
+    bench.answer(A, room(1, 4));
+    bench.gives_only(4);
+    bench.wait(SECOND);
+    assert_eq!(bench.until_next(), [Action::Ask(B)]);
+    bench.engine.resize(PageCount(7));
+    assert_eq!(bench.all_actions(), [Action::SetSize(PageCount(7))]);
+    assert_eq!(bench.answer(B, room(1, 8)), [Action::Release(B)], "A may give it");
+    assert_eq!(bench.grants(7), []);
+    assert_eq!(bench.engine.next_deadline(), None);
+}
