@@ -66,7 +66,7 @@ fn converse(data: &[u8], part: usize, late: Option<u8>) -> Vec<u8> {
     let Negotiation { staging, outbox, .. } = negotiation;
     let (geometry, pool) = (exports[export].geometry, BufferPool::new(SHARED_MEMORY_MAX));
     let mut transmission = Transmission::new(geometry, structured_replies, staging, outbox, pool);
-    let mut disk = FakeDisk { geometry, bytes: vec![0xA5; 3 << 20] };
+    let mut disk = FakeDisk { geometry, bytes: vec![0; 3 << 20] };
     let mut held = Vec::new();
     loop {
         while let Some(mut piece) = transmission.pop() {
