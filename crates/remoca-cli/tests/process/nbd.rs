@@ -359,6 +359,31 @@ handles[0].flush()
     assert!(flushes.iter().any(|flush| *flush > ends[2]), "no flush after the writes: {log}");
 }
 
+#[test]
+fn errors_of_the_disk_keep_their_number() {
+    let rates = ["error-pread-rate=100%", "error-pwrite-rate=100%"];
+    let noted = Noted::start(
+        &[&["--filter=error", "memory", "16M", "error-pread=EIO", "error-pwrite=ENOSPC"], &rates[..]].concat(),
+    );
+    let script = format!(
+        "
+import nbd
+h = nbd.NBD()
+h.connect_uri('{uri}')
+for f, argument, expected in ((h.pread, 4096, 'EIO'), (h.pwrite, bytes(4096), 'ENOSPC'), (h.pread, 4 << 20, 'EIO')):
+    try:
+        f(argument, 0)
+    except nbd.Error as e:
+        assert e.errno == expected, e.errno
+    else:
+        assert False, 'no error'
+h.flush()
+",
+        uri = noted.uri()
+    );
+    tool(&["nbdsh", "-c", &script]);
+}
+
 /// Connects and chooses the export in the old way; simple replies.
 fn attach(socket: &Path, export: &str) -> UnixStream {
     try_attach(socket, export).expect("the client is refused")

@@ -187,7 +187,8 @@ impl NbdExport {
             *held -= 1;
             if *held == 0 {
                 self.held.remove(&generation);
-                self.again = true;
+                // Who attached later may have waited for this.
+                self.again |= generation < self.generation;
             }
         }
         // Else it has left, and perhaps another has its place.
