@@ -97,7 +97,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// A read is about to overwrite a whole page of guest memory: whether to call [`Self::handle_frame`] with what it
     /// still holds.
     pub fn wants_frame(&mut self) -> bool {
-        self.is_enabled() && self.link.is_up() && self.sources.wants_frame()
+        self.is_enabled() && self.link.can_send() && self.sources.wants_frame()
     }
 
     /// A frame held `page` (4 KiB, copied out of guest memory) before a read overwrote it. With [`Evicted::Admit`] the

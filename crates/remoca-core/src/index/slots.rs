@@ -283,6 +283,9 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
 
     /// Gives up the content of all slots, in one pass: a large cache has millions.
     pub(super) fn clear_slots(&mut self) {
+        if self.counts.used == 0 && self.counts.draining == 0 {
+            return;
+        }
         let (heads, end) = (self.layout.slot_heads_at(), self.layout.nodes_at());
         self.words[heads..end].fill(NONE);
         for slot in 0..self.layout.slots {

@@ -89,8 +89,9 @@ impl Driver {
     }
 
     fn fill_zero(&mut self, id: RequestId, offset: u32, length: u32) {
-        if let Some(Pending { origin: Origin::Whole(request), .. }) = self.requests.get_mut(id) {
+        if let Some(Pending { origin: Origin::Whole(request), delivered, .. }) = self.requests.get_mut(id) {
             self.captured.capture(&mut self.engine, request, offset as usize, length as usize);
+            *delivered = true;
             // The guest may be gone; its request completes all the same.
             let _ = request.fill_zero(offset as usize, length as usize);
         }
@@ -112,7 +113,9 @@ impl Driver {
         if let (GuestOp::Read(_), Ok(()), Some(buffer), Origin::Whole(request)) =
             (pending.op, result, pending.buffer.take(), &mut pending.origin)
         {
-            self.captured.capture(&mut self.engine, request, 0, buffer.len());
+            if !pending.delivered {
+                self.captured.capture(&mut self.engine, request, 0, buffer.len());
+            }
             if request.deliver(buffer).is_err() {
                 outcome = Outcome::BROKEN;
             }

@@ -151,7 +151,7 @@ impl Driver {
 
     fn begin_whole(&mut self, disk: u16, op: GuestOp, request: GuestRequest) {
         let origin = Origin::Whole(request);
-        let id = self.requests.insert(Pending { disk, op, issued: self.now, buffer: None, origin });
+        let id = self.requests.insert(Pending { disk, op, issued: self.now, buffer: None, delivered: false, origin });
         self.engine.handle_request(self.now, id, DiskIndex(disk), op);
         self.execute();
     }
@@ -175,7 +175,8 @@ impl Driver {
         });
         for op in ops {
             let origin = Origin::Part(Rc::clone(&group));
-            let id = self.requests.insert(Pending { disk, op, issued: self.now, buffer: None, origin });
+            let id =
+                self.requests.insert(Pending { disk, op, issued: self.now, buffer: None, delivered: false, origin });
             self.engine.handle_request(self.now, id, DiskIndex(disk), op);
             self.execute();
         }
@@ -300,9 +301,11 @@ impl Driver {
             Frame::SendPage { request, page, .. } => {
                 let outcome = self.engine.handle_page(self.now, FetchId(request.0), page);
                 if let PageOutcome::Deliver { request, offset } = outcome
-                    && let Some(Pending { origin: Origin::Whole(request), .. }) = self.requests.get_mut(request)
+                    && let Some(Pending { origin: Origin::Whole(request), delivered, .. }) =
+                        self.requests.get_mut(request)
                 {
                     self.captured.capture(&mut self.engine, request, offset as usize, page.len());
+                    *delivered = true;
                     // The guest may be gone; its request completes all the same.
                     let _ = request.copy_to_guest(offset as usize, page);
                 }

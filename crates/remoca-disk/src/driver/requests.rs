@@ -12,6 +12,8 @@ pub struct Pending {
     pub op: GuestOp,
     pub issued: Nanos,
     pub buffer: Option<IoBuffer>,
+    /// Part of a read's data is in guest memory: its frames do not show what they held.
+    pub delivered: bool,
     pub origin: Origin,
 }
 

@@ -24,6 +24,8 @@ use std::sync::Arc;
 /// Event data of the eventfd; clients have their key.
 const WAKE: u64 = u64::MAX;
 const EVENTS_MAX: usize = 64;
+/// Looks at a client's socket for one request.
+const RECEIVES_PER_TURN: usize = 64;
 const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// A device of the VM as an NBD export.
@@ -151,7 +153,7 @@ impl NbdExport {
         if oldest_held.is_some_and(|held| held < client.generation) {
             return None;
         }
-        loop {
+        for _ in 0..RECEIVES_PER_TURN {
             if let Some(piece) = client.transmission.pop() {
                 return Some(piece);
             }
@@ -166,6 +168,9 @@ impl NbdExport {
                 Err(_) => return self.remove(key, "closed"),
             }
         }
+        // It sends what makes no request, as fast as it is read: the others get their turn.
+        self.again = true;
+        None
     }
 
     fn hand_out(&mut self, key: usize, piece: Piece) -> NbdRequest {

@@ -59,6 +59,22 @@ fn a_page_written_to_swap_is_admitted_as_the_newest() {
 }
 
 #[test]
+fn a_page_that_is_cached_already_becomes_the_newest_without_a_send() {
+    let mut bench = swapping();
+    let window = u8::try_from(config().send_window).unwrap();
+    for value in 1..=window {
+        assert!(swap_out(&mut bench, 11 + u64::from(value % 8), value));
+    }
+    let oldest = window - 7;
+    let block = 11 + u64::from(oldest % 8);
+    assert!(bench.cached(block), "eight pages are cached");
+    assert!(!swap_out(&mut bench, block, oldest) && !swap_out(&mut bench, 29, 99), "there is no room on the way");
+    let known = bench.engine.index().known(BlockId { disk: DISK, bno: BlockNumber(block) });
+    let newest = bench.engine.index().queue().last().map(|(slot, _)| slot);
+    assert_eq!(newest, known.and_then(|content| bench.engine.index().cached(content)));
+}
+
+#[test]
 fn every_block_that_a_write_covers_is_one_page() {
     let mut bench = swapping();
     let range = ByteRange { offset: 12 * 4096 - 512, length: 2 * 4096 + 1024 };
