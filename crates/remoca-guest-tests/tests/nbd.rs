@@ -55,7 +55,6 @@ fn a_guest_works_on_disks_that_come_over_nbd() -> Result<()> {
     over_qemu(&mut config, &socket, "data", "data");
     over_qemu(&mut config, &socket, "remoca-port", "remoca-port");
     with_network(&mut config);
-    config.recipe.packages.push("nbd-client".into());
     let mut guest = config.boot(&lab)?;
 
     // More than the guest's memory: it evicts, the agent tells, and the cache answers.

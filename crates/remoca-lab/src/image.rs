@@ -63,6 +63,7 @@ impl Recipe {
             "fio",
             "kmod",
             "mount",
+            "nbd-client",
             "procps",
             "util-linux",
             "xfsprogs",
