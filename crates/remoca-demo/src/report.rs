@@ -484,7 +484,13 @@ mod tests {
                 hit_ratio: None,
             },
             disks: Vec::new(),
-            port: Some(PortStatus { socket: String::new(), attached: true, agent: Some(agent), advice: 0 }),
+            port: Some(PortStatus {
+                socket: String::new(),
+                attached: true,
+                agent: Some(agent),
+                advice: 0,
+                nbd_clients: None,
+            }),
             counters: counters.iter().map(|&(name, value)| (name.to_owned(), value)).collect::<BTreeMap<_, _>>(),
             latency: Latencies {
                 read: empty.clone(),
