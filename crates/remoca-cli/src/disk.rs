@@ -1,5 +1,6 @@
 //! `remoca disk`: the VM process. Turns arguments into ready parts, then runs the driver until it is told to stop.
 
+use crate::group::parse_group;
 use crate::nbd;
 use crate::runtime;
 use crate::size::parse_size;
@@ -78,6 +79,11 @@ pub struct DiskArgs {
     /// Offer the eviction port to NBD clients, as the export remoca-port
     #[arg(long, requires = "nbd", conflicts_with = "port")]
     nbd_port: bool,
+
+    /// Group whose members may connect to the sockets of disks, port and NBD, such as that of libvirt's QEMU; its name or number.
+    /// Without it only the user of this process may
+    #[arg(long, value_name = "GROUP", value_parser = parse_group)]
+    socket_group: Option<u32>,
 
     /// Memory of the guest, which the index is made for; a vhost-user front end tells it by itself, an NBD client does not
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
@@ -218,7 +224,7 @@ fn parts(args: DiskArgs, stop: OwnedFd) -> Result<Parts> {
     let port = open_port(&args, &mut exports)?;
     let config = engine_config(&args, cache, disks.len())?;
     let words = IndexMemory::new(layout(&config).words()).context("there is no memory for the index of this cache")?;
-    let nbd = exports.serve(&args.nbd)?;
+    let nbd = exports.serve(&args.nbd, args.socket_group)?;
     let control = control_socket(&args, &name)?;
     let trace = args.trace.as_deref().map(TraceWriter::create).transpose().context("cannot make the trace file")?;
     let start = || ServerLink::start(&args.server).context("cannot start the server link");
@@ -300,6 +306,7 @@ fn open_disks(args: &DiskArgs, exports: &mut nbd::Exports) -> Result<Vec<Disk>> 
         );
     }
     refuse_shared_sockets(&specs, args)?;
+    nbd::check_activation(&args.nbd, args.fd)?;
     let mut disks = Vec::new();
     for (spec, number) in specs.into_iter().zip(0..) {
         disks.push(open_disk(spec, number, passed.take(), args, exports)?);
@@ -311,11 +318,15 @@ fn open_disks(args: &DiskArgs, exports: &mut nbd::Exports) -> Result<Vec<Disk>> 
 fn refuse_shared_sockets(specs: &[DiskSpec], args: &DiskArgs) -> Result<()> {
     let mut sockets: Vec<&Path> = specs.iter().filter_map(|spec| spec.socket.as_deref()).collect();
     sockets.extend(args.port.as_deref());
+    sockets.extend(args.nbd.iter().filter_map(nbd::Address::socket));
     sockets.extend(args.control.as_deref());
     sockets.sort();
     match sockets.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(pair) => {
-            bail!("socket {} is given twice: each disk, the port and --control need their own", pair[0].display())
+            bail!(
+                "socket {} is given twice: each disk, the port, --nbd and --control need their own",
+                pair[0].display()
+            )
         }
         None => Ok(()),
     }
@@ -331,7 +342,7 @@ fn open_disk(
     // The socket comes first, as ever: an image is locked only by a process that can be reached.
     let source = match (passed, &spec.socket) {
         (Some(source), _) => Some(source),
-        (None, Some(socket)) => Some(SocketSource::bind(socket)?),
+        (None, Some(socket)) => Some(SocketSource::bind(socket, args.socket_group)?),
         (None, None) => None,
     };
     let store = open_store(&spec, args)?;
@@ -397,19 +408,20 @@ fn open_store(spec: &DiskSpec, args: &DiskArgs) -> Result<Box<dyn Store>> {
 
 fn open_port(args: &DiskArgs, exports: &mut nbd::Exports) -> Result<Option<Port>> {
     let (frontend, socket) = match &args.port {
-        Some(socket) => (vhost_port(socket)?, socket.display().to_string()),
+        Some(socket) => (vhost_port(socket, args.socket_group)?, socket.display().to_string()),
         None if args.nbd_port => (exports.add_port()?, format!("NBD export {PORT_SERIAL}")),
         None => return Ok(None),
     };
     Ok(Some(Port { socket, frontend, cookie: u64::from_ne_bytes(random()?) }))
 }
 
-fn vhost_port(socket: &Path) -> Result<Frontend> {
+fn vhost_port(socket: &Path, group: Option<u32>) -> Result<Frontend> {
     let mut config = DeviceConfig::disk("port", PORT_SERIAL, PORT_BYTES);
     config.discard = false;
     config.write_zeroes = false;
     config.queue_count_max = QUEUES_DEFAULT;
-    Ok(Frontend::Vhost(VhostDevice::new(config, SocketSource::bind(socket)?).context("eviction port")?))
+    let source = SocketSource::bind(socket, group)?;
+    Ok(Frontend::Vhost(VhostDevice::new(config, source).context("eviction port")?))
 }
 
 fn control_socket(args: &DiskArgs, name: &str) -> Result<ControlServer> {

@@ -1,6 +1,7 @@
 //! The `remoca` program: what the user typed goes to the module of its subcommand.
 
 mod disk;
+mod group;
 mod nbd;
 mod runtime;
 mod serve;

@@ -5,7 +5,8 @@ use remoca_disk::endpoint::Endpoint;
 use remoca_disk::frontend::Frontend;
 use remoca_disk::nbd::{EXPORT_NAME_LEN_MAX, Export, ExportGeometry, Listener, NbdExport, NbdServer, Target};
 use remoca_disk::port::{PORT_BYTES, PORT_SERIAL};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
 use std::str::FromStr;
 
 /// Where to listen.
@@ -26,6 +27,28 @@ impl FromStr for Address {
             _ => Err(format!("`{text}`: NBD clients come from unix:PATH, tcp:HOST:PORT or systemd")),
         }
     }
+}
+
+impl Address {
+    /// The socket in the file system, if it is one.
+    pub fn socket(&self) -> Option<&Path> {
+        match self {
+            Self::Endpoint(Endpoint::Unix(path)) => Some(path),
+            Self::Endpoint(Endpoint::Tcp(_)) | Self::Systemd => None,
+        }
+    }
+}
+
+/// A descriptor that was passed has one owner.
+///
+/// # Errors
+/// If it would have two.
+pub fn check_activation(addresses: &[Address], fd: Option<RawFd>) -> Result<()> {
+    let count = addresses.iter().filter(|address| matches!(address, Address::Systemd)).count();
+    if count > 1 || (count == 1 && fd.is_some()) {
+        bail!("--nbd systemd takes all sockets that systemd passed: say it once, and leave out --fd");
+    }
+    Ok(())
 }
 
 /// What is offered, as the disks are opened.
@@ -64,11 +87,11 @@ impl Exports {
         self.add(PORT_SERIAL, Target::Port, geometry)
     }
 
-    /// Listens for their clients.
+    /// Listens for their clients; members of `group` may connect to Unix sockets.
     ///
     /// # Errors
     /// If an address cannot be had.
-    pub fn serve(self, addresses: &[Address]) -> Result<Option<NbdServer>> {
+    pub fn serve(self, addresses: &[Address], group: Option<u32>) -> Result<Option<NbdServer>> {
         if addresses.is_empty() {
             return Ok(None);
         }
@@ -78,7 +101,7 @@ impl Exports {
         let mut listeners = Vec::new();
         for address in addresses {
             match address {
-                Address::Endpoint(endpoint) => listeners.push(Listener::bind(endpoint)?),
+                Address::Endpoint(endpoint) => listeners.push(Listener::bind(endpoint, group)?),
                 Address::Systemd => listeners.extend(passed_by_systemd()?),
             }
         }
@@ -93,7 +116,8 @@ fn passed_by_systemd() -> Result<Vec<Listener>> {
     }
     descriptors
         .map(|number| {
-            // SAFETY: whoever started us passed it for this use alone, and this is the only place that asks for it.
+            // SAFETY: whoever started us passed it for this use alone; `check_activation` saw to it that this runs once, and
+            // that --fd does not name it.
             let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
             Listener::from_descriptor(descriptor).with_context(|| format!("--nbd systemd: descriptor {number}"))
         })

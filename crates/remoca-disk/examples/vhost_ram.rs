@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     config.logical_block_bytes = 512;
     config.queue_count_max = arguments.next().as_deref().unwrap_or("4").parse()?;
     let mut disk = RamDisk::new(length);
-    let mut device = VhostDevice::new(config, SocketSource::bind(Path::new(&socket))?)?;
+    let mut device = VhostDevice::new(config, SocketSource::bind(Path::new(&socket), None)?)?;
     loop {
         poll(&mut [PollFd::from_borrowed_fd(device.event_fd(), PollFlags::IN)], None)?;
         device.handle_events()?;

@@ -79,7 +79,8 @@ impl ControlServer {
     /// # Errors
     /// With a text that says what to do, if the path is taken, too long, or cannot be made.
     pub fn start(path: &Path) -> io::Result<Self> {
-        let SocketSource::Listener { listener, path: guard } = SocketSource::bind(path).map_err(io::Error::other)?
+        let SocketSource::Listener { listener, path: guard } =
+            SocketSource::bind(path, None).map_err(io::Error::other)?
         else {
             return Err(io::Error::other("a path gives a listening socket"));
         };

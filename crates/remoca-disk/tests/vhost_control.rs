@@ -205,15 +205,15 @@ fn a_device_can_be_dropped_at_any_time() {
     let socket = folder.path().join("s");
     let config = || DeviceConfig::disk("drop", "drop", 1 << 20);
     // While it listens,
-    drop(VhostDevice::new(config(), SocketSource::bind(&socket).unwrap()).unwrap());
+    drop(VhostDevice::new(config(), SocketSource::bind(&socket, None).unwrap()).unwrap());
     assert!(!socket.exists());
     // while half of a message has come,
-    let device = VhostDevice::new(config(), SocketSource::bind(&socket).unwrap()).unwrap();
+    let device = VhostDevice::new(config(), SocketSource::bind(&socket, None).unwrap()).unwrap();
     let mut stream = UnixStream::connect(&socket).unwrap();
     stream.write_all(&[1, 0, 0]).unwrap();
     drop(device);
     // and while the control thread waits for its answer.
-    let device = VhostDevice::new(config(), SocketSource::bind(&socket).unwrap()).unwrap();
+    let device = VhostDevice::new(config(), SocketSource::bind(&socket, None).unwrap()).unwrap();
     let guest = std::thread::spawn({
         let socket = socket.clone();
         move || TestGuest::new(options()).negotiate(&socket).is_err()

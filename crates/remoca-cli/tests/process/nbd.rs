@@ -468,6 +468,69 @@ fn clients_that_break_the_protocol_or_say_nothing() {
     assert!(!host.program.log().contains("panicked"));
 }
 
+/// Who says goodbye, or closes its side, gets the answers that are due, and then the connection ends.
+#[test]
+fn answers_come_after_a_goodbye() {
+    let data = random(8, 4 * MIB);
+    let host = Host::start(&data);
+    let socket = path(host.folder.path(), "nbd");
+    for goodbye in [true, false] {
+        let mut stream = attach(&socket, "root");
+        let mut sent = [request(1, 1, 0, 4096), data[..4096].to_vec(), request(3, 2, 0, 0)].concat();
+        (3..13).for_each(|cookie| sent.extend(request(0, cookie, 0, 1 << 20)));
+        if goodbye {
+            sent.extend(request(2, 13, 0, 0));
+        }
+        stream.write_all(&sent).unwrap();
+        if !goodbye {
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+        }
+        let mut answers = Vec::new();
+        stream.read_to_end(&mut answers).unwrap();
+        assert_eq!(answers.len(), 12 * 16 + 10 * MIB, "with a goodbye: {goodbye}");
+    }
+    wait_until("both have left", || host.clients() == 0);
+}
+
+/// An option that is skipped for being too long is answered, however its bytes come.
+#[test]
+fn a_long_option_is_answered() {
+    let host = Host::start(&random(9, MIB));
+    for length in [64 * 8192 - 16, 64 * 8192, 4_000_000] {
+        let mut stream = UnixStream::connect(path(host.folder.path(), "nbd")).unwrap();
+        stream.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
+        stream.read_exact(&mut [0; 18]).unwrap();
+        let header = [&3_u32.to_be_bytes()[..], b"IHAVEOPT\0\0\0\x07", &u32::try_from(length).unwrap().to_be_bytes()];
+        stream.write_all(&[&header.concat()[..], &vec![1; length]].concat()).unwrap();
+        let mut reply = [0; 20];
+        stream.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[12..16], (1_u32 << 31 | 9).to_be_bytes(), "too big");
+    }
+}
+
+/// Members of the group may connect, the others may not.
+#[test]
+fn sockets_belong_to_the_group_that_is_named() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let folder = tempfile::tempdir().unwrap();
+    let group = std::fs::metadata(folder.path()).unwrap().gid().to_string();
+    let sockets = ["nbd", "vhost", "port"].map(|name| path(folder.path(), name));
+    for name in ["a.img", "b.img"] {
+        std::fs::write(path(folder.path(), name), random(10, MIB)).unwrap();
+    }
+    let mut disk = command(REMOCA);
+    disk.args(["disk", "--socket-group", &group, "--disk"]);
+    disk.arg(format!("image={}", path(folder.path(), "a.img").display()));
+    disk.arg("--disk").arg(format!("image={},socket={}", path(folder.path(), "b.img").display(), sockets[1].display()));
+    disk.arg("--nbd").arg(format!("unix:{}", sockets[0].display())).arg("--port").arg(&sockets[2]);
+    disk.arg("--control").arg(path(folder.path(), "control"));
+    let _program = start(&mut disk, folder.path());
+    for socket in sockets {
+        let metadata = socket.metadata().unwrap();
+        assert_eq!((metadata.permissions().mode() & 0o777, metadata.gid().to_string()), (0o660, group.clone()));
+    }
+}
+
 /// systemd passes a listening socket as descriptor 3.
 #[test]
 fn a_socket_that_systemd_passes() {
@@ -503,12 +566,17 @@ fn addresses_and_names_that_cannot_be() {
     let (first, second) = (format!("image={image},name=a"), format!("image={other},name=a"));
     let port = format!("image={image},name=remoca-port");
     let vhost = format!("image={image},socket={}", path(folder.path(), "vhost").display());
+    let shared = format!("unix:{}", path(folder.path(), "vhost").display());
     for (arguments, code, words) in [
         (vec!["--image", &image, "--nbd", "somewhere"], 2, "unix:PATH, tcp:HOST:PORT or systemd"),
         (vec!["--image", &image, "--nbd", "tcp:localhost"], 2, "no valid host and port"),
         (vec!["--image", &image, "--nbd", "unix:"], 2, "a socket path has 1 to 107 bytes"),
         (vec!["--image", &image, "--nbd", &taken], 1, "choose another address"),
         (vec!["--image", &image, "--nbd", "systemd"], 1, "no socket was passed"),
+        (vec!["--image", &image, "--nbd", "systemd", "--nbd", "systemd"], 1, "say it once"),
+        (vec!["--image", &image, "--fd", "9", "--nbd", "systemd"], 1, "--fd"),
+        (vec!["--disk", &vhost, "--disk", &second, "--nbd", &shared], 1, "is given twice"),
+        (vec!["--image", &image, "--nbd", &nbd, "--socket-group", "no-such-group"], 2, "there is no group"),
         (vec!["--image", &image, "--nbd-port"], 2, "--nbd"),
         (vec!["--disk", &first], 1, "or --nbd ADDRESS"),
         (vec!["--disk", &vhost, "--nbd", &nbd], 1, "--nbd has nothing to offer"),

@@ -21,6 +21,8 @@ use std::time::Instant;
 
 /// Requests taken from one device before others get their turn.
 const REQUESTS_PER_TURN: usize = 256;
+/// Bytes discarded or zeroed on one disk before others get their turn: the index is asked for each block of them.
+const UNKNOWN_BYTES_PER_TURN: u64 = 512 << 20;
 /// Evicted pages taken before the disks get their turn: all of them are copied and hashed here.
 const PORT_BYTES_PER_TURN: usize = 4 << 20;
 /// A guest with more memory than this (1 TiB) is indexed as if it had this much.
@@ -118,8 +120,13 @@ impl Driver {
     }
 
     fn pop_requests(&mut self, disk: u16) {
+        let mut bytes = 0_u64;
         for _ in 0..REQUESTS_PER_TURN {
+            if bytes >= UNKNOWN_BYTES_PER_TURN {
+                break;
+            }
             let Some(request) = self.disks[usize::from(disk)].frontend.pop() else { return };
+            bytes += unknown_bytes(request.operation());
             self.begin(disk, request);
         }
         self.pop_again = true;
@@ -369,4 +376,14 @@ fn pool_offer(welcome: &Welcome) -> PoolOffer {
 
 fn byte_range(range: &Range<u64>) -> ByteRange {
     ByteRange { offset: range.start, length: range.end - range.start }
+}
+
+/// Bytes that a request makes unknown without bringing data.
+fn unknown_bytes(operation: &Operation) -> u64 {
+    let length = |range: &Range<u64>| range.end - range.start;
+    match operation {
+        Operation::Discard { ranges } => ranges.iter().map(length).sum(),
+        Operation::WriteZeroes { ranges } => ranges.iter().map(|zero| length(&zero.range)).sum(),
+        Operation::Read { .. } | Operation::Write { .. } | Operation::Flush => 0,
+    }
 }

@@ -52,6 +52,8 @@ struct Client {
     writable: bool,
     /// It sends no more than what is on its way.
     closing: bool,
+    /// All that it sent was read: it goes when it has its answers.
+    leaving: bool,
     /// One of the server's limited places; its requests hold it too.
     seat: Arc<()>,
 }
@@ -99,14 +101,25 @@ impl NbdExport {
     pub fn attach(&mut self, attached: Attached) -> io::Result<()> {
         // Who will not say anything new must not be read any more: it may be the same client that comes back.
         self.handle_events()?;
-        self.clients.retain(|_, client| !client.closing);
+        // What these events said of the others is for the next turn.
+        self.again = true;
+        self.clients.retain(|_, client| !client.closing && !client.leaving);
         self.generation += 1;
         let Attached { socket, transmission, seat, .. } = attached;
         let entry = self.clients.vacant_entry();
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         epoll::add(&self.epoll, &socket, EventData::new_u64(entry.key() as u64), flags)?;
         let generation = self.generation;
-        entry.insert(Client { socket, transmission, generation, readable: true, writable: true, closing: false, seat });
+        entry.insert(Client {
+            socket,
+            transmission,
+            generation,
+            readable: true,
+            writable: true,
+            closing: false,
+            leaving: false,
+            seat,
+        });
         Ok(())
     }
 
@@ -159,12 +172,17 @@ impl NbdExport {
             }
             match client.transmission.end() {
                 None => {}
-                Some(End::Disconnect) => return self.remove(key, "said goodbye"),
+                Some(End::Disconnect) => client.leaving = true,
                 Some(End::Malformed(what)) => return self.remove(key, what),
+            }
+            if client.leaving {
+                return if client.transmission.is_quiet() { self.remove(key, "said goodbye") } else { None };
             }
             match client.receive() {
                 Ok(true) => {}
                 Ok(false) => return None,
+                // It may still wait for answers.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => client.leaving = true,
                 Err(_) => return self.remove(key, "closed"),
             }
         }
@@ -250,7 +268,7 @@ impl Client {
                 None => self.writable = false,
             }
         }
-        Ok(again)
+        Ok(again || self.leaving && self.transmission.is_quiet())
     }
 }
 

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_COUNT: u32 = 3;
+const USER_TIMEOUT_MS: u32 = 30_000;
 
 /// Why nobody can listen there.
 #[derive(Debug, thiserror::Error)]
@@ -32,13 +34,13 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens there. A Unix socket that nobody listens on any more is replaced.
+    /// Listens there. A Unix socket that nobody listens on any more is replaced; members of `group` may connect to it.
     ///
     /// # Errors
     /// If the address is taken or impossible.
-    pub fn bind(endpoint: &Endpoint) -> Result<Self, ListenError> {
+    pub fn bind(endpoint: &Endpoint, group: Option<u32>) -> Result<Self, ListenError> {
         match endpoint {
-            Endpoint::Unix(path) => match SocketSource::bind(path)? {
+            Endpoint::Unix(path) => match SocketSource::bind(path, group)? {
                 SocketSource::Listener { listener, path } => Self::new(listener.into(), path),
                 SocketSource::Stream(_) => Err(ListenError::WrongDescriptor),
             },
@@ -96,5 +98,8 @@ fn configure(client: &OwnedFd) {
         let _ = sockopt::set_socket_keepalive(client, true);
         let _ = sockopt::set_tcp_keepidle(client, KEEPALIVE_IDLE);
         let _ = sockopt::set_tcp_keepintvl(client, KEEPALIVE_INTERVAL);
+        let _ = sockopt::set_tcp_keepcnt(client, KEEPALIVE_COUNT);
+        // Keepalive is silent while answers are on their way.
+        let _ = sockopt::set_tcp_user_timeout(client, USER_TIMEOUT_MS);
     }
 }

@@ -236,7 +236,8 @@ impl Client {
             let Some(count) = socket::receive(&self.socket, room)? else { return Ok(step) };
             self.negotiation.staging.received(count);
         }
-        Ok(Step::Wait)
+        // What has been received brings no event any more.
+        Ok(self.negotiation.advance(exports))
     }
 
     /// Watches the socket for what comes next.

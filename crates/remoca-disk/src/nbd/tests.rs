@@ -446,7 +446,7 @@ fn a_client_at_its_limits_goes_on_when_it_listens() {
 fn a_client_that_does_not_come_to_a_choice_is_sent_away() {
     let folder = tempfile::tempdir().unwrap();
     let address = Endpoint::Unix(folder.path().join("nbd"));
-    let mut server = NbdServer::new(exports(), vec![Listener::bind(&address).unwrap()]).unwrap();
+    let mut server = NbdServer::new(exports(), vec![Listener::bind(&address, None).unwrap()]).unwrap();
     let start = Instant::now();
     let connect = || UnixStream::connect(folder.path().join("nbd")).unwrap();
     let (mut silent, mut slow, mut quick) = (connect(), connect(), connect());

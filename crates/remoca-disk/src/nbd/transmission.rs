@@ -88,6 +88,15 @@ enum Step {
     Room,
 }
 
+/// A client that left without taking its answers leaves no memory of the shared pool behind.
+struct GiveBack(BufferPool);
+
+impl Drop for GiveBack {
+    fn drop(&mut self) {
+        self.0.release_free();
+    }
+}
+
 /// The transmission phase of one client.
 pub(super) struct Transmission {
     geometry: ExportGeometry,
@@ -101,6 +110,8 @@ pub(super) struct Transmission {
     /// The last [`Self::pop`] had to stop for want of room.
     stalled: bool,
     end: Option<End>,
+    /// Last, so that it is dropped when the buffers of the others have come back.
+    _give_back: GiveBack,
 }
 
 impl Transmission {
@@ -114,7 +125,20 @@ impl Transmission {
     ) -> Self {
         let pool = BufferPool::new(MEMORY_MAX);
         let (state, open) = (State::Header, Slab::new());
-        Self { geometry, structured, state, open, pool, shared_pool, staging, outbox, stalled: false, end: None }
+        let give_back = GiveBack(shared_pool.clone());
+        Self {
+            geometry,
+            structured,
+            state,
+            open,
+            pool,
+            shared_pool,
+            staging,
+            outbox,
+            stalled: false,
+            end: None,
+            _give_back: give_back,
+        }
     }
 
     /// Where the next bytes go; `None` while none are wanted.
@@ -393,11 +417,10 @@ impl Transmission {
         self.open[piece.slot].cookie
     }
 
-    /// Nothing is open but a request whose bytes have not all come.
-    #[cfg(any(test, feature = "testing"))]
+    /// Everything was answered, but for a request whose bytes have not all come.
     pub(super) fn is_quiet(&self) -> bool {
         let coming = usize::from(matches!(self.state, State::Payload { .. }));
-        self.outbox.is_empty() && (self.open.len() <= coming || self.end.is_some())
+        self.outbox.is_empty() && self.open.len() <= coming
     }
 
     /// Asserts the invariants that can be seen from inside.

@@ -93,7 +93,7 @@ impl Backend {
 
     pub fn spawn_with(config: DeviceConfig, socket: &Path, disk: Arc<Mutex<RamDisk>>, plan: Plan) -> Self {
         let plan = Arc::new(plan);
-        let device = VhostDevice::new(config, SocketSource::bind(socket).unwrap()).unwrap();
+        let device = VhostDevice::new(config, SocketSource::bind(socket, None).unwrap()).unwrap();
         let (theirs, ram) = (plan.clone(), disk.clone());
         let thread = std::thread::spawn(move || serve(device, &ram, &theirs));
         Backend { socket: socket.into(), plan, disk, thread: Some(thread) }

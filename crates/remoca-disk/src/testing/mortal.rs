@@ -73,7 +73,7 @@ pub fn serve_until_death(config: DeviceConfig, socket: &Path, file: File, steps:
         }
     };
     let mut disk = FileDisk::new(file);
-    let mut device = VhostDevice::new(config, SocketSource::bind(socket).unwrap()).unwrap();
+    let mut device = VhostDevice::new(config, SocketSource::bind(socket, None).unwrap()).unwrap();
     let mut taken: Vec<BlkRequest> = Vec::new();
     loop {
         poll(&mut [PollFd::from_borrowed_fd(device.event_fd(), PollFlags::IN)], None).unwrap();

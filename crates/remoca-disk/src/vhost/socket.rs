@@ -1,8 +1,9 @@
 //! Where front ends come from: a socket path, or a descriptor that whoever started us passes.
 
+use std::fs::Permissions;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -11,6 +12,8 @@ use rustix::net::{AddressFamily, SocketType};
 
 /// sizeof(sun_path) less the terminating zero.
 const PATH_BYTES_MAX: usize = 107;
+/// Of a socket that belongs to a group: who can write to it can connect.
+const GROUP_MODE: u32 = 0o660;
 
 /// Why a socket cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +28,8 @@ pub enum SocketError {
     NotASocket(PathBuf),
     #[error("cannot listen on socket {path}")]
     Bind { path: PathBuf, source: io::Error },
+    #[error("socket {path} cannot be given to group {group}: {source}; run as root, or name a group that you are in")]
+    Group { path: PathBuf, group: u32, source: io::Error },
     #[error("the descriptor passed is not a stream socket of the Unix family")]
     WrongDescriptor,
     #[error("cannot use the socket passed")]
@@ -48,8 +53,9 @@ pub struct SocketPath {
 }
 
 impl SocketSource {
-    /// Listens on `path`. A socket that nobody listens on any more is replaced.
-    pub fn bind(path: &Path) -> Result<Self, SocketError> {
+    /// Listens on `path`. A socket that nobody listens on any more is replaced. With `group` (its number), members of that
+    /// group may connect; else the umask decides.
+    pub fn bind(path: &Path, group: Option<u32>) -> Result<Self, SocketError> {
         let length = path.as_os_str().len();
         if length > PATH_BYTES_MAX {
             return Err(SocketError::PathTooLong { path: path.into(), length });
@@ -58,7 +64,13 @@ impl SocketSource {
         let bind_error = |source| SocketError::Bind { path: path.into(), source };
         let listener = UnixListener::bind(path).map_err(bind_error)?;
         let inode = path.symlink_metadata().map_err(bind_error)?.ino();
-        Ok(SocketSource::Listener { listener, path: Some(SocketPath { path: path.into(), inode }) })
+        let made = SocketPath { path: path.into(), inode };
+        if let Some(group) = group {
+            let group_error = |source| SocketError::Group { path: path.into(), group, source };
+            std::os::unix::fs::lchown(path, None, Some(group)).map_err(group_error)?;
+            std::fs::set_permissions(path, Permissions::from_mode(GROUP_MODE)).map_err(group_error)?;
+        }
+        Ok(SocketSource::Listener { listener, path: Some(made) })
     }
 
     /// Takes a listening or a connected socket (`--fd`, socket activation).
@@ -113,20 +125,20 @@ mod tests {
     fn a_path_is_taken_only_while_somebody_listens() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
-        let first = SocketSource::bind(&path).unwrap();
-        assert!(matches!(SocketSource::bind(&path), Err(SocketError::InUse(_))));
+        let first = SocketSource::bind(&path, None).unwrap();
+        assert!(matches!(SocketSource::bind(&path, None), Err(SocketError::InUse(_))));
         drop(first);
         assert!(!path.exists(), "a socket of ours is removed");
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists(), "a stale socket");
-        let _second = SocketSource::bind(&path).unwrap();
+        let _second = SocketSource::bind(&path, None).unwrap();
     }
 
     #[test]
     fn a_socket_that_took_our_place_is_left_alone() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
-        let first = SocketSource::bind(&path).unwrap();
+        let first = SocketSource::bind(&path, None).unwrap();
         std::fs::rename(&path, directory.path().join("moved")).unwrap();
         let _other = UnixListener::bind(&path).unwrap();
         drop(first);
@@ -138,13 +150,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         std::fs::write(&file, "x").unwrap();
-        let error = SocketSource::bind(&file).unwrap_err().to_string();
+        let error = SocketSource::bind(&file, None).unwrap_err().to_string();
         assert!(error.contains("is not a socket"), "{error}");
         let long = directory.path().join("x".repeat(120));
-        let error = SocketSource::bind(&long).unwrap_err().to_string();
+        let error = SocketSource::bind(&long, None).unwrap_err().to_string();
         assert!(error.contains("at most 107"), "{error}");
         let missing = directory.path().join("no/such/place");
-        assert!(matches!(SocketSource::bind(&missing), Err(SocketError::Bind { .. })));
+        assert!(matches!(SocketSource::bind(&missing, None), Err(SocketError::Bind { .. })));
     }
 
     #[test]

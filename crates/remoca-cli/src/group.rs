@@ -1,0 +1,31 @@
+//! Groups of users on the command line.
+
+use nix::unistd::Group;
+
+/// The number of a group that is given by name or number.
+///
+/// # Errors
+/// If there is no such group; the text is for people.
+pub fn parse_group(text: &str) -> Result<u32, String> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    match Group::from_name(text) {
+        Ok(Some(group)) => Ok(group.gid.as_raw()),
+        Ok(None) => Err(format!("there is no group `{text}` on this machine")),
+        Err(error) => Err(format!("group `{text}` cannot be looked up: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_has_a_name_or_a_number() {
+        assert_eq!(parse_group("1234"), Ok(1234));
+        assert_eq!(parse_group("root"), Ok(0));
+        let error = parse_group("no-such-group").unwrap_err();
+        assert!(error.contains("no group `no-such-group`"), "{error}");
+    }
+}
