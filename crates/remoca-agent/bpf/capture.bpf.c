@@ -2,13 +2,9 @@
 /*
  * Copies the pages that reclaim takes out of the page cache into a ring of slots.
  *
- * There are two places to do that, and the loader takes the first that the kernel has:
- *   __remove_mapping(mapping, folio, reclaimed, ..)  reclaim is about to take the folio out. It may still fail, because somebody
- *       wants it after all: then the host has a copy of a page that the guest holds, which is no harm.
- *   __filemap_remove_folio(folio, shadow)  has a shadow exactly when reclaim evicts: truncation and drop_caches pass none.
- *       It runs with interrupts off and the lock of the mapping held, for which readers of the same file wait meanwhile.
- * Nothing here waits: a page that finds the ring full is counted and lost. The host knows pages by their content, so all that
- * is needed of one is its bytes.
+ * __filemap_remove_folio(folio, shadow) is called with a shadow exactly when reclaim evicts: truncation and drop_caches
+ * pass none. It runs with interrupts off and the lock of the mapping held, so nothing here waits: a page that finds the
+ * ring full is counted and lost. The host knows pages by their content, so all that is needed of one is its bytes.
  *
  * The slots are whole pages that the reader has mapped, so it hands them to the disk as they are: each page is copied
  * once. Ticket t owns slot t mod slot count; it is taken by advancing `taken`, and given back by the reader's `freed`.
@@ -198,12 +194,16 @@ static __always_inline __u64 address_of(__u64 folio)
 	       ((folio - shared.vmemmap_base) / bpf_core_type_size(struct page) << PAGE_SHIFT);
 }
 
-static __always_inline int capture(struct folio *folio, __u64 folio_address)
+SEC("fentry/__filemap_remove_folio")
+int BPF_PROG(evicted, struct folio *folio, void *shadow)
 {
 	struct pages pages = {};
-	__u64 flags = flags_of(folio);
+	__u64 flags, folio_address;
 	__u32 page_count;
 
+	if (!shadow)
+		return 0;
+	flags = flags_of(folio);
 	if (flags & (1ULL << bpf_core_enum_value(enum pageflags, PG_swapbacked)) || !on_a_disk(folio))
 		return 0;
 	page_count = page_count_of(folio, flags);
@@ -216,6 +216,9 @@ static __always_inline int capture(struct folio *folio, __u64 folio_address)
 		__sync_fetch_and_add(&shared.sampled_out, 1);
 		return 0;
 	}
+
+	/* The verifier allows no arithmetic on the folio pointer itself; bpf_get_func_arg gives it as a number. */
+	bpf_get_func_arg(ctx, 0, &folio_address);
 	pages.address = address_of(folio_address);
 	if (!pages.address) {
 		__sync_fetch_and_add(&shared.refused, page_count);
@@ -226,30 +229,6 @@ static __always_inline int capture(struct folio *folio, __u64 folio_address)
 	else
 		bpf_loop(page_count, copy_one_of_many, &pages, 0);
 	return 0;
-}
-
-/* The verifier allows no arithmetic on a folio pointer; bpf_get_func_arg gives it as a number. */
-
-SEC("fentry/__remove_mapping")
-int BPF_PROG(reclaiming, struct address_space *mapping, struct folio *folio, __u8 reclaimed)
-{
-	__u64 folio_address;
-
-	if (!reclaimed)
-		return 0;
-	bpf_get_func_arg(ctx, 1, &folio_address);
-	return capture(folio, folio_address);
-}
-
-SEC("fentry/__filemap_remove_folio")
-int BPF_PROG(evicted, struct folio *folio, void *shadow)
-{
-	__u64 folio_address;
-
-	if (!shadow)
-		return 0;
-	bpf_get_func_arg(ctx, 0, &folio_address);
-	return capture(folio, folio_address);
 }
 
 /* The helpers used here are for GPL-compatible programs; MIT is. */

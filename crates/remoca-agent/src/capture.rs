@@ -21,10 +21,6 @@ const SHARED_MAP: &str = ".data.shared";
 const SLOTS_MAP: &str = "slots";
 const STATES_MAP: &str = "slot_states";
 const WAKEUPS_MAP: &str = "wakeups";
-/// Before the lock of the mapping is taken; the kernel may have no such function of its own.
-const EARLY_PROGRAM: &str = "reclaiming";
-/// Under that lock.
-const LATE_PROGRAM: &str = "evicted";
 
 /// Pages for each wakeup of the reader, where the ring is large enough: about half a batch.
 const PAGES_PER_WAKEUP: u32 = 256;
@@ -64,24 +60,15 @@ pub struct Capture {
     slots: Mapping,
     states: Mapping,
     slot_count: usize,
-    program: &'static str,
 }
 
 impl Capture {
-    /// Loads the program; nothing is captured before [`Capture::attach`]. `ring_bytes` is a power of two. With `late`, pages
-    /// are copied when they leave the page cache, and not just before, which is done where the kernel allows it.
-    pub fn load(ring_bytes: u32, late: bool) -> Result<Capture, AgentError> {
+    /// Loads the program; nothing is captured before [`Capture::attach`]. `ring_bytes` is a power of two.
+    pub fn load(ring_bytes: u32) -> Result<Capture, AgentError> {
         LOG.take();
         libbpf_rs::set_print(Some((PrintLevel::Info, keep_in_log)));
         let slot_count = (ring_bytes >> PAGE_BYTES.trailing_zeros()).max(1);
-        let early = if late { None } else { open_and_load(slot_count, EARLY_PROGRAM).ok() };
-        let (object, program) = match early {
-            Some(object) => (object, EARLY_PROGRAM),
-            None => {
-                LOG.take();
-                (open_and_load(slot_count, LATE_PROGRAM).map_err(refused("it did not load"))?, LATE_PROGRAM)
-            }
-        };
+        let object = open_and_load(slot_count).map_err(refused("it did not load"))?;
         let read_only = ProtFlags::READ;
         let slots = slot_count as usize;
         let capture = Capture {
@@ -89,7 +76,6 @@ impl Capture {
             slots: Mapping::new(&object, SLOTS_MAP, slots * PAGE_BYTES, read_only)?,
             states: Mapping::new(&object, STATES_MAP, slots * size_of::<u64>(), read_only)?,
             slot_count: slots,
-            program,
             object,
         };
         let shared = capture.shared();
@@ -102,17 +88,8 @@ impl Capture {
     /// From now on evictions are captured, as long as the result lives.
     pub fn attach(&self) -> Result<Link, AgentError> {
         let missing = || refused("it has no program")(not_found());
-        let program = self.object.progs_mut().find(|program| program.name() == OsStr::new(self.program));
-        program.ok_or_else(missing)?.attach().map_err(refused("it could not be attached"))
-    }
-
-    /// When pages are copied, for people.
-    pub fn moment(&self) -> &'static str {
-        if self.program == EARLY_PROGRAM {
-            "before they leave the page cache"
-        } else {
-            "when they leave the page cache"
-        }
+        let program = self.object.progs_mut().next().ok_or_else(missing)?;
+        program.attach().map_err(refused("it could not be attached"))
     }
 
     pub fn counters(&self) -> CaptureCounters {
@@ -234,12 +211,8 @@ impl Drop for Mapping {
     }
 }
 
-fn open_and_load(slot_count: u32, wanted: &str) -> libbpf_rs::Result<Object> {
+fn open_and_load(slot_count: u32) -> libbpf_rs::Result<Object> {
     let mut object = ObjectBuilder::default().name("remoca_agent")?.open_memory(PROGRAM)?;
-    for mut program in object.progs_mut() {
-        let is_wanted = program.name() == OsStr::new(wanted);
-        program.set_autoload(is_wanted);
-    }
     for mut map in object.maps_mut() {
         if [OsStr::new(SLOTS_MAP), OsStr::new(STATES_MAP)].contains(&map.name()) {
             map.set_max_entries(slot_count)?;
@@ -312,7 +285,7 @@ mod tests {
         assert_eq!(value_size(STATES_MAP), Some(8));
         assert_eq!(value_size(WAKEUPS_MAP), Some(0));
         let programs: Vec<_> = object.progs().map(|program| program.name().to_owned()).collect();
-        assert_eq!(programs, [EARLY_PROGRAM, LATE_PROGRAM]);
+        assert_eq!(programs, ["evicted"]);
     }
 
     #[test]

@@ -31,11 +31,6 @@ struct Arguments {
     /// Wait for the port where there is none yet
     #[arg(long)]
     wait: bool,
-
-    /// Copy a page when it leaves the page cache, and not just before: never one that stays after all, but readers of the
-    /// same file wait meanwhile. Always so where the kernel has no __remove_mapping to attach to
-    #[arg(long, global = true)]
-    late: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -47,11 +42,8 @@ enum Command {
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let result = match arguments.command {
-        Some(Command::Check) => check(arguments.port.as_deref(), arguments.ring, arguments.late),
-        None => {
-            let Arguments { port, ring: ring_bytes, wait, late, .. } = arguments;
-            run(&Options { port, ring_bytes, wait, late })
-        }
+        Some(Command::Check) => check(arguments.port.as_deref(), arguments.ring),
+        None => run(&Options { port: arguments.port, ring_bytes: arguments.ring, wait: arguments.wait }),
     };
     result.map_or_else(|error| report(&error), |()| ExitCode::SUCCESS)
 }

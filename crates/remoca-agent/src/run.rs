@@ -29,8 +29,6 @@ pub struct Options {
     pub ring_bytes: u32,
     /// Wait for a port where there is none.
     pub wait: bool,
-    /// Copy pages when they leave the page cache, and not just before.
-    pub late: bool,
 }
 
 /// Runs until a signal comes.
@@ -41,8 +39,7 @@ pub fn run(options: &Options) -> Result<(), AgentError> {
     process::check_kernel_symbols()?;
     let Some((port, identification)) = first_port(options, &signals)? else { return Ok(()) };
 
-    let mut capture = Capture::load(options.ring_bytes, options.late)?;
-    log(&format!("pages are copied {}", capture.moment()));
+    let mut capture = Capture::load(options.ring_bytes)?;
     process::prepare_for_memory_pressure().iter().for_each(|refused| log(&format!("warning: {refused}")));
     let (capture, ring) = capture.ring()?;
     process::lock_memory()?;
