@@ -4,9 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-/// How long a page waits for others: long enough for a batch at any rate that matters, short beside the time
-/// after which a guest reads a page again.
-pub const PAGE_AGE_MAX: Duration = Duration::from_millis(10);
+/// How long a page waits for others: long enough that waking and writing are shared by many pages also where a slow disk
+/// sets the rate, short beside the time after which a guest reads a page again. Decision 0006 has the figures.
+pub const PAGE_AGE_MAX: Duration = Duration::from_millis(50);
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
