@@ -2,7 +2,9 @@
 # install-deps.sh may have installed cargo for this user only.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
-.PHONY: demo test dist bench-server lint clean deps
+MINUTES ?= 30
+
+.PHONY: demo test soak dist bench-server lint clean deps
 
 demo: deps
 	cargo build --release -p remoca-cli -p remoca-demo
@@ -10,6 +12,10 @@ demo: deps
 
 test: deps
 	cargo xtask test
+
+# SEED=N repeats the order of what an earlier one did.
+soak: deps
+	cargo run --package remoca-guest-tests --bin soak -- $(MINUTES) $(SEED)
 
 dist: deps
 	cargo xtask dist

@@ -43,7 +43,7 @@ has_candidate() { apt-cache policy "$1" | grep -q '^ *Candidate: [^(]'; }
 has_bpftool() { bpftool version > /dev/null 2>&1 || /usr/sbin/bpftool version > /dev/null 2>&1; }
 
 apt_get() {
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o Dpkg::Use-Pty=0 "$@"
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 "$@"
 }
 
 # Never at the price of a package that is there: apt would solve a conflict by removing it.
@@ -125,6 +125,7 @@ install_bpftool() {
 
 rust_is_new_enough() {
     PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
+    cargo fmt --version > /dev/null 2>&1 && cargo clippy --version > /dev/null 2>&1 || return 1
     found=$(cargo --version 2> /dev/null | cut -d ' ' -f 2) || return 1
     [ -n "$found" ] || return 1
     least=$(printf '%s\n%s\n' "$RUST_VERSION_LEAST" "$found" | sort -V | head -n 1)

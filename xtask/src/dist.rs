@@ -22,6 +22,8 @@ struct Package {
     program: &'static str,
     /// File of the project, where it goes, mode.
     files: &'static [(&'static str, &'static str, u32)],
+    /// Folders of the project, and where they go.
+    folders: &'static [(&'static str, &'static str)],
 }
 
 const PACKAGES: [Package; 2] = [
@@ -38,6 +40,7 @@ const PACKAGES: [Package; 2] = [
             ("packaging/web1.env", "usr/share/doc/remoca/examples/web1.env", 0o644),
             ("README.md", "usr/share/doc/remoca/README.md", 0o644),
         ],
+        folders: &[("docs", "usr/share/doc/remoca/docs")],
     },
     Package {
         name: "remoca-agent",
@@ -46,6 +49,7 @@ const PACKAGES: [Package; 2] = [
             ("packaging/remoca-agent.service", "usr/lib/systemd/system/remoca-agent.service", 0o644),
             ("packaging/debian/remoca-agent/lintian-overrides", "usr/share/lintian/overrides/remoca-agent", 0o644),
         ],
+        folders: &[],
     },
 ];
 
@@ -135,6 +139,13 @@ impl Package {
     fn stage(&self, release: &Release, tree: &Path) -> Result<(), String> {
         for (source, target, mode) in self.files {
             copy(&project().join(source), &tree.join(target), *mode)?;
+        }
+        for (source, target) in self.folders {
+            let source = project().join(source);
+            for file in files_below(&source)? {
+                let below = file.strip_prefix(&source).unwrap_or(&file);
+                copy(&file, &tree.join(target).join(below), 0o644)?;
+            }
         }
         let doc = tree.join("usr/share/doc").join(self.name);
         copy(&project().join("packaging/debian/copyright"), &doc.join("copyright"), 0o644)?;

@@ -8,14 +8,17 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 const USAGE: &str = "\
-usage: cargo xtask fuzz [TARGET...] [--seconds N] [-- OPTION...]
+usage: cargo xtask fuzz [TARGET...] [--seconds N | --seeds] [-- OPTION...]
 
-Fuzzes these targets, or all, one after the other; ends at the first that fails and says where its input is. A single target
+Fuzzes these targets, or all, one on each processor; ends after one that fails and says where its input is. A single target
 shows what libFuzzer says.
 
   --seconds N  for each target [default: 60]
+  --seeds      only what the project has: seeds and old findings, once each
   OPTION...    libFuzzer's own, for one target; a file is run once, to reproduce what was found";
 
 /// What makes LLVM count edges and record the operands of comparisons.
@@ -27,12 +30,18 @@ const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-l
 const TIMEOUT_SECONDS: u32 = 20;
 const MEMORY_MIB: u32 = 1024;
 
+#[derive(Clone, Copy)]
+enum Length {
+    Seconds(u32),
+    Seeds,
+}
+
 /// Fuzzes what the arguments say.
 ///
 /// # Errors
 /// Names the target that failed.
 pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
-    let (mut seconds, mut wanted) = ("60".to_owned(), Vec::new());
+    let (mut length, mut wanted) = (Length::Seconds(60), Vec::new());
     let mut arguments = arguments.into_iter();
     while let Some(argument) = arguments.next() {
         match argument.to_str().ok_or(USAGE)? {
@@ -42,9 +51,10 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
                 return Ok(());
             }
             "--seconds" => {
-                let value = arguments.next().and_then(|value| value.into_string().ok());
-                seconds = value.filter(|value| value.parse::<u32>().is_ok()).ok_or(USAGE)?;
+                let value = arguments.next().and_then(|value| value.to_str()?.parse().ok());
+                length = Length::Seconds(value.ok_or(USAGE)?);
             }
+            "--seeds" => length = Length::Seeds,
             option if option.starts_with('-') => return Err(USAGE.into()),
             target => wanted.push(target.to_owned()),
         }
@@ -59,14 +69,29 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     if !options.is_empty() && wanted.len() != 1 {
         return Err(format!("options of libFuzzer want one target\n\n{USAGE}"));
     }
-    for target in known.iter().filter(|target| wanted.is_empty() || wanted.contains(&target.name)) {
-        target.fuzz(&program, &seconds, &options, wanted.len() == 1)?;
-    }
-    Ok(())
+    let is_wanted = |target: &&Target| wanted.is_empty() || wanted.contains(&target.name);
+    let targets = Mutex::new(known.iter().filter(is_wanted));
+    // The lock is not held while a target is fuzzed.
+    let next = || targets.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let fuzz_some = || -> Result<(), String> {
+        while let Some(target) = next() {
+            target.fuzz(&program, length, &options, wanted.len() == 1)?;
+        }
+        Ok(())
+    };
+    let count = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..count).map(|_| scope.spawn(fuzz_some)).collect();
+        let outcomes: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+        outcomes.into_iter().try_for_each(|outcome| outcome.unwrap_or_else(|_| Err("a fuzzing thread failed".into())))
+    })
 }
 
 /// The instrumented fuzzer. The platform is named so that build scripts and macros are left as they are.
-fn build() -> Result<PathBuf, String> {
+///
+/// # Errors
+/// The compiler's, which it has shown.
+pub fn build() -> Result<PathBuf, String> {
     let mut ask = Command::new("rustc");
     ask.args(["--print", "host-tuple"]);
     let platform = output(ask)?;
@@ -93,10 +118,13 @@ fn targets(program: &Path) -> Result<Vec<Target>, String> {
 }
 
 impl Target {
-    fn fuzz(&self, program: &Path, seconds: &str, options: &[OsString], shown: bool) -> Result<(), String> {
+    fn fuzz(&self, program: &Path, length: Length, options: &[OsString], shown: bool) -> Result<(), String> {
         let name = &self.name;
         let out = project().join("out/fuzz");
-        let corpus = out.join("corpus").join(name);
+        let (corpus, end) = match length {
+            Length::Seconds(seconds) => (out.join("corpus").join(name), format!("-max_total_time={seconds}")),
+            Length::Seeds => (out.join("seeds").join(name), "-runs=0".into()),
+        };
         fs::create_dir_all(&corpus).map_err(|error| format!("{}: {error}", corpus.display()))?;
         let mut command = Command::new(program);
         command.current_dir(project()).env("REMOCA_FUZZ_TARGET", name);
@@ -104,7 +132,7 @@ impl Target {
         command.arg(format!("-timeout={TIMEOUT_SECONDS}")).arg(format!("-rss_limit_mb={MEMORY_MIB}"));
         if options.is_empty() {
             command.env("REMOCA_FUZZ_SEEDS", &corpus).arg("-print_final_stats=1");
-            command.args([format!("-max_len={}", self.length_max), format!("-max_total_time={seconds}")]).arg(&corpus);
+            command.arg(format!("-max_len={}", self.length_max)).arg(end).arg(&corpus);
             let regressions = project().join("crates/remoca-fuzz/regressions").join(name);
             command.args(regressions.is_dir().then_some(regressions));
         } else {

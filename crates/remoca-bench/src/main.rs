@@ -1,7 +1,10 @@
 //! Benchmarks: each measures remoca beside what it is compared with, in one run, in alternation.
 
+mod cost;
 mod hash;
+mod hedging;
 mod server;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -20,6 +23,10 @@ enum Benchmark {
     Server(server::ServerBenchArgs),
     /// Candidates for the fingerprint of a page
     Hash,
+    /// Guest reads while the memory server is late or stops, with and without hedging
+    Hedging(hedging::HedgingArgs),
+    /// What in-flight tracking, the kept index and hedging cost while nothing goes wrong
+    Cost(cost::CostArgs),
     /// A server to be measured; started by the benchmark itself
     #[command(hide = true)]
     Target(server::TargetArgs),
@@ -29,6 +36,8 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().benchmark {
         Benchmark::Server(args) => server::run(&args),
         Benchmark::Hash => hash::run(),
+        Benchmark::Hedging(args) => hedging::run(&args),
+        Benchmark::Cost(args) => cost::run(&args),
         Benchmark::Target(args) => server::run_target(&args),
     };
     match result {

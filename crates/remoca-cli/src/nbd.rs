@@ -1,5 +1,6 @@
 //! `--nbd`: where NBD clients come from, and what they are offered.
 
+use crate::inherited::Inherited;
 use anyhow::{Context, Result, bail};
 use remoca_disk::endpoint::Endpoint;
 use remoca_disk::frontend::Frontend;
@@ -91,15 +92,21 @@ impl Exports {
     ///
     /// # Errors
     /// If an address cannot be had.
-    pub fn serve(self, addresses: &[Address], group: Option<u32>) -> Result<Option<NbdServer>> {
+    pub fn serve(
+        self,
+        addresses: &[Address],
+        group: Option<u32>,
+        inherited: Option<&mut Inherited>,
+    ) -> Result<Option<NbdServer>> {
         if addresses.is_empty() {
             return Ok(None);
         }
         if self.0.is_empty() {
             bail!("--nbd has nothing to offer: leave out socket= of the disks that NBD clients are to have");
         }
-        let mut listeners = Vec::new();
-        for address in addresses {
+        let mut listeners = inherited.map(Inherited::nbd).unwrap_or_default();
+        let missing = if listeners.is_empty() { addresses } else { &[] };
+        for address in missing {
             match address {
                 Address::Endpoint(endpoint) => listeners.push(Listener::bind(endpoint, group)?),
                 Address::Systemd => listeners.extend(passed_by_systemd()?),

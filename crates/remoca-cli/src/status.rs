@@ -5,7 +5,7 @@ use crate::size::show_size;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use remoca_disk::control::Command;
-use remoca_disk::status::{KnownServerStatus, Status};
+use remoca_disk::status::{HedgingStatus, KnownServerStatus, MigrationStatus, NormalLatency, Status};
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -124,7 +124,7 @@ fn line(status: &Status, earlier: Option<&Status>) -> String {
     };
     let server = match &status.server {
         None => "none",
-        Some(server) if server.stalled => "late",
+        Some(server) if server.connected && server.breaker != "closed" => "left alone",
         Some(server) if server.connected => "connected",
         Some(_) => "unreachable",
     };
@@ -147,15 +147,22 @@ fn line(status: &Status, earlier: Option<&Status>) -> String {
 
 fn show_all(out: &mut impl Write, status: &Status) -> Result<()> {
     writeln!(out, "{} (process {}, up {:.0} s, version {})", status.name, status.pid, status.uptime_s, status.version)?;
+    match &status.cold_reason {
+        Some(reason) => writeln!(out, "  started     {}: {reason}", status.started)?,
+        None => writeln!(out, "  started     {}", status.started)?,
+    }
+    if let Some(migration) = &status.migration {
+        show_migration(out, migration)?;
+    }
     let cache = &status.cache;
     match &status.server {
         None => writeln!(out, "  server      none: nothing is cached")?,
         Some(server) => {
-            let state = match (&server.error, server.connected, server.stalled) {
-                (Some(error), false, _) => format!("not connected: {error}"),
-                (None, false, _) => "not connected yet".into(),
-                (_, true, true) => "connected, late: reads avoid it".into(),
-                (_, true, false) => "connected".into(),
+            let state = match (&server.error, server.connected) {
+                (Some(error), false) => format!("not connected: {error}"),
+                (None, false) => "not connected yet".into(),
+                (_, true) if server.breaker == "closed" => "connected".into(),
+                (_, true) => format!("connected, slower than the disk: left alone (breaker {})", server.breaker),
             };
             writeln!(out, "  server      {} {state}", server.endpoint)?;
         }
@@ -182,6 +189,9 @@ fn show_all(out: &mut impl Write, status: &Status) -> Result<()> {
             disk.store,
             disk.socket
         )?;
+        if let Some(reason) = &disk.cold_reason {
+            writeln!(out, "              started cold: {reason}")?;
+        }
     }
     if let Some(port) = &status.port {
         let attached = attached(port.attached, port.nbd_clients);
@@ -207,6 +217,7 @@ fn show_all(out: &mut impl Write, status: &Status) -> Result<()> {
             row.count, row.mean_us, row.p50_us, row.p99_us, row.p999_us, row.max_us
         )?;
     }
+    show_hedging(out, &status.hedging)?;
     let memory = &status.memory;
     writeln!(
         out,
@@ -218,6 +229,26 @@ fn show_all(out: &mut impl Write, status: &Status) -> Result<()> {
     for (name, value) in &status.counters {
         writeln!(out, "  {name:<26} {value:>12}")?;
     }
+    Ok(())
+}
+
+fn show_migration(out: &mut impl Write, migration: &MigrationStatus) -> Result<()> {
+    let place = if migration.has_disks { "the disks are here" } else { "the disks are not here" };
+    let peer = migration.peer.as_ref().map_or(String::new(), |peer| format!(", connected with {peer}"));
+    writeln!(out, "  migration   {place}{peer}")?;
+    if let Some(news) = &migration.news {
+        writeln!(out, "              {news}")?;
+    }
+    Ok(())
+}
+
+fn show_hedging(out: &mut impl Write, hedging: &HedgingStatus) -> Result<()> {
+    let normal = |latency: &Option<NormalLatency>| match latency {
+        None => "not known yet".into(),
+        Some(latency) => format!("p50 {:.0} us, p99 {:.0}", latency.p50_us, latency.p99_us),
+    };
+    let (disk, server) = (normal(&hedging.disk), normal(&hedging.server));
+    writeln!(out, "  now         disk {disk}; server {server}; late after {:.0} us", hedging.late_after_us)?;
     Ok(())
 }
 

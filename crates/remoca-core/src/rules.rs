@@ -23,11 +23,17 @@ pub enum Rule {
     FetchCheck,
     /// A pool is known by its server and its generation, not by the generation alone.
     PoolOfOneServer,
+    /// What a lost connection took along is not in the pool.
+    LostSends,
+    /// A failed flush stays failed, in the next process, too.
+    StickyFlush,
+    /// What the index says of a block becomes valid by its last store.
+    StoreOrder,
 }
 
 impl Rule {
     /// All rules with the names that test programs use for them.
-    pub const ALL: [(&'static str, Self); 9] = [
+    pub const ALL: [(&'static str, Self); 12] = [
         ("read-overlapped-by-write", Self::ReadOverlappedByWrite),
         ("overlapping-writes", Self::OverlappingWrites),
         ("partial-write", Self::PartialWrite),
@@ -37,6 +43,9 @@ impl Rule {
         ("admission-check", Self::AdmissionCheck),
         ("fetch-check", Self::FetchCheck),
         ("pool-of-one-server", Self::PoolOfOneServer),
+        ("lost-sends", Self::LostSends),
+        ("sticky-flush", Self::StickyFlush),
+        ("store-order", Self::StoreOrder),
     ];
 }
 

@@ -125,7 +125,7 @@ fn perform_cached(plan: &Plan, stage: &Stage, progress: &Progress) -> Result<(Ca
     let mut vm = config.start()?;
     vm.wait_for_cache()?;
     let mut guest = stage.guest(plan, "cached", &config.disk_socket(), Some(&config.port_socket()))?;
-    let kernel = guest.run("uname -r", AGENT_TICK * 10)?;
+    let kernel = guest.run("uname -r", crate::stage::JOB_LIMIT)?;
     let agent = start_agent(&mut guest)?;
     let sampler = Sampler::start(vm.control());
     let before = vm.status()?;

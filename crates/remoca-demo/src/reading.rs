@@ -145,6 +145,7 @@ mod tests {
             time_limit: None,
             stop_file: None,
             direct: false,
+            pause: None,
             writes: None,
         };
         let mut said = Vec::new();

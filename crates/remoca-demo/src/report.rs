@@ -428,7 +428,7 @@ mod tests {
     use remoca_disk::{
         latency::LatencySummary,
         port::AgentStats,
-        status::{CacheStatus, Latencies, MemoryStatus, PortStatus},
+        status::{CacheStatus, HedgingStatus, Latencies, MemoryStatus, PortStatus},
         trace::{TraceRecord, TracedOp, TracedSource},
     };
 
@@ -472,7 +472,10 @@ mod tests {
             name: String::new(),
             pid: 1,
             version: String::new(),
+            upgrades: 0,
             uptime_s: 0.0,
+            started: String::new(),
+            cold_reason: None,
             server: None,
             servers: Vec::new(),
             cache: CacheStatus {
@@ -498,6 +501,8 @@ mod tests {
                 read_from_disk: empty.clone(),
                 write: empty,
             },
+            hedging: HedgingStatus { late_after_us: 0., disk: None, server: None },
+            migration: None,
             memory: MemoryStatus { index_bytes: 0, buffer_bytes: 0, known_blocks: 0 },
         }
     }

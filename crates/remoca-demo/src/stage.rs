@@ -22,8 +22,8 @@ use tempfile::TempDir;
 
 use crate::{page::REPORT_NAMES, plan::Plan, progress::Progress, reading::FOLDER};
 
-const START_LIMIT: Duration = Duration::from_secs(30);
-const JOB_LIMIT: Duration = Duration::from_secs(60);
+const START_LIMIT: Duration = Duration::from_secs(120);
+pub const JOB_LIMIT: Duration = Duration::from_secs(120);
 /// What the programs need beside the cache and the guest's memory.
 const SPARE_BYTES: u64 = 400 << 20;
 const CAP_IPC_LOCK: u32 = 14;

@@ -16,7 +16,7 @@ use remoca_lab::Service;
 
 use crate::analysis::Window;
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// What to start it with.
 pub struct VmConfig<'a> {

@@ -6,16 +6,16 @@
 
 use crate::status::Status;
 use crate::vhost::{SocketPath, SocketSource};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use serde::{Deserialize, Serialize};
 use std::fs::Permissions;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const LINE_BYTES_MAX: usize = 8192;
@@ -23,6 +23,18 @@ const LINE_BYTES_MAX: usize = 8192;
 const CLIENTS_MAX: usize = 16;
 /// Time for a command to arrive, and for the answer to be taken.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The same for the answer to an upgrade, which is asked for, drained for, and given by another program.
+const UPGRADE_PATIENCE: Duration = Duration::from_secs(60);
+
+impl Command {
+    fn patience(&self) -> Duration {
+        match self {
+            Self::Status | Self::Set { .. } => PATIENCE,
+            Self::Migrate { .. } | Self::MigrateAbort | Self::MigrateTakeBack => PATIENCE,
+            Self::Upgrade { .. } => UPGRADE_PATIENCE,
+        }
+    }
+}
 
 /// What a running VM process can be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +54,17 @@ pub enum Command {
         #[serde(default)]
         servers: Option<Vec<String>>,
     },
+    /// Another program takes over, under the same process id: this one's file as it is now, or the one at `program`.
+    Upgrade {
+        #[serde(default)]
+        program: Option<PathBuf>,
+    },
+    /// Offers the disks to another process, which gets them when the guest stops.
+    Migrate { to: String },
+    /// Does not offer them any more.
+    MigrateAbort,
+    /// Takes disks back that were handed over, whatever has become of the other process.
+    MigrateTakeBack,
 }
 
 /// What it answers.
@@ -56,6 +79,7 @@ pub enum Reply {
 pub struct Request {
     pub command: Command,
     answer: SyncSender<Reply>,
+    connection: UnixStream,
 }
 
 impl Request {
@@ -63,14 +87,70 @@ impl Request {
     pub fn answer(self, reply: Reply) {
         let _ = self.answer.send(reply);
     }
+
+    /// The connection on which the answer is waited for: another program may give it.
+    pub fn connection(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
+}
+
+/// Answers a command that a former program of this process took.
+///
+/// # Errors
+/// If the client is gone.
+pub fn answer_for_former(connection: OwnedFd, reply: &Reply) -> io::Result<()> {
+    reply_to(&connection.into(), reply)
 }
 
 /// The listening side, owned by the I/O thread.
 pub struct ControlServer {
+    /// For a program that takes over; the thread has the original.
+    listener: OwnedFd,
     /// Removes the socket at the end.
-    _guard: Option<SocketPath>,
+    guard: Option<SocketPath>,
     requests: Receiver<Request>,
     wake: Arc<OwnedFd>,
+    gate: Arc<Gate>,
+}
+
+/// Who is being served, and whether anybody else is let in. Whoever is not waits in the listening socket, which a program
+/// that takes over inherits: no command is lost between two programs.
+#[derive(Default)]
+struct Gate {
+    state: Mutex<GateState>,
+    opened: Condvar,
+}
+
+#[derive(Default)]
+struct GateState {
+    closed: bool,
+    clients: usize,
+}
+
+impl Gate {
+    fn lock(&self) -> MutexGuard<'_, GateState> {
+        // Two words that are right at every moment: a panic elsewhere does not spoil them.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Held while a client is let in.
+    fn wait_until_open(&self) -> MutexGuard<'_, GateState> {
+        let state = self.opened.wait_while(self.lock(), |state| state.closed);
+        state.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A client that is being served. The I/O thread is told when it goes.
+struct Client {
+    gate: Arc<Gate>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.gate.lock().clients -= 1;
+        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
+    }
 }
 
 impl ControlServer {
@@ -79,19 +159,48 @@ impl ControlServer {
     /// # Errors
     /// With a text that says what to do, if the path is taken, too long, or cannot be made.
     pub fn start(path: &Path) -> io::Result<Self> {
-        let SocketSource::Listener { listener, path: guard } =
-            SocketSource::bind(path, None).map_err(io::Error::other)?
-        else {
-            return Err(io::Error::other("a path gives a listening socket"));
-        };
+        let source = SocketSource::bind(path, None).map_err(io::Error::other)?;
         std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
+        Self::adopt(source)
+    }
+
+    /// Listens at a socket that a former program of this process made.
+    ///
+    /// # Errors
+    /// If the system has no descriptors or threads left.
+    pub fn adopt(source: SocketSource) -> io::Result<Self> {
+        let SocketSource::Listener { listener, path: guard } = source else {
+            return Err(io::Error::other("this is no listening socket"));
+        };
+        let kept = listener.try_clone()?.into();
+        let gate = Arc::new(Gate::default());
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (sender, requests) = channel();
-        let thread_wake = Arc::clone(&wake);
+        let (thread_wake, thread_gate) = (Arc::clone(&wake), Arc::clone(&gate));
         std::thread::Builder::new()
             .name("control".into())
-            .spawn(move || accept_loop(&listener, &sender, &thread_wake))?;
-        Ok(Self { _guard: guard, requests, wake })
+            .spawn(move || accept_loop(&listener, &sender, &thread_wake, &thread_gate))?;
+        Ok(Self { listener: kept, guard, requests, wake, gate })
+    }
+
+    /// How many are being served. [`Self::wake_fd`] tells when one has gone.
+    pub(crate) fn clients(&self) -> usize {
+        self.gate.lock().clients
+    }
+
+    /// Lets nobody in until [`Self::open`].
+    pub(crate) fn close(&self) {
+        self.gate.lock().closed = true;
+    }
+
+    pub(crate) fn open(&self) {
+        self.gate.lock().closed = false;
+        self.gate.opened.notify_one();
+    }
+
+    /// The socket with its path and inode, for a program that takes over.
+    pub(crate) fn listener(&self) -> (BorrowedFd<'_>, Option<(PathBuf, u64)>) {
+        (self.listener.as_fd(), self.guard.as_ref().map(SocketPath::name))
     }
 
     /// Becomes readable when [`Self::next_request`] has something.
@@ -106,27 +215,36 @@ impl ControlServer {
     }
 }
 
-fn accept_loop(listener: &UnixListener, requests: &Sender<Request>, wake: &Arc<OwnedFd>) {
-    // Each client's thread holds one more reference.
-    let clients = Arc::new(());
-    for stream in listener.incoming() {
-        let Ok(stream) = stream else {
+fn accept_loop(listener: &UnixListener, requests: &Sender<Request>, wake: &Arc<OwnedFd>, gate: &Arc<Gate>) {
+    loop {
+        // Nobody else accepts here, so that one who waits goes on waiting.
+        if poll(&mut [PollFd::new(listener, PollFlags::IN)], None).is_err() {
+            continue;
+        }
+        let mut state = gate.wait_until_open();
+        let Ok((stream, _)) = listener.accept() else {
+            drop(state);
             // Out of descriptors: the next client may have more luck.
             std::thread::sleep(Duration::from_millis(100));
             continue;
         };
-        let client = Arc::clone(&clients);
-        if Arc::strong_count(&client) > CLIENTS_MAX + 1 {
+        state.clients += 1;
+        let is_full = state.clients > CLIENTS_MAX;
+        drop(state);
+        let client = Client { gate: Arc::clone(gate), wake: Arc::clone(wake) };
+        if is_full {
             let error = format!("{CLIENTS_MAX} others are being served: try again");
             let _ = reply_to(&stream, &Reply::Error { error });
             continue;
         }
-        let (requests, wake) = (requests.clone(), Arc::clone(wake));
+        let requests = requests.clone();
         let spawned = std::thread::Builder::new().name("control client".into()).spawn(move || {
-            let _client = client;
-            if let Err(error) = serve(&stream, &requests, &wake) {
+            if let Err(error) = serve(&stream, &requests, &client.wake) {
                 tracing::debug!("a control connection ended: {error}");
             }
+            // The answer is out. Who sees the end of the connection finds a place free.
+            drop(client);
+            drop(stream);
         });
         if let Err(error) = spawned {
             tracing::warn!("a control connection was closed: no thread for it: {error}");
@@ -140,7 +258,7 @@ fn serve(stream: &UnixStream, requests: &Sender<Request>, wake: &OwnedFd) -> io:
         _ if line.len() > LINE_BYTES_MAX => {
             Reply::Error { error: format!("this is no command: it is longer than {LINE_BYTES_MAX} bytes") }
         }
-        Ok(command) => ask(command, requests, wake),
+        Ok(command) => ask(command, stream.try_clone()?, requests, wake),
         Err(error) => Reply::Error { error: format!("this is no command: {error}") },
     };
     reply_to(stream, &reply)
@@ -174,19 +292,21 @@ fn reply_to(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
     stream.write_all(text.as_bytes())
 }
 
-fn ask(command: Command, requests: &Sender<Request>, wake: &OwnedFd) -> Reply {
+fn ask(command: Command, connection: UnixStream, requests: &Sender<Request>, wake: &OwnedFd) -> Reply {
+    let patience = command.patience();
     let (answer, reply) = sync_channel(1);
     let gone = || Reply::Error { error: "the process is about to end".into() };
-    if requests.send(Request { command, answer }).is_err() || rustix::io::write(wake, &1_u64.to_ne_bytes()).is_err() {
+    let request = Request { command, answer, connection };
+    if requests.send(request).is_err() || rustix::io::write(wake, &1_u64.to_ne_bytes()).is_err() {
         return gone();
     }
-    reply.recv_timeout(PATIENCE).unwrap_or_else(|_| gone())
+    reply.recv_timeout(patience).unwrap_or_else(|_| gone())
 }
 
-fn explain_silence(error: io::Error) -> io::Error {
+fn explain_silence(error: io::Error, patience: Duration) -> io::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock => {
-            let text = format!("it did not answer within {} seconds", PATIENCE.as_secs());
+            let text = format!("it did not answer within {} seconds", patience.as_secs());
             io::Error::new(io::ErrorKind::TimedOut, text)
         }
         _ => error,
@@ -199,7 +319,8 @@ fn explain_silence(error: io::Error) -> io::Error {
 /// If nobody listens there, or it does not answer with JSON.
 pub fn call(path: &Path, command: Command) -> io::Result<Reply> {
     let mut stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let patience = command.patience();
+    stream.set_read_timeout(Some(patience))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut line = serde_json::to_string(&command).map_err(io::Error::other)?;
     line.push('\n');
@@ -207,7 +328,7 @@ pub fn call(path: &Path, command: Command) -> io::Result<Reply> {
     // it ends with its line: what follows is an error where a part of ours was left unread.
     let sent = stream.write_all(line.as_bytes());
     let mut text = String::new();
-    BufReader::new(stream).read_line(&mut text).map_err(explain_silence)?;
+    BufReader::new(stream).read_line(&mut text).map_err(|error| explain_silence(error, patience))?;
     if text.is_empty() {
         return Err(sent.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()));
     }

@@ -1,10 +1,12 @@
-//! Addresses of memory servers: `tcp:HOST:PORT` or `unix:PATH`.
+//! Addresses of memory servers and of other VM processes: `tcp:HOST:PORT` or `unix:PATH`.
 
+use crate::vhost::{SocketPath, SocketSource};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt};
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -29,7 +31,7 @@ impl FromStr for Endpoint {
             return Ok(Self::Unix(path.into()));
         }
         let Some(address) = text.strip_prefix("tcp:") else {
-            return Err(format!("`{text}` is not the address of a memory server: {FORMS}"));
+            return Err(format!("`{text}` is not an address: {FORMS}"));
         };
         let port = address.rsplit_once(':').map(|(host, port)| (host.is_empty(), port.parse::<u16>()));
         match port {
@@ -49,6 +51,20 @@ impl fmt::Display for Endpoint {
 }
 
 impl Endpoint {
+    /// Listens there. A socket file that nobody listens at is replaced.
+    ///
+    /// # Errors
+    /// If the address is not one of this host, or taken.
+    pub fn listen(&self) -> io::Result<Listener> {
+        match self {
+            Self::Unix(path) => match SocketSource::bind(path, None).map_err(io::Error::other)? {
+                SocketSource::Listener { listener, path } => Ok(Listener::Unix(listener, path)),
+                SocketSource::Stream(_) => Err(io::Error::other("a path gives a listening socket")),
+            },
+            Self::Tcp(address) => Ok(Listener::Tcp(TcpListener::bind(address.as_str())?)),
+        }
+    }
+
     /// Connects within `timeout` (for each address a name has); the socket blocks and has that timeout for reads and
     /// writes until the caller changes it.
     ///
@@ -71,6 +87,29 @@ impl Endpoint {
     }
 }
 
+/// A listening socket; a path goes with it.
+pub enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener, Option<SocketPath>),
+}
+
+impl Listener {
+    /// The next connection, however long that takes; what it sends and takes has no limit in time.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn accept(&self) -> io::Result<OwnedFd> {
+        match self {
+            Self::Unix(listener, _) => Ok(listener.accept()?.0.into()),
+            Self::Tcp(listener) => {
+                let stream = listener.accept()?.0;
+                notice_death(&stream)?;
+                Ok(stream.into())
+            }
+        }
+    }
+}
+
 /// A server that does not accept lets its queue run full, and then a connect waits: not without limit.
 fn connect_unix(path: &Path, timeout: Duration) -> io::Result<OwnedFd> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -83,16 +122,21 @@ fn connect_unix(path: &Path, timeout: Duration) -> io::Result<OwnedFd> {
 
 fn connect_tcp(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&address, timeout)?;
-    stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(timeout))?;
     stream.set_write_timeout(Some(timeout))?;
-    sockopt::set_socket_keepalive(&stream, true)?;
-    sockopt::set_tcp_keepidle(&stream, Duration::from_secs(10))?;
-    sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(5))?;
-    sockopt::set_tcp_keepcnt(&stream, 3)?;
-    // Keepalive is silent while something is on its way: what a dead host never acknowledges must end as well.
-    sockopt::set_tcp_user_timeout(&stream, 25_000)?;
+    notice_death(&stream)?;
     Ok(stream)
+}
+
+fn notice_death(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(10))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5))?;
+    sockopt::set_tcp_keepcnt(stream, 3)?;
+    // Keepalive is silent while something is on its way: what a dead host never acknowledges must end as well.
+    sockopt::set_tcp_user_timeout(stream, 25_000)?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -63,6 +63,35 @@ impl Frontend {
         }
     }
 
+    /// Whether the guest has its write cache on, as far as a guest of this kind can switch it.
+    pub fn write_cache(&self) -> bool {
+        match self {
+            Self::Vhost(device) => device.write_cache(),
+            Self::Nbd(_) => true,
+        }
+    }
+
+    /// As it was at the process that had the disk, and made durable what it completed.
+    pub fn inherit_write_cache(&mut self, is_on: bool) {
+        if let Self::Vhost(device) = self {
+            device.inherit_write_cache(is_on);
+        }
+    }
+
+    /// The disk goes to another process.
+    pub fn forget_write_cache(&mut self) {
+        if let Self::Vhost(device) = self {
+            device.forget_write_cache();
+        }
+    }
+
+    /// Another process has the disk, and has made durable what was completed before.
+    pub fn skip_cache_flush(&mut self) {
+        if let Self::Vhost(device) = self {
+            device.skip_cache_flush();
+        }
+    }
+
     /// Whether a write may be completed before it is durable, unless the request says otherwise.
     pub fn write_cache_enabled(&self) -> bool {
         match self {
@@ -105,11 +134,35 @@ impl Frontend {
         }
     }
 
+    /// Whether a guest works with it: any of its queues runs.
+    pub fn is_running(&self) -> bool {
+        match self {
+            Self::Vhost(device) => device.is_running(),
+            Self::Nbd(export) => export.client_count() > 0,
+        }
+    }
+
     /// Nobody can attach any more.
     pub fn is_finished(&self) -> bool {
         match self {
             Self::Vhost(device) => device.is_finished(),
             Self::Nbd(_) => false,
+        }
+    }
+
+    /// Whether the next requests may be repetitions of what an earlier process had in flight. NBD clients do not tell.
+    pub fn may_repeat(&self) -> bool {
+        match self {
+            Self::Vhost(device) => device.repeats(),
+            Self::Nbd(_) => true,
+        }
+    }
+
+    /// Whether every answer is on its way: nothing keeps its guest from being left now.
+    pub fn is_quiet(&self) -> bool {
+        match self {
+            Self::Vhost(_) => true,
+            Self::Nbd(export) => export.is_quiet(),
         }
     }
 

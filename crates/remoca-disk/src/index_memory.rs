@@ -1,15 +1,21 @@
-//! The memory of the index: a mapping of its own, so that it is given back as a whole and could outlive the process.
+//! The memory of the index: a mapping of its own. Nobody else has it, or it is a part of the state file and outlives the
+//! process.
 
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-/// 32-bit words, zero at the start.
+/// 32-bit words, zero at the start unless they are a file's.
 pub struct IndexMemory {
     start: NonNull<u32>,
     words: usize,
+    outlives_process: bool,
 }
+
+// SAFETY: the mapping belongs to this value alone, and memory is the same for all threads.
+unsafe impl Send for IndexMemory {}
 
 impl IndexMemory {
     /// So many words.
@@ -19,18 +25,39 @@ impl IndexMemory {
     /// one that it cannot keep would kill this process later.
     pub fn new(words: usize) -> io::Result<Self> {
         let bytes = words.checked_mul(4).ok_or(io::ErrorKind::OutOfMemory)?;
-        if let Some(available) = available_bytes()
-            && bytes > available
-        {
-            let message = format!("it would take {} MiB, of {} MiB available", bytes >> 20, available >> 20);
-            return Err(io::Error::new(io::ErrorKind::OutOfMemory, message));
-        }
+        check_available(bytes)?;
         // SAFETY: a new private mapping at an address of the kernel's choice touches nothing that exists.
         let start = unsafe {
             mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
         };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, words })
+        Ok(Self { start, words, outlives_process: false })
+    }
+
+    /// So many words of `file`, which has them, from byte `offset` on. Nobody else may change them or cut the file off.
+    pub(crate) fn of_file(file: &File, offset: u64, words: usize) -> io::Result<Self> {
+        let bytes = words.checked_mul(4).filter(|bytes| *bytes > 0).ok_or(io::ErrorKind::InvalidInput)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let start = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file, offset)? };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, words, outlives_process: true })
+    }
+
+    /// Whether a successor of the process finds these words.
+    pub(crate) fn outlives_process(&self) -> bool {
+        self.outlives_process
+    }
+}
+
+/// Whether the host has so many bytes to give.
+pub(crate) fn check_available(bytes: usize) -> io::Result<()> {
+    match available_bytes() {
+        Some(available) if bytes > available => {
+            let message = format!("it would take {} MiB, of {} MiB available", bytes >> 20, available >> 20);
+            Err(io::Error::new(io::ErrorKind::OutOfMemory, message))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -11,7 +11,16 @@ pub struct Status {
     pub name: String,
     pub pid: u32,
     pub version: String,
+    /// How often another program has taken over without a restart.
+    #[serde(default)]
+    pub upgrades: u32,
     pub uptime_s: f64,
+    /// "warm": with what a former process knew of a disk at least; else "cold".
+    #[serde(default)]
+    pub started: String,
+    /// Why nothing was found of a former process.
+    #[serde(default)]
+    pub cold_reason: Option<String>,
     /// The server that the pool is on, or was on last, or the first of the list.
     pub server: Option<ServerStatus>,
     /// All servers that this process may use.
@@ -23,7 +32,24 @@ pub struct Status {
     /// Counters since the start; they only grow.
     pub counters: BTreeMap<String, u64>,
     pub latency: Latencies,
+    pub hedging: HedgingStatus,
     pub memory: MemoryStatus,
+    /// If the disks are to go to another process, or came from one.
+    #[serde(default)]
+    pub migration: Option<MigrationStatus>,
+}
+
+/// A VM that migrates.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MigrationStatus {
+    /// The disks are here, and their images locked.
+    pub has_disks: bool,
+    /// Where this process waits for its disks, or waited.
+    pub incoming: Option<String>,
+    /// The process at the other end of the connection, if there is one.
+    pub peer: Option<String>,
+    /// What happened last.
+    pub news: Option<String>,
 }
 
 /// The memory server.
@@ -31,8 +57,9 @@ pub struct Status {
 pub struct ServerStatus {
     pub endpoint: String,
     pub connected: bool,
-    /// Connected, but late: reads avoid it until it answers.
-    pub stalled: bool,
+    /// "closed": reads of cached pages go to it. "open" or "half-open": it is slower than the disk and left alone, but for
+    /// probes; the last of them were faster than the disk.
+    pub breaker: String,
     pub error: Option<String>,
 }
 
@@ -73,6 +100,9 @@ pub struct DiskStatus {
     pub read_only: bool,
     /// "up"; or "waiting" or "failing" while the server of the image is away.
     pub store: String,
+    /// Why nothing was known of it at the start, although the process started warm.
+    #[serde(default)]
+    pub cold_reason: Option<String>,
     /// Whether a guest is attached.
     pub attached: bool,
     /// Swap areas on it that are known; a disk declared as one counts.
@@ -101,6 +131,23 @@ pub struct Latencies {
     pub read_from_cache: LatencySummary,
     pub read_from_disk: LatencySummary,
     pub write: LatencySummary,
+}
+
+/// What is normal for disk and memory server now, by their newest reads, and what follows from it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HedgingStatus {
+    /// The disk is asked, too, when the server has not answered a read after so long.
+    pub late_after_us: f64,
+    /// `None` while there are too few reads.
+    pub disk: Option<NormalLatency>,
+    pub server: Option<NormalLatency>,
+}
+
+/// Quantiles of the newest reads, forgetting older ones.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NormalLatency {
+    pub p50_us: f64,
+    pub p99_us: f64,
 }
 
 /// Memory of this process, in bytes.

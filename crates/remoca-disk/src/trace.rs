@@ -101,6 +101,15 @@ impl TraceWriter {
         Ok(Self { out: Some(BufWriter::with_capacity(1 << 16, File::create(path)?)) })
     }
 
+    /// Goes on with a trace of a former program of this process; times begin anew.
+    ///
+    /// # Errors
+    /// If the file cannot be opened.
+    pub fn append(path: &Path) -> std::io::Result<Self> {
+        let file = File::options().create(true).append(true).open(path)?;
+        Ok(Self { out: Some(BufWriter::with_capacity(1 << 16, file)) })
+    }
+
     /// Appends one record.
     pub fn record(&mut self, record: &TraceRecord) {
         let failed = match &mut self.out {

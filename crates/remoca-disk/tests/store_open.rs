@@ -5,9 +5,11 @@
 mod store_support;
 
 use std::fs::{self, File, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use remoca_disk::store::{FileOptions, FileStore, ImageLock, OpenError, OpenErrorKind, Store};
@@ -18,6 +20,13 @@ use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
 const AT_ONCE: ImageLock = ImageLock::Required { wait: Duration::ZERO };
+
+/// One test at a time: a program that another one starts has a copy of each descriptor, lock included, from its fork to its
+/// exec.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn folder() -> TempDir {
     tempfile::tempdir().unwrap()
@@ -39,6 +48,7 @@ fn refusal(path: &Path, read_only: bool) -> OpenError {
 
 #[test]
 fn what_is_no_image_is_refused_with_the_reason_and_the_remedy() {
+    let _alone = alone();
     let folder = folder();
     let protected = image(&folder, "protected", MIB);
     fs::set_permissions(&protected, Permissions::from_mode(0o444)).unwrap();
@@ -76,6 +86,7 @@ fn as_nobody<T: Send>(action: impl FnOnce() -> T + Send) -> T {
 
 #[test]
 fn missing_permissions_are_told_apart_from_a_read_only_image() {
+    let _alone = alone();
     if !is_root() {
         return;
     }
@@ -93,6 +104,7 @@ fn missing_permissions_are_told_apart_from_a_read_only_image() {
 
 #[test]
 fn an_image_in_use_is_refused_and_readers_share() {
+    let _alone = alone();
     let folder = folder();
     let path = image(&folder, "disk.img", MIB);
     let writer = open(&path, false).unwrap();
@@ -111,6 +123,7 @@ fn an_image_in_use_is_refused_and_readers_share() {
 
 #[test]
 fn a_successor_waits_for_its_predecessor() {
+    let _alone = alone();
     let folder = folder();
     let path = image(&folder, "disk.img", MIB);
     let predecessor = open(&path, false).unwrap();
@@ -125,8 +138,44 @@ fn a_successor_waits_for_its_predecessor() {
     successor.join().unwrap().unwrap();
 }
 
+/// What another program does that tries to get the image, before it sees that it cannot.
+fn trying(path: &Path) -> File {
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    for byte in [100, 101, 201, 203] {
+        // SAFETY: flock is a plain C structure, for which all zero is a valid value.
+        let mut request: libc::flock = unsafe { std::mem::zeroed() };
+        (request.l_type, request.l_start, request.l_len) = (i16::try_from(libc::F_RDLCK).unwrap(), byte, 1);
+        // SAFETY: F_OFD_SETLK reads the structure, which outlives the call; the descriptor is open.
+        assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut request) }, 0);
+    }
+    file
+}
+
+#[test]
+fn who_only_tries_takes_no_image_from_a_program_that_goes_on_with_it() {
+    let _alone = alone();
+    let folder = folder();
+    let path = image(&folder, "disk.img", MIB);
+    let former = open(&path, false).unwrap();
+    let passed = former.hand_over().unwrap().0.try_clone_to_owned().unwrap();
+    drop(former);
+    let tries = trying(&path);
+    let thread = {
+        let (path, lock) = (path.clone(), ImageLock::Required { wait: Duration::from_secs(60) });
+        std::thread::spawn(move || {
+            FileStore::adopt(passed, &path, FileOptions { lock, ..FileOptions::default() }, None)
+        })
+    };
+    assert_eq!(refusal(&path, false).kind, OpenErrorKind::InUse, "it is locked meanwhile");
+    std::thread::sleep(Duration::from_millis(50));
+    drop(tries);
+    let _successor = thread.join().unwrap().unwrap();
+    assert_eq!(refusal(&path, false).kind, OpenErrorKind::InUse);
+}
+
 #[test]
 fn qemu_and_remoca_respect_each_others_locks() {
+    let _alone = alone();
     let folder = folder();
     let path = image(&folder, "disk.img", MIB);
     let text = path.to_str().unwrap();
@@ -162,6 +211,7 @@ fn qemu_and_remoca_respect_each_others_locks() {
 
 #[test]
 fn without_the_lock_a_second_user_is_let_in() {
+    let _alone = alone();
     let folder = folder();
     let path = image(&folder, "disk.img", MIB);
     let _first = open(&path, false).unwrap();
@@ -170,6 +220,7 @@ fn without_the_lock_a_second_user_is_let_in() {
 
 #[test]
 fn block_devices_in_use_or_write_protected_are_refused() {
+    let _alone = alone();
     if !is_root() {
         return;
     }
@@ -180,6 +231,11 @@ fn block_devices_in_use_or_write_protected_are_refused() {
     assert_eq!(refusal(&device.0, false).kind, OpenErrorKind::InUse);
     drop(first);
 
+    // Its helper thread has it for another moment.
+    let is_free = || File::options().write(true).custom_flags(libc::O_EXCL).open(&device.0).is_ok();
+    while !is_free() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     run("mkfs.ext4", &["-q", device.0.to_str().unwrap()]);
     let mount_point = folder.path().join("mounted");
     fs::create_dir(&mount_point).unwrap();
@@ -197,6 +253,7 @@ fn block_devices_in_use_or_write_protected_are_refused() {
 
 #[test]
 fn file_systems_without_direct_io_are_used_through_the_page_cache() {
+    let _alone = alone();
     if !is_root() {
         return;
     }
@@ -223,6 +280,7 @@ fn file_systems_without_direct_io_are_used_through_the_page_cache() {
 
 #[test]
 fn an_image_whose_size_does_not_fit_direct_io_is_used_through_the_page_cache() {
+    let _alone = alone();
     if !is_root() {
         return;
     }

@@ -12,13 +12,30 @@ use remoca_core::engine::{
 };
 use remoca_core::rules::Rules;
 use remoca_core::units::{ByteRange, DiskIndex, Nanos, PAGE_SIZE, PAGE_SIZE_U64, PageCount, SlotIndex};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-const DISK: DiskIndex = DiskIndex(0);
-const BLOCKS: u8 = 16;
+pub const DISK: DiskIndex = DiskIndex(0);
+pub const BLOCKS: u8 = 16;
 const CACHE: PageCount = PageCount(8);
 const REQUESTS_MAX: u32 = 8;
 const SERVERS_MAX: usize = 3;
+
+/// What the engine is made from, with a port or without.
+pub fn config(has_port: bool) -> EngineConfig {
+    EngineConfig {
+        disks: 1,
+        key: [7; 16],
+        seed: 1,
+        cache: CACHE,
+        guest_memory: PageCount(16),
+        has_port,
+        frame_sample: 1,
+        send_window: 6,
+        fetch_limit: 6,
+        hedge: true,
+        rules: Rules::default(),
+    }
+}
 
 pub fn run(data: &[u8]) {
     let mut source = Source(data);
@@ -41,13 +58,17 @@ struct Request {
     sampled: Vec<u8>,
 }
 
-struct World {
-    engine: DiskEngine<Vec<u32>>,
+pub struct World {
+    pub engine: DiskEngine<Vec<u32>>,
+    options: u8,
+    /// What the index says of the disk is true, as far as is known here.
+    trusted: bool,
     now: Nanos,
     disk: [u8; BLOCKS as usize],
     requests: BTreeMap<u32, Request>,
-    /// Requests that the disk works on.
+    /// Requests that the disk works on; reads that the server may still answer, and such as it has answered, too.
     disk_queue: VecDeque<u32>,
+    hedged: BTreeSet<u32>,
     /// By number; those of servers that are no longer on the list, too.
     pools: Vec<Pool>,
     servers: Vec<ServerNumber>,
@@ -65,31 +86,25 @@ fn page(content: u8) -> Vec<u8> {
 }
 
 fn pages(contents: &[u8]) -> Vec<u8> {
-    contents.iter().flat_map(|content| page(*content)).collect()
+    // Not one byte after the other, which the fuzzer would count.
+    contents.iter().map(|content| page(*content)).collect::<Vec<_>>().concat()
 }
 
 impl World {
-    fn new(options: u8) -> Self {
-        let config = EngineConfig {
-            disks: 1,
-            key: [7; 16],
-            seed: 1,
-            cache: CACHE,
-            guest_memory: PageCount(16),
-            has_port: options & 1 == 0,
-            frame_sample: 1,
-            send_window: 6,
-            fetch_limit: 6,
-            rules: Rules::default(),
-        };
+    /// By the bits of `options`: no port, a swap disk, one server only, and no pool.
+    pub fn new(options: u8) -> Self {
+        let config = config(options & 1 == 0);
         let mut engine = DiskEngine::new(&config, vec![0; layout(&config).words()]);
         engine.describe_disk(DISK, u64::from(BLOCKS), options & 2 != 0);
         let mut world = Self {
             engine,
+            options,
+            trusted: true,
             now: Nanos(1),
             disk: [1; BLOCKS as usize],
             requests: BTreeMap::new(),
             disk_queue: VecDeque::new(),
+            hedged: BTreeSet::new(),
             pools: Vec::new(),
             servers: Vec::new(),
             asked: Vec::new(),
@@ -113,7 +128,29 @@ impl World {
         world
     }
 
-    fn step(&mut self, source: &mut Source) {
+    /// Another process has taken the place of this one, with an engine made of the words that it left, in which it may say
+    /// anything unless they are `trusted`. Of the writes under way one half is done.
+    pub fn succeed(&mut self, engine: DiskEngine<Vec<u32>>, trusted: bool) {
+        for id in std::mem::take(&mut self.disk_queue) {
+            let write = self.requests.get(&id).filter(|request| !matches!(request.op, GuestOp::Read(_)));
+            if let Some(Request { first, buffer, .. }) = write.filter(|_| id & 1 == 0) {
+                self.disk[*first..first + buffer.len()].copy_from_slice(buffer);
+            }
+        }
+        self.requests.clear();
+        self.hedged.clear();
+        self.asked.clear();
+        self.answered.clear();
+        self.session = None;
+        self.replies.clear();
+        self.sizes.clear();
+        (self.engine, self.trusted) = (engine, trusted);
+        self.engine.describe_disk(DISK, u64::from(BLOCKS), self.options & 2 != 0);
+        self.engine.set_servers(self.now, &self.servers);
+        self.act();
+    }
+
+    pub fn step(&mut self, source: &mut Source) {
         match source.below(16) {
             0..=2 => self.request(source),
             3 | 4 => self.disk_done(source),
@@ -158,7 +195,10 @@ impl World {
     }
 
     fn request(&mut self, source: &mut Source) {
-        let Some(id) = (0..REQUESTS_MAX).find(|id| !self.requests.contains_key(id)) else { return };
+        let Some(id) = (0..REQUESTS_MAX).find(|id| !self.requests.contains_key(id) && !self.disk_queue.contains(id))
+        else {
+            return;
+        };
         let first = usize::from(source.below(BLOCKS));
         let count = usize::from(source.below(3) + 1).min(usize::from(BLOCKS) - first);
         let range = ByteRange { offset: first as u64 * PAGE_SIZE_U64, length: count as u64 * PAGE_SIZE_U64 };
@@ -204,8 +244,17 @@ impl World {
         let at = usize::from(source.byte()) % self.disk_queue.len();
         let outcome = source.byte();
         let id = self.disk_queue.remove(at).unwrap();
-        let request = self.requests.get_mut(&id).unwrap();
         let failed = outcome.is_multiple_of(8);
+        let hedged = self.hedged.remove(&id);
+        let Some(request) = self.requests.get_mut(&id).filter(|_| !(hedged && failed)) else {
+            // The server was faster, or may still answer.
+            assert!(hedged, "the disk works for requests that wait");
+            if outcome & 32 != 0 && !self.requests.contains_key(&id) {
+                return self.engine.handle_disk_skipped(RequestId(id));
+            }
+            let result = if failed { Err(DiskError(5)) } else { Ok(()) };
+            return self.engine.handle_disk_done(self.now, RequestId(id), result, &[]);
+        };
         let blocks = request.first..request.first + request.buffer.len();
         if let GuestOp::Read(_) = request.op {
             // The disk read at the beginning or at the end.
@@ -237,7 +286,7 @@ impl World {
         };
         match evicted {
             Evicted::Admit(slot) => {
-                assert!(self.disk.contains(&content), "what is admitted is what the disk holds");
+                assert!(!self.trusted || self.disk.contains(&content), "what is admitted is what the disk holds");
                 self.store(slot, content);
             }
             Evicted::Zero => assert_eq!(content, 0),
@@ -257,7 +306,7 @@ impl World {
         let sent = match content {
             Some(content) if kind & 3 != 0 => content,
             Some(_) if kind & 4 != 0 => kind >> 3,
-            _ => return self.engine.handle_missing(fetch),
+            _ => return self.engine.handle_missing(self.now, fetch),
         };
         match self.engine.handle_page(self.now, fetch, &page(sent)) {
             PageOutcome::Deliver { request, offset } => self.deliver(request, offset, sent),
@@ -335,12 +384,10 @@ impl World {
     fn act(&mut self) {
         while let Some(action) = self.engine.poll_action() {
             match action {
-                Action::Disk { request, op, .. } => {
-                    let waiting = self.requests.get_mut(&request.0).expect("the disk works for requests that wait");
-                    assert_eq!(op, waiting.op);
-                    waiting.sampled = self.disk[waiting.first..waiting.first + waiting.buffer.len()].to_vec();
-                    assert!(!self.disk_queue.contains(&request.0), "the disk is asked once");
-                    self.disk_queue.push_back(request.0);
+                Action::Disk { request, op, .. } => self.act_on_disk(request, op),
+                Action::DiskToo { request, op, .. } => {
+                    self.act_on_disk(request, op);
+                    self.hedged.insert(request.0);
                 }
                 Action::ZeroFill { request, offset, length } => {
                     assert_eq!(length as usize, PAGE_SIZE);
@@ -380,10 +427,19 @@ impl World {
         }
     }
 
+    fn act_on_disk(&mut self, id: RequestId, op: GuestOp) {
+        let waiting = self.requests.get_mut(&id.0).expect("the disk works for requests that wait");
+        assert_eq!(op, waiting.op);
+        waiting.sampled = self.disk[waiting.first..waiting.first + waiting.buffer.len()].to_vec();
+        assert!(!self.disk_queue.contains(&id.0), "the disk is asked once");
+        self.disk_queue.push_back(id.0);
+    }
+
     fn complete(&mut self, id: RequestId, result: Result<(), DiskError>) {
         let request = self.requests.remove(&id.0).expect("each request completes once");
-        assert!(!self.disk_queue.contains(&id.0), "nothing completes while the disk works on it");
-        if let (GuestOp::Read(_), Ok(())) = (request.op, result) {
+        let busy = self.disk_queue.contains(&id.0) && !self.hedged.contains(&id.0);
+        assert!(!busy, "nothing completes while only the disk can answer it");
+        if let (GuestOp::Read(_), Ok(()), true) = (request.op, result, self.trusted) {
             for (at, content) in request.buffer.iter().enumerate() {
                 let (block, allowed) = (request.first + at, &request.allowed[at]);
                 assert!(allowed.contains(content), "block {block} reads as {content}, not as one of {allowed:?}");
@@ -392,7 +448,7 @@ impl World {
     }
 
     /// Everything comes to an end, whatever happened.
-    fn finish(&mut self) {
+    pub fn finish(&mut self) {
         self.servers.clear();
         self.engine.set_servers(self.now, &[]);
         self.act();

@@ -10,15 +10,20 @@
 mod agent_page;
 mod control;
 mod engine;
+mod handover;
+mod memory;
+mod migration;
 mod nbd_server;
+mod ownership;
 mod pool;
 mod protocol;
+mod resume;
 mod session;
 mod source;
 mod trace;
 
 use remoca_disk::testing::{
-    fuzz_nbd, fuzz_nbd_client, fuzz_nbd_client_seeds, fuzz_vhost_queue, fuzz_vhost_queue_seeds,
+    fuzz_migration_seeds, fuzz_nbd, fuzz_nbd_client, fuzz_nbd_client_seeds, fuzz_vhost_queue, fuzz_vhost_queue_seeds,
 };
 
 /// One kind of input.
@@ -33,13 +38,17 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 13] = [
     Target { name: "agent-page", length_max: 4200, run: agent_page::run, seeds: agent_page::seeds },
     Target { name: "control", length_max: 1024, run: control::run, seeds: control::seeds },
     Target { name: "engine", length_max: 400, run: engine::run, seeds: engine::seeds },
+    Target { name: "handover", length_max: 2048, run: handover::run, seeds: handover::seeds },
+    Target { name: "migration", length_max: 4096, run: migration::run, seeds: fuzz_migration_seeds },
     Target { name: "nbd-client", length_max: 4096, run: fuzz_nbd_client, seeds: fuzz_nbd_client_seeds },
     Target { name: "nbd-server", length_max: 4096, run: fuzz_nbd, seeds: nbd_server::seeds },
+    Target { name: "ownership", length_max: 200, run: ownership::run, seeds: ownership::seeds },
     Target { name: "protocol", length_max: 12 << 10, run: protocol::run, seeds: protocol::seeds },
+    Target { name: "resume", length_max: 400, run: resume::run, seeds: resume::seeds },
     Target { name: "session", length_max: 2048, run: session::run, seeds: session::seeds },
     Target { name: "trace", length_max: 1024, run: trace::run, seeds: trace::seeds },
     Target { name: "vhost-queue", length_max: 2048, run: fuzz_vhost_queue, seeds: fuzz_vhost_queue_seeds },

@@ -3,7 +3,7 @@
 //!
 //! Called by the test `file_systems` with two short cases, and by the program `matrix` with all of them.
 
-use crate::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, start_agent, stop_agent};
+use crate::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, slow, start_agent, stop_agent};
 use remoca_lab::{Guest, Lab, Recipe, store};
 use std::collections::BTreeMap;
 
@@ -36,9 +36,9 @@ impl Kernel {
 #[derive(Clone, Copy, Debug)]
 pub struct FileSystem {
     pub name: &'static str,
-    make: &'static str,
-    mount_options: &'static str,
-    check: &'static str,
+    pub(crate) make: &'static str,
+    pub(crate) mount_options: &'static str,
+    pub(crate) check: &'static str,
     /// Its files are text instead of signed sectors, which do not compress.
     text: bool,
 }
@@ -174,7 +174,8 @@ pub fn run(kernel: Kernel, file_system: &FileSystem, scale: &Scale) -> Result<Ou
     let image = host.folder().join("data.img");
     store::sparse_image(&image, 1 << 30)?;
     host.start_server()?;
-    host.start_process(&[Image { name: "data", path: image, options: "" }], "512M", &[])?;
+    let disk = slow(&image, &host, 5)?;
+    host.start_process(&[Image { name: "data", path: disk.uri().into(), options: "" }], "512M", &[])?;
     let mut config =
         host.guest(&lab, &format!("file-system-{}-{}", kernel.name(), file_system.name.replace(", ", "-")))?;
     config.recipe = kernel.recipe();

@@ -4,16 +4,22 @@
 //! Called by the tests of this crate. It builds the programs it needs (with assertions), owns their processes, and asks the VM
 //! process over its control socket, as an operator would.
 
+pub mod correctness;
 pub mod file_systems;
+pub mod liar;
+pub mod soak;
+pub mod suites;
 
 use remoca_disk::control::{self, Command as Ask, Reply};
 use remoca_disk::status::Status;
+use remoca_lab::store::{Nbdkit, NbdkitConfig};
 use remoca_lab::{Disk, Guest, GuestConfig, Lab, Qmp, Service, program};
 use serde_json::json;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -25,23 +31,23 @@ pub const LIMIT: Duration = Duration::from_secs(240);
 
 /// The `remoca` program, built once for each process.
 pub fn remoca() -> Result<PathBuf> {
-    built(&[], "target")
+    built(&[], "debug/remoca")
 }
 
 /// The `remoca` program as operators run it, for measurements.
 pub fn remoca_release() -> Result<PathBuf> {
-    built(&["--release"], "target")
+    built(&["--release"], "release/remoca")
 }
 
 /// The `remoca` program whose safety rules can be left out.
 pub fn remoca_ablation() -> Result<PathBuf> {
-    built(&["--features", "ablation"], "target/ablation")
+    built(&["--features", "ablation", "--bin", "remoca-ablation"], "debug/remoca-ablation")
 }
 
-fn built(options: &[&str], target: &str) -> Result<PathBuf> {
+fn built(options: &[&str], program: &str) -> Result<PathBuf> {
     static PROJECT: OnceLock<PathBuf> = OnceLock::new();
     let project = PROJECT.get_or_init(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."));
-    let target = project.join(target);
+    let target = project.join("target");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
         .current_dir(project)
@@ -52,7 +58,7 @@ fn built(options: &[&str], target: &str) -> Result<PathBuf> {
     if !status.success() {
         return Err("the remoca program does not build".into());
     }
-    Ok(target.join(if options.contains(&"--release") { "release/remoca" } else { "debug/remoca" }))
+    Ok(target.join(program))
 }
 
 /// One disk of the VM process.
@@ -96,6 +102,11 @@ impl Host {
     /// The VM process will have no eviction port: its guest has no agent.
     pub fn without_port(&mut self) {
         self.has_port = false;
+    }
+
+    /// What is started from now on is another build of `remoca`.
+    pub fn use_program(&mut self, program: PathBuf) {
+        self.program = program;
     }
 
     /// Where its sockets and logs are.
@@ -158,7 +169,7 @@ impl Host {
         // One that was killed left its control socket behind, and this waits for the new one.
         let _ = std::fs::remove_file(self.path("vm.ctl"));
         let mut process = Service::start("remoca disk", command, &self.path("disk.log"))?;
-        process.wait_for_file(&self.path("vm.ctl"), LIMIT)?;
+        process.wait_for_socket(&self.path("vm.ctl"), LIMIT)?;
         self.process = Some(process);
         self.names = images.iter().map(|image| image.name).collect();
         Ok(())
@@ -173,6 +184,11 @@ impl Host {
             }
         }
         Ok(())
+    }
+
+    /// The VM process.
+    pub fn process(&mut self) -> Result<&mut Service> {
+        self.process.as_mut().ok_or_else(|| "the VM process does not run".into())
     }
 
     /// Kills the VM process: for the guest, its disks are gone until the next one.
@@ -217,8 +233,29 @@ impl Host {
         self.ask(Ask::Set { cache_bytes, enabled, servers: None })
     }
 
+    /// What `remoca set --server` would do.
+    pub fn set_servers(&self, servers: Vec<String>) -> Result<Status> {
+        self.ask(Ask::Set { cache_bytes: None, enabled: None, servers: Some(servers) })
+    }
+
+    /// What `remoca upgrade` would do: the program runs on, from its file as it is now.
+    pub fn upgrade(&self) -> Result<Status> {
+        self.ask(Ask::Upgrade { program: None })
+    }
+
+    /// The same, on a thread of its own.
+    pub fn upgrade_in_background(&self) -> JoinHandle<std::io::Result<Reply>> {
+        let control = self.control();
+        std::thread::spawn(move || control::call(&control, Ask::Upgrade { program: None }))
+    }
+
+    /// The control socket of the VM process.
+    pub fn control(&self) -> PathBuf {
+        self.path("vm.ctl")
+    }
+
     fn ask(&self, command: Ask) -> Result<Status> {
-        match control::call(&self.path("vm.ctl"), command)? {
+        match control::call(&self.control(), command)? {
             Reply::Status(status) => Ok(*status),
             Reply::Error { error } => Err(error.into()),
         }
@@ -246,9 +283,27 @@ impl Host {
     }
 }
 
+/// Puts an image behind an NBD server that takes longer than a memory server would, on a busy machine too: 1 ms for reads of a
+/// few pages, 5 ms for those of a MiB. How much comes from the cache does not depend then on how fast the disk of this machine
+/// is: a faster one is rightly preferred.
+pub fn slow(image: &Path, host: &Host, read_ms: u64) -> Result<Nbdkit> {
+    Ok(NbdkitConfig::slow_file(image, Duration::from_millis(read_ms)).start(host.folder())?)
+}
+
 /// Starts the agent in the guest and waits until it says that it sends.
 pub fn start_agent(guest: &mut Guest) -> Result<()> {
+    launch_agent(guest)?;
+    wait_for_agent(guest)
+}
+
+/// Starts the agent in the guest.
+pub fn launch_agent(guest: &mut Guest) -> Result<()> {
     guest.run("remoca-agent > /tmp/agent.log 2>&1 & echo $! > /tmp/agent.pid", LIMIT)?;
+    Ok(())
+}
+
+/// Waits until the agent says that it sends.
+pub fn wait_for_agent(guest: &mut Guest) -> Result<()> {
     let wait =
         "for i in $(seq 600); do grep -q sending /tmp/agent.log && exit 0; sleep 0.1; done; cat /tmp/agent.log; exit 1";
     guest.run(wait, LIMIT)?;
@@ -277,14 +332,26 @@ pub fn wait_for_disk(guest: &mut Guest, serial: &str, there: bool) -> Result<()>
 
 /// Ends the agent; what it has captured arrives first.
 pub fn stop_agent(guest: &mut Guest) -> Result<()> {
-    let stop = "kill $(cat /tmp/agent.pid); for i in $(seq 600); do kill -0 $(cat /tmp/agent.pid) 2> /dev/null || exit 0; sleep 0.1; done; exit 1";
-    guest.run(stop, LIMIT)?;
+    end_agent(guest, "TERM")
+}
+
+/// Sends the agent a signal that ends it, and waits: it holds the port until its last request is done.
+pub fn end_agent(guest: &mut Guest, signal: &str) -> Result<()> {
+    let end = format!(
+        "kill -{signal} $(cat /tmp/agent.pid); for i in $(seq 600); do kill -0 $(cat /tmp/agent.pid) 2> /dev/null || exit 0; sleep 0.1; done; exit 1"
+    );
+    guest.run(&end, LIMIT)?;
     Ok(())
 }
 
 /// Fails if the guest's kernel complained of its disks.
 pub fn assert_kernel_is_content(guest: &mut Guest) -> Result<()> {
-    let complaints = "dmesg | grep -iE 'I/O error|EXT4-fs (error|warning)|XFS .*(error|corrupt)|BTRFS (error|warning|critical)|blocked for more than|corrupt' ; true";
-    let found = guest.run(complaints, LIMIT)?;
+    let found = kernel_complaints(guest)?;
     if found.is_empty() { Ok(()) } else { Err(format!("the guest's kernel says: {found}").into()) }
+}
+
+/// What the guest's kernel complained of, of its disks; one line each.
+pub fn kernel_complaints(guest: &mut Guest) -> Result<String> {
+    let complaints = "dmesg | grep -iE 'I/O error|EXT4-fs (error|warning)|XFS .*(error|corrupt)|BTRFS (error|warning|critical)|blocked for more than|corrupt' ; true";
+    Ok(guest.run(complaints, LIMIT)?)
 }

@@ -2,7 +2,7 @@
 //! evicted: it fills the cache. Where the kernel zeroes pages, as Debian's does, blocks are admitted as they are read.
 
 use remoca_disk::status::Status;
-use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca};
+use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, slow};
 use remoca_lab::{Lab, store, workload::dataset};
 
 /// Lets a guest of 192 MiB read 256 MiB of files three times; `check` sees the status after the last.
@@ -15,7 +15,8 @@ fn read_files(name: &str, kernel_arg: &str, check: impl FnOnce(&Status)) -> Resu
     store::ext4_of_folder(&image, 576 << 20, &files)?;
     host.without_port();
     host.start_server()?;
-    host.start_process(&[Image { name: "data", path: image, options: "" }], "384M", &[])?;
+    let disk = slow(&image, &host, 5)?;
+    host.start_process(&[Image { name: "data", path: disk.uri().into(), options: "" }], "384M", &[])?;
     let mut config = host.guest(&lab, name)?;
     config.memory_mib = 192;
     config.kernel_args.push(kernel_arg.into());

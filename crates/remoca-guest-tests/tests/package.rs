@@ -93,6 +93,14 @@ fn host_package(guest: &mut Guest) -> Result<()> {
     let refused = guest.try_run("dpkg -r remoca 2>&1", LIMIT)?;
     assert!(!refused.success() && refused.text().contains("still in use: remoca-disk@web1.service"), "{refused:?}");
     assert_eq!(process_of(guest, "remoca-disk@web1")?, former[1]);
+    // Killed, and waiting for its restart: it is in use all the same.
+    let drop_in = "/run/systemd/system/remoca-disk@web1.service.d";
+    let slow = format!("mkdir -p {drop_in} && printf '[Service]\\nRestartSec=1h\\n' > {drop_in}/slow.conf");
+    guest.run(&format!("{slow} && systemctl daemon-reload && systemctl kill --signal=KILL remoca-disk@web1"), LIMIT)?;
+    let waits = "until systemctl is-active remoca-disk@web1 | grep -q activating; do sleep 0.1; done";
+    guest.run(waits, LIMIT)?;
+    let refused = guest.try_run("dpkg -r remoca 2>&1", LIMIT)?;
+    assert!(!refused.success() && refused.text().contains("still in use: remoca-disk@web1.service"), "{refused:?}");
     guest.run("systemctl stop remoca-disk@web1 && dpkg -P remoca && ! pidof remoca", LIMIT)?;
     Ok(())
 }

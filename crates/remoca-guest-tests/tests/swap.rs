@@ -1,7 +1,7 @@
 //! A guest that swaps on a cached disk: a sort in place of more than its memory holds comes out right, without the cache
 //! and with it, and pages that were swapped out come back from the memory server.
 
-use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca};
+use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, slow};
 use remoca_lab::{Lab, store};
 
 #[test]
@@ -15,7 +15,9 @@ fn what_is_swapped_out_comes_back_from_the_memory_server() -> Result<()> {
     store::format_ext4(&data)?;
     host.without_port();
     host.start_server()?;
-    let images = [Image { name: "area", path: area, options: "" }, Image { name: "data", path: data, options: "" }];
+    let disk = slow(&area, &host, 1)?;
+    let images =
+        [Image { name: "area", path: disk.uri().into(), options: "" }, Image { name: "data", path: data, options: "" }];
     host.start_process(&images, "384M", &[])?;
     let mut config = host.guest(&lab, "swap")?;
     config.memory_mib = 160;

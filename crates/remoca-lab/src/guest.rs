@@ -22,6 +22,7 @@ use crate::{
     frame::Kind,
     image::{Image, Recipe},
     lab::Lab,
+    migration::{self, Incoming, Relay},
     program, qemu,
     qmp::Qmp,
     service, store,
@@ -48,6 +49,8 @@ pub enum DiskSource {
         /// Writes go to a throw-away layer.
         snapshot: bool,
     },
+    /// A layer in the qcow2 format, which the guest may write.
+    Layer { path: PathBuf },
     VhostUser {
         socket: PathBuf,
         queue_count: u16,
@@ -99,6 +102,10 @@ pub struct GuestConfig {
     pub qemu_args: Vec<String>,
     /// Whether the guest may reboot; else a reboot ends it.
     pub may_reboot: bool,
+    /// The guest can move to another QEMU ([`Guest::incoming`]): what it writes to its root is in a file that both can open.
+    pub migratable: bool,
+    /// QEMU runs in this network name space (`ip netns`), which needs root.
+    pub name_space: Option<String>,
     /// The guest's clock counts instructions, a nanosecond for each of any processor, so that a busy host does not matter.
     /// Always by software emulation.
     pub count_instructions: bool,
@@ -117,6 +124,8 @@ impl GuestConfig {
             kernel_args: Vec::new(),
             qemu_args: Vec::new(),
             may_reboot: false,
+            migratable: false,
+            name_space: None,
             count_instructions: false,
             boot_limit: Duration::from_secs(120),
         }
@@ -146,29 +155,66 @@ impl GuestConfig {
         let payload = folder.join("payload.img");
         store::image_of_files(&payload, &self.payload)?;
 
-        let (port, qemu_port) = UnixStream::pair().context("creating a socket pair")?;
-        let (monitor, qemu_monitor) = UnixStream::pair().context("creating a socket pair")?;
-        let qemu_log = File::create(folder.join("qemu.log")).context_path("creating a log in", &folder)?;
+        let root =
+            if self.migratable { migration::own_root(&image, &folder)? } else { qemu::throw_away(&image.root()) };
         let jobs_log = File::create(folder.join("jobs.log")).context_path("creating a log in", &folder)?;
-        let mut command = qemu::command(&self, &image, accelerator, &payload, &qemu_port, &qemu_monitor);
-        command.stderr(qemu_log);
-
+        let boot_limit = self.boot_limit;
+        let parts = Parts { config: self, image, accelerator, root, payload };
         let started = Instant::now();
-        let mut child = service::spawn(command)?;
-        // QEMU holds the other ends now; with ours closed we see it when it ends.
-        drop((qemu_port, qemu_monitor));
-        let stdout = child.stdout.take().ok_or_else(|| Error::Invalid("QEMU has no standard output".into()))?;
+        let Qemu { child, console, port, monitor, far_port } = Qemu::start(&parts, &folder, 0)?;
         let guest = Guest {
-            console: Console::capture(stdout, &folder.join("console.log"))?,
+            console,
             channel: Channel::open(port, jobs_log).context("opening the guest's port")?,
             monitor: Some(monitor),
-            name: self.name,
+            name: parts.config.name.clone(),
+            relay: far_port.map(Relay::Waiting),
             folder,
             child,
             started,
+            parts,
+            qemu_count: 1,
             _lock: lock,
         };
-        guest.wait_for_boot(0, self.boot_limit)
+        guest.wait_for_boot(0, boot_limit)
+    }
+}
+
+/// What its QEMU is started with.
+#[derive(Clone, Debug)]
+pub(crate) struct Parts {
+    pub(crate) config: GuestConfig,
+    pub(crate) image: Image,
+    pub(crate) accelerator: Accelerator,
+    pub(crate) root: DiskSource,
+    pub(crate) payload: PathBuf,
+}
+
+/// A QEMU process and our ends of its sockets.
+pub(crate) struct Qemu {
+    pub(crate) child: Child,
+    pub(crate) console: Console,
+    pub(crate) port: UnixStream,
+    pub(crate) monitor: UnixStream,
+    /// QEMU's own end of the port, kept for its successor.
+    pub(crate) far_port: Option<UnixStream>,
+}
+
+impl Qemu {
+    /// `number` tells the logs of several QEMUs of one guest apart.
+    pub(crate) fn start(parts: &Parts, folder: &Path, number: u32) -> Result<Qemu> {
+        let name = |kind: &str| if number == 0 { format!("{kind}.log") } else { format!("{kind}-{number}.log") };
+        let (port, qemu_port) = UnixStream::pair().context("creating a socket pair")?;
+        let (monitor, qemu_monitor) = UnixStream::pair().context("creating a socket pair")?;
+        let log = File::create(folder.join(name("qemu"))).context_path("creating a log in", folder)?;
+        let mut command = qemu::command(parts, &qemu_port, &qemu_monitor);
+        command.stderr(log);
+        let mut child = service::spawn(command)?;
+        let stdout = child.stdout.take().ok_or_else(|| Error::Invalid("QEMU has no standard output".into()))?;
+        let console = Console::capture(stdout, &folder.join(name("console")))?;
+        // QEMU holds the other ends now; with ours closed we see it when it ends.
+        drop(qemu_monitor);
+        let far_port = parts.config.migratable.then_some(qemu_port);
+        Ok(Qemu { child, console, port, monitor, far_port })
     }
 }
 
@@ -181,6 +227,9 @@ pub struct Guest {
     console: Console,
     channel: Channel,
     monitor: Option<UnixStream>,
+    relay: Option<Relay>,
+    parts: Parts,
+    qemu_count: u32,
     started: Instant,
     _lock: File,
 }
@@ -209,6 +258,34 @@ impl Guest {
     pub fn qmp(&mut self) -> Result<Qmp> {
         let monitor = self.monitor.take().ok_or_else(|| Error::Qmp("the monitor is already open".into()))?;
         Qmp::open(monitor)
+    }
+
+    /// Starts another QEMU, which waits at `address` (as QEMU writes it: `tcp:HOST:PORT`) for this guest. `change` says what is
+    /// different there, such as the sockets of its disks. Needs [`GuestConfig::migratable`].
+    pub fn incoming(&mut self, address: &str, change: impl FnOnce(&mut GuestConfig)) -> Result<Incoming> {
+        let mut parts = self.parts.clone();
+        change(&mut parts.config);
+        let changed = parts.config.clone();
+        parts.config.qemu_args.extend(["-incoming".into(), address.into()]);
+        self.qemu_count += 1;
+        let mut qemu = Qemu::start(&parts, &self.folder, self.qemu_count)?;
+        qemu.far_port = None;
+        let monitor = qemu.monitor.try_clone().context("copying a socket")?;
+        // It takes commands when it listens.
+        let qmp = Qmp::open(monitor)?;
+        Ok(Incoming { waiting: Some((qemu, qmp)), config: changed })
+    }
+
+    /// The guest runs in this other QEMU now: the one before is killed, and jobs go there. Returns its monitor.
+    pub fn go_on(&mut self, mut incoming: Incoming) -> Result<Qmp> {
+        let (qemu, qmp) = incoming.waiting.take().ok_or_else(|| Error::Invalid("no QEMU waits".into()))?;
+        let relay = self.relay.take().ok_or_else(|| Error::Invalid("the guest is not migratable".into()))?;
+        // In this order: with a QEMU that ends before another has come, the port ends, too.
+        self.relay = Some(relay.switch(qemu.port)?);
+        self.kill()?;
+        (self.child, self.console, self.monitor) = (qemu.child, qemu.console, None);
+        self.parts.config = incoming.config.clone();
+        Ok(qmp)
     }
 
     /// Starts a shell command and returns while it runs.

@@ -77,9 +77,14 @@ impl Recipe {
 
     /// The same with systemd as its init, as on a machine that somebody uses.
     pub fn bookworm_with_systemd() -> Recipe {
-        let mut recipe = Recipe::bookworm();
-        recipe.packages.push("systemd-sysv".into());
-        recipe
+        Recipe::bookworm().with(&["systemd-sysv"])
+    }
+
+    /// The same with more packages.
+    #[must_use]
+    pub fn with(mut self, packages: &[&str]) -> Recipe {
+        self.packages.extend(packages.iter().copied().map(str::to_owned));
+        self
     }
 
     /// The suite and a number that stands for everything the image is made from.
@@ -199,6 +204,7 @@ fn mmdebstrap(recipe: &Recipe, mirror: &Mirror, scripts: &Path, folder: &Path) -
     for unwanted in ["doc", "man", "locale", "info"] {
         command.arg(format!("--dpkgopt=path-exclude=/usr/share/{unwanted}/*"));
     }
+    command.arg("--aptopt=Acquire::Retries \"3\"");
     for option in &mirror.apt_options {
         command.arg(format!("--aptopt={option}"));
     }
@@ -251,8 +257,7 @@ mod tests {
     #[test]
     fn name_follows_the_recipe() {
         let recipe = Recipe::bookworm();
-        let mut other = recipe.clone();
-        other.packages.push("strace".into());
+        let other = recipe.clone().with(&["strace"]);
         assert!(recipe.name().starts_with("bookworm-"));
         assert_eq!(recipe.name(), Recipe::bookworm().name());
         assert_ne!(recipe.name(), other.name());

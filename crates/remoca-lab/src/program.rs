@@ -34,14 +34,39 @@ pub fn build(lab: &Lab, package: &str, program: &str) -> Result<PathBuf> {
     }
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     service::run(
-        Command::new(cargo)
+        statically_linked(Command::new(cargo))
             .current_dir(project_folder())
             .args(["build", "--quiet", "--release", "--target", TARGET])
             .args(["--package", package, "--bin", program, "--target-dir"])
-            .arg(target_folder)
-            .env_remove("CARGO_ENCODED_RUSTFLAGS")
-            .env("RUSTFLAGS", "-C target-feature=+crt-static -C strip=symbols"),
+            .arg(target_folder),
     )?;
     built.insert(program.to_owned(), path.clone());
     Ok(path)
+}
+
+/// Builds a program of the crate registry for guests, as its authors locked it, and returns its path. Once.
+pub fn install(lab: &Lab, package: &str, version: &str) -> Result<PathBuf> {
+    let folder = lab.cache().join("registry").join(format!("{package}-{version}"));
+    let path = folder.join("bin").join(package);
+    if path.exists() {
+        return Ok(path);
+    }
+    progress(format_args!("building {package} {version} for guests (once, a minute or two)"));
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    service::run(
+        statically_linked(Command::new(cargo))
+            // Outside of the project, whose settings are not for it.
+            .current_dir(lab.cache())
+            .args(["install", "--quiet", "--locked", "--target", TARGET, "--version", version, "--root"])
+            .arg(&folder)
+            .arg("--target-dir")
+            .arg(folder.join("target"))
+            .arg(package),
+    )?;
+    Ok(path)
+}
+
+fn statically_linked(mut cargo: Command) -> Command {
+    cargo.env_remove("CARGO_ENCODED_RUSTFLAGS").env("RUSTFLAGS", "-C target-feature=+crt-static -C strip=symbols");
+    cargo
 }

@@ -7,6 +7,7 @@ use std::{
     },
     path::Path,
     process::{Command, Stdio},
+    sync::OnceLock,
 };
 
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -14,25 +15,27 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use crate::{
     accel::Accelerator,
     clock,
-    guest::{Disk, DiskSource, GuestConfig},
-    image::Image,
+    guest::{Disk, DiskSource, GuestConfig, Parts},
     service,
 };
 
 /// `tsc=reliable`: under emulation the kernel would distrust its clock for nothing. `panic=-1`: a panic ends the guest.
 const KERNEL_ARGS: &str = "console=ttyS0 quiet panic=-1 tsc=reliable";
 
+const QEMU: &str = "qemu-system-x86_64";
+
 /// Builds the command. QEMU inherits its ends of the two sockets, so there are no socket files to clean up, to wait for
 /// or to name too long.
-pub fn command(
-    config: &GuestConfig,
-    image: &Image,
-    accelerator: Accelerator,
-    payload: &Path,
-    port: &UnixStream,
-    monitor: &UnixStream,
-) -> Command {
-    let mut command = service::tool("qemu-system-x86_64");
+pub(crate) fn command(parts: &Parts, port: &UnixStream, monitor: &UnixStream) -> Command {
+    let Parts { config, image, accelerator, root, payload } = parts;
+    let mut command = match &config.name_space {
+        None => service::tool(QEMU),
+        Some(name) => {
+            let mut command = service::tool("ip");
+            command.args(["netns", "exec", name, QEMU]);
+            command
+        }
+    };
     let memory = config.memory_mib;
     command
         .args(accelerator.qemu_args())
@@ -45,7 +48,7 @@ pub fn command(
         .arg(image.kernel())
         .arg("-initrd")
         .arg(image.initramfs())
-        .args(["-append", &kernel_command_line(config, accelerator)])
+        .args(["-append", &kernel_command_line(config, *accelerator)])
         .arg("-chardev")
         .arg(format!("socket,id=port,fd={}", port.as_raw_fd()))
         .args(["-device", "virtio-serial-pci", "-device", "virtserialport,chardev=port,name=lab"])
@@ -58,7 +61,9 @@ pub fn command(
     if !config.may_reboot {
         command.arg("-no-reboot");
     }
-    let own = [file_disk("lab-root", &image.root(), false, true), file_disk("lab-payload", payload, true, false)];
+    let payload = DiskSource::File { path: payload.clone(), read_only: true, snapshot: false };
+    let own = [("lab-root", root.clone()), ("lab-payload", payload)];
+    let own = own.map(|(serial, source)| Disk { serial: serial.to_owned(), source });
     for (index, disk) in own.iter().chain(&config.disks).enumerate() {
         command.args(disk_args(index, disk));
     }
@@ -77,8 +82,9 @@ fn kernel_command_line(config: &GuestConfig, accelerator: Accelerator) -> String
     clock.iter().chain(&config.kernel_args).fold(KERNEL_ARGS.to_owned(), |line, argument| line + " " + argument)
 }
 
-fn file_disk(serial: &str, path: &Path, read_only: bool, snapshot: bool) -> Disk {
-    Disk { serial: serial.to_owned(), source: DiskSource::File { path: path.to_owned(), read_only, snapshot } }
+/// A disk whose changes are gone with its QEMU.
+pub(crate) fn throw_away(path: &Path) -> DiskSource {
+    DiskSource::File { path: path.to_owned(), read_only: false, snapshot: true }
 }
 
 fn disk_args(index: usize, disk: &Disk) -> Vec<String> {
@@ -96,8 +102,17 @@ fn disk_args(index: usize, disk: &Disk) -> Vec<String> {
                 format!("virtio-blk-pci,drive=disk{index},serial={serial}"),
             ]
         }
+        DiskSource::Layer { path } => {
+            let path = escaped(path);
+            vec![
+                "-drive".into(),
+                format!("if=none,id=disk{index},file={path},format=qcow2"),
+                "-device".into(),
+                format!("virtio-blk-pci,drive=disk{index},serial={serial}"),
+            ]
+        }
         DiskSource::VhostUser { socket, queue_count, queue_size, reconnect } => {
-            let reconnect = if *reconnect { ",reconnect=1" } else { "" };
+            let reconnect = if *reconnect { reconnect_option() } else { "" };
             let socket = escaped(socket);
             vec![
                 "-chardev".into(),
@@ -107,6 +122,24 @@ fn disk_args(index: usize, disk: &Disk) -> Vec<String> {
             ]
         }
     }
+}
+
+/// How often QEMU looks for a back end that is gone: each 100 ms, or each second before QEMU 9.2, which knew no less.
+fn reconnect_option() -> &'static str {
+    static OPTION: OnceLock<&str> = OnceLock::new();
+    OPTION.get_or_init(|| {
+        let said = service::tool(QEMU).arg("--version").output().map(|output| output.stdout).unwrap_or_default();
+        match version(&String::from_utf8_lossy(&said)) {
+            Some(version) if version >= (9, 2) => ",reconnect-ms=100",
+            _ => ",reconnect=1",
+        }
+    })
+}
+
+/// Major and minor number in `QEMU emulator version 10.0.2 (...)`.
+fn version(said: &str) -> Option<(u32, u32)> {
+    let mut numbers = said.split_once("version ")?.1.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 /// In QEMU's options a comma is written twice.
@@ -130,4 +163,16 @@ fn inherit(command: &mut Command, descriptors: [i32; 2]) {
     };
     // SAFETY: the closure runs between fork and exec and makes two system calls; it allocates nothing, takes no lock.
     unsafe { command.pre_exec(keep) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read() {
+        assert_eq!(version("QEMU emulator version 10.0.2 (Debian 1:10.0.2+ds-2)\nCopyright"), Some((10, 0)));
+        assert_eq!(version("QEMU emulator version 7.2.19"), Some((7, 2)));
+        assert_eq!(version("qemu: no such file"), None);
+    }
 }

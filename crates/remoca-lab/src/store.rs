@@ -4,6 +4,7 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     process::ExitStatus,
+    thread,
     time::Duration,
 };
 
@@ -18,8 +19,9 @@ use crate::{
     },
 };
 
-const START_LIMIT: Duration = Duration::from_secs(10);
-const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// For a host that writes gigabytes meanwhile.
+const START_LIMIT: Duration = Duration::from_secs(120);
+const STOP_LIMIT: Duration = Duration::from_secs(120);
 
 /// Creates an image of zeroes that takes no space yet.
 pub fn sparse_image(path: &Path, size: u64) -> Result<()> {
@@ -139,9 +141,15 @@ impl NbdkitConfig {
         // A short path of its own: the name of a Unix socket takes 107 bytes.
         let folder = TempDir::with_prefix("lab-").context("creating a folder for a socket")?;
         let socket = folder.path().join("nbd");
+        let log = log_folder.join("nbdkit.log");
+        let service = self.start_at(&socket, &log)?;
+        Ok(Nbdkit { service, socket, config: self.clone(), log, _folder: folder })
+    }
+
+    fn start_at(&self, socket: &Path, log: &Path) -> Result<Service> {
         let mut command = tool("nbdkit");
         command.args(["--foreground", "--threads"]);
-        command.arg(self.thread_count.to_string()).arg("--unix").arg(&socket);
+        command.arg(self.thread_count.to_string()).arg("--unix").arg(socket);
         let delayed = !(self.read_delay.is_zero() && self.write_delay.is_zero());
         if delayed {
             command.arg("--filter=delay");
@@ -154,9 +162,9 @@ impl NbdkitConfig {
             command.arg(format!("rdelay={}ms", self.read_delay.as_millis()));
             command.arg(format!("wdelay={}ms", self.write_delay.as_millis()));
         }
-        let mut service = Service::start("nbdkit", command, &log_folder.join("nbdkit.log"))?;
-        service.wait_for_socket(&socket, START_LIMIT)?;
-        Ok(Nbdkit { service, socket, _folder: folder })
+        let mut service = Service::start("nbdkit", command, log)?;
+        service.wait_for_socket(socket, START_LIMIT)?;
+        Ok(service)
     }
 }
 
@@ -165,6 +173,8 @@ impl NbdkitConfig {
 pub struct Nbdkit {
     service: Service,
     socket: PathBuf,
+    config: NbdkitConfig,
+    log: PathBuf,
     _folder: TempDir,
 }
 
@@ -180,6 +190,29 @@ impl Nbdkit {
 
     pub fn service(&mut self) -> &mut Service {
         &mut self.service
+    }
+
+    /// Kills it, and starts it again at the same address after a while.
+    pub fn kill_and_restart(&mut self, away: Duration) -> Result<()> {
+        self.service.kill()?;
+        thread::sleep(away);
+        self.start_again()
+    }
+
+    /// Starts it again if it has ended by itself; whether it had.
+    pub fn revive(&mut self) -> Result<bool> {
+        let has_ended = self.service.exit_status()?.is_some();
+        if has_ended {
+            self.start_again()?;
+        }
+        Ok(has_ended)
+    }
+
+    fn start_again(&mut self) -> Result<()> {
+        // nbdkit does not take the place of one that left its socket behind.
+        fs::remove_file(&self.socket).context_path("removing", &self.socket)?;
+        self.service = self.config.start_at(&self.socket, &self.log)?;
+        Ok(())
     }
 
     /// Lets it finish what it has begun, and ends it.

@@ -268,7 +268,7 @@ fn one_that_does_much_lets_others_go_in_between() {
     let work = encode(&vec![all; 8192]);
     std::thread::scope(|threads| {
         let worker = threads.spawn(|| {
-            (0..20).for_each(|_| busy.send_bytes(&work));
+            (0..100).for_each(|_| busy.send_bytes(&work));
             busy.barrier();
         });
         let mut answered = 0;

@@ -7,12 +7,20 @@
 //! 4. The write cache is volatile: a version is durable after a flush that was issued later, or if its write was
 //!    durable. A failed flush loses versions for good, and the next one succeeds all the same.
 //!
+//! 5. I/O of a process that died takes effect in whole, in part or not at all, and nobody hears of it. The error of a
+//!    flush that nobody heard of is that of the next one.
+//!
 //! The world schedules the portions; this file keeps no time but the number of the event.
 
 use crate::content::Sector;
 use crate::random::Random;
 use std::collections::BTreeMap;
 use std::ops::Range;
+
+/// The portions of an I/O that takes effect late.
+pub const LATE_PORTIONS: Range<u8> = 4..7;
+/// The portion of sectors that an I/O never gets to.
+const NEVER: u8 = u8::MAX;
 
 /// Names one I/O of one disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,6 +80,10 @@ struct Running {
     io: Io,
     portions: Vec<u8>,
     versions: Vec<Option<usize>>,
+    /// The process that issued it is dead.
+    orphan: bool,
+    /// Its first completion is void.
+    late: bool,
 }
 
 #[derive(Debug)]
@@ -115,6 +127,8 @@ pub struct ModelDisk {
     running: BTreeMap<IoId, Running>,
     /// Acknowledged writes are lost: flushes fail from now on.
     spoiled: bool,
+    /// The error of a flush that nobody heard of.
+    unheard: Option<i32>,
 }
 
 impl ModelDisk {
@@ -123,7 +137,7 @@ impl ModelDisk {
         let sectors = content
             .map(|value| History { versions: vec![Version { since: 0, value }], durable: 0, lost: 0, acknowledged: 0 })
             .collect();
-        Self { sectors, running: BTreeMap::new(), spoiled: false }
+        Self { sectors, running: BTreeMap::new(), spoiled: false, unheard: None }
     }
 
     /// What `range` holds now.
@@ -138,7 +152,7 @@ impl ModelDisk {
         let portions = (0..count).map(portion).collect();
         let versions = vec![None; count];
         let data = if io.kind == IoKind::Read { vec![Sector::UNFILLED; count] } else { io.data };
-        self.running.insert(id, Running { io: Io { data, ..io }, portions, versions });
+        self.running.insert(id, Running { io: Io { data, ..io }, portions, versions, orphan: false, late: false });
     }
 
     /// One portion of `id` takes effect.
@@ -170,7 +184,11 @@ impl ModelDisk {
 
     /// `id` completes. All its portions have taken effect.
     pub fn finish(&mut self, id: IoId, random: &mut Random) -> Option<Finished> {
-        let Running { mut io, versions, .. } = self.running.remove(&id)?;
+        let running = self.running.get_mut(&id)?;
+        if std::mem::take(&mut running.late) {
+            return None;
+        }
+        let Running { mut io, versions, orphan, .. } = self.running.remove(&id)?;
         if io.kind == IoKind::Read && io.error.is_some() {
             // A read that fails fills its buffer in part.
             let filled = random.index(io.data.len() + 1);
@@ -180,6 +198,12 @@ impl ModelDisk {
             IoKind::Flush => self.flush(io.issued, io.error, random),
             _ => io.error.map_or(Ok(()), Err),
         };
+        if orphan {
+            if io.kind == IoKind::Flush {
+                self.result_unheard(result);
+            }
+            return None;
+        }
         let modifies = !matches!(io.kind, IoKind::Read | IoKind::Flush);
         if modifies && io.durable && result.is_ok() {
             for (at, version) in io.sectors.clone().zip(&versions) {
@@ -192,7 +216,7 @@ impl ModelDisk {
     }
 
     fn flush(&mut self, issued: u64, error: Option<i32>, random: &mut Random) -> Result<(), i32> {
-        let error = if self.spoiled { Some(error.unwrap_or(5)) } else { error };
+        let error = self.unheard.take().or(if self.spoiled { Some(error.unwrap_or(5)) } else { error });
         for history in &mut self.sectors {
             let written = history.versions.partition_point(|v| v.since <= issued) - 1;
             if error.is_none() && written >= history.lost {
@@ -204,10 +228,51 @@ impl ModelDisk {
         error.map_or(Ok(()), Err)
     }
 
+    /// Nobody heard how a flush ended.
+    pub fn result_unheard(&mut self, result: Result<(), i32>) {
+        self.unheard = self.unheard.or(result.err());
+    }
+
+    /// The process that issued all this is dead. What has not taken effect by now does so in whole, in part, late, or never.
+    /// The I/Os that are late have [`LATE_PORTIONS`], and complete once more.
+    pub fn orphan(&mut self, random: &mut Random) -> Vec<IoId> {
+        let mut late = Vec::new();
+        for (id, running) in self.running.iter_mut().filter(|(_, running)| !running.orphan) {
+            running.orphan = true;
+            let fate = random.below(4);
+            running.late = fate == 2;
+            for portion in &mut running.portions {
+                match fate {
+                    0 => *portion = NEVER,
+                    1 if random.one_in(2) => *portion = NEVER,
+                    2 => *portion += LATE_PORTIONS.start,
+                    _ => {}
+                }
+            }
+            late.extend(running.late.then_some(*id));
+        }
+        late
+    }
+
+    /// Somebody else writes to some sectors of `range`.
+    pub fn overwrite(&mut self, range: Range<usize>, event: u64, random: &mut Random) {
+        for history in &mut self.sectors[range] {
+            let value = match random.below(3) {
+                0 => history.versions[random.index(history.versions.len())].value,
+                _ => Sector::garbage(random),
+            };
+            history.push(event, value);
+        }
+    }
+
+    /// The store comes back from a crash that its client was told of: every flush fails from now on.
+    pub fn spoil(&mut self) {
+        self.spoiled = true;
+    }
+
     /// The store crashes and comes back: what was not durable may be gone. Writes under way are done again, so their
     /// sectors stay as they are.
     pub fn crash(&mut self, event: u64, random: &mut Random) {
-        self.spoiled = true;
         let writes = self.running.values().filter(|r| r.io.kind != IoKind::Read);
         let busy: Vec<_> = writes.map(|r| r.io.sectors.clone()).collect();
         for (at, history) in self.sectors.iter_mut().enumerate() {
@@ -253,6 +318,13 @@ impl ModelDisk {
     /// For each sector, the version that a flush beginning now has to make durable.
     pub fn flush_promise(&self) -> Vec<usize> {
         self.sectors.iter().map(|history| history.acknowledged).collect()
+    }
+
+    /// The guest was told that a flush failed: what was lost with it is not promised any more.
+    pub fn forgive(&mut self) {
+        for history in self.sectors.iter_mut().filter(|history| history.acknowledged < history.lost) {
+            history.acknowledged = history.acknowledged.min(history.durable);
+        }
     }
 
     /// The first sector for which a promise was broken.

@@ -4,7 +4,7 @@
 //! reported while it is known may not be called unknown.
 
 use crate::content::{BLOCK_SECTORS, Block, Sector, block_at};
-use crate::disk::Applied;
+use crate::disk::{Applied, IoId};
 use crate::plan::Kind;
 use crate::random::Random;
 use remoca_core::engine::{GuestOp, RequestId};
@@ -18,10 +18,14 @@ pub type Key = (u16, usize);
 const PAST: usize = 48;
 
 /// Where a request stands with the disk.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskState {
     NotAsked,
     Running,
+    /// It is asked beside the server, and the first answer counts.
+    Hedged,
+    /// It failed, and the server may still answer.
+    Failed(i32),
     Done(Result<(), i32>),
 }
 
@@ -37,7 +41,11 @@ pub struct Pending {
     pub submitted: u64,
     /// What is written, or was read.
     pub buffer: Vec<Sector>,
+    /// The event in which the process took it.
+    pub taken: Option<u64>,
     pub state: DiskState,
+    /// The I/O that the disk does for it.
+    pub io: Option<IoId>,
     pub applied: Option<Applied>,
     /// A read: what the whole pages of its destination hold until they are overwritten.
     pub frames: Vec<Option<Block>>,
@@ -70,6 +78,8 @@ struct Changes {
 #[derive(Debug)]
 pub struct Guest {
     requests: Vec<Option<Pending>>,
+    /// Reads that are completed while the disk is still at them.
+    losers: BTreeMap<u32, IoId>,
     pages: BTreeMap<Key, Block>,
     /// Pages from the least to the most recently used.
     order: VecDeque<Key>,
@@ -87,6 +97,7 @@ impl Guest {
     pub fn new(depth: usize, capacity: usize) -> Self {
         Self {
             requests: (0..depth).map(|_| None).collect(),
+            losers: BTreeMap::new(),
             pages: BTreeMap::new(),
             order: VecDeque::new(),
             capacity,
@@ -100,8 +111,8 @@ impl Guest {
     /// A number for one more request.
     #[must_use]
     pub fn free_id(&self) -> Option<RequestId> {
-        let at = self.requests.iter().position(Option::is_none)?;
-        u32::try_from(at).ok().map(RequestId)
+        let free = |id: &u32| self.requests[*id as usize].is_none() && !self.losers.contains_key(id);
+        (0..u32::try_from(self.requests.len()).ok()?).find(free).map(RequestId)
     }
 
     /// A request begins.
@@ -133,12 +144,24 @@ impl Guest {
     /// A request ends.
     pub fn end(&mut self, id: RequestId) -> Option<Pending> {
         let pending = self.requests.get_mut(id.0 as usize)?.take()?;
+        if let (DiskState::Hedged, Some(io)) = (pending.state, pending.io) {
+            self.losers.insert(id.0, io);
+        }
         if pending.modifies() {
             for block in touched(&pending.sectors) {
                 self.changes.entry((pending.disk, block)).or_default().under_way -= 1;
             }
         }
         Some(pending)
+    }
+
+    /// The disk is done with a read that is completed already. True if there was one.
+    pub fn end_loser(&mut self, id: RequestId, io: IoId) -> bool {
+        let was = self.losers.get(&id.0) == Some(&io);
+        if was {
+            self.losers.remove(&id.0);
+        }
+        was
     }
 
     /// Pages for what is read, with what they hold.
@@ -151,9 +174,47 @@ impl Guest {
         (0..count).map(|_| Some(frame())).collect()
     }
 
-    /// Requests that the disk was not asked for.
+    /// The process that served the disks is dead: what it was at is asked of the next one, in the order of arrival.
+    pub fn begin_anew(&mut self) {
+        self.known.clear();
+        self.losers.clear();
+        for pending in self.requests.iter_mut().flatten() {
+            pending.taken = None;
+            pending.state = DiskState::NotAsked;
+            pending.io = None;
+            pending.applied = None;
+            pending.undisturbed = false;
+            if pending.kind == Kind::Read {
+                pending.buffer.fill(Sector::UNFILLED);
+            }
+        }
+    }
+
+    /// Requests under way, in the order of their arrival.
+    #[must_use]
+    pub fn by_arrival(&self) -> Vec<RequestId> {
+        let pending = self.requests.iter().enumerate().filter_map(|(id, p)| Some((p.as_ref()?.submitted, id)));
+        let mut pending: Vec<_> = pending.collect();
+        pending.sort_unstable();
+        pending.into_iter().filter_map(|(_, id)| u32::try_from(id).ok().map(RequestId)).collect()
+    }
+
+    /// The VM is gone and starts anew: nothing is under way, and its memory is empty.
+    pub fn reboot(&mut self) {
+        self.requests.fill_with(|| None);
+        self.losers.clear();
+        self.changes.values_mut().for_each(|changes| changes.under_way = 0);
+        self.known.clear();
+        self.pages.clear();
+        self.order.clear();
+        self.free.clear();
+    }
+
+    /// Requests that the process has and the disk does not work on.
     pub fn waiting(&self) -> impl Iterator<Item = &Pending> {
-        self.requests.iter().flatten().filter(|pending| matches!(pending.state, DiskState::NotAsked))
+        self.requests.iter().flatten().filter(|pending| {
+            pending.taken.is_some() && matches!(pending.state, DiskState::NotAsked | DiskState::Failed(_))
+        })
     }
 
     /// Requests under way.

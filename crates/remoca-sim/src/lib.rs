@@ -1,6 +1,6 @@
 //! The deterministic simulator: guest, disks, engine, network and memory server on one thread, from one seed.
 //!
-//! [`run`] draws a plan from a seed (`plan`, `scenario`), lets the world act it out in virtual time (`world`, with the
+//! [`Plan::draw`] makes a plan from a seed (`plan`, `scenario`); [`run`] lets the world act it out in virtual time (`world`, with the
 //! models in `guest`, `disk`, `wire` and `server`), and stops at the first broken promise (`violation`). [`shrink`] cuts a
 //! plan that fails down to the steps that matter, [`trace`] tells what happened. The engine is the real one, driven as
 //! `remoca-disk` drives it; nothing else of a host is here: no rings, no sockets, no frames.
@@ -11,6 +11,7 @@
 
 mod content;
 mod disk;
+mod file;
 mod guest;
 mod panics;
 mod plan;
@@ -24,23 +25,55 @@ mod violation;
 mod wire;
 mod world;
 
-use plan::Plan;
 use remoca_core::engine::EngineStats;
 use remoca_core::rules::Rule;
 use std::collections::BTreeSet;
 use std::fmt;
 use world::World;
 
+pub use file::{Saved, load, save};
 pub use guest::Key;
+pub use plan::{Origin, Plan};
 pub use shrink::{Shrunk, shrink};
 pub use trace::Line;
 pub use violation::{Promise, Violation};
+
+/// A rule that the processes around the engine and their hosts keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostRule {
+    /// A process asks its disks for nothing before what its predecessor asked for has happened, or never will.
+    ImageLock,
+    /// What arrives on a connection after a newer one has been greeted is void.
+    Fence,
+    /// What a process left is void if somebody else wrote to an image meanwhile.
+    ImageUnchanged,
+    /// What a process left is void after its host was down.
+    SameBoot,
+    /// What a process that was killed left is void if its store is remote, and could have come back from a crash.
+    LocalStore,
+    /// What a process knew before another one had the disks is void.
+    MovedIsCold,
+}
+
+impl HostRule {
+    /// All rules, with their names.
+    pub const ALL: [(&'static str, Self); 6] = [
+        ("image-lock", Self::ImageLock),
+        ("fence", Self::Fence),
+        ("image-unchanged", Self::ImageUnchanged),
+        ("same-boot", Self::SameBoot),
+        ("local-store", Self::LocalStore),
+        ("moved-is-cold", Self::MovedIsCold),
+    ];
+}
 
 /// How a seed is run.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// A rule that the engine leaves out.
     pub omit: Option<Rule>,
+    /// A rule that processes and hosts leave out.
+    pub omit_host: Option<HostRule>,
     /// Only so many steps of the plan.
     pub steps: Option<usize>,
     /// Steps of the plan that are left out.
@@ -101,8 +134,23 @@ tally! {
     refusals,
     messages_lost,
     index_growths,
+    /// Times that there was no memory for a larger index.
+    index_refusals,
     store_crashes,
     flushes_failed,
+    /// VM processes that died.
+    kills,
+    /// Those that died between two stores.
+    torn_indexes,
+    cold_starts,
+    warm_starts,
+    upgrades,
+    migrations,
+    /// Processes that got the disks from another one, with the index and without.
+    moved_warm,
+    moved_cold,
+    images_changed,
+    host_faults,
 }
 
 /// A run in which no promise was broken.
@@ -116,7 +164,7 @@ pub struct Report {
 /// A run in which a promise was broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    pub seed: u64,
+    pub origin: Origin,
     /// Number of the event in which it was noticed.
     pub event: u64,
     pub violation: Violation,
@@ -124,41 +172,33 @@ pub struct Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "seed {}, event {}: {}", self.seed, self.event, self.violation)
+        write!(f, "{}, event {}: {}", self.origin, self.event, self.violation)
     }
 }
 
-/// Runs one seed.
+/// Runs one plan.
 ///
 /// # Errors
 /// The first broken promise.
-pub fn run(seed: u64, options: &Options) -> Result<Report, Box<Failure>> {
-    let plan = Plan::draw(seed);
+pub fn run(plan: &Plan, options: &Options) -> Result<Report, Box<Failure>> {
     let fault_free = plan.scenario.faults.none();
-    let mut world = World::new(&plan, options, false);
-    finish(seed, &mut world).map(|tally| Report { tally, fault_free })
+    let mut world = World::new(plan, options, false);
+    finish(plan, world.as_mut()).map(|tally| Report { tally, fault_free })
 }
 
-/// Runs one seed once more and tells everything that happened.
-pub fn trace(seed: u64, options: &Options) -> (Vec<Line>, Result<Tally, Box<Failure>>) {
-    let plan = Plan::draw(seed);
-    let mut world = World::new(&plan, options, true);
-    let result = finish(seed, &mut world);
-    (world.into_lines(), result)
+/// Runs one plan once more and tells everything that happened.
+pub fn trace(plan: &Plan, options: &Options) -> (Vec<Line>, Result<Tally, Box<Failure>>) {
+    let mut world = World::new(plan, options, true);
+    let result = finish(plan, world.as_mut());
+    (world.map(World::into_lines).unwrap_or_default(), result)
 }
 
-/// The conditions of a seed, for people.
-#[must_use]
-pub fn describe(seed: u64) -> String {
-    let plan = Plan::draw(seed);
-    format!("{} steps; {:?}", plan.steps.len(), plan.scenario)
-}
-
-fn finish(seed: u64, world: &mut World<'_>) -> Result<Tally, Box<Failure>> {
+fn finish(plan: &Plan, world: Option<&mut World<'_>>) -> Result<Tally, Box<Failure>> {
+    let Some(world) = world else { return Ok(Tally::default()) };
     let outcome = panics::catch(|| world.run())
         .unwrap_or_else(|text| Err(Violation::new(Promise::NoPanic, format!("the engine panics: {text}"))));
     match outcome {
         Ok(()) => Ok(world.tally()),
-        Err(violation) => Err(Box::new(Failure { seed, event: world.event(), violation })),
+        Err(violation) => Err(Box::new(Failure { origin: plan.origin.clone(), event: world.event(), violation })),
     }
 }

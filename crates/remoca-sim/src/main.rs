@@ -3,8 +3,9 @@
 use anyhow::{Context, bail};
 use clap::Parser;
 use remoca_core::rules::Rule;
-use remoca_sim::{Failure, Key, Line, Options, Report, describe, run, shrink, trace};
+use remoca_sim::{Failure, HostRule, Options, Origin, Plan, Report, load, run, save, shrink, trace};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -22,9 +23,15 @@ struct Arguments {
     /// The first seed; with no --seeds the only one. Otherwise the time decides.
     #[arg(long)]
     seed: Option<u64>,
-    /// Leave out one rule of the engine: the run has to fail.
+    /// Run the plan in this file.
+    #[arg(long, conflicts_with_all = ["seed", "seeds"])]
+    plan: Option<PathBuf>,
+    /// Write a plan that fails to this file, cut down.
+    #[arg(long)]
+    save: Option<PathBuf>,
+    /// Leave out one rule of the engine, or of what is around it: the run has to fail.
     #[arg(long, value_parser = rule)]
-    omit: Option<Rule>,
+    omit: Option<AnyRule>,
     /// Only so many steps of the plan.
     #[arg(long)]
     steps: Option<usize>,
@@ -48,9 +55,18 @@ struct Arguments {
 #[derive(Clone, Debug, Default)]
 struct Steps(BTreeSet<usize>);
 
-fn rule(name: &str) -> Result<Rule, String> {
-    let names = || Rule::ALL.map(|(name, _)| name).join(", ");
-    Rule::ALL.iter().find(|(n, _)| *n == name).map(|(_, rule)| *rule).ok_or_else(|| format!("one of: {}", names()))
+#[derive(Clone, Copy, Debug)]
+enum AnyRule {
+    Engine(Rule),
+    Host(HostRule),
+}
+
+fn rule(name: &str) -> Result<AnyRule, String> {
+    let engine = Rule::ALL.iter().map(|(n, rule)| (*n, AnyRule::Engine(*rule)));
+    let mut all = engine.chain(HostRule::ALL.iter().map(|(n, rule)| (*n, AnyRule::Host(*rule))));
+    let names = || all.clone().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
+    let unknown = format!("one of: {}", names());
+    all.find(|(n, _)| *n == name).map(|(_, rule)| rule).ok_or(unknown)
 }
 
 fn step_list(text: &str) -> Result<Steps, String> {
@@ -79,35 +95,66 @@ fn main() -> ExitCode {
 
 fn simulate(arguments: &Arguments) -> anyhow::Result<()> {
     let options = Options {
-        omit: arguments.omit,
+        omit: arguments.omit.and_then(|rule| if let AnyRule::Engine(rule) = rule { Some(rule) } else { None }),
+        omit_host: arguments.omit.and_then(|rule| if let AnyRule::Host(rule) = rule { Some(rule) } else { None }),
         steps: arguments.steps,
         without: arguments.without.clone().unwrap_or_default().0,
         agentless: arguments.agentless,
         guest_visible_only: arguments.guest_visible_only,
     };
+    if let Some(path) = &arguments.plan {
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let saved = load(&path.display().to_string(), &text).map_err(anyhow::Error::msg)?;
+        println!("{}", saved.what);
+        // Its own options hold where none are given.
+        let rule_is_given = arguments.omit.is_some();
+        let options = Options {
+            omit: if rule_is_given { options.omit } else { saved.options.omit },
+            omit_host: if rule_is_given { options.omit_host } else { saved.options.omit_host },
+            agentless: options.agentless || saved.options.agentless,
+            guest_visible_only: options.guest_visible_only || saved.options.guest_visible_only,
+            ..options
+        };
+        return run_one(&saved.plan, &options, arguments);
+    }
     let first = match arguments.seed {
         Some(seed) => seed,
         None => seed_of_the_day()?,
     };
     let count = arguments.seeds.unwrap_or(if arguments.seed.is_some() { 1 } else { 1_000 });
     if arguments.trace {
-        return print_trace(first, &options);
+        return run_one(&Plan::draw(first), &options, arguments);
     }
     println!("seeds {first} to {}", first.saturating_add(count - count.min(1)));
     let started = Instant::now();
     let mut totals = Totals::default();
     for seed in first..first.saturating_add(count) {
-        match run(seed, &options) {
+        let plan = Plan::draw(seed);
+        match run(&plan, &options) {
             Ok(report) => totals.add(&report),
             Err(failure) => {
-                explain(&failure, &options, !arguments.no_shrink);
+                explain(&plan, &failure, &options, arguments)?;
                 bail!("seed {seed} failed, after {} that passed", totals.seeds);
             }
         }
     }
     totals.print(started.elapsed().as_secs_f64());
-    if let Some(rule) = options.omit {
+    if let Some(rule) = arguments.omit {
         bail!("{rule:?} was left out, and no seed noticed");
+    }
+    Ok(())
+}
+
+fn run_one(plan: &Plan, options: &Options, arguments: &Arguments) -> anyhow::Result<()> {
+    if arguments.trace {
+        return print_trace(plan, options);
+    }
+    match run(plan, options) {
+        Ok(_) => println!("{} passes", plan.origin),
+        Err(failure) => {
+            explain(plan, &failure, options, arguments)?;
+            bail!("{} failed", plan.origin);
+        }
     }
     Ok(())
 }
@@ -118,9 +165,9 @@ fn seed_of_the_day() -> anyhow::Result<u64> {
     Ok(since.as_secs() * 1_000_000)
 }
 
-fn print_trace(seed: u64, options: &Options) -> anyhow::Result<()> {
-    println!("seed {seed}: {}", describe(seed));
-    let (lines, result) = trace(seed, options);
+fn print_trace(plan: &Plan, options: &Options) -> anyhow::Result<()> {
+    println!("{}: {}", plan.origin, describe(plan));
+    let (lines, result) = trace(plan, options);
     for line in &lines {
         println!("{line}");
     }
@@ -131,32 +178,51 @@ fn print_trace(seed: u64, options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints what failed, the last events of the block it failed at, and how to see it again.
-fn explain(failure: &Failure, options: &Options, shorten: bool) {
-    println!("\n{failure}\n{}\n", describe(failure.seed));
-    print_last_lines(failure, options);
-    println!("\nreproduce: {}", command(failure.seed, options));
-    if shorten {
-        let shrunk = shrink(failure, options, SHRINK_RUNS);
-        println!("\ncut down to {} steps: {}\n", shrunk.steps, shrunk.failure);
-        print_last_lines(&shrunk.failure, &shrunk.options);
-        println!("\nreproduce: {} --trace", command(failure.seed, &shrunk.options));
-    }
+/// The conditions of a plan, for people.
+fn describe(plan: &Plan) -> String {
+    format!("{} steps; {:?}", plan.steps.len(), plan.scenario)
 }
 
-fn print_last_lines(failure: &Failure, options: &Options) {
-    let (lines, _) = trace(failure.seed, options);
-    let concerns = |line: &&Line| failure.violation.at.is_none_or(|key: Key| line.concerns(key));
-    let chosen: Vec<_> = lines.iter().filter(concerns).collect();
+/// Prints what failed, the last events of the block it failed at, and how to see it again.
+fn explain(plan: &Plan, failure: &Failure, options: &Options, arguments: &Arguments) -> anyhow::Result<()> {
+    println!("\n{failure}\n{}\n", describe(plan));
+    print_last_lines(plan, failure, options);
+    println!("\nreproduce: {}", command(&plan.origin, options));
+    let (mut failure, mut options) = (failure.clone(), options.clone());
+    if !arguments.no_shrink {
+        let shrunk = shrink(plan, &failure, &options, SHRINK_RUNS);
+        println!("\ncut down to {} steps: {}\n", shrunk.steps, shrunk.failure);
+        (failure, options) = (shrunk.failure, shrunk.options);
+        print_last_lines(plan, &failure, &options);
+        println!("\nreproduce: {} --trace\n", command(&plan.origin, &options));
+    }
+    if let Some(path) = &arguments.save {
+        let text = save(plan, &options, &failure.to_string())?;
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        println!("or: cargo xtask sim --plan {} --trace\n", path.display());
+    }
+    Ok(())
+}
+
+fn print_last_lines(plan: &Plan, failure: &Failure, options: &Options) {
+    let (lines, _) = trace(plan, options);
+    let chosen: Vec<_> =
+        lines.iter().filter(|line| line.concerns(failure.violation.vm, failure.violation.at)).collect();
     println!("the last of {} events there:", chosen.len());
     for line in &chosen[chosen.len().saturating_sub(LINES_SHOWN)..] {
         println!("{line}");
     }
 }
 
-fn command(seed: u64, options: &Options) -> String {
-    let mut command = format!("cargo xtask sim --seed {seed}");
+fn command(origin: &Origin, options: &Options) -> String {
+    let mut command = match origin {
+        Origin::Seed(seed) => format!("cargo xtask sim --seed {seed}"),
+        Origin::File(name) => format!("cargo xtask sim --plan {name}"),
+    };
     if let Some((name, _)) = Rule::ALL.iter().find(|(_, rule)| Some(*rule) == options.omit) {
+        command += &format!(" --omit {name}");
+    }
+    if let Some((name, _)) = HostRule::ALL.iter().find(|(_, rule)| Some(*rule) == options.omit_host) {
         command += &format!(" --omit {name}");
     }
     if let Some(steps) = options.steps {

@@ -3,12 +3,13 @@
 
 use crate::content::BLOCK_SECTORS;
 use crate::random::Random;
-use crate::scenario::Scenario;
-use remoca_core::units::Nanos;
+use crate::scenario::{Machine, Scenario};
+use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::ops::Range;
 
 /// What a guest's write puts into a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fill {
     /// Content that is nowhere else.
     Unique,
@@ -22,7 +23,7 @@ pub enum Fill {
 }
 
 /// What a guest asks of a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     Read,
     Write { fill: Fill, durable: bool },
@@ -32,7 +33,7 @@ pub enum Kind {
 }
 
 /// Which page a guest reports as evicted, besides those that its page cache really pushes out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Eviction {
     /// One of its pages, which it drops.
     Current,
@@ -47,8 +48,30 @@ pub enum Eviction {
     Zero,
 }
 
-/// One thing that happens to the system from outside.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// When a process dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Point {
+    Now,
+    /// In the middle of the actions of an event: after so many more.
+    Actions(u32),
+    /// Between two stores into the words of the index: before the one after so many more.
+    Stores(u32),
+}
+
+/// How a VM process dies and comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kill {
+    pub point: Point,
+    /// Time until it is started again.
+    pub down_ns: u64,
+    /// What it left behind is lost.
+    pub cold: bool,
+    /// Somebody else writes to an image meanwhile.
+    pub changed: bool,
+}
+
+/// One thing that happens to the system from outside; to one VM, where no server or host is named.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stimulus {
     /// A request on `sectors` of `disk`.
     Guest {
@@ -81,19 +104,49 @@ pub enum Stimulus {
     Servers(u32),
     /// The backing store of this disk crashes and comes back; writes that were not flushed may be lost.
     StoreCrash(u16),
+    /// The VM process is killed, and started again after a while.
+    Kill(Kill),
+    /// A host fails, with all that runs on it, and comes back after this time.
+    HostFault(usize, u64),
+    /// Another program takes over the VM process.
+    Upgrade,
+    /// The VM migrates to this host; its guest runs at these sides (1: there), one after the other.
+    Migrate(usize, Vec<usize>),
+    /// The VM's host is suspended: its clock jumps forward by this time.
+    ClockJump(u64),
 }
 
 /// A stimulus with its time and the seed of what follows from it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Step {
-    pub at: Nanos,
+    /// Its place in the plan that was drawn: what options and traces call it.
+    pub number: usize,
+    pub at_ns: u64,
+    pub vm: usize,
     pub seed: u64,
     pub stimulus: Stimulus,
+}
+
+/// Where a plan comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    Seed(u64),
+    File(String),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Seed(seed) => write!(f, "seed {seed}"),
+            Self::File(name) => write!(f, "plan {name}"),
+        }
+    }
 }
 
 /// All there is to know about a run before it starts.
 #[derive(Clone, Debug)]
 pub struct Plan {
+    pub origin: Origin,
     pub scenario: Scenario,
     pub steps: Vec<Step>,
 }
@@ -106,18 +159,52 @@ impl Plan {
         let scenario = Scenario::draw(&mut random);
         let count = random.between(100..=500);
         let mut steps = Vec::new();
-        let mut at = Nanos(0);
+        let mut at_ns = 0;
         for _ in 0..count {
-            at = at.plus_ns(pause(&scenario, &mut random));
-            let stimulus = stimulus(&scenario, &mut random);
+            at_ns += pause(&scenario, &mut random);
+            let vm = random.index(scenario.machines.len());
+            let stimulus = stimulus(&scenario, &scenario.machines[vm], &mut random);
             let follows = aftermath(&scenario, &stimulus, &mut random);
-            steps.push(Step { at, seed: random.bits(), stimulus });
+            steps.push(Step { number: steps.len(), at_ns, vm, seed: random.bits(), stimulus });
             if let Some((in_ns, stimulus)) = follows {
-                at = at.plus_ns(in_ns);
-                steps.push(Step { at, seed: random.bits(), stimulus });
+                at_ns += in_ns;
+                steps.push(Step { number: steps.len(), at_ns, vm, seed: random.bits(), stimulus });
             }
         }
-        Self { scenario, steps }
+        Self { origin: Origin::Seed(seed), scenario, steps }
+    }
+
+    /// Whether a plan that was not drawn speaks of what there is.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check(&self) -> Result<(), String> {
+        let scenario = &self.scenario;
+        let machines = &scenario.machines;
+        let sizes = machines.iter().all(|m| m.sectors > 0 && m.disks > 0 && m.host < scenario.hosts && m.depth < 256);
+        if machines.is_empty() || scenario.memory.is_empty() || !sizes || scenario.disk_ns < 4 {
+            return Err("the conditions are not complete".into());
+        }
+        let servers = scenario.memory.len();
+        for Step { number, vm, stimulus, .. } in &self.steps {
+            let machine = machines.get(*vm).ok_or_else(|| format!("step {number}: there is no vm {vm}"))?;
+            let exists = match stimulus {
+                Stimulus::Guest { disk, sectors, .. } => *disk < machine.disks && sectors.end <= machine.sectors,
+                Stimulus::StoreCrash(disk) => *disk < machine.disks,
+                Stimulus::Away(server, _)
+                | Stimulus::Stop(server, _)
+                | Stimulus::Restart(server)
+                | Stimulus::Gone(server, _)
+                | Stimulus::Take(server, _)
+                | Stimulus::Memory(server, _) => *server < servers,
+                Stimulus::HostFault(host, _) | Stimulus::Migrate(host, _) => *host < scenario.hosts,
+                _ => true,
+            };
+            if !exists {
+                return Err(format!("step {number}: {stimulus:?} speaks of what is not there"));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -130,7 +217,7 @@ fn pause(scenario: &Scenario, random: &mut Random) -> u64 {
     }
 }
 
-fn stimulus(scenario: &Scenario, random: &mut Random) -> Stimulus {
+fn stimulus(scenario: &Scenario, machine: &Machine, random: &mut Random) -> Stimulus {
     let faults = scenario.faults;
     match random.below(1000) {
         0..=4 if faults.network => Stimulus::Cut(random.below(2_000_000_000)),
@@ -143,12 +230,17 @@ fn stimulus(scenario: &Scenario, random: &mut Random) -> Stimulus {
         17..=18 if faults.server => Stimulus::Gone(server(scenario, random), random.below(8_000_000_000)),
         19..=24 if faults.memory => Stimulus::Take(server(scenario, random), random.count(1..=6)),
         25..=29 if faults.memory => Stimulus::Memory(server(scenario, random), random.count(0..=48)),
-        30..=45 if faults.operator => Stimulus::Resize(size(scenario, random)),
+        30..=45 if faults.operator => Stimulus::Resize(size(machine, random)),
         46..=48 if faults.operator => Stimulus::GuestMemory(random.count(8..=256)),
         49 if faults.operator && scenario.memory.len() > 1 => Stimulus::Servers(random.count(1..=every(scenario))),
-        50..=52 if faults.disk => Stimulus::StoreCrash(disk(scenario, random)),
-        53..=199 if scenario.has_port => Stimulus::Evict(eviction(random)),
-        _ => guest(scenario, random),
+        50..=52 if faults.disk && machine.remote_store => Stimulus::StoreCrash(disk(machine, random)),
+        53..=60 if faults.process => Stimulus::Kill(kill(random)),
+        61 if faults.process => Stimulus::HostFault(random.index(scenario.hosts), down(random)),
+        62 if faults.process => Stimulus::ClockJump(random.between(1_000_000..=100_000_000_000)),
+        63 if faults.process => Stimulus::Upgrade,
+        64..=65 if faults.process => Stimulus::Migrate(random.index(scenario.hosts), hops(random)),
+        66..=199 if machine.has_port => Stimulus::Evict(eviction(random)),
+        _ => guest(machine, random),
     }
 }
 
@@ -160,12 +252,12 @@ fn aftermath(scenario: &Scenario, stimulus: &Stimulus, random: &mut Random) -> O
 }
 
 /// Often less than is in use, so that pages have to move.
-fn size(scenario: &Scenario, random: &mut Random) -> u32 {
+fn size(machine: &Machine, random: &mut Random) -> u32 {
     match random.below(8) {
         0 => 0,
-        1..=2 => scenario.slots,
-        3..=5 => random.count(1..=scenario.slots / 2),
-        _ => random.count(1..=scenario.slots * 2),
+        1..=2 => machine.slots,
+        3..=5 => random.count(1..=machine.slots / 2),
+        _ => random.count(1..=machine.slots * 2),
     }
 }
 
@@ -178,8 +270,8 @@ fn every(scenario: &Scenario) -> u32 {
     (1 << scenario.memory.len()) - 1
 }
 
-fn disk(scenario: &Scenario, random: &mut Random) -> u16 {
-    u16::try_from(random.below(u64::from(scenario.disks))).unwrap_or(0)
+fn disk(machine: &Machine, random: &mut Random) -> u16 {
+    u16::try_from(random.below(u64::from(machine.disks))).unwrap_or(0)
 }
 
 fn eviction(random: &mut Random) -> Eviction {
@@ -196,30 +288,53 @@ fn eviction(random: &mut Random) -> Eviction {
     ])
 }
 
-fn guest(scenario: &Scenario, random: &mut Random) -> Stimulus {
-    let kind = match random.below(100) {
-        dice if dice < scenario.reads => Kind::Read,
-        _ => modification(scenario, random),
-    };
-    let sectors = if kind == Kind::Flush { 0..0 } else { sectors(scenario.sectors, random) };
-    Stimulus::Guest { disk: disk(scenario, random), sectors, kind }
+/// Often back at once; sometimes after servers have given its pool away.
+fn down(random: &mut Random) -> u64 {
+    match random.below(6) {
+        0..=2 => 0,
+        3..=4 => random.below(1_000_000_000),
+        _ => random.below(80_000_000_000),
+    }
 }
 
-fn modification(scenario: &Scenario, random: &mut Random) -> Kind {
+fn kill(random: &mut Random) -> Kill {
+    let point = match random.below(3) {
+        0 => Point::Now,
+        1 => Point::Actions(random.count(0..=12)),
+        _ => Point::Stores(random.count(0..=200)),
+    };
+    Kill { point, down_ns: down(random), cold: random.one_in(6), changed: random.one_in(6) }
+}
+
+/// There; or not there after all; or there and back.
+fn hops(random: &mut Random) -> Vec<usize> {
+    (0..random.between(1..=3)).map(|_| random.index(3).min(1)).collect()
+}
+
+fn guest(machine: &Machine, random: &mut Random) -> Stimulus {
+    let kind = match random.below(100) {
+        dice if dice < machine.reads => Kind::Read,
+        _ => modification(machine, random),
+    };
+    let sectors = if kind == Kind::Flush { 0..0 } else { sectors(machine.sectors, random) };
+    Stimulus::Guest { disk: disk(machine, random), sectors, kind }
+}
+
+fn modification(machine: &Machine, random: &mut Random) -> Kind {
     match random.below(10) {
         0 => Kind::Flush,
         1 => Kind::Discard,
         2 => Kind::WriteZeroes { may_unmap: random.one_in(2), durable: random.one_in(4) },
-        _ => Kind::Write { fill: fill(scenario, random), durable: random.one_in(4) },
+        _ => Kind::Write { fill: fill(machine, random), durable: random.one_in(4) },
     }
 }
 
-fn fill(scenario: &Scenario, random: &mut Random) -> Fill {
+fn fill(machine: &Machine, random: &mut Random) -> Fill {
     match random.below(8) {
         0 => Fill::Template(random.below(3)),
         1 => Fill::Zero,
         2 => Fill::Same,
-        3 if scenario.swap && random.one_in(4) => Fill::SwapHeader(random.count(1..=40)),
+        3 if machine.swap && random.one_in(4) => Fill::SwapHeader(random.count(1..=40)),
         _ => Fill::Unique,
     }
 }
@@ -258,7 +373,7 @@ mod tests {
             let plan = Plan::draw(seed);
             for step in &plan.steps {
                 if let Stimulus::Guest { sectors, kind, .. } = &step.stimulus {
-                    assert!(sectors.end <= plan.scenario.sectors);
+                    assert!(sectors.end <= plan.scenario.machines[step.vm].sectors);
                     assert_eq!(sectors.is_empty(), *kind == Kind::Flush);
                 }
             }

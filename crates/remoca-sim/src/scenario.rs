@@ -4,9 +4,11 @@
 
 use crate::content::BLOCK_SECTORS;
 use crate::random::Random;
+use serde::{Deserialize, Serialize};
 
 /// What may go wrong in a run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Faults {
     /// Connections are lost, with any part of what was on the way.
     pub network: bool,
@@ -20,6 +22,8 @@ pub struct Faults {
     pub disk: bool,
     /// The operator resizes the cache, turns it off and on.
     pub operator: bool,
+    /// VM processes are killed, upgraded and moved; whole hosts fail, or are suspended.
+    pub process: bool,
 }
 
 impl Faults {
@@ -35,18 +39,30 @@ impl Faults {
             return Self::default();
         }
         let mut coin = || random.one_in(2);
-        Self { network: coin(), server: coin(), lies: coin(), memory: coin(), disk: coin(), operator: coin() }
+        Self {
+            network: coin(),
+            server: coin(),
+            lies: coin(),
+            memory: coin(),
+            disk: coin(),
+            operator: coin(),
+            process: coin(),
+        }
     }
 }
 
-/// The conditions of one run.
-#[derive(Clone, Debug)]
-pub struct Scenario {
-    pub faults: Faults,
+/// One virtual machine, with the process that serves its disks.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Machine {
     pub key: [u8; 16],
+    /// The host it runs on at the start.
+    pub host: usize,
     pub disks: u16,
     /// Sectors of each disk; often no whole number of blocks.
     pub sectors: usize,
+    /// Its disks are served by another process, which may crash and come back.
+    pub remote_store: bool,
     /// Size of the cache at the start.
     pub slots: u32,
     /// Blocks beyond the cached ones that the engine remembers.
@@ -67,40 +83,27 @@ pub struct Scenario {
     pub depth: usize,
     pub send_window: u32,
     pub fetch_limit: u32,
-    /// Messages the network takes before the server has read them.
-    pub wire_limit: u32,
-    /// Pages each memory server has for this VM.
-    pub memory: Vec<u32>,
-    pub disk_ns: u64,
-    pub network_ns: u64,
+    /// The disk is asked, too, as soon as the server is late.
+    pub hedge: bool,
     /// Percentage of reads among the requests.
     pub reads: u64,
-    /// Time between two steps of the plan, about.
-    pub pace_ns: u64,
-    /// The server keeps the pool of a lost client for so long.
-    pub grace_ns: u64,
 }
 
-impl Scenario {
-    /// The conditions that `random` gives.
-    pub fn draw(random: &mut Random) -> Self {
-        let faults = Faults::draw(random);
+impl Machine {
+    fn draw(hosts: usize, random: &mut Random) -> Self {
         let most = *random.pick(&[12, 24, 57]);
         let blocks = random.index(most) + 8;
         let tail = if random.one_in(2) { random.index(BLOCK_SECTORS) } else { 0 };
-        let slots = random.count(4..=32);
-        let disk_ns = random.between(50_000..=8_000_000);
-        let network_ns = random.between(20_000..=1_000_000);
         let has_port = !random.one_in(4);
-        let servers = *random.pick(&[1, 2, 3]);
         let mut key = [0; 16];
         key[..8].copy_from_slice(&random.bits().to_le_bytes());
         Self {
-            faults,
             key,
+            host: random.index(hosts),
             disks: if random.one_in(2) { 2 } else { 1 },
             sectors: blocks * BLOCK_SECTORS + tail,
-            slots,
+            remote_store: random.one_in(3),
+            slots: random.count(4..=32),
             resident: random.count(16..=160),
             guest_pages: random.index(60) + 4,
             has_port,
@@ -112,13 +115,8 @@ impl Scenario {
             depth: random.index(12) + 1,
             send_window: random.count(1..=16),
             fetch_limit: random.count(1..=16),
-            wire_limit: random.count(1..=64),
-            memory: (0..servers).map(|_| if faults.memory { random.count(0..=48) } else { 1 << 20 }).collect(),
-            disk_ns,
-            network_ns,
+            hedge: !key[0].is_multiple_of(4),
             reads: random.between(40..=90),
-            pace_ns: random.between(disk_ns / 16..=disk_ns * 2),
-            grace_ns: random.between(100_000_000..=60_000_000_000),
         }
     }
 
@@ -126,5 +124,60 @@ impl Scenario {
     #[must_use]
     pub fn blocks(&self) -> u64 {
         u64::from(self.disks) * self.sectors.div_ceil(BLOCK_SECTORS) as u64
+    }
+}
+
+/// The conditions of one run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Scenario {
+    pub faults: Faults,
+    pub hosts: usize,
+    pub machines: Vec<Machine>,
+    /// Messages the network takes before the server has read them.
+    pub wire_limit: u32,
+    /// Pages each memory server has for all VMs together.
+    pub memory: Vec<u32>,
+    pub disk_ns: u64,
+    pub network_ns: u64,
+    /// A server is slow with one page of so many; 0: with none.
+    pub slow_replies: u64,
+    /// A slow page comes so much later.
+    pub slow_ns: u64,
+    /// Time between two steps of the plan, about.
+    pub pace_ns: u64,
+    /// The server keeps the pool of a lost client for so long.
+    pub grace_ns: u64,
+}
+
+impl Scenario {
+    /// The conditions that `random` gives.
+    pub fn draw(random: &mut Random) -> Self {
+        let faults = Faults::draw(random);
+        let hosts = random.index(3) + 1;
+        let count = *random.pick(&[1, 1, 2, 3]);
+        let machines: Vec<_> = (0..count).map(|_| Machine::draw(hosts, random)).collect();
+        let disk_ns = random.between(50_000..=8_000_000);
+        let dice = machines[0].key[1];
+        let servers = *random.pick(&[1, 2, 3]);
+        Self {
+            faults,
+            hosts,
+            machines,
+            wire_limit: random.count(1..=64),
+            memory: (0..servers).map(|_| if faults.memory { random.count(0..=48) * count } else { 1 << 20 }).collect(),
+            disk_ns,
+            network_ns: random.between(20_000..=1_000_000),
+            slow_replies: if faults.server { [0, 1, 2, 10, 50][usize::from(dice % 5)] } else { 0 },
+            slow_ns: disk_ns * u64::from(dice % 32) / 4,
+            pace_ns: random.between(disk_ns / 16..=disk_ns * 2),
+            grace_ns: random.between(100_000_000..=60_000_000_000),
+        }
+    }
+
+    /// The host of a memory server.
+    #[must_use]
+    pub fn host_of_server(&self, server: usize) -> usize {
+        server % self.hosts.max(1)
     }
 }

@@ -1,11 +1,12 @@
-//! The model memory server: one pool, which keeps to the protocol, and [`lie`], which does not.
+//! A pool of a model memory server, which keeps to the protocol, and [`Pool::lie`], which does not.
 //!
 //! Frames are plain values here; their bytes are tested in `remoca-protocol`.
 
 use crate::content::{Block, Sector};
 use crate::random::Random;
+use crate::wire::ConnectionId;
 use remoca_core::engine::{FetchId, PoolOffer};
-use remoca_core::units::{PageCount, SlotIndex};
+use remoca_core::units::{Nanos, PageCount, SlotIndex};
 
 /// What a client sends.
 #[derive(Clone, Debug)]
@@ -43,37 +44,58 @@ impl Slot {
 #[derive(Debug, PartialEq, Eq)]
 pub struct BadSlot(pub SlotIndex);
 
-/// A memory server with the pool of one VM.
+/// The pool of one client.
 #[derive(Debug)]
-pub struct Server {
+pub struct Pool {
     pool: Vec<Slot>,
     generation: u64,
     sends_received: u64,
-    /// Pages it has for this VM, those in the pool included.
-    pub memory: u32,
+    /// The newest connection to it. 0: there is none.
+    pub connection: ConnectionId,
+    /// Messages of that connection from this one on never arrive.
+    pub lost_from: u64,
+    /// When it lost its client.
+    pub abandoned: Option<Nanos>,
+    /// What is still on the way of a connection that is gone arrives no earlier.
+    pub slow_until: Nanos,
+    /// Older connections are gone for good.
+    pub void_below: ConnectionId,
 }
 
-impl Server {
-    /// A server with `memory` pages for this VM.
-    #[must_use]
-    pub fn new(memory: u32) -> Self {
-        Self { pool: Vec::new(), generation: 1, sends_received: 0, memory }
+impl Default for Pool {
+    fn default() -> Self {
+        Self {
+            pool: Vec::new(),
+            generation: 1,
+            sends_received: 0,
+            connection: 0,
+            lost_from: u64::MAX,
+            abandoned: None,
+            slow_until: Nanos(0),
+            void_below: 0,
+        }
     }
+}
 
-    /// Loses the pool. Generations of different servers are often the same: one means nothing elsewhere.
-    pub fn restart(&mut self) {
+impl Pool {
+    /// Gives up all pages, and connections below `void_below`. Generations of different servers are often the same: one
+    /// means nothing elsewhere.
+    pub fn close(&mut self, void_below: ConnectionId) {
         self.generation += u64::from(!self.pool.is_empty() || self.sends_received > 0);
         self.pool.clear();
         self.sends_received = 0;
+        self.connection = 0;
+        self.abandoned = None;
+        self.void_below = void_below;
     }
 
-    /// What WELCOME says.
+    /// What WELCOME says, with `free` pages left on the server.
     #[must_use]
-    pub fn offer(&self) -> PoolOffer {
+    pub fn offer(&self, free: u32) -> PoolOffer {
         PoolOffer {
             generation: self.generation,
             npages: self.size(),
-            available: PageCount(self.memory.saturating_sub(self.size().0)),
+            available: PageCount(free),
             sends_received: self.sends_received,
         }
     }
@@ -101,13 +123,13 @@ impl Server {
         }
     }
 
-    /// Does what `message` asks.
+    /// Does what `message` asks, with `free` pages left on the server.
     ///
     /// # Errors
     /// If the message names a slot outside the pool.
-    pub fn handle(&mut self, message: Message) -> Result<Option<Reply>, BadSlot> {
+    pub fn handle(&mut self, message: Message, free: u32) -> Result<Option<Reply>, BadSlot> {
         match message {
-            Message::SetSize(size) => Ok(Some(self.set_size(size))),
+            Message::SetSize(size) => Ok(Some(self.set_size(size, free))),
             Message::SendPage { slot, page } => {
                 self.sends_received += 1;
                 self.slot(slot)?.set(Some(page));
@@ -130,10 +152,9 @@ impl Server {
         self.pool.get_mut(slot.0 as usize).ok_or(BadSlot(slot))
     }
 
-    fn set_size(&mut self, size: PageCount) -> Reply {
-        let now = self.size();
-        if size > now && size.0 > self.memory {
-            return Reply::Refused { available: PageCount(self.memory.saturating_sub(now.0)) };
+    fn set_size(&mut self, size: PageCount, free: u32) -> Reply {
+        if size.0.saturating_sub(self.size().0) > free {
+            return Reply::Refused { available: PageCount(free) };
         }
         self.pool.resize(size.0 as usize, Slot::default());
         Reply::Sized(size)

@@ -15,32 +15,34 @@ pub struct Shrunk {
     pub steps: usize,
 }
 
-/// Cuts down the plan of a seed that failed, in at most `runs_max` runs.
+/// Cuts down a plan that failed, in at most `runs_max` runs.
 #[must_use]
-pub fn shrink(failure: &Failure, options: &Options, runs_max: usize) -> Shrunk {
-    let mut search = Search { best: failure.clone(), runs_left: runs_max };
+pub fn shrink(plan: &Plan, failure: &Failure, options: &Options, runs_max: usize) -> Shrunk {
+    let mut search = Search { plan, best: failure.clone(), runs_left: runs_max };
     let mut options = options.clone();
-    let total = options.steps.unwrap_or(usize::MAX).min(Plan::draw(failure.seed).steps.len());
+    let total =
+        options.steps.unwrap_or(usize::MAX).min(plan.steps.iter().map(|step| step.number + 1).max().unwrap_or(0));
     let steps = search.fewest_steps(&options, total);
     options.steps = Some(steps);
     search.leave_out(&mut options, steps);
-    let steps = (0..steps).filter(|step| options.includes(*step)).count();
+    let steps = plan.steps.iter().filter(|step| options.includes(step.number)).count();
     Shrunk { options, failure: search.best, steps }
 }
 
-struct Search {
+struct Search<'a> {
+    plan: &'a Plan,
     best: Failure,
     runs_left: usize,
 }
 
-impl Search {
+impl Search<'_> {
     /// Whether the same promise is broken with these options.
     fn fails(&mut self, options: &Options) -> bool {
         if self.runs_left == 0 {
             return false;
         }
         self.runs_left -= 1;
-        match run(self.best.seed, options) {
+        match run(self.plan, options) {
             Err(failure) if failure.violation.promise == self.best.violation.promise => {
                 self.best = *failure;
                 true
@@ -68,7 +70,8 @@ impl Search {
         let mut chunk = steps.div_ceil(2);
         while chunk > 0 && self.runs_left > 0 {
             let mut spared = false;
-            let left: Vec<_> = (0..steps).filter(|step| options.includes(*step)).collect();
+            let numbers = self.plan.steps.iter().map(|step| step.number);
+            let left: Vec<_> = numbers.filter(|step| options.includes(*step)).collect();
             for part in left.chunks(chunk) {
                 let without: BTreeSet<_> = options.without.iter().chain(part).copied().collect();
                 let shorter = Options { without, ..options.clone() };

@@ -11,27 +11,29 @@ pub struct Line {
     /// Number of the event.
     pub event: u64,
     pub at: Nanos,
+    pub vm: usize,
     /// The blocks it is about; none if it is about all of them.
     pub blocks: Option<(u16, Range<usize>)>,
     pub text: String,
 }
 
 impl Line {
-    /// Whether the line tells something about `key`.
+    /// Whether the line tells something about a VM, and about `key` if there is one.
     #[must_use]
-    pub fn concerns(&self, key: Key) -> bool {
-        self.blocks.as_ref().is_none_or(|(disk, blocks)| *disk == key.0 && blocks.contains(&key.1))
+    pub fn concerns(&self, vm: usize, key: Option<Key>) -> bool {
+        let about = |(disk, blocks): &(u16, Range<usize>)| key.is_none_or(|(d, b)| *disk == d && blocks.contains(&b));
+        self.vm == vm && self.blocks.as_ref().is_none_or(about)
     }
 }
 
 impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (ms, us) = (self.at.0 / 1_000_000, self.at.0 / 1_000 % 1_000);
-        write!(f, "{:>6} {ms:>6}.{us:03} ms  ", self.event)?;
+        write!(f, "{:>6} {ms:>6}.{us:03} ms  vm {} ", self.event, self.vm)?;
         match &self.blocks {
             Some((disk, blocks)) if blocks.len() == 1 => write!(f, "disk {disk} block {}", blocks.start)?,
             Some((disk, blocks)) => write!(f, "disk {disk} blocks {}..{}", blocks.start, blocks.end)?,
-            None => write!(f, "all")?,
+            None => write!(f, "-")?,
         }
         write!(f, ": {}", self.text)
     }

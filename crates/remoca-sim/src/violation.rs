@@ -36,6 +36,8 @@ pub enum Promise {
     OffIsCold,
     /// Nobody else writes to the disks, so nobody may be accused of it.
     NoFalseAlarm,
+    /// No two processes have a disk.
+    OneOwner,
     /// Queues keep to their limits.
     Bounded,
     /// After the last request nothing is left over.
@@ -63,6 +65,8 @@ impl Promise {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     pub promise: Promise,
+    /// The VM that was looked at.
+    pub vm: usize,
     /// The block it was noticed at.
     pub at: Option<Key>,
     pub detail: String,
@@ -71,18 +75,18 @@ pub struct Violation {
 impl Violation {
     /// A violation that is about no single block.
     pub fn new(promise: Promise, detail: impl Into<String>) -> Self {
-        Self { promise, at: None, detail: detail.into() }
+        Self { promise, vm: 0, at: None, detail: detail.into() }
     }
 
     /// A violation at a block.
     pub fn at(promise: Promise, key: Key, detail: impl Into<String>) -> Self {
-        Self { promise, at: Some(key), detail: detail.into() }
+        Self { promise, vm: 0, at: Some(key), detail: detail.into() }
     }
 }
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.promise)?;
+        write!(f, "{:?} in vm {}", self.promise, self.vm)?;
         if let Some((disk, block)) = self.at {
             write!(f, " at disk {disk} block {block}")?;
         }

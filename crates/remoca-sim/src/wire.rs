@@ -8,7 +8,7 @@ use remoca_core::units::Nanos;
 use std::collections::VecDeque;
 
 /// Names a connection; counted up at each connect, from 1.
-pub type ConnectionId = u64;
+pub type ConnectionId = usize;
 
 /// What the client thinks of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

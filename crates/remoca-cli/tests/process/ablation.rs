@@ -11,29 +11,19 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 /// The program that can leave out a rule.
-fn binary() -> &'static Path {
+pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("ablation");
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let built = Command::new(cargo)
-            .args([
-                "build",
-                "--quiet",
-                "--locked",
-                "--package",
-                "remoca-cli",
-                "--bin",
-                "remoca",
-                "--features",
-                "ablation",
-            ])
-            .arg("--target-dir")
-            .arg(&target)
+            .args(["build", "--quiet", "--locked", "--package", "remoca-cli", "--bin", "remoca-ablation"])
+            .args(["--features", "ablation", "--target-dir"])
+            .arg(target)
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .status();
         assert!(built.expect("cargo can be run").success(), "the program with ablation does not build");
-        target.join("debug/remoca")
+        target.join("debug/remoca-ablation")
     })
 }
 
@@ -95,7 +85,7 @@ fn without_the_check_at_admission_the_guest_reads_what_it_wrote_to_the_port() {
 #[test]
 fn with_all_rules_the_same_program_does_no_harm() {
     let (server, mut machine) = with_lying_server(None, Lie::WrongByte, 41);
-    machine.run_until("the server lies", |_| server.told() > 200);
+    machine.run_until_count("the server lies", 200, || server.told());
     machine.finish();
     let (_server, mut machine) = with_lying_guest(None, 42);
     machine.run_until_hits(500);

@@ -3,18 +3,18 @@
 
 use super::support::fake_server::{FakeServer, Lie};
 use super::support::machine::{Machine, Setup};
-use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, run, run_command, status};
+use super::support::program::{
+    PASSED, Program, REMOCA, Serve, command, expect_refusal, pass, run, run_command, status,
+};
 use super::support::wait_until;
+use remoca_disk::testing::hold_port;
 use rustix::net;
 use std::fs::{self, File, Permissions};
 use std::io::{BufRead, BufReader, Write};
-use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use tempfile::TempDir;
 
 /// Exit codes: of a mistake in the arguments, and of anything else.
@@ -182,7 +182,8 @@ fn sockets_that_cannot_be_had() {
     }
     assert_eq!(fs::read(&file).unwrap(), b"precious");
     UnixStream::connect(&taken).expect("the other's socket is untouched");
-    drop(living);
+    // A child that another test forks may have a copy for a moment: shut down, not only closed.
+    net::shutdown(living, net::Shutdown::Both).unwrap();
     assert!(taken.exists(), "as after a kill");
     let mut program = scene.start(&["--socket", shown(&taken)]);
     program.terminate();
@@ -204,7 +205,7 @@ fn a_socket_given_twice() {
 #[test]
 fn descriptors_that_are_no_sockets() {
     let scene = Scene::new();
-    scene.expect(&["--fd", "99"], FAILURE, &["--fd 99: there is no such descriptor"]);
+    scene.expect(&["--fd", "1000000"], FAILURE, &["--fd 1000000: there is no such descriptor"]);
     for number in ["0", "2", "-1"] {
         let argument = format!("--fd={number}");
         let mut arguments = scene.arguments(&["--fd"]);
@@ -214,24 +215,9 @@ fn descriptors_that_are_no_sockets() {
     scene.expect(&["--fd", "three"], USAGE, &["three", "--fd"]);
     scene.expect(&["--fd", "9", "--socket", "x"], USAGE, &["--fd", "--socket", "cannot be used with"]);
     let file = File::open("/dev/null").unwrap();
-    let refused = run_command(&mut command_with(&scene, file.as_raw_fd()));
-    expect_refusal(&refused, FAILURE, &["not a stream socket of the Unix family"]);
-}
-
-/// `remoca disk --fd 900`, with a copy of `fd` as that descriptor.
-fn command_with(scene: &Scene, fd: i32) -> Command {
-    // A number that nothing here has, so that the copy is one, and is not closed by exec.
-    const NUMBER: i32 = 900;
     let mut command = command(REMOCA);
-    command.args(scene.arguments(&["--fd", "900"]));
-    // SAFETY: dup2 is a system call, allowed between fork and exec; it touches no memory.
-    unsafe {
-        command.pre_exec(move || match libc::dup2(fd, NUMBER) {
-            NUMBER => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        });
-    }
-    command
+    let refused = run_command(pass(&mut command, &file).args(scene.arguments(&["--fd", PASSED])));
+    expect_refusal(&refused, FAILURE, &["not a stream socket of the Unix family"]);
 }
 
 /// A hypervisor that passes a connected socket is served, and with its end the process ends.
@@ -239,7 +225,9 @@ fn command_with(scene: &Scene, fd: i32) -> Command {
 fn a_descriptor_that_is_one() {
     let scene = Scene::new();
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let mut program = Program::start(&mut command_with(&scene, theirs.as_raw_fd()), &scene.path("log"));
+    let mut command = command(REMOCA);
+    pass(&mut command, &theirs).args(scene.arguments(&["--fd", PASSED]));
+    let mut program = Program::start(&mut command, &scene.path("log"));
     drop(theirs);
     wait_until("the front end is attached", || {
         assert!(program.is_running(), "{}", program.log());
@@ -314,11 +302,9 @@ fn server_addresses_that_are_none() {
 fn servers_that_cannot_be_reached() {
     let folder = tempfile::tempdir().unwrap();
     let refusing = folder.path().join("refusing");
-    drop(UnixListener::bind(&refusing).unwrap());
-    // Bound and not listening: nobody else gets the port.
-    let closed = net::socket(net::AddressFamily::INET, net::SocketType::STREAM, None).unwrap();
-    net::bind(&closed, &"127.0.0.1:0".parse::<SocketAddr>().unwrap()).unwrap();
-    let port = SocketAddr::try_from(net::getsockname(&closed).unwrap()).unwrap().port();
+    // A child that another test forks may have a copy for a moment: shut down, not only closed.
+    net::shutdown(UnixListener::bind(&refusing).unwrap(), net::Shutdown::Both).unwrap();
+    let (_held, port) = hold_port();
     for (address, words) in [
         (format!("unix:{}", folder.path().join("missing").display()), "No such file or directory"),
         (format!("unix:{}", refusing.display()), "Connection refused"),

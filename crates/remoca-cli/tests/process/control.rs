@@ -2,7 +2,7 @@
 
 use super::support::machine::{Machine, Setup};
 use super::support::program::{
-    Program, REMOCA, Serve, Signal, ask_raw, command, expect_refusal, run, run_command, status,
+    Program, REMOCA, Serve, Signal, ask_raw, command, expect_refusal, install, run, run_command, status,
 };
 use super::support::{PATIENCE, wait_until};
 use remoca_disk::status::Status;
@@ -10,6 +10,7 @@ use remoca_disk::trace::{TracedOp, TracedSource, read_trace};
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::path::Path;
 use std::process::Output;
 
 const USAGE: i32 = 2;
@@ -34,10 +35,18 @@ fn ask(machine: &Machine, command: &str, more: &[&str]) -> Output {
     run(&[&[command, machine.control().to_str().unwrap()], more].concat())
 }
 
+/// A server that is left alone takes two words of the table.
+fn run_until_reads_go_to_the_server(machine: &mut Machine) {
+    machine.run_until("reads go to the server", |machine| {
+        machine.status().server.is_some_and(|server| server.connected && server.breaker == "closed")
+    });
+}
+
 #[test]
 fn the_status_as_a_table_in_full_and_as_json() {
     let (_server, mut machine) = machine(51);
     machine.run_until_hits(200);
+    run_until_reads_go_to_the_server(&mut machine);
     let table = text(&ask(&machine, "status", &[]));
     let lines: Vec<&str> = table.lines().collect();
     assert_eq!(lines.len(), 2, "{table}");
@@ -68,7 +77,7 @@ fn the_status_as_a_table_in_full_and_as_json() {
 #[test]
 fn the_status_again_and_again() {
     let (_server, mut machine) = machine(52);
-    machine.run(20);
+    run_until_reads_go_to_the_server(&mut machine);
     let reads = machine.counter("reads");
     let table = text(&ask(&machine, "status", &["-i", "1", "-c", "2"]));
     let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
@@ -99,7 +108,9 @@ fn a_size_that_is_set_reaches_the_server() {
         (&["--cache", "6M", "--on"], "test: cache 6M\n", 1536),
     ] {
         assert_eq!(text(&ask(&machine, "set", arguments)), said);
-        wait_until("the server gives or takes", || server.pages_given() == pages);
+        wait_until("the server gives or takes", || {
+            server.pages_given() == pages && machine.status().cache.granted_bytes == pages * 4096
+        });
         let pools = server.status()["pools"].clone();
         assert_eq!(pools[0]["npages"], pages);
         let cell = if pages == 0 { "off".to_owned() } else { format!("{}M", pages / 256) };
@@ -219,11 +230,15 @@ fn all_processes_of_a_user() {
     if !rustix::process::geteuid().is_root() {
         return all_processes_at(&mut || command(REMOCA));
     }
-    // As somebody else: root's directory is the host's, and not for tests.
+    // As somebody else, who may not come to where this was built: root's directory is the host's, and not for tests.
     const NOBODY: u32 = 65534;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let program = folder.path().join("remoca");
+    install(Path::new(REMOCA), &program);
     all_processes_at(&mut || {
         use std::os::unix::process::CommandExt;
-        let mut command = command(REMOCA);
+        let mut command = command(&program);
         command.uid(NOBODY).gid(NOBODY);
         command
     });

@@ -23,9 +23,8 @@ fn survive(lie: Lie, lies: usize, noticed_by: Option<&str>) {
     let noticed = |machine: &Machine| noticed_by.map_or(1, |counter| machine.counter(counter));
     let before = noticed(&machine);
     server.lie(lie);
-    machine.run_until("the server lies", |machine| {
-        server.told() >= lies && (noticed_by.is_none() || noticed(machine) > before)
-    });
+    machine.run_until_count("the server lies", lies, || server.told());
+    machine.run_until("its lies are noticed", |machine| noticed_by.is_none() || noticed(machine) > before);
     machine.expect_no_harm();
     server.lie(Lie::None);
     // Whoever waits for an answer to what was asked before would wait for seconds.
@@ -57,7 +56,7 @@ fn zeroes() {
 
 #[test]
 fn nothing() {
-    survive(Lie::Silence, 1, Some("fetch_timeouts"));
+    survive(Lie::Silence, 1, Some("hedges_won"));
 }
 
 #[test]
@@ -67,7 +66,7 @@ fn it_has_lost_everything() {
 
 #[test]
 fn replies_to_the_wrong_request() {
-    survive(Lie::WrongRequest, 1, Some("fetch_timeouts"));
+    survive(Lie::WrongRequest, 1, Some("hedges_won"));
 }
 
 #[test]

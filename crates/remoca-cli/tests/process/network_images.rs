@@ -1,7 +1,10 @@
 //! Images behind NBD: a store of 4 KiB blocks whose guest writes 512 bytes at a time, and a store that goes away.
 
 use super::support::machine::{Evictions, Machine, Setup};
-use super::support::program::{Serve, Signal, expect_refusal, run};
+use super::support::program::{Program, REMOCA, Serve, Signal, command, expect_refusal, run};
+use super::support::wait_until;
+use remoca_disk::testing::{Command, Options, TestGuest};
+use std::path::Path;
 
 const FAILURE: i32 = 1;
 
@@ -45,6 +48,28 @@ fn a_store_that_goes_away_and_comes_back() {
     machine.finish();
 }
 
+/// Whatever its guest asks of it: there is a part of the buffers for each disk.
+#[test]
+fn a_disk_that_hangs_does_not_stop_the_others() {
+    let arguments = ["--buffers", "8M"].map(String::from).to_vec();
+    let mut machine =
+        Machine::start(Setup { nbd: true, sectors: vec![512; 2], arguments, seed: 63, ..Setup::default() });
+    machine.disks[0].guest.disconnect();
+    let mut guest = TestGuest::new(Options { queue_size: 16, ..Options::default() });
+    guest.connect(&machine.disks[0].socket).unwrap();
+    let nbd = &machine.disks[0].nbd.as_ref().unwrap().program;
+    nbd.signal(Signal::STOP);
+    for _ in 0..16 {
+        guest.submit(0, Command::Read { sector: 0, length: 1 << 20 });
+    }
+    guest.queues[0].kick();
+    wait_until("it has what it can have", || machine.status().memory.buffer_bytes >= 6 << 20);
+    assert_eq!(machine.disks[1].guest.run(0, Command::Read { sector: 0, length: 64 << 10 }), 0);
+    assert_eq!(guest.outstanding(), 16);
+    machine.disks[0].nbd.as_ref().unwrap().program.signal(Signal::CONT);
+    guest.wait_for_all();
+}
+
 #[test]
 fn exports_that_cannot_be_had() {
     let folder = tempfile::tempdir().unwrap();
@@ -75,4 +100,82 @@ fn a_disk_above_4_pib_is_refused() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(FAILURE), "{said}");
     assert!(said.contains("a disk may have 4 PiB"), "{said}");
+}
+
+/// An NBD server that holds back the first write that comes while there is a file `hold`, until `held` is removed.
+fn holding_server(folder: &Path) -> Program {
+    let here = folder.display();
+    let write = format!(
+        "cat > {here}/in.$$; if mv {here}/hold {here}/held 2>/dev/null; then while [ -e {here}/held ]; do sleep 0.02; done; fi; \
+         dd of={here}/image if={here}/in.$$ seek=$4 oflag=seek_bytes conv=notrunc status=none"
+    );
+    let mut nbdkit = command("nbdkit");
+    nbdkit.args(["-f", "-U"]).arg(folder.join("nbd")).arg("eval").args(["thread_model=echo parallel", "flush=true"]);
+    nbdkit.args(["can_write=true", "can_flush=true", "get_size=echo 1048576"]).arg(format!("pwrite={write}"));
+    nbdkit.arg(format!("pread=dd if={here}/image skip=$4 count=$3 iflag=count_bytes,skip_bytes status=none"));
+    std::fs::write(folder.join("image"), vec![0; 1 << 20]).unwrap();
+    let program = Program::start(&mut nbdkit, &folder.join("nbd.log"));
+    wait_until("nbdkit listens", || folder.join("nbd").exists());
+    program
+}
+
+fn disk_at(folder: &Path, settle: &str) -> Program {
+    let mut disk = command(REMOCA);
+    disk.arg("disk").arg("--image").arg(format!("nbd+unix:///?socket={}", folder.join("nbd").display()));
+    disk.arg("--socket").arg(folder.join("socket")).arg("--control").arg(folder.join("control"));
+    let program = Program::start(disk.args(["--nbd-settle", settle]), &folder.join("disk.log"));
+    wait_until("the VM process answers", || std::os::unix::net::UnixStream::connect(folder.join("control")).is_ok());
+    program
+}
+
+/// A process is killed, or told to end, while the NBD server holds back its write of 1; its successor repeats that, and the guest writes 2. With
+/// `in_time` the server gets to the old write while the successor waits. What the image holds at last.
+fn a_late_write(settle: &str, end: fn(&mut Program), in_time: bool) -> u8 {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut server = holding_server(folder);
+    let byte = || std::fs::read(folder.join("image")).unwrap()[0];
+    let release = || std::fs::remove_file(folder.join("held")).unwrap();
+    let mut first = disk_at(folder, settle);
+    let mut guest = TestGuest::new(Options { queue_size: 16, data_bytes: 4096, ..Options::default() });
+    guest.connect(&folder.join("socket")).unwrap();
+    std::fs::write(folder.join("hold"), "").unwrap();
+    let old = guest.submit(0, Command::Write { sector: 0, data: &[1; 4096] });
+    guest.queues[0].kick();
+    wait_until("the server has the write", || folder.join("held").exists());
+    end(&mut first);
+    guest.disconnect();
+    let mut second = disk_at(folder, settle);
+    guest.connect(&folder.join("socket")).unwrap();
+    if in_time {
+        assert!(second.log().contains("requests of the killed predecessor wait for"), "{}", second.log());
+        assert_eq!((guest.result(old), byte()), (None, 0), "{}", second.log());
+        release();
+        wait_until("the old write lands", || byte() == 1);
+    }
+    assert_eq!(guest.wait(old), 0);
+    assert_eq!(guest.run(0, Command::Write { sector: 0, data: &[2; 4096] }), 0);
+    if !in_time {
+        release();
+        wait_until("the old write lands", || byte() == 1);
+    }
+    second.terminate();
+    server.terminate();
+    byte()
+}
+
+/// Decision 0008: NBD cannot fence a connection, so a successor waits; a server that needs longer does damage.
+#[test]
+fn a_successor_waits_for_what_the_server_may_still_do() {
+    assert_eq!(a_late_write("15", Program::kill, true), 2);
+    assert_eq!(
+        a_late_write("15", Program::terminate, true),
+        2,
+        "an end in good order, as far as it is up to the process"
+    );
+    assert_eq!(
+        a_late_write("0", Program::kill, false),
+        1,
+        "without the wait, or with too short a one, the old write wins"
+    );
 }

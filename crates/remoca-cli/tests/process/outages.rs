@@ -106,9 +106,10 @@ fn the_cache_is_resized_and_turned_off_and_on() {
         machine.set(change);
         // The server gives memory in pieces of 2 MiB.
         let given = u64::next_multiple_of(pages, 512);
-        machine.run_until("the server gives or takes", |_| server.pages_given() == given);
+        machine.run_until("the server gives or takes", |machine| {
+            server.pages_given() == given && machine.status().cache.granted_bytes == pages * 4096
+        });
         let status = machine.status();
-        assert_eq!(status.cache.granted_bytes, pages * 4096);
         assert_eq!(status.cache.enabled, pages > 0);
         match pages {
             0 => {
@@ -150,7 +151,7 @@ fn the_vm_process_is_killed_and_the_guest_goes_on() {
         machine.pages_sent = 0;
     }
     machine.run_until_hits(200);
-    assert_eq!(server.status()["pools"].as_array().unwrap().len(), 4, "the pools of the dead wait for them");
+    assert_eq!(server.status()["pools"].as_array().unwrap().len(), 1, "each finds the pool of the one before");
     machine.finish();
 }
 
@@ -215,10 +216,11 @@ fn more_requests_than_buffers() {
 }
 
 #[test]
-fn a_vm_process_that_ends_gives_its_memory_back_at_once() {
+fn a_vm_process_without_a_successor_gives_its_memory_back_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let server = Serve::start(folder.path(), "16M");
-    let mut machine = Machine::start(Setup { server: Some(server.address.clone()), seed: 20, ..Setup::default() });
+    let setup = Setup { server: Some(server.address.clone()), named: false, seed: 20, ..Setup::default() };
+    let mut machine = Machine::start(setup);
     machine.run_until_hits(100);
     assert_eq!(server.pages_given(), 1024);
     machine.finish();
@@ -298,10 +300,14 @@ fn a_process_without_work_sleeps() {
     machine.run_until("the way to the server is full", |machine| machine.counter("evictions_dropped") > 0);
     server.program.signal(Signal::CONT);
     machine.run_until_hits(100);
-    let before = machine.program.processor_ticks();
-    std::thread::sleep(Duration::from_secs(1));
-    // A process that spins gets 100 of them on an idle machine, and 10 among ten others.
-    let ticks = machine.program.processor_ticks() - before;
+    // What is left to do ends within some seconds; a process that spins gets 100 of them on an idle machine, and 10 among ten
+    // others, every second.
+    let ticks = (0..5).map(|_| {
+        let before = machine.program.processor_ticks();
+        std::thread::sleep(Duration::from_secs(1));
+        machine.program.processor_ticks() - before
+    });
+    let ticks = ticks.min().unwrap();
     assert!(ticks <= 3, "{ticks} ticks of processor time without work");
     machine.finish();
 }

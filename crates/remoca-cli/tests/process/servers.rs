@@ -3,7 +3,7 @@
 
 use super::support::fake_server::{FakeServer, Lie};
 use super::support::machine::{Evictions, Machine, Setup};
-use super::support::program::{Serve, Signal, expect_refusal, run};
+use super::support::program::{Program, REMOCA, Serve, Signal, command, expect_refusal, run};
 use super::support::wait_until;
 use std::path::Path;
 
@@ -145,10 +145,13 @@ fn a_server_that_refuses_what_it_promised_is_left() {
     let folder = tempfile::tempdir().unwrap();
     let fake = FakeServer::start(&folder.path().join("fake"), Lie::Refuse);
     let real = serve(folder.path(), "real", "16M");
-    let mut machine = machine(folder, &[&fake.address, &real.address], Setup { seed: 74, ..Setup::default() });
+    // With both from the start it would matter who answers first.
+    let mut machine = machine(folder, &[&fake.address], Setup { seed: 74, ..Setup::default() });
+    machine.run_until("it refuses", |_| fake.told() > 0);
+    machine.set(&format!("\"servers\":[\"{}\",\"{}\"]", fake.address, real.address));
     run_until_pool_at(&mut machine, &real.address);
     machine.run_until_hits(200);
-    assert!(fake.told() > 0 && machine.counter("pool_moves") == 1);
+    assert_eq!(machine.counter("pool_moves"), 1);
     assert_eq!(machine.status().cache.granted_bytes, 4 << 20);
     machine.finish();
 }
@@ -159,12 +162,19 @@ fn a_smaller_pool_where_all_are_full_and_the_whole_one_when_there_is_memory() {
     let large = serve(folder.path(), "large", "16M");
     let small = serve(folder.path(), "small", "4M");
     // Somebody else has most of the large one.
-    let setup = Setup { server: Some(large.address.clone()), cache: "14M", seed: 75, ..Setup::default() };
+    let server = Some(large.address.clone());
+    // Without a name it gives its memory back when it ends, and not a minute later.
+    let setup = Setup { server, cache: "14M", named: false, seed: 75, ..Setup::default() };
     let mut other = Machine::start(setup);
     other.run_until("the other VM has its pool", |_| large.pages_given() == 14 << 8);
     let setup = Setup { cache: "8M", seed: 76, ..Setup::default() };
-    let mut machine = machine(folder, &[&large.address, &small.address], setup);
+    let mut machine = machine(folder, &[&small.address], setup);
     machine.run_until_hits(200);
+    machine.set(&format!("\"servers\":[\"{}\",\"{}\"]", large.address, small.address));
+    machine.run_until("the large one says what is left", |machine| {
+        machine.status().servers.iter().any(|server| server.possible_bytes == Some(2 << 20))
+    });
+    machine.run(20);
     assert_eq!(pool_at(&machine), Some(small.address.clone()));
     assert_eq!(machine.status().cache.granted_bytes, 4 << 20, "the most that could be had");
     other.finish();
@@ -224,7 +234,7 @@ fn lists_that_are_none() {
     let (image, socket) = (image.path().to_str().unwrap(), "/no/such/folder/socket");
     let start = |servers: &[&str]| run(&[&["disk", "--image", image, "--socket", socket], servers].concat());
     expect_refusal(&start(&["--server=unix:/a", "--server=unix:/a"]), FAILURE, &["unix:/a is given twice"]);
-    expect_refusal(&start(&["--server=unix:/a", "--server=b"]), USAGE, &["`b` is not the address of a memory server"]);
+    expect_refusal(&start(&["--server=unix:/a", "--server=b"]), USAGE, &["`b` is not an address"]);
 }
 
 /// Two servers are killed, stopped and started in any order, and the list changes.
@@ -269,4 +279,50 @@ fn chaos_with_two_servers() {
     machine.set(&format!("\"servers\":[\"{}\",\"{}\"]", both[0], both[1]));
     machine.run_until_hits(200);
     machine.finish();
+}
+
+/// The process `vm` with disks of these names.
+fn plain(folder: &Path, server: &Serve, disks: &[&str]) -> Program {
+    let mut disk = command(REMOCA);
+    disk.args(["disk", "--name", "vm", "--cache", "8M", "--server", &server.address]);
+    disk.arg("--control").arg(folder.join("control"));
+    for name in disks {
+        let image = folder.join(name);
+        std::fs::write(&image, vec![0; 1 << 20]).unwrap();
+        disk.arg("--disk").arg(format!("image={0},socket={0}.socket", image.display()));
+    }
+    Program::start(&mut disk, &folder.join("disk.log"))
+}
+
+#[test]
+fn a_pool_that_the_successor_does_not_use_is_given_back_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let patient = |name| {
+        let folder = folder.path().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        Serve::start_with(&folder, "16M", &["--grace", "3600s"])
+    };
+    let (first, second) = (patient("a"), patient("b"));
+    let tokens = |server: &Serve| {
+        let status = server.status();
+        let pools = status["pools"].as_array().unwrap().iter();
+        pools.map(|pool| pool["token"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let mut process = plain(folder.path(), &first, &["root"]);
+    wait_until("it has a pool", || tokens(&first).len() == 1);
+    process.kill();
+
+    let mut process = plain(folder.path(), &second, &["root"]);
+    wait_until("the pool is at the other server", || tokens(&second).len() == 1);
+    wait_until("the first one has its memory back", || tokens(&first).is_empty());
+    let former = tokens(&second);
+    process.kill();
+
+    // With another disk the index is a new one, and so is the pool.
+    let mut process = plain(folder.path(), &second, &["root", "data"]);
+    wait_until("there is a new pool, and only that", || {
+        let tokens = tokens(&second);
+        tokens.len() == 1 && tokens != former
+    });
+    process.terminate();
 }

@@ -106,9 +106,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let judged = self.judge(page);
         self.stats.frames_looked_at += 1;
         match judged {
-            Evicted::Admit(slot) => {
+            Evicted::Admit(_) => {
                 self.stats.frames_admitted += 1;
-                self.link.note_send(slot);
+                self.link.note_send();
             }
             Evicted::Duplicate => self.stats.frames_duplicate += 1,
             Evicted::Zero => self.stats.frames_zero += 1,

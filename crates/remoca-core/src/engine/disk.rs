@@ -1,6 +1,6 @@
 //! Completions of the backing store: what they teach about blocks, and what the guest hears.
 
-use super::{Action, Admission, DiskEngine, DiskError, GuestOp, Request, RequestId, block_count, update_mean};
+use super::{Action, Admission, DiskEngine, DiskError, GuestOp, Pages, Request, RequestId, block_count};
 use crate::index::{Offer, Place};
 use crate::rules::Rule;
 use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PAGE_SIZE, PAGE_SIZE_U64};
@@ -13,8 +13,8 @@ const ZEROED_BLOCKS_MAX: u64 = 1024;
 const BIMODAL: u64 = 32;
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
-    /// The backing store finished the I/O of an [`Action::Disk`]. `data` is the request's buffer: the bytes read, or the
-    /// bytes written (empty for other operations).
+    /// The backing store finished the I/O of an [`Action::Disk`] or [`Action::DiskToo`]. `data` is the buffer of that: the
+    /// bytes read, or the bytes written (empty for other operations).
     pub fn handle_disk_done(&mut self, now: Nanos, id: RequestId, result: Result<(), DiskError>, data: &[u8]) {
         let Some(request) = self.request(id) else {
             debug_assert!(false, "the disk completed a request that does not exist");
@@ -24,16 +24,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.stats.disk_errors += 1;
         }
         match request.op {
-            GuestOp::Read(range) => {
-                let clean = self.overlaps[usize::from(request.disk.0)].end(id) && result.is_ok();
-                if result.is_ok() && !request.fell_back {
-                    update_mean(&mut self.disk_read_ns, now.since_ns(request.issued));
-                }
-                if clean {
-                    self.learn_read(id, request.disk, range, data);
-                }
-                self.complete(id, result);
-            }
+            GuestOp::Read(range) => self.read_done(now, id, &request, range, result, data),
             GuestOp::Flush => {
                 let result = self.flush_result(request.disk, result);
                 self.complete(id, result);
@@ -48,13 +39,68 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
+    /// The driver has not issued the I/O of an [`Action::DiskToo`], and will not: its read was answered meanwhile.
+    pub fn handle_disk_skipped(&mut self, id: RequestId) {
+        let Some(Request { disk, op: GuestOp::Read(range), io: Some(io), answered: true, .. }) = self.request(id)
+        else {
+            debug_assert!(false, "the guest waits for an I/O that is left out");
+            return;
+        };
+        self.overlaps[usize::from(disk.0)].end(id);
+        self.hedging.end_io(disk, io.why, range, true);
+        self.requests[id.0 as usize] = None;
+    }
+
+    fn read_done(
+        &mut self,
+        now: Nanos,
+        id: RequestId,
+        request: &Request,
+        range: ByteRange,
+        result: Result<(), DiskError>,
+        data: &[u8],
+    ) {
+        let clean = self.overlaps[usize::from(request.disk.0)].end(id) && result.is_ok();
+        let Some(io) = request.io else {
+            debug_assert!(false, "the disk completed a read that it was not asked for");
+            return;
+        };
+        self.hedging.end_io(request.disk, io.why, range, request.answered);
+        if result.is_ok() {
+            self.hedging.disk.note(io.since, now);
+        }
+        if request.answered {
+            self.requests[id.0 as usize] = None;
+            return;
+        }
+        if request.waits() {
+            match result {
+                Ok(()) => self.note_disk_first(now, request, io),
+                Err(_) if !request.failed => return self.wait_on(now, id, request),
+                Err(_) => self.note_no_page(request),
+            }
+        }
+        if request.pages != Pages::None {
+            self.stats.missed_blocks += block_count(range);
+        }
+        if clean {
+            self.learn_read(id, request.disk, range, data);
+        }
+        if let Some(request) = &mut self.requests[id.0 as usize] {
+            request.io = None;
+        }
+        self.complete(id, result);
+    }
+
     /// A flush that failed lost writes that were acknowledged: no later flush may say that all is well.
     fn flush_result(&mut self, disk: DiskIndex, result: Result<(), DiskError>) -> Result<(), DiskError> {
-        let failed = &mut self.flush_failed[usize::from(disk.0)];
-        if let (None, Err(error)) = (*failed, result) {
-            *failed = Some(error);
+        if let Some(errno) = self.index.flush_failed(disk).filter(|_| self.rules.hold(Rule::StickyFlush)) {
+            return Err(DiskError(errno));
         }
-        failed.map_or(Ok(()), Err)
+        if let Err(error) = result {
+            self.index.set_flush_failed(disk, Some(error.0));
+        }
+        result
     }
 
     /// The disk may hold something else than what was acknowledged (its server came back): what is known of it is void,
@@ -62,6 +108,11 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     pub fn handle_content_uncertain(&mut self, disk: DiskIndex) {
         self.index.forget_range(disk, 0..u64::MAX);
         self.overlaps[usize::from(disk.0)].taint_all();
+    }
+
+    /// A flush or a durable write of the disk failed, now or for a former process; with `None`: none did.
+    pub fn set_failed_flush(&mut self, disk: DiskIndex, errno: Option<i32>) {
+        self.index.set_flush_failed(disk, errno);
     }
 
     fn learn_read(&mut self, id: RequestId, disk: DiskIndex, range: ByteRange, data: &[u8]) {
@@ -93,14 +144,14 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     fn admit_read(&mut self, id: RequestId, content: crate::fingerprint::Fingerprint, offset: usize) {
-        if !self.link.can_send() || self.index.cached(content).is_some() {
+        if self.index.cached(content).is_some() || !self.may_send() {
             return;
         }
         self.read_admissions += 1;
         let place = if self.read_admissions.is_multiple_of(BIMODAL) { Place::Tail } else { Place::Head };
         if let Offer::Admitted(slot) = self.index.offer(content, place) {
             self.stats.read_admissions += 1;
-            self.link.note_send(slot);
+            self.link.note_send();
             let offset = u32::try_from(offset).unwrap_or(u32::MAX);
             self.actions.push_back(Action::SendBlock { slot, request: id, offset });
         }
@@ -140,7 +191,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     fn note_swap_headers(&mut self, disk: DiskIndex, range: ByteRange, data: &[u8]) {
         for bno in range.covered_blocks() {
             let Some((_, page)) = page_of(range, bno, data) else { return };
-            self.swap[usize::from(disk.0)].note(bno, page);
+            self.note_swap_header(disk, bno, page);
         }
     }
 }

@@ -45,9 +45,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let evicted = self.judge(page);
         self.stats.evictions_reported += 1;
         match evicted {
-            Evicted::Admit(slot) => {
+            Evicted::Admit(_) => {
                 self.stats.evictions_admitted += 1;
-                self.link.note_send(slot);
+                self.link.note_send();
             }
             Evicted::Duplicate => self.stats.evictions_duplicate += 1,
             Evicted::Zero => self.stats.evictions_zero += 1,
@@ -72,7 +72,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         {
             self.index.learn(block, content);
         }
-        if !self.link.can_send() {
+        if !self.may_send() {
             return if self.index.cached(content).is_some() {
                 Evicted::Duplicate
             } else if self.index.is_known_content(content) {

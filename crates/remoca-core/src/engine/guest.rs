@@ -1,7 +1,8 @@
 //! Guest requests: which blocks of a read the cache answers, and what a write makes unreachable.
 
+use super::breaker::Route;
 use super::server::Fetch;
-use super::{Action, DiskEngine, GuestOp, Phase, Request, RequestId, block_count};
+use super::{Action, DiskEngine, GuestOp, Pages, Request, RequestId, Why, block_count};
 use crate::fingerprint::Fingerprint;
 use crate::rules::Rule;
 use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PAGE_SIZE_U64, SlotIndex};
@@ -24,8 +25,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.requests.resize(at + 1, None);
         }
         self.serial += 1;
-        self.requests[at] =
-            Some(Request { disk, op, phase: Phase::Disk, issued: now, fell_back: false, serial: self.serial });
+        let (serial, pages) = (self.serial, Pages::None);
+        let request = Request { disk, op, issued: now, serial, pages, io: None, failed: false, answered: false };
+        self.requests[at] = Some(request);
         match op {
             GuestOp::Read(range) => self.begin_read(now, id, disk, range),
             GuestOp::Write { range, .. } => {
@@ -48,23 +50,24 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.stats.read_blocks += block_count(range);
         if range.covered_blocks() != range.touched_blocks() {
             self.stats.misaligned_reads += 1;
-            self.read_from_disk(id, disk, range);
+            self.ask_disk(now, id, Why::Needed);
             return;
         }
         let blocks = range.covered_blocks();
-        match self.cacheable(disk, blocks.clone()) {
-            Ok(fetches) => self.read_from_cache(now, id, disk, blocks, fetches),
+        let route = self.hedging.route(now);
+        match self.cacheable(disk, blocks.clone(), route) {
+            Ok(fetches) => self.read_from_cache(now, id, disk, blocks, fetches, route),
             Err(cached) => {
                 self.stats.covered_blocks += cached;
                 self.stats.missed_blocks += (blocks.end - blocks.start) - cached;
-                self.read_from_disk(id, disk, range);
+                self.ask_disk(now, id, Why::Needed);
             }
         }
     }
 
     /// `Ok(pages to fetch)` if no block needs the disk; else how many of the blocks were there. One block that must
     /// come from the disk brings its neighbours with it for free (decision 0009).
-    fn cacheable(&self, disk: DiskIndex, blocks: Range<u64>) -> Result<u32, u64> {
+    fn cacheable(&self, disk: DiskIndex, blocks: Range<u64>, route: Route) -> Result<u32, u64> {
         let (mut fetches, mut there) = (0, 0);
         let count = blocks.end - blocks.start;
         for bno in blocks {
@@ -77,7 +80,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
                 Source::Disk => {}
             }
         }
-        let reachable = fetches == 0 || (self.link.can_fetch() && self.fetches.has_room(fetches));
+        let reachable = fetches == 0 || (self.link.is_up() && route != Route::Disk && self.fetches.has_room(fetches));
         if there == count && reachable { Ok(fetches) } else { Err(there) }
     }
 
@@ -92,7 +95,15 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    fn read_from_cache(&mut self, now: Nanos, id: RequestId, disk: DiskIndex, blocks: Range<u64>, fetches: u32) {
+    fn read_from_cache(
+        &mut self,
+        now: Nanos,
+        id: RequestId,
+        disk: DiskIndex,
+        blocks: Range<u64>,
+        fetches: u32,
+        route: Route,
+    ) {
         let first = blocks.start;
         let mut sent = 0;
         for bno in blocks.clone() {
@@ -104,7 +115,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
                     self.actions.push_back(Action::ZeroFill { request: id, offset, length });
                 }
                 Source::Slot(slot, content) if self.index.pin(slot) => {
-                    let fetch = Fetch { request: id, serial: self.serial, block, slot, content, offset, issued: now };
+                    let (serial, probe) = (self.serial, route == Route::Both);
+                    let fetch = Fetch { request: id, serial, block, slot, content, offset, probe };
                     let fetch = self.fetches.begin(fetch);
                     self.actions.push_back(Action::Fetch { fetch, slot });
                     sent += 1;
@@ -114,14 +126,17 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
         if sent < fetches {
             // A slot took no more requests: what was sent comes back late, the disk answers.
-            self.fall_back(id);
+            self.give_up_pages(now, id);
         } else if fetches == 0 {
             self.complete_from_cache(id, fetches);
         } else {
             if let Some(request) = &mut self.requests[id.0 as usize] {
-                request.phase = Phase::Fetching { left: fetches, asked: fetches };
+                request.pages = Pages::Waiting { left: fetches, asked: fetches };
             }
-            self.deadlines.push_back((now.plus_ns(self.fetch_timeout_ns()), id, self.serial));
+            match route {
+                Route::Both => self.probe(now, id, disk, self.serial),
+                Route::Server | Route::Disk => self.hedging.begin_wait(now, id, self.serial),
+            }
         }
     }
 
@@ -136,17 +151,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.complete(id, Ok(()));
     }
 
-    /// Asks the disk for the whole of a read, whatever else was tried before.
-    pub(super) fn read_from_disk(&mut self, id: RequestId, disk: DiskIndex, range: ByteRange) {
-        if let Some(request) = &mut self.requests[id.0 as usize] {
-            request.phase = Phase::Disk;
-        }
-        self.overlaps[usize::from(disk.0)].begin(self.rules, id, range.touched_blocks(), false);
-        self.actions.push_back(Action::Disk { request: id, disk, op: GuestOp::Read(range) });
-    }
-
     fn begin_modification(&mut self, id: RequestId, disk: DiskIndex, range: ByteRange, op: GuestOp) {
-        self.swap[usize::from(disk.0)].forget(&range.touched_blocks());
+        self.forget_swap_areas(disk, &range.touched_blocks());
         if self.rules.hold(Rule::Invalidation) {
             let partial_too = self.rules.hold(Rule::PartialWrite);
             let blocks = if partial_too { range.touched_blocks() } else { range.covered_blocks() };

@@ -13,9 +13,12 @@
 //! Papers: remoca.txt II; hypervisor-exclusive-cache.txt 3. Decision 0001 (content decides), 0009 (reads).
 
 mod admission;
+mod breaker;
 mod disk;
+mod estimate;
 mod evict;
 mod guest;
+mod hedge;
 pub mod overlap;
 mod placement;
 mod server;
@@ -25,15 +28,19 @@ mod swap;
 mod types;
 
 pub use admission::Admission;
+pub use breaker::BreakerState;
+pub use estimate::Latency;
+pub use hedge::HedgingStatus;
 pub use stats::EngineStats;
 pub use types::{Action, DiskError, Evicted, FetchId, GuestOp, PageOutcome, PoolOffer, RequestId, ServerNumber};
 
 use crate::fingerprint::Fingerprinter;
-use crate::index::{CacheIndex, Layout, SlotCounts};
-use crate::rules::{Rule, Rules};
+use crate::index::{CacheIndex, Layout, Origin, SlotCounts, Unusable};
+use crate::rules::Rules;
 use crate::units::{ByteRange, DiskIndex, Nanos, PageCount};
 use admission::Sources;
 use evict::Feedback;
+use hedge::Hedging;
 use overlap::Overlaps;
 use placement::Placement;
 use server::{Fetches, Link};
@@ -62,6 +69,8 @@ pub struct EngineConfig {
     pub send_window: u32,
     /// Most REQUESTs without reply.
     pub fetch_limit: u32,
+    /// Whether the disk is asked, too, as soon as the server's answer is late; else only when it is very late.
+    pub hedge: bool,
     /// All rules, except in a build that shows what they are for.
     pub rules: Rules,
 }
@@ -71,8 +80,6 @@ pub struct EngineConfig {
 pub struct EngineStatus {
     pub enabled: bool,
     pub connected: bool,
-    /// The server is connected but late; reads avoid it.
-    pub stalled: bool,
     /// What the operator asked for.
     pub wanted: PageCount,
     /// What the server granted.
@@ -81,30 +88,60 @@ pub struct EngineStatus {
     pub known_blocks: PageCount,
     pub index_bytes: usize,
     pub admission: Admission,
-    /// Running mean of disk reads.
-    pub disk_read_ns: u64,
-    /// Running mean of fetched pages.
-    pub fetch_ns: u64,
+    pub hedging: HedgingStatus,
 }
 
+/// What a read expects of the memory server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// Waiting for `left` of the `asked` pages of the server.
-    Fetching { left: u32, asked: u32 },
-    /// Waiting for the disk.
-    Disk,
+enum Pages {
+    /// It was not asked.
+    None,
+    /// `left` of the `asked` pages.
+    Waiting { left: u32, asked: u32 },
+    /// Nothing any more.
+    GivenUp,
+}
+
+/// Why the disk is asked for a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    /// Nobody else can answer it.
+    Needed,
+    /// The server's answer is late.
+    Late,
+    /// It is very late.
+    Timeout,
+    /// The server is on trial.
+    Probe,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct DiskIo {
+    since: Nanos,
+    why: Why,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Request {
     disk: DiskIndex,
     op: GuestOp,
-    phase: Phase,
     issued: Nanos,
-    /// A read that waited for the server before the disk was asked.
-    fell_back: bool,
     /// Tells this request from later ones with the same id.
     serial: u64,
+    pages: Pages,
+    /// A read that the disk is at.
+    io: Option<DiskIo>,
+    /// A read that the disk failed once.
+    failed: bool,
+    /// The guest has its answer; only the disk's is to come.
+    answered: bool,
+}
+
+impl Request {
+    /// Whether the server's answer would be the guest's.
+    fn waits(&self) -> bool {
+        matches!(self.pages, Pages::Waiting { .. }) && !self.answered
+    }
 }
 
 /// The engine, with its index in the words `M`.
@@ -117,17 +154,13 @@ pub struct DiskEngine<M> {
     serial: u64,
     overlaps: Vec<Overlaps>,
     swap: Vec<SwapAreas>,
-    /// Sticky: durability was lost, no later flush may claim otherwise.
-    flush_failed: Vec<Option<DiskError>>,
     placement: Placement,
     link: Link,
     fetches: Fetches,
-    deadlines: VecDeque<(Nanos, RequestId, u64)>,
+    hedging: Hedging,
     sources: Sources,
     read_admissions: u64,
     feedback: Feedback,
-    disk_read_ns: u64,
-    fetch_ns: u64,
     actions: VecDeque<Action>,
     stats: EngineStats,
 }
@@ -135,17 +168,42 @@ pub struct DiskEngine<M> {
 /// The index layout an engine of this configuration needs.
 #[must_use]
 pub fn layout(config: &EngineConfig) -> Layout {
-    Layout::new(config.cache, config.guest_memory)
+    Layout::new(config.cache, config.guest_memory, config.disks)
 }
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// An engine whose index lives in `words`, which hold at least [`layout`]`(config).words()`.
     pub fn new(config: &EngineConfig, words: M) -> Self {
         let prints = Fingerprinter::new(&config.key);
-        let mut index = CacheIndex::new(words, layout(config), config.seed, prints.zero());
-        if !config.rules.hold(Rule::PinnedSlot) {
-            index.ignore_pins();
+        let index = CacheIndex::new(words, layout(config), config.seed, prints.zero());
+        Self::over(config, prints, index)
+    }
+
+    /// An engine that goes on where a former process stopped, or was killed: with what that process knew and cached, its
+    /// pool, its failed flushes and its swap areas. The key is that process's. No request is outstanding. What a write
+    /// of that process was going to touch was forgotten before the write was issued; whether anybody else has written
+    /// since then is for the caller to know ([`Self::handle_content_uncertain`]). With a cache of no pages nothing is kept
+    /// but failed flushes and swap areas: off is off.
+    ///
+    /// # Errors
+    /// If the words are no index of this version, key and number of disks. They can be given to [`Self::new`].
+    pub fn resume(config: &EngineConfig, words: M, origin: Origin) -> Result<Self, Unusable<M>> {
+        let prints = Fingerprinter::new(&config.key);
+        let index = CacheIndex::resume(words, origin, config.disks, config.seed, prints.zero())?;
+        let mut this = Self::over(config, prints, index);
+        this.link.granted = this.index.capacity();
+        this.link.wanted = this.link.wanted.min(this.index.layout().slot_limit());
+        if !this.is_enabled() {
+            this.index.drop_everything();
         }
+        for (disk, areas) in (0..).zip(&mut this.swap) {
+            areas.restore(this.index.swap_areas(DiskIndex(disk)));
+        }
+        Ok(this)
+    }
+
+    fn over(config: &EngineConfig, prints: Fingerprinter, mut index: CacheIndex<M>) -> Self {
+        index.keep_to(config.rules);
         Self {
             rules: config.rules,
             prints,
@@ -155,24 +213,50 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             serial: 0,
             overlaps: (0..config.disks).map(|_| Overlaps::default()).collect(),
             swap: (0..config.disks).map(|_| SwapAreas::default()).collect(),
-            flush_failed: vec![None; usize::from(config.disks)],
             placement: Placement::new(config.seed),
             link: Link::new(config.cache, config.send_window),
             fetches: Fetches::new(config.fetch_limit),
-            deadlines: VecDeque::new(),
+            hedging: Hedging::new(config.hedge, config.disks),
             sources: Sources::new(config.has_port, config.frame_sample),
             read_admissions: 0,
             feedback: Feedback::default(),
-            disk_read_ns: 0,
-            fetch_ns: 0,
             actions: VecDeque::new(),
             stats: EngineStats::default(),
         }
     }
 
+    /// Memory servers owe pages; reads that the disk answered first among them.
+    pub fn is_owed_pages(&self) -> bool {
+        !self.fetches.is_empty()
+    }
+
+    /// Another program is about to take over: nothing must happen after this but [`Self::reopen`], if it does not. While
+    /// [pages are owed](Self::is_owed_pages) this changes nothing, and the successor makes the index anew.
+    pub fn close(&mut self) {
+        self.index.close();
+    }
+
+    /// No other program took over.
+    pub fn reopen(&mut self) {
+        self.index.reopen();
+    }
+
+    /// The process ends: nothing must happen after this. What memory servers owe is not waited for.
+    pub fn end(&mut self) {
+        for fetch in self.fetches.drain() {
+            self.index.unpin(fetch.slot);
+        }
+        self.index.close();
+    }
+
     /// The next thing to do, if any.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
+    }
+
+    /// Goes on counting where a former engine of the same process stopped.
+    pub fn count_on(&mut self, stats: EngineStats) {
+        self.stats = stats;
     }
 
     /// Counters since the start.
@@ -185,15 +269,13 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         EngineStatus {
             enabled: self.is_enabled(),
             connected: self.link.is_up(),
-            stalled: self.link.is_stalled(),
             wanted: self.link.wanted(),
             granted: self.link.granted(),
             slots: self.index.slot_counts(),
             known_blocks: self.index.known_blocks(),
             index_bytes: self.index.region_bytes(),
             admission: self.sources.admission(),
-            disk_read_ns: self.disk_read_ns,
-            fetch_ns: self.fetch_ns,
+            hedging: self.hedging.status(),
         }
     }
 
@@ -211,22 +293,25 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             return None;
         }
         let slots = if cache <= now.slot_limit() { now.slot_limit().0 } else { cache.0.next_power_of_two() };
-        Some(Layout::new(PageCount(slots), PageCount(guest_memory.0.max(resident))))
+        Some(Layout::new(PageCount(slots), PageCount(guest_memory.0.max(resident)), now.disks()))
     }
 
     /// Moves the index to a larger region; nothing is lost. Takes about 100 ns for each known block.
     pub fn replace_index(&mut self, layout: Layout, words: M) {
         let mut index = CacheIndex::new(words, layout, self.seed, self.prints.zero());
-        if !self.rules.hold(Rule::PinnedSlot) {
-            index.ignore_pins();
-        }
+        index.keep_to(self.rules);
         index.take_over(&self.index);
         self.index = index;
     }
 
     /// Number of guest requests that are not completed.
     pub fn requests_in_flight(&self) -> usize {
-        self.requests.iter().flatten().count()
+        self.requests.iter().flatten().filter(|request| !request.answered).count()
+    }
+
+    /// Whether a memory server may still answer this read.
+    pub fn waits_for_server(&self, id: RequestId) -> bool {
+        self.request(id).is_some_and(|request| request.waits())
     }
 
     fn is_enabled(&self) -> bool {
@@ -234,10 +319,18 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     fn complete(&mut self, id: RequestId, result: Result<(), DiskError>) {
-        if let Some(request) = self.requests[id.0 as usize].take()
-            && let GuestOp::Read(_) = request.op
-        {
-            self.stats.reads += 1;
+        let entry = &mut self.requests[id.0 as usize];
+        if let Some(request) = entry {
+            request.answered = true;
+            if let GuestOp::Read(range) = request.op {
+                self.stats.reads += 1;
+                if request.io.is_some() {
+                    self.hedging.begin_loser(request.disk, range);
+                }
+            }
+            if request.io.is_none() {
+                *entry = None;
+            }
         }
         self.actions.push_back(Action::Complete { request: id, result });
     }
@@ -245,11 +338,6 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     fn request(&self, id: RequestId) -> Option<Request> {
         self.requests.get(id.0 as usize).copied().flatten()
     }
-}
-
-/// Running mean with a weight of 1/16 for the newest value; the first value counts in full.
-fn update_mean(mean: &mut u64, value: u64) {
-    *mean = if *mean == 0 { value } else { *mean - *mean / 16 + value / 16 };
 }
 
 fn block_count(range: ByteRange) -> u64 {

@@ -342,7 +342,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if self.placement.replace(now, servers, &mut self.actions) {
             self.actions.push_back(Action::Leave);
             self.placement.lost(now);
-            self.end_session();
+            self.end_session(now);
         }
         self.place(now);
     }
@@ -360,20 +360,20 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if self.link.is_up() {
             self.stats.disconnections += 1;
             self.placement.lost(now);
-            self.end_session();
+            self.end_session(now);
             self.place(now);
         }
     }
 
     /// Asks servers whose time has come, and begins a session where that is decided.
     pub(super) fn place(&mut self, now: Nanos) {
-        let need = self.link.need();
+        let need = self.need();
         self.placement.ask(now, &need, &mut self.actions);
         if let Some((server, offer)) = self.placement.choose(now, &need) {
             if self.link.is_up() {
                 self.stats.pool_moves += 1;
                 self.actions.push_back(Action::Leave);
-                self.end_session();
+                self.end_session(now);
             }
             self.placement.begin(now, server, &offer);
             self.actions.push_back(Action::Use(server));

@@ -12,7 +12,7 @@ const RESIZE_RETRY_NS: u64 = 10_000_000_000;
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// The server gave the pool this size.
     pub fn handle_sized(&mut self, now: Nanos, npages: PageCount) {
-        let Some(asked) = self.take_asked() else { return };
+        let Some(asked) = self.take_asked(now) else { return };
         self.link.granted = npages;
         self.placement.note_size(now, npages, self.link.wanted);
         self.fit_capacity();
@@ -26,7 +26,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// The server refused a size, and could give `available` pages more than the pool has.
     pub fn handle_size_refused(&mut self, now: Nanos, available: PageCount) {
-        let Some(asked) = self.take_asked() else { return };
+        let Some(asked) = self.take_asked(now) else { return };
         let possible = PageCount(self.link.granted.0.saturating_add(available.0));
         if self.link.wanted < asked {
             // The operator wants less by now.
@@ -40,11 +40,14 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     /// The size that the server was asked for, now that it has answered.
-    fn take_asked(&mut self) -> Option<PageCount> {
+    fn take_asked(&mut self, now: Nanos) -> Option<PageCount> {
         let State::Up { asked: Some(asked) } = self.link.state else { return None };
-        self.note_answer();
+        self.note_answer(now);
         self.link.state = State::Up { asked: None };
         self.link.size_owed_since = None;
+        if let Some(end) = self.link.log_end.take() {
+            self.index.note_taken(end);
+        }
         Some(asked)
     }
 
@@ -70,22 +73,23 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.link.retry_at = None;
         self.link.reduced = reduced.is_some();
         if size < self.index.capacity() {
-            let (link, actions) = (&mut self.link, &mut self.actions);
-            self.index.set_capacity(size, |Move { from, to }| {
-                link.log(link.sends, to);
-                actions.push_back(Action::MovePage { from, to });
-            });
+            let actions = &mut self.actions;
+            self.index.set_capacity(size, |Move { from, to }| actions.push_back(Action::MovePage { from, to }));
         }
         self.link.state = State::Up { asked: Some(size) };
+        self.link.log_end = Some(self.index.log_end());
         self.actions.push_back(Action::SetSize(size));
     }
 
     /// Usable are the slots that the pool has; pages in others are given up.
     pub(super) fn fit_capacity(&mut self) {
         let usable = self.link.granted;
-        let outside: Vec<_> = self.index.queue().map(|(slot, _)| slot).filter(|slot| slot.0 >= usable.0).collect();
-        for slot in outside {
-            self.index.drop_slot(slot);
+        // None is outside else, and the queue of a large cache is long.
+        if usable < self.index.capacity() {
+            let outside: Vec<_> = self.index.queue().map(|(slot, _)| slot).filter(|slot| slot.0 >= usable.0).collect();
+            for slot in outside {
+                self.index.drop_slot(slot);
+            }
         }
         self.index.set_capacity(usable, |_| {});
     }

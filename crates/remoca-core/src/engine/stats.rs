@@ -12,6 +12,11 @@ macro_rules! counters {
             pub fn named(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name)),*]
             }
+
+            /// Adds what another engine counted.
+            pub fn add(&mut self, other: &Self) {
+                $(self.$name += other.$name;)*
+            }
         }
     };
 }
@@ -56,8 +61,16 @@ counters! {
     swap_admissions,
     /// Blocks admitted when they were read, for lack of evictions.
     read_admissions,
-    /// Reads that went to the disk because the server's answer was late.
+    /// Reads that were given to the disk, too, because the server's answer was late.
+    hedges,
+    /// Of these, those that the disk answered first.
+    hedges_won,
+    /// Reads that were given to the disk because the server's answer was very late, or the server is left alone.
     fetch_timeouts,
+    /// Reads that went both ways while the server was left alone.
+    probes,
+    /// Times from which on the server was left alone.
+    breaker_openings,
     /// Pages the server did not have.
     fetch_missing,
     /// Pages that were not what was asked for.

@@ -9,22 +9,20 @@
 
 use super::{Action, DiskEngine, RequestId};
 use crate::fingerprint::Fingerprint;
-use crate::index::{Offer, Place};
+use crate::index::{Offer, Place, SWAP_AREAS_MAX};
 use crate::units::{BlockId, DiskIndex, PAGE_SIZE};
 use std::collections::VecDeque;
 use std::ops::{DerefMut, Range};
 
 const SIGNATURE: &[u8; 10] = b"SWAPSPACE2";
 const VERSION: u32 = 1;
-/// Areas of one disk; one more, and the oldest is forgotten.
-const AREAS_MAX: usize = 8;
 
 /// The swap areas of one disk.
 #[derive(Debug)]
 pub(super) struct SwapAreas {
     blocks: u64,
     declared: bool,
-    /// From the block with the header to the last page.
+    /// From the block with the header to the last page; with one too many the oldest is forgotten.
     areas: VecDeque<Range<u64>>,
 }
 
@@ -39,25 +37,30 @@ impl SwapAreas {
         self.declared || self.areas.iter().any(|area| area.start < bno && bno < area.end)
     }
 
-    /// These blocks are about to change.
-    pub(super) fn forget(&mut self, blocks: &Range<u64>) {
-        self.areas.retain(|area| !blocks.contains(&area.start));
+    pub(super) fn restore(&mut self, areas: Vec<Range<u64>>) {
+        self.areas = areas.into();
     }
 
-    /// The disk holds `page` in block `bno`.
-    pub(super) fn note(&mut self, bno: u64, page: &[u8]) {
+    /// These blocks are about to change. Whether an area is forgotten.
+    fn forget(&mut self, blocks: &Range<u64>) -> bool {
+        let count = self.areas.len();
+        self.areas.retain(|area| !blocks.contains(&area.start));
+        self.areas.len() < count
+    }
+
+    /// The disk holds `page` in block `bno`. Whether that changes anything.
+    fn note(&mut self, bno: u64, page: &[u8]) -> bool {
         let area = last_page(page).and_then(|last| Some(bno..bno.checked_add(u64::from(last))?.checked_add(1)?));
         let area = area.filter(|area| area.end <= self.blocks);
-        if area.is_none() && self.areas.is_empty() {
-            return;
-        }
-        self.forget(&(bno..bno + 1));
+        let forgotten = self.forget(&(bno..bno + 1));
+        let is_new = area.is_some();
         if let Some(area) = area {
-            if self.areas.len() == AREAS_MAX {
+            if self.areas.len() == SWAP_AREAS_MAX {
                 self.areas.pop_front();
             }
             self.areas.push_back(area);
         }
+        forgotten || is_new
     }
 
     fn count(&self) -> usize {
@@ -75,7 +78,28 @@ fn last_page(page: &[u8]) -> Option<u32> {
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// The disk has so many blocks; with `swap`, all of them are a swap area. Called once for each disk, at the start.
     pub fn describe_disk(&mut self, disk: DiskIndex, blocks: u64, swap: bool) {
-        self.swap[usize::from(disk.0)] = SwapAreas { blocks, declared: swap, areas: VecDeque::new() };
+        let known = &mut self.swap[usize::from(disk.0)];
+        (known.blocks, known.declared) = (blocks, swap);
+        known.areas.retain(|area| area.end <= blocks);
+        self.keep_swap_areas(disk);
+    }
+
+    fn keep_swap_areas(&mut self, disk: DiskIndex) {
+        self.index.set_swap_areas(disk, self.swap[usize::from(disk.0)].areas.iter());
+    }
+
+    /// These blocks are about to change.
+    pub(super) fn forget_swap_areas(&mut self, disk: DiskIndex, blocks: &Range<u64>) {
+        if self.swap[usize::from(disk.0)].forget(blocks) {
+            self.keep_swap_areas(disk);
+        }
+    }
+
+    /// The disk holds `page` in block `bno`.
+    pub(super) fn note_swap_header(&mut self, disk: DiskIndex, bno: u64, page: &[u8]) {
+        if self.swap[usize::from(disk.0)].note(bno, page) {
+            self.keep_swap_areas(disk);
+        }
     }
 
     /// The swap areas of `disk` that are known.
@@ -90,7 +114,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// The guest wrote a page to a swap area in order to be rid of it: an eviction.
     pub(super) fn admit_swapped_out(&mut self, id: RequestId, content: Fingerprint, offset: usize) {
         // What is cached already becomes the newest, without a send.
-        if content != self.prints.zero() && (self.link.can_send() || self.index.cached(content).is_some()) {
+        if content != self.prints.zero() && (self.index.cached(content).is_some() || self.may_send()) {
             self.admit_block(id, content, offset, Place::Tail);
         }
     }
@@ -98,8 +122,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// A page came from a swap area's disk. The guest has it, and may drop it without a word while it is clean: it is
     /// kept where that costs nothing.
     pub(super) fn admit_swapped_in(&mut self, id: RequestId, content: Fingerprint, offset: usize) {
-        let room = self.link.can_send() && self.index.slot_counts().free > 0;
-        if room && content != self.prints.zero() && self.index.cached(content).is_none() {
+        let wanted = content != self.prints.zero() && self.index.cached(content).is_none();
+        if wanted && self.index.slot_counts().free > 0 && self.may_send() {
             self.admit_block(id, content, offset, Place::Head);
         }
     }
@@ -107,7 +131,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     fn admit_block(&mut self, id: RequestId, content: Fingerprint, offset: usize, place: Place) {
         if let Offer::Admitted(slot) = self.index.offer(content, place) {
             self.stats.swap_admissions += 1;
-            self.link.note_send(slot);
+            self.link.note_send();
             let offset = u32::try_from(offset).unwrap_or(u32::MAX);
             self.actions.push_back(Action::SendBlock { slot, request: id, offset });
         }

@@ -3,11 +3,13 @@
 //! The simulator (`remoca-sim`) drives the same engine with millions of random events; here stands what each rule means.
 
 mod frames;
+mod hedging;
 mod link;
 mod modifications;
 mod pages;
 mod placement;
 mod reads;
+mod resume;
 mod swap;
 
 use super::*;
@@ -31,6 +33,7 @@ fn config() -> EngineConfig {
         frame_sample: 64,
         send_window: 64,
         fetch_limit: 64,
+        hedge: true,
         rules: Rules::default(),
     }
 }
@@ -179,6 +182,10 @@ fn fail(id: u32) -> Action {
 
 fn deliver(id: u32, offset: u32) -> PageOutcome {
     PageOutcome::Deliver { request: RequestId(id), offset }
+}
+
+fn disk_too(id: u32, range: ByteRange) -> Action {
+    Action::DiskToo { request: RequestId(id), disk: DISK, op: GuestOp::Read(range) }
 }
 
 /// The only action is a REQUEST: its number.

@@ -2,8 +2,8 @@
 
 use crate::units::{ByteRange, DiskIndex, PageCount, SlotIndex};
 
-/// A guest request, numbered by the driver; unique among the requests that are not completed. Small numbers: the engine
-/// keeps a table indexed by it.
+/// A guest request, numbered by the driver; unique among the requests that are not completed, and those that are but for
+/// which the disk is still at work. Small numbers: the engine keeps a table indexed by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u32);
 
@@ -34,9 +34,12 @@ pub enum GuestOp {
 pub enum Action {
     /// Do `op` on the backing store, with the request's buffer; then call `handle_disk_done`.
     Disk { request: RequestId, disk: DiskIndex, op: GuestOp },
+    /// The same for a read that may still get pages of the server: with a buffer of its own, which lives until the disk is
+    /// done, even if the request completes before.
+    DiskToo { request: RequestId, disk: DiskIndex, op: GuestOp },
     /// Put zeroes into the guest's buffer, `length` bytes at `offset` of the request.
     ZeroFill { request: RequestId, offset: u32, length: u32 },
-    /// Tell the guest. With `Ok` of a disk read the request's buffer is copied to the guest first.
+    /// Tell the guest. If the disk is done with a read, and this is `Ok`, its buffer is copied to the guest first.
     Complete { request: RequestId, result: Result<(), DiskError> },
     /// REQUEST to the server.
     Fetch { fetch: FetchId, slot: SlotIndex },

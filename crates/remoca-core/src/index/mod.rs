@@ -1,33 +1,83 @@
 //! The cache index: which content each known block has, and in which slot of the pool that content is cached.
 //!
-//! Called by the engine only. It owns one region of 32-bit words with a fixed layout, which can be mapped:
+//! Called by the engine only. It owns one region of 32-bit words with a fixed layout, which may outlive the process:
 //! ```text
-//! header 32 | slots: 7 words each | slot heads | nodes: 7 words each | key heads | content heads
+//! header 32 | disks: 26 each | log of sends | slots: 7 each | slot heads | nodes: 7 each | key heads | content heads
 //! slot: previous, next, fingerprint x3, chain, used:1 hit:1 pins:16      node: block 52 bits + flags, fingerprint x3, key chain, content chain
 //! ```
 //! A *node* says what the disk holds for one block; a *slot* says what the server holds in one page. Block -> fingerprint
 //! -> slot (papers/remoca.txt II.B names blocks only; decision 0001 says why content is the address here).
 //! 1. Every slot below the capacity is free, used, or draining (given up while a request for it is outstanding).
 //! 2. At most one used slot has a given fingerprint, and at most one node of that fingerprint is on its content chain.
-//! 3. A node that is gone is reachable by neither chain.
+//! 3. A node that is gone is reachable by neither chain. Nodes and slots end, and begin, with one store ([`settle`]).
 //!
 //! It does no I/O and never allocates after it was made; both tables are bounded.
 
+mod kept;
 mod nodes;
+mod resume;
 mod slots;
 
 use crate::fingerprint::Fingerprint;
+use crate::rules::Rules;
 use crate::units::{BlockId, PageCount, SlotIndex};
 use std::ops::DerefMut;
+use std::sync::atomic::{Ordering, compiler_fence};
 
+pub use kept::{LogEnd, Pool, SWAP_AREAS_MAX};
+pub use resume::{Origin, Unusable};
 pub use slots::Move;
 
 const NONE: u32 = u32::MAX;
 const MAGIC: u32 = 0x5845_4449;
-const LAYOUT_VERSION: u32 = 1;
+const LAYOUT_VERSION: u32 = 4;
 const HEADER_WORDS: usize = 32;
 const SLOT_WORDS: usize = 7;
 const NODE_WORDS: usize = 7;
+
+/// Words of the header; those that are not named are 0.
+mod header {
+    pub(super) const MAGIC: usize = 0;
+    pub(super) const VERSION: usize = 1;
+    pub(super) const SLOTS: usize = 2;
+    pub(super) const NODES: usize = 3;
+    pub(super) const DISKS: usize = 4;
+    /// Fingerprint of a page of zeroes: tells whether the key is the same.
+    pub(super) const ZERO: usize = 5;
+    /// 0 while the node table is cleared: then it holds nothing.
+    pub(super) const NODES_VALID: usize = 8;
+    pub(super) const CAPACITY: usize = 9;
+    /// First of the queue; the rest of it is in the slots.
+    pub(super) const QUEUE: usize = 10;
+    /// 1: the words from here on name the pool that the slots are about.
+    pub(super) const POOL_VALID: usize = 16;
+    pub(super) const SERVER: usize = 17;
+    pub(super) const GENERATION: usize = 18;
+    /// SENDPAGEs the pool had stored when the log began.
+    pub(super) const BASE: usize = 20;
+    /// SENDPAGEs since then.
+    pub(super) const SENDS: usize = 22;
+    /// Entries of the log since then.
+    pub(super) const LOGGED: usize = 23;
+    /// So many of these entries, and sends, the server is known to have taken.
+    pub(super) const TAKEN: usize = 24;
+    pub(super) const TAKEN_SENDS: usize = 25;
+    /// Not 0: the checksum of all other words of the header. Everything is in order, and the words from here on are those
+    /// of [`super::CacheIndex`] that it keeps outside.
+    pub(super) const CLOSED: usize = 26;
+    pub(super) const TAIL: usize = 27;
+    pub(super) const FREE_SLOT: usize = 28;
+    pub(super) const FREE_NODE: usize = 29;
+    pub(super) const NODES_USED: usize = 30;
+    pub(super) const SLOTS_USED: usize = 31;
+}
+
+/// Keeps the compiler from moving a store across this point. That is all the order that a killed process needs: its
+/// stores go to memory that outlives it, the processor makes those of one thread visible in program order, and a kill
+/// falls between two instructions. (After a power cut nothing of the region is left to be read.)
+fn settle() {
+    compiler_fence(Ordering::SeqCst);
+}
 
 /// Sizes and places of the tables inside the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,17 +86,20 @@ pub struct Layout {
     nodes: u32,
     slot_heads: u32,
     node_heads: u32,
+    disks: u16,
 }
 
 impl Layout {
-    /// A layout for at most `slots` cached pages and, beyond those, `resident` blocks that the guest holds.
+    /// A layout for the blocks of `disks` disks: at most `slots` cached pages and, beyond those, `resident` blocks that
+    /// the guest holds.
     #[must_use]
-    pub fn new(slots: PageCount, resident: PageCount) -> Self {
+    pub fn new(slots: PageCount, resident: PageCount, disks: u16) -> Self {
         // NONE and the sums below need head room; 2^30 pages are 4 TiB.
         let limit = 1 << 30;
         let slots = slots.0.clamp(1, limit);
         let nodes = slots.saturating_add(resident.0.clamp(16, limit));
-        Self { slots, nodes, slot_heads: slots.next_power_of_two(), node_heads: nodes.next_power_of_two() }
+        let (slot_heads, node_heads) = (slots.next_power_of_two(), nodes.next_power_of_two());
+        Self { slots, nodes, slot_heads, node_heads, disks }
     }
 
     /// 32-bit words the region must have.
@@ -67,8 +120,22 @@ impl Layout {
         PageCount(self.nodes)
     }
 
+    /// Number of disks whose blocks it knows.
+    #[must_use]
+    pub fn disks(&self) -> u16 {
+        self.disks
+    }
+
+    fn log_at(&self) -> usize {
+        HEADER_WORDS + usize::from(self.disks) * kept::DISK_WORDS
+    }
+
+    fn slots_at(&self) -> usize {
+        self.log_at() + kept::LOG_ENTRIES as usize * kept::LOG_WORDS
+    }
+
     fn slot_heads_at(&self) -> usize {
-        HEADER_WORDS + self.slots as usize * SLOT_WORDS
+        self.slots_at() + self.slots as usize * SLOT_WORDS
     }
 
     fn nodes_at(&self) -> usize {
@@ -121,14 +188,16 @@ pub struct CacheIndex<M> {
     seed: u64,
     capacity: u32,
     counts: SlotCounts,
-    head: u32,
     tail: u32,
     free_slot: u32,
     free_node: u32,
     nodes_used: u32,
     hand: u32,
+    /// Of all slots.
+    pins: u64,
+    taken_as_it_was: bool,
     zero: Fingerprint,
-    respect_pins: bool,
+    rules: Rules,
 }
 
 impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
@@ -137,52 +206,64 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
     ///
     /// # Panics
     /// If `words` is too short, a mistake of the caller.
-    pub fn new(mut words: M, layout: Layout, seed: u64, zero: Fingerprint) -> Self {
+    pub fn new(words: M, layout: Layout, seed: u64, zero: Fingerprint) -> Self {
+        let mut this = Self::over(words, layout, seed, zero);
+        this.words[header::MAGIC] = 0;
+        settle();
+        let nodes_at = layout.nodes_at();
+        this.words[1..nodes_at].fill(0);
+        this.words[layout.slot_heads_at()..nodes_at].fill(NONE);
+        this.words[header::QUEUE] = NONE;
+        this.clear_nodes();
+        this.words[header::VERSION] = LAYOUT_VERSION;
+        this.words[header::SLOTS] = layout.slots;
+        this.words[header::NODES] = layout.nodes;
+        this.words[header::DISKS] = u32::from(layout.disks);
+        this.words[header::ZERO..header::ZERO + 3].copy_from_slice(&zero.0);
+        settle();
+        this.words[header::MAGIC] = MAGIC;
+        this
+    }
+
+    /// An index over words as they are.
+    fn over(words: M, layout: Layout, seed: u64, zero: Fingerprint) -> Self {
         assert!(words.len() >= layout.words(), "the region is smaller than its layout");
-        words[0] = MAGIC;
-        words[1] = LAYOUT_VERSION;
-        words[2] = layout.slots;
-        words[3] = layout.nodes;
-        let mut this = Self {
+        Self {
             words,
             layout,
             seed,
             capacity: 0,
             counts: SlotCounts::default(),
-            head: NONE,
             tail: NONE,
             free_slot: NONE,
             free_node: NONE,
             nodes_used: 0,
             hand: 0,
+            pins: 0,
+            taken_as_it_was: false,
             zero,
-            respect_pins: true,
-        };
-        this.reset();
-        this
+            rules: Rules::default(),
+        }
     }
 
-    /// Leaves out the rule that a slot with an outstanding request is not reused (only to show that tests notice).
-    pub fn ignore_pins(&mut self) {
-        self.respect_pins = false;
+    /// Keeps to these rules only (to show that tests notice when one is left out).
+    pub fn keep_to(&mut self, rules: Rules) {
+        self.rules = rules;
     }
 
-    fn reset(&mut self) {
-        let from = HEADER_WORDS;
-        self.words[from..].fill(0);
-        let (slot_heads, nodes_at) = (self.layout.slot_heads_at(), self.layout.nodes_at());
-        self.words[slot_heads..nodes_at].fill(NONE);
-        let (key_heads, end) = (self.layout.key_heads_at(), self.layout.words());
-        self.words[key_heads..end].fill(NONE);
-        self.capacity = 0;
-        self.counts = SlotCounts::default();
-        (self.head, self.tail, self.free_slot) = (NONE, NONE, NONE);
-        self.clear_nodes();
+    /// The words, to be saved or to be made into something else.
+    pub fn words(&self) -> &M {
+        &self.words
     }
 
     /// The layout this index was made with.
     pub fn layout(&self) -> Layout {
         self.layout
+    }
+
+    /// It was resumed, and its former process had closed it.
+    pub fn was_closed(&self) -> bool {
+        self.taken_as_it_was
     }
 
     /// Number of slots that may be used now.
@@ -250,7 +331,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         self.find_content(content).is_some()
     }
 
-    /// The guest evicted a page of `content`.
+    /// The guest evicted a page of `content`. What is admitted is in the log of sends: the caller sends it.
     pub fn offer(&mut self, content: Fingerprint, place: Place) -> Offer {
         if let Some(slot) = self.find_slot(content) {
             self.move_to_tail(slot);
@@ -263,6 +344,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
             return Offer::NoSlot;
         };
         self.clear_reference(node);
+        self.log_send(slot);
         self.fill_slot(slot, content, Place::Tail);
         if place == Place::Head {
             // It is admitted as it is read, so the guest holds it.
@@ -300,5 +382,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
     }
 }
 
+#[cfg(test)]
+mod resume_tests;
 #[cfg(test)]
 mod tests;

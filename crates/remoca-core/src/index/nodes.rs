@@ -1,8 +1,11 @@
 //! The node table: what the disk holds for each known block. Bounded by CLOCK (second chance), so it keeps the blocks
 //! that the guest touched last; a block whose content is cached is passed over.
 
-use super::{CacheIndex, Fingerprint, NODE_WORDS, NONE};
+use super::resume::{BATCH, Chain, look_along};
+use super::{CacheIndex, Fingerprint, NODE_WORDS, NONE, header, settle};
+use crate::rules::Rule;
 use crate::units::{BlockId, BlockNumber, DiskIndex, PAGE_SIZE_U64, PageCount};
+use std::hint::black_box;
 use std::ops::{DerefMut, Range};
 
 const KEY_LOW: usize = 0;
@@ -114,10 +117,15 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         let node = self.take_node();
         let (low, high) = pack(block);
         self.set_node_word(node, KEY_LOW, low);
-        self.set_node_word(node, KEY_HIGH, high | USED | REFERENCED);
+        if !self.rules.hold(Rule::StoreOrder) {
+            self.set_node_word(node, KEY_HIGH, high | USED | REFERENCED);
+        }
         for (i, word) in content.0.into_iter().enumerate() {
             self.set_node_word(node, CONTENT + i, word);
         }
+        settle();
+        // This store makes it valid.
+        self.set_node_word(node, KEY_HIGH, high | USED | REFERENCED);
         let at = self.key_head_at(low, high);
         let first = self.words[at];
         self.set_node_word(node, KEY_CHAIN, first);
@@ -153,13 +161,15 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
 
     pub(super) fn remove_node(&mut self, node: u32) {
         let (low, high) = (self.node_word(node, KEY_LOW), self.node_word(node, KEY_HIGH));
+        // This store makes it void, whatever becomes of the chains.
+        self.set_node_word(node, KEY_HIGH, 0);
+        settle();
         let at = self.key_head_at(low, high & KEY_BITS);
         self.unchain(at, node, KEY_CHAIN);
         if high & STANDS != 0 {
             let at = self.content_head_at(self.node_fingerprint(node));
             self.unchain(at, node, CONTENT_CHAIN);
         }
-        self.set_node_word(node, KEY_HIGH, 0);
         self.set_node_word(node, KEY_CHAIN, self.free_node);
         self.free_node = node;
         self.nodes_used -= 1;
@@ -179,6 +189,8 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
     }
 
     pub(super) fn clear_nodes(&mut self) {
+        self.words[header::NODES_VALID] = 0;
+        settle();
         let (from, to) = (self.layout.key_heads_at(), self.layout.words());
         self.words[from..to].fill(NONE);
         self.free_node = NONE;
@@ -189,6 +201,69 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         }
         self.nodes_used = 0;
         self.hand = 0;
+        settle();
+        self.words[header::NODES_VALID] = 1;
+    }
+
+    /// Chains the nodes that a former process left. A node is believed if its block is one of these disks' and no other
+    /// node names the block.
+    pub(super) fn rebuild_nodes(&mut self) {
+        if self.words[header::NODES_VALID] != 1 {
+            return self.clear_nodes();
+        }
+        let (from, to) = (self.layout.key_heads_at(), self.layout.words());
+        self.words[from..to].fill(NONE);
+        for node in (0..self.layout.nodes).rev() {
+            if node % BATCH == BATCH - 1 {
+                self.touch_node_chains(node);
+            }
+            let high = self.node_word(node, KEY_HIGH);
+            let is_of_disk = unpack(0, high).disk.0 < self.layout.disks;
+            self.set_node_word(node, KEY_HIGH, high & (USED | REFERENCED | KEY_BITS));
+            if high & USED != 0 && is_of_disk && self.chain_node(node) {
+                self.nodes_used += 1;
+            } else {
+                self.set_node_word(node, KEY_HIGH, 0);
+                self.set_node_word(node, KEY_CHAIN, self.free_node);
+                self.free_node = node;
+            }
+        }
+    }
+
+    /// Has the processor load what the nodes up to `to` are about to be compared with: all at a time, not one by one.
+    fn touch_node_chains(&self, to: u32) {
+        let mut firsts = [[NONE; 2]; BATCH as usize];
+        for (first, node) in firsts.iter_mut().zip((0..=to).rev()) {
+            let (low, high) = (self.node_word(node, KEY_LOW), self.node_word(node, KEY_HIGH) & KEY_BITS);
+            let content_at = self.content_head_at(self.node_fingerprint(node));
+            *first = [self.words[self.key_head_at(low, high)], self.words[content_at]];
+        }
+        let nodes = firsts.as_flattened().iter().filter(|first| **first < self.layout.nodes);
+        black_box(nodes.fold(0, |sum, first| sum ^ self.node_word(*first, KEY_LOW)));
+    }
+
+    /// Puts a node that a former process left on its chains, unless another one has its block.
+    fn chain_node(&mut self, node: u32) -> bool {
+        let (low, high) = (self.node_word(node, KEY_LOW), self.node_word(node, KEY_HIGH) & KEY_BITS);
+        let (content, key_at) = (self.node_fingerprint(node), self.key_head_at(low, high));
+        let stand_at = self.content_head_at(content);
+        let same_key =
+            |other| self.node_word(other, KEY_LOW) == low && self.node_word(other, KEY_HIGH) & KEY_BITS == high;
+        let key = look_along(self.words[key_at], |other| self.node_word(other, KEY_CHAIN), same_key);
+        let same_content = |other| self.node_fingerprint(other) == content;
+        let stand = look_along(self.words[stand_at], |other| self.node_word(other, CONTENT_CHAIN), same_content);
+        if key != Chain::Room || stand == Chain::TooLong {
+            return false;
+        }
+        self.set_node_word(node, KEY_CHAIN, self.words[key_at]);
+        self.words[key_at] = node;
+        if stand == Chain::Room && content != self.zero {
+            self.set_node_word(node, CONTENT_CHAIN, self.words[stand_at]);
+            self.words[stand_at] = node;
+            let high = self.node_word(node, KEY_HIGH);
+            self.set_node_word(node, KEY_HIGH, high | STANDS);
+        }
+        true
     }
 
     pub(super) fn for_each_node(&self, mut visit: impl FnMut(BlockId, Fingerprint, bool)) {

@@ -1,7 +1,10 @@
 //! The slot table: one queue from the next to be discarded (head) to the newest (tail), and a chain for each fingerprint.
 
-use super::{CacheIndex, Fingerprint, HEADER_WORDS, NONE, Place, SLOT_WORDS};
+use super::resume::{BATCH, Chain, look_along};
+use super::{CacheIndex, Fingerprint, NONE, Place, SLOT_WORDS, header, settle};
+use crate::rules::Rule;
 use crate::units::{PageCount, SlotIndex};
+use std::hint::black_box;
 use std::ops::DerefMut;
 
 const PREVIOUS: usize = 0;
@@ -15,6 +18,9 @@ const USED: u32 = 1 << 16;
 /// The guest got this page back since it was admitted.
 const HIT: u32 = 1 << 17;
 
+/// Found on the queue while it is made anew.
+const SEEN: u32 = 1 << 18;
+
 /// How many pinned slots at the head are passed over in search of a victim.
 const VICTIM_TRIES: u32 = 64;
 
@@ -27,11 +33,12 @@ pub struct Move {
 
 impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
     fn slot_word(&self, slot: u32, field: usize) -> u32 {
-        self.words[HEADER_WORDS + slot as usize * SLOT_WORDS + field]
+        self.words[self.layout.slots_at() + slot as usize * SLOT_WORDS + field]
     }
 
     fn set_slot_word(&mut self, slot: u32, field: usize, value: u32) {
-        self.words[HEADER_WORDS + slot as usize * SLOT_WORDS + field] = value;
+        let at = self.layout.slots_at() + slot as usize * SLOT_WORDS + field;
+        self.words[at] = value;
     }
 
     fn slot_content(&self, slot: u32) -> Fingerprint {
@@ -57,35 +64,50 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         None
     }
 
+    fn first(&self) -> u32 {
+        self.words[header::QUEUE]
+    }
+
+    /// The slot that follows `slot` on the queue, or comes first.
+    fn set_next(&mut self, slot: u32, next: u32) {
+        if slot == NONE {
+            self.words[header::QUEUE] = next;
+        } else {
+            self.set_slot_word(slot, NEXT, next);
+        }
+    }
+
+    // From its first slot along the next ones the queue is whole after each of the stores below.
+
     fn unlink(&mut self, slot: u32) {
         let (previous, next) = (self.slot_word(slot, PREVIOUS), self.slot_word(slot, NEXT));
-        if previous == NONE {
-            self.head = next
+        self.set_next(previous, next);
+        if next == NONE {
+            self.tail = previous
         } else {
-            self.set_slot_word(previous, NEXT, next)
+            self.set_slot_word(next, PREVIOUS, previous)
         }
-        if next == NONE { self.tail = previous } else { self.set_slot_word(next, PREVIOUS, previous) }
+        settle();
     }
 
     fn link_head(&mut self, slot: u32) {
+        let first = self.first();
         self.set_slot_word(slot, PREVIOUS, NONE);
-        self.set_slot_word(slot, NEXT, self.head);
-        if self.head == NONE {
+        self.set_slot_word(slot, NEXT, first);
+        if first == NONE {
             self.tail = slot
         } else {
-            self.set_slot_word(self.head, PREVIOUS, slot)
+            self.set_slot_word(first, PREVIOUS, slot)
         }
-        self.head = slot;
+        settle();
+        self.words[header::QUEUE] = slot;
     }
 
     fn link_tail(&mut self, slot: u32) {
         self.set_slot_word(slot, NEXT, NONE);
         self.set_slot_word(slot, PREVIOUS, self.tail);
-        if self.tail == NONE {
-            self.head = slot
-        } else {
-            self.set_slot_word(self.tail, NEXT, slot)
-        }
+        settle();
+        self.set_next(self.tail, slot);
         self.tail = slot;
     }
 
@@ -132,12 +154,12 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
     }
 
     fn find_victim(&self) -> Option<u32> {
-        let mut slot = self.head;
+        let mut slot = self.first();
         for _ in 0..VICTIM_TRIES {
             if slot == NONE {
                 return None;
             }
-            if !self.respect_pins || self.slot_word(slot, META) & PINS == 0 {
+            if !self.rules.hold(Rule::PinnedSlot) || self.slot_word(slot, META) & PINS == 0 {
                 return Some(slot);
             }
             slot = self.slot_word(slot, NEXT);
@@ -161,6 +183,8 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
             self.set_slot_word(slot, CONTENT + i, word);
         }
         let pins = self.slot_word(slot, META) & PINS;
+        settle();
+        // This store makes it valid.
         self.set_slot_word(slot, META, USED | pins);
         self.counts.used += 1;
         let at = self.slot_head_at(content);
@@ -175,6 +199,9 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
 
     /// Takes a used slot out of queue and chain; it is free, or draining while it is pinned.
     pub(super) fn release_slot(&mut self, slot: u32) {
+        let pins = self.slot_word(slot, META) & PINS;
+        self.set_slot_word(slot, META, pins);
+        settle();
         let at = self.slot_head_at(self.slot_content(slot));
         let next = self.slot_word(slot, CHAIN);
         if self.words[at] == slot {
@@ -187,8 +214,6 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
             self.set_slot_word(before, CHAIN, next);
         }
         self.unlink(slot);
-        let pins = self.slot_word(slot, META) & PINS;
-        self.set_slot_word(slot, META, pins);
         self.counts.used -= 1;
         if pins != 0 {
             self.counts.draining += 1;
@@ -210,6 +235,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
             return false;
         }
         self.set_slot_word(slot.0, META, meta + 1);
+        self.pins += 1;
         true
     }
 
@@ -218,6 +244,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         let meta = self.slot_word(slot.0, META);
         debug_assert!(meta & PINS != 0, "a slot is unpinned more often than pinned");
         self.set_slot_word(slot.0, META, meta - 1);
+        self.pins -= 1;
         if meta & USED == 0 && meta & PINS == 1 && slot.0 < self.capacity {
             self.counts.draining -= 1;
             self.free(slot.0);
@@ -234,17 +261,26 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
     /// free ones below it (`moves` tells the server); the oldest pages that do not fit are given up.
     pub fn set_capacity(&mut self, capacity: PageCount, mut moves: impl FnMut(Move)) {
         let new = capacity.0.min(self.layout.slots);
+        if new == self.capacity {
+            return;
+        }
         if new < self.capacity {
             self.shrink(new, &mut moves);
         }
-        self.capacity = new;
+        self.store_capacity(new);
         self.rebuild_free_list();
+    }
+
+    fn store_capacity(&mut self, capacity: u32) {
+        settle();
+        self.capacity = capacity;
+        self.words[header::CAPACITY] = capacity;
     }
 
     /// The oldest pages go until the rest fits; then every page above `new` takes a free slot below.
     fn shrink(&mut self, new: u32, moves: &mut impl FnMut(Move)) {
         while self.counts.used > new {
-            self.discard_victim(self.head);
+            self.discard_victim(self.first());
         }
         let mut spare = 0..new;
         for slot in new..self.capacity {
@@ -255,6 +291,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
             let target = if pinned { None } else { spare.find(|&s| self.slot_word(s, META) == 0) };
             match target {
                 Some(target) => {
+                    self.log_move(target);
                     self.move_page(slot, target);
                     moves(Move { from: SlotIndex(slot), to: SlotIndex(target) });
                 }
@@ -276,6 +313,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
             let next = self.slot_word(previous, NEXT);
             self.set_slot_word(to, PREVIOUS, previous);
             self.set_slot_word(to, NEXT, next);
+            settle();
             self.set_slot_word(previous, NEXT, to);
             if next == NONE { self.tail = to } else { self.set_slot_word(next, PREVIOUS, to) }
         }
@@ -292,7 +330,8 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
             let pins = self.slot_word(slot, META) & PINS;
             self.set_slot_word(slot, META, pins);
         }
-        (self.head, self.tail) = (NONE, NONE);
+        self.words[header::QUEUE] = NONE;
+        self.tail = NONE;
         self.counts.used = 0;
         self.rebuild_free_list();
     }
@@ -310,9 +349,79 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         }
     }
 
+    /// Makes queue, chains and free list of what a former process left. No request of its is outstanding here.
+    pub(super) fn rebuild_slots(&mut self) {
+        let (heads, end) = (self.layout.slot_heads_at(), self.layout.nodes_at());
+        self.words[heads..end].fill(NONE);
+        let capacity = self.words[header::CAPACITY].min(self.layout.slots);
+        for slot in 0..self.layout.slots {
+            if slot % BATCH == 0 {
+                self.touch_slot_chains(slot);
+            }
+            let meta = self.slot_word(slot, META);
+            let stays = meta & USED != 0 && slot < capacity && self.chain_slot(slot);
+            self.set_slot_word(slot, META, if stays { meta & (USED | HIT) } else { 0 });
+            self.counts.used += u32::from(stays);
+        }
+        self.rebuild_queue();
+        self.store_capacity(capacity);
+        self.rebuild_free_list();
+    }
+
+    /// Has the processor load what the slots from `from` on are about to be compared with: all at a time, not one by one.
+    fn touch_slot_chains(&self, from: u32) {
+        let batch = from..from.saturating_add(BATCH).min(self.layout.slots);
+        let mut firsts = [NONE; BATCH as usize];
+        for (first, slot) in firsts.iter_mut().zip(batch) {
+            *first = self.words[self.slot_head_at(self.slot_content(slot))];
+        }
+        let contents = firsts.iter().filter(|first| **first < self.layout.slots);
+        black_box(contents.fold(0, |sum, first| sum ^ self.slot_word(*first, CONTENT)));
+    }
+
+    fn chain_slot(&mut self, slot: u32) -> bool {
+        let content = self.slot_content(slot);
+        let at = self.slot_head_at(content);
+        let same = |other| self.slot_content(other) == content;
+        let chain = look_along(self.words[at], |other| self.slot_word(other, CHAIN), same);
+        if content == self.zero || chain != Chain::Room {
+            return false;
+        }
+        self.set_slot_word(slot, CHAIN, self.words[at]);
+        self.words[at] = slot;
+        true
+    }
+
+    /// The used slots in the order that their words give, as far as they do; the others come before them.
+    fn rebuild_queue(&mut self) {
+        let (mut slot, mut last) = (self.first(), NONE);
+        while slot < self.layout.slots {
+            let meta = self.slot_word(slot, META);
+            if meta & SEEN != 0 {
+                break;
+            }
+            self.set_slot_word(slot, META, meta | SEEN);
+            if meta & USED != 0 {
+                self.set_slot_word(slot, PREVIOUS, last);
+                self.set_next(last, slot);
+                last = slot;
+            }
+            slot = self.slot_word(slot, NEXT);
+        }
+        self.set_next(last, NONE);
+        self.tail = last;
+        for slot in 0..self.layout.slots {
+            let meta = self.slot_word(slot, META);
+            if meta & (USED | SEEN) == USED {
+                self.link_head(slot);
+            }
+            self.set_slot_word(slot, META, meta & !SEEN);
+        }
+    }
+
     /// The cached contents with their slots, from the next to be discarded to the newest.
     pub fn queue(&self) -> impl Iterator<Item = (SlotIndex, Fingerprint)> + '_ {
-        let mut slot = self.head;
+        let mut slot = self.first();
         std::iter::from_fn(move || {
             if slot == NONE {
                 return None;
@@ -326,13 +435,15 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
     /// Takes over what `old` knows and caches; slots above this index's layout are given up. No request may be
     /// outstanding in `old` beyond those pinned: pins are copied.
     pub fn take_over<N: DerefMut<Target = [u32]>>(&mut self, old: &CacheIndex<N>) {
-        self.capacity = old.capacity.min(self.layout.slots);
+        self.store_capacity(old.capacity.min(self.layout.slots));
+        self.keep_from(old);
         old.for_each_node(|block, content, referenced| {
             self.insert_node(block, content);
             if !referenced && let Some(node) = self.find_node(block) {
                 self.clear_reference(node);
             }
         });
+        self.pins = old.pins;
         // Slots that a shrink cut off may be pinned, too.
         for slot in 0..self.layout.slots.min(old.layout.slots) {
             self.set_slot_word(slot, META, old.slot_word(slot, META) & PINS);

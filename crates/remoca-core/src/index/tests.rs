@@ -5,21 +5,21 @@ use crate::units::{BlockNumber, DiskIndex};
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet, VecDeque};
 
-const ZERO: Fingerprint = Fingerprint([9, 9, 9]);
+pub(super) const ZERO: Fingerprint = Fingerprint([9, 9, 9]);
 
 fn index(slots: u32, resident: u32) -> CacheIndex<Vec<u32>> {
-    let layout = Layout::new(PageCount(slots), PageCount(resident));
+    let layout = Layout::new(PageCount(slots), PageCount(resident), 2);
     let mut index = CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO);
     index.set_capacity(PageCount(slots), |_| {});
     index
 }
 
-fn block(bno: u64) -> BlockId {
+pub(super) fn block(bno: u64) -> BlockId {
     BlockId { disk: DiskIndex(1), bno: BlockNumber(bno) }
 }
 
 /// Few distinct values, so that chains and duplicates are common.
-fn content(value: u32) -> Fingerprint {
+pub(super) fn content(value: u32) -> Fingerprint {
     Fingerprint([value % 3, value % 5, value])
 }
 
@@ -48,6 +48,24 @@ fn a_hit_is_next_to_be_discarded_and_stays_valid() {
     assert_eq!(index.offer(content(3), Place::Tail), Offer::Admitted(second));
     assert!(index.cached(content(1)).is_some(), "the page that was not hit stays");
     assert_eq!(index.known(block(2)), Some(content(2)), "the guest holds the page that was hit");
+}
+
+/// More pages move than the log of sends has room for.
+#[test]
+fn moves_that_the_server_has_answered_are_not_in_doubt() {
+    let slots = 40_000;
+    let mut index = index(slots, 16);
+    let pool = Pool { server: 0, generation: 1 };
+    index.begin_pool(pool, 0);
+    for number in 0..slots {
+        let content = Fingerprint([number, number, number + 1]);
+        index.learn(BlockId { disk: DiskIndex(0), bno: BlockNumber(u64::from(number)) }, content);
+        assert_eq!(index.offer(content, Place::Tail), Offer::Admitted(SlotIndex(number)));
+    }
+    (0..slots / 2).for_each(|slot| index.drop_slot(SlotIndex(slot)));
+    index.set_capacity(PageCount(slots / 2), |_| {});
+    index.note_taken(index.log_end());
+    assert_eq!((index.give_up_sends(index.sends()), index.slot_counts().used), (0, slots / 2));
 }
 
 #[test]
@@ -138,7 +156,7 @@ fn a_take_over_keeps_everything() {
         old.learn(block(u64::from(i)), content(i));
         old.offer(content(i), Place::Tail);
     }
-    let layout = Layout::new(PageCount(16), PageCount(64));
+    let layout = Layout::new(PageCount(16), PageCount(64), 2);
     let mut new = CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO);
     new.take_over(&old);
     assert_eq!(old.queue().collect::<Vec<_>>(), new.queue().collect::<Vec<_>>());
@@ -148,7 +166,7 @@ fn a_take_over_keeps_everything() {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+pub(super) enum Step {
     Learn(u64, u32),
     Forget(u64),
     Offer(u32, bool),
@@ -160,7 +178,7 @@ enum Step {
     DropSlots,
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         6 => (0..24u64, 0..20u32).prop_map(|(b, c)| Step::Learn(b, c)),
         2 => (0..24u64).prop_map(Step::Forget),
@@ -175,16 +193,25 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..200)
 }
 
+/// A SENDPAGE, or a MOVE.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Told {
+    Page(u32, Fingerprint),
+    Move(u32, u32),
+}
+
 /// What the server would hold in each slot, and what was learned of each block and not forgotten since.
-#[derive(Default)]
-struct Model {
-    server: HashMap<u32, Fingerprint>,
-    learned: HashMap<u64, Fingerprint>,
-    pinned: VecDeque<SlotIndex>,
+#[derive(Clone, Default)]
+pub(super) struct Model {
+    pub(super) server: HashMap<u32, Fingerprint>,
+    pub(super) learned: HashMap<u64, Fingerprint>,
+    pub(super) pinned: VecDeque<SlotIndex>,
+    /// What it was told to store and to move, in this order.
+    pub(super) told: Vec<Told>,
 }
 
 impl Model {
-    fn check(&self, index: &CacheIndex<Vec<u32>>) -> Result<(), TestCaseError> {
+    pub(super) fn check<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> Result<(), TestCaseError> {
         let counts = index.slot_counts();
         prop_assert_eq!(counts.free + counts.used + counts.draining, index.capacity().0);
         let queue: Vec<_> = index.queue().collect();
@@ -204,7 +231,11 @@ impl Model {
         Ok(())
     }
 
-    fn apply(&mut self, index: &mut CacheIndex<Vec<u32>>, step: &Step) -> Result<(), TestCaseError> {
+    pub(super) fn apply<M: DerefMut<Target = [u32]>>(
+        &mut self,
+        index: &mut CacheIndex<M>,
+        step: &Step,
+    ) -> Result<(), TestCaseError> {
         match *step {
             Step::Learn(bno, c) => {
                 index.learn(block(bno), content(c));
@@ -222,6 +253,7 @@ impl Model {
                         prop_assert!(self.learned.values().any(|l| *l == content(c)), "only known content");
                         prop_assert!(!self.pinned.contains(&slot), "a pinned slot is not reused");
                         self.server.insert(slot.0, content(c));
+                        self.told.push(Told::Page(slot.0, content(c)));
                     }
                     Offer::Duplicate => prop_assert!(index.cached(content(c)).is_some()),
                     Offer::Unmatched | Offer::NoSlot => prop_assert!(index.cached(content(c)).is_none()),
@@ -245,10 +277,11 @@ impl Model {
                 }
             }
             Step::Resize(n) => {
-                let server = &mut self.server;
+                let (server, told) = (&mut self.server, &mut self.told);
                 index.set_capacity(PageCount(n), |m| {
                     let page = server.remove(&m.from.0).unwrap();
                     server.insert(m.to.0, page);
+                    told.push(Told::Move(m.from.0, m.to.0));
                 });
             }
             Step::ForgetRange(from, to) => {

@@ -2,11 +2,14 @@
 
 use super::Driver;
 use super::poller::Source;
-use super::requests::{Origin, Pending, Starved, store_op};
-use crate::frontend::Outcome;
+use super::requests::{DiskIo, Origin, Pending, store_op};
+use crate::frontend::{Frontend, Outcome};
 use crate::link::ServerLink;
+use crate::narrow;
+use crate::store::{BufferPool, IoBuffer};
 use crate::trace::{TraceRecord, TracedOp, TracedSource};
 use remoca_core::engine::{Action, DiskError, GuestOp, RequestId, ServerNumber};
+use remoca_core::units::DiskIndex;
 use remoca_protocol::Frame;
 
 impl Driver {
@@ -14,7 +17,8 @@ impl Driver {
     pub(super) fn execute(&mut self) {
         while let Some(action) = self.engine.poll_action() {
             match action {
-                Action::Disk { request, op, .. } => self.begin_disk(Starved { id: request, op }),
+                Action::Disk { request, disk, op } => self.begin_disk(request, disk, op, false),
+                Action::DiskToo { request, disk, op } => self.begin_disk(request, disk, op, true),
                 Action::ZeroFill { request, offset, length } => self.fill_zero(request, offset, length),
                 Action::Complete { request, result } => self.complete(request, result),
                 Action::Fetch { fetch, slot } => {
@@ -47,34 +51,78 @@ impl Driver {
     }
 
     /// Submits the disk I/O of a request, or lets it wait for a buffer.
-    fn begin_disk(&mut self, starved: Starved) {
-        if !self.starved.is_empty() || !self.try_disk(starved) {
-            self.starved.push_back(starved);
+    fn begin_disk(&mut self, id: RequestId, disk: DiskIndex, op: GuestOp, too: bool) {
+        self.requests.begin_io(id);
+        let io = DiskIo { id, disk: usize::from(disk.0), op, too };
+        if !self.starved.is_empty() || !self.has_share(&io) || !self.try_disk(io) {
+            self.starved.push_back(io);
         }
     }
 
+    /// Submits what there are buffers for, each disk's in turn; what has its share of them waits aside.
     pub(super) fn feed_starved(&mut self) {
-        while let Some(starved) = self.starved.front().copied()
-            && self.try_disk(starved)
-        {
-            self.starved.pop_front();
+        if self.starved.is_empty() {
+            return;
+        }
+        let mut full = vec![false; self.disks.len()];
+        for _ in 0..self.starved.len() {
+            let Some(mut io) = self.starved.pop_front() else { return };
+            if io.too && self.requests.get_mut(io.id).is_none() {
+                // A memory server has answered the read.
+                self.engine.handle_disk_skipped(io.id);
+                self.requests.end_io(io.id);
+                continue;
+            }
+            // None of them has the page: now it is I/O that a guest waits for.
+            io.too &= self.engine.waits_for_server(io.id);
+            if full[io.disk] || !self.has_share(&io) {
+                self.starved.push_back(io);
+            } else if !self.try_disk(io) {
+                full[io.disk] = true;
+                self.starved.push_back(io);
+            }
+        }
+    }
+
+    /// Whether its disk may take a buffer for it.
+    fn has_share(&self, io: &DiskIo) -> bool {
+        let bytes = self.buffer_bytes(io);
+        bytes == 0 || self.requests.has_share(io.disk, bytes, io.too, self.buffers.limit_bytes())
+    }
+
+    /// What it takes of the buffers.
+    fn buffer_bytes(&self, io: &DiskIo) -> usize {
+        match io.op {
+            // NBD requests bring buffers, which are theirs.
+            _ if !io.too && matches!(self.disks[io.disk].frontend, Frontend::Nbd(_)) => 0,
+            GuestOp::Read(range) | GuestOp::Write { range, .. } => {
+                BufferPool::footprint(usize::try_from(range.length).unwrap_or(usize::MAX))
+            }
+            GuestOp::Flush | GuestOp::Discard(_) | GuestOp::WriteZeroes { .. } => 0,
         }
     }
 
     /// False if there is no buffer.
-    fn try_disk(&mut self, Starved { id, op }: Starved) -> bool {
-        let Some(pending) = self.requests.get_mut(id) else { return true };
+    fn try_disk(&mut self, io: DiskIo) -> bool {
+        let DiskIo { id, disk, op, too } = io;
         let buffer = match op {
             GuestOp::Read(range) | GuestOp::Write { range, .. } => {
-                let Origin::Whole(request) = &mut pending.origin else { return true };
                 let length = usize::try_from(range.length).unwrap_or(usize::MAX);
-                let brought = request.take_buffer();
+                let mut origin = self.requests.get_mut(id).map(|pending| &mut pending.origin).filter(|_| !too);
+                let brought = match &mut origin {
+                    Some(Origin::Whole(request)) => request.take_buffer(),
+                    Some(Origin::Part(_) | Origin::HandOver) | None => None,
+                };
                 let must_copy = brought.is_none() && matches!(op, GuestOp::Write { .. });
                 let Some(mut buffer) = brought.or_else(|| self.buffers.take(length)) else { return false };
+                let copied = match origin {
+                    Some(Origin::Whole(request)) if must_copy => request.copy_from_guest(0, &mut buffer).is_ok(),
+                    _ => !must_copy,
+                };
                 // The guest went away meanwhile.
-                if must_copy && request.copy_from_guest(0, &mut buffer).is_err() {
+                if !copied {
                     drop(buffer);
-                    self.engine.handle_disk_done(self.now, id, Err(DiskError(libc::EIO)), &[]);
+                    self.disk_done(id, Err(DiskError(libc::EIO)), None);
                     // Called from `execute` or from the end of a turn; either way the actions are drained next.
                     self.execute();
                     return true;
@@ -83,9 +131,25 @@ impl Driver {
             }
             GuestOp::Flush | GuestOp::Discard(_) | GuestOp::WriteZeroes { .. } => None,
         };
-        let disk = usize::from(pending.disk);
+        if matches!(op, GuestOp::Write { .. }) {
+            narrow::passes("write-forgotten");
+        }
+        self.requests.take_share(id, self.buffer_bytes(&io), too);
+        self.warmth.begin(disk, &op);
         self.disks[disk].store.submit(u64::from(id.0), store_op(op), buffer);
         true
+    }
+
+    /// The store is done with its part of a request. Only what it read or wrote well is the request's data: pages of a
+    /// memory server may still be.
+    pub(super) fn disk_done(&mut self, id: RequestId, result: Result<(), DiskError>, buffer: Option<IoBuffer>) {
+        self.engine.handle_disk_done(self.now, id, result, buffer.as_deref().unwrap_or(&[]));
+        if let Some(pending) = self.requests.get_mut(id)
+            && result.is_ok()
+        {
+            pending.buffer = buffer;
+        }
+        self.requests.end_io(id);
     }
 
     fn fill_zero(&mut self, id: RequestId, offset: u32, length: u32) {
@@ -108,7 +172,7 @@ impl Driver {
 
     fn complete(&mut self, id: RequestId, result: Result<(), DiskError>) {
         let Some(mut pending) = self.requests.remove(id) else { return };
-        let from_disk = pending.buffer.is_some();
+        let from_disk = pending.buffer.is_some() || result.is_err();
         let mut outcome = Outcome::from(result);
         if let (GuestOp::Read(_), Ok(()), Some(buffer), Origin::Whole(request)) =
             (pending.op, result, pending.buffer.take(), &mut pending.origin)
@@ -124,6 +188,7 @@ impl Driver {
         let disk = usize::from(pending.disk);
         match pending.origin {
             Origin::Whole(request) => self.disks[disk].frontend.complete(request, outcome),
+            Origin::HandOver => self.migration.flushes -= 1,
             Origin::Part(group) => {
                 group.outcome.set(group.outcome.get().and(outcome));
                 group.left.set(group.left.get() - 1);
@@ -189,6 +254,7 @@ impl Driver {
             Some(socket) => self.poller.add(socket, Source::LinkSocket, false),
             None => Err(std::io::ErrorKind::NotConnected.into()),
         };
+        narrow::passes("session-begun");
         if let Err(error) = watched {
             self.lose_session(&format!("its socket cannot be watched: {error}"));
         }

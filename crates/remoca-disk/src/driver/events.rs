@@ -1,11 +1,11 @@
 //! What happens on the descriptors, as events of the engine.
 
-use super::Driver;
 use super::poller::Source;
 use super::requests::{Group, Origin, Pending};
+use super::{Disk, Driver};
 use crate::frontend::{CopyError, GuestRequest, Operation, Outcome, ZeroRange};
-use crate::index_memory::IndexMemory;
 use crate::link::{Received, ServerLink};
+use crate::narrow;
 use crate::nbd::Target;
 use crate::port;
 use crate::store::StoreEvent;
@@ -31,6 +31,7 @@ const GUEST_PAGES_MAX: u64 = 1 << 28;
 impl Driver {
     pub(super) fn register(&mut self) -> io::Result<()> {
         self.poller.add(self.stop.as_fd(), Source::Stop, false)?;
+        self.poller.add(self.hangup.as_fd(), Source::Hangup, false)?;
         if let Some(control) = &self.control {
             self.poller.add(control.wake_fd(), Source::Control, false)?;
         }
@@ -47,6 +48,7 @@ impl Driver {
         if let Some(nbd) = &self.nbd {
             self.poller.add(nbd.event_fd(), Source::Nbd, false)?;
         }
+        self.poller.add(self.migration.wake_up().fd(), Source::Migration, false)?;
         Ok(())
     }
 
@@ -69,6 +71,12 @@ impl Driver {
             Source::Disk(disk) => self.serve_disk(disk),
             Source::Port => self.serve_port(),
             Source::Nbd => self.attach_clients(),
+            Source::Hangup => {
+                let _ = rustix::io::read(&self.hangup, &mut [0; 128]);
+                self.begin_upgrade(None, None);
+            }
+            Source::Upgrade => self.hear_program(),
+            Source::Migration => self.hear_migration(),
         }
     }
 
@@ -120,6 +128,14 @@ impl Driver {
     }
 
     fn pop_requests(&mut self, disk: u16) {
+        let Disk { settles_at, frontend, .. } = &self.disks[usize::from(disk)];
+        let settles = settles_at.is_some() && frontend.may_repeat();
+        if !self.migration.serves() {
+            return self.disks[usize::from(disk)].frontend.skip_cache_flush();
+        }
+        if self.is_draining() || settles {
+            return;
+        }
         let mut bytes = 0_u64;
         for _ in 0..REQUESTS_PER_TURN {
             if bytes >= UNKNOWN_BYTES_PER_TURN {
@@ -134,6 +150,7 @@ impl Driver {
 
     fn begin(&mut self, disk: u16, request: GuestRequest) {
         let durable = request.is_durable() || !self.disks[usize::from(disk)].frontend.write_cache_enabled();
+        self.migration.wrote |= !matches!(request.operation(), Operation::Read { .. } | Operation::Flush);
         match request.operation().clone() {
             Operation::Read { range } => self.begin_whole(disk, GuestOp::Read(byte_range(&range)), request),
             Operation::Write { range } => {
@@ -202,13 +219,16 @@ impl Driver {
                     self.engine.handle_content_uncertain(index);
                 }
                 StoreEvent::Completed(completion) => {
+                    narrow::passes("disk-done");
                     let Ok(id) = u32::try_from(completion.token) else { continue };
                     let id = remoca_core::engine::RequestId(id);
                     let result = completion.result.map_err(|error| DiskError(error.errno));
-                    let data = completion.buffer.as_deref().unwrap_or(&[]);
-                    self.engine.handle_disk_done(self.now, id, result, data);
                     if let Some(pending) = self.requests.get_mut(id) {
-                        pending.buffer = completion.buffer;
+                        self.warmth.end(disk, &pending.op);
+                    }
+                    self.disk_done(id, result, completion.buffer);
+                    if result.is_err() {
+                        self.note_failure(disk);
                     }
                 }
             }
@@ -227,6 +247,15 @@ impl Driver {
     }
 
     fn pop_port(&mut self) {
+        if !self.migration.serves() {
+            if let Some(port) = &mut self.port {
+                port.frontend.skip_cache_flush();
+            }
+            return;
+        }
+        if self.is_draining() {
+            return;
+        }
         let mut bytes = 0;
         while bytes < PORT_BYTES_PER_TURN {
             let Some(port) = &mut self.port else { return };
@@ -319,7 +348,7 @@ impl Driver {
             }
             Frame::Sized { npages, .. } => self.engine.handle_sized(self.now, npages),
             Frame::Error(error) => match error.code {
-                ErrorCode::NotFound => self.engine.handle_missing(FetchId(error.request.0)),
+                ErrorCode::NotFound => self.engine.handle_missing(self.now, FetchId(error.request.0)),
                 ErrorCode::NoMemory | ErrorCode::Quota => {
                     let available = PageCount(error.detail);
                     if !std::mem::replace(&mut self.refusal_told, true) {
@@ -350,11 +379,8 @@ impl Driver {
         if self.index_refused == Some(layout) {
             return false;
         }
-        match IndexMemory::new(layout.words()) {
-            Ok(words) => {
-                self.engine.replace_index(layout, words);
-                true
-            }
+        match self.larger_index(layout) {
+            Ok(()) => true,
             Err(error) => {
                 tracing::warn!("no memory for a larger index: {error}. The cache works on with the one there is.");
                 self.index_refused = Some(layout);

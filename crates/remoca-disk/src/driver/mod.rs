@@ -12,20 +12,29 @@
 mod actions;
 mod capture;
 mod events;
+mod migration;
 mod poller;
 mod requests;
 mod snapshot;
+#[cfg(test)]
+mod tests;
+mod upgrade;
+mod warmth;
 
 use crate::control::ControlServer;
 use crate::frontend::Frontend;
+use crate::handover::Handover;
 use crate::index_memory::IndexMemory;
 use crate::latency::Histogram;
 use crate::link::ServerLink;
+use crate::narrow;
 use crate::nbd::NbdServer;
 use crate::port::AgentStats;
+use crate::state::{Former, StateFile};
 use crate::store::{BufferPool, Store};
 use crate::trace::TraceWriter;
 use capture::CapturedFrames;
+pub use migration::{Migration, Opener};
 use poller::{Poller, Source};
 use remoca_core::engine::DiskEngine;
 use remoca_core::index::Layout;
@@ -35,8 +44,16 @@ use requests::RequestTable;
 pub use snapshot::cache_pages;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
+pub use upgrade::Start;
+use upgrade::Upgrade;
+use warmth::Warmth;
+
+/// So long the end waits for writes and flushes under way.
+const STOP_TIME_MAX: Duration = Duration::from_secs(1);
+/// And with disks on their way to another process: cut off, nobody would have them.
+const HAND_OVER_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// One disk of the VM.
 pub struct Disk {
@@ -46,8 +63,15 @@ pub struct Disk {
     /// The socket as the operator named it.
     pub socket: String,
     pub store: Box<dyn Store>,
+    /// How to open the image anew.
+    pub open: Opener,
     /// All of it is a swap area, whatever it holds.
     pub swap: bool,
+    /// Until then, no request of an earlier process is repeated: what that one sent to an NBD server may still be on its way.
+    pub settles_at: Option<Instant>,
+    /// The image was open and locked without a gap since a former program of this process had it, and so was the state file:
+    /// nobody else can have changed it.
+    pub kept_open: bool,
     pub frontend: Frontend,
 }
 
@@ -63,39 +87,71 @@ pub struct Port {
 pub struct Parts {
     pub name: String,
     pub engine: DiskEngine<IndexMemory>,
+    /// What outlives this process, if something does.
+    pub state: Option<StateFile>,
+    /// Why the engine is a new one, if it is.
+    pub cold_reason: Option<String>,
+    /// What a former process left, whether its engine is this one or not.
+    pub former: Former,
     /// The size that "on" brings back.
     pub cache: PageCount,
+    pub cache_enabled: bool,
+    /// Hash of the options that say the same: what was set lives as long as they do.
+    pub options: u64,
     pub disks: Vec<Disk>,
     pub port: Option<Port>,
     /// Brings the clients of disks and of a port that are NBD exports.
     pub nbd: Option<NbdServer>,
     pub link: Option<ServerLink>,
+    pub migration: Migration,
     pub control: Option<ControlServer>,
     pub buffers: BufferPool,
     pub trace: Option<TraceWriter>,
     /// Becomes readable when the process is to end.
     pub stop: OwnedFd,
+    /// Gives eight bytes for each time that the program's own file is to take over.
+    pub hangup: OwnedFd,
+    pub start: Start,
+}
+
+/// Why the driver stopped.
+pub enum Ended {
+    /// It was asked to, or nobody can attach any more.
+    Finished,
+    /// The same, but a disk may still do what it was sent. Nothing must be cleared away: by the sockets that are left behind
+    /// a successor knows that it has to wait.
+    Unsettled,
+    /// Another program is to take over. Should it not, tell [`Driver::refuse_upgrade`], and run on.
+    HandOver(Box<Handover>),
 }
 
 /// The running VM process.
 pub struct Driver {
     name: String,
     engine: DiskEngine<IndexMemory>,
+    warmth: Warmth,
     cache: PageCount,
+    options: u64,
     disks: Vec<Disk>,
     port: Option<Port>,
     captured: CapturedFrames,
     nbd: Option<NbdServer>,
     agent: Option<AgentStats>,
     link: Option<ServerLink>,
+    migration: Migration,
     control: Option<ControlServer>,
     buffers: BufferPool,
     trace: Option<TraceWriter>,
     stop: OwnedFd,
+    hangup: OwnedFd,
+    start: Start,
+    upgrade: Option<Upgrade>,
+    /// Asked to stop; at the latest then.
+    stop_at: Option<Instant>,
     poller: Poller,
     requests: RequestTable,
     /// Disk I/O that waits for a buffer.
-    starved: VecDeque<requests::Starved>,
+    starved: VecDeque<requests::DiskIo>,
     /// The server sent more than one turn takes.
     receive_again: bool,
     /// The server ended the session with this.
@@ -131,19 +187,26 @@ impl Driver {
         let mut driver = Self {
             name: parts.name,
             engine: parts.engine,
+            warmth: Warmth::new(parts.state, parts.cold_reason, parts.disks.len()),
             cache: parts.cache,
+            options: parts.options,
+            requests: RequestTable::new(parts.disks.len()),
             disks: parts.disks,
             port: parts.port,
             captured: CapturedFrames::default(),
             nbd: parts.nbd,
             agent: None,
             link: parts.link,
+            migration: parts.migration,
             control: parts.control,
             buffers: parts.buffers,
             trace: parts.trace,
             stop: parts.stop,
+            hangup: parts.hangup,
+            start: parts.start,
+            upgrade: None,
+            stop_at: None,
             poller: Poller::new()?,
-            requests: RequestTable::default(),
             starved: VecDeque::new(),
             receive_again: false,
             dismissal: None,
@@ -156,39 +219,91 @@ impl Driver {
             now: Nanos(0),
             page: Box::new([0; remoca_core::units::PAGE_SIZE]),
         };
-        for (disk, index) in driver.disks.iter().zip(0..) {
-            let blocks = disk.store.geometry().size / PAGE_SIZE_U64;
-            driver.engine.describe_disk(DiskIndex(index), blocks, disk.swap);
+        driver.begin_migration()?;
+        driver.describe_disks();
+        driver.inherit_failed_flushes(&parts.former);
+        driver.judge_images();
+        if !driver.migration.serves() {
+            driver.migration.former = parts.former;
+        } else {
+            let wanted = if parts.cache_enabled { driver.cache } else { PageCount(0) };
+            driver.fit_index(wanted);
+            driver.engine.resize(wanted);
+            driver.keep_settings();
         }
         driver.register()?;
         driver.tell_servers();
         Ok(driver)
     }
 
-    /// Runs until asked to stop.
+    /// Runs until asked to stop, or to give way to another program.
     ///
     /// # Errors
     /// If waiting for events fails, which only a programming error or a dying system brings about.
-    pub fn run(&mut self) -> io::Result<()> {
+    pub fn run(&mut self) -> io::Result<Ended> {
         let mut ready = Vec::new();
         loop {
             let timeout = self.timeout();
             self.poller.wait(&mut ready, timeout)?;
             self.update_clock();
+            // Stores go on with writes when they hear of their parts.
+            self.stamp_writes();
             for (source, writable) in ready.drain(..) {
-                if source == Source::Stop {
-                    self.finish();
-                    return Ok(());
+                match source {
+                    Source::Stop => self.begin_stop(),
+                    other => self.handle(other, writable),
                 }
-                self.handle(source, writable);
             }
             self.take_leftovers();
             self.run_timers();
             self.end_turn();
-            if self.is_abandoned() {
-                self.finish();
-                return Ok(());
+            if let Some(give_up_at) = self.stop_at {
+                self.follow_migration();
+                let waits = self.ends_hand_over() || self.warmth.is_kept() && self.is_writing();
+                if !waits || Instant::now() >= give_up_at {
+                    return Ok(self.finish());
+                }
+                continue;
             }
+            self.follow_migration();
+            self.settle_images();
+            if self.is_abandoned() {
+                if self.ends_hand_over() {
+                    self.stop_at = Some(Instant::now() + HAND_OVER_TIME_MAX);
+                    continue;
+                }
+                self.warmth.abandon();
+                return Ok(self.finish());
+            }
+            if let Some(ended) = self.advance_upgrade() {
+                return Ok(ended);
+            }
+        }
+    }
+
+    fn follow_migration(&mut self) {
+        while self.advance_migration() {
+            self.end_turn();
+        }
+    }
+
+    /// Whether images are being written to, or made durable: a settled image is known again for sure, and a flush that fails
+    /// for this process must fail for the next one, too.
+    fn is_writing(&self) -> bool {
+        self.warmth.is_written_to() || self.requests.are_being_flushed()
+    }
+
+    /// Nothing new is taken from guests; writes and flushes under way are waited for.
+    fn begin_stop(&mut self) {
+        self.poller.remove(self.stop.as_fd());
+        let patience = if self.ends_hand_over() { HAND_OVER_TIME_MAX } else { STOP_TIME_MAX };
+        self.stop_at = Some(Instant::now() + patience);
+    }
+
+    fn describe_disks(&mut self) {
+        for (disk, index) in self.disks.iter().zip(0..) {
+            let blocks = disk.store.geometry().size / PAGE_SIZE_U64;
+            self.engine.describe_disk(DiskIndex(index), blocks, disk.swap);
         }
     }
 
@@ -216,12 +331,18 @@ impl Driver {
             return Some(Duration::ZERO);
         }
         self.update_clock();
-        let engine = self.engine.next_deadline().map(|at| Duration::from_nanos(at.since_ns(self.now)));
+        let engine = self.engine.next_wake().map(|at| Duration::from_nanos(at.since_ns(self.now)));
         let now = Instant::now();
         let stores = self.disks.iter().filter_map(|disk| disk.store.next_deadline());
         let nbd = self.nbd.as_ref().and_then(NbdServer::next_deadline);
-        let others = stores.chain(nbd).map(|at| at.saturating_duration_since(now)).min();
-        [engine, others].into_iter().flatten().min()
+        let settling = self.disks.iter().filter_map(|disk| disk.settles_at);
+        let others = stores
+            .chain(nbd)
+            .chain(settling)
+            .chain(self.stop_at.or_else(|| self.upgrade_deadline()))
+            .map(|at| at.saturating_duration_since(now))
+            .min();
+        [engine, others, self.settle_timeout(), self.migration_deadline()].into_iter().flatten().min()
     }
 
     fn run_timers(&mut self) {
@@ -229,11 +350,16 @@ impl Driver {
             self.engine.handle_timer(self.now);
             self.execute();
         }
+        self.run_migration_timers();
         let now = Instant::now();
         if let Some(nbd) = &mut self.nbd
             && nbd.next_deadline().is_some_and(|at| at <= now)
         {
             nbd.handle_timer(now);
+        }
+        for disk in self.disks.iter_mut().filter(|disk| disk.settles_at.is_some_and(|at| at <= now)) {
+            disk.settles_at = None;
+            self.pop_again = true;
         }
         for disk in 0..self.disks.len() {
             if self.disks[disk].store.next_deadline().is_some_and(|at| at <= now) {
@@ -253,8 +379,12 @@ impl Driver {
             self.feed_starved();
             self.flush_link();
             completed = false;
+            self.stamp_writes();
             for disk in 0..self.disks.len() {
                 self.disks[disk].store.kick(now);
+                if cfg!(feature = "ablation") && self.disks[disk].store.in_flight() > 0 {
+                    narrow::passes("disk-submitted");
+                }
                 completed |= self.take_store_events(disk);
             }
         }
@@ -266,17 +396,30 @@ impl Driver {
         }
     }
 
-    /// The end: what is completed is published, the pool is given back, the trace is complete. Requests in flight are the
-    /// next process's.
-    fn finish(&mut self) {
+    /// The end: what is completed is published, the trace is complete. Requests in flight are the next process's. So is
+    /// the pool, if it can be found again; else it is given back.
+    fn finish(&mut self) -> Ended {
         for disk in &mut self.disks {
             disk.frontend.notify();
         }
-        if let Some(link) = &mut self.link {
+        self.settle_at_end();
+        self.migration.process_ends(self.disks.iter().any(|disk| disk.frontend.is_connected()));
+        if let Some(link) = self.link.as_mut().filter(|_| !self.warmth.is_kept()) {
             link.goodbye();
         }
         if let Some(trace) = &mut self.trace {
             trace.flush();
+        }
+        self.engine.end();
+        let unsettled = self.disks.iter_mut().filter_map(|disk| (!disk.store.drain()).then_some(&disk.image));
+        match unsettled.collect::<Vec<_>>()[..] {
+            [] => Ended::Finished,
+            ref images => {
+                tracing::warn!(
+                    "{images:?}: the server has not answered everything; the sockets stay, so that a successor waits"
+                );
+                Ended::Unsettled
+            }
         }
     }
 }

@@ -1,9 +1,16 @@
-//! An epoll instance whose events carry what they are about.
+//! An epoll instance whose events carry what they are about, with one timer.
+//!
+//! Each read that waits for a memory server has a deadline near enough to be the processor's next, and almost none is ever
+//! reached. A timeout for each `epoll_wait` would set and clear the processor's timer again and again, which costs a virtual
+//! machine an exit each; so the timer stays armed when what it was for is over.
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 /// What a descriptor belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +25,12 @@ pub enum Source {
     Port,
     /// NBD clients that negotiate.
     Nbd,
+    /// SIGHUP.
+    Hangup,
+    /// A program that was asked whether it can take over has answered.
+    Upgrade,
+    /// Another VM process.
+    Migration,
 }
 
 impl Source {
@@ -32,6 +45,9 @@ impl Source {
             Self::Disk(disk) => pack(5, disk),
             Self::Port => pack(6, 0),
             Self::Nbd => pack(7, 0),
+            Self::Hangup => pack(8, 0),
+            Self::Upgrade => pack(9, 0),
+            Self::Migration => pack(10, 0),
         }
     }
 
@@ -46,15 +62,25 @@ impl Source {
             4 => Self::Store(disk),
             5 => Self::Disk(disk),
             6 => Self::Port,
-            _ => Self::Nbd,
+            7 => Self::Nbd,
+            8 => Self::Hangup,
+            9 => Self::Upgrade,
+            _ => Self::Migration,
         }
     }
 }
+
+/// What the timer's events carry: no source has it.
+const TIMER: u64 = u64::MAX;
+const NO_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// The epoll instance of the I/O thread.
 pub struct Poller {
     epoll: OwnedFd,
     events: Vec<Event>,
+    timer: OwnedFd,
+    /// When the timer expires, if it has not.
+    armed: Option<Instant>,
 }
 
 impl Poller {
@@ -63,7 +89,11 @@ impl Poller {
     /// # Errors
     /// If the system has none left.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { epoll: epoll::create(CreateFlags::CLOEXEC)?, events: Vec::with_capacity(64) })
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        // Edge-triggered: each expiry is one event, and need not be read.
+        epoll::add(&epoll, timer.as_fd(), EventData::new_u64(TIMER), EventFlags::IN | EventFlags::ET)?;
+        Ok(Self { epoll, events: Vec::with_capacity(64), timer, armed: None })
     }
 
     /// Reports `source` whenever `fd` is readable (level-triggered), and writable if asked.
@@ -92,21 +122,50 @@ impl Poller {
     /// # Errors
     /// If the system refuses.
     pub fn wait(&mut self, ready: &mut Vec<(Source, bool)>, timeout: Option<Duration>) -> io::Result<()> {
-        let timeout = timeout.map(|timeout| rustix::event::Timespec {
-            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        });
+        // Beyond what an instant can hold is never.
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let at_once = timeout.filter(Duration::is_zero).map(|_| NO_TIME);
         self.events.clear();
-        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut self.events), timeout.as_ref()) {
-            Ok(_) => {}
-            Err(rustix::io::Errno::INTR) => return Ok(()),
-            Err(error) => return Err(error.into()),
+        loop {
+            if let Some(until) = until.filter(|_| at_once.is_none()) {
+                self.arm(until)?;
+            }
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut self.events), at_once.as_ref()) {
+                Ok(_) => {}
+                Err(rustix::io::Errno::INTR) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+            if let Some(at) = self.events.iter().position(|event| { event.data }.u64() == TIMER) {
+                self.events.swap_remove(at);
+                self.armed = None;
+                if self.events.is_empty() && until.is_none_or(|until| Instant::now() < until) {
+                    continue;
+                }
+            }
+            break;
         }
         for event in &self.events {
             // Copies: the kernel's struct is packed.
             let (flags, data) = (event.flags, event.data);
             ready.push((Source::decode(data.u64()), flags.contains(EventFlags::OUT)));
         }
+        Ok(())
+    }
+
+    /// The timer expires at `until`, or earlier.
+    fn arm(&mut self, until: Instant) -> io::Result<()> {
+        if self.armed.is_some_and(|armed| armed <= until) {
+            return Ok(());
+        }
+        // Zero would be never.
+        let left = until.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
+        let it_value = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        let once = Itimerspec { it_interval: NO_TIME, it_value };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)?;
+        self.armed = Some(until);
         Ok(())
     }
 }
@@ -119,6 +178,27 @@ fn flags(writable: bool) -> EventFlags {
 mod tests {
     use super::*;
 
+    /// The timer is armed for later than is needed, then for earlier, then not at all. A watchdog ends a wait that misses it.
+    #[test]
+    fn no_timeout_is_missed() {
+        let mut poller = Poller::new().unwrap();
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        poller.add(read.as_fd(), Source::Stop, false).unwrap();
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_secs(20));
+            let _ = rustix::io::write(&write, b"!");
+        });
+        let mut ready = Vec::new();
+        poller.arm(Instant::now() + Duration::from_secs(3600)).unwrap();
+        for milliseconds in [20, 40, 10] {
+            let until = Instant::now() + Duration::from_millis(milliseconds);
+            poller.arm(Instant::now() + Duration::from_millis(milliseconds / 2)).unwrap();
+            poller.wait(&mut ready, Some(Duration::from_millis(milliseconds))).unwrap();
+            assert!(ready.is_empty(), "the watchdog ended the wait");
+            assert!(until <= Instant::now(), "nothing had happened");
+        }
+    }
+
     #[test]
     fn sources_survive_the_kernel() {
         let all = [
@@ -130,6 +210,9 @@ mod tests {
             Source::Disk(7),
             Source::Port,
             Source::Nbd,
+            Source::Hangup,
+            Source::Upgrade,
+            Source::Migration,
         ];
         for source in all {
             assert_eq!(Source::decode(source.encode()), source);

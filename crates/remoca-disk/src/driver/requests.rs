@@ -22,6 +22,8 @@ pub enum Origin {
     Whole(GuestRequest),
     /// One of several ranges; the last of them completes the guest's request.
     Part(Rc<Group>),
+    /// Nobody: a flush before the disks are handed over.
+    HandOver,
 }
 
 /// A guest request of several ranges.
@@ -31,34 +33,113 @@ pub struct Group {
     pub outcome: std::cell::Cell<Outcome>,
 }
 
-/// Disk I/O for which there is no buffer now.
+/// I/O for a backing store; it may have to wait for a buffer.
 #[derive(Clone, Copy)]
-pub struct Starved {
+pub struct DiskIo {
     pub id: RequestId,
+    pub disk: usize,
     pub op: GuestOp,
+    /// Pages of a memory server may still come for the request: its own buffer is theirs.
+    pub too: bool,
 }
 
-/// Requests by number; numbers are reused, so that the engine's table stays small.
-#[derive(Default)]
+/// What a number stands for.
+struct Entry {
+    /// `None`: the guest has its answer, and the store is still at work.
+    pending: Option<Pending>,
+    disk: u16,
+    io: bool,
+    held: Held,
+}
+
+/// Bytes of buffers that the driver has lent to I/O of stores.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    all: usize,
+    /// Of I/O that may be for nothing.
+    too: usize,
+}
+
+/// Requests by number; numbers are reused, so that the engine's table stays small. A number is free again when its request
+/// is completed and no store is at work for it: a completion of the store could be taken for another request's.
 pub struct RequestTable {
-    slab: slab::Slab<Pending>,
+    slab: slab::Slab<Entry>,
+    held: Vec<Held>,
 }
 
 impl RequestTable {
+    pub fn new(disks: usize) -> Self {
+        Self { slab: slab::Slab::new(), held: vec![Held::default(); disks] }
+    }
+
     /// Takes a request in; its number is the engine's name for it.
     pub fn insert(&mut self, pending: Pending) -> RequestId {
         // Far fewer than 2^32: a device hands out some thousand at a time.
-        RequestId(u32::try_from(self.slab.insert(pending)).unwrap_or(u32::MAX))
+        let entry = Entry { disk: pending.disk, pending: Some(pending), io: false, held: Held::default() };
+        RequestId(u32::try_from(self.slab.insert(entry)).unwrap_or(u32::MAX))
     }
 
-    /// The request `id`.
+    /// No request is under way, and no store is at work.
+    pub fn is_empty(&self) -> bool {
+        self.slab.is_empty()
+    }
+
+    /// Whether a flush is under way.
+    pub fn are_being_flushed(&self) -> bool {
+        let mut pending = self.slab.iter().filter_map(|(_, entry)| entry.pending.as_ref());
+        pending.any(|pending| pending.op == GuestOp::Flush)
+    }
+
+    /// The request `id`, if it is not completed.
     pub fn get_mut(&mut self, id: RequestId) -> Option<&mut Pending> {
-        self.slab.get_mut(id.0 as usize)
+        self.slab.get_mut(id.0 as usize)?.pending.as_mut()
     }
 
     /// Takes the request `id` out.
     pub fn remove(&mut self, id: RequestId) -> Option<Pending> {
-        self.slab.try_remove(id.0 as usize)
+        let entry = self.slab.get_mut(id.0 as usize)?;
+        if entry.io { entry.pending.take() } else { self.slab.try_remove(id.0 as usize)?.pending }
+    }
+
+    /// A store is at work for `id` from now on.
+    pub fn begin_io(&mut self, id: RequestId) {
+        if let Some(entry) = self.slab.get_mut(id.0 as usize) {
+            entry.io = true;
+        }
+    }
+
+    /// Whether I/O of `disk` can have a buffer of `bytes` out of `limit` for all. Half of the limit is kept for the disks,
+    /// each its part, whatever the others want: one that hangs must not stop them. I/O that may be for nothing (`too`)
+    /// has no more than its disk's part. One I/O of each disk, and one of that kind, is never refused.
+    pub fn has_share(&self, disk: usize, bytes: usize, too: bool, limit: usize) -> bool {
+        let part = limit / 2 / self.held.len();
+        let fits = |held: usize, room: usize| held == 0 || held.saturating_add(bytes) <= room;
+        let others = self.held.iter().enumerate().filter(|(other, _)| *other != disk);
+        let theirs: usize = others.map(|(_, held)| held.all.max(part)).sum();
+        fits(self.held[disk].all, limit.saturating_sub(theirs)) && (!too || fits(self.held[disk].too, part))
+    }
+
+    /// The I/O of `id` has a buffer of `bytes` until the store is done with it.
+    pub fn take_share(&mut self, id: RequestId, bytes: usize, too: bool) {
+        if let Some(entry) = self.slab.get_mut(id.0 as usize) {
+            entry.held = Held { all: bytes, too: if too { bytes } else { 0 } };
+            let held = &mut self.held[usize::from(entry.disk)];
+            held.all += entry.held.all;
+            held.too += entry.held.too;
+        }
+    }
+
+    /// The store is done with `id`.
+    pub fn end_io(&mut self, id: RequestId) {
+        if let Some(entry) = self.slab.get_mut(id.0 as usize) {
+            entry.io = false;
+            let (held, done) = (&mut self.held[usize::from(entry.disk)], std::mem::take(&mut entry.held));
+            held.all -= done.all;
+            held.too -= done.too;
+            if entry.pending.is_none() {
+                self.slab.remove(id.0 as usize);
+            }
+        }
     }
 }
 
@@ -74,5 +155,63 @@ pub fn store_op(op: GuestOp) -> StoreOp {
         GuestOp::WriteZeroes { range, may_unmap, durable } => {
             StoreOp::WriteZeroes { offset: range.offset, len: range.length, may_unmap, durable }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lends `bytes` to I/O of a disk.
+    fn begin(table: &mut RequestTable, disk: u16, bytes: usize, too: bool) -> RequestId {
+        let (op, issued, origin) = (GuestOp::Flush, Nanos(0), Origin::HandOver);
+        let id = table.insert(Pending { disk, op, issued, buffer: None, delivered: false, origin });
+        table.begin_io(id);
+        table.take_share(id, bytes, too);
+        id
+    }
+
+    #[test]
+    fn a_share_is_taken_until_the_store_is_done_whether_or_not_the_guest_has_its_answer() {
+        let mut table = RequestTable::new(2);
+        let room = |table: &RequestTable, disk, bytes| table.has_share(disk, bytes, true, 400);
+        assert!(room(&table, 1, usize::MAX), "one can always");
+        let first = begin(&mut table, 1, 60, true);
+        assert!(room(&table, 1, 40) && !room(&table, 1, 41));
+        let second = begin(&mut table, 1, 40, true);
+        assert!(table.remove(first).is_some());
+        assert!(!room(&table, 1, 1), "the store is still at it");
+        assert!(room(&table, 0, 100), "another disk has a share of its own");
+        assert!(table.has_share(1, 200, false, 400), "what a guest waits for has more");
+        table.end_io(first);
+        assert!(room(&table, 1, 60));
+        table.end_io(second);
+        assert!(room(&table, 1, usize::MAX));
+        assert!(table.remove(second).is_some() && table.is_empty());
+    }
+
+    #[test]
+    fn a_disk_that_hangs_leaves_the_others_their_parts() {
+        let mut table = RequestTable::new(4);
+        let room = |table: &RequestTable, disk, bytes| table.has_share(disk, bytes, false, 800);
+        let first = begin(&mut table, 0, 400, false);
+        assert!(room(&table, 0, 100) && !room(&table, 0, 101), "all but a part for each of three");
+        let second = begin(&mut table, 0, 100, false);
+        assert!(!room(&table, 0, 1));
+        for disk in 1..4 {
+            let id = begin(&mut table, disk, 1, false);
+            assert!(room(&table, usize::from(disk), 99) && !room(&table, usize::from(disk), 100));
+            table.end_io(id);
+        }
+        table.end_io(first);
+        table.end_io(second);
+        assert!(room(&table, 0, 500));
+    }
+
+    #[test]
+    fn a_disk_that_is_alone_can_have_everything() {
+        let mut table = RequestTable::new(1);
+        begin(&mut table, 0, 799, false);
+        assert!(table.has_share(0, 1, false, 800) && !table.has_share(0, 2, false, 800));
     }
 }

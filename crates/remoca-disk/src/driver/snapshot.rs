@@ -4,11 +4,13 @@ use super::Driver;
 use crate::control::{Command, Reply, Request};
 use crate::endpoint::Endpoint;
 use crate::link::{KnownServer, ServerLink};
+use crate::narrow;
 use crate::status::{
-    CacheStatus, DiskStatus, KnownServerStatus, Latencies, MemoryStatus, PortStatus, ServerStatus, Status,
+    CacheStatus, DiskStatus, HedgingStatus, KnownServerStatus, Latencies, MemoryStatus, NormalLatency, PortStatus,
+    ServerStatus, Status,
 };
 use crate::store::StoreHealth;
-use remoca_core::engine::{Admission, EngineStats};
+use remoca_core::engine::{Admission, BreakerState, EngineStats, Latency};
 use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
 
 const NO_SERVER: &str = "this process has no memory server; start it with --server";
@@ -16,6 +18,15 @@ const NO_SERVER: &str = "this process has no memory server; start it with --serv
 impl Driver {
     pub(super) fn answer_control(&mut self) {
         while let Some(request) = self.control.as_ref().and_then(|control| control.next_request()) {
+            if let Command::Upgrade { program } = &request.command {
+                self.begin_upgrade(program.clone(), Some(request));
+                continue;
+            }
+            if let Command::Migrate { to } = &request.command {
+                let to = to.clone();
+                self.migrate(&to, request);
+                continue;
+            }
             let reply = self.obey(&request);
             request.answer(reply);
         }
@@ -24,8 +35,15 @@ impl Driver {
     fn obey(&mut self, request: &Request) -> Reply {
         let done = match &request.command {
             Command::Status => Ok(()),
+            Command::MigrateAbort => self.abort_migration(),
+            Command::MigrateTakeBack => self.take_disks_back(),
+            Command::Migrate { .. } => Err("it is answered when the other process has answered".into()),
+            Command::Set { .. } if !self.migration.serves() => {
+                Err("its disks are with another process, and so is its cache".into())
+            }
             Command::Set { servers: None, cache_bytes, enabled } => self.set_cache(*cache_bytes, *enabled),
             Command::Set { servers: Some(servers), cache_bytes: None, enabled: None } => self.set_servers(servers),
+            Command::Upgrade { .. } => Err("an upgrade is answered when it is done".into()),
             Command::Set { .. } => Err("the servers and the cache cannot be changed in one command".into()),
         };
         match done {
@@ -39,6 +57,7 @@ impl Driver {
         let Some(link) = &mut self.link else { return Err(NO_SERVER.into()) };
         let endpoints = servers.iter().map(|server| server.parse()).collect::<Result<Vec<Endpoint>, _>>()?;
         link.replace(&endpoints).map_err(|error| error.to_string())?;
+        self.keep_settings();
         self.tell_servers();
         Ok(())
     }
@@ -60,11 +79,15 @@ impl Driver {
         self.cache = size;
         self.refusal_told = false;
         self.engine.resize(if on { size } else { PageCount(0) });
+        self.keep_settings();
+        narrow::passes("resize-begun");
         self.execute();
+        narrow::passes("resize-done");
         Ok(())
     }
 
-    fn snapshot(&mut self) -> Status {
+    /// What the process tells of itself.
+    pub fn snapshot(&mut self) -> Status {
         let engine = self.engine.status();
         let stats = self.engine.stats();
         let bytes = |pages: u32| u64::from(pages) * PAGE_SIZE_U64;
@@ -75,11 +98,18 @@ impl Driver {
             name: self.name.clone(),
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").into(),
+            upgrades: self.start.upgrades,
             uptime_s: self.started.elapsed().as_secs_f64(),
+            started: if self.warmth.cold_reason.is_none() { "warm".into() } else { "cold".into() },
+            cold_reason: self.warmth.cold_reason.clone(),
             server: self.link.as_ref().and_then(ServerLink::current).map(|server| ServerStatus {
                 endpoint: server.endpoint.to_string(),
                 connected: engine.connected,
-                stalled: engine.stalled,
+                breaker: match engine.hedging.breaker {
+                    BreakerState::Closed => "closed".into(),
+                    BreakerState::Open => "open".into(),
+                    BreakerState::HalfOpen => "half-open".into(),
+                },
                 error: if engine.connected { None } else { server.error() },
             }),
             servers: self.link.as_ref().map(known_servers).unwrap_or_default(),
@@ -110,6 +140,8 @@ impl Driver {
                 read_from_disk: self.latency.read_from_disk.summary(),
                 write: self.latency.write.summary(),
             },
+            hedging: hedging_status(&engine.hedging),
+            migration: self.migration_status(),
             memory: MemoryStatus {
                 index_bytes: engine.index_bytes as u64,
                 buffer_bytes: self.buffers.allocated_bytes() as u64,
@@ -132,6 +164,7 @@ impl Driver {
                 StoreHealth::Waiting { .. } => "waiting".into(),
                 StoreHealth::Failing { .. } => "failing".into(),
             },
+            cold_reason: self.warmth.disk_reason(index),
             attached: disk.frontend.is_connected(),
             nbd_clients: disk.frontend.nbd_clients(),
         }
@@ -147,6 +180,17 @@ fn known_servers(link: &ServerLink) -> Vec<KnownServerStatus> {
         error: server.error(),
     };
     link.servers().iter().map(status).collect()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people to read")]
+fn hedging_status(hedging: &remoca_core::engine::HedgingStatus) -> HedgingStatus {
+    let micros = |ns: u64| ns as f64 / 1000.0;
+    let normal = |latency: Latency| NormalLatency { p50_us: micros(latency.p50_ns), p99_us: micros(latency.p99_ns) };
+    HedgingStatus {
+        late_after_us: micros(hedging.late_after_ns),
+        disk: hedging.disk.map(normal),
+        server: hedging.server.map(normal),
+    }
 }
 
 /// Blocks that the cache answered, of those it could have answered.

@@ -12,6 +12,8 @@ pub use connect::LinkError;
 pub use session::Received;
 
 use crate::endpoint::Endpoint;
+use crate::migration;
+use crate::state::{Header, RosterEntry};
 use connect::{connect, say_goodbye};
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::PageCount;
@@ -27,6 +29,8 @@ use std::time::Instant;
 
 /// Servers that one process knows at most.
 pub const SERVERS_MAX: usize = 16;
+/// Highest number that is taken over from another process: as many are left for new servers.
+pub const NUMBER_MAX: u32 = u32::MAX / 2;
 
 /// A server of the list.
 pub struct KnownServer {
@@ -41,7 +45,17 @@ pub struct KnownServer {
     pub answered: Option<(Instant, PageCount)>,
 }
 
+impl From<RosterEntry> for KnownServer {
+    fn from(RosterEntry { number, endpoint, token, epoch }: RosterEntry) -> Self {
+        Self { number, endpoint, token, epoch, error: None, answered: None }
+    }
+}
+
 impl KnownServer {
+    fn entry(&self) -> RosterEntry {
+        RosterEntry { number: self.number, endpoint: self.endpoint.clone(), token: self.token, epoch: self.epoch }
+    }
+
     /// Why it cannot be used, or could not when it was tried last.
     #[must_use]
     pub fn error(&self) -> Option<String> {
@@ -55,6 +69,8 @@ type Answer = (ServerNumber, Result<(OwnedFd, Welcome), LinkError>);
 pub struct ServerLink {
     servers: Vec<KnownServer>,
     numbers: u32,
+    /// Where tokens and epochs are kept for a successor of this process.
+    kept: Option<Arc<Header>>,
     answer_queue: Sender<Answer>,
     answers: Receiver<Answer>,
     wake: Arc<OwnedFd>,
@@ -71,11 +87,23 @@ impl ServerLink {
     /// # Errors
     /// If the system has no eventfd or random numbers left, or the list is none ([`check_list`]).
     pub fn start(endpoints: &[Endpoint]) -> io::Result<Self> {
+        Self::start_with(endpoints, None)
+    }
+
+    /// The same with what a former process kept in `header`, where this one keeps its own.
+    ///
+    /// # Errors
+    /// As for [`Self::start`].
+    pub fn start_with(endpoints: &[Endpoint], header: Option<Arc<Header>>) -> io::Result<Self> {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (answer_queue, answers) = channel();
+        let former = header.as_ref().map(|header| header.roster()).unwrap_or_default();
+        let after = |entry: &RosterEntry| entry.number.0.saturating_add(1);
+        let numbers = header.as_ref().map_or(0, |header| header.server_numbers());
         let mut link = Self {
-            servers: Vec::new(),
-            numbers: 0,
+            numbers: former.iter().map(after).max().unwrap_or(0).max(numbers),
+            servers: former.into_iter().map(KnownServer::from).collect(),
+            kept: header,
             answer_queue,
             answers,
             wake,
@@ -85,6 +113,55 @@ impl ServerLink {
         };
         link.replace(endpoints)?;
         Ok(link)
+    }
+
+    /// From now on tokens and epochs are kept here.
+    pub fn keep_in(&mut self, header: Arc<Header>) {
+        self.kept = Some(header);
+        self.keep();
+    }
+
+    fn keep(&self) {
+        let Some(header) = &self.kept else { return };
+        header.set_server_numbers(self.numbers);
+        for slot in 0..SERVERS_MAX {
+            header.set_server(slot, self.servers.get(slot).map(KnownServer::entry).as_ref());
+        }
+    }
+
+    /// A link to these servers, under the names that another process had there: it may have a pool that way.
+    ///
+    /// # Errors
+    /// As for [`Self::start`].
+    pub fn resume(endpoints: &[Endpoint], roster: &[migration::Server]) -> io::Result<Self> {
+        let mut link = Self::start(endpoints)?;
+        let roster: Vec<_> = roster.iter().filter(|known| known.number <= NUMBER_MAX).collect();
+        link.numbers = roster.iter().map(|known| known.number).max().map_or(0, |highest| highest.saturating_add(1));
+        let mut named = Vec::new();
+        for server in &mut link.servers {
+            let address = server.endpoint.to_string();
+            let known = roster.iter().find(|known| known.endpoint == address && !named.contains(&known.number));
+            if let Some(known) = known {
+                named.push(known.number);
+                server.number = ServerNumber(known.number);
+                (server.token, server.epoch) = (Token(known.token), known.epoch.min(u64::MAX / 2));
+            } else {
+                server.number = ServerNumber(link.numbers);
+                link.numbers = link.numbers.saturating_add(1);
+            }
+        }
+        Ok(link)
+    }
+
+    /// What names this process, and so its pool, at each server.
+    pub fn roster(&self) -> Vec<migration::Server> {
+        let name = |server: &KnownServer| migration::Server {
+            number: server.number.0,
+            endpoint: server.endpoint.to_string(),
+            token: server.token.0,
+            epoch: server.epoch,
+        };
+        self.servers.iter().map(name).collect()
     }
 
     /// From now on these are the servers. Those that stay keep their numbers and tokens.
@@ -103,6 +180,7 @@ impl ServerLink {
         }
         self.servers.retain(|server| endpoints.contains(&server.endpoint));
         self.servers.sort_by_key(|server| endpoints.iter().position(|endpoint| *endpoint == server.endpoint));
+        self.keep();
         Ok(())
     }
 
@@ -138,9 +216,13 @@ impl ServerLink {
 
     /// Begins to connect to a server; [`Self::take_answer`] will have the outcome.
     pub fn ask(&mut self, number: ServerNumber) {
-        let Some(server) = self.server(number) else { return };
-        server.epoch += 1;
+        let Some(slot) = self.servers.iter().position(|server| server.number == number) else { return };
+        let server = &mut self.servers[slot];
+        server.epoch = server.epoch.saturating_add(1);
         let (endpoint, token, epoch) = (server.endpoint.clone(), server.token, server.epoch);
+        if let Some(header) = &self.kept {
+            header.set_epoch(slot, epoch);
+        }
         let (queue, wake) = (self.answer_queue.clone(), Arc::clone(&self.wake));
         let tell = move |answer| {
             let _ = queue.send((number, answer));
@@ -293,6 +375,18 @@ impl ServerLink {
             Frame::Bye.encode(&mut session.out);
             let _ = session.flush();
         }
+    }
+}
+
+/// Gives pools back that a former process has at these servers, as far as they answer now.
+pub fn give_back(pools: impl IntoIterator<Item = RosterEntry>) {
+    for RosterEntry { endpoint, token, epoch, .. } in pools {
+        let give_back = move || match connect(&endpoint, token, epoch.saturating_add(1)) {
+            Ok((socket, _)) => say_goodbye(socket.into(), Vec::new()),
+            Err(error) => tracing::debug!("a pool that is not used any more is left to its grace time: {error}"),
+        };
+        // Without a thread, too, the server frees it in time.
+        let _ = std::thread::Builder::new().name("give back".into()).spawn(give_back);
     }
 }
 

@@ -94,6 +94,11 @@ impl NbdExport {
         self.clients.len()
     }
 
+    /// Whether all answers were sent.
+    pub fn is_quiet(&self) -> bool {
+        self.held.is_empty() && self.clients.iter().all(|(_, client)| client.transmission.outbox.is_empty())
+    }
+
     /// Takes a client that chose this export.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::Duration;
 
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
@@ -30,7 +31,7 @@ pub enum ListenError {
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
-    _path: Option<SocketPath>,
+    path: Option<SocketPath>,
 }
 
 impl Listener {
@@ -63,9 +64,28 @@ impl Listener {
         if is_fit { Self::new(descriptor, None) } else { Err(ListenError::WrongDescriptor) }
     }
 
+    /// Takes a listening socket that a former program of this process made.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn adopt(descriptor: OwnedFd, path: Option<(PathBuf, u64)>) -> Result<Self, ListenError> {
+        match path {
+            None => Self::from_descriptor(descriptor),
+            path => match SocketSource::adopt(descriptor, path)? {
+                SocketSource::Listener { listener, path } => Self::new(listener.into(), path),
+                SocketSource::Stream(_) => Err(ListenError::WrongDescriptor),
+            },
+        }
+    }
+
+    /// Path and inode of a socket that we made in the file system.
+    pub(crate) fn name(&self) -> Option<(PathBuf, u64)> {
+        self.path.as_ref().map(SocketPath::name)
+    }
+
     fn new(socket: OwnedFd, path: Option<SocketPath>) -> Result<Self, ListenError> {
         rustix::io::ioctl_fionbio(&socket, true).map_err(|error| ListenError::Descriptor(error.into()))?;
-        Ok(Self { socket, _path: path })
+        Ok(Self { socket, path })
     }
 
     /// The next client; `None` if nobody waits.

@@ -107,6 +107,11 @@ impl NbdServer {
         Ok(Self { exports, listeners, clients, seats, shared_pool, epoll, paused_until: None, refusal_told: false })
     }
 
+    /// Where clients come from, for a program that takes over.
+    pub(crate) fn listeners(&self) -> &[Listener] {
+        &self.listeners
+    }
+
     fn watch_listeners(&self, flags: EventFlags) -> io::Result<()> {
         for (listener, number) in self.listeners.iter().zip(LISTENERS..) {
             epoll::modify(&self.epoll, listener, EventData::new_u64(number), flags)?;

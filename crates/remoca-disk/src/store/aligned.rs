@@ -3,12 +3,15 @@
 //! Owned by the I/O thread like the store that it wraps. The work is done by [`super::sector_machine`]; here its requests
 //! and completions are carried to and from the store below.
 
+use crate::handover::StoreKind;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use super::sector_machine::{Limits, SectorMachine};
-use super::{BufferPool, Geometry, IoBuffer, SECTOR_SIZE, Store, StoreCompletion, StoreEvent, StoreHealth, StoreOp};
+use super::{
+    BufferPool, Geometry, ImageStamp, IoBuffer, SECTOR_SIZE, Store, StoreCompletion, StoreEvent, StoreHealth, StoreOp,
+};
 
 /// Longest copy of an unaligned operation; longer ones go in chunks.
 const CHUNK_LEN_MAX: u32 = 1 << 20;
@@ -118,7 +121,43 @@ impl Store for AlignedStore {
         self.in_flight
     }
 
+    fn stamp(&self) -> Option<ImageStamp> {
+        self.below.stamp()
+    }
+
+    fn stamp_at_opening(&self) -> Option<ImageStamp> {
+        self.below.stamp_at_opening()
+    }
+
+    fn shared_stamp(&self, at_opening: bool) -> Option<String> {
+        self.below.shared_stamp(at_opening)
+    }
+
+    fn empty_page_cache(&self) {
+        self.below.empty_page_cache();
+    }
+
+    fn may_be_in_page_cache(&self) -> bool {
+        self.below.may_be_in_page_cache()
+    }
+
     fn health(&self) -> StoreHealth {
         self.below.health()
+    }
+
+    fn drain(&mut self) -> bool {
+        self.below.drain()
+    }
+
+    fn failed_flush(&self) -> Option<i32> {
+        self.below.failed_flush()
+    }
+
+    fn inherit_failed_flush(&mut self, errno: i32) {
+        self.below.inherit_failed_flush(errno);
+    }
+
+    fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {
+        self.below.hand_over()
     }
 }

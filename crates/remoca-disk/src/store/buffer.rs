@@ -47,6 +47,18 @@ impl BufferPool {
         Some(IoBuffer { memory, class, len, shared: Arc::clone(&self.shared) })
     }
 
+    /// What a buffer of `len` bytes takes of the limit; nothing if there is none of that length.
+    #[must_use]
+    pub fn footprint(len: usize) -> usize {
+        class_of(len).map_or(0, class_len)
+    }
+
+    /// Most bytes of all buffers.
+    #[must_use]
+    pub fn limit_bytes(&self) -> usize {
+        self.shared.limit_bytes
+    }
+
     /// Gives all free buffers back to the allocator.
     pub fn release_free(&self) {
         while self.shared.release_some_free().is_some() {}

@@ -103,6 +103,14 @@ impl Store for FaultyStore {
         self.failed.len() + self.arrived.len() + self.delayed.len() + self.below.in_flight()
     }
 
+    fn failed_flush(&self) -> Option<i32> {
+        self.below.failed_flush()
+    }
+
+    fn inherit_failed_flush(&mut self, errno: i32) {
+        self.below.inherit_failed_flush(errno);
+    }
+
     fn health(&self) -> StoreHealth {
         self.below.health()
     }

@@ -13,12 +13,16 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 
 use super::file_image::Image;
+use super::file_stamp;
 use super::file_task::FileTask;
 use super::file_threads::{Finished, WorkerPool};
 use super::file_uring::{Ring, Submission};
+use crate::handover::StoreKind;
+
 use super::flush_latch::FlushLatch;
 use super::{
-    Geometry, ImageLock, IoBuffer, OpenError, OpenErrorKind, Store, StoreCompletion, StoreError, StoreEvent, StoreOp,
+    Geometry, ImageLock, ImageStamp, IoBuffer, OpenError, OpenErrorKind, Store, StoreCompletion, StoreError,
+    StoreEvent, StoreOp,
 };
 
 /// Threads in place of io_uring: enough that flushes do not hold up reads.
@@ -52,6 +56,8 @@ pub struct FileStore {
     latch: FlushLatch,
     in_flight: usize,
     submit_again_at: Option<Instant>,
+    /// A second reference: a thread empties the page cache.
+    cache_emptying: Arc<()>,
 }
 
 /// Who makes the system calls.
@@ -68,7 +74,25 @@ impl FileStore {
     /// # Errors
     /// Says what is wrong with the path, the file or its size, or who else uses it; and what to do.
     pub fn open(path: &Path, options: FileOptions) -> Result<Self, OpenError> {
-        let image = Arc::new(Image::open(path, options.read_only, options.lock)?);
+        Self::start(Image::open(path, options.read_only, options.lock)?, path, options, None)
+    }
+
+    /// Goes on with an image that a former program of this process opened and locked; nobody else came in between. The
+    /// number of the error, if a flush has failed.
+    ///
+    /// # Errors
+    /// If the descriptor is not what `path` and `options` ask for.
+    pub fn adopt(
+        file: OwnedFd,
+        path: &Path,
+        options: FileOptions,
+        flush_failed: Option<i32>,
+    ) -> Result<Self, OpenError> {
+        Self::start(Image::adopt(file.into(), path, options.read_only, options.lock)?, path, options, flush_failed)
+    }
+
+    fn start(image: Image, path: &Path, options: FileOptions, flush_failed: Option<i32>) -> Result<Self, OpenError> {
+        let image = Arc::new(image);
         let calls = Calls::start(&image, options.uring).map_err(|error| {
             let message = format!("cannot start the I/O on {}: {error}", path.display());
             OpenError::new(OpenErrorKind::System, message)
@@ -78,9 +102,10 @@ impl FileStore {
             calls,
             events: VecDeque::new(),
             finished: Vec::new(),
-            latch: FlushLatch::default(),
+            latch: FlushLatch::inherited(flush_failed),
             in_flight: 0,
             submit_again_at: None,
+            cache_emptying: Arc::new(()),
         })
     }
 
@@ -192,6 +217,49 @@ impl Store for FileStore {
 
     fn in_flight(&self) -> usize {
         self.in_flight
+    }
+
+    fn failed_flush(&self) -> Option<i32> {
+        self.latch.errno()
+    }
+
+    fn inherit_failed_flush(&mut self, errno: i32) {
+        self.latch = FlushLatch::inherited(Some(errno));
+    }
+
+    fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {
+        Ok((self.image.file.as_fd(), StoreKind::File { flush_failed: self.latch.errno() }))
+    }
+
+    fn stamp(&self) -> Option<ImageStamp> {
+        file_stamp::stamp(&self.image.file)
+    }
+
+    fn stamp_at_opening(&self) -> Option<ImageStamp> {
+        self.image.stamp_at_opening
+    }
+
+    fn shared_stamp(&self, at_opening: bool) -> Option<String> {
+        if at_opening { self.image.shared_stamp_at_opening.clone() } else { file_stamp::shared(&self.image.file) }
+    }
+
+    fn empty_page_cache(&self) {
+        // One thread at a time: it has a copy of this.
+        if !self.image.is_direct || Arc::strong_count(&self.cache_emptying) > 1 {
+            return;
+        }
+        let (image, running) = (Arc::clone(&self.image), Arc::clone(&self.cache_emptying));
+        let started = std::thread::Builder::new().name("page cache".into()).spawn(move || {
+            file_stamp::drop_cached_pages(&image.file);
+            drop(running);
+        });
+        if let Err(error) = started {
+            tracing::debug!(%error, "no thread to empty the page cache");
+        }
+    }
+
+    fn may_be_in_page_cache(&self) -> bool {
+        !self.image.is_direct || file_stamp::may_be_in_page_cache(&self.image.file)
     }
 }
 

@@ -9,11 +9,12 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, StatxFlags};
+use rustix::fs::{AtFlags, OFlags, StatxFlags};
 
 use super::file_lock::{self, ImageLock, LockFailure};
+use super::file_stamp;
 use super::file_task::ImageFacts;
-use super::{BufferPool, Geometry, OpenError, OpenErrorKind, SECTOR_SIZE};
+use super::{BufferPool, Geometry, ImageStamp, OpenError, OpenErrorKind, SECTOR_SIZE};
 
 /// Coarsest alignment of direct I/O that is used; beyond it the page cache does the work.
 const DIRECT_ALIGNMENT_MAX: u32 = 4096;
@@ -29,6 +30,8 @@ pub(super) struct Image {
     pub(super) facts: ImageFacts,
     /// Bypasses the page cache.
     pub(super) is_direct: bool,
+    pub(super) stamp_at_opening: Option<ImageStamp>,
+    pub(super) shared_stamp_at_opening: Option<String>,
 }
 
 impl Image {
@@ -36,7 +39,63 @@ impl Image {
         let opening = Opening { path: path.to_owned(), read_only };
         // Before opening: opening some device nodes has effects, and opening a FIFO may block.
         let is_block_device = opening.check_kind(&std::fs::metadata(path).map_err(|e| opening.explain_open(&e))?)?;
-        let mut file = opening.open_locked(is_block_device, lock)?;
+        let file = opening.open_locked(is_block_device, lock)?;
+        opening.finish(file, is_block_device)
+    }
+
+    /// An image that is open already, with its lock: taken again, which changes nothing for others. Somebody who tries to get
+    /// it at this moment has locks until he sees ours, which are kept meanwhile.
+    pub(super) fn adopt(file: File, path: &Path, read_only: bool, lock: ImageLock) -> Result<Image, OpenError> {
+        let opening = Opening { path: path.to_owned(), read_only };
+        let system = |error: io::Error| opening.explain_system("go on with", &error);
+        let metadata = file.metadata().map_err(system)?;
+        let is_writable = rustix::fs::fcntl_getfl(&file).map_err(|error| system(error.into()))?.contains(OFlags::RDWR);
+        if is_writable == read_only {
+            return Err(system(io::Error::other("its descriptor was opened for another use")));
+        }
+        if !std::fs::metadata(path).is_ok_and(|named| is_same_file(&named, &metadata)) {
+            tracing::warn!(image = %path.display(), "another file has this name now; the one that the guest knows is used on");
+        }
+        let is_block_device = opening.check_kind(&metadata)?;
+        if let ImageLock::Required { wait } = lock
+            && file_lock::retry_while_in_use(wait, || file_lock::lock(&file, read_only)).is_err()
+        {
+            return Err(opening.explain_in_use(is_block_device));
+        }
+        opening.finish(file, is_block_device)
+    }
+
+    /// Gives the blocks of a block device back; waits until it has.
+    pub(super) fn discard_blocks(&self, offset: u64, len: u64) -> io::Result<()> {
+        let range = [offset, len];
+        // SAFETY: BLKDISCARD reads two u64 from the pointer, which is valid for the call; the descriptor is open.
+        match unsafe { libc::ioctl(self.file.as_raw_fd(), BLKDISCARD, range.as_ptr()) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// Of a device, the device counts; a node that was made again is the same one.
+fn is_same_file(a: &Metadata, b: &Metadata) -> bool {
+    if a.file_type().is_block_device() && b.file_type().is_block_device() {
+        return a.rdev() == b.rdev();
+    }
+    (a.dev(), a.ino()) == (b.dev(), b.ino())
+}
+
+/// What is being opened, for the checks and their messages.
+struct Opening {
+    path: PathBuf,
+    read_only: bool,
+}
+
+impl Opening {
+    /// Learns what an open, locked image is like.
+    fn finish(&self, mut file: File, is_block_device: bool) -> Result<Image, OpenError> {
+        let (opening, path, read_only) = (self, &self.path, self.read_only);
+        // What follows may change the image's times.
+        let (stamp_at_opening, shared_stamp_at_opening) = (file_stamp::stamp(&file), file_stamp::shared(&file));
         opening.check_kind(&file.metadata().map_err(|error| opening.explain_system("look at", &error))?)?;
         if is_block_device && !read_only && is_write_protected(&file) {
             return Err(opening.explain_read_only("the device is write-protected"));
@@ -55,27 +114,10 @@ impl Image {
                 if it is qcow2, let qemu-nbd serve it and give its NBD address here");
         }
         let facts = ImageFacts { is_block_device, honours_dsync: is_block_device || file_system_honours_dsync(&file) };
-        Ok(Image { file, geometry, facts, is_direct: alignment.is_some() })
+        let is_direct = alignment.is_some();
+        Ok(Image { file, geometry, facts, is_direct, stamp_at_opening, shared_stamp_at_opening })
     }
 
-    /// Gives the blocks of a block device back; waits until it has.
-    pub(super) fn discard_blocks(&self, offset: u64, len: u64) -> io::Result<()> {
-        let range = [offset, len];
-        // SAFETY: BLKDISCARD reads two u64 from the pointer, which is valid for the call; the descriptor is open.
-        match unsafe { libc::ioctl(self.file.as_raw_fd(), BLKDISCARD, range.as_ptr()) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-}
-
-/// What is being opened, for the checks and their messages.
-struct Opening {
-    path: PathBuf,
-    read_only: bool,
-}
-
-impl Opening {
     /// Whether it is a block device; an error if it is no image at all.
     fn check_kind(&self, metadata: &Metadata) -> Result<bool, OpenError> {
         let kind = metadata.file_type();
@@ -282,8 +324,11 @@ fn file_system_honours_dsync(file: &File) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|fs| [libc::EXT4_SUPER_MAGIC, libc::XFS_SUPER_MAGIC].contains(&fs.f_type))
 }
 
-/// Tries it beyond the end, where there is nothing to lose.
+/// Where it is not known, tries it beyond the end, where there is nothing to lose; it changes the file's times.
 fn file_can_punch_holes(file: &File, size: u64) -> bool {
+    if file_stamp::is_local(file) {
+        return true;
+    }
     let mode = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(file, mode, size, 4096).is_ok()
 }

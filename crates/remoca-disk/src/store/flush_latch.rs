@@ -12,6 +12,15 @@ pub(super) struct FlushLatch {
 }
 
 impl FlushLatch {
+    /// As a former program left it.
+    pub(super) fn inherited(errno: Option<i32>) -> Self {
+        Self { failed: errno.map(|errno| StoreError { errno }) }
+    }
+
+    pub(super) fn errno(&self) -> Option<i32> {
+        self.failed.map(|error| error.errno)
+    }
+
     /// The result to report for `operation`, which ended with `result`.
     pub(super) fn filter(&mut self, operation: &StoreOp, result: Result<(), StoreError>) -> Result<(), StoreError> {
         if !operation.is_durable() {

@@ -18,6 +18,7 @@ mod faulty;
 mod file;
 mod file_image;
 mod file_lock;
+mod file_stamp;
 mod file_task;
 mod file_threads;
 mod file_uring;
@@ -33,7 +34,9 @@ mod nbd_task;
 mod nbd_uri;
 mod range_lock;
 mod sector_machine;
+mod vacant;
 
+use crate::handover::StoreKind;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
@@ -45,6 +48,7 @@ pub use file::{FileOptions, FileStore, UringUse};
 pub use file_lock::ImageLock;
 pub use nbd::{NbdOptions, NbdStore, OnLostConnection};
 pub use nbd_uri::{NbdServer, NbdUri, NbdUriError};
+pub use vacant::VacantStore;
 
 /// Bytes in the smallest unit that a frontend may ask for.
 pub const SECTOR_SIZE: u32 = 512;
@@ -81,10 +85,65 @@ pub trait Store: Send {
     /// Operations submitted whose completion has not been taken with [`Store::next_event`].
     fn in_flight(&self) -> usize;
 
+    /// What tells the image from others and whether it was changed, as the system says now; `None`: it says nothing.
+    fn stamp(&self) -> Option<ImageStamp> {
+        None
+    }
+
+    /// The same, as it was when the image was opened and locked, before anything was done to it.
+    fn stamp_at_opening(&self) -> Option<ImageStamp> {
+        None
+    }
+
+    /// What names the image on all hosts, and changes when an image file is written: now, or when the image was locked
+    /// (`at_opening`). `None`: nothing does.
+    fn shared_stamp(&self, _at_opening: bool) -> Option<String> {
+        None
+    }
+
+    /// Drops, some time soon, what the page cache has of an image that is used around it.
+    fn empty_page_cache(&self) {}
+
+    /// Whether the page cache may hold something of the image: then others may have read or written it.
+    fn may_be_in_page_cache(&self) -> bool {
+        true
+    }
+
     /// Whether operations get through, for the status display.
     fn health(&self) -> StoreHealth {
         StoreHealth::Up
     }
+
+    /// For the end of the process: waits a moment for what was sent elsewhere. False: some modification may still take
+    /// effect later.
+    fn drain(&mut self) -> bool {
+        true
+    }
+
+    /// The error number of the first flush or durable write that failed: it decides all later ones.
+    fn failed_flush(&self) -> Option<i32> {
+        None
+    }
+
+    /// One failed for a former process.
+    fn inherit_failed_flush(&mut self, _errno: i32) {}
+
+    /// What another program needs in order to go on where this store is, with nothing in flight.
+    ///
+    /// # Errors
+    /// If that is impossible now; the text says why.
+    fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {
+        Err("its store cannot be handed over".into())
+    }
+}
+
+/// An image at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageStamp {
+    /// Kind, device, inode and size.
+    pub identity: [u64; 4],
+    /// When it was changed last, in nanoseconds of real time, by a clock that is this host's and by all who can change it.
+    pub changed_ns: Option<u64>,
 }
 
 /// What a store is like.
@@ -240,7 +299,7 @@ pub struct OpenError {
 }
 
 impl OpenError {
-    fn new(kind: OpenErrorKind, message: impl Into<String>) -> Self {
+    pub(crate) fn new(kind: OpenErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into() }
     }
 }

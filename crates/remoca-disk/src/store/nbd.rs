@@ -11,11 +11,13 @@
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use slab::Slab;
+
+use crate::handover::{PassedExport, StoreKind};
 
 use super::backoff::{Backoff, DELAY_MAX};
 use super::file_task::Progress;
@@ -23,8 +25,9 @@ use super::flush_latch::FlushLatch;
 use super::nbd_connection::{Lost, TaskReply};
 use super::nbd_export::{self, Terms};
 use super::nbd_link::{Address, Direction, Link, LinkError};
+use super::nbd_protocol::Export;
 use super::nbd_task::{NbdTask, WireState};
-use super::nbd_uri::NbdUri;
+use super::nbd_uri::{NbdServer, NbdUri};
 use super::range_lock::{Grant, Mode, RangeLocks};
 use super::{Geometry, IoBuffer, OpenError, Store, StoreCompletion, StoreError, StoreEvent, StoreHealth, StoreOp};
 
@@ -62,6 +65,8 @@ impl Default for OnLostConnection {
 pub struct NbdStore {
     server: String,
     options: NbdOptions,
+    /// As the server offered it last.
+    export: Export,
     terms: Terms,
     link: Link,
     /// `None` while the link is up.
@@ -84,6 +89,8 @@ pub struct NbdStore {
     /// Modifications completed so far, and how many of them a flush has made durable.
     modifications: u64,
     modifications_flushed: u64,
+    /// Nothing new is sent any more, and the rest is waited for until then.
+    drain_deadline: Option<Instant>,
 }
 
 /// The time without a connection.
@@ -113,9 +120,36 @@ impl NbdStore {
             outcome = outcome.or_else(|_| connect_blocking(&mut link));
         }
         let export = outcome.map_err(|error| nbd_export::explain_link_error(&server, &error))?;
+        Self::start(server, link, export, options)
+    }
+
+    /// Goes on with a connection that a former program of this process made: the server never saw its client leave.
+    ///
+    /// # Errors
+    /// If what the server offered then does not do, or the descriptor is none.
+    pub fn adopt(socket: OwnedFd, uri: &NbdUri, options: NbdOptions, passed: &PassedExport) -> Result<Self, OpenError> {
+        let server = uri.server.to_string();
+        let unreachable = |error: &dyn std::fmt::Display| nbd_export::explain_unreachable(&server, error);
+        let addresses = match &uri.server {
+            NbdServer::Unix(_) => Address::resolve(&uri.server).map_err(|error| unreachable(&error))?,
+            NbdServer::Tcp { .. } => passed.addresses.iter().copied().map(Address::Tcp).collect(),
+        };
+        if addresses.is_empty() {
+            return Err(unreachable(&"no address was passed"));
+        }
+        let mut link = Link::new(addresses, &uri.export).map_err(|error| unreachable(&error))?;
+        link.adopt(socket, Instant::now()).map_err(|error| unreachable(&error))?;
+        let mut store = Self::start(server, link, Export::from(passed), options)?;
+        store.latch = FlushLatch::inherited(passed.flush_failed);
+        store.modifications = passed.unflushed;
+        Ok(store)
+    }
+
+    fn start(server: String, link: Link, export: Export, options: NbdOptions) -> Result<Self, OpenError> {
         let terms = Terms::agree(&server, export, options.read_only, options.write_through)?;
         Ok(Self {
             server,
+            export,
             options,
             terms,
             link,
@@ -133,6 +167,7 @@ impl NbdStore {
             latch: FlushLatch::default(),
             modifications: 0,
             modifications_flushed: 0,
+            drain_deadline: None,
         })
     }
 
@@ -258,6 +293,7 @@ impl NbdStore {
         match self.terms.agree_again(&self.server, export, self.options.write_through) {
             Err(error) => self.handle_failed_attempt(now, &error),
             Ok(terms) => {
+                self.export = export;
                 self.terms = terms;
                 self.outage = None;
                 self.events.push_back(StoreEvent::ContentUncertain);
@@ -354,6 +390,11 @@ impl Store for NbdStore {
         }
     }
 
+    /// Where the image is said to be; whether it was written nobody says.
+    fn shared_stamp(&self, _at_opening: bool) -> Option<String> {
+        Some(format!("nbd {} {}", self.server, self.link.export_name()))
+    }
+
     fn in_flight(&self) -> usize {
         self.in_flight
     }
@@ -365,24 +406,54 @@ impl Store for NbdStore {
             Some(outage) => StoreHealth::Waiting { since: outage.since },
         }
     }
+
+    /// What a connection that was lost had carried may take effect, too.
+    fn drain(&mut self) -> bool {
+        self.queue.clear();
+        let deadline = *self.drain_deadline.get_or_insert_with(|| Instant::now() + DRAIN_TIME_MAX);
+        while self.on_wire > 0 && self.outage.is_none() && Instant::now() < deadline {
+            wait_until_ready(&self.link, deadline);
+            self.transfer(Direction::Both, Instant::now());
+            self.queue.clear();
+        }
+        let is_sent = |task: &NbdTask| {
+            matches!(task.wire, WireState::Sending { .. } | WireState::AwaitsReply { .. }) || self.outage.is_some()
+        };
+        !self.tasks.iter().any(|(_, task)| task.operation.is_modification() && is_sent(task))
+    }
+
+    fn failed_flush(&self) -> Option<i32> {
+        self.latch.errno()
+    }
+
+    fn inherit_failed_flush(&mut self, errno: i32) {
+        self.latch = FlushLatch::inherited(Some(errno));
+    }
+
+    fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {
+        let away = || format!("there is no connection to the NBD server {}: try again when it is back", self.server);
+        let connection = self.link.idle_connection().filter(|_| self.tasks.is_empty()).ok_or_else(away)?;
+        let export = PassedExport {
+            addresses: self.link.addresses(),
+            flush_failed: self.latch.errno(),
+            unflushed: self.modifications - self.modifications_flushed,
+            ..PassedExport::from(&self.export)
+        };
+        Ok((connection, StoreKind::Nbd(export)))
+    }
 }
 
 impl Drop for NbdStore {
     /// nbdkit 1.32 aborts when a client leaves with requests outstanding.
     fn drop(&mut self) {
-        self.queue.clear();
-        let deadline = Instant::now() + DRAIN_TIME_MAX;
-        while self.on_wire > 0 && self.outage.is_none() && Instant::now() < deadline {
-            wait_until_ready(&self.link, deadline);
-            self.transfer(Direction::Both, Instant::now());
-        }
+        self.drain();
         if let Some(connection) = self.link.connection().filter(|_| self.on_wire == 0) {
             connection.disconnect();
         }
     }
 }
 
-fn connect_blocking(link: &mut Link) -> Result<super::nbd_protocol::Export, LinkError> {
+fn connect_blocking(link: &mut Link) -> Result<Export, LinkError> {
     link.start_attempt(Instant::now())?;
     loop {
         if let Some(deadline) = link.attempt_deadline() {

@@ -91,6 +91,12 @@ impl Connection {
         self.socket.as_fd()
     }
 
+    /// Between two requests, with nothing received that was not looked at.
+    pub(super) fn is_idle(&self) -> bool {
+        let received_all = matches!(self.incoming, Incoming::Header) && self.parsed_end == self.received_end;
+        received_all && self.outgoing.is_empty()
+    }
+
     pub(super) fn has_output(&self) -> bool {
         !self.outgoing.is_empty()
     }

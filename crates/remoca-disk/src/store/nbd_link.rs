@@ -125,6 +125,10 @@ impl Link {
         })
     }
 
+    pub(super) fn export_name(&self) -> &str {
+        &self.export_name
+    }
+
     pub(super) fn event_fd(&self) -> BorrowedFd<'_> {
         self.ready.as_fd()
     }
@@ -134,6 +138,31 @@ impl Link {
             State::Up(connection) => Some(connection),
             State::Down | State::Attempting(_) => None,
         }
+    }
+
+    /// Goes on with a connection that somebody else made, between two requests.
+    pub(super) fn adopt(&mut self, socket: OwnedFd, now: Instant) -> io::Result<()> {
+        sockopt::socket_type(&socket)?;
+        epoll::add(&self.ready, &socket, EventData::new_u64(0), EventFlags::IN)?;
+        self.state = State::Up(Connection::new(socket, now));
+        Ok(())
+    }
+
+    /// The socket, if nothing is on its way in either direction.
+    pub(super) fn idle_connection(&self) -> Option<BorrowedFd<'_>> {
+        match &self.state {
+            State::Up(connection) if connection.is_idle() => Some(connection.socket()),
+            State::Up(_) | State::Down | State::Attempting(_) => None,
+        }
+    }
+
+    /// The addresses of a server on TCP.
+    pub(super) fn addresses(&self) -> Vec<SocketAddr> {
+        let tcp = |address: &Address| match address {
+            Address::Tcp(address) => Some(*address),
+            Address::Unix(_) => None,
+        };
+        self.addresses.iter().filter_map(tcp).collect()
     }
 
     /// When the current attempt has to be over.

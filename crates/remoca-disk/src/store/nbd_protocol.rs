@@ -4,6 +4,7 @@
 //! comes from the server is bounded and checked; whatever does not fit is an error, never a panic. Numbers and headers are in
 //! [`crate::nbd::wire`].
 
+use crate::handover::PassedExport;
 pub(super) use crate::nbd::wire::{
     COMMAND_FUA, COMMAND_NO_HOLE, Command, ExportFlags, REPLY_HEADER_LEN, REQUEST_HEADER_LEN, Request,
 };
@@ -28,6 +29,21 @@ pub(super) struct Export {
     pub(super) block_preferred: u32,
     /// Longest payload of a read or write.
     pub(super) payload_max: u32,
+}
+
+impl From<&PassedExport> for Export {
+    fn from(passed: &PassedExport) -> Self {
+        let PassedExport { size, flags, block_min, block_preferred, payload_max, .. } = *passed;
+        Self { size, flags: ExportFlags(flags), block_min, block_preferred, payload_max }
+    }
+}
+
+impl From<&Export> for PassedExport {
+    fn from(export: &Export) -> Self {
+        let Export { size, flags, block_min, block_preferred, payload_max } = *export;
+        let (addresses, flush_failed, unflushed) = (Vec::new(), None, 0);
+        Self { addresses, flush_failed, unflushed, size, flags: flags.0, block_min, block_preferred, payload_max }
+    }
 }
 
 /// Why a handshake came to nothing.

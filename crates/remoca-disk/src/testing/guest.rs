@@ -15,7 +15,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::time::Timespec;
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight};
 use vhost::vhost_user::{Frontend, VhostUserFrontend, VhostUserProtocolFeatures, VhostUserVirtioFeatures};
-use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vhost::{VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo, VringConfigData};
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -100,6 +100,8 @@ pub struct TestGuest {
     pub memory: Arc<GuestMemoryMmap<()>>,
     pub queues: Vec<Virtqueue>,
     pub frontend: Option<Frontend>,
+    /// Negotiated with the back end.
+    features: u64,
     inflight: Option<(VhostUserInflight, File)>,
     free: Vec<Vec<u16>>,
     outstanding: HashSet<Ticket>,
@@ -124,7 +126,7 @@ impl TestGuest {
         let queues = (0..options.queue_count).map(queue).collect();
         let free = vec![free_slots(&options); usize::from(options.queue_count)];
         let (outstanding, done) = (HashSet::new(), HashMap::new());
-        TestGuest { options, memory, queues, frontend: None, inflight: None, free, outstanding, done }
+        TestGuest { options, memory, queues, frontend: None, features: 0, inflight: None, free, outstanding, done }
     }
 
     /// Connects and starts all queues, the way QEMU does: at the first time and after a back end was lost.
@@ -154,7 +156,8 @@ impl TestGuest {
             frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         }
         let wanted = self.options.features | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
-        frontend.set_features(offered & wanted)?;
+        self.features = offered & wanted & !VhostUserVirtioFeatures::LOG_ALL.bits();
+        frontend.set_features(self.features)?;
         self.frontend = Some(frontend);
         Ok(())
     }
@@ -187,21 +190,51 @@ impl TestGuest {
         let queue = &self.queues[index];
         frontend.set_vring_num(index, queue.size)?;
         frontend.set_vring_base(index, base)?;
-        let host = |address| self.memory.get_host_address(GuestAddress(address)).unwrap() as u64;
-        let addresses = VringConfigData {
-            queue_max_size: queue.size,
-            queue_size: queue.size,
-            flags: 0,
-            desc_table_addr: host(queue.descriptors),
-            used_ring_addr: host(queue.used),
-            avail_ring_addr: host(queue.available),
-            log_addr: None,
-        };
-        frontend.set_vring_addr(index, &addresses)?;
+        frontend.set_vring_addr(index, &self.addresses(index, None))?;
         frontend.set_vring_call(index, &queue.call)?;
         frontend.set_vring_err(index, &queue.error)?;
         frontend.set_vring_kick(index, &queue.kick)?;
         frontend.set_vring_enable(index, true)
+    }
+
+    fn addresses(&self, index: usize, used_log: Option<u64>) -> VringConfigData {
+        let queue = &self.queues[index];
+        let host = |address| self.memory.get_host_address(GuestAddress(address)).unwrap() as u64;
+        VringConfigData {
+            queue_max_size: queue.size,
+            queue_size: queue.size,
+            flags: u32::from(used_log.is_some()),
+            desc_table_addr: host(queue.descriptors),
+            used_ring_addr: host(queue.used),
+            avail_ring_addr: host(queue.available),
+            log_addr: used_log,
+        }
+    }
+
+    /// Has the back end log what it writes into this file, as QEMU does when it begins to migrate. The used ring of each
+    /// queue is logged at the address that `used_log` gives for it.
+    pub fn start_log(&mut self, log: &File, used_log: impl Fn(&Virtqueue) -> u64) -> vhost::Result<()> {
+        let region = VhostUserDirtyLogRegion {
+            mmap_size: log.metadata().unwrap().len(),
+            mmap_offset: 0,
+            mmap_handle: log.as_raw_fd(),
+        };
+        self.frontend().set_log_base(0, Some(region))?;
+        self.switch_log(VhostUserVirtioFeatures::LOG_ALL.bits(), |queue| Some(used_log(queue)))
+    }
+
+    pub fn stop_log(&mut self) -> vhost::Result<()> {
+        self.switch_log(0, |_| None)
+    }
+
+    fn switch_log(&mut self, bits: u64, used_log: impl Fn(&Virtqueue) -> Option<u64>) -> vhost::Result<()> {
+        let features = self.features | bits;
+        self.frontend().set_features(features)?;
+        for index in 0..self.queues.len() {
+            let addresses = self.addresses(index, used_log(&self.queues[index]));
+            self.frontend().set_vring_addr(index, &addresses)?;
+        }
+        Ok(())
     }
 
     /// Stops a queue as QEMU does: the answer comes when it is drained.
@@ -210,8 +243,23 @@ impl TestGuest {
         Ok(u16::try_from(self.frontend().get_vring_base(index)?).unwrap())
     }
 
+    /// Whether the back end has not closed the connection.
+    pub fn is_connected(&self) -> bool {
+        let Some(frontend) = &self.frontend else { return false };
+        // SAFETY: the descriptor stays open as long as `frontend`, which outlives the borrow.
+        let socket = unsafe { BorrowedFd::borrow_raw(frontend.as_raw_fd()) };
+        let mut sockets = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
+        poll(&mut sockets, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 0
+    }
+
     pub fn disconnect(&mut self) {
         self.frontend = None;
+    }
+
+    /// The guest goes on under another hypervisor, which knows its memory and where its rings were, and no more.
+    pub fn move_away(&mut self) {
+        self.frontend = None;
+        self.inflight = None;
     }
 
     /// A reset of the device by its driver: rings and the in-flight record start afresh, requests are forgotten.

@@ -12,12 +12,21 @@
 mod backend;
 mod guest;
 mod mortal;
+mod tcp;
 mod virtqueue;
 
+pub use crate::handover::fuzz::{
+    read as fuzz_description_read, run as fuzz_description, seeds as fuzz_description_seeds,
+};
+pub use crate::migration::fuzz::{
+    read_all as fuzz_migration_read, run as fuzz_migration, seeds as fuzz_migration_seeds,
+};
 pub use crate::nbd::fuzz_nbd;
+pub use crate::state::fuzz::{run as fuzz_state_header, seeds as fuzz_state_header_seeds};
 pub use crate::store::nbd_fuzz::{run as fuzz_nbd_client, seeds as fuzz_nbd_client_seeds};
 pub use crate::vhost::fuzz::{run as fuzz_vhost_queue, seeds as fuzz_vhost_queue_seeds};
 pub use backend::{Backend, Plan, RamDisk};
 pub use guest::{Command, Options, TestGuest, Ticket};
 pub use mortal::{FileDisk, serve_until_death};
+pub use tcp::hold_port;
 pub use virtqueue::{Buffer, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Virtqueue};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 pub const DESC_NEXT: u16 = 1;
 pub const DESC_WRITE: u16 = 2;
@@ -39,7 +39,7 @@ impl Virtqueue {
     }
 
     pub fn new(memory: Arc<GuestMemoryMmap<()>>, size: u16, start: u64) -> Self {
-        let eventfd = || EventFd::new(EFD_NONBLOCK).unwrap();
+        let eventfd = || EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).unwrap();
         let entries = u64::from(size);
         let available = start + 16 * entries;
         let used = (available + 6 + 2 * entries).next_multiple_of(4);

@@ -19,6 +19,7 @@ use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
 use super::config::DeviceConfig;
 use super::handler::Handler;
 use super::inflight::InflightRegion;
+use super::log::{DirtyLog, LogSwitch};
 use super::memory::GuestMemory;
 use super::ring::RingLayout;
 use super::signal;
@@ -66,7 +67,14 @@ pub(crate) enum Command {
         queue: u16,
         error: Option<OwnedFd>,
     },
+    /// Answered when everything is durable that was completed while the write cache was on.
     SetWriteback(bool),
+    SetLog(DirtyLog),
+    /// Where the used ring of a running queue is logged.
+    LogRing {
+        queue: u16,
+        used_log: Option<u64>,
+    },
 }
 
 /// The answer to a command; the base for StopQueue, zero for the others.
@@ -82,6 +90,30 @@ pub(crate) struct Envelope {
 pub(crate) struct IoThread {
     pub commands: Sender<Envelope>,
     pub wake: Arc<OwnedFd>,
+    /// Of the device; only the I/O thread changes it.
+    pub log: Arc<LogSwitch>,
+    pub write_cache: Arc<WriteCache>,
+}
+
+/// Whether the guest has its write cache on; only the I/O thread changes it. Outlives connections: a guest that switched it
+/// off sends no flushes any more.
+#[derive(Debug)]
+pub(crate) struct WriteCache(AtomicBool);
+
+impl Default for WriteCache {
+    fn default() -> Self {
+        Self(AtomicBool::new(true))
+    }
+}
+
+impl WriteCache {
+    pub fn is_on(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub fn set(&self, is_on: bool) {
+        self.0.store(is_on, Ordering::Relaxed);
+    }
 }
 
 impl IoThread {

@@ -13,14 +13,15 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 
 use super::chain::Session;
 use super::config::{ConfigError, DeviceConfig, feature};
-use super::control::{Command, ControlThread, Envelope, IoThread, Reply};
+use super::control::{Command, ControlThread, Envelope, IoThread, Reply, WriteCache};
 use super::inflight::{InflightQueue, InflightRegion};
+use super::log::LogSwitch;
 use super::memory::GuestMemory;
 use super::queue::{Context, Queue, Start};
 use super::request::{BlkRequest, RequestId, Status};
 use super::ring::RingLayout;
 use super::signal;
-use super::socket::SocketSource;
+use super::socket::{ListeningCopy, SocketSource};
 
 /// Event data of the control thread's eventfd; kicks have the number of their queue.
 const CONTROL: u64 = u64::MAX;
@@ -52,8 +53,9 @@ pub struct VhostDevice {
     /// `pop` refused for want of room, and will be called again when half of it is free.
     throttled: bool,
     session: Arc<Session>,
+    log: Arc<LogSwitch>,
     features: u64,
-    writeback: bool,
+    write_cache: Arc<WriteCache>,
     memory: Arc<GuestMemory>,
     guest_memory_bytes: u64,
     connected: bool,
@@ -62,6 +64,8 @@ pub struct VhostDevice {
     commands: Option<Receiver<Envelope>>,
     waiting: Option<Waiting>,
     control: ControlThread,
+    /// For a program that takes over; the control thread has the original.
+    listener: Option<ListeningCopy>,
 }
 
 /// A command whose answer has to wait for the driver.
@@ -89,10 +93,14 @@ impl VhostDevice {
         let wake = Arc::new(signal::new()?);
         epoll::add(&epoll, &wake, EventData::new_u64(CONTROL), EventFlags::IN).map_err(io::Error::from)?;
         let (sender, receiver) = channel();
-        let io = IoThread { commands: sender, wake: wake.clone() };
+        let log = Arc::<LogSwitch>::default();
+        let write_cache = Arc::<WriteCache>::default();
+        let io = IoThread { commands: sender, wake: wake.clone(), log: log.clone(), write_cache: write_cache.clone() };
+        let listener = source.copy()?;
         let control = ControlThread::spawn(config.clone(), source, io)?;
         Ok(VhostDevice {
-            queues: (0..config.queue_count_max).map(Queue::new).collect(),
+            queues: (0..config.queue_count_max).map(|index| Queue::new(index, log.clone())).collect(),
+            log,
             kicks: (0..config.queue_count_max).map(|_| None).collect(),
             config,
             turn: 0,
@@ -101,7 +109,7 @@ impl VhostDevice {
             throttled: false,
             session: Session::new(),
             features: 0,
-            writeback: true,
+            write_cache,
             memory: Arc::default(),
             guest_memory_bytes: 0,
             connected: false,
@@ -110,6 +118,7 @@ impl VhostDevice {
             commands: Some(receiver),
             waiting: None,
             control,
+            listener,
         })
     }
 
@@ -198,8 +207,33 @@ impl VhostDevice {
     pub fn write_cache_enabled(&self) -> bool {
         let negotiated = |bit| self.features & feature(bit) != 0;
         match negotiated(VIRTIO_BLK_F_CONFIG_WCE) {
-            true => self.writeback,
+            true => self.write_cache.is_on(),
             false => negotiated(VIRTIO_BLK_F_FLUSH),
+        }
+    }
+
+    /// Whether the guest has its write cache on, for another process that gets the disk.
+    pub fn write_cache(&self) -> bool {
+        self.write_cache.is_on()
+    }
+
+    /// As it was at the process that had the disk. What that completed is durable. A guest that has switched it off here since
+    /// has said so.
+    pub fn inherit_write_cache(&mut self, is_on: bool) {
+        let is_on = is_on && self.write_cache.is_on();
+        self.write_cache.set(is_on);
+        self.queues.iter().for_each(|queue| queue.note_write_cache(is_on));
+    }
+
+    /// The disk goes to another process, and so does the guest, or says again what it wants.
+    pub fn forget_write_cache(&mut self) {
+        self.write_cache.set(true);
+    }
+
+    /// For a device whose disk another process has, which has made durable what was completed before.
+    pub fn skip_cache_flush(&mut self) {
+        if matches!(self.waiting_until(), Some(Until::CacheFlushed { handed_out: false })) {
+            self.answer(Ok(0));
         }
     }
 
@@ -208,9 +242,19 @@ impl VhostDevice {
         self.queues.get(usize::from(queue)).map_or(0, Queue::in_flight)
     }
 
+    /// Whether the next requests are repetitions of what an earlier process had in flight.
+    pub fn repeats(&self) -> bool {
+        self.queues.iter().any(Queue::repeats)
+    }
+
     /// The size of the guest's memory, as far as the front end shares it.
     pub fn guest_memory_bytes(&self) -> u64 {
         self.guest_memory_bytes
+    }
+
+    /// Whether any queue runs: it was started, and is not stopped and drained.
+    pub fn is_running(&self) -> bool {
+        self.queues.iter().any(Queue::is_running)
     }
 
     pub fn is_connected(&self) -> bool {
@@ -220,6 +264,11 @@ impl VhostDevice {
     /// No front end will come any more: the device had a single connection, and it has ended.
     pub fn is_finished(&self) -> bool {
         self.control.is_finished()
+    }
+
+    /// Where front ends come from, for a program that takes over; `None` if no other will ever come.
+    pub(crate) fn listener(&self) -> Option<&ListeningCopy> {
+        self.listener.as_ref()
     }
 
     pub fn config(&self) -> &DeviceConfig {
@@ -246,6 +295,7 @@ impl VhostDevice {
             }
             Command::SetFeatures(features) => {
                 self.features = features;
+                self.log.set_wanted(features & VhostUserVirtioFeatures::LOG_ALL.bits() != 0);
                 Ok(0)
             }
             Command::SetMemory { memory, bytes, layouts } => {
@@ -277,9 +327,18 @@ impl VhostDevice {
                 self.queues[usize::from(queue)].error = error;
                 Ok(0)
             }
+            Command::SetLog(log) => {
+                self.log.set_log(log);
+                self.queues.iter().for_each(Queue::log_used_index);
+                Ok(0)
+            }
+            Command::LogRing { queue, used_log } => {
+                self.queues[usize::from(queue)].set_used_log(used_log);
+                Ok(0)
+            }
             Command::SetWriteback(writeback) => {
-                let switched_off = self.writeback && !writeback;
-                self.writeback = writeback;
+                let switched_off = self.write_cache.is_on() && !writeback;
+                self.write_cache.set(writeback);
                 if switched_off {
                     self.wait_until(Until::CacheFlushed { handed_out: false }, reply);
                     return;
@@ -303,6 +362,7 @@ impl VhostDevice {
         let memory = self.memory.clone();
         let queue = &mut self.queues[usize::from(number)];
         queue.start(Start { layout, memory, base, record }).map_err(|error| error.to_string())?;
+        queue.note_write_cache(self.write_cache.is_on());
         if self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() == 0 {
             queue.enabled = true;
         }
@@ -327,6 +387,7 @@ impl VhostDevice {
     /// Forgets the front end. Requests that the driver still holds are dropped when it gives them back.
     fn detach(&mut self) {
         self.session.end();
+        self.log.reset();
         for queue in 0..self.config.queue_count_max {
             // Removing a kick cannot fail.
             let _ = self.set_kick(queue, None);

@@ -50,8 +50,9 @@ pub fn run(data: &[u8]) {
         descriptors: GuestAddress(0),
         available: GuestAddress(AVAILABLE),
         used: GuestAddress(USED),
+        used_log: None,
     };
-    let mut queue = Queue::new(0);
+    let mut queue = Queue::new(0, Arc::default());
     queue.start(Start { layout, memory, base: 0, record: None }).unwrap();
     queue.enabled = true;
     for _ in 0..ROUNDS {

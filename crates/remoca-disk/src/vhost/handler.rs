@@ -19,6 +19,7 @@ use vhost::vhost_user::{
 use super::config::{DeviceConfig, WRITEBACK_OFFSET};
 use super::control::{Command, IoThread, failure};
 use super::inflight::InflightRegion;
+use super::log::DirtyLog;
 use super::memory::{MemoryTable, REGION_COUNT_MAX, RingAddresses};
 use super::ring::RingLayout;
 use super::signal;
@@ -28,6 +29,7 @@ type Result<T> = std::result::Result<T, VhostError>;
 const PROTOCOL_FEATURES: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
     .union(VhostUserProtocolFeatures::CONFIG)
     .union(VhostUserProtocolFeatures::INFLIGHT_SHMFD)
+    .union(VhostUserProtocolFeatures::LOG_SHMFD)
     .union(VhostUserProtocolFeatures::REPLY_ACK)
     .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS);
 
@@ -47,15 +49,13 @@ pub(crate) struct Handler {
     table: MemoryTable,
     vrings: Vec<Vring>,
     inflight: Option<Arc<InflightRegion>>,
-    /// Outlives connections: a guest that switched its write cache off sends no flushes any more.
-    writeback: bool,
 }
 
 impl Handler {
     pub fn new(config: Arc<DeviceConfig>, io: IoThread) -> Self {
         let vrings = vec![Vring::default(); usize::from(config.queue_count_max)];
-        let table = MemoryTable::default();
-        Handler { config, io, features: 0, table, vrings, inflight: None, writeback: true }
+        let table = MemoryTable::empty(io.log.clone());
+        Handler { config, io, features: 0, table, vrings, inflight: None }
     }
 
     /// A front end has come.
@@ -66,14 +66,15 @@ impl Handler {
     /// The front end has gone. Returns when nothing of it is under way any more.
     pub fn detach(&mut self) -> Result<()> {
         self.features = 0;
-        self.table = MemoryTable::default();
+        self.table = MemoryTable::empty(self.io.log.clone());
         self.vrings.fill(Vring::default());
         self.inflight = None;
         self.io.call(Command::Detach).map(drop)
     }
 
     fn offered(&self) -> u64 {
-        self.config.features() | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+        let own = VhostUserVirtioFeatures::PROTOCOL_FEATURES | VhostUserVirtioFeatures::LOG_ALL;
+        self.config.features() | own.bits()
     }
 
     /// The number of a queue, and what is known of it.
@@ -129,7 +130,6 @@ impl Handler {
 
     fn set_writeback_cache(&mut self, writeback: bool) -> Result<()> {
         self.io.call(Command::SetWriteback(writeback))?;
-        self.writeback = writeback;
         if let Some(region) = &self.inflight {
             region.set_writeback(writeback);
         }
@@ -181,7 +181,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
         files: Vec<File>,
         _postcopy_listening: Option<bool>,
     ) -> Result<Option<Vec<u64>>> {
-        let table = MemoryTable::new(regions, files).map_err(failure)?;
+        let table = self.table.with_all(regions, files).map_err(failure)?;
         self.change_memory(table)?;
         Ok(None)
     }
@@ -194,13 +194,23 @@ impl VhostUserBackendReqHandlerMut for Handler {
     fn set_vring_addr(
         &mut self,
         index: u32,
-        _flags: VhostUserVringAddrFlags,
+        flags: VhostUserVringAddrFlags,
         descriptors: u64,
         used: u64,
         available: u64,
-        _log: u64,
+        log: u64,
     ) -> Result<()> {
-        self.stopped_vring(index)?.addresses = Some(RingAddresses { descriptors, available, used });
+        let used_log = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG).then_some(log);
+        let addresses = RingAddresses { descriptors, available, used, used_log };
+        // A front end that begins or ends to migrate says the same addresses again, with the ring running.
+        let (queue, vring) = self.vring(index)?;
+        let same = vring.addresses.is_some_and(|old| RingAddresses { used_log, ..old } == addresses);
+        if vring.running && same {
+            self.io.call(Command::LogRing { queue, used_log })?;
+            self.vring(index)?.1.addresses = Some(addresses);
+        } else {
+            self.stopped_vring(index)?.addresses = Some(addresses);
+        }
         Ok(())
     }
 
@@ -258,7 +268,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
 
     fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
         // Fields of later versions of the specification read as zero: they belong to features that are not offered.
-        let space = self.config.configuration_space(self.writeback);
+        let space = self.config.configuration_space(self.io.write_cache.is_on());
         let rest = usize::try_from(offset).ok().and_then(|offset| space.get(offset..)).unwrap_or_default();
         let size = usize::try_from(size).map_err(|_| VhostError::InvalidParam)?;
         let mut answer = rest[..rest.len().min(size)].to_vec();
@@ -276,7 +286,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
 
     fn get_inflight_fd(&mut self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
         let (queues, size) = (wanted.num_queues, wanted.queue_size);
-        let (file, bytes) = InflightRegion::create(queues, size, self.writeback).map_err(failure)?;
+        let (file, bytes) = InflightRegion::create(queues, size, self.io.write_cache.is_on()).map_err(failure)?;
         Ok((VhostUserInflight::new(bytes, 0, queues, size), file))
     }
 
@@ -338,7 +348,8 @@ impl VhostUserBackendReqHandlerMut for Handler {
         unsupported()
     }
 
-    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
-        unsupported()
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        let log = DirtyLog::open(file, log.mmap_size, log.mmap_offset).map_err(failure)?;
+        self.io.call(Command::SetLog(log)).map(drop)
     }
 }

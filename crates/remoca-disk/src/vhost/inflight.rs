@@ -29,6 +29,8 @@ const STATE_BYTES: usize = 16;
 const ALIGNMENT: usize = 64;
 const TRAILER_BYTES: usize = 64;
 const TRAILER_MAGIC: u64 = u64::from_le_bytes(*b"REMOCAWC");
+/// In place of the guest's byte: no queue has used the record yet.
+const UNUSED: u8 = 2;
 const VERSION: u16 = 1;
 
 /// Why a record of requests in flight is refused.
@@ -65,7 +67,8 @@ impl InflightRegion {
         let keep = file.try_clone().map_err(InflightError::Map)?;
         let region = Self::map(keep, bytes, 0, queues, size, true)?;
         region.at::<AtomicU64>(region.trailer()).store(TRAILER_MAGIC, Ordering::Relaxed);
-        region.set_writeback(writeback);
+        let trailer = region.at::<AtomicU8>(region.trailer() + 8);
+        trailer.store(if writeback { UNUSED } else { 0 }, Ordering::Relaxed);
         Ok((file, bytes_u64))
     }
 
@@ -100,7 +103,8 @@ impl InflightRegion {
 
     /// Whether the guest had its write cache on when the record was last in use, if the record says so.
     pub fn writeback(&self) -> Option<bool> {
-        self.has_trailer.then(|| self.at::<AtomicU8>(self.trailer() + 8).load(Ordering::Relaxed) != 0)
+        let writeback = self.has_trailer.then(|| self.at::<AtomicU8>(self.trailer() + 8).load(Ordering::Relaxed));
+        writeback.filter(|writeback| *writeback != UNUSED).map(|writeback| writeback != 0)
     }
 
     pub fn set_writeback(&self, writeback: bool) {
@@ -128,6 +132,10 @@ pub(crate) struct InflightQueue {
 }
 
 impl InflightQueue {
+    pub fn set_writeback(&self, writeback: bool) {
+        self.region.set_writeback(writeback);
+    }
+
     /// The record of queue `index`, or nothing where the front end's record has no such queue.
     pub fn new(region: Arc<InflightRegion>, index: u16) -> Option<Self> {
         let base = usize::from(index) * queue_bytes(region.size);
@@ -195,6 +203,7 @@ impl InflightQueue {
     pub fn end_publish(&self, batch: &[u16], used: u16) {
         for head in batch {
             self.mark_of(*head).store(0, Ordering::Release);
+            crate::narrow::passes("publish-half-cleared");
         }
         self.used_index().store(used, Ordering::Release);
     }
@@ -345,6 +354,8 @@ mod tests {
     #[test]
     fn remembers_the_write_cache() {
         let (file, bytes) = record();
+        assert_eq!(open(&file, bytes).writeback(), None);
+        open(&file, bytes).set_writeback(true);
         assert_eq!(open(&file, bytes).writeback(), Some(true));
         open(&file, bytes).set_writeback(false);
         assert_eq!(open(&file, bytes).writeback(), Some(false));

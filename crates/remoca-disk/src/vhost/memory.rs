@@ -8,13 +8,14 @@ use std::fs::File;
 use std::sync::Arc;
 
 use vhost::vhost_user::message::VhostUserMemoryRegion;
-use vm_memory::mmap::MmapRegion;
+use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
 use super::config::QUEUE_SIZE_MAX;
+use super::log::{LogSwitch, RegionLog};
 use super::ring::RingLayout;
 
-pub(crate) type GuestMemory = GuestMemoryMmap<()>;
+pub(crate) type GuestMemory = GuestMemoryMmap<RegionLog>;
 
 /// Regions that one front end may share; each is a mapping and a descriptor.
 pub(crate) const REGION_COUNT_MAX: usize = 128;
@@ -45,27 +46,32 @@ struct Region {
     guest: u64,
     user: u64,
     length: u64,
-    mapping: Arc<GuestRegionMmap>,
+    mapping: Arc<GuestRegionMmap<RegionLog>>,
 }
 
 /// A memory table; immutable, cheap to clone.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct MemoryTable {
     regions: Vec<Region>,
     memory: Arc<GuestMemory>,
+    log: Arc<LogSwitch>,
 }
 
 impl MemoryTable {
-    pub fn new(regions: &[VhostUserMemoryRegion], files: Vec<File>) -> Result<Self, MemoryError> {
-        let regions =
-            regions.iter().zip(files).map(|(region, file)| map(region, file)).collect::<Result<Vec<_>, _>>()?;
-        Self::from_regions(regions)
+    /// A table without regions; what is written to those to come is logged by `log`.
+    pub fn empty(log: Arc<LogSwitch>) -> Self {
+        MemoryTable { regions: Vec::new(), memory: Arc::default(), log }
+    }
+
+    pub fn with_all(&self, regions: &[VhostUserMemoryRegion], files: Vec<File>) -> Result<Self, MemoryError> {
+        let mapped = regions.iter().zip(files).map(|(region, file)| map(region, file, &self.log));
+        self.rebuilt(mapped.collect::<Result<Vec<_>, _>>()?)
     }
 
     pub fn with_added(&self, region: &VhostUserMemoryRegion, file: File) -> Result<Self, MemoryError> {
         let mut regions = self.regions.clone();
-        regions.push(map(region, file)?);
-        Self::from_regions(regions)
+        regions.push(map(region, file, &self.log)?);
+        self.rebuilt(regions)
     }
 
     pub fn with_removed(&self, region: &VhostUserMemoryRegion) -> Result<Self, MemoryError> {
@@ -74,10 +80,10 @@ impl MemoryTable {
         let position = self.regions.iter().position(same).ok_or(MemoryError::Missing(guest))?;
         let mut regions = self.regions.clone();
         regions.remove(position);
-        Self::from_regions(regions)
+        self.rebuilt(regions)
     }
 
-    fn from_regions(mut regions: Vec<Region>) -> Result<Self, MemoryError> {
+    fn rebuilt(&self, mut regions: Vec<Region>) -> Result<Self, MemoryError> {
         if regions.len() > REGION_COUNT_MAX {
             return Err(MemoryError::TooMany(regions.len()));
         }
@@ -87,7 +93,7 @@ impl MemoryTable {
             true => GuestMemory::default(),
             false => GuestMemory::from_arc_regions(mappings).map_err(|_| MemoryError::Overlap)?,
         };
-        Ok(MemoryTable { regions, memory: Arc::new(memory) })
+        Ok(MemoryTable { regions, memory: Arc::new(memory), log: self.log.clone() })
     }
 
     pub fn memory(&self) -> &Arc<GuestMemory> {
@@ -117,19 +123,22 @@ impl MemoryTable {
             descriptors: self.translate(addresses.descriptors, RingLayout::descriptors_bytes(size))?,
             available: self.translate(addresses.available, RingLayout::available_bytes(size))?,
             used: self.translate(addresses.used, RingLayout::used_bytes(size))?,
+            used_log: addresses.used_log,
         })
     }
 }
 
 /// The parts of a ring in the front end's own addresses, as SET_VRING_ADDR has them.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RingAddresses {
     pub descriptors: u64,
     pub available: u64,
     pub used: u64,
+    /// A guest address, if the used ring is to be logged.
+    pub used_log: Option<u64>,
 }
 
-fn map(region: &VhostUserMemoryRegion, file: File) -> Result<Region, MemoryError> {
+fn map(region: &VhostUserMemoryRegion, file: File, log: &Arc<LogSwitch>) -> Result<Region, MemoryError> {
     let (guest, user, length) = (region.guest_phys_addr, region.user_addr, region.memory_size);
     let (offset, range_error) = (region.mmap_offset, MemoryError::Range(guest));
     let wraps = [guest, user, offset].iter().any(|start| start.checked_add(length).is_none());
@@ -137,7 +146,11 @@ fn map(region: &VhostUserMemoryRegion, file: File) -> Result<Region, MemoryError
         return Err(range_error);
     };
     check_file_covers(&file, guest, offset + length)?;
-    let mapping = MmapRegion::from_file(FileOffset::new(file, offset), size)
+    let mapping = MmapRegionBuilder::new_with_bitmap(size, RegionLog::new(log.clone(), guest))
+        .with_file_offset(FileOffset::new(file, offset))
+        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+        .with_mmap_flags(libc::MAP_NORESERVE | libc::MAP_SHARED)
+        .build()
         .map_err(|error| MemoryError::Map { guest, source: std::io::Error::other(error) })?;
     let mapping = GuestRegionMmap::new(mapping, GuestAddress(guest)).ok_or(range_error)?;
     Ok(Region { guest, user, length, mapping: Arc::new(mapping) })

@@ -9,8 +9,8 @@
 //! 4. `notify()` once, before waiting again.
 //!
 //! Nothing that a guest writes into its rings panics, hangs or allocates without bound; requests come out validated. No
-//! code outside this folder touches guest memory. Migration (dirty logging), EVENT_IDX and packed rings are not offered.
-//! Requests in flight survive the death of this process: see `docs/decisions/0007-vhost-user-frontend.md`.
+//! code outside this folder touches guest memory, and what it writes there is logged for a front end that migrates (`log`).
+//! EVENT_IDX and packed rings are not offered. Requests in flight survive the death of this process: see `docs/decisions/0007-vhost-user-frontend.md`.
 
 mod chain;
 mod config;
@@ -20,6 +20,7 @@ mod device;
 pub(crate) mod fuzz;
 mod handler;
 mod inflight;
+mod log;
 mod memory;
 mod queue;
 mod request;

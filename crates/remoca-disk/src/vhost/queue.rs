@@ -13,9 +13,12 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use crate::narrow;
+
 use super::chain::{Chain, ChainError, Session};
 use super::config::DeviceConfig;
 use super::inflight::{InflightError, InflightQueue};
+use super::log::LogSwitch;
 use super::memory::GuestMemory;
 use super::request::{Operation, Parsed, Status, parse};
 use super::ring::{Ring, RingLayout, RingUnreachable};
@@ -89,6 +92,7 @@ struct Rest {
 
 pub(crate) struct Queue {
     index: u16,
+    log: Arc<LogSwitch>,
     ring: Option<Ring>,
     pub enabled: bool,
     stopping: bool,
@@ -108,9 +112,10 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    pub fn new(index: u16) -> Self {
+    pub fn new(index: u16, log: Arc<LogSwitch>) -> Self {
         Queue {
             index,
+            log,
             ring: None,
             enabled: false,
             stopping: false,
@@ -132,7 +137,7 @@ impl Queue {
     /// Starts the ring, and resubmits what its record says was in flight.
     pub fn start(&mut self, start: Start) -> Result<(), StartError> {
         let size = start.layout.size;
-        let ring = Ring::new(start.layout, start.memory);
+        let ring = Ring::new(start.layout, start.memory, self.log.clone());
         let used = ring.used_index().map_err(|_| StartError::Ring)?;
         let mut record = start.record;
         self.resubmit.clear();
@@ -143,6 +148,7 @@ impl Queue {
             let resubmitted = u16::try_from(self.resubmit.len()).unwrap_or(size);
             self.next_available = used.wrapping_add(resubmitted);
         }
+        narrow::passes("queue-recovered");
         if !self.resubmit.is_empty() {
             tracing::info!(queue = self.index, requests = self.resubmit.len(), "resubmitting requests in flight");
         }
@@ -155,14 +161,41 @@ impl Queue {
         self.stopping = false;
         self.broken = false;
         self.ring = Some(ring);
+        self.log_used_index();
         Ok(())
     }
 
     /// The front end moved its memory under a running ring.
     pub fn relocate(&mut self, layout: RingLayout, memory: Arc<GuestMemory>) {
         if self.ring.is_some() {
-            self.ring = Some(Ring::new(layout, memory));
+            self.ring = Some(Ring::new(layout, memory, self.log.clone()));
         }
+    }
+
+    /// The front end wants the used ring logged elsewhere, or no more.
+    pub fn set_used_log(&mut self, used_log: Option<u64>) {
+        if let Some(ring) = &mut self.ring {
+            ring.set_used_log(used_log);
+        }
+        self.log_used_index();
+    }
+
+    /// There is another log. A back end that was killed may have published an index that it did not mark any more.
+    pub fn log_used_index(&self) {
+        if let Some(ring) = &self.ring {
+            ring.log_used_index();
+        }
+    }
+
+    /// For a back end that is started again.
+    pub fn note_write_cache(&self, is_on: bool) {
+        if let Some(record) = &self.record {
+            record.set_writeback(is_on);
+        }
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.ring.is_some()
     }
 
     /// Takes nothing new from now on.
@@ -186,7 +219,12 @@ impl Queue {
 
     /// Forgets everything; the front end is gone.
     pub fn reset(&mut self) {
-        *self = Queue::new(self.index);
+        *self = Queue::new(self.index, self.log.clone());
+    }
+
+    /// Whether something is to be done again that an earlier process had in flight.
+    pub fn repeats(&self) -> bool {
+        !self.resubmit.is_empty()
     }
 
     pub fn in_flight(&self) -> u16 {
@@ -252,6 +290,7 @@ impl Queue {
     fn board(&mut self, head: u16, resubmitted: bool) {
         if resubmitted {
             self.resubmit.pop_front();
+            narrow::passes("request-repeated");
         } else {
             self.next_available = self.next_available.wrapping_add(1);
             if let Some(record) = &mut self.record {
@@ -319,11 +358,13 @@ impl Queue {
         if let Some(record) = &self.record {
             record.begin_publish(&self.batch);
         }
+        narrow::passes("publish-begun");
         if let Err(error) = ring.publish_used(self.next_used) {
             self.batch.clear();
             self.fail(error.into());
             return;
         }
+        narrow::passes("publish-seen");
         if let Some(record) = &self.record {
             record.end_publish(&self.batch, self.next_used);
         }

@@ -16,6 +16,7 @@ use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Address, Bytes, GuestAddress};
 
+use super::log::LogSwitch;
 use super::memory::GuestMemory;
 
 pub(crate) const DESCRIPTOR_BYTES: u64 = 16;
@@ -43,6 +44,8 @@ pub(crate) struct RingLayout {
     pub descriptors: GuestAddress,
     pub available: GuestAddress,
     pub used: GuestAddress,
+    /// Where the front end wants to see the used ring logged (VHOST_VRING_F_LOG), beside its place in guest memory.
+    pub used_log: Option<u64>,
 }
 
 impl RingLayout {
@@ -62,11 +65,16 @@ impl RingLayout {
 pub(crate) struct Ring {
     layout: RingLayout,
     memory: Arc<GuestMemory>,
+    log: Arc<LogSwitch>,
 }
 
 impl Ring {
-    pub fn new(layout: RingLayout, memory: Arc<GuestMemory>) -> Self {
-        Ring { layout, memory }
+    pub fn new(layout: RingLayout, memory: Arc<GuestMemory>, log: Arc<LogSwitch>) -> Self {
+        Ring { layout, memory, log }
+    }
+
+    pub fn set_used_log(&mut self, used_log: Option<u64>) {
+        self.layout.used_log = used_log;
     }
 
     pub fn size(&self) -> u16 {
@@ -101,12 +109,26 @@ impl Ring {
         let offset = HEADER_BYTES + self.slot(position) * USED_ENTRY_BYTES;
         let address = self.layout.used.checked_add(offset).ok_or(RingUnreachable)?;
         let entry = u64::from(head) | u64::from(length) << 32;
-        Ok(self.memory.write_slice(&entry.to_le_bytes(), address)?)
+        self.memory.write_slice(&entry.to_le_bytes(), address)?;
+        self.log_used(offset, USED_ENTRY_BYTES);
+        Ok(())
     }
 
     pub fn publish_used(&self, index: u16) -> Result<(), RingUnreachable> {
         let address = self.layout.used.checked_add(INDEX_OFFSET).ok_or(RingUnreachable)?;
-        Ok(self.memory.store(index.to_le(), address, Ordering::Release)?)
+        self.memory.store(index.to_le(), address, Ordering::Release)?;
+        self.log_used_index();
+        Ok(())
+    }
+
+    pub fn log_used_index(&self) {
+        self.log_used(INDEX_OFFSET, 2);
+    }
+
+    fn log_used(&self, offset: u64, length: u64) {
+        if let Some(start) = self.layout.used_log {
+            self.log.mark(start.saturating_add(offset), length);
+        }
     }
 
     /// Whether the guest wants an interrupt for what was just published.

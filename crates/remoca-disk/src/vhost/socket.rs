@@ -52,7 +52,44 @@ pub struct SocketPath {
     inode: u64,
 }
 
+/// A listening socket, and its path and inode if it has one of ours.
+pub(crate) type ListeningCopy = (OwnedFd, Option<(PathBuf, u64)>);
+
+impl SocketPath {
+    /// What [`SocketSource::adopt`] needs to know of it in another program.
+    pub fn name(&self) -> (PathBuf, u64) {
+        (self.path.clone(), self.inode)
+    }
+}
+
 impl SocketSource {
+    /// Takes a listening socket that a former program of this process made.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn adopt(descriptor: OwnedFd, path: Option<(PathBuf, u64)>) -> Result<Self, SocketError> {
+        match Self::from_descriptor(descriptor)? {
+            SocketSource::Listener { listener, .. } => {
+                let path = path.map(|(path, inode)| SocketPath { path, inode });
+                Ok(SocketSource::Listener { listener, path })
+            }
+            SocketSource::Stream(_) => Err(SocketError::WrongDescriptor),
+        }
+    }
+
+    /// A copy of a listening socket and its name, for [`Self::adopt`] in another program. `None` for a single connection.
+    ///
+    /// # Errors
+    /// If the process has no room for a copy.
+    pub(crate) fn copy(&self) -> io::Result<Option<ListeningCopy>> {
+        match self {
+            SocketSource::Listener { listener, path } => {
+                Ok(Some((listener.try_clone()?.into(), path.as_ref().map(SocketPath::name))))
+            }
+            SocketSource::Stream(_) => Ok(None),
+        }
+    }
+
     /// Listens on `path`. A socket that nobody listens on any more is replaced. With `group` (its number), members of that
     /// group may connect; else the umask decides.
     pub fn bind(path: &Path, group: Option<u32>) -> Result<Self, SocketError> {

@@ -56,6 +56,8 @@ struct RunArguments {
 enum System {
     /// Debian 12, Linux 6.1
     Debian12,
+    /// The same with systemd as its init
+    Debian12Systemd,
     /// Debian 13, Linux 6.12
     Debian13,
 }
@@ -64,6 +66,7 @@ impl System {
     fn recipe(self) -> Recipe {
         match self {
             System::Debian12 => Recipe::bookworm(),
+            System::Debian12Systemd => Recipe::bookworm_with_systemd(),
             System::Debian13 => Recipe::trixie(),
         }
     }

@@ -139,6 +139,9 @@ struct AccessArguments {
     /// Past the page cache (O_DIRECT)
     #[arg(long)]
     direct: bool,
+    /// Tell of each access that takes longer than so many milliseconds
+    #[arg(long, value_name = "MS")]
+    pauses_over: Option<u64>,
     /// One JSON object on each line: progress every second, the result last
     #[arg(long)]
     json: bool,
@@ -216,6 +219,7 @@ fn access_records(arguments: AccessArguments, writes: Option<records::WriteOptio
         stop_file: arguments.stop_file,
         direct: arguments.direct,
         writes,
+        pause: arguments.pauses_over.map(Duration::from_millis),
     };
     let json = arguments.json;
     let result = records::access(&options, |event| tell(event, json))?;
@@ -244,6 +248,8 @@ fn tell(event: &Event, json: bool) {
             progress.interval_mean_us / 1e3,
         ),
         (false, Event::WarmupDone { seconds }) => println!("{seconds:6.0} s  warm-up done"),
+        (false, Event::Started) => {}
+        (false, Event::Pause(pause)) => println!("an access took {} ms", pause.length_us / 1000),
     }
 }
 

@@ -39,6 +39,8 @@ pub struct Options {
     pub stop_file: Option<PathBuf>,
     pub direct: bool,
     pub writes: Option<WriteOptions>,
+    /// Accesses that take longer are told of one by one.
+    pub pause: Option<Duration>,
 }
 
 #[derive(Clone, Debug)]
@@ -51,12 +53,25 @@ pub struct WriteOptions {
     pub sync_interval: u64,
 }
 
-/// Said while accesses go on: once a second, and once when the warm-up is over.
+/// Said while accesses go on: once a second, once when the warm-up is over, and of pauses if they are wanted.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
     Progress(Progress),
-    WarmupDone { seconds: f64 },
+    WarmupDone {
+        seconds: f64,
+    },
+    /// Pauses are looked for from now on.
+    Started,
+    Pause(Pause),
+}
+
+/// An access that took long, with the fsync after it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Pause {
+    /// From [`Event::Started`] to the end of the access.
+    pub end_us: u64,
+    pub length_us: u64,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -97,6 +112,9 @@ pub struct Phase {
 pub fn access(options: &Options, mut tell: impl FnMut(&Event)) -> Result<Report> {
     let mut run = Run::new(options)?;
     let started = Instant::now();
+    if options.pause.is_some() {
+        tell(&Event::Started);
+    }
     let mut pace = Pace { started, last: started, interval: Histogram::default(), reads: 0, writes: 0 };
     let warmup = run.phase(options.warmup_count, None, &mut pace, true, &mut tell);
     if options.warmup_count > 0 {
@@ -167,6 +185,10 @@ struct Pace {
     writes: u64,
 }
 
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
 impl<'a> Run<'a> {
     fn new(options: &'a Options) -> Result<Run<'a>> {
         let size = options.record_size;
@@ -185,11 +207,13 @@ impl<'a> Run<'a> {
             }
             journal = Some(Writer::open(&writes.journal).context_path("opening", &writes.journal)?);
         }
+        // With no writes the files may be on a file system that is mounted read-only.
+        let writes = options.writes.as_ref().is_some_and(|writes| writes.percent > 0);
         let mut files = Vec::new();
         for entry in &manifest.files {
             let path = options.folder.join(&entry.name);
             let flags = if options.direct { libc::O_DIRECT } else { 0 };
-            let file = OpenOptions::new().read(true).write(journal.is_some()).custom_flags(flags).open(&path);
+            let file = OpenOptions::new().read(true).write(writes).custom_flags(flags).open(&path);
             files.push(file.context_path("opening", &path)?);
         }
         Ok(Run {
@@ -221,6 +245,7 @@ impl<'a> Run<'a> {
         for _ in 0..count {
             let (file, offset) = self.records.locate(self.chooser.choose());
             let write_percent = self.options.writes.as_ref().map_or(0, |writes| writes.percent);
+            let begun = Instant::now();
             if self.coin.below(100) < write_percent {
                 writes.record(self.write(file, offset));
                 pace.writes += 1;
@@ -229,6 +254,10 @@ impl<'a> Run<'a> {
                 reads.record(latency);
                 pace.interval.record(latency);
                 pace.reads += 1;
+            }
+            let length = begun.elapsed();
+            if self.options.pause.is_some_and(|pause| length > pause) {
+                tell(&Event::Pause(Pause { end_us: micros(pace.started.elapsed()), length_us: micros(length) }));
             }
             if pace.last.elapsed() >= PROGRESS_INTERVAL {
                 tell(&Event::Progress(pace.progress(warmup, &self.faults)));
@@ -343,6 +372,7 @@ mod tests {
             time_limit: None,
             stop_file: None,
             direct: false,
+            pause: None,
             writes,
         }
     }

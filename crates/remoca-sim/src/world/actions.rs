@@ -2,7 +2,7 @@
 
 use super::{Event, Outcome, Outstanding, World};
 use crate::content::{BLOCK_SECTORS, Block, SECTOR_SIZE, Sector, block_at, describe};
-use crate::guest::{DiskState, touched};
+use crate::guest::{DiskState, Pending, touched};
 use crate::plan::Kind;
 use crate::server::Message;
 use crate::violation::{Promise, Violation};
@@ -13,9 +13,10 @@ use remoca_core::units::{DiskIndex, PageCount, SlotIndex};
 impl World<'_> {
     /// Does everything the engine wants done now.
     pub(super) fn execute(&mut self) -> Outcome {
-        while let Some(action) = self.engine.poll_action() {
+        while let Some(action) = self.next_action() {
             match action {
-                Action::Disk { request, disk, op } => self.disk_action(request, disk, op)?,
+                Action::Disk { request, disk, op } => self.disk_action(request, disk, op, DiskState::Running)?,
+                Action::DiskToo { request, disk, op } => self.disk_action(request, disk, op, DiskState::Hedged)?,
                 Action::ZeroFill { request, offset, length } => {
                     let sectors = vec![Sector::ZERO; length as usize / SECTOR_SIZE];
                     self.deliver(request, offset, &sectors)?;
@@ -44,38 +45,52 @@ impl World<'_> {
                 }
             }
         }
-        for page in std::mem::take(&mut self.captured) {
-            self.judge_frame(page)?;
+        for page in std::mem::take(&mut self.vm.captured) {
+            if !self.vm.is_dead() {
+                self.judge_frame(page)?;
+            }
         }
         Ok(())
     }
 
-    fn disk_action(&mut self, id: RequestId, disk: DiskIndex, op: GuestOp) -> Outcome {
-        let asked = self.guest.pending(id).map(|p| (p.disk, p.op, matches!(p.state, DiskState::NotAsked)));
+    /// None, too, if the process dies here.
+    fn next_action(&mut self) -> Option<Action> {
+        if let Some(left) = &mut self.vm.actions_left {
+            *left = left.saturating_sub(1);
+        }
+        if self.vm.is_dead() { None } else { self.vm.engine.poll_action() }
+    }
+
+    fn disk_action(&mut self, id: RequestId, disk: DiskIndex, op: GuestOp, state: DiskState) -> Outcome {
+        let is_free = |p: &mut Pending| matches!(p.state, DiskState::NotAsked | DiskState::Failed(_));
+        let asked = self.vm.guest.pending(id).map(|p| (p.disk, p.op, is_free(p)));
         if asked != Some((disk.0, op, true)) {
             let text = format!("request {} is {asked:?}, and the disk is asked for {op:?}", id.0);
             return self.fail(Violation::new(Promise::DiskOnlyAsAsked, text));
         }
         self.tally.disk_ios += 1;
-        self.issue(id, disk.0);
+        if let Some(moving) = &mut self.vm.moving {
+            moving.wrote |= !matches!(op, GuestOp::Read(_) | GuestOp::Flush);
+        }
+        self.issue(id, disk.0, state);
         Ok(())
     }
 
-    /// Puts sectors into the buffer of a read that the disk is not asked for.
+    /// Puts sectors into the buffer of a read that the disk has not answered.
     pub(super) fn deliver(&mut self, id: RequestId, offset: u32, sectors: &[Sector]) -> Outcome {
         let start = offset as usize / SECTOR_SIZE;
-        let Some(pending) = self.guest.pending(id) else {
+        let Some(pending) = self.vm.guest.pending(id) else {
             let text = format!("a page for request {}, which is over", id.0);
             return self.fail(Violation::new(Promise::NoLateDelivery, text));
         };
         let fits = pending.kind == Kind::Read && start + sectors.len() <= pending.buffer.len();
-        if !fits || !matches!(pending.state, DiskState::NotAsked) {
+        if !fits || matches!(pending.state, DiskState::Running | DiskState::Done(_)) {
             let text = format!("a page at {offset} of request {} in state {:?}", id.0, pending.state);
             return self.fail(Violation::new(Promise::NoLateDelivery, text));
         }
         pending.buffer[start..start + sectors.len()].copy_from_slice(sectors);
         self.capture(id, start..start + sectors.len());
-        let Some(pending) = self.guest.pending(id) else { return Ok(()) };
+        let Some(pending) = self.vm.guest.pending(id) else { return Ok(()) };
         let about =
             (pending.disk, touched(&(pending.sectors.start + start..pending.sectors.start + start + sectors.len())));
         self.note(Some(about), || format!("request {} gets {}", id.0, describe(sectors)));
@@ -83,12 +98,12 @@ impl World<'_> {
     }
 
     fn fetch(&mut self, fetch: FetchId, slot: SlotIndex) -> Outcome {
-        if self.outstanding.insert(fetch, Outstanding { slot, event: self.event }).is_some() {
+        if self.vm.outstanding.insert(fetch, Outstanding { slot, event: self.event }).is_some() {
             let text = format!("{fetch:?} is issued twice");
             return self.fail(Violation::new(Promise::ProtocolKept, text));
         }
-        if self.outstanding.len() > self.plan.scenario.fetch_limit as usize {
-            let text = format!("{} REQUESTs are outstanding", self.outstanding.len());
+        if self.vm.outstanding.len() > self.vm.machine.fetch_limit as usize {
+            let text = format!("{} REQUESTs are outstanding", self.vm.outstanding.len());
             self.fail(Violation::new(Promise::Bounded, text))?;
         }
         self.send(Message::Request { fetch, slot })
@@ -96,7 +111,7 @@ impl World<'_> {
 
     fn send_block(&mut self, slot: SlotIndex, id: RequestId, offset: u32) -> Outcome {
         let start = offset as usize / SECTOR_SIZE;
-        let page = match self.guest.pending(id) {
+        let page = match self.vm.guest.pending(id) {
             Some(pending) if start + BLOCK_SECTORS <= pending.buffer.len() => block_at(&pending.buffer, start),
             _ => {
                 let text = format!("a page at {offset} of request {} is to be sent", id.0);
@@ -110,23 +125,24 @@ impl World<'_> {
     pub(super) fn send_page(&mut self, slot: SlotIndex, page: Block) -> Outcome {
         self.check_not_reused(slot)?;
         self.tally.pages_sent += 1;
+        self.vm.life.pages_sent += 1;
         self.send(Message::SendPage { slot, page })?;
-        if self.wire.pages_waiting() > self.plan.scenario.send_window {
-            let text = format!("{} pages wait for the connection", self.wire.pages_waiting());
+        if self.vm.wire.pages_waiting() > self.vm.machine.send_window {
+            let text = format!("{} pages wait for the connection", self.vm.wire.pages_waiting());
             self.fail(Violation::new(Promise::Bounded, text))?;
         }
         Ok(())
     }
 
     fn set_size(&mut self, size: PageCount) -> Outcome {
-        if std::mem::replace(&mut self.size_asked, true) {
+        if std::mem::replace(&mut self.vm.size_asked, true) {
             self.fail(Violation::new(Promise::ProtocolKept, "SETSIZE before the last one was answered"))?;
         }
         self.send(Message::SetSize(size))
     }
 
     fn check_not_reused(&mut self, slot: SlotIndex) -> Outcome {
-        match self.outstanding.iter().find(|(_, busy)| busy.slot == slot) {
+        match self.vm.outstanding.iter().find(|(_, busy)| busy.slot == slot) {
             Some((fetch, _)) => {
                 let text = format!("{slot:?} gets another page while {fetch:?} for it is outstanding");
                 self.fail(Violation::new(Promise::SlotNotReused, text))
@@ -137,22 +153,22 @@ impl World<'_> {
 
     fn send(&mut self, message: Message) -> Outcome {
         self.note(None, || format!("to the server: {}", brief(&message)));
-        if self.wire.phase != Phase::Up {
+        if self.vm.wire.phase != Phase::Up {
             let text = format!("{} without a connection", brief(&message));
             return self.fail(Violation::new(Promise::ProtocolKept, text));
         }
-        self.wire.queue.push_back(message);
+        self.vm.wire.queue.push_back(message);
         self.pump();
         Ok(())
     }
 
     /// Lets the next message leave, if there is one and the network takes it.
     pub(super) fn pump(&mut self) {
-        let room = self.wire.on_the_way() < u64::from(self.plan.scenario.wire_limit);
-        if !self.wire.leaving && room && !self.wire.queue.is_empty() {
-            self.wire.leaving = true;
+        let room = self.vm.wire.on_the_way() < u64::from(self.plan.scenario.wire_limit);
+        if !self.vm.wire.leaving && room && !self.vm.wire.queue.is_empty() {
+            self.vm.wire.leaving = true;
             let ns = self.random.between(1_000..=30_000);
-            self.schedule(ns, Event::Leave(self.wire.id));
+            self.schedule(ns, Event::Leave(self.vm.wire.id));
         }
     }
 }

@@ -1,10 +1,12 @@
 //! The checkers: what a guest was promised when a request completes, what has to hold at any time, and what has to be
 //! left when everything has come to rest.
 
+use super::vm::FlushFailure;
 use super::{Outcome, World};
 use crate::content::{BLOCK_SECTORS, bytes};
 use crate::guest::{DiskState, Key, Pending};
 use crate::plan::Kind;
+use crate::server::Pool;
 use crate::violation::{Promise, Violation};
 use remoca_core::engine::{DiskError, RequestId};
 use remoca_core::units::{BlockId, BlockNumber, DiskIndex};
@@ -13,20 +15,23 @@ impl World<'_> {
     /// A request has the result that the disk gave it; without the disk only reads complete.
     pub(super) fn check_result(&mut self, id: RequestId, pending: &Pending, result: Result<(), DiskError>) -> Outcome {
         let key = (pending.disk, pending.sectors.start / BLOCK_SECTORS);
-        let failed_before = self.flush_failed[usize::from(pending.disk)];
+        let failed = self.vm.flush_failed[usize::from(pending.disk)];
         let right = match (&pending.state, pending.kind) {
             (DiskState::Running, _) => {
                 let text = format!("request {} completes while the disk is at it", id.0);
                 return self.fail(Violation::at(Promise::ExactlyOnce, key, text));
             }
-            (DiskState::NotAsked, Kind::Read) => result.is_ok(),
-            (DiskState::NotAsked, _) => false,
-            (DiskState::Done(Ok(())), Kind::Flush) if failed_before => result.is_err(),
-            (DiskState::Done(said), Kind::Flush) if failed_before => said.is_err() && result.is_err(),
+            (DiskState::NotAsked | DiskState::Hedged, Kind::Read) => result.is_ok(),
+            (DiskState::NotAsked | DiskState::Hedged, _) => false,
+            // The server has answered after all.
+            (DiskState::Failed(said), _) => result.is_ok() || result == Err(DiskError(*said)),
+            (DiskState::Done(_), Kind::Flush) if failed.told => result.is_err(),
+            // One that nobody was told of may have been lost along with its process.
+            (DiskState::Done(said), Kind::Flush) if failed.heard => result.is_err() || said.is_ok(),
             (DiskState::Done(said), _) => result.map_err(|e| e.0) == *said,
         };
         if pending.kind == Kind::Flush && result.is_err() {
-            self.flush_failed[usize::from(pending.disk)] = true;
+            self.vm.flush_failed[usize::from(pending.disk)] = FlushFailure { heard: true, told: true };
             self.tally.flushes_failed += 1;
         }
         if right {
@@ -38,7 +43,7 @@ impl World<'_> {
 
     /// Every sector that was read was on the disk at some time while the read was under way.
     pub(super) fn check_read(&mut self, id: RequestId, pending: &Pending) -> Outcome {
-        let disk = &self.disks[usize::from(pending.disk)];
+        let disk = &self.vm.disks[usize::from(pending.disk)];
         let sectors = pending.sectors.clone().zip(&pending.buffer);
         let wrong = sectors.into_iter().find(|(at, got)| !disk.held(*at, **got, pending.submitted, self.event));
         self.tally.sectors_checked += pending.buffer.len() as u64;
@@ -50,7 +55,7 @@ impl World<'_> {
 
     /// What was acknowledged before a flush began is durable when the flush succeeds.
     pub(super) fn check_flush(&mut self, id: RequestId, pending: &Pending) -> Outcome {
-        let Some(at) = self.disks[usize::from(pending.disk)].broken_promise(&pending.promise) else { return Ok(()) };
+        let Some(at) = self.vm.disks[usize::from(pending.disk)].broken_promise(&pending.promise) else { return Ok(()) };
         let text = format!("flush {} succeeds, and sector {at} is not durable", id.0);
         self.fail(Violation::at(Promise::FlushIsDurable, (pending.disk, at / BLOCK_SECTORS), text))
     }
@@ -60,12 +65,12 @@ impl World<'_> {
         if let Some(violation) = self.waits_in_vain() {
             return self.fail(violation);
         }
-        let (counts, capacity) = (self.engine.index().slot_counts(), self.engine.index().capacity());
+        let (counts, capacity) = (self.vm.engine.index().slot_counts(), self.vm.engine.index().capacity());
         if counts.free + counts.used + counts.draining != capacity.0 {
             return self.fail(Violation::new(Promise::SlotsAddUp, format!("{counts:?} of {}", capacity.0)));
         }
-        let known = self.engine.index().known_blocks().0;
-        if !self.engine.status().enabled && (known, counts.used) != (0, 0) {
+        let known = self.vm.engine.index().known_blocks().0;
+        if !self.vm.engine.status().enabled && (known, counts.used) != (0, 0) {
             let text = format!("{known} blocks are known and {} slots used", counts.used);
             return self.fail(Violation::new(Promise::OffIsCold, text));
         }
@@ -73,8 +78,8 @@ impl World<'_> {
     }
 
     fn waits_in_vain(&self) -> Option<Violation> {
-        let outstanding = |pending: &Pending| self.outstanding.values().any(|o| o.event == pending.submitted);
-        let waiting = self.guest.waiting().find(|pending| !outstanding(pending))?;
+        let outstanding = |pending: &Pending| self.vm.outstanding.values().any(|o| Some(o.event) == pending.taken);
+        let waiting = self.vm.guest.waiting().find(|pending| !outstanding(pending))?;
         let key = (waiting.disk, waiting.sectors.start / BLOCK_SECTORS);
         let text = format!("the read of sectors {:?} waits for nothing", waiting.sectors);
         Some(Violation::at(Promise::NoWaitInVain, key, text))
@@ -82,9 +87,9 @@ impl World<'_> {
 
     /// For every block that is not being changed: what is known is what the disk holds.
     pub(super) fn check_known_blocks(&mut self) -> Outcome {
-        let blocks = self.plan.scenario.sectors / BLOCK_SECTORS;
-        for disk in 0..self.plan.scenario.disks {
-            for block in (0..blocks).filter(|block| !self.guest.is_changing((disk, *block))) {
+        let blocks = self.vm.machine.sectors / BLOCK_SECTORS;
+        for disk in 0..self.vm.machine.disks {
+            for block in (0..blocks).filter(|block| !self.vm.guest.is_changing((disk, *block))) {
                 if let Some(violation) = self.wrong_knowledge((disk, block)) {
                     return self.fail(violation);
                 }
@@ -96,10 +101,10 @@ impl World<'_> {
     fn wrong_knowledge(&self, key: Key) -> Option<Violation> {
         let (disk, block) = key;
         let id = BlockId { disk: DiskIndex(disk), bno: BlockNumber(block as u64) };
-        let known = self.engine.index().known(id)?;
+        let known = self.vm.engine.index().known(id)?;
         let start = block * BLOCK_SECTORS;
-        let content: Vec<_> = self.disks[usize::from(disk)].content(start..start + BLOCK_SECTORS).collect();
-        (self.prints.page(&bytes(&content)) != known).then(|| {
+        let content: Vec<_> = self.vm.disks[usize::from(disk)].content(start..start + BLOCK_SECTORS).collect();
+        (self.vm.prints.page(&bytes(&content)) != known).then(|| {
             let text = format!("the disk holds {content:?}, the index says something else");
             Violation::at(Promise::KnownIsTrue, key, text)
         })
@@ -107,13 +112,14 @@ impl World<'_> {
 
     /// Everything has come to rest.
     pub(super) fn check_end(&mut self) -> Outcome {
+        self.check_up()?;
         self.check_known_blocks()?;
         self.check_nothing_left()?;
         self.check_counters()?;
         let faults = self.plan.scenario.faults;
         if !faults.lies {
             self.check_size()?;
-            let wrong = self.engine.stats().fetch_wrong;
+            let wrong = self.vm.engine.stats().fetch_wrong;
             if wrong != 0 {
                 let text = format!("{wrong} wrong pages of honest servers");
                 self.fail(Violation::new(Promise::CachedIsThere, text))?;
@@ -126,79 +132,81 @@ impl World<'_> {
     }
 
     fn check_nothing_left(&mut self) -> Outcome {
-        let requests = (self.guest.in_flight(), self.engine.requests_in_flight());
-        if requests != (0, 0) || !self.disks.iter().all(crate::disk::ModelDisk::is_idle) {
+        let requests = (self.vm.guest.in_flight(), self.vm.engine.requests_in_flight());
+        if requests != (0, 0) || !self.vm.disks.iter().all(crate::disk::ModelDisk::is_idle) {
             let text = format!("requests under way at the end: {requests:?}");
             self.fail(Violation::new(Promise::NothingLeft, text))?;
         }
         // A server that lies may owe replies for ever.
-        let pins = self.engine.index().pinned_slots().0;
-        if !self.plan.scenario.faults.lies && (!self.outstanding.is_empty() || pins != 0) {
-            let text = format!("{} REQUESTs outstanding, {pins} slots pinned", self.outstanding.len());
+        let pins = self.vm.engine.index().pinned_slots().0;
+        if !self.plan.scenario.faults.lies && (!self.vm.outstanding.is_empty() || pins != 0) {
+            let text = format!("{} REQUESTs outstanding, {pins} slots pinned", self.vm.outstanding.len());
             self.fail(Violation::new(Promise::NothingLeft, text))?;
         }
-        if self.wire.pages_waiting() != 0 {
-            let text = format!("{} pages still wait", self.wire.pages_waiting());
+        if self.vm.wire.pages_waiting() != 0 {
+            let text = format!("{} pages still wait", self.vm.wire.pages_waiting());
             self.fail(Violation::new(Promise::NothingLeft, text))?;
         }
         Ok(())
     }
 
     fn check_counters(&mut self) -> Outcome {
-        let s = self.engine.stats();
+        let s = self.vm.engine.stats();
         let judged = s.evictions_admitted
             + s.evictions_duplicate
             + s.evictions_zero
             + s.evictions_unmatched
             + s.evictions_dropped;
-        if s.evictions_reported != judged || s.evictions_reported != self.tally.evictions {
+        if s.evictions_reported != judged || s.evictions_reported != self.vm.life.evictions {
             let text =
-                format!("{} evictions, {} reported, {judged} judged", self.tally.evictions, s.evictions_reported);
+                format!("{} evictions, {} reported, {judged} judged", self.vm.life.evictions, s.evictions_reported);
             self.fail(Violation::new(Promise::CountersAddUp, text))?;
         }
         let answered = s.hit_blocks + s.zero_blocks + s.covered_blocks + s.missed_blocks;
-        if s.read_blocks != answered + self.tally.misaligned_blocks {
-            let text = format!("{} blocks read, {answered} + {} answered", s.read_blocks, self.tally.misaligned_blocks);
+        if s.read_blocks != answered + self.vm.life.misaligned_blocks {
+            let text =
+                format!("{} blocks read, {answered} + {} answered", s.read_blocks, self.vm.life.misaligned_blocks);
             self.fail(Violation::new(Promise::CountersAddUp, text))?;
         }
         let judged = s.frames_admitted + s.frames_duplicate + s.frames_zero + s.frames_unmatched + s.frames_dropped;
-        if s.frames_looked_at != judged || s.frames_looked_at != self.tally.frames {
-            let text = format!("{} frames, {} looked at, {judged} judged", self.tally.frames, s.frames_looked_at);
+        if s.frames_looked_at != judged || s.frames_looked_at != self.vm.life.frames {
+            let text = format!("{} frames, {} looked at, {judged} judged", self.vm.life.frames, s.frames_looked_at);
             self.fail(Violation::new(Promise::CountersAddUp, text))?;
         }
         let admitted = s.evictions_admitted + s.frames_admitted + s.swap_admissions + s.read_admissions;
-        if admitted != self.tally.pages_sent {
-            let text = format!("{s:?}, and {} pages were sent", self.tally.pages_sent);
+        if admitted != self.vm.life.pages_sent {
+            let text = format!("{s:?}, and {} pages were sent", self.vm.life.pages_sent);
             self.fail(Violation::new(Promise::CountersAddUp, text))?;
         }
         Ok(())
     }
 
     /// With servers that work: connected to one of the list, as large as was asked for, or as that server can give; and then
-    /// no other one can give clearly more.
+    /// no other one can give clearly more, unless other VMs want the same memory.
     fn check_size(&mut self) -> Outcome {
-        let status = self.engine.status();
-        let server = &self.donors[self.wire.server].server;
-        let (wanted, granted, memory) = (status.wanted.0, status.granted.0, server.memory);
-        let reached = if wanted <= memory { granted == wanted } else { granted >= memory && granted <= wanted };
-        let listed = |server: &usize| self.listed >> server & 1 == 1;
-        let best = (0..self.donors.len()).filter(listed).map(|at| self.donors[at].server.memory.min(wanted)).max();
+        let status = self.vm.engine.status();
+        let donor = &self.donors[self.vm.wire.server];
+        let size = donor.pools.get(&self.owner()).map(Pool::size).unwrap_or_default();
+        let (wanted, granted) = (status.wanted.0, status.granted.0);
+        let reached = granted == wanted || (granted < wanted && donor.free() == 0);
+        let listed = |server: &usize| self.vm.listed >> server & 1 == 1;
+        let can_give = |at: usize| self.donors[at].free() + if at == self.vm.wire.server { granted } else { 0 };
+        let best = (0..self.donors.len()).filter(listed).map(|at| can_give(at).min(wanted)).max();
         let missed = best.is_some_and(|best| best > granted && best - granted >= granted / 4);
-        let placed = listed(&self.wire.server) && !missed;
-        if status.connected && reached && placed && server.size() == status.granted {
+        let placed = listed(&self.vm.wire.server) && (!missed || !self.others.is_empty());
+        if status.connected && reached && placed && size == status.granted {
             return Ok(());
         }
-        let text = format!("{status:?}, the server has {memory} pages for us and a pool of {}", server.size().0);
+        let text = format!("{status:?}, the server has {} pages left and a pool of {}", donor.free(), size.0);
         self.fail(Violation::new(Promise::Useful, text))
     }
 
     /// No lies, no loss: every page of the index is on the server.
     fn check_cached_pages(&mut self) -> Outcome {
-        let server = &self.donors[self.wire.server].server;
-        let wrong =
-            self.engine.index().queue().find(|(slot, content)| {
-                server.page(*slot).is_none_or(|page| self.prints.page(&bytes(&page)) != *content)
-            });
+        let Some(server) = self.donors[self.vm.wire.server].pools.get(&self.owner()) else { return Ok(()) };
+        let wrong = self.vm.engine.index().queue().find(|(slot, content)| {
+            server.page(*slot).is_none_or(|page| self.vm.prints.page(&bytes(&page)) != *content)
+        });
         match wrong {
             Some((slot, _)) => {
                 let text = format!("{slot:?} holds something else: {:?}", server.page(slot));

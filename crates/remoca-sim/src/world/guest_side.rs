@@ -6,7 +6,7 @@ use crate::disk::{Applied, Io, IoId, IoKind};
 use crate::guest::{DiskState, Pending, covered, touched};
 use crate::plan::{Eviction, Fill, Kind};
 use crate::violation::{Promise, Violation};
-use remoca_core::engine::{Admission, DiskError, Evicted, GuestOp, RequestId};
+use remoca_core::engine::{Admission, BreakerState, DiskError, Evicted, GuestOp, RequestId};
 use remoca_core::units::{ByteRange, DiskIndex, PageCount};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -33,7 +33,8 @@ fn guest_op(kind: Kind, sectors: &Range<usize>) -> GuestOp {
 impl World<'_> {
     /// The guest submits a request, if it may have one more.
     pub(super) fn submit(&mut self, number: usize, disk: u16, sectors: Range<usize>, kind: Kind) -> Outcome {
-        let Some(id) = self.guest.free_id() else {
+        let runs = self.guest_runs();
+        let Some(id) = self.vm.guest.free_id().filter(|_| runs) else {
             self.tally.skipped += 1;
             return Ok(());
         };
@@ -44,8 +45,8 @@ impl World<'_> {
         };
         let op = guest_op(kind, &sectors);
         let frames = if kind == Kind::Read { sectors.len() / BLOCK_SECTORS } else { 0 };
-        let frames = self.guest.take_frames(frames, self.plan.scenario.leaves_pages, &mut self.random);
-        let promise = if kind == Kind::Flush { self.disks[usize::from(disk)].flush_promise() } else { Vec::new() };
+        let frames = self.vm.guest.take_frames(frames, self.vm.machine.leaves_pages, &mut self.random);
+        let promise = if kind == Kind::Flush { self.vm.disks[usize::from(disk)].flush_promise() } else { Vec::new() };
         self.note(Some((disk, touched(&sectors))), || {
             format!("step {number}: request {} = {kind:?} of sectors {sectors:?} {}", id.0, describe(&buffer))
         });
@@ -56,18 +57,30 @@ impl World<'_> {
             op,
             submitted: self.event,
             buffer,
+            taken: None,
             state: DiskState::NotAsked,
+            io: None,
             applied: None,
             frames,
             undisturbed: true,
             promise,
         };
         self.tally.requests += 1;
+        self.vm.guest.begin(id, pending);
+        if self.accepts() { self.hand_over(id) } else { Ok(()) }
+    }
+
+    /// The process takes a request of the guest.
+    pub(super) fn hand_over(&mut self, id: RequestId) -> Outcome {
+        let Some(pending) = self.vm.guest.pending(id) else { return Ok(()) };
+        let (disk, op) = (pending.disk, pending.op);
+        pending.taken = Some(self.event);
         if matches!(op, GuestOp::Read(range) if range.covered_blocks() != range.touched_blocks()) {
-            self.tally.misaligned_blocks += touched(&pending.sectors).len() as u64;
+            let blocks = touched(&pending.sectors).len() as u64;
+            self.vm.life.misaligned_blocks += blocks;
+            self.tally.misaligned_blocks += blocks;
         }
-        self.guest.begin(id, pending);
-        self.engine.handle_request(self.now, id, DiskIndex(disk), op);
+        self.vm.engine.handle_request(self.clock(), id, DiskIndex(disk), op);
         self.execute()
     }
 
@@ -85,17 +98,18 @@ impl World<'_> {
                 }
                 buffer
             }
-            Fill::Same => self.disks[usize::from(disk)].content(sectors.clone()).collect(),
+            Fill::Same => self.vm.disks[usize::from(disk)].content(sectors.clone()).collect(),
         }
     }
 
     /// Gives the I/O of a request to its disk.
-    pub(super) fn issue(&mut self, id: RequestId, disk: u16) {
-        self.ios += 1;
-        let io = IoId(self.ios << 8 | u64::from(id.0));
+    pub(super) fn issue(&mut self, id: RequestId, disk: u16, state: DiskState) {
+        self.vm.ios += 1;
+        let io = IoId(self.vm.ios << 8 | u64::from(id.0));
         let faulty = self.plan.scenario.faults.disk;
-        let Some(pending) = self.guest.pending(id) else { return };
-        pending.state = DiskState::Running;
+        let Some(pending) = self.vm.guest.pending(id) else { return };
+        pending.state = state;
+        pending.io = Some(io);
         let (kind, durable) = match pending.kind {
             Kind::Read => (IoKind::Read, false),
             Kind::Write { durable, .. } => (IoKind::Write, durable),
@@ -107,7 +121,7 @@ impl World<'_> {
         let error = (faulty && self.random.one_in(20)).then_some(EIO);
         let io_state = Io { kind, sectors: pending.sectors.clone(), durable, data, error, issued: self.event };
         let portions = u8::try_from(self.random.between(1..=3)).unwrap_or(1);
-        self.disks[usize::from(disk)].issue(io, io_state, portions, &mut self.random);
+        self.vm.disks[usize::from(disk)].issue(io, io_state, portions, &mut self.random);
         let base = self.plan.scenario.disk_ns;
         let spike = if faulty && self.random.one_in(40) { 30 } else { 1 };
         let total = self.random.between(base / 4..=base * 2) * spike;
@@ -120,10 +134,21 @@ impl World<'_> {
 
     /// The disk is done with an I/O.
     pub(super) fn io_done(&mut self, disk: u16, io: IoId) -> Outcome {
-        let Some(done) = self.disks[usize::from(disk)].finish(io, &mut self.random) else { return Ok(()) };
+        let Some(done) = self.vm.disks[usize::from(disk)].finish(io, &mut self.random) else { return Ok(()) };
         let id = RequestId(u32::try_from(io.0 & 0xff).unwrap_or(0));
-        let enabled = self.engine.status().enabled;
-        let Some(pending) = self.guest.pending(id) else { return Ok(()) };
+        let enabled = self.vm.engine.status().enabled;
+        if self.vm.guest.end_loser(id, io) {
+            self.note(None, || format!("request {}: the disk says {:?}, too late", id.0, done.result));
+            self.vm.engine.handle_disk_done(self.clock(), id, done.result.map_err(DiskError), &bytes(&done.data));
+            return self.execute();
+        }
+        let Some(pending) = self.vm.guest.pending(id).filter(|pending| pending.io == Some(io)) else { return Ok(()) };
+        if let (DiskState::Hedged, Err(error)) = (pending.state, done.result) {
+            pending.state = DiskState::Failed(error);
+            self.note(None, || format!("request {}: the disk fails, the server may not", id.0));
+            self.vm.engine.handle_disk_done(self.clock(), id, Err(DiskError(error)), &[]);
+            return self.execute();
+        }
         pending.state = DiskState::Done(done.result);
         pending.applied = done.write;
         if pending.kind == Kind::Read {
@@ -131,18 +156,21 @@ impl World<'_> {
         }
         let (sectors, buffer) = (pending.sectors.clone(), pending.buffer.clone());
         let teaches = matches!(pending.kind, Kind::Read | Kind::Write { .. }) && done.result.is_ok();
-        let alone = self.guest.was_alone(id);
+        if done.result.is_err() && pending.kind == Kind::Flush {
+            self.vm.flush_failed[usize::from(disk)].heard = true;
+        }
+        let alone = self.vm.guest.was_alone(id);
         self.note(Some((disk, touched(&sectors))), || {
             format!("request {}: the disk says {:?} {}", id.0, done.result, describe(&buffer))
         });
-        self.engine.handle_disk_done(self.now, id, done.result.map_err(DiskError), &bytes(&buffer));
+        self.vm.engine.handle_disk_done(self.clock(), id, done.result.map_err(DiskError), &bytes(&buffer));
         if teaches {
             // What is swapped out need not be known once it is discarded.
-            let by_eviction =
-                self.engine.status().admission == Admission::Evictions && self.engine.swap_areas(DiskIndex(disk)) == 0;
+            let by_eviction = self.vm.engine.status().admission == Admission::Evictions
+                && self.vm.engine.swap_areas(DiskIndex(disk)) == 0;
             for block in covered(&sectors) {
                 let content = block_at(&buffer, block * BLOCK_SECTORS - sectors.start);
-                self.guest.note_known((disk, block), content, alone && enabled && by_eviction);
+                self.vm.guest.note_known((disk, block), content, alone && enabled && by_eviction);
             }
         }
         self.execute()
@@ -150,11 +178,12 @@ impl World<'_> {
 
     /// The engine completes a request: everything the guest was promised about it has to be true now.
     pub(super) fn completed(&mut self, id: RequestId, result: Result<(), DiskError>) -> Outcome {
-        let from_disk = self.guest.pending(id).filter(|p| p.state == DiskState::Done(Ok(())) && p.kind == Kind::Read);
+        let from_disk =
+            self.vm.guest.pending(id).filter(|p| p.state == DiskState::Done(Ok(())) && p.kind == Kind::Read);
         if let Some(length) = from_disk.map(|pending| pending.buffer.len()) {
             self.capture(id, 0..length);
         }
-        let Some(pending) = self.guest.end(id) else {
+        let Some(pending) = self.vm.guest.end(id) else {
             let text = format!("request {} completes, and is not under way", id.0);
             return self.fail(Violation::new(Promise::ExactlyOnce, text));
         };
@@ -176,7 +205,7 @@ impl World<'_> {
                 let is_discard = pending.kind == Kind::Discard;
                 let nothing = Applied::none();
                 let applied = pending.applied.as_ref().unwrap_or(&nothing);
-                let outcome = self.disks[usize::from(pending.disk)].acknowledge(applied, is_discard);
+                let outcome = self.vm.disks[usize::from(pending.disk)].acknowledge(applied, is_discard);
                 outcome.map_or_else(|sector| self.fail(not_on_disk(id, pending.disk, sector)), Ok)
             }
         }
@@ -186,8 +215,8 @@ impl World<'_> {
     fn keep_pages(&mut self, pending: &Pending) {
         for block in covered(&pending.sectors) {
             let content = block_at(&pending.buffer, block * BLOCK_SECTORS - pending.sectors.start);
-            if let Some(dropped) = self.guest.hold((pending.disk, block), content)
-                && self.plan.scenario.agent
+            if let Some(dropped) = self.vm.guest.hold((pending.disk, block), content)
+                && self.vm.machine.agent
                 && !self.options.agentless
             {
                 self.report(dropped);
@@ -206,12 +235,12 @@ impl World<'_> {
     pub(super) fn evict(&mut self, eviction: Eviction) {
         let random = &mut self.random;
         let page = match eviction {
-            Eviction::Current => self.guest.any_page(false, random),
-            Eviction::Kept => self.guest.any_page(true, random),
-            Eviction::Stale => self.guest.past_page(random),
+            Eviction::Current => self.vm.guest.any_page(false, random),
+            Eviction::Kept => self.vm.guest.any_page(true, random),
+            Eviction::Stale => self.vm.guest.past_page(random),
             Eviction::Foreign => Some(std::array::from_fn(|_| Sector::garbage(random))),
             Eviction::Torn => {
-                let halves = (self.guest.any_page(true, random), self.guest.past_page(random));
+                let halves = (self.vm.guest.any_page(true, random), self.vm.guest.past_page(random));
                 let (Some(a), Some(b)) = halves else { return };
                 Some(std::array::from_fn(|i| if i < BLOCK_SECTORS / 2 { a[i] } else { b[i] }))
             }
@@ -224,15 +253,23 @@ impl World<'_> {
 
     /// An evicted page reaches the port.
     pub(super) fn evicted(&mut self, page: Block) -> Outcome {
-        let status = self.engine.status();
-        let must_know = self.guest.take_known(&page) && status.enabled && self.knows_all_blocks();
-        let pinned: BTreeSet<_> = self.outstanding.values().map(|o| o.slot).collect();
+        if !self.vm.up {
+            return Ok(());
+        }
+        let status = self.vm.engine.status();
+        let must_know = self.vm.guest.take_known(&page) && status.enabled && self.knows_all_blocks();
+        let pinned: BTreeSet<_> = self.vm.outstanding.values().map(|o| o.slot).collect();
         let room = status.connected
-            && self.wire.pages_waiting() < self.plan.scenario.send_window
-            && PageCount(u32::try_from(pinned.len()).unwrap_or(u32::MAX)) < self.engine.index().capacity();
-        let evicted = self.engine.handle_evicted(&bytes(&page));
+            && status.hedging.breaker == BreakerState::Closed
+            && self.vm.wire.pages_waiting() < self.vm.machine.send_window
+            && PageCount(u32::try_from(pinned.len()).unwrap_or(u32::MAX)) < self.vm.engine.index().capacity();
+        let evicted = self.vm.engine.handle_evicted(&bytes(&page));
         self.note(None, || format!("evicted {}: {evicted:?}", describe(&page)));
         self.tally.evictions += 1;
+        self.vm.life.evictions += 1;
+        if self.vm.is_dead() {
+            return Ok(());
+        }
         match evicted {
             Evicted::Admit(slot) => self.send_page(slot, page)?,
             Evicted::Unmatched if must_know => {
@@ -250,22 +287,26 @@ impl World<'_> {
 
     /// These sectors of the buffer of a read are overwritten: what their pages held is looked at, if the engine wants it.
     pub(super) fn capture(&mut self, id: RequestId, sectors: Range<usize>) {
-        let Some(pending) = self.guest.pending(id) else { return };
+        let Some(pending) = self.vm.guest.pending(id) else { return };
         for frame in covered(&sectors) {
             if let Some(page) = pending.frames.get_mut(frame).and_then(Option::take)
-                && self.engine.wants_frame()
+                && self.vm.engine.wants_frame()
             {
-                self.captured.push(page);
+                self.vm.captured.push(page);
             }
         }
     }
 
     /// A frame held `page`; all actions are done.
     pub(super) fn judge_frame(&mut self, page: Block) -> Outcome {
-        let must_know = self.guest.take_known(&page) && self.engine.status().enabled && self.knows_all_blocks();
-        let judged = self.engine.handle_frame(&bytes(&page));
+        let must_know = self.vm.guest.take_known(&page) && self.vm.engine.status().enabled && self.knows_all_blocks();
+        let judged = self.vm.engine.handle_frame(&bytes(&page));
         self.note(None, || format!("overwritten {}: {judged:?}", describe(&page)));
         self.tally.frames += 1;
+        self.vm.life.frames += 1;
+        if self.vm.is_dead() {
+            return Ok(());
+        }
         if let Evicted::Admit(slot) = judged {
             self.send_page(slot, page)?;
         }
@@ -273,7 +314,7 @@ impl World<'_> {
             let text = format!("{} is what the disk holds, and was called unknown", describe(&page));
             self.fail(Violation::new(Promise::Useful, text))?;
         }
-        match self.engine.poll_action() {
+        match self.vm.engine.poll_action() {
             None => Ok(()),
             Some(action) => {
                 let text = format!("{action:?} because of a frame");
@@ -284,7 +325,7 @@ impl World<'_> {
 
     /// Whether the engine can remember every block there is.
     pub(super) fn knows_all_blocks(&self) -> bool {
-        u64::from(self.engine.index().layout().node_limit().0) >= self.plan.scenario.blocks()
+        u64::from(self.vm.engine.index().layout().node_limit().0) >= self.vm.machine.blocks()
     }
 }
 

@@ -7,25 +7,30 @@
 mod actions;
 mod checks;
 mod guest_side;
+mod moving;
 mod network;
+mod process;
+mod region;
+mod vm;
 
-use crate::content::{Block, Sector};
-use crate::disk::{IoId, ModelDisk};
-use crate::guest::Guest;
+use crate::content::Block;
+use crate::disk::IoId;
 use crate::plan::{Plan, Stimulus};
 use crate::queue::Queue;
 use crate::random::Random;
-use crate::server::{Message, Reply, Server};
+use crate::server::{Message, Pool, Reply};
 use crate::trace::Line;
 use crate::violation::{Promise, Violation};
-use crate::wire::{ConnectionId, Wire};
-use crate::{Options, Tally};
-use remoca_core::engine::{DiskEngine, EngineConfig, FetchId, PoolOffer, ServerNumber, layout};
-use remoca_core::fingerprint::Fingerprinter;
+use crate::wire::ConnectionId;
+use crate::{HostRule, Options, Tally};
+use moving::Move;
+use region::Region;
+use remoca_core::engine::{PoolOffer, ServerNumber};
 use remoca_core::rules::Rules;
-use remoca_core::units::{DiskIndex, Nanos, PageCount, SlotIndex};
+use remoca_core::units::{DiskIndex, Nanos, PageCount};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use vm::{Outstanding, Vm};
 
 /// Virtual time after the last step in which everything has to come to rest: longer than every timer of the engine, the ten
 /// minutes included in which a server that broke its promise is not believed.
@@ -88,49 +93,40 @@ pub(crate) enum Event {
     Resume(usize),
     /// The driver's timer for the engine.
     Timer,
+    /// The VM process is started.
+    Start,
+    /// A process that is to be upgraded may have drained.
+    Upgrade,
+    /// Something happens in this migration.
+    Move(u64, Move),
     /// The plan is over: the servers work, and dead connections are noticed.
     Heal,
 }
 
-/// A REQUEST whose reply the engine has not got.
-#[derive(Clone, Copy, Debug)]
-struct Outstanding {
-    slot: SlotIndex,
-    /// The event of the guest's request for which it was sent.
-    event: u64,
-}
+/// The pools of a VM have a name of their own at the servers, and another one each time that it starts cold.
+type Owner = (usize, u64);
 
-/// A memory server, with its newest connection as it sees it.
+/// A memory server.
 #[derive(Debug)]
 struct Donor {
-    server: Server,
-    /// How often it was taken out of the operator's list.
-    listings: usize,
-    /// 0: there is none.
-    id: ConnectionId,
-    /// Messages from this one on never arrive.
-    lost_from: u64,
+    pools: BTreeMap<Owner, Pool>,
+    /// Pages it has for all VMs, those in pools included.
+    memory: u32,
     stopped_until: Option<Nanos>,
-    /// What arrived while the server was stopped.
-    backlog: VecDeque<(ConnectionId, u64, Message)>,
-    /// When it lost its client.
-    abandoned: Option<Nanos>,
+    /// What arrived while it was stopped.
+    backlog: VecDeque<(usize, ConnectionId, u64, Message)>,
     /// Nobody listens until then.
     gone_until: Nanos,
 }
 
 impl Donor {
     fn new(memory: u32) -> Self {
-        Self {
-            server: Server::new(memory),
-            listings: 0,
-            id: 0,
-            lost_from: u64::MAX,
-            stopped_until: None,
-            backlog: VecDeque::new(),
-            abandoned: None,
-            gone_until: Nanos(0),
-        }
+        Self { pools: BTreeMap::new(), memory, stopped_until: None, backlog: VecDeque::new(), gone_until: Nanos(0) }
+    }
+
+    /// Pages that are in no pool.
+    fn free(&self) -> u32 {
+        self.memory.saturating_sub(self.pools.values().map(|pool| pool.size().0).sum())
     }
 }
 
@@ -140,130 +136,134 @@ pub(crate) struct World<'a> {
     options: &'a Options,
     now: Nanos,
     event: u64,
-    queue: Queue<Event>,
+    /// Events with the VM they are about.
+    queue: Queue<(usize, Event)>,
     /// Draws for the event that is being handled.
     random: Random,
-    engine: DiskEngine<Vec<u32>>,
-    prints: Fingerprinter,
-    resident: u32,
-    disks: Vec<ModelDisk>,
-    guest: Guest,
-    wire: Wire,
+    /// The VM that the event is about, and the others.
+    vm: Vm<'a>,
+    others: Vec<Vm<'a>>,
     donors: Vec<Donor>,
-    /// The servers in the operator's list, a bit for each.
-    listed: u32,
-    connections: ConnectionId,
-    /// Attempts to connect that the engine has not heard of.
-    asked: BTreeMap<ServerNumber, ConnectionId>,
-    /// Connections that wait to be used or released.
-    answered: BTreeMap<ServerNumber, ConnectionId>,
-    /// REQUESTs whose reply the engine has not got.
-    outstanding: BTreeMap<FetchId, Outstanding>,
-    /// What frames held that were overwritten since the actions were drained.
-    captured: Vec<Block>,
-    size_asked: bool,
-    timer_at: Option<Nanos>,
-    ios: u64,
-    /// Disks for which a flush was reported as failed.
-    flush_failed: Vec<bool>,
+    /// Until when each host is down.
+    hosts: Vec<Nanos>,
+    /// Whose connections there were; number 0 is none.
+    connections: Vec<Owner>,
     tally: Tally,
     lines: Option<Vec<Line>>,
 }
 
 impl<'a> World<'a> {
-    pub(crate) fn new(plan: &'a Plan, options: &'a Options, trace: bool) -> Self {
+    /// None if the plan has no VM.
+    pub(crate) fn new(plan: &'a Plan, options: &'a Options, trace: bool) -> Option<Self> {
         let scenario = &plan.scenario;
-        let config = EngineConfig {
-            disks: scenario.disks,
-            key: scenario.key,
-            seed: 1,
-            cache: PageCount(scenario.slots),
-            guest_memory: PageCount(scenario.resident),
-            has_port: scenario.has_port && !options.agentless,
-            frame_sample: scenario.frame_sample,
-            send_window: scenario.send_window,
-            fetch_limit: scenario.fetch_limit,
-            rules: options.omit.map_or_else(Rules::default, Rules::without),
-        };
+        let rules = options.omit.map_or_else(Rules::default, Rules::without);
+        let servers = scenario.memory.len();
+        let vm = |(number, machine)| Vm::new(number, machine, servers, options.agentless, rules);
+        let mut vms = scenario.machines.iter().enumerate().map(vm);
         let mut world = Self {
             plan,
             options,
             now: Nanos(0),
             event: 0,
             queue: Queue::default(),
-            random: Random::new(u64::from_le_bytes(scenario.key[..8].try_into().unwrap_or_default())),
-            engine: DiskEngine::new(&config, vec![0; layout(&config).words()]),
-            prints: Fingerprinter::new(&scenario.key),
-            resident: scenario.resident,
-            disks: (0..scenario.disks).map(|disk| new_disk(disk, scenario.sectors)).collect(),
-            guest: Guest::new(scenario.depth, scenario.guest_pages),
-            wire: Wire::new(),
+            random: Random::new(1),
+            vm: vms.next()?,
+            others: vms.collect(),
             donors: scenario.memory.iter().map(|memory| Donor::new(*memory)).collect(),
-            listed: 0,
-            connections: 0,
-            asked: BTreeMap::new(),
-            answered: BTreeMap::new(),
-            outstanding: BTreeMap::new(),
-            captured: Vec::new(),
-            size_asked: false,
-            timer_at: None,
-            ios: 0,
-            flush_failed: vec![false; usize::from(scenario.disks)],
+            hosts: vec![Nanos(0); scenario.hosts],
+            connections: vec![(0, 0)],
             tally: Tally::default(),
             lines: trace.then(Vec::new),
         };
-        for disk in 0..scenario.disks {
-            let blocks = (scenario.sectors / crate::content::BLOCK_SECTORS) as u64;
-            world.engine.describe_disk(DiskIndex(disk), blocks, scenario.declared_swap && disk == 0);
-        }
         world.schedule_plan();
-        world
+        Some(world)
+    }
+
+    /// From here on it is about this VM.
+    fn enter(&mut self, number: usize) {
+        if let Some(other) = self.others.iter_mut().find(|vm| vm.number == number) {
+            std::mem::swap(&mut self.vm, other);
+        }
+    }
+
+    /// Does something for each VM; at the end it is about the same one as before.
+    fn for_each_vm(&mut self, mut body: impl FnMut(&mut Self) -> Outcome) -> Outcome {
+        let before = self.vm.number;
+        for number in 0..=self.others.len() {
+            self.enter(number);
+            body(self)?;
+        }
+        self.enter(before);
+        Ok(())
+    }
+
+    /// Whether a rule that processes and hosts keep is kept in this run.
+    fn holds(&self, rule: HostRule) -> bool {
+        self.options.omit_host != Some(rule)
+    }
+
+    /// What the VM's process reads from its clock.
+    fn clock(&self) -> Nanos {
+        self.now.plus_ns(self.vm.ahead_ns)
     }
 
     fn schedule_plan(&mut self) {
         let mut end = Nanos(0);
-        for (number, step) in self.plan.steps.iter().enumerate() {
-            if self.options.includes(number) {
-                self.queue.push(step.at, step.seed, Event::Step(number));
-                end = step.at;
+        for number in 0..=self.others.len() {
+            self.queue.push(Nanos(0), number as u64, (number, Event::Start));
+        }
+        for (at, step) in self.plan.steps.iter().enumerate() {
+            if self.options.includes(step.number) && step.vm <= self.others.len() {
+                end = Nanos(step.at_ns);
+                self.queue.push(end, step.seed, (step.vm, Event::Step(at)));
             }
         }
-        self.queue.push(end.plus_ns(1), 2, Event::Heal);
+        self.queue.push(end.plus_ns(1), 2, (0, Event::Heal));
     }
 
     /// Runs to the end, or to the first violation.
     pub(crate) fn run(&mut self) -> Outcome {
         let mut end = Nanos(u64::MAX);
-        self.set_servers(u32::MAX)?;
         while let Some(next) = self.queue.pop() {
             // A server may be asked for its size at that very moment.
-            if next.at > end && !self.size_asked {
+            if next.at > end && !self.is_size_owed() {
                 break;
             }
             self.now = next.at;
             self.event += 1;
             self.random = Random::new(next.seed);
-            if matches!(next.event, Event::Heal) {
+            let (vm, event) = next.event;
+            self.enter(vm);
+            if matches!(event, Event::Heal) {
                 end = self.now.plus_ns(SETTLING_NS);
             }
-            self.handle(next.event)?;
-            self.arm_timer();
-            self.check_always()?;
-            if self.event.is_multiple_of(AUDIT_EVERY) {
-                self.check_known_blocks()?;
+            self.handle(event)?;
+            if self.vm.up && self.vm.is_dead() {
+                self.bury();
+            }
+            if self.vm.up {
+                self.arm_timer();
+                self.check_always()?;
+                if self.event.is_multiple_of(AUDIT_EVERY) {
+                    self.check_known_blocks()?;
+                }
             }
             if self.event > EVENTS_MAX {
                 return self.fail(Violation::new(Promise::Bounded, "the world does not come to rest"));
             }
         }
-        self.check_end()
+        self.for_each_vm(Self::check_end)
+    }
+
+    fn is_size_owed(&self) -> bool {
+        self.vm.size_asked || self.others.iter().any(|vm| vm.size_asked)
     }
 
     fn handle(&mut self, event: Event) -> Outcome {
         match event {
             Event::Step(number) => self.step(number),
             Event::Portion { disk, io, portion } => {
-                self.disks[usize::from(disk)].advance(io, portion, self.event, &mut self.random);
+                self.vm.disks[usize::from(disk)].advance(io, portion, self.event, &mut self.random);
                 Ok(())
             }
             Event::IoDone { disk, io } => self.io_done(disk, io),
@@ -279,21 +279,29 @@ impl<'a> World<'a> {
             Event::Bye { server, connection } => self.bye(server, connection),
             Event::Resume(server) => self.resume(server),
             Event::Timer => self.timer(),
+            Event::Start => self.start(),
+            Event::Upgrade => self.go_on_with_upgrade(),
+            Event::Move(id, what) => self.go_on_with_move(id, what),
             Event::Heal => self.heal(),
         }
     }
 
     /// One step of the plan.
-    fn step(&mut self, number: usize) -> Outcome {
+    fn step(&mut self, at: usize) -> Outcome {
         let plan = self.plan;
-        match &plan.steps[number].stimulus {
-            Stimulus::Guest { disk, sectors, kind } => return self.submit(number, *disk, sectors.clone(), *kind),
+        let step = &plan.steps[at];
+        match &step.stimulus {
+            Stimulus::Guest { disk, sectors, kind } => {
+                return self.submit(step.number, *disk, sectors.clone(), *kind);
+            }
             Stimulus::Evict(_) if self.options.agentless => {}
             Stimulus::Evict(eviction) => self.evict(*eviction),
             Stimulus::Resize(size) => return self.resize(*size),
             Stimulus::GuestMemory(pages) => {
-                self.resident = *pages;
-                self.fit_index(self.engine.status().wanted);
+                self.vm.resident = *pages;
+                if self.vm.up {
+                    self.fit_index(self.vm.engine.status().wanted);
+                }
             }
             Stimulus::Cut(notice_ns) => self.cut(*notice_ns),
             Stimulus::Hang => self.hang(),
@@ -301,80 +309,101 @@ impl<'a> World<'a> {
             Stimulus::Restart(server) => self.restart(*server),
             Stimulus::Away(server, ns) => self.away(*server, *ns),
             Stimulus::Gone(server, ns) => self.gone(*server, *ns),
-            Stimulus::Take(server, count) => {
-                self.note(None, || format!("server {server} loses up to {count} pages"));
-                self.donors[*server].server.take(*count, &mut self.random);
-            }
+            Stimulus::Take(server, count) => self.take_pages(*server, *count),
             Stimulus::Memory(server, pages) => {
-                self.note(None, || format!("server {server} has {pages} pages for us"));
-                self.donors[*server].server.memory = *pages;
+                self.note(None, || format!("server {server} has {pages} pages"));
+                self.donors[*server].memory = *pages;
             }
             Stimulus::Servers(bits) => return self.set_servers(*bits),
             Stimulus::StoreCrash(disk) => return self.store_crash(*disk),
+            Stimulus::Kill(kill) => self.kill(*kill),
+            Stimulus::HostFault(host, down_ns) => return self.host_fault(*host, *down_ns),
+            Stimulus::Upgrade => self.upgrade(),
+            Stimulus::Migrate(host, hops) => self.migrate(*host, hops),
+            Stimulus::ClockJump(ns) => {
+                self.note(None, || format!("the clock jumps by {} ms", ns / 1_000_000));
+                self.vm.ahead_ns += ns;
+            }
         }
         Ok(())
     }
 
     fn resize(&mut self, size: u32) -> Outcome {
         self.note(None, || format!("the operator sets the cache to {size} pages"));
-        self.fit_index(PageCount(size));
+        self.vm.config.cache = PageCount(size);
         if size == 0 {
-            self.guest.forget_known();
+            self.vm.guest.forget_known();
         }
-        self.engine.resize(PageCount(size));
+        if !self.vm.up {
+            return Ok(());
+        }
+        self.fit_index(PageCount(size));
+        self.vm.engine.resize(PageCount(size));
         self.execute()
     }
 
     /// The operator lists the servers whose bits are set.
     fn set_servers(&mut self, bits: u32) -> Outcome {
         for server in 0..self.donors.len() {
-            if self.listed >> server & 1 == 1 && bits >> server & 1 == 0 {
-                self.donors[server].listings += 1;
+            if self.vm.listed >> server & 1 == 1 && bits >> server & 1 == 0 {
+                self.vm.listings[server] += 1;
             }
         }
-        self.listed = bits;
-        let listed = (0..self.donors.len()).filter(|server| bits >> server & 1 == 1);
-        let listed: Vec<_> = listed.map(|server| self.number(server)).collect();
-        self.note(None, || format!("the servers are {listed:?}"));
-        self.engine.set_servers(self.now, &listed);
+        self.vm.listed = bits;
+        if !self.vm.up {
+            return Ok(());
+        }
+        let servers = self.listed_servers();
+        self.note(None, || format!("the servers are {servers:?}"));
+        self.vm.engine.set_servers(self.clock(), &servers);
         self.execute()
     }
 
-    /// The number that the engine knows a server by: another one each time that it comes into the list.
-    fn number(&self, server: usize) -> ServerNumber {
-        let number = self.donors[server].listings * self.donors.len() + server;
-        ServerNumber(u32::try_from(number).unwrap_or(u32::MAX))
+    fn listed_servers(&self) -> Vec<ServerNumber> {
+        let listed = (0..self.donors.len()).filter(|server| self.vm.listed >> server & 1 == 1);
+        listed.map(|server| self.vm.server_number(server)).collect()
     }
 
-    fn server(&self, number: ServerNumber) -> usize {
-        number.0 as usize % self.donors.len()
-    }
-
-    /// Grows the index where the sizes ask for it, as a driver has to before a resize.
+    /// Grows the index where the sizes ask for it, as a driver has to before a resize; unless there is no memory for it.
     fn fit_index(&mut self, cache: PageCount) {
-        if let Some(layout) = self.engine.needs_layout(cache, PageCount(self.resident)) {
+        if let Some(layout) = self.vm.engine.needs_layout(cache, PageCount(self.vm.resident)) {
+            if self.plan.scenario.faults.memory && self.random.one_in(3) {
+                self.note(None, || "no memory for a larger index".into());
+                self.tally.index_refusals += 1;
+                return;
+            }
             self.note(None, || format!("a larger index: {layout:?}"));
             self.tally.index_growths += 1;
             if !self.knows_all_blocks() {
-                self.guest.forget_known();
+                self.vm.guest.forget_known();
             }
-            self.engine.replace_index(layout, vec![0; layout.words()]);
+            let (region, fuse) = Region::new(vec![0; layout.words()]);
+            let dead = self.vm.is_dead();
+            self.vm.engine.replace_index(layout, region);
+            if !dead {
+                self.vm.fuse = fuse;
+            }
         }
     }
 
     fn store_crash(&mut self, disk: u16) -> Outcome {
         self.note(None, || format!("the store of disk {disk} crashes and comes back"));
         self.tally.store_crashes += 1;
-        self.disks[usize::from(disk)].crash(self.event, &mut self.random);
-        self.guest.disturb(disk);
-        self.engine.handle_content_uncertain(DiskIndex(disk));
+        let model = &mut self.vm.disks[usize::from(disk)];
+        model.spoil();
+        model.crash(self.event, &mut self.random);
+        self.vm.guest.disturb(disk);
+        if !self.vm.up {
+            return Ok(());
+        }
+        self.vm.engine.handle_content_uncertain(DiskIndex(disk));
         self.execute()
     }
 
     fn timer(&mut self) -> Outcome {
-        if self.timer_at == Some(self.now) {
-            self.timer_at = None;
-            self.engine.handle_timer(self.now);
+        if self.vm.up && self.vm.timer_at == Some(self.now) {
+            self.vm.timer_at = None;
+            self.vm.engine.handle_timer(self.clock());
             self.execute()?;
         }
         Ok(())
@@ -382,12 +411,13 @@ impl<'a> World<'a> {
 
     /// Drivers are never early, and sometimes late.
     fn arm_timer(&mut self) {
-        let Some(deadline) = self.engine.next_deadline() else { return };
-        if self.timer_at.is_none_or(|at| deadline < at) {
+        let Some(Nanos(deadline)) = self.vm.engine.next_deadline() else { return };
+        let deadline = Nanos(deadline.saturating_sub(self.vm.ahead_ns));
+        if self.vm.timer_at.is_none_or(|at| deadline < at) {
             let late = if self.random.one_in(8) { self.random.below(2_000_000) } else { 0 };
             let at = deadline.max(self.now).plus_ns(late);
-            if self.timer_at.is_none_or(|armed| at < armed) {
-                self.timer_at = Some(at);
+            if self.vm.timer_at.is_none_or(|armed| at < armed) {
+                self.vm.timer_at = Some(at);
                 self.schedule_at(at, Event::Timer);
             }
         }
@@ -395,7 +425,7 @@ impl<'a> World<'a> {
 
     fn schedule_at(&mut self, at: Nanos, event: Event) {
         let seed = self.random.bits();
-        self.queue.push(at, seed, event);
+        self.queue.push(at, seed, (self.vm.number, event));
     }
 
     fn schedule(&mut self, in_ns: u64, event: Event) {
@@ -405,7 +435,7 @@ impl<'a> World<'a> {
     /// Adds a line to the trace, if there is one.
     fn note(&mut self, blocks: Option<(u16, Range<usize>)>, text: impl FnOnce() -> String) {
         if let Some(lines) = &mut self.lines {
-            lines.push(Line { event: self.event, at: self.now, blocks, text: text() });
+            lines.push(Line { event: self.event, at: self.now, vm: self.vm.number, blocks, text: text() });
         }
     }
 
@@ -414,7 +444,7 @@ impl<'a> World<'a> {
         if self.options.guest_visible_only && !violation.promise.is_visible_to_guest() {
             return Ok(());
         }
-        Err(violation)
+        Err(Violation { vm: self.vm.number, ..violation })
     }
 
     pub(crate) fn event(&self) -> u64 {
@@ -422,19 +452,14 @@ impl<'a> World<'a> {
     }
 
     pub(crate) fn tally(&self) -> Tally {
-        Tally { events: self.event, stats: self.engine.stats(), ..self.tally }
+        let mut tally = Tally { events: self.event, ..self.tally };
+        for vm in std::iter::once(&self.vm).chain(&self.others) {
+            tally.stats.add(&vm.engine.stats());
+        }
+        tally
     }
 
     pub(crate) fn into_lines(self) -> Vec<Line> {
         self.lines.unwrap_or_default()
     }
-}
-
-/// A disk with content of its own in most blocks, shared content and zeroes in some.
-fn new_disk(disk: u16, sectors: usize) -> ModelDisk {
-    ModelDisk::new((0..sectors).map(|sector| match sector / crate::content::BLOCK_SECTORS % 8 {
-        6 => Sector::template(0),
-        7 => Sector::ZERO,
-        _ => Sector::initial(disk, sector),
-    }))
 }

@@ -1,11 +1,12 @@
 //! The connection's side of the world: messages on their way, the servers, and everything that breaks.
 
-use super::{Event, Outcome, World};
+use super::{Event, Outcome, Owner, World};
+use crate::HostRule;
 use crate::content::{bytes, describe};
-use crate::server::{BadSlot, Message, Reply};
+use crate::server::{BadSlot, Message, Pool, Reply};
 use crate::violation::{Promise, Violation};
 use crate::wire::{ConnectionId, Phase, Wire};
-use remoca_core::engine::{FetchId, PageOutcome, PoolOffer, ServerNumber};
+use remoca_core::engine::{Admission, FetchId, PageOutcome, PoolOffer, ServerNumber};
 use remoca_core::units::Nanos;
 
 /// A client that waits for a WELCOME gives up after this time.
@@ -14,24 +15,24 @@ const CONNECT_TIMEOUT_NS: u64 = 5_000_000_000;
 impl World<'_> {
     /// The oldest message that waits leaves the client.
     pub(super) fn leave(&mut self, connection: ConnectionId) -> Outcome {
-        if connection != self.wire.id {
+        if connection != self.vm.wire.id || self.vm.wire.phase != Phase::Up {
             return Ok(());
         }
-        self.wire.leaving = false;
-        let Some(message) = self.wire.queue.pop_front() else { return Ok(()) };
+        self.vm.wire.leaving = false;
+        let Some(message) = self.vm.wire.queue.pop_front() else { return Ok(()) };
         if matches!(message, Message::SendPage { .. }) {
-            self.wire.unreported += 1;
+            self.vm.wire.unreported += 1;
         }
-        let number = self.wire.left;
-        self.wire.left += 1;
-        let at = self.now.plus_ns(self.latency()).max(self.wire.to_server_at);
-        self.wire.to_server_at = at;
-        let server = self.wire.server;
+        let number = self.vm.wire.left;
+        self.vm.wire.left += 1;
+        let at = self.now.plus_ns(self.latency()).max(self.vm.wire.to_server_at);
+        self.vm.wire.to_server_at = at;
+        let server = self.vm.wire.server;
         self.schedule_at(at, Event::ToServer { server, connection, number, message });
         self.pump();
         // Drivers may report late, but not never.
-        if self.wire.unreported > 0 && (self.wire.queue.is_empty() || self.random.one_in(2)) {
-            self.engine.handle_sent(std::mem::take(&mut self.wire.unreported));
+        if self.vm.wire.unreported > 0 && (self.vm.wire.queue.is_empty() || self.random.one_in(2)) {
+            self.vm.engine.handle_sent(std::mem::take(&mut self.vm.wire.unreported));
             self.execute()?;
         }
         Ok(())
@@ -51,73 +52,99 @@ impl World<'_> {
         number: u64,
         message: Message,
     ) -> Outcome {
+        if let Some(until) = self.pool_of(server, connection).map(|pool| pool.slow_until)
+            && until > self.now
+        {
+            self.schedule_at(until, Event::ToServer { server, connection, number, message });
+            return Ok(());
+        }
         let donor = &mut self.donors[server];
         if donor.stopped_until.is_some() {
-            donor.backlog.push_back((connection, number, message));
+            donor.backlog.push_back((self.vm.number, connection, number, message));
             return Ok(());
         }
         self.take_message(server, connection, number, message)
     }
 
     fn take_message(&mut self, server: usize, connection: ConnectionId, number: u64, message: Message) -> Outcome {
-        if connection == self.wire.id {
-            self.wire.taken += 1;
+        if connection == self.vm.wire.id {
+            self.vm.wire.taken += 1;
             self.pump();
         }
+        let fenced = self.holds(HostRule::Fence);
+        let owner = self.connection_owner(connection);
         let donor = &mut self.donors[server];
-        if connection != donor.id || number >= donor.lost_from {
+        let free = donor.free();
+        let Some(pool) = donor.pools.get_mut(&owner) else { return Ok(()) };
+        let is_newest = pool.connection == connection && number < pool.lost_from;
+        let slips_through = !fenced && connection >= pool.void_below && connection < pool.connection;
+        if !is_newest && !slips_through {
             self.tally.messages_lost += 1;
             return Ok(());
         }
-        let reply = match donor.server.handle(message) {
+        let reply = match pool.handle(message, free) {
             Ok(reply) => reply,
-            Err(BadSlot(slot)) if !self.plan.scenario.faults.lies => {
-                let text = format!("{slot:?} of a pool of {} pages", donor.server.size().0);
+            Err(BadSlot(slot)) if !self.plan.scenario.faults.lies && fenced => {
+                let text = format!("{slot:?} of a pool of {} pages", pool.size().0);
                 return self.fail(Violation::new(Promise::ProtocolKept, text));
             }
             Err(_) => None,
         };
         let replies = match reply {
-            Some(reply) if self.plan.scenario.faults.lies => donor.server.lie(reply, &mut self.random),
+            Some(reply) if self.plan.scenario.faults.lies => pool.lie(reply, &mut self.random),
             reply => reply.into_iter().collect(),
         };
         for reply in replies {
-            let at = self.now.plus_ns(self.latency()).max(self.wire.to_client_at);
-            self.wire.to_client_at = at;
+            let at = self.arrival_of(&reply);
             self.schedule_at(at, Event::ToClient { connection, reply });
         }
         Ok(())
     }
 
+    /// When a reply arrives: in order, but for slow ones, which others overtake.
+    fn arrival_of(&mut self, reply: &Reply) -> Nanos {
+        let at = self.now.plus_ns(self.latency()).max(self.vm.wire.to_client_at);
+        let slow = self.plan.scenario.slow_replies;
+        if matches!(reply, Reply::Page { .. }) && slow > 0 && self.random.one_in(slow) {
+            return at.plus_ns(self.plan.scenario.slow_ns);
+        }
+        self.vm.wire.to_client_at = at;
+        at
+    }
+
     /// A reply arrives at the client.
     pub(super) fn arrive_at_client(&mut self, connection: ConnectionId, reply: Reply) -> Outcome {
-        if connection != self.wire.id || self.wire.phase != Phase::Up || self.wire.deaf {
+        if connection != self.vm.wire.id || self.vm.wire.phase != Phase::Up || self.vm.wire.deaf {
             return Ok(());
         }
         match reply {
             Reply::Page { fetch, page } => {
-                self.outstanding.remove(&fetch);
-                let outcome = self.engine.handle_page(self.now, fetch, &bytes(&page));
+                self.vm.outstanding.remove(&fetch);
+                let outcome = self.vm.engine.handle_page(self.clock(), fetch, &bytes(&page));
                 self.note(None, || format!("page {} for request {}: {outcome:?}", describe(&page), fetch.0));
                 if let PageOutcome::Deliver { request, offset } = outcome {
+                    // Where nothing is evicted, a block that is discarded is forgotten, though the guest holds it.
+                    if self.vm.engine.status().admission == Admission::Reads {
+                        self.vm.guest.forget_known();
+                    }
                     self.deliver(request, offset, &page)?;
                 }
             }
             Reply::Missing { fetch } => self.missing(fetch),
             Reply::Sized(size) => {
                 self.note(None, || format!("the pool has {} pages", size.0));
-                self.size_asked = false;
-                self.engine.handle_sized(self.now, size);
+                self.vm.size_asked = false;
+                self.vm.engine.handle_sized(self.clock(), size);
             }
             Reply::Refused { available } => {
                 self.note(None, || format!("the size is refused, {} more can be had", available.0));
                 self.tally.refusals += 1;
-                self.size_asked = false;
-                self.engine.handle_size_refused(self.now, available);
+                self.vm.size_asked = false;
+                self.vm.engine.handle_size_refused(self.clock(), available);
             }
         }
         // A driver has more of this server's frames in its buffer.
-        if !self.engine.status().connected {
+        if !self.vm.engine.status().connected && !self.vm.is_dead() {
             self.fail(Violation::new(Promise::ProtocolKept, "a session ends while a frame is handled"))?;
         }
         self.execute()
@@ -125,36 +152,52 @@ impl World<'_> {
 
     fn missing(&mut self, fetch: FetchId) {
         self.note(None, || format!("no page for request {}", fetch.0));
-        self.outstanding.remove(&fetch);
-        self.engine.handle_missing(fetch);
+        self.vm.outstanding.remove(&fetch);
+        self.vm.engine.handle_missing(self.clock(), fetch);
     }
 
     /// The newest of the messages on the way, any number of them, never arrive.
     fn lose_messages(&mut self) {
-        let donor = &mut self.donors[self.wire.server];
-        if donor.id == self.wire.id {
-            let arriving = self.random.below(self.wire.on_the_way() + 1);
-            donor.lost_from = donor.lost_from.min(self.wire.taken + arriving);
+        let arriving = self.random.below(self.vm.wire.on_the_way() + 1);
+        let wire = &self.vm.wire;
+        let owner = self.connections[wire.id];
+        if let Some(pool) = self.donors[wire.server].pools.get_mut(&owner).filter(|p| p.connection == wire.id) {
+            pool.lost_from = pool.lost_from.min(wire.taken + arriving);
         }
+    }
+
+    /// What the VM's pools are called now.
+    pub(super) fn owner(&self) -> Owner {
+        (self.vm.number, self.vm.token)
+    }
+
+    fn connection_owner(&self, connection: ConnectionId) -> Owner {
+        self.connections[connection]
+    }
+
+    /// The pool of a connection, as long as it has no newer one.
+    fn pool_of(&mut self, server: usize, connection: ConnectionId) -> Option<&mut Pool> {
+        let owner = self.connections[connection];
+        self.donors[server].pools.get_mut(&owner).filter(|pool| pool.connection == connection)
     }
 
     /// A step of the plan: the connection breaks.
     pub(super) fn cut(&mut self, notice_ns: u64) {
-        if self.wire.phase == Phase::Up {
+        if self.vm.wire.phase == Phase::Up {
             self.note(None, || "the connection breaks".into());
             self.lose_messages();
-            self.wire.deaf = self.random.one_in(2);
-            self.schedule(notice_ns, Event::Notice(self.wire.id));
+            self.vm.wire.deaf = self.random.one_in(2);
+            self.schedule(notice_ns, Event::Notice(self.vm.wire.id));
         }
     }
 
     /// A step of the plan: nothing gets through any more, and nobody says so.
     pub(super) fn hang(&mut self) {
-        if self.wire.phase == Phase::Up {
+        if self.vm.wire.phase == Phase::Up {
             self.note(None, || "the connection hangs".into());
             self.tally.hangs += 1;
             self.lose_messages();
-            self.wire.deaf = true;
+            self.vm.wire.deaf = true;
         }
     }
 
@@ -173,35 +216,59 @@ impl World<'_> {
         }
         donor.stopped_until = None;
         self.note(None, || format!("server {server} goes on"));
-        while let Some((connection, number, message)) = self.donors[server].backlog.pop_front() {
+        let before = self.vm.number;
+        while let Some((vm, connection, number, message)) = self.donors[server].backlog.pop_front() {
+            self.enter(vm);
             self.take_message(server, connection, number, message)?;
         }
+        self.enter(before);
         Ok(())
+    }
+
+    /// A step of the plan: pages are taken from the pools of a server.
+    pub(super) fn take_pages(&mut self, server: usize, count: u32) {
+        self.note(None, || format!("server {server} loses up to {count} pages of each pool"));
+        for pool in self.donors[server].pools.values_mut() {
+            pool.take(count, &mut self.random);
+        }
     }
 
     /// A step of the plan: a server starts anew.
     pub(super) fn restart(&mut self, server: usize) {
         self.note(None, || format!("server {server} starts anew"));
         let donor = &mut self.donors[server];
-        donor.server.restart();
         donor.stopped_until = None;
         donor.backlog.clear();
-        donor.id = 0;
-        if self.wire.phase == Phase::Up && self.wire.server == server {
-            self.wire.deaf = self.random.one_in(2);
-            let ns = self.random.below(5_000_000);
-            self.schedule(ns, Event::Notice(self.wire.id));
+        for pool in donor.pools.values_mut() {
+            pool.close(self.connections.len());
         }
+        self.each_client(server, |world| {
+            world.vm.wire.deaf = world.random.one_in(2);
+            let ns = world.random.below(5_000_000);
+            world.schedule(ns, Event::Notice(world.vm.wire.id));
+        });
     }
 
-    /// A step of the plan: nothing gets through to a server for a while, and the client notices soon.
+    /// Does something for each VM with a session at `server`.
+    fn each_client(&mut self, server: usize, body: impl Fn(&mut Self)) {
+        let before = self.vm.number;
+        for number in 0..=self.others.len() {
+            self.enter(number);
+            if self.vm.wire.phase == Phase::Up && self.vm.wire.server == server {
+                body(self);
+            }
+        }
+        self.enter(before);
+    }
+
+    /// A step of the plan: nothing gets through to a server for a while, and its clients notice soon.
     pub(super) fn away(&mut self, server: usize, ns: u64) {
         self.note(None, || format!("server {server} cannot be reached for {} ms", ns / 1_000_000));
         self.donors[server].gone_until = self.now.plus_ns(ns);
-        if self.wire.server == server {
-            let notice_ns = self.random.below(5_000_000);
-            self.cut(notice_ns);
-        }
+        self.each_client(server, |world| {
+            let notice_ns = world.random.below(5_000_000);
+            world.cut(notice_ns);
+        });
     }
 
     /// A step of the plan: a server ends, and is started again after a while.
@@ -213,37 +280,39 @@ impl World<'_> {
 
     /// The client notices that its connection is gone.
     pub(super) fn notice(&mut self, connection: ConnectionId) -> Outcome {
-        if connection != self.wire.id || self.wire.phase != Phase::Up {
+        if connection != self.vm.wire.id || self.vm.wire.phase != Phase::Up {
             return Ok(());
         }
         self.note(None, || "the client notices that the connection is gone".into());
         self.drop_connection();
-        self.engine.handle_disconnected(self.now);
+        self.vm.engine.handle_disconnected(self.clock());
         self.execute()
     }
 
     /// The client closes its end.
     pub(super) fn drop_connection(&mut self) {
         self.lose_messages();
-        self.abandon(self.wire.server, self.wire.id);
-        self.outstanding.clear();
-        self.size_asked = false;
-        self.wire = Wire { server: self.wire.server, ..Wire::new() };
+        self.abandon(self.vm.wire.server, self.vm.wire.id);
+        self.vm.outstanding.clear();
+        self.vm.size_asked = false;
+        self.vm.wire = Wire { server: self.vm.wire.server, ..Wire::new() };
     }
 
     /// A server notices that a client is gone that did not say goodbye.
-    fn abandon(&mut self, server: usize, connection: ConnectionId) {
-        let donor = &mut self.donors[server];
-        if donor.id == connection {
-            donor.abandoned = Some(self.now);
+    pub(super) fn abandon(&mut self, server: usize, connection: ConnectionId) {
+        let now = self.now;
+        let slow_ns = if self.random.one_in(3) { self.random.below(3_000_000_000) } else { 0 };
+        if let Some(pool) = self.pool_of(server, connection) {
+            pool.abandoned = Some(now);
+            pool.slow_until = now.plus_ns(slow_ns);
         }
     }
 
     /// The engine wants to know what a server has.
     pub(super) fn ask(&mut self, server: ServerNumber) -> Outcome {
-        self.connections += 1;
-        let connection = self.connections;
-        if self.asked.insert(server, connection).is_some() || self.answered.contains_key(&server) {
+        let connection = self.connections.len();
+        self.connections.push(self.owner());
+        if self.vm.asked.insert(server, connection).is_some() || self.vm.answered.contains_key(&server) {
             let text = format!("{server:?} is asked twice");
             return self.fail(Violation::new(Promise::ProtocolKept, text));
         }
@@ -254,29 +323,54 @@ impl World<'_> {
 
     /// A server gets a HELLO: whatever is still on the way on an older connection is void from here on.
     pub(super) fn connect(&mut self, server: ServerNumber, connection: ConnectionId, since: Nanos) -> Outcome {
-        let grace = self.plan.scenario.grace_ns;
         let (now, patient) = (self.now, self.now.since_ns(since) < CONNECT_TIMEOUT_NS);
-        let at = self.server(server);
-        let donor = &mut self.donors[at];
+        let at = self.vm.server(server);
+        self.expire_pools(at);
+        let donor = &self.donors[at];
         if donor.stopped_until.is_some() && donor.gone_until <= now && patient {
             self.schedule(100_000_000, Event::Connect { server, connection, since });
             return Ok(());
         }
         let refused = self.plan.scenario.faults.network && self.random.one_in(20);
-        let mut offer = None;
-        if donor.gone_until <= now && patient && !refused {
-            if donor.abandoned.take().is_some_and(|since| now.since_ns(since) > grace) {
-                donor.server.restart();
-            }
-            donor.id = connection;
-            donor.lost_from = u64::MAX;
-            let honest = donor.server.offer();
-            let lies = self.plan.scenario.faults.lies;
-            offer = Some(if lies { donor.server.lie_about_pool(honest, &mut self.random) } else { honest });
+        let listens = donor.gone_until <= now && patient && !refused;
+        let offer = if listens { self.welcome(at, connection) } else { None };
+        if self.vm.asked.get(&server) != Some(&connection) {
+            // The process that said HELLO is dead.
+            self.abandon(at, connection);
+            return Ok(());
         }
         let ns = self.latency();
         self.schedule(ns, Event::Answer { server, connection, offer });
         Ok(())
+    }
+
+    /// The server's side of a HELLO. One of an older connection than the newest is refused.
+    fn welcome(&mut self, at: usize, connection: ConnectionId) -> Option<PoolOffer> {
+        let owner = self.connections[connection];
+        let lies = self.plan.scenario.faults.lies;
+        let donor = &mut self.donors[at];
+        let free = donor.free();
+        let pool = donor.pools.entry(owner).or_default();
+        if connection < pool.connection {
+            return None;
+        }
+        pool.abandoned = None;
+        pool.slow_until = Nanos(0);
+        pool.connection = connection;
+        pool.lost_from = u64::MAX;
+        let honest = pool.offer(free);
+        Some(if lies { pool.lie_about_pool(honest, &mut self.random) } else { honest })
+    }
+
+    /// The pools of clients that have been away for too long are free.
+    pub(super) fn expire_pools(&mut self, server: usize) {
+        let (now, grace) = (self.now, self.plan.scenario.grace_ns);
+        let donor = &mut self.donors[server];
+        for pool in donor.pools.values_mut().filter(|_| donor.stopped_until.is_none()) {
+            if pool.abandoned.is_some_and(|since| now.since_ns(since) > grace) {
+                pool.close(self.connections.len());
+            }
+        }
     }
 
     /// The client gets a WELCOME, or hears that there is none.
@@ -286,29 +380,32 @@ impl World<'_> {
         connection: ConnectionId,
         offer: Option<PoolOffer>,
     ) -> Outcome {
+        if self.vm.asked.get(&server) != Some(&connection) {
+            return Ok(());
+        }
         self.note(None, || format!("{server:?} answers: {offer:?}"));
-        self.asked.remove(&server);
+        self.vm.asked.remove(&server);
         match offer {
-            Some(_) => drop(self.answered.insert(server, connection)),
+            Some(_) => drop(self.vm.answered.insert(server, connection)),
             None => self.tally.unanswered += 1,
         }
-        self.engine.handle_answer(self.now, server, offer);
+        self.vm.engine.handle_answer(self.clock(), server, offer);
         self.execute()
     }
 
     /// The engine makes an answered connection its session.
     pub(super) fn use_connection(&mut self, server: ServerNumber) -> Outcome {
         self.note(None, || format!("the pool is on {server:?}"));
-        let Some(connection) = self.answered.remove(&server) else {
+        let Some(connection) = self.vm.answered.remove(&server) else {
             let text = format!("{server:?} is to be used, and there is no connection to it");
             return self.fail(Violation::new(Promise::ProtocolKept, text));
         };
-        if self.wire.phase == Phase::Up {
+        if self.vm.wire.phase == Phase::Up {
             self.fail(Violation::new(Promise::ProtocolKept, "a session begins before the last one has ended"))?;
         }
         self.tally.connects += 1;
-        self.wire = Wire::to(self.server(server), connection);
-        if self.donors[self.wire.server].id != connection {
+        self.vm.wire = Wire::to(self.vm.server(server), connection);
+        if self.pool_of(self.vm.wire.server, connection).is_none() {
             self.schedule(1_000_000, Event::Notice(connection));
         }
         Ok(())
@@ -318,11 +415,11 @@ impl World<'_> {
     pub(super) fn release(&mut self, server: ServerNumber) -> Outcome {
         self.note(None, || format!("{server:?} is not needed"));
         self.tally.released += 1;
-        let Some(connection) = self.answered.remove(&server) else {
+        let Some(connection) = self.vm.answered.remove(&server) else {
             let text = format!("{server:?} is to be released, and there is no connection to it");
             return self.fail(Violation::new(Promise::ProtocolKept, text));
         };
-        self.say_goodbye(self.server(server), connection, Nanos(0));
+        self.say_goodbye(self.vm.server(server), connection, Nanos(0));
         Ok(())
     }
 
@@ -330,11 +427,11 @@ impl World<'_> {
     pub(super) fn leave_server(&mut self) -> Outcome {
         self.note(None, || "the engine leaves the server".into());
         self.tally.left += 1;
-        if self.wire.phase != Phase::Up {
+        if self.vm.wire.phase != Phase::Up {
             return self.fail(Violation::new(Promise::ProtocolKept, "there is no server to leave"));
         }
-        let (server, connection, after) = (self.wire.server, self.wire.id, self.wire.to_server_at);
-        if self.donors[server].lost_from == u64::MAX {
+        let (server, connection, after) = (self.vm.wire.server, self.vm.wire.id, self.vm.wire.to_server_at);
+        if self.pool_of(server, connection).is_none_or(|pool| pool.lost_from == u64::MAX) {
             self.say_goodbye(server, connection, after);
         }
         self.drop_connection();
@@ -352,28 +449,26 @@ impl World<'_> {
 
     /// A server gets a BYE: the pool is free at once.
     pub(super) fn bye(&mut self, server: usize, connection: ConnectionId) -> Outcome {
-        let donor = &mut self.donors[server];
-        if donor.id == connection {
-            if donor.stopped_until.is_some() {
-                self.schedule(100_000_000, Event::Bye { server, connection });
-                return Ok(());
-            }
-            donor.server.restart();
-            donor.id = 0;
+        let is_stopped = self.donors[server].stopped_until.is_some();
+        let Some(pool) = self.pool_of(server, connection) else { return Ok(()) };
+        if is_stopped {
+            self.schedule(100_000_000, Event::Bye { server, connection });
+            return Ok(());
         }
+        pool.close(connection + 1);
         Ok(())
     }
 
-    /// The plan is over: all servers work from here on. A connection that hangs is noticed, by the engine itself if the
-    /// server owes it an answer, else by the system.
+    /// The plan is over: all servers and hosts work from here on. A connection that hangs is noticed, by the engine itself if
+    /// the server owes it an answer, else by the system.
     pub(super) fn heal(&mut self) -> Outcome {
         self.note(None, || "the plan is over".into());
-        let owes = self.size_asked || !self.outstanding.is_empty();
-        let donor = &self.donors[self.wire.server];
-        let whole = self.wire.can_hear() && donor.id == self.wire.id && donor.lost_from == u64::MAX;
-        if !whole && !owes {
-            self.schedule(100_000_000, Event::Notice(self.wire.id));
-        }
+        self.hosts.fill(self.now);
+        self.for_each_vm(|world| {
+            world.notice_hanging();
+            world.spare();
+            Ok(())
+        })?;
         for server in 0..self.donors.len() {
             let donor = &mut self.donors[server];
             donor.gone_until = self.now;
@@ -381,5 +476,15 @@ impl World<'_> {
             self.resume(server)?;
         }
         Ok(())
+    }
+
+    fn notice_hanging(&mut self) {
+        let owes = self.vm.size_asked || !self.vm.outstanding.is_empty();
+        let (server, connection) = (self.vm.wire.server, self.vm.wire.id);
+        let whole =
+            self.vm.wire.can_hear() && self.pool_of(server, connection).is_some_and(|p| p.lost_from == u64::MAX);
+        if !whole && !owes {
+            self.schedule(100_000_000, Event::Notice(connection));
+        }
     }
 }

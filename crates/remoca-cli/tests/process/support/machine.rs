@@ -10,6 +10,7 @@ use super::{PATIENCE, wait_until};
 use remoca_disk::status::Status;
 use remoca_disk::testing::{Command, Options, TestGuest, Ticket};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tempfile::TempDir;
@@ -20,6 +21,9 @@ const REQUESTS_PER_ROUND: usize = 16;
 const PAGES_PER_ROUND: usize = 24;
 /// Rounds between two looks at the state of the process, which cost more than a round.
 const ROUNDS_BETWEEN_LOOKS: usize = 4;
+/// Words of a disk's record in the state file: change time of the image; last write, 0 if that is settled.
+pub const DISK_SEEN: usize = 4;
+const DISK_WRITTEN: usize = 5;
 /// Descriptions of wrong answers that are kept.
 const EXAMPLES_MAX: usize = 5;
 
@@ -33,6 +37,8 @@ pub struct Setup {
     pub nbd: bool,
     pub cache: &'static str,
     pub server: Option<String>,
+    /// The process has a name, and so leaves something to its successor.
+    pub named: bool,
     pub arguments: Vec<String>,
     pub seed: u64,
 }
@@ -47,6 +53,7 @@ impl Default for Setup {
             nbd: false,
             cache: "4M",
             server: None,
+            named: true,
             arguments: Vec::new(),
             seed: 1,
         }
@@ -103,7 +110,13 @@ pub struct Machine {
     pub outcome: Outcome,
     /// Evicted pages that the port took.
     pub pages_sent: u64,
-    setup: Setup,
+    /// Whether the process and connections to it are brought back when they are lost under load.
+    pub outlives: bool,
+    /// How often the process was brought back.
+    pub deaths: usize,
+    pub setup: Setup,
+    /// Where the sockets of its VM process are.
+    host: PathBuf,
     foreign: Vec<Vec<u8>>,
 }
 
@@ -117,18 +130,29 @@ impl Machine {
         let mut random = Random::new(setup.seed);
         let disk = |(number, &sector): (usize, &usize)| {
             let model = Model::new(setup.blocks, sector, &mut random);
-            let [image, socket] = ["image", "socket"].map(|name| folder.path().join(format!("{name}{number}")));
+            let image = folder.path().join(format!("image{number}"));
             std::fs::write(&image, &model.bytes).unwrap();
+            // The process goes around the page cache, and takes what is there for another program's.
+            std::fs::File::open(&image).unwrap().sync_all().unwrap();
             let options = Options { queue_count: 2, queue_size: 32, data_bytes: 64 << 10, ..Options::default() };
             let nbd = setup.nbd.then(|| Nbdkit::start(&folder.path().join(format!("nbd{number}")), &image));
-            VirtualDisk { guest: TestGuest::new(options), model, image, socket, nbd, sector }
+            VirtualDisk {
+                guest: TestGuest::new(options),
+                model,
+                image,
+                socket: socket(folder.path(), number),
+                nbd,
+                sector,
+            }
         };
         let disks: Vec<_> = setup.sectors.iter().enumerate().map(disk).collect();
         let foreign = (0..16).map(|_| random.bytes(BLOCK)).collect();
         let options = Options { queue_size: 16, data_bytes: 128 << 10, ..Options::default() };
-        let program = spawn(&setup, folder.path(), &disks);
+        let host = folder.path().to_owned();
+        let program = spawn(&setup, &host, &disks, &[]);
         let mut machine = Self {
             folder,
+            host,
             program,
             disks,
             port: TestGuest::new(options),
@@ -136,6 +160,8 @@ impl Machine {
             evictions: Evictions::HONEST,
             outcome: Outcome::default(),
             pages_sent: 0,
+            outlives: false,
+            deaths: 0,
             setup,
             foreign,
         };
@@ -145,24 +171,98 @@ impl Machine {
 
     /// Starts `remoca disk` anew, after it was killed.
     pub fn restart(&mut self) {
-        self.program = spawn(&self.setup, self.folder.path(), &self.disks);
+        for (disk, number) in self.disks.iter_mut().zip(0..) {
+            disk.socket = socket(&self.host, number);
+        }
+        self.program = spawn(&self.setup, &self.host, &self.disks, &[]);
         self.attach();
+    }
+
+    /// Starts another VM process for the same disks in the folder `name`, with further arguments. It has its own sockets.
+    pub fn start_other(&self, name: &str, arguments: &[String]) -> Other {
+        let host = self.folder.path().join(name);
+        std::fs::create_dir_all(&host).unwrap();
+        let mut program = spawn(&self.setup, &host, &self.disks, arguments);
+        wait_until("the other VM process answers", || {
+            assert!(program.is_running(), "{}", program.log());
+            std::os::unix::net::UnixStream::connect(host.join("control")).is_ok()
+        });
+        Other { program, host }
+    }
+
+    /// Stops all queues, as a hypervisor does that has copied all memory: answered when they are drained.
+    pub fn stop_queues(&mut self) {
+        for guest in self.guests() {
+            for queue in 0..guest.queues.len() {
+                guest.stop_queue(queue).unwrap();
+            }
+        }
+    }
+
+    /// Starts them again, at the same VM process.
+    pub fn start_queues(&mut self) {
+        for guest in self.guests() {
+            for queue in 0..guest.queues.len() {
+                let base = guest.queues[queue].used_index();
+                guest.start_queue(queue, base).unwrap();
+            }
+        }
+    }
+
+    /// The guest, whose queues are stopped, goes on at the other VM process, and what it left becomes the other one.
+    pub fn move_to(&mut self, other: Other) -> Other {
+        self.guests().for_each(TestGuest::move_away);
+        let Other { program, host } = other;
+        let left = Other {
+            program: std::mem::replace(&mut self.program, program),
+            host: std::mem::replace(&mut self.host, host),
+        };
+        for (disk, number) in self.disks.iter_mut().zip(0..) {
+            disk.socket = socket(&self.host, number);
+        }
+        self.attach();
+        // What it counted when the guest was there before.
+        self.pages_sent = self.counter("evictions_reported");
+        left
+    }
+
+    fn guests(&mut self) -> impl Iterator<Item = &mut TestGuest> {
+        self.disks.iter_mut().map(|disk| &mut disk.guest).chain([&mut self.port])
     }
 
     /// Connects all front ends, as soon as there is somebody to connect to.
     fn attach(&mut self) {
         wait_until("the VM process answers", || {
+            if !self.program.is_running() && self.image_was_in_use() {
+                self.program = spawn(&self.setup, &self.host, &self.disks, &[]);
+            }
             assert!(self.program.is_running(), "{}", self.program.log());
             std::os::unix::net::UnixStream::connect(self.control()).is_ok()
         });
         for disk in &mut self.disks {
             disk.guest.connect(&disk.socket).unwrap();
         }
-        self.port.connect(&self.folder.path().join("port")).unwrap();
+        self.port.connect(&self.host.join("port")).unwrap();
+    }
+
+    /// Whether the process has ended because a predecessor's write had not: killed, it holds its locks until the disk is done
+    /// with it.
+    fn image_was_in_use(&self) -> bool {
+        self.program.log().lines().next_back().is_some_and(|line| line.contains("is in use by another process"))
+    }
+
+    /// The state file of the process.
+    pub fn state(&self) -> PathBuf {
+        self.folder.path().join("test.state")
+    }
+
+    /// What the process is started with, from the next time on.
+    pub fn setup(&mut self) -> &mut Setup {
+        &mut self.setup
     }
 
     pub fn control(&self) -> PathBuf {
-        self.folder.path().join("control")
+        self.host.join("control")
     }
 
     #[track_caller]
@@ -193,11 +293,46 @@ impl Machine {
         }
     }
 
-    /// Does rounds until so many more blocks came from the server.
+    /// Does rounds until so many more blocks came from the server. May take long, as long as some come.
     #[track_caller]
     pub fn run_until_hits(&mut self, count: u64) {
-        let wanted = self.counter("hit_blocks") + count;
-        self.run_until("blocks come from the memory server", |machine| machine.counter("hit_blocks") >= wanted);
+        let mut hits = self.counter("hit_blocks");
+        let wanted = hits + count;
+        while hits < wanted {
+            self.run_until("blocks come from the memory server", |machine| {
+                let before = std::mem::replace(&mut hits, machine.counter("hit_blocks"));
+                hits > before
+            });
+        }
+    }
+
+    /// Does rounds until `count` has come to `wanted`. May take long, as long as it grows.
+    #[track_caller]
+    pub fn run_until_count(&mut self, what: &str, wanted: usize, count: impl Fn() -> usize) {
+        let mut reached = count();
+        while reached < wanted {
+            self.run_until(what, |_| {
+                let before = std::mem::replace(&mut reached, count());
+                reached > before
+            });
+        }
+    }
+
+    /// Waits until the state file says of every image that nothing is being written to it.
+    #[track_caller]
+    pub fn settle(&self) {
+        for disk in 0..self.disks.len() {
+            wait_until("the image is settled", || self.word_of_disk(disk, DISK_WRITTEN) == 0);
+        }
+    }
+
+    /// A word of the record that the state file has of a disk.
+    pub fn word_of_disk(&self, disk: usize, word: usize) -> u64 {
+        // After 16 words, and 40 for each of 16 servers.
+        let at = (16 + 16 * 40 + 16 * disk + word) * 8;
+        let mut bytes = [0; 8];
+        std::fs::File::open(self.state()).unwrap().read_exact_at(&mut bytes, at as u64).unwrap();
+        u64::from_le_bytes(bytes)
     }
 
     pub fn run(&mut self, rounds: usize) {
@@ -212,7 +347,8 @@ impl Machine {
         self.evict();
     }
 
-    fn requests(&mut self, number: usize) {
+    /// Requests to one disk.
+    pub fn requests(&mut self, number: usize) {
         let disk = &mut self.disks[number];
         let requests = disk.model.requests(REQUESTS_PER_ROUND, &mut self.random);
         let submitted: Vec<(Ticket, &Request)> =
@@ -220,6 +356,8 @@ impl Machine {
         for queue in &disk.guest.queues {
             queue.kick();
         }
+        self.outlive();
+        let disk = &mut self.disks[number];
         for (ticket, request) in &submitted {
             if disk.guest.wait(*ticket) != OK {
                 self.outcome.error(format!("disk {number}: {request:?} failed"));
@@ -236,7 +374,10 @@ impl Machine {
         }
         requests.iter().for_each(|request| disk.model.apply(request));
         for discard in requests.iter().filter(|request| request.action == Action::Discard) {
-            let got = disk.read(&discard.range);
+            let ticket = self.disks[number].submit_read(&discard.range);
+            self.outlive();
+            let disk = &mut self.disks[number];
+            let got = disk.finish_read(ticket, discard.range.len());
             if let Some(at) = disk.model.adopt(&discard.range, &got) {
                 self.outcome.wrong(format!("disk {number}: wrong byte {at} after a discard of {:?}", discard.range));
             }
@@ -282,7 +423,51 @@ impl Machine {
 
     /// Writes to the port; the status byte.
     pub fn send_to_port(&mut self, block: usize, data: &[u8]) -> u8 {
-        self.port.run(0, Command::Write { sector: (block * BLOCK / SECTOR) as u64, data })
+        let ticket = self.port.submit(0, Command::Write { sector: (block * BLOCK / SECTOR) as u64, data });
+        self.port.queues[0].kick();
+        self.outlive();
+        self.port.wait(ticket)
+    }
+
+    /// Waits until the guest waits for nothing, and brings back what is lost meanwhile: the process, connections to it.
+    pub fn outlive(&mut self) {
+        let give_up_at = Instant::now() + PATIENCE;
+        while self.outlives && self.is_waiting() {
+            assert!(Instant::now() < give_up_at, "requests are lost: {}", self.program.log());
+            self.come_back();
+            std::thread::sleep(std::time::Duration::from_micros(200));
+        }
+    }
+
+    fn is_waiting(&mut self) -> bool {
+        let mut is_waiting = false;
+        for guest in self.disks.iter_mut().map(|disk| &mut disk.guest).chain([&mut self.port]) {
+            for queue in 0..guest.options.queue_count {
+                guest.poll(queue);
+            }
+            is_waiting |= guest.outstanding() > 0;
+        }
+        is_waiting
+    }
+
+    /// Starts the process again if it has died, and connects again what is not connected.
+    pub fn come_back(&mut self) {
+        if !self.program.is_running() {
+            self.deaths += usize::from(!self.image_was_in_use());
+            if let Some(at) = self.setup.arguments.iter().position(|argument| argument == "--kill-at") {
+                // What it died of, its successor does not.
+                self.setup.arguments.drain(at..at + 2);
+            }
+            self.program = spawn(&self.setup, &self.host, &self.disks, &[]);
+        }
+        let port = self.host.join("port");
+        let disks = self.disks.iter_mut().map(|disk| (&mut disk.guest, disk.socket.as_path()));
+        for (guest, socket) in disks.chain([(&mut self.port, port.as_path())]) {
+            // Nobody may listen yet, or die again meanwhile.
+            if !guest.is_connected() && guest.connect(socket).is_err() {
+                guest.disconnect();
+            }
+        }
     }
 
     /// Nothing was wrong, every evicted page is accounted for, and with the process gone the images hold what the model
@@ -340,14 +525,23 @@ impl VirtualDisk {
         }
     }
 
-    /// Reads and waits.
-    pub fn read(&mut self, range: &Range<usize>) -> Vec<u8> {
+    fn submit_read(&mut self, range: &Range<usize>) -> Ticket {
         assert!(range.start.is_multiple_of(self.sector) && range.len().is_multiple_of(self.sector));
         let sector = (range.start / SECTOR) as u64;
         let ticket = self.guest.submit(0, Command::Read { sector, length: range.len() as u64 });
         self.guest.queues[0].kick();
+        ticket
+    }
+
+    /// Reads and waits.
+    pub fn read(&mut self, range: &Range<usize>) -> Vec<u8> {
+        let ticket = self.submit_read(range);
+        self.finish_read(ticket, range.len())
+    }
+
+    fn finish_read(&mut self, ticket: Ticket, length: usize) -> Vec<u8> {
         assert_eq!(self.guest.wait(ticket), OK);
-        self.guest.data(ticket, range.len())
+        self.guest.data(ticket, length)
     }
 }
 
@@ -369,19 +563,37 @@ impl Outcome {
     }
 }
 
-fn spawn(setup: &Setup, folder: &Path, disks: &[VirtualDisk]) -> Program {
+/// A VM process beside the one that the guest is attached to.
+pub struct Other {
+    pub program: Program,
+    pub host: PathBuf,
+}
+
+impl Other {
+    #[track_caller]
+    pub fn status(&self) -> Status {
+        status(&self.host.join("control"))
+    }
+}
+
+fn socket(host: &Path, number: usize) -> PathBuf {
+    host.join(format!("socket{number}"))
+}
+
+fn spawn(setup: &Setup, folder: &Path, disks: &[VirtualDisk], arguments: &[String]) -> Program {
     let mut command = command(&setup.binary);
-    command.args(["disk", "--name", "test", "--cache", setup.cache]);
+    command.args(["disk", "--cache", setup.cache]).args(setup.named.then_some("--name=test"));
     for (name, path) in [("--port", "port"), ("--control", "control")] {
         command.arg(name).arg(folder.join(path));
     }
-    for disk in disks {
+    for (disk, number) in disks.iter().zip(0..) {
         let image = disk.nbd.as_ref().map_or(disk.image.display().to_string(), Nbdkit::uri);
-        let socket = disk.socket.display();
+        let socket = socket(folder, number);
+        let socket = socket.display();
         command.arg("--disk").arg(format!("image={image},socket={socket},sector={}", disk.sector));
     }
     if let Some(server) = &setup.server {
         command.args(["--server", server]);
     }
-    Program::start(command.args(&setup.arguments), &folder.join("disk.log"))
+    Program::start(command.args(&setup.arguments).args(arguments), &folder.join("disk.log"))
 }

@@ -13,8 +13,13 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until `done`, or fails the test.
 #[track_caller]
-pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let give_up_at = Instant::now() + PATIENCE;
+pub fn wait_until(what: &str, done: impl FnMut() -> bool) {
+    wait_at_most(PATIENCE, what, done);
+}
+
+#[track_caller]
+pub fn wait_at_most(patience: Duration, what: &str, mut done: impl FnMut() -> bool) {
+    let give_up_at = Instant::now() + patience;
     while !done() {
         assert!(Instant::now() < give_up_at, "waited in vain: {what}");
         std::thread::sleep(Duration::from_millis(5));

@@ -1,15 +1,17 @@
 //! `remoca` as child processes, and what they say.
 
-use super::wait_until;
+use super::{PATIENCE, wait_at_most, wait_until};
 use remoca_disk::status::Status;
 use serde_json::Value;
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 pub use rustix::process::Signal;
 
@@ -30,6 +32,27 @@ pub fn command(binary: impl AsRef<Path>) -> Command {
     command
 }
 
+/// In a process of its own: had this one the file open for writing while another test forks, the child would keep it so until
+/// its `exec`, and a file that is written is not started.
+pub fn install(source: &Path, target: &Path) {
+    assert!(command("install").args(["-m", "755"]).args([source, target]).status().unwrap().success());
+}
+
+/// The descriptor that [`pass`] makes: a number that nothing here has.
+pub const PASSED: &str = "900";
+
+/// Gives the process of `command` a copy of `file` as descriptor [`PASSED`]. Nobody else's child gets one.
+pub fn pass<'c>(command: &'c mut Command, file: &impl AsRawFd) -> &'c mut Command {
+    let (fd, number) = (file.as_raw_fd(), PASSED.parse().unwrap());
+    // SAFETY: dup2 is a system call, allowed between fork and exec; it touches no memory.
+    unsafe {
+        command.pre_exec(move || match libc::dup2(fd, number) {
+            -1 => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
+        })
+    }
+}
+
 /// Runs `remoca` to its end.
 #[track_caller]
 pub fn run<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Output {
@@ -39,12 +62,17 @@ pub fn run<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Output {
 /// Runs a command to its end; a program that goes on running where it should have refused is killed and fails the test.
 #[track_caller]
 pub fn run_command(command: &mut Command) -> Output {
+    run_within(PATIENCE, command)
+}
+
+#[track_caller]
+pub fn run_within(patience: Duration, command: &mut Command) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let [out, err] = ["out", "err"].map(|name| folder.path().join(name));
     command.stdout(File::create(&out).unwrap()).stderr(File::create(&err).unwrap());
     let mut child = Killed(command.spawn().unwrap());
     let mut status = None;
-    wait_until("the program ends", || {
+    wait_at_most(patience, "the program ends", || {
         status = child.0.try_wait().unwrap();
         status.is_some()
     });
@@ -111,8 +139,21 @@ impl Program {
         self.child.0.wait().unwrap();
     }
 
+    /// Sends a signal. After [`Signal::STOP`] nothing of the program runs any more.
+    #[track_caller]
     pub fn signal(&self, signal: Signal) {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.child.0), signal).unwrap();
+        if signal == Signal::STOP {
+            let tasks = PathBuf::from(format!("/proc/{}/task", self.pid()));
+            let has_stopped = |task: PathBuf| {
+                // A thread that has just ended has no file any more.
+                let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
+                stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with('T'))
+            };
+            wait_until("the program stands still", || {
+                std::fs::read_dir(&tasks).unwrap().all(|task| has_stopped(task.unwrap().path()))
+            });
+        }
     }
 
     /// Asks it to end, and expects that it does so in good order.
@@ -165,11 +206,21 @@ impl Serve {
         Self::start_at(folder, memory, &format!("unix:{}", folder.join("server").display()))
     }
 
+    /// With more options.
+    pub fn start_with(folder: &Path, memory: &str, options: &[&str]) -> Self {
+        Self::start_by(folder, memory, &format!("unix:{}", folder.join("server").display()), options)
+    }
+
     pub fn start_at(folder: &Path, memory: &str, address: &str) -> Self {
+        Self::start_by(folder, memory, address, &[])
+    }
+
+    fn start_by(folder: &Path, memory: &str, address: &str, options: &[&str]) -> Self {
         let control = folder.join("server.ctl");
         let arguments = ["serve", "--no-lock", "--threads", "1", "--memory", memory, "--listen", address, "--control"];
         let mut arguments: Vec<String> = arguments.map(String::from).to_vec();
         arguments.push(control.display().to_string());
+        arguments.extend(options.iter().map(|option| (*option).to_owned()));
         let program = Self::spawn(folder, &arguments);
         Self { program, address: address.into(), arguments, folder: folder.into() }
     }

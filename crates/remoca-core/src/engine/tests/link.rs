@@ -140,7 +140,7 @@ fn a_server_that_says_nothing_is_given_up() {
     bench.cache(3, 1);
     bench.read(0, blocks(3, 1));
     bench.wait(MS * 500);
-    assert_eq!(bench.timer(), [disk_action(0, GuestOp::Read(blocks(3, 1)))]);
+    assert_eq!(bench.timer(), [disk_too(0, blocks(3, 1))]);
     let deadline = bench.engine.next_deadline().expect("silence ends");
     bench.wait(deadline.since_ns(bench.now));
     assert_eq!(bench.timer(), [Action::GiveUp]);
@@ -254,4 +254,22 @@ fn a_size_that_changed_while_the_last_one_was_refused_is_asked_for_at_once() {
     assert_eq!(bench.actions(), [], "one SETSIZE at a time");
     bench.engine.handle_size_refused(bench.now, PageCount(3));
     assert_eq!(bench.actions(), [Action::SetSize(PageCount(1))]);
+}
+
+#[test]
+fn a_server_that_serves_for_a_second_and_dies_is_not_stormed() {
+    let mut bench = Bench::new(config());
+    let mut sessions = 0;
+    while bench.now < Nanos(60_000 * MS) {
+        bench.connect(sessions, 8, 0);
+        sessions += 1;
+        bench.wait(1000 * MS);
+        bench.disconnect();
+        while !bench.all_actions().contains(&Action::Ask(SERVER)) {
+            let deadline = bench.engine.next_deadline().expect("it is asked again");
+            bench.wait(deadline.since_ns(bench.now));
+            bench.engine.handle_timer(bench.now);
+        }
+    }
+    assert!((10..=18).contains(&sessions), "{sessions} sessions in a minute");
 }

@@ -86,32 +86,10 @@ fn a_missing_page_is_a_miss() {
     let mut bench = Bench::connected();
     bench.cache(3, 1);
     let fetch = only_fetch(&bench.read(0, blocks(3, 1)));
-    bench.engine.handle_missing(fetch);
+    bench.engine.handle_missing(bench.now, fetch);
     assert_eq!(bench.actions(), [disk_action(0, GuestOp::Read(blocks(3, 1)))]);
     assert!(!bench.cached(3) && bench.known(3));
     assert_eq!(bench.engine.stats().fetch_missing, 1);
-}
-
-#[test]
-fn a_late_page_goes_nowhere() {
-    let mut bench = Bench::connected();
-    bench.cache(3, 1);
-    let fetch = only_fetch(&bench.read(0, blocks(3, 1)));
-    let deadline = bench.engine.next_deadline().expect("a REQUEST has a deadline");
-    bench.wait(deadline.since_ns(bench.now));
-    assert_eq!(bench.timer(), [disk_action(0, GuestOp::Read(blocks(3, 1)))]);
-    assert!(bench.engine.status().stalled);
-    // Meanwhile other reads keep away from the server.
-    assert_eq!(bench.read(1, blocks(3, 1)), [disk_action(1, GuestOp::Read(blocks(3, 1)))]);
-    assert_eq!(bench.disk_done(0, Ok(()), &page(1)), [complete(0)]);
-    // The same request number again: the old page is not for it.
-    bench.disk_done(1, Ok(()), &page(1));
-    assert_eq!(bench.read(0, blocks(5, 1)), [disk_action(0, GuestOp::Read(blocks(5, 1)))]);
-    assert_eq!(bench.page_comes(fetch, 1), PageOutcome::Late);
-    assert!(!bench.engine.status().stalled, "an answer is an answer");
-    assert_eq!(bench.engine.index().pinned_slots(), PageCount(0));
-    let stats = bench.engine.stats();
-    assert_eq!((stats.fetch_timeouts, stats.fetch_late), (1, 1));
 }
 
 #[test]
@@ -119,7 +97,7 @@ fn replies_that_nobody_asked_for_do_nothing() {
     let mut bench = Bench::connected();
     bench.cache(3, 1);
     assert_eq!(bench.page_comes(FetchId(77), 1), PageOutcome::Unexpected);
-    bench.engine.handle_missing(FetchId(0));
+    bench.engine.handle_missing(bench.now, FetchId(0));
     let fetch = only_fetch(&bench.read(0, blocks(3, 1)));
     assert_eq!(bench.page_comes(fetch, 1), deliver(0, 0));
     assert_eq!(bench.page_comes(fetch, 1), PageOutcome::Unexpected);
@@ -134,22 +112,4 @@ fn with_all_requests_in_use_the_disk_answers() {
     bench.cache(3, 1);
     only_fetch(&bench.read(0, blocks(3, 1)));
     assert_eq!(bench.read(1, blocks(3, 1)), [disk_action(1, GuestOp::Read(blocks(3, 1)))]);
-}
-
-#[test]
-fn waiting_for_the_server_does_not_make_the_disk_look_slow() {
-    let mut bench = Bench::connected();
-    bench.read(0, blocks(3, 1));
-    bench.wait(10 * MS);
-    bench.disk_done(0, Ok(()), &page(1));
-    assert_eq!(bench.engine.status().disk_read_ns, 10 * MS);
-    bench.engine.handle_evicted(&page(1));
-    only_fetch(&bench.read(0, blocks(3, 1)));
-    let timeout = bench.engine.next_deadline().unwrap().since_ns(bench.now);
-    bench.wait(timeout);
-    bench.timer();
-    bench.wait(10 * MS);
-    bench.disk_done(0, Ok(()), &page(1));
-    // Otherwise each timeout would make the next one longer.
-    assert_eq!(bench.engine.status().disk_read_ns, 10 * MS);
 }

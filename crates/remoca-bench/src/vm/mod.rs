@@ -1,0 +1,206 @@
+//! A VM process with its disk and its memory server, as real programs, and a polling client in closed loop.
+//!
+//! The disk is an image of distinct blocks behind nbdkit, which delays each request; with no delay, a raw file. Without an
+//! agent blocks are admitted as they are read, so one pass over the image caches all of it.
+
+pub mod proxy;
+
+use anyhow::{Context, Result, bail, ensure};
+use remoca_disk::control::{self, Reply};
+use remoca_disk::testing::{Command as Read, Options, TestGuest, Ticket};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+pub const IMAGE_BYTES: u64 = 16 << 20;
+const BLOCK: u64 = 4096;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A program that ends with its owner.
+pub struct Program(Child);
+
+impl Program {
+    pub fn start(command: &mut Command, socket: &Path) -> Result<Self> {
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let program = Self(child.with_context(|| format!("cannot start {command:?}"))?);
+        let started = Instant::now();
+        while !socket.exists() {
+            ensure!(started.elapsed() < PATIENCE, "{command:?} does not listen at {}", socket.display());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(program)
+    }
+
+    /// CPU time that its threads have used so far.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        let mut total = Duration::ZERO;
+        for task in std::fs::read_dir(format!("/proc/{}/task", self.0.id()))? {
+            let stat = std::fs::read_to_string(task?.path().join("schedstat"))?;
+            total += Duration::from_nanos(stat.split_whitespace().next().context("no CPU time")?.parse()?);
+        }
+        Ok(total)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The program `remoca`, beside this one.
+pub fn remoca() -> Result<PathBuf> {
+    let path = std::env::current_exe()?.with_file_name("remoca");
+    if !path.exists() {
+        bail!("{} does not exist; build it: cargo build --release -p remoca-cli", path.display());
+    }
+    Ok(path)
+}
+
+pub fn memory_server(folder: &Path) -> Result<(Program, PathBuf)> {
+    let socket = folder.join("server.sock");
+    let listen = format!("unix:{}", socket.display());
+    let mut command = Command::new(remoca()?);
+    let program =
+        Program::start(command.args(["serve", "--listen", &listen, "--memory", "256M", "--no-lock"]), &socket)?;
+    Ok((program, socket))
+}
+
+/// One VM process and its guest.
+pub struct Vm {
+    pub process: Program,
+    control: PathBuf,
+    guest: TestGuest,
+    random: u64,
+    // The disk must outlive the process.
+    _disk: Option<Program>,
+}
+
+pub struct VmOptions<'a> {
+    /// The disk answers after so long; 0: a raw file.
+    pub disk_ms: u32,
+    pub server: Option<&'a Path>,
+    pub inflight: bool,
+    pub arguments: &'a [String],
+}
+
+impl Vm {
+    pub fn start(folder: &Path, name: &str, options: &VmOptions<'_>) -> Result<Self> {
+        let (disk, image) = disk(folder, name, options.disk_ms)?;
+        let (socket, control) = (folder.join(format!("{name}.vhost")), folder.join(format!("{name}.ctl")));
+        let mut command = Command::new(remoca()?);
+        command.args(["disk", "--read-only", "--no-frames", "--cache", "32M", "--image", &image, "--socket"]);
+        command.arg(&socket).arg("--control").arg(&control).args(options.arguments);
+        if let Some(server) = options.server {
+            command.arg("--server").arg(format!("unix:{}", server.display()));
+        }
+        let process = Program::start(&mut command, &socket)?;
+        let inflight = options.inflight;
+        let mut guest = TestGuest::new(Options { queue_size: 256, data_bytes: BLOCK, inflight, ..Options::default() });
+        guest.connect(&socket)?;
+        guest.queues[0].suppress_interrupts(true);
+        let mut vm = Self { process, control, guest, random: 0x9e37_79b9_7f4a_7c15, _disk: disk };
+        // The pool is there soon; then everything is cached.
+        std::thread::sleep(Duration::from_millis(1500));
+        for _ in 0..2 {
+            let mut next = 0..IMAGE_BYTES / BLOCK;
+            vm.reads(32, |_| next.next())?;
+        }
+        Ok(vm)
+    }
+
+    /// One of the counters of the process.
+    pub fn counter(&self, name: &str) -> Result<u64> {
+        match control::call(&self.control, control::Command::Status)? {
+            Reply::Status(status) => status.counters.get(name).copied().with_context(|| format!("no counter {name}")),
+            Reply::Error { error } => bail!(error),
+        }
+    }
+
+    /// `count` reads of random blocks, `depth` at a time: how long each took, in nanoseconds.
+    pub fn measure(&mut self, depth: usize, count: usize, mut at: impl FnMut(usize)) -> Result<Vec<u64>> {
+        let mut random = self.random;
+        let mut begun = 0;
+        let latencies = self.reads(depth, |_| {
+            begun += 1;
+            at(begun);
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (begun <= count).then_some((random >> 33) % (IMAGE_BYTES / BLOCK))
+        })?;
+        self.random = random;
+        Ok(latencies)
+    }
+
+    fn reads(&mut self, depth: usize, mut next: impl FnMut(&Self) -> Option<u64>) -> Result<Vec<u64>> {
+        let mut flying: Vec<(Ticket, Instant)> = Vec::with_capacity(depth);
+        let (mut latencies, mut ended) = (Vec::new(), false);
+        while !ended || !flying.is_empty() {
+            let before = flying.len();
+            while !ended && flying.len() < depth {
+                match next(self) {
+                    None => ended = true,
+                    Some(block) => {
+                        let read = Read::Read { sector: block * 8, length: BLOCK };
+                        flying.push((self.guest.submit(0, read), Instant::now()));
+                    }
+                }
+            }
+            if flying.len() > before {
+                self.guest.queues[0].kick();
+            }
+            let mut failed = false;
+            flying.retain(|(ticket, since)| match self.guest.result(*ticket) {
+                None => true,
+                Some(status) => {
+                    failed |= status != 0;
+                    latencies.push(u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX));
+                    false
+                }
+            });
+            ensure!(!failed, "a read failed");
+        }
+        Ok(latencies)
+    }
+}
+
+fn disk(folder: &Path, name: &str, delay_ms: u32) -> Result<(Option<Program>, String)> {
+    if delay_ms == 0 {
+        let path = folder.join(format!("{name}.img"));
+        let blocks = (0..IMAGE_BYTES / 8).flat_map(|at| (at * 8).to_be_bytes());
+        std::fs::write(&path, blocks.collect::<Vec<u8>>())?;
+        return Ok((None, path.display().to_string()));
+    }
+    let socket = folder.join(format!("{name}.nbd"));
+    let mut command = Command::new("nbdkit");
+    command.args(["-f", "-U"]).arg(&socket).args(["--filter=delay", "pattern"]);
+    command.arg(format!("size={IMAGE_BYTES}")).arg(format!("rdelay={delay_ms}ms"));
+    let program = Program::start(&mut command, &socket)?;
+    Ok((Some(program), format!("nbd+unix:///?socket={}", socket.display())))
+}
+
+/// A folder that goes with its owner.
+pub struct Folder(pub PathBuf);
+
+impl Folder {
+    pub fn new() -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("remoca-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&path)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Writes a report to `out/bench/NAME.json`.
+pub fn save(name: &str, report: &impl serde::Serialize) -> Result<()> {
+    let path = PathBuf::from(format!("out/bench/{name}.json"));
+    std::fs::create_dir_all("out/bench")?;
+    std::fs::write(&path, serde_json::to_vec_pretty(report)?)?;
+    println!("\n{}", path.display());
+    Ok(())
+}

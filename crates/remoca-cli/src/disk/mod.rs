@@ -1,0 +1,293 @@
+//! `remoca disk`: the VM process. Turns arguments into ready parts, then runs the driver until it is told to stop.
+
+mod args;
+mod open;
+
+pub use args::DiskArgs;
+
+use crate::inherited::{self, Inherited};
+use crate::nbd;
+use crate::runtime;
+use crate::signals::Signals;
+use anyhow::{Context, Result, bail};
+use open::{is_in_use, open_disks, open_port};
+use remoca_core::engine::{DiskEngine, EngineConfig, layout};
+use remoca_core::rules::Rules;
+use remoca_core::units::{PAGE_SIZE_U64, PageCount};
+use remoca_disk::IndexMemory;
+use remoca_disk::control::{self, ControlServer, Reply};
+use remoca_disk::driver::{Driver, Ended, Migration, Parts, Start, cache_pages};
+use remoca_disk::endpoint::Endpoint;
+use remoca_disk::handover;
+use remoca_disk::link::{ServerLink, check_list, give_back};
+use remoca_disk::migration::Mark;
+use remoca_disk::narrow;
+use remoca_disk::state::{Before, EngineStart, Former, RosterEntry, StateFile, settings_at};
+use remoca_disk::store::BufferPool;
+use remoca_disk::trace::TraceWriter;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Pages that may wait for the connection to the server: 8 MiB.
+const SEND_WINDOW_PAGES: u32 = 2048;
+/// A frame is 4 KiB to copy and to hash, beside a block that is read; one of so many costs next to nothing.
+const FRAME_SAMPLE: u32 = 64;
+/// Requests to the server without reply.
+const FETCH_LIMIT: u32 = 8192;
+/// A guest with more memory than this (1 TiB) is indexed as if it had this much.
+const GUEST_PAGES_MAX: u32 = 1 << 28;
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// If something that was given cannot be used; the text says what to do.
+pub fn run(args: DiskArgs) -> Result<()> {
+    if args.print_capabilities {
+        return Ok(writeln!(std::io::stdout(), r#"{{"type": "block", "features": ["read-only", "blk-file"]}}"#)?);
+    }
+    if args.check_handover {
+        return Ok(writeln!(std::io::stdout(), "{}", handover::confirmation())?);
+    }
+    #[cfg(feature = "ablation")]
+    arm(&args)?;
+    let mut inherited = inherited::receive(&args);
+    // Before any thread starts and any socket exists: a signal that comes early must not be lost.
+    let signals = Signals::take()?;
+    let client = inherited.as_mut().and_then(Inherited::client);
+    let parts = parts(args, signals, inherited)?;
+    let mut driver = Driver::new(parts).context("cannot watch the descriptors")?;
+    if driver.has_taken_over() {
+        narrow::passes("handover-opened");
+    }
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    if let Some(client) = client {
+        // It may be gone; the upgrade is done all the same.
+        let _ = control::answer_for_former(client, &Reply::Status(Box::new(driver.snapshot())));
+    }
+    loop {
+        match driver.run().context("waiting for events failed")? {
+            Ended::Finished => return Ok(()),
+            Ended::Unsettled => {
+                std::mem::forget(driver);
+                return Ok(());
+            }
+            Ended::HandOver(handover) => {
+                if let Ok(now) = sd_notify::NotifyState::monotonic_usec_now() {
+                    let _ = sd_notify::notify(&[sd_notify::NotifyState::Reloading, now]);
+                }
+                let error = handover.exec();
+                driver.refuse_upgrade(&format!("the new program cannot be started: {error}"));
+                let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+            }
+        }
+    }
+}
+
+fn parts(mut args: DiskArgs, signals: Signals, mut inherited: Option<Inherited>) -> Result<Parts> {
+    let name = args.name.clone().unwrap_or_else(|| std::process::id().to_string());
+    if name.is_empty() || name.contains('/') {
+        bail!("`{name}` cannot be the name of a VM: it is part of a file's name");
+    }
+    let cache_as_said = checked_cache(&args).map_err(anyhow::Error::msg)?;
+    let mut exports = nbd::Exports::default();
+    let lock_reaches = args.images().all(|image| std::fs::metadata(image).is_ok_and(|image| image.is_file()));
+    // Another process of this name finds it.
+    let is_named = args.name.is_some() || args.control.is_some();
+    let control = is_named.then(|| control_path(&args, &name)).transpose()?;
+    let mark = control.map(|path| Mark::beside(&path, lock_reaches));
+    let waits = args.incoming.take_if(|_| inherited.is_some() || mark.as_ref().is_some_and(Mark::says_here));
+    let has_gone = inherited.is_none() && mark.as_ref().is_some_and(Mark::says_gone);
+    args.away = args.incoming.is_some() || has_gone;
+    let mut disks = match open_disks(&args, &mut exports, inherited.as_mut()) {
+        // It is wherever the VM went since.
+        Err(error) if waits.is_some() && inherited.is_none() && is_in_use(&error) => {
+            (args.incoming, args.away) = (waits, true);
+            open_disks(&args, &mut exports, None)?
+        }
+        disks => disks?,
+    };
+    let (servers, cache, cache_enabled) = cache_settings(&args, cache_as_said, inherited.as_ref())?;
+    let port = open_port(&args, &mut exports, inherited.as_mut())?;
+    let config = engine_config(&args, if cache_enabled { cache } else { PageCount(0) }, disks.len())?;
+    let EngineStart { engine, state, cold_reason, former, is_handed_over } =
+        start_engine(&args, &config, inherited.as_mut())?;
+    disks.iter_mut().for_each(|disk| disk.kept_open &= is_handed_over);
+    let nbd = exports.serve(&args.nbd, args.socket_group, inherited.as_mut())?;
+    // What it goes on with, if a former process left it.
+    let header = state.as_ref().map(StateFile::header);
+    let (key, seed) = header.map_or((config.key, config.seed), |header| (header.key(), header.seed()));
+    let config = EngineConfig { key, seed, ..config };
+    let incoming = args.incoming.clone();
+    let migration =
+        Migration::new(incoming, mark, state_path(&args)?, config, lock_reaches, args.away).context("--incoming")?;
+    let control = match inherited.as_mut().and_then(Inherited::control) {
+        Some(control) => control,
+        None => control_socket(&args, &name)?,
+    };
+    let open_trace = if inherited.is_some() { TraceWriter::append } else { TraceWriter::create };
+    let trace = args.trace.as_deref().map(open_trace).transpose().context("cannot make the trace file")?;
+    let header = state.as_ref().map(StateFile::header);
+    let resumed = cold_reason.is_none();
+    let is_ours = |pool: &RosterEntry| resumed && servers.contains(&pool.endpoint);
+    give_back(former.servers.iter().filter(|pool| !is_ours(pool)).cloned());
+    let link = || ServerLink::start_with(&servers, header).context("cannot start the server link");
+    let link = if servers.is_empty() { None } else { Some(link()?) };
+    Ok(Parts {
+        name,
+        engine,
+        state,
+        cold_reason,
+        former,
+        cache,
+        cache_enabled,
+        options: options(&args),
+        disks,
+        port,
+        nbd,
+        link,
+        migration,
+        control: Some(control),
+        buffers: BufferPool::new(usize::try_from(args.buffers.max(8 << 20)).unwrap_or(usize::MAX)),
+        trace,
+        stop: signals.stop,
+        hangup: signals.hangup,
+        start: Start {
+            program: inherited::own_program()?,
+            arguments: std::env::args_os().collect(),
+            upgrades: inherited.map_or(0, |inherited| inherited.upgrades()),
+        },
+    })
+}
+
+/// What is wrong with them is said before anything is opened.
+fn checked_cache(args: &DiskArgs) -> Result<PageCount, String> {
+    if args.server.is_empty() {
+        return Ok(PageCount(0));
+    }
+    check_list(&args.server)?;
+    cache_pages(args.cache)
+}
+
+/// Servers, size of the cache, and whether it is on: as the options say, or as `remoca set` left them.
+fn cache_settings(
+    args: &DiskArgs,
+    size: PageCount,
+    inherited: Option<&Inherited>,
+) -> Result<(Vec<Endpoint>, PageCount, bool)> {
+    if args.server.is_empty() {
+        return Ok((Vec::new(), PageCount(0), false));
+    }
+    let set = match inherited.and_then(Inherited::cache_settings) {
+        None if !args.away => state_path(args)?.and_then(|path| settings_at(&path, options(args))),
+        set => set,
+    };
+    Ok(set.unwrap_or((args.server.clone(), size, true)))
+}
+
+/// What tells the options that `remoca set` can overrule from others.
+fn options(args: &DiskArgs) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    args.cache.hash(&mut hasher);
+    args.server.iter().for_each(|server| server.to_string().hash(&mut hasher));
+    hasher.finish()
+}
+
+/// With what a former process of this name left, if that is usable.
+fn start_engine(args: &DiskArgs, config: &EngineConfig, inherited: Option<&mut Inherited>) -> Result<EngineStart> {
+    let (former, cold_reason) = match state_path(args)? {
+        // Whatever a former process left there: the disks have been elsewhere since.
+        Some(path) if args.away => (StateFile::discard(&path)?, "it waits for its disks"),
+        Some(path) => {
+            let before = inherited.map_or(Before::Another, |inherited| Before::ThisProcess(inherited.state()));
+            return Ok(StateFile::start(&path, config, before)?);
+        }
+        None => (Former::default(), "the process has no name, so none after it can find its state (--name, --state)"),
+    };
+    let words = IndexMemory::new(layout(config).words()).context("there is no memory for the index of this cache")?;
+    let (engine, cold_reason) = (DiskEngine::new(config, words), Some(cold_reason.into()));
+    Ok(EngineStart { engine, state: None, cold_reason, former, is_handed_over: false })
+}
+
+/// A process that nobody gave a name has nobody after it.
+fn state_path(args: &DiskArgs) -> Result<Option<PathBuf>> {
+    let Some(name) = &args.name else { return Ok(args.state.clone()) };
+    let file = format!("{name}.state");
+    Ok(Some(match (&args.state, &args.control) {
+        (Some(path), _) => path.clone(),
+        (None, Some(control)) => control.with_file_name(file),
+        (None, None) => own_directory()?.join(file),
+    }))
+}
+
+fn engine_config(args: &DiskArgs, cache: PageCount, disks: usize) -> Result<EngineConfig> {
+    let seed = random()?;
+    let guest_pages = u32::try_from(args.guest_memory / PAGE_SIZE_U64).unwrap_or(u32::MAX);
+    Ok(EngineConfig {
+        disks: u16::try_from(disks).ok().filter(|disks| *disks < 4096).context("a VM has fewer than 4096 disks")?,
+        key: random()?,
+        seed: u64::from_ne_bytes(seed),
+        cache,
+        guest_memory: PageCount(guest_pages.min(GUEST_PAGES_MAX)),
+        has_port: args.port.is_some() || args.nbd_port,
+        frame_sample: if args.no_frames { 0 } else { FRAME_SAMPLE },
+        send_window: SEND_WINDOW_PAGES,
+        fetch_limit: FETCH_LIMIT,
+        hedge: !args.no_hedge,
+        rules: rules(args)?,
+    })
+}
+
+#[cfg(feature = "ablation")]
+fn arm(args: &DiskArgs) -> Result<()> {
+    let Some(kill_at) = &args.kill_at else { return Ok(()) };
+    let (place, passage) = kill_at.split_once(':').context("--kill-at has the form PLACE:N")?;
+    narrow::kill_at(place, passage.parse().context("--kill-at PLACE:N")?).map_err(anyhow::Error::msg)
+}
+
+#[cfg(feature = "ablation")]
+fn rules(args: &DiskArgs) -> Result<Rules> {
+    use remoca_core::rules::Rule;
+    let Some(name) = &args.omit_rule else { return Ok(Rules::default()) };
+    let found = Rule::ALL.iter().find(|(known, _)| known == name);
+    let (_, rule) = found.with_context(|| format!("there is no rule `{name}`"))?;
+    tracing::error!("THE SAFETY RULE {name} IS LEFT OUT: this disk will be damaged");
+    Ok(Rules::without(*rule))
+}
+
+#[cfg(not(feature = "ablation"))]
+#[expect(clippy::unnecessary_wraps, reason = "the ablation build can fail here")]
+fn rules(_args: &DiskArgs) -> Result<Rules> {
+    Ok(Rules::default())
+}
+
+/// The directory of control sockets and state files, made if it is not there.
+fn own_directory() -> Result<PathBuf> {
+    let directory = runtime::directory()?;
+    std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    Ok(directory)
+}
+
+fn control_path(args: &DiskArgs, name: &str) -> Result<PathBuf> {
+    match &args.control {
+        Some(path) => Ok(path.clone()),
+        None => {
+            own_directory()?;
+            runtime::socket_of(name)
+        }
+    }
+}
+
+fn control_socket(args: &DiskArgs, name: &str) -> Result<ControlServer> {
+    ControlServer::start(&control_path(args, name)?).context("control socket")
+}
+
+/// Random bytes of the system.
+fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let count = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    if count.context("the system gives no random numbers")? != N {
+        bail!("the system gives too few random numbers");
+    }
+    Ok(bytes)
+}

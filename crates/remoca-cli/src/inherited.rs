@@ -1,0 +1,144 @@
+//! What a former program of this process left, as the parts that `remoca disk` makes otherwise.
+//!
+//! All or nothing: where the description does not fit the options, everything is closed, and the process starts as after a
+//! crash. A store that cannot be gone on with is opened anew.
+
+use crate::disk::DiskArgs;
+use anyhow::{Context, Result};
+use remoca_core::units::PageCount;
+use remoca_disk::control::ControlServer;
+use remoca_disk::endpoint::Endpoint;
+use remoca_disk::handover::{Description, Inheritance, Listening, StoreKind};
+use remoca_disk::nbd::Listener;
+use remoca_disk::store::{FileOptions, FileStore, NbdOptions, NbdStore, NbdUri, OpenError, Store};
+use remoca_disk::vhost::SocketSource;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+/// The parts of a former program.
+pub struct Inherited(Inheritance);
+
+/// A store as a former program left it.
+pub struct FormerStore {
+    fd: OwnedFd,
+    kind: StoreKind,
+}
+
+/// What a disk's store is, as the options say.
+pub enum StoreTarget {
+    File(PathBuf, FileOptions),
+    Nbd(NbdUri, NbdOptions),
+}
+
+/// What was handed over to this process, if it fits its options.
+pub fn receive(args: &DiskArgs) -> Option<Inherited> {
+    let inheritance = Inheritance::receive()?;
+    let Description { name, disks, upgrades, .. } = &inheritance.description;
+    let name_fits = args.name.clone().unwrap_or_else(|| std::process::id().to_string()) == *name;
+    if !name_fits || !args.images().eq(disks.iter().map(|disk| disk.image.as_str())) {
+        tracing::error!("what was handed over is of another VM: this process starts as after a crash");
+        return None;
+    }
+    tracing::info!("took over from the former program; upgrade {upgrades} of this process");
+    Some(Inherited(inheritance))
+}
+
+impl Inherited {
+    pub fn upgrades(&self) -> u32 {
+        self.0.description.upgrades
+    }
+
+    /// Who waits for the end of the upgrade.
+    pub fn client(&mut self) -> Option<OwnedFd> {
+        let number = self.0.description.client?;
+        self.0.take(number).ok()
+    }
+
+    /// The locked state file.
+    pub fn state(&mut self) -> Option<OwnedFd> {
+        let number = self.0.description.state?;
+        self.0.take(number).ok()
+    }
+
+    /// Servers, size of the cache, and whether it is on.
+    pub fn cache_settings(&self) -> Option<(Vec<Endpoint>, PageCount, bool)> {
+        let Description { servers, cache_pages, cache_enabled, .. } = &self.0.description;
+        let servers: Vec<Endpoint> = servers.iter().map(|server| server.parse()).collect::<Result<_, _>>().ok()?;
+        (!servers.is_empty() && *cache_pages > 0).then_some((servers, PageCount(*cache_pages), *cache_enabled))
+    }
+
+    pub fn control(&mut self) -> Option<ControlServer> {
+        let listening = self.0.description.control.take();
+        let source = self.source(listening)?;
+        ControlServer::adopt(source).inspect_err(|error| tracing::warn!("the control socket: {error}")).ok()
+    }
+
+    pub fn port(&mut self) -> Option<SocketSource> {
+        let listening = self.0.description.port.take();
+        self.source(listening)
+    }
+
+    /// Socket and store of the disk `number`.
+    pub fn disk(&mut self, number: usize) -> (Option<SocketSource>, Option<FormerStore>) {
+        let Some(disk) = self.0.description.disks.get_mut(number) else { return (None, None) };
+        let (listening, store) = (disk.socket.take(), disk.store.clone());
+        let fd = self.0.take(store.fd).ok();
+        (self.source(listening), fd.map(|fd| FormerStore { fd, kind: store.kind }))
+    }
+
+    /// Where NBD clients come from.
+    pub fn nbd(&mut self) -> Vec<Listener> {
+        let listening = std::mem::take(&mut self.0.description.nbd);
+        let adopt = |Listening { fd, path }| {
+            let listener = Listener::adopt(self.0.take(fd).ok()?, path);
+            listener.inspect_err(|error| tracing::warn!("a socket that was handed over: {error}")).ok()
+        };
+        listening.into_iter().filter_map(adopt).collect()
+    }
+
+    fn source(&mut self, listening: Option<Listening>) -> Option<SocketSource> {
+        let Listening { fd, path } = listening?;
+        let source = SocketSource::adopt(self.0.take(fd).ok()?, path);
+        source.inspect_err(|error| tracing::warn!("a socket that was handed over: {error}")).ok()
+    }
+}
+
+/// Goes on with a store where a former program stopped. `None`, with a warning, if that is impossible: its descriptor is
+/// closed then, as after a crash.
+pub fn go_on(former: FormerStore, target: &StoreTarget) -> Option<Box<dyn Store>> {
+    let FormerStore { fd, kind } = former;
+    let store: Result<Box<dyn Store>, OpenError> = match (kind, target) {
+        (StoreKind::File { flush_failed }, StoreTarget::File(path, options)) => {
+            FileStore::adopt(fd, path, *options, flush_failed).map(|store| Box::new(store) as _)
+        }
+        (StoreKind::Nbd(export), StoreTarget::Nbd(uri, options)) => {
+            NbdStore::adopt(fd, uri, *options, &export).map(|store| Box::new(store) as _)
+        }
+        (StoreKind::File { .. }, StoreTarget::Nbd(..)) | (StoreKind::Nbd(_), StoreTarget::File(..)) => return None,
+    };
+    store.inspect_err(|error| tracing::warn!("{error}; it is opened anew")).ok()
+}
+
+/// The file of this program, by the name under which an upgrade puts another one: as it was called, links and all, if that
+/// leads to it.
+pub fn own_program() -> Result<PathBuf> {
+    let own = || std::fs::metadata("/proc/self/exe").map(|file| (file.dev(), file.ino()));
+    let called = std::env::args_os().next().map(PathBuf::from).filter(|path| path.components().count() > 1);
+    if let Some(called) = called.and_then(|path| std::path::absolute(path).ok())
+        && let (Ok(own), Ok(file)) = (own(), std::fs::metadata(&called))
+        && own == (file.dev(), file.ino())
+    {
+        return Ok(called);
+    }
+    std::env::current_exe().context("cannot find the file of this program")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_program_finds_its_own_file() {
+        let program = super::own_program().unwrap();
+        assert!(program.is_absolute() && program.is_file(), "{}", program.display());
+    }
+}

@@ -1,0 +1,32 @@
+//! Signals as descriptors. They are blocked, in every thread: one that comes while another program takes the place of this
+//! one waits, and is that program's.
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use std::os::fd::OwnedFd;
+
+/// What the process is told by signals.
+pub struct Signals {
+    /// Readable after SIGTERM or SIGINT.
+    pub stop: OwnedFd,
+    /// Readable after SIGHUP.
+    pub hangup: OwnedFd,
+}
+
+impl Signals {
+    /// To be called before any thread starts: threads have the mask of the one that starts them.
+    ///
+    /// # Errors
+    /// If the system has no descriptors left.
+    pub fn take() -> Result<Self> {
+        Ok(Self { stop: descriptor(&[Signal::SIGTERM, Signal::SIGINT])?, hangup: descriptor(&[Signal::SIGHUP])? })
+    }
+}
+
+fn descriptor(signals: &[Signal]) -> Result<OwnedFd> {
+    let mask: SigSet = signals.iter().copied().collect();
+    mask.thread_block().context("cannot block signals")?;
+    let fd = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).context("no descriptors")?;
+    Ok(fd.into())
+}

@@ -1,0 +1,216 @@
+//! A flush or durable write that failed stays failed for the guest, whatever becomes of the process that it failed for.
+
+use super::support::program::{Program, REMOCA, command, expect_refusal, run, run_command};
+use super::support::wait_until;
+use remoca_disk::testing::{Command, Options, TestGuest};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// What a process waits for its disks when it is told to end.
+const STOP_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// An NBD server whose writes fail while there is a file `fail`.
+fn failing_server(folder: &Path) -> Program {
+    let mut nbdkit = command("nbdkit");
+    nbdkit.arg("-f").arg("-U").arg(folder.join("image")).args(["--filter=error", "memory", "16M"]);
+    nbdkit
+        .args(["error-pwrite=EIO", "error-pwrite-rate=100%"])
+        .arg(format!("error-pwrite-file={}", folder.join("fail").display()));
+    let program = Program::start(&mut nbdkit, &folder.join("nbdkit.log"));
+    wait_until("nbdkit listens", || folder.join("image").exists());
+    program
+}
+
+fn start(mut disk: std::process::Command, folder: &Path) -> Program {
+    disk.args(["--name", "vm", "--nbd-settle", "0"]).arg("--control").arg(folder.join("control"));
+    let mut program = Program::start(&mut disk, &folder.join("disk.log"));
+    wait_until("the VM process answers", || {
+        assert!(program.is_running(), "{}", program.log());
+        UnixStream::connect(folder.join("control")).is_ok()
+    });
+    program
+}
+
+/// The process `vm`, with more disks beside the one that fails.
+fn disk(folder: &Path, more: &[&str]) -> Program {
+    let mut disk = command(REMOCA);
+    disk.args(["disk", "--disk"]);
+    disk.arg(format!("name=root,image=nbd+unix:///?socket={}", folder.join("image").display()));
+    for image in more {
+        std::fs::write(folder.join(image), vec![0; 1 << 20]).unwrap();
+        disk.arg("--disk").arg(format!("name={image},image={}", folder.join(image).display()));
+    }
+    disk.arg("--nbd").arg(format!("unix:{}", folder.join("nbd").display()));
+    start(disk, folder)
+}
+
+/// What a flush, a durable write and a plain write of an export come to.
+fn outcomes(folder: &Path, export: &str) -> String {
+    let script = format!(
+        "
+import nbd
+h = nbd.NBD()
+h.connect_uri('nbd+unix:///{export}?socket={socket}')
+def outcome(f):
+    try:
+        f()
+    except nbd.Error as e:
+        return e.errno
+    return 'ok'
+durable = lambda: h.pwrite(bytes(4096), 0, nbd.CMD_FLAG_FUA)
+print(outcome(durable), outcome(h.flush), outcome(lambda: h.pwrite(bytes(4096), 0)))
+",
+        socket = folder.join("nbd").display()
+    );
+    let output = run_command(command("nbdsh").args(["-c", &script]).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+const FAILED: &str = "EIO EIO ok";
+const SOUND: &str = "ok ok ok";
+
+#[test]
+fn a_failed_durable_write_is_remembered_until_the_operator_says_otherwise() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut server = failing_server(folder);
+    let mut first = disk(folder, &[]);
+    assert_eq!(outcomes(folder, "root"), SOUND);
+    std::fs::write(folder.join("fail"), "").unwrap();
+    assert_eq!(outcomes(folder, "root"), "EIO EIO EIO");
+    std::fs::remove_file(folder.join("fail")).unwrap();
+    assert_eq!(outcomes(folder, "root"), FAILED);
+    first.kill();
+
+    let mut again = disk(folder, &[]);
+    assert_eq!(outcomes(folder, "root"), FAILED, "after a restart");
+    again.kill();
+
+    let mut other = disk(folder, &["data"]);
+    assert!(other.log().contains("remove the state file"), "{}", other.log());
+    assert_eq!(outcomes(folder, "root"), FAILED, "with an index of its own");
+    assert_eq!(outcomes(folder, "data"), SOUND, "the other disk is another one");
+    other.terminate();
+
+    // The documented way out.
+    std::fs::remove_file(folder.join("vm.state")).unwrap();
+    let mut last = disk(folder, &["data"]);
+    assert_eq!(outcomes(folder, "root"), SOUND);
+    last.terminate();
+    server.terminate();
+}
+
+#[test]
+fn a_disk_whose_flush_failed_is_not_handed_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut server = server_that_fails_flushes(folder);
+    std::fs::write(folder.join("fail"), "").unwrap();
+    let mut program = vhost_disk(folder, &[]);
+    let control = folder.join("control").display().to_string();
+    let to = format!("unix:{}", folder.join("nobody").display());
+    expect_refusal(&run(&["migrate", &control, "--to", &to]), 1, &["nobody"]);
+
+    let mut guest = guest(folder);
+    assert_ne!(guest.run(0, Command::Flush), 0);
+    expect_refusal(
+        &run(&["migrate", &control, "--to", &to]),
+        1,
+        &["a flush of this disk has failed", "mend the image"],
+    );
+    guest.disconnect();
+    program.terminate();
+    server.terminate();
+}
+
+/// An NBD server whose flushes fail while there is a file `fail`; it makes a file `flushing` before it answers.
+fn server_that_fails_flushes(folder: &Path) -> Program {
+    let mut nbdkit = command("nbdkit");
+    nbdkit.arg("-f").arg("-U").arg(folder.join("image")).args(["eval", "get_size=echo 1048576", "can_flush=exit 0"]);
+    nbdkit.args(["can_write=exit 0", "pwrite=cat >/dev/null"]);
+    nbdkit.arg("pread=dd if=/dev/zero count=$3 iflag=count_bytes status=none");
+    let folder_shown = folder.display();
+    let flush = format!(
+        "touch {folder_shown}/flushing; sleep 0.02; ! test -e {folder_shown}/fail || {{ echo EIO lost >&2; exit 1; }}"
+    );
+    nbdkit.arg(format!("flush={flush}"));
+    let program = Program::start(&mut nbdkit, &folder.join("nbdkit.log"));
+    wait_until("nbdkit listens", || folder.join("image").exists());
+    program
+}
+
+fn vhost_disk(folder: &Path, more: &[&str]) -> Program {
+    let mut disk = command(REMOCA);
+    disk.args(["disk", "--image"]).arg(format!("nbd+unix:///?socket={}", folder.join("image").display()));
+    disk.arg("--socket").arg(folder.join("socket")).args(more);
+    start(disk, folder)
+}
+
+fn guest(folder: &Path) -> TestGuest {
+    let mut guest = TestGuest::new(Options { queue_size: 16, data_bytes: 4096, ..Options::default() });
+    guest.connect(&folder.join("socket")).unwrap();
+    guest
+}
+
+#[test]
+fn a_flush_that_fails_for_a_process_that_ends_has_failed_for_the_next() {
+    // An answer that comes later than a process waits for is not heard: the server may be slow for once.
+    assert!((0..10).any(|_| a_failed_flush_is_kept()), "it never hears of the failure");
+}
+
+/// Whether the process heard of the failure before it ended.
+fn a_failed_flush_is_kept() -> bool {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut server = server_that_fails_flushes(folder);
+    let mut first = vhost_disk(folder, &[]);
+    let mut guest = guest(folder);
+    std::fs::write(folder.join("fail"), "").unwrap();
+    guest.submit(0, Command::Flush);
+    guest.queues[0].kick();
+    wait_until("the server flushes", || folder.join("flushing").exists());
+    let told_at = Instant::now();
+    first.terminate();
+    let in_time = told_at.elapsed() < STOP_TIME_MAX;
+    std::fs::remove_file(folder.join("fail")).unwrap();
+    let mut next = vhost_disk(folder, &[]);
+    guest.disconnect();
+    guest.connect(&folder.join("socket")).unwrap();
+    let status = guest.run(0, Command::Flush);
+    assert!(status != 0 || !in_time, "{}", next.log());
+    guest.disconnect();
+    next.terminate();
+    server.terminate();
+    in_time
+}
+
+#[test]
+fn a_process_that_waits_for_its_disks_remembers_what_failed_when_it_had_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut server = server_that_fails_flushes(folder);
+    let incoming = format!("unix:{}", folder.join("in").display());
+    let control = folder.join("control").display().to_string();
+    let start = || {
+        let process = vhost_disk(folder, &["--incoming", &incoming]);
+        let said = run(&["migrate", &control, "--take-back"]);
+        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+        process
+    };
+    let mut first = start();
+    let mut guest = guest(folder);
+    assert_eq!(guest.run(0, Command::Flush), 0);
+    std::fs::write(folder.join("fail"), "").unwrap();
+    assert_ne!(guest.run(0, Command::Flush), 0);
+    std::fs::remove_file(folder.join("fail")).unwrap();
+    first.kill();
+    let mut next = start();
+    guest.disconnect();
+    guest.connect(&folder.join("socket")).unwrap();
+    assert_ne!(guest.run(0, Command::Flush), 0, "{}", next.log());
+    guest.disconnect();
+    next.terminate();
+    server.terminate();
+}

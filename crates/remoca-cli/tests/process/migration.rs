@@ -1,0 +1,382 @@
+//! A VM moves between two VM processes with one image and one memory server: there and back, given up half-way, and with
+//! either process killed. Every answer is compared with a model, and afterwards the images are.
+
+use super::support::machine::{Evictions, Machine, Other, Setup};
+use super::support::program::{Program, Serve, Signal, ask_raw, expect_refusal, run};
+use super::support::wait_until;
+use remoca_disk::status::Status;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+fn machine(seed: u64) -> (Serve, Machine) {
+    // Not in /tmp, which may be a file system that shows no changes.
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let server = Serve::start(folder.path(), "16M");
+    let setup = Setup { server: Some(server.address.clone()), sectors: vec![512, 4096], seed, ..Setup::default() };
+    let mut machine = Machine::start_in(folder, setup);
+    machine.evictions = Evictions::LYING;
+    machine.run_until_hits(200);
+    (server, machine)
+}
+
+fn incoming(machine: &Machine, name: &str) -> Other {
+    let address = address(machine, name);
+    machine.start_other(name, &["--incoming".into(), address])
+}
+
+fn address(machine: &Machine, name: &str) -> String {
+    format!("unix:{}", machine.folder.path().join(name).join("in").display())
+}
+
+/// `remoca migrate` at the process that the guest is attached to.
+#[track_caller]
+fn offer(machine: &Machine, name: &str) {
+    let control = machine.control();
+    let said = run(&["migrate", control.to_str().unwrap(), "--to", &address(machine, name)]);
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+}
+
+fn has_disks(status: &Status) -> bool {
+    status.migration.as_ref().is_none_or(|migration| migration.has_disks)
+}
+
+#[track_caller]
+fn wait_for_disks(other: &Other) {
+    wait_until("the other process has the disks", || has_disks(&other.status()));
+}
+
+fn news(status: &Status) -> String {
+    status.migration.as_ref().and_then(|migration| migration.news.clone()).unwrap_or_default()
+}
+
+/// What the cache holds brings hits before anything is admitted.
+fn expect_warm(machine: &mut Machine) {
+    wait_until("the disks are there", || has_disks(&machine.status()));
+    let status = machine.status();
+    assert!(news(&status).contains("has the disks, warm"), "{}", news(&status));
+    wait_until("the pool is there", || machine.status().cache.used_bytes > 1 << 20);
+    let admitted = machine.counter("evictions_admitted");
+    machine.evictions = Evictions { current: 0, stale: 0, garbage: 1, foreign: 0, zero: 0 };
+    machine.run_until_hits(50);
+    machine.evictions = Evictions::LYING;
+    assert_eq!(machine.counter("evictions_admitted"), admitted);
+    assert_eq!(machine.counter("fetch_wrong") + machine.counter("foreign_writes"), 0);
+}
+
+#[test]
+fn a_vm_moves_there_and_back_and_its_cache_comes_along() {
+    let (_server, mut machine) = machine(71);
+    // A guest that says so once sends no flushes any more, wherever it runs.
+    machine.disks[0].guest.set_writeback(false).unwrap();
+    for (round, name) in ["b", "c", "b"].into_iter().enumerate() {
+        let other = incoming(&machine, name);
+        offer(&machine, name);
+        machine.run(20);
+        assert!(has_disks(&machine.status()), "nothing moves while the guest runs");
+        machine.stop_queues();
+        wait_for_disks(&other);
+        let mut left = machine.move_to(other);
+        expect_warm(&mut machine);
+        let write_cache = |machine: &mut Machine, disk: usize| machine.disks[disk].guest.read_config(32, 1).unwrap();
+        assert_eq!((write_cache(&mut machine, 0), write_cache(&mut machine, 1)), (vec![0], vec![1]));
+        machine.run_until_hits(200);
+        assert!(!has_disks(&left.status()));
+        if round == 1 {
+            left.program.kill();
+        } else {
+            left.program.terminate();
+        }
+        machine.run(10);
+    }
+    machine.finish();
+}
+
+#[test]
+fn a_guest_that_goes_on_where_it_was_gets_its_disks_back_warm() {
+    let (_server, mut machine) = machine(72);
+    let other = incoming(&machine, "b");
+    offer(&machine, "b");
+    for _ in 0..2 {
+        machine.stop_queues();
+        wait_for_disks(&other);
+        assert!(!has_disks(&machine.status()));
+        expect_shown(&machine, "the disks are not here, connected with unix:");
+        // The other process has heard that they are on; and one without disks does not let the guest wait.
+        machine.disks[0].guest.set_writeback(false).unwrap();
+        machine.port.set_writeback(false).unwrap();
+        machine.start_queues();
+        expect_warm(&mut machine);
+        assert_eq!(machine.disks[0].guest.read_config(32, 1).unwrap(), [0]);
+        machine.disks[0].guest.set_writeback(true).unwrap();
+        machine.port.set_writeback(true).unwrap();
+        expect_shown(&machine, "the disks are here, connected with unix:");
+        assert!(!has_disks(&other.status()));
+        machine.run_until_hits(100);
+        offer_again(&machine);
+    }
+    // Before the guest has stopped it is only called off. Until then, this is no time for another program.
+    let control = machine.control();
+    expect_refusal(&run(&["upgrade", control.to_str().unwrap()]), 1, &["about to go there"]);
+    let said = run(&["migrate", control.to_str().unwrap(), "--abort"]);
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    machine.stop_queues();
+    machine.start_queues();
+    machine.run_until_hits(100);
+    assert!(!has_disks(&other.status()));
+    machine.finish();
+}
+
+/// What came along with the disks is kept as if it had always been there: for an upgrade, and for the next process.
+#[test]
+fn a_process_that_got_its_disks_leaves_a_warm_cache_to_its_successors() {
+    let (server, mut machine) = machine(81);
+    let other = incoming(&machine, "b");
+    offer(&machine, "b");
+    machine.stop_queues();
+    wait_for_disks(&other);
+    let mut left = machine.move_to(other);
+    expect_warm(&mut machine);
+    assert!(!left.host.join("test.state").exists(), "what the other one left would be old");
+    left.program.terminate();
+    machine.outlives = true;
+    let control = machine.control();
+    let said = run(&["upgrade", control.to_str().unwrap()]);
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    assert_eq!(machine.status().started, "warm", "{}", machine.program.log());
+    assert!(machine.program.log().contains("pages cached, all in order"), "{}", machine.program.log());
+    machine.run(20);
+    machine.program.terminate();
+    // As a service manager starts it: with all of its options.
+    let address = address(&machine, "b");
+    machine.setup().arguments.extend(["--incoming".into(), address]);
+    for ends in [Program::terminate, Program::kill] {
+        machine.restart();
+        assert_eq!(machine.status().started, "warm", "{}", machine.program.log());
+        machine.pages_sent = 0;
+        let admitted = machine.counter("evictions_admitted");
+        machine.run_until_hits(50);
+        assert!(admitted == 0 && machine.counter("fetch_wrong") == 0);
+        ends(&mut machine.program);
+    }
+    machine.restart();
+    machine.pages_sent = 0;
+    machine.run_until_hits(50);
+    assert_eq!(server.status()["pools"].as_array().unwrap().len(), 1);
+    machine.finish();
+}
+
+/// `remoca status -v` says so.
+#[track_caller]
+fn expect_shown(machine: &Machine, text: &str) {
+    let said = run(&["status", "-v", machine.control().to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&said.stdout);
+    assert!(said.contains(text), "{said}");
+}
+
+/// The connection is still there: one hand-over was called off, not the migration.
+fn offer_again(machine: &Machine) {
+    let control = machine.control();
+    let said = run(&["migrate", control.to_str().unwrap(), "--abort"]);
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    wait_until("the other process hears of it", || {
+        run(&["migrate", control.to_str().unwrap(), "--to", &address(machine, "b")]).status.success()
+    });
+}
+
+#[test]
+fn disks_that_were_written_elsewhere_come_back_cold() {
+    let (_server, mut machine) = machine(73);
+    machine.disks[0].guest.set_writeback(false).unwrap();
+    let other = incoming(&machine, "b");
+    offer(&machine, "b");
+    machine.stop_queues();
+    wait_for_disks(&other);
+    let left = machine.move_to(other);
+    machine.run(20);
+    machine.set("\"cache_bytes\":2097152");
+    machine.disks[0].guest.set_writeback(true).unwrap();
+    machine.stop_queues();
+    let mut written = machine.move_to(left);
+    machine.run(20);
+    assert_eq!(machine.disks[0].guest.read_config(32, 1).unwrap(), [1], "as the guest said last, wherever");
+    assert!(news(&machine.status()).contains("has the disks, cold"), "{}", news(&machine.status()));
+    assert_eq!(machine.status().cache.wanted_bytes, 2 << 20, "as the operator set it at the other process");
+    assert!(!has_disks(&written.status()));
+    written.program.terminate();
+    machine.run_until_hits(100);
+    machine.finish();
+}
+
+#[test]
+fn whichever_process_dies_the_guest_has_its_disks() {
+    let (_server, mut machine) = machine(74);
+    // The other one, while it waits for the disks.
+    let mut other = incoming(&machine, "b");
+    offer(&machine, "b");
+    other.program.kill();
+    machine.stop_queues();
+    machine.start_queues();
+    machine.run_until_hits(100);
+    assert!(has_disks(&machine.status()));
+    // The other one, when it has them: nobody else can say whether it wrote, so they come back cold.
+    let mut other = incoming(&machine, "c");
+    offer(&machine, "c");
+    machine.stop_queues();
+    wait_for_disks(&other);
+    other.program.kill();
+    // A service manager starts it again. No guest has run with the disks there, so it waits for them once more.
+    let mut again = incoming(&machine, "c");
+    machine.start_queues();
+    machine.run(20);
+    assert!(news(&machine.status()).contains("has the disks, cold"), "{}", news(&machine.status()));
+    assert!(!has_disks(&again.status()));
+    again.program.terminate();
+    machine.run_until_hits(100);
+    // This one, when the other has them.
+    let other = incoming(&machine, "d");
+    offer(&machine, "d");
+    machine.stop_queues();
+    wait_for_disks(&other);
+    machine.program.kill();
+    drop(machine.move_to(other));
+    expect_warm(&mut machine);
+    machine.finish();
+}
+
+#[test]
+fn a_process_that_hangs_with_the_disks_keeps_them_until_it_is_gone() {
+    let (_server, mut machine) = machine(75);
+    let mut other = incoming(&machine, "b");
+    offer(&machine, "b");
+    machine.stop_queues();
+    wait_for_disks(&other);
+    other.program.signal(Signal::STOP);
+    machine.start_queues();
+    wait_until("the silence is noticed", || news(&machine.status()).contains("are in use"));
+    assert!(!has_disks(&machine.status()));
+    other.program.kill();
+    machine.run(20);
+    assert!(news(&machine.status()).contains("has the disks, cold"));
+    machine.finish();
+}
+
+#[test]
+fn a_process_that_is_told_to_end_ends_the_hand_over_first() {
+    let (_server, mut machine) = machine(79);
+    let other = incoming(&machine, "b");
+    offer(&machine, "b");
+    // The index is more than the connection takes.
+    other.program.signal(Signal::STOP);
+    machine.stop_queues();
+    machine.program.signal(Signal::TERM);
+    other.program.signal(Signal::CONT);
+    wait_for_disks(&other);
+    wait_until("it ends", || !machine.program.is_running());
+    drop(machine.move_to(other));
+    expect_warm(&mut machine);
+    machine.finish();
+}
+
+/// No lock tells where the disks are.
+#[test]
+fn over_nbd_a_source_that_starts_again_is_no_owner_and_takes_nothing_from_a_peer_that_answers() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Serve::start(folder.path(), "16M");
+    let server_address = Some(server.address.clone());
+    let mut machine =
+        Machine::start_in(folder, Setup { server: server_address, nbd: true, seed: 77, ..Setup::default() });
+    machine.run_until_hits(50);
+    // What a guest said of its write cache is answered by a process without the disks, too.
+    machine.disks[0].guest.set_writeback(false).unwrap();
+    let mut other = incoming(&machine, "b");
+    offer(&machine, "b");
+    machine.stop_queues();
+    wait_for_disks(&other);
+    assert!(news(&other.status()).contains("has the disks, warm"), "{}", news(&other.status()));
+    let control = machine.control();
+    let take_back = || run(&["migrate", control.to_str().unwrap(), "--take-back"]);
+    expect_refusal(&take_back(), 1, &["is connected, and may have the disks"]);
+    assert!(!has_disks(&machine.status()));
+    machine.program.kill();
+    machine.restart();
+    assert!(!has_disks(&machine.status()), "the other process has them");
+    wait_until("the guest is noticed", || news(&machine.status()).contains("the guest waits for its disks"));
+    other.program.kill();
+    let said = take_back();
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    machine.run_until_hits(50);
+    machine.program.kill();
+    machine.restart();
+    assert!(has_disks(&machine.status()), "they came back");
+    machine.pages_sent = 0;
+    machine.run(10);
+    machine.finish();
+}
+
+#[test]
+fn a_process_that_runs_keeps_its_state_file() {
+    let (_server, mut machine) = machine(78);
+    let control = machine.control();
+    let (state, to) = (control.with_file_name("test.state"), address(&machine, "b"));
+    let there = std::fs::metadata(&state).unwrap().len();
+    let folder = machine.folder.path();
+    std::fs::create_dir_all(folder.join("b")).unwrap();
+    let disk = format!("image={},socket={}", machine.disks[0].image.display(), folder.join("b/socket").display());
+    let arguments = ["disk", "--name", "test", "--disk", &disk, "--incoming", &to, "--state", state.to_str().unwrap()];
+    let said = run(&[&arguments[..], &["--control", folder.join("b/control").to_str().unwrap()]].concat());
+    expect_refusal(&said, 1, &["test.state"]);
+    assert_eq!(std::fs::metadata(&state).unwrap().len(), there);
+    machine.run_until_hits(50);
+    machine.finish();
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_the_hypervisor_migrates() {
+    let (_server, mut machine) = machine(76);
+    let control = machine.control();
+    let control = control.to_str().unwrap();
+    let migrate = |to: &str| run(&["migrate", control, "--to", to]);
+    expect_refusal(&migrate(&address(&machine, "nowhere")), 1, &["cannot be reached"]);
+    expect_refusal(&run(&["migrate", control, "--abort"]), 1, &["nothing to abort"]);
+    expect_refusal(&run(&["migrate", control, "--take-back"]), 1, &["the disks are here"]);
+    machine.setup().named = false;
+    let stranger = incoming(&machine, "stranger");
+    expect_refusal(&migrate(&address(&machine, "stranger")), 1, &["it refuses: it is the VM test, and here is "]);
+    drop(stranger);
+    let folder = machine.folder.path();
+    let socket = |name: &str| folder.join(name).display().to_string();
+    let small = folder.join("small");
+    std::fs::write(&small, [0; 8192]).unwrap();
+    let to = format!("unix:{}", socket("in"));
+    let disk = format!("image={},socket={}", small.display(), socket("x"));
+    let arguments = ["disk", "--name", "x", "--disk", &disk, "--incoming", &to, "--control", &socket("x.ctl")];
+    let log = folder.join("x.log");
+    let mut other = super::support::program::Program::start(
+        super::support::program::command(super::support::program::REMOCA).args(arguments),
+        &log,
+    );
+    wait_until("it listens", || {
+        assert!(other.is_running(), "{}", other.log());
+        Path::new(&socket("x.ctl")).exists() && Path::new(&socket("in")).exists()
+    });
+    expect_refusal(&migrate(&to), 1, &["it refuses: it has the disks disk0 (8 MiB", "and here are disk0 (0 MiB"]);
+    // Strangers at the same door.
+    for garbage in
+        [&[1, 2, 0, 0, 0, b'{', b'}'][..], &[5, 0xff, 0xff, 0xff, 0xff], &[4, 0, 0, 0, 0], b"GET / HTTP/1.0\r\n\r\n"]
+    {
+        let mut stream = UnixStream::connect(socket("in")).unwrap();
+        stream.write_all(garbage).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut rest = Vec::new();
+        // Closed on us, with or without a word.
+        let _ = stream.read_to_end(&mut rest);
+    }
+    wait_until("the next one is heard", || {
+        String::from_utf8_lossy(&migrate(&to).stderr).contains("it refuses: it has the disks")
+    });
+    assert!(other.is_running());
+    let busy = ask_raw(Path::new(&socket("x.ctl")), b"{\"op\":\"migrate\",\"to\":\"unix:/x\"}\n");
+    assert!(busy.contains("does not have the disks"), "{busy}");
+    machine.finish();
+}

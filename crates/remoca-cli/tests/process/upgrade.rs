@@ -1,0 +1,384 @@
+//! Upgrade in place under load: the same process, the same sockets and locks, nothing lost; and upgrades that are refused.
+
+use super::support::machine::{Evictions, Machine, Setup};
+use super::support::program::{PASSED, Program, REMOCA, Serve, Signal, command, install, pass, status};
+use super::support::wait_until;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+fn machine(setup: Setup) -> (Serve, Machine) {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Serve::start(folder.path(), "16M");
+    let setup = Setup { server: Some(server.address.clone()), ..setup };
+    let mut machine = Machine::start_in(folder, setup);
+    machine.evictions = Evictions::LYING;
+    machine.outlives = true;
+    (server, machine)
+}
+
+/// `remoca upgrade`, under way.
+fn begin(control: &Path, program: Option<&Path>) -> Child {
+    let mut command = command(REMOCA);
+    command.arg("upgrade").arg(control).stdout(Stdio::piped()).stderr(Stdio::piped());
+    if let Some(program) = program {
+        command.arg("--program").arg(program);
+    }
+    command.spawn().unwrap()
+}
+
+/// Whether it succeeded, and what it said.
+fn end(child: Child) -> (bool, String) {
+    let output = child.wait_with_output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8(said).unwrap())
+}
+
+/// Upgrades, while the guest works; what was said of it.
+fn upgrade(machine: &mut Machine, program: Option<&Path>) -> (bool, String) {
+    let mut child = begin(&machine.control(), program);
+    while child.try_wait().unwrap().is_none() {
+        machine.round();
+    }
+    machine.run(5);
+    // The counters began anew.
+    machine.pages_sent = machine.counter("evictions_reported");
+    end(child)
+}
+
+#[track_caller]
+fn expect_upgrade(machine: &mut Machine, program: Option<&Path>) {
+    let (before, pid) = (machine.status(), machine.program.pid());
+    let (mut done, mut said) = upgrade(machine, program);
+    // A disk that takes seconds for a flush, as one under load may.
+    for _ in 0..5 {
+        if done || !said.contains("in flight") {
+            break;
+        }
+        (done, said) = upgrade(machine, program);
+    }
+    assert!(done && said.contains(&format!("process {pid} runs version")), "{said}");
+    let after = machine.status();
+    assert_eq!((after.pid, after.upgrades), (pid, before.upgrades + 1));
+    machine.expect_no_harm();
+}
+
+#[track_caller]
+fn expect_refused_upgrade(machine: &mut Machine, program: Option<&Path>, words: &str) {
+    let before = machine.status();
+    let (done, said) = upgrade(machine, program);
+    assert!(!done && said.contains(words) && said.contains("goes on as before"), "{said}");
+    let after = machine.status();
+    assert!(after.upgrades == before.upgrades && after.uptime_s > before.uptime_s);
+    machine.expect_no_harm();
+}
+
+fn descriptors(program: &Program) -> usize {
+    std::fs::read_dir(format!("/proc/{}/fd", program.pid())).unwrap().count()
+}
+
+/// Does something again and again, in a thread, until dropped; counts.
+struct Meanwhile {
+    over: Arc<AtomicBool>,
+    count: Arc<AtomicUsize>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Meanwhile {
+    fn again_and_again(mut action: impl FnMut() + Send + 'static) -> Self {
+        let (over, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let (theirs, counter) = (Arc::clone(&over), Arc::clone(&count));
+        let thread = std::thread::spawn(move || {
+            while !theirs.load(Ordering::Relaxed) {
+                action();
+                counter.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        Self { over, count, thread: Some(thread) }
+    }
+
+    /// How often; fails the test if the action did.
+    fn end(mut self) -> usize {
+        self.over.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+        self.count.load(Ordering::Relaxed)
+    }
+}
+
+/// Whether somebody writes to the image and shares it with no other writer. Nothing is locked for that: a child that another
+/// test forks would keep such a lock until its `exec`, and the product would find it.
+fn is_locked(image: &File) -> bool {
+    [101, 201].into_iter().all(|byte| {
+        // SAFETY: flock is a plain C structure, for which all zero is a valid value.
+        let mut request: libc::flock = unsafe { std::mem::zeroed() };
+        (request.l_type, request.l_start, request.l_len) = (libc::F_WRLCK as i16, byte, 1);
+        // SAFETY: F_OFD_GETLK reads and writes the structure, which outlives the call; the descriptor is open.
+        let result = unsafe { libc::fcntl(image.as_raw_fd(), libc::F_OFD_GETLK, &raw mut request) };
+        assert_eq!(result, 0);
+        request.l_type != libc::F_UNLCK as i16
+    })
+}
+
+/// Two disks and a port. Meanwhile the images are locked at every moment, and whoever asks for the status gets it.
+#[test]
+fn several_upgrades_under_load() {
+    let (_server, mut machine) = machine(Setup { sectors: vec![512, 4096], seed: 71, ..Setup::default() });
+    machine.run_until_hits(100);
+    let image = File::open(&machine.disks[0].image).unwrap();
+    let locked = Meanwhile::again_and_again(move || {
+        assert!(is_locked(&image), "another program could get in between");
+    });
+    let control = machine.control();
+    let before = descriptors(&machine.program);
+    let reachable = Meanwhile::again_and_again(move || drop(status(&control)));
+    expect_upgrade(&mut machine, None);
+    machine.run_until_hits(50);
+    // A copy under another name, then that one's file as it is now.
+    let copy = machine.folder.path().join("remoca-next");
+    install(Path::new(REMOCA), &copy);
+    expect_upgrade(&mut machine, Some(&copy));
+    expect_upgrade(&mut machine, None);
+    let exe = std::fs::read_link(format!("/proc/{}/exe", machine.program.pid())).unwrap();
+    assert_eq!(exe, copy);
+    assert!(locked.end() > 10 && reachable.end() > 10);
+    machine.run_until_hits(50);
+    let after = descriptors(&machine.program);
+    assert!(after <= before, "{before} descriptors before, {after} after");
+    machine.finish();
+}
+
+#[test]
+fn what_was_set_stays_set() {
+    let (server, mut machine) = machine(Setup { seed: 72, ..Setup::default() });
+    machine.run_until_hits(50);
+    machine.set("\"cache_bytes\":2097152");
+    expect_upgrade(&mut machine, None);
+    machine.run_until_hits(50);
+    assert_eq!(machine.status().cache.wanted_bytes, 2 << 20);
+    machine.set("\"enabled\":false");
+    let folder = tempfile::tempdir().unwrap();
+    let other = Serve::start(folder.path(), "16M");
+    machine.set(&format!("\"servers\":[\"{}\",\"{}\"]", other.address, server.address));
+    expect_upgrade(&mut machine, None);
+    assert!(!machine.status().cache.enabled);
+    assert_eq!(machine.status().servers.len(), 2);
+    machine.set("\"enabled\":true");
+    machine.run_until_hits(50);
+    assert_eq!(machine.status().cache.wanted_bytes, 2 << 20);
+    machine.finish();
+}
+
+#[test]
+fn a_hangup_upgrades_too() {
+    let (_server, mut machine) = machine(Setup { seed: 73, ..Setup::default() });
+    machine.run(10);
+    for upgrades in 1..=2 {
+        machine.program.signal(Signal::HUP);
+        machine.run_until("the program took over", |machine| machine.status().upgrades == upgrades);
+        machine.run(5);
+    }
+    machine.pages_sent = machine.counter("evictions_reported");
+    machine.finish();
+}
+
+#[test]
+fn without_a_memory_server_an_upgrade_is_none_the_harder() {
+    let (mut server, mut machine) = machine(Setup { seed: 74, ..Setup::default() });
+    machine.run_until_hits(100);
+    server.program.signal(Signal::STOP);
+    expect_upgrade(&mut machine, None);
+    server.program.signal(Signal::CONT);
+    machine.run_until_hits(50);
+    server.program.kill();
+    expect_upgrade(&mut machine, None);
+    server.restart();
+    machine.run_until_hits(50);
+    machine.finish();
+}
+
+fn script(folder: &Path, name: &str, text: &str) -> PathBuf {
+    let (source, path) = (folder.join("source"), folder.join(name));
+    std::fs::write(&source, text).unwrap();
+    install(&source, &path);
+    path
+}
+
+#[test]
+fn a_program_that_cannot_take_over_changes_nothing() {
+    let (_server, mut machine) = machine(Setup { seed: 75, ..Setup::default() });
+    machine.run_until_hits(50);
+    let folder = tempfile::tempdir().unwrap();
+    let script = |name: &str, text: &str| script(folder.path(), name, text);
+    let yes = r#"#!/bin/sh
+echo '{"remoca_handover":2,"version":"9"}'
+"#;
+    // It says that it could, and is no program any more when its time has come.
+    let vanishes = script("vanishes", &format!("{yes}rm $0\n"));
+    for (program, words) in [
+        (
+            script("old", "#!/bin/sh\necho \"error: unexpected argument '--check-handover'\" >&2\nexit 2\n"),
+            "unexpected argument",
+        ),
+        (script("crash", "#!/bin/sh\nkill -SEGV $$\n"), "signal: 11"),
+        (script("newer", &yes.replace(":2,", ":9,")), "description 9"),
+        ("/bin/true".into(), "no remoca"),
+        ("/no/such/program".into(), "cannot be started"),
+        (folder.path().into(), "cannot be started"),
+        (vanishes, "new program cannot be started"),
+    ] {
+        expect_refused_upgrade(&mut machine, Some(&program), words);
+    }
+    expect_upgrade(&mut machine, None);
+    machine.finish();
+}
+
+/// As if a program in between had not known of state files: the one that is there is of before.
+#[test]
+fn a_state_file_of_before_is_not_believed_though_the_image_stayed_open() {
+    // A file system that shows changes.
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let server = Serve::start(folder.path(), "16M");
+    let setup = Setup { server: Some(server.address.clone()), seed: 79, ..Setup::default() };
+    let mut machine = Machine::start_in(folder, setup);
+    machine.outlives = true;
+    machine.run_until_hits(100);
+    machine.settle();
+    let (state, old) = (machine.state(), machine.folder.path().join("old"));
+    std::fs::copy(&state, &old).unwrap();
+    machine.run(100);
+    let (state_shown, old_shown) = (state.display(), old.display());
+    let text = format!(
+        "#!/bin/sh\ncase \"$*\" in *--check-handover*) ;; *) mv {old_shown} {state_shown} ;; esac\nexec {REMOCA} \"$@\"\n"
+    );
+    let program = script(machine.folder.path(), "between", &text);
+    expect_upgrade(&mut machine, Some(&program));
+    let reason = machine.status().cold_reason.unwrap_or_else(|| panic!("warm: {}", machine.program.log()));
+    assert!(reason.contains("changed") && !old.exists(), "{reason}");
+    machine.run_until_hits(50);
+    machine.finish();
+}
+
+/// The state file is handed over, lock and all: who may open it does not matter in between.
+#[test]
+fn a_state_file_that_others_may_read_does_not_end_the_process() {
+    let (_server, mut machine) = machine(Setup { seed: 80, ..Setup::default() });
+    machine.run_until_hits(50);
+    let mode = std::fs::Permissions::from_mode(0o640);
+    std::fs::set_permissions(machine.state(), mode).unwrap();
+    expect_upgrade(&mut machine, None);
+    assert_eq!(machine.status().started, "warm", "{}", machine.program.log());
+    machine.finish();
+}
+
+/// The connection is handed over: with its socket moved away, the NBD server cannot be connected to again.
+#[test]
+fn an_nbd_server_does_not_notice() {
+    let (_server, mut machine) = machine(Setup { nbd: true, sectors: vec![512, 4096], seed: 76, ..Setup::default() });
+    machine.run_until_hits(50);
+    for number in 0..2 {
+        let socket = machine.folder.path().join(format!("nbd{number}"));
+        std::fs::rename(&socket, socket.with_extension("moved")).unwrap();
+    }
+    for _ in 0..2 {
+        expect_upgrade(&mut machine, None);
+        machine.run_until_hits(50);
+    }
+    assert!(!machine.program.log().contains("void"), "{}", machine.program.log());
+    // While it does not answer there is no upgrade: what it holds is not ours to leave. The cache would answer in its place.
+    machine.set("\"enabled\":false");
+    machine.disks[0].nbd.as_ref().unwrap().program.signal(Signal::STOP);
+    let disk = &mut machine.disks[0];
+    let read = remoca_disk::testing::Command::Read { sector: 0, length: 1 << 16 };
+    let ticket = disk.guest.submit(0, read);
+    disk.guest.queues[0].kick();
+    let (done, said) = end(begin(&machine.control(), None));
+    assert!(!done && said.contains("still in flight"), "{said}");
+    machine.disks[0].nbd.as_ref().unwrap().program.signal(Signal::CONT);
+    assert_eq!(machine.disks[0].guest.wait(ticket), 0);
+    expect_upgrade(&mut machine, None);
+    machine.finish();
+}
+
+/// QEMU's NBD client comes back by itself.
+#[test]
+fn nbd_clients_come_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("image"), vec![0; 8 << 20]).unwrap();
+    let mut disk = command(REMOCA);
+    disk.arg("disk").arg("--disk").arg(format!("image={},name=root", path("image").display()));
+    disk.arg("--nbd").arg(format!("unix:{}", path("nbd").display())).arg("--control").arg(path("control"));
+    let mut program = Program::start(&mut disk, &path("disk.log"));
+    wait_until("the VM process answers", || UnixStream::connect(path("control")).is_ok());
+    let target = "driver=nbd,server.type=unix,server.path=".to_owned()
+        + path("nbd").to_str().unwrap()
+        + ",export=root,reconnect-delay=60";
+    let output = std::fs::File::create(path("out")).unwrap();
+    let mut client =
+        command("qemu-io").args(["--image-opts", &target]).stdin(Stdio::piped()).stdout(output).spawn().unwrap();
+    let mut say = |line: &str| client.stdin.as_mut().unwrap().write_all(line.as_bytes()).unwrap();
+    let heard =
+        |count: usize| std::fs::read_to_string(path("out")).unwrap().matches(" bytes at offset ").count() == count;
+    say("write -P 7 0 1M\n");
+    wait_until("it has written", || heard(1));
+    for round in 0..3 {
+        let (done, said) = end(begin(&path("control"), None));
+        assert!(done, "{said}");
+        // One command at a time: qemu-io looks at its input only when there is more.
+        say("read -P 7 0 1M\n");
+        wait_until("it goes on", || heard(2 + round));
+    }
+    say("quit\n");
+    assert!(client.wait().unwrap().success());
+    let said = std::fs::read_to_string(path("out")).unwrap();
+    assert!(!said.contains("verification failed"), "{said}");
+    assert_eq!(status(&path("control")).upgrades, 3);
+    program.terminate();
+    assert!(!path("nbd").exists() && !path("control").exists(), "sockets are left behind");
+}
+
+/// What comes from somebody else's hand is no reason to fail, and no reason to trust.
+#[test]
+fn an_odd_handover_is_a_start_as_after_a_crash() {
+    for odd in ["x", "0", "77", "1000000"] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::write(path("image"), vec![0; 1 << 20]).unwrap();
+        let mut disk = command(REMOCA);
+        disk.env("REMOCA_HANDOVER", odd).arg("disk").arg("--image").arg(path("image"));
+        disk.arg("--socket").arg(path("socket")).arg("--control").arg(path("control"));
+        let mut program = Program::start(&mut disk, &path("disk.log"));
+        wait_until("the VM process answers", || UnixStream::connect(path("control")).is_ok());
+        assert!(program.log().contains("starts as after a crash"), "{}", program.log());
+        // Its own upgrade works.
+        let (done, said) = end(begin(&path("control"), None));
+        assert!(done, "{said}");
+        program.terminate();
+    }
+}
+
+/// A single connection cannot be made again, so it is not thrown away.
+#[test]
+fn a_connection_that_was_passed_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("image"), vec![0; 1 << 20]).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut disk = command(REMOCA);
+    disk.arg("disk").arg("--image").arg(path("image")).args(["--fd", PASSED]).arg("--control").arg(path("control"));
+    pass(&mut disk, &theirs);
+    let program = Program::start(&mut disk, &path("disk.log"));
+    wait_until("the VM process answers", || UnixStream::connect(path("control")).is_ok());
+    let (done, said) = end(begin(&path("control"), None));
+    assert!(!done && said.contains("passed by --fd"), "{said}");
+    assert_eq!(status(&path("control")).upgrades, 0);
+    drop((program, ours));
+}

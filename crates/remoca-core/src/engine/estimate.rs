@@ -1,0 +1,142 @@
+//! Running quantiles of a latency: what is normal now, in 400 bytes and integers.
+//!
+//! A histogram with eight buckets to the octave, from 1 us to 16 s, so a quantile is off by at most 6 %. After
+//! [`WINDOW`] values all counts are halved: what is long past fades out. Quantiles are computed again when an eighth of the
+//! values is new, which costs about one step for each value.
+
+use crate::units::Nanos;
+
+const SUB_BUCKETS: usize = 8;
+const BUCKETS: usize = SUB_BUCKETS * 24;
+/// Counts are halved when there are so many.
+const WINDOW: u32 = 1024;
+/// Fewer values say nothing, and fewer than these are not enough to judge somebody by.
+const VALUES_MIN: u32 = 16;
+const SETTLED_MIN: u32 = 256;
+
+/// What is known of a latency.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Latency {
+    pub p50_ns: u64,
+    pub p99_ns: u64,
+}
+
+/// The running estimate of one latency.
+#[derive(Debug)]
+pub(super) struct Estimate {
+    counts: [u16; BUCKETS],
+    total: u32,
+    fresh: u32,
+    known: Latency,
+}
+
+impl Default for Estimate {
+    fn default() -> Self {
+        Self { counts: [0; BUCKETS], total: 0, fresh: 0, known: Latency::default() }
+    }
+}
+
+impl Estimate {
+    /// Something took from `since` to `now`.
+    pub(super) fn note(&mut self, since: Nanos, now: Nanos) {
+        self.counts[bucket(now.since_ns(since))] += 1;
+        self.total += 1;
+        self.fresh += 1;
+        if self.total == WINDOW {
+            self.counts.iter_mut().for_each(|count| *count /= 2);
+            self.total = self.counts.iter().map(|count| u32::from(*count)).sum();
+        }
+        if self.fresh * 8 >= self.total {
+            self.fresh = 0;
+            self.known = Latency { p50_ns: self.quantile(50), p99_ns: self.quantile(99) };
+        }
+    }
+
+    /// The quantiles, once there are enough values.
+    pub(super) fn known(&self) -> Option<Latency> {
+        (self.total >= VALUES_MIN).then_some(self.known)
+    }
+
+    /// The same, once they can be relied on.
+    pub(super) fn settled(&self) -> Option<Latency> {
+        (self.total >= SETTLED_MIN).then_some(self.known)
+    }
+
+    /// The middle of the bucket in which the value lies that `percent` of all do not exceed.
+    fn quantile(&self, percent: u32) -> u64 {
+        let rank = (self.total * percent).div_ceil(100);
+        let mut seen = 0;
+        let at = self.counts.iter().position(|count| {
+            seen += u32::from(*count);
+            seen >= rank
+        });
+        middle_ns(at.unwrap_or(BUCKETS - 1))
+    }
+}
+
+fn bucket(ns: u64) -> usize {
+    let units = (ns >> 7).max(SUB_BUCKETS as u64);
+    let octave = units.ilog2() as usize - 3;
+    let sub = usize::try_from((units >> octave) % SUB_BUCKETS as u64).unwrap_or(0);
+    (octave * SUB_BUCKETS + sub).min(BUCKETS - 1)
+}
+
+fn middle_ns(bucket: usize) -> u64 {
+    let (octave, sub) = (bucket / SUB_BUCKETS, bucket % SUB_BUCKETS);
+    ((2 * (SUB_BUCKETS + sub) as u64 + 1) << octave) << 6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn of(values: impl IntoIterator<Item = u64>) -> Estimate {
+        let mut estimate = Estimate::default();
+        values.into_iter().for_each(|ns| estimate.note(Nanos(5), Nanos(5 + ns)));
+        estimate
+    }
+
+    #[test]
+    fn a_few_values_say_nothing() {
+        assert_eq!(of([1000; 15]).known(), None);
+        assert!(of([1000; 16]).known().is_some());
+    }
+
+    #[test]
+    fn what_is_past_fades_out() {
+        let mut values = vec![1_000_000; 5000];
+        values.extend([100_000; 1100]);
+        assert!(of(values).known().unwrap().p50_ns < 110_000);
+    }
+
+    #[test]
+    fn one_slow_answer_in_a_hundred_shows_in_the_p99_and_not_in_the_median() {
+        let known = of((0..4000).map(|i| if i % 50 == 0 { 20_000_000 } else { 200_000 })).known().unwrap();
+        assert!(known.p50_ns < 220_000 && known.p99_ns > 18_000_000, "{known:?}");
+    }
+
+    #[test]
+    fn every_duration_has_a_bucket() {
+        for ns in [0, 1, 1023, 1024, 1 << 33, 1 << 34, u64::MAX - 5] {
+            assert!(of([ns; 16]).known().is_some());
+        }
+    }
+
+    proptest! {
+        /// Against the sorted values themselves.
+        #[test]
+        fn quantiles_are_close(values in prop::collection::vec(2_000_u64..10_000_000_000, 100..1000)) {
+            let mut estimate = of(values.iter().copied());
+            // So that everything is in the computed quantiles.
+            estimate.fresh = estimate.total;
+            estimate.known = Latency { p50_ns: estimate.quantile(50), p99_ns: estimate.quantile(99) };
+            let mut sorted = values;
+            sorted.sort_unstable();
+            for (percent, got) in [(50, estimate.known.p50_ns), (99, estimate.known.p99_ns)] {
+                let exact = sorted[(sorted.len() * percent).div_ceil(100) - 1];
+                prop_assert!(got.abs_diff(exact) <= exact / 15, "{percent}: {got} for {exact}");
+            }
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! An engine that goes on where a former process was killed.
+
+use super::*;
+use crate::index::Origin;
+
+impl Bench {
+    /// The process is killed, and its successor finds the words.
+    fn killed(self) -> Self {
+        let words = self.engine.index().words().clone();
+        let engine = DiskEngine::resume(&config(), words, Origin::Own).map_err(|unusable| unusable.reason).unwrap();
+        let mut bench = Self { engine, now: Nanos(1) };
+        bench.engine.describe_disk(DISK, 1000, false);
+        bench.engine.set_servers(bench.now, &[SERVER]);
+        bench.actions();
+        bench
+    }
+}
+
+#[test]
+fn what_was_cached_is_hit_once_the_pool_is_found_again() {
+    let mut bench = Bench::connected();
+    let slots: Vec<_> = (1..=3).map(|bno| bench.cache(bno, u8::try_from(bno).unwrap())).collect();
+    let mut bench = bench.killed();
+    assert_eq!(bench.read(1, blocks(2, 1)), [disk_action(1, GuestOp::Read(blocks(2, 1)))], "no server yet");
+    bench.disk_done(1, Ok(()), &page(2));
+    bench.connect(1, 8, 3);
+    for (bno, slot) in (1..=3).zip(slots) {
+        let id = u32::try_from(bno).unwrap();
+        let [Action::Fetch { fetch, slot: asked }] = bench.read(id, blocks(bno, 1))[..] else {
+            panic!("no hit: {bno}")
+        };
+        assert_eq!(asked, slot);
+        assert_eq!(bench.page_comes(fetch, u8::try_from(bno).unwrap()), deliver(id, 0));
+        assert_eq!(bench.actions(), [complete(id)]);
+    }
+}
+
+#[test]
+fn pages_that_died_with_the_process_are_given_up() {
+    let mut bench = Bench::connected();
+    for bno in 1..=3 {
+        bench.cache(bno, u8::try_from(bno).unwrap());
+    }
+    let mut bench = bench.killed();
+    bench.connect(1, 8, 1);
+    assert_eq!([1, 2, 3].map(|bno| bench.cached(bno)), [true, false, false]);
+    assert!(bench.known(2), "what the disk holds is known all the same");
+    assert_eq!(bench.engine.stats().lost_sends, 2);
+}
+
+#[test]
+fn another_pool_has_none_of_the_pages() {
+    let mut bench = Bench::connected();
+    bench.cache(1, 1);
+    let mut bench = bench.killed();
+    bench.connect(2, 8, 1);
+    assert!(bench.known(1) && !bench.cached(1));
+}
+
+#[test]
+fn a_block_that_a_write_of_the_dead_process_touches_is_unknown() {
+    let mut bench = Bench::connected();
+    bench.cache(1, 1);
+    bench.cache(2, 2);
+    assert_eq!(bench.request(1, DISK, write(blocks(1, 1))), [disk_action(1, write(blocks(1, 1)))]);
+    let mut bench = bench.killed();
+    bench.connect(1, 8, 2);
+    assert!(!bench.known(1) && bench.cached(2));
+    assert_eq!(bench.engine.requests_in_flight(), 0);
+}
+
+#[test]
+fn a_request_of_the_dead_process_pins_no_slot() {
+    let mut bench = Bench::connected();
+    bench.cache(1, 1);
+    only_fetch(&bench.read(1, blocks(1, 1)));
+    let mut bench = bench.killed();
+    bench.connect(1, 8, 1);
+    assert_eq!(bench.engine.index().pinned_slots(), PageCount(0));
+    assert_eq!(bench.engine.status().slots, SlotCounts { free: 7, used: 1, draining: 0 });
+    bench.engine.resize(PageCount(0));
+    assert_eq!(bench.actions(), [Action::SetSize(PageCount(0))]);
+}
+
+#[test]
+fn off_is_off_also_for_a_successor() {
+    let mut bench = Bench::connected();
+    bench.cache(1, 1);
+    let words = bench.engine.index().words().clone();
+    let off = EngineConfig { cache: PageCount(0), ..config() };
+    let engine = DiskEngine::resume(&off, words, Origin::Own).map_err(|unusable| unusable.reason).unwrap();
+    assert_eq!((engine.index().known_blocks(), engine.index().slot_counts().used), (PageCount(0), 0));
+}
+
+#[test]
+fn a_failed_flush_stays_failed() {
+    let mut bench = Bench::connected();
+    bench.request(1, DISK, GuestOp::Flush);
+    assert_eq!(bench.disk_done(1, Err(EIO), &[]), [fail(1)]);
+    let mut bench = bench.killed();
+    bench.request(1, DISK, GuestOp::Flush);
+    assert_eq!(bench.disk_done(1, Ok(()), &[]), [fail(1)]);
+    bench.request(2, OTHER_DISK, GuestOp::Flush);
+    bench.engine.handle_disk_done(bench.now, RequestId(2), Ok(()), &[]);
+    assert_eq!(bench.actions(), [complete(2)]);
+}
+
+#[test]
+fn off_leaves_nothing_to_resume() {
+    let mut bench = Bench::connected();
+    bench.cache(1, 1);
+    bench.engine.resize(PageCount(0));
+    bench.grant();
+    let mut bench = bench.killed();
+    bench.connect(1, 0, 1);
+    assert!(!bench.known(1) && !bench.cached(1));
+}
+
+#[test]
+fn a_smaller_cache_than_before_keeps_the_newest_pages() {
+    let mut bench = Bench::connected();
+    for bno in 1..=8 {
+        bench.cache(bno, u8::try_from(bno).unwrap());
+    }
+    let words = bench.engine.index().words().clone();
+    let smaller = EngineConfig { cache: PageCount(2), ..config() };
+    let engine = DiskEngine::resume(&smaller, words, Origin::Own).map_err(|unusable| unusable.reason).unwrap();
+    let mut bench = Bench { engine, now: Nanos(1) };
+    bench.engine.set_servers(bench.now, &[SERVER]);
+    bench.connect(1, 8, 8);
+    assert_eq!((1..=8).filter(|bno| bench.cached(*bno)).collect::<Vec<_>>(), [7, 8]);
+}

@@ -1,0 +1,336 @@
+//! The index of a process that was killed between any two stores, and of words that somebody made up.
+
+use super::tests::{Model, Step, Told, ZERO, block, content, steps};
+use super::*;
+use crate::units::{BlockNumber, DiskIndex};
+use proptest::prelude::*;
+use std::collections::{HashMap, HashSet};
+use std::ops::Deref;
+
+const POOL: Pool = Pool { server: 3, generation: 9 };
+const DISKS: u16 = 2;
+
+/// Words that keep what they held when their process was killed: before the n-th of its stores.
+struct Mortal {
+    words: Vec<u32>,
+    stores_left: u32,
+    left_behind: Option<Vec<u32>>,
+}
+
+impl Mortal {
+    fn new(words: Vec<u32>, stores_left: u32) -> Self {
+        Self { words, stores_left, left_behind: None }
+    }
+}
+
+impl Deref for Mortal {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
+        &self.words
+    }
+}
+
+impl DerefMut for Mortal {
+    fn deref_mut(&mut self) -> &mut [u32] {
+        match self.stores_left.checked_sub(1) {
+            Some(left) => self.stores_left = left,
+            None if self.left_behind.is_none() => self.left_behind = Some(self.words.clone()),
+            None => {}
+        }
+        &mut self.words
+    }
+}
+
+fn layout() -> Layout {
+    Layout::new(PageCount(8), PageCount(16), DISKS)
+}
+
+fn index<M: DerefMut<Target = [u32]>>(words: M) -> CacheIndex<M> {
+    let mut index = CacheIndex::new(words, layout(), 7, ZERO);
+    index.begin_pool(POOL, 0);
+    index.set_capacity(PageCount(8), |_| {});
+    index
+}
+
+fn resume(words: Vec<u32>) -> CacheIndex<Vec<u32>> {
+    resume_of(words, Origin::Own)
+}
+
+fn resume_of(words: Vec<u32>, origin: Origin) -> CacheIndex<Vec<u32>> {
+    CacheIndex::resume(words, origin, DISKS, 7, ZERO).map_err(|unusable| unusable.reason).unwrap()
+}
+
+/// What the server holds after it got so many of the frames, and how many SENDPAGEs were among them.
+fn server_after(told: &[Told]) -> (HashMap<u32, Fingerprint>, u64) {
+    let (mut server, mut sends) = (HashMap::new(), 0);
+    for frame in told {
+        match *frame {
+            Told::Page(slot, content) => {
+                server.insert(slot, content);
+                sends += 1;
+            }
+            Told::Move(from, to) => {
+                let page = server.remove(&from).unwrap();
+                server.insert(to, page);
+            }
+        }
+    }
+    (server, sends)
+}
+
+/// Contents whose place in the queue may differ, since the process was killed during `step`.
+fn touched(step: &Step, before: &Model, queues: [&[(SlotIndex, Fingerprint)]; 2]) -> HashSet<Fingerprint> {
+    let known = |bno: u64| before.learned.get(&bno).copied();
+    let mut touched: HashSet<_> = match *step {
+        Step::Learn(bno, c) => known(bno).into_iter().chain([content(c)]).collect(),
+        Step::Forget(bno) | Step::Hit(bno, _) => known(bno).into_iter().collect(),
+        Step::Offer(c, _) => HashSet::from([content(c)]),
+        Step::ForgetRange(from, to) => (from..to).filter_map(known).collect(),
+        Step::Pin(_) | Step::Unpin | Step::Resize(_) | Step::DropSlots => HashSet::new(),
+    };
+    let [a, b] = queues.map(|queue| queue.iter().copied().collect::<HashSet<_>>());
+    touched.extend(a.symmetric_difference(&b).map(|(_, content)| *content));
+    touched
+}
+
+fn queue<M: DerefMut<Target = [u32]>>(index: &CacheIndex<M>) -> Vec<(SlotIndex, Fingerprint)> {
+    index.queue().collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    #[test]
+    fn an_index_whose_process_was_killed_between_two_stores_is_right(
+        steps in steps(), stores in 0..2000_u32, stores_of_successor in 0..400_u32, got in 0..1000_usize
+    ) {
+        let mut index = index(Mortal::new(vec![0; layout().words()], u32::MAX));
+        index.words.stores_left = stores;
+        let mut model = Model::default();
+        for (done, step) in steps.iter().enumerate() {
+            let (before, queue_before) = (model.clone(), queue(&index));
+            // An upgrade that comes to nothing, now and then.
+            if done % 4 == 3 {
+                index.close();
+                index.reopen();
+            }
+            model.apply(&mut index, step)?;
+            let Some(left_behind) = index.words.left_behind.take() else { continue };
+
+            // The successor is killed, too, while it makes the index anew.
+            let successor = Mortal::new(left_behind.clone(), stores_of_successor);
+            let successor = CacheIndex::resume(successor, Origin::Own, DISKS, 7, ZERO).map_err(|u| u.reason).unwrap();
+            let left_behind = successor.words.left_behind.unwrap_or(left_behind);
+
+            let mut resumed = resume(left_behind);
+            for bno in 0..24 {
+                let known = resumed.known(block(bno));
+                let allowed = [before.learned.get(&bno), model.learned.get(&bno)];
+                prop_assert!(known.is_none() || allowed.contains(&known.as_ref()), "{step:?} {bno}: {known:?}");
+            }
+            let touched = touched(step, &before, [&queue_before, &queue(&index)]);
+            let rest = |queue: Vec<(_, _)>| queue.into_iter().filter(|(_, c)| !touched.contains(c)).collect::<Vec<_>>();
+            prop_assert_eq!(rest(queue(&resumed)), rest(queue_before), "the order of the queue after {:?}", step);
+
+            // The server got some of what was sent before, and says so.
+            let (server, received) = server_after(&before.told[..got.min(before.told.len())]);
+            prop_assert_eq!(resumed.pool(), Some(POOL));
+            resumed.give_up_sends(received);
+            resumed.begin_pool(POOL, received);
+            let learned = (0..24).filter_map(|b| Some((b, resumed.known(block(b))?))).collect();
+            let mut model = Model { server, learned, ..Model::default() };
+            model.check(&resumed)?;
+            for step in &steps[done..] {
+                model.apply(&mut resumed, step)?;
+                model.check(&resumed)?;
+            }
+            return Ok(());
+        }
+    }
+
+    /// What is taken as it is is what would have been made anew.
+    #[test]
+    fn an_index_that_was_closed_is_the_same_again(steps in steps(), split in 0..60_usize) {
+        let mut index = index(vec![0; layout().words()]);
+        let mut model = Model::default();
+        let (before, after) = steps.split_at(split.min(steps.len()));
+        for step in before {
+            model.apply(&mut index, step)?;
+        }
+        while !model.pinned.is_empty() {
+            model.apply(&mut index, &Step::Unpin)?;
+        }
+        index.close();
+        prop_assert_ne!(index.words[header::CLOSED], 0);
+        let (counts, blocks, words) = (index.slot_counts(), index.known_blocks(), index.words);
+        let anew = resume_of(words.clone(), Origin::Stranger);
+        let mut resumed = resume_of(words, Origin::Own);
+        prop_assert_eq!(resumed.words[header::CLOSED], 0);
+        for index in [&anew, &resumed] {
+            prop_assert_eq!((index.slot_counts(), index.known_blocks()), (counts, blocks));
+        }
+        prop_assert_eq!(queue(&resumed), queue(&anew));
+        prop_assert!(resumed.was_closed() && !anew.was_closed());
+        for step in after {
+            model.apply(&mut resumed, step)?;
+            model.check(&resumed)?;
+        }
+    }
+
+    #[test]
+    fn words_that_somebody_made_up_are_harmless(
+        made_up in proptest::collection::vec(prop_oneof![0..40_u32, any::<u32>()], layout().words() - layout().slots_at()),
+        log in any::<u32>(), logged in any::<u32>(),
+        capacity in 0..20_u32, closed in any::<u32>(), own in any::<bool>(), steps in steps()
+    ) {
+        let mut words = index(vec![0; layout().words()]).words;
+        let (log_at, slots_at) = (layout().log_at(), layout().slots_at());
+        words[log_at..slots_at].fill(log);
+        words[slots_at..].copy_from_slice(&made_up);
+        (words[header::CAPACITY], words[header::QUEUE], words[header::LOGGED]) = (capacity, made_up[0], logged);
+        words[HEADER_WORDS..log_at].copy_from_slice(&made_up[..log_at - HEADER_WORDS]);
+        // As if it had been closed, but with a wrong checksum.
+        words[header::CLOSED] = closed;
+        words[header::TAIL..=header::SLOTS_USED].copy_from_slice(&made_up[1..6]);
+        let mut index = resume_of(words, if own { Origin::Own } else { Origin::Stranger });
+        prop_assert!(!index.was_closed());
+        index.give_up_sends(5);
+        for disk in 0..DISKS {
+            let areas = index.swap_areas(DiskIndex(disk));
+            index.set_swap_areas(DiskIndex(disk), areas.iter());
+        }
+        // Whatever it says, the server and the guest are taken at that.
+        let server = index.queue().map(|(slot, content)| (slot.0, content)).collect();
+        let learned = (0..24).filter_map(|b| Some((b, index.known(block(b))?))).collect();
+        let mut model = Model { server, learned, ..Model::default() };
+        model.check(&index)?;
+        for step in steps.iter().filter(|step| !matches!(step, Step::Offer(..))) {
+            model.apply(&mut index, step)?;
+            model.check(&index)?;
+        }
+    }
+}
+
+#[test]
+fn a_closed_index_is_made_anew_if_a_word_of_its_header_is_damaged() {
+    let mut index = index(vec![0; layout().words()]);
+    for number in 1..6 {
+        index.learn(block(number.into()), content(number));
+        index.offer(content(number), Place::Tail);
+    }
+    index.close();
+    assert!(resume(index.words.clone()).was_closed());
+    for (at, bit) in (header::NODES_VALID..HEADER_WORDS).flat_map(|at| (0..32).map(move |bit| (at, bit))) {
+        let mut words = index.words.clone();
+        words[at] ^= 1 << bit;
+        let resumed = resume(words);
+        assert!(!resumed.was_closed(), "bit {bit} of word {at}");
+        if at >= header::CLOSED {
+            assert_eq!(resumed.slot_counts(), index.slot_counts());
+            assert_eq!(resumed.known_blocks(), index.known_blocks());
+            assert_eq!(queue(&resumed), queue(&index));
+        }
+    }
+}
+
+#[test]
+fn what_is_no_index_of_this_kind_is_given_back() {
+    let words = index(vec![0; layout().words()]).words;
+    assert_eq!(Layout::read(&words), Some(layout()));
+    let unusable = |words: Vec<u32>, disks, zero| match CacheIndex::resume(words, Origin::Own, disks, 7, zero) {
+        Ok(_) => panic!("resumed from it"),
+        Err(unusable) => (unusable.words.len(), unusable.reason),
+    };
+    let mut reasons = HashSet::new();
+    for (at, value) in [(header::MAGIC, 0), (header::VERSION, 1), (header::SLOTS, 9), (header::NODES, u32::MAX)] {
+        let mut other = words.clone();
+        other[at] = value;
+        assert_eq!(Layout::read(&other), None, "word {at}");
+        reasons.insert(unusable(other, DISKS, ZERO));
+    }
+    assert_eq!(reasons.len(), 1);
+    reasons.insert(unusable(words.clone(), 3, ZERO));
+    reasons.insert(unusable(words.clone(), DISKS, content(1)));
+    assert_eq!(reasons.len(), 3, "{reasons:?}");
+    assert!(reasons.iter().all(|(length, _)| *length == words.len()));
+    assert_eq!(Layout::read(&words[..words.len() - 1]), None);
+    assert_eq!(Layout::read(&[]), None);
+}
+
+#[test]
+fn a_kill_while_everything_is_forgotten_leaves_nothing() {
+    let mut index = index(vec![0; layout().words()]);
+    index.learn(block(1), content(1));
+    // As `clear_nodes` leaves it in the middle: key zeroed in part.
+    index.words[header::NODES_VALID] = 0;
+    let index = resume(index.words);
+    assert_eq!(index.known_blocks(), PageCount(0));
+}
+
+#[test]
+fn chains_that_somebody_made_long_cost_little() {
+    let layout = Layout::new(PageCount(1 << 16), PageCount(1 << 16), 1);
+    let mut index = CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO);
+    index.set_capacity(PageCount(1 << 16), |_| {});
+    // The same in every word that chooses a chain.
+    for node in 0..1_u32 << 16 {
+        index.learn(BlockId { disk: DiskIndex(0), bno: BlockNumber(u64::from(node)) }, Fingerprint([5, node, 5]));
+    }
+    let (nodes_at, mut words) = (layout.nodes_at(), index.words);
+    for node in 0..1 << 16 {
+        words[nodes_at + node * NODE_WORDS + 3] = 5;
+        words[nodes_at + node * NODE_WORDS + 4] = u32::try_from(node).unwrap();
+    }
+    let index = CacheIndex::resume(words, Origin::Own, 1, 7, ZERO).map_err(|u| u.reason).unwrap();
+    assert!(index.known_blocks().0 < 100, "{:?} blocks on one chain", index.known_blocks());
+}
+
+#[test]
+fn failed_flushes_and_swap_areas_are_kept() {
+    let mut index = index(vec![0; layout().words()]);
+    let areas = [5..9, (1 << 39)..(1 << 39) + (1 << 32)];
+    index.set_swap_areas(DiskIndex(1), areas.iter());
+    index.set_flush_failed(DiskIndex(0), Some(5));
+    let larger = Layout::new(PageCount(100), PageCount(100), DISKS);
+    let mut grown = CacheIndex::new(vec![0; larger.words()], larger, 7, ZERO);
+    grown.take_over(&index);
+    for index in [resume(index.words), resume(grown.words)] {
+        assert_eq!(index.swap_areas(DiskIndex(1)), areas);
+        assert_eq!(index.swap_areas(DiskIndex(0)), []);
+        assert_eq!([0, 1].map(|disk| index.flush_failed(DiskIndex(disk))), [Some(5), None]);
+        assert_eq!(index.pool(), Some(POOL));
+    }
+}
+
+/// Prints what a restart costs; `REMOCA_RESUME_GIB` is the size of the cache, in GiB.
+#[test]
+fn resume_cost() {
+    let gib: u32 = std::env::var("REMOCA_RESUME_GIB").map_or(1, |gib| gib.parse().unwrap());
+    let pages = gib << 18;
+    let layout = Layout::new(PageCount(pages), PageCount(1 << 18), 1);
+    let mut index = CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO);
+    index.begin_pool(POOL, 0);
+    index.set_capacity(PageCount(pages), |_| {});
+    // As keyed hashes: no order among them.
+    let content = |i: u32| Fingerprint([1, 2, 3].map(|k: u32| i.wrapping_mul(0x9e37_79b1).rotate_left(k * 7) ^ i));
+    for i in 0..pages + (1 << 17) {
+        index.learn(BlockId { disk: DiskIndex(0), bno: BlockNumber(u64::from(i)) }, content(i));
+        if i < pages {
+            assert!(matches!(index.offer(content(i), Place::Tail), Offer::Admitted(_)));
+        }
+    }
+    let (known, used) = (index.known_blocks(), index.slot_counts().used);
+    let words = index.words;
+    let started = std::time::Instant::now();
+    let index = CacheIndex::resume(words, Origin::Own, 1, 7, ZERO).map_err(|unusable| unusable.reason).unwrap();
+    println!("{gib} GiB of cache: {known:?} blocks, {used} slots in {} ms", started.elapsed().as_millis());
+    assert_eq!((index.known_blocks(), index.slot_counts().used), (known, used));
+    let mut index = index;
+    index.close();
+    let words = index.words;
+    let started = std::time::Instant::now();
+    let index = CacheIndex::resume(words, Origin::Own, 1, 7, ZERO).map_err(|unusable| unusable.reason).unwrap();
+    println!("the same after a close: {} us", started.elapsed().as_micros());
+    assert_eq!((index.known_blocks(), index.slot_counts().used), (known, used));
+}

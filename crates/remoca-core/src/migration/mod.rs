@@ -1,0 +1,348 @@
+//! Who owns the disks of a VM that migrates between two processes, and how the ownership moves. Pure: events go in by
+//! `handle_*`, actions come out of `poll_action`, in the order in which they are to be done.
+//!
+//! Both processes run this machine. An owner has the image locked, the session with the memory server, and serves its guest;
+//! the other has none of that, and its guest waits. Ownership is one message, [`Message::Yours`]; before it is sent anything
+//! may be given up by closing the connection, and what was received before it is forgotten with the connection.
+//! 1. Who has not the ownership serves nothing until it gets it, or, with the peer out of reach, has the image's lock: then cold.
+//! 2. An owner whose guest runs gives nothing away.
+//! 3. What goes back after the other side has written goes back cold.
+//! 4. A lock that does not reach other hosts (block devices, NBD) decides nothing: then only the operator can.
+//!
+//! Driven by `remoca-disk`'s driver; checked by a model with loss and death at every step (`tests`). Decision 0023.
+
+#[cfg(test)]
+mod tests;
+
+use crate::units::Nanos;
+use std::collections::VecDeque;
+
+/// A peer that was asked for the ownership and says nothing for so long is out of reach.
+const PEER_PATIENCE: u64 = 10_000_000_000;
+/// Between two attempts to lock an image that is in use.
+const LOCK_AGAIN_AFTER: u64 = 1_000_000_000;
+
+/// What the two sides tell each other, in order, over a connection that loses nothing but its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// The disks fit: hand them over as soon as your guest stops.
+    Accept,
+    /// The disks are yours. With `state`, the index came before this message, and is what the disks hold.
+    Yours { state: bool },
+    /// My guest runs: give the disks back.
+    Want,
+    /// Not yet: mine runs, too, or what it did is still being made durable. Answers every `Want`.
+    Busy,
+}
+
+/// What the driver is to do, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Wait until no request is in flight and all writes are durable; then call `handle_drained`. One that comes while
+    /// another is under way starts it over.
+    Drain,
+    /// Send the state, then call `handle_sent`; `handle_lost` if that fails. With the index, if [`Ownership::gives_index`].
+    SendState,
+    /// Unlock and close the images, and leave the memory server without giving the pool up.
+    Release,
+    Send(Message),
+    /// Close the connection; what is on its way is lost.
+    Disconnect,
+    /// What was received of an index is void.
+    Forget,
+    /// Open and lock the images, with bounded patience; then call `handle_locked`.
+    Lock,
+    /// The disks are ours: serve. `warm`: with the index that was received.
+    Serve {
+        warm: bool,
+    },
+    /// Our guest waits for a disk that only the operator can give it: the peer is out of reach, and the image's lock says
+    /// nothing about other hosts.
+    TellStuck,
+}
+
+/// What came of [`Action::Lock`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Locked {
+    /// The images are those that the received index describes.
+    Unchanged,
+    /// Or may be others, or there is no received index.
+    Changed,
+    InUse,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Own,
+    /// Still the owner; the peer is to have it.
+    Draining,
+    Sending,
+    Gone,
+    /// Locks the images: was `given` the ownership over this connection, else tries for it.
+    Entering {
+        warm: bool,
+        given: bool,
+    },
+}
+
+/// One side.
+#[derive(Clone, Debug)]
+pub struct Ownership {
+    state: State,
+    /// Whether other hosts see the image's lock.
+    lock_reaches: bool,
+    /// Owned the disks before, and so may have a way back to them.
+    has_owned: bool,
+    linked: bool,
+    peer_wants: bool,
+    /// A queue of our guest runs.
+    running: bool,
+    /// Owns what came over this connection.
+    came_from_peer: bool,
+    /// What goes to the peer, goes with the index.
+    gives_index: bool,
+    /// `Want` was sent over this connection.
+    asked: bool,
+    /// By then an answer to it is due.
+    answer_due: Option<Nanos>,
+    answered: bool,
+    lock_again: Option<Nanos>,
+    told_stuck: bool,
+    actions: VecDeque<Action>,
+}
+
+impl Ownership {
+    /// A process that starts with the disks, or (`incoming`) waits for another one to give it them.
+    #[must_use]
+    pub fn new(incoming: bool, lock_reaches: bool) -> Self {
+        Self {
+            state: if incoming { State::Gone } else { State::Own },
+            lock_reaches,
+            has_owned: !incoming,
+            linked: false,
+            peer_wants: false,
+            running: false,
+            came_from_peer: false,
+            gives_index: false,
+            asked: false,
+            answer_due: None,
+            answered: false,
+            lock_again: None,
+            told_stuck: false,
+            actions: VecDeque::new(),
+        }
+    }
+
+    /// The next thing to do, if any.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// Whether requests of the guest may be executed.
+    #[must_use]
+    pub fn serves(&self) -> bool {
+        self.state == State::Own
+    }
+
+    /// Whether the image is locked by us, or about to be.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.state != State::Gone
+    }
+
+    /// Whether the disks are on their way to the peer.
+    #[must_use]
+    pub fn is_leaving(&self) -> bool {
+        matches!(self.state, State::Draining | State::Sending)
+    }
+
+    /// Whether [`Action::SendState`] is to send the index, or only what else the peer has to know.
+    #[must_use]
+    pub fn gives_index(&self) -> bool {
+        self.gives_index
+    }
+
+    #[must_use]
+    pub fn is_linked(&self) -> bool {
+        self.linked
+    }
+
+    /// There is a connection to the peer.
+    pub fn handle_linked(&mut self, now: Nanos) {
+        self.linked = true;
+        (self.peer_wants, self.came_from_peer, self.asked) = (false, false, false);
+        self.seek(now);
+    }
+
+    /// The peer said something, if only a piece of an index.
+    pub fn handle_alive(&mut self) {
+        self.answered = true;
+    }
+
+    /// The connection is gone. Before `Yours` nothing was given away, after it nothing comes back.
+    pub fn handle_lost(&mut self, now: Nanos) {
+        (self.linked, self.peer_wants, self.came_from_peer) = (false, false, false);
+        (self.asked, self.answer_due) = (false, None);
+        match self.state {
+            State::Draining | State::Sending => self.state = State::Own,
+            State::Gone => {
+                self.actions.push_back(Action::Forget);
+                self.seek(now);
+            }
+            // It is ours now; there is nobody to give it back to.
+            State::Entering { warm, .. } => self.state = State::Entering { warm, given: false },
+            State::Own => {}
+        }
+    }
+
+    /// Whether any queue of our guest runs has changed.
+    pub fn handle_queues(&mut self, now: Nanos, running: bool) {
+        self.running = running;
+        self.told_stuck = false;
+        match self.state {
+            State::Own => self.leave(),
+            State::Draining if running => self.state = State::Own,
+            State::Sending if running => self.disconnect(now),
+            State::Gone => self.seek(now),
+            State::Draining | State::Sending | State::Entering { .. } => {}
+        }
+    }
+
+    pub fn handle_message(&mut self, now: Nanos, message: Message) {
+        self.answered = true;
+        match (message, self.state) {
+            (Message::Accept, State::Own) => {
+                self.peer_wants = true;
+                self.leave();
+            }
+            (Message::Want, State::Gone) => {} // It crossed what it asks for.
+            (Message::Want, _) => {
+                self.peer_wants = true;
+                self.actions.push_back(Action::Send(Message::Busy));
+                self.leave();
+            }
+            (Message::Busy, _) => {}
+            (Message::Yours { state }, State::Gone) => {
+                self.has_owned = true;
+                (self.asked, self.answer_due) = (false, None);
+                self.enter(state, true);
+            }
+            (Message::Accept | Message::Yours { .. }, _) => self.disconnect(now),
+        }
+    }
+
+    /// Nothing is in flight and everything is durable. `wrote`: something was written since the disks became ours.
+    pub fn handle_drained(&mut self, wrote: bool) {
+        if self.state != State::Draining {
+            return;
+        }
+        self.gives_index = !(self.came_from_peer && wrote);
+        self.state = State::Sending;
+        self.actions.push_back(Action::SendState);
+    }
+
+    /// The index is on its way.
+    pub fn handle_sent(&mut self) {
+        if self.state == State::Sending {
+            self.go();
+        }
+    }
+
+    pub fn handle_locked(&mut self, now: Nanos, locked: Locked) {
+        let State::Entering { warm, given } = self.state else { return };
+        if locked == Locked::InUse {
+            self.state = State::Gone;
+            if given {
+                // The peer had them a moment ago, so it may have more luck; what was never given is not given back.
+                self.peer_wants = false;
+                self.actions.push_back(Action::Send(Message::Yours { state: false }));
+            }
+            self.lock_again = Some(Nanos(now.0.saturating_add(LOCK_AGAIN_AFTER)));
+            return;
+        }
+        self.state = State::Own;
+        self.came_from_peer = self.linked;
+        self.actions.push_back(Action::Serve { warm: warm && locked == Locked::Unchanged });
+        self.leave();
+    }
+
+    /// The operator says that the peer is out of the game, or never had the disks. False if they are not away, or if the peer is
+    /// connected and no lock would tell that it has them.
+    pub fn take_back(&mut self, now: Nanos) -> bool {
+        if self.state != State::Gone || (self.linked && !self.lock_reaches) {
+            return false;
+        }
+        if self.linked {
+            self.disconnect(now);
+        }
+        if self.state == State::Gone {
+            self.enter(false, false);
+        }
+        true
+    }
+
+    /// When [`Self::handle_timer`] has something to do.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        [self.answer_due, self.lock_again].into_iter().flatten().min()
+    }
+
+    pub fn handle_timer(&mut self, now: Nanos) {
+        if self.lock_again.is_some_and(|at| at <= now) {
+            self.lock_again = None;
+            self.seek(now);
+        }
+        if self.answer_due.is_some_and(|at| at <= now) {
+            self.answer_due = None;
+            self.asked = false;
+            if std::mem::take(&mut self.answered) { self.seek(now) } else { self.disconnect(now) }
+        }
+    }
+
+    /// Begins to hand over, if all agree.
+    fn leave(&mut self) {
+        if self.state == State::Own && self.linked && self.peer_wants && !self.running {
+            self.state = State::Draining;
+            self.actions.push_back(Action::Drain);
+        }
+    }
+
+    fn go(&mut self) {
+        self.state = State::Gone;
+        (self.peer_wants, self.came_from_peer, self.told_stuck) = (false, false, false);
+        self.actions.push_back(Action::Release);
+        self.actions.push_back(Action::Send(Message::Yours { state: self.gives_index }));
+    }
+
+    /// Our guest wants its disks: asks for them, or tries to have them.
+    fn seek(&mut self, now: Nanos) {
+        if self.state != State::Gone || !self.running {
+            return;
+        }
+        if self.linked {
+            if !std::mem::replace(&mut self.asked, true) {
+                // Who waits for its first disks has nothing to gain by giving the source up.
+                self.answered = false;
+                self.answer_due = self.has_owned.then(|| Nanos(now.0.saturating_add(PEER_PATIENCE)));
+                self.actions.push_back(Action::Send(Message::Want));
+            }
+        } else if self.lock_reaches {
+            if self.lock_again.is_none() {
+                self.enter(false, false);
+            }
+        } else if !std::mem::replace(&mut self.told_stuck, true) {
+            self.actions.push_back(Action::TellStuck);
+        }
+    }
+
+    fn enter(&mut self, warm: bool, given: bool) {
+        self.state = State::Entering { warm, given };
+        self.lock_again = None;
+        self.actions.push_back(Action::Lock);
+    }
+
+    fn disconnect(&mut self, now: Nanos) {
+        self.actions.push_back(Action::Disconnect);
+        self.handle_lost(now);
+    }
+}

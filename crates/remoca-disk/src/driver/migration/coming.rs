@@ -1,0 +1,300 @@
+//! The disks come: what is offered is judged, an index received, the images locked, and the guest served.
+
+use super::Migration;
+use crate::driver::Driver;
+use crate::driver::poller::Source;
+use crate::index_memory::IndexMemory;
+use crate::link::ServerLink;
+use crate::migration::{IndexRoom, Offer, OfferedDisk, Receipt, StateHeader, VERSION};
+use crate::state::StateFile;
+use crate::store::{OpenError, OpenErrorKind};
+use remoca_core::engine::{DiskEngine, EngineConfig, layout};
+use remoca_core::migration::{Locked, Message};
+use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
+use std::time::Instant;
+
+/// What the disks are served with.
+struct Served {
+    engine: DiskEngine<IndexMemory>,
+    state: Option<StateFile>,
+    link: Option<ServerLink>,
+}
+
+impl Driver {
+    /// Whether what the source has is what we were started for.
+    pub(super) fn judge(&mut self, offer: &Offer) {
+        let verdict = self.own_offer().and_then(|own| fits(offer, &own));
+        let verdict = verdict.and_then(|()| {
+            let words = usize::try_from(offer.words).unwrap_or(usize::MAX);
+            IndexMemory::new(words).map(drop).map_err(|error| format!("no memory for the index: {error}"))
+        });
+        let Some(peer) = &self.migration.peer else { return };
+        match verdict {
+            Ok(()) => {
+                peer.send(Message::Accept);
+                self.migration.words_max = offer.words;
+                self.migration.tell(format!("waiting for the disks of {}", offer.name));
+                self.follow_queues();
+                self.migration.ownership.handle_linked(self.now);
+                self.do_migration();
+            }
+            Err(why) => {
+                peer.refuse(&why);
+                self.migration.warn(format!("refused to take over {}: {why}", offer.name));
+                if let Some(peer) = self.migration.peer.take() {
+                    peer.end_politely();
+                }
+            }
+        }
+    }
+
+    /// Until a guest runs with them here, the source's may go on, and a lock that a successor of this process took at its
+    /// start would keep it from its disks.
+    pub(super) fn mark_that_disks_came(&self) {
+        if let Some(mark) = &self.migration.mark {
+            mark.disks_came();
+        }
+    }
+
+    pub(super) fn begin_receiving(&mut self, header: StateHeader) {
+        self.migration.ownership.handle_alive();
+        let words_max = self.migration.words_max.max(layout(&self.migration.config).words() as u64);
+        self.migration.failed_flushes.clone_from(&header.failed_flushes);
+        self.migration.write_caches.clone_from(&header.write_caches);
+        self.migration.received = Some(Receipt::begin(header, words_max, |words| self.index_room(words)));
+    }
+
+    /// In a state file none of it is reserved yet.
+    fn index_room(&self, words: usize) -> Option<IndexRoom> {
+        if let Some(path) = &self.migration.state_path {
+            match StateFile::create_late(path, self.migration.config.disks, words) {
+                Ok((state, words)) => return Some(IndexRoom { words, state: Some(state) }),
+                Err(error) => tracing::warn!("{error}"),
+            }
+        }
+        match IndexMemory::new(words) {
+            Ok(words) => Some(IndexRoom { words, state: None }),
+            Err(error) => {
+                tracing::warn!("no memory for the index, so no cache: {error}");
+                None
+            }
+        }
+    }
+
+    /// Once for each hand-over, and only before it.
+    pub(super) fn may_receive(&self) -> bool {
+        let Migration { ownership, received, .. } = &self.migration;
+        ownership.is_linked() && !ownership.holds() && received.is_none()
+    }
+
+    pub(super) fn receive_words(&mut self, bytes: &[u8]) {
+        self.migration.ownership.handle_alive();
+        let Some(received) = &mut self.migration.received else {
+            return self.lose_peer("it sends an index without its header");
+        };
+        if let Err(why) = received.take(bytes) {
+            self.lose_peer(why);
+        }
+    }
+
+    /// Opens and locks all images, or none.
+    pub(super) fn lock_disks(&mut self) {
+        self.migration.since = Instant::now();
+        let locked = match self.open_disks() {
+            Ok(unchanged) => match unchanged {
+                true => Locked::Unchanged,
+                false => Locked::Changed,
+            },
+            Err(error) => {
+                let what = if error.kind == OpenErrorKind::InUse { "are in use" } else { "cannot be opened" };
+                self.migration.warn(format!("the disks {what}: {error}"));
+                self.migration.received = None;
+                Locked::InUse
+            }
+        };
+        self.migration.ownership.handle_locked(self.now, locked);
+    }
+
+    /// Whether the images are those that the received index describes.
+    fn open_disks(&mut self) -> Result<bool, OpenError> {
+        let mut stores = Vec::new();
+        for disk in &self.disks {
+            let store = (disk.open)()?;
+            if store.geometry().size != disk.store.geometry().size {
+                return Err(OpenError::new(OpenErrorKind::OddSize, format!("{} has another size now", disk.image)));
+            }
+            stores.push(store);
+        }
+        let stamps: Vec<_> = stores.iter().map(|store| store.shared_stamp(true)).collect();
+        for (store, index) in stores.iter().zip(0..) {
+            if let Err(error) = self.poller.add(store.event_fd(), Source::Store(index), false) {
+                stores[..usize::from(index)].iter().for_each(|store| self.poller.remove(store.event_fd()));
+                return Err(OpenError::new(OpenErrorKind::System, format!("they cannot be watched: {error}")));
+            }
+        }
+        for (disk, store) in self.disks.iter_mut().zip(stores) {
+            self.poller.remove(disk.store.event_fd());
+            disk.store = store;
+        }
+        let received = self.migration.received.as_ref().filter(|received| received.is_whole());
+        Ok(received.is_some_and(|received| are_the_same(&received.header.stamps, &stamps)))
+    }
+
+    pub(super) fn serve_disks(&mut self, warm: bool) {
+        let received = self.migration.received.take();
+        if let Some(received) = &received {
+            self.follow_settings(&received.header);
+        }
+        let resumed = received.filter(|_| warm).and_then(|received| self.resume(received));
+        let is_warm = resumed.is_some();
+        let mut state = None;
+        if let Some(served) = resumed.or_else(|| self.start_cold()) {
+            self.change_engine(served.engine);
+            (self.link, state) = (served.link, served.state);
+        }
+        if let Some(link) = &self.link
+            && let Err(error) = self.poller.add(link.wake_fd(), Source::LinkWake, false)
+        {
+            tracing::error!("cannot watch the server link: {error}");
+            self.link = None;
+        }
+        self.describe_disks();
+        let former = std::mem::take(&mut self.migration.former);
+        self.inherit_failed_flushes(&former);
+        for (disk, is_on) in self.disks.iter_mut().zip(std::mem::take(&mut self.migration.write_caches)) {
+            disk.frontend.inherit_write_cache(is_on);
+        }
+        for ((disk, failed), index) in self.disks.iter_mut().zip(&self.migration.failed_flushes).zip(0..) {
+            if let Some(errno) = failed.filter(|errno| (1..4096).contains(errno)) {
+                self.engine.set_failed_flush(DiskIndex(index), Some(errno));
+                disk.store.inherit_failed_flush(errno);
+            }
+        }
+        if let Some(state) = state {
+            self.keep_in(state);
+        }
+        self.tell_servers();
+        self.migration.owes_mark = self.migration.lock_reaches && !self.is_running();
+        if !self.migration.owes_mark {
+            self.mark_that_disks_came();
+        }
+        self.migration.wrote = false;
+        let how = if is_warm { "warm" } else { "cold" };
+        self.warmth.cold_reason = (!is_warm).then(|| "the disks came without a cache".into());
+        let (how, pause) = (how, self.migration.since.elapsed());
+        self.migration.tell(format!("has the disks, {how}, {} ms after they were to be had", pause.as_millis()));
+    }
+
+    fn resume(&mut self, received: Receipt) -> Option<Served> {
+        let Receipt { header, room, .. } = received;
+        let IndexRoom { words, state } = room?;
+        let config = EngineConfig { key: header.key, seed: header.seed, ..self.migration.config };
+        let engine = match DiskEngine::resume(&config, words, remoca_core::index::Origin::Stranger) {
+            Ok(engine) => engine,
+            Err(unusable) => {
+                tracing::warn!("the index that came cannot be used: {}", unusable.reason);
+                return None;
+            }
+        };
+        let link = match self.migration.servers.is_empty() {
+            true => None,
+            false => Some(ServerLink::resume(&self.migration.servers, &header.servers).ok()?),
+        };
+        self.migration.config = config;
+        Some(Served { engine, state, link })
+    }
+
+    /// The cache is as large as the operator made it at the other process, and on or off, be the index of use or not.
+    fn follow_settings(&mut self, header: &StateHeader) {
+        let cache = PageCount(header.cache_pages);
+        let config = EngineConfig { cache: if header.enabled { cache } else { PageCount(0) }, ..self.migration.config };
+        let words_max = self.migration.words_max.max(layout(&self.migration.config).words() as u64);
+        if self.migration.servers.is_empty() || layout(&config).words() as u64 > words_max {
+            return;
+        }
+        (self.migration.config, self.cache) = (config, cache);
+    }
+
+    /// `None`: there is no memory for an index, and the idle engine goes on.
+    fn start_cold(&mut self) -> Option<Served> {
+        let config = self.migration.config;
+        let IndexRoom { mut words, mut state } = self.index_room(layout(&config).words())?;
+        if let Some(Err(error)) = state.as_ref().map(|state| state.reserve(0..words.len() as u64)) {
+            tracing::warn!("{error}");
+            (words, state) = (IndexMemory::new(words.len()).ok()?, None);
+        }
+        let link = match self.migration.servers.is_empty() {
+            true => None,
+            false => ServerLink::start(&self.migration.servers)
+                .inspect_err(|error| tracing::warn!("cannot start the server link: {error}"))
+                .ok(),
+        };
+        Some(Served { engine: DiskEngine::new(&config, words), state, link })
+    }
+}
+/// Whether these images are those of the peer. One about which nothing is known is not.
+fn are_the_same(sent: &[Option<String>], found: &[Option<String>]) -> bool {
+    sent == found && found.iter().all(Option::is_some)
+}
+
+fn fits(offer: &Offer, own: &Offer) -> Result<(), String> {
+    if offer.version != own.version {
+        return Err(format!("it hands over in version {}, this program takes {VERSION}: upgrade", offer.version));
+    }
+    if offer.disks != own.disks {
+        let show = |disks: &[OfferedDisk]| {
+            let show = |disk: &OfferedDisk| {
+                let access = if disk.read_only { ", read-only" } else { "" };
+                format!("{} ({} MiB{access}, sector {})", disk.name, disk.bytes / PAGE_SIZE_U64 / 256, disk.sector)
+            };
+            disks.iter().take(8).map(show).collect::<Vec<_>>().join(", ")
+        };
+        return Err(format!("it has the disks {}, and here are {}", show(&offer.disks), show(&own.disks)));
+    }
+    if offer.has_port != own.has_port {
+        return Err("one of the two has an eviction port, the other has none".into());
+    }
+    if offer.lock_reaches != own.lock_reaches {
+        return Err(
+            "the images are files on one side only, so the lock of one side does not keep the other out: give both \
+                    the same kind of image"
+                .into(),
+        );
+    }
+    if offer.name != own.name {
+        return Err(format!("it is the VM {}, and here is {}: start both with the same --name", offer.name, own.name));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_reaches_on_one_side_only_does_not_fit() {
+        let offer = |lock_reaches| Offer {
+            version: VERSION,
+            name: "vm".into(),
+            disks: Vec::new(),
+            has_port: true,
+            lock_reaches,
+            words: 1,
+        };
+        for (source, target) in [(true, false), (false, true)] {
+            assert!(fits(&offer(source), &offer(target)).unwrap_err().contains("on one side only"));
+            assert_eq!(fits(&offer(source), &offer(source)), Ok(()));
+        }
+    }
+
+    #[test]
+    fn images_of_which_nothing_is_known_are_not_the_same() {
+        let stamps = |stamps: &[Option<&str>]| stamps.iter().map(|stamp| stamp.map(str::to_owned)).collect::<Vec<_>>();
+        let known = stamps(&[Some("nbd host:10809 a"), Some("wwid naa.5")]);
+        assert!(are_the_same(&known, &known));
+        for other in [&[Some("nbd host:10809 b"), Some("wwid naa.5")][..], &[known[0].as_deref()], &[None, None]] {
+            assert!(!are_the_same(&stamps(other), &known), "{other:?}");
+        }
+        assert!(!are_the_same(&stamps(&[None]), &stamps(&[None])));
+    }
+}

@@ -1,0 +1,175 @@
+//! The disks go: they are offered, made durable, told about, and let go of.
+
+use super::{Migration, idle_engine};
+use crate::control::{Reply, Request};
+use crate::driver::Driver;
+use crate::driver::poller::Source;
+use crate::driver::requests::{Origin, Pending};
+use crate::endpoint::Endpoint;
+use crate::link::ServerLink;
+use crate::migration::{Peer, StateHeader};
+use crate::store::VacantStore;
+use remoca_core::engine::GuestOp;
+use remoca_core::migration::Message;
+use remoca_core::units::{DiskIndex, PageCount};
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+impl Driver {
+    /// The operator's command: offers the disks to another process.
+    pub(in crate::driver) fn migrate(&mut self, to: &str, client: Request) {
+        match self.offer(to) {
+            Ok(()) => self.migration.client = Some(client),
+            Err(error) => client.answer(Reply::Error { error }),
+        }
+    }
+
+    fn offer(&mut self, to: &str) -> Result<(), String> {
+        let endpoint: Endpoint = to.parse()?;
+        if !self.migration.ownership.serves() {
+            return Err("this process does not have the disks".into());
+        }
+        if self.is_draining() {
+            return Err("an upgrade is under way".into());
+        }
+        if self.migration.peer.is_some() {
+            return Err(format!("it is handing over to {}: --abort that first", self.migration.peer_name));
+        }
+        if let Some(disk) =
+            self.disks.iter().zip(self.failed_flushes()).find_map(|(disk, failed)| failed.and(Some(disk)))
+        {
+            return Err(format!(
+                "{}: a flush of this disk has failed, so writes may be lost, and the guest must hear of it: it is not handed over. \
+                 Stop the guest, mend the image, and start it anew",
+                disk.name
+            ));
+        }
+        let offer = self.own_offer()?;
+        let peer = Peer::connect(endpoint, self.migration.wake_up.wake()).map_err(|error| error.to_string())?;
+        peer.offer(&offer);
+        self.migration.words_max = offer.words;
+        to.clone_into(&mut self.migration.peer_name);
+        self.migration.peer = Some(peer);
+        self.migration.peer_since = Instant::now();
+        Ok(())
+    }
+
+    fn failed_flushes(&self) -> Vec<Option<i32>> {
+        (0..).take(self.disks.len()).map(|disk| self.engine.index().flush_failed(DiskIndex(disk))).collect()
+    }
+
+    pub(super) fn accepted(&mut self) {
+        let news = format!("the disks go to {} when the guest stops", self.migration.peer_name);
+        self.migration.tell(news);
+        if let Some(client) = self.migration.client.take() {
+            client.answer(Reply::Status(Box::new(self.snapshot())));
+        }
+        self.follow_queues();
+        self.migration.ownership.handle_linked(self.now);
+        self.migration.ownership.handle_message(self.now, Message::Accept);
+        self.do_migration();
+    }
+
+    /// For a process that is to end: whether disks are still on their way. Once the last word is sent the peer hears that no more
+    /// comes, and ends the connection when it has everything.
+    pub(in crate::driver) fn ends_hand_over(&mut self) -> bool {
+        let Migration { ownership, peer: Some(peer), .. } = &mut self.migration else { return false };
+        if !ownership.is_linked() {
+            return false;
+        }
+        if !ownership.holds() {
+            peer.say_no_more();
+        }
+        ownership.is_leaving() || !ownership.holds()
+    }
+
+    pub(super) fn begin_drain(&mut self) {
+        self.migration.draining = true;
+        self.migration.since = Instant::now();
+        for disk in (0..).take(self.disks.len()) {
+            if self.disks[usize::from(disk)].frontend.is_read_only() {
+                continue;
+            }
+            self.migration.flushes += 1;
+            let (op, origin) = (GuestOp::Flush, Origin::HandOver);
+            let pending = Pending { disk, op, issued: self.now, buffer: None, delivered: false, origin };
+            let id = self.requests.insert(pending);
+            self.engine.handle_request(self.now, id, DiskIndex(disk), op);
+            self.execute();
+        }
+    }
+
+    /// A flush that failed is told even if the index stays.
+    pub(super) fn send_state(&mut self) {
+        self.migration.failed_flushes = self.failed_flushes();
+        let words = self.migration.ownership.gives_index().then(|| self.engine.index().words().to_vec());
+        let words = Arc::new(words.unwrap_or_default());
+        let config = &self.migration.config;
+        self.migration.write_caches = self.disks.iter().map(|disk| disk.frontend.write_cache()).collect();
+        let header = StateHeader {
+            key: config.key,
+            seed: config.seed,
+            words: words.len() as u64,
+            cache_pages: self.cache.0,
+            enabled: self.engine.status().enabled,
+            servers: self.link.as_ref().map(ServerLink::roster).unwrap_or_default(),
+            stamps: self.disks.iter().map(|disk| disk.store.shared_stamp(false)).collect(),
+            failed_flushes: self.migration.failed_flushes.clone(),
+            write_caches: self.migration.write_caches.clone(),
+        };
+        if let Some(peer) = &self.migration.peer {
+            peer.send_state(&header, words);
+        }
+    }
+
+    pub(super) fn release_disks(&mut self) {
+        self.warmth.abandon();
+        self.migration.owes_mark = false;
+        if let Some(mark) = &self.migration.mark {
+            mark.disks_went();
+        }
+        self.disks.iter_mut().for_each(|disk| disk.frontend.forget_write_cache());
+        self.leave_servers();
+        self.migration.config.cache = if self.engine.status().enabled { self.cache } else { PageCount(0) };
+        let vacated = self.vacate().and_then(|()| idle_engine(&self.migration.config));
+        match vacated {
+            Ok(engine) => self.change_engine(engine),
+            // Nothing is taken from the guest any more, so whatever is left open does no harm but keep its lock.
+            Err(error) => {
+                tracing::error!("no descriptors or memory left: {error}");
+                for disk in (0..).take(self.disks.len()) {
+                    self.engine.handle_content_uncertain(DiskIndex(disk));
+                }
+            }
+        }
+        let pause = self.migration.since.elapsed();
+        self.migration.tell(format!(
+            "handed the disks over to {}, {} ms after the guest had stopped",
+            self.migration.peer_name,
+            pause.as_millis()
+        ));
+    }
+
+    fn vacate(&mut self) -> io::Result<()> {
+        for (disk, index) in self.disks.iter_mut().zip(0..) {
+            let vacant = VacantStore::new(disk.store.geometry())?;
+            self.poller.remove(disk.store.event_fd());
+            disk.store = Box::new(vacant);
+            self.poller.add(disk.store.event_fd(), Source::Store(index), false)?;
+        }
+        Ok(())
+    }
+
+    /// Without a word to them: the pool is the next owner's.
+    pub(super) fn leave_servers(&mut self) {
+        if let Some(link) = self.link.take() {
+            if let Some(socket) = link.socket_fd() {
+                self.poller.remove(socket);
+            }
+            self.poller.remove(link.wake_fd());
+            self.migration.servers = link.servers().iter().map(|server| server.endpoint.clone()).collect();
+        }
+        self.receive_again = false;
+    }
+}

@@ -1,0 +1,180 @@
+//! A driver whose disks hang and whose memory server is the test.
+
+use super::requests::{Group, Origin, Pending};
+use super::*;
+use crate::frontend::Outcome;
+use crate::nbd::{ExportGeometry, NbdExport};
+use crate::store::{Geometry, IoBuffer, StoreEvent, StoreOp};
+use crate::vhost::signal;
+use remoca_core::engine::{EngineConfig, Evicted, GuestOp, PoolOffer, RequestId, ServerNumber, layout};
+use remoca_core::rules::Rules;
+use remoca_core::units::{ByteRange, PAGE_SIZE};
+use std::cell::{Cell, RefCell};
+use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+const DISK_SIZE: u64 = 1 << 20;
+const PAGE: GuestOp = GuestOp::Read(ByteRange { offset: 0, length: PAGE_SIZE_U64 });
+
+type Submitted = Arc<Mutex<Vec<(u64, Option<IoBuffer>)>>>;
+
+/// Does nothing but hold what it was given.
+struct HangingStore {
+    event: OwnedFd,
+    submitted: Submitted,
+}
+
+impl Store for HangingStore {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            size: DISK_SIZE,
+            logical_sector: 512,
+            physical_block: 4096,
+            read_only: false,
+            can_discard: false,
+            can_write_zeroes: false,
+        }
+    }
+
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    fn submit(&mut self, token: u64, _: StoreOp, buffer: Option<IoBuffer>) {
+        self.submitted.lock().unwrap().push((token, buffer));
+    }
+
+    fn kick(&mut self, _: Instant) {}
+
+    fn handle_ready(&mut self, _: Instant) {}
+
+    fn next_event(&mut self) -> Option<StoreEvent> {
+        None
+    }
+
+    fn in_flight(&self) -> usize {
+        self.submitted.lock().unwrap().len()
+    }
+}
+
+fn disk(submitted: &Submitted) -> Disk {
+    let geometry = ExportGeometry {
+        size: DISK_SIZE,
+        block: 512,
+        preferred_block: 4096,
+        read_only: false,
+        can_trim: false,
+        can_write_zeroes: false,
+    };
+    Disk {
+        name: String::new(),
+        image: String::new(),
+        socket: String::new(),
+        store: Box::new(HangingStore { event: signal::new().unwrap(), submitted: Arc::clone(submitted) }),
+        open: Box::new(|| unreachable!("nobody opens it anew")),
+        swap: false,
+        settles_at: None,
+        kept_open: false,
+        frontend: Frontend::Nbd(NbdExport::new(geometry).unwrap()),
+    }
+}
+
+/// With a session, two disks, and buffers for `pages` pages.
+fn driver(pages: usize, submitted: &[Submitted; 2]) -> Driver {
+    let cache = PageCount(8);
+    let config = EngineConfig {
+        disks: 2,
+        key: [7; 16],
+        seed: 1,
+        cache,
+        guest_memory: PageCount(64),
+        has_port: true,
+        frame_sample: 0,
+        send_window: 64,
+        fetch_limit: 64,
+        hedge: true,
+        rules: Rules::default(),
+    };
+    let mut driver = Driver::new(Parts {
+        name: String::new(),
+        engine: DiskEngine::new(&config, IndexMemory::new(layout(&config).words()).unwrap()),
+        state: None,
+        cold_reason: None,
+        former: Former::default(),
+        cache,
+        cache_enabled: true,
+        options: 0,
+        disks: submitted.iter().map(disk).collect(),
+        port: None,
+        nbd: None,
+        link: None,
+        migration: Migration::new(None, None, None, config, true, false).unwrap(),
+        control: None,
+        buffers: BufferPool::new(pages * PAGE_SIZE),
+        trace: None,
+        stop: signal::new().unwrap(),
+        hangup: signal::new().unwrap(),
+        start: Start { program: "remoca".into(), arguments: Vec::new(), upgrades: 0 },
+    })
+    .unwrap();
+    let server = ServerNumber(0);
+    driver.engine.set_servers(driver.now, &[server]);
+    let offer = PoolOffer { generation: 1, npages: cache, available: cache, sends_received: 0 };
+    driver.engine.handle_answer(driver.now, server, Some(offer));
+    driver.execute();
+    driver
+}
+
+impl Driver {
+    /// A guest reads the first page of a disk.
+    fn read(&mut self, disk: u16) -> RequestId {
+        let group = Group { request: RefCell::new(None), left: Cell::new(1), outcome: Cell::new(Outcome::Done) };
+        let origin = Origin::Part(Rc::new(group));
+        let pending = Pending { disk, op: PAGE, issued: self.now, buffer: None, delivered: false, origin };
+        let id = self.requests.insert(pending);
+        self.engine.handle_request(self.now, id, DiskIndex(disk), PAGE);
+        self.execute();
+        id
+    }
+
+    /// Time passes until the disk is asked for reads that the server has not answered.
+    fn be_late(&mut self) {
+        let deadline = self.engine.next_deadline().expect("a read waits");
+        self.now = self.now.plus_ns(deadline.since_ns(self.now));
+        self.engine.handle_timer(self.now);
+        self.execute();
+        self.feed_starved();
+    }
+}
+
+#[test]
+fn reads_that_the_server_does_not_answer_find_buffers_whatever_another_disk_has() {
+    let submitted = [Submitted::default(), Submitted::default()];
+    let asked = || submitted.each_ref().map(|of_disk| of_disk.lock().unwrap().len());
+    let mut driver = driver(8, &submitted);
+    for (disk, submitted) in (0..).zip(&submitted) {
+        let id = driver.read(disk);
+        let (_, buffer) = submitted.lock().unwrap().pop().expect("nothing is cached");
+        let mut buffer = buffer.expect("a read has one");
+        buffer.fill(1);
+        driver.disk_done(id, Ok(()), Some(buffer));
+        driver.execute();
+    }
+    assert!(matches!(driver.engine.handle_evicted(&[1; PAGE_SIZE]), Evicted::Admit(_)));
+
+    for _ in 0..3 {
+        driver.read(0);
+    }
+    driver.be_late();
+    assert_eq!(asked(), [2, 0], "a share of half of the buffers");
+    driver.read(1);
+    driver.be_late();
+    assert_eq!(asked(), [2, 1], "the other disk has a share, too");
+    // No page comes any more: now the guest waits for the disk alone.
+    driver.engine.handle_disconnected(driver.now);
+    driver.execute();
+    driver.feed_starved();
+    assert_eq!(asked(), [3, 1]);
+    assert!(driver.starved.is_empty());
+}

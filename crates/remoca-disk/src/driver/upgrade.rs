@@ -1,0 +1,269 @@
+//! Upgrade in place, seen from the I/O thread: another program is asked, then nothing new is taken from guests until
+//! nothing is in flight, then everything is handed over.
+//!
+//! Until the new program runs, nothing has changed: a program that cannot take over, a disk that does not finish its requests
+//! in time, or a refused `execve` leave this one at work.
+
+use super::poller::Source;
+use super::{Disk, Driver, Ended};
+use crate::control::{Reply, Request};
+use crate::frontend::Frontend;
+use crate::handover::{Checking, Handover, Listening, PassedDisk, PassedStore};
+use crate::link::ServerLink;
+use crate::narrow;
+use std::ffi::OsString;
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// The new program has less for its answer; on a file system that hangs it cannot even be started.
+const ASK_TIME_MAX: Duration = Duration::from_secs(12);
+/// What guests have in flight must finish in this time. Reads that wait for a memory server go to the disk sooner.
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(5);
+/// After this, control clients that say nothing are not waited for; nor are NBD clients that do not take their answers and
+/// memory servers that owe pages for which no read waits.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
+const MIGRATES: &str = "its disks are with another process, or about to go there";
+
+/// How this program was started, for another that takes its place.
+#[derive(Clone, Debug)]
+pub struct Start {
+    /// The file of this program, by the name that an upgrade replaces.
+    pub program: PathBuf,
+    /// Its arguments, its name included.
+    pub arguments: Vec<OsString>,
+    /// Hand-overs so far.
+    pub upgrades: u32,
+}
+
+/// An upgrade under way.
+pub struct Upgrade {
+    program: PathBuf,
+    client: Option<Request>,
+    stage: Stage,
+}
+
+enum Stage {
+    Asking {
+        checking: Checking,
+        since: Instant,
+    },
+    /// Guests are served; control clients get their answers, and no other is let in.
+    Answering {
+        since: Instant,
+    },
+    Draining {
+        since: Instant,
+    },
+}
+
+impl Driver {
+    /// A former program of this process handed over to this one.
+    pub fn has_taken_over(&self) -> bool {
+        self.start.upgrades > 0
+    }
+
+    /// Nothing new is taken from guests.
+    pub(super) fn is_draining(&self) -> bool {
+        self.stop_at.is_some() || matches!(self.upgrade, Some(Upgrade { stage: Stage::Draining { .. }, .. }))
+    }
+
+    /// Asks `program`, or the file of this one as it is now, whether it can take over.
+    pub(super) fn begin_upgrade(&mut self, program: Option<PathBuf>, client: Option<Request>) {
+        let program = program.unwrap_or_else(|| self.start.program.clone());
+        let asked = match &self.upgrade {
+            Some(_) => Err("another upgrade is under way".into()),
+            // What it waits for, the next program would not know.
+            None if self.disks.iter().any(|disk| disk.settles_at.is_some()) => {
+                Err("an NBD server is being given time after a crash: try again in some seconds".into())
+            }
+            None if !self.migration.is_idle() => Err(MIGRATES.into()),
+            None => self.ask_program(&program),
+        };
+        match asked {
+            Ok(checking) => {
+                self.upgrade =
+                    Some(Upgrade { program, client, stage: Stage::Asking { checking, since: Instant::now() } })
+            }
+            Err(error) => refuse(client, &error),
+        }
+    }
+
+    fn ask_program(&self, program: &std::path::Path) -> Result<Checking, String> {
+        if !program.is_absolute() {
+            return Err(format!("{} is no absolute path of a program", program.display()));
+        }
+        let checking = Checking::start(program.into(), self.start.arguments.clone());
+        let checking = checking.map_err(|error| format!("cannot ask the new program: {error}"))?;
+        self.poller.add(checking.wake_fd(), Source::Upgrade, false).map_err(|error| error.to_string())?;
+        Ok(checking)
+    }
+
+    /// The answer of the new program.
+    pub(super) fn hear_program(&mut self) {
+        let Some(Upgrade { program, stage: stage @ Stage::Asking { .. }, .. }) = &mut self.upgrade else { return };
+        let Stage::Asking { checking, .. } = &*stage else { return };
+        match checking.verdict() {
+            None => {}
+            Some(Ok(_)) if !self.migration.is_idle() => self.refuse_upgrade(MIGRATES),
+            Some(Ok(version)) => {
+                tracing::info!("{} (version {version}) takes over when nothing is in flight", program.display());
+                self.poller.remove(checking.wake_fd());
+                *stage = Stage::Answering { since: Instant::now() };
+                if let Some(control) = &self.control {
+                    control.close();
+                }
+            }
+            Some(Err(error)) => self.refuse_upgrade(&error),
+        }
+    }
+
+    /// When to look at it again, whatever happens.
+    pub(super) fn upgrade_deadline(&self) -> Option<Instant> {
+        match &self.upgrade {
+            Some(Upgrade { stage: Stage::Asking { since, .. }, .. }) => Some(*since + ASK_TIME_MAX),
+            Some(Upgrade { stage: Stage::Answering { since }, .. }) => Some(*since + ANSWER_TIME_MAX),
+            Some(Upgrade { stage: Stage::Draining { since }, .. }) => {
+                let next = if since.elapsed() < ANSWER_TIME_MAX { ANSWER_TIME_MAX } else { DRAIN_TIME_MAX };
+                Some(*since + next)
+            }
+            _ => None,
+        }
+    }
+
+    /// At the end of a turn: hands over if nothing is in flight, gives up if that takes too long.
+    pub(super) fn advance_upgrade(&mut self) -> Option<Ended> {
+        if let Some(Upgrade { stage: Stage::Asking { since, .. }, program, .. }) = &self.upgrade
+            && since.elapsed() >= ASK_TIME_MAX
+        {
+            let seconds = ASK_TIME_MAX.as_secs();
+            let error = format!("{} cannot be started, nor refused, within {seconds} seconds", program.display());
+            self.refuse_upgrade(&error);
+        }
+        self.begin_drain_for_upgrade();
+        let Some(Upgrade { stage: Stage::Draining { since }, .. }) = &self.upgrade else { return None };
+        let waited = since.elapsed();
+        if !self.is_drained(waited >= ANSWER_TIME_MAX) {
+            if waited >= DRAIN_TIME_MAX {
+                let error = format!(
+                    "requests of the guest were still in flight after {} seconds: is a disk or an NBD server stuck? Try again \
+                     when it answers",
+                    DRAIN_TIME_MAX.as_secs()
+                );
+                self.refuse_upgrade(&error);
+            }
+            return None;
+        }
+        match self.hand_over() {
+            Ok(handover) => Some(Ended::HandOver(Box::new(handover))),
+            Err(error) => {
+                self.refuse_upgrade(&error);
+                None
+            }
+        }
+    }
+
+    /// Once no control client is being served but the one that waits for the upgrade.
+    fn begin_drain_for_upgrade(&mut self) {
+        let Some(Upgrade { client, stage: stage @ Stage::Answering { .. }, .. }) = &mut self.upgrade else { return };
+        let Stage::Answering { since } = *stage else { return };
+        let is_asked = self.control.as_ref().is_some_and(|control| control.clients() > usize::from(client.is_some()));
+        if is_asked && since.elapsed() < ANSWER_TIME_MAX {
+            return;
+        }
+        *stage = Stage::Draining { since: Instant::now() };
+        if !self.migration.is_idle() {
+            self.refuse_upgrade(MIGRATES);
+        }
+    }
+
+    fn is_drained(&self, leave_the_deaf: bool) -> bool {
+        let frontends = self.disks.iter().map(|disk| &disk.frontend).chain(self.port.iter().map(|port| &port.frontend));
+        self.requests.is_empty()
+            && self.starved.is_empty()
+            && self.disks.iter().all(|disk| disk.store.in_flight() == 0)
+            && (leave_the_deaf || !self.engine.is_owed_pages() && frontends.into_iter().all(Frontend::is_quiet))
+    }
+
+    /// No other program takes over; this one goes on.
+    pub fn refuse_upgrade(&mut self, error: &str) {
+        let Some(Upgrade { client, stage, .. }) = self.upgrade.take() else { return };
+        if let Stage::Asking { checking, .. } = &stage {
+            self.poller.remove(checking.wake_fd());
+        }
+        self.engine.reopen();
+        refuse(client, error);
+        if let Some(control) = &self.control {
+            control.open();
+        }
+        // What came meanwhile has brought its event already.
+        self.pop_again = true;
+    }
+
+    /// Collects all that another program needs in order to go on.
+    fn hand_over(&mut self) -> Result<Handover, String> {
+        narrow::passes("handover-drained");
+        if let Some(trace) = &mut self.trace {
+            trace.flush();
+        }
+        let Some(Upgrade { program, client, .. }) = &self.upgrade else { return Err("there is no upgrade".into()) };
+        let name = program.clone().into_os_string();
+        let arguments = [name].into_iter().chain(self.start.arguments.iter().skip(1).cloned()).collect();
+        let mut handover = Handover::new(program.clone(), arguments);
+        let system = |error: io::Error| format!("no descriptors for the new program: {error}");
+        let client = client.as_ref().map(|request| handover.pass(request.connection()));
+        handover.description.client = client.transpose().map_err(system)?;
+        handover.description.name.clone_from(&self.name);
+        handover.description.upgrades = self.start.upgrades + 1;
+        handover.description.cache_pages = self.cache.0;
+        handover.description.cache_enabled = self.engine.status().enabled;
+        let servers = self.link.as_ref().map(ServerLink::servers).unwrap_or_default();
+        handover.description.servers = servers.iter().map(|server| server.endpoint.to_string()).collect();
+        let state = self.warmth.file().map(|file| handover.pass(file));
+        handover.description.state = state.transpose().map_err(system)?;
+        if let Some(control) = &self.control {
+            let (fd, path) = control.listener();
+            handover.description.control = Some(handover.pass_socket(fd, path).map_err(system)?);
+        }
+        if let Some(port) = &self.port {
+            handover.description.port = pass_frontend(&mut handover, &port.frontend, "the port")?;
+        }
+        for listener in self.nbd.iter().flat_map(|nbd| nbd.listeners()) {
+            let passed = handover.pass_socket(listener, listener.name()).map_err(system)?;
+            handover.description.nbd.push(passed);
+        }
+        for disk in &self.disks {
+            let passed = pass_disk(&mut handover, disk)?;
+            handover.description.disks.push(passed);
+        }
+        self.engine.close();
+        Ok(handover)
+    }
+}
+
+fn pass_disk(handover: &mut Handover, disk: &Disk) -> Result<PassedDisk, String> {
+    let of_disk = |error: &dyn std::fmt::Display| format!("disk {}: {error}", disk.name);
+    let (fd, kind) = disk.store.hand_over().map_err(|error| of_disk(&error))?;
+    let store = PassedStore { fd: handover.pass(fd).map_err(|error| of_disk(&error))?, kind };
+    let socket = pass_frontend(handover, &disk.frontend, &disk.name)?;
+    Ok(PassedDisk { name: disk.name.clone(), image: disk.image.clone(), socket, store })
+}
+
+/// `None` for an NBD export, whose clients come from the NBD server's listeners.
+fn pass_frontend(handover: &mut Handover, frontend: &Frontend, name: &str) -> Result<Option<Listening>, String> {
+    let Frontend::Vhost(device) = frontend else { return Ok(None) };
+    let Some((listener, path)) = device.listener() else {
+        return Err(format!(
+            "{name}: its hypervisor's connection was passed by --fd, and no other can take its place. Shut the guest down, or \
+             give --fd a listening socket"
+        ));
+    };
+    handover.pass_socket(listener, path.clone()).map(Some).map_err(|error| format!("{name}: {error}"))
+}
+
+fn refuse(client: Option<Request>, error: &str) {
+    tracing::error!("no upgrade: {error}. This program goes on as before.");
+    if let Some(client) = client {
+        client.answer(Reply::Error { error: format!("no upgrade: {error}; the process goes on as before") });
+    }
+}

@@ -1,0 +1,129 @@
+//! Whether another program could take over: it is asked, with the arguments that it would get.
+
+use super::{VARIABLE, VERSION};
+use crate::vhost::signal;
+use serde::{Deserialize, Serialize};
+use std::ffi::{OsStr, OsString};
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+/// What a subcommand gets in front of its arguments, to be asked.
+const OPTION: &str = "--check-handover";
+/// Time for an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// What is shown of a program's complaints.
+const COMPLAINT_BYTES_MAX: u64 = 600;
+
+/// What a program says of itself that could take over.
+#[derive(Debug, Serialize, Deserialize)]
+struct Confirmation {
+    /// The description that it reads.
+    remoca_handover: u32,
+    version: String,
+}
+
+/// The answer of this program, if its arguments are right.
+#[must_use]
+pub fn confirmation() -> String {
+    let version = env!("CARGO_PKG_VERSION").into();
+    serde_json::to_string(&Confirmation { remoca_handover: VERSION, version }).unwrap_or_default()
+}
+
+/// A check under way. It has a thread of its own, because it waits for another process.
+pub struct Checking {
+    verdict: Receiver<Result<String, String>>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Checking {
+    /// Asks `program`, which would be started with `arguments` (its name, a subcommand, and so on).
+    ///
+    /// # Errors
+    /// If the system has no descriptors or threads left.
+    pub fn start(program: PathBuf, arguments: Vec<OsString>) -> io::Result<Self> {
+        let wake = Arc::new(signal::new()?);
+        let (sender, verdict) = channel();
+        let thread_wake = Arc::clone(&wake);
+        std::thread::Builder::new().name("upgrade check".into()).spawn(move || {
+            let _ = sender.send(ask(&program, &arguments));
+            signal::raise(&*thread_wake);
+        })?;
+        Ok(Self { verdict, wake })
+    }
+
+    /// Becomes readable when [`Self::verdict`] is there.
+    #[must_use]
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// The version of the program, or why it cannot take over; `None` while it is not known.
+    #[must_use]
+    pub fn verdict(&self) -> Option<Result<String, String>> {
+        self.verdict.try_recv().ok()
+    }
+}
+
+/// Blocks until the program has answered, or its time is over.
+fn ask(program: &Path, arguments: &[OsString]) -> Result<String, String> {
+    let shown = program.display();
+    let mut rest = arguments.iter().skip(1).map(OsString::as_os_str);
+    let subcommand = rest.next().unwrap_or(OsStr::new("disk"));
+    let mut command = std::process::Command::new(program);
+    command.arg(subcommand).arg(OPTION).args(rest);
+    for variable in [VARIABLE, "NOTIFY_SOCKET", "LISTEN_PID", "LISTEN_FDS"] {
+        command.env_remove(variable);
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|error| format!("{shown} cannot be started: {error}"))?;
+    let ended = wait(&mut child);
+    let said = child.stdout.take().map(read_some).unwrap_or_default();
+    let complaint = child.stderr.take().map(read_some).unwrap_or_default();
+    match ended {
+        None => return Err(format!("{shown} did not say within {} seconds whether it could", PATIENCE.as_secs())),
+        Some(status) if !status.success() => {
+            let reason = complaint.lines().find(|line| !line.trim().is_empty()).unwrap_or("it says nothing");
+            return Err(format!("{shown} cannot take over with these options ({status}): {}", reason.trim()));
+        }
+        Some(_) => {}
+    }
+    match serde_json::from_str(said.trim()) {
+        Ok(Confirmation { remoca_handover: VERSION, version }) => Ok(version),
+        Ok(Confirmation { remoca_handover, version }) => Err(format!(
+            "{shown} (version {version}) takes over by description {remoca_handover}, this one gives {VERSION}"
+        )),
+        Err(_) => Err(format!("{shown} is no remoca that could take over")),
+    }
+}
+
+/// How it ended; `None` if it had to be killed.
+fn wait(child: &mut Child) -> Option<ExitStatus> {
+    let give_up_at = Instant::now() + PATIENCE;
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Ok(None) if Instant::now() < give_up_at => std::thread::sleep(LOOK_EVERY),
+            Ok(None) | Err(_) => {
+                // Both fail only if it has ended meanwhile.
+                let _ = child.kill();
+                let _ = child.wait();
+                return None;
+            }
+        }
+    }
+}
+
+/// What is in the pipe of a process that has ended. A child of its own may have it open: it is not waited for.
+fn read_some(pipe: impl Read + AsFd) -> String {
+    let mut text = Vec::new();
+    if rustix::io::ioctl_fionbio(&pipe, true).is_ok() {
+        let _ = pipe.take(COMPLAINT_BYTES_MAX).read_to_end(&mut text);
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}

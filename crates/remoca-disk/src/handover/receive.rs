@@ -1,0 +1,189 @@
+//! The receiving side: descriptors that a former program of this process left open, or a reason to start without.
+
+use super::{DESCRIPTION_BYTES_MAX, Description, Listening, VARIABLE, VERSION};
+use rustix::fs::{SealFlags, fcntl_get_seals};
+use rustix::io::{FdFlags, fcntl_setfd};
+use serde::Deserialize;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+
+/// What was handed over. Descriptors that nobody takes are closed with it.
+#[derive(Debug, Default)]
+pub struct Inheritance {
+    pub description: Description,
+    descriptors: HashMap<RawFd, OwnedFd>,
+}
+
+/// Read first: all that every version has.
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
+}
+
+impl Inheritance {
+    /// What the environment says was handed over to this process: `None` if nothing was, or if it cannot be understood;
+    /// then all descriptors but the standard ones are closed, as a crash would have closed them.
+    ///
+    /// To be called once, before the program opens anything.
+    #[must_use]
+    pub fn receive() -> Option<Self> {
+        let number = std::env::var_os(VARIABLE)?;
+        let received = number
+            .to_str()
+            .and_then(|number| number.parse().ok())
+            .ok_or_else(|| io::Error::other("its number is none"))
+            .and_then(Self::read);
+        match received {
+            Ok(inheritance) => {
+                // What front ends passed to the former program came without close-on-exec.
+                close_all_but(inheritance.descriptors.keys().copied().collect());
+                crate::narrow::passes("handover-received");
+                Some(inheritance)
+            }
+            Err(error) => {
+                tracing::error!(
+                    "what the former program handed over cannot be used: {error}. This one starts as after a crash: \
+                     nothing is lost, requests in flight are done again"
+                );
+                close_all_but(Vec::new());
+                None
+            }
+        }
+    }
+
+    /// The description's own descriptor is closed before those in it are taken: it cannot be one of them.
+    fn read(number: RawFd) -> io::Result<Self> {
+        Self::of(parse(&read_sealed(number)?)?)
+    }
+
+    fn of(description: Description) -> io::Result<Self> {
+        let mut descriptors = HashMap::new();
+        for number in description.numbers() {
+            if descriptors.contains_key(&number) {
+                return Err(io::Error::other(format!("descriptor {number} is there twice")));
+            }
+            descriptors.insert(number, adopt(number)?);
+        }
+        Ok(Self { description, descriptors })
+    }
+
+    /// The descriptor of this number.
+    ///
+    /// # Errors
+    /// If somebody took it before.
+    pub fn take(&mut self, number: RawFd) -> io::Result<OwnedFd> {
+        self.descriptors.remove(&number).ok_or_else(|| io::Error::other(format!("descriptor {number} was not passed")))
+    }
+}
+
+fn read_sealed(number: RawFd) -> io::Result<Vec<u8>> {
+    let file = File::from(adopt(number)?);
+    let seals = fcntl_get_seals(&file).map_err(|_| io::Error::other("it is not a sealed description"))?;
+    let length = file.metadata()?.len();
+    if !seals.contains(SealFlags::WRITE | SealFlags::SHRINK) || length > DESCRIPTION_BYTES_MAX {
+        return Err(io::Error::other("it is not a sealed description"));
+    }
+    let mut text = vec![0; usize::try_from(length).unwrap_or(0)];
+    file.read_exact_at(&mut text, 0)?;
+    Ok(text)
+}
+
+pub(super) fn parse(text: &[u8]) -> io::Result<Description> {
+    let Version { version } = serde_json::from_slice(text).map_err(io::Error::other)?;
+    if version != VERSION {
+        return Err(io::Error::other(format!("it has version {version}, this program knows {VERSION}")));
+    }
+    serde_json::from_slice(text).map_err(io::Error::other)
+}
+
+impl Description {
+    fn numbers(&self) -> impl Iterator<Item = RawFd> {
+        let stores = self.disks.iter().map(|disk| disk.store.fd);
+        let sockets = self.disks.iter().filter_map(|disk| disk.socket.as_ref());
+        let sockets = sockets.chain(&self.control).chain(&self.port).chain(&self.nbd);
+        sockets.map(|&Listening { fd, .. }| fd).chain(stores).chain(self.client).chain(self.state)
+    }
+}
+
+/// Takes a descriptor that was left open for us; it is not left to anybody else.
+fn adopt(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: only asks whether the number is an open descriptor.
+    if number <= 2 || unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
+        return Err(io::Error::other(format!("there is no descriptor {number}")));
+    }
+    // SAFETY: it is open, was left open for this use, and `of` takes none twice.
+    let fd = unsafe { OwnedFd::from_raw_fd(number) };
+    fcntl_setfd(&fd, FdFlags::CLOEXEC)?;
+    Ok(fd)
+}
+
+/// Closes all descriptors of this new program that are neither standard nor among those: the former program's locks must not
+/// keep this one out, nor its guest's memory stay mapped.
+fn close_all_but(mut kept: Vec<RawFd>) {
+    kept.sort_unstable();
+    let mut first = 3;
+    for end in kept.into_iter().filter_map(|fd| u32::try_from(fd).ok()).chain([u32::MAX]) {
+        if first < end {
+            // SAFETY: the program has just begun: it owns no descriptors but the standard ones and those that are kept.
+            unsafe { libc::syscall(libc::SYS_close_range, first, end - 1, 0_u32) };
+        }
+        first = end.saturating_add(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Handover, write_description};
+    use super::*;
+    use std::os::fd::{AsRawFd, IntoRawFd};
+
+    /// As the new program sees it.
+    fn received(description: &Description) -> io::Result<Inheritance> {
+        Inheritance::read(write_description(description).unwrap().into_raw_fd())
+    }
+
+    #[test]
+    fn descriptors_are_found_under_their_numbers() {
+        let mut handover = Handover::new("/bin/true".into(), Vec::new());
+        let file = tempfile::tempfile().unwrap();
+        let fd = handover.pass(&file).unwrap();
+        assert_ne!(fd, file.as_raw_fd());
+        handover.description.port = Some(Listening { fd, path: Some(("/run/x".into(), 7)) });
+        let state = handover.pass(&file).unwrap();
+        handover.description.state = Some(state);
+        std::mem::forget(std::mem::take(&mut handover.copies));
+        let mut inheritance = received(&handover.description).unwrap();
+        assert_eq!(inheritance.description, handover.description);
+        let taken = inheritance.take(fd).unwrap();
+        assert!(rustix::io::fcntl_getfd(&taken).unwrap().contains(FdFlags::CLOEXEC));
+        assert!(inheritance.take(fd).is_err(), "one owner");
+        assert!(inheritance.take(state).is_ok());
+    }
+
+    #[test]
+    fn what_is_odd_is_refused() {
+        let version = Description { version: VERSION + 1, ..Description::default() };
+        let error = received(&version).unwrap_err().to_string();
+        assert!(error.contains(&format!("version {}", VERSION + 1)), "{error}");
+        let closed = Description { version: VERSION, client: Some(1_000_000), ..Description::default() };
+        assert!(received(&closed).unwrap_err().to_string().contains("no descriptor"));
+        let standard = Description { version: VERSION, client: Some(1), ..Description::default() };
+        assert!(received(&standard).unwrap_err().to_string().contains("no descriptor 1"));
+        let fd = tempfile::tempfile().unwrap().into_raw_fd();
+        let twice = Listening { fd, path: None };
+        let twice =
+            Description { version: VERSION, port: Some(twice.clone()), control: Some(twice), ..Description::default() };
+        assert!(received(&twice).unwrap_err().to_string().contains("twice"));
+        let file = tempfile::tempfile().unwrap().into_raw_fd();
+        assert!(Inheritance::read(file).unwrap_err().to_string().contains("sealed"));
+        assert!(Inheritance::read(-1).is_err());
+        // It names its own descriptor.
+        let itself = Description { version: VERSION, client: Some(900), ..Description::default() };
+        let fd = rustix::io::fcntl_dupfd_cloexec(write_description(&itself).unwrap(), 900).unwrap();
+        assert_eq!(fd.as_raw_fd(), 900);
+        assert!(Inheritance::read(fd.into_raw_fd()).unwrap_err().to_string().contains("no descriptor 900"));
+    }
+}

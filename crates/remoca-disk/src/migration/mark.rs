@@ -1,0 +1,99 @@
+//! A file that tells a process that is started again where the disks are. It holds for the boot in which it was made.
+//!
+//! Where the image's lock decides, `NAME.here` says that they came: with `--incoming` it would wait for what nobody sends.
+//! A VM that has moved on is noticed by the lock. Where the lock does not reach other hosts, `NAME.gone` says that they went:
+//! without it a source that is started again would be an owner again.
+
+use std::path::{Path, PathBuf};
+
+/// The mark of one VM process.
+pub struct Mark {
+    path: PathBuf,
+    lock_reaches: bool,
+}
+
+impl Mark {
+    /// Of the process with this control socket.
+    #[must_use]
+    pub fn beside(control: &Path, lock_reaches: bool) -> Self {
+        Self { path: control.with_extension(if lock_reaches { "here" } else { "gone" }), lock_reaches }
+    }
+
+    /// Whether, in this boot, the disks came here and did not go.
+    #[must_use]
+    pub fn says_here(&self) -> bool {
+        self.lock_reaches && self.is_set()
+    }
+
+    /// Whether, in this boot, the disks went from here and did not come back, and no lock says where they are.
+    #[must_use]
+    pub fn says_gone(&self) -> bool {
+        !self.lock_reaches && self.is_set()
+    }
+
+    fn is_set(&self) -> bool {
+        let boot = boot_id();
+        boot.is_some() && std::fs::read_to_string(&self.path).ok() == boot
+    }
+
+    pub(crate) fn disks_came(&self) {
+        self.put(self.lock_reaches);
+    }
+
+    pub(crate) fn disks_went(&self) {
+        self.put(!self.lock_reaches);
+    }
+
+    /// The process ends in good order. What another host has, it keeps; a guest that is still there waits for a successor,
+    /// which has the disks.
+    pub(crate) fn process_ends(&self, guest_stays: bool) {
+        if self.lock_reaches && !guest_stays {
+            self.put(false);
+        }
+    }
+
+    fn put(&self, there: bool) {
+        if !there {
+            // There may be none.
+            let _ = std::fs::remove_file(&self.path);
+            return;
+        }
+        let written = boot_id().map(|boot| std::fs::write(&self.path, boot));
+        if !matches!(written, Some(Ok(()))) {
+            let remedy = match self.lock_reaches {
+                true => "if this process dies, start it again without --incoming",
+                false => "do not start this process again: it would take the disks for its own",
+            };
+            tracing::warn!("cannot write {}: {remedy}", self.path.display());
+        }
+    }
+}
+
+fn boot_id() -> Option<String> {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_it_says_depends_on_whether_the_lock_reaches() {
+        let folder = tempfile::tempdir().unwrap();
+        let control = folder.path().join("vm.ctl");
+        let (here, gone) = (Mark::beside(&control, true), Mark::beside(&control, false));
+        let say = || (here.says_here(), here.says_gone(), gone.says_here(), gone.says_gone());
+        assert_eq!(say(), (false, false, false, false));
+        [&here, &gone].into_iter().for_each(Mark::disks_came);
+        assert_eq!(say(), (true, false, false, false));
+        [&here, &gone].into_iter().for_each(Mark::disks_went);
+        assert_eq!(say(), (false, false, false, true));
+        here.disks_came();
+        [&here, &gone].into_iter().for_each(|mark| mark.process_ends(true));
+        assert_eq!(say(), (true, false, false, true));
+        [&here, &gone].into_iter().for_each(|mark| mark.process_ends(false));
+        assert_eq!(say(), (false, false, false, true));
+        std::fs::write(folder.path().join("vm.gone"), "of another boot").unwrap();
+        assert_eq!(say(), (false, false, false, false));
+    }
+}

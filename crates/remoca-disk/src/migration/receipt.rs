@@ -1,0 +1,71 @@
+//! An index that comes over the connection: what was announced, and what of it is here.
+
+use super::StateHeader;
+use crate::index_memory::IndexMemory;
+use crate::state::StateFile;
+
+/// Memory for an index; in a state file, if it is to outlive this process.
+pub struct IndexRoom {
+    pub words: IndexMemory,
+    pub state: Option<StateFile>,
+}
+
+impl IndexRoom {
+    /// Memory of this process alone, which has the first `filled` words, in place of a state file that has no room.
+    fn without_state(&self, filled: u64) -> Option<Self> {
+        let filled = usize::try_from(filled).ok()?;
+        let mut words = IndexMemory::new(self.words.len())
+            .inspect_err(|error| tracing::warn!("no memory for the index that comes: {error}"))
+            .ok()?;
+        words[..filled].copy_from_slice(&self.words[..filled]);
+        Some(Self { words, state: None })
+    }
+}
+
+/// An index on its way.
+pub struct Receipt {
+    pub header: StateHeader,
+    /// None comes, or one that is larger than may be, which is not kept.
+    pub room: Option<IndexRoom>,
+    filled: u64,
+}
+
+impl Receipt {
+    /// Its words are to come, which get the room that `room_for` finds, if they are no more than `words_max`.
+    #[must_use]
+    pub fn begin(header: StateHeader, words_max: u64, room_for: impl FnOnce(usize) -> Option<IndexRoom>) -> Self {
+        let words = usize::try_from(header.words).ok().filter(|_| (1..=words_max).contains(&header.words));
+        Self { room: words.and_then(room_for), header, filled: 0 }
+    }
+
+    /// The next of them came.
+    ///
+    /// # Errors
+    /// If that is more than was announced.
+    pub fn take(&mut self, bytes: &[u8]) -> Result<(), &'static str> {
+        let (words, rest) = bytes.as_chunks::<4>();
+        let (start, end) = (self.filled, self.filled.saturating_add(words.len() as u64));
+        if end > self.header.words || !rest.is_empty() {
+            return Err("it sends more of an index than it announced");
+        }
+        self.filled = end;
+        let Some(room) = &mut self.room else { return Ok(()) };
+        // Memory is taken as words come, whatever was announced.
+        if let Some(Err(error)) = room.state.as_ref().map(|state| state.reserve(start..end)) {
+            tracing::warn!("{error}");
+            self.room = room.without_state(start);
+        }
+        let Some(room) = &mut self.room else { return Ok(()) };
+        let room = usize::try_from(start).ok().and_then(|start| room.words.get_mut(start..)).unwrap_or_default();
+        for (word, bytes) in room.iter_mut().zip(words) {
+            *word = u32::from_le_bytes(*bytes);
+        }
+        Ok(())
+    }
+
+    /// Whether all that was announced came.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.filled == self.header.words
+    }
+}

@@ -1,0 +1,212 @@
+//! What the two processes send each other: frames of a kind, a length, and so many bytes.
+//!
+//! ```text
+//! kind u8 | length u32 | payload        1 offer (JSON)   2 refusal (text)   3 accept   4 state (JSON)   5 words
+//!                                       6 yours (one byte: 1 if the state came before)   7 want   8 busy
+//! ```
+//! Numbers are little-endian. The one that hands over says what it offers, and sends the state as one frame 4 and as many
+//! frames 5 as its words take.
+
+use remoca_core::migration::Message;
+use serde::{Deserialize, Serialize};
+use std::io::{self, Read};
+
+/// Of these frames and of the words of the index.
+pub const VERSION: u32 = 2;
+pub(super) const HEADER_BYTES: usize = 5;
+const TEXT_BYTES_MAX: usize = 256 << 10;
+/// Of a VM or a disk.
+const NAME_BYTES_MAX: usize = 256;
+/// Bytes of the index in one frame at most.
+pub(super) const PIECE_BYTES: usize = 1 << 20;
+
+pub(super) mod kind {
+    pub const OFFER: u8 = 1;
+    pub const REFUSE: u8 = 2;
+    pub const ACCEPT: u8 = 3;
+    pub const STATE: u8 = 4;
+    pub const WORDS: u8 = 5;
+    pub const YOURS: u8 = 6;
+    pub const WANT: u8 = 7;
+    pub const BUSY: u8 = 8;
+}
+
+/// What a process has, for another one to see whether it has the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offer {
+    pub version: u32,
+    pub name: String,
+    pub disks: Vec<OfferedDisk>,
+    pub has_port: bool,
+    /// Whether the lock of all images reaches other hosts.
+    #[serde(default)]
+    pub lock_reaches: bool,
+    /// Words of the index.
+    pub words: u64,
+}
+
+/// A disk as its guest sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfferedDisk {
+    pub name: String,
+    pub bytes: u64,
+    pub read_only: bool,
+    pub sector: u32,
+}
+
+/// What comes before the words of an index.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateHeader {
+    /// Of the fingerprints.
+    pub key: [u8; 16],
+    pub seed: u64,
+    pub words: u64,
+    /// Size of the cache, and whether it is on.
+    pub cache_pages: u32,
+    pub enabled: bool,
+    pub servers: Vec<Server>,
+    /// For each disk what tells whether its image was written since; `None` if nothing does.
+    pub stamps: Vec<Option<String>>,
+    /// For each disk the error number of the flush that failed, after which none may succeed.
+    pub failed_flushes: Vec<Option<i32>>,
+    /// For each disk whether its guest has the write cache on: else it sends no flushes.
+    pub write_caches: Vec<bool>,
+}
+
+/// A memory server, and what names the pool there.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Server {
+    pub number: u32,
+    pub endpoint: String,
+    pub token: [u8; 16],
+    pub epoch: u64,
+}
+
+/// What the peer said, or what became of it.
+pub enum Heard {
+    Offer(Box<Offer>),
+    Refused(String),
+    Message(Message),
+    State(Box<StateHeader>),
+    Words(Vec<u8>),
+    /// Everything that was queued is sent.
+    Sent,
+    /// The connection is gone, or was never made.
+    Ended(String),
+}
+
+pub(super) fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+    let mut frame = Vec::with_capacity(HEADER_BYTES + payload.len());
+    frame.push(kind);
+    frame.extend_from_slice(&length.to_le_bytes());
+    frame.extend_from_slice(payload);
+    frame
+}
+
+pub(super) fn message(message: Message) -> Vec<u8> {
+    match message {
+        Message::Accept => frame(kind::ACCEPT, &[]),
+        Message::Yours { state } => frame(kind::YOURS, &[u8::from(state)]),
+        Message::Want => frame(kind::WANT, &[]),
+        Message::Busy => frame(kind::BUSY, &[]),
+    }
+}
+
+/// Reads one frame. The memory that it takes grows with what has come, not with what was announced.
+pub(super) fn read(source: &mut impl Read) -> io::Result<Heard> {
+    let mut header = [0; HEADER_BYTES];
+    source.read_exact(&mut header)?;
+    let [kind, length @ ..] = header;
+    let length = u64::from(u32::from_le_bytes(length));
+    let limit = match kind {
+        kind::OFFER | kind::STATE => TEXT_BYTES_MAX,
+        kind::REFUSE => 4096,
+        kind::WORDS => PIECE_BYTES,
+        kind::YOURS => 1,
+        kind::ACCEPT | kind::WANT | kind::BUSY => 0,
+        _ => return Err(invalid(format!("a frame of kind {kind}"))),
+    };
+    if length > limit as u64 {
+        return Err(invalid(format!("a frame of kind {kind} with {length} bytes")));
+    }
+    let mut payload = Vec::new();
+    if source.take(length).read_to_end(&mut payload)? as u64 != length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(match kind {
+        kind::OFFER => Heard::Offer(read_offer(&payload)?),
+        kind::STATE => Heard::State(serde_json::from_slice(&payload).map_err(invalid)?),
+        kind::REFUSE => Heard::Refused(String::from_utf8_lossy(&payload).replace(char::is_control, " ")),
+        kind::WORDS => Heard::Words(payload),
+        kind::YOURS => Heard::Message(Message::Yours { state: payload == [1] }),
+        kind::ACCEPT => Heard::Message(Message::Accept),
+        kind::WANT => Heard::Message(Message::Want),
+        _ => Heard::Message(Message::Busy),
+    })
+}
+
+/// Its names go to the log and to the operator's terminal.
+fn read_offer(payload: &[u8]) -> io::Result<Box<Offer>> {
+    let offer: Box<Offer> = serde_json::from_slice(payload).map_err(invalid)?;
+    let mut names = offer.disks.iter().map(|disk| &disk.name).chain([&offer.name]);
+    if names.any(|name| name.len() > NAME_BYTES_MAX || name.contains(char::is_control)) {
+        return Err(invalid("a name that is too long or has control characters"));
+    }
+    drop(names);
+    Ok(offer)
+}
+
+fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heard(bytes: &[u8]) -> io::Result<Heard> {
+        read(&mut &bytes[..])
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        for sent in [Message::Accept, Message::Yours { state: true }, Message::Yours { state: false }, Message::Want] {
+            assert!(matches!(heard(&message(sent)), Ok(Heard::Message(got)) if got == sent));
+        }
+        let offer = Offer {
+            version: VERSION,
+            name: "vm".into(),
+            disks: Vec::new(),
+            has_port: true,
+            lock_reaches: true,
+            words: 7,
+        };
+        let bytes = frame(kind::OFFER, &serde_json::to_vec(&offer).unwrap());
+        assert!(matches!(heard(&bytes), Ok(Heard::Offer(got)) if *got == offer));
+        assert!(matches!(heard(&frame(kind::WORDS, &[1, 2])), Ok(Heard::Words(words)) if words == [1, 2]));
+        assert!(matches!(heard(&frame(kind::REFUSE, b"a\nb")), Ok(Heard::Refused(text)) if text == "a b"));
+    }
+
+    #[test]
+    fn what_cannot_be_is_an_error_and_takes_no_memory() {
+        let too_long = [kind::WORDS, 0xff, 0xff, 0xff, 0x7f];
+        let bad = [&[9, 0, 0, 0, 0][..], &too_long, &[kind::WANT, 1, 0, 0, 0, 0], &[kind::WORDS, 9, 0, 0, 0, 1], &[1]];
+        for bytes in bad {
+            assert!(heard(bytes).is_err(), "{bytes:?}");
+        }
+        assert!(heard(&frame(kind::OFFER, b"{}")).is_err());
+        for name in ["a\u{1b}[2J", &"x".repeat(257)] {
+            let offer = Offer {
+                version: VERSION,
+                name: name.into(),
+                disks: Vec::new(),
+                has_port: true,
+                lock_reaches: true,
+                words: 7,
+            };
+            assert!(heard(&frame(kind::OFFER, &serde_json::to_vec(&offer).unwrap())).is_err(), "{name:?}");
+        }
+        assert!(heard(&frame(kind::STATE, b"[")).is_err());
+    }
+}

@@ -1,0 +1,67 @@
+//! Places at which a build for tests kills itself (feature `ablation`; nothing in any other build).
+//!
+//! `--kill-at PLACE:N` has the process send itself SIGKILL when it passes a place for the N-th time: the moments between two
+//! stores or two system calls that a kill from outside hits once in a million.
+
+/// The narrow places.
+pub const PLACES: [&str; 15] = [
+    // A batch of completions is linked into the in-flight record; the guest sees it; one of its marks is cleared.
+    "publish-begun",
+    "publish-seen",
+    "publish-half-cleared",
+    // Nothing is known of the block any more; its write is the kernel's; it is done.
+    "write-forgotten",
+    "disk-submitted",
+    "disk-done",
+    // The index has its new size; the memory server was told.
+    "resize-begun",
+    "resize-done",
+    // A front end came (back); one of its requests is being repeated.
+    "queue-recovered",
+    "request-repeated",
+    // A connection to a memory server became the session.
+    "session-begun",
+    // Nothing is in flight; the description is written; the new program has read it; it has opened everything.
+    "handover-drained",
+    "handover-described",
+    "handover-received",
+    "handover-opened",
+];
+
+#[cfg(feature = "ablation")]
+mod armed {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    static PLACE: OnceLock<(String, AtomicU64)> = OnceLock::new();
+
+    /// Dies at the `passage`-th passage of `place`, the first being 1.
+    ///
+    /// # Errors
+    /// If there is no such place.
+    pub fn kill_at(place: &str, passage: u64) -> Result<(), String> {
+        if !super::PLACES.contains(&place) || passage == 0 {
+            return Err(format!("no passage {passage} of `{place}`; places are {}", super::PLACES.join(", ")));
+        }
+        PLACE.set((place.to_owned(), AtomicU64::new(passage))).map_err(|_| "a process dies once".into())
+    }
+
+    /// The process is at `place`.
+    pub fn passes(place: &str) {
+        if let Some((deadly, left)) = PLACE.get()
+            && deadly == place
+            && left.fetch_sub(1, Ordering::Relaxed) == 1
+        {
+            // Nothing else happens in this process after it, in no thread.
+            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        }
+    }
+}
+
+#[cfg(feature = "ablation")]
+pub use armed::{kill_at, passes};
+
+/// The process is at `place`.
+#[cfg(not(feature = "ablation"))]
+#[inline(always)]
+pub fn passes(_place: &str) {}

@@ -1,0 +1,77 @@
+//! What outlives an index that cannot be used any more: pools that are still ours, and flushes that failed.
+
+use super::header::{Header, RosterEntry, Settings};
+use crate::endpoint::Endpoint;
+use remoca_core::units::{DiskIndex, PageCount};
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+/// What a former process left beside its index.
+#[derive(Debug, Default)]
+pub struct Former {
+    /// Memory servers that may have a pool of it.
+    pub servers: Vec<RosterEntry>,
+    pub failed_flushes: Vec<FailedFlush>,
+    settings: Option<Settings>,
+}
+
+/// A flush or durable write that failed. It stays failed, whatever disk the image is now, until the state file is removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FailedFlush {
+    /// The image's identity but for its size.
+    pub image: [u64; 3],
+    pub errno: i32,
+}
+
+impl Former {
+    /// Of a locked state file, which may be anything, and of any number of disks; nothing, if it is not of this version
+    /// and boot.
+    pub(super) fn of(file: &File) -> Self {
+        Self::read(file).unwrap_or_default()
+    }
+
+    /// What is not index.
+    pub(super) fn header_bytes(file: &File) -> u64 {
+        Self::disks(file).map_or(0, Header::bytes)
+    }
+
+    fn disks(file: &File) -> Option<u16> {
+        let mut disks = [0; 8];
+        file.read_exact_at(&mut disks, Header::DISKS_AT).ok()?;
+        u16::try_from(u64::from_le_bytes(disks)).ok()
+    }
+
+    fn read(file: &File) -> Option<Self> {
+        let disks = Self::disks(file)?;
+        if file.metadata().ok()?.len() < Header::bytes(disks) {
+            return None;
+        }
+        let header = Header::map(file, disks).ok().filter(Header::is_valid)?;
+        super::is_of_this_boot(header.boot_id(), super::boot_id()).ok()?;
+        let settings = Some(header.settings());
+        Some(Self { servers: header.roster(), failed_flushes: failed_flushes(&header, disks), settings })
+    }
+}
+
+/// Servers, size of the cache, and whether it is on, as a former process with the same options had them last.
+#[must_use]
+pub fn settings_at(path: &Path, options: u64) -> Option<(Vec<Endpoint>, PageCount, bool)> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).ok()?;
+    let former = super::is_ours(&file.metadata().ok()?).then(|| Former::of(&file))?;
+    let is_whole = |settings: &Settings| settings.servers == former.servers.len() && settings.cache.0 > 0;
+    let settings = former.settings.filter(|settings| settings.options == options).filter(is_whole)?;
+    (!former.servers.is_empty()).then(|| {
+        let servers = former.servers.iter().map(|server| server.endpoint.clone()).collect();
+        (servers, settings.cache, settings.enabled)
+    })
+}
+
+fn failed_flushes(header: &Header, disks: u16) -> Vec<FailedFlush> {
+    let failed = |disk| {
+        let [kind, device, inode, _] = header.disk(disk).identity;
+        Some(FailedFlush { image: [kind, device, inode], errno: header.flush_failed(disk)? })
+    };
+    (0..disks).filter_map(|disk| failed(DiskIndex(disk))).collect()
+}

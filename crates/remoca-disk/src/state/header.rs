@@ -1,0 +1,344 @@
+//! The header of the state file: what a successor needs beside the index's words.
+//!
+//! ```text
+//! 64-bit words:  fixed 16 | servers: 40 each, 16 of them | disks: 16 each | to the next page: nothing | index
+//! ```
+//! Every field is one word that one store changes; records are made void, filled, and made valid, in this order. The
+//! I/O thread alone writes. Holds the fingerprint key and the tokens of pools: the file is for its owner only.
+
+use crate::endpoint::Endpoint;
+use crate::link::{NUMBER_MAX, SERVERS_MAX};
+use crate::store::ImageStamp;
+use remoca_core::engine::ServerNumber;
+use remoca_core::units::{DiskIndex, PageCount};
+use remoca_protocol::Token;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::time::ClockId;
+use std::fs::File;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// `REMOCAST` and the version: whatever else is there is started cold from.
+pub const MAGIC: u64 = 0x5453_4143_4f4d_4552;
+pub const VERSION: u64 = 2;
+
+const AT_MAGIC: usize = 0;
+const AT_VERSION: usize = 1;
+const AT_BOOT: usize = 2;
+const AT_KEY: usize = 4;
+const AT_SEED: usize = 6;
+const AT_DISKS: usize = 7;
+const AT_INDEX_WORDS: usize = 8;
+/// Numbers of servers that were given out.
+const AT_NUMBERS: usize = 9;
+/// What [`Settings`] says: the hash of the options; size of the cache << 8 | number of servers << 1 | on.
+const AT_OPTIONS: usize = 11;
+const AT_SETTINGS: usize = 12;
+const FIXED: usize = 16;
+
+const SERVER: usize = 40;
+/// Bytes of an endpoint that fit into its record.
+const ENDPOINT_MAX: usize = (SERVER - 5) * 8;
+
+const DISK: usize = 16;
+const DISK_SEEN: usize = 4;
+const DISK_WRITTEN: usize = 5;
+const DISK_CLOCK: usize = 6;
+const DISK_FLUSH: usize = 7;
+
+/// One memory server with what makes its pool this process's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RosterEntry {
+    pub number: ServerNumber,
+    pub endpoint: Endpoint,
+    pub token: Token,
+    pub epoch: u64,
+}
+
+/// What `remoca set` can change, as it is now; the servers are the roster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Hash of the options that it began with.
+    pub options: u64,
+    pub cache: PageCount,
+    pub enabled: bool,
+    pub servers: usize,
+}
+
+/// What is kept of a disk's image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskRecord {
+    /// What tells the image from others; all 0: nothing is kept.
+    pub identity: [u64; 4],
+    /// When the image had been changed last, as it was seen last. 0: not seen.
+    pub seen_ns: u64,
+    /// When a write of ours was under way last, unless `seen_ns` is later. 0: it is.
+    pub written_ns: u64,
+    /// Real time minus time since the boot at `written_ns`, in nanoseconds.
+    pub clock_offset: i64,
+}
+
+/// The mapped header.
+pub struct Header {
+    start: NonNull<AtomicU64>,
+    words: usize,
+}
+
+// SAFETY: all access is by atomic operations on memory that lives as long as the value.
+unsafe impl Send for Header {}
+// SAFETY: as above.
+unsafe impl Sync for Header {}
+
+impl Header {
+    /// Where the number of disks is, in bytes.
+    pub const DISKS_AT: u64 = AT_DISKS as u64 * 8;
+
+    /// Bytes of the header for so many disks: whole pages.
+    pub fn bytes(disks: u16) -> u64 {
+        ((FIXED + SERVERS_MAX * SERVER + usize::from(disks) * DISK) as u64 * 8).next_multiple_of(4096)
+    }
+
+    /// The header of `file`, which has its bytes.
+    pub fn map(file: &File, disks: u16) -> io::Result<Self> {
+        let bytes = usize::try_from(Self::bytes(disks)).map_err(io::Error::other)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let start = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file, 0)? };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, words: bytes / 8 })
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        assert!(at < self.words, "a word beyond the header");
+        // SAFETY: inside the mapping, aligned, and never accessed but atomically.
+        unsafe { self.start.add(at).as_ref() }
+    }
+
+    fn get(&self, at: usize) -> u64 {
+        self.word(at).load(Ordering::Acquire)
+    }
+
+    /// Not moved before earlier stores, here or in the index, by the compiler.
+    fn set(&self, at: usize, value: u64) {
+        self.word(at).store(value, Ordering::Release);
+    }
+
+    fn pair(&self, at: usize) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.get(at).to_le_bytes());
+        bytes[8..].copy_from_slice(&self.get(at + 1).to_le_bytes());
+        bytes
+    }
+
+    fn set_pair(&self, at: usize, bytes: [u8; 16]) {
+        for (i, half) in bytes.chunks_exact(8).enumerate() {
+            self.set(at + i, half.try_into().map_or(0, u64::from_le_bytes));
+        }
+    }
+
+    /// Whether it is a header of this version.
+    pub fn is_valid(&self) -> bool {
+        self.get(AT_MAGIC) == MAGIC && self.get(AT_VERSION) == VERSION
+    }
+
+    /// From now on the file is worth something, or nothing.
+    pub fn set_valid(&self, valid: bool) {
+        self.set(AT_VERSION, VERSION);
+        self.set(AT_MAGIC, if valid { MAGIC } else { 0 });
+    }
+
+    pub fn boot_id(&self) -> [u8; 16] {
+        self.pair(AT_BOOT)
+    }
+
+    pub fn key(&self) -> [u8; 16] {
+        self.pair(AT_KEY)
+    }
+
+    pub fn seed(&self) -> u64 {
+        self.get(AT_SEED)
+    }
+
+    pub fn disks(&self) -> u64 {
+        self.get(AT_DISKS)
+    }
+
+    pub fn index_words(&self) -> u64 {
+        self.get(AT_INDEX_WORDS)
+    }
+
+    /// What does not change while the file is used.
+    pub fn describe(&self, boot_id: [u8; 16], key: [u8; 16], seed: u64, disks: u16, index_words: u64) {
+        self.set_pair(AT_BOOT, boot_id);
+        self.set_pair(AT_KEY, key);
+        self.set(AT_SEED, seed);
+        self.set(AT_DISKS, u64::from(disks));
+        self.set(AT_INDEX_WORDS, index_words);
+    }
+
+    /// Everything of `old` but its size.
+    pub fn copy_from(&self, old: &Self) {
+        for at in (0..self.words.min(old.words)).filter(|at| ![AT_MAGIC, AT_VERSION, AT_INDEX_WORDS].contains(at)) {
+            self.set(at, old.get(at));
+        }
+    }
+
+    fn disk_at(&self, disk: DiskIndex) -> usize {
+        FIXED + SERVERS_MAX * SERVER + usize::from(disk.0) * DISK
+    }
+
+    pub fn disk(&self, disk: DiskIndex) -> DiskRecord {
+        let at = self.disk_at(disk);
+        DiskRecord {
+            identity: [0, 1, 2, 3].map(|i| self.get(at + i)),
+            seen_ns: self.get(at + DISK_SEEN),
+            written_ns: self.get(at + DISK_WRITTEN),
+            clock_offset: self.get(at + DISK_CLOCK).cast_signed(),
+        }
+    }
+
+    /// The disk has this image now, as if a write were under way.
+    pub fn set_disk(&self, disk: DiskIndex, stamp: &ImageStamp, clock: Clock) {
+        let at = self.disk_at(disk);
+        self.set(at + DISK_SEEN, 0);
+        for (i, word) in stamp.identity.into_iter().enumerate() {
+            self.set(at + i, word);
+        }
+        self.set_written(disk, clock);
+        self.set(at + DISK_SEEN, stamp.changed_ns.unwrap_or(0));
+    }
+
+    /// The error number of the flush or durable write of this disk that failed.
+    pub fn flush_failed(&self, disk: DiskIndex) -> Option<i32> {
+        i32::try_from(self.get(self.disk_at(disk) + DISK_FLUSH)).ok().filter(|errno| *errno > 0)
+    }
+
+    pub fn set_flush_failed(&self, disk: DiskIndex, errno: Option<i32>) {
+        self.set(self.disk_at(disk) + DISK_FLUSH, errno.and_then(|errno| u64::try_from(errno).ok()).unwrap_or(0));
+    }
+
+    /// Writes are about to go to the image, or are under way.
+    pub fn set_written(&self, disk: DiskIndex, clock: Clock) {
+        // In this order: an old time with the offset of a clock that was set since would be believed.
+        self.set(self.disk_at(disk) + DISK_WRITTEN, clock.real_ns);
+        self.set(self.disk_at(disk) + DISK_CLOCK, clock.offset().cast_unsigned());
+    }
+
+    /// With writes under way: the image was changed last at `seen_ns`, or later.
+    pub fn set_seen(&self, disk: DiskIndex, seen_ns: u64) {
+        self.set(self.disk_at(disk) + DISK_SEEN, seen_ns);
+    }
+
+    /// No write is under way, and none was for long enough: the image was changed last at `seen_ns`.
+    pub fn set_settled(&self, disk: DiskIndex, seen_ns: u64) {
+        self.set(self.disk_at(disk) + DISK_SEEN, seen_ns);
+        self.set(self.disk_at(disk) + DISK_WRITTEN, 0);
+    }
+
+    /// The number that the next new server gets.
+    pub fn server_numbers(&self) -> u32 {
+        u32::try_from(self.get(AT_NUMBERS)).unwrap_or(NUMBER_MAX).min(NUMBER_MAX)
+    }
+
+    pub fn set_server_numbers(&self, numbers: u32) {
+        self.set(AT_NUMBERS, numbers.into());
+    }
+
+    pub fn settings(&self) -> Settings {
+        let word = self.get(AT_SETTINGS);
+        Settings {
+            options: self.get(AT_OPTIONS),
+            cache: PageCount(u32::try_from(word >> 8).unwrap_or(0)),
+            enabled: word & 1 == 1,
+            servers: (word >> 1 & 0x7f) as usize,
+        }
+    }
+
+    pub fn set_settings(&self, settings: &Settings) {
+        let (cache, servers) = (u64::from(settings.cache.0), settings.servers as u64);
+        self.set(AT_SETTINGS, cache << 8 | servers << 1 | u64::from(settings.enabled));
+        // Last: with those of a former process these mean nothing.
+        self.set(AT_OPTIONS, settings.options);
+    }
+
+    /// The servers that are kept; records that make no sense are passed over.
+    pub fn roster(&self) -> Vec<RosterEntry> {
+        (0..SERVERS_MAX).filter_map(|slot| self.server(slot)).collect()
+    }
+
+    fn server(&self, slot: usize) -> Option<RosterEntry> {
+        let at = FIXED + slot * SERVER;
+        let number = u32::try_from(self.get(at).checked_sub(1)?).ok().filter(|number| *number <= NUMBER_MAX)?;
+        let length = usize::try_from(self.get(at + 4)).ok().filter(|length| *length <= ENDPOINT_MAX)?;
+        let mut bytes: Vec<u8> = (0..length.div_ceil(8)).flat_map(|i| self.get(at + 5 + i).to_le_bytes()).collect();
+        bytes.truncate(length);
+        let endpoint = String::from_utf8(bytes).ok()?.parse().ok()?;
+        Some(RosterEntry {
+            number: ServerNumber(number),
+            endpoint,
+            token: Token(self.pair(at + 1)),
+            epoch: self.get(at + 3),
+        })
+    }
+
+    /// Keeps this server in `slot`, or nobody. An endpoint too long to be kept is found cold after a restart.
+    pub fn set_server(&self, slot: usize, entry: Option<&RosterEntry>) {
+        let at = FIXED + slot * SERVER;
+        self.set(at, 0);
+        let Some(entry) = entry else { return };
+        let text = entry.endpoint.to_string();
+        if text.len() > ENDPOINT_MAX {
+            return;
+        }
+        self.set_pair(at + 1, entry.token.0);
+        self.set(at + 3, entry.epoch);
+        self.set(at + 4, text.len() as u64);
+        for (i, piece) in text.as_bytes().chunks(8).enumerate() {
+            let mut bytes = [0; 8];
+            bytes[..piece.len()].copy_from_slice(piece);
+            self.set(at + 5 + i, u64::from_le_bytes(bytes));
+        }
+        self.set(at, u64::from(entry.number.0) + 1);
+    }
+
+    /// The epoch is about to be used.
+    pub fn set_epoch(&self, slot: usize, epoch: u64) {
+        self.set(FIXED + slot * SERVER + 3, epoch);
+    }
+}
+
+impl Drop for Header {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours alone and nothing borrows it any more.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.words * 8) };
+    }
+}
+
+/// The two clocks that matter: the one that files are stamped with, and one that nobody sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Clock {
+    pub real_ns: u64,
+    pub boot_ns: u64,
+}
+
+impl Clock {
+    pub fn now() -> Self {
+        Self { real_ns: read_clock(ClockId::Realtime), boot_ns: read_clock(ClockId::Boottime) }
+    }
+
+    /// The time that the kernel stamps a file with that is changed now, or an earlier one.
+    pub fn coarse_ns() -> u64 {
+        read_clock(ClockId::RealtimeCoarse)
+    }
+
+    pub fn offset(self) -> i64 {
+        self.real_ns.cast_signed().wrapping_sub(self.boot_ns.cast_signed())
+    }
+}
+
+fn read_clock(clock: ClockId) -> u64 {
+    let time = rustix::time::clock_gettime(clock);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(time.tv_nsec).unwrap_or(0))
+}

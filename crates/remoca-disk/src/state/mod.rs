@@ -1,0 +1,482 @@
+//! The state file: what outlives this process, so that the next one finds its cache warm.
+//!
+//! ```text
+//! header (`header.rs`): key, roster of servers, a record of each disk's image  |  the words of the index
+//! ```
+//! Mapped and shared, in a file system in memory (`/run`): a kill loses nothing, a reboot everything. Owned by the driver;
+//! locked by its process for as long as it lives. A file that is to replace another one is made beside it and renamed.
+//! 1. The file is valid only while everything in it is true: before a block is written its entry in the index is void
+//!    (the engine), and the image's record says that writes are under way ([`StateFile::note_writes`]).
+//! 2. A process that cannot use the file removes it: nobody may find later what it was too old for.
+//! 3. An upgrade hands the locked file over. Only of that one it is sure that nothing was written after it.
+//!
+//! Decision 0020.
+
+mod former;
+#[cfg(feature = "testing")]
+pub(crate) mod fuzz;
+mod header;
+mod image;
+
+pub use former::{FailedFlush, Former, settings_at};
+pub use header::{Clock, DiskRecord, Header, RosterEntry, Settings};
+pub use image::{Doubt, LOOK_NS, NotYet, SETTLE_NS, judge, settled_ns};
+
+use crate::index_memory::{IndexMemory, check_available};
+use remoca_core::engine::{DiskEngine, EngineConfig, layout};
+use remoca_core::index::{Layout, Origin};
+use remoca_core::units::DiskIndex;
+use rustix::fs::{FallocateFlags, OFlags};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// So long a former process of the same name may take to end.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+/// So much of the file system is left free, or a sixteenth if it is small.
+const RESERVE_BYTES: u64 = 32 << 20;
+
+/// A state file in use.
+pub struct StateFile {
+    path: PathBuf,
+    /// Holds the lock.
+    file: File,
+    header: Arc<Header>,
+    disks: u16,
+    words: u64,
+    /// It is at its path, not beside it.
+    is_in_place: bool,
+}
+
+impl Drop for StateFile {
+    fn drop(&mut self) {
+        if !self.is_in_place {
+            let _ = std::fs::remove_file(beside(&self.path));
+        }
+    }
+}
+
+/// Why the state file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    #[error("another process uses the state file {0}: two VM processes need two names (--name, --state)")]
+    InUse(PathBuf),
+    #[error("{0} is no regular file of this user, and cannot be the state file: remove it, or say --state PATH")]
+    NotOurs(PathBuf),
+    #[error(
+        "there is no room for a state file of {} MiB at {path}: {error}. A restart will find the cache cold. Make room, or say --state PATH",
+        bytes >> 20
+    )]
+    NoRoom { path: PathBuf, bytes: u64, error: io::Error },
+    #[error("the state file {0} cannot be used: {1}. A restart will find the cache cold")]
+    System(PathBuf, io::Error),
+}
+
+/// What came of a start: an engine, and how warm it is.
+pub struct EngineStart {
+    pub engine: DiskEngine<IndexMemory>,
+    /// `None`: nothing outlives this process.
+    pub state: Option<StateFile>,
+    /// Why nothing was found, if so.
+    pub cold_reason: Option<String>,
+    /// What is left of a former process, whether its index is resumed or not.
+    pub former: Former,
+    /// The engine is that of the former program of this process, as it was when that one handed over.
+    pub is_handed_over: bool,
+}
+
+/// Who was there before this process.
+pub enum Before {
+    /// A process that has ended, or none.
+    Another,
+    /// A former program of this very process, with its locked state file if it had one. Its VM goes on, whatever became of
+    /// the file.
+    ThisProcess(Option<OwnedFd>),
+}
+
+impl StateFile {
+    /// An engine with its index in the state file at `path`: that of a former process if it is usable (then with its key),
+    /// else a new one. Whether the images are the same is the driver's to judge.
+    ///
+    /// # Errors
+    /// If another process uses the file, and this one is not in the middle of its life; or there is no memory for the index
+    /// at all.
+    pub fn start(path: &Path, config: &EngineConfig, before: Before) -> Result<EngineStart, StateError> {
+        let must_go_on = matches!(before, Before::ThisProcess(_));
+        let handed_over = match before {
+            Before::ThisProcess(Some(fd)) => {
+                Some(File::from(fd)).filter(|file| is_at(file, path) && lock(file).is_ok())
+            }
+            Before::ThisProcess(None) | Before::Another => None,
+        };
+        let is_handed_over = handed_over.is_some();
+        let file = match handed_over.map_or_else(|| open_locked(path), Ok) {
+            Ok(file) => file,
+            Err(error @ (StateError::InUse(_) | StateError::NotOurs(_))) if !must_go_on => return Err(error),
+            Err(error) => return Self::without(path, config, &error, Former::default()),
+        };
+        let former = Former::of(&file);
+        let (file, cold_reason) = match Self::resume(path, file, config) {
+            Ok(start) => return Ok(EngineStart { former, is_handed_over, ..start }),
+            Err(unusable) => unusable,
+        };
+        let create = || Self::create(path, config.disks, layout(config).words());
+        let created = create().or_else(|error| {
+            // What is worth nothing may have the room, and goes from its first word on; not what else the former process left.
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let kept = Former::header_bytes(&file);
+            let bytes = file.metadata().map_or(0, |file| file.len()).saturating_sub(kept);
+            rustix::fs::fallocate(&file, flags, kept, bytes).map_err(|_| error).and_then(|()| create())
+        });
+        match created {
+            Ok((mut state, words)) => {
+                let engine = DiskEngine::new(config, words);
+                state.put_in_place(config).map_err(|error| StateError::System(path.into(), error))?;
+                let cold_reason = Some(cold_reason);
+                Ok(EngineStart { engine, state: Some(state), cold_reason, former, is_handed_over: false })
+            }
+            Err(error) => {
+                // Should it stay where it is.
+                let _ = file.set_len(0);
+                Self::without(path, config, &error, former)
+            }
+        }
+    }
+
+    /// The index that a former process left at `path` is worth nothing. What else it left.
+    ///
+    /// # Errors
+    /// If a process has it, or it is no state file of ours.
+    pub fn discard(path: &Path) -> Result<Former, StateError> {
+        let locked = open_locked(path);
+        if let Err(error @ (StateError::InUse(_) | StateError::NotOurs(_))) = locked {
+            return Err(error);
+        }
+        let former = locked.as_ref().map(Former::of).unwrap_or_default();
+        let _ = remove_beside(path);
+        let _ = std::fs::remove_file(path);
+        Ok(former)
+    }
+
+    /// Nothing outlives this process; what a former one left is worth nothing any more. What is another's stays.
+    fn without(
+        path: &Path,
+        config: &EngineConfig,
+        error: &StateError,
+        former: Former,
+    ) -> Result<EngineStart, StateError> {
+        tracing::warn!("{error}");
+        if !matches!(error, StateError::InUse(_) | StateError::NotOurs(_)) {
+            let _ = std::fs::remove_file(path);
+        }
+        let words = IndexMemory::new(layout(config).words()).map_err(|error| StateError::System(path.into(), error))?;
+        let cold_reason = Some(error.to_string());
+        let engine = DiskEngine::new(config, words);
+        Ok(EngineStart { engine, state: None, cold_reason, former, is_handed_over: false })
+    }
+
+    /// The former process's engine; or the locked file, and what is wrong with it.
+    fn resume(path: &Path, file: File, config: &EngineConfig) -> Result<EngineStart, (File, String)> {
+        match Self::map(&file, config.disks) {
+            Ok((header, words)) => {
+                let config = EngineConfig { key: header.key(), seed: header.seed(), ..*config };
+                let state = |file| Self {
+                    path: path.into(),
+                    file,
+                    words: header.index_words(),
+                    header: Arc::new(header),
+                    disks: config.disks,
+                    is_in_place: true,
+                };
+                match DiskEngine::resume(&config, words, Origin::Own) {
+                    Ok(engine) => {
+                        let (state, former) = (Some(state(file)), Former::default());
+                        Ok(EngineStart { engine, state, cold_reason: None, former, is_handed_over: false })
+                    }
+                    Err(unusable) => Err((file, unusable.reason.into())),
+                }
+            }
+            Err(reason) => Err((file, reason)),
+        }
+    }
+
+    /// Header and index of a file that a former process left.
+    fn map(file: &File, disks: u16) -> Result<(Header, IndexMemory), String> {
+        let metadata = file.metadata().map_err(|error| error.to_string())?;
+        let length = metadata.len();
+        if length == 0 {
+            return Err("there is no state of a former process".into());
+        }
+        let start = Header::bytes(disks);
+        if length <= start {
+            return Err("the state file is cut off, or of another number of disks".into());
+        }
+        let header = Header::map(file, disks).map_err(|error| error.to_string())?;
+        let words = header.index_words();
+        if !header.is_valid() {
+            return Err("the state file is damaged, or of another version of remoca".into());
+        }
+        is_of_this_boot(header.boot_id(), boot_id())?;
+        if header.disks() != u64::from(disks) {
+            return Err("the number of disks is another one".into());
+        }
+        if words.checked_mul(4).and_then(|bytes| bytes.checked_add(start)) != Some(length) {
+            return Err("the state file is damaged: its size is wrong".into());
+        }
+        // Where it has holes, and there is no room to fill them, a word that is touched would end the process.
+        if metadata.blocks() * 512 < length {
+            rustix::fs::fallocate(file, FallocateFlags::empty(), 0, length)
+                .map_err(|error| format!("the state file has holes, which cannot be filled: {error}"))?;
+        }
+        let words = usize::try_from(words).map_err(|error| error.to_string())?;
+        let words = IndexMemory::of_file(file, start, words).map_err(|error| error.to_string())?;
+        Ok((header, words))
+    }
+
+    /// As [`Self::create`], for a process in the middle of its life, which does not wait for another one to let go of `path`.
+    /// Its words must not be touched before they are [reserved](Self::reserve).
+    ///
+    /// # Errors
+    /// If there is no room, another process has a state file there, or it is not ours to replace.
+    pub fn create_late(path: &Path, disks: u16, words: usize) -> Result<(Self, IndexMemory), StateError> {
+        let system = |error| StateError::System(path.into(), error);
+        match open_file(path, &mut OpenOptions::new()) {
+            Ok(there) if !is_ours(&there.metadata().map_err(system)?) => return Err(StateError::NotOurs(path.into())),
+            Ok(there) => lock(&there).map_err(|_| StateError::InUse(path.into()))?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(_) => return Err(StateError::NotOurs(path.into())),
+        }
+        Self::make(path, disks, words, 0)
+    }
+
+    /// Takes the memory of these words.
+    ///
+    /// # Errors
+    /// If there is no room.
+    pub fn reserve(&self, words: Range<u64>) -> Result<(), StateError> {
+        let bytes = (words.end - words.start) * 4;
+        check_room(&self.path, bytes)
+            .and_then(|()| {
+                let at = Header::bytes(self.disks) + words.start * 4;
+                Ok(rustix::fs::fallocate(&self.file, FallocateFlags::empty(), at, bytes)?)
+            })
+            .map_err(|error| StateError::NoRoom { path: self.path.clone(), bytes, error })
+    }
+
+    /// A new file beside `path`, locked, of full size and not valid yet, with so many words of index. It is gone with its
+    /// owner, unless that puts it in its place.
+    ///
+    /// # Errors
+    /// If there is no room.
+    pub fn create(path: &Path, disks: u16, words: usize) -> Result<(Self, IndexMemory), StateError> {
+        Self::make(path, disks, words, words)
+    }
+
+    fn make(path: &Path, disks: u16, words: usize, reserved: usize) -> Result<(Self, IndexMemory), StateError> {
+        let start = Header::bytes(disks);
+        let bytes = start + words as u64 * 4;
+        let no_room = |error| StateError::NoRoom { path: path.into(), bytes, error };
+        let system = |error| StateError::System(path.into(), error);
+        remove_beside(path)?;
+        check_available(usize::try_from(bytes).unwrap_or(usize::MAX)).map_err(no_room)?;
+        check_room(path, bytes).map_err(no_room)?;
+        let file = open_file(&beside(path), OpenOptions::new().create_new(true)).map_err(system)?;
+        let made = lock(&file).and_then(|()| {
+            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, start + reserved as u64 * 4)?;
+            file.set_len(bytes)?;
+            Ok((Header::map(&file, disks)?, IndexMemory::of_file(&file, start, words)?))
+        });
+        match made {
+            Ok((header, memory)) => {
+                let (path, header, words) = (path.into(), Arc::new(header), words as u64);
+                Ok((Self { path, file, header, disks, words, is_in_place: false }, memory))
+            }
+            Err(error) => {
+                let _ = std::fs::remove_file(beside(path));
+                Err(no_room(error))
+            }
+        }
+    }
+
+    /// The new file is the state file from now on. Everything in it is true; its words are the index of an engine of `config`.
+    ///
+    /// # Errors
+    /// If the file cannot be renamed.
+    pub fn put_in_place(&mut self, config: &EngineConfig) -> io::Result<()> {
+        self.header.describe(boot_id().unwrap_or_default(), config.key, config.seed, self.disks, self.words);
+        self.commit()
+    }
+
+    fn commit(&mut self) -> io::Result<()> {
+        let new = beside(&self.path);
+        if !is_at(&self.file, &new) {
+            return Err(io::Error::other("somebody else has put a file in its place"));
+        }
+        self.header.set_valid(true);
+        std::fs::rename(new, &self.path).inspect_err(|_| self.header.set_valid(false))?;
+        self.is_in_place = true;
+        Ok(())
+    }
+
+    /// The words of a larger index, which holds nothing yet; [`Self::finish_growth`] makes its file the state file.
+    ///
+    /// # Errors
+    /// If there is no room; then nothing has changed.
+    pub fn begin_growth(&self, layout: Layout) -> Result<(Self, IndexMemory), StateError> {
+        let (new, words) = Self::create(&self.path, self.disks, layout.words())?;
+        new.header.copy_from(&self.header);
+        let header = &new.header;
+        header.describe(self.header.boot_id(), self.header.key(), self.header.seed(), self.disks, new.words);
+        Ok((new, words))
+    }
+
+    /// The engine has moved into the words of `new`. Until here the old file was right; nothing happened in between.
+    ///
+    /// # Errors
+    /// If the file cannot be renamed: then neither file is of use, and both are gone.
+    pub fn finish_growth(&mut self, mut new: Self) -> io::Result<()> {
+        let renamed = new.commit();
+        if renamed.is_err() {
+            self.remove();
+        }
+        *self = new;
+        renamed
+    }
+
+    /// The header, to be shared with the link to the memory servers.
+    #[must_use]
+    pub fn header(&self) -> Arc<Header> {
+        Arc::clone(&self.header)
+    }
+
+    /// Writes are about to go to this disk's image, or are under way.
+    pub fn note_writes(&self, disk: DiskIndex, clock: Clock) {
+        self.header.set_written(disk, clock);
+    }
+
+    /// Makes the file worthless, and removes it: nothing of this process is to be found again.
+    pub fn remove(&self) {
+        self.header.set_valid(false);
+        let _ = std::fs::remove_file(&self.path);
+    }
+
+    /// The descriptor that holds the lock, to be handed to a successor.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+}
+
+/// Whether the file system of `path` has so many bytes to give, and some left for others: services make their sockets there.
+fn check_room(path: &Path, bytes: u64) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let system = rustix::fs::statvfs(folder)?;
+    let (available, total) =
+        (system.f_bavail.saturating_mul(system.f_frsize), system.f_blocks.saturating_mul(system.f_frsize));
+    if leaves_reserve(bytes, available, total) { Ok(()) } else { Err(io::ErrorKind::StorageFull.into()) }
+}
+
+fn leaves_reserve(bytes: u64, available: u64, total: u64) -> bool {
+    bytes.saturating_add(RESERVE_BYTES.min(total / 16)) <= available
+}
+
+/// Whether `path` leads to this very file.
+fn is_at(file: &File, path: &Path) -> bool {
+    let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+    let (ours, there) = (file.metadata().map(identity), std::fs::symlink_metadata(path).map(identity));
+    matches!((ours, there), (Ok(ours), Ok(there)) if ours == there)
+}
+
+fn beside(path: &Path) -> PathBuf {
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    new.into()
+}
+
+/// What a process left beside `path` that was killed before it could put it in its place.
+fn remove_beside(path: &Path) -> Result<(), StateError> {
+    let new = beside(path);
+    if let Ok(there) = open_file(&new, &mut OpenOptions::new()) {
+        lock(&there).map_err(|_| StateError::InUse(new.clone()))?;
+    }
+    let _ = std::fs::remove_file(new);
+    Ok(())
+}
+
+fn open_file(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    options.read(true).write(true).mode(0o600).custom_flags(flags.bits().cast_signed()).open(path)
+}
+
+/// A regular file that is for this user alone.
+fn is_ours(metadata: &std::fs::Metadata) -> bool {
+    let owner = rustix::process::geteuid().as_raw();
+    metadata.is_file() && metadata.uid() == owner && metadata.mode() & 0o077 == 0
+}
+
+/// The file at `path`, made if there is none, and locked: whoever had it has ended.
+fn open_locked(path: &Path) -> Result<File, StateError> {
+    let give_up_at = Instant::now() + LOCK_PATIENCE;
+    let system = |error| StateError::System(path.into(), error);
+    loop {
+        let file = match open_file(path, OpenOptions::new().create(true)) {
+            Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err(StateError::NotOurs(path.into())),
+            opened => opened.map_err(system)?,
+        };
+        let metadata = file.metadata().map_err(system)?;
+        if !is_ours(&metadata) {
+            return Err(StateError::NotOurs(path.into()));
+        }
+        match lock(&file) {
+            Ok(()) => {
+                // Its former owner may have put another file in its place just before it ended.
+                if is_at(&file, path) {
+                    return Ok(file);
+                }
+            }
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(system(error)),
+            Err(_) => std::thread::sleep(Duration::from_millis(10)),
+        }
+        if Instant::now() >= give_up_at {
+            return Err(StateError::InUse(path.into()));
+        }
+    }
+}
+
+/// Locks the open file description for this process, and those that it hands the descriptor to.
+fn lock(file: &File) -> io::Result<()> {
+    // SAFETY: flock is a plain C structure, for which all zero is a valid value: the whole file.
+    let mut request: libc::flock = unsafe { std::mem::zeroed() };
+    request.l_type = i16::try_from(libc::F_WRLCK).unwrap_or(i16::MAX);
+    // SAFETY: F_OFD_SETLK reads the structure, which outlives the call; the descriptor is open.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut request) } {
+        0 => Ok(()),
+        _ => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::EACCES) => Err(io::ErrorKind::WouldBlock.into()),
+            error => Err(error),
+        },
+    }
+}
+
+/// What is another one after each boot, if the system says it.
+fn boot_id() -> Option<[u8; 16]> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    u128::from_str_radix(&digits, 16).ok().map(u128::to_be_bytes)
+}
+
+fn is_of_this_boot(kept: [u8; 16], now: Option<[u8; 16]>) -> Result<(), &'static str> {
+    match now {
+        None => Err("the host does not say whether it was booted since (/proc/sys/kernel/random/boot_id)"),
+        Some(now) if now != kept => Err("the host was booted since"),
+        Some(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

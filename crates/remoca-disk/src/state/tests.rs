@@ -1,0 +1,283 @@
+//! The file itself: what it keeps, and what it is not believed.
+
+use super::*;
+use crate::store::ImageStamp;
+use remoca_core::engine::ServerNumber;
+use remoca_core::rules::Rules;
+use remoca_core::units::PageCount;
+use remoca_protocol::Token;
+
+fn config() -> EngineConfig {
+    EngineConfig {
+        disks: 2,
+        key: [7; 16],
+        seed: 5,
+        cache: PageCount(64),
+        guest_memory: PageCount(64),
+        has_port: false,
+        frame_sample: 0,
+        send_window: 16,
+        fetch_limit: 16,
+        hedge: true,
+        rules: Rules::default(),
+    }
+}
+
+fn entry(number: u32, endpoint: &str) -> RosterEntry {
+    let endpoint = endpoint.parse().unwrap();
+    RosterEntry {
+        number: ServerNumber(number),
+        endpoint,
+        token: Token([u8::try_from(number).unwrap(); 16]),
+        epoch: u64::from(number) << 33,
+    }
+}
+
+#[test]
+fn what_is_kept_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vm.state");
+    let first = StateFile::start(&path, &config(), Before::Another).unwrap();
+    assert!(first.cold_reason.unwrap().contains("no state"));
+    let state = first.state.unwrap();
+    let long = format!("tcp:{}:70", "h".repeat(270));
+    let roster = [entry(3, "tcp:[::1]:7070"), entry(9, "unix:/run/x"), entry(4, &long)];
+    for (slot, entry) in roster.iter().enumerate() {
+        state.header().set_server(slot, Some(entry));
+    }
+    state.header().set_epoch(1, 77);
+    let stamp = ImageStamp { identity: [1, 2, 3, 4], changed_ns: Some(5) };
+    state.header().set_disk(DiskIndex(1), &stamp, Clock { real_ns: 100, boot_ns: 40 });
+    drop((state, first.engine));
+
+    let second = StateFile::start(&path, &EngineConfig { key: [8; 16], seed: 6, ..config() }, Before::Another).unwrap();
+    assert_eq!(second.cold_reason, None);
+    let header = second.state.unwrap().header();
+    assert_eq!((header.key(), header.seed()), ([7; 16], 5), "the former process's");
+    assert_eq!(header.roster(), [roster[0].clone(), RosterEntry { epoch: 77, ..roster[1].clone() }, roster[2].clone()]);
+    let record = header.disk(DiskIndex(1));
+    assert_eq!(record, DiskRecord { identity: stamp.identity, seen_ns: 5, written_ns: 100, clock_offset: 60 });
+    assert_eq!(header.disk(DiskIndex(0)), DiskRecord::default());
+}
+
+/// What is stamped for one disk says nothing of another one's clock.
+#[test]
+fn each_disk_has_its_own_clock() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = StateFile::start(&folder.path().join("vm.state"), &config(), Before::Another).unwrap().state.unwrap();
+    let stamp = ImageStamp { identity: [1, 2, 3, 4], changed_ns: Some(5) };
+    let before = Clock { real_ns: 1000, boot_ns: 40 };
+    state.header().set_disk(DiskIndex(1), &stamp, before);
+    state.header().set_disk(DiskIndex(0), &stamp, Clock { real_ns: 500, boot_ns: 80 });
+    assert_eq!(state.header().disk(DiskIndex(1)).clock_offset, before.offset());
+}
+
+#[test]
+fn a_boot_that_is_not_known_is_another_one() {
+    assert!(is_of_this_boot([0; 16], None).is_err());
+    assert!(is_of_this_boot([1; 16], Some([2; 16])).is_err());
+    assert!(is_of_this_boot([1; 16], Some([1; 16])).is_ok());
+    assert_eq!(boot_id(), boot_id());
+    assert!(boot_id().is_some_and(|id| id != [0; 16]));
+}
+
+#[test]
+fn another_number_of_disks_is_another_vm() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vm.state");
+    drop(StateFile::start(&path, &config(), Before::Another).unwrap());
+    let other = StateFile::start(&path, &EngineConfig { disks: 3, ..config() }, Before::Another).unwrap();
+    assert!(other.cold_reason.unwrap().contains("number of disks"));
+    drop((other.state, other.engine));
+    let more = StateFile::start(&path, &EngineConfig { disks: 600, ..config() }, Before::Another).unwrap();
+    assert!(more.cold_reason.is_some());
+}
+
+#[test]
+fn failed_flushes_and_servers_are_found_by_those_that_cannot_use_the_index() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vm.state");
+    let start = StateFile::start(&path, &config(), Before::Another).unwrap();
+    let header = start.state.as_ref().unwrap().header();
+    header.set_server(0, Some(&entry(3, "unix:/x")));
+    header.set_disk(
+        DiskIndex(1),
+        &ImageStamp { identity: [1, 2, 3, 4], changed_ns: None },
+        Clock { real_ns: 1, boot_ns: 1 },
+    );
+    header.set_flush_failed(DiskIndex(1), Some(5));
+    drop((start, header));
+    let failed = [FailedFlush { image: [1, 2, 3], errno: 5 }];
+    for disks in [2, 1, 700] {
+        let config = EngineConfig { disks, ..config() };
+        let next = StateFile::start(&path, &config, Before::Another).unwrap();
+        assert_eq!(next.former.failed_flushes, failed, "{disks} disks, of any size");
+        assert_eq!(next.former.servers, [entry(3, "unix:/x")]);
+        // What the driver does next.
+        let header = next.state.as_ref().unwrap().header();
+        header.set_server(0, Some(&entry(3, "unix:/x")));
+        let stamp = ImageStamp { identity: [1, 2, 3, u64::from(disks)], changed_ns: None };
+        header.set_disk(DiskIndex(0), &stamp, Clock { real_ns: 1, boot_ns: 1 });
+        header.set_flush_failed(DiskIndex(1 % disks), None);
+        header.set_flush_failed(DiskIndex(0), Some(5));
+    }
+    std::fs::write(&path, [0xff; 9000]).unwrap();
+    assert_eq!(StateFile::start(&path, &config(), Before::Another).unwrap().former.failed_flushes, []);
+}
+
+#[test]
+fn a_file_that_was_given_up_is_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vm.state");
+    let start = StateFile::start(&path, &config(), Before::Another).unwrap();
+    start.state.as_ref().unwrap().remove();
+    assert!(!path.exists());
+    // A file that could not be removed says so itself.
+    assert!(!start.state.unwrap().header().is_valid());
+}
+
+#[test]
+fn a_growth_that_was_not_finished_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vm.state");
+    let start = StateFile::start(&path, &config(), Before::Another).unwrap();
+    let state = start.state.unwrap();
+    state.header().set_server(0, Some(&entry(3, "unix:/x")));
+    let layout = Layout::new(PageCount(1000), PageCount(1000), 2);
+    drop(state.begin_growth(layout).unwrap());
+    drop((state, start.engine));
+    let next = StateFile::start(&path, &config(), Before::Another).unwrap();
+    assert_eq!(next.cold_reason, None);
+    assert_eq!(next.engine.index().layout(), super::layout(&config()));
+    assert_eq!(next.state.unwrap().header().roster().len(), 1);
+}
+
+#[test]
+fn no_room_is_no_crash() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vm.state");
+    let layout = Layout::new(PageCount(1 << 30), PageCount(1 << 30), 1);
+    match StateFile::create(&path, 1, layout.words()) {
+        Err(error @ StateError::NoRoom { .. }) => assert!(error.to_string().contains("Make room"), "{error}"),
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("this host has room for an index of 100 GiB"),
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
+}
+
+/// Runs `action` in a file system of `bytes` that only its thread sees.
+fn in_small_file_system(bytes: usize, action: impl FnOnce(&Path) + Send + 'static) {
+    let run = move || {
+        let folder = tempfile::tempdir().unwrap();
+        let none = c"none".as_ptr();
+        let target = std::ffi::CString::new(folder.path().to_str().unwrap()).unwrap();
+        let size = std::ffi::CString::new(format!("size={bytes}")).unwrap();
+        // SAFETY: the strings live until the calls return; what is mounted is of no concern to other threads.
+        let made = unsafe {
+            libc::unshare(libc::CLONE_NEWNS)
+                | libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, std::ptr::null())
+                | libc::mount(none, target.as_ptr(), c"tmpfs".as_ptr(), 0, size.as_ptr().cast())
+        };
+        assert_eq!(made, 0, "{}", io::Error::last_os_error());
+        action(folder.path());
+    };
+    std::thread::spawn(run).join().unwrap();
+}
+
+#[test]
+fn what_is_of_no_use_gives_its_room_up_and_is_never_believed_again() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: only root can mount");
+    }
+    let large = EngineConfig { cache: PageCount(1 << 16), ..config() };
+    // One and a half, with what is left free.
+    in_small_file_system(super::layout(&large).words() * 4 * 3 / 2, move |folder| {
+        let path = folder.join("vm.state");
+        let first = StateFile::start(&path, &large, Before::Another).unwrap();
+        assert!(first.state.is_some());
+        first.state.as_ref().unwrap().header().set_flush_failed(DiskIndex(1), Some(5));
+        let mut engine = first.engine;
+        engine.close();
+        drop((engine, first.state));
+        let copy = std::fs::read(&path).unwrap();
+
+        let other = EngineConfig { disks: 1, ..large };
+        let second = StateFile::start(&path, &other, Before::Another).unwrap();
+        assert_eq!(second.former.failed_flushes.len(), 1);
+        let state = second.state.expect("there is room for one");
+        assert!(state.header().is_valid());
+        drop((second.engine, state));
+
+        // As if the one before had been killed when it had made room.
+        std::fs::write(&path, &copy).unwrap();
+        let file = open_file(&path, &mut OpenOptions::new()).unwrap();
+        let (start, flags) = (Header::bytes(2), FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE);
+        rustix::fs::fallocate(&file, flags, start, copy.len() as u64 - start).unwrap();
+        drop(file);
+        let third = StateFile::start(&path, &large, Before::Another).unwrap();
+        assert!(third.cold_reason.is_some());
+        assert_eq!(third.former.failed_flushes.len(), 1);
+    });
+}
+
+#[test]
+fn a_file_that_was_handed_over_stays_locked_and_is_known_for_sure() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vm.state");
+    let first = StateFile::start(&path, &config(), Before::Another).unwrap();
+    let passed = first.state.as_ref().unwrap().file().try_clone().unwrap();
+    drop(first);
+    assert!(matches!(StateFile::start(&path, &config(), Before::Another), Err(StateError::InUse(_))), "no gap");
+    // Its mode is of no interest any more.
+    passed.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o640)).unwrap();
+    let second = StateFile::start(&path, &config(), Before::ThisProcess(Some(passed.into()))).unwrap();
+    assert!(second.is_handed_over && second.cold_reason.is_none() && second.state.is_some());
+}
+
+/// Another program may have had the disks between that file and this process.
+#[test]
+fn a_file_that_was_not_handed_over_is_not_known_for_sure() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vm.state");
+    drop(StateFile::start(&path, &config(), Before::Another).unwrap());
+    let found = StateFile::start(&path, &config(), Before::ThisProcess(None)).unwrap();
+    assert!(found.cold_reason.is_none() && !found.is_handed_over);
+    let passed = found.state.as_ref().unwrap().file().try_clone().unwrap();
+    drop(found);
+    let copy = folder.path().join("copy");
+    std::fs::copy(&path, &copy).unwrap();
+    std::fs::rename(&copy, &path).unwrap();
+    let other = StateFile::start(&path, &config(), Before::ThisProcess(Some(passed.into()))).unwrap();
+    assert!(other.cold_reason.is_none() && !other.is_handed_over, "another file of that name");
+}
+
+#[test]
+fn a_process_in_the_middle_of_its_life_goes_on_without_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vm.state");
+    let other = StateFile::start(&path, &config(), Before::Another).unwrap();
+    let start = StateFile::start(&path, &config(), Before::ThisProcess(None)).unwrap();
+    assert!(start.state.is_none() && start.cold_reason.unwrap().contains("another process"));
+    assert!(path.exists() && other.state.unwrap().header().is_valid(), "it is the other's");
+}
+
+#[test]
+fn what_cannot_be_opened_is_not_replaced_by_an_index_that_came() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, other) = (folder.path().join("vm.state"), folder.path().join("other"));
+    std::os::unix::fs::symlink(&other, &path).unwrap();
+    assert!(matches!(StateFile::create_late(&path, 1, 1000), Err(StateError::NotOurs(_))));
+    assert!(path.is_symlink());
+    std::fs::remove_file(&path).unwrap();
+    assert!(StateFile::create_late(&path, 1, 1000).is_ok());
+}
+
+#[test]
+fn a_file_system_is_not_filled_to_the_last_byte() {
+    const GIB: u64 = 1 << 30;
+    assert!(leaves_reserve(GIB - (32 << 20), GIB, 10 * GIB));
+    assert!(!leaves_reserve(GIB - (31 << 20), GIB, 10 * GIB));
+    assert!(!leaves_reserve(u64::MAX, GIB, GIB));
+    assert!(leaves_reserve(15 << 20, 16 << 20, 16 << 20), "a small one");
+    assert!(check_room(Path::new("/nowhere/x"), 1).is_err());
+}

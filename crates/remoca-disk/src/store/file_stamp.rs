@@ -1,0 +1,69 @@
+//! What the system says about an image's identity and last change.
+
+use super::ImageStamp;
+use rustix::fs::FileType;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+
+/// File systems of this host alone, which set the change time of a file at every write, and with its clock.
+const LOCAL: [u32; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
+const REGULAR: u64 = 1;
+const DEVICE: u64 = 2;
+
+/// Whether the file system is ext4, XFS, Btrfs or F2FS.
+pub(super) fn is_local(file: &File) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|fs| LOCAL.iter().any(|magic| i128::from(fs.f_type) == i128::from(*magic)))
+}
+
+/// The image as it is now; nothing if the system does not say.
+pub(super) fn stamp(file: &File) -> Option<ImageStamp> {
+    let stat = rustix::fs::fstat(file).ok()?;
+    if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
+        return Some(ImageStamp { identity: [DEVICE, stat.st_rdev, 0, 0], changed_ns: None });
+    }
+    let size = u64::try_from(stat.st_size).ok()?;
+    let seconds = u64::try_from(stat.st_ctime).ok()?;
+    let changed_ns = seconds.checked_mul(1_000_000_000)?.checked_add(stat.st_ctime_nsec)?;
+    Some(ImageStamp {
+        identity: [REGULAR, stat.st_dev, stat.st_ino, size],
+        changed_ns: is_local(file).then_some(changed_ns),
+    })
+}
+
+/// What changes when an image file is written: nothing else tells so on another host. Of a block device only which one it is.
+pub(super) fn shared(file: &File) -> Option<String> {
+    let file = file.metadata().ok()?;
+    match file.is_file() {
+        true => Some(format!("{} {} {}.{}", file.ino(), file.size(), file.ctime(), file.ctime_nsec())),
+        false => device_name(file.rdev()),
+    }
+}
+
+/// A WWID, a serial number, or the name that the device mapper gives: the same on all hosts. Not for partitions.
+fn device_name(device: u64) -> Option<String> {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    ["wwid", "device/wwid", "dm/uuid", "serial"].iter().find_map(|attribute| {
+        let text = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{attribute}")).ok()?;
+        let text = text.trim();
+        (!text.is_empty()).then(|| format!("{attribute} {text}"))
+    })
+}
+
+/// `cachestat` of Linux 6.5 and later, which the libc crate does not have.
+const SYS_CACHESTAT: libc::c_long = 451;
+
+/// Whether the page cache has pages of the file, or the system does not say.
+pub(super) fn may_be_in_page_cache(file: &File) -> bool {
+    // Offset and length; a length of 0 is up to the end. Cached, dirty, written back, evicted, recently evicted.
+    let (range, mut counts) = ([0_u64; 2], [0_u64; 5]);
+    // SAFETY: the call reads `range` and fills `counts`, which have the sizes that it expects and outlive it.
+    let outcome = unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range.as_ptr(), counts.as_mut_ptr(), 0_u32) };
+    outcome != 0 || counts[..3] != [0; 3]
+}
+
+/// Drops the clean pages that the page cache has of a file that is read and written around it: what is there later, others
+/// have brought. Takes long where there are many.
+pub(super) fn drop_cached_pages(file: &File) {
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+}

@@ -1,0 +1,53 @@
+//! The place of a store that this process does not have: its VM is about to come, or has gone, to another host.
+//!
+//! It has the geometry of the image, and no descriptor on it. The driver takes no requests while it is there.
+
+use super::{Geometry, IoBuffer, Store, StoreCompletion, StoreError, StoreEvent, StoreOp};
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+/// A store that fails everything.
+pub struct VacantStore {
+    geometry: Geometry,
+    event: OwnedFd,
+    events: VecDeque<StoreEvent>,
+}
+
+impl VacantStore {
+    /// # Errors
+    /// If the system has no descriptor left.
+    pub fn new(geometry: Geometry) -> io::Result<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { geometry, event, events: VecDeque::new() })
+    }
+}
+
+impl Store for VacantStore {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    fn submit(&mut self, token: u64, _operation: StoreOp, buffer: Option<IoBuffer>) {
+        let completion = StoreCompletion { token, result: Err(StoreError::IO), buffer };
+        self.events.push_back(StoreEvent::Completed(completion));
+    }
+
+    fn kick(&mut self, _now: Instant) {}
+
+    fn handle_ready(&mut self, _now: Instant) {}
+
+    fn next_event(&mut self) -> Option<StoreEvent> {
+        self.events.pop_front()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.events.len()
+    }
+}

@@ -1,0 +1,43 @@
+//! What programs answer that are asked whether they could take over. Alone in its process: between `fork` and `exec` a child
+//! has copies of all descriptors, which would keep other tests' sockets and locks open.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that meets an error has failed")]
+
+use remoca_disk::handover::Checking;
+use rustix::event::{PollFd, PollFlags, poll};
+use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+fn ask(program: &Path) -> Result<String, String> {
+    let arguments = ["remoca", "disk", "--name", "x"].map(OsString::from).to_vec();
+    let checking = Checking::start(program.into(), arguments).unwrap();
+    poll(&mut [PollFd::from_borrowed_fd(checking.wake_fd(), PollFlags::IN)], None).unwrap();
+    checking.verdict().expect("it woke us")
+}
+
+fn answer_of(script: &str) -> Result<String, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("program");
+    std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    ask(&program)
+}
+
+#[test]
+fn only_a_program_that_says_so_can_take_over() {
+    let good = r#"[ "$*" = "disk --check-handover --name x" ] && echo '{"remoca_handover":2,"version":"9.9"}'"#;
+    assert_eq!(answer_of(good), Ok("9.9".into()));
+    for (script, words) in [
+        ("echo error: unexpected argument >&2; exit 2", "unexpected argument"),
+        ("kill -SEGV $$", "signal"),
+        ("echo hello", "is no remoca"),
+        (r#"echo '{"remoca_handover":7,"version":"9.9"}'"#, "by description 7"),
+        ("yes | head -c 30000 >&2; exit 1", "(exit status: 1): y"),
+    ] {
+        let error = answer_of(script).unwrap_err();
+        assert!(error.contains(words), "{error}");
+    }
+    let missing = ask(Path::new("/no/such/program")).unwrap_err();
+    assert!(missing.contains("cannot be started"), "{missing}");
+}

@@ -1,0 +1,337 @@
+//! An index that a former process left, or a stranger sends: words of the input in the place of some of its own, and then what
+//! an index, or an engine with its guest, disk and servers, goes through.
+//!
+//! With no word changed this is a restart after a kill, and what the engine's target asserts of reads holds across it.
+
+use crate::engine::{self, BLOCKS, DISK, World};
+use crate::source::Source;
+use remoca_core::engine::DiskEngine;
+use remoca_core::fingerprint::{Fingerprint, Fingerprinter};
+use remoca_core::index::{CacheIndex, LogEnd, Move, Offer, Origin, Place, Pool};
+use remoca_core::units::{BlockId, BlockNumber, PAGE_SIZE, PageCount, SlotIndex};
+use std::collections::{HashMap, HashSet, VecDeque};
+
+type Index = CacheIndex<Vec<u32>>;
+
+/// Where the words are that matter, and those of the log, of which there are many: of an index for one disk.
+const LOG_AT: usize = 32 + 26;
+const LOG_WORDS: usize = 2 * 16 * 1024;
+const LOG_SHOWN: usize = 32;
+
+/// Bits of the first byte; the upper four are the options of [`World::new`].
+const EMPTY: u8 = 1;
+const INDEX_ALONE: u8 = 2;
+const IN_GOOD_ORDER: u8 = 4;
+const NONSENSE: u8 = 8;
+
+pub fn run(data: &[u8]) {
+    let mut source = Source(data);
+    let mode = source.byte();
+    let mut former = World::new(mode >> 4);
+    if mode & EMPTY == 0 {
+        act(&mut former, &mut Source(&busy_life()), usize::MAX);
+    }
+    let steps = usize::from(source.below(32));
+    act(&mut former, &mut source, steps);
+    if mode & IN_GOOD_ORDER != 0 {
+        former.engine.end();
+    }
+    let mut words = former.engine.index().words().clone();
+    if mode & NONSENSE != 0 {
+        fill(&mut words, source.word());
+    }
+    let changed = mode & NONSENSE != 0 || change(&mut words, &mut source);
+    let origin = if changed || mode & IN_GOOD_ORDER == 0 { Origin::Stranger } else { Origin::Own };
+    if mode & INDEX_ALONE != 0 {
+        return alone(words, origin, changed, &mut source);
+    }
+    let config = engine::config(mode >> 4 & 1 == 0);
+    let Ok(engine) = DiskEngine::resume(&config, words, origin) else {
+        return assert!(changed, "what a process left can be resumed from");
+    };
+    check(engine.index());
+    former.succeed(engine, !changed);
+    act(&mut former, &mut source, usize::MAX);
+    former.finish();
+    former.engine.end();
+    come_back(former.engine.index());
+}
+
+/// So many steps, or as many as there are.
+fn act(world: &mut World, source: &mut Source, steps: usize) {
+    for _ in 0..steps {
+        if source.is_empty() {
+            return;
+        }
+        world.step(source);
+        check(world.engine.index());
+    }
+}
+
+/// Five blocks are written with five contents, read, and evicted.
+fn busy_life() -> Vec<u8> {
+    let (write, read) = (|content: u8| [0, content, 0, 3, content], |content: u8| [0, content, 0, 0, 0]);
+    (1..6)
+        .flat_map(|content| [&write(content)[..], &[3, 0, 1], &read(content), &[3, 0, 1, 5, content]].concat())
+        .collect()
+}
+
+/// A place in the words: in the log only at its ends.
+fn place(words: &[u32], number: usize) -> usize {
+    let shown = words.len() - LOG_WORDS + LOG_SHOWN;
+    match number % shown {
+        at if at < LOG_AT + LOG_SHOWN / 2 => at,
+        at => at + LOG_WORDS - LOG_SHOWN,
+    }
+}
+
+/// Puts numbers in the place of some words. Whether there were any.
+fn change(words: &mut [u32], source: &mut Source) -> bool {
+    let count = source.below(16);
+    for _ in 0..count {
+        let (kind, number) = (source.byte(), source.word());
+        let (at, from) = (place(words, number as usize & 0xffff), place(words, number as usize >> 16));
+        match kind % 8 {
+            0..3 => words[at] = number >> 24,
+            3 => words[at] = source.word(),
+            4 => words[at] = u32::MAX - (number >> 24),
+            5 => words[at] ^= 1 << (number >> 27),
+            6 => words[at] = words[from],
+            // A slot, or a node.
+            _ => words.copy_within(from.min(words.len() - 7)..from.min(words.len() - 7) + 7, at.min(words.len() - 7)),
+        }
+    }
+    count > 0
+}
+
+/// Nonsense in all words but those that say how many there are, and the key.
+fn fill(words: &mut [u32], seed: u32) {
+    let mut state = u64::from(seed);
+    for word in &mut words[8..] {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        let [_, kind, small, _, bytes @ ..] = state.to_le_bytes();
+        *word = if kind & 1 == 0 { u32::from(small % 40) } else { u32::from_le_bytes(bytes) };
+    }
+    words[8] = 1;
+}
+
+/// What holds of an index at any moment.
+fn check(index: &Index) {
+    let (counts, capacity) = (index.slot_counts(), index.capacity().0);
+    assert_eq!(counts.free + counts.used + counts.draining, capacity, "{counts:?}");
+    let queue: Vec<_> = index.queue().take(capacity as usize + 1).collect();
+    assert_eq!(queue.len(), counts.used as usize, "the queue is what is used");
+    for (slot, content) in &queue {
+        assert!(slot.0 < capacity);
+        assert_eq!(index.cached(*content), Some(*slot), "a content is found where it is");
+    }
+    let contents: HashSet<_> = queue.iter().map(|(_, content)| *content).collect();
+    assert_eq!(contents.len(), queue.len(), "one slot for each content");
+    assert!(index.known_blocks() <= index.layout().node_limit());
+    let known = blocks().filter(|block| index.known(*block).is_some()).count();
+    assert!(known <= index.known_blocks().0 as usize);
+}
+
+fn blocks() -> impl Iterator<Item = BlockId> {
+    (0..BLOCKS).map(block)
+}
+
+fn block(bno: u8) -> BlockId {
+    BlockId { disk: DISK, bno: BlockNumber(bno.into()) }
+}
+
+fn prints() -> Fingerprinter {
+    Fingerprinter::new(&engine::config(true).key)
+}
+
+fn resume(words: Vec<u32>, origin: Origin) -> Option<Index> {
+    let config = engine::config(true);
+    CacheIndex::resume(words, origin, config.disks, config.seed, prints().zero()).ok()
+}
+
+/// An index that was closed is the same again, whether it is believed or made anew.
+fn come_back(closed: &Index) {
+    for origin in [Origin::Own, Origin::Stranger] {
+        let again = resume(closed.words().clone(), origin).unwrap();
+        check(&again);
+        assert_eq!(again.slot_counts(), closed.slot_counts(), "{origin:?}");
+        assert!(again.queue().eq(closed.queue()), "{origin:?}: another queue");
+        assert_eq!((again.known_blocks(), again.pool()), (closed.known_blocks(), closed.pool()));
+        assert!(blocks().all(|block| again.known(block) == closed.known(block)), "{origin:?}: other contents");
+        assert_eq!(again.swap_areas(DISK), closed.swap_areas(DISK));
+        assert_eq!(again.flush_failed(DISK), closed.flush_failed(DISK));
+        fill_up(again);
+    }
+}
+
+/// What is said to be free can be had.
+fn fill_up(mut index: Index) {
+    let unknown = |number: u32| {
+        let content = Fingerprint([number, u32::MAX, number]);
+        (BlockId { disk: DISK, bno: BlockNumber((1 << 39) + u64::from(number)) }, content)
+    };
+    for (number, used) in (0..index.slot_counts().free).zip(index.slot_counts().used..) {
+        let (block, content) = unknown(number);
+        index.learn(block, content);
+        assert!(matches!(index.offer(content, Place::Tail), Offer::Admitted(_)), "there is a free slot");
+        assert_eq!(index.slot_counts().used, used + 1, "nothing had to go for it");
+    }
+    let (known, limit) = (index.known_blocks().0, index.layout().node_limit().0);
+    for number in known..limit {
+        let (block, content) = unknown(number + limit);
+        index.learn(block, content);
+        assert_eq!(index.known_blocks().0, number + 1, "nothing had to go for it");
+    }
+    check(&index);
+}
+
+/// The index without an engine, which would keep some of this from it.
+fn alone(words: Vec<u32>, origin: Origin, changed: bool, source: &mut Source) {
+    let Some(mut index) = resume(words, origin) else { return assert!(changed) };
+    check(&index);
+    // As with the first connection: the rest of the log is not looked at again.
+    let received = if source.byte() & 1 == 0 { index.sends() } else { u64::from(source.word()) };
+    index.give_up_sends(received);
+    check(&index);
+    index.begin_pool(Pool { server: 0, generation: 0 }, received);
+    let prints = prints();
+    let contents = (0..9).map(|content| prints.page(&[content; PAGE_SIZE])).collect();
+    let server = index.queue().map(|(slot, content)| (slot.0, content)).collect();
+    let log_end = index.log_end();
+    let mut life = Life { contents, server, pinned: VecDeque::new(), log_end, index };
+    while !source.is_empty() {
+        life.step(source);
+        check(&life.index);
+        for (slot, content) in life.index.queue() {
+            assert_eq!(life.server.get(&slot.0), Some(&content), "the server has it there");
+        }
+    }
+    life.pinned.drain(..).for_each(|slot| life.index.unpin(slot));
+    check(&life.index);
+    life.index.close();
+    come_back(&life.index);
+}
+
+struct Life {
+    index: Index,
+    /// As few as make collisions likely.
+    contents: Vec<Fingerprint>,
+    /// What the server was told to have in each slot.
+    server: HashMap<u32, Fingerprint>,
+    pinned: VecDeque<SlotIndex>,
+    log_end: LogEnd,
+}
+
+impl Life {
+    fn step(&mut self, source: &mut Source) {
+        let (kind, bno) = (source.below(16), source.below(BLOCKS));
+        let block = block(bno);
+        let cached = self.index.known(block).and_then(|content| self.index.cached(content));
+        match (kind, cached) {
+            (0..=2, _) => self.learn(block, source.byte()),
+            (3, _) => {
+                self.index.forget(block);
+                assert_eq!(self.index.known(block), None);
+            }
+            (4..=6, _) => self.offer(source.byte()),
+            (7, Some(slot)) => self.index.hit(block, slot, source.byte() & 1 == 0),
+            (8, Some(slot)) if self.index.pin(slot) => self.pinned.push_back(slot),
+            (9, _) => self.pinned.pop_front().into_iter().for_each(|slot| self.index.unpin(slot)),
+            (10, _) => {
+                let server = &mut self.server;
+                self.index.set_capacity(PageCount(bno.into()), |Move { from, to }| {
+                    let page = server.remove(&from.0).expect("what is moved was there");
+                    server.insert(to.0, page);
+                });
+            }
+            (11, _) => {
+                let end = if source.byte() & 1 == 0 { u64::MAX } else { u64::from(bno) + 2 };
+                self.index.forget_range(DISK, bno.into()..end);
+                assert_eq!(self.index.known(block), None);
+            }
+            (12, _) if bno == 0 => self.index.drop_all_slots(),
+            (12, _) => self.index.drop_slot(SlotIndex(bno.into())),
+            // The connection is another one. What it had not told the server is not there.
+            (13, _) => drop(self.index.give_up_sends(self.index.sends().saturating_sub(bno.into()))),
+            (14, _) if bno & 1 == 0 => self.index.note_taken(self.log_end),
+            (14, _) => self.log_end = self.index.log_end(),
+            (15, _) if bno & 3 == 0 => self.grow(bno),
+            _ => {
+                let areas = self.index.swap_areas(DISK);
+                self.index.set_swap_areas(DISK, areas.iter());
+                assert_eq!(self.index.swap_areas(DISK), areas);
+            }
+        }
+    }
+
+    fn content(&self, number: u8) -> Fingerprint {
+        self.contents[usize::from(number) % self.contents.len()]
+    }
+
+    fn learn(&mut self, block: BlockId, number: u8) {
+        let content = self.content(number);
+        self.index.learn(block, content);
+        assert_eq!(self.index.known(block), Some(content));
+        assert!(self.index.is_known_content(content) || content == self.contents[0], "what is learned can be offered");
+    }
+
+    fn offer(&mut self, number: u8) {
+        let content = self.content(number);
+        let known = self.index.is_known_content(content);
+        let place = if number & 0x80 == 0 { Place::Tail } else { Place::Head };
+        match self.index.offer(content, place) {
+            Offer::Admitted(slot) => {
+                assert!(known && !self.pinned.contains(&slot), "it is known, and nobody waits for what was there");
+                self.server.insert(slot.0, content);
+            }
+            Offer::Duplicate => assert!(self.index.cached(content).is_some()),
+            Offer::Unmatched => assert!(!known),
+            Offer::NoSlot => assert_eq!((self.index.cached(content), self.index.slot_counts().free), (None, 0)),
+        }
+    }
+
+    /// Moves into a larger region.
+    fn grow(&mut self, more: u8) {
+        let layout = self.index.layout();
+        if layout.slot_limit().0 > 64 {
+            return;
+        }
+        let slots = PageCount(layout.slot_limit().0 + u32::from(more));
+        let larger = remoca_core::index::Layout::new(slots, PageCount(32), layout.disks());
+        let config = engine::config(true);
+        let mut index = CacheIndex::new(vec![0; larger.words()], larger, config.seed, self.contents[0]);
+        index.take_over(&self.index);
+        self.index = index;
+    }
+}
+
+pub fn seeds() -> Vec<Vec<u8>> {
+    let read = |bno: u8| [0, bno, 0, 0, 0];
+    let warm = [&read(2)[..], &[7, 1], &read(3), &[7, 1], &read(4), &[3, 0, 1]].concat();
+    let connect = [9, 0, 2, 0x80, 11, 2];
+    let again = |mode: u8, changes: &[u8]| [&[mode, 0], changes, &connect, &warm].concat();
+    // Something of everything.
+    let operations: Vec<u8> =
+        (0..16).flat_map(|kind| [kind, 1 + kind % 5, kind, 4, 2, kind, 5, 1, kind, 3, 1 + kind % 4]).collect();
+    let index = |mode: u8, changes: &[u8]| [&[mode | INDEX_ALONE, 0], changes, &[0], &operations].concat();
+    // The capacity; the queue's first; a slot's next; a node's chain.
+    let changes = [4, 0, 9, 0, 0, 200, 0, 10, 0, 0, 3, 3, 91, 0, 0, 0, 1, 0, 0, 0, 4, 160, 0, 0, 0];
+    // A node, and a slot, that are there twice.
+    let nodes_at = u8::try_from(LOG_AT + LOG_SHOWN + 9 * 7 + 1).unwrap();
+    let slots_at = u8::try_from(LOG_AT + LOG_SHOWN).unwrap();
+    let twice = [nodes_at, slots_at].map(|at| [[7, at + 35, 0, at, 0], [7, at + 42, 0, at + 14, 0]].concat());
+    let twice = [&[4], &twice.concat()[..]].concat();
+    vec![
+        again(0, &twice),
+        index(0, &twice),
+        again(0, &[0]),
+        again(IN_GOOD_ORDER, &[0]),
+        again(0, &changes),
+        again(NONSENSE, &[1, 2, 3, 4]),
+        index(0, &[0]),
+        index(IN_GOOD_ORDER, &[0]),
+        index(0, &changes),
+        index(NONSENSE, &[1, 2, 3, 4]),
+        [&[0, 5][..], &read(1), &[0, 2, 0, 3, 5], &read(3), &[10], &[0], &connect, &warm].concat(),
+    ]
+}

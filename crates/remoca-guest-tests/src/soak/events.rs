@@ -1,0 +1,171 @@
+//! What can happen during a soak, and in which order it does.
+//!
+//! A deck with every event that is possible on a store is dealt in random order, again and again: a short soak sees each of them.
+
+use remoca_lab::workload::pattern::Random;
+
+/// One thing that happens to one process, or to its connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Event {
+    KillDisk,
+    /// As soon as the second one serves, it is killed, too.
+    KillDiskTwice,
+    /// Both memory servers, too.
+    KillAll,
+    StopDisk,
+    RestartDisk,
+    UpgradeDisk,
+    /// It is killed while it hands over to its successor.
+    KillInUpgrade,
+    ResizeCache,
+    SwitchCache,
+    ChangeServers,
+    KillServer,
+    StopServer,
+    RestartServer,
+    ResizeServer,
+    CutConnections,
+    HangConnections,
+    DelayConnections,
+    KillAgent,
+    StopAgent,
+    RestartAgent,
+    KillStore,
+    StopStore,
+}
+
+impl Event {
+    /// On every store.
+    pub const ALWAYS: [Event; 20] = [
+        Event::KillDisk,
+        Event::KillDiskTwice,
+        Event::KillAll,
+        Event::StopDisk,
+        Event::RestartDisk,
+        Event::UpgradeDisk,
+        Event::KillInUpgrade,
+        Event::ResizeCache,
+        Event::SwitchCache,
+        Event::ChangeServers,
+        Event::KillServer,
+        Event::StopServer,
+        Event::RestartServer,
+        Event::ResizeServer,
+        Event::CutConnections,
+        Event::HangConnections,
+        Event::DelayConnections,
+        Event::KillAgent,
+        Event::StopAgent,
+        Event::RestartAgent,
+    ];
+
+    /// Where the store has a process of its own.
+    pub const OF_STORE: [Event; 2] = [Event::KillStore, Event::StopStore];
+
+    /// In the report.
+    pub fn name(self) -> &'static str {
+        match self {
+            Event::KillDisk => "kill_disk",
+            Event::KillDiskTwice => "kill_disk_twice",
+            Event::KillAll => "kill_disk_and_servers",
+            Event::StopDisk => "stop_continue_disk",
+            Event::RestartDisk => "terminate_start_disk",
+            Event::UpgradeDisk => "upgrade_disk",
+            Event::KillInUpgrade => "kill_disk_in_upgrade",
+            Event::ResizeCache => "resize_cache",
+            Event::SwitchCache => "cache_off_on",
+            Event::ChangeServers => "change_servers",
+            Event::KillServer => "kill_server",
+            Event::StopServer => "stop_continue_server",
+            Event::RestartServer => "terminate_start_server",
+            Event::ResizeServer => "resize_server_memory",
+            Event::CutConnections => "cut_connections",
+            Event::HangConnections => "hang_connections",
+            Event::DelayConnections => "delay_connections",
+            Event::KillAgent => "kill_agent",
+            Event::StopAgent => "stop_continue_agent",
+            Event::RestartAgent => "terminate_start_agent",
+            Event::KillStore => "kill_nbd_server",
+            Event::StopStore => "stop_continue_nbd_server",
+        }
+    }
+
+    /// Whether the VM process is killed: with an NBD server its successor gives the server time.
+    pub fn kills_disk(self) -> bool {
+        matches!(self, Event::KillDisk | Event::KillDiskTwice | Event::KillAll | Event::KillInUpgrade)
+    }
+
+    /// Whether it takes as long as the guest's disk waits.
+    pub fn needs_the_disk(self) -> bool {
+        matches!(self, Event::UpgradeDisk | Event::RestartAgent)
+    }
+
+    /// Whether another VM process serves the disk afterwards.
+    pub fn restarts_disk(self) -> bool {
+        matches!(
+            self,
+            Event::KillDisk
+                | Event::KillDiskTwice
+                | Event::KillAll
+                | Event::RestartDisk
+                | Event::UpgradeDisk
+                | Event::KillInUpgrade
+        )
+    }
+}
+
+/// Deals events.
+pub struct Deck {
+    kinds: Vec<Event>,
+    left: Vec<Event>,
+    rounds: u64,
+}
+
+impl Deck {
+    pub fn new(kinds: Vec<Event>) -> Deck {
+        Deck { kinds, left: Vec::new(), rounds: 0 }
+    }
+
+    /// One that suits, if there is one left.
+    pub fn deal(&mut self, random: &mut Random, suits: impl Fn(Event) -> bool) -> Event {
+        if self.left.is_empty() {
+            self.left.clone_from(&self.kinds);
+            self.rounds += 1;
+        }
+        let suitable: Vec<usize> = (0..self.left.len()).filter(|at| suits(self.left[*at])).collect();
+        let count = if suitable.is_empty() { self.left.len() } else { suitable.len() };
+        let drawn = usize::try_from(random.below(u64::try_from(count).unwrap_or(1))).unwrap_or_default();
+        self.left.swap_remove(suitable.get(drawn).copied().unwrap_or(drawn))
+    }
+
+    /// Each event has been dealt.
+    pub fn is_complete(&self) -> bool {
+        self.rounds > 1 || self.rounds == 1 && self.left.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_holds_every_event_once_and_a_seed_gives_the_same_order() {
+        let kinds: Vec<Event> = Event::ALWAYS.into_iter().chain(Event::OF_STORE).collect();
+        let deal = |seed| {
+            let (mut deck, mut random) = (Deck::new(kinds.clone()), Random::new(seed));
+            let mut dealt = Vec::new();
+            while !deck.is_complete() {
+                dealt.push(deck.deal(&mut random, |_| true));
+            }
+            dealt
+        };
+        let mut sorted = deal(1);
+        assert_eq!(sorted, deal(1));
+        assert_ne!(sorted, deal(2));
+        let (mut deck, mut random) = (Deck::new(kinds.clone()), Random::new(3));
+        let last = (0..kinds.len()).map(|_| deck.deal(&mut random, |event| event != Event::KillDisk)).last();
+        assert_eq!(last, Some(Event::KillDisk), "when nothing else is left");
+        sorted.sort_unstable();
+        assert_eq!(sorted, kinds);
+    }
+}

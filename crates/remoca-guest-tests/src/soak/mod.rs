@@ -1,0 +1,177 @@
+//! The soak: a working guest while everything around its disk is killed, stopped, restarted, resized, cut off and delayed, at
+//! random, again and again; then every byte is checked, in the guest and on the image.
+//!
+//! Called by the program `soak` (`make soak`) and by the test of two minutes. After the torment come calm restarts of the VM
+//! process, which nothing else disturbs: ten seconds before and after them give the hit ratio.
+
+pub mod events;
+mod hits;
+mod proxy;
+mod report;
+mod stage;
+mod work;
+
+pub use report::{Report, RunReport};
+pub use stage::StoreKind;
+
+use crate::Result;
+use events::{Deck, Event};
+use hits::Watch;
+use remoca_lab::store;
+use remoca_lab::workload::journal::{After, Versions};
+use remoca_lab::workload::pattern::Random;
+use report::{Happened, Restart};
+use stage::Stage;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use work::Work;
+
+/// On both sides of a restart.
+const CALM: Duration = Duration::from_secs(10);
+const CALM_EVENTS: [Event; 3] = [Event::KillDisk, Event::UpgradeDisk, Event::RestartDisk];
+/// Calm at most between two events; with what an event takes, less than three seconds on a machine with nothing else to do.
+const PAUSE_MS_MAX: u64 = 1000;
+/// `--nbd-settle`: what waits for the disk after a kill would leave nothing else to happen meanwhile.
+const SETTLE: Duration = Duration::from_secs(3);
+
+/// How long, and in which order.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    pub seed: u64,
+    /// Of each run, with the calm restarts; the torment goes on until each event has happened.
+    pub time: Duration,
+    pub calm_restarts: u32,
+}
+
+/// One run on one store. What went wrong is in the report.
+pub fn run(kind: StoreKind, options: &Options, logs: &Path, tell: &mut dyn FnMut(&str)) -> RunReport {
+    let mut report = RunReport::new(kind.name());
+    if let Err(error) = run_into(&mut report, kind, options, logs, tell) {
+        report.failures.push(error.to_string());
+    }
+    report
+}
+
+fn run_into(
+    report: &mut RunReport,
+    kind: StoreKind,
+    options: &Options,
+    logs: &Path,
+    tell: &mut dyn FnMut(&str),
+) -> Result<()> {
+    tell(&format!("store: {}; seed {}", kind.name(), options.seed));
+    let mut stage = Stage::start(kind)?;
+    let result = soak(report, &mut stage, kind, options, tell);
+    keep_logs(stage.host.folder(), &logs.join(kind.name().replace(' ', "-")))?;
+    result
+}
+
+fn soak(
+    report: &mut RunReport,
+    stage: &mut Stage,
+    kind: StoreKind,
+    options: &Options,
+    tell: &mut dyn FnMut(&str),
+) -> Result<()> {
+    let work = Work::start(&mut stage.guest)?;
+    let watch = Watch::start(stage.host.control());
+    let mut happened = torment(report, stage, kind, options, tell)?;
+    stage.heal()?;
+    tell("the torment is over; the cache fills again");
+    stage.host.wait_until("the cache fills again", |status| {
+        status.cache.used_bytes > 48 << 20 && status.counters["hit_blocks"] > 0
+    })?;
+    for number in 0..options.calm_restarts {
+        sleep(CALM);
+        let event = CALM_EVENTS[usize::try_from(number)? % CALM_EVENTS.len()];
+        happened.push(perform(report, stage, event, &mut Random::new(number.into()), tell)?);
+        sleep(CALM);
+        report.calm();
+    }
+    report.hits(&watch);
+    drop(watch);
+
+    tell("the work ends; everything is read again");
+    let mut account = work.finish(&mut stage.guest)?;
+    let journal = stage.guest.fetch(work::JOURNAL)?;
+    stage.guest.run("umount /mnt", crate::LIMIT)?;
+    stage.release_image()?;
+    report.store_crashes = stage.store_crashes;
+    check_from_outside(stage, &journal, &mut account)?;
+    report.take(account, &happened);
+    Ok(())
+}
+
+/// Events until the time is over and each has happened.
+fn torment(
+    report: &mut RunReport,
+    stage: &mut Stage,
+    kind: StoreKind,
+    options: &Options,
+    tell: &mut dyn FnMut(&str),
+) -> Result<Vec<Happened>> {
+    let mut kinds = Event::ALWAYS.to_vec();
+    if kind == StoreKind::Nbd {
+        kinds.extend(Event::OF_STORE);
+    }
+    let (mut deck, mut random) = (Deck::new(kinds), Random::new(options.seed));
+    let calm = 2 * CALM * options.calm_restarts;
+    let started = Instant::now();
+    let mut happened = Vec::new();
+    let mut settled_at = started;
+    while started.elapsed() + calm < options.time || !deck.is_complete() {
+        sleep(Duration::from_millis(random.below(PAUSE_MS_MAX)));
+        let settles = kind == StoreKind::Nbd && Instant::now() < settled_at;
+        let event = deck.deal(&mut random, |event| !(settles && event.needs_the_disk()));
+        happened.push(perform(report, stage, event, &mut random, tell)?);
+        if event.kills_disk() {
+            settled_at = Instant::now() + SETTLE;
+        }
+    }
+    report.gaps(&happened);
+    report.seconds = started.elapsed().as_secs();
+    Ok(happened)
+}
+
+fn perform(
+    report: &mut RunReport,
+    stage: &mut Stage,
+    event: Event,
+    random: &mut Random,
+    tell: &mut dyn FnMut(&str),
+) -> Result<Happened> {
+    let begun = Instant::now();
+    stage.perform(event, random).map_err(|error| format!("{}: {error}", event.name()))?;
+    let ended = Instant::now();
+    *report.events.entry(event.name()).or_default() += 1;
+    let mut more = String::new();
+    if event.restarts_disk() {
+        let restart = Restart::of(event, begun, ended, &stage.host.status()?)?;
+        more = restart.to_string();
+        report.restarted(restart);
+    }
+    tell(&format!("{} took {} ms {more}", event.name(), (ended - begun).as_millis()));
+    Ok(Happened { event, begun })
+}
+
+/// The file system and every byte of the data set, straight from the image.
+fn check_from_outside(stage: &Stage, journal: &[u8], account: &mut work::Account) -> Result<()> {
+    store::check_ext4(&stage.image)?;
+    let path = stage.host.folder().join("journal");
+    std::fs::write(&path, journal)?;
+    let verified = store::verify_ext4(&stage.image, "/set", &Versions::read(&path, After::Order)?)?;
+    account.offline(verified.sectors, &verified.faults);
+    Ok(())
+}
+
+fn keep_logs(folder: &Path, target: &Path) -> Result<()> {
+    std::fs::create_dir_all(target)?;
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if let (Some("log"), Some(name)) = (path.extension().and_then(|end| end.to_str()), path.file_name()) {
+            std::fs::copy(&path, target.join(name))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,297 @@
+//! The processes of a soak, and what is done to them: one VM process, two memory servers behind networks that break, a guest
+//! with its agent, and the store's server if it has one.
+
+use super::events::Event;
+use super::proxy::Proxy;
+use crate::{Host, Image, LIMIT, Result, end_agent, launch_agent, remoca, stop_agent, wait_for_agent};
+use remoca_lab::store::{self, Nbdkit, NbdkitConfig, NbdkitSource};
+use remoca_lab::workload::pattern::Random;
+use remoca_lab::{DiskSource, Guest, Lab, Service};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+const RETRY: Duration = Duration::from_millis(200);
+const CACHE: &str = "256M";
+pub const CACHE_BYTES: u64 = 256 * MIB;
+const SERVER_MEMORY: [&str; 3] = ["64M", "256M", "384M"];
+
+/// What the guest's disk is kept in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreKind {
+    RawFile,
+    Nbd,
+}
+
+impl StoreKind {
+    /// In the report.
+    pub fn name(self) -> &'static str {
+        match self {
+            StoreKind::RawFile => "raw file",
+            StoreKind::Nbd => "nbd",
+        }
+    }
+}
+
+/// A memory server, and the network before it.
+struct Donor {
+    program: PathBuf,
+    socket: PathBuf,
+    log: PathBuf,
+    proxy: Proxy,
+    service: Service,
+}
+
+impl Donor {
+    fn start(program: &Path, folder: &Path, name: &str, memory: &str) -> Result<Donor> {
+        let socket = folder.join(format!("{name}.sock"));
+        let log = folder.join(format!("{name}.log"));
+        let service = serve(program, &socket, &log, memory)?;
+        let proxy = Proxy::start(&folder.join(format!("{name}-net.sock")), socket.clone())?;
+        Ok(Donor { program: program.to_owned(), socket, log, proxy, service })
+    }
+
+    fn start_again(&mut self, memory: &str) -> Result<()> {
+        self.service = serve(&self.program, &self.socket, &self.log, memory)?;
+        Ok(())
+    }
+}
+
+fn serve(program: &Path, socket: &Path, log: &Path, memory: &str) -> Result<Service> {
+    let mut command = Command::new(program);
+    // Not pinned: a soak runs where little can be locked, and pinning has tests of its own.
+    command.args(["serve", "--no-lock", "--memory", memory, "--listen"]);
+    command.arg(format!("unix:{}", socket.display()));
+    let mut service = Service::start("remoca serve", command, log)?;
+    service.wait_for_socket(socket, LIMIT)?;
+    Ok(service)
+}
+
+pub struct Stage {
+    pub guest: Guest,
+    pub host: Host,
+    donors: [Donor; 2],
+    nbdkit: Option<Nbdkit>,
+    /// How often its server ended by itself.
+    pub store_crashes: u64,
+    images: [Image; 1],
+    pub image: PathBuf,
+}
+
+impl Stage {
+    /// Starts all processes and boots the guest.
+    pub fn start(kind: StoreKind) -> Result<Stage> {
+        let lab = Lab::open()?;
+        let program = remoca()?;
+        let mut host = Host::new(program.clone(), "0")?;
+        let folder = host.folder().to_owned();
+        let image = folder.join("data.img");
+        store::sparse_image(&image, 1 << 30)?;
+        store::format_ext4(&image)?;
+        let donor = |name| Donor::start(&program, &folder, name, SERVER_MEMORY[2]);
+        let donors = [donor("first")?, donor("second")?];
+        let nbdkit = match kind {
+            StoreKind::RawFile => None,
+            StoreKind::Nbd => {
+                let source = NbdkitSource::File(image.clone());
+                let (read_delay, write_delay) = (Duration::ZERO, Duration::ZERO);
+                Some(NbdkitConfig { source, read_delay, write_delay, thread_count: 8 }.start(&folder)?)
+            }
+        };
+        let path = nbdkit.as_ref().map_or(image.clone(), |nbdkit| nbdkit.uri().into());
+        let images = [Image { name: "data", path, options: "" }];
+        start_disk(&mut host, &images, &donors)?;
+        let mut config = host.guest(&lab, &format!("soak-{}", kind.name().replace(' ', "-")))?;
+        for disk in &mut config.disks {
+            if let DiskSource::VhostUser { reconnect, .. } = &mut disk.source {
+                *reconnect = true;
+            }
+        }
+        let guest = config.boot(&lab)?;
+        Ok(Stage { guest, host, donors, nbdkit, store_crashes: 0, images, image })
+    }
+
+    /// Lets one thing happen, to its end: what was stopped runs again, what was killed has been started again.
+    pub fn perform(&mut self, event: Event, random: &mut Random) -> Result<()> {
+        self.revive_store()?;
+        let away = Duration::from_millis(random.below(700));
+        let stopped = Duration::from_millis(200 + random.below(1200));
+        let one = usize::try_from(random.below(2)).unwrap_or_default();
+        match event {
+            Event::KillDisk => {
+                self.host.kill_process()?;
+                sleep(away);
+                self.start_disk()?;
+            }
+            Event::KillDiskTwice => {
+                self.host.kill_process()?;
+                self.start_disk()?;
+                self.host.kill_process()?;
+                sleep(away);
+                self.start_disk()?;
+            }
+            Event::KillAll => {
+                self.host.kill_process()?;
+                self.donors.iter_mut().try_for_each(|donor| donor.service.kill())?;
+                sleep(away);
+                self.start_disk()?;
+                self.donors.iter_mut().try_for_each(|donor| donor.start_again(SERVER_MEMORY[2]))?;
+            }
+            Event::StopDisk => {
+                self.host.process()?.freeze()?;
+                sleep(stopped);
+                self.host.process()?.thaw()?;
+            }
+            Event::RestartDisk => {
+                self.host.stop_process()?;
+                sleep(away);
+                self.start_disk()?;
+            }
+            Event::UpgradeDisk => self.upgrade()?,
+            Event::KillInUpgrade => {
+                let upgrade = self.host.upgrade_in_background();
+                sleep(away / 2);
+                self.host.kill_process()?;
+                // It was killed before, during or after it: any answer is right.
+                let _ = upgrade.join();
+                self.start_disk()?;
+            }
+            Event::ResizeCache => {
+                self.host.set(Some((1 + random.below(16)) * 16 * MIB), None)?;
+            }
+            Event::SwitchCache => {
+                self.host.set(None, Some(false))?;
+                sleep(away);
+                self.host.set(None, Some(true))?;
+            }
+            Event::ChangeServers => self.change_servers(random)?,
+            Event::StopServer => {
+                self.donors[one].service.freeze()?;
+                sleep(stopped);
+                self.donors[one].service.thaw()?;
+            }
+            Event::KillServer => {
+                self.donors[one].service.kill()?;
+                sleep(away);
+                self.donors[one].start_again(SERVER_MEMORY[2])?;
+            }
+            Event::RestartServer | Event::ResizeServer => {
+                let draw = if event == Event::ResizeServer { random.below(3) } else { 2 };
+                self.donors[one].service.terminate(LIMIT)?;
+                sleep(away);
+                self.donors[one].start_again(SERVER_MEMORY[usize::try_from(draw)?])?;
+            }
+            Event::CutConnections => self.donors.iter().for_each(|donor| donor.proxy.cut()),
+            Event::HangConnections => {
+                self.donors[one].proxy.hang();
+                sleep(stopped);
+                self.donors[one].proxy.pass();
+            }
+            Event::DelayConnections => {
+                self.donors[one].proxy.delay(Duration::from_millis(1 + random.below(50)));
+                sleep(stopped);
+                self.donors[one].proxy.pass();
+            }
+            Event::KillAgent => {
+                end_agent(&mut self.guest, "KILL")?;
+                sleep(away);
+                launch_agent(&mut self.guest)?;
+            }
+            Event::StopAgent => {
+                self.in_guest("kill -STOP $(cat /tmp/agent.pid)")?;
+                sleep(stopped);
+                self.in_guest("kill -CONT $(cat /tmp/agent.pid)")?;
+            }
+            Event::RestartAgent => {
+                stop_agent(&mut self.guest)?;
+                launch_agent(&mut self.guest)?;
+            }
+            Event::KillStore => self.nbdkit()?.kill_and_restart(away)?,
+            Event::StopStore => {
+                self.nbdkit()?.service().freeze()?;
+                sleep(stopped);
+                self.nbdkit()?.service().thaw()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Servers, cache and agent as at the start.
+    pub fn heal(&mut self) -> Result<()> {
+        self.revive_store()?;
+        for donor in &mut self.donors {
+            donor.service.terminate(LIMIT)?;
+            donor.start_again(SERVER_MEMORY[2])?;
+        }
+        self.host.set_servers(self.donors.iter().map(|donor| donor.proxy.address()).collect())?;
+        self.host.set(Some(CACHE_BYTES), Some(true))?;
+        wait_for_agent(&mut self.guest)
+    }
+
+    /// The VM process ends, then the store's server: nobody uses the image any more.
+    pub fn release_image(&mut self) -> Result<()> {
+        self.revive_store()?;
+        self.host.stop_process()?;
+        match self.nbdkit.take().map(Nbdkit::stop) {
+            Some(status) if !status.as_ref().is_ok_and(|status| status.success()) => {
+                Err(format!("nbdkit ended with {status:?}").into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn start_disk(&mut self) -> Result<()> {
+        match start_disk(&mut self.host, &self.images, &self.donors) {
+            Err(_) if self.revive_store()? => start_disk(&mut self.host, &self.images, &self.donors),
+            result => result,
+        }
+    }
+
+    /// nbdkit 1.32 ends with an assertion (`raw_send_socket`, `sock >= 0`) now and then, when its client is gone while it
+    /// answers. It is started again, as a service manager would.
+    fn revive_store(&mut self) -> Result<bool> {
+        let has_ended = self.nbdkit.as_mut().map_or(Ok(false), Nbdkit::revive)?;
+        self.store_crashes += u64::from(has_ended);
+        Ok(has_ended)
+    }
+
+    /// It is refused while an NBD server has its time after a crash, and may be asked for again then.
+    fn upgrade(&self) -> Result<()> {
+        let started = Instant::now();
+        loop {
+            match self.host.upgrade() {
+                Err(error) if error.to_string().to_lowercase().contains("try again") && started.elapsed() < LIMIT => {
+                    sleep(RETRY)
+                }
+                result => return result.map(drop),
+            }
+        }
+    }
+
+    fn change_servers(&mut self, random: &mut Random) -> Result<()> {
+        let [first, second] = self.donors.each_ref().map(|donor| donor.proxy.address());
+        let servers = match random.below(3) {
+            0 => vec![first],
+            1 => vec![second],
+            _ => vec![second, first],
+        };
+        self.host.set_servers(servers)?;
+        Ok(())
+    }
+
+    fn nbdkit(&mut self) -> Result<&mut Nbdkit> {
+        self.nbdkit.as_mut().ok_or_else(|| "this store has no server".into())
+    }
+
+    fn in_guest(&mut self, command: &str) -> Result<()> {
+        self.guest.run(&format!("{command} || {{ tail /tmp/agent.log; exit 1; }}"), LIMIT)?;
+        Ok(())
+    }
+}
+
+fn start_disk(host: &mut Host, images: &[Image], [first, second]: &[Donor; 2]) -> Result<()> {
+    host.connect_to(first.proxy.socket());
+    host.start_process(images, CACHE, &["--server", &second.proxy.address()])
+}

@@ -1,0 +1,31 @@
+//! The correctness experiment with one guest and a short cell of each kind; the program `correctness` has all of them.
+
+use remoca_guest_tests::Result;
+use remoca_guest_tests::correctness::{Ablation, Bench, Cell, Evictions, Found, PATTERNS, Setup, WRITE_PERCENTS};
+use std::time::Duration;
+
+#[test]
+fn no_signature_is_wrong_while_everything_is_killed_and_each_check_is_needed() -> Result<()> {
+    let setup =
+        Setup { guest_mib: 192, file_count: 64, evictions: Evictions::Agent, kill_interval: Duration::from_secs(4) };
+    let mut bench = Bench::start(&setup)?;
+    let mut all = Found::default();
+    for (number, pattern) in PATTERNS.into_iter().enumerate() {
+        for write_percent in WRITE_PERCENTS {
+            let cell = Cell { cache_mib: [64, 256][number % 2], pattern, write_percent, seconds: 2 };
+            let found = bench.run(&cell)?;
+            println!("{cell:?}: {found:?}");
+            assert_eq!(found.failures(), 0, "{cell:?}: {found:?}");
+            all.add(found);
+        }
+    }
+    assert!(all.disk_kills >= 3 && all.server_kills >= 1 && all.warm_restarts >= 2, "{all:?}");
+    assert!(all.records_read > 500 && all.records_written > 100 && all.hit_blocks > 1000, "{all:?}");
+    bench.verify()?;
+    for (ablation, lies) in [(Ablation::Fetch, true), (Ablation::Admission, false)] {
+        let found = bench.ablate(ablation, lies, 20)?;
+        println!("without {}: {found:?}", ablation.name());
+        assert!(found.wrong_signatures > 0, "nothing is noticed without {}: {found:?}", ablation.name());
+    }
+    bench.end()
+}

@@ -1,0 +1,252 @@
+//! VM processes die, in the middle of whatever they are doing, and are started again; so do hosts.
+//!
+//! What the dead process asked of a disk takes effect later, in part or never, but before the image's lock is granted to
+//! its successor. That one is asked, in the order of arrival, for everything that the guest waits for.
+
+use super::region::{Fuse, Region};
+use super::vm::{cold_engine, warm_engine};
+use super::{Event, Outcome, World};
+use crate::HostRule;
+use crate::disk::LATE_PORTIONS;
+use crate::guest::DiskState;
+use crate::plan::{Kill, Kind, Point};
+use crate::violation::{Promise, Violation};
+use crate::wire::Wire;
+use remoca_core::engine::DiskEngine;
+use remoca_core::units::PageCount;
+use std::rc::Rc;
+
+/// How a process ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// With nothing in flight, and for a successor.
+    Clean,
+    Killed,
+}
+
+impl World<'_> {
+    /// A step of the plan: the process is going to die.
+    pub(super) fn kill(&mut self, kill: Kill) {
+        if !self.vm.up || self.vm.moving.is_some() {
+            return;
+        }
+        self.note(None, || format!("{kill:?}"));
+        self.vm.doom = Some(kill);
+        match kill.point {
+            Point::Now => self.vm.actions_left = Some(0),
+            Point::Actions(count) => self.vm.actions_left = Some(count + 1),
+            Point::Stores(count) => self.vm.fuse.light(count),
+        }
+    }
+
+    /// At the end of an event: it is dead.
+    pub(super) fn bury(&mut self) {
+        let kill = self.vm.doom.unwrap_or(Kill { point: Point::Now, down_ns: 0, cold: true, changed: false });
+        self.note(None, || "the process dies".into());
+        self.tally.kills += 1;
+        self.end_process(End::Killed);
+        if kill.changed {
+            self.change_image();
+        }
+        if kill.cold || (self.vm.machine.remote_store && self.holds(HostRule::LocalStore)) {
+            self.vm.remains = None;
+        }
+        self.schedule(kill.down_ns, Event::Start);
+    }
+
+    /// There is no process any more. What was on its way stays there, as far as it got.
+    pub(super) fn end_process(&mut self, end: End) {
+        self.lose_session();
+        let vm = &mut self.vm;
+        self.tally.stats.add(&vm.engine.stats());
+        if end == End::Clean {
+            vm.engine.end();
+        }
+        let torn = vm.fuse.has_burnt();
+        self.tally.torn_indexes += u64::from(torn);
+        vm.knew = (!torn).then(|| vm.knowledge());
+        let (empty, fuse) = cold_engine(&remoca_core::engine::EngineConfig { cache: PageCount(0), ..vm.config });
+        vm.engine = empty;
+        vm.remains = std::mem::replace(&mut vm.fuse, fuse).take_remains();
+        vm.up = false;
+        vm.doom = None;
+        vm.actions_left = None;
+        vm.timer_at = None;
+        vm.captured.clear();
+        for id in vm.guest.by_arrival() {
+            if let Some(pending) = vm.guest.pending(id)
+                && let (Kind::Flush, DiskState::Done(result)) = (pending.kind, &pending.state)
+            {
+                vm.disks[usize::from(pending.disk)].result_unheard(*result);
+            }
+        }
+        vm.upgrade_since = None;
+        vm.guest.begin_anew();
+        if end == End::Killed {
+            self.orphan_ios();
+        }
+    }
+
+    /// What the dead process asked of its disks happens later, or not at all.
+    fn orphan_ios(&mut self) {
+        for disk in 0..self.vm.machine.disks {
+            for io in self.vm.disks[usize::from(disk)].orphan(&mut self.random) {
+                let late_ns = self.plan.scenario.disk_ns * 20;
+                for portion in LATE_PORTIONS {
+                    let ns = self.random.below(late_ns);
+                    self.schedule(ns, Event::Portion { disk, io, portion });
+                }
+                self.schedule(late_ns, Event::IoDone { disk, io });
+            }
+        }
+    }
+
+    /// The plan is over: no process dies any more, and all are there.
+    pub(super) fn spare(&mut self) {
+        if self.vm.up && !self.vm.is_dead() {
+            self.vm.fuse.put_out();
+            self.vm.actions_left = None;
+        }
+        self.schedule(0, Event::Start);
+    }
+
+    /// All connections of the process are gone.
+    fn lose_session(&mut self) {
+        self.drop_connection();
+        for (server, connection) in std::mem::take(&mut self.vm.answered) {
+            let server = self.vm.server(server);
+            self.abandon(server, connection);
+        }
+        self.vm.asked.clear();
+        self.vm.wire = Wire { server: self.vm.wire.server, ..Wire::new() };
+    }
+
+    /// Somebody else writes to an image.
+    fn change_image(&mut self) {
+        let disk = self.random.index(self.vm.disks.len());
+        let first = self.random.index(self.vm.machine.sectors);
+        let last = (first + 1 + self.random.index(64)).min(self.vm.machine.sectors);
+        self.note(None, || format!("somebody else writes to sectors {first}..{last} of disk {disk}"));
+        self.tally.images_changed += 1;
+        self.vm.disks[disk].overwrite(first..last, self.event, &mut self.random);
+        self.image_changed();
+    }
+
+    /// While there was no process, an image got another content than that process knew.
+    pub(super) fn image_changed(&mut self) {
+        if self.holds(HostRule::ImageUnchanged) {
+            self.vm.remains = None;
+        }
+    }
+
+    /// The process is started, as soon as it gets the lock of its images.
+    pub(super) fn start(&mut self) -> Outcome {
+        if self.vm.up || self.vm.moving.is_some() {
+            return Ok(());
+        }
+        let host_is_up = self.hosts[self.vm.host] <= self.now;
+        let locked = self.holds(HostRule::ImageLock) && !self.vm.disks.iter().all(crate::disk::ModelDisk::is_idle);
+        if locked || !host_is_up {
+            let again_ns = if host_is_up { self.plan.scenario.disk_ns / 4 + 1 } else { 100_000_000 };
+            self.schedule(again_ns, Event::Start);
+            return Ok(());
+        }
+        self.start_process()
+    }
+
+    /// A process has the lock of the images.
+    pub(super) fn start_process(&mut self) -> Outcome {
+        self.vm.config.guest_memory = PageCount(self.vm.resident);
+        match self.vm.remains.take().and_then(|words| warm_engine(&self.vm.config, words)) {
+            Some((engine, fuse)) => self.start_warm(engine, fuse)?,
+            None => self.start_cold(),
+        }
+        let servers = self.listed_servers();
+        self.vm.engine.set_servers(self.clock(), &servers);
+        self.execute()?;
+        self.hand_over_all()
+    }
+
+    /// A process that starts cold does not know that a flush failed, of which the guest was told.
+    fn forget_flush_failures(&mut self) {
+        let vm = &mut self.vm;
+        for (disk, failed) in vm.disks.iter_mut().zip(&mut vm.flush_failed) {
+            if std::mem::take(failed).told {
+                disk.forgive();
+            }
+        }
+        for id in vm.guest.by_arrival() {
+            if let Some(pending) = vm.guest.pending(id).filter(|pending| pending.kind == Kind::Flush) {
+                let now = vm.disks[usize::from(pending.disk)].flush_promise();
+                pending.promise.iter_mut().zip(now).for_each(|(promised, now)| *promised = now.min(*promised));
+            }
+        }
+    }
+
+    fn start_cold(&mut self) {
+        self.note(None, || "the process starts cold".into());
+        self.tally.cold_starts += 1;
+        self.vm.token += 1;
+        let (engine, fuse) = cold_engine(&self.vm.config);
+        self.vm.begin(engine, fuse);
+        self.forget_flush_failures();
+    }
+
+    fn start_warm(&mut self, engine: DiskEngine<Region>, fuse: Rc<Fuse>) -> Outcome {
+        self.note(None, || "the process starts warm".into());
+        self.tally.warm_starts += 1;
+        self.vm.begin(engine, fuse);
+        let is_off = self.vm.config.cache.0 == 0;
+        if let Some(knew) = self.vm.knew.take().filter(|_| !is_off)
+            && knew != self.vm.knowledge()
+        {
+            let text = format!("{knew:?} was known, and {:?} is", self.vm.knowledge());
+            self.fail(Violation::new(Promise::Useful, text))?;
+        }
+        self.fit_index(self.vm.config.cache);
+        self.vm.engine.resize(self.vm.config.cache);
+        Ok(())
+    }
+
+    /// A step of the plan: a host fails with all that runs on it.
+    pub(super) fn host_fault(&mut self, host: usize, down_ns: u64) -> Outcome {
+        self.note(None, || format!("host {host} fails for {} ms", down_ns / 1_000_000));
+        self.tally.host_faults += 1;
+        self.hosts[host] = self.now.plus_ns(down_ns);
+        for server in 0..self.donors.len() {
+            if self.plan.scenario.host_of_server(server) == host {
+                self.gone(server, down_ns);
+            }
+        }
+        self.for_each_vm(|world| {
+            if world.vm.host == host {
+                world.vm_fails();
+                world.schedule(down_ns, Event::Start);
+            }
+            Ok(())
+        })
+    }
+
+    /// The host of a VM failed: the process is gone, the guest, and what was not durable.
+    fn vm_fails(&mut self) {
+        self.vm.moving = None;
+        if self.vm.up {
+            self.end_process(End::Killed);
+        }
+        if self.holds(HostRule::SameBoot) {
+            self.vm.remains = None;
+        }
+        self.vm.guest.reboot();
+        for disk in &mut self.vm.disks {
+            disk.crash(self.event, &mut self.random);
+        }
+    }
+
+    /// Every process has to be there in the end.
+    pub(super) fn check_up(&mut self) -> Outcome {
+        if self.vm.up {
+            return Ok(());
+        }
+        self.fail(Violation::new(Promise::Useful, "the process was never started again"))
+    }
+}

@@ -1,0 +1,87 @@
+//! The words of an index, which outlive their process: it can die between any two stores.
+
+use std::cell::{Cell, RefCell};
+use std::ops::{Deref, DerefMut};
+use std::rc::Rc;
+
+/// Never.
+const NEVER: u64 = u64::MAX;
+
+/// When a process dies, and what it leaves.
+#[derive(Debug)]
+pub(super) struct Fuse {
+    stores_left: Cell<u64>,
+    remains: RefCell<Option<Vec<u32>>>,
+}
+
+impl Fuse {
+    fn new() -> Rc<Self> {
+        Rc::new(Self { stores_left: Cell::new(NEVER), remains: RefCell::new(None) })
+    }
+
+    /// The process dies after so many more stores.
+    pub(super) fn light(&self, stores: u32) {
+        self.stores_left.set(u64::from(stores));
+    }
+
+    /// It lives on.
+    pub(super) fn put_out(&self) {
+        self.stores_left.set(NEVER);
+    }
+
+    /// Whether it is dead.
+    pub(super) fn has_burnt(&self) -> bool {
+        self.remains.borrow().is_some()
+    }
+
+    /// What it left; the engine has to be dropped before.
+    pub(super) fn take_remains(&self) -> Option<Vec<u32>> {
+        self.remains.take()
+    }
+}
+
+/// The words of one index.
+#[derive(Debug)]
+pub(super) struct Region {
+    words: Vec<u32>,
+    fuse: Rc<Fuse>,
+}
+
+impl Region {
+    pub(super) fn new(words: Vec<u32>) -> (Self, Rc<Fuse>) {
+        let fuse = Fuse::new();
+        (Self { words, fuse: Rc::clone(&fuse) }, fuse)
+    }
+
+    fn leave(&mut self, words: impl FnOnce(&mut Vec<u32>) -> Vec<u32>) {
+        let mut remains = self.fuse.remains.borrow_mut();
+        if remains.is_none() {
+            *remains = Some(words(&mut self.words));
+        }
+    }
+}
+
+impl Deref for Region {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
+        &self.words
+    }
+}
+
+impl DerefMut for Region {
+    fn deref_mut(&mut self) -> &mut [u32] {
+        match self.fuse.stores_left.get() {
+            NEVER => {}
+            0 => self.leave(|words| words.clone()),
+            left => self.fuse.stores_left.set(left - 1),
+        }
+        &mut self.words
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.leave(std::mem::take);
+    }
+}

@@ -1,0 +1,216 @@
+//! One VM: its guest, its disks, and the process that serves them, with that process's end of the network.
+
+use super::moving::Moving;
+use super::region::{Fuse, Region};
+use crate::content::{BLOCK_SECTORS, Block, Sector};
+use crate::disk::ModelDisk;
+use crate::guest::Guest;
+use crate::plan::Kill;
+use crate::scenario::Machine;
+use crate::wire::{ConnectionId, Wire};
+use remoca_core::engine::{DiskEngine, EngineConfig, FetchId, RequestId, ServerNumber, layout};
+use remoca_core::fingerprint::{Fingerprint, Fingerprinter};
+use remoca_core::index::Origin;
+use remoca_core::rules::Rules;
+use remoca_core::units::{BlockId, BlockNumber, DiskIndex, Nanos, PageCount, SlotIndex};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// A REQUEST whose reply the engine has not got.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outstanding {
+    pub(super) slot: SlotIndex,
+    /// The event in which the request for which it was sent was taken.
+    pub(super) event: u64,
+}
+
+/// What happened in the life of one process.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Life {
+    pub(super) evictions: u64,
+    pub(super) frames: u64,
+    pub(super) pages_sent: u64,
+    pub(super) misaligned_blocks: u64,
+}
+
+/// What an index knows: of each block, and of each slot in the order of the queue.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Knowledge {
+    blocks: Vec<(BlockId, Fingerprint)>,
+    slots: Vec<(SlotIndex, Fingerprint)>,
+}
+
+/// What is known of failed flushes of a disk.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct FlushFailure {
+    /// The process has heard of one, so it may say so for ever.
+    pub(super) heard: bool,
+    /// The guest was told of one, so it has to.
+    pub(super) told: bool,
+}
+
+pub(super) struct Vm<'a> {
+    pub(super) number: usize,
+    pub(super) machine: &'a Machine,
+    pub(super) host: usize,
+    pub(super) disks: Vec<ModelDisk>,
+    pub(super) guest: Guest,
+    pub(super) prints: Fingerprinter,
+    /// What the next process is started with.
+    pub(super) config: EngineConfig,
+    pub(super) resident: u32,
+    /// The process runs, and owns the disks.
+    pub(super) up: bool,
+    /// Of the process; where there is none, an empty one.
+    pub(super) engine: DiskEngine<Region>,
+    pub(super) fuse: Rc<Fuse>,
+    /// The words that the last process left, if they may be used.
+    pub(super) remains: Option<Vec<u32>>,
+    /// What the last process knew when it died between two events or actions.
+    pub(super) knew: Option<Knowledge>,
+    /// It is to be upgraded, and takes no requests.
+    pub(super) upgrade_since: Option<Nanos>,
+    pub(super) moving: Option<Moving>,
+    /// It dies in the course of one of the next events.
+    pub(super) doom: Option<Kill>,
+    /// It dies after so many more actions.
+    pub(super) actions_left: Option<u32>,
+    pub(super) life: Life,
+    /// How far its clock is ahead.
+    pub(super) ahead_ns: u64,
+    pub(super) timer_at: Option<Nanos>,
+    pub(super) wire: Wire,
+    /// The name its pools have at the servers.
+    pub(super) token: u64,
+    /// The servers in the operator's list, a bit for each.
+    pub(super) listed: u32,
+    /// How often each server was taken out of the list.
+    pub(super) listings: Vec<usize>,
+    /// Attempts to connect that the engine has not heard of.
+    pub(super) asked: BTreeMap<ServerNumber, ConnectionId>,
+    /// Connections that wait to be used or released.
+    pub(super) answered: BTreeMap<ServerNumber, ConnectionId>,
+    /// REQUESTs whose reply the engine has not got.
+    pub(super) outstanding: BTreeMap<FetchId, Outstanding>,
+    /// What frames held that were overwritten since the actions were drained.
+    pub(super) captured: Vec<Block>,
+    pub(super) size_asked: bool,
+    pub(super) ios: u64,
+    pub(super) flush_failed: Vec<FlushFailure>,
+}
+
+impl<'a> Vm<'a> {
+    pub(super) fn new(number: usize, machine: &'a Machine, servers: usize, agentless: bool, rules: Rules) -> Self {
+        let config = EngineConfig {
+            disks: machine.disks,
+            key: machine.key,
+            seed: 1,
+            cache: PageCount(machine.slots),
+            guest_memory: PageCount(machine.resident),
+            has_port: machine.has_port && !agentless,
+            frame_sample: machine.frame_sample,
+            send_window: machine.send_window,
+            fetch_limit: machine.fetch_limit,
+            hedge: machine.hedge,
+            rules,
+        };
+        let (engine, fuse) = cold_engine(&config);
+        Self {
+            number,
+            machine,
+            host: machine.host,
+            disks: (0..machine.disks).map(|disk| new_disk(number, disk, machine.sectors)).collect(),
+            guest: Guest::new(machine.depth, machine.guest_pages),
+            prints: Fingerprinter::new(&machine.key),
+            config,
+            resident: machine.resident,
+            up: false,
+            engine,
+            fuse,
+            remains: None,
+            knew: None,
+            upgrade_since: None,
+            moving: None,
+            doom: None,
+            actions_left: None,
+            life: Life::default(),
+            ahead_ns: 0,
+            timer_at: None,
+            wire: Wire::new(),
+            token: 0,
+            listed: (1 << servers) - 1,
+            listings: vec![0; servers],
+            asked: BTreeMap::new(),
+            answered: BTreeMap::new(),
+            outstanding: BTreeMap::new(),
+            captured: Vec::new(),
+            size_asked: false,
+            ios: 0,
+            flush_failed: vec![FlushFailure::default(); usize::from(machine.disks)],
+        }
+    }
+
+    /// Its process died in the course of this event: nothing of what follows happens.
+    pub(super) fn is_dead(&self) -> bool {
+        self.fuse.has_burnt() || self.actions_left == Some(0)
+    }
+
+    /// Whether the process took this request already.
+    pub(super) fn engine_has(&mut self, id: RequestId) -> bool {
+        self.guest.pending(id).is_some_and(|pending| pending.taken.is_some())
+    }
+
+    /// A process begins with this engine.
+    pub(super) fn begin(&mut self, engine: DiskEngine<Region>, fuse: Rc<Fuse>) {
+        self.engine = engine;
+        self.fuse = fuse;
+        self.up = true;
+        self.life = Life::default();
+        for disk in 0..self.machine.disks {
+            let blocks = (self.machine.sectors / BLOCK_SECTORS) as u64;
+            self.engine.describe_disk(DiskIndex(disk), blocks, self.machine.declared_swap && disk == 0);
+        }
+    }
+
+    /// What its engine knows.
+    pub(super) fn knowledge(&self) -> Knowledge {
+        let index = self.engine.index();
+        let blocks = (self.machine.sectors / BLOCK_SECTORS) as u64;
+        let all = (0..self.machine.disks)
+            .flat_map(|disk| (0..blocks).map(move |bno| BlockId { disk: DiskIndex(disk), bno: BlockNumber(bno) }));
+        let blocks = all.filter_map(|block| Some((block, index.known(block)?))).collect();
+        Knowledge { blocks, slots: index.queue().collect() }
+    }
+
+    /// The number that the engine knows a server by: another one each time that it comes into the list.
+    pub(super) fn server_number(&self, server: usize) -> ServerNumber {
+        let number = self.listings[server] * self.listings.len() + server;
+        ServerNumber(u32::try_from(number).unwrap_or(u32::MAX))
+    }
+
+    pub(super) fn server(&self, number: ServerNumber) -> usize {
+        number.0 as usize % self.listings.len()
+    }
+}
+
+/// An engine that goes on where another process died, unless it cannot make sense of what that one left.
+pub(super) fn warm_engine(config: &EngineConfig, words: Vec<u32>) -> Option<(DiskEngine<Region>, Rc<Fuse>)> {
+    let (region, fuse) = Region::new(words);
+    DiskEngine::resume(config, region, Origin::Own).ok().map(|engine| (engine, fuse))
+}
+
+/// An engine that knows nothing.
+pub(super) fn cold_engine(config: &EngineConfig) -> (DiskEngine<Region>, Rc<Fuse>) {
+    let (region, fuse) = Region::new(vec![0; layout(config).words()]);
+    (DiskEngine::new(config, region), fuse)
+}
+
+/// A disk with content of its own in most blocks, shared content and zeroes in some.
+fn new_disk(vm: usize, disk: u16, sectors: usize) -> ModelDisk {
+    let name = disk + 16 * u16::try_from(vm).unwrap_or(0);
+    ModelDisk::new((0..sectors).map(|sector| match sector / BLOCK_SECTORS % 8 {
+        6 => Sector::template(0),
+        7 => Sector::ZERO,
+        _ => Sector::initial(name, sector),
+    }))
+}
