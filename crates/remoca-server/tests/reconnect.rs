@@ -61,6 +61,7 @@ fn a_connection_that_is_stuck_is_replaced_too() {
     let server = start(config());
     let mut stuck = Client::with_pages(&server, token(1), 10);
     stuck.store(0, 1);
+    stuck.barrier();
     // Far more replies than the sockets hold, none of them read.
     stuck.send(&vec![request(0, 0); 16_000]);
     let (mut newer, _) = Client::greeted(&server, token(1), 2);
