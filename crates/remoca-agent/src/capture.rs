@@ -165,6 +165,11 @@ impl PageRing<'_> {
         self.capture.shared().freed.store(freed, Ordering::Release);
     }
 
+    /// Whether the program has taken tickets that are not ready yet: another processor is copying these pages.
+    pub fn is_being_filled(&mut self) -> bool {
+        self.reader.free(0) < self.capture.shared().taken.load(Ordering::Acquire)
+    }
+
     /// Forgets the wakeups that have come; with `from_first_page`, asks for one by the very next page.
     pub fn arm_wakeup(&self, from_first_page: bool) {
         // It carries nothing and cannot fail in a way that the next tick does not mend.

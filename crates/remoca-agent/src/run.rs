@@ -21,6 +21,8 @@ use crate::port::Port;
 use crate::process::{self, StopSignals};
 
 const TICK: Duration = Duration::from_secs(1);
+/// For a page that another processor is copying when the agent ends.
+const LAST_PAGES_TIME_MAX: Duration = Duration::from_secs(5);
 const RETRY_DELAY_MIN: Duration = Duration::from_secs(1);
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(30);
 
@@ -250,7 +252,12 @@ impl Agent<'_> {
     /// What is captured by now still goes out; a port that is away is not waited for.
     fn finish(&mut self) {
         self.capture.set_paused(true);
-        while self.write_pages(self.batch_page_count_max) > 0 {}
+        let give_up_at = Instant::now() + LAST_PAGES_TIME_MAX;
+        while self.write_pages(self.batch_page_count_max) > 0
+            || (self.ring.is_being_filled() && Instant::now() < give_up_at)
+        {
+            std::thread::yield_now();
+        }
         let statistics = self.statistics();
         if let PortState::Here(port) = &mut self.port
             && let Err(error) = port.write_statistics(&statistics)

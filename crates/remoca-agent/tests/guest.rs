@@ -70,6 +70,8 @@ fn check_content(name: &str, recipe: &Recipe, mount: &str) -> String {
     guest.run(mount, LIMIT).unwrap();
     guest.run(&format!("echo hist:keys=order > {FOLIO_ORDERS}/trigger"), LIMIT).unwrap();
     start_agent(&mut guest, "remoca-agent");
+    // It has found the port before it captures, and captures before it tells of that.
+    wait_until("first statistics", || port.state().statistics_count > 0);
     let stolen_before = vmstat(&mut guest, "pgsteal_file");
     read_data(&mut guest);
     read_data(&mut guest);

@@ -229,8 +229,9 @@ fn kill_server(
                 progress.say("the memory server is killed (SIGKILL); the guest reads on");
             }
             KillStage::Away(since) if since.elapsed() >= times.away => {
-                server = Some(stage.memory_server(plan, address, "serve-again")?);
+                // Its first answer may come before the call returns.
                 restarted = Some(vm.now_ns());
+                server = Some(stage.memory_server(plan, address, "serve-again")?);
                 now = KillStage::Back(Instant::now());
                 progress.say("the memory server is started again, empty");
             }

@@ -7,7 +7,6 @@ mod store_support;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use remoca_disk::store::{FileOptions, FileStore, ImageLock, StoreError, StoreOp, UringUse};
 use store_support::{Driver, Random, pattern};
@@ -162,7 +161,7 @@ fn a_store_dropped_with_operations_in_flight_leaves_a_sound_process_and_frees_th
         }
         drop(driver);
         // Locked until the last write has landed, then free.
-        let lock = ImageLock::Required { wait: Duration::from_secs(30) };
+        let lock = ImageLock::Required { wait: store_support::HANG_AFTER };
         FileStore::open(&path, FileOptions { lock, ..options(uring) }).unwrap();
     }
 }

@@ -238,8 +238,10 @@ fn the_guest_decides_about_the_write_cache() {
 
 #[test]
 fn a_guest_that_polls_is_not_interrupted() {
-    let Setup { mut guest, backend: _backend, .. } = start(config(), Options::default());
+    let Setup { mut guest, backend, .. } = start(config(), Options::default());
     assert_eq!(guest.run(0, Command::Flush), OK);
+    // Its result is there before its interrupt.
+    backend.wait_for_turn();
     guest.queues[0].suppress_interrupts(true);
     while guest.interrupted(0, Duration::ZERO) {}
     let ticket = guest.submit(0, Command::Flush);

@@ -95,6 +95,8 @@ fn finish(guest: &mut TestGuest, backend: &Backend, tickets: Vec<Ticket>) {
     for ticket in tickets {
         assert_eq!(guest.wait(ticket), OK);
     }
+    // The last mark follows the result, and `held` is counted anew.
+    backend.wait_for_turn();
 }
 
 /// Every page that the device changed since `before` is marked, and `count` pages at least.

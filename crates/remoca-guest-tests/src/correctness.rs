@@ -9,7 +9,9 @@
 //! Called by the test `correctness` with a short cell of each kind, and by the program `correctness` with all of them.
 
 use crate::liar::lie_between;
-use crate::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, remoca_ablation, start_agent};
+use crate::{
+    Host, Image, LIMIT, Result, assert_kernel_is_content, kernel_complaints, remoca, remoca_ablation, start_agent,
+};
 use remoca_lab::workload::dataset;
 use remoca_lab::workload::journal::{After, Versions};
 use remoca_lab::workload::pattern::Random;
@@ -286,7 +288,7 @@ impl Bench {
         assert_kernel_is_content(&mut self.guest)
     }
 
-    /// Reads with a check left out, from files that nobody changes, until a signature is wrong or `rounds` are over.
+    /// Reads with a check left out, from files that nobody changes, until something is wrong or `rounds` are over.
     /// No cell may follow.
     pub fn ablate(&mut self, ablation: Ablation, lies: bool, rounds: u32) -> Result<Found> {
         let program = if ablation == Ablation::None { remoca()? } else { remoca_ablation()? };
@@ -306,9 +308,18 @@ impl Bench {
                  --pattern rand --count 1500 --seed {} --json",
                 self.random.draw() >> 1
             );
-            found.note(&self.guest.try_run(&read, LIMIT)?.text())?;
+            let output = self.guest.try_run(&read, LIMIT)?;
+            if let Err(error) = found.note(&output.text()) {
+                // It could not even open its files: what was wrong is of the file system.
+                let complaints = kernel_complaints(&mut self.guest)?;
+                if complaints.is_empty() {
+                    return Err(error);
+                }
+                found.io_errors += 1;
+                found.examples.push(complaints);
+            }
             self.account(&mut found)?;
-            if found.wrong_signatures > 0 {
+            if found.failures() > 0 {
                 break;
             }
             if round == 0 {

@@ -184,6 +184,8 @@ pub fn run(kernel: Kernel, file_system: &FileSystem, scale: &Scale) -> Result<Ou
     mount(&mut guest, file_system)?;
     guest.run(&format!("echo hist:keys=s_dev,order > {FOLIO_LEAVES}/trigger"), LIMIT)?;
     start_agent(&mut guest)?;
+    // It has found the port before it captures, and captures before it tells of that.
+    host.wait_until("the agent captures", |status| status.port.as_ref().is_some_and(|port| port.agent.is_some()))?;
 
     let stolen_before = stolen(&mut guest)?;
     let verify = work(&mut guest, file_system, scale)?;

@@ -10,22 +10,31 @@ fn no_signature_is_wrong_while_everything_is_killed_and_each_check_is_needed() -
         Setup { guest_mib: 192, file_count: 64, evictions: Evictions::Agent, kill_interval: Duration::from_secs(4) };
     let mut bench = Bench::start(&setup)?;
     let mut all = Found::default();
-    for (number, pattern) in PATTERNS.into_iter().enumerate() {
-        for write_percent in WRITE_PERCENTS {
-            let cell = Cell { cache_mib: [64, 256][number % 2], pattern, write_percent, seconds: 2 };
-            let found = bench.run(&cell)?;
-            println!("{cell:?}: {found:?}");
-            assert_eq!(found.failures(), 0, "{cell:?}: {found:?}");
-            all.add(found);
+    let patterns = (0..).zip(PATTERNS);
+    let cells = patterns.flat_map(|(number, pattern)| WRITE_PERCENTS.map(|percent| (number, pattern, percent)));
+    // Chance decides when something is killed, and whether a kill meets a write under way, after which the cache is rightly cold: the
+    // same again if there was too little of it.
+    for (turn, (number, pattern, write_percent)) in (0..).zip(cells.clone().cycle().take(3 * cells.count())) {
+        if turn >= PATTERNS.len() * WRITE_PERCENTS.len() && is_enough(&all) {
+            break;
         }
+        let cell = Cell { cache_mib: [64, 256][number % 2], pattern, write_percent, seconds: 2 };
+        let found = bench.run(&cell)?;
+        println!("{cell:?}: {found:?}");
+        assert_eq!(found.failures(), 0, "{cell:?}: {found:?}");
+        all.add(found);
     }
-    assert!(all.disk_kills >= 3 && all.server_kills >= 1 && all.warm_restarts >= 2, "{all:?}");
+    assert!(is_enough(&all), "{all:?}");
     assert!(all.records_read > 500 && all.records_written > 100 && all.hit_blocks > 1000, "{all:?}");
     bench.verify()?;
     for (ablation, lies) in [(Ablation::Fetch, true), (Ablation::Admission, false)] {
         let found = bench.ablate(ablation, lies, 20)?;
         println!("without {}: {found:?}", ablation.name());
-        assert!(found.wrong_signatures > 0, "nothing is noticed without {}: {found:?}", ablation.name());
+        assert!(found.failures() > 0, "nothing is noticed without {}: {found:?}", ablation.name());
     }
     bench.end()
+}
+
+fn is_enough(all: &Found) -> bool {
+    all.disk_kills >= 3 && all.server_kills >= 1 && all.warm_restarts >= 2
 }

@@ -18,12 +18,6 @@ const FIO: &str = "fio --name=v --rw=randrw --bsrange=512-128k --bs_unaligned=0 
 fn torment(host: &mut Host, times: u32) -> Result<()> {
     for _ in 0..times {
         sleep(Duration::from_secs(4));
-        host.kill_server()?;
-        host.wait_until("the loss is noticed", |s| !s.server.as_ref().is_some_and(|server| server.connected))?;
-        sleep(Duration::from_secs(2));
-        host.start_server()?;
-        host.wait_until("a restarted server is found", |s| s.server.as_ref().is_some_and(|server| server.connected))?;
-        sleep(Duration::from_secs(4));
         host.server()?.freeze()?;
         sleep(Duration::from_secs(4));
         host.server()?.thaw()?;
@@ -36,8 +30,15 @@ fn torment(host: &mut Host, times: u32) -> Result<()> {
         sleep(Duration::from_secs(1));
         host.set(Some(256 << 20), Some(true))?;
         host.wait_until("the cache is back", |s| s.cache.granted_bytes == 256 << 20)?;
+        sleep(Duration::from_secs(4));
+        host.kill_server()?;
+        host.wait_until("the loss is noticed", |s| !s.server.as_ref().is_some_and(|server| server.connected))?;
+        sleep(Duration::from_secs(2));
+        host.start_server()?;
+        host.wait_until("a restarted server is found", |s| s.server.as_ref().is_some_and(|server| server.connected))?;
+        host.wait_until("the cache is back", |s| s.cache.granted_bytes == 256 << 20)?;
     }
-    // And it refills.
+    // And it refills, now that nothing is held against the server.
     let before = host.status()?.counters["hit_blocks"];
     host.wait_until("the cache refills", |s| {
         s.cache.used_bytes > 16 << 20 && s.counters["hit_blocks"] > before + 1000

@@ -199,6 +199,8 @@ fn migrate(stage: &Stage, guest: &mut Guest, qmp: &mut Qmp, from: &mut Process, 
     wait_until("the disks are there", || to.has_disks())?;
     assert!(to.news()?.contains("has the disks, warm"), "{}", to.news()?);
     assert!(!from.has_disks()?, "the source holds nothing");
+    let is_connected = |status: Status| status.server.is_some_and(|server| server.connected);
+    wait_until("the memory server is found", || Ok(is_connected(to.ask(Ask::Status)?)))?;
     let after = to.hit_ratio()?;
     eprintln!(
         "migration {number}: hit ratio {before:.2} before, {after:.2} after; QEMU says {} ms of downtime; source: {}; target: {}",

@@ -80,12 +80,12 @@ fn a_guest_works_on_disks_that_come_over_nbd() -> Result<()> {
 
     // The next process is a new server to QEMU, which sends again what was not answered.
     guest.run(
-        "remoca-workload create --dir /mnt/more --files 16 --file-size 2M --seed 5 > /tmp/more.log 2>&1 &",
+        "remoca-workload create --dir /mnt/more --files 16 --file-size 2M --seed 5 > /tmp/more.log 2>&1 & echo $! > /tmp/more.pid",
         LIMIT,
     )?;
     host.kill_process()?;
     host.start_process(&[], "128M", &arguments)?;
-    guest.run("while pgrep remoca-workload > /dev/null; do sleep 0.1; done; sync", LIMIT)?;
+    guest.run("while kill -0 $(cat /tmp/more.pid) 2> /dev/null; do sleep 0.1; done; sync", LIMIT)?;
     guest.run("remoca-workload verify --dir /mnt/set && remoca-workload verify --dir /mnt/more", LIMIT)?;
     assert_kernel_is_content(&mut guest)?;
     stop_agent(&mut guest)?;

@@ -31,20 +31,32 @@ fn what_is_swapped_out_comes_back_from_the_memory_server() -> Result<()> {
     let without = guest.run(sort, LIMIT)?;
     assert_eq!(host.counter("swap_admissions")?, 0, "off is off");
     host.set(None, Some(true))?;
-    let before = host.status()?;
-    let with = guest.run(sort, LIMIT)?;
-    let status = host.status()?;
-    let count = |name: &str| status.counters[name] - before.counters[name];
-    let blocks = count("hit_blocks") + count("zero_blocks") + count("covered_blocks") + count("missed_blocks");
-    println!("without the cache: {}\nwith it:           {}", without.trim(), with.trim());
-    println!(
-        "with it: {} pages admitted of {} written, {} of {blocks} that were read came from the memory server",
-        count("swap_admissions"),
-        count("written_blocks"),
-        count("hit_blocks"),
-    );
-    assert!(blocks > 10_000 && count("hit_blocks") * 2 > blocks, "{status:?}");
-    assert!(count("swap_admissions") * 10 > count("written_blocks") * 9, "{status:?}");
+    let mut are_admitted = false;
+    // A memory server that is late for a moment is rightly left alone for a while.
+    for _ in 0..5 {
+        let before = host.status()?;
+        let with = guest.run(sort, LIMIT)?;
+        let status = host.status()?;
+        let count = |name: &str| status.counters[name] - before.counters[name];
+        let blocks = count("hit_blocks") + count("zero_blocks") + count("covered_blocks") + count("missed_blocks");
+        println!("without the cache: {}\nwith it:           {}", without.trim(), with.trim());
+        println!(
+            "with it: {} pages admitted of {} written, {} not, {} of {blocks} that were read came from the memory server",
+            count("swap_admissions"),
+            count("written_blocks"),
+            count("swap_dropped"),
+            count("hit_blocks"),
+        );
+        let nine_tenths = count("written_blocks") * 9 / 10;
+        assert!(count("swap_admissions") + count("swap_dropped") > nine_tenths, "{status:?}");
+        assert!(blocks > 10_000, "{status:?}");
+        are_admitted = count("swap_admissions") > nine_tenths && count("hit_blocks") * 2 > blocks;
+        if are_admitted {
+            break;
+        }
+        assert!(count("swap_dropped") > 0, "{status:?}");
+    }
+    assert!(are_admitted, "the server is left alone each time");
 
     // A file is an area as far as its header says; an area that is something else now is none.
     guest.run("mount $(disk-by-serial data) /mnt && dd if=/dev/zero of=/mnt/file bs=1M count=32 status=none", LIMIT)?;

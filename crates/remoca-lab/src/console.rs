@@ -71,6 +71,13 @@ impl Console {
         lines.join("\n")
     }
 
+    /// Waits until the guest can say no more.
+    pub(crate) fn wait_for_end(&self, limit: Duration) {
+        let state = self.shared.lock();
+        let wait = self.shared.changed.wait_timeout_while(state, limit, |state| !state.closed);
+        drop(wait.unwrap_or_else(PoisonError::into_inner));
+    }
+
     /// Every line from now on. A receiver that falls 1024 lines behind misses some.
     pub fn subscribe(&self) -> mpsc::Receiver<ConsoleLine> {
         let (sender, receiver) = mpsc::sync_channel(1024);

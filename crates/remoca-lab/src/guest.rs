@@ -30,6 +30,8 @@ use crate::{
 
 const TAIL_LINE_COUNT: usize = 25;
 const TRANSFER_LIMIT: Duration = Duration::from_secs(120);
+/// For the console of a hypervisor that has ended.
+const LAST_WORDS: Duration = Duration::from_secs(10);
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(60);
 
 /// A disk of a guest. In the guest, `disk-by-serial NAME` prints its device.
@@ -416,6 +418,7 @@ impl Guest {
     fn failed(&mut self, failure: Failure, what: impl Display, limit: Duration) -> Error {
         // It may have ended already; the reason to report is the first one.
         let _ = self.kill();
+        self.console.wait_for_end(LAST_WORDS);
         let qemu_log = fs::read_to_string(self.folder.join("qemu.log")).unwrap_or_default();
         let console = format!("{}\n{}", self.console.tail(TAIL_LINE_COUNT), qemu_log.trim_end());
         let (guest, what) = (self.name.clone(), what.to_string());

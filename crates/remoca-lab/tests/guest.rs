@@ -62,7 +62,8 @@ fn jobs_run_side_by_side_and_tell_how_they_ended() {
     let mut guest = GuestConfig::new("lab-test-jobs", 192).boot(&lab).unwrap();
 
     let mut slow = guest.start("mkfifo /tmp/go; echo one; read line < /tmp/go; echo $line; exit 3").unwrap();
-    let other = guest.start("sleep 1000").unwrap();
+    let mut other = guest.start("echo there; sleep 1000").unwrap();
+    assert_eq!(guest.next_line(&mut other, LIMIT).unwrap().as_deref(), Some("there"));
     assert_eq!(guest.next_line(&mut slow, LIMIT).unwrap().as_deref(), Some("one"));
     assert_eq!(guest.run("echo side", LIMIT).unwrap(), "side");
     let large: Vec<u8> = (0..3_000_000u32).map(|number| number.to_le_bytes()[1]).collect();

@@ -41,6 +41,12 @@ impl Replies {
         self.queue.len() >= REPLIES_MAX
     }
 
+    /// Nobody waits for them.
+    pub(crate) fn clear(&mut self) {
+        self.queue.clear();
+        (self.sent, self.sent_bytes) = (0, 0);
+    }
+
     /// Whether a waiting reply is the page of this slot.
     pub(crate) fn points_to(&self, slot: SlotIndex) -> bool {
         self.queue.iter().any(|reply| reply.slot == Some(slot))

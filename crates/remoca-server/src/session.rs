@@ -92,7 +92,12 @@ impl Session {
         sent.map_err(|_| SessionEnd::Stalled(self.stall_timeout))??;
         loop {
             let handled = self.handle_frames();
-            self.flush().await?;
+            if let Err(end) = self.flush().await {
+                let is_gone = !matches!(end, SessionEnd::Stalled(_));
+                let limit = self.stall_timeout;
+                let said_bye = is_gone && timeout(limit, self.said_bye(handled)).await.unwrap_or(false);
+                return Err(if said_bye { SessionEnd::Bye } else { end });
+            }
             match handled? {
                 Pause::Bye => return Err(SessionEnd::Bye),
                 Pause::Flush => {}
@@ -108,6 +113,28 @@ impl Session {
                 self.work = 0;
                 tokio::task::yield_now().await;
             }
+        }
+    }
+
+    /// Handles what the client sent before it left; whether it said BYE. Replies find nobody any more, as when a client leaves
+    /// with reads under way.
+    async fn said_bye(&mut self, mut handled: Result<Pause, SessionEnd>) -> bool {
+        loop {
+            self.replies.clear();
+            match handled {
+                Ok(Pause::Bye) => return true,
+                Ok(Pause::Flush) => {}
+                Ok(Pause::NoFrame) => match self.stream.read(self.buffer.space()).await {
+                    Ok(count @ 1..) => self.buffer.filled(count),
+                    Ok(0) | Err(_) => return false,
+                },
+                Err(_) => return false,
+            }
+            if self.work >= WORK_MAX {
+                self.work = 0;
+                tokio::task::yield_now().await;
+            }
+            handled = self.handle_frames();
         }
     }
 

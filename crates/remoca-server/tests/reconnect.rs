@@ -3,11 +3,12 @@
 
 mod common;
 
+use std::net::Shutdown;
 use std::time::Duration;
 
 use common::{Client, config, discard, encode, page, request, send_page, start, token, wait_for};
 use remoca_protocol::{ErrorCode, Frame, PageCount, SendCount};
-use remoca_server::{Config, PageLocking};
+use remoca_server::{Config, ListenAddress, PageLocking};
 
 #[test]
 fn a_client_that_vanished_finds_its_pages() {
@@ -122,6 +123,31 @@ fn bye_frees_the_pool_at_once() {
     assert_eq!((second.npages, second.available, second.sends_received), (PageCount(0), PageCount(2048), SendCount(0)));
     assert_ne!(second.pool_generation, first.pool_generation);
     assert_eq!(second.server_id, first.server_id);
+}
+
+#[test]
+fn bye_counts_though_nobody_takes_the_replies_before_it() {
+    // A Unix socket, which can be told that nothing more is read.
+    let folder = tempfile::tempdir().unwrap();
+    let listen = vec![ListenAddress::Unix(folder.path().join("serve.sock"))];
+    let server = start(Config { listen, ..config() });
+    let mut client = Client::with_pages(&server, token(1), 2048);
+    client.store(7, 7);
+    client.barrier();
+    client.socket.shutdown(Shutdown::Read).unwrap();
+    client.send(&vec![request(1, 7); 1000]);
+    client.send(&[Frame::Bye]);
+    wait_for(&server, "all memory is free", |status| status.pages_free == 2048 && status.pools.is_empty());
+    // Without BYE the pool stays.
+    let mut client = Client::with_pages(&server, token(1), 2048);
+    client.store(7, 7);
+    client.barrier();
+    client.socket.shutdown(Shutdown::Read).unwrap();
+    client.send(&[request(1, 7)]);
+    drop(client);
+    wait_for(&server, "the server has noticed", |status| !status.pools[0].connected);
+    let (mut client, _) = Client::greeted(&server, token(1), 2);
+    client.expect_held(7, 7);
 }
 
 #[test]

@@ -8,12 +8,9 @@ use std::net::TcpListener;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use common::{Client, config, start, token};
 use remoca_server::{Config, ListenAddress, PageLocking, Server};
-use rustix::process::{Resource, Rlimit, setrlimit};
-use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
 #[track_caller]
 fn refusal(config: Config) -> String {
@@ -54,37 +51,6 @@ fn more_memory_than_the_host_has() {
         expect_words(&refusal, &["--memory 4 TiB"]);
         assert!(refusal.contains("MemAvailable") || refusal.contains("control group"), "{refusal}");
     }
-}
-
-/// The limit and the capability belong to a whole process, so this runs the test below in a process of its own.
-#[test]
-fn memory_that_cannot_be_locked_is_refused() {
-    let child = Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", "under_a_lock_limit", "--ignored", "--nocapture"])
-        .output()
-        .expect("this program runs");
-    let output = String::from_utf8_lossy(&child.stdout);
-    assert!(child.status.success(), "{output}{}", String::from_utf8_lossy(&child.stderr));
-    assert!(output.contains("1 passed"), "{output}");
-}
-
-#[test]
-#[ignore = "changes its process; run by memory_that_cannot_be_locked_is_refused"]
-fn under_a_lock_limit() {
-    let limit = Some(1 << 20);
-    setrlimit(Resource::Memlock, Rlimit { current: limit, maximum: limit }).expect("a lower limit is always possible");
-    // Root may lock whatever it likes, otherwise.
-    let all = capabilities(None).expect("what may this thread do");
-    let fewer = CapabilitySets { effective: all.effective.difference(CapabilitySet::IPC_LOCK), ..all };
-    set_capabilities(None, fewer).expect("a capability can be given up");
-
-    let locked = Config { locking: PageLocking::Locked, ..config() };
-    let refusal = refusal(locked);
-    expect_words(&refusal, &["8 MiB", "RLIMIT_MEMLOCK", "is 1 MiB", "ulimit -l", "LimitMEMLOCK", "--no-lock"]);
-    // The choice works.
-    let server = start(Config { locking: PageLocking::Unlocked, ..config() });
-    Client::with_pages(&server, token(1), 2048).barrier();
-    assert!(!server.status().locked);
 }
 
 #[test]
@@ -129,8 +95,7 @@ fn a_living_socket_is_refused_and_a_dead_one_replaced() {
     let living = UnixListener::bind(&path).expect("a socket");
     expect_words(&refusal(on_unix(&path)), &["another process listens there", "serve.sock"]);
     UnixStream::connect(&path).expect("the other's socket is untouched");
-    // A child that another test forks may have a copy for a moment: shut down, not only closed.
-    rustix::net::shutdown(living, rustix::net::Shutdown::Both).expect("a listening socket");
+    drop(living);
     assert!(path.exists(), "its file stays, as after a kill");
     let server = start(on_unix(&path));
     Client::with_pages(&server, token(1), 1).barrier();

@@ -18,7 +18,7 @@ fn failing_server(folder: &Path) -> Program {
         .args(["error-pwrite=EIO", "error-pwrite-rate=100%"])
         .arg(format!("error-pwrite-file={}", folder.join("fail").display()));
     let program = Program::start(&mut nbdkit, &folder.join("nbdkit.log"));
-    wait_until("nbdkit listens", || folder.join("image").exists());
+    wait_until("nbdkit listens", || UnixStream::connect(folder.join("image")).is_ok());
     program
 }
 
@@ -137,7 +137,7 @@ fn server_that_fails_flushes(folder: &Path) -> Program {
     );
     nbdkit.arg(format!("flush={flush}"));
     let program = Program::start(&mut nbdkit, &folder.join("nbdkit.log"));
-    wait_until("nbdkit listens", || folder.join("image").exists());
+    wait_until("nbdkit listens", || UnixStream::connect(folder.join("image")).is_ok());
     program
 }
 

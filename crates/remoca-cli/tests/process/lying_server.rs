@@ -20,6 +20,7 @@ fn machine(lie: Lie, seed: u64) -> (FakeServer, Machine) {
 fn survive(lie: Lie, lies: usize, noticed_by: Option<&str>) {
     let (server, mut machine) = machine(Lie::None, lie as u64);
     machine.run_until_hits(100);
+    server.begin_again(&machine);
     let noticed = |machine: &Machine| noticed_by.map_or(1, |counter| machine.counter(counter));
     let before = noticed(&machine);
     server.lie(lie);

@@ -8,6 +8,10 @@ use remoca_disk::status::Status;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// What a process that is told to end has for a hand-over.
+const HAND_OVER_TIME_MAX: Duration = Duration::from_secs(5);
 
 fn machine(seed: u64) -> (Serve, Machine) {
     // Not in /tmp, which may be a file system that shows no changes.
@@ -32,6 +36,8 @@ fn address(machine: &Machine, name: &str) -> String {
 /// `remoca migrate` at the process that the guest is attached to.
 #[track_caller]
 fn offer(machine: &Machine, name: &str) {
+    let has_peer = |status: Status| status.migration.is_some_and(|migration| migration.peer.is_some());
+    wait_until("a former peer is known to be gone", || !has_peer(machine.status()));
     let control = machine.control();
     let said = run(&["migrate", control.to_str().unwrap(), "--to", &address(machine, name)]);
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
@@ -58,7 +64,7 @@ fn expect_warm(machine: &mut Machine) {
     wait_until("the pool is there", || machine.status().cache.used_bytes > 1 << 20);
     let admitted = machine.counter("evictions_admitted");
     machine.evictions = Evictions { current: 0, stale: 0, garbage: 1, foreign: 0, zero: 0 };
-    machine.run_until_hits(50);
+    machine.read_until_hits(50);
     machine.evictions = Evictions::LYING;
     assert_eq!(machine.counter("evictions_admitted"), admitted);
     assert_eq!(machine.counter("fetch_wrong") + machine.counter("foreign_writes"), 0);
@@ -263,19 +269,30 @@ fn a_process_that_hangs_with_the_disks_keeps_them_until_it_is_gone() {
 
 #[test]
 fn a_process_that_is_told_to_end_ends_the_hand_over_first() {
+    // It does not wait for ever, and a disk may take seconds for a flush for once.
+    assert!((0..10).any(|_| a_hand_over_is_ended_first()), "it is never in time");
+}
+
+/// Whether the process ended within the time that it has for it.
+fn a_hand_over_is_ended_first() -> bool {
     let (_server, mut machine) = machine(79);
     let other = incoming(&machine, "b");
     offer(&machine, "b");
     // The index is more than the connection takes.
     other.program.signal(Signal::STOP);
     machine.stop_queues();
+    let told_at = Instant::now();
     machine.program.signal(Signal::TERM);
     other.program.signal(Signal::CONT);
-    wait_for_disks(&other);
     wait_until("it ends", || !machine.program.is_running());
+    if told_at.elapsed() >= HAND_OVER_TIME_MAX {
+        return false;
+    }
+    wait_for_disks(&other);
     drop(machine.move_to(other));
     expect_warm(&mut machine);
     machine.finish();
+    true
 }
 
 /// No lock tells where the disks are.
@@ -307,6 +324,10 @@ fn over_nbd_a_source_that_starts_again_is_no_owner_and_takes_nothing_from_a_peer
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
     machine.run_until_hits(50);
     machine.program.kill();
+    // nbdkit 1.32 may have ended at an assertion: its client left with reads under way.
+    let nbd = machine.disks[0].nbd.as_mut().unwrap();
+    nbd.program.kill();
+    nbd.restart();
     machine.restart();
     assert!(has_disks(&machine.status()), "they came back");
     machine.pages_sent = 0;

@@ -46,12 +46,14 @@ const TABLE: [(&str, &[u64], Provocation); 15] = [
     ("handover-opened", &[1], Provocation::Upgrade),
 ];
 
-/// Says something to a process that may die of it.
-fn tell(control: &Path, text: &str) {
+/// Says something to a process that may die of it; what it answers.
+fn tell(control: &Path, text: &str) -> String {
+    let mut answer = Vec::new();
     if let Ok(mut stream) = UnixStream::connect(control) {
         let _ = stream.write_all(text.as_bytes());
-        let _ = stream.read_to_end(&mut Vec::new());
+        let _ = stream.read_to_end(&mut answer);
     }
+    String::from_utf8_lossy(&answer).into_owned()
 }
 
 fn provoke(provocation: Provocation, machine: &mut Machine, server: &mut Serve) {
@@ -76,8 +78,10 @@ fn provoke(provocation: Provocation, machine: &mut Machine, server: &mut Serve) 
             }
         }
         Provocation::ServerDies => {
-            server.program.kill();
-            server.restart();
+            if tell(&control, "{\"op\":\"status\"}\n").contains("\"connected\":true") {
+                server.program.kill();
+                server.restart();
+            }
         }
         Provocation::Upgrade => {
             let mut upgrade = command(REMOCA);

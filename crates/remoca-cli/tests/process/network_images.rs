@@ -4,6 +4,7 @@ use super::support::machine::{Evictions, Machine, Setup};
 use super::support::program::{Program, REMOCA, Serve, Signal, command, expect_refusal, run};
 use super::support::wait_until;
 use remoca_disk::testing::{Command, Options, TestGuest};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 const FAILURE: i32 = 1;
@@ -115,7 +116,7 @@ fn holding_server(folder: &Path) -> Program {
     nbdkit.arg(format!("pread=dd if={here}/image skip=$4 count=$3 iflag=count_bytes,skip_bytes status=none"));
     std::fs::write(folder.join("image"), vec![0; 1 << 20]).unwrap();
     let program = Program::start(&mut nbdkit, &folder.join("nbd.log"));
-    wait_until("nbdkit listens", || folder.join("nbd").exists());
+    wait_until("nbdkit listens", || UnixStream::connect(folder.join("nbd")).is_ok());
     program
 }
 
@@ -124,7 +125,7 @@ fn disk_at(folder: &Path, settle: &str) -> Program {
     disk.arg("disk").arg("--image").arg(format!("nbd+unix:///?socket={}", folder.join("nbd").display()));
     disk.arg("--socket").arg(folder.join("socket")).arg("--control").arg(folder.join("control"));
     let program = Program::start(disk.args(["--nbd-settle", settle]), &folder.join("disk.log"));
-    wait_until("the VM process answers", || std::os::unix::net::UnixStream::connect(folder.join("control")).is_ok());
+    wait_until("the VM process answers", || UnixStream::connect(folder.join("control")).is_ok());
     program
 }
 

@@ -59,6 +59,8 @@ counters! {
     frames_dropped,
     /// Blocks of swap areas admitted when they were written or read.
     swap_admissions,
+    /// Blocks written to swap areas that were not admitted, because the server was busy, slow or away.
+    swap_dropped,
     /// Blocks admitted when they were read, for lack of evictions.
     read_admissions,
     /// Reads that were given to the disk, too, because the server's answer was late.

@@ -113,9 +113,14 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// The guest wrote a page to a swap area in order to be rid of it: an eviction.
     pub(super) fn admit_swapped_out(&mut self, id: RequestId, content: Fingerprint, offset: usize) {
+        if content == self.prints.zero() {
+            return;
+        }
         // What is cached already becomes the newest, without a send.
-        if content != self.prints.zero() && (self.index.cached(content).is_some() || self.may_send()) {
+        if self.index.cached(content).is_some() || self.may_send() {
             self.admit_block(id, content, offset, Place::Tail);
+        } else {
+            self.stats.swap_dropped += 1;
         }
     }
 

@@ -130,7 +130,7 @@ fn ablate() -> Result<(Vec<Value>, u32)> {
             let mut bench = Bench::start(&setup)?;
             let found = bench.ablate(ablation, lies, ABLATION_ROUNDS)?;
             bench.end()?;
-            unexpected += u32::from((found.wrong_signatures > 0) != must_fail);
+            unexpected += u32::from((found.failures() > 0) != must_fail);
             let (name, server) = (ablation.name(), if lies { "lies" } else { "honest" });
             let (evictions, expected) = (evictions_name(evictions), if must_fail { "some" } else { "none" });
             println!(

@@ -79,14 +79,14 @@ fn soak(
     let mut happened = torment(report, stage, kind, options, tell)?;
     stage.heal()?;
     tell("the torment is over; the cache fills again");
-    stage.host.wait_until("the cache fills again", |status| {
+    stage.wait_until("the cache fills again", |status| {
         status.cache.used_bytes > 48 << 20 && status.counters["hit_blocks"] > 0
     })?;
     for number in 0..options.calm_restarts {
-        sleep(CALM);
+        stage.rest(CALM)?;
         let event = CALM_EVENTS[usize::try_from(number)? % CALM_EVENTS.len()];
         happened.push(perform(report, stage, event, &mut Random::new(number.into()), tell)?);
-        sleep(CALM);
+        stage.rest(CALM)?;
         report.calm();
     }
     report.hits(&watch);

@@ -4,9 +4,11 @@
 use super::events::Event;
 use super::proxy::Proxy;
 use crate::{Host, Image, LIMIT, Result, end_agent, launch_agent, remoca, stop_agent, wait_for_agent};
+use remoca_disk::status::Status;
 use remoca_lab::store::{self, Nbdkit, NbdkitConfig, NbdkitSource};
 use remoca_lab::workload::pattern::Random;
 use remoca_lab::{DiskSource, Guest, Lab, Service};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::sleep;
@@ -156,6 +158,7 @@ impl Stage {
                 self.host.kill_process()?;
                 // It was killed before, during or after it: any answer is right.
                 let _ = upgrade.join();
+                self.wait_for_silence()?;
                 self.start_disk()?;
             }
             Event::ResizeCache => {
@@ -242,6 +245,43 @@ impl Stage {
         }
     }
 
+    /// Waits until nobody has the sockets of a process that was killed: a program that it was starting may have them for a moment.
+    fn wait_for_silence(&self) -> Result<()> {
+        let give_up_at = Instant::now() + LIMIT;
+        let sockets = [self.host.socket("data"), self.host.socket("port"), self.host.control()];
+        while sockets.iter().any(|socket| UnixStream::connect(socket).is_ok()) {
+            if Instant::now() > give_up_at {
+                return Err("somebody still listens on the sockets of a process that was killed".into());
+            }
+            sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Lets nothing happen for a time.
+    pub fn rest(&mut self, time: Duration) -> Result<()> {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            self.revive_store()?;
+            sleep(RETRY.min(end.saturating_duration_since(Instant::now())));
+        }
+        Ok(())
+    }
+
+    pub fn wait_until(&mut self, what: &str, done: impl Fn(&Status) -> bool) -> Result<()> {
+        let give_up_at = Instant::now() + LIMIT;
+        loop {
+            let status = self.host.status()?;
+            if done(&status) {
+                return Ok(());
+            }
+            if Instant::now() > give_up_at {
+                return Err(format!("{what}: not in time; status: {status:?}").into());
+            }
+            self.rest(RETRY)?;
+        }
+    }
+
     fn start_disk(&mut self) -> Result<()> {
         match start_disk(&mut self.host, &self.images, &self.donors) {
             Err(_) if self.revive_store()? => start_disk(&mut self.host, &self.images, &self.donors),
@@ -258,12 +298,12 @@ impl Stage {
     }
 
     /// It is refused while an NBD server has its time after a crash, and may be asked for again then.
-    fn upgrade(&self) -> Result<()> {
+    fn upgrade(&mut self) -> Result<()> {
         let started = Instant::now();
         loop {
             match self.host.upgrade() {
                 Err(error) if error.to_string().to_lowercase().contains("try again") && started.elapsed() < LIMIT => {
-                    sleep(RETRY)
+                    self.rest(RETRY)?;
                 }
                 result => return result.map(drop),
             }

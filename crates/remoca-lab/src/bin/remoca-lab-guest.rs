@@ -7,23 +7,28 @@ use std::{
     env,
     fs::{self, File},
     io::{self, Read, Write},
-    os::unix::process::{CommandExt, ExitStatusExt},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::process::{CommandExt, ExitStatusExt},
+    },
     process::{Command, Stdio},
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     thread,
-    time::Duration,
 };
 
 use anyhow::Context;
 use remoca_lab::frame::{Frame, Kind, PAYLOAD_SIZE_MAX};
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::retry_on_intr,
     mount::{UnmountFlags, unmount},
+    pipe::{PipeFlags, pipe_with},
     process::{Pid, Signal, kill_process_group},
     system::{RebootCommand, reboot},
 };
 
 /// How long output of a job may come after its shell has ended, when a background process still holds the pipe.
-const LATE_OUTPUT: Duration = Duration::from_millis(500);
+const LATE_OUTPUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 
 fn main() -> anyhow::Result<()> {
     let path = env::args().nth(1).context("the port's device is missing")?;
@@ -85,6 +90,10 @@ impl Server {
     }
 
     fn run(self: &Arc<Self>, job: u32, command: &str) {
+        let (ended, shell_runs) = match pipe_with(PipeFlags::CLOEXEC) {
+            Ok((ended, shell_runs)) => (Arc::new(ended), shell_runs),
+            Err(error) => return self.finish(job, Err(error.into())),
+        };
         // This server is safe from the OOM killer; its jobs are not.
         let script = format!("echo 0 > /proc/self/oom_score_adj\n{command}");
         let spawned = Command::new("/bin/sh")
@@ -102,15 +111,16 @@ impl Server {
         self.groups().insert(job, Pid::from_child(&child));
         let (drained, all_drained) = mpsc::channel();
         if let Some(stdout) = child.stdout.take() {
-            self.forward(job, Kind::Stdout, stdout, drained.clone());
+            self.forward(job, Kind::Stdout, stdout, Arc::clone(&ended), drained.clone());
         }
         if let Some(stderr) = child.stderr.take() {
-            self.forward(job, Kind::Stderr, stderr, drained);
+            self.forward(job, Kind::Stderr, stderr, ended, drained);
         }
         let status = child.wait();
         self.groups().remove(&job);
-        // Both forwarders drop their end at the end of their stream.
-        while all_drained.recv_timeout(LATE_OUTPUT).is_ok() {}
+        drop(shell_runs);
+        // Until both forwarders have dropped their end.
+        let _ = all_drained.recv();
         match status {
             Ok(status) => {
                 let number = status.code().or_else(|| status.signal().map(|signal| -signal)).unwrap_or(i32::MIN);
@@ -120,21 +130,28 @@ impl Server {
         }
     }
 
-    /// Sends a stream as it comes, until its end.
+    /// Sends a stream as it comes, until its end. Drops `drained` when all has been sent that the shell wrote: the other end
+    /// of `ended` is closed, and nothing more comes.
     fn forward(
         self: &Arc<Self>,
         job: u32,
         kind: Kind,
-        mut stream: impl Read + Send + 'static,
-        progress: mpsc::Sender<()>,
+        mut stream: impl Read + AsFd + Send + 'static,
+        ended: Arc<OwnedFd>,
+        drained: mpsc::Sender<()>,
     ) {
         let server = Arc::clone(self);
         thread::spawn(move || {
+            let mut drained = Some(drained);
             let mut buffer = vec![0; PAYLOAD_SIZE_MAX];
-            while let Ok(length @ 1..) = stream.read(&mut buffer) {
-                server.send(job, kind, &buffer[..length]);
-                // Nobody listens once the shell has ended and output stopped for a while.
-                let _ = progress.send(());
+            loop {
+                if drained.is_some() && !is_more_expected(&stream, &*ended) {
+                    drained = None;
+                }
+                match stream.read(&mut buffer) {
+                    Ok(length @ 1..) => server.send(job, kind, &buffer[..length]),
+                    Ok(0) | Err(_) => break,
+                }
             }
         });
     }
@@ -173,6 +190,17 @@ impl Server {
     fn groups(&self) -> MutexGuard<'_, HashMap<u32, Pid>> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Waits for something to read in the stream, and no longer than [`LATE_OUTPUT`] once the shell has ended.
+fn is_more_expected(stream: impl AsFd, ended: impl AsFd) -> bool {
+    let either = &mut [PollFd::new(&stream, PollFlags::IN), PollFd::new(&ended, PollFlags::IN)];
+    // A poll that fails leaves it to the read.
+    if retry_on_intr(|| poll(either, None)).is_err() || !either[0].revents().is_empty() {
+        return true;
+    }
+    let late = &mut [PollFd::new(&stream, PollFlags::IN)];
+    retry_on_intr(|| poll(late, Some(&LATE_OUTPUT))) != Ok(0)
 }
 
 /// Unmounts what jobs have mounted, newest first, and leaves.

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests fail by panics")]
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -50,17 +50,27 @@ pub fn token(number: u8) -> Token {
 
 pub trait Socket: Read + Write + Send {
     fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()>;
+    /// One direction ends, or both.
+    fn shutdown(&self, how: Shutdown) -> io::Result<()>;
 }
 
 impl Socket for TcpStream {
     fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         Self::set_nonblocking(self, nonblocking)
     }
+
+    fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        Self::shutdown(self, how)
+    }
 }
 
 impl Socket for UnixStream {
     fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         Self::set_nonblocking(self, nonblocking)
+    }
+
+    fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        Self::shutdown(self, how)
     }
 }
 
@@ -104,8 +114,13 @@ impl Client {
     }
 
     pub fn hello(&mut self, token: Token, epoch: u64) -> Welcome {
-        self.send(&[Frame::Hello(Hello { versions: VERSIONS, token, epoch })]);
-        self.receive(|frame| match frame {
+        self.try_hello(token, epoch).unwrap().expect("the server closed the connection")
+    }
+
+    /// `None` or an error if the server closed the connection instead of an answer.
+    pub fn try_hello(&mut self, token: Token, epoch: u64) -> io::Result<Option<Welcome>> {
+        self.socket.write_all(&encode(&[Frame::Hello(Hello { versions: VERSIONS, token, epoch })]))?;
+        self.try_receive(|frame| match frame {
             Frame::Welcome(welcome) => welcome,
             other => panic!("instead of WELCOME: {other:?}"),
         })
@@ -122,12 +137,19 @@ impl Client {
 
     /// The next frame.
     pub fn receive<T>(&mut self, look: impl FnOnce(Frame<'_>) -> T) -> T {
+        self.try_receive(look).unwrap().expect("the server closed the connection")
+    }
+
+    /// The next frame; `None` if there is none before the end.
+    fn try_receive<T>(&mut self, look: impl FnOnce(Frame<'_>) -> T) -> io::Result<Option<T>> {
         loop {
             if self.buffer.peek().unwrap().is_some() {
-                return look(self.buffer.take().unwrap().unwrap());
+                return Ok(Some(look(self.buffer.take().unwrap().unwrap())));
             }
-            let count = self.socket.read(self.buffer.space()).unwrap();
-            assert!(count > 0, "the server closed the connection");
+            let count = self.socket.read(self.buffer.space())?;
+            if count == 0 {
+                return Ok(None);
+            }
             self.buffer.filled(count);
         }
     }

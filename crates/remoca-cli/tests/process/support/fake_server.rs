@@ -2,6 +2,8 @@
 //!
 //! Its pool outlives connections, so that a client that comes back believes what it knows.
 
+use super::machine::Machine;
+use super::wait_until;
 use remoca_protocol::{
     ErrorCode, ErrorReply, FRAME_BYTES_MAX, Frame, PAGE_SIZE, PageCount, PoolGeneration, ReceiveBuffer, RequestId,
     SendCount, ServerId, SlotIndex, VERSION, VersionRange, Welcome,
@@ -134,6 +136,16 @@ impl FakeServer {
         self.shared.connections.load(SeqCst)
     }
 
+    /// Begins a new session, with all that the pool holds: nothing is held against the server.
+    pub fn begin_again(&self, machine: &Machine) {
+        let before = self.connections();
+        self.hang_up();
+        wait_until("the VM process is back", || {
+            let cache = machine.status().cache;
+            self.connections() > before && is_trusted(machine) && cache.granted_bytes == cache.wanted_bytes
+        });
+    }
+
     /// Closes all connections.
     pub fn hang_up(&self) {
         for stream in self.shared.open.lock().unwrap().drain(..) {
@@ -141,6 +153,11 @@ impl FakeServer {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
+}
+
+/// Whether reads go to the server: it is there, and not left alone for having been slow.
+pub fn is_trusted(machine: &Machine) -> bool {
+    machine.status().server.is_some_and(|server| server.connected && server.breaker == "closed")
 }
 
 impl Drop for FakeServer {

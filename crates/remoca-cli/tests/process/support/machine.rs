@@ -306,6 +306,35 @@ impl Machine {
         }
     }
 
+    /// The same with reads alone: what the server holds stays of use, however long it takes. May take long, too.
+    #[track_caller]
+    pub fn read_until_hits(&mut self, count: u64) {
+        let mut hits = self.counter("hit_blocks");
+        let wanted = hits + count;
+        let mut give_up_at = Instant::now() + PATIENCE;
+        while hits < wanted {
+            assert!(Instant::now() < give_up_at, "no more blocks come from the memory server");
+            self.read_everything();
+            // Or this would be a guest that reports nothing, whose reads are admitted.
+            self.evict();
+            let before = std::mem::replace(&mut hits, self.counter("hit_blocks"));
+            if hits > before {
+                give_up_at = Instant::now() + PATIENCE;
+            }
+        }
+    }
+
+    /// Everything that the disks hold is what the guest gets.
+    #[track_caller]
+    pub fn read_everything(&mut self) {
+        for disk in &mut self.disks {
+            for number in 0..disk.model.bytes.len() / BLOCK {
+                let got = disk.read(&(number * BLOCK..(number + 1) * BLOCK));
+                assert!(got == disk.model.block(number), "block {number}");
+            }
+        }
+    }
+
     /// Does rounds until `count` has come to `wanted`. May take long, as long as it grows.
     #[track_caller]
     pub fn run_until_count(&mut self, what: &str, wanted: usize, count: impl Fn() -> usize) {
