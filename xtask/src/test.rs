@@ -42,14 +42,14 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     lint(arguments)?;
     let (programs, lab) = build_tests()?;
     // Mostly downloads: beside what follows.
-    let images = std::thread::spawn(move || build_images(&lab));
+    let images = std::thread::spawn(move || build_for_guests(&lab));
+    // Its linking and the chain of crates in what follows leave a processor to each other.
+    let fuzzer = std::thread::spawn(crate::fuzz::build);
     for options in PROGRAMS {
         let mut build = cargo(["build", "--quiet", "--locked", "--package", "remoca-cli"]);
         build.args(options).current_dir(project());
         Step::new(&format!("building {}", options[1]), build).run()?;
     }
-    // Most of the tests that follow wait most of the time.
-    let fuzzer = std::thread::spawn(crate::fuzz::build);
     let (guests, others): (Vec<_>, Vec<_>) = programs.iter().partition(|program| program.boots_guests());
     // For processes, servers and timers.
     let threads = std::thread::available_parallelism().map_or(2, usize::from) * 3;
@@ -60,7 +60,6 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     fuzzer.join().map_err(|_| "the fuzzer's build panicked")??;
     // Not a search: what chance finds is no fault of the change that is tested.
     crate::fuzz::run(vec!["--seeds".into()])?;
-    // A test that needs one that could not be built says why.
     let _ = images.join();
     for program in guests {
         // One at a time: each guest has the machine to itself.
@@ -87,12 +86,12 @@ fn build_tests() -> Result<(Vec<TestProgram>, PathBuf), String> {
     Ok((messages.iter().filter_map(TestProgram::of_message).collect(), lab))
 }
 
-/// Builds what the guests of the tests boot, if it is not there.
-fn build_images(lab: &Path) {
-    for system in SYSTEMS {
-        // Its progress is shown; the path that it ends with says nothing here.
-        let _ =
-            Command::new(lab).args(["image", "--system", system]).current_dir(project()).stdout(Stdio::null()).status();
+/// Builds what the guests of the tests boot and run, if it is not there.
+fn build_for_guests(lab: &Path) {
+    let systems = SYSTEMS.map(|system| vec!["image", "--system", system]);
+    for arguments in systems.into_iter().chain([vec!["programs"]]) {
+        // Its progress is shown; the paths that it ends with say nothing here. A test that needs what could not be built says why.
+        let _ = Command::new(lab).args(arguments).current_dir(project()).stdout(Stdio::null()).status();
     }
 }
 

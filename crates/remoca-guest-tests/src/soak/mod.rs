@@ -31,7 +31,7 @@ use work::Work;
 const CALM: Duration = Duration::from_secs(10);
 const CALM_EVENTS: [Event; 3] = [Event::KillDisk, Event::UpgradeDisk, Event::RestartDisk];
 /// Calm at most between two events; with what an event takes, less than three seconds on a machine with nothing else to do.
-const PAUSE_MS_MAX: u64 = 1000;
+const PAUSE_MS_MAX: u64 = 800;
 /// `--nbd-settle`: what waits for the disk after a kill would leave nothing else to happen meanwhile.
 const SETTLE: Duration = Duration::from_secs(3);
 

@@ -4,7 +4,11 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
-use remoca_lab::{Disk, DiskSource, GuestConfig, Image, Lab, Recipe};
+use remoca_lab::{Disk, DiskSource, GuestConfig, Image, Lab, Recipe, program};
+
+/// With their packages.
+const GUEST_PROGRAMS: [(&str, &str); 3] =
+    [("remoca-lab", "remoca-lab-guest"), ("remoca-lab", "remoca-workload"), ("remoca-agent", "remoca-agent")];
 
 #[derive(Parser)]
 #[command(version, about = "Builds guest images and runs jobs in guests")]
@@ -23,6 +27,8 @@ enum Action {
         #[arg(long)]
         rebuild: bool,
     },
+    /// Build the programs that run in guests, if anything has changed
+    Programs,
     /// Boot a guest, run a shell command in it and exit with its status
     Run(RunArguments),
 }
@@ -79,6 +85,12 @@ fn main() -> anyhow::Result<ExitCode> {
             let recipe = system.recipe();
             let image = if rebuild { Image::rebuild(&lab, &recipe)? } else { Image::ensure(&lab, &recipe)? };
             println!("{}", image.root().display());
+            Ok(ExitCode::SUCCESS)
+        }
+        Action::Programs => {
+            for (package, name) in GUEST_PROGRAMS {
+                println!("{}", program::build(&lab, package, name)?.display());
+            }
             Ok(ExitCode::SUCCESS)
         }
         Action::Run(arguments) => run(&lab, arguments),
