@@ -249,15 +249,23 @@ impl Agent<'_> {
         }
     }
 
-    /// What is captured by now still goes out; a port that is away is not waited for.
-    fn finish(&mut self) {
-        self.capture.set_paused(true);
-        let give_up_at = Instant::now() + LAST_PAGES_TIME_MAX;
+    /// Writes what is ready and what is being copied.
+    fn write_all_pages(&mut self, give_up_at: Instant) {
         while self.write_pages(self.batch_page_count_max) > 0
             || (self.ring.is_being_filled() && Instant::now() < give_up_at)
         {
             std::thread::yield_now();
         }
+    }
+
+    /// What is captured by now still goes out; a port that is away is not waited for.
+    fn finish(&mut self) {
+        self.capture.set_paused(true);
+        let give_up_at = Instant::now() + LAST_PAGES_TIME_MAX;
+        self.write_all_pages(give_up_at);
+        // A processor may have seen just before that nothing is paused, and takes its ticket now.
+        std::thread::sleep(Duration::from_millis(10));
+        self.write_all_pages(give_up_at);
         let statistics = self.statistics();
         if let PortState::Here(port) = &mut self.port
             && let Err(error) = port.write_statistics(&statistics)

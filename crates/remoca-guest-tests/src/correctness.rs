@@ -300,7 +300,7 @@ impl Bench {
             if ablation == Ablation::None { vec![] } else { vec!["--omit-rule", ablation.name(), "--no-hedge"] };
         self.start_process()?;
         // What the guest holds of the last ablation may be wrong.
-        self.guest.run("umount /mnt; mount -o ro,noatime $(disk-by-serial data) /mnt", LIMIT)?;
+        self.guest.run("umount /mnt; mount -o ro,noatime $(disk-by-serial data) /mnt; dmesg -C", LIMIT)?;
         let mut found = Found::default();
         for round in 0..=rounds {
             let read = format!(

@@ -2,7 +2,7 @@
 //! check at admission or the check at fetch, each alone, and the same test sees wrong bytes.
 
 use remoca_guest_tests::liar::lie_between;
-use remoca_guest_tests::{Host, Image, LIMIT, Result, remoca, remoca_ablation, slow, start_agent};
+use remoca_guest_tests::{Host, Image, LIMIT, Result, kernel_complaints, remoca, remoca_ablation, slow, start_agent};
 use remoca_lab::{Lab, store};
 use std::path::PathBuf;
 
@@ -35,12 +35,13 @@ fn run(program: PathBuf, name: &str, more: &[&str]) -> Result<std::result::Resul
     let mut guest = config.boot(&lab)?;
     guest.run("mount $(disk-by-serial data) /mnt", LIMIT)?;
     start_agent(&mut guest)?;
-    guest.run("remoca-workload create --dir /mnt/set --files 1 --file-size 8M --seed 3", LIMIT)?;
-    let made =
-        guest.try_run("remoca-workload create --dir /mnt/more --files 8 --file-size 24M --seed 4 && sync", LIMIT)?;
+    let create = "remoca-workload create --dir /mnt/set --files 1 --file-size 8M --seed 3 && \
+        remoca-workload create --dir /mnt/more --files 8 --file-size 24M --seed 4 && sync";
+    let made = guest.try_run(create, LIMIT)?;
     if !made.success() {
-        // Its file system has read something wrong.
-        return Ok(Err(made.text()));
+        let complaints = kernel_complaints(&mut guest)?;
+        // The file system may be the first that reads something wrong.
+        return if complaints.is_empty() { Err(made.text().into()) } else { Ok(Err(complaints)) };
     }
     guest.run(&format!("bash -c '{}' > /dev/null 2>&1 &", GUEST_LIES.replace('\'', "'\\''")), LIMIT)?;
     let work = "remoca-workload write-mix --dir /mnt/set --ratio 30 --record 16K --pattern rand --journal /tmp/j --count 1500 && \

@@ -31,6 +31,7 @@ fn what_is_swapped_out_comes_back_from_the_memory_server() -> Result<()> {
     let without = guest.run(sort, LIMIT)?;
     assert_eq!(host.counter("swap_admissions")?, 0, "off is off");
     host.set(None, Some(true))?;
+    host.wait_until("the cache is there", |s| s.cache.granted_bytes == s.cache.wanted_bytes)?;
     let mut are_admitted = false;
     // A memory server that is late for a moment is rightly left alone for a while.
     for _ in 0..5 {
@@ -54,7 +55,7 @@ fn what_is_swapped_out_comes_back_from_the_memory_server() -> Result<()> {
         if are_admitted {
             break;
         }
-        assert!(count("swap_dropped") > 0, "{status:?}");
+        assert!(count("swap_dropped") + count("breaker_openings") + count("hedges_won") > 0, "{status:?}");
     }
     assert!(are_admitted, "the server is left alone each time");
 

@@ -59,7 +59,7 @@ counters! {
     frames_dropped,
     /// Blocks of swap areas admitted when they were written or read.
     swap_admissions,
-    /// Blocks written to swap areas that were not admitted, because the server was busy, slow or away.
+    /// Blocks written to swap areas that were not sent, because the server was busy, slow or away.
     swap_dropped,
     /// Blocks admitted when they were read, for lack of evictions.
     read_admissions,
