@@ -17,11 +17,11 @@ const FIO: &str = "fio --name=v --rw=randrw --bsrange=512-128k --bs_unaligned=0 
 /// Everything that happens to the memory server while the guest works, so many times.
 fn torment(host: &mut Host, times: u32) -> Result<()> {
     for _ in 0..times {
-        sleep(Duration::from_secs(4));
+        sleep(Duration::from_secs(2));
         host.server()?.freeze()?;
         sleep(Duration::from_secs(4));
         host.server()?.thaw()?;
-        sleep(Duration::from_secs(3));
+        sleep(Duration::from_secs(2));
         host.set(Some(8 << 20), None)?;
         host.wait_until("the cache shrinks", |s| s.cache.granted_bytes == 8 << 20)?;
         sleep(Duration::from_secs(2));
@@ -30,7 +30,7 @@ fn torment(host: &mut Host, times: u32) -> Result<()> {
         sleep(Duration::from_secs(1));
         host.set(Some(256 << 20), Some(true))?;
         host.wait_until("the cache is back", |s| s.cache.granted_bytes == 256 << 20)?;
-        sleep(Duration::from_secs(4));
+        sleep(Duration::from_secs(2));
         host.kill_server()?;
         host.wait_until("the loss is noticed", |s| !s.server.as_ref().is_some_and(|server| server.connected))?;
         sleep(Duration::from_secs(2));
