@@ -100,6 +100,11 @@ impl Event {
         matches!(self, Event::UpgradeDisk | Event::RestartAgent)
     }
 
+    /// Whether the guest's agent is started, which takes its time.
+    pub fn starts_agent(self) -> bool {
+        matches!(self, Event::KillAgent | Event::RestartAgent)
+    }
+
     /// Whether another VM process serves the disk afterwards.
     pub fn restarts_disk(self) -> bool {
         matches!(
@@ -114,33 +119,34 @@ impl Event {
     }
 }
 
-/// Deals events.
+/// Deals events: each once in a round, or later where it does not suit.
 pub struct Deck {
     kinds: Vec<Event>,
     left: Vec<Event>,
-    rounds: u64,
+    /// Never dealt so far.
+    missing: Vec<Event>,
 }
 
 impl Deck {
     pub fn new(kinds: Vec<Event>) -> Deck {
-        Deck { kinds, left: Vec::new(), rounds: 0 }
+        Deck { left: Vec::new(), missing: kinds.clone(), kinds }
     }
 
-    /// One that suits, if there is one left.
+    /// One that suits, as some kind must. Where none that is left does, the next round is shuffled in.
     pub fn deal(&mut self, random: &mut Random, suits: impl Fn(Event) -> bool) -> Event {
-        if self.left.is_empty() {
-            self.left.clone_from(&self.kinds);
-            self.rounds += 1;
+        if !self.left.iter().any(|event| suits(*event)) {
+            self.left.extend(&self.kinds);
         }
         let suitable: Vec<usize> = (0..self.left.len()).filter(|at| suits(self.left[*at])).collect();
-        let count = if suitable.is_empty() { self.left.len() } else { suitable.len() };
-        let drawn = usize::try_from(random.below(u64::try_from(count).unwrap_or(1))).unwrap_or_default();
-        self.left.swap_remove(suitable.get(drawn).copied().unwrap_or(drawn))
+        let drawn = usize::try_from(random.below(u64::try_from(suitable.len()).unwrap_or(1))).unwrap_or_default();
+        let event = self.left.swap_remove(suitable[drawn]);
+        self.missing.retain(|missing| *missing != event);
+        event
     }
 
     /// Each event has been dealt.
     pub fn is_complete(&self) -> bool {
-        self.rounds > 1 || self.rounds == 1 && self.left.is_empty()
+        self.missing.is_empty()
     }
 }
 
@@ -163,8 +169,10 @@ mod tests {
         assert_eq!(sorted, deal(1));
         assert_ne!(sorted, deal(2));
         let (mut deck, mut random) = (Deck::new(kinds.clone()), Random::new(3));
-        let last = (0..kinds.len()).map(|_| deck.deal(&mut random, |event| event != Event::KillDisk)).last();
-        assert_eq!(last, Some(Event::KillDisk), "when nothing else is left");
+        let calm = |event| event != Event::KillDisk;
+        assert!((0..100).all(|_| calm(deck.deal(&mut random, calm))) && !deck.is_complete());
+        let next = (0..2 * kinds.len()).map(|_| deck.deal(&mut random, |_| true));
+        assert!(next.filter(|event| !calm(*event)).count() > 1, "what did not suit comes later");
         sorted.sort_unstable();
         assert_eq!(sorted, kinds);
     }

@@ -35,6 +35,9 @@ const PAUSE_MS_MAX: u64 = 800;
 /// `--nbd-settle`: what waits for the disk after a kill would leave nothing else to happen meanwhile.
 const SETTLE: Duration = Duration::from_secs(3);
 
+/// Until an agent that was started does what it is told.
+const AGENT_START: Duration = Duration::from_secs(3);
+
 /// How long, and in which order.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -119,14 +122,21 @@ fn torment(
     let calm = 2 * CALM * options.calm_restarts;
     let started = Instant::now();
     let mut happened = Vec::new();
-    let mut settled_at = started;
+    let (mut settled_at, mut agent_at) = (started, started);
     while started.elapsed() + calm < options.time || !deck.is_complete() {
         sleep(Duration::from_millis(random.below(PAUSE_MS_MAX)));
-        let settles = kind == StoreKind::Nbd && Instant::now() < settled_at;
-        let event = deck.deal(&mut random, |event| !(settles && event.needs_the_disk()));
+        let now = Instant::now();
+        let settles = kind == StoreKind::Nbd && now < settled_at;
+        // An agent that starts hears only later that it should end.
+        let suits =
+            |event: Event| !(settles && event.needs_the_disk()) && !(now < agent_at && event == Event::RestartAgent);
+        let event = deck.deal(&mut random, suits);
         happened.push(perform(report, stage, event, &mut random, tell)?);
         if event.kills_disk() {
             settled_at = Instant::now() + SETTLE;
+        }
+        if event.starts_agent() {
+            agent_at = Instant::now() + AGENT_START;
         }
     }
     report.gaps(&happened);
