@@ -128,9 +128,9 @@ fn torment(
         let now = Instant::now();
         let settles = kind == StoreKind::Nbd && now < settled_at;
         // An agent that starts hears only later that it should end.
-        let suits =
-            |event: Event| !(settles && event.needs_the_disk()) && !(now < agent_at && event == Event::RestartAgent);
-        let event = deck.deal(&mut random, suits);
+        let must_wait =
+            |event: Event| settles && event.needs_the_disk() || now < agent_at && event == Event::RestartAgent;
+        let event = deck.deal(&mut random, |event| !must_wait(event));
         happened.push(perform(report, stage, event, &mut random, tell)?);
         if event.kills_disk() {
             settled_at = Instant::now() + SETTLE;
