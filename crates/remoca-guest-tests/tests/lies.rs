@@ -26,7 +26,8 @@ fn run(program: PathBuf, name: &str, more: &[&str]) -> Result<std::result::Resul
     let liar = host.folder().join("liar.sock");
     lie_between(&liar, host.folder().join("memory.sock"))?;
     host.connect_to(&liar);
-    // A disk that leaves a server behind a proxy the time to be first; more of it where the disk is asked only when the server is late.
+    // A disk that leaves a server behind a proxy the time to be first; more of it where the disk is asked only when the
+    // server is late.
     let disk = slow(&image, &host, if more.is_empty() { 1 } else { 5 })?;
     host.start_process(&[Image { name: "data", path: disk.uri().into(), options: "" }], "128M", more)?;
     let mut config = host.guest(&lab, name)?;

@@ -46,7 +46,7 @@ fn a_page_written_to_swap_is_admitted_as_the_newest() {
     let newest = bench.engine.index().queue().last().map(|(slot, _)| slot);
     let known = bench.engine.index().known(BlockId { disk: DISK, bno: BlockNumber(29) });
     assert_eq!(newest, known.and_then(|content| bench.engine.index().cached(content)));
-    assert_eq!(bench.engine.stats().swap_admissions, 2);
+    assert_eq!((bench.engine.stats().swap_admissions, bench.engine.stats().swap_dropped), (2, 0));
     // Swapped in, and dropped clean: it is there once more.
     for _ in 0..2 {
         let fetch = only_fetch(&bench.read(0, blocks(11, 1)));
@@ -69,6 +69,7 @@ fn a_page_that_is_cached_already_becomes_the_newest_without_a_send() {
     let block = 11 + u64::from(oldest % 8);
     assert!(bench.cached(block), "eight pages are cached");
     assert!(!swap_out(&mut bench, block, oldest) && !swap_out(&mut bench, 29, 99), "there is no room on the way");
+    assert_eq!(bench.engine.stats().swap_dropped, 1, "only what is not cached already has to be sent");
     let known = bench.engine.index().known(BlockId { disk: DISK, bno: BlockNumber(block) });
     let newest = bench.engine.index().queue().last().map(|(slot, _)| slot);
     assert_eq!(newest, known.and_then(|content| bench.engine.index().cached(content)));
