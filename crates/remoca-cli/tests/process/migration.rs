@@ -2,7 +2,7 @@
 //! either process killed. Every answer is compared with a model, and afterwards the images are.
 
 use super::support::machine::{Evictions, Machine, Other, Setup};
-use super::support::program::{Program, Serve, Signal, ask_raw, expect_refusal, run};
+use super::support::program::{Nbdkit, Program, REMOCA, Serve, Signal, ask_raw, command, expect_refusal, run, status};
 use super::support::wait_until;
 use remoca_disk::status::Status;
 use std::io::{Read, Write};
@@ -339,6 +339,40 @@ fn over_nbd_a_source_that_starts_again_is_no_owner_and_takes_nothing_from_a_peer
     machine.finish();
 }
 
+/// Two VMs whose control sockets differ only behind the last dot.
+#[test]
+fn a_vm_that_moves_away_says_nothing_of_another_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    for host in ["here", "there"] {
+        std::fs::create_dir(at(host)).unwrap();
+    }
+    let start = |name: &str, vm: &str, more: &[&str]| {
+        let (image, nbd) = (at(&format!("{vm}.image")), at(&format!("{name}.nbd")));
+        if !image.exists() {
+            std::fs::write(&image, vec![1; 1 << 20]).unwrap();
+        }
+        let server = Nbdkit::start(&nbd, &image);
+        let mut disk = command(REMOCA);
+        disk.args(["disk", "--name", vm, "--image", &server.uri(), "--socket"]).arg(at(&format!("{name}.sock")));
+        let mut program = Program::start(disk.arg("--control").arg(at(name)).args(more), &at(&format!("{name}.log")));
+        wait_until("it answers", || {
+            assert!(program.is_running(), "{}", program.log());
+            UnixStream::connect(at(name)).is_ok()
+        });
+        (program, server)
+    };
+    let to = format!("unix:{}", at("in").display());
+    let _source = start("here/prod.a", "a", &[]);
+    let _target = start("there/prod.a", "a", &["--incoming", &to]);
+    let said = run(&["migrate", at("here/prod.a").to_str().unwrap(), "--to", &to]);
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    // It has no guest that runs, so its disks go at once.
+    wait_until("the disks are elsewhere", || !has_disks(&status(&at("here/prod.a"))));
+    let _other = start("here/prod.b", "b", &[]);
+    assert!(has_disks(&status(&at("here/prod.b"))), "it never gave anything away");
+}
+
 #[test]
 fn a_process_that_runs_keeps_its_state_file() {
     let (_server, mut machine) = machine(78);
@@ -377,10 +411,7 @@ fn what_does_not_fit_is_refused_before_the_hypervisor_migrates() {
     let disk = format!("image={},socket={}", small.display(), socket("x"));
     let arguments = ["disk", "--name", "x", "--disk", &disk, "--incoming", &to, "--control", &socket("x.ctl")];
     let log = folder.join("x.log");
-    let mut other = super::support::program::Program::start(
-        super::support::program::command(super::support::program::REMOCA).args(arguments),
-        &log,
-    );
+    let mut other = Program::start(command(REMOCA).args(arguments), &log);
     wait_until("it listens", || {
         assert!(other.is_running(), "{}", other.log());
         Path::new(&socket("x.ctl")).exists() && Path::new(&socket("in")).exists()

@@ -1,10 +1,17 @@
 //! A file that tells a process that is started again where the disks are. It holds for the boot in which it was made.
 //!
-//! Where the image's lock decides, `NAME.here` says that they came: with `--incoming` it would wait for what nobody sends.
-//! A VM that has moved on is noticed by the lock. Where the lock does not reach other hosts, `NAME.gone` says that they went:
+//! Its name is that of the control socket with an ending, so that no two processes share one.
+//! Where the image's lock decides, `.here` says that they came: with `--incoming` it would wait for what nobody sends.
+//! A VM that has moved on is noticed by the lock. Where the lock does not reach other hosts, `.gone` says that they went:
 //! without it a source that is started again would be an owner again.
 
+use rustix::fs::{Mode, OFlags};
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+
+/// Length of a boot's id, and of every mark.
+const BOOT_ID_BYTES: u64 = 37;
 
 /// The mark of one VM process.
 pub struct Mark {
@@ -13,10 +20,10 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Of the process with this control socket.
+    /// Returns the mark of the process with this control socket.
     #[must_use]
     pub fn beside(control: &Path, lock_reaches: bool) -> Self {
-        Self { path: control.with_extension(if lock_reaches { "here" } else { "gone" }), lock_reaches }
+        Self { path: with_ending(control, if lock_reaches { ".here" } else { ".gone" }), lock_reaches }
     }
 
     /// Whether, in this boot, the disks came here and did not go.
@@ -33,7 +40,7 @@ impl Mark {
 
     fn is_set(&self) -> bool {
         let boot = boot_id();
-        boot.is_some() && std::fs::read_to_string(&self.path).ok() == boot
+        boot.is_some() && self.read().ok() == boot
     }
 
     pub(crate) fn disks_came(&self) {
@@ -52,13 +59,31 @@ impl Mark {
         }
     }
 
+    fn read(&self) -> io::Result<String> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = File::from(rustix::fs::open(&self.path, flags, Mode::empty())?);
+        let mut text = String::new();
+        file.take(BOOT_ID_BYTES + 1).read_to_string(&mut text)?;
+        Ok(text)
+    }
+
+    /// Makes the whole mark or none, and follows no link.
+    fn write(&self, boot: &str) -> io::Result<()> {
+        let new = with_ending(&self.path, ".new");
+        // One that a process left which was killed.
+        let _ = std::fs::remove_file(&new);
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        File::from(rustix::fs::open(&new, flags, Mode::RUSR | Mode::WUSR)?).write_all(boot.as_bytes())?;
+        std::fs::rename(&new, &self.path)
+    }
+
     fn put(&self, there: bool) {
         if !there {
             // There may be none.
             let _ = std::fs::remove_file(&self.path);
             return;
         }
-        let written = boot_id().map(|boot| std::fs::write(&self.path, boot));
+        let written = boot_id().map(|boot| self.write(&boot));
         if !matches!(written, Some(Ok(()))) {
             let remedy = match self.lock_reaches {
                 true => "if this process dies, start it again without --incoming",
@@ -67,6 +92,12 @@ impl Mark {
             tracing::warn!("cannot write {}: {remedy}", self.path.display());
         }
     }
+}
+
+fn with_ending(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ending);
+    name.into()
 }
 
 fn boot_id() -> Option<String> {
@@ -93,7 +124,37 @@ mod tests {
         assert_eq!(say(), (true, false, false, true));
         [&here, &gone].into_iter().for_each(|mark| mark.process_ends(false));
         assert_eq!(say(), (false, false, false, true));
-        std::fs::write(folder.path().join("vm.gone"), "of another boot").unwrap();
+        std::fs::write(folder.path().join("vm.ctl.gone"), "of another boot").unwrap();
         assert_eq!(say(), (false, false, false, false));
+    }
+
+    #[test]
+    fn no_two_processes_share_one_whatever_their_names() {
+        let folder = tempfile::tempdir().unwrap();
+        for lock_reaches in [true, false] {
+            let marks = ["prod", "prod.a", "prod.b", "prod.a.ctl", "prod.ctl", "prod.here", "prod.gone"]
+                .map(|name| Mark::beside(&folder.path().join(name), lock_reaches));
+            for mark in &marks {
+                mark.put(true);
+                assert_eq!(marks.iter().filter(|mark| mark.is_set()).count(), 1, "{}", mark.path.display());
+                mark.put(false);
+            }
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn no_link_is_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let other = folder.path().join("other");
+        std::fs::write(&other, boot_id().unwrap()).unwrap();
+        let mark = Mark::beside(&folder.path().join("vm.ctl"), true);
+        std::os::unix::fs::symlink(&other, &mark.path).unwrap();
+        assert!(!mark.is_set(), "somebody else's file is no mark");
+        std::fs::write(&other, "precious").unwrap();
+        std::os::unix::fs::symlink(&other, with_ending(&mark.path, ".new")).unwrap();
+        mark.put(true);
+        assert!(mark.is_set());
+        assert_eq!(std::fs::read_to_string(&other).unwrap(), "precious");
     }
 }
