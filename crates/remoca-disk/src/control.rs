@@ -113,6 +113,26 @@ pub struct ControlServer {
     gate: Arc<Gate>,
 }
 
+/// Where commands are handed to the I/O thread.
+#[derive(Clone)]
+pub struct Desk {
+    requests: Sender<Request>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Desk {
+    /// Hands in a command that came on `connection`. The answer comes on what is returned.
+    ///
+    /// # Errors
+    /// If the I/O thread is about to end.
+    pub fn hand_in(&self, command: Command, connection: UnixStream) -> io::Result<Receiver<Reply>> {
+        let (answer, reply) = sync_channel(1);
+        self.requests.send(Request { command, answer, connection }).map_err(|_| io::ErrorKind::BrokenPipe)?;
+        rustix::io::write(&*self.wake, &1_u64.to_ne_bytes())?;
+        Ok(reply)
+    }
+}
+
 /// Who is being served, and whether anybody else is let in. Whoever is not waits in the listening socket, which a program
 /// that takes over inherits: no command is lost between two programs.
 #[derive(Default)]
@@ -172,15 +192,21 @@ impl ControlServer {
         let SocketSource::Listener { listener, path: guard } = source else {
             return Err(io::Error::other("this is no listening socket"));
         };
-        let kept = listener.try_clone()?.into();
-        let gate = Arc::new(Gate::default());
+        let (server, desk) = Self::unattended(listener.try_clone()?.into(), guard)?;
+        let gate = Arc::clone(&server.gate);
+        std::thread::Builder::new().name("control".into()).spawn(move || accept_loop(&listener, &desk, &gate))?;
+        Ok(server)
+    }
+
+    /// Returns a server for whose clients somebody else speaks.
+    ///
+    /// # Errors
+    /// If the system has no descriptors left.
+    pub fn unattended(listener: OwnedFd, guard: Option<SocketPath>) -> io::Result<(Self, Desk)> {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (sender, requests) = channel();
-        let (thread_wake, thread_gate) = (Arc::clone(&wake), Arc::clone(&gate));
-        std::thread::Builder::new()
-            .name("control".into())
-            .spawn(move || accept_loop(&listener, &sender, &thread_wake, &thread_gate))?;
-        Ok(Self { listener: kept, guard, requests, wake, gate })
+        let desk = Desk { requests: sender, wake: Arc::clone(&wake) };
+        Ok((Self { listener, guard, requests, wake, gate: Arc::default() }, desk))
     }
 
     /// How many are being served. [`Self::wake_fd`] tells when one has gone.
@@ -215,7 +241,7 @@ impl ControlServer {
     }
 }
 
-fn accept_loop(listener: &UnixListener, requests: &Sender<Request>, wake: &Arc<OwnedFd>, gate: &Arc<Gate>) {
+fn accept_loop(listener: &UnixListener, desk: &Desk, gate: &Arc<Gate>) {
     loop {
         // Nobody else accepts here, so that one who waits goes on waiting.
         if poll(&mut [PollFd::new(listener, PollFlags::IN)], None).is_err() {
@@ -231,15 +257,15 @@ fn accept_loop(listener: &UnixListener, requests: &Sender<Request>, wake: &Arc<O
         state.clients += 1;
         let is_full = state.clients > CLIENTS_MAX;
         drop(state);
-        let client = Client { gate: Arc::clone(gate), wake: Arc::clone(wake) };
+        let client = Client { gate: Arc::clone(gate), wake: Arc::clone(&desk.wake) };
         if is_full {
             let error = format!("{CLIENTS_MAX} others are being served: try again");
             let _ = reply_to(&stream, &Reply::Error { error });
             continue;
         }
-        let requests = requests.clone();
+        let desk = desk.clone();
         let spawned = std::thread::Builder::new().name("control client".into()).spawn(move || {
-            if let Err(error) = serve(&stream, &requests, &client.wake) {
+            if let Err(error) = serve(&stream, &desk) {
                 tracing::debug!("a control connection ended: {error}");
             }
             // The answer is out. Who sees the end of the connection finds a place free.
@@ -252,13 +278,13 @@ fn accept_loop(listener: &UnixListener, requests: &Sender<Request>, wake: &Arc<O
     }
 }
 
-fn serve(stream: &UnixStream, requests: &Sender<Request>, wake: &OwnedFd) -> io::Result<()> {
+fn serve(stream: &UnixStream, desk: &Desk) -> io::Result<()> {
     let line = read_line(stream)?;
     let reply = match serde_json::from_slice(&line) {
         _ if line.len() > LINE_BYTES_MAX => {
             Reply::Error { error: format!("this is no command: it is longer than {LINE_BYTES_MAX} bytes") }
         }
-        Ok(command) => ask(command, stream.try_clone()?, requests, wake),
+        Ok(command) => ask(command, stream.try_clone()?, desk),
         Err(error) => Reply::Error { error: format!("this is no command: {error}") },
     };
     reply_to(stream, &reply)
@@ -292,14 +318,10 @@ fn reply_to(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
     stream.write_all(text.as_bytes())
 }
 
-fn ask(command: Command, connection: UnixStream, requests: &Sender<Request>, wake: &OwnedFd) -> Reply {
+fn ask(command: Command, connection: UnixStream, desk: &Desk) -> Reply {
     let patience = command.patience();
-    let (answer, reply) = sync_channel(1);
     let gone = || Reply::Error { error: "the process is about to end".into() };
-    let request = Request { command, answer, connection };
-    if requests.send(request).is_err() || rustix::io::write(wake, &1_u64.to_ne_bytes()).is_err() {
-        return gone();
-    }
+    let Ok(reply) = desk.hand_in(command, connection) else { return gone() };
     reply.recv_timeout(patience).unwrap_or_else(|_| gone())
 }
 

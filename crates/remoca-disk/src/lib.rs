@@ -1,5 +1,6 @@
 //! The VM process: frontends, backing stores, and the driver of the disk engine.
 
+pub mod clock;
 pub mod control;
 pub mod driver;
 pub mod endpoint;

@@ -15,11 +15,12 @@ use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::rules::Rules;
 use remoca_core::units::{PAGE_SIZE_U64, PageCount};
 use remoca_disk::IndexMemory;
+use remoca_disk::clock::SystemClock;
 use remoca_disk::control::{self, ControlServer, Reply};
 use remoca_disk::driver::{Driver, Ended, Migration, Parts, Start, cache_pages};
 use remoca_disk::endpoint::Endpoint;
-use remoca_disk::handover;
-use remoca_disk::link::{ServerLink, check_list, give_back};
+use remoca_disk::handover::{self, Checking};
+use remoca_disk::link::{HostNetwork, ServerLink, check_list, give_back};
 use remoca_disk::migration::Mark;
 use remoca_disk::narrow;
 use remoca_disk::state::{Before, EngineStart, Former, RosterEntry, StateFile, settings_at};
@@ -131,10 +132,12 @@ fn parts(mut args: DiskArgs, signals: Signals, mut inherited: Option<Inherited>)
     let resumed = cold_reason.is_none();
     let is_ours = |pool: &RosterEntry| resumed && servers.contains(&pool.endpoint);
     give_back(former.servers.iter().filter(|pool| !is_ours(pool)).cloned());
-    let link = || ServerLink::start_with(&servers, header).context("cannot start the server link");
+    let link =
+        || ServerLink::start_with(Box::new(HostNetwork), &servers, header).context("cannot start the server link");
     let link = if servers.is_empty() { None } else { Some(link()?) };
     Ok(Parts {
         name,
+        clock: Box::new(SystemClock),
         engine,
         state,
         cold_reason,
@@ -157,6 +160,7 @@ fn parts(mut args: DiskArgs, signals: Signals, mut inherited: Option<Inherited>)
             arguments: std::env::args_os().collect(),
             upgrades: inherited.map_or(0, |inherited| inherited.upgrades()),
         },
+        ask: Box::new(Checking::start),
     })
 }
 

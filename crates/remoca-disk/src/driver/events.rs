@@ -4,12 +4,12 @@ use super::poller::Source;
 use super::requests::{Group, Origin, Pending};
 use super::{Disk, Driver};
 use crate::frontend::{CopyError, GuestRequest, Operation, Outcome, ZeroRange};
-use crate::link::{Received, ServerLink};
+use crate::link::Received;
 use crate::narrow;
 use crate::nbd::Target;
 use crate::port;
 use crate::store::StoreEvent;
-use remoca_core::engine::{DiskError, Evicted, FetchId, GuestOp, PageOutcome, PoolOffer};
+use remoca_core::engine::{DiskError, Evicted, FetchId, GuestOp, PageOutcome, PoolOffer, ServerNumber};
 use remoca_core::units::{ByteRange, DiskIndex, PAGE_SIZE, PAGE_SIZE_U64, PageCount};
 use remoca_protocol::{ErrorCode, Frame, Welcome};
 use std::cell::{Cell, RefCell};
@@ -17,7 +17,6 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::rc::Rc;
-use std::time::Instant;
 
 /// Requests taken from one device before others get their turn.
 const REQUESTS_PER_TURN: usize = 256;
@@ -65,7 +64,7 @@ impl Driver {
             }
             Source::Store(disk) => {
                 let disk = usize::from(disk);
-                self.disks[disk].store.handle_ready(Instant::now());
+                self.disks[disk].store.handle_ready(self.clock.now());
                 self.take_store_events(disk);
             }
             Source::Disk(disk) => self.serve_disk(disk),
@@ -96,7 +95,7 @@ impl Driver {
     /// Clients that chose an export go there; what they say next is that frontend's event.
     fn attach_clients(&mut self) {
         let Some(nbd) = &mut self.nbd else { return };
-        let attached = nbd.handle_events(Instant::now()).unwrap_or_else(|error| {
+        let attached = nbd.handle_events(self.clock.now()).unwrap_or_else(|error| {
             tracing::warn!("NBD clients: {error}");
             Vec::new()
         });
@@ -309,8 +308,13 @@ impl Driver {
         true
     }
 
+    fn next_answer(&mut self) -> Option<(ServerNumber, Option<Welcome>)> {
+        let now = self.clock.now();
+        self.link.as_mut().and_then(|link| link.take_answer(now))
+    }
+
     fn take_answers(&mut self) {
-        while let Some((server, welcome)) = self.link.as_mut().and_then(ServerLink::take_answer) {
+        while let Some((server, welcome)) = self.next_answer() {
             self.engine.handle_answer(self.now, server, welcome.map(|welcome| pool_offer(&welcome)));
             self.execute();
         }

@@ -21,9 +21,10 @@ mod tests;
 mod upgrade;
 mod warmth;
 
+use crate::clock::Clock;
 use crate::control::ControlServer;
 use crate::frontend::Frontend;
-use crate::handover::Handover;
+use crate::handover::{Ask, Handover};
 use crate::index_memory::IndexMemory;
 use crate::latency::Histogram;
 use crate::link::ServerLink;
@@ -35,7 +36,8 @@ use crate::store::{BufferPool, Store};
 use crate::trace::TraceWriter;
 use capture::CapturedFrames;
 pub use migration::{Migration, Opener};
-use poller::{Poller, Source};
+use poller::Poller;
+pub use poller::Source;
 use remoca_core::engine::DiskEngine;
 use remoca_core::index::Layout;
 use remoca_core::units::{DiskIndex, Nanos, PAGE_SIZE_U64, PageCount};
@@ -86,6 +88,7 @@ pub struct Port {
 /// All that a driver is made from.
 pub struct Parts {
     pub name: String,
+    pub clock: Box<dyn Clock>,
     pub engine: DiskEngine<IndexMemory>,
     /// What outlives this process, if something does.
     pub state: Option<StateFile>,
@@ -112,6 +115,8 @@ pub struct Parts {
     /// Gives eight bytes for each time that the program's own file is to take over.
     pub hangup: OwnedFd,
     pub start: Start,
+    /// How another program is asked whether it could take over.
+    pub ask: Ask,
 }
 
 /// Why the driver stopped.
@@ -128,6 +133,7 @@ pub enum Ended {
 /// The running VM process.
 pub struct Driver {
     name: String,
+    clock: Box<dyn Clock>,
     engine: DiskEngine<IndexMemory>,
     warmth: Warmth,
     cache: PageCount,
@@ -145,6 +151,7 @@ pub struct Driver {
     stop: OwnedFd,
     hangup: OwnedFd,
     start: Start,
+    ask: Ask,
     upgrade: Option<Upgrade>,
     /// Asked to stop; at the latest then.
     stop_at: Option<Instant>,
@@ -186,6 +193,8 @@ impl Driver {
     pub fn new(parts: Parts) -> io::Result<Self> {
         let mut driver = Self {
             name: parts.name,
+            started: parts.clock.now(),
+            clock: parts.clock,
             engine: parts.engine,
             warmth: Warmth::new(parts.state, parts.cold_reason, parts.disks.len()),
             cache: parts.cache,
@@ -204,6 +213,7 @@ impl Driver {
             stop: parts.stop,
             hangup: parts.hangup,
             start: parts.start,
+            ask: parts.ask,
             upgrade: None,
             stop_at: None,
             poller: Poller::new()?,
@@ -215,7 +225,6 @@ impl Driver {
             guest_memory: PageCount(0),
             index_refused: None,
             latency: LatencySet::default(),
-            started: Instant::now(),
             now: Nanos(0),
             page: Box::new([0; remoca_core::units::PAGE_SIZE]),
         };
@@ -243,42 +252,53 @@ impl Driver {
     pub fn run(&mut self) -> io::Result<Ended> {
         let mut ready = Vec::new();
         loop {
+            ready.clear();
             let timeout = self.timeout();
             self.poller.wait(&mut ready, timeout)?;
-            self.update_clock();
-            // Stores go on with writes when they hear of their parts.
-            self.stamp_writes();
-            for (source, writable) in ready.drain(..) {
-                match source {
-                    Source::Stop => self.begin_stop(),
-                    other => self.handle(other, writable),
-                }
-            }
-            self.take_leftovers();
-            self.run_timers();
-            self.end_turn();
-            if let Some(give_up_at) = self.stop_at {
-                self.follow_migration();
-                let waits = self.ends_hand_over() || self.warmth.is_kept() && self.is_writing();
-                if !waits || Instant::now() >= give_up_at {
-                    return Ok(self.finish());
-                }
-                continue;
-            }
-            self.follow_migration();
-            self.settle_images();
-            if self.is_abandoned() {
-                if self.ends_hand_over() {
-                    self.stop_at = Some(Instant::now() + HAND_OVER_TIME_MAX);
-                    continue;
-                }
-                self.warmth.abandon();
-                return Ok(self.finish());
-            }
-            if let Some(ended) = self.advance_upgrade() {
+            if let Some(ended) = self.turn(&ready) {
                 return Ok(ended);
             }
         }
+    }
+
+    /// Adds to `ready` what is ready now, each with whether it is about writing.
+    ///
+    /// # Errors
+    /// As for [`Self::run`].
+    pub fn look(&mut self, ready: &mut Vec<(Source, bool)>) -> io::Result<()> {
+        self.poller.wait(ready, Some(Duration::ZERO))
+    }
+
+    /// Does one turn of the loop with what is `ready`.
+    pub fn turn(&mut self, ready: &[(Source, bool)]) -> Option<Ended> {
+        self.update_clock();
+        // Stores go on with writes when they hear of their parts.
+        self.stamp_writes();
+        for &(source, writable) in ready {
+            match source {
+                Source::Stop => self.begin_stop(),
+                other => self.handle(other, writable),
+            }
+        }
+        self.take_leftovers();
+        self.run_timers();
+        self.end_turn();
+        if let Some(give_up_at) = self.stop_at {
+            self.follow_migration();
+            let waits = self.ends_hand_over() || self.warmth.is_kept() && self.is_writing();
+            return (!waits || self.clock.now() >= give_up_at).then(|| self.finish());
+        }
+        self.follow_migration();
+        self.settle_images();
+        if self.is_abandoned() {
+            if self.ends_hand_over() {
+                self.stop_at = Some(self.clock.now() + HAND_OVER_TIME_MAX);
+                return None;
+            }
+            self.warmth.abandon();
+            return Some(self.finish());
+        }
+        self.advance_upgrade()
     }
 
     fn follow_migration(&mut self) {
@@ -297,7 +317,7 @@ impl Driver {
     fn begin_stop(&mut self) {
         self.poller.remove(self.stop.as_fd());
         let patience = if self.ends_hand_over() { HAND_OVER_TIME_MAX } else { STOP_TIME_MAX };
-        self.stop_at = Some(Instant::now() + patience);
+        self.stop_at = Some(self.clock.now() + patience);
     }
 
     fn describe_disks(&mut self) {
@@ -323,16 +343,18 @@ impl Driver {
     }
 
     fn update_clock(&mut self) {
-        self.now = Nanos(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        let elapsed = self.clock.now().saturating_duration_since(self.started);
+        self.now = Nanos(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    fn timeout(&mut self) -> Option<Duration> {
+    /// Returns how long the next turn can be waited for if nothing becomes ready; `None`: as long as it takes.
+    pub fn timeout(&mut self) -> Option<Duration> {
         if self.receive_again || self.pop_again {
             return Some(Duration::ZERO);
         }
         self.update_clock();
         let engine = self.engine.next_wake().map(|at| Duration::from_nanos(at.since_ns(self.now)));
-        let now = Instant::now();
+        let now = self.clock.now();
         let stores = self.disks.iter().filter_map(|disk| disk.store.next_deadline());
         let nbd = self.nbd.as_ref().and_then(NbdServer::next_deadline);
         let settling = self.disks.iter().filter_map(|disk| disk.settles_at);
@@ -351,7 +373,7 @@ impl Driver {
             self.execute();
         }
         self.run_migration_timers();
-        let now = Instant::now();
+        let now = self.clock.now();
         if let Some(nbd) = &mut self.nbd
             && nbd.next_deadline().is_some_and(|at| at <= now)
         {
@@ -373,7 +395,7 @@ impl Driver {
     /// turns out to be lost, reads that waited for it go to the disk. What completes at once may free a buffer that
     /// starved I/O waits for, so nothing is left behind that no event would bring up again.
     fn end_turn(&mut self) {
-        let now = Instant::now();
+        let now = self.clock.now();
         let mut completed = true;
         while completed {
             self.feed_starved();

@@ -12,6 +12,7 @@ use crate::status::{
 use crate::store::StoreHealth;
 use remoca_core::engine::{Admission, BreakerState, EngineStats, Latency};
 use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
+use std::time::Instant;
 
 const NO_SERVER: &str = "this process has no memory server; start it with --server";
 
@@ -99,7 +100,7 @@ impl Driver {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").into(),
             upgrades: self.start.upgrades,
-            uptime_s: self.started.elapsed().as_secs_f64(),
+            uptime_s: self.clock.now().saturating_duration_since(self.started).as_secs_f64(),
             started: if self.warmth.cold_reason.is_none() { "warm".into() } else { "cold".into() },
             cold_reason: self.warmth.cold_reason.clone(),
             server: self.link.as_ref().and_then(ServerLink::current).map(|server| ServerStatus {
@@ -112,7 +113,7 @@ impl Driver {
                 },
                 error: if engine.connected { None } else { server.error() },
             }),
-            servers: self.link.as_ref().map(known_servers).unwrap_or_default(),
+            servers: self.link.as_ref().map(|link| known_servers(link, self.clock.now())).unwrap_or_default(),
             cache: CacheStatus {
                 enabled: engine.enabled,
                 wanted_bytes: bytes(engine.wanted.0),
@@ -171,12 +172,12 @@ impl Driver {
     }
 }
 
-fn known_servers(link: &ServerLink) -> Vec<KnownServerStatus> {
+fn known_servers(link: &ServerLink, now: Instant) -> Vec<KnownServerStatus> {
     let status = |server: &KnownServer| KnownServerStatus {
         endpoint: server.endpoint.to_string(),
         in_use: link.session() == Some(server.number),
         possible_bytes: server.answered.map(|(_, pages)| u64::from(pages.0) * PAGE_SIZE_U64),
-        answered_s_ago: server.answered.map(|(at, _)| at.elapsed().as_secs()),
+        answered_s_ago: server.answered.map(|(at, _)| now.saturating_duration_since(at).as_secs()),
         error: server.error(),
     };
     link.servers().iter().map(status).collect()

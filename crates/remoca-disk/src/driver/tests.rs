@@ -2,6 +2,7 @@
 
 use super::requests::{Group, Origin, Pending};
 use super::*;
+use crate::clock::SystemClock;
 use crate::frontend::Outcome;
 use crate::nbd::{ExportGeometry, NbdExport};
 use crate::store::{Geometry, IoBuffer, StoreEvent, StoreOp};
@@ -98,6 +99,7 @@ fn driver(pages: usize, submitted: &[Submitted; 2]) -> Driver {
     };
     let mut driver = Driver::new(Parts {
         name: String::new(),
+        clock: Box::new(SystemClock),
         engine: DiskEngine::new(&config, IndexMemory::new(layout(&config).words()).unwrap()),
         state: None,
         cold_reason: None,
@@ -116,6 +118,7 @@ fn driver(pages: usize, submitted: &[Submitted; 2]) -> Driver {
         stop: signal::new().unwrap(),
         hangup: signal::new().unwrap(),
         start: Start { program: "remoca".into(), arguments: Vec::new(), upgrades: 0 },
+        ask: Box::new(|_, _| unreachable!("no upgrade is asked for")),
     })
     .unwrap();
     let server = ServerNumber(0);

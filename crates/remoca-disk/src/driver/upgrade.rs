@@ -83,17 +83,21 @@ impl Driver {
         match asked {
             Ok(checking) => {
                 self.upgrade =
-                    Some(Upgrade { program, client, stage: Stage::Asking { checking, since: Instant::now() } })
+                    Some(Upgrade { program, client, stage: Stage::Asking { checking, since: self.clock.now() } })
             }
             Err(error) => refuse(client, &error),
         }
+    }
+
+    fn elapsed(&self, since: Instant) -> Duration {
+        self.clock.now().saturating_duration_since(since)
     }
 
     fn ask_program(&self, program: &std::path::Path) -> Result<Checking, String> {
         if !program.is_absolute() {
             return Err(format!("{} is no absolute path of a program", program.display()));
         }
-        let checking = Checking::start(program.into(), self.start.arguments.clone());
+        let checking = (self.ask)(program.into(), self.start.arguments.clone());
         let checking = checking.map_err(|error| format!("cannot ask the new program: {error}"))?;
         self.poller.add(checking.wake_fd(), Source::Upgrade, false).map_err(|error| error.to_string())?;
         Ok(checking)
@@ -109,7 +113,7 @@ impl Driver {
             Some(Ok(version)) => {
                 tracing::info!("{} (version {version}) takes over when nothing is in flight", program.display());
                 self.poller.remove(checking.wake_fd());
-                *stage = Stage::Answering { since: Instant::now() };
+                *stage = Stage::Answering { since: self.clock.now() };
                 if let Some(control) = &self.control {
                     control.close();
                 }
@@ -124,7 +128,7 @@ impl Driver {
             Some(Upgrade { stage: Stage::Asking { since, .. }, .. }) => Some(*since + ASK_TIME_MAX),
             Some(Upgrade { stage: Stage::Answering { since }, .. }) => Some(*since + ANSWER_TIME_MAX),
             Some(Upgrade { stage: Stage::Draining { since }, .. }) => {
-                let next = if since.elapsed() < ANSWER_TIME_MAX { ANSWER_TIME_MAX } else { DRAIN_TIME_MAX };
+                let next = if self.elapsed(*since) < ANSWER_TIME_MAX { ANSWER_TIME_MAX } else { DRAIN_TIME_MAX };
                 Some(*since + next)
             }
             _ => None,
@@ -134,7 +138,7 @@ impl Driver {
     /// At the end of a turn: hands over if nothing is in flight, gives up if that takes too long.
     pub(super) fn advance_upgrade(&mut self) -> Option<Ended> {
         if let Some(Upgrade { stage: Stage::Asking { since, .. }, program, .. }) = &self.upgrade
-            && since.elapsed() >= ASK_TIME_MAX
+            && self.elapsed(*since) >= ASK_TIME_MAX
         {
             let seconds = ASK_TIME_MAX.as_secs();
             let error = format!("{} cannot be started, nor refused, within {seconds} seconds", program.display());
@@ -142,7 +146,7 @@ impl Driver {
         }
         self.begin_drain_for_upgrade();
         let Some(Upgrade { stage: Stage::Draining { since }, .. }) = &self.upgrade else { return None };
-        let waited = since.elapsed();
+        let waited = self.elapsed(*since);
         if !self.is_drained(waited >= ANSWER_TIME_MAX) {
             if waited >= DRAIN_TIME_MAX {
                 let error = format!(
@@ -168,10 +172,11 @@ impl Driver {
         let Some(Upgrade { client, stage: stage @ Stage::Answering { .. }, .. }) = &mut self.upgrade else { return };
         let Stage::Answering { since } = *stage else { return };
         let is_asked = self.control.as_ref().is_some_and(|control| control.clients() > usize::from(client.is_some()));
-        if is_asked && since.elapsed() < ANSWER_TIME_MAX {
+        let now = self.clock.now();
+        if is_asked && now.saturating_duration_since(since) < ANSWER_TIME_MAX {
             return;
         }
-        *stage = Stage::Draining { since: Instant::now() };
+        *stage = Stage::Draining { since: now };
         if !self.migration.is_idle() {
             self.refuse_upgrade(MIGRATES);
         }

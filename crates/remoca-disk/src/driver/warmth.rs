@@ -156,7 +156,7 @@ impl Driver {
     /// Forgets what a former process knew of images that may have changed since, and keeps a record of all of them.
     pub(super) fn judge_images(&mut self) {
         let Some(state) = &self.warmth.state else { return };
-        let (header, clock) = (state.header(), Clock::now());
+        let (header, clock) = (state.header(), self.clock.of_files());
         let mut warm = false;
         for ((disk, image), index) in self.disks.iter().zip(&mut self.warmth.images).zip(0..) {
             let index = DiskIndex(index);
@@ -183,7 +183,7 @@ impl Driver {
 
     /// The engine is a new one, whose index is in the words of `state`: that becomes the state file.
     pub(super) fn keep_in(&mut self, state: StateFile) {
-        let (header, clock) = (state.header(), Clock::now());
+        let (header, clock) = (state.header(), self.clock.of_files());
         for ((disk, image), index) in self.disks.iter().zip(&mut self.warmth.images).zip(0..) {
             let index = DiskIndex(index);
             image.record(&header, index, &found(disk), clock);
@@ -232,7 +232,7 @@ impl Driver {
         let mut clock = None;
         for ((image, disk), index) in self.warmth.images.iter_mut().zip(&self.disks).zip(0..) {
             if image.in_flight > 0 {
-                let clock = *clock.get_or_insert_with(Clock::now);
+                let clock = *clock.get_or_insert_with(|| self.clock.of_files());
                 image.written_ns = clock.real_ns;
                 state.note_writes(DiskIndex(index), clock);
                 if clock.real_ns.abs_diff(image.looked_ns) > LOOK_NS {
@@ -251,12 +251,12 @@ impl Driver {
         if self.warmth.images.iter().all(|image| image.in_flight > 0 || image.written_ns == 0) {
             return;
         }
-        let now_ns = Clock::now().real_ns;
+        let now_ns = self.clock.of_files().real_ns;
         for ((image, disk), index) in self.warmth.images.iter_mut().zip(&self.disks).zip(0..) {
             let is_due = now_ns.abs_diff(image.written_ns) > SETTLE_NS;
             if image.in_flight == 0 && image.written_ns != 0 && is_due {
                 let changed_ns = disk.store.stamp().and_then(|stamp| stamp.changed_ns);
-                let Ok(settled_ns) = settled_ns(changed_ns, Clock::coarse_ns()) else { continue };
+                let Ok(settled_ns) = settled_ns(changed_ns, self.clock.of_file_stamps()) else { continue };
                 image.written_ns = 0;
                 state.header().set_settled(DiskIndex(index), settled_ns.unwrap_or(0));
                 image.empty_page_cache(&*disk.store, now_ns);
@@ -274,7 +274,7 @@ impl Driver {
     /// The process ends in good order: what has no write under way is settled, which takes a moment.
     pub(super) fn settle_at_end(&mut self) {
         if let Some(pause) = self.settle_timeout() {
-            std::thread::sleep(pause);
+            self.clock.pause(pause);
             self.settle_images();
         }
     }

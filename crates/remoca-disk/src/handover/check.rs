@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 /// What a subcommand gets in front of its arguments, to be asked.
@@ -41,20 +41,43 @@ pub struct Checking {
     wake: Arc<OwnedFd>,
 }
 
+/// Asks a program, which would be started with these arguments (its name, a subcommand, and so on).
+pub type Ask = Box<dyn Fn(PathBuf, Vec<OsString>) -> io::Result<Checking> + Send>;
+
+/// The way in which a [`Checking`] gets its verdict.
+pub struct Verdict {
+    sender: Sender<Result<String, String>>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Verdict {
+    /// Tells the version of the program, or why it cannot take over.
+    pub fn give(self, verdict: Result<String, String>) {
+        let _ = self.sender.send(verdict);
+        signal::raise(&*self.wake);
+    }
+}
+
 impl Checking {
+    /// Returns a check whose verdict comes from elsewhere.
+    ///
+    /// # Errors
+    /// If the system has no descriptors left.
+    pub fn pending() -> io::Result<(Self, Verdict)> {
+        let wake = Arc::new(signal::new()?);
+        let (sender, verdict) = channel();
+        Ok((Self { verdict, wake: Arc::clone(&wake) }, Verdict { sender, wake }))
+    }
+
     /// Asks `program`, which would be started with `arguments` (its name, a subcommand, and so on).
     ///
     /// # Errors
     /// If the system has no descriptors or threads left.
     pub fn start(program: PathBuf, arguments: Vec<OsString>) -> io::Result<Self> {
-        let wake = Arc::new(signal::new()?);
-        let (sender, verdict) = channel();
-        let thread_wake = Arc::clone(&wake);
-        std::thread::Builder::new().name("upgrade check".into()).spawn(move || {
-            let _ = sender.send(ask(&program, &arguments));
-            signal::raise(&*thread_wake);
-        })?;
-        Ok(Self { verdict, wake })
+        let (checking, verdict) = Self::pending()?;
+        let asking = move || verdict.give(ask(&program, &arguments));
+        std::thread::Builder::new().name("upgrade check".into()).spawn(asking)?;
+        Ok(checking)
     }
 
     /// Becomes readable when [`Self::verdict`] is there.

@@ -13,7 +13,7 @@ mod check;
 pub(crate) mod fuzz;
 mod receive;
 
-pub use check::{Checking, confirmation};
+pub use check::{Ask, Checking, Verdict, confirmation};
 pub use receive::Inheritance;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};

@@ -1,14 +1,100 @@
 //! The beginning and the end of a connection to a memory server, on threads of their own: both may have to wait.
 
 use crate::endpoint::Endpoint;
+use crate::state::RosterEntry;
+use remoca_core::engine::ServerNumber;
 use remoca_protocol::{ErrorCode, Frame, Hello, Token, VERSIONS, VersionRange, Welcome, decode};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 /// How long connecting and the hello may take, and saying goodbye.
 const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The way to memory servers. Nothing here blocks its caller.
+pub trait Network: Send {
+    /// Returns a random name for a pool.
+    ///
+    /// # Errors
+    /// If the system has no random numbers left.
+    fn token(&self) -> io::Result<Token>;
+
+    /// Begins to connect and to say hello; `answer` hears what came of it.
+    fn connect(&self, endpoint: Endpoint, token: Token, epoch: u64, answer: AnswerTo);
+
+    /// Sends what is `left` of a session in good order and closes it.
+    fn say_goodbye(&self, socket: OwnedFd, left: Vec<u8>);
+}
+
+/// What comes of an attempt to connect: a socket that does not block, behind the server's welcome.
+pub type Answer = Result<(OwnedFd, Welcome), LinkError>;
+
+/// Where the answer to an attempt to connect goes.
+pub struct AnswerTo {
+    pub(super) server: ServerNumber,
+    pub(super) queue: Sender<(ServerNumber, Answer)>,
+    pub(super) wake: Arc<OwnedFd>,
+}
+
+impl AnswerTo {
+    /// Tells the I/O thread.
+    pub fn give(self, answer: Answer) {
+        let _ = self.queue.send((self.server, answer));
+        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
+    }
+}
+
+/// The network of this host, with a thread for each attempt and each goodbye.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostNetwork;
+
+impl Network for HostNetwork {
+    fn token(&self) -> io::Result<Token> {
+        let mut token = [0; 16];
+        let count = rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty())?;
+        if count == token.len() {
+            Ok(Token(token))
+        } else {
+            Err(io::Error::other("the system gives too few random numbers"))
+        }
+    }
+
+    fn connect(&self, endpoint: Endpoint, token: Token, epoch: u64, answer: AnswerTo) {
+        let AnswerTo { server, queue, wake } = &answer;
+        let without_thread = AnswerTo { server: *server, queue: queue.clone(), wake: Arc::clone(wake) };
+        let failed = endpoint.clone();
+        let thread = std::thread::Builder::new().name("connect".into());
+        if let Err(error) = thread.spawn(move || answer.give(connect(&endpoint, token, epoch))) {
+            without_thread.give(Err(LinkError::Unreachable(failed, error)));
+        }
+    }
+
+    fn say_goodbye(&self, socket: OwnedFd, left: Vec<u8>) {
+        say_goodbye(socket.into(), left);
+    }
+}
+
+/// Gives pools back that a former process has at these servers, as far as they answer now.
+pub fn give_back(pools: impl IntoIterator<Item = RosterEntry>) {
+    for RosterEntry { endpoint, token, epoch, .. } in pools {
+        let give_back = move || match connect(&endpoint, token, epoch.saturating_add(1)) {
+            Ok((socket, _)) => say_goodbye(socket.into(), bye()),
+            Err(error) => tracing::debug!("a pool that is not used any more is left to its grace time: {error}"),
+        };
+        // Without a thread, too, the server frees it in time.
+        let _ = std::thread::Builder::new().name("give back".into()).spawn(give_back);
+    }
+}
+
+/// Returns the frame that gives a pool back.
+pub(super) fn bye() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    Frame::Bye.encode(&mut bytes);
+    bytes
+}
 
 /// Why there is no session.
 #[derive(Debug, thiserror::Error)]
@@ -33,7 +119,7 @@ pub enum LinkError {
 ///
 /// # Errors
 /// [`LinkError`], whose text says what to do.
-pub(super) fn connect(endpoint: &Endpoint, token: Token, epoch: u64) -> Result<(OwnedFd, Welcome), LinkError> {
+fn connect(endpoint: &Endpoint, token: Token, epoch: u64) -> Result<(OwnedFd, Welcome), LinkError> {
     let unreachable = |error| LinkError::Unreachable(endpoint.clone(), error);
     let mut socket = File::from(endpoint.connect(TIMEOUT).map_err(unreachable)?);
     let mut hello = Vec::new();
@@ -87,10 +173,9 @@ fn read_welcome(socket: &mut File, endpoint: &Endpoint) -> Result<Welcome, LinkE
     }
 }
 
-/// Sends what is left of a session and BYE, so that the pool is given back at once, and waits for the server to close: a
-/// connection that is closed before everything was read may take the BYE along.
-pub(super) fn say_goodbye(mut socket: File, mut rest: Vec<u8>) {
-    Frame::Bye.encode(&mut rest);
+/// Sends what is left of a session, which ends with a BYE, so that the pool is given back at once, and waits for the server
+/// to close: a connection that is closed before everything was read may take the BYE along.
+fn say_goodbye(mut socket: File, rest: Vec<u8>) {
     let farewell = move || -> io::Result<()> {
         rustix::io::ioctl_fionbio(&socket, false)?;
         for timeout in [rustix::net::sockopt::Timeout::Recv, rustix::net::sockopt::Timeout::Send] {

@@ -8,13 +8,13 @@
 mod connect;
 mod session;
 
-pub use connect::LinkError;
+pub use connect::{Answer, AnswerTo, HostNetwork, LinkError, Network, give_back};
 pub use session::Received;
 
 use crate::endpoint::Endpoint;
 use crate::migration;
 use crate::state::{Header, RosterEntry};
-use connect::{connect, say_goodbye};
+use connect::bye;
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::PageCount;
 use remoca_protocol::{Frame, RequestId, Token, Welcome, send_page_header};
@@ -63,16 +63,15 @@ impl KnownServer {
     }
 }
 
-type Answer = (ServerNumber, Result<(OwnedFd, Welcome), LinkError>);
-
 /// The link to the memory servers.
 pub struct ServerLink {
+    network: Box<dyn Network>,
     servers: Vec<KnownServer>,
     numbers: u32,
     /// Where tokens and epochs are kept for a successor of this process.
     kept: Option<Arc<Header>>,
-    answer_queue: Sender<Answer>,
-    answers: Receiver<Answer>,
+    answer_queue: Sender<(ServerNumber, Answer)>,
+    answers: Receiver<(ServerNumber, Answer)>,
     wake: Arc<OwnedFd>,
     /// Connections that the engine has not decided on.
     waiting: Vec<(ServerNumber, OwnedFd)>,
@@ -87,20 +86,25 @@ impl ServerLink {
     /// # Errors
     /// If the system has no eventfd or random numbers left, or the list is none ([`check_list`]).
     pub fn start(endpoints: &[Endpoint]) -> io::Result<Self> {
-        Self::start_with(endpoints, None)
+        Self::start_with(Box::new(HostNetwork), endpoints, None)
     }
 
-    /// The same with what a former process kept in `header`, where this one keeps its own.
+    /// The same over `network`, with what a former process kept in `header`, where this one keeps its own.
     ///
     /// # Errors
     /// As for [`Self::start`].
-    pub fn start_with(endpoints: &[Endpoint], header: Option<Arc<Header>>) -> io::Result<Self> {
+    pub fn start_with(
+        network: Box<dyn Network>,
+        endpoints: &[Endpoint],
+        header: Option<Arc<Header>>,
+    ) -> io::Result<Self> {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (answer_queue, answers) = channel();
         let former = header.as_ref().map(|header| header.roster()).unwrap_or_default();
         let after = |entry: &RosterEntry| entry.number.0.saturating_add(1);
         let numbers = header.as_ref().map_or(0, |header| header.server_numbers());
         let mut link = Self {
+            network,
             numbers: former.iter().map(after).max().unwrap_or(0).max(numbers),
             servers: former.into_iter().map(KnownServer::from).collect(),
             kept: header,
@@ -172,7 +176,7 @@ impl ServerLink {
         check_list(endpoints).map_err(io::Error::other)?;
         let is_new = |endpoint: &&Endpoint| self.servers.iter().all(|server| server.endpoint != **endpoint);
         let new: Vec<_> = endpoints.iter().filter(is_new).collect();
-        let tokens = new.iter().map(|_| random_token()).collect::<io::Result<Vec<_>>>()?;
+        let tokens = new.iter().map(|_| self.network.token()).collect::<io::Result<Vec<_>>>()?;
         for (endpoint, token) in new.into_iter().zip(tokens) {
             let (number, endpoint) = (ServerNumber(self.numbers), endpoint.clone());
             self.numbers += 1;
@@ -224,31 +228,23 @@ impl ServerLink {
             header.set_epoch(slot, epoch);
         }
         let (queue, wake) = (self.answer_queue.clone(), Arc::clone(&self.wake));
-        let tell = move |answer| {
-            let _ = queue.send((number, answer));
-            let _ = rustix::io::write(&*wake, &1_u64.to_ne_bytes());
-        };
-        let (tell_failure, failed) = (tell.clone(), endpoint.clone());
-        let thread = std::thread::Builder::new().name("connect".into());
-        if let Err(error) = thread.spawn(move || tell(connect(&endpoint, token, epoch))) {
-            tell_failure(Err(LinkError::Unreachable(failed, error)));
-        }
+        self.network.connect(endpoint, token, epoch, AnswerTo { server: number, queue, wake });
     }
 
     /// What came of an attempt to connect, if there is one more. A connection waits for [`Self::begin`] or
     /// [`Self::release`].
-    pub fn take_answer(&mut self) -> Option<(ServerNumber, Option<Welcome>)> {
+    pub fn take_answer(&mut self, now: Instant) -> Option<(ServerNumber, Option<Welcome>)> {
         let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
         let (number, answer) = self.answers.try_recv().ok()?;
-        Some((number, self.note_answer(number, answer)))
+        Some((number, self.note_answer(number, answer, now)))
     }
 
-    fn note_answer(&mut self, number: ServerNumber, answer: Result<(OwnedFd, Welcome), LinkError>) -> Option<Welcome> {
+    fn note_answer(&mut self, number: ServerNumber, answer: Answer, now: Instant) -> Option<Welcome> {
         match answer {
             Ok((socket, welcome)) => {
                 if let Some(server) = self.server(number) {
                     let possible = welcome.npages.0.saturating_add(welcome.available.0);
-                    server.answered = Some((Instant::now(), PageCount(possible)));
+                    server.answered = Some((now, PageCount(possible)));
                     server.error = None;
                 }
                 self.waiting.push((number, socket));
@@ -291,7 +287,7 @@ impl ServerLink {
     /// The waiting connection to this server is not needed, nor a pool that it may have.
     pub fn release(&mut self, number: ServerNumber) {
         if let Some(at) = self.waiting.iter().position(|(waiting, _)| *waiting == number) {
-            say_goodbye(self.waiting.swap_remove(at).1.into(), Vec::new());
+            self.network.say_goodbye(self.waiting.swap_remove(at).1, bye());
         }
     }
 
@@ -314,7 +310,8 @@ impl ServerLink {
             Some(server) => tracing::info!("left the memory server at {}: another one can give more", server.endpoint),
             None => tracing::info!("left the memory server that is not in the list any more"),
         }
-        session.leave();
+        let (socket, left) = session.leave();
+        self.network.say_goodbye(socket, left);
     }
 
     /// Queues a frame; dropped without a session (the engine then hears of the disconnection first).
@@ -378,18 +375,6 @@ impl ServerLink {
     }
 }
 
-/// Gives pools back that a former process has at these servers, as far as they answer now.
-pub fn give_back(pools: impl IntoIterator<Item = RosterEntry>) {
-    for RosterEntry { endpoint, token, epoch, .. } in pools {
-        let give_back = move || match connect(&endpoint, token, epoch.saturating_add(1)) {
-            Ok((socket, _)) => say_goodbye(socket.into(), Vec::new()),
-            Err(error) => tracing::debug!("a pool that is not used any more is left to its grace time: {error}"),
-        };
-        // Without a thread, too, the server frees it in time.
-        let _ = std::thread::Builder::new().name("give back".into()).spawn(give_back);
-    }
-}
-
 /// Whether this can be the list of a process's memory servers.
 ///
 /// # Errors
@@ -401,15 +386,5 @@ pub fn check_list(endpoints: &[Endpoint]) -> Result<(), String> {
     match endpoints.iter().enumerate().find(|(at, endpoint)| endpoints[..*at].contains(endpoint)) {
         Some((_, twice)) => Err(format!("the memory server {twice} is given twice")),
         None => Ok(()),
-    }
-}
-
-fn random_token() -> io::Result<Token> {
-    let mut token = [0; 16];
-    let count = rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty())?;
-    if count == token.len() {
-        Ok(Token(token))
-    } else {
-        Err(io::Error::other("the system gives too few random numbers"))
     }
 }

@@ -1,6 +1,5 @@
 //! Bytes in and out of the session with a memory server. The socket does not block; only the I/O thread touches it.
 
-use super::connect::say_goodbye;
 use remoca_core::engine::ServerNumber;
 use remoca_protocol::{DecodeError, FRAME_BYTES_MAX, Frame, ReceiveBuffer};
 use std::fs::File;
@@ -53,10 +52,11 @@ impl Session {
         }
     }
 
-    /// Ends the session in good order.
-    pub(super) fn leave(mut self) {
+    /// Ends the session, which is left in good order by sending what is returned.
+    pub(super) fn leave(mut self) -> (OwnedFd, Vec<u8>) {
         self.out.drain(..self.sent);
-        say_goodbye(self.socket, self.out);
+        Frame::Bye.encode(&mut self.out);
+        (self.socket.into(), self.out)
     }
 
     pub(super) fn flush(&mut self) -> io::Result<u32> {

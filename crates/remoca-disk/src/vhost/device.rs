@@ -63,7 +63,8 @@ pub struct VhostDevice {
     wake: Arc<OwnedFd>,
     commands: Option<Receiver<Envelope>>,
     waiting: Option<Waiting>,
-    control: ControlThread,
+    /// Speaks for its front ends.
+    control: Option<ControlThread>,
     /// For a program that takes over; the control thread has the original.
     listener: Option<ListeningCopy>,
 }
@@ -87,6 +88,17 @@ enum Until {
 impl VhostDevice {
     /// Makes the device and starts its control thread, which serves front ends from now on.
     pub fn new(config: DeviceConfig, source: SocketSource) -> Result<Self, DeviceError> {
+        let listener = source.copy()?;
+        let (mut device, io) = Self::without_front_end(config, listener)?;
+        device.control = Some(ControlThread::spawn(device.config.clone(), source, io)?);
+        Ok(device)
+    }
+
+    /// Makes the device, and the way to command it for whoever speaks for its front ends.
+    pub(crate) fn without_front_end(
+        config: DeviceConfig,
+        listener: Option<ListeningCopy>,
+    ) -> Result<(Self, IoThread), DeviceError> {
         config.check()?;
         let config = Arc::new(config);
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(io::Error::from)?;
@@ -96,9 +108,7 @@ impl VhostDevice {
         let log = Arc::<LogSwitch>::default();
         let write_cache = Arc::<WriteCache>::default();
         let io = IoThread { commands: sender, wake: wake.clone(), log: log.clone(), write_cache: write_cache.clone() };
-        let listener = source.copy()?;
-        let control = ControlThread::spawn(config.clone(), source, io)?;
-        Ok(VhostDevice {
+        let device = VhostDevice {
             queues: (0..config.queue_count_max).map(|index| Queue::new(index, log.clone())).collect(),
             log,
             kicks: (0..config.queue_count_max).map(|_| None).collect(),
@@ -117,9 +127,10 @@ impl VhostDevice {
             wake,
             commands: Some(receiver),
             waiting: None,
-            control,
+            control: None,
             listener,
-        })
+        };
+        Ok((device, io))
     }
 
     /// Readable when `handle_events` has something to do. An epoll descriptor, the same for the device's whole life.
@@ -263,7 +274,7 @@ impl VhostDevice {
 
     /// No front end will come any more: the device had a single connection, and it has ended.
     pub fn is_finished(&self) -> bool {
-        self.control.is_finished()
+        self.control.as_ref().is_some_and(ControlThread::is_finished)
     }
 
     /// Where front ends come from, for a program that takes over; `None` if no other will ever come.
@@ -448,9 +459,10 @@ impl VhostDevice {
 impl Drop for VhostDevice {
     fn drop(&mut self) {
         // The control thread may wait for the connection or for our answer to a command: end both, then it ends.
-        self.control.begin_stop();
+        let Some(mut control) = self.control.take() else { return };
+        control.begin_stop();
         self.waiting = None;
         self.commands = None;
-        self.control.join();
+        control.join();
     }
 }
