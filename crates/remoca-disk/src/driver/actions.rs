@@ -1,8 +1,9 @@
 //! Execution of the engine's actions.
 
-use super::Driver;
 use super::poller::Source;
 use super::requests::{DiskIo, Origin, Pending, store_op};
+use super::starved::Tried;
+use super::{Disk, Driver};
 use crate::frontend::{Frontend, Outcome};
 use crate::link::ServerLink;
 use crate::narrow;
@@ -50,61 +51,58 @@ impl Driver {
         }
     }
 
-    /// Submits the disk I/O of a request, or lets it wait for a buffer.
+    /// Submits the disk I/O of a request, or lets it wait for a buffer: also if there is one, but I/O of its disk waits that came
+    /// before.
     fn begin_disk(&mut self, id: RequestId, disk: DiskIndex, op: GuestOp, too: bool) {
         self.requests.begin_io(id);
-        let io = DiskIo { id, disk: usize::from(disk.0), op, too };
-        if !self.starved.is_empty() || !self.has_share(&io) || !self.try_disk(io) {
-            self.starved.push_back(io);
+        let mut io = DiskIo { id, disk: usize::from(disk.0), op, too, bytes: 0 };
+        io.bytes = buffer_bytes(&io, &self.disks);
+        let must_wait = io.bytes > 0 && self.starved.has(io.disk);
+        if must_wait || self.place_disk(io) != Tried::Placed {
+            self.starved.push(io);
         }
     }
 
-    /// Submits what there are buffers for, each disk's in turn; what has its share of them waits aside.
+    /// Submits what there are buffers for, each disk's in turn.
     pub(super) fn feed_starved(&mut self) {
         if self.starved.is_empty() {
             return;
         }
-        let mut full = vec![false; self.disks.len()];
-        for _ in 0..self.starved.len() {
-            let Some(mut io) = self.starved.pop_front() else { return };
-            if io.too && self.requests.get_mut(io.id).is_none() {
+        let Self { starved, engine, requests, disks, .. } = self;
+        starved.retain(|io| {
+            if io.too && requests.get_mut(io.id).is_none() {
                 // A memory server has answered the read.
-                self.engine.handle_disk_skipped(io.id);
-                self.requests.end_io(io.id);
-                continue;
+                engine.handle_disk_skipped(io.id);
+                requests.end_io(io.id);
+                return false;
             }
             // None of them has the page: now it is I/O that a guest waits for.
-            io.too &= self.engine.waits_for_server(io.id);
-            if full[io.disk] || !self.has_share(&io) {
-                self.starved.push_back(io);
-            } else if !self.try_disk(io) {
-                full[io.disk] = true;
-                self.starved.push_back(io);
-            }
+            io.too &= engine.waits_for_server(io.id);
+            io.bytes = buffer_bytes(io, disks);
+            true
+        });
+        let mut walk = self.starved.walk();
+        while let Some(io) = self.starved.next(&mut walk) {
+            let tried = self.place_disk(io);
+            self.starved.note(&mut walk, tried);
         }
     }
 
-    /// Whether its disk may take a buffer for it.
-    fn has_share(&self, io: &DiskIo) -> bool {
-        let bytes = self.buffer_bytes(io);
-        bytes == 0 || self.requests.has_share(io.disk, bytes, io.too, self.buffers.limit_bytes())
-    }
-
-    /// What it takes of the buffers.
-    fn buffer_bytes(&self, io: &DiskIo) -> usize {
-        match io.op {
-            // NBD requests bring buffers, which are theirs.
-            _ if !io.too && matches!(self.disks[io.disk].frontend, Frontend::Nbd(_)) => 0,
-            GuestOp::Read(range) | GuestOp::Write { range, .. } => {
-                BufferPool::footprint(usize::try_from(range.length).unwrap_or(usize::MAX))
+    /// Submits the I/O if its disk has room for it, and there is a buffer.
+    fn place_disk(&mut self, io: DiskIo) -> Tried {
+        if io.bytes > 0 {
+            let wanted = |disk| self.starved.wanted_bytes(disk);
+            let tried = self.requests.share(&io, self.buffers.limit_bytes(), wanted);
+            if tried != Tried::Placed {
+                return tried;
             }
-            GuestOp::Flush | GuestOp::Discard(_) | GuestOp::WriteZeroes { .. } => 0,
         }
+        if self.try_disk(io) { Tried::Placed } else { Tried::NoBuffer }
     }
 
     /// False if there is no buffer.
     fn try_disk(&mut self, io: DiskIo) -> bool {
-        let DiskIo { id, disk, op, too } = io;
+        let DiskIo { id, disk, op, too, .. } = io;
         let buffer = match op {
             GuestOp::Read(range) | GuestOp::Write { range, .. } => {
                 let length = usize::try_from(range.length).unwrap_or(usize::MAX);
@@ -134,7 +132,7 @@ impl Driver {
         if matches!(op, GuestOp::Write { .. }) {
             narrow::passes("write-forgotten");
         }
-        self.requests.take_share(id, self.buffer_bytes(&io), too);
+        self.requests.take_share(&io);
         self.warmth.begin(disk, &op);
         self.disks[disk].store.submit(u64::from(id.0), store_op(op), buffer);
         true
@@ -294,5 +292,17 @@ impl Driver {
             }
             Err(error) => self.lose_session(&error.to_string()),
         }
+    }
+}
+
+/// Returns what an I/O takes of the driver's buffers.
+fn buffer_bytes(io: &DiskIo, disks: &[Disk]) -> usize {
+    match io.op {
+        // NBD requests bring buffers, which are theirs.
+        _ if !io.too && matches!(disks[io.disk].frontend, Frontend::Nbd(_)) => 0,
+        GuestOp::Read(range) | GuestOp::Write { range, .. } => {
+            BufferPool::footprint(usize::try_from(range.length).unwrap_or(usize::MAX))
+        }
+        GuestOp::Flush | GuestOp::Discard(_) | GuestOp::WriteZeroes { .. } => 0,
     }
 }

@@ -16,6 +16,7 @@ mod migration;
 mod poller;
 mod requests;
 mod snapshot;
+mod starved;
 #[cfg(test)]
 mod tests;
 mod upgrade;
@@ -44,7 +45,7 @@ use remoca_core::units::{DiskIndex, Nanos, PAGE_SIZE_U64, PageCount};
 use remoca_protocol::ErrorCode;
 use requests::RequestTable;
 pub use snapshot::cache_pages;
-use std::collections::VecDeque;
+use starved::Starved;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -158,7 +159,7 @@ pub struct Driver {
     poller: Poller,
     requests: RequestTable,
     /// Disk I/O that waits for a buffer.
-    starved: VecDeque<requests::DiskIo>,
+    starved: Starved,
     /// The server sent more than one turn takes.
     receive_again: bool,
     /// The server ended the session with this.
@@ -191,6 +192,7 @@ impl Driver {
     /// # Errors
     /// If the system refuses an epoll instance or a registration.
     pub fn new(parts: Parts) -> io::Result<Self> {
+        let starved = Starved::new(parts.disks.len());
         let mut driver = Self {
             name: parts.name,
             started: parts.clock.now(),
@@ -217,7 +219,7 @@ impl Driver {
             upgrade: None,
             stop_at: None,
             poller: Poller::new()?,
-            starved: VecDeque::new(),
+            starved,
             receive_again: false,
             dismissal: None,
             refusal_told: false,

@@ -1,5 +1,6 @@
 //! The guest requests that the engine has not completed, with their buffers.
 
+use super::starved::Tried;
 use crate::frontend::{GuestRequest, Outcome};
 use crate::store::{IoBuffer, StoreOp};
 use remoca_core::engine::{GuestOp, RequestId};
@@ -34,13 +35,15 @@ pub struct Group {
 }
 
 /// I/O for a backing store; it may have to wait for a buffer.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct DiskIo {
     pub id: RequestId,
     pub disk: usize,
     pub op: GuestOp,
     /// Pages of a memory server may still come for the request: its own buffer is theirs.
     pub too: bool,
+    /// What it takes of the driver's buffers.
+    pub bytes: usize,
 }
 
 /// What a number stands for.
@@ -108,38 +111,65 @@ impl RequestTable {
         }
     }
 
-    /// Whether I/O of `disk` can have a buffer of `bytes` out of `limit` for all. Half of the limit is kept for the disks,
-    /// each its part, whatever the others want: one that hangs must not stop them. I/O that may be for nothing (`too`)
-    /// has no more than its disk's part. One I/O of each disk, and one of that kind, is never refused.
-    pub fn has_share(&self, disk: usize, bytes: usize, too: bool, limit: usize) -> bool {
+    /// Returns whether an I/O can have its buffer out of `limit` bytes for all. Half of the limit is kept for the disks, each its
+    /// part, whatever the others want: one that hangs must not stop them. Beyond their parts, disks leave each other what
+    /// they wait for (`wanted`). I/O that may be for nothing (`too`) has no more than its disk's part. One I/O of each disk,
+    /// and one of that kind, is never refused.
+    pub fn share(&self, io: &DiskIo, limit: usize, wanted: impl Fn(usize) -> usize) -> Tried {
         let part = limit / 2 / self.held.len();
-        let fits = |held: usize, room: usize| held == 0 || held.saturating_add(bytes) <= room;
-        let others = self.held.iter().enumerate().filter(|(other, _)| *other != disk);
-        let theirs: usize = others.map(|(_, held)| held.all.max(part)).sum();
-        fits(self.held[disk].all, limit.saturating_sub(theirs)) && (!too || fits(self.held[disk].too, part))
+        let fits = |held: usize, room: usize| held == 0 || held.saturating_add(io.bytes) <= room;
+        let others = self.held.iter().enumerate().filter(|(other, _)| *other != io.disk);
+        let theirs: usize = others.map(|(other, held)| held.all.max(part).max(wanted(other))).sum();
+        let held = self.held[io.disk];
+        if io.too && !fits(held.too, part) {
+            Tried::NoHedgeShare
+        } else if !fits(held.all, limit.saturating_sub(theirs).max(part)) {
+            Tried::NoShare
+        } else {
+            Tried::Placed
+        }
     }
 
-    /// The I/O of `id` has a buffer of `bytes` until the store is done with it.
-    pub fn take_share(&mut self, id: RequestId, bytes: usize, too: bool) {
-        if let Some(entry) = self.slab.get_mut(id.0 as usize) {
-            entry.held = Held { all: bytes, too: if too { bytes } else { 0 } };
-            let held = &mut self.held[usize::from(entry.disk)];
-            held.all += entry.held.all;
-            held.too += entry.held.too;
+    /// The I/O has its buffer until the store is done with it.
+    pub fn take_share(&mut self, io: &DiskIo) {
+        if let Some(entry) = self.slab.get_mut(io.id.0 as usize) {
+            entry.held = Held::of(io.bytes, io.too);
+            self.lend(io.disk, io.bytes, io.too);
         }
+    }
+
+    /// Counts bytes of a disk's I/O as lent.
+    pub(super) fn lend(&mut self, disk: usize, bytes: usize, too: bool) {
+        let lent = Held::of(bytes, too);
+        let held = &mut self.held[disk];
+        held.all += lent.all;
+        held.too += lent.too;
+    }
+
+    /// Counts them as given back.
+    pub(super) fn take_back(&mut self, disk: usize, bytes: usize, too: bool) {
+        let lent = Held::of(bytes, too);
+        let held = &mut self.held[disk];
+        held.all -= lent.all;
+        held.too -= lent.too;
     }
 
     /// The store is done with `id`.
     pub fn end_io(&mut self, id: RequestId) {
         if let Some(entry) = self.slab.get_mut(id.0 as usize) {
             entry.io = false;
-            let (held, done) = (&mut self.held[usize::from(entry.disk)], std::mem::take(&mut entry.held));
-            held.all -= done.all;
-            held.too -= done.too;
+            let (disk, done) = (usize::from(entry.disk), std::mem::take(&mut entry.held));
             if entry.pending.is_none() {
                 self.slab.remove(id.0 as usize);
             }
+            self.take_back(disk, done.all, done.too > 0);
         }
+    }
+}
+
+impl Held {
+    fn of(bytes: usize, too: bool) -> Self {
+        Self { all: bytes, too: if too { bytes } else { 0 } }
     }
 }
 
@@ -162,19 +192,27 @@ pub fn store_op(op: GuestOp) -> StoreOp {
 mod tests {
     use super::*;
 
+    fn io(id: RequestId, disk: usize, bytes: usize, too: bool) -> DiskIo {
+        DiskIo { id, disk, op: GuestOp::Flush, too, bytes }
+    }
+
     /// Lends `bytes` to I/O of a disk.
     fn begin(table: &mut RequestTable, disk: u16, bytes: usize, too: bool) -> RequestId {
         let (op, issued, origin) = (GuestOp::Flush, Nanos(0), Origin::HandOver);
         let id = table.insert(Pending { disk, op, issued, buffer: None, delivered: false, origin });
         table.begin_io(id);
-        table.take_share(id, bytes, too);
+        table.take_share(&io(id, disk.into(), bytes, too));
         id
+    }
+
+    fn has_share(table: &RequestTable, disk: usize, bytes: usize, too: bool, limit: usize) -> bool {
+        table.share(&io(RequestId(0), disk, bytes, too), limit, |_| 0) == Tried::Placed
     }
 
     #[test]
     fn a_share_is_taken_until_the_store_is_done_whether_or_not_the_guest_has_its_answer() {
         let mut table = RequestTable::new(2);
-        let room = |table: &RequestTable, disk, bytes| table.has_share(disk, bytes, true, 400);
+        let room = |table: &RequestTable, disk, bytes| has_share(table, disk, bytes, true, 400);
         assert!(room(&table, 1, usize::MAX), "one can always");
         let first = begin(&mut table, 1, 60, true);
         assert!(room(&table, 1, 40) && !room(&table, 1, 41));
@@ -182,7 +220,7 @@ mod tests {
         assert!(table.remove(first).is_some());
         assert!(!room(&table, 1, 1), "the store is still at it");
         assert!(room(&table, 0, 100), "another disk has a share of its own");
-        assert!(table.has_share(1, 200, false, 400), "what a guest waits for has more");
+        assert!(has_share(&table, 1, 200, false, 400), "what a guest waits for has more");
         table.end_io(first);
         assert!(room(&table, 1, 60));
         table.end_io(second);
@@ -193,7 +231,7 @@ mod tests {
     #[test]
     fn a_disk_that_hangs_leaves_the_others_their_parts() {
         let mut table = RequestTable::new(4);
-        let room = |table: &RequestTable, disk, bytes| table.has_share(disk, bytes, false, 800);
+        let room = |table: &RequestTable, disk, bytes| has_share(table, disk, bytes, false, 800);
         let first = begin(&mut table, 0, 400, false);
         assert!(room(&table, 0, 100) && !room(&table, 0, 101), "all but a part for each of three");
         let second = begin(&mut table, 0, 100, false);
@@ -209,9 +247,19 @@ mod tests {
     }
 
     #[test]
+    fn disks_leave_each_other_what_they_wait_for_but_not_their_own_parts() {
+        let mut table = RequestTable::new(2);
+        begin(&mut table, 0, 50, false);
+        let room = |bytes, wanted| table.share(&io(RequestId(0), 0, bytes, false), 400, |_| wanted) == Tried::Placed;
+        assert!(room(250, 0) && !room(251, 0));
+        assert!(room(150, 200) && !room(151, 200));
+        assert!(room(50, 400) && !room(51, 400), "its part");
+    }
+
+    #[test]
     fn a_disk_that_is_alone_can_have_everything() {
         let mut table = RequestTable::new(1);
         begin(&mut table, 0, 799, false);
-        assert!(table.has_share(0, 1, false, 800) && !table.has_share(0, 2, false, 800));
+        assert!(has_share(&table, 0, 1, false, 800) && !has_share(&table, 0, 2, false, 800));
     }
 }
