@@ -67,7 +67,13 @@ pub fn run(args: &CostArgs) -> Result<()> {
             arguments.extend(["--state".to_owned(), folder.0.join("kept.state").display().to_string()]);
         }
         let inflight = kind == "in-flight tracking";
-        let options = VmOptions { disk_ms: args.disk_ms, server: Some(&socket), inflight, arguments: &arguments };
+        let options = VmOptions {
+            disk_ms: args.disk_ms,
+            server: Some(&socket),
+            inflight,
+            arguments: &arguments,
+            ..Default::default()
+        };
         vms.push(Vm::start(&folder.0, &format!("vm{number}"), &options)?);
     }
     let mut figures = vec![Figures::default(); KINDS.len()];

@@ -68,7 +68,8 @@ pub fn run(args: &HedgingArgs) -> Result<()> {
         let proxy = (number > 0).then(|| Proxy::start(&folder.0, &name, &socket)).transpose()?;
         let arguments = if way == "hedging off" { vec!["--no-hedge".to_owned()] } else { Vec::new() };
         let server = proxy.as_ref().map(|proxy| proxy.socket.as_path());
-        let options = VmOptions { disk_ms: args.disk_ms, server, inflight: true, arguments: &arguments };
+        let options =
+            VmOptions { disk_ms: args.disk_ms, server, inflight: true, arguments: &arguments, ..Default::default() };
         setups.push(Setup { vm: Vm::start(&folder.0, &name, &options)?, proxy });
     }
     let mut rows: Vec<Row> = Vec::new();

@@ -4,6 +4,7 @@ mod cost;
 mod hash;
 mod hedging;
 mod server;
+mod versus;
 mod vm;
 
 use std::process::ExitCode;
@@ -27,6 +28,8 @@ enum Benchmark {
     Hedging(hedging::HedgingArgs),
     /// What in-flight tracking, the kept index and hedging cost while nothing goes wrong
     Cost(cost::CostArgs),
+    /// CPU time of a hit, a miss and an eviction beside another build of `remoca`
+    Versus(versus::VersusArgs),
     /// A server to be measured; started by the benchmark itself
     #[command(hide = true)]
     Target(server::TargetArgs),
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         Benchmark::Hash => hash::run(),
         Benchmark::Hedging(args) => hedging::run(&args),
         Benchmark::Cost(args) => cost::run(&args),
+        Benchmark::Versus(args) => versus::run(&args),
         Benchmark::Target(args) => server::run_target(&args),
     };
     match result {

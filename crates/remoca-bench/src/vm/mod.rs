@@ -8,12 +8,15 @@ pub mod proxy;
 use anyhow::{Context, Result, bail, ensure};
 use remoca_disk::control::{self, Reply};
 use remoca_disk::testing::{Command as Read, Options, TestGuest, Ticket};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 pub const IMAGE_BYTES: u64 = 16 << 20;
 const BLOCK: u64 = 4096;
+/// Bytes of evicted pages in one write to the port.
+const BATCH_BYTES: u64 = 256 << 10;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A program that ends with its owner.
@@ -72,26 +75,50 @@ pub struct Vm {
     pub process: Program,
     control: PathBuf,
     guest: TestGuest,
+    /// The guest's driver of the eviction port, if there is one.
+    port: Option<TestGuest>,
     random: u64,
     // The disk must outlive the process.
     _disk: Option<Program>,
 }
 
+#[derive(Default)]
 pub struct VmOptions<'a> {
-    /// The disk answers after so long; 0: a raw file.
+    /// Delay of each disk read; 0: a raw file without a delay.
     pub disk_ms: u32,
     pub server: Option<&'a Path>,
     pub inflight: bool,
     pub arguments: &'a [String],
+    /// Size of the cache, as the program takes it; `None`: all of the image and more.
+    pub cache: Option<&'a str>,
+    /// Program to measure; `None`: the one beside this benchmark.
+    pub program: Option<&'a Path>,
+    /// Processor that all threads of the VM process are pinned to.
+    pub processor: Option<usize>,
+    /// Whether the VM has an eviction port.
+    pub port: bool,
 }
 
 impl Vm {
     pub fn start(folder: &Path, name: &str, options: &VmOptions<'_>) -> Result<Self> {
         let (disk, image) = disk(folder, name, options.disk_ms)?;
         let (socket, control) = (folder.join(format!("{name}.vhost")), folder.join(format!("{name}.ctl")));
-        let mut command = Command::new(remoca()?);
-        command.args(["disk", "--read-only", "--no-frames", "--cache", "32M", "--image", &image, "--socket"]);
+        let program = options.program.map_or_else(remoca, |program| Ok(program.to_owned()))?;
+        let mut command = match options.processor {
+            None => Command::new(program),
+            Some(processor) => {
+                let mut pinned = Command::new("taskset");
+                pinned.args(["--cpu-list", &processor.to_string()]).arg(program);
+                pinned
+            }
+        };
+        command.args(["disk", "--read-only", "--no-frames", "--cache", options.cache.unwrap_or("32M")]);
+        command.args(["--image", &image, "--socket"]);
         command.arg(&socket).arg("--control").arg(&control).args(options.arguments);
+        let port_socket = folder.join(format!("{name}.port"));
+        if options.port {
+            command.arg("--port").arg(&port_socket);
+        }
         if let Some(server) = options.server {
             command.arg("--server").arg(format!("unix:{}", server.display()));
         }
@@ -100,12 +127,12 @@ impl Vm {
         let mut guest = TestGuest::new(Options { queue_size: 256, data_bytes: BLOCK, inflight, ..Options::default() });
         guest.connect(&socket)?;
         guest.queues[0].suppress_interrupts(true);
-        let mut vm = Self { process, control, guest, random: 0x9e37_79b9_7f4a_7c15, _disk: disk };
+        let port = options.port.then(|| connect_port(&port_socket)).transpose()?;
+        let mut vm = Self { process, control, guest, port, random: 0x9e37_79b9_7f4a_7c15, _disk: disk };
         // The pool is there soon; then everything is cached.
         std::thread::sleep(Duration::from_millis(1500));
         for _ in 0..2 {
-            let mut next = 0..IMAGE_BYTES / BLOCK;
-            vm.reads(32, |_| next.next())?;
+            vm.pass(32)?;
         }
         Ok(vm)
     }
@@ -130,6 +157,24 @@ impl Vm {
         })?;
         self.random = random;
         Ok(latencies)
+    }
+
+    /// Reads every block once, in order.
+    pub fn pass(&mut self, depth: usize) -> Result<()> {
+        let mut next = 0..IMAGE_BYTES / BLOCK;
+        self.reads(depth, |_| next.next()).map(drop)
+    }
+
+    /// Reports every block of the image as evicted, once, in order.
+    pub fn evict_all(&mut self) -> Result<()> {
+        let Some(port) = &mut self.port else { bail!("this VM has no eviction port") };
+        for first in (0..IMAGE_BYTES).step_by(usize::try_from(BATCH_BYTES)?) {
+            let batch = content(first..first + BATCH_BYTES);
+            // The page at sector 0 of the port is the guest agent's own.
+            let status = port.run(0, Read::Write { sector: BLOCK / 512, data: &batch });
+            ensure!(status == 0, "the eviction port failed a write");
+        }
+        Ok(())
     }
 
     fn reads(&mut self, depth: usize, mut next: impl FnMut(&Self) -> Option<u64>) -> Result<Vec<u64>> {
@@ -164,11 +209,21 @@ impl Vm {
     }
 }
 
+/// Returns what the image holds in this range of bytes: the same as nbdkit's pattern plugin.
+fn content(bytes: Range<u64>) -> Vec<u8> {
+    (bytes.start / 8..bytes.end / 8).flat_map(|at| (at * 8).to_be_bytes()).collect()
+}
+
+fn connect_port(socket: &Path) -> Result<TestGuest> {
+    let mut port = TestGuest::new(Options { queue_size: 8, data_bytes: BATCH_BYTES, ..Options::default() });
+    port.connect(socket)?;
+    Ok(port)
+}
+
 fn disk(folder: &Path, name: &str, delay_ms: u32) -> Result<(Option<Program>, String)> {
     if delay_ms == 0 {
         let path = folder.join(format!("{name}.img"));
-        let blocks = (0..IMAGE_BYTES / 8).flat_map(|at| (at * 8).to_be_bytes());
-        std::fs::write(&path, blocks.collect::<Vec<u8>>())?;
+        std::fs::write(&path, content(0..IMAGE_BYTES))?;
         return Ok((None, path.display().to_string()));
     }
     let socket = folder.join(format!("{name}.nbd"));
