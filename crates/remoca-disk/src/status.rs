@@ -98,7 +98,7 @@ pub struct DiskStatus {
     pub socket: String,
     pub bytes: u64,
     pub read_only: bool,
-    /// "up"; or "waiting" or "failing" while the server of the image is away.
+    /// "up", or "waiting" while the server of the image is away.
     pub store: String,
     /// Why nothing was known of it at the start, although the process started warm.
     #[serde(default)]

@@ -162,8 +162,7 @@ impl Driver {
             read_only: disk.frontend.is_read_only(),
             store: match disk.store.health() {
                 StoreHealth::Up => "up".into(),
-                StoreHealth::Waiting { .. } => "waiting".into(),
-                StoreHealth::Failing { .. } => "failing".into(),
+                StoreHealth::Waiting => "waiting".into(),
             },
             cold_reason: self.warmth.disk_reason(index),
             attached: disk.frontend.is_connected(),

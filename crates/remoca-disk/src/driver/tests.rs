@@ -57,6 +57,12 @@ impl Store for HangingStore {
     fn in_flight(&self) -> usize {
         self.submitted.lock().unwrap().len()
     }
+
+    fn failed_flush(&self) -> Option<i32> {
+        None
+    }
+
+    fn set_failed_flush(&mut self, _: Option<i32>) {}
 }
 
 fn disk(submitted: &Submitted) -> Disk {

@@ -118,7 +118,7 @@ impl Driver {
                 state.header().set_flush_failed(index, errno);
             }
             if let Some(errno) = errno {
-                disk.store.inherit_failed_flush(errno);
+                disk.store.set_failed_flush(Some(errno));
                 tracing::error!(
                     "{}: a flush or durable write of this image has failed before ({}): writes may be lost, and all flushes \
                      fail. When the image is sound again: stop guest and process, remove the state file, start both.",

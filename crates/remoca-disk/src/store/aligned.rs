@@ -46,6 +46,7 @@ impl AlignedStore {
                 match event {
                     StoreEvent::Completed(completion) => self.machine.handle_completion(completion),
                     StoreEvent::ContentUncertain => {
+                        self.machine.repeat_modifications();
                         self.take_completions();
                         self.events.push_back(event);
                     }
@@ -153,8 +154,8 @@ impl Store for AlignedStore {
         self.below.failed_flush()
     }
 
-    fn inherit_failed_flush(&mut self, errno: i32) {
-        self.below.inherit_failed_flush(errno);
+    fn set_failed_flush(&mut self, errno: Option<i32>) {
+        self.below.set_failed_flush(errno);
     }
 
     fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {

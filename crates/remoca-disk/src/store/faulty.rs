@@ -107,8 +107,8 @@ impl Store for FaultyStore {
         self.below.failed_flush()
     }
 
-    fn inherit_failed_flush(&mut self, errno: i32) {
-        self.below.inherit_failed_flush(errno);
+    fn set_failed_flush(&mut self, errno: Option<i32>) {
+        self.below.set_failed_flush(errno);
     }
 
     fn health(&self) -> StoreHealth {

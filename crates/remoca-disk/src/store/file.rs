@@ -102,7 +102,7 @@ impl FileStore {
             calls,
             events: VecDeque::new(),
             finished: Vec::new(),
-            latch: FlushLatch::inherited(flush_failed),
+            latch: FlushLatch::with(flush_failed),
             in_flight: 0,
             submit_again_at: None,
             cache_emptying: Arc::new(()),
@@ -125,7 +125,7 @@ impl FileStore {
     }
 
     fn complete(&mut self, task: FileTask, result: Result<(), StoreError>) {
-        let result = self.latch.filter(&task.operation, result);
+        let result = self.latch.filter(&task.operation, task.failed_at(), result);
         let completion = StoreCompletion { token: task.token, result, buffer: task.buffer };
         self.events.push_back(StoreEvent::Completed(completion));
     }
@@ -223,8 +223,8 @@ impl Store for FileStore {
         self.latch.errno()
     }
 
-    fn inherit_failed_flush(&mut self, errno: i32) {
-        self.latch = FlushLatch::inherited(Some(errno));
+    fn set_failed_flush(&mut self, errno: Option<i32>) {
+        self.latch = FlushLatch::with(errno);
     }
 
     fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {

@@ -5,7 +5,11 @@
 //! Here are the rules for short transfers, interruptions, and file systems that lack an operation. Invariants:
 //! 1. A read finishes well only when every byte was read; the end of the file inside it is an error.
 //! 2. A durable operation finishes well only after a call that makes it durable.
+//!
+//! A write with `RWF_DSYNC` does two things, and its error does not say which of them failed. The kernel syncs only what was
+//! written, so a refusal for want of space is told apart by a second call without the flag: refused again, it was the write.
 
+use super::flush_latch::{FailedAt, is_clean_refusal};
 use super::{IoBuffer, StoreError, StoreOp};
 
 /// Interruptions of one call in a row before it counts as failed.
@@ -32,6 +36,8 @@ pub(super) struct FileTask {
     /// Bytes of the range done in this stage.
     done: u64,
     retries: u32,
+    /// A write with `RWF_DSYNC` failed with this: was it the write, or the sync?
+    doubtful: Option<StoreError>,
 }
 
 /// What has to be known of an image to choose the calls.
@@ -98,7 +104,12 @@ impl FileTask {
             StoreOp::WriteZeroes { may_unmap: true, .. } => Stage::PunchHole,
             StoreOp::WriteZeroes { may_unmap: false, .. } => Stage::ZeroRange,
         };
-        Self { token, operation, buffer, image, stage, done: 0, retries: 0 }
+        Self { token, operation, buffer, image, stage, done: 0, retries: 0, doubtful: None }
+    }
+
+    /// Returns the part of a finished operation to which its error belongs.
+    pub(super) fn failed_at(&self) -> FailedAt {
+        if self.stage == Stage::Sync { FailedAt::Sync } else { FailedAt::Body }
     }
 
     /// Whether the next call can only be made on a thread that may block.
@@ -114,7 +125,7 @@ impl FileTask {
         match self.stage {
             Stage::Read => Call::Read { offset, target: self.remaining_buffer() },
             Stage::Write => {
-                let durable = self.operation.is_durable() && self.image.honours_dsync;
+                let durable = self.writes_durably() && self.doubtful.is_none();
                 Call::Write { offset, source: self.remaining_buffer(), durable }
             }
             Stage::PunchHole | Stage::DiscardByHole => {
@@ -160,8 +171,13 @@ impl FileTask {
                         Progress::MoreCalls
                     };
                 }
-                match self.stage {
-                    Stage::Write if self.image.honours_dsync => Progress::Finished(Ok(())),
+                match (self.stage, self.doubtful) {
+                    (Stage::Write, Some(error)) => {
+                        // There is room: it was the sync that failed.
+                        self.stage = Stage::Sync;
+                        Progress::Finished(Err(error))
+                    }
+                    (Stage::Write, None) if self.image.honours_dsync => Progress::Finished(Ok(())),
                     _ => self.sync_if_durable(),
                 }
             }
@@ -187,9 +203,18 @@ impl FileTask {
             Stage::DiscardByHole | Stage::DiscardByIoctl if unsupported => return Progress::Finished(Ok(())),
             // The rest of a transfer that was cut inside a sector by the end of the image.
             Stage::Read if errno == libc::EINVAL && self.done > 0 => return Progress::Finished(Err(StoreError::IO)),
+            Stage::Write
+                if self.writes_durably() && self.doubtful.is_none() && is_clean_refusal(StoreError { errno }) =>
+            {
+                self.doubtful = Some(StoreError { errno });
+            }
             _ => return Progress::Finished(Err(StoreError { errno })),
         }
         Progress::MoreCalls
+    }
+
+    fn writes_durably(&self) -> bool {
+        self.operation.is_durable() && self.image.honours_dsync
     }
 
     /// The part of the buffer that is still to be transferred.
@@ -276,6 +301,47 @@ mod tests {
         assert_eq!(ignored.handle_result(Ok(4096)), Progress::MoreCalls);
         assert_eq!(ignored.next_call(), Call::SyncData);
         assert_eq!(ignored.handle_result(Ok(0)), Progress::Finished(Ok(())));
+    }
+
+    #[test]
+    fn a_write_and_its_sync_are_told_apart_by_a_second_write() {
+        let durable = StoreOp::Write { offset: 0, len: 4096, durable: true };
+        for errno in [libc::ENOSPC, libc::EDQUOT] {
+            let error = StoreError { errno };
+            for (second, at) in [(Err(errno), FailedAt::Body), (Ok(4096), FailedAt::Sync)] {
+                let mut task = task(durable, true);
+                assert!(matches!(task.next_call(), Call::Write { durable: true, .. }));
+                assert_eq!(task.handle_result(Err(errno)), Progress::MoreCalls);
+                assert!(matches!(task.next_call(), Call::Write { offset: 0, durable: false, .. }));
+                assert_eq!(task.handle_result(second), Progress::Finished(Err(error)), "it never succeeds");
+                assert_eq!(task.failed_at(), at, "{second:?}");
+            }
+        }
+        let mut lost = task(durable, true);
+        assert_eq!(
+            lost.handle_result(Err(libc::EIO)),
+            Progress::Finished(Err(StoreError::IO)),
+            "no doubt about this one"
+        );
+        let mut plain = task(StoreOp::Write { offset: 0, len: 4096, durable: false }, true);
+        let full = StoreError { errno: libc::ENOSPC };
+        assert_eq!(plain.handle_result(Err(libc::ENOSPC)), Progress::Finished(Err(full)));
+        assert_eq!(plain.failed_at(), FailedAt::Body);
+    }
+
+    #[test]
+    fn the_error_of_a_sync_belongs_to_the_sync() {
+        let zeroes = StoreOp::WriteZeroes { offset: 0, len: 4096, may_unmap: true, durable: true };
+        for (operation, calls_before) in [(StoreOp::Flush, 0), (zeroes, 1)] {
+            let mut task = task(operation, false);
+            for _ in 0..calls_before {
+                assert_eq!(task.failed_at(), FailedAt::Body);
+                assert_eq!(task.handle_result(Ok(0)), Progress::MoreCalls);
+            }
+            let full = StoreError { errno: libc::ENOSPC };
+            assert_eq!(task.handle_result(Err(libc::ENOSPC)), Progress::Finished(Err(full)));
+            assert_eq!(task.failed_at(), FailedAt::Sync, "{operation:?}");
+        }
     }
 
     #[test]

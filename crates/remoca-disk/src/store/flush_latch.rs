@@ -2,7 +2,8 @@
 //!
 //! After a failed fsync the kernel considers the lost pages clean, so that the next fsync succeeds although the data are
 //! gone. Each store passes its results through one latch; the first failed flush or durable write decides all later ones.
-//! Running out of space is no reason to latch for a write (nothing was acknowledged and lost), but it is for a flush.
+//! A write that was refused for want of space is no reason to latch: nothing that was acknowledged is lost. A sync behind
+//! a write that fails is one, whatever its error: it may speak of writes that were acknowledged before.
 
 use super::{StoreError, StoreOp};
 
@@ -11,9 +12,18 @@ pub(super) struct FlushLatch {
     failed: Option<StoreError>,
 }
 
+/// The part of an operation to which its error belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FailedAt {
+    /// Its own bytes.
+    Body,
+    /// What makes it durable, and all before it.
+    Sync,
+}
+
 impl FlushLatch {
-    /// As a former program left it.
-    pub(super) fn inherited(errno: Option<i32>) -> Self {
+    /// Returns a latch that has seen this error, or none.
+    pub(super) fn with(errno: Option<i32>) -> Self {
         Self { failed: errno.map(|errno| StoreError { errno }) }
     }
 
@@ -21,23 +31,30 @@ impl FlushLatch {
         self.failed.map(|error| error.errno)
     }
 
-    /// The result to report for `operation`, which ended with `result`.
-    pub(super) fn filter(&mut self, operation: &StoreOp, result: Result<(), StoreError>) -> Result<(), StoreError> {
-        if !operation.is_durable() {
-            return result;
-        }
+    /// Latches for a reason that is no operation's result.
+    pub(super) fn fail(&mut self, error: StoreError) {
+        self.failed.get_or_insert(error);
+    }
+
+    /// Returns the result to report for `operation`, which ended with `result`; an error belongs to the part `at`.
+    pub(super) fn filter(
+        &mut self,
+        operation: &StoreOp,
+        at: FailedAt,
+        result: Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
         if let Err(error) = result {
-            if matches!(operation, StoreOp::Flush) || !is_clean_refusal(error) {
-                self.failed.get_or_insert(error);
+            if at == FailedAt::Sync || operation.is_durable() && !is_clean_refusal(error) {
+                self.fail(error);
             }
             return Err(error);
         }
-        self.failed.map_or(Ok(()), Err)
+        self.failed.filter(|_| operation.is_durable()).map_or(Ok(()), Err)
     }
 }
 
-/// Errors of a write that leave everything acknowledged before as it was.
-fn is_clean_refusal(error: StoreError) -> bool {
+/// Whether a write that fails so has left everything acknowledged before as it was.
+pub(super) fn is_clean_refusal(error: StoreError) -> bool {
     matches!(error.errno, libc::ENOSPC | libc::EDQUOT | libc::EINVAL | libc::EROFS | libc::ENOMEM)
 }
 
@@ -47,24 +64,38 @@ mod tests {
 
     const WRITE: StoreOp = StoreOp::Write { offset: 0, len: 512, durable: false };
     const DURABLE: StoreOp = StoreOp::Write { offset: 0, len: 512, durable: true };
+    const FULL: StoreError = StoreError { errno: libc::ENOSPC };
+
+    /// What the latch says of a flush and of both kinds of write that went well.
+    fn outcomes(latch: &mut FlushLatch) -> [Result<(), StoreError>; 3] {
+        let mut outcome = |operation, at| latch.filter(operation, at, Ok(()));
+        [outcome(&StoreOp::Flush, FailedAt::Sync), outcome(&DURABLE, FailedAt::Body), outcome(&WRITE, FailedAt::Body)]
+    }
 
     #[test]
     fn a_failed_flush_fails_every_later_flush_and_durable_write_but_no_plain_write() {
         let mut latch = FlushLatch::default();
-        assert_eq!(latch.filter(&StoreOp::Flush, Ok(())), Ok(()));
-        assert_eq!(latch.filter(&StoreOp::Flush, Err(StoreError::IO)), Err(StoreError::IO));
-        assert_eq!(latch.filter(&StoreOp::Flush, Ok(())), Err(StoreError::IO));
-        assert_eq!(latch.filter(&DURABLE, Ok(())), Err(StoreError::IO));
-        assert_eq!(latch.filter(&WRITE, Ok(())), Ok(()));
+        assert_eq!(outcomes(&mut latch), [Ok(()); 3]);
+        assert_eq!(latch.filter(&StoreOp::Flush, FailedAt::Sync, Err(StoreError::IO)), Err(StoreError::IO));
+        assert_eq!(latch.filter(&StoreOp::Flush, FailedAt::Sync, Err(FULL)), Err(FULL));
+        assert_eq!(outcomes(&mut latch), [Err(StoreError::IO), Err(StoreError::IO), Ok(())], "the first one decides");
     }
 
     #[test]
     fn a_durable_write_that_found_no_space_spoils_nothing() {
         let mut latch = FlushLatch::default();
-        let full = StoreError { errno: libc::ENOSPC };
-        assert_eq!(latch.filter(&DURABLE, Err(full)), Err(full));
-        assert_eq!(latch.filter(&StoreOp::Flush, Ok(())), Ok(()));
-        assert_eq!(latch.filter(&DURABLE, Err(StoreError::IO)), Err(StoreError::IO));
-        assert_eq!(latch.filter(&StoreOp::Flush, Ok(())), Err(StoreError::IO));
+        assert_eq!(latch.filter(&DURABLE, FailedAt::Body, Err(FULL)), Err(FULL));
+        assert_eq!(outcomes(&mut latch), [Ok(()); 3]);
+        assert_eq!(latch.filter(&DURABLE, FailedAt::Body, Err(StoreError::IO)), Err(StoreError::IO));
+        assert_eq!(latch.errno(), Some(libc::EIO));
+    }
+
+    #[test]
+    fn a_sync_that_found_no_space_latches_like_any_other() {
+        for operation in [StoreOp::Flush, DURABLE, WRITE] {
+            let mut latch = FlushLatch::default();
+            assert_eq!(latch.filter(&operation, FailedAt::Sync, Err(FULL)), Err(FULL));
+            assert_eq!(outcomes(&mut latch), [Err(FULL), Err(FULL), Ok(())], "{operation:?}");
+        }
     }
 }

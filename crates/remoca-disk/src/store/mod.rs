@@ -5,7 +5,8 @@
 //! 1. Every submitted operation completes exactly once, and gives its buffer back.
 //! 2. A read that completes without an error filled its whole buffer.
 //! 3. A durable write, and a flush after any completed write, complete only when the data survive a power failure.
-//! 4. A failed flush stays failed: no later flush or durable write of the same store succeeds.
+//! 4. A failed flush stays failed: no later flush or durable write of the same store succeeds, until the operator says so.
+//! 5. What completes after a `ContentUncertain` was done in full after it, whatever had been done of it before.
 //!
 //! Stores neither cache nor order operations: overlapping operations in flight may take effect in any order.
 //! See `docs/decisions/0008-backing-stores.md`.
@@ -120,13 +121,11 @@ pub trait Store: Send {
         true
     }
 
-    /// The error number of the first flush or durable write that failed: it decides all later ones.
-    fn failed_flush(&self) -> Option<i32> {
-        None
-    }
+    /// Returns the error number of the first flush or durable write that failed: it decides all later ones.
+    fn failed_flush(&self) -> Option<i32>;
 
-    /// One failed for a former process.
-    fn inherit_failed_flush(&mut self, _errno: i32) {}
+    /// Makes all later flushes and durable writes fail with this error; with `None`, forgets that one has failed.
+    fn set_failed_flush(&mut self, errno: Option<i32>);
 
     /// What another program needs in order to go on where this store is, with nothing in flight.
     ///
@@ -167,13 +166,7 @@ pub struct Geometry {
 pub enum StoreHealth {
     Up,
     /// Operations wait for the store to come back.
-    Waiting {
-        since: Instant,
-    },
-    /// Operations fail until the store comes back.
-    Failing {
-        since: Instant,
-    },
+    Waiting,
 }
 
 /// One operation on a store. Offsets and lengths in bytes.

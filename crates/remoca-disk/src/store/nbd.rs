@@ -1,8 +1,8 @@
 //! An NBD export as a backing store: nbdkit, qemu-nbd and all that they can reach.
 //!
 //! Owned by the I/O thread, which it never blocks once it is open. Operations become requests (`nbd_task`) on one
-//! connection (`nbd_link`). When that is lost, outstanding operations wait and are sent again on the next, in the order in
-//! which they were submitted. Invariants:
+//! connection (`nbd_link`). When that is lost, outstanding operations wait and are sent again on the next, each from its
+//! start and in the order in which they were submitted. Invariants:
 //! 1. Of overlapping modifications only one is on its way at a time, so that sending it again cannot undo a newer one that
 //!    was acknowledged.
 //! 2. After a reconnect `ContentUncertain` is reported before anything that came over the new connection.
@@ -21,7 +21,7 @@ use crate::handover::{PassedExport, StoreKind};
 
 use super::backoff::{Backoff, DELAY_MAX};
 use super::file_task::Progress;
-use super::flush_latch::FlushLatch;
+use super::flush_latch::{FailedAt, FlushLatch};
 use super::nbd_connection::{Lost, TaskReply};
 use super::nbd_export::{self, Terms};
 use super::nbd_link::{Address, Direction, Link, LinkError};
@@ -45,20 +45,15 @@ pub struct NbdOptions {
     pub on_lost_connection: OnLostConnection,
 }
 
-/// What happens when the connection is lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a lost connection means for writes that were acknowledged and not flushed. Operations wait for the server in
+/// either case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnLostConnection {
-    /// Operations wait for the server to come back, but no longer than `give_up_after` (for ever if `None`); then they fail
-    /// with `EIO` until it is back.
-    Resume { give_up_after: Option<Duration> },
-    /// Everything fails with `EIO` from then on: nothing is promised that NBD cannot keep.
-    Stop,
-}
-
-impl Default for OnLostConnection {
-    fn default() -> Self {
-        OnLostConnection::Resume { give_up_after: None }
-    }
+    /// They count as safe: the server's cache is taken to survive.
+    #[default]
+    Continue,
+    /// They count as lost: the next flush or durable write fails, and so do all later ones.
+    FailFlush,
 }
 
 /// An export in use.
@@ -86,21 +81,18 @@ pub struct NbdStore {
     events: VecDeque<StoreEvent>,
     in_flight: usize,
     latch: FlushLatch,
-    /// Modifications completed so far, and how many of them a flush has made durable.
-    modifications: u64,
-    modifications_flushed: u64,
+    /// Writes completed so far that need a flush, and how many of them have had one.
+    writes: u64,
+    writes_flushed: u64,
     /// Nothing new is sent any more, and the rest is waited for until then.
     drain_deadline: Option<Instant>,
 }
 
 /// The time without a connection.
 struct Outage {
-    since: Instant,
     attempts: u32,
     /// `None` while an attempt is under way.
     retry_at: Option<Instant>,
-    /// Operations fail at once: the time to wait is over, or is not wanted.
-    has_given_up: bool,
 }
 
 impl NbdStore {
@@ -140,8 +132,8 @@ impl NbdStore {
         let mut link = Link::new(addresses, &uri.export).map_err(|error| unreachable(&error))?;
         link.adopt(socket, Instant::now()).map_err(|error| unreachable(&error))?;
         let mut store = Self::start(server, link, Export::from(passed), options)?;
-        store.latch = FlushLatch::inherited(passed.flush_failed);
-        store.modifications = passed.unflushed;
+        store.latch = FlushLatch::with(passed.flush_failed);
+        store.writes = passed.unflushed;
         Ok(store)
     }
 
@@ -165,8 +157,8 @@ impl NbdStore {
             events: VecDeque::new(),
             in_flight: 0,
             latch: FlushLatch::default(),
-            modifications: 0,
-            modifications_flushed: 0,
+            writes: 0,
+            writes_flushed: 0,
             drain_deadline: None,
         })
     }
@@ -177,13 +169,18 @@ impl NbdStore {
 
     /// Sends what can be sent.
     fn pump(&mut self, now: Instant) {
-        let Some(connection) = self.link.connection() else { return };
         while self.on_wire < ON_WIRE_MAX {
+            let Some(connection) = self.link.connection() else { return };
             let Some(key) = self.queue.pop_front() else { break };
-            connection.queue(key, &mut self.tasks[key], &self.terms.abilities);
+            let task = &mut self.tasks[key];
+            if task.is_void(&self.terms.abilities) {
+                self.finish(key, Ok(()));
+                continue;
+            }
+            connection.queue(key, task, &self.terms.abilities);
             self.on_wire += 1;
         }
-        if connection.has_output() {
+        if self.link.connection().is_some_and(|connection| connection.has_output()) {
             self.transfer(Direction::Out, now);
         }
     }
@@ -221,13 +218,19 @@ impl NbdStore {
                 self.tasks[key].wire = WireState::Queued;
                 self.queue.push_back(key);
             }
-            self.modifications += 1;
         }
-        if task.operation == StoreOp::Flush && result.is_ok() {
-            self.modifications_flushed = self.modifications_flushed.max(task.modifications_before);
+        if result.is_ok() {
+            self.writes += u64::from(task.needs_flush(&self.terms.abilities));
+            if task.failed_at() == FailedAt::Sync {
+                self.writes_flushed = self.writes_flushed.max(task.writes_before);
+            }
         }
-        let result = self.latch.filter(&task.operation, result);
+        let result = self.latch.filter(&task.operation, task.failed_at(), result);
         self.push_completion(task.token, result, task.buffer);
+    }
+
+    fn unflushed(&self) -> u64 {
+        self.writes - self.writes_flushed
     }
 
     /// The connection is gone: everything outstanding is to be sent again.
@@ -238,16 +241,13 @@ impl NbdStore {
             self.backoff.reset();
         }
         self.link.close();
-        let unflushed = self.modifications - self.modifications_flushed;
-        tracing::warn!(server = %self.server, %error, outstanding = self.tasks.len(), unflushed,
+        tracing::warn!(server = %self.server, %error, outstanding = self.tasks.len(), unflushed = self.unflushed(),
             "lost the connection to the NBD server; writes that were not flushed are safe only if its cache survives");
-        self.queue_again();
-        let has_given_up = self.options.on_lost_connection == OnLostConnection::Stop;
-        let retry_at = (!has_given_up).then(|| now + self.backoff.next_delay());
-        self.outage = Some(Outage { since: now, attempts: 0, retry_at, has_given_up });
-        if has_given_up {
-            self.fail_everything();
+        if self.options.on_lost_connection == OnLostConnection::FailFlush && self.unflushed() > 0 {
+            self.latch.fail(StoreError::IO);
         }
+        self.queue_again();
+        self.outage = Some(Outage { attempts: 0, retry_at: Some(now + self.backoff.next_delay()) });
     }
 
     fn queue_again(&mut self) {
@@ -255,20 +255,12 @@ impl NbdStore {
         self.queue.clear();
         for (key, task) in &mut self.tasks {
             if task.wire != WireState::WaitsForRange {
-                task.wire = WireState::Queued;
+                task.restart();
                 self.queue.push_back(key);
             }
         }
         let tasks = &self.tasks;
         self.queue.make_contiguous().sort_unstable_by_key(|key| tasks[*key].sequence);
-    }
-
-    fn fail_everything(&mut self) {
-        tracing::error!(server = %self.server, failed = self.tasks.len(), "gave up waiting for the NBD server");
-        while let Some(key) = self.queue.pop_front() {
-            // Finishing a modification lets those behind it into the queue.
-            self.finish(key, Err(StoreError::IO));
-        }
     }
 
     fn handle_failed_attempt(&mut self, now: Instant, error: &dyn std::fmt::Display) {
@@ -301,15 +293,6 @@ impl NbdStore {
             }
         }
     }
-
-    fn give_up_at(&self) -> Option<Instant> {
-        match (&self.outage, self.options.on_lost_connection) {
-            (Some(outage), OnLostConnection::Resume { give_up_after: Some(wait) }) if !outage.has_given_up => {
-                Some(outage.since + wait)
-            }
-            _ => None,
-        }
-    }
 }
 
 impl Store for NbdStore {
@@ -326,15 +309,8 @@ impl Store for NbdStore {
         if let Err(error) = operation.validate(&self.terms.geometry, buffer.as_ref()) {
             return self.push_completion(token, Err(error), buffer);
         }
-        if self.outage.as_ref().is_some_and(|outage| outage.has_given_up) {
-            return self.push_completion(token, Err(StoreError::IO), buffer);
-        }
-        let task = NbdTask::new(token, operation, buffer, self.next_sequence, self.modifications);
-        if task.is_void(&self.terms.abilities) {
-            return self.push_completion(token, Ok(()), task.buffer);
-        }
+        let key = self.tasks.insert(NbdTask::new(token, operation, buffer, self.next_sequence, self.writes));
         self.next_sequence += 1;
-        let key = self.tasks.insert(task);
         if let Some((offset, len)) = operation.range().filter(|_| operation.is_modification())
             && self.ranges.acquire(key, offset..offset + len, Mode::Exclusive) == Grant::Waits
         {
@@ -368,16 +344,10 @@ impl Store for NbdStore {
 
     fn next_deadline(&self) -> Option<Instant> {
         let retry_at = self.outage.as_ref().and_then(|outage| outage.retry_at);
-        [retry_at, self.link.attempt_deadline(), self.give_up_at()].into_iter().flatten().min()
+        [retry_at, self.link.attempt_deadline()].into_iter().flatten().min()
     }
 
     fn handle_timer(&mut self, now: Instant) {
-        if self.give_up_at().is_some_and(|due| due <= now) {
-            if let Some(outage) = &mut self.outage {
-                outage.has_given_up = true;
-            }
-            self.fail_everything();
-        }
         if self.link.attempt_deadline().is_some_and(|due| due <= now) {
             self.advance_attempt(now);
             self.pump(now);
@@ -402,8 +372,7 @@ impl Store for NbdStore {
     fn health(&self) -> StoreHealth {
         match &self.outage {
             None => StoreHealth::Up,
-            Some(outage) if outage.has_given_up => StoreHealth::Failing { since: outage.since },
-            Some(outage) => StoreHealth::Waiting { since: outage.since },
+            Some(_) => StoreHealth::Waiting,
         }
     }
 
@@ -426,8 +395,8 @@ impl Store for NbdStore {
         self.latch.errno()
     }
 
-    fn inherit_failed_flush(&mut self, errno: i32) {
-        self.latch = FlushLatch::inherited(Some(errno));
+    fn set_failed_flush(&mut self, errno: Option<i32>) {
+        self.latch = FlushLatch::with(errno);
     }
 
     fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {
@@ -436,7 +405,7 @@ impl Store for NbdStore {
         let export = PassedExport {
             addresses: self.link.addresses(),
             flush_failed: self.latch.errno(),
-            unflushed: self.modifications - self.modifications_flushed,
+            unflushed: self.unflushed(),
             ..PassedExport::from(&self.export)
         };
         Ok((connection, StoreKind::Nbd(export)))

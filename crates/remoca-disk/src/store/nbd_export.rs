@@ -50,6 +50,13 @@ impl Terms {
             );
             return Err(OpenError::new(OpenErrorKind::Unsuitable, message));
         }
+        // Writes that it has not flushed yet would never be durable.
+        if !old.read_only && self.abilities.flush && !terms.abilities.flush {
+            let message = format!(
+                "the NBD server {server} came back without flush, which it had before: start it with the same options"
+            );
+            return Err(OpenError::new(OpenErrorKind::Unsuitable, message));
+        }
         Ok(Self { geometry: old, abilities: terms.abilities })
     }
 }
@@ -164,5 +171,10 @@ mod tests {
             let error = terms.agree_again("server", other, false).unwrap_err();
             assert!(error.to_string().contains("another disk"), "{error}");
         }
+        let no_flush = Export { flags: ExportFlags(ExportFlags::FUA), ..EXPORT };
+        let error = terms.agree_again("server", no_flush, false).unwrap_err();
+        assert!(error.to_string().contains("without flush"), "{error}");
+        let terms = Terms::agree("server", no_flush, false, false).unwrap();
+        assert!(terms.agree_again("server", no_flush, false).is_ok(), "it never had it");
     }
 }

@@ -1,13 +1,15 @@
 //! One operation on an NBD export as a sequence of requests, without sending them.
 //!
 //! Called by `nbd`. At most one request of an operation is on its way at a time; what is longer than the server's maximum
-//! goes piece by piece. After a lost connection the current piece is simply asked for again. Invariants:
+//! goes piece by piece. After a lost connection the operation begins anew: what the server had done of it may be gone with
+//! its cache. Invariants:
 //! 1. No request is longer than the server allows, and all keep to its blocks.
 //! 2. A durable operation finishes well only after FUA on each of its pieces, or a flush behind them.
 
 use std::ops::Range;
 
 use super::file_task::{Progress, ZERO_CHUNK_LEN};
+use super::flush_latch::FailedAt;
 use super::nbd_protocol::{COMMAND_FUA, COMMAND_NO_HOLE, Command, Export, ExportFlags};
 use super::{IoBuffer, StoreError, StoreOp};
 
@@ -50,8 +52,8 @@ pub(super) struct NbdTask {
     pub(super) buffer: Option<IoBuffer>,
     /// Counts up with each operation submitted.
     pub(super) sequence: u64,
-    /// Modifications that had completed when it was submitted: what a flush makes durable.
-    pub(super) modifications_before: u64,
+    /// Writes that had completed when it was submitted and need a flush: this one, if it is a flush, or ends with one.
+    pub(super) writes_before: u64,
     pub(super) wire: WireState,
     stage: Stage,
     /// Bytes done in this stage.
@@ -109,13 +111,34 @@ impl NbdTask {
         operation: StoreOp,
         buffer: Option<IoBuffer>,
         sequence: u64,
-        modifications_before: u64,
+        writes_before: u64,
     ) -> Self {
         let (wire, stage) = (WireState::Queued, Stage::Body);
-        Self { token, operation, buffer, sequence, modifications_before, wire, stage, done: 0, piece_len: 0 }
+        Self { token, operation, buffer, sequence, writes_before, wire, stage, done: 0, piece_len: 0 }
     }
 
-    /// Whether there is nothing to ask the server for.
+    /// Goes back to the start of the operation, to be sent over another connection.
+    pub(super) fn restart(&mut self) {
+        (self.wire, self.stage) = (WireState::Queued, Stage::Body);
+        (self.done, self.piece_len) = (0, 0);
+    }
+
+    /// Returns the part of a finished operation to which its error belongs.
+    pub(super) fn failed_at(&self) -> FailedAt {
+        let is_sync = self.stage == Stage::Sync || self.operation == StoreOp::Flush;
+        if is_sync { FailedAt::Sync } else { FailedAt::Body }
+    }
+
+    /// Whether the operation, once done, needs a flush in order to survive a server that loses its cache.
+    pub(super) fn needs_flush(&self, abilities: &Abilities) -> bool {
+        match self.operation {
+            StoreOp::Write { .. } | StoreOp::WriteZeroes { .. } => !self.must_be_durable(abilities),
+            // The content of what was discarded means nothing, before and after.
+            StoreOp::Read { .. } | StoreOp::Flush | StoreOp::Discard { .. } => false,
+        }
+    }
+
+    /// Whether there is nothing to ask the server for. The next one may have other abilities: decided when it is sent.
     pub(super) fn is_void(&self, abilities: &Abilities) -> bool {
         match self.operation {
             StoreOp::Flush => !abilities.flush,
@@ -233,7 +256,10 @@ mod tests {
 
     /// The requests of a task whose pieces all succeed: command, flags, offset, length.
     fn requests(operation: StoreOp, abilities: &Abilities) -> Vec<(Command, u16, u64, u32)> {
-        let mut task = task(operation);
+        rest_of(task(operation), abilities)
+    }
+
+    fn rest_of(mut task: NbdTask, abilities: &Abilities) -> Vec<(Command, u16, u64, u32)> {
         let mut requests = Vec::new();
         loop {
             let piece = task.next_piece(abilities);
@@ -281,11 +307,58 @@ mod tests {
     }
 
     #[test]
-    fn an_error_ends_the_operation_and_a_piece_can_be_asked_for_again() {
+    fn an_error_ends_the_operation() {
         let mut task = task(StoreOp::Read { offset: 0, len: 100 * 1024 });
         task.next_piece(&ALL);
         assert_eq!(task.handle_reply(None, &ALL), Progress::MoreCalls);
-        assert_eq!(task.next_piece(&ALL), task.next_piece(&ALL));
+        task.next_piece(&ALL);
         assert_eq!(task.handle_reply(Some(libc::EIO), &ALL), Progress::Finished(Err(StoreError::IO)));
+    }
+
+    #[test]
+    fn the_error_of_a_flush_behind_a_write_belongs_to_the_sync() {
+        let no_fua = Abilities { fua: false, ..ALL };
+        let full = Progress::Finished(Err(StoreError { errno: libc::ENOSPC }));
+        let mut task = task(StoreOp::Write { offset: 0, len: 4096, durable: true });
+        task.next_piece(&no_fua);
+        assert_eq!(task.failed_at(), FailedAt::Body);
+        assert_eq!(task.handle_reply(None, &no_fua), Progress::MoreCalls);
+        task.next_piece(&no_fua);
+        assert_eq!(task.handle_reply(Some(libc::ENOSPC), &no_fua), full);
+        assert_eq!(task.failed_at(), FailedAt::Sync);
+        assert_eq!(self::task(StoreOp::Flush).failed_at(), FailedAt::Sync);
+    }
+
+    /// Whatever was done of it, and whatever the next server can do.
+    #[test]
+    fn an_operation_that_begins_anew_is_done_in_full() {
+        let servers = [
+            ALL,
+            Abilities { fua: false, ..ALL },
+            Abilities { write_zeroes: false, ..ALL },
+            Abilities { payload_max: 4096, fua: false, write_zeroes: false, ..ALL },
+        ];
+        let len = 200 * 1024;
+        for operation in [
+            StoreOp::Read { offset: 0, len },
+            StoreOp::Write { offset: 0, len, durable: false },
+            StoreOp::Write { offset: 0, len, durable: true },
+            StoreOp::WriteZeroes { offset: 0, len: len.into(), may_unmap: true, durable: true },
+            StoreOp::Discard { offset: 0, len: 3 << 30 },
+            StoreOp::Flush,
+        ] {
+            for (first, then) in servers.iter().flat_map(|first| servers.iter().map(move |then| (first, then))) {
+                for done in 0..requests(operation, first).len() {
+                    let mut task = task(operation);
+                    for _ in 0..done {
+                        task.next_piece(first);
+                        assert_eq!(task.handle_reply(None, first), Progress::MoreCalls);
+                    }
+                    task.next_piece(first);
+                    task.restart();
+                    assert_eq!(rest_of(task, then), requests(operation, then), "{operation:?} after {done} pieces");
+                }
+            }
+        }
     }
 }

@@ -54,6 +54,8 @@ struct Task {
     cursor: u64,
     step: Step,
     chunk: Option<Chunk>,
+    /// What is done of it may be gone: back to its start before anything else.
+    again: bool,
 }
 
 /// What the task asks the store below for next, or has asked for.
@@ -146,8 +148,17 @@ impl SectorMachine {
         }
         match completion.result {
             Err(error) => self.finish(key, Err(error)),
+            Ok(()) if task.again => self.runnable.push_back(key),
             Ok(()) if task.advance() => self.finish(key, Ok(())),
             Ok(()) => self.runnable.push_back(key),
+        }
+    }
+
+    /// Makes modifications that go in steps begin anew, each when the store below has answered what it was asked for: what
+    /// that had done of them may be gone.
+    pub(super) fn repeat_modifications(&mut self) {
+        for (_, task) in &mut self.tasks {
+            task.again |= task.operation.is_modification() && task.step != Step::Pass;
         }
     }
 
@@ -157,7 +168,7 @@ impl SectorMachine {
 
     fn start(&mut self, token: u64, operation: StoreOp, buffer: Option<IoBuffer>, step: Step) {
         let (offset, len) = operation.range().unwrap_or_default();
-        let key = self.tasks.insert(Task { token, operation, buffer, cursor: offset, step, chunk: None });
+        let key = self.tasks.insert(Task { token, operation, buffer, cursor: offset, step, chunk: None, again: false });
         if operation.is_modification() {
             let mode = if step == Step::Pass { Mode::Shared } else { Mode::Exclusive };
             if self.ranges.acquire(key, self.widen(&(offset..offset + len)), mode) == Grant::Waits {
@@ -169,6 +180,7 @@ impl SectorMachine {
 
     /// The next request of a runnable task; `None` if it has to wait for memory.
     fn request_for(&mut self, key: usize) -> Option<Request> {
+        self.tasks[key].restart_if_due();
         if self.tasks[key].step == Step::NextChunk && !self.begin_chunk(key) {
             self.starving.push_back(key);
             return None;
@@ -244,6 +256,13 @@ impl SectorMachine {
 }
 
 impl Task {
+    fn restart_if_due(&mut self) {
+        if std::mem::take(&mut self.again) {
+            self.cursor = self.operation.range().map_or(self.cursor, |(offset, _)| offset);
+            (self.step, self.chunk) = (Step::NextChunk, None);
+        }
+    }
+
     /// On to the next step after one that succeeded; `true` when the whole operation is done.
     fn advance(&mut self) -> bool {
         let end = self.operation.range().map_or(0, |(offset, len)| offset + len);

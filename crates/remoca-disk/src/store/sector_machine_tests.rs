@@ -1,5 +1,5 @@
-//! The machine against a model: a store below that completes in any order, fails now and then, and applies a modification
-//! at any moment between its submission and its completion.
+//! The machine against a model: a store below that completes in any order, fails now and then, applies a modification at
+//! any moment between its submission and its completion, and forgets what was not flushed when its connection is lost.
 
 use proptest::prelude::*;
 
@@ -76,6 +76,8 @@ struct Issued {
     /// `None` while it is in flight, and for ever if it failed: it may take effect or not.
     end: Option<u64>,
     is_completed: bool,
+    /// It was acknowledged before a loss: it may have taken effect or not.
+    is_lost: bool,
 }
 
 fn sector_range(offset: u64, len: u64) -> Range<usize> {
@@ -91,6 +93,7 @@ fn is_possible(history: &[Issued], sector: usize, version: u64, begin: u64, end:
     // A discard may do nothing, so it supersedes nothing.
     let supersedes = |later: &Issued, earlier_end: Option<u64>| {
         !matches!(later.operation, StoreOp::Discard { .. })
+            && !later.is_lost
             && earlier_end.is_some_and(|earlier| earlier < later.begin)
             && later.end.is_some_and(|later| later < begin)
     };
@@ -108,6 +111,7 @@ enum Action {
     Submit { kind: u8, first: usize, count: usize },
     Apply(usize),
     Complete(usize, bool),
+    Lose,
 }
 
 fn action() -> impl Strategy<Value = Action> {
@@ -115,6 +119,7 @@ fn action() -> impl Strategy<Value = Action> {
         3 => (0_u8..5, 0..SECTORS, 1_usize..30).prop_map(|(kind, first, count)| Action::Submit { kind, first, count }),
         2 => any::<usize>().prop_map(Action::Apply),
         4 => (any::<usize>(), prop::bool::weighted(0.03)).prop_map(|(i, fails)| Action::Complete(i, fails)),
+        1 => Just(Action::Lose),
     ]
 }
 
@@ -147,9 +152,20 @@ impl World {
                 let completion = self.below.complete(index % self.below.pending.len(), *fails);
                 self.machine.handle_completion(completion);
             }
+            Action::Lose => self.lose(),
             Action::Apply(_) | Action::Complete(..) => {}
         }
         self.settle();
+    }
+
+    /// Everything is gone. What is under way the store below does again from its start.
+    fn lose(&mut self) {
+        self.below.content.fill(0);
+        self.below.pending.iter_mut().for_each(|pending| pending.is_applied = false);
+        for issued in self.history.iter_mut().filter(|issued| issued.is_completed) {
+            issued.is_lost = true;
+        }
+        self.machine.repeat_modifications();
     }
 
     fn submit(&mut self, kind: u8, first: usize, count: usize) {
@@ -167,7 +183,14 @@ impl World {
             sector[..8].copy_from_slice(&version.to_le_bytes());
         }
         let token = self.history.len() as u64;
-        self.history.push(Issued { operation, version, begin: self.now, end: None, is_completed: false });
+        self.history.push(Issued {
+            operation,
+            version,
+            begin: self.now,
+            end: None,
+            is_completed: false,
+            is_lost: false,
+        });
         self.machine.submit(token, operation, buffer);
     }
 

@@ -50,4 +50,11 @@ impl Store for VacantStore {
     fn in_flight(&self) -> usize {
         self.events.len()
     }
+
+    /// The driver keeps it while the image is elsewhere.
+    fn failed_flush(&self) -> Option<i32> {
+        None
+    }
+
+    fn set_failed_flush(&mut self, _errno: Option<i32>) {}
 }

@@ -2,7 +2,8 @@
 //!
 //! [`TestGuest`] plays QEMU and the guest's driver: it shares its memory, starts queues, keeps the record of requests in
 //! flight over a reconnect, and puts any descriptor table it likes into its rings. [`RamDisk`] executes requests in
-//! memory, and [`Backend`] runs a device on it in a thread; [`serve_until_death`] is a back end in a process of its own. Behind the feature `testing`; never part of the program.
+//! memory, and [`Backend`] runs a device on it in a thread; [`serve_until_death`] is a back end in a process of its own.
+//! [`VolatileNbd`] is an NBD server that loses its cache. Behind the feature `testing`; never part of the program.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
@@ -14,6 +15,7 @@ mod guest;
 mod mortal;
 mod tcp;
 mod virtqueue;
+mod volatile_nbd;
 
 pub use crate::handover::fuzz::{
     read as fuzz_description_read, run as fuzz_description, seeds as fuzz_description_seeds,
@@ -30,3 +32,4 @@ pub use guest::{Command, Options, TestGuest, Ticket};
 pub use mortal::{FileDisk, serve_until_death};
 pub use tcp::hold_port;
 pub use virtqueue::{Buffer, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Virtqueue};
+pub use volatile_nbd::{NbdCommand, NbdOffer, NbdRequested, Verdict, VolatileNbd};

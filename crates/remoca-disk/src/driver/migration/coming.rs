@@ -167,7 +167,7 @@ impl Driver {
         for ((disk, failed), index) in self.disks.iter_mut().zip(&self.migration.failed_flushes).zip(0..) {
             if let Some(errno) = failed.filter(|errno| (1..4096).contains(errno)) {
                 self.engine.set_failed_flush(DiskIndex(index), Some(errno));
-                disk.store.inherit_failed_flush(errno);
+                disk.store.set_failed_flush(Some(errno));
             }
         }
         if let Some(state) = state {
