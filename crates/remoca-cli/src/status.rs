@@ -226,6 +226,14 @@ fn show_all(out: &mut impl Write, status: &Status) -> Result<()> {
         show_size(memory.buffer_bytes),
         memory.known_blocks
     )?;
+    if memory.guest_bytes > memory.guest_bytes_indexed {
+        writeln!(
+            out,
+            "              the guest has {}, the index is made for {} (--guest-memory-max)",
+            show_size(memory.guest_bytes),
+            show_size(memory.guest_bytes_indexed)
+        )?;
+    }
     for (name, value) in &status.counters {
         writeln!(out, "  {name:<26} {value:>12}")?;
     }

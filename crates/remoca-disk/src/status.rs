@@ -156,4 +156,10 @@ pub struct MemoryStatus {
     pub index_bytes: u64,
     pub buffer_bytes: u64,
     pub known_blocks: u64,
+    /// Of the guest, as far as its hypervisor shares it.
+    #[serde(default)]
+    pub guest_bytes: u64,
+    /// Of the guest, for which the index has room beside the cache.
+    #[serde(default)]
+    pub guest_bytes_indexed: u64,
 }

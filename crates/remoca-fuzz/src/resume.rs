@@ -299,9 +299,8 @@ impl Life {
         let slots = PageCount(layout.slot_limit().0 + u32::from(more));
         let larger = remoca_core::index::Layout::new(slots, PageCount(32), layout.disks());
         let config = engine::config(true);
-        let mut index = CacheIndex::new(vec![0; larger.words()], larger, config.seed, self.contents[0]);
-        index.take_over(&self.index);
-        self.index = index;
+        self.index.begin_move(CacheIndex::new(vec![0; larger.words()], larger, config.seed, self.contents[0]));
+        self.index.finish_move();
     }
 }
 

@@ -60,6 +60,11 @@ pub struct DiskArgs {
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
     pub guest_memory: u64,
 
+    /// Most memory of a guest that the index is made for, whatever a vhost-user front end tells: a guest with more is served all
+    /// the same, and fewer of its blocks are known. Costs 12 MiB for each GiB, while such a guest is attached [at least --guest-memory]
+    #[arg(long, value_name = "SIZE", default_value = "16G", value_parser = parse_size)]
+    pub guest_memory_max: u64,
+
     /// Memory server: tcp:HOST:PORT or unix:PATH; may be repeated (the pool is placed on one of them); without one,
     /// nothing is cached
     #[arg(long, value_name = "ADDRESS")]

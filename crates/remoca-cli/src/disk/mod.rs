@@ -17,7 +17,7 @@ use remoca_core::units::{PAGE_SIZE_U64, PageCount};
 use remoca_disk::IndexMemory;
 use remoca_disk::clock::SystemClock;
 use remoca_disk::control::{self, ControlServer, Reply};
-use remoca_disk::driver::{Driver, Ended, Migration, Parts, Start, cache_pages};
+use remoca_disk::driver::{Driver, Ended, Migration, Parts, Start, cache_pages, on_a_thread};
 use remoca_disk::endpoint::Endpoint;
 use remoca_disk::handover::{self, Checking};
 use remoca_disk::link::{HostNetwork, ServerLink, check_list, give_back};
@@ -36,7 +36,7 @@ const SEND_WINDOW_PAGES: u32 = 2048;
 const FRAME_SAMPLE: u32 = 64;
 /// Requests to the server without reply.
 const FETCH_LIMIT: u32 = 8192;
-/// A guest with more memory than this (1 TiB) is indexed as if it had this much.
+/// A guest with more memory than this (1 TiB) is indexed as if it had this much, whatever the operator says.
 const GUEST_PAGES_MAX: u32 = 1 << 28;
 
 /// Runs the subcommand.
@@ -151,6 +151,7 @@ fn parts(mut args: DiskArgs, signals: Signals, mut inherited: Option<Inherited>)
         link,
         migration,
         control: Some(control),
+        guest_memory_max: guest_pages(args.guest_memory_max.max(args.guest_memory)),
         buffers: BufferPool::new(usize::try_from(args.buffers.max(8 << 20)).unwrap_or(usize::MAX)),
         trace,
         stop: signals.stop,
@@ -161,6 +162,7 @@ fn parts(mut args: DiskArgs, signals: Signals, mut inherited: Option<Inherited>)
             upgrades: inherited.map_or(0, |inherited| inherited.upgrades()),
         },
         ask: Box::new(Checking::start),
+        aside: Box::new(on_a_thread),
     })
 }
 
@@ -224,15 +226,19 @@ fn state_path(args: &DiskArgs) -> Result<Option<PathBuf>> {
     }))
 }
 
+/// Pages of a guest's memory, as far as they can be indexed.
+fn guest_pages(bytes: u64) -> PageCount {
+    PageCount(u32::try_from(bytes / PAGE_SIZE_U64).unwrap_or(u32::MAX).min(GUEST_PAGES_MAX))
+}
+
 fn engine_config(args: &DiskArgs, cache: PageCount, disks: usize) -> Result<EngineConfig> {
     let seed = random()?;
-    let guest_pages = u32::try_from(args.guest_memory / PAGE_SIZE_U64).unwrap_or(u32::MAX);
     Ok(EngineConfig {
         disks: u16::try_from(disks).ok().filter(|disks| *disks < 4096).context("a VM has fewer than 4096 disks")?,
         key: random()?,
         seed: u64::from_ne_bytes(seed),
         cache,
-        guest_memory: PageCount(guest_pages.min(GUEST_PAGES_MAX)),
+        guest_memory: guest_pages(args.guest_memory),
         has_port: args.port.is_some() || args.nbd_port,
         frame_sample: if args.no_frames { 0 } else { FRAME_SAMPLE },
         send_window: SEND_WINDOW_PAGES,

@@ -11,6 +11,7 @@ mod bad_disk;
 mod bad_serve;
 mod control;
 mod failed_flush;
+mod guest_memory;
 mod lying_guest;
 mod lying_server;
 mod migration;

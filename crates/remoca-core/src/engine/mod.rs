@@ -34,7 +34,7 @@ pub use hedge::HedgingStatus;
 pub use stats::EngineStats;
 pub use types::{Action, DiskError, Evicted, FetchId, GuestOp, PageOutcome, PoolOffer, RequestId, ServerNumber};
 
-use crate::fingerprint::Fingerprinter;
+use crate::fingerprint::{Fingerprint, Fingerprinter};
 use crate::index::{CacheIndex, Layout, Origin, SlotCounts, Unusable};
 use crate::rules::Rules;
 use crate::units::{ByteRange, DiskIndex, Nanos, PageCount};
@@ -165,6 +165,20 @@ pub struct DiskEngine<M> {
     stats: EngineStats,
 }
 
+/// Makes indexes for one engine, on any thread: all of the memory is touched.
+#[derive(Clone, Copy, Debug)]
+pub struct IndexMaker {
+    seed: u64,
+    zero: Fingerprint,
+}
+
+impl IndexMaker {
+    /// An empty index in `words`, which hold at least [`Layout::words`].
+    pub fn make<M: DerefMut<Target = [u32]>>(&self, layout: Layout, words: M) -> CacheIndex<M> {
+        CacheIndex::new(words, layout, self.seed, self.zero)
+    }
+}
+
 /// The index layout an engine of this configuration needs.
 #[must_use]
 pub fn layout(config: &EngineConfig) -> Layout {
@@ -284,11 +298,11 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         &self.index
     }
 
-    /// The layout to allocate before [`Self::replace_index`], if a cache of `cache` pages or a guest of `guest_memory`
-    /// pages needs a larger index than there is. Growth is to the next power of two, so it is rare.
+    /// The layout to move to, if a cache of `cache` pages or a guest of `guest_memory` pages needs a larger index than there
+    /// is. A larger cache gets the next power of two, so it is rare.
     pub fn needs_layout(&self, cache: PageCount, guest_memory: PageCount) -> Option<Layout> {
         let now = self.index.layout();
-        let resident = now.node_limit().0 - now.slot_limit().0;
+        let resident = now.resident_limit().0;
         if cache <= now.slot_limit() && guest_memory.0 <= resident {
             return None;
         }
@@ -296,12 +310,37 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         Some(Layout::new(PageCount(slots), PageCount(guest_memory.0.max(resident)), now.disks()))
     }
 
-    /// Moves the index to a larger region; nothing is lost. Takes about 100 ns for each known block.
-    pub fn replace_index(&mut self, layout: Layout, words: M) {
-        let mut index = CacheIndex::new(words, layout, self.seed, self.prints.zero());
-        index.keep_to(self.rules);
-        index.take_over(&self.index);
-        self.index = index;
+    /// The layout to move to, if the index was made for a guest that is clearly larger than one of `guest_memory` pages.
+    pub fn spare_layout(&self, guest_memory: PageCount) -> Option<Layout> {
+        let now = self.index.layout();
+        let layout = Layout::new(now.slot_limit(), guest_memory, now.disks());
+        (layout.words() < now.words() - now.words() / 8).then_some(layout)
+    }
+
+    /// What makes an index that this engine can move to.
+    pub fn index_maker(&self) -> IndexMaker {
+        IndexMaker { seed: self.seed, zero: self.prints.zero() }
+    }
+
+    /// Begins to move the index into `target`, which [`Self::index_maker`] made.
+    pub fn begin_move(&mut self, target: CacheIndex<M>) {
+        self.index.begin_move(target);
+    }
+
+    /// Goes on with the move by `nodes` nodes, which takes about 100 ns for each; whether only [`Self::finish_move`] is left.
+    pub fn move_index(&mut self, nodes: u32) -> bool {
+        self.index.move_nodes(nodes)
+    }
+
+    /// The index is in its new region from now on; nothing is lost. Returns the old words.
+    pub fn finish_move(&mut self) -> Option<M> {
+        self.index.finish_move()
+    }
+
+    /// Moves the index to another region at once; nothing is lost. Returns the old words.
+    pub fn replace_index(&mut self, layout: Layout, words: M) -> Option<M> {
+        self.begin_move(self.index_maker().make(layout, words));
+        self.finish_move()
     }
 
     /// Number of guest requests that are not completed.

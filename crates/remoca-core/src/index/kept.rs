@@ -193,7 +193,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
     }
 
     /// Takes all of this from `old`.
-    pub(super) fn keep_from<N: DerefMut<Target = [u32]>>(&mut self, old: &CacheIndex<N>) {
+    pub(super) fn keep_from(&mut self, old: &Self) {
         debug_assert_eq!(self.layout.disks, old.layout.disks, "another set of disks");
         let kept = header::POOL_VALID..self.layout.slots_at();
         self.words[kept.clone()].copy_from_slice(&old.words[kept]);

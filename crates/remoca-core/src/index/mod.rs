@@ -11,9 +11,11 @@
 //! 2. At most one used slot has a given fingerprint, and at most one node of that fingerprint is on its content chain.
 //! 3. A node that is gone is reachable by neither chain. Nodes and slots end, and begin, with one store ([`settle`]).
 //!
-//! It does no I/O and never allocates after it was made; both tables are bounded.
+//! It does no I/O and never allocates after it was made; both tables are bounded. A move into another region goes on beside it
+//! (`moving.rs`).
 
 mod kept;
+mod moving;
 mod nodes;
 mod resume;
 mod slots;
@@ -120,6 +122,12 @@ impl Layout {
         PageCount(self.nodes)
     }
 
+    /// Blocks that it can know beside those that are cached.
+    #[must_use]
+    pub fn resident_limit(&self) -> PageCount {
+        PageCount(self.nodes - self.slots)
+    }
+
     /// Number of disks whose blocks it knows.
     #[must_use]
     pub fn disks(&self) -> u16 {
@@ -198,6 +206,8 @@ pub struct CacheIndex<M> {
     taken_as_it_was: bool,
     zero: Fingerprint,
     rules: Rules,
+    /// Where it is moving to, if it is.
+    target: Option<Box<moving::Target<M>>>,
 }
 
 impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
@@ -243,6 +253,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
             taken_as_it_was: false,
             zero,
             rules: Rules::default(),
+            target: None,
         }
     }
 

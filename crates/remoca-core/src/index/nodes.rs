@@ -132,6 +132,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         self.words[at] = node;
         self.nodes_used += 1;
         self.stand_for_content(node);
+        self.follow_insert(node, block);
     }
 
     fn take_node(&mut self) -> u32 {
@@ -173,6 +174,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         self.set_node_word(node, KEY_CHAIN, self.free_node);
         self.free_node = node;
         self.nodes_used -= 1;
+        self.follow_remove(node, unpack(low, high));
     }
 
     fn unchain(&mut self, head_at: usize, node: u32, field: usize) {
@@ -203,6 +205,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         self.hand = 0;
         settle();
         self.words[header::NODES_VALID] = 1;
+        self.follow_clear();
     }
 
     /// Chains the nodes that a former process left. A node is believed if its block is one of these disks' and no other
@@ -266,13 +269,10 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         true
     }
 
-    pub(super) fn for_each_node(&self, mut visit: impl FnMut(BlockId, Fingerprint, bool)) {
-        for node in 0..self.layout.nodes {
-            let (low, high) = (self.node_word(node, KEY_LOW), self.node_word(node, KEY_HIGH));
-            if high & USED != 0 {
-                visit(unpack(low, high), self.node_fingerprint(node), high & REFERENCED != 0);
-            }
-        }
+    /// The block that `node` is about, what the disk holds there, and whether it was referenced lately.
+    pub(super) fn node(&self, node: u32) -> Option<(BlockId, Fingerprint, bool)> {
+        let (low, high) = (self.node_word(node, KEY_LOW), self.node_word(node, KEY_HIGH));
+        (high & USED != 0).then(|| (unpack(low, high), self.node_fingerprint(node), high & REFERENCED != 0))
     }
 
     /// Forgets every block of `disk` in `blocks`, in time bounded by the smaller of the range and the table.

@@ -293,9 +293,9 @@ fn failed_flushes_and_swap_areas_are_kept() {
     index.set_swap_areas(DiskIndex(1), areas.iter());
     index.set_flush_failed(DiskIndex(0), Some(5));
     let larger = Layout::new(PageCount(100), PageCount(100), DISKS);
-    let mut grown = CacheIndex::new(vec![0; larger.words()], larger, 7, ZERO);
-    grown.take_over(&index);
-    for index in [resume(index.words), resume(grown.words)] {
+    index.begin_move(CacheIndex::new(vec![0; larger.words()], larger, 7, ZERO));
+    let former = index.finish_move().unwrap();
+    for index in [resume(former), resume(index.words)] {
         assert_eq!(index.swap_areas(DiskIndex(1)), areas);
         assert_eq!(index.swap_areas(DiskIndex(0)), []);
         assert_eq!([0, 1].map(|disk| index.flush_failed(DiskIndex(disk))), [Some(5), None]);

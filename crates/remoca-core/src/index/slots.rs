@@ -271,7 +271,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         self.rebuild_free_list();
     }
 
-    fn store_capacity(&mut self, capacity: u32) {
+    pub(super) fn store_capacity(&mut self, capacity: u32) {
         settle();
         self.capacity = capacity;
         self.words[header::CAPACITY] = capacity;
@@ -432,18 +432,9 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         })
     }
 
-    /// Takes over what `old` knows and caches; slots above this index's layout are given up. No request may be
-    /// outstanding in `old` beyond those pinned: pins are copied.
-    pub fn take_over<N: DerefMut<Target = [u32]>>(&mut self, old: &CacheIndex<N>) {
+    /// Fills the slots with what `old` has in them; those above this index's layout are given up.
+    pub(super) fn fill_slots(&mut self, old: &Self) {
         self.store_capacity(old.capacity.min(self.layout.slots));
-        self.keep_from(old);
-        old.for_each_node(|block, content, referenced| {
-            self.insert_node(block, content);
-            if !referenced && let Some(node) = self.find_node(block) {
-                self.clear_reference(node);
-            }
-        });
-        self.pins = old.pins;
         // Slots that a shrink cut off may be pinned, too.
         for slot in 0..self.layout.slots.min(old.layout.slots) {
             self.set_slot_word(slot, META, old.slot_word(slot, META) & PINS);

@@ -150,19 +150,40 @@ fn known_blocks_are_bounded_and_cached_ones_stay() {
 }
 
 #[test]
-fn a_take_over_keeps_everything() {
+fn a_move_keeps_everything() {
     let mut old = index(4, 16);
     for i in 0..4 {
         old.learn(block(u64::from(i)), content(i));
         old.offer(content(i), Place::Tail);
     }
     let layout = Layout::new(PageCount(16), PageCount(64), 2);
-    let mut new = CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO);
-    new.take_over(&old);
-    assert_eq!(old.queue().collect::<Vec<_>>(), new.queue().collect::<Vec<_>>());
+    let queue: Vec<_> = old.queue().collect();
+    old.begin_move(CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO));
+    assert!(old.finish_move().is_some());
+    let mut new = old;
+    assert_eq!(queue, new.queue().collect::<Vec<_>>());
     assert!((0..4).all(|i| new.known(block(i)) == Some(content(u32::try_from(i).unwrap()))));
     new.set_capacity(PageCount(16), |_| {});
     assert_eq!(new.slot_counts(), SlotCounts { free: 12, used: 4, draining: 0 });
+}
+
+#[test]
+fn a_smaller_table_keeps_what_is_cached() {
+    let layout = Layout::new(PageCount(8), PageCount(1000), 2);
+    let mut index = CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO);
+    index.set_capacity(PageCount(8), |_| {});
+    for i in 0..1000 {
+        index.learn(block(u64::from(i)), content(i));
+        if i >= 992 {
+            index.offer(content(i), Place::Tail);
+        }
+    }
+    let smaller = Layout::new(PageCount(8), PageCount(16), 2);
+    index.begin_move(CacheIndex::new(vec![0; smaller.words()], smaller, 7, ZERO));
+    let old = index.finish_move().unwrap();
+    assert_eq!((old.len(), index.words().len()), (layout.words(), smaller.words()));
+    assert_eq!(index.known_blocks(), smaller.node_limit());
+    assert!((992..1000).all(|i| index.known(block(i)).is_some_and(|content| index.cached(content).is_some())));
 }
 
 #[derive(Clone, Debug)]
@@ -294,6 +315,11 @@ impl Model {
     }
 }
 
+/// The next pieces of a move: how many nodes, whether it ends, and whether all is forgotten.
+fn pieces() -> impl Strategy<Value = Vec<(u32, bool, bool)>> {
+    proptest::collection::vec((0..6_u32, prop::bool::weighted(0.1), prop::bool::weighted(0.05)), 200)
+}
+
 proptest! {
     #[test]
     fn the_index_agrees_with_a_naive_model(steps in steps()) {
@@ -301,6 +327,37 @@ proptest! {
         let mut model = Model::default();
         for step in &steps {
             model.apply(&mut index, step)?;
+            model.check(&index)?;
+        }
+    }
+
+    /// Into larger and smaller regions, begun, given up and ended between any two steps.
+    #[test]
+    fn an_index_that_moves_agrees_with_the_model(steps in steps(), pieces in pieces(), slots in 8..12_u32) {
+        let mut index = index(8, 16);
+        let mut model = Model::default();
+        for ((step, (nodes, ends, forgets)), number) in steps.iter().zip(pieces).zip(0_u32..) {
+            model.apply(&mut index, step)?;
+            if forgets {
+                index.drop_everything();
+                model.learned.clear();
+            }
+            index.move_nodes(nodes);
+            if ends && number % 2 == 0 {
+                let known: Vec<_> = (0..24).map(|bno| index.known(block(bno))).collect();
+                let (before, queue) = (index.layout(), index.queue().collect::<Vec<_>>());
+                index.finish_move();
+                prop_assert_eq!(queue, index.queue().collect::<Vec<_>>(), "a move loses no page");
+                let fits = index.layout().node_limit() >= before.node_limit();
+                for (bno, known) in (0..24).zip(known) {
+                    let now = index.known(block(bno));
+                    prop_assert!(now == known || now.is_none() && !fits, "a larger region knows as much");
+                }
+            } else if ends {
+                let slots = index.layout().slots.max(slots);
+                let layout = Layout::new(PageCount(slots), PageCount(16 + number % 5 * 8), 2);
+                index.begin_move(CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO));
+            }
             model.check(&index)?;
         }
     }

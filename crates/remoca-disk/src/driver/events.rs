@@ -3,7 +3,7 @@
 use super::poller::Source;
 use super::requests::{Group, Origin, Pending};
 use super::{Disk, Driver};
-use crate::frontend::{CopyError, GuestRequest, Operation, Outcome, ZeroRange};
+use crate::frontend::{CopyError, Frontend, GuestRequest, Operation, Outcome, ZeroRange};
 use crate::link::Received;
 use crate::narrow;
 use crate::nbd::Target;
@@ -24,8 +24,6 @@ const REQUESTS_PER_TURN: usize = 256;
 const UNKNOWN_BYTES_PER_TURN: u64 = 512 << 20;
 /// Evicted pages taken before the disks get their turn: all of them are copied and hashed here.
 const PORT_BYTES_PER_TURN: usize = 4 << 20;
-/// A guest with more memory than this (1 TiB) is indexed as if it had this much.
-const GUEST_PAGES_MAX: u64 = 1 << 28;
 
 impl Driver {
     pub(super) fn register(&mut self) -> io::Result<()> {
@@ -48,6 +46,7 @@ impl Driver {
             self.poller.add(nbd.event_fd(), Source::Nbd, false)?;
         }
         self.poller.add(self.migration.wake_up().fd(), Source::Migration, false)?;
+        self.poller.add(self.index_size.wake_fd(), Source::Index, false)?;
         Ok(())
     }
 
@@ -76,6 +75,7 @@ impl Driver {
             }
             Source::Upgrade => self.hear_program(),
             Source::Migration => self.hear_migration(),
+            Source::Index => self.take_region(),
         }
     }
 
@@ -90,6 +90,7 @@ impl Driver {
             }
             self.pop_port();
         }
+        self.move_index();
     }
 
     /// Clients that chose an export go there; what they say next is that frontend's event.
@@ -112,16 +113,14 @@ impl Driver {
 
     fn serve_disk(&mut self, disk: u16) {
         let frontend = &mut self.disks[usize::from(disk)].frontend;
+        let guest = |frontend: &Frontend| (frontend.guest_memory_bytes(), frontend.is_connected());
+        let before = guest(frontend);
         if let Err(error) = frontend.handle_events() {
             tracing::warn!("{}: {error}", self.disks[usize::from(disk)].name);
             return;
         }
-        let memory = frontend.guest_memory_bytes() / PAGE_SIZE_U64;
-        let memory = PageCount(u32::try_from(memory.min(GUEST_PAGES_MAX)).unwrap_or(u32::MAX));
-        self.guest_memory = self.guest_memory.max(memory);
-        let wanted = self.engine.status().wanted;
-        if wanted.0 > 0 {
-            self.fit_index(wanted);
+        if guest(frontend) != before {
+            self.fit_index();
         }
         self.pop_requests(disk);
     }
@@ -373,23 +372,6 @@ impl Driver {
             },
             // A PONG too: nobody asked, and a server that owes an answer must not pass for alive by it.
             _ => tracing::debug!("the memory server sent a frame that means nothing here"),
-        }
-    }
-
-    /// Makes the index larger if a cache of `cache` pages or the guest's memory needs it. False if there is no memory for
-    /// it; then everything stays as it is, and the same is not tried again.
-    pub(super) fn fit_index(&mut self, cache: PageCount) -> bool {
-        let Some(layout) = self.engine.needs_layout(cache, self.guest_memory) else { return true };
-        if self.index_refused == Some(layout) {
-            return false;
-        }
-        match self.larger_index(layout) {
-            Ok(()) => true,
-            Err(error) => {
-                tracing::warn!("no memory for a larger index: {error}. The cache works on with the one there is.");
-                self.index_refused = Some(layout);
-                false
-            }
         }
     }
 }

@@ -12,6 +12,7 @@
 mod actions;
 mod capture;
 mod events;
+mod index_size;
 mod migration;
 mod poller;
 mod requests;
@@ -36,11 +37,12 @@ use crate::state::{Former, StateFile};
 use crate::store::{BufferPool, Store};
 use crate::trace::TraceWriter;
 use capture::CapturedFrames;
+use index_size::IndexSize;
+pub use index_size::{Aside, on_a_thread};
 pub use migration::{Migration, Opener};
 use poller::Poller;
 pub use poller::Source;
 use remoca_core::engine::DiskEngine;
-use remoca_core::index::Layout;
 use remoca_core::units::{DiskIndex, Nanos, PAGE_SIZE_U64, PageCount};
 use remoca_protocol::ErrorCode;
 use requests::RequestTable;
@@ -110,6 +112,8 @@ pub struct Parts {
     pub migration: Migration,
     pub control: Option<ControlServer>,
     pub buffers: BufferPool,
+    /// A guest with more memory is indexed as if it had this much.
+    pub guest_memory_max: PageCount,
     pub trace: Option<TraceWriter>,
     /// Becomes readable when the process is to end.
     pub stop: OwnedFd,
@@ -118,6 +122,8 @@ pub struct Parts {
     pub start: Start,
     /// How another program is asked whether it could take over.
     pub ask: Ask,
+    /// How something is done beside the I/O thread.
+    pub aside: Aside,
 }
 
 /// Why the driver stopped.
@@ -168,10 +174,7 @@ pub struct Driver {
     refusal_told: bool,
     /// A guest queued more than one turn takes.
     pop_again: bool,
-    /// What the guest's memory was at most.
-    guest_memory: PageCount,
-    /// The index for which there was no memory.
-    index_refused: Option<Layout>,
+    index_size: IndexSize,
     latency: LatencySet,
     started: Instant,
     now: Nanos,
@@ -224,8 +227,7 @@ impl Driver {
             dismissal: None,
             refusal_told: false,
             pop_again: false,
-            guest_memory: PageCount(0),
-            index_refused: None,
+            index_size: IndexSize::new(parts.guest_memory_max, parts.aside)?,
             latency: LatencySet::default(),
             now: Nanos(0),
             page: Box::new([0; remoca_core::units::PAGE_SIZE]),
@@ -238,7 +240,7 @@ impl Driver {
             driver.migration.former = parts.former;
         } else {
             let wanted = if parts.cache_enabled { driver.cache } else { PageCount(0) };
-            driver.fit_index(wanted);
+            driver.fit_index_now(wanted);
             driver.engine.resize(wanted);
             driver.keep_settings();
         }
@@ -351,7 +353,7 @@ impl Driver {
 
     /// Returns how long the next turn can be waited for if nothing becomes ready; `None`: as long as it takes.
     pub fn timeout(&mut self) -> Option<Duration> {
-        if self.receive_again || self.pop_again {
+        if self.receive_again || self.pop_again || self.is_moving_index() {
             return Some(Duration::ZERO);
         }
         self.update_clock();

@@ -31,6 +31,8 @@ pub enum Source {
     Upgrade,
     /// Another VM process.
     Migration,
+    /// A region that the index can move to.
+    Index,
 }
 
 impl Source {
@@ -48,6 +50,7 @@ impl Source {
             Self::Hangup => pack(8, 0),
             Self::Upgrade => pack(9, 0),
             Self::Migration => pack(10, 0),
+            Self::Index => pack(11, 0),
         }
     }
 
@@ -65,7 +68,8 @@ impl Source {
             7 => Self::Nbd,
             8 => Self::Hangup,
             9 => Self::Upgrade,
-            _ => Self::Migration,
+            10 => Self::Migration,
+            _ => Self::Index,
         }
     }
 }

@@ -28,12 +28,17 @@ impl Driver {
                 self.migrate(&to, request);
                 continue;
             }
+            self.index_size.try_again();
+            if self.waits_for_index(&request.command) {
+                self.index_size.wait(request);
+                continue;
+            }
             let reply = self.obey(&request);
             request.answer(reply);
         }
     }
 
-    fn obey(&mut self, request: &Request) -> Reply {
+    pub(super) fn obey(&mut self, request: &Request) -> Reply {
         let done = match &request.command {
             Command::Status => Ok(()),
             Command::MigrateAbort => self.abort_migration(),
@@ -73,14 +78,17 @@ impl Driver {
             Some(bytes) => cache_pages(bytes)?,
         };
         let on = enabled.unwrap_or(self.engine.status().enabled);
-        self.index_refused = None;
-        if on && !self.fit_index(size) {
-            return Err("there is no memory for an index of that size".into());
+        if on && size > self.engine.index().layout().slot_limit() {
+            return Err(match self.migration.is_idle() {
+                true => "there is no memory for an index of that size".into(),
+                false => "the disks are being handed over: try again when that is done".into(),
+            });
         }
         self.cache = size;
         self.refusal_told = false;
         self.engine.resize(if on { size } else { PageCount(0) });
         self.keep_settings();
+        self.fit_index();
         narrow::passes("resize-begun");
         self.execute();
         narrow::passes("resize-done");
@@ -147,6 +155,8 @@ impl Driver {
                 index_bytes: engine.index_bytes as u64,
                 buffer_bytes: self.buffers.allocated_bytes() as u64,
                 known_blocks: u64::from(engine.known_blocks.0),
+                guest_bytes: self.guest_memory_bytes(),
+                guest_bytes_indexed: bytes(self.engine.index().layout().resident_limit().0),
             },
         }
     }

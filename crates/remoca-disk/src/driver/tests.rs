@@ -95,7 +95,7 @@ fn driver(pages: usize, submitted: &[Submitted; 2]) -> Driver {
         key: [7; 16],
         seed: 1,
         cache,
-        guest_memory: PageCount(64),
+        guest_memory: PageCount(20_000),
         has_port: true,
         frame_sample: 0,
         send_window: 64,
@@ -119,12 +119,14 @@ fn driver(pages: usize, submitted: &[Submitted; 2]) -> Driver {
         link: None,
         migration: Migration::new(None, None, None, config, true, false).unwrap(),
         control: None,
+        guest_memory_max: PageCount(1 << 20),
         buffers: BufferPool::new(pages * PAGE_SIZE),
         trace: None,
         stop: signal::new().unwrap(),
         hangup: signal::new().unwrap(),
         start: Start { program: "remoca".into(), arguments: Vec::new(), upgrades: 0 },
         ask: Box::new(|_, _| unreachable!("no upgrade is asked for")),
+        aside: Box::new(on_a_thread),
     })
     .unwrap();
     let server = ServerNumber(0);
@@ -186,4 +188,28 @@ fn reads_that_the_server_does_not_answer_find_buffers_whatever_another_disk_has(
     driver.feed_starved();
     assert_eq!(asked(), [3, 1]);
     assert!(driver.starved.is_empty());
+}
+
+/// However long it takes to get memory for a larger index, and to move there: reads are answered between two small pieces.
+#[test]
+fn the_index_grows_beside_the_requests() {
+    let submitted = [Submitted::default(), Submitted::default()];
+    let mut driver = driver(8, &submitted);
+    let nodes = driver.engine.index().layout().node_limit().0;
+    driver.index_size.cache = PageCount(1 << 16);
+    driver.fit_index();
+    assert_eq!(driver.engine.index().layout().slot_limit(), PageCount(8), "this thread has made nothing");
+    let woken = [rustix::event::PollFd::from_borrowed_fd(driver.index_size.wake_fd(), rustix::event::PollFlags::IN)];
+    rustix::event::poll(&mut { woken }, None).unwrap();
+    driver.take_region();
+    let mut turns = 0;
+    while driver.is_moving_index() {
+        assert_eq!(driver.engine.index().layout().slot_limit(), PageCount(8), "the old one is in use until the end");
+        driver.read(0);
+        driver.move_index();
+        turns += 1;
+        assert!(nodes / turns > 1024, "small pieces end");
+    }
+    assert!(turns >= nodes / 4096, "{nodes} nodes in {turns} turns");
+    assert_eq!(driver.engine.index().layout().slot_limit(), PageCount(1 << 16));
 }

@@ -2,15 +2,13 @@
 //! be under way.
 
 use super::{Disk, Driver};
-use crate::index_memory::IndexMemory;
 use crate::state::{Clock, Former, Header, LOOK_NS, SETTLE_NS, Settings, StateFile, judge, settled_ns};
 use crate::store::{ImageStamp, Store};
 use remoca_core::engine::GuestOp;
-use remoca_core::index::Layout;
 use remoca_core::units::DiskIndex;
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 /// The page cache is emptied of an image so often, at most.
@@ -46,6 +44,11 @@ impl Warmth {
     /// Whether a successor will find what this process knows.
     pub(super) fn is_kept(&self) -> bool {
         self.state.is_some()
+    }
+
+    /// Where the state file is.
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.state.as_ref().map(StateFile::path)
     }
 
     /// The state file, to be handed to a successor.
@@ -279,30 +282,18 @@ impl Driver {
         }
     }
 
-    /// Moves the index into a larger one: of the state file if there is one, and room for it.
-    pub(super) fn larger_index(&mut self, layout: Layout) -> io::Result<()> {
-        let grown = self.warmth.state.as_mut().map(|state| (state.begin_growth(layout), state));
-        let (new, words, state) = match grown {
-            Some((Ok((new, words)), state)) => (new, words, state),
-            without => {
-                let words = IndexMemory::new(layout.words())?;
-                if let Some((Err(error), _)) = without {
-                    tracing::warn!("{error}");
-                }
-                // From now on it is not told what is written.
-                self.warmth.abandon();
-                self.engine.replace_index(layout, words);
-                return Ok(());
-            }
+    /// The index is in other words now: those of `new`, or of a process that leaves nothing.
+    pub(super) fn follow_index(&mut self, new: Option<StateFile>) {
+        let (Some(new), Some(state)) = (new, &mut self.warmth.state) else {
+            // From now on it is not told what is written.
+            return self.warmth.abandon();
         };
-        self.engine.replace_index(layout, words);
-        if let Err(error) = state.finish_growth(new) {
+        if let Err(error) = state.replace_with(new) {
             tracing::warn!("the state file cannot be replaced: {error}. A restart will find the cache cold.");
         }
         if let Some(link) = &mut self.link {
             link.keep_in(state.header());
         }
-        Ok(())
     }
 }
 

@@ -24,7 +24,7 @@ pub use image::{Doubt, LOOK_NS, NotYet, SETTLE_NS, judge, settled_ns};
 
 use crate::index_memory::{IndexMemory, check_available};
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
-use remoca_core::index::{Layout, Origin};
+use remoca_core::index::Origin;
 use remoca_core::units::DiskIndex;
 use rustix::fs::{FallocateFlags, OFlags};
 use std::fs::{File, OpenOptions};
@@ -55,8 +55,9 @@ pub struct StateFile {
 
 impl Drop for StateFile {
     fn drop(&mut self) {
-        if !self.is_in_place {
-            let _ = std::fs::remove_file(beside(&self.path));
+        let new = beside(&self.path);
+        if !self.is_in_place && is_at(&self.file, &new) {
+            let _ = std::fs::remove_file(new);
         }
     }
 }
@@ -121,6 +122,8 @@ impl StateFile {
             Err(error) => return Self::without(path, config, &error, Former::default()),
         };
         let former = Former::of(&file);
+        // The former process may have ended while its index moved.
+        let _ = remove_beside(path);
         let (file, cold_reason) = match Self::resume(path, file, config) {
             Ok(start) => return Ok(EngineStart { former, is_handed_over, ..start }),
             Err(unusable) => unusable,
@@ -323,29 +326,27 @@ impl StateFile {
         Ok(())
     }
 
-    /// The words of a larger index, which holds nothing yet; [`Self::finish_growth`] makes its file the state file.
-    ///
-    /// # Errors
-    /// If there is no room; then nothing has changed.
-    pub fn begin_growth(&self, layout: Layout) -> Result<(Self, IndexMemory), StateError> {
-        let (new, words) = Self::create(&self.path, self.disks, layout.words())?;
-        new.header.copy_from(&self.header);
-        let header = &new.header;
-        header.describe(self.header.boot_id(), self.header.key(), self.header.seed(), self.disks, new.words);
-        Ok((new, words))
-    }
-
-    /// The engine has moved into the words of `new`. Until here the old file was right; nothing happened in between.
+    /// The engine has moved into the words of `new`, which becomes the state file. Until here the old file was right; nothing
+    /// happened in between.
     ///
     /// # Errors
     /// If the file cannot be renamed: then neither file is of use, and both are gone.
-    pub fn finish_growth(&mut self, mut new: Self) -> io::Result<()> {
+    pub fn replace_with(&mut self, mut new: Self) -> io::Result<()> {
+        new.header.copy_from(&self.header);
+        let header = &new.header;
+        header.describe(self.header.boot_id(), self.header.key(), self.header.seed(), self.disks, new.words);
         let renamed = new.commit();
         if renamed.is_err() {
             self.remove();
         }
         *self = new;
         renamed
+    }
+
+    /// Where it is, or is to be.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The header, to be shared with the link to the memory servers.

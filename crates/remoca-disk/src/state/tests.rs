@@ -3,6 +3,7 @@
 use super::*;
 use crate::store::ImageStamp;
 use remoca_core::engine::ServerNumber;
+use remoca_core::index::Layout;
 use remoca_core::rules::Rules;
 use remoca_core::units::PageCount;
 use remoca_protocol::Token;
@@ -144,7 +145,7 @@ fn a_growth_that_was_not_finished_changes_nothing() {
     let state = start.state.unwrap();
     state.header().set_server(0, Some(&entry(3, "unix:/x")));
     let layout = Layout::new(PageCount(1000), PageCount(1000), 2);
-    drop(state.begin_growth(layout).unwrap());
+    drop(StateFile::create(&path, 2, layout.words()).unwrap());
     drop((state, start.engine));
     let next = StateFile::start(&path, &config(), Before::Another).unwrap();
     assert_eq!(next.cold_reason, None);

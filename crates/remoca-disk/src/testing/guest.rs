@@ -172,6 +172,20 @@ impl TestGuest {
         self.frontend().set_mem_table(&regions).map(drop)
     }
 
+    /// Shares `bytes` of memory of which no page exists.
+    pub fn claim_memory(&mut self, bytes: u64) -> vhost::Result<()> {
+        let memory = memfd_create("claimed", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&memory, bytes).unwrap();
+        let region = VhostUserMemoryRegionInfo {
+            guest_phys_addr: 0,
+            memory_size: bytes,
+            userspace_addr: 1 << 44,
+            mmap_offset: 0,
+            mmap_handle: memory.as_raw_fd(),
+        };
+        self.frontend().set_mem_table(&[region]).map(drop)
+    }
+
     fn share_inflight(&mut self) -> vhost::Result<()> {
         if !self.options.inflight {
             return Ok(());

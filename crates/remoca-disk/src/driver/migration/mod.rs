@@ -318,6 +318,10 @@ impl Driver {
         let serves = self.migration.serves();
         self.pop_again |= serves && !self.migration.served;
         self.migration.served = serves;
+        if any {
+            // The guest may have come before its disks.
+            self.fit_index();
+        }
         any
     }
 
@@ -354,6 +358,7 @@ impl Driver {
 
     fn change_engine(&mut self, mut engine: DiskEngine<IndexMemory>) {
         engine.count_on(self.engine.stats());
+        self.index_size.forget();
         self.engine = engine;
     }
 

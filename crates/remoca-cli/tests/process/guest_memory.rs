@@ -1,0 +1,122 @@
+//! Memory that a front end only claims to have: whoever has the socket of a disk makes neither the state file nor the process
+//! grow beyond what the operator allows, and what was given comes back.
+
+use super::support::machine::{Machine, Setup};
+use super::support::program::Serve;
+use super::support::wait_until;
+use remoca_disk::testing::{Options, TestGuest};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+const GIB: u64 = 1 << 30;
+
+fn machine(seed: u64, arguments: &[&str]) -> (Serve, Machine) {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Serve::start(folder.path(), "16M");
+    let setup = Setup {
+        server: Some(server.address.clone()),
+        sectors: vec![512, 512],
+        arguments: arguments.iter().map(|argument| (*argument).to_owned()).collect(),
+        seed,
+        ..Setup::default()
+    };
+    (server, Machine::start_in(folder, setup))
+}
+
+/// A front end that shares `bytes` of memory of which no page exists.
+fn claim(socket: &Path, bytes: u64) -> TestGuest {
+    let mut guest = TestGuest::new(Options::default());
+    guest.negotiate(socket).unwrap();
+    guest.claim_memory(bytes).unwrap();
+    guest
+}
+
+/// Bytes that the state file takes, and those of the process.
+fn taken(machine: &Machine) -> (u64, u64) {
+    (std::fs::metadata(machine.state()).unwrap().blocks() * 512, machine.program.memory("VmRSS"))
+}
+
+/// Does rounds until the index is made for so much guest memory.
+fn run_until_indexed(machine: &mut Machine, bytes: u64) {
+    machine.run_until("the index has another size", |machine| machine.status().memory.guest_bytes_indexed == bytes);
+}
+
+#[test]
+fn a_guest_that_claims_much_memory_takes_no_more_than_allowed_and_gives_it_back() {
+    let (_server, mut machine) = machine(121, &[]);
+    machine.run_until_hits(100);
+    let (file, resident) = taken(&machine);
+    for _ in 0..2 {
+        machine.disks[1].guest.disconnect();
+        let mut claiming = claim(&machine.disks[1].socket, 96 * GIB);
+        let disk = machine.disks.pop().unwrap();
+        // The other disk and the port are served all the time.
+        run_until_indexed(&mut machine, 16 * GIB);
+        let memory = machine.status().memory;
+        assert_eq!(memory.guest_bytes, 96 * GIB);
+        let (larger_file, larger) = taken(&machine);
+        assert!(memory.index_bytes < 256 << 20 && larger_file < 256 << 20, "{} and {larger_file}", memory.index_bytes);
+        assert!(larger < resident + (256 << 20), "{larger} bytes are resident");
+        claiming.disconnect();
+        run_until_indexed(&mut machine, GIB);
+        machine.disks.push(disk);
+        let socket = machine.disks[1].socket.clone();
+        machine.disks[1].guest.connect(&socket).unwrap();
+        wait_until("all of it is given back", || {
+            let (file_now, now) = taken(&machine);
+            file_now == file && now < resident + (32 << 20)
+        });
+        machine.run_until_hits(100);
+    }
+    let warnings = machine.program.log().matches("the index is made for 16384 MiB").count();
+    assert_eq!(warnings, 1, "it is said once");
+    // Everything that is known moved along, twice, and what moved last is what a successor finds.
+    machine.program.terminate();
+    machine.restart();
+    assert_eq!(machine.status().started, "warm");
+    machine.pages_sent = 0;
+    machine.run_until_hits(100);
+    machine.finish();
+}
+
+#[test]
+fn the_index_follows_the_guest_as_far_as_the_operator_allows() {
+    let arguments = ["--guest-memory", "64M", "--guest-memory-max", "8G"];
+    let (_server, mut machine) = machine(122, &arguments);
+    machine.run_until_hits(100);
+    for (claimed, indexed) in [(4 * GIB, 4 * GIB), (8 * GIB, 8 * GIB), (9 * GIB, 8 * GIB), (2 * GIB, 2 * GIB)] {
+        machine.disks[1].guest.disconnect();
+        let mut claiming = claim(&machine.disks[1].socket, claimed);
+        let disk = machine.disks.pop().unwrap();
+        run_until_indexed(&mut machine, indexed);
+        claiming.disconnect();
+        machine.disks.push(disk);
+        let socket = machine.disks[1].socket.clone();
+        machine.disks[1].guest.connect(&socket).unwrap();
+    }
+    // The guest that is left has less than what was said, and then that holds.
+    run_until_indexed(&mut machine, 64 << 20);
+    machine.run_until_hits(100);
+    machine.finish();
+}
+
+/// The process dies while its index moves, or while there are two files: the successor takes the one that holds.
+#[test]
+fn killed_while_the_index_moves() {
+    let (_server, mut machine) = machine(123, &[]);
+    machine.run_until_hits(100);
+    for _ in 0..4 {
+        machine.disks[1].guest.disconnect();
+        machine.settle();
+        let _claiming = claim(&machine.disks[1].socket, 12 * GIB);
+        machine.program.kill();
+        machine.restart();
+        machine.pages_sent = 0;
+        assert_eq!(machine.status().started, "warm");
+        let mut beside = machine.state().into_os_string();
+        beside.push(".new");
+        wait_until("what it left behind is gone", || !Path::new(&beside).exists());
+        machine.run_until_hits(50);
+    }
+    machine.finish();
+}
