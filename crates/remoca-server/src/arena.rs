@@ -4,12 +4,14 @@
 //!
 //! 1. A chunk has at most one owner; its pages are reached through that owner only.
 //! 2. The memory of a chunk is whatever its last owner left (or zero): `pool.rs` makes sure nobody reads it.
+//! 3. Unlocked memory that is freed goes back to the host on a thread of its own, one chunk at a time: whoever frees it makes no
+//!    system call.
 //!
 //! The only unsafe code of this crate is here: the pages are mapped memory, not Rust's.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use remoca_core::units::{PAGE_SIZE, PageCount};
 use rustix::io::Errno;
@@ -17,6 +19,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap_anonymous, mu
 
 use crate::config::PageLocking;
 use crate::error::StartError;
+use crate::free::{FreeChunks, Taken};
 use crate::host;
 use crate::status::Backing;
 
@@ -36,8 +39,16 @@ const _: () = assert!(CHUNK_PAGES_U32 as usize == CHUNK_PAGES && CHUNK_BYTES_U64
 pub(crate) struct Arena {
     map: Mapping,
     chunks: u32,
-    free: Mutex<Vec<u32>>,
+    free: Mutex<Free>,
+    /// Something was freed, was given back, or it is time to stop.
+    changed: Condvar,
     locking: PageLocking,
+}
+
+#[derive(Debug)]
+struct Free {
+    chunks: FreeChunks,
+    stopping: bool,
 }
 
 impl Arena {
@@ -56,25 +67,64 @@ impl Arena {
                 map
             }
         };
-        // Taken from the end: the lowest chunk first.
-        Ok(Arc::new(Self { map, chunks, free: Mutex::new((0..chunks).rev().collect()), locking }))
+        let free = Mutex::new(Free { chunks: FreeChunks::all(chunks), stopping: false });
+        Ok(Arc::new(Self { map, chunks, free, changed: Condvar::new(), locking }))
     }
 
-    /// `count` chunks, or none at all.
+    /// Returns `count` chunks, or none at all. Waits at most until one chunk's memory is given back to the host.
     pub(crate) fn take(self: &Arc<Self>, count: usize) -> Option<Vec<Chunk>> {
         let mut free = self.free();
-        let kept = free.len().checked_sub(count)?;
-        let taken = free.drain(kept..).rev().map(|index| {
-            let base = self.map.chunk(index);
-            Chunk { arena: Arc::clone(self), base, index }
-        });
-        Some(taken.collect())
+        let taken = loop {
+            match free.chunks.take(count) {
+                Taken::Chunks(taken) => break taken,
+                Taken::SoonEnough => free = self.changed.wait(free).unwrap_or_else(PoisonError::into_inner),
+                Taken::TooFew => return None,
+            }
+        };
+        drop(free);
+        let chunk = |(index, holds_memory)| Chunk {
+            arena: Arc::clone(self),
+            base: self.map.chunk(index),
+            index,
+            holds_memory: holds_memory || !self.gives_back(),
+        };
+        Some(taken.into_iter().map(chunk).collect())
+    }
+
+    /// Whether freed memory goes back to the host.
+    pub(crate) fn gives_back(&self) -> bool {
+        self.locking == PageLocking::Unlocked && self.map.backing == Backing::Ordinary
+    }
+
+    /// Gives freed memory back to the host until [`Self::stop_giving_back`].
+    pub(crate) fn give_back(&self) {
+        let mut free = self.free();
+        while !free.stopping {
+            let Some(index) = free.chunks.begin_giving_back() else {
+                free = self.changed.wait(free).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(free);
+            self.map.give_back(index);
+            free = self.free();
+            free.chunks.given_back();
+            self.changed.notify_all();
+        }
+    }
+
+    pub(crate) fn stop_giving_back(&self) {
+        self.free().stopping = true;
+        self.changed.notify_all();
+    }
+
+    /// Free pages that still hold memory of the host.
+    pub(crate) fn pages_to_give_back(&self) -> PageCount {
+        pages_of(self.free().chunks.used_count())
     }
 
     /// Pages in chunks that nobody has.
     pub(crate) fn free_pages(&self) -> PageCount {
-        let chunks = u32::try_from(self.free().len()).unwrap_or(u32::MAX);
-        PageCount(chunks.saturating_mul(CHUNK_PAGES_U32))
+        pages_of(self.free().chunks.count())
     }
 
     /// All pages.
@@ -90,7 +140,7 @@ impl Arena {
         self.locking
     }
 
-    fn free(&self) -> MutexGuard<'_, Vec<u32>> {
+    fn free(&self) -> MutexGuard<'_, Free> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -101,9 +151,16 @@ pub(crate) struct Chunk {
     arena: Arc<Arena>,
     base: NonNull<[u8; PAGE_SIZE]>,
     index: u32,
+    /// False until something is written, if its memory went back to the host: that has to find some then.
+    holds_memory: bool,
 }
 
 impl Chunk {
+    /// Whether it can be written to without the host having to find memory.
+    pub(crate) fn holds_memory(&self) -> bool {
+        self.holds_memory
+    }
+
     /// Page `index` of the chunk's [`CHUNK_PAGES`].
     pub(crate) fn page(&self, index: usize) -> &[u8; PAGE_SIZE] {
         assert!(index < CHUNK_PAGES, "a chunk has {CHUNK_PAGES} pages");
@@ -115,6 +172,7 @@ impl Chunk {
     /// Page `index`, to be written.
     pub(crate) fn page_mut(&mut self, index: usize) -> &mut [u8; PAGE_SIZE] {
         assert!(index < CHUNK_PAGES, "a chunk has {CHUNK_PAGES} pages");
+        self.holds_memory = true;
         // SAFETY: as in `page`; `&mut self` makes this the only reference into the chunk.
         unsafe { self.base.add(index).as_mut() }
     }
@@ -122,15 +180,16 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        if self.arena.locking == PageLocking::Unlocked && self.arena.map.backing == Backing::Ordinary {
-            // SAFETY: the range is this chunk's own; no reference into it is left, and pages that are gone read as zero.
-            let given_back = unsafe { madvise(self.base.as_ptr().cast(), CHUNK_BYTES, Advice::LinuxDontNeed) };
-            if let Err(error) = given_back {
-                tracing::warn!(%error, "memory of a freed pool could not be given back to the host");
-            }
+        let holds_memory = self.holds_memory && self.arena.gives_back();
+        self.arena.free().chunks.put(self.index, holds_memory);
+        if holds_memory {
+            self.arena.changed.notify_all();
         }
-        self.arena.free().push(self.index);
     }
+}
+
+fn pages_of(chunks: usize) -> PageCount {
+    PageCount(u32::try_from(chunks).unwrap_or(u32::MAX).saturating_mul(CHUNK_PAGES_U32))
 }
 
 /// A mapped range, aligned to chunks.
@@ -199,6 +258,15 @@ impl Mapping {
             }
             _ => StartError::Lock { memory_bytes, source: errno.into() },
         })
+    }
+
+    /// Gives the memory of chunk `index`, which nobody has, back to the host.
+    fn give_back(&self, index: u32) {
+        // SAFETY: nobody has the chunk while it is given back, so no reference into it is left, and pages that are gone read as zero.
+        let given_back = unsafe { madvise(self.chunk(index).as_ptr().cast(), CHUNK_BYTES, Advice::LinuxDontNeed) };
+        if let Err(error) = given_back {
+            tracing::warn!(%error, "memory of a freed pool could not be given back to the host");
+        }
     }
 
     /// Where chunk `index` begins.
@@ -288,10 +356,51 @@ mod tests {
         assert_eq!(arena.free_pages(), PageCount(3 * 512));
     }
 
+    fn resident_chunks(arena: &Arena) -> usize {
+        let pages = arena.map.length / PAGE_SIZE;
+        let mut resident = vec![0_u8; pages];
+        // SAFETY: the range is the arena's mapping, and the vector has a byte for each of its pages.
+        let asked = unsafe { libc::mincore(arena.map.base.as_ptr(), arena.map.length, resident.as_mut_ptr()) };
+        assert_eq!(asked, 0);
+        resident.chunks(CHUNK_PAGES).filter(|chunk| chunk.iter().any(|page| page & 1 == 1)).count()
+    }
+
+    #[test]
+    fn who_frees_memory_leaves_giving_it_back_to_another_thread() {
+        let arena = arena(8);
+        let mut chunks = arena.take(8).expect("all");
+        chunks.iter_mut().take(6).for_each(|chunk| chunk.page_mut(7).fill(9));
+        drop(chunks);
+        assert_eq!((resident_chunks(&arena), arena.pages_to_give_back()), (6, PageCount(6 * 512)));
+        assert_eq!(arena.free_pages(), PageCount(8 * 512), "they can be had meanwhile");
+        drop(arena.take(8).expect("all"));
+        let giving = std::thread::spawn({
+            let arena = Arc::clone(&arena);
+            move || arena.give_back()
+        });
+        // One that is being given back is waited for.
+        while arena.pages_to_give_back() > PageCount(0) {
+            assert_eq!(arena.take(8).expect("all").len(), 8);
+        }
+        drop(arena.take(8));
+        arena.stop_giving_back();
+        giving.join().expect("no panic");
+    }
+
     #[test]
     fn unlocked_memory_is_given_back_to_the_host() {
-        let arena = arena(1);
+        let arena = arena(2);
         arena.take(1).expect("one")[0].page_mut(7).fill(9);
+        let giving = std::thread::spawn({
+            let arena = Arc::clone(&arena);
+            move || arena.give_back()
+        });
+        while arena.pages_to_give_back() > PageCount(0) {
+            std::thread::yield_now();
+        }
+        assert_eq!(resident_chunks(&arena), 0);
+        arena.stop_giving_back();
+        giving.join().expect("no panic");
         assert_eq!(*arena.take(1).expect("again")[0].page(7), [0; PAGE_SIZE]);
     }
 

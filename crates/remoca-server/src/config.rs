@@ -38,8 +38,10 @@ pub enum PageLocking {
 pub struct Limits {
     /// Connections that have a pool.
     pub sessions: usize,
-    /// Connections whose HELLO is awaited. More wait in the kernel's backlog.
+    /// Connections between accept and session. One more ends the oldest of those that have said nothing.
     pub handshakes: usize,
+    /// Of these, connections of one address (IPv6: network of 64 bits; Unix sockets: user) that have said nothing.
+    pub handshakes_of_peer: usize,
     /// Time for a HELLO to arrive.
     pub hello_timeout: Duration,
     /// A connection is closed when its peer has not read any of its replies for this long.
@@ -53,6 +55,7 @@ impl Default for Limits {
         Self {
             sessions: 256,
             handshakes: 32,
+            handshakes_of_peer: 8,
             hello_timeout: Duration::from_secs(5),
             stall_timeout: Duration::from_secs(60),
             receive_bytes: 128 << 10,

@@ -1,18 +1,21 @@
 //! Accepts connections, reads each one's HELLO, and hands it to the worker that has its pool.
 //!
-//! Runs on the server's first thread. The number of connections between accept and session is bounded; more wait in the
-//! kernel's backlog.
+//! Runs on the server's first thread. The number of connections between accept and session is bounded, as is that of one peer:
+//! whoever says nothing makes room for those who come after it (`doorway.rs`).
 
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use remoca_protocol::{ErrorCode, ErrorReply, Frame, Hello, ReceiveBuffer, RequestId, Token, VERSIONS};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Notify, mpsc};
+use tokio::task::{AbortHandle, yield_now};
 use tokio::time::{sleep, timeout};
 
+use crate::doorway::{Doorway, Entered};
 use crate::listener::Listener;
-use crate::stream::Stream;
+use crate::stream::{Peer, Stream};
 use crate::worker::{Arrival, Message, Shared};
 
 /// Pause after accept failed, for want of descriptors mostly.
@@ -41,13 +44,95 @@ impl Workers {
     }
 }
 
+/// The connections between accept and session.
+#[derive(Debug)]
+pub(crate) struct Places {
+    taken: Mutex<TakenPlaces>,
+    /// A connection has left.
+    freed: Notify,
+}
+
+#[derive(Debug)]
+struct TakenPlaces {
+    doorway: Doorway,
+    /// Ends a connection that has to make room.
+    ends: HashMap<u64, AbortHandle>,
+    /// The operator was told that silent connections are ended.
+    told: bool,
+}
+
+impl Places {
+    pub(crate) fn new(most: usize, most_of_peer: usize) -> Self {
+        let doorway = Doorway::new(most, most_of_peer);
+        let taken = TakenPlaces { doorway, ends: HashMap::new(), told: false };
+        Self { taken: Mutex::new(taken), freed: Notify::new() }
+    }
+
+    /// Takes a place for a connection, and ends another one for it if there is none. Waits while all others are about to have
+    /// a session.
+    async fn enter(self: &Arc<Self>, peer: Peer) -> Place {
+        loop {
+            let freed = self.freed.notified();
+            if let Some(place) = self.try_enter(peer) {
+                return place;
+            }
+            freed.await;
+        }
+    }
+
+    fn try_enter(self: &Arc<Self>, peer: Peer) -> Option<Place> {
+        let mut taken = self.taken();
+        let Entered::In { number, instead } = taken.doorway.enter(peer) else { return None };
+        let ended = instead.and_then(|instead| taken.ends.remove(&instead));
+        if let Some(ended) = &ended {
+            ended.abort();
+        }
+        if std::mem::replace(&mut taken.told, ended.is_some()) != ended.is_some() && ended.is_some() {
+            tracing::warn!(?peer, "connections that say nothing are ended to make room for others");
+        }
+        Some(Place { places: Arc::clone(self), number })
+    }
+
+    fn taken(&self) -> MutexGuard<'_, TakenPlaces> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A place of one connection, free again when dropped.
+struct Place {
+    places: Arc<Places>,
+    number: u64,
+}
+
+impl Place {
+    /// The connection has said HELLO: it is not ended any more.
+    fn hear(&self) {
+        self.places.taken().doorway.hear(self.number);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.places.taken();
+        taken.doorway.leave(self.number);
+        taken.ends.remove(&self.number);
+        drop(taken);
+        self.places.freed.notify_waiters();
+    }
+}
+
 /// Accepts until it is cancelled.
-pub(crate) async fn accept(listener: Listener, handshakes: Arc<Semaphore>, workers: Arc<Workers>, shared: Arc<Shared>) {
+pub(crate) async fn accept(listener: Listener, places: Arc<Places>, workers: Arc<Workers>, shared: Arc<Shared>) {
     loop {
-        // The semaphore is never closed.
-        let Ok(permit) = Arc::clone(&handshakes).acquire_owned().await else { return };
         match listener.accept().await {
-            Ok(stream) => drop(tokio::spawn(greet(stream, permit, Arc::clone(&workers), Arc::clone(&shared)))),
+            Ok(stream) => {
+                let place = places.enter(stream.origin()).await;
+                let number = place.number;
+                let greeting = tokio::spawn(greet(stream, place, Arc::clone(&workers), Arc::clone(&shared)));
+                places.taken().ends.insert(number, greeting.abort_handle());
+                // It says now what it has said already, before others can take its place.
+                yield_now().await;
+            }
             Err(error) => {
                 tracing::warn!(address = %listener.address(), %error, "cannot accept a connection");
                 sleep(ACCEPT_PAUSE).await;
@@ -63,7 +148,7 @@ enum NoSession {
     Refused(ErrorCode, u32),
 }
 
-async fn greet(mut stream: Stream, handshake: OwnedSemaphorePermit, workers: Arc<Workers>, shared: Arc<Shared>) {
+async fn greet(mut stream: Stream, place: Place, workers: Arc<Workers>, shared: Arc<Shared>) {
     let peer = stream.peer();
     let limits = &shared.config.limits;
     if let Err(error) = stream.tune(limits.stall_timeout) {
@@ -79,12 +164,13 @@ async fn greet(mut stream: Stream, handshake: OwnedSemaphorePermit, workers: Arc
         }
         Err(_) => return tracing::warn!(peer, "no HELLO came in time: connection closed"),
     };
+    place.hear();
     let stream = match stream.detach() {
         Ok(stream) => stream,
         Err(error) => return tracing::warn!(peer, %error, "connection lost to the event loop"),
     };
     let Some(worker) = workers.of(&hello.token) else { return };
-    let arrival = Arrival { stream, buffer, hello, peer, handshake };
+    let arrival = Arrival { stream, buffer, hello, peer };
     if worker.send(Message::Arrival(arrival)).await.is_err() {
         tracing::warn!("the server is stopping: connection closed");
     }

@@ -15,7 +15,9 @@
 
 mod arena;
 mod config;
+mod doorway;
 mod error;
+mod free;
 mod handshake;
 mod host;
 mod listener;

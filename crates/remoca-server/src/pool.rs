@@ -15,6 +15,9 @@ use remoca_core::units::{PAGE_SIZE, PageCount, SlotIndex};
 
 use crate::arena::{Arena, CHUNK_PAGES, Chunk};
 
+/// Work of writing to a chunk without memory, in pages moved: the host clears up to 2 MiB for it.
+const FIRST_WRITE_WORK: u32 = 32;
+
 /// What a pool has seen since it was created.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
@@ -103,16 +106,25 @@ impl Pool {
         Ok(())
     }
 
-    /// Puts a page into a slot. Beyond the size of the pool it is dropped: the client sent it before it heard that the
-    /// pool is smaller.
+    /// Puts a page into a slot, and returns how much work that was. Beyond the size of the pool it is dropped: the client sent it
+    /// before it heard that the pool is smaller.
     #[inline]
-    pub(crate) fn store(&mut self, slot: SlotIndex, page: &[u8; PAGE_SIZE]) {
+    pub(crate) fn store(&mut self, slot: SlotIndex, page: &[u8; PAGE_SIZE]) -> u32 {
         self.counters.sends += 1;
         let slot = slot.0 as usize;
-        if slot < self.npages {
-            self.chunks[slot / CHUNK_PAGES].page_mut(slot % CHUNK_PAGES).copy_from_slice(page);
-            self.written[slot / 64] |= 1 << (slot % 64);
+        if slot >= self.npages {
+            return 1;
         }
+        let work = self.write_work(slot);
+        self.chunks[slot / CHUNK_PAGES].page_mut(slot % CHUNK_PAGES).copy_from_slice(page);
+        self.written[slot / 64] |= 1 << (slot % 64);
+        work
+    }
+
+    /// Returns the work of writing to a slot: more where the host has to find memory.
+    #[inline]
+    fn write_work(&self, slot: usize) -> u32 {
+        if self.chunks[slot / CHUNK_PAGES].holds_memory() { 1 } else { FIRST_WRITE_WORK }
     }
 
     /// Whether the slot holds a page. Counted as a request for it.
@@ -142,25 +154,29 @@ impl Pool {
         }
     }
 
-    /// Copies what `from` holds to `to` and empties `from`. Where `from` holds nothing, `to` holds nothing afterwards.
-    pub(crate) fn relocate(&mut self, from: SlotIndex, to: SlotIndex) {
+    /// Copies what `from` holds to `to` and empties `from`; returns how much work that was. Where `from` holds nothing, `to`
+    /// holds nothing afterwards.
+    pub(crate) fn relocate(&mut self, from: SlotIndex, to: SlotIndex) -> u32 {
         self.counters.moves += 1;
         let (from, to) = (from.0 as usize, to.0 as usize);
         if from == to {
-            return;
+            return 1;
         }
         if !self.holds(from) {
             if to < self.npages {
                 self.clear(to, to + 1);
             }
-            return;
+            return 1;
         }
+        let mut work = 1;
         if to < self.npages {
+            work = self.write_work(to);
             let page = *self.chunks[from / CHUNK_PAGES].page(from % CHUNK_PAGES);
             *self.chunks[to / CHUNK_PAGES].page_mut(to % CHUNK_PAGES) = page;
             self.written[to / 64] |= 1 << (to % 64);
         }
         self.clear(from, from + 1);
+        work
     }
 
     fn holds(&self, slot: usize) -> bool {
@@ -244,10 +260,10 @@ mod tests {
     fn apply(pool: &mut Pool, operation: &Operation) -> Result<(), ResizeRefusal> {
         match *operation {
             Operation::Resize(npages) => pool.resize(PageCount(npages))?,
-            Operation::Store(slot, byte) => pool.store(SlotIndex(slot), &[byte; PAGE_SIZE]),
+            Operation::Store(slot, byte) => drop(pool.store(SlotIndex(slot), &[byte; PAGE_SIZE])),
             Operation::Request(_) => {}
             Operation::Discard(first, count) => pool.discard(SlotIndex(first), PageCount(count)),
-            Operation::Relocate(from, to) => pool.relocate(SlotIndex(from), SlotIndex(to)),
+            Operation::Relocate(from, to) => drop(pool.relocate(SlotIndex(from), SlotIndex(to))),
         }
         Ok(())
     }
@@ -301,7 +317,9 @@ mod tests {
         let arena = Arena::new(1 << 21, PageLocking::Locked).expect("2 MiB");
         let mut first = Pool::new(Arc::clone(&arena), PageCount(512));
         first.resize(PageCount(512)).expect("all of it");
-        (0..512).for_each(|slot| first.store(SlotIndex(slot), &[0xee; PAGE_SIZE]));
+        for slot in 0..512 {
+            first.store(SlotIndex(slot), &[0xee; PAGE_SIZE]);
+        }
         drop(first);
         let mut second = Pool::new(arena, PageCount(512));
         second.resize(PageCount(512)).expect("all of it");
@@ -315,10 +333,32 @@ mod tests {
         let arena = Arena::new(1 << 21, PageLocking::Unlocked).expect("2 MiB");
         let mut pool = Pool::new(arena, PageCount(512));
         pool.resize(PageCount(100)).expect("room");
-        (0..100).for_each(|slot| pool.store(SlotIndex(slot), &[1; PAGE_SIZE]));
+        for slot in 0..100 {
+            pool.store(SlotIndex(slot), &[1; PAGE_SIZE]);
+        }
         pool.resize(PageCount(70)).expect("smaller");
         pool.resize(PageCount(100)).expect("larger");
         assert!((0..70).all(|slot| pool.request(SlotIndex(slot))));
         assert!((70..100).all(|slot| !pool.request(SlotIndex(slot))));
+    }
+
+    #[test]
+    fn the_first_write_to_memory_that_the_host_must_find_is_more_work() {
+        for locking in [PageLocking::Unlocked, PageLocking::Locked] {
+            let arena = Arena::new(2 << 21, locking).expect("4 MiB");
+            let first_work = if arena.gives_back() { FIRST_WRITE_WORK } else { 1 };
+            let mut pool = Pool::new(arena, PageCount(1024));
+            pool.resize(PageCount(1024)).expect("room");
+            let page = [1; PAGE_SIZE];
+            assert_eq!([0, 1, 511].map(|slot| pool.store(SlotIndex(slot), &page)), [first_work, 1, 1]);
+            assert_eq!(
+                [(0, 512), (512, 0), (0, 512)].map(|(from, to)| pool.relocate(SlotIndex(from), SlotIndex(to))),
+                [first_work, 1, 1]
+            );
+            // Taken again before the host has the memory: nothing to find.
+            pool.resize(PageCount(0)).expect("smaller");
+            pool.resize(PageCount(1024)).expect("room");
+            assert_eq!([5, 600].map(|slot| pool.store(SlotIndex(slot), &page)), [1, 1]);
+        }
     }
 }

@@ -124,7 +124,9 @@ mod tests {
             let arena = Arena::new(1 << 21, PageLocking::Unlocked).expect("2 MiB");
             let mut pool = Pool::new(Arc::clone(&arena), PageCount(16));
             pool.resize(PageCount(16)).expect("room");
-            (0u8..16).for_each(|slot| pool.store(SlotIndex(slot.into()), &[slot; PAGE_SIZE]));
+            for slot in 0u8..16 {
+                pool.store(SlotIndex(slot.into()), &[slot; PAGE_SIZE]);
+            }
             let mut queue = Replies::default();
             for (request, slot) in (0..).zip(&replies) {
                 match slot {

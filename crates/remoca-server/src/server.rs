@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use crate::arena::Arena;
 use crate::config::{Config, ListenAddress, PageLocking};
 use crate::error::StartError;
-use crate::handshake::{self, ACCEPT_PAUSE, Workers};
+use crate::handshake::{self, ACCEPT_PAUSE, Places, Workers};
 use crate::listener::{BoundListener, Listener};
 use crate::status::{Status, Totals, hex};
 use crate::worker::{self, ARRIVALS_MAX, Message, Shared, fill_random};
@@ -64,6 +64,10 @@ impl Server {
         let (listeners, control) = attach(&runtime, listeners, control).map_err(StartError::Thread)?;
         let doors = Doors { listeners, control, reporter: Arc::clone(&reporter), stopped };
         threads.push(spawn("remoca-accept", move || runtime.block_on(doors.keep_open()))?);
+        let arena = Arc::clone(&reporter.shared.arena);
+        if arena.gives_back() {
+            threads.push(spawn("remoca-free", move || arena.give_back())?);
+        }
         Ok(Self { addresses, reporter, handle, stop: Some(stop), threads })
     }
 
@@ -91,6 +95,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         drop(self.stop.take());
+        self.reporter.shared.arena.stop_giving_back();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a thread of the server had panicked");
@@ -169,11 +174,12 @@ struct Doors {
 impl Doors {
     async fn keep_open(mut self) {
         let Reporter { workers, shared, .. } = &*self.reporter;
-        let handshakes = Arc::new(Semaphore::new(shared.config.limits.handshakes));
+        let limits = &shared.config.limits;
+        let places = Arc::new(Places::new(limits.handshakes, limits.handshakes_of_peer));
         let mut open = JoinSet::new();
         for listener in self.listeners {
-            let (handshakes, workers, shared) = (Arc::clone(&handshakes), Arc::clone(workers), Arc::clone(shared));
-            open.spawn(handshake::accept(listener, handshakes, workers, shared));
+            let (places, workers, shared) = (Arc::clone(&places), Arc::clone(workers), Arc::clone(shared));
+            open.spawn(handshake::accept(listener, places, workers, shared));
         }
         if let Some(control) = self.control {
             open.spawn(answer_control(control, Arc::clone(&self.reporter)));
@@ -213,6 +219,7 @@ impl Reporter {
             locked: arena.locking() == PageLocking::Locked,
             pages: arena.pages().0,
             pages_free: arena.free_pages().0,
+            pages_to_give_back: arena.pages_to_give_back().0,
             quota_pages: quota.0,
             totals,
             pools,

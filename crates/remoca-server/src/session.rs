@@ -213,12 +213,12 @@ fn handle(frame: Frame<'_>, pool: &mut Pool, replies: &mut Replies) -> Result<u3
                 replies.push(Frame::Error(ErrorReply { request, code: ErrorCode::NotFound, detail: 0 }));
             }
         }
-        Frame::SendPage { slot, page, .. } => pool.store(slot, page),
+        Frame::SendPage { slot, page, .. } => return Ok(pool.store(slot, page)),
         Frame::Discard { first, count } => {
             pool.discard(first, count);
             return Ok(1 + count.0.min(pool.npages().0) / DISCARDS_PER_WORK);
         }
-        Frame::Move { from, to } => pool.relocate(from, to),
+        Frame::Move { from, to } => return Ok(pool.relocate(from, to)),
         Frame::SetSize { request, npages } => {
             replies.push(resize(pool, request, npages));
             return Ok(WORK_MAX);

@@ -24,6 +24,8 @@ pub struct Status {
     pub pages: u32,
     /// Pages in memory that no pool has.
     pub pages_free: u32,
+    /// Free pages whose memory is still to be given back to the host.
+    pub pages_to_give_back: u32,
     pub quota_pages: u32,
     pub totals: Totals,
     pub pools: Vec<PoolStatus>,

@@ -1,7 +1,7 @@
 //! A connection over TCP or a Unix socket, and the few things that are done with it.
 
 use std::io::{self, IoSlice};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -16,6 +16,29 @@ use tokio::time::timeout;
 pub(crate) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
+}
+
+/// Who a connection is from, as far as bounds go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    V4(Ipv4Addr),
+    /// The network of an IPv6 address: a host has all 2^64 addresses of one.
+    V6([u16; 4]),
+    /// A user of this host.
+    User(u32),
+    Unknown,
+}
+
+impl From<IpAddr> for Peer {
+    fn from(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V4(address) => Self::V4(address),
+            IpAddr::V6(address) => {
+                let [a, b, c, d, ..] = address.segments();
+                Self::V6([a, b, c, d])
+            }
+        }
+    }
 }
 
 /// A connection on its way from one thread's event loop to another's.
@@ -59,6 +82,14 @@ impl Stream {
                 Ok(cred) => format!("unix:uid={},pid={}", cred.uid(), cred.pid().unwrap_or(0)),
                 Err(_) => "unix:?".to_owned(),
             },
+        }
+    }
+
+    /// Who is there, for bounds.
+    pub(crate) fn origin(&self) -> Peer {
+        match self {
+            Self::Tcp(stream) => stream.peer_addr().map_or(Peer::Unknown, |address| address.ip().into()),
+            Self::Unix(stream) => stream.peer_cred().map_or(Peer::Unknown, |cred| Peer::User(cred.uid())),
         }
     }
 

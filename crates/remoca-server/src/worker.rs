@@ -13,7 +13,7 @@ use remoca_protocol::{
     Welcome,
 };
 use tokio::runtime::Runtime;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::{Instant, sleep_until};
 
@@ -26,6 +26,9 @@ use crate::stream::{DetachedStream, Stream};
 
 /// Arrivals that may wait for a worker.
 pub(crate) const ARRIVALS_MAX: usize = 16;
+
+/// Clients at a time that a worker tells why they are refused.
+const FAREWELLS_MAX: usize = 16;
 
 /// What all threads of a server know.
 #[derive(Debug)]
@@ -50,8 +53,6 @@ pub(crate) struct Arrival {
     pub(crate) buffer: ReceiveBuffer,
     pub(crate) hello: Hello,
     pub(crate) peer: String,
-    /// Held until the connection is a session or sent away, so that the number of those in between is bounded.
-    pub(crate) handshake: OwnedSemaphorePermit,
 }
 
 /// Runs until the sender of `stopped` is gone.
@@ -62,7 +63,8 @@ pub(crate) fn run(
     stopped: watch::Receiver<()>,
 ) {
     let registry = Registry::new(Arc::clone(&shared.arena), shared.quota, shared.config.grace);
-    let worker = Rc::new(Worker { shared, registry: RefCell::new(registry), left: Notify::new() });
+    let farewells = Arc::new(Semaphore::new(FAREWELLS_MAX));
+    let worker = Rc::new(Worker { shared, registry: RefCell::new(registry), left: Notify::new(), farewells });
     let sessions = LocalSet::new();
     sessions.block_on(runtime, worker.serve(messages, stopped));
     // Dropping the set closes all connections.
@@ -73,6 +75,8 @@ struct Worker {
     registry: RefCell<Registry>,
     /// Told when a client has left, as there may be a new earliest expiry.
     left: Notify,
+    /// One permit for each client that may be told why it is refused.
+    farewells: Arc<Semaphore>,
 }
 
 impl Worker {
@@ -102,7 +106,7 @@ impl Worker {
 
     /// Begins the session of a connection, after ending an older one of the same client.
     async fn admit(self: &Rc<Self>, arrival: Arrival) {
-        let Arrival { stream, buffer, hello, peer, handshake } = arrival;
+        let Arrival { stream, buffer, hello, peer } = arrival;
         let stream = match stream.attach() {
             Ok(stream) => stream,
             Err(error) => return tracing::warn!(peer, %error, "connection lost to the event loop"),
@@ -115,7 +119,7 @@ impl Worker {
             Ok(arrived) => arrived,
             Err(stale) => {
                 tracing::warn!(peer, token = ?hello.token, epoch = hello.epoch, latest = stale.latest, "stale epoch");
-                return refuse(stream, handshake, ErrorCode::StaleEpoch);
+                return self.refuse(stream, ErrorCode::StaleEpoch);
             }
         };
         // From here on, whatever ends this arrival makes the client leave.
@@ -128,7 +132,7 @@ impl Worker {
         }
         let Ok(permit) = Arc::clone(&self.shared.sessions).try_acquire_owned() else {
             tracing::warn!(peer, most = self.shared.config.limits.sessions, "too many sessions: connection refused");
-            return refuse(stream, handshake, ErrorCode::Busy);
+            return self.refuse(stream, ErrorCode::Busy);
         };
         let welcome = self.welcome(&arrived.pool.borrow(), arrived.generation);
         tracing::info!(peer, token = ?hello.token, epoch = hello.epoch, pages = welcome.npages.0, "session begins");
@@ -144,6 +148,15 @@ impl Worker {
         self.registry.borrow_mut().settle(&hello, task);
     }
 
+    /// Tells a client why it gets no session. With too many to tell, it is only closed.
+    fn refuse(&self, stream: Stream, code: ErrorCode) {
+        let Ok(permit) = Arc::clone(&self.farewells).try_acquire_owned() else { return };
+        spawn_local(async move {
+            stream.farewell(ErrorReply { request: RequestId(0), code, detail: 0 }).await;
+            drop(permit);
+        });
+    }
+
     fn welcome(&self, pool: &crate::pool::Pool, pool_generation: PoolGeneration) -> Welcome {
         Welcome {
             version: VERSION,
@@ -155,13 +168,6 @@ impl Worker {
             sends_received: SendCount(pool.counters.sends),
         }
     }
-}
-
-fn refuse(stream: Stream, handshake: OwnedSemaphorePermit, code: ErrorCode) {
-    spawn_local(async move {
-        stream.farewell(ErrorReply { request: RequestId(0), code, detail: 0 }).await;
-        drop(handshake);
-    });
 }
 
 /// The presence of a client. Its end is noted however the session ends: by return, abort, or a bug's panic.

@@ -201,6 +201,91 @@ fn who_says_nothing_is_sent_away() {
     assert_eq!(server.status().totals.sessions, 1);
 }
 
+/// Nobody waits for the time that silent ones have: it does not end here.
+fn patient() -> Limits {
+    Limits { hello_timeout: Duration::from_secs(3600), ..Limits::default() }
+}
+
+#[test]
+fn silent_ones_make_room_for_who_comes_after_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let unix = remoca_server::ListenAddress::Unix(folder.path().join("serve.sock"));
+    let server = start(Config { limits: patient(), listen: vec![unix, config().listen.remove(0)], ..config() });
+    for (number, address) in (1..).zip(server.local_addresses()) {
+        let _silent: Vec<Client> = (0..200).map(|_| Client::connect_to(address)).collect();
+        let mut client = Client::connect_to(address);
+        client.hello(token(number), 1);
+        client.barrier();
+    }
+}
+
+#[test]
+fn who_is_silent_makes_room_at_its_own_address() {
+    let server = start(Config { limits: patient(), ..config() });
+    let greeting = encode(&[hello(1)]);
+    let mut slow = Client::connect_from(&server, [127, 0, 0, 2]);
+    slow.send_bytes(&greeting[..20]);
+    let mut silent: Vec<Client> = (0..200).map(|_| Client::connect(&server)).collect();
+    let last = silent.split_off(200 - Limits::default().handshakes_of_peer);
+    silent.iter_mut().for_each(Client::expect_closed);
+    slow.send_bytes(&greeting[20..]);
+    slow.receive(|frame| assert!(matches!(frame, Frame::Welcome(_)), "{frame:?}"));
+    drop(last);
+}
+
+/// What one client frees, another one can have at once, whether or not the host has had it meanwhile; in the end it has.
+#[test]
+fn freed_memory_can_be_had_before_the_host_has_it() {
+    let server = start(Config { memory_bytes: 64 << 20, threads: 2, ..config() });
+    let pages = 16_384;
+    let mut clients = [1, 2, 3].map(|number| Client::with_pages(&server, token(number), 0));
+    for turn in 0..60 {
+        let client = &mut clients[turn % 3];
+        assert_eq!(client.try_resize(pages), Ok(0));
+        (0..pages).step_by(512).for_each(|slot| client.store(slot, slot));
+        client.expect_held(512, 512);
+        client.expect_empty(1);
+        client.resize(0);
+    }
+    wait_for(&server, "the host has the memory", |status| status.pages_to_give_back == 0);
+    assert_eq!(server.status().pages_free, pages);
+}
+
+/// Latencies of one client while another of its thread frees memory and takes it again. Shows figures, asserts nothing of them:
+/// `cargo test --release -p remoca-server --test hostile -- --ignored --nocapture latency`.
+#[test]
+#[ignore = "a measurement"]
+fn latency_beside_one_that_frees_memory() {
+    let gigabytes: u64 = 2;
+    let server = start(Config { memory_bytes: gigabytes << 30, threads: 1, ..config() });
+    let pages = u32::try_from(gigabytes << 18).unwrap();
+    let mut busy = Client::with_pages(&server, token(1), 0);
+    let mut other = Client::with_pages(&server, token(2), 0);
+    let enough = AtomicBool::new(false);
+    let mut latencies: Vec<Duration> = std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !enough.load(Ordering::Relaxed) {
+                busy.resize(pages);
+                (0..pages).step_by(512).for_each(|slot| busy.store(slot, 1));
+                busy.resize(0);
+            }
+        });
+        let _at_the_end = Setting(&enough);
+        let until = std::time::Instant::now() + Duration::from_secs(15);
+        let mut latencies = Vec::new();
+        while std::time::Instant::now() < until {
+            let asked = std::time::Instant::now();
+            other.barrier();
+            latencies.push(asked.elapsed());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        latencies
+    });
+    latencies.sort_unstable();
+    let quantile = |share: usize| latencies[(latencies.len() - 1) * share / 1000];
+    println!("{} PINGs: p50 {:?}, p99 {:?}, max {:?}", latencies.len(), quantile(500), quantile(990), quantile(1000));
+}
+
 #[test]
 fn more_sessions_than_allowed_are_refused() {
     let limits = Limits { sessions: 3, ..Limits::default() };

@@ -30,7 +30,9 @@ fn the_server_holds_little_beside_its_pages() {
     // The owner's buffers on both sides are a fixed part.
     assert!(beside < 16 * pages as usize + (3 << 20), "{beside} bytes beside {pages} pages");
     owner.resize(512);
-    wait_for(&server, "the memory is free", |status| status.pages_free == 65_536 - 512);
+    wait_for(&server, "the memory is free", |status| {
+        status.pages_free == 65_536 - 512 && status.pages_to_give_back == 0
+    });
 
     let requests = encode(&vec![request(1, 0); 8192]);
     let count = 100;

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests fail by panics")]
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddrV4, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -97,6 +97,18 @@ impl Client {
             ListenAddress::Unix(path) => Box::new(unix(path)),
         };
         Self { socket, buffer: ReceiveBuffer::new(1 << 20) }
+    }
+
+    /// A connection from another address of this host.
+    pub fn connect_from(server: &Server, address: [u8; 4]) -> Self {
+        use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+        let ListenAddress::Tcp { host, port } = &server.local_addresses()[0] else { panic!("a TCP address") };
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&socket, &SocketAddrV4::new(address.into(), 0)).unwrap();
+        connect(&socket, &SocketAddrV4::new(host.parse().unwrap(), *port)).unwrap();
+        let stream = TcpStream::from(socket);
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self { socket: Box::new(stream), buffer: ReceiveBuffer::new(1 << 20) }
     }
 
     /// A session.
