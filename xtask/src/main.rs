@@ -2,6 +2,7 @@
 
 mod dist;
 mod fuzz;
+mod mutants;
 mod run;
 mod sim;
 mod test;
@@ -19,6 +20,11 @@ const COMMANDS: &[Command] = &[
     Command { name: "dist", about: "Debian packages in out/dist (--help tells more)", run: dist::run },
     Command { name: "fuzz", about: "fuzz what strangers send (--help tells more)", run: fuzz::run },
     Command { name: "lint", about: "format and lints", run: test::lint },
+    Command {
+        name: "mutants",
+        about: "changes of the code that tests must see (--help tells more)",
+        run: mutants::run,
+    },
     Command { name: "sim", about: "simulate seeds, or explain one (--help tells more)", run: sim::run },
     Command { name: "test", about: "everything that must hold, with real guests", run: test::run },
 ];

@@ -1,0 +1,236 @@
+//! A copy of the tree with all mutants in one build, each chosen at run time: a function with mutants has one body for each.
+
+use super::edits::{Edit, statement_at};
+use super::items::{self, Function};
+use super::list::same;
+use crate::run::cargo;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+const RUNTIME: &str = include_str!("runtime.rs");
+const RUNTIME_FILE: &str = "mutants_rt.rs";
+/// What no build needs, and what may be large.
+const LEFT_OUT: [&str; 4] = ["target", "out", ".git", ".cache"];
+/// Each round drops what the compiler refused, and it refuses in a few stages.
+const ROUNDS_MAX: usize = 12;
+
+/// A mutant of one function.
+pub struct Mutant {
+    pub name: String,
+    /// Index of its function.
+    pub function: usize,
+    pub edit: Edit,
+    /// Index in the list of the project.
+    pub listed: Option<usize>,
+    /// What the compiler says against it.
+    pub refused: Option<String>,
+}
+
+/// Where the copy is and is built.
+pub struct Workshop {
+    pub tree: PathBuf,
+    pub copy: PathBuf,
+    pub target: PathBuf,
+}
+
+/// A place of the mutated text, and the mutants that an error there speaks against.
+type Region = (Range<usize>, Vec<usize>);
+
+/// Returns the file with all mutants of its functions, given with their numbers, and which text is whose.
+fn render(text: &str, functions: &[(&Function, Vec<(usize, &Edit)>)]) -> (String, Vec<Region>) {
+    let (mut out, mut regions, mut done) = (String::new(), Vec::new(), 0);
+    for (function, mutants) in functions {
+        out.push_str(&text[done..function.body.start]);
+        let start = out.len();
+        out.push_str("{ ");
+        for (number, edit) in mutants {
+            out.push_str(&format!("if crate::mutants_rt::on({number}) "));
+            let begin = out.len();
+            let body = edit.apply(function);
+            // The whole body may have been replaced.
+            out.push_str(&if body.starts_with('{') { body } else { format!("{{ {body} }}") });
+            regions.push((begin..out.len(), vec![*number]));
+            out.push_str("\nelse ");
+        }
+        let mut own = function.text().to_owned();
+        let mut notes: Vec<_> =
+            mutants.iter().map(|(number, edit)| (statement_at(function, edit.range.start), number)).collect();
+        notes.sort_unstable();
+        for (at, number) in notes.into_iter().rev() {
+            own.insert_str(at - function.body.start, &format!("crate::mutants_rt::reached({number}); "));
+        }
+        out.push_str(&own);
+        out.push_str(" }");
+        // An error outside each of them is about all of them together.
+        regions.push((start..out.len(), mutants.iter().map(|(number, _)| *number).collect()));
+        done = function.body.end;
+    }
+    out.push_str(&text[done..]);
+    (out, regions)
+}
+
+impl Workshop {
+    /// Builds the tests of `packages` with all mutants that compile; the others learn why they do not. Returns cargo's
+    /// messages.
+    ///
+    /// # Errors
+    /// If the tree does not build for another reason.
+    pub fn build(
+        &self,
+        functions: &[Function],
+        mutants: &mut [Mutant],
+        packages: &[&str],
+    ) -> Result<Vec<Value>, String> {
+        let mutated: BTreeSet<_> = mutants.iter().map(|mutant| package_of(&functions[mutant.function])).collect();
+        let options = |names: &mut dyn Iterator<Item = &str>| {
+            names.flat_map(|name| ["--package".into(), name.to_owned()]).collect::<Vec<_>>()
+        };
+        let check = options(&mut mutated.iter().map(|name| &**name));
+        let tests = options(&mut packages.iter().copied());
+        for round in 1..=ROUNDS_MAX {
+            let regions = self.write(functions, mutants)?;
+            let checked = self.cargo(&["check", "--keep-going"], &check)?;
+            let (says, refused) = match refusals(&checked, &regions, mutants)? {
+                0 => {
+                    let built = self.cargo(&["test", "--no-run"], &tests)?;
+                    let refused = refusals(&built, &regions, mutants)?;
+                    (built, refused)
+                }
+                refused => (checked, refused),
+            };
+            if refused == 0 {
+                return Ok(says);
+            }
+            eprintln!("   build {round}: {refused} mutants do not compile");
+        }
+        Err("the mutants do not compile, however many are dropped".into())
+    }
+
+    fn cargo(&self, command: &[&str], options: &[String]) -> Result<Vec<Value>, String> {
+        let mut build = cargo(command.iter().copied());
+        build.args(["--quiet", "--message-format=json"]).args(options).current_dir(&self.copy);
+        build.env("CARGO_TARGET_DIR", &self.target);
+        let output = build.output().map_err(|error| format!("cargo cannot be started: {error}"))?;
+        let lines = String::from_utf8_lossy(&output.stdout);
+        let messages: Vec<Value> = lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        match output.status.success() || messages.iter().any(|message| message["message"]["level"] == "error") {
+            true => Ok(messages),
+            false => Err(format!("cargo {}:\n{}", command[0], String::from_utf8_lossy(&output.stderr))),
+        }
+    }
+
+    /// Brings the copy up to date. Files that are right stay as they are, with their times.
+    fn write(&self, functions: &[Function], mutants: &[Mutant]) -> Result<BTreeMap<String, Vec<Region>>, String> {
+        let mut wanted = BTreeMap::new();
+        read_tree(&self.tree, Path::new(""), &mut wanted)
+            .map_err(|error| format!("{}: {error}", self.tree.display()))?;
+        let mut regions = BTreeMap::new();
+        let mut by_file: BTreeMap<&Path, Vec<(&Function, Vec<_>)>> = BTreeMap::new();
+        for (index, function) in functions.iter().enumerate() {
+            let own = mutants.iter().enumerate().filter(|(_, one)| one.function == index && one.refused.is_none());
+            let own: Vec<_> = own.map(|(number, mutant)| (number, &mutant.edit)).collect();
+            if !own.is_empty() {
+                by_file.entry(&function.source.path).or_default().push((function, own));
+            }
+        }
+        for (path, mut of_file) in by_file {
+            of_file.sort_by_key(|(function, _)| function.body.start);
+            let (text, places) = render(&of_file[0].0.source.text, &of_file);
+            let folder: PathBuf = path.components().take(2).collect();
+            wanted.insert(folder.join("src").join(RUNTIME_FILE), RUNTIME.into());
+            wanted.insert(path.into(), text.into_bytes());
+            regions.insert(path.display().to_string(), places);
+        }
+        let mutated: BTreeSet<_> = wanted.keys().filter(|path| path.ends_with(RUNTIME_FILE)).cloned().collect();
+        for runtime in mutated {
+            let folder: PathBuf = runtime.components().take(2).collect();
+            let root = wanted.get_mut(&items::root(&self.tree, &folder)).ok_or("a crate without a root")?;
+            root.extend_from_slice(format!("\n#[path = \"{RUNTIME_FILE}\"]\nmod mutants_rt;\n").as_bytes());
+        }
+        // Mutants leave variables unused; that is no reason to refuse them.
+        if let Some(manifest) = wanted.get_mut(Path::new("Cargo.toml")) {
+            *manifest = String::from_utf8_lossy(manifest).replace("= \"deny\"", "= \"allow\"").into_bytes();
+        }
+        update(&self.copy, &wanted).map_err(|error| format!("{}: {error}", self.copy.display()))?;
+        Ok(regions)
+    }
+}
+
+/// Returns the package that a function is of.
+pub fn package_of(function: &Function) -> String {
+    function.item.split("::").next().unwrap_or_default().replace('_', "-")
+}
+
+/// Notes which mutants the compiler refuses and returns how many.
+fn refusals(
+    messages: &[Value],
+    regions: &BTreeMap<String, Vec<Region>>,
+    mutants: &mut [Mutant],
+) -> Result<usize, String> {
+    let (mut refused, mut other) = (0, None);
+    for message in messages.iter().map(|message| &message["message"]).filter(|message| message["level"] == "error") {
+        let text = message["rendered"].as_str().unwrap_or_default();
+        let spans = message["spans"].as_array().into_iter().flatten();
+        let mut found = Vec::new();
+        for span in spans.filter(|span| span["is_primary"] == true) {
+            let places = span["file_name"].as_str().and_then(|file| regions.get(file)).into_iter().flatten();
+            let at = span["byte_start"].as_u64().and_then(|at| usize::try_from(at).ok()).unwrap_or(usize::MAX);
+            let around = places.filter(|(range, _)| range.contains(&at));
+            found.extend(around.min_by_key(|(range, _)| range.len()).map(|(_, numbers)| numbers.clone()));
+        }
+        for number in found.iter().flatten() {
+            if mutants[*number].refused.is_none() {
+                refused += 1;
+                mutants[*number].refused = Some(text.to_owned());
+            }
+        }
+        if found.is_empty() && !text.starts_with("error: aborting") && !text.starts_with("error: could not compile") {
+            other.get_or_insert_with(|| text.to_owned());
+        }
+    }
+    match other {
+        Some(text) if refused == 0 => Err(format!("the tree does not build:\n{text}")),
+        _ => Ok(refused),
+    }
+}
+
+fn read_tree(tree: &Path, within: &Path, files: &mut BTreeMap<PathBuf, Vec<u8>>) -> std::io::Result<()> {
+    for entry in fs::read_dir(tree.join(within))? {
+        let entry = entry?;
+        let path = within.join(entry.file_name());
+        let at_top = within.as_os_str().is_empty();
+        if at_top && LEFT_OUT.iter().any(|name| entry.file_name() == *name) {
+            continue;
+        }
+        match entry.file_type()? {
+            kind if kind.is_dir() => read_tree(tree, &path, files)?,
+            kind if kind.is_file() => drop(files.insert(path, fs::read(entry.path())?)),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn update(copy: &Path, wanted: &BTreeMap<PathBuf, Vec<u8>>) -> std::io::Result<()> {
+    let mut present = BTreeMap::new();
+    if copy.is_dir() {
+        read_tree(copy, Path::new(""), &mut present)?;
+    }
+    for path in present.keys().filter(|path| !wanted.contains_key(*path)) {
+        fs::remove_file(copy.join(path))?;
+    }
+    for (path, content) in wanted.iter().filter(|(path, content)| present.get(*path) != Some(*content)) {
+        let path = copy.join(path);
+        fs::create_dir_all(path.parent().unwrap_or(copy))?;
+        fs::write(path, content)?;
+    }
+    Ok(())
+}
+
+/// Returns whether two mutants of a function are the same change.
+pub fn are_same(function: &Function, one: &Edit, other: &Edit) -> bool {
+    same(&one.apply(function), &other.apply(function))
+}
