@@ -503,7 +503,13 @@ mod tests {
             },
             hedging: HedgingStatus { late_after_us: 0., disk: None, server: None },
             migration: None,
-            memory: MemoryStatus { index_bytes: 0, buffer_bytes: 0, known_blocks: 0 },
+            memory: MemoryStatus {
+                index_bytes: 0,
+                buffer_bytes: 0,
+                known_blocks: 0,
+                guest_bytes: 0,
+                guest_bytes_indexed: 0,
+            },
         }
     }
 
