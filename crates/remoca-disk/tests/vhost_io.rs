@@ -95,6 +95,29 @@ fn a_chain_of_very_many_pieces_is_handed_out_a_bounded_number_at_a_time() {
     assert_eq!(read(&mut guest, 0, 0, data.len()), (OK, data));
 }
 
+/// What a guest can make the device keep of its chains is bounded, however many buffers each of them has.
+#[test]
+fn requests_of_many_buffers_take_no_more_memory_than_a_few() {
+    let bytes = 238 * 512;
+    let options =
+        Options { queue_count: 2, queue_size: 1024, data_bytes: bytes, segment_count: 238, ..Options::default() };
+    let Setup { mut guest, backend, .. } = start(config(), options);
+    backend.plan.hold.store(true, SeqCst);
+    for queue in 0..2 {
+        for _ in 0..1024 {
+            guest.submit(queue, Command::Read { sector: 0, length: bytes });
+        }
+        guest.queues[usize::from(queue)].kick();
+    }
+    // With header and status each has 240 buffers; of 2,048 requests so many that 2^18 are reached.
+    backend.wait_until("the limit", |plan| plan.held.load(SeqCst) >= 1093);
+    backend.wait_for_turn();
+    assert_eq!(backend.plan.held.load(SeqCst), 1093);
+    backend.plan.hold.store(false, SeqCst);
+    guest.wait_for_all();
+    assert_eq!(backend.plan.taken.load(SeqCst), 2048);
+}
+
 #[test]
 fn every_queue_works_and_completes_everything_it_is_given() {
     let options = Options { queue_count: 4, data_bytes: 4096, ..Options::default() };

@@ -8,7 +8,7 @@
 //! 2. Nothing is copied to or from the guest once its front end is gone.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
@@ -19,7 +19,7 @@ use super::memory::GuestMemory;
 use super::ring::{DESCRIPTOR_BYTES, Ring, RingUnreachable, read_descriptor};
 
 /// More than any guest that minds what it is told (SEG_MAX) needs; what QEMU accepts too. No ring is larger.
-const CHAIN_LENGTH_MAX: u16 = QUEUE_SIZE_MAX;
+pub(crate) const CHAIN_LENGTH_MAX: u16 = QUEUE_SIZE_MAX;
 static ZEROES: [u8; 4096] = [0; 4096];
 
 /// Why a chain cannot be answered at all. The queue that it is on is broken from then on.
@@ -144,6 +144,16 @@ impl Session {
     }
 }
 
+/// Segments of all chains that a device has in memory: 24 bytes each, and a chain has up to 1,024 of them.
+#[derive(Debug, Default)]
+pub(crate) struct SegmentCount(AtomicUsize);
+
+impl SegmentCount {
+    pub fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// A walked chain.
 #[derive(Debug)]
 pub(crate) struct Chain {
@@ -155,11 +165,25 @@ pub(crate) struct Chain {
     /// Every buffer lies in guest memory.
     pub reachable: bool,
     status: GuestAddress,
+    /// Counts the segments of this chain, too, as long as it lives.
+    count: Arc<SegmentCount>,
+}
+
+impl Drop for Chain {
+    fn drop(&mut self) {
+        self.count.0.fetch_sub(self.segments(), Ordering::Relaxed);
+    }
 }
 
 impl Chain {
-    /// Walks the chain that starts at `head`. An error means that it cannot be answered.
-    pub fn walk(ring: &Ring, head: u16, indirect: bool, session: &Arc<Session>) -> Result<Self, ChainError> {
+    /// Walks the chain that starts at `head`, and counts its segments in `count`. An error means that it cannot be answered.
+    pub fn walk(
+        ring: &Ring,
+        head: u16,
+        indirect: bool,
+        session: &Arc<Session>,
+        count: &Arc<SegmentCount>,
+    ) -> Result<Self, ChainError> {
         let mut chain = Chain {
             head,
             session: session.clone(),
@@ -168,6 +192,7 @@ impl Chain {
             writable: Buffers::default(),
             reachable: true,
             status: GuestAddress(0),
+            count: count.clone(),
         };
         let mut table = Table { address: ring.descriptors(), size: ring.size(), indirect: false };
         let mut index = head;
@@ -196,12 +221,18 @@ impl Chain {
     fn add(&mut self, address: GuestAddress, length: u32, writable: bool) -> Result<(), ChainError> {
         let bytes = usize::try_from(length).unwrap_or(usize::MAX);
         self.reachable &= self.memory.check_range(address, bytes);
+        let before = self.segments();
         match writable {
             true => self.writable.push(address, length),
             false if self.writable.total > 0 => return Err(ChainError::Order),
             false => self.readable.push(address, length),
         }
+        self.count.0.fetch_add(self.segments() - before, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn segments(&self) -> usize {
+        self.readable.segments.len() + self.writable.segments.len()
     }
 
     /// The status is the last writable byte, whatever the framing.
@@ -209,6 +240,8 @@ impl Chain {
         let last = self.writable.segments.last().ok_or(ChainError::NoStatus)?;
         let status = last.address.0.checked_add(u64::from(last.length) - 1);
         self.status = GuestAddress(status.ok_or(ChainError::StatusUnreachable)?);
+        self.readable.segments.shrink_to_fit();
+        self.writable.segments.shrink_to_fit();
         match self.memory.address_in_range(self.status) {
             true => Ok(self),
             false => Err(ChainError::StatusUnreachable),

@@ -11,8 +11,8 @@ use vhost::vhost_user::VhostUserVirtioFeatures;
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 
-use super::chain::Session;
-use super::config::{ConfigError, DeviceConfig, feature};
+use super::chain::{CHAIN_LENGTH_MAX, SegmentCount, Session};
+use super::config::{ConfigError, DeviceConfig, QUEUE_COUNT_MAX, feature};
 use super::control::{Command, ControlThread, Envelope, IoThread, Reply, WriteCache};
 use super::inflight::{InflightQueue, InflightRegion};
 use super::log::LogSwitch;
@@ -39,6 +39,11 @@ pub enum DeviceError {
 /// Requests that the driver holds at most. One chain of a guest can be as long as the disk, and is handed out in pieces: all
 /// of them at once would be as many as the guest likes.
 const HELD_MAX: usize = 4096;
+/// Segments of the chains of these requests at most, give or take a chain: 6 MiB. Nothing new is taken from the guest until
+/// half of them are free.
+const SEGMENTS_MAX: usize = 1 << 18;
+// What queues keep of chains that are half handed out does not keep a device from going on.
+const _: () = assert!(QUEUE_COUNT_MAX as usize * CHAIN_LENGTH_MAX as usize <= SEGMENTS_MAX / 2);
 
 /// A virtio-blk device on a vhost-user socket. See the documentation of the module for how to drive it.
 pub struct VhostDevice {
@@ -50,6 +55,7 @@ pub struct VhostDevice {
     next_id: u64,
     /// Requests that the driver holds, those of an earlier front end included.
     held: usize,
+    segments: Arc<SegmentCount>,
     /// `pop` refused for want of room, and will be called again when half of it is free.
     throttled: bool,
     session: Arc<Session>,
@@ -116,6 +122,7 @@ impl VhostDevice {
             turn: 0,
             next_id: 0,
             held: 0,
+            segments: Arc::default(),
             throttled: false,
             session: Session::new(),
             features: 0,
@@ -162,12 +169,12 @@ impl VhostDevice {
             *handed_out = true;
             return Some(BlkRequest::cache_flush(self.hand_out()));
         }
-        if held >= HELD_MAX {
+        if held >= HELD_MAX || self.segments.get() >= SEGMENTS_MAX {
             self.throttled = true;
             return None;
         }
         let indirect = self.features & feature(VIRTIO_RING_F_INDIRECT_DESC) != 0;
-        let context = Context { config: &self.config, session: &self.session, indirect };
+        let context = Context { config: &self.config, session: &self.session, indirect, segments: &self.segments };
         let count = self.queues.len();
         for index in (self.turn..count).chain(0..self.turn) {
             let Some(taken) = self.queues[index].take(&context) else { continue };
@@ -198,7 +205,8 @@ impl VhostDevice {
             Some(_) => {}
             None => self.end_cache_flush(status),
         }
-        let room = self.throttled && self.held <= HELD_MAX / 2;
+        drop(request);
+        let room = self.throttled && self.held <= HELD_MAX / 2 && self.segments.get() <= SEGMENTS_MAX / 2;
         self.throttled &= !room;
         if room || (self.held == 0 && matches!(self.waiting_until(), Some(Until::CacheFlushed { .. }))) {
             // The driver need not call `pop` again by itself.

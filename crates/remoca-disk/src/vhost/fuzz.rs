@@ -44,7 +44,8 @@ pub fn run(data: &[u8]) {
         ..DeviceConfig::disk("fuzz", "fuzz", CAPACITY)
     };
     let session = Session::new();
-    let context = Context { config: &config, session: &session, indirect: options & 8 == 0 };
+    let segments = Arc::default();
+    let context = Context { config: &config, session: &session, indirect: options & 8 == 0, segments: &segments };
     let layout = RingLayout {
         size: RING_SIZE,
         descriptors: GuestAddress(0),

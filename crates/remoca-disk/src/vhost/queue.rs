@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use crate::narrow;
 
-use super::chain::{Chain, ChainError, Session};
+use super::chain::{Chain, ChainError, SegmentCount, Session};
 use super::config::DeviceConfig;
 use super::inflight::{InflightError, InflightQueue};
 use super::log::LogSwitch;
@@ -53,6 +53,7 @@ pub(crate) struct Context<'a> {
     pub config: &'a DeviceConfig,
     pub session: &'a Arc<Session>,
     pub indirect: bool,
+    pub segments: &'a Arc<SegmentCount>,
 }
 
 /// A chain, or a piece of a long one, for the driver.
@@ -281,7 +282,7 @@ impl Queue {
             Some(flight) if flight.busy => return Err(QueueError::HeadInFlight(head)),
             Some(_) => {}
         }
-        let chain = Chain::walk(ring, head, context.indirect, context.session)?;
+        let chain = Chain::walk(ring, head, context.indirect, context.session, context.segments)?;
         self.board(head, resubmitted.is_some());
         Ok(Some(chain))
     }
