@@ -3,6 +3,7 @@
 mod disk;
 mod group;
 mod inherited;
+mod log;
 mod migrate;
 mod nbd;
 mod runtime;
@@ -14,7 +15,6 @@ mod status;
 mod upgrade;
 
 use clap::{Parser, Subcommand};
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 /// A disk cache for virtual machines in the idle memory of other machines.
@@ -38,7 +38,7 @@ enum Command {
 /// Does what the command line says.
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    start_log();
+    log::start();
     let result = match arguments.command {
         Command::Serve(args) => serve::run(args),
         Command::Disk(args) => disk::run(*args),
@@ -54,13 +54,4 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Warnings and news go to standard error; `REMOCA_LOG` chooses more or less (for instance `debug`).
-fn start_log() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("REMOCA_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let colours = std::io::stderr().is_terminal();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
-    log.with_target(false).init();
 }

@@ -1,7 +1,7 @@
 //! The time, as the I/O thread reads it: from the system, or from whoever drives the thread in virtual time.
 
 use crate::state;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The clocks of the host.
 pub trait Clock: Send {
@@ -13,9 +13,6 @@ pub trait Clock: Send {
 
     /// Returns the time that the kernel stamps a file with that is changed now, or an earlier one.
     fn of_file_stamps(&self) -> u64;
-
-    /// Waits. Only for the end of the process.
-    fn pause(&self, time: Duration);
 }
 
 /// The clocks of this host.
@@ -33,9 +30,5 @@ impl Clock for SystemClock {
 
     fn of_file_stamps(&self) -> u64 {
         state::Clock::coarse_ns()
-    }
-
-    fn pause(&self, time: Duration) {
-        std::thread::sleep(time);
     }
 }

@@ -94,12 +94,16 @@ impl Request {
     }
 }
 
-/// Answers a command that a former program of this process took.
-///
-/// # Errors
-/// If the client is gone.
-pub fn answer_for_former(connection: OwnedFd, reply: &Reply) -> io::Result<()> {
-    reply_to(&connection.into(), reply)
+/// Answers a command that a former program of this process took, on a thread: the client may take its time, or be gone.
+pub fn answer_for_former(connection: OwnedFd, reply: Reply) {
+    let answer = move || {
+        if let Err(error) = reply_to(&connection.into(), &reply) {
+            tracing::debug!("nobody took the answer to an upgrade: {error}");
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("control client".into()).spawn(answer) {
+        tracing::warn!("no thread to say that the upgrade is done: {error}");
+    }
 }
 
 /// The listening side, owned by the I/O thread.

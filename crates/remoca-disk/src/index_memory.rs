@@ -1,7 +1,9 @@
 //! The memory of the index: a mapping of its own. Nobody else has it, or it is a part of the state file and outlives the
 //! process.
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use crate::undumped;
+use rustix::mm::{MapFlags, MlockFlags, ProtFlags, mlock_with, mmap, mmap_anonymous, munmap};
+use std::ffi::c_void;
 use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -30,8 +32,7 @@ impl IndexMemory {
         let start = unsafe {
             mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
         };
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, words, outlives_process: false })
+        Self::of_mapping(start, words, false)
     }
 
     /// So many words of `file`, which has them, from byte `offset` on. Nobody else may change them or cut the file off.
@@ -40,8 +41,20 @@ impl IndexMemory {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let start = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file, offset)? };
+        Self::of_mapping(start, words, true)
+    }
+
+    /// Each read of the guest looks into the index, on the I/O thread: it must not wait for a swap device. So what was touched
+    /// stays in memory, where that is allowed.
+    fn of_mapping(start: *mut c_void, words: usize, outlives_process: bool) -> io::Result<Self> {
+        // SAFETY: the mapping was just made, has so many words, and belongs to the caller.
+        unsafe { undumped::leave_out(start, words * 4) };
+        // SAFETY: the same; locking changes nothing of what it holds.
+        if let Err(error) = unsafe { mlock_with(start, words * 4, MlockFlags::ONFAULT) } {
+            tracing::debug!("the index can be swapped out: {error}");
+        }
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, words, outlives_process: true })
+        Ok(Self { start, words, outlives_process })
     }
 
     /// Whether a successor of the process finds these words.

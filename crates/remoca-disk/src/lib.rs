@@ -13,10 +13,12 @@ pub mod migration;
 pub mod narrow;
 pub mod nbd;
 pub mod port;
+pub mod service;
 pub mod state;
 pub mod status;
 pub mod store;
 pub mod trace;
+mod undumped;
 pub mod vhost;
 
 pub use index_memory::IndexMemory;

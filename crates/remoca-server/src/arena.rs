@@ -215,6 +215,7 @@ impl Mapping {
         let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
         let base = map_anonymous(length, flags).ok()?;
         let map = Self { base, length, backing: Backing::HugeTlb };
+        map.advise(Advice::LinuxDontDump);
         // Reserved by the mapping, so this cannot fail for want of pages; kernels before 5.14 fault them in when used.
         // SAFETY: the range was just mapped and nothing refers to it.
         let _populated = unsafe { madvise(base.as_ptr(), length, Advice::LinuxPopulateWrite) };
@@ -239,13 +240,16 @@ impl Mapping {
             base
         };
         let map = Self { base, length, backing: Backing::Ordinary };
-        for advice in [Advice::LinuxHugepage, Advice::LinuxDontDump] {
-            // SAFETY: the range is `map`'s; neither advice changes what the memory holds.
-            if let Err(error) = unsafe { madvise(base.as_ptr(), length, advice) } {
-                tracing::debug!(%error, ?advice, "the kernel does not take this advice");
-            }
-        }
+        [Advice::LinuxHugepage, Advice::LinuxDontDump].into_iter().for_each(|advice| map.advise(advice));
         Ok(map)
+    }
+
+    /// Gives advice that changes nothing of what the memory holds.
+    fn advise(&self, advice: Advice) {
+        // SAFETY: the range is ours, and callers give no advice that discards.
+        if let Err(error) = unsafe { madvise(self.base.as_ptr(), self.length, advice) } {
+            tracing::debug!(%error, ?advice, "the kernel does not take this advice");
+        }
     }
 
     fn lock(&self, memory_bytes: u64) -> Result<(), StartError> {

@@ -23,12 +23,13 @@ use remoca_disk::handover::{self, Checking};
 use remoca_disk::link::{HostNetwork, ServerLink, check_list, give_back};
 use remoca_disk::migration::Mark;
 use remoca_disk::narrow;
-use remoca_disk::state::{Before, EngineStart, Former, RosterEntry, StateFile, settings_at};
+use remoca_disk::service::ServiceManager;
+use remoca_disk::state::{Before, EngineStart, Former, RosterEntry, StateFile, settings_at, stable_hash};
 use remoca_disk::store::BufferPool;
 use remoca_disk::trace::TraceWriter;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::Instant;
 
 /// Pages that may wait for the connection to the server: 8 MiB.
 const SEND_WINDOW_PAGES: u32 = 2048;
@@ -56,15 +57,16 @@ pub fn run(args: DiskArgs) -> Result<()> {
     // Before any thread starts and any socket exists: a signal that comes early must not be lost.
     let signals = Signals::take()?;
     let client = inherited.as_mut().and_then(Inherited::client);
-    let parts = parts(args, signals, inherited)?;
+    let mut manager = ServiceManager::of_environment();
+    manager.begin_start();
+    let parts = parts(args, signals, inherited, manager)?;
     let mut driver = Driver::new(parts).context("cannot watch the descriptors")?;
     if driver.has_taken_over() {
         narrow::passes("handover-opened");
     }
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    driver.manager().say_ready(Instant::now());
     if let Some(client) = client {
-        // It may be gone; the upgrade is done all the same.
-        let _ = control::answer_for_former(client, &Reply::Status(Box::new(driver.snapshot())));
+        control::answer_for_former(client, Reply::Status(Box::new(driver.snapshot())));
     }
     loop {
         match driver.run().context("waiting for events failed")? {
@@ -74,18 +76,21 @@ pub fn run(args: DiskArgs) -> Result<()> {
                 return Ok(());
             }
             Ended::HandOver(handover) => {
-                if let Ok(now) = sd_notify::NotifyState::monotonic_usec_now() {
-                    let _ = sd_notify::notify(&[sd_notify::NotifyState::Reloading, now]);
-                }
+                driver.manager().say_giving_way();
                 let error = handover.exec();
                 driver.refuse_upgrade(&format!("the new program cannot be started: {error}"));
-                let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+                driver.manager().say_ready(Instant::now());
             }
         }
     }
 }
 
-fn parts(mut args: DiskArgs, signals: Signals, mut inherited: Option<Inherited>) -> Result<Parts> {
+fn parts(
+    mut args: DiskArgs,
+    signals: Signals,
+    mut inherited: Option<Inherited>,
+    manager: ServiceManager,
+) -> Result<Parts> {
     let name = args.name.clone().unwrap_or_else(|| std::process::id().to_string());
     if name.is_empty() || name.contains('/') {
         bail!("`{name}` cannot be the name of a VM: it is part of a file's name");
@@ -163,6 +168,7 @@ fn parts(mut args: DiskArgs, signals: Signals, mut inherited: Option<Inherited>)
         },
         ask: Box::new(Checking::start),
         aside: Box::new(on_a_thread),
+        manager,
     })
 }
 
@@ -193,10 +199,9 @@ fn cache_settings(
 
 /// What tells the options that `remoca set` can overrule from others.
 fn options(args: &DiskArgs) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    args.cache.hash(&mut hasher);
-    args.server.iter().for_each(|server| server.to_string().hash(&mut hasher));
-    hasher.finish()
+    let texts: Vec<_> =
+        [args.cache.to_string()].into_iter().chain(args.server.iter().map(Endpoint::to_string)).collect();
+    stable_hash(&texts.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 /// With what a former process of this name left, if that is usable.

@@ -63,6 +63,8 @@ impl Driver {
             }
             Source::Store(disk) => {
                 let disk = usize::from(disk);
+                // The store goes on with writes, and hands over what this turn has queued.
+                self.stamp_writes();
                 self.disks[disk].store.handle_ready(self.clock.now());
                 self.take_store_events(disk);
             }
@@ -216,6 +218,7 @@ impl Driver {
                     let index = DiskIndex(u16::try_from(disk).unwrap_or(u16::MAX));
                     self.engine.handle_content_uncertain(index);
                 }
+                StoreEvent::Looked { changed_ns } => self.warmth.end_look(disk, changed_ns),
                 StoreEvent::Completed(completion) => {
                     narrow::passes("disk-done");
                     let Ok(id) = u32::try_from(completion.token) else { continue };

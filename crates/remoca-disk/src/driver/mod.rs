@@ -12,6 +12,7 @@
 mod actions;
 mod capture;
 mod events;
+mod image_state;
 mod index_size;
 mod migration;
 mod poller;
@@ -33,6 +34,7 @@ use crate::link::ServerLink;
 use crate::narrow;
 use crate::nbd::NbdServer;
 use crate::port::AgentStats;
+use crate::service::ServiceManager;
 use crate::state::{Former, StateFile};
 use crate::store::{BufferPool, Store};
 use crate::trace::TraceWriter;
@@ -124,6 +126,8 @@ pub struct Parts {
     pub ask: Ask,
     /// How something is done beside the I/O thread.
     pub aside: Aside,
+    /// Gets a sign of life from the I/O thread's turns.
+    pub manager: ServiceManager,
 }
 
 /// Why the driver stopped.
@@ -159,6 +163,7 @@ pub struct Driver {
     hangup: OwnedFd,
     start: Start,
     ask: Ask,
+    manager: ServiceManager,
     upgrade: Option<Upgrade>,
     /// Asked to stop; at the latest then.
     stop_at: Option<Instant>,
@@ -219,6 +224,7 @@ impl Driver {
             hangup: parts.hangup,
             start: parts.start,
             ask: parts.ask,
+            manager: parts.manager,
             upgrade: None,
             stop_at: None,
             poller: Poller::new()?,
@@ -276,8 +282,6 @@ impl Driver {
     /// Does one turn of the loop with what is `ready`.
     pub fn turn(&mut self, ready: &[(Source, bool)]) -> Option<Ended> {
         self.update_clock();
-        // Stores go on with writes when they hear of their parts.
-        self.stamp_writes();
         for &(source, writable) in ready {
             match source {
                 Source::Stop => self.begin_stop(),
@@ -289,6 +293,7 @@ impl Driver {
         self.end_turn();
         if let Some(give_up_at) = self.stop_at {
             self.follow_migration();
+            self.settle_images();
             let waits = self.ends_hand_over() || self.warmth.is_kept() && self.is_writing();
             return (!waits || self.clock.now() >= give_up_at).then(|| self.finish());
         }
@@ -314,7 +319,7 @@ impl Driver {
     /// Whether images are being written to, or made durable: a settled image is known again for sure, and a flush that fails
     /// for this process must fail for the next one, too.
     fn is_writing(&self) -> bool {
-        self.warmth.is_written_to() || self.requests.are_being_flushed()
+        self.warmth.is_written_to() || self.warmth.is_settling() || self.requests.are_being_flushed()
     }
 
     /// Nothing new is taken from guests; writes and flushes under way are waited for.
@@ -322,6 +327,11 @@ impl Driver {
         self.poller.remove(self.stop.as_fd());
         let patience = if self.ends_hand_over() { HAND_OVER_TIME_MAX } else { STOP_TIME_MAX };
         self.stop_at = Some(self.clock.now() + patience);
+    }
+
+    /// The service manager, to be told how the process is.
+    pub fn manager(&mut self) -> &mut ServiceManager {
+        &mut self.manager
     }
 
     fn describe_disks(&mut self) {
@@ -361,9 +371,11 @@ impl Driver {
         let now = self.clock.now();
         let stores = self.disks.iter().filter_map(|disk| disk.store.next_deadline());
         let nbd = self.nbd.as_ref().and_then(NbdServer::next_deadline);
+        let manager = self.manager.next_deadline();
         let settling = self.disks.iter().filter_map(|disk| disk.settles_at);
         let others = stores
             .chain(nbd)
+            .chain(manager)
             .chain(settling)
             .chain(self.stop_at.or_else(|| self.upgrade_deadline()))
             .map(|at| at.saturating_duration_since(now))
@@ -378,6 +390,7 @@ impl Driver {
         }
         self.run_migration_timers();
         let now = self.clock.now();
+        self.manager.handle_timer(now);
         if let Some(nbd) = &mut self.nbd
             && nbd.next_deadline().is_some_and(|at| at <= now)
         {
@@ -389,6 +402,7 @@ impl Driver {
         }
         for disk in 0..self.disks.len() {
             if self.disks[disk].store.next_deadline().is_some_and(|at| at <= now) {
+                self.stamp_writes();
                 self.disks[disk].store.handle_timer(now);
                 self.take_store_events(disk);
             }
@@ -428,7 +442,6 @@ impl Driver {
         for disk in &mut self.disks {
             disk.frontend.notify();
         }
-        self.settle_at_end();
         self.migration.process_ends(self.disks.iter().any(|disk| disk.frontend.is_connected()));
         if let Some(link) = self.link.as_mut().filter(|_| !self.warmth.is_kept()) {
             link.goodbye();

@@ -127,6 +127,7 @@ fn driver(pages: usize, submitted: &[Submitted; 2]) -> Driver {
         start: Start { program: "remoca".into(), arguments: Vec::new(), upgrades: 0 },
         ask: Box::new(|_, _| unreachable!("no upgrade is asked for")),
         aside: Box::new(on_a_thread),
+        manager: ServiceManager::default(),
     })
     .unwrap();
     let server = ServerNumber(0);

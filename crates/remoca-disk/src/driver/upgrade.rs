@@ -186,7 +186,7 @@ impl Driver {
         let frontends = self.disks.iter().map(|disk| &disk.frontend).chain(self.port.iter().map(|port| &port.frontend));
         self.requests.is_empty()
             && self.starved.is_empty()
-            && self.disks.iter().all(|disk| disk.store.in_flight() == 0)
+            && self.disks.iter().all(|disk| disk.store.is_still())
             && (leave_the_deaf || !self.engine.is_owed_pages() && frontends.into_iter().all(Frontend::is_quiet))
     }
 

@@ -1,18 +1,15 @@
 //! What outlives this process: the images are judged at the start, and from then on the state file says when a write may
 //! be under way.
 
+use super::image_state::{ImageState, Sight};
 use super::{Disk, Driver};
-use crate::state::{Clock, Former, Header, LOOK_NS, SETTLE_NS, Settings, StateFile, judge, settled_ns};
-use crate::store::{ImageStamp, Store};
+use crate::state::{Clock, Former, Header, Settings, StateFile, judge, stable_hash};
+use crate::store::ImageStamp;
 use remoca_core::engine::GuestOp;
 use remoca_core::units::DiskIndex;
 use std::fs::File;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::time::Duration;
-
-/// The page cache is emptied of an image so often, at most.
-const DROP_NS: u64 = 1_000_000_000;
 
 /// What the driver knows of the state file and of the images.
 pub(super) struct Warmth {
@@ -20,19 +17,6 @@ pub(super) struct Warmth {
     /// Why nothing was found of a former process.
     pub(super) cold_reason: Option<String>,
     images: Vec<ImageState>,
-}
-
-#[derive(Default)]
-struct ImageState {
-    /// Modifications that the store has not completed.
-    in_flight: u32,
-    /// When there was one last, in real time; 0: that is settled.
-    written_ns: u64,
-    /// When its change time was looked at last, with writes under way.
-    looked_ns: u64,
-    /// When the page cache was emptied of it last.
-    dropped_ns: u64,
-    cold_reason: Option<String>,
 }
 
 impl Warmth {
@@ -58,7 +42,12 @@ impl Warmth {
 
     /// Whether writes are under way.
     pub(super) fn is_written_to(&self) -> bool {
-        self.images.iter().any(|image| image.in_flight > 0)
+        self.images.iter().any(ImageState::is_written_to)
+    }
+
+    /// Whether the last write of some image is over, and its change time is not recorded.
+    pub(super) fn is_settling(&self) -> bool {
+        self.state.is_some() && self.images.iter().any(ImageState::is_settling)
     }
 
     /// Nobody will come back.
@@ -74,30 +63,33 @@ impl Warmth {
 
     /// An operation goes to the store.
     pub(super) fn begin(&mut self, disk: usize, op: &GuestOp) {
-        self.images[disk].in_flight += u32::from(is_modification(op));
+        if is_modification(op) {
+            self.images[disk].begin_write();
+        }
     }
 
     /// An operation came back from the store.
     pub(super) fn end(&mut self, disk: usize, op: &GuestOp) {
-        let in_flight = &mut self.images[disk].in_flight;
-        *in_flight = in_flight.saturating_sub(u32::from(is_modification(op)));
+        if is_modification(op) {
+            self.images[disk].end_write();
+        }
+    }
+
+    /// Records when an image was changed last, as the system said at last.
+    pub(super) fn end_look(&mut self, disk: usize, changed_ns: Option<u64>) {
+        let (Some(state), Ok(index)) = (&self.state, u16::try_from(disk)) else { return };
+        match self.images[disk].end_look(changed_ns) {
+            Some(Sight::Settled(seen_ns)) => state.header().set_settled(DiskIndex(index), seen_ns),
+            Some(Sight::Seen(seen_ns)) => state.header().set_seen(DiskIndex(index), seen_ns),
+            None => {}
+        }
     }
 }
 
-impl ImageState {
-    /// Opening may have changed its times. Not before it is settled is anything sure.
-    fn record(&mut self, header: &Header, disk: DiskIndex, found: &ImageStamp, clock: Clock) {
-        self.written_ns = clock.real_ns;
-        header.set_disk(disk, found, clock);
-    }
-
-    /// So that what is in the page cache after a kill was brought there by others, after that.
-    fn empty_page_cache(&mut self, store: &dyn Store, now_ns: u64) {
-        if now_ns.abs_diff(self.dropped_ns) > DROP_NS {
-            self.dropped_ns = now_ns;
-            store.empty_page_cache();
-        }
-    }
+/// Keeps a record of the image as it was found. Not before it is settled is anything sure.
+fn record(image: &mut ImageState, header: &Header, disk: DiskIndex, found: &ImageStamp, clock: Clock) {
+    image.begin_record(clock.real_ns);
+    header.set_disk(disk, found, clock);
 }
 
 fn is_modification(op: &GuestOp) -> bool {
@@ -176,7 +168,7 @@ impl Driver {
                     image.cold_reason = Some(doubt.to_string());
                 }
             }
-            image.record(&header, index, &found, clock);
+            record(image, &header, index, &found, clock);
         }
         if self.warmth.cold_reason.is_none() && !warm {
             self.warmth.cold_reason = self.warmth.images.iter().find_map(|image| image.cold_reason.clone());
@@ -189,7 +181,7 @@ impl Driver {
         let (header, clock) = (state.header(), self.clock.of_files());
         for ((disk, image), index) in self.disks.iter().zip(&mut self.warmth.images).zip(0..) {
             let index = DiskIndex(index);
-            image.record(&header, index, &found(disk), clock);
+            record(image, &header, index, &found(disk), clock);
             header.set_flush_failed(index, self.engine.index().flush_failed(index));
         }
         if let Some(link) = &mut self.link {
@@ -233,17 +225,12 @@ impl Driver {
         }
         let Some(state) = &self.warmth.state else { return };
         let mut clock = None;
-        for ((image, disk), index) in self.warmth.images.iter_mut().zip(&self.disks).zip(0..) {
-            if image.in_flight > 0 {
+        for ((image, disk), index) in self.warmth.images.iter_mut().zip(&mut self.disks).zip(0..) {
+            if image.is_written_to() {
                 let clock = *clock.get_or_insert_with(|| self.clock.of_files());
-                image.written_ns = clock.real_ns;
+                image.note_writes(clock.real_ns);
                 state.note_writes(DiskIndex(index), clock);
-                if clock.real_ns.abs_diff(image.looked_ns) > LOOK_NS {
-                    image.looked_ns = clock.real_ns;
-                    let changed_ns = disk.store.stamp().and_then(|stamp| stamp.changed_ns);
-                    state.header().set_seen(DiskIndex(index), changed_ns.unwrap_or(0));
-                    image.empty_page_cache(&*disk.store, clock.real_ns);
-                }
+                look(image, disk, &state.header(), DiskIndex(index), clock.real_ns, &*self.clock);
             }
         }
     }
@@ -251,35 +238,22 @@ impl Driver {
     /// Looks at images when the last write is long enough ago.
     pub(super) fn settle_images(&mut self) {
         let Some(state) = &self.warmth.state else { return };
-        if self.warmth.images.iter().all(|image| image.in_flight > 0 || image.written_ns == 0) {
+        if self.warmth.images.iter().all(|image| image.wait_ns().is_none()) {
             return;
         }
         let now_ns = self.clock.of_files().real_ns;
-        for ((image, disk), index) in self.warmth.images.iter_mut().zip(&self.disks).zip(0..) {
-            let is_due = now_ns.abs_diff(image.written_ns) > SETTLE_NS;
-            if image.in_flight == 0 && image.written_ns != 0 && is_due {
-                let changed_ns = disk.store.stamp().and_then(|stamp| stamp.changed_ns);
-                let Ok(settled_ns) = settled_ns(changed_ns, self.clock.of_file_stamps()) else { continue };
-                image.written_ns = 0;
-                state.header().set_settled(DiskIndex(index), settled_ns.unwrap_or(0));
-                image.empty_page_cache(&*disk.store, now_ns);
+        for ((image, disk), index) in self.warmth.images.iter_mut().zip(&mut self.disks).zip(0..) {
+            if image.wait_ns().is_some() {
+                look(image, disk, &state.header(), DiskIndex(index), now_ns, &*self.clock);
+                disk.store.kick(self.clock.now());
             }
         }
     }
 
     /// When [`Self::settle_images`] has something to do.
     pub(super) fn settle_timeout(&self) -> Option<Duration> {
-        let waits = |image: &ImageState| image.in_flight == 0 && image.written_ns != 0;
-        let any = self.warmth.state.is_some() && self.warmth.images.iter().any(waits);
-        any.then_some(Duration::from_nanos(SETTLE_NS + 1_000_000))
-    }
-
-    /// The process ends in good order: what has no write under way is settled, which takes a moment.
-    pub(super) fn settle_at_end(&mut self) {
-        if let Some(pause) = self.settle_timeout() {
-            self.clock.pause(pause);
-            self.settle_images();
-        }
+        let waits = self.warmth.images.iter().filter_map(ImageState::wait_ns);
+        self.warmth.state.as_ref().and(waits.min()).map(Duration::from_nanos)
     }
 
     /// The index is in other words now: those of `new`, or of a process that leaves nothing.
@@ -297,6 +271,33 @@ impl Driver {
     }
 }
 
+/// Begins to look at an image if that is due. What the answer says comes as an event of the store.
+fn look(
+    image: &mut ImageState,
+    disk: &mut Disk,
+    header: &Header,
+    index: DiskIndex,
+    now_ns: u64,
+    clock: &dyn crate::clock::Clock,
+) {
+    if image.begin_doubt(now_ns) {
+        header.set_seen(index, 0);
+    }
+    if !image.look_is_due(now_ns) {
+        return;
+    }
+    let (coarse_ns, settles) = (clock.of_file_stamps(), image.is_settling());
+    if disk.store.look() {
+        image.begin_look(now_ns, coarse_ns);
+    } else if settles {
+        image.settle_blind();
+        header.set_settled(index, 0);
+    }
+    if image.begin_drop(now_ns) {
+        disk.store.empty_page_cache();
+    }
+}
+
 /// The image as it was found.
 fn found(disk: &Disk) -> ImageStamp {
     disk.store.stamp_at_opening().unwrap_or_else(|| named(&disk.image))
@@ -304,7 +305,5 @@ fn found(disk: &Disk) -> ImageStamp {
 
 /// What tells an image without a file from others: its name.
 fn named(image: &str) -> ImageStamp {
-    let mut hasher = DefaultHasher::new();
-    image.hash(&mut hasher);
-    ImageStamp { identity: [3, hasher.finish(), 0, 0], changed_ns: None }
+    ImageStamp { identity: [3, stable_hash(&[image]), 0, 0], changed_ns: None }
 }

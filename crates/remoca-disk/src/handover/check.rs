@@ -100,7 +100,7 @@ fn ask(program: &Path, arguments: &[OsString]) -> Result<String, String> {
     let subcommand = rest.next().unwrap_or(OsStr::new("disk"));
     let mut command = std::process::Command::new(program);
     command.arg(subcommand).arg(OPTION).args(rest);
-    for variable in [VARIABLE, "NOTIFY_SOCKET", "LISTEN_PID", "LISTEN_FDS"] {
+    for variable in [VARIABLE, "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS"] {
         command.env_remove(variable);
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

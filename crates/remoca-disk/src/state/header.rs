@@ -9,6 +9,7 @@
 use crate::endpoint::Endpoint;
 use crate::link::{NUMBER_MAX, SERVERS_MAX};
 use crate::store::ImageStamp;
+use crate::undumped;
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::{DiskIndex, PageCount};
 use remoca_protocol::Token;
@@ -105,6 +106,8 @@ impl Header {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let start = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file, 0)? };
+        // SAFETY: the mapping was just made, has so many bytes, and is ours.
+        unsafe { undumped::leave_out(start, bytes) };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { start, words: bytes / 8 })
     }

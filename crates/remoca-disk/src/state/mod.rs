@@ -464,6 +464,14 @@ fn lock(file: &File) -> io::Result<()> {
     }
 }
 
+/// Returns the FNV-1a hash of texts that the state file keeps in one word: the same in every version of this program.
+#[must_use]
+pub fn stable_hash(texts: &[&str]) -> u64 {
+    // No text has the byte that ends it.
+    let bytes = texts.iter().flat_map(|text| text.bytes().chain([0xff]));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
 /// What is another one after each boot, if the system says it.
 fn boot_id() -> Option<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;

@@ -282,3 +282,22 @@ fn a_file_system_is_not_filled_to_the_last_byte() {
     assert!(leaves_reserve(15 << 20, 16 << 20, 16 << 20), "a small one");
     assert!(check_room(Path::new("/nowhere/x"), 1).is_err());
 }
+
+/// What a program of another version has written must be found.
+#[test]
+fn hashes_never_change() {
+    assert_eq!(stable_hash(&[]), 0xcbf2_9ce4_8422_2325);
+    assert_eq!(stable_hash(&["a"]), fnv(b"a\xff"));
+    assert_eq!(stable_hash(&["4096", "unix:/run/x"]), fnv(b"4096\xffunix:/run/x\xff"));
+    assert_ne!(stable_hash(&["ab", "c"]), stable_hash(&["a", "bc"]));
+    // The published example of FNV-1a.
+    assert_eq!(fnv(b"foobar"), 0x8594_4171_f739_67e8);
+}
+
+fn fnv(bytes: &[u8]) -> u64 {
+    let mut hash: u64 = 14_695_981_039_346_656_037;
+    for byte in bytes {
+        hash = (hash ^ u64::from(*byte)).wrapping_mul(1_099_511_628_211);
+    }
+    hash
+}

@@ -50,6 +50,7 @@ impl AlignedStore {
                         self.take_completions();
                         self.events.push_back(event);
                     }
+                    StoreEvent::Looked { .. } => self.events.push_back(event),
                 }
             }
             self.take_completions();
@@ -122,8 +123,12 @@ impl Store for AlignedStore {
         self.in_flight
     }
 
-    fn stamp(&self) -> Option<ImageStamp> {
-        self.below.stamp()
+    fn look(&mut self) -> bool {
+        self.below.look()
+    }
+
+    fn is_still(&self) -> bool {
+        self.in_flight == 0 && self.below.is_still()
     }
 
     fn stamp_at_opening(&self) -> Option<ImageStamp> {
@@ -134,7 +139,7 @@ impl Store for AlignedStore {
         self.below.shared_stamp(at_opening)
     }
 
-    fn empty_page_cache(&self) {
+    fn empty_page_cache(&mut self) {
         self.below.empty_page_cache();
     }
 

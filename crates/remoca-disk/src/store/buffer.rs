@@ -5,7 +5,6 @@
 //! 1. The bytes of all buffers of a pool, lent or free, never exceed the pool's limit (property-tested).
 //! 2. Memory of a buffer is initialised, but may hold what an earlier user of the pool left there.
 
-use std::alloc::Layout;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -13,6 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crossbeam_queue::ArrayQueue;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+use crate::undumped;
 
 const BUFFER_ALIGNMENT: usize = 4096;
 const CLASS_COUNT: usize = 11;
@@ -149,8 +151,7 @@ impl Shared {
         while !self.reserve(class_len(class)) {
             self.release_some_free()?;
         }
-        // SAFETY: the layout's size is not zero.
-        let memory = NonNull::new(unsafe { std::alloc::alloc_zeroed(class_layout(class)) });
+        let memory = map(class_len(class));
         if memory.is_none() {
             self.allocated_bytes.fetch_sub(class_len(class), Ordering::Relaxed);
         }
@@ -171,8 +172,9 @@ impl Shared {
     }
 
     fn release(&self, memory: Memory, class: usize) {
-        // SAFETY: the memory came from `alloc_zeroed` with this layout, and its only owner hands it over here.
-        unsafe { std::alloc::dealloc(memory.0.as_ptr(), class_layout(class)) };
+        // SAFETY: the memory came from `map` with this length, and its only owner hands it over here.
+        let unmapped = unsafe { munmap(memory.0.as_ptr().cast(), class_len(class)) };
+        debug_assert!(unmapped.is_ok(), "the mapping was ours");
         self.allocated_bytes.fetch_sub(class_len(class), Ordering::Relaxed);
     }
 }
@@ -195,9 +197,14 @@ fn class_len(class: usize) -> usize {
     BUFFER_ALIGNMENT << class
 }
 
-fn class_layout(class: usize) -> Layout {
-    // Cannot fail: the alignment is a power of two and the longest class is far below isize::MAX.
-    Layout::from_size_align(class_len(class), BUFFER_ALIGNMENT).expect("a valid layout")
+/// Returns zeroed memory of its own, which the kernel leaves out of core dumps: neighbours become one mapping.
+fn map(length: usize) -> Option<NonNull<u8>> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    let start = unsafe { mmap_anonymous(std::ptr::null_mut(), length, access, MapFlags::PRIVATE) }.ok()?;
+    // SAFETY: the mapping was just made, and is ours.
+    unsafe { undumped::leave_out(start, length) };
+    NonNull::new(start.cast())
 }
 
 #[cfg(test)]

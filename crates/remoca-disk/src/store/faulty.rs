@@ -103,6 +103,14 @@ impl Store for FaultyStore {
         self.failed.len() + self.arrived.len() + self.delayed.len() + self.below.in_flight()
     }
 
+    fn look(&mut self) -> bool {
+        self.below.look()
+    }
+
+    fn is_still(&self) -> bool {
+        self.in_flight() == 0 && self.below.is_still()
+    }
+
     fn failed_flush(&self) -> Option<i32> {
         self.below.failed_flush()
     }

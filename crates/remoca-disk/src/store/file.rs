@@ -14,7 +14,7 @@ use rustix::event::epoll;
 
 use super::file_image::Image;
 use super::file_stamp;
-use super::file_task::FileTask;
+use super::file_task::{FileTask, Purpose};
 use super::file_threads::{Finished, WorkerPool};
 use super::file_uring::{Ring, Submission};
 use crate::handover::StoreKind;
@@ -56,8 +56,10 @@ pub struct FileStore {
     latch: FlushLatch,
     in_flight: usize,
     submit_again_at: Option<Instant>,
-    /// A second reference: a thread empties the page cache.
-    cache_emptying: Arc<()>,
+    /// The system was asked for the change time, and has not answered.
+    looks: bool,
+    /// The page cache is being emptied of the image.
+    empties_page_cache: bool,
 }
 
 /// Who makes the system calls.
@@ -105,7 +107,8 @@ impl FileStore {
             latch: FlushLatch::with(flush_failed),
             in_flight: 0,
             submit_again_at: None,
-            cache_emptying: Arc::new(()),
+            looks: false,
+            empties_page_cache: false,
         })
     }
 
@@ -125,9 +128,21 @@ impl FileStore {
     }
 
     fn complete(&mut self, task: FileTask, result: Result<(), StoreError>) {
-        let result = self.latch.filter(&task.operation, task.failed_at(), result);
-        let completion = StoreCompletion { token: task.token, result, buffer: task.buffer };
-        self.events.push_back(StoreEvent::Completed(completion));
+        let failed_at = task.failed_at();
+        match task.purpose {
+            Purpose::Operation { token, operation } => {
+                let result = self.latch.filter(&operation, failed_at, result);
+                let completion = StoreCompletion { token, result, buffer: task.buffer };
+                self.events.push_back(StoreEvent::Completed(completion));
+            }
+            Purpose::Look(changed) => {
+                self.looks = false;
+                let changed_ns = result.ok().and_then(|()| changed.nanoseconds());
+                self.events.push_back(StoreEvent::Looked { changed_ns });
+            }
+            // Whether it could: what is in there then makes the image cold.
+            Purpose::EmptyPageCache => self.empties_page_cache = false,
+        }
     }
 }
 
@@ -231,8 +246,17 @@ impl Store for FileStore {
         Ok((self.image.file.as_fd(), StoreKind::File { flush_failed: self.latch.errno() }))
     }
 
-    fn stamp(&self) -> Option<ImageStamp> {
-        file_stamp::stamp(&self.image.file)
+    fn look(&mut self) -> bool {
+        let can_look = self.image.tells_changes;
+        if can_look && !self.looks {
+            self.looks = true;
+            self.calls.submit(FileTask::look(self.image.facts));
+        }
+        can_look
+    }
+
+    fn is_still(&self) -> bool {
+        self.in_flight == 0 && !self.looks && !self.empties_page_cache
     }
 
     fn stamp_at_opening(&self) -> Option<ImageStamp> {
@@ -243,18 +267,10 @@ impl Store for FileStore {
         if at_opening { self.image.shared_stamp_at_opening.clone() } else { file_stamp::shared(&self.image.file) }
     }
 
-    fn empty_page_cache(&self) {
-        // One thread at a time: it has a copy of this.
-        if !self.image.is_direct || Arc::strong_count(&self.cache_emptying) > 1 {
-            return;
-        }
-        let (image, running) = (Arc::clone(&self.image), Arc::clone(&self.cache_emptying));
-        let started = std::thread::Builder::new().name("page cache".into()).spawn(move || {
-            file_stamp::drop_cached_pages(&image.file);
-            drop(running);
-        });
-        if let Err(error) = started {
-            tracing::debug!(%error, "no thread to empty the page cache");
+    fn empty_page_cache(&mut self) {
+        if self.image.is_direct && self.image.tells_changes && !self.empties_page_cache {
+            self.empties_page_cache = true;
+            self.calls.submit(FileTask::empty_page_cache(self.image.facts));
         }
     }
 

@@ -30,6 +30,8 @@ pub(super) struct Image {
     pub(super) facts: ImageFacts,
     /// Bypasses the page cache.
     pub(super) is_direct: bool,
+    /// The file system keeps change times that say whether somebody else has written.
+    pub(super) tells_changes: bool,
     pub(super) stamp_at_opening: Option<ImageStamp>,
     pub(super) shared_stamp_at_opening: Option<String>,
 }
@@ -113,9 +115,14 @@ impl Opening {
             tracing::warn!(image = %path.display(), "looks like qcow2, but is used as a raw image; \
                 if it is qcow2, let qemu-nbd serve it and give its NBD address here");
         }
-        let facts = ImageFacts { is_block_device, honours_dsync: is_block_device || file_system_honours_dsync(&file) };
+        let facts = ImageFacts {
+            is_block_device,
+            honours_dsync: is_block_device || file_system_honours_dsync(&file),
+            may_wait: !is_block_device && !file_stamp::is_local(&file),
+        };
         let is_direct = alignment.is_some();
-        Ok(Image { file, geometry, facts, is_direct, stamp_at_opening, shared_stamp_at_opening })
+        let tells_changes = stamp_at_opening.is_some_and(|stamp| stamp.changed_ns.is_some());
+        Ok(Image { file, geometry, facts, is_direct, tells_changes, stamp_at_opening, shared_stamp_at_opening })
     }
 
     /// Whether it is a block device; an error if it is no image at all.

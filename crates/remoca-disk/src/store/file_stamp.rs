@@ -2,7 +2,9 @@
 
 use super::ImageStamp;
 use rustix::fs::FileType;
+use std::fmt;
 use std::fs::File;
+use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 
@@ -16,7 +18,7 @@ pub(super) fn is_local(file: &File) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|fs| LOCAL.iter().any(|magic| i128::from(fs.f_type) == i128::from(*magic)))
 }
 
-/// The image as it is now; nothing if the system does not say.
+/// Returns the image as it is now; nothing if the system does not say. Blocks as long as the file system likes.
 pub(super) fn stamp(file: &File) -> Option<ImageStamp> {
     let stat = rustix::fs::fstat(file).ok()?;
     if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
@@ -29,6 +31,55 @@ pub(super) fn stamp(file: &File) -> Option<ImageStamp> {
         identity: [REGULAR, stat.st_dev, stat.st_ino, size],
         changed_ns: is_local(file).then_some(changed_ns),
     })
+}
+
+/// When a file was changed last, as `statx` says it.
+pub(super) struct ChangeTime(libc::statx);
+
+impl Default for ChangeTime {
+    fn default() -> Self {
+        // SAFETY: statx is a plain C structure, for which all zero is a valid value.
+        Self(unsafe { std::mem::zeroed() })
+    }
+}
+
+impl PartialEq for ChangeTime {
+    fn eq(&self, other: &Self) -> bool {
+        self.nanoseconds() == other.nanoseconds()
+    }
+}
+
+impl Eq for ChangeTime {}
+
+impl fmt::Debug for ChangeTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ChangeTime({:?})", self.nanoseconds())
+    }
+}
+
+impl ChangeTime {
+    /// Arguments of `statx` on an open file.
+    pub(super) const FLAGS: i32 = libc::AT_EMPTY_PATH;
+    pub(super) const MASK: u32 = libc::STATX_CTIME;
+
+    /// Returns where `statx` writes its answer.
+    pub(super) fn as_mut_ptr(&mut self) -> *mut libc::statx {
+        &raw mut self.0
+    }
+
+    /// Asks the system. Blocks as long as the file system likes.
+    pub(super) fn read(&mut self, file: &File) -> io::Result<()> {
+        // SAFETY: the path is a C string, the structure is ours and outlives the call, and the descriptor is open.
+        let outcome =
+            unsafe { libc::statx(file.as_raw_fd(), c"".as_ptr(), Self::FLAGS, Self::MASK, self.as_mut_ptr()) };
+        if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// Returns nanoseconds of real time; `None` if the system did not say.
+    pub(super) fn nanoseconds(&self) -> Option<u64> {
+        let time = Some(&self.0).filter(|stat| stat.stx_mask & Self::MASK != 0)?.stx_ctime;
+        u64::try_from(time.tv_sec).ok()?.checked_mul(1_000_000_000)?.checked_add(time.tv_nsec.into())
+    }
 }
 
 /// What changes when an image file is written: nothing else tells so on another host. Of a block device only which one it is.
@@ -60,10 +111,4 @@ pub(super) fn may_be_in_page_cache(file: &File) -> bool {
     // SAFETY: the call reads `range` and fills `counts`, which have the sizes that it expects and outlive it.
     let outcome = unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range.as_ptr(), counts.as_mut_ptr(), 0_u32) };
     outcome != 0 || counts[..3] != [0; 3]
-}
-
-/// Drops the clean pages that the page cache has of a file that is read and written around it: what is there later, others
-/// have brought. Takes long where there are many.
-pub(super) fn drop_cached_pages(file: &File) {
-    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
 }

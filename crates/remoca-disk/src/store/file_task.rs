@@ -9,6 +9,7 @@
 //! A write with `RWF_DSYNC` does two things, and its error does not say which of them failed. The kernel syncs only what was
 //! written, so a refusal for want of space is told apart by a second call without the flag: refused again, it was the write.
 
+use super::file_stamp::ChangeTime;
 use super::flush_latch::{FailedAt, is_clean_refusal};
 use super::{IoBuffer, StoreError, StoreOp};
 
@@ -28,8 +29,7 @@ pub(super) fn zeroes(len: usize) -> &'static [u8] {
 /// An operation in progress, with its buffer.
 #[derive(Debug)]
 pub(super) struct FileTask {
-    pub(super) token: u64,
-    pub(super) operation: StoreOp,
+    pub(super) purpose: Purpose,
     pub(super) buffer: Option<IoBuffer>,
     image: ImageFacts,
     stage: Stage,
@@ -40,12 +40,27 @@ pub(super) struct FileTask {
     doubtful: Option<StoreError>,
 }
 
+/// Why calls are made.
+#[derive(Debug)]
+pub(super) enum Purpose {
+    Operation {
+        token: u64,
+        operation: StoreOp,
+    },
+    /// To learn when the image was changed last.
+    Look(Box<ChangeTime>),
+    /// To drop what the page cache has of an image that is used around it.
+    EmptyPageCache,
+}
+
 /// What has to be known of an image to choose the calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ImageFacts {
     pub(super) is_block_device: bool,
     /// `RWF_DSYNC` makes a write durable, in whatever way it is made.
     pub(super) honours_dsync: bool,
+    /// The file system may wait in a call that it was asked not to wait in: no call is tried on the I/O thread.
+    pub(super) may_wait: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +75,8 @@ enum Stage {
     /// Discard on a block device.
     DiscardByIoctl,
     Sync,
+    Look,
+    EmptyPageCache,
 }
 
 /// A system call to make on the image.
@@ -85,6 +102,10 @@ pub(super) enum Call<'a> {
         len: u64,
     },
     SyncData,
+    /// Waits where the file system asks a server of its own: never on the I/O thread.
+    Look(&'a mut ChangeTime),
+    /// Takes long where much is cached.
+    EmptyPageCache,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -104,7 +125,33 @@ impl FileTask {
             StoreOp::WriteZeroes { may_unmap: true, .. } => Stage::PunchHole,
             StoreOp::WriteZeroes { may_unmap: false, .. } => Stage::ZeroRange,
         };
-        Self { token, operation, buffer, image, stage, done: 0, retries: 0, doubtful: None }
+        let purpose = Purpose::Operation { token, operation };
+        Self { purpose, buffer, image, stage, done: 0, retries: 0, doubtful: None }
+    }
+
+    /// Returns a task that learns when the image was changed last.
+    pub(super) fn look(image: ImageFacts) -> Self {
+        Self::aside(Purpose::Look(Box::default()), Stage::Look, image)
+    }
+
+    /// Returns a task that drops what the page cache has of the image.
+    pub(super) fn empty_page_cache(image: ImageFacts) -> Self {
+        Self::aside(Purpose::EmptyPageCache, Stage::EmptyPageCache, image)
+    }
+
+    fn aside(purpose: Purpose, stage: Stage, image: ImageFacts) -> Self {
+        Self { purpose, buffer: None, image, stage, done: 0, retries: 0, doubtful: None }
+    }
+
+    fn range(&self) -> Option<(u64, u64)> {
+        match &self.purpose {
+            Purpose::Operation { operation, .. } => operation.range(),
+            Purpose::Look(_) | Purpose::EmptyPageCache => None,
+        }
+    }
+
+    fn is_durable(&self) -> bool {
+        matches!(&self.purpose, Purpose::Operation { operation, .. } if operation.is_durable())
     }
 
     /// Returns the part of a finished operation to which its error belongs.
@@ -118,7 +165,7 @@ impl FileTask {
     }
 
     pub(super) fn next_call(&mut self) -> Call<'_> {
-        let (start, len) = self.operation.range().unwrap_or_default();
+        let (start, len) = self.range().unwrap_or_default();
         let offset = start + self.done;
         let remaining = len - self.done;
         let keep_size = libc::FALLOC_FL_KEEP_SIZE;
@@ -139,7 +186,12 @@ impl FileTask {
                 Call::Write { offset, source: zeroes(chunk), durable: false }
             }
             Stage::DiscardByIoctl => Call::DiscardBlocks { offset, len: remaining },
+            Stage::EmptyPageCache => Call::EmptyPageCache,
             Stage::Sync => Call::SyncData,
+            Stage::Look => match &mut self.purpose {
+                Purpose::Look(changed) => Call::Look(changed),
+                Purpose::Operation { .. } | Purpose::EmptyPageCache => Call::SyncData,
+            },
         }
     }
 
@@ -161,7 +213,7 @@ impl FileTask {
     fn advance(&mut self, transferred: u64) -> Progress {
         match self.stage {
             Stage::Read | Stage::Write | Stage::WriteZeroes => {
-                let len = self.operation.range().map_or(0, |(_, len)| len);
+                let len = self.range().map_or(0, |(_, len)| len);
                 self.done += transferred;
                 if self.done < len {
                     // Zero bytes: the image has become shorter than it was when it was opened.
@@ -183,11 +235,12 @@ impl FileTask {
             }
             Stage::PunchHole | Stage::ZeroRange => self.sync_if_durable(),
             Stage::DiscardByHole | Stage::DiscardByIoctl | Stage::Sync => Progress::Finished(Ok(())),
+            Stage::Look | Stage::EmptyPageCache => Progress::Finished(Ok(())),
         }
     }
 
     fn sync_if_durable(&mut self) -> Progress {
-        if !self.operation.is_durable() {
+        if !self.is_durable() {
             return Progress::Finished(Ok(()));
         }
         self.stage = Stage::Sync;
@@ -214,7 +267,7 @@ impl FileTask {
     }
 
     fn writes_durably(&self) -> bool {
-        self.operation.is_durable() && self.image.honours_dsync
+        self.is_durable() && self.image.honours_dsync
     }
 
     /// The part of the buffer that is still to be transferred.
@@ -231,7 +284,7 @@ mod tests {
 
     fn task(operation: StoreOp, is_block_device: bool) -> FileTask {
         let buffer = operation.buffer_len().map(|len| BufferPool::new(1 << 20).take(len).unwrap());
-        FileTask::new(1, operation, buffer, ImageFacts { is_block_device, honours_dsync: true })
+        FileTask::new(1, operation, buffer, ImageFacts { is_block_device, honours_dsync: true, may_wait: false })
     }
 
     fn unsupported(task: &mut FileTask) -> Progress {
@@ -295,8 +348,12 @@ mod tests {
         assert_eq!(honoured.handle_result(Ok(4096)), Progress::Finished(Ok(())));
 
         let buffer = BufferPool::new(4096).take(4096);
-        let mut ignored =
-            FileTask::new(1, durable, buffer, ImageFacts { is_block_device: false, honours_dsync: false });
+        let mut ignored = FileTask::new(
+            1,
+            durable,
+            buffer,
+            ImageFacts { is_block_device: false, honours_dsync: false, may_wait: true },
+        );
         assert!(matches!(ignored.next_call(), Call::Write { durable: false, .. }));
         assert_eq!(ignored.handle_result(Ok(4096)), Progress::MoreCalls);
         assert_eq!(ignored.next_call(), Call::SyncData);

@@ -12,6 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use rustix::event::EventfdFlags;
+use rustix::fs::Advice;
 
 use super::StoreError;
 use super::file_image::Image;
@@ -153,6 +154,8 @@ fn call(image: &Image, call: Call<'_>) -> io::Result<u32> {
         }
         Call::DiscardBlocks { offset, len } => image.discard_blocks(offset, len).map(|()| 0),
         Call::SyncData => file.sync_data().map(|()| 0),
+        Call::EmptyPageCache => Ok(rustix::fs::fadvise(file, 0, None, Advice::DontNeed).map(|()| 0)?),
+        Call::Look(changed) => changed.read(file).map(|()| 0),
     }
 }
 

@@ -15,11 +15,14 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 use slab::Slab;
 
 use super::file_image::Image;
+use super::file_stamp::ChangeTime;
 use super::file_task::{Call, FileTask, Progress};
 use super::file_threads::Finished;
 
 /// Calls in the ring at once.
 const IN_RING_MAX: u32 = 256;
+/// Threads of the kernel for calls that block: no bound but the number of calls in all rings.
+const WORKERS_MAX: u32 = i32::MAX.cast_unsigned();
 
 pub(super) struct Ring {
     ring: IoUring,
@@ -44,10 +47,20 @@ impl Ring {
         let ring = IoUring::new(IN_RING_MAX)?;
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe)?;
-        let needed = [opcode::Read::CODE, opcode::Write::CODE, opcode::Fsync::CODE, opcode::Fallocate::CODE];
+        let needed = [
+            opcode::Read::CODE,
+            opcode::Write::CODE,
+            opcode::Fsync::CODE,
+            opcode::Fallocate::CODE,
+            opcode::Statx::CODE,
+            opcode::Fadvise::CODE,
+        ];
         if !needed.into_iter().all(|code| probe.is_supported(code)) || !ring.params().is_feature_nodrop() {
             return Err(io::Error::from_raw_os_error(libc::ENOSYS));
         }
+        // The kernel's threads for calls that block belong to the I/O thread, whatever the ring: a few in all, unless it is
+        // told otherwise. Calls of an image whose file system hangs would take all of them, and other images wait for ever.
+        ring.submitter().register_iowq_max_workers(&mut [WORKERS_MAX, WORKERS_MAX])?;
         Ok(Self { ring, image: Arc::clone(image), tasks: Slab::new(), waiting: VecDeque::new(), in_ring: 0 })
     }
 
@@ -105,7 +118,12 @@ impl Ring {
     }
 
     fn push(&mut self, key: usize) {
-        let entry = entry(&self.image, self.tasks[key].next_call()).user_data(key as u64);
+        let mut entry = entry(&self.image, self.tasks[key].next_call()).user_data(key as u64);
+        // Else the kernel tries each call on this thread first, and takes the file system's word that it does not wait. FUSE
+        // waits for its server (seen on Linux 6.18).
+        if self.image.facts.may_wait {
+            entry = entry.flags(squeue::Flags::ASYNC);
+        }
         // SAFETY: the entry points to the task's buffer or to static zeroes. The buffer is heap memory owned by the task,
         // which stays in `tasks` until its completion was taken, or is leaked; nothing touches it in the meantime.
         let pushed = unsafe { self.ring.submission().push(&entry) };
@@ -136,6 +154,12 @@ fn entry(image: &Image, call: Call<'_>) -> squeue::Entry {
             opcode::Write::new(fd, source.as_ptr(), len_of(source)).offset(offset).rw_flags(flags).build()
         }
         Call::Fallocate { mode, offset, len } => opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build(),
+        // A length of 0 is up to the end.
+        Call::EmptyPageCache => opcode::Fadvise::new(fd, 0, libc::POSIX_FADV_DONTNEED).build(),
+        Call::Look(changed) => opcode::Statx::new(fd, c"".as_ptr(), changed.as_mut_ptr().cast())
+            .flags(ChangeTime::FLAGS)
+            .mask(ChangeTime::MASK)
+            .build(),
         Call::SyncData => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
         // `FileStore` gives these to its helper thread.
         Call::DiscardBlocks { .. } => unreachable!("a blocking call in the ring"),

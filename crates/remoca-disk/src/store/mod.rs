@@ -86,12 +86,20 @@ pub trait Store: Send {
     /// Operations submitted whose completion has not been taken with [`Store::next_event`].
     fn in_flight(&self) -> usize;
 
-    /// What tells the image from others and whether it was changed, as the system says now; `None`: it says nothing.
-    fn stamp(&self) -> Option<ImageStamp> {
-        None
+    /// Begins to learn when the image was changed last: one [`StoreEvent::Looked`] follows, late, or never where the file system
+    /// hangs; before that, further calls do nothing. False where the image's change time says nothing of what others do.
+    fn look(&mut self) -> bool {
+        false
     }
 
-    /// The same, as it was when the image was opened and locked, before anything was done to it.
+    /// Whether nothing of this store is in the kernel, not even what the driver does not wait for: a thread that hangs there
+    /// cannot end, and another program cannot take the place of this one.
+    fn is_still(&self) -> bool {
+        self.in_flight() == 0
+    }
+
+    /// Returns what tells the image from others and whether it was changed, as it was when the image was opened and locked,
+    /// before anything was done to it; `None`: the system says nothing.
     fn stamp_at_opening(&self) -> Option<ImageStamp> {
         None
     }
@@ -103,7 +111,7 @@ pub trait Store: Send {
     }
 
     /// Drops, some time soon, what the page cache has of an image that is used around it.
-    fn empty_page_cache(&self) {}
+    fn empty_page_cache(&mut self) {}
 
     /// Whether the page cache may hold something of the image: then others may have read or written it.
     fn may_be_in_page_cache(&self) -> bool {
@@ -272,6 +280,10 @@ pub enum StoreEvent {
     /// From here on the store may hold something else than what was acknowledged (an NBD server came back): whatever was
     /// remembered of its content is void.
     ContentUncertain,
+    /// When the image was changed last; `None`: the system did not say.
+    Looked {
+        changed_ns: Option<u64>,
+    },
 }
 
 /// The end of one operation.

@@ -20,6 +20,8 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vm_memory::mmap::MmapRegion;
+
+use crate::undumped;
 use vm_memory::{AtomicInteger, FileOffset, VolatileMemory};
 
 use super::config::{QUEUE_COUNT_MAX, QUEUE_SIZE_MAX};
@@ -98,6 +100,8 @@ impl InflightRegion {
     ) -> Result<Self, InflightError> {
         let mapping = MmapRegion::from_file(FileOffset::new(file, offset), bytes);
         let mapping = mapping.map_err(|error| InflightError::Map(std::io::Error::other(error)))?;
+        // SAFETY: the range is the mapping's; the advice changes nothing of what it holds.
+        unsafe { undumped::leave_out(mapping.as_ptr().cast(), mapping.size()) };
         Ok(InflightRegion { mapping, queues, size, has_trailer })
     }
 

@@ -14,6 +14,8 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 use super::config::QUEUE_SIZE_MAX;
 use super::log::{LogSwitch, RegionLog};
 use super::ring::RingLayout;
+use super::signal;
+use crate::undumped;
 
 pub(crate) type GuestMemory = GuestMemoryMmap<RegionLog>;
 
@@ -146,12 +148,15 @@ fn map(region: &VhostUserMemoryRegion, file: File, log: &Arc<LogSwitch>) -> Resu
         return Err(range_error);
     };
     check_file_covers(&file, guest, offset + length)?;
+    signal::keep(&file).map_err(|source| MemoryError::Map { guest, source })?;
     let mapping = MmapRegionBuilder::new_with_bitmap(size, RegionLog::new(log.clone(), guest))
         .with_file_offset(FileOffset::new(file, offset))
         .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
         .with_mmap_flags(libc::MAP_NORESERVE | libc::MAP_SHARED)
         .build()
         .map_err(|error| MemoryError::Map { guest, source: std::io::Error::other(error) })?;
+    // SAFETY: the range is the mapping's; the advice changes nothing of what it holds.
+    unsafe { undumped::leave_out(mapping.as_ptr().cast(), size) };
     let mapping = GuestRegionMmap::new(mapping, GuestAddress(guest)).ok_or(range_error)?;
     Ok(Region { guest, user, length, mapping: Arc::new(mapping) })
 }

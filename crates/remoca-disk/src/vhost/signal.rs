@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::{FdFlags, fcntl_setfd};
 
 pub(crate) fn new() -> io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
@@ -25,11 +26,17 @@ pub(crate) fn clear(event: impl AsFd) {
     }
 }
 
-/// A descriptor that a front end passed must not be able to block us.
-pub(crate) fn without_blocking(event: OwnedFd) -> io::Result<OwnedFd> {
+/// Takes an eventfd that a front end passed: it must not be able to block us, nor go to a program that is started.
+pub(crate) fn received(event: OwnedFd) -> io::Result<OwnedFd> {
     let flags = fcntl_getfl(&event)?;
     if !flags.contains(OFlags::NONBLOCK) {
         fcntl_setfl(&event, flags | OFlags::NONBLOCK)?;
     }
+    keep(&event)?;
     Ok(event)
+}
+
+/// Keeps a descriptor that a front end passed from programs that are started: it comes without close-on-exec.
+pub(crate) fn keep(fd: impl AsFd) -> io::Result<()> {
+    Ok(fcntl_setfd(fd, FdFlags::CLOEXEC)?)
 }

@@ -129,6 +129,7 @@ impl Driver {
                     let token = completion.token;
                     assert!(self.completed.insert(token, completion).is_none(), "operation {token} completed twice");
                 }
+                StoreEvent::Looked { .. } => {}
                 StoreEvent::ContentUncertain => self.uncertain_count += 1,
             }
         }

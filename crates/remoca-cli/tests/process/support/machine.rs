@@ -40,6 +40,7 @@ pub struct Setup {
     /// The process has a name, and so leaves something to its successor.
     pub named: bool,
     pub arguments: Vec<String>,
+    pub environment: Vec<(&'static str, String)>,
     pub seed: u64,
 }
 
@@ -55,6 +56,7 @@ impl Default for Setup {
             server: None,
             named: true,
             arguments: Vec::new(),
+            environment: Vec::new(),
             seed: 1,
         }
     }
@@ -614,6 +616,7 @@ fn socket(host: &Path, number: usize) -> PathBuf {
 
 fn spawn(setup: &Setup, folder: &Path, disks: &[VirtualDisk], arguments: &[String]) -> Program {
     let mut command = command(&setup.binary);
+    command.envs(setup.environment.iter().cloned());
     command.args(["disk", "--cache", setup.cache]).args(setup.named.then_some("--name=test"));
     for (name, path) in [("--port", "port"), ("--control", "control")] {
         command.arg(name).arg(folder.join(path));

@@ -1,6 +1,7 @@
 //! What the tests share: programs, a machine with a model of its disks, and a memory server that lies.
 
 pub mod fake_server;
+pub mod hanging_fs;
 pub mod machine;
 pub mod model;
 pub mod program;

@@ -1,0 +1,85 @@
+//! The log on standard error, which nobody waits for: lines that a pipe or a socket has no room for are counted and lost.
+//!
+//! A process that serves a guest must not stop because its journal does. Only where standard error is a file does the writer
+//! wait for that file's system.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::stdio::stderr;
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Mutex, PoisonError};
+
+/// A pipe or socket that is writable has room for so many bytes.
+const PIECE_BYTES_MAX: usize = 4096;
+
+static STATE: Mutex<State> = Mutex::new(State { lost: 0, is_torn: false });
+
+struct State {
+    /// Lines since the last one that was written.
+    lost: u64,
+    /// The last line was written in part.
+    is_torn: bool,
+}
+
+/// Sends warnings and news to standard error; `REMOCA_LOG` chooses more or less (for instance `debug`). So do panics.
+pub fn start() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("REMOCA_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let colours = io::stderr().is_terminal();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Line).with_ansi(colours);
+    log.with_target(false).init();
+    std::panic::set_hook(Box::new(|panic| {
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or("<unnamed>").to_owned();
+        put(format!("thread '{name}' {panic}\n{}\n", std::backtrace::Backtrace::capture()).as_bytes());
+    }));
+}
+
+/// Writes one line.
+struct Line;
+
+impl Write for Line {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        put(text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn put(line: &[u8]) {
+    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = match (state.is_torn, state.lost) {
+        (false, 0) => String::new(),
+        (is_torn, lost) => {
+            let end = if is_torn { "\n" } else { "" };
+            format!("{end}{lost} lines of this log were lost: there was no room for them\n")
+        }
+    };
+    let text = [before.as_bytes(), line].concat();
+    let written = write_at_once(&text);
+    if written == text.len() {
+        *state = State { lost: 0, is_torn: false };
+    } else {
+        state.lost += 1;
+        state.is_torn |= written > 0;
+    }
+}
+
+/// Returns how many bytes were written without waiting.
+fn write_at_once(text: &[u8]) -> usize {
+    let mut written = 0;
+    for piece in text.chunks(PIECE_BYTES_MAX) {
+        let mut ready = [PollFd::from_borrowed_fd(stderr(), PollFlags::OUT)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if !matches!(poll(&mut ready, Some(&at_once)), Ok(1)) {
+            break;
+        }
+        match rustix::io::write(stderr(), piece) {
+            Ok(count) => written += count,
+            Err(_) => break,
+        }
+    }
+    written
+}

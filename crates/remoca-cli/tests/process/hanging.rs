@@ -1,0 +1,120 @@
+//! What hangs for ever, and what goes on all the same: nothing on the I/O thread waits for it.
+
+use super::support::hanging_fs::{GETATTR, HangingFs, READ};
+use super::support::machine::{Machine, Setup};
+use super::support::model::BLOCK;
+use super::support::wait_until;
+use remoca_disk::control::{self, Reply};
+use remoca_disk::testing::{Command, Ticket};
+
+const SECTORS: u64 = (BLOCK / 512) as u64;
+
+/// A machine whose first image is on a file system that can hang.
+struct Scene {
+    /// First: what waits for it ends with it.
+    hanging: HangingFs,
+    machine: Machine,
+}
+
+impl Scene {
+    fn start(arguments: &[&str]) -> Self {
+        let setup = Setup { sectors: vec![512, 512], ..Setup::default() };
+        let hanging = HangingFs::mount(setup.blocks * BLOCK);
+        let folder = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(hanging.file(), folder.path().join("image0")).unwrap();
+        let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        Self { hanging, machine: Machine::start_in(folder, Setup { arguments, ..setup }) }
+    }
+
+    /// Writes to the first disk what it holds, and reads from it, more than a few kernel threads can wait for. Returns when
+    /// they hang.
+    fn hang(&mut self) -> Vec<Ticket> {
+        self.hanging.hang();
+        let disk = &mut self.machine.disks[0];
+        let data = disk.model.block(0).to_vec();
+        let mut tickets = vec![disk.guest.submit(0, Command::Write { sector: 0, data: &data })];
+        let mut reads = 0;
+        for queue in 0..2 {
+            while disk.guest.has_free_slot(queue) {
+                reads += 1;
+                let read = Command::Read { sector: reads * SECTORS, length: BLOCK as u64 };
+                tickets.push(disk.guest.submit(queue, read));
+            }
+        }
+        disk.guest.queues.iter().for_each(|queue| queue.kick());
+        wait_until("the file system has requests that it does not answer", || self.hanging.held(READ) > 0);
+        tickets
+    }
+
+    fn upgrade(&self) -> Reply {
+        control::call(&self.machine.control(), control::Command::Upgrade { program: None }).unwrap()
+    }
+
+    /// The second disk reads, writes and makes durable; the process answers.
+    #[track_caller]
+    fn expect_life(&mut self) {
+        let disk = &mut self.machine.disks[1];
+        for number in 0..4 {
+            let block = disk.model.block(number).to_vec();
+            let got = disk.read(&(number * BLOCK..(number + 1) * BLOCK));
+            assert!(got == block, "block {number}");
+            let write = Command::Write { sector: number as u64 * SECTORS, data: &block };
+            assert_eq!(disk.guest.run(0, write), 0);
+        }
+        let sectors = SECTORS as u32;
+        assert_eq!(disk.guest.run(0, Command::Flush), 0);
+        assert_eq!(disk.guest.run(1, Command::Discard(&[(SECTORS * 2000, sectors, 0)])), 0);
+        let zeroes = disk.read(&(2000 * BLOCK..2001 * BLOCK));
+        disk.model.adopt(&(2000 * BLOCK..2001 * BLOCK), &zeroes);
+        assert_eq!(self.machine.status().disks.len(), 2);
+    }
+}
+
+/// Kernel threads for calls that block are shared by all images: those that hang must not take all of them.
+#[test]
+fn a_file_system_that_hangs_holds_up_its_own_disk_alone() {
+    let mut scene = Scene::start(&[]);
+    scene.machine.run(20);
+    let tickets = scene.hang();
+    for _ in 0..3 {
+        scene.expect_life();
+        // An image with writes under way is looked at every 20 ms.
+        std::thread::sleep(std::time::Duration::from_millis(25));
+    }
+    // Not even a new program can be asked: to start one closes copies of all files, which that file system is told.
+    match scene.upgrade() {
+        Reply::Error { error } => assert!(error.contains("within 12 seconds"), "{error}"),
+        Reply::Status(_) => panic!("it gave way with requests in flight"),
+    }
+    scene.expect_life();
+    scene.hanging.go_on();
+    for ticket in tickets {
+        assert_eq!(scene.machine.disks[0].guest.wait(ticket), 0);
+    }
+    scene.machine.outlives = true;
+    match scene.upgrade() {
+        Reply::Status(status) => assert_eq!(status.upgrades, 1),
+        Reply::Error { error } => panic!("{error}"),
+    }
+    scene.machine.run(20);
+    scene.machine.pages_sent = scene.machine.counter("evictions_reported");
+    let Scene { hanging, machine } = scene;
+    machine.finish();
+    drop(hanging);
+}
+
+/// A change time that says nothing of what other hosts do is not asked for.
+#[test]
+fn an_image_on_a_file_system_that_is_not_local_is_not_looked_at() {
+    let mut scene = Scene::start(&[]);
+    scene.machine.settle();
+    let asked = scene.hanging.asked(GETATTR);
+    for _ in 0..5 {
+        scene.machine.run(5);
+        scene.machine.settle();
+    }
+    assert_eq!(scene.hanging.asked(GETATTR), asked);
+    let Scene { hanging, machine } = scene;
+    machine.finish();
+    drop(hanging);
+}

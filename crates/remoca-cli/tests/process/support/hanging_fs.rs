@@ -1,0 +1,206 @@
+//! A file system with one file, whose server stops to answer when it is told to: FUSE, spoken directly to the kernel.
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use tempfile::TempDir;
+
+const ROOT: u64 = 1;
+const FILE: u64 = 2;
+const HEADER: usize = 40;
+const MESSAGE_MAX: usize = 1 << 20;
+
+/// Requests of the kernel that are told apart.
+pub const GETATTR: u32 = 3;
+pub const READ: u32 = 15;
+const LOOKUP: u32 = 1;
+const FORGET: u32 = 2;
+const SETATTR: u32 = 4;
+const OPEN: u32 = 14;
+const WRITE: u32 = 16;
+const STATFS: u32 = 17;
+const RELEASE: u32 = 18;
+const FSYNC: u32 = 20;
+const FLUSH: u32 = 25;
+const INIT: u32 = 26;
+const INTERRUPT: u32 = 36;
+const BATCH_FORGET: u32 = 42;
+const FALLOCATE: u32 = 43;
+
+/// The mounted file system. Dropped, it is gone, and whoever waits for it gets an error.
+pub struct HangingFs {
+    folder: TempDir,
+    server: Arc<Mutex<Server>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Server {
+    /// `None`: the connection is cut.
+    kernel: Option<File>,
+    content: Vec<u8>,
+    hangs: bool,
+    /// Requests that wait for an answer.
+    held: Vec<Vec<u8>>,
+    /// The kinds of all requests.
+    asked: Vec<u32>,
+}
+
+impl HangingFs {
+    /// Mounts a file of so many zeroes.
+    pub fn mount(bytes: usize) -> Self {
+        let is_root = rustix::process::geteuid().is_root();
+        assert!(is_root, "this test mounts a FUSE file system: run it as root");
+        let folder = tempfile::tempdir().unwrap();
+        let kernel = File::options().read(true).write(true).open("/dev/fuse").expect("the host has FUSE");
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", kernel.as_raw_fd());
+        let options = CString::new(options).unwrap();
+        mount("remoca-test", folder.path(), "fuse", MountFlags::NOSUID, options.as_c_str()).unwrap();
+        let mut requests = kernel.try_clone().unwrap();
+        let content = vec![0; bytes];
+        let server = Server { kernel: Some(kernel), content, hangs: false, held: Vec::new(), asked: Vec::new() };
+        let server = Arc::new(Mutex::new(server));
+        let shared = Arc::clone(&server);
+        let thread = std::thread::spawn(move || {
+            let mut message = vec![0; MESSAGE_MAX];
+            // It ends when the file system is unmounted.
+            while let Ok(length) = requests.read(&mut message) {
+                shared.lock().unwrap().take(&message[..length]);
+            }
+        });
+        Self { folder, server, thread: Some(thread) }
+    }
+
+    pub fn file(&self) -> PathBuf {
+        self.folder.path().join("image")
+    }
+
+    /// Nothing is answered from now on.
+    pub fn hang(&self) {
+        self.server.lock().unwrap().hangs = true;
+    }
+
+    /// Everything is answered, what came meanwhile too.
+    pub fn go_on(&self) {
+        self.server.lock().unwrap().go_on();
+    }
+
+    /// Requests of a kind that wait for an answer.
+    pub fn held(&self, kind: u32) -> usize {
+        self.server.lock().unwrap().held.iter().filter(|request| word(request, 4) == kind).count()
+    }
+
+    /// Requests of a kind so far.
+    pub fn asked(&self, kind: u32) -> usize {
+        self.server.lock().unwrap().asked.iter().filter(|asked| **asked == kind).count()
+    }
+}
+
+impl Drop for HangingFs {
+    fn drop(&mut self) {
+        self.go_on();
+        let _ = unmount(self.folder.path(), UnmountFlags::DETACH | UnmountFlags::FORCE);
+        if let Ok(mut server) = self.server.lock() {
+            server.kernel = None;
+        }
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Server {
+    fn take(&mut self, request: &[u8]) {
+        let kind = word(request, 4);
+        self.asked.push(kind);
+        match kind {
+            FORGET | BATCH_FORGET | INTERRUPT => {}
+            _ if self.hangs => self.held.push(request.to_vec()),
+            _ => self.answer(request),
+        }
+    }
+
+    fn go_on(&mut self) {
+        self.hangs = false;
+        for request in std::mem::take(&mut self.held) {
+            self.answer(&request);
+        }
+    }
+
+    fn answer(&mut self, request: &[u8]) {
+        let body = &request[HEADER..];
+        let answer = match word(request, 4) {
+            INIT => Ok(initial()),
+            LOOKUP if body == b"image\0" => Ok([entry(), self.attributes(FILE)].concat()),
+            LOOKUP => Err(libc::ENOENT),
+            // Valid for no time: each look at the file asks.
+            GETATTR | SETATTR => Ok([vec![0; 16], self.attributes(long(request, 16))].concat()),
+            // Direct I/O alone.
+            OPEN => Ok([&[0; 8][..], &1_u32.to_le_bytes(), &[0; 4]].concat()),
+            READ => {
+                let start = (long(body, 8) as usize).min(self.content.len());
+                let end = (start + word(body, 16) as usize).min(self.content.len());
+                Ok(self.content[start..end].to_vec())
+            }
+            WRITE => {
+                let (start, length) = (long(body, 8) as usize, word(body, 16) as usize);
+                self.content[start..start + length].copy_from_slice(&body[40..40 + length]);
+                Ok([&(length as u32).to_le_bytes()[..], &[0; 4]].concat())
+            }
+            // Zeroes, whether it is a hole that was asked for or not. It never grows.
+            FALLOCATE => {
+                let start = (long(body, 8) as usize).min(self.content.len());
+                let end = (start + long(body, 16) as usize).min(self.content.len());
+                self.content[start..end].fill(0);
+                Ok(Vec::new())
+            }
+            STATFS => Ok(vec![0; 80]),
+            RELEASE | FSYNC | FLUSH => Ok(Vec::new()),
+            _ => Err(libc::ENOSYS),
+        };
+        let (error, answer) = answer.map_or_else(|error| (-error, Vec::new()), |answer| (0, answer));
+        let length = (16 + answer.len()) as u32;
+        let header = [&length.to_le_bytes()[..], &error.to_le_bytes(), &request[8..16]].concat();
+        if let Some(kernel) = &mut self.kernel {
+            // Whoever asked may be gone.
+            let _ = kernel.write(&[header, answer].concat());
+        }
+    }
+
+    fn attributes(&self, node: u64) -> Vec<u8> {
+        let is_root = node == ROOT;
+        let size = if is_root { 0 } else { self.content.len() as u64 };
+        let long = [node, size, size.div_ceil(512), 0, 0, 0];
+        let mode: u32 = if is_root { 0o040_755 } else { 0o100_600 };
+        let short = [0, 0, 0, mode, 1, 0, 0, 0, 4096, 0];
+        let long = long.iter().flat_map(|word| word.to_le_bytes());
+        long.chain(short.iter().flat_map(|word: &u32| word.to_le_bytes())).collect()
+    }
+}
+
+/// Version 7.31; reads in parallel, writes above 4 KiB.
+fn initial() -> Vec<u8> {
+    let mut words = [0_u32; 16];
+    words[..4].copy_from_slice(&[7, 31, 0, 1 | 1 << 5]);
+    words[4] = 64 | 48 << 16;
+    words[5] = 128 << 10;
+    words[6] = 1;
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// The file, valid for no time.
+fn entry() -> Vec<u8> {
+    [FILE, 0, 0, 0, 0].iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
+}
+
+fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
+}

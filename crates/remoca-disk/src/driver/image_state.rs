@@ -1,0 +1,228 @@
+//! When one image was written last, and when it was looked at: which of its change times may be recorded, and as what.
+//!
+//! Pure: the driver (`warmth.rs`) reads the clocks, asks the store to look, and writes the record. A look is answered late,
+//! or never.
+
+use crate::state::{LOOK_NS, NotYet, SETTLE_NS, settled_ns};
+
+/// The page cache is emptied of an image so often, at most.
+const DROP_NS: u64 = 1_000_000_000;
+/// A look that is not answered in this time leaves the image in doubt: what was seen before is too old.
+const ANSWER_NS: u64 = 1_000_000_000;
+
+/// What the driver knows of one image.
+#[derive(Default)]
+pub(super) struct ImageState {
+    /// Modifications that the store has not completed.
+    in_flight: u32,
+    /// When there was one last, in real time; 0: that is settled.
+    written_ns: u64,
+    /// When the last look began.
+    looked_ns: u64,
+    look: Option<Look>,
+    /// When the page cache was emptied of it last.
+    dropped_ns: u64,
+    pub(super) cold_reason: Option<String>,
+}
+
+/// A look that is not answered.
+struct Look {
+    /// The kernel's clock for change times, read before the look: any write from then on has this time, or a later one.
+    coarse_ns: u64,
+    /// No write was under way, and none has begun since.
+    settles: bool,
+    /// It took so long that what was seen before is void.
+    doubted: bool,
+}
+
+/// What the answer to a look says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sight {
+    /// The image was changed last at this time, or later; 0: that is not known.
+    Seen(u64),
+    /// The same, and not later.
+    Settled(u64),
+}
+
+impl ImageState {
+    /// Its record says from now on that a write is under way. Opening may have changed its times.
+    pub(super) fn begin_record(&mut self, now_ns: u64) {
+        self.written_ns = now_ns;
+        self.look = None;
+    }
+
+    /// A modification goes to the store.
+    pub(super) fn begin_write(&mut self) {
+        self.in_flight += 1;
+        if let Some(look) = &mut self.look {
+            look.settles = false;
+        }
+    }
+
+    /// A modification came back from the store.
+    pub(super) fn end_write(&mut self) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+    }
+
+    /// Returns whether modifications are under way.
+    pub(super) fn is_written_to(&self) -> bool {
+        self.in_flight > 0
+    }
+
+    /// Returns whether the last write is over, and its change time is not recorded.
+    pub(super) fn is_settling(&self) -> bool {
+        self.in_flight == 0 && self.written_ns != 0
+    }
+
+    /// Notes that writes are under way.
+    pub(super) fn note_writes(&mut self, now_ns: u64) {
+        self.written_ns = now_ns;
+    }
+
+    /// Returns whether a look is due: often while writes are under way, and once when the last one is long enough ago.
+    pub(super) fn look_is_due(&self, now_ns: u64) -> bool {
+        let since_ns = |then_ns: u64| now_ns.abs_diff(then_ns);
+        match self.in_flight {
+            _ if self.look.is_some() => false,
+            0 => self.written_ns != 0 && since_ns(self.written_ns) > SETTLE_NS,
+            _ => since_ns(self.looked_ns) > LOOK_NS,
+        }
+    }
+
+    /// Notes that a look begins, with `coarse_ns` read before it.
+    pub(super) fn begin_look(&mut self, now_ns: u64, coarse_ns: u64) {
+        self.looked_ns = now_ns;
+        self.look = Some(Look { coarse_ns, settles: self.in_flight == 0, doubted: false });
+    }
+
+    /// Returns whether a look is unanswered for so long that nothing may be believed that was seen before: once for each look.
+    pub(super) fn begin_doubt(&mut self, now_ns: u64) -> bool {
+        let is_late = now_ns.abs_diff(self.looked_ns) > ANSWER_NS;
+        self.look.as_mut().is_some_and(|look| is_late && !std::mem::replace(&mut look.doubted, true))
+    }
+
+    /// Returns how long nothing is to be done, if nothing happens.
+    pub(super) fn wait_ns(&self) -> Option<u64> {
+        const PAST: u64 = 1_000_000;
+        match &self.look {
+            Some(look) => (!look.doubted).then_some(ANSWER_NS + PAST),
+            None => self.is_settling().then_some(SETTLE_NS + PAST),
+        }
+    }
+
+    /// Takes the answer to the look. Without one under way it is that of a former record, and means nothing.
+    pub(super) fn end_look(&mut self, changed_ns: Option<u64>) -> Option<Sight> {
+        let look = self.look.take()?;
+        match settled_ns(changed_ns, look.coarse_ns) {
+            Ok(settled_ns) if look.settles => {
+                self.written_ns = 0;
+                Some(Sight::Settled(settled_ns.unwrap_or(0)))
+            }
+            Ok(_) | Err(NotYet) => Some(Sight::Seen(changed_ns.unwrap_or(0))),
+        }
+    }
+
+    /// Notes that the image says nothing of what others do: its last write needs no look.
+    pub(super) fn settle_blind(&mut self) {
+        self.written_ns = 0;
+    }
+
+    /// Returns whether the page cache is to be emptied of it, so that what is there after a kill was brought by others, after
+    /// that.
+    pub(super) fn begin_drop(&mut self, now_ns: u64) -> bool {
+        let is_due = now_ns.abs_diff(self.dropped_ns) > DROP_NS;
+        if is_due {
+            self.dropped_ns = now_ns;
+        }
+        is_due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    /// Real time when the first write begins.
+    const START: u64 = 1_700_000_000_123 * MS;
+
+    /// An image whose last write was 13 ms ago, just before the look that settles it.
+    fn settling() -> ImageState {
+        let mut image = ImageState::default();
+        image.begin_write();
+        image.note_writes(START);
+        image.end_write();
+        assert!(image.is_settling() && !image.look_is_due(START + SETTLE_NS));
+        assert!(image.look_is_due(START + SETTLE_NS + MS));
+        image
+    }
+
+    #[test]
+    fn a_look_after_the_last_write_settles_the_image() {
+        let mut image = settling();
+        image.begin_look(START + 13 * MS, START + 12 * MS);
+        assert!(!image.look_is_due(START + 1000 * MS), "one at a time");
+        assert_eq!(image.end_look(Some(START + MS)), Some(Sight::Settled(START + MS)));
+        assert!(!image.is_settling() && image.wait_ns().is_none());
+        assert_eq!(image.end_look(Some(START)), None, "nobody asked");
+    }
+
+    #[test]
+    fn a_write_that_begins_before_the_answer_keeps_the_image_from_being_settled() {
+        for ends in [false, true] {
+            let mut image = settling();
+            image.begin_look(START + 13 * MS, START + 12 * MS);
+            image.begin_write();
+            image.note_writes(START + 14 * MS);
+            if ends {
+                image.end_write();
+            }
+            assert_eq!(image.end_look(Some(START + MS)), Some(Sight::Seen(START + MS)));
+            assert_eq!((image.is_settling(), image.is_written_to()), (ends, !ends));
+        }
+    }
+
+    #[test]
+    fn a_later_write_with_the_same_time_keeps_the_image_from_being_settled() {
+        let mut image = settling();
+        image.begin_look(START + 13 * MS, START + 12 * MS);
+        assert_eq!(image.end_look(Some(START + 12 * MS)), Some(Sight::Seen(START + 12 * MS)));
+        assert!(image.look_is_due(START + 13 * MS), "it is tried again");
+    }
+
+    #[test]
+    fn an_answer_that_does_not_come_leaves_the_image_in_doubt() {
+        let mut image = settling();
+        image.begin_look(START + 13 * MS, START + 12 * MS);
+        assert!(!image.begin_doubt(START + 1000 * MS) && image.wait_ns().is_some());
+        assert!(image.begin_doubt(START + 1014 * MS));
+        assert!(!image.begin_doubt(START + 1015 * MS) && image.wait_ns().is_none(), "once");
+        // It is as good as ever when it comes: no write has begun.
+        assert_eq!(image.end_look(Some(START + MS)), Some(Sight::Settled(START + MS)));
+        assert!(!image.begin_doubt(START + 9000 * MS));
+    }
+
+    #[test]
+    fn while_writes_are_under_way_it_is_looked_at_again_and_again() {
+        let mut image = ImageState::default();
+        image.begin_write();
+        for look in 1..4 {
+            let now_ns = START + look * (LOOK_NS + MS);
+            image.note_writes(now_ns);
+            assert!(image.look_is_due(now_ns));
+            image.begin_look(now_ns, now_ns - MS);
+            assert_eq!(image.end_look(Some(now_ns - 2 * MS)), Some(Sight::Seen(now_ns - 2 * MS)));
+            assert!(!image.look_is_due(now_ns + LOOK_NS));
+        }
+        assert_eq!(image.end_look(None), None);
+    }
+
+    #[test]
+    fn a_new_record_forgets_the_look_at_the_former_image() {
+        let mut image = settling();
+        image.begin_look(START + 13 * MS, START + 12 * MS);
+        image.begin_record(START + 14 * MS);
+        assert_eq!(image.end_look(Some(START + MS)), None);
+        assert!(image.is_settling());
+    }
+}
