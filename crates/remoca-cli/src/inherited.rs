@@ -87,6 +87,11 @@ impl Inherited {
         (self.source(listening), fd.map(|fd| FormerStore { fd, kind: store.kind }))
     }
 
+    /// Whether the guest of the disk `number` has its write cache on.
+    pub fn write_cache(&self, number: usize) -> bool {
+        self.0.description.disks.get(number).is_none_or(|disk| !disk.write_cache_off)
+    }
+
     /// Where NBD clients come from.
     pub fn nbd(&mut self) -> Vec<Listener> {
         let listening = std::mem::take(&mut self.0.description.nbd);

@@ -85,10 +85,10 @@ impl Frontend {
         }
     }
 
-    /// Another process has the disk, and has made durable what was completed before.
-    pub fn skip_cache_flush(&mut self) {
+    /// Another process has the disk: the guest is not kept waiting for what only that one can do.
+    pub fn stand_aside(&mut self) {
         if let Self::Vhost(device) = self {
-            device.skip_cache_flush();
+            device.stand_aside();
         }
     }
 

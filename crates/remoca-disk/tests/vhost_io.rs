@@ -8,16 +8,18 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use remoca_disk::testing::{Backend, Command, Options, RamDisk, TestGuest, Ticket};
-use remoca_disk::vhost::DeviceConfig;
+use remoca_disk::vhost::{BlkRequest, DeviceConfig, SocketSource, Status, VhostDevice};
 use vhost::VhostBackend;
 
 const DISK_BYTES: u64 = 8 << 20;
 const OK: u8 = 0;
 const IO_ERROR: u8 = 1;
 const UNSUPPORTED: u8 = 2;
+/// Long enough for any machine.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Setup {
     guest: TestGuest,
@@ -272,7 +274,8 @@ fn a_guest_that_polls_is_not_interrupted() {
     while guest.result(ticket).is_none() {
         std::thread::yield_now();
     }
-    assert!(!guest.interrupted(0, Duration::from_millis(20)));
+    backend.wait_for_turn();
+    assert!(!guest.interrupted(0, Duration::ZERO));
     guest.queues[0].suppress_interrupts(false);
     assert_eq!(guest.run(0, Command::Flush), OK);
 }
@@ -293,4 +296,155 @@ fn memory_can_be_exchanged_under_requests_in_flight() {
     guest.submit(0, Command::Flush);
     guest.queues[0].kick();
     assert!(guest.wait_for_error(0), "a request in memory that is not shared");
+}
+
+/// A device that the test drives itself, and a guest.
+struct Alone {
+    device: VhostDevice,
+    guest: TestGuest,
+    held: Vec<BlkRequest>,
+    _folder: tempfile::TempDir,
+}
+
+impl Alone {
+    fn start(config: DeviceConfig, options: Options) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("s");
+        let mut device = VhostDevice::new(config, SocketSource::bind(&socket, None).unwrap()).unwrap();
+        let mut guest = TestGuest::new(options);
+        std::thread::scope(|threads| {
+            let connected = threads.spawn(|| guest.connect(&socket).unwrap());
+            while !connected.is_finished() {
+                device.handle_events().unwrap();
+                device.notify();
+                std::thread::yield_now();
+            }
+            connected.join().unwrap();
+        });
+        Self { device, guest, held: Vec::new(), _folder: folder }
+    }
+
+    fn pop_all(&mut self) {
+        self.device.handle_events().unwrap();
+        self.held.extend(std::iter::from_fn(|| self.device.pop()));
+    }
+
+    fn is_awake(&self) -> bool {
+        let event = rustix::event::PollFd::from_borrowed_fd(self.device.event_fd(), rustix::event::PollFlags::IN);
+        rustix::event::poll(&mut [event], Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
+    }
+}
+
+#[test]
+fn of_the_pieces_of_a_long_request_the_worst_status_is_that_of_the_request() {
+    let config = DeviceConfig { transfer_bytes_max: 4096, ..config() };
+    let mut alone = Alone::start(config, Options::default());
+    for failing in [None, Some(0), Some(1), Some(2)] {
+        for order in [[0, 0, 0], [2, 1, 0], [1, 1, 0]] {
+            let ticket = alone.guest.submit(0, Command::Read { sector: 0, length: 3 * 4096 });
+            alone.pop_all();
+            assert_eq!(alone.held.len(), 3);
+            let failing = failing.map(|failing| alone.held[failing].id());
+            for which in order {
+                assert_eq!(alone.guest.result(ticket), None, "a piece is not done");
+                let request = alone.held.remove(which);
+                let status = if Some(request.id()) == failing { Status::IoError } else { Status::Ok };
+                alone.device.complete(request, status);
+                alone.device.notify();
+            }
+            let expected = if failing.is_some() { IO_ERROR } else { OK };
+            assert_eq!(alone.guest.result(ticket), Some(expected), "{failing:?} fails");
+        }
+    }
+}
+
+/// A request of more pieces than are handed out at a time: nobody kicks for the rest of it.
+#[test]
+fn a_throttled_device_says_when_it_has_room() {
+    let pieces = 5000;
+    let mut config = DeviceConfig { transfer_bytes_max: 512, ..config() };
+    config.capacity_bytes = 512 * pieces;
+    let options = Options { queue_size: 4, data_bytes: 512 * pieces, ..Options::default() };
+    let mut alone = Alone::start(config, options);
+    let ticket = alone.guest.submit(0, Command::Read { sector: 0, length: 512 * pieces });
+    let mut completed = 0;
+    alone.pop_all();
+    loop {
+        assert!(!alone.is_awake(), "there is no room");
+        if alone.held.is_empty() {
+            break;
+        }
+        completed += alone.held.len();
+        for request in alone.held.drain(..) {
+            alone.device.complete(request, Status::Ok);
+        }
+        alone.device.notify();
+        if completed < usize::try_from(pieces).unwrap() {
+            assert!(alone.is_awake(), "the rest would never be asked for");
+        }
+        alone.pop_all();
+    }
+    assert_eq!(alone.guest.result(ticket), Some(OK));
+}
+
+/// It has no record itself. What the former one left in its own is that one's.
+#[test]
+fn the_record_of_a_front_end_goes_with_it() {
+    let Setup { mut guest, backend, _folder } = start(config(), Options::default());
+    backend.plan.hold.store(true, SeqCst);
+    guest.submit(0, Command::Read { sector: 0, length: 4096 });
+    guest.queues[0].kick();
+    backend.wait_until("the request", |plan| plan.held.load(SeqCst) == 1);
+    guest.disconnect();
+    backend.wait_until("the end of the connection", |plan| !plan.connected.load(SeqCst));
+    backend.plan.hold.store(false, SeqCst);
+    let mut other = TestGuest::new(Options { inflight: false, ..Options::default() });
+    other.connect(&backend.socket).unwrap();
+    let taken = backend.plan.taken.load(SeqCst);
+    assert_eq!(read(&mut other, 0, 8, 4096).0, OK);
+    assert_eq!(backend.plan.taken.load(SeqCst), taken + 1, "its own request, and no other");
+}
+
+/// As if the disk were elsewhere: what is to be repeated stays in the record, and nobody waits for it.
+#[test]
+fn a_device_that_stands_aside_lets_its_queues_be_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut alone = Alone::start(config(), Options::default());
+    let data = [5; 4096];
+    let ticket = alone.guest.submit(0, Command::Write { sector: 0, data: &data });
+    alone.pop_all();
+    assert_eq!(alone.held.len(), 1);
+    let Alone { mut guest, .. } = alone;
+    guest.disconnect();
+    for round in 0..2 {
+        let socket = folder.path().join("next");
+        let device = VhostDevice::new(config(), SocketSource::bind(&socket, None).unwrap()).unwrap();
+        let give_up_at = Instant::now() + PATIENCE;
+        std::thread::scope(|threads| {
+            let mut device = Some(device);
+            let stopped = threads.spawn(|| {
+                guest.connect(&socket).unwrap();
+                assert_eq!(guest.stop_queue(0).unwrap(), 1, "what was taken, done or not");
+                let base = guest.queues[0].used_index();
+                guest.start_queue(0, base).unwrap();
+                guest.stop_queue(0).unwrap();
+                guest.disconnect();
+            });
+            while let Some(device) = device.as_mut().filter(|_| !stopped.is_finished() && Instant::now() < give_up_at) {
+                device.handle_events().unwrap();
+                device.stand_aside();
+                device.notify();
+                std::thread::yield_now();
+            }
+            // Nobody is kept waiting by a test that fails.
+            drop(device.take());
+            stopped.join().unwrap();
+        });
+        assert_eq!(guest.result(ticket), None, "round {round}");
+    }
+    let disk = Arc::new(Mutex::new(RamDisk::new(DISK_BYTES as usize)));
+    let backend = Backend::spawn(config(), &folder.path().join("last"), disk);
+    guest.connect(&backend.socket).unwrap();
+    assert_eq!(guest.wait(ticket), OK);
+    assert_eq!(backend.disk.lock().unwrap().bytes[..4096], data);
 }

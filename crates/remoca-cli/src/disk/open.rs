@@ -65,6 +65,9 @@ pub fn open_disks(
         let from_former = inherited.as_deref_mut().map(|inherited| inherited.disk(number.into()));
         let (source, store) = from_former.unwrap_or_default();
         let mut disk = open_disk(spec, number, (passed.take().or(source), store), args, exports)?;
+        if let Some(inherited) = inherited.as_deref() {
+            disk.frontend.inherit_write_cache(inherited.write_cache(number.into()));
+        }
         if predecessor_died && is_nbd_uri(&disk.image) && !disk.store.geometry().read_only && args.nbd_settle > 0 {
             tracing::warn!("{}: requests of the killed predecessor wait for {} s", disk.name, args.nbd_settle);
             disk.settles_at = Some(Instant::now() + Duration::from_secs(args.nbd_settle));

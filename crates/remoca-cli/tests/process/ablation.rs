@@ -37,6 +37,7 @@ fn with_lying_server(rule: Option<&str>, lie: Lie, seed: u64) -> (FakeServer, Ma
     let folder = tempfile::tempdir().unwrap();
     let server = FakeServer::start(&folder.path().join("server"), Lie::None);
     let mut machine = Machine::start_in(folder, setup(rule, &server.address, seed));
+    machine.server_is_honest = false;
     machine.run_until_hits(100);
     assert_eq!(machine.outcome.wrong, 0, "without a lie there is nothing to check: {:?}", machine.outcome);
     server.begin_again(&machine);

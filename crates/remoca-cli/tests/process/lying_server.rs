@@ -12,7 +12,9 @@ fn machine(lie: Lie, seed: u64) -> (FakeServer, Machine) {
     let server = FakeServer::start(&folder.path().join("server"), lie);
     // A small cache: slots are used again, so that they have an old version.
     let setup = Setup { server: Some(server.address.clone()), cache: "2M", seed, ..Setup::default() };
-    (server, Machine::start_in(folder, setup))
+    let mut machine = Machine::start_in(folder, setup);
+    machine.server_is_honest = false;
+    (server, machine)
 }
 
 /// Honest, then lying until so many lies were told, then honest again.

@@ -3,8 +3,9 @@
 
 use super::support::machine::{Evictions, Machine, Other, Setup};
 use super::support::program::{Nbdkit, Program, REMOCA, Serve, Signal, ask_raw, command, expect_refusal, run, status};
-use super::support::wait_until;
+use super::support::{PATIENCE, wait_until};
 use remoca_disk::status::Status;
+use remoca_disk::testing::Command;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -335,6 +336,50 @@ fn over_nbd_a_source_that_starts_again_is_no_owner_and_takes_nothing_from_a_peer
     machine.restart();
     assert!(has_disks(&machine.status()), "they came back");
     machine.pages_sent = 0;
+    machine.run(10);
+    machine.finish();
+}
+
+/// A hypervisor does nothing else until it has its answer.
+#[test]
+fn queues_stop_while_the_disks_are_away_whatever_is_to_be_repeated() {
+    let arguments = ["--nbd-settle", "0"].map(String::from).to_vec();
+    let mut machine = Machine::start(Setup { nbd: true, arguments, seed: 84, ..Setup::default() });
+    machine.disks[0].nbd.as_ref().unwrap().program.signal(Signal::STOP);
+    let guest = &mut machine.disks[0].guest;
+    let ticket = guest.submit(0, Command::Read { sector: 0, length: 4096 });
+    guest.queues[0].kick();
+    wait_until("the read is under way", || machine.status().memory.buffer_bytes > 0);
+    machine.program.kill();
+    let nbd = machine.disks[0].nbd.as_mut().unwrap();
+    nbd.program.kill();
+    nbd.restart();
+    let mut mark = machine.control().into_os_string();
+    mark.push(".gone");
+    std::fs::copy("/proc/sys/kernel/random/boot_id", mark).unwrap();
+    machine.restart();
+    assert!(!has_disks(&machine.status()), "they went, as the mark says");
+    let pid = rustix::process::Pid::from_raw(machine.program.pid().try_into().unwrap()).unwrap();
+    let (answered, answer) = std::sync::mpsc::channel::<()>();
+    let watch = std::thread::spawn(move || {
+        if answer.recv_timeout(PATIENCE).is_err() {
+            // It would wait for ever.
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+    });
+    for _ in 0..2 {
+        machine.stop_queues();
+        machine.start_queues();
+    }
+    machine.stop_queues();
+    answered.send(()).unwrap();
+    watch.join().unwrap();
+    let said = run(&["migrate", machine.control().to_str().unwrap(), "--take-back"]);
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    machine.start_queues();
+    let disk = &mut machine.disks[0];
+    assert_eq!(disk.guest.wait(ticket), 0);
+    assert!(disk.guest.data(ticket, 4096) == disk.model.block(0), "it was repeated by who has the disks");
     machine.run(10);
     machine.finish();
 }

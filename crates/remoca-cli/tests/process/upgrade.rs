@@ -4,6 +4,7 @@ use super::support::machine::{Evictions, Machine, Setup};
 use super::support::program::{PASSED, Program, REMOCA, Serve, Signal, ask_raw, command, install, pass, status};
 use super::support::wait_until;
 use remoca_disk::status::Status;
+use remoca_disk::testing::{Command, Options, TestGuest};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -332,6 +333,50 @@ fn an_nbd_server_does_not_notice() {
     assert_eq!(machine.disks[0].guest.wait(ticket), 0);
     expect_upgrade(&mut machine, None);
     machine.finish();
+}
+
+/// Its front end keeps no record that would say so.
+#[test]
+fn a_write_cache_that_is_off_stays_off() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("image"), vec![0; 1 << 20]).unwrap();
+    let mut nbdkit = command("nbdkit");
+    nbdkit.args(["-f", "--filter=log", "-U"]).arg(path("nbd")).arg("file").arg(path("image"));
+    nbdkit.arg(format!("logfile={}", path("requests").display()));
+    let mut server = Program::start(&mut nbdkit, &path("nbd.log"));
+    wait_until("nbdkit listens", || UnixStream::connect(path("nbd")).is_ok());
+    let mut disk = command(REMOCA);
+    disk.arg("disk").arg("--image").arg(format!("nbd+unix:///?socket={}", path("nbd").display()));
+    disk.arg("--socket").arg(path("socket")).arg("--control").arg(path("control"));
+    let mut program = Program::start(&mut disk, &path("disk.log"));
+    wait_until("the VM process answers", || UnixStream::connect(path("control")).is_ok());
+    let mut guest = TestGuest::new(Options { inflight: false, queue_size: 16, ..Options::default() });
+    // The last write, as the server got it.
+    let is_durable = |guest: &mut TestGuest, sector: u64| {
+        assert_eq!(guest.run(0, Command::Write { sector, data: &[1; 4096] }), 0);
+        let requests = std::fs::read_to_string(path("requests")).unwrap();
+        let write = requests.lines().rfind(|line| line.contains(" Write ") && line.contains("offset=")).unwrap();
+        assert!(write.contains(&format!("offset={:#x}", sector * 512)), "{write}");
+        write.contains("fua=1")
+    };
+    guest.connect(&path("socket")).unwrap();
+    assert!(!is_durable(&mut guest, 8));
+    guest.set_writeback(false).unwrap();
+    assert!(is_durable(&mut guest, 16));
+    for upgrades in 1..=2 {
+        let (done, said) = end(begin(&path("control"), None));
+        assert!(done, "{said}");
+        guest.disconnect();
+        guest.connect(&path("socket")).unwrap();
+        assert_eq!(guest.read_config(32, 1).unwrap(), [0], "after {upgrades} upgrades");
+        assert!(is_durable(&mut guest, 24 * upgrades), "the guest sends no flushes");
+    }
+    guest.set_writeback(true).unwrap();
+    assert!(!is_durable(&mut guest, 8));
+    guest.disconnect();
+    program.terminate();
+    server.terminate();
 }
 
 /// QEMU's NBD client comes back by itself.

@@ -131,7 +131,7 @@ impl Driver {
         let Disk { settles_at, frontend, .. } = &self.disks[usize::from(disk)];
         let settles = settles_at.is_some() && frontend.may_repeat();
         if !self.migration.serves() {
-            return self.disks[usize::from(disk)].frontend.skip_cache_flush();
+            return self.disks[usize::from(disk)].frontend.stand_aside();
         }
         if self.is_draining() || settles {
             return;
@@ -250,7 +250,7 @@ impl Driver {
     fn pop_port(&mut self) {
         if !self.migration.serves() {
             if let Some(port) = &mut self.port {
-                port.frontend.skip_cache_flush();
+                port.frontend.stand_aside();
             }
             return;
         }
@@ -338,7 +338,7 @@ impl Driver {
         }
     }
 
-    fn handle_frame(&mut self, frame: &Frame<'_>) {
+    pub(super) fn handle_frame(&mut self, frame: &Frame<'_>) {
         match *frame {
             Frame::SendPage { request, page, .. } => {
                 let outcome = self.engine.handle_page(self.now, FetchId(request.0), page);

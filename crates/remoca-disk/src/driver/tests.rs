@@ -1,5 +1,7 @@
 //! A driver whose disks hang and whose memory server is the test.
 
+mod guest;
+
 use super::requests::{Group, Origin, Pending};
 use super::*;
 use crate::clock::SystemClock;
@@ -89,9 +91,13 @@ fn disk(submitted: &Submitted) -> Disk {
 
 /// With a session, two disks, and buffers for `pages` pages.
 fn driver(pages: usize, submitted: &[Submitted; 2]) -> Driver {
+    driver_of(pages, submitted.iter().map(disk).collect())
+}
+
+fn driver_of(pages: usize, disks: Vec<Disk>) -> Driver {
     let cache = PageCount(8);
     let config = EngineConfig {
-        disks: 2,
+        disks: u16::try_from(disks.len()).unwrap(),
         key: [7; 16],
         seed: 1,
         cache,
@@ -113,7 +119,7 @@ fn driver(pages: usize, submitted: &[Submitted; 2]) -> Driver {
         cache,
         cache_enabled: true,
         options: 0,
-        disks: submitted.iter().map(disk).collect(),
+        disks,
         port: None,
         nbd: None,
         link: None,

@@ -251,7 +251,8 @@ fn pass_disk(handover: &mut Handover, disk: &Disk) -> Result<PassedDisk, String>
     let (fd, kind) = disk.store.hand_over().map_err(|error| of_disk(&error))?;
     let store = PassedStore { fd: handover.pass(fd).map_err(|error| of_disk(&error))?, kind };
     let socket = pass_frontend(handover, &disk.frontend, &disk.name)?;
-    Ok(PassedDisk { name: disk.name.clone(), image: disk.image.clone(), socket, store })
+    let write_cache_off = !disk.frontend.write_cache();
+    Ok(PassedDisk { name: disk.name.clone(), image: disk.image.clone(), socket, store, write_cache_off })
 }
 
 /// `None` for an NBD export, whose clients come from the NBD server's listeners.

@@ -34,7 +34,10 @@ pub fn seeds() -> Vec<Vec<u8>> {
         block_preferred: 4096,
         payload_max: 1 << 20,
     };
-    let disk = |store, socket| PassedDisk { name: "a".into(), image: "/a".into(), socket, store };
+    let disk = |store: PassedStore, socket| {
+        let write_cache_off = matches!(store.kind, StoreKind::File { .. });
+        PassedDisk { name: "a".into(), image: "/a".into(), socket, store, write_cache_off }
+    };
     let description = Description {
         version: VERSION,
         name: "vm".into(),

@@ -69,6 +69,9 @@ pub struct PassedDisk {
     pub image: String,
     pub socket: Option<Listening>,
     pub store: PassedStore,
+    /// The guest has switched its write cache off, and sends no flushes. Programs before this field did not say so.
+    #[serde(default)]
+    pub write_cache_off: bool,
 }
 
 /// What holds the blocks of a disk, with nothing in flight.

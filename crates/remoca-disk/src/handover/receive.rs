@@ -164,6 +164,18 @@ mod tests {
     }
 
     #[test]
+    fn what_a_program_before_the_write_cache_was_passed_gave_is_read() {
+        let text = r#"{"version":2,"name":"vm","upgrades":1,"cache_pages":8,"cache_enabled":true,"servers":[],"state":null,
+            "control":null,"client":null,"disks":[{"name":"a","image":"/a","socket":null,
+            "store":{"fd":4,"kind":{"file":{"flush_failed":null}}}}],"port":null,"nbd":[]}"#;
+        let description = parse(text.as_bytes()).unwrap();
+        assert!(!description.disks[0].write_cache_off);
+        let mut off = description;
+        off.disks[0].write_cache_off = true;
+        assert_eq!(parse(&serde_json::to_vec(&off).unwrap()).unwrap(), off);
+    }
+
+    #[test]
     fn what_is_odd_is_refused() {
         let version = Description { version: VERSION + 1, ..Description::default() };
         let error = received(&version).unwrap_err().to_string();

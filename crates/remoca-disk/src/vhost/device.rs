@@ -249,10 +249,18 @@ impl VhostDevice {
         self.write_cache.set(true);
     }
 
-    /// For a device whose disk another process has, which has made durable what was completed before.
-    pub fn skip_cache_flush(&mut self) {
-        if matches!(self.waiting_until(), Some(Until::CacheFlushed { handed_out: false })) {
-            self.answer(Ok(0));
+    /// For a device whose disk another process has: answers the command that waits for what only `pop` could bring. What was
+    /// completed is durable there. A queue stops with its marks in the record, for whoever serves them.
+    pub fn stand_aside(&mut self) {
+        match self.waiting_until() {
+            Some(Until::CacheFlushed { handed_out: false }) => self.answer(Ok(0)),
+            Some(Until::QueueDrained(queue)) => {
+                let number = *queue;
+                if self.queues[usize::from(number)].in_flight() == 0 {
+                    self.finish_stop(number);
+                }
+            }
+            _ => {}
         }
     }
 
@@ -428,19 +436,22 @@ impl VhostDevice {
         let answer = match &self.waiting {
             Some(Waiting { until: Until::QueueDrained(queue), .. }) => {
                 let number = *queue;
-                let queue = &mut self.queues[usize::from(number)];
-                if !queue.is_drained() {
-                    return;
+                if self.queues[usize::from(number)].is_drained() {
+                    self.finish_stop(number);
                 }
-                let base = queue.finish_stop();
-                // Removing a kick cannot fail.
-                let _ = self.set_kick(number, None);
-                base
+                return;
             }
             Some(Waiting { until: Until::NothingHeld, .. }) if self.held == 0 => 0,
             Some(_) | None => return,
         };
         self.answer(Ok(answer));
+    }
+
+    fn finish_stop(&mut self, number: u16) {
+        let base = self.queues[usize::from(number)].finish_stop();
+        // Removing a kick cannot fail.
+        let _ = self.set_kick(number, None);
+        self.answer(Ok(base));
     }
 
     fn waiting_until(&mut self) -> Option<&mut Until> {

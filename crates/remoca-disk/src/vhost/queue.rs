@@ -214,6 +214,8 @@ impl Queue {
         self.publish();
         self.ring = None;
         self.record = None;
+        // What is left is in the record.
+        self.resubmit.clear();
         self.stopping = false;
         self.next_available
     }

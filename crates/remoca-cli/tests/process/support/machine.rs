@@ -116,6 +116,8 @@ pub struct Machine {
     pub outlives: bool,
     /// How often the process was brought back.
     pub deaths: usize,
+    /// Its memory server gives what it was given: nothing of that is ever found to be wrong.
+    pub server_is_honest: bool,
     pub setup: Setup,
     /// Where the sockets of its VM process are.
     host: PathBuf,
@@ -164,6 +166,7 @@ impl Machine {
             pages_sent: 0,
             outlives: false,
             deaths: 0,
+            server_is_honest: true,
             setup,
             foreign,
         };
@@ -510,6 +513,7 @@ impl Machine {
     pub fn finish(mut self) {
         self.expect_no_harm();
         self.expect_account();
+        assert!(!self.server_is_honest || self.counter("fetch_wrong") == 0, "pages went to the wrong slots");
         for disk in &mut self.disks {
             assert_eq!(disk.guest.run(0, Command::Flush), OK);
             disk.guest.disconnect();
