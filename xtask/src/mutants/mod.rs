@@ -17,7 +17,7 @@ use changed::Changed;
 use items::Function;
 use list::Listed;
 use options::{Options, USAGE};
-use schemata::{Mutant, Workshop, are_same, package_of};
+use schemata::{Mutant, Workshop, are_same, package_of, packages};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -63,9 +63,15 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     let name = options.tree.as_deref().and_then(Path::file_name).unwrap_or("own".as_ref());
     let place = project().join("target/mutants").join(name);
     let workshop = Workshop { tree, copy: place.join("src"), target: place.join("build") };
-    let testers =
-        testers(&workshop.tree, mutants.iter().map(|mutant| package_of(&functions[mutant.function])).collect())?;
-    let messages = workshop.build(&functions, &mut mutants, &testers)?;
+    let mutated: BTreeSet<_> = mutants.iter().map(|mutant| package_of(&functions[mutant.function])).collect();
+    let mut tests = vec!["test".into(), "--no-run".into()];
+    if options.unit {
+        tests.push("--lib".into());
+        tests.extend(packages(mutated));
+    } else {
+        tests.extend(packages(testers(&workshop.tree, mutated)?));
+    }
+    let messages = workshop.build(&functions, &mut mutants, &tests)?;
     println!("== built in {} s", started.elapsed().as_secs());
     let folder = PathBuf::from(format!("/var/tmp/mutants-{}", std::process::id()));
     let bench = Bench { folder: folder.clone(), workers: options.workers };
@@ -85,7 +91,7 @@ fn functions(tree: &Path) -> Result<Vec<Function>, String> {
 }
 
 /// Returns those of [`CRATES`] whose tests can meet a mutant in one of `mutated`: they are these, or are built from them.
-fn testers(tree: &Path, mutated: BTreeSet<String>) -> Result<Vec<&'static str>, String> {
+fn testers(tree: &Path, mutated: BTreeSet<String>) -> Result<Vec<String>, String> {
     let mut metadata = cargo(["metadata", "--no-deps", "--format-version", "1"]);
     metadata.current_dir(tree);
     let metadata: Value = serde_json::from_str(&output(metadata)?).map_err(|error| error.to_string())?;
@@ -100,7 +106,7 @@ fn testers(tree: &Path, mutated: BTreeSet<String>) -> Result<Vec<&'static str>, 
             }
         }
         if meeting.len() == before {
-            return Ok(CRATES.into_iter().filter(|name| meeting.contains(*name)).collect());
+            return Ok(CRATES.into_iter().filter(|name| meeting.contains(*name)).map(str::to_owned).collect());
         }
     }
 }

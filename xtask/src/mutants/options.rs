@@ -19,6 +19,7 @@ not call harmless.
   --module NAME     only mutants of this module of a crate, such as store::nbd; again for further ones
   --only TEXT       only mutants with this in their name
   --generated       none of the list
+  --unit            meets only the unit tests of the crates that have mutants: quick to build
   --budget SECONDS  of tests for each mutant, those that the list names aside; quick tests come first [default: 120]
   --workers N       mutants tried at the same time [default: one for each processor]
   --tree FOLDER     another tree of the project; what of the list it has not is left out
@@ -35,6 +36,7 @@ pub struct Options {
     pub modules: Vec<String>,
     pub only: Option<String>,
     pub generated: bool,
+    pub unit: bool,
     pub budget: Duration,
     pub workers: usize,
     pub tree: Option<PathBuf>,
@@ -63,6 +65,7 @@ impl Options {
                 "--module" => options.modules.push(value()?),
                 "--only" => options.only = Some(value()?),
                 "--generated" => options.generated = true,
+                "--unit" => options.unit = true,
                 "--budget" => options.budget = Duration::from_secs(number(&value()?)?),
                 "--workers" => options.workers = number::<usize>(&value()?)?.max(1),
                 "--tree" => options.tree = Some(value()?.into()),

@@ -73,8 +73,8 @@ fn render(text: &str, functions: &[(&Function, Vec<(usize, &Edit)>)]) -> (String
 }
 
 impl Workshop {
-    /// Builds the tests of `packages` with all mutants that compile; the others learn why they do not. Returns cargo's
-    /// messages.
+    /// Builds the tests (`tests` is what cargo is asked for) with all mutants that compile; the others learn why they do not.
+    /// Returns cargo's messages.
     ///
     /// # Errors
     /// If the tree does not build for another reason.
@@ -82,20 +82,16 @@ impl Workshop {
         &self,
         functions: &[Function],
         mutants: &mut [Mutant],
-        packages: &[&str],
+        tests: &[String],
     ) -> Result<Vec<Value>, String> {
         let mutated: BTreeSet<_> = mutants.iter().map(|mutant| package_of(&functions[mutant.function])).collect();
-        let options = |names: &mut dyn Iterator<Item = &str>| {
-            names.flat_map(|name| ["--package".into(), name.to_owned()]).collect::<Vec<_>>()
-        };
-        let check = options(&mut mutated.iter().map(|name| &**name));
-        let tests = options(&mut packages.iter().copied());
+        let check: Vec<_> = ["check".into(), "--keep-going".into()].into_iter().chain(packages(mutated)).collect();
         for round in 1..=ROUNDS_MAX {
             let regions = self.write(functions, mutants)?;
-            let checked = self.cargo(&["check", "--keep-going"], &check)?;
+            let checked = self.cargo(&check)?;
             let (says, refused) = match refusals(&checked, &regions, mutants)? {
                 0 => {
-                    let built = self.cargo(&["test", "--no-run"], &tests)?;
+                    let built = self.cargo(tests)?;
                     let refused = refusals(&built, &regions, mutants)?;
                     (built, refused)
                 }
@@ -109,16 +105,16 @@ impl Workshop {
         Err("the mutants do not compile, however many are dropped".into())
     }
 
-    fn cargo(&self, command: &[&str], options: &[String]) -> Result<Vec<Value>, String> {
-        let mut build = cargo(command.iter().copied());
-        build.args(["--quiet", "--message-format=json"]).args(options).current_dir(&self.copy);
+    fn cargo(&self, options: &[String]) -> Result<Vec<Value>, String> {
+        let mut build = cargo(options);
+        build.args(["--quiet", "--message-format=json"]).current_dir(&self.copy);
         build.env("CARGO_TARGET_DIR", &self.target);
         let output = build.output().map_err(|error| format!("cargo cannot be started: {error}"))?;
         let lines = String::from_utf8_lossy(&output.stdout);
         let messages: Vec<Value> = lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         match output.status.success() || messages.iter().any(|message| message["message"]["level"] == "error") {
             true => Ok(messages),
-            false => Err(format!("cargo {}:\n{}", command[0], String::from_utf8_lossy(&output.stderr))),
+            false => Err(format!("cargo {}:\n{}", options[0], String::from_utf8_lossy(&output.stderr))),
         }
     }
 
@@ -157,6 +153,11 @@ impl Workshop {
         update(&self.copy, &wanted).map_err(|error| format!("{}: {error}", self.copy.display()))?;
         Ok(regions)
     }
+}
+
+/// Returns what tells cargo of these packages.
+pub fn packages(names: impl IntoIterator<Item = String>) -> impl Iterator<Item = String> {
+    names.into_iter().flat_map(|name| ["--package".into(), name])
 }
 
 /// Returns the package that a function is of.

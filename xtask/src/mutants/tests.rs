@@ -132,7 +132,7 @@ fn all_mutants_are_in_one_build_and_chosen_when_it_runs() {
     let work = tempfile::tempdir().unwrap();
     let (copy, target) = (work.path().join("src"), work.path().join("build"));
     let workshop = Workshop { tree: tree.path().into(), copy, target };
-    let messages = workshop.build(&functions, &mut mutants, &["some-crate"]).unwrap();
+    let messages = workshop.build(&functions, &mut mutants, &["test".into(), "--no-run".into()]).unwrap();
     let refused: Vec<_> = mutants.iter().map(|mutant| mutant.refused.is_some()).collect();
     assert_eq!(refused, [false, false, true, false]);
     let bench = Bench { folder: work.path().join("bench"), workers: 2 };

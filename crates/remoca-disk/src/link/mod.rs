@@ -388,3 +388,6 @@ pub fn check_list(endpoints: &[Endpoint]) -> Result<(), String> {
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -124,3 +124,7 @@ impl Session {
 fn protocol_error(error: DecodeError) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the server does not keep to the protocol: {error}"))
 }
+
+#[cfg(test)]
+#[path = "session_tests.rs"]
+mod tests;

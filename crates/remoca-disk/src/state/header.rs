@@ -125,6 +125,8 @@ impl Header {
     /// Not moved before earlier stores, here or in the index, by the compiler.
     fn set(&self, at: usize, value: u64) {
         self.word(at).store(value, Ordering::Release);
+        #[cfg(test)]
+        tests::note_store(self);
     }
 
     fn pair(&self, at: usize) -> [u8; 16] {
@@ -345,3 +347,7 @@ fn read_clock(clock: ClockId) -> u64 {
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(time.tv_nsec).unwrap_or(0))
 }
+
+#[cfg(test)]
+#[path = "header_tests.rs"]
+mod tests;

@@ -1,0 +1,110 @@
+//! What is queued leaves once, in its order, however little the socket takes at a time.
+
+use super::*;
+use remoca_core::units::{PAGE_SIZE, SlotIndex};
+use remoca_protocol::{RequestId, decode, send_page_header};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::io::{Read, Write};
+
+fn session() -> (Session, File) {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+    (Session::new(ServerNumber(0), ours), theirs.into())
+}
+
+/// Queues pages `from..to`, each with its number in every byte and as its slot.
+fn queue(session: &mut Session, pages: std::ops::Range<u32>) {
+    for page in pages {
+        session.out.extend_from_slice(&send_page_header(RequestId(0), SlotIndex(page)));
+        session.out.extend_from_slice(&[page.to_le_bytes()[0]; PAGE_SIZE]);
+        session.pages_waiting += 1;
+    }
+}
+
+/// Reads at most `most` bytes of what is there.
+fn read(server: &mut File, most: usize, stream: &mut Vec<u8>) {
+    let mut piece = vec![0; most];
+    match server.read(&mut piece) {
+        Ok(count) => stream.extend_from_slice(&piece[..count]),
+        Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+    }
+}
+
+/// Returns the slots of the pages of a stream, and whether it ends with a BYE.
+fn slots(mut stream: &[u8]) -> (Vec<u32>, bool) {
+    let mut slots = Vec::new();
+    while let Some((frame, length)) = decode(stream).unwrap() {
+        match frame {
+            Frame::SendPage { slot, page, .. } => {
+                assert!(
+                    page.iter().all(|byte| *byte == slot.0.to_le_bytes()[0]),
+                    "the page of {slot:?} is another one"
+                );
+                slots.push(slot.0);
+            }
+            Frame::Bye => return (slots, stream.len() == length),
+            other => panic!("{other:?} was not queued"),
+        }
+        stream = &stream[length..];
+    }
+    assert!(stream.is_empty(), "a part of a frame");
+    (slots, false)
+}
+
+#[test]
+fn a_server_that_takes_little_at_a_time_gets_everything_once() {
+    // Longer than what is sent before the front of the output is cut off.
+    const PAGES: u32 = 1200;
+    let (mut session, mut server) = session();
+    let (mut stream, mut told, mut queued) = (Vec::new(), 0, 0);
+    while told < PAGES {
+        if queued < PAGES && session.pages_waiting < 600 {
+            queue(&mut session, queued..queued + 100);
+            queued += 100;
+        }
+        told += session.flush().unwrap();
+        let sent = u32::try_from(stream.len() / FRAME_BYTES_MAX).unwrap();
+        assert!(told >= sent && told <= queued, "told {told} of {queued}, the server has {sent}");
+        read(&mut server, 30_000, &mut stream);
+        session.writable = true;
+    }
+    assert_eq!(session.pages_waiting, 0);
+    read(&mut server, 1 << 20, &mut stream);
+    assert_eq!(slots(&stream), ((0..PAGES).collect(), false));
+}
+
+#[test]
+fn a_session_that_is_left_sends_the_rest_and_nothing_twice() {
+    for reads in [0, 1, 40] {
+        let (mut session, mut server) = session();
+        queue(&mut session, 0..600);
+        let mut stream = Vec::new();
+        session.flush().unwrap();
+        for _ in 0..reads {
+            read(&mut server, 50_000, &mut stream);
+            session.writable = true;
+            session.flush().unwrap();
+        }
+        let (socket, rest) = session.leave();
+        drop(socket);
+        server.read_to_end(&mut stream).unwrap();
+        stream.extend_from_slice(&rest);
+        assert_eq!(slots(&stream), ((0..600).collect(), true), "after {reads} looks of the server");
+    }
+}
+
+#[test]
+fn frames_are_taken_some_at_a_time_and_each_once() {
+    let (mut session, mut server) = session();
+    let count = FRAMES_PER_TURN + 10;
+    let mut bytes = Vec::new();
+    (0..count).for_each(|_| Frame::Bye.encode(&mut bytes));
+    server.write_all(&bytes).unwrap();
+    let mut taken = 0;
+    assert_eq!(session.receive(|_| taken += 1).unwrap(), Received::More);
+    assert!(taken >= FRAMES_PER_TURN);
+    assert_eq!(session.receive(|_| taken += 1).unwrap(), Received::Drained);
+    assert_eq!(taken, count);
+    drop(server);
+    assert_eq!(session.receive(|_| {}).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+}
