@@ -67,6 +67,72 @@ fn upgrade_and_remove_the_agent(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
+/// Writes to both exports of the disk's unit and reads it back, around all caches.
+fn use_the_exports(guest: &mut Guest, round: u32) -> Result<()> {
+    for export in ["data", "block"] {
+        let script = format!(
+            "nbd-client -unix /run/remoca/web1.nbd /dev/nbd0 -N {export} && \
+             yes '{export} {round}' | dd of=/dev/nbd0 bs=1M count=8 iflag=fullblock oflag=direct conv=fsync 2>&1 && \
+             yes '{export} {round}' | head -c 8M > /tmp/written && \
+             dd if=/dev/nbd0 bs=1M count=8 iflag=direct 2> /dev/null | cmp - /tmp/written; result=$?; \
+             nbd-client -d /dev/nbd0; exit $result"
+        );
+        guest.run(&script, LIMIT)?;
+    }
+    Ok(())
+}
+
+/// What the VM process may not do, and that its disks work all the same: with io_uring and without, and after an upgrade to a
+/// program that makes a system call which is refused.
+fn confined_disk(guest: &mut Guest) -> Result<()> {
+    const UNIT: &str = "remoca-disk@web1";
+    let process = process_of(guest, UNIT)?;
+    let rights = guest.run(&format!("grep -E '^(CapBnd|CapEff|NoNewPrivs|Seccomp):' /proc/{process}/status"), LIMIT)?;
+    let rights: Vec<_> = rights.split_whitespace().collect();
+    assert_eq!(
+        rights,
+        ["CapEff:", "0000000000000007", "CapBnd:", "0000000000000007", "NoNewPrivs:", "1", "Seccomp:", "2"]
+    );
+    // In the file systems as the process sees them, as root with all rights.
+    let inside = format!("nsenter --target {process} --mount");
+    for path in ["/usr/bin/x", "/etc/x", "/boot/x", "/var/lib/dpkg/x", "/proc/sys/kernel/core_pattern"] {
+        guest
+            .run(&format!("! {inside} sh -c 'echo > {path}' 2> /dev/null"), LIMIT)
+            .map_err(|_| format!("{path} is writable"))?;
+    }
+    // What is not accessible is a node of the same kind that nobody may open.
+    let mode =
+        guest.run(&format!("test -S /run/systemd/private && {inside} stat --format=%a /run/systemd/private"), LIMIT)?;
+    assert_eq!(mode.trim(), "0");
+    guest.run(&format!("ls -l /proc/{process}/fd | grep -q io_uring"), LIMIT)?;
+    use_the_exports(guest, 1)?;
+
+    // 101 is ptrace: nothing that a process needs a capability for.
+    let refused =
+        "perl -e 'exit(syscall(101, 0, 0, 0, 0) == -1 && $! == 1 ? 0 : 1)' && echo refused >> /run/remoca/newer";
+    let program = format!("#!/bin/sh\n{refused}\nexec /usr/bin/remoca \"$@\"\n");
+    guest.run(&format!("cat > /usr/local/bin/newer << 'END'\n{program}END\nchmod 755 /usr/local/bin/newer"), LIMIT)?;
+    guest.run("/usr/local/bin/newer --help > /dev/null && ! test -e /run/remoca/newer", LIMIT)?;
+    let upgraded = guest.run("remoca upgrade web1 --program /usr/local/bin/newer", LIMIT)?;
+    assert!(upgraded.contains(&format!("process {process} runs version")), "{upgraded}");
+    // It was asked, and it took over.
+    assert_eq!(guest.run("cat /run/remoca/newer", LIMIT)?, "refused\nrefused\n");
+    assert_eq!(process_of(guest, UNIT)?, process);
+    use_the_exports(guest, 2)?;
+
+    let drop_in = format!("/run/systemd/system/{UNIT}.service.d");
+    let calls = "io_uring_setup io_uring_enter io_uring_register";
+    let without =
+        format!("mkdir -p {drop_in} && printf '[Service]\\nSystemCallFilter=~{calls}\\n' > {drop_in}/calls.conf");
+    guest.run(&format!("{without} && systemctl daemon-reload && systemctl kill --signal=KILL {UNIT}"), LIMIT)?;
+    guest.run("for i in $(seq 100); do remoca status web1 && exit 0; sleep 0.1; done; exit 1", LIMIT)?;
+    let process = process_of(guest, UNIT)?;
+    guest.run(&format!("! ls -l /proc/{process}/fd | grep -q io_uring"), LIMIT)?;
+    use_the_exports(guest, 3)?;
+    guest.run(&format!("rm {drop_in}/calls.conf && systemctl daemon-reload && systemctl restart {UNIT}"), LIMIT)?;
+    Ok(())
+}
+
 fn host_package(guest: &mut Guest) -> Result<()> {
     guest.run("apt-get install --yes /payload/remoca.deb 2>&1 && remoca --help", LIMIT)?;
     let units = "/usr/lib/systemd/system/remoca-serve.service /usr/lib/systemd/system/remoca-disk@web1.service";
@@ -76,14 +142,20 @@ fn host_package(guest: &mut Guest) -> Result<()> {
 
     let serve = "echo 'REMOCA_SERVE_ARGS=--listen unix:/run/remoca-serve/s --memory 16M' >> /etc/remoca/serve.env";
     guest.run(&format!("{serve}; systemctl enable --now remoca-serve"), LIMIT)?;
-    let disk = "REMOCA_DISK_ARGS=--server unix:/run/remoca-serve/s --cache 8M \
-                --disk image=/tmp/web1.img,socket=/run/remoca/web1.sock";
-    guest.run(&format!("truncate -s 64M /tmp/web1.img; echo '{disk}' > /etc/remoca/web1.env"), LIMIT)?;
+    // Another user's image, a block device, and a group that root is not in.
+    let disk = "REMOCA_DISK_ARGS=--server unix:/run/remoca-serve/s --cache 8M --socket-group mail \
+                --disk image=/tmp/web1.img,socket=/run/remoca/web1.sock --nbd unix:/run/remoca/web1.nbd \
+                --disk image=/srv/data.img,name=data --disk image=/dev/loop0,name=block";
+    let images = "truncate -s 64M /tmp/web1.img /srv/data.img /srv/block.img && chown nobody /srv/data.img && \
+                  chmod 600 /srv/data.img && modprobe loop && modprobe nbd && losetup /dev/loop0 /srv/block.img";
+    guest.run(&format!("{images} && echo '{disk}' > /etc/remoca/web1.env"), LIMIT)?;
     guest.run("systemctl start remoca-disk@web1", LIMIT)?;
     for unit in ["remoca-serve", "remoca-disk@web1"] {
         assert_active(guest, unit)?;
     }
     guest.run("for i in $(seq 100); do remoca status | grep web1 && exit 0; sleep 0.1; done; exit 1", LIMIT)?;
+
+    confined_disk(guest)?;
 
     let former = [process_of(guest, "remoca-serve")?, process_of(guest, "remoca-disk@web1")?];
     let said = guest.run("dpkg -i /payload/remoca.deb", LIMIT)?;
