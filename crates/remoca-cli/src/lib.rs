@@ -3,6 +3,7 @@
 mod disk;
 mod group;
 mod inherited;
+mod key;
 mod log;
 mod migrate;
 mod nbd;

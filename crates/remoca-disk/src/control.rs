@@ -4,6 +4,7 @@
 //! holds up nobody. The I/O thread answers from its own state: none is shared. Whoever may open the socket (mode 0600)
 //! may control the cache.
 
+use crate::secure::Secret;
 use crate::status::Status;
 use crate::vhost::{SocketPath, SocketSource};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -59,8 +60,8 @@ pub enum Command {
         #[serde(default)]
         program: Option<PathBuf>,
     },
-    /// Offers the disks to another process, which gets them when the guest stops.
-    Migrate { to: String },
+    /// Offers the disks to another process that has the key, which gets them when the guest stops.
+    Migrate { to: String, key: Secret },
     /// Does not offer them any more.
     MigrateAbort,
     /// Takes disks back that were handed over, whatever has become of the other process.

@@ -13,6 +13,7 @@ pub mod migration;
 pub mod narrow;
 pub mod nbd;
 pub mod port;
+pub mod secure;
 pub mod service;
 pub mod state;
 pub mod status;

@@ -2,6 +2,7 @@
 //! reach, and once it is called off at the last moment. Its disk and its cache come along; it sees no error and no wrong byte.
 
 use remoca_disk::control::{self, Command as Ask, Reply};
+use remoca_disk::secure::Secret;
 use remoca_disk::status::Status;
 use remoca_guest_tests::{LIMIT, Result, assert_kernel_is_content, remoca, start_agent};
 use remoca_lab::workload::journal::{After, Versions};
@@ -89,7 +90,11 @@ impl Process {
         command.arg("--no-hedge");
         command.arg("--port").arg(folder.join("port")).arg("--control").arg(folder.join("ctl"));
         if incoming {
-            command.arg("--incoming").arg(address(at, HANDOVER_PORT));
+            let key = stage.folder.path().join("key");
+            if !key.exists() {
+                stage.key.write_new(&key)?;
+            }
+            command.arg("--incoming").arg(address(at, HANDOVER_PORT)).arg("--incoming-key").arg(&key);
         }
         let mut service = Service::start("remoca disk", command, &folder.join("log"))?;
         service.wait_for_file(&folder.join("ctl"), LIMIT)?;
@@ -151,6 +156,7 @@ struct Stage {
     program: PathBuf,
     folder: TempDir,
     image: PathBuf,
+    key: Secret,
 }
 
 fn wait_until(what: &str, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
@@ -180,7 +186,7 @@ fn wait_for_migration(qmp: &mut Qmp, wanted: &str) -> Result<Value> {
 /// The VM process and the QEMU to which the guest is to go.
 fn prepare(stage: &Stage, guest: &mut Guest, from: &Process, number: u32) -> Result<(Process, Incoming)> {
     let to = Process::start(stage, 1 - from.at, number, true)?;
-    from.ask(Ask::Migrate { to: address(to.at, HANDOVER_PORT) })?;
+    from.ask(Ask::Migrate { to: address(to.at, HANDOVER_PORT), key: stage.key.clone() })?;
     let incoming = guest.incoming(&address(to.at, QEMU_PORT), |config| {
         config.disks = to.disks();
         config.name_space = Some(stage.network.names[to.at].clone());
@@ -242,7 +248,7 @@ fn a_guest_migrates_there_and_back_with_its_disk_and_its_cache() -> Result<()> {
     let lab = Lab::open()?;
     let folder = TempDir::new()?;
     let image = folder.path().join("data.img");
-    let stage = Stage { network: Network::new()?, program: remoca()?, folder, image };
+    let stage = Stage { network: Network::new()?, program: remoca()?, folder, image, key: Secret::generate()? };
     store::sparse_image(&stage.image, 1 << 30)?;
     store::format_ext4(&stage.image)?;
     let mut command = stage.network.command(2, &stage.program);

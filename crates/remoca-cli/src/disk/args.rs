@@ -1,6 +1,7 @@
 //! The options of `remoca disk`.
 
 use crate::group::parse_group;
+use crate::key::KeySource;
 use crate::nbd;
 use crate::size::parse_size;
 use clap::{Args, ValueEnum};
@@ -89,9 +90,14 @@ pub struct DiskArgs {
     pub state: Option<PathBuf>,
 
     /// Start without the disks, and wait at tcp:HOST:PORT or unix:PATH for the process that has them: the VM migrates to this
-    /// host. See `remoca migrate`
+    /// host. Needs --incoming-key. See `remoca migrate`
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["nbd", "fd"])]
     pub incoming: Option<Endpoint>,
+
+    /// The key by which this process and the one that has the disks know each other: FILE (for nobody else to read), or
+    /// credential:NAME (LoadCredential= of the systemd unit). `remoca migrate --new-key FILE` makes one
+    #[arg(long, value_name = "FILE", requires = "incoming")]
+    pub incoming_key: Option<KeySource>,
 
     /// The disks are not here: they are still to come, or another host has them.
     #[arg(skip)]

@@ -6,6 +6,7 @@ mod open;
 pub use args::DiskArgs;
 
 use crate::inherited::{self, Inherited};
+use crate::key;
 use crate::nbd;
 use crate::runtime;
 use crate::signals::Signals;
@@ -23,6 +24,7 @@ use remoca_disk::handover::{self, Checking};
 use remoca_disk::link::{HostNetwork, ServerLink, check_list, give_back};
 use remoca_disk::migration::Mark;
 use remoca_disk::narrow;
+use remoca_disk::secure::Secret;
 use remoca_disk::service::ServiceManager;
 use remoca_disk::state::{Before, EngineStart, Former, RosterEntry, StateFile, settings_at, stable_hash};
 use remoca_disk::store::BufferPool;
@@ -105,6 +107,7 @@ fn parts(
     let waits = args.incoming.take_if(|_| inherited.is_some() || mark.as_ref().is_some_and(Mark::says_here));
     let has_gone = inherited.is_none() && mark.as_ref().is_some_and(Mark::says_gone);
     args.away = args.incoming.is_some() || has_gone;
+    incoming(&args)?;
     let mut disks = match open_disks(&args, &mut exports, inherited.as_mut()) {
         // It is wherever the VM went since.
         Err(error) if waits.is_some() && inherited.is_none() && is_in_use(&error) => {
@@ -124,7 +127,7 @@ fn parts(
     let header = state.as_ref().map(StateFile::header);
     let (key, seed) = header.map_or((config.key, config.seed), |header| (header.key(), header.seed()));
     let config = EngineConfig { key, seed, ..config };
-    let incoming = args.incoming.clone();
+    let incoming = incoming(&args)?;
     let migration =
         Migration::new(incoming, mark, state_path(&args)?, config, lock_reaches, args.away).context("--incoming")?;
     let control = match inherited.as_mut().and_then(Inherited::control) {
@@ -170,6 +173,15 @@ fn parts(
         aside: Box::new(on_a_thread),
         manager,
     })
+}
+
+/// Where disks may come to, and the key of whoever brings them.
+fn incoming(args: &DiskArgs) -> Result<Option<(Endpoint, Secret)>> {
+    let Some(endpoint) = &args.incoming else { return Ok(None) };
+    let Some(source) = &args.incoming_key else {
+        bail!("--incoming without --incoming-key FILE would give the disks to whoever connects first. {}", key::ADVICE)
+    };
+    Ok(Some((endpoint.clone(), source.read().context("--incoming-key")?)))
 }
 
 /// What is wrong with them is said before anything is opened.

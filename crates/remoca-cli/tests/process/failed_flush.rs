@@ -111,12 +111,13 @@ fn a_disk_whose_flush_failed_is_not_handed_over() {
     let mut program = vhost_disk(folder, &[]);
     let control = folder.join("control").display().to_string();
     let to = format!("unix:{}", folder.join("nobody").display());
-    expect_refusal(&run(&["migrate", &control, "--to", &to]), 1, &["nobody"]);
+    let key = super::migration::key(folder).display().to_string();
+    expect_refusal(&run(&["migrate", &control, "--to", &to, "--key", &key]), 1, &["nobody"]);
 
     let mut guest = guest(folder);
     assert_ne!(guest.run(0, Command::Flush), 0);
     expect_refusal(
-        &run(&["migrate", &control, "--to", &to]),
+        &run(&["migrate", &control, "--to", &to, "--key", &key]),
         1,
         &["a flush of this disk has failed", "mend the image"],
     );
@@ -193,8 +194,9 @@ fn a_process_that_waits_for_its_disks_remembers_what_failed_when_it_had_them() {
     let mut server = server_that_fails_flushes(folder);
     let incoming = format!("unix:{}", folder.join("in").display());
     let control = folder.join("control").display().to_string();
+    let key = super::migration::key(folder).display().to_string();
     let start = || {
-        let process = vhost_disk(folder, &["--incoming", &incoming]);
+        let process = vhost_disk(folder, &["--incoming", &incoming, "--incoming-key", &key]);
         let said = run(&["migrate", &control, "--take-back"]);
         assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
         process

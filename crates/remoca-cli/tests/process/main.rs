@@ -22,6 +22,7 @@ mod network_images;
 mod outages;
 mod restart;
 mod servers;
+mod strangers;
 mod support;
 mod upgrade;
 mod watchdog;

@@ -8,7 +8,8 @@ use remoca_disk::status::Status;
 use remoca_disk::testing::Command;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Output;
 use std::time::{Duration, Instant};
 
 /// What a process that is told to end has for a hand-over.
@@ -25,40 +26,60 @@ fn machine(seed: u64) -> (Serve, Machine) {
     (server, machine)
 }
 
-fn incoming(machine: &Machine, name: &str) -> Other {
-    let address = address(machine, name);
-    machine.start_other(name, &["--incoming".into(), address])
+pub fn incoming(machine: &Machine, name: &str) -> Other {
+    machine.start_other(name, &wait_at(machine, &address(machine, name)))
 }
 
-fn address(machine: &Machine, name: &str) -> String {
+/// The options of a process that waits for its disks.
+pub fn wait_at(machine: &Machine, address: &str) -> Vec<String> {
+    let key = key(machine.folder.path()).display().to_string();
+    ["--incoming", address, "--incoming-key", &key].map(str::to_owned).to_vec()
+}
+
+/// The key of all migrations of a test.
+pub fn key(folder: &Path) -> PathBuf {
+    let path = folder.join("key");
+    if !path.exists() {
+        let said = run(&["migrate", "--new-key", path.to_str().unwrap()]);
+        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    }
+    path
+}
+
+/// `remoca migrate`.
+pub fn migrate(machine: &Machine, to: &str) -> Output {
+    let (control, key) = (machine.control(), key(machine.folder.path()));
+    run(&["migrate", control.to_str().unwrap(), "--to", to, "--key", key.to_str().unwrap()])
+}
+
+pub fn address(machine: &Machine, name: &str) -> String {
     format!("unix:{}", machine.folder.path().join(name).join("in").display())
 }
 
 /// `remoca migrate` at the process that the guest is attached to.
 #[track_caller]
-fn offer(machine: &Machine, name: &str) {
+pub fn offer(machine: &Machine, name: &str) {
     let has_peer = |status: Status| status.migration.is_some_and(|migration| migration.peer.is_some());
     wait_until("a former peer is known to be gone", || !has_peer(machine.status()));
-    let control = machine.control();
-    let said = run(&["migrate", control.to_str().unwrap(), "--to", &address(machine, name)]);
+    let said = migrate(machine, &address(machine, name));
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
 }
 
-fn has_disks(status: &Status) -> bool {
+pub fn has_disks(status: &Status) -> bool {
     status.migration.as_ref().is_none_or(|migration| migration.has_disks)
 }
 
 #[track_caller]
-fn wait_for_disks(other: &Other) {
+pub fn wait_for_disks(other: &Other) {
     wait_until("the other process has the disks", || has_disks(&other.status()));
 }
 
-fn news(status: &Status) -> String {
+pub fn news(status: &Status) -> String {
     status.migration.as_ref().and_then(|migration| migration.news.clone()).unwrap_or_default()
 }
 
 /// What the cache holds brings hits before anything is admitted.
-fn expect_warm(machine: &mut Machine) {
+pub fn expect_warm(machine: &mut Machine) {
     wait_until("the disks are there", || has_disks(&machine.status()));
     let status = machine.status();
     assert!(news(&status).contains("has the disks, warm"), "{}", news(&status));
@@ -160,7 +181,8 @@ fn a_process_that_got_its_disks_leaves_a_warm_cache_to_its_successors() {
     machine.program.terminate();
     // As a service manager starts it: with all of its options.
     let address = address(&machine, "b");
-    machine.setup().arguments.extend(["--incoming".into(), address]);
+    let options = wait_at(&machine, &address);
+    machine.setup().arguments.extend(options);
     for ends in [Program::terminate, Program::kill] {
         machine.restart();
         assert_eq!(machine.status().started, "warm", "{}", machine.program.log());
@@ -190,9 +212,7 @@ fn offer_again(machine: &Machine) {
     let control = machine.control();
     let said = run(&["migrate", control.to_str().unwrap(), "--abort"]);
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
-    wait_until("the other process hears of it", || {
-        run(&["migrate", control.to_str().unwrap(), "--to", &address(machine, "b")]).status.success()
-    });
+    wait_until("the other process hears of it", || migrate(machine, &address(machine, "b")).status.success());
 }
 
 #[test]
@@ -409,8 +429,10 @@ fn a_vm_that_moves_away_says_nothing_of_another_one() {
     };
     let to = format!("unix:{}", at("in").display());
     let _source = start("here/prod.a", "a", &[]);
-    let _target = start("there/prod.a", "a", &["--incoming", &to]);
-    let said = run(&["migrate", at("here/prod.a").to_str().unwrap(), "--to", &to]);
+    let key = key(folder.path());
+    let key = key.to_str().unwrap();
+    let _target = start("there/prod.a", "a", &["--incoming", &to, "--incoming-key", key]);
+    let said = run(&["migrate", at("here/prod.a").to_str().unwrap(), "--to", &to, "--key", key]);
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
     // It has no guest that runs, so its disks go at once.
     wait_until("the disks are elsewhere", || !has_disks(&status(&at("here/prod.a"))));
@@ -427,8 +449,10 @@ fn a_process_that_runs_keeps_its_state_file() {
     let folder = machine.folder.path();
     std::fs::create_dir_all(folder.join("b")).unwrap();
     let disk = format!("image={},socket={}", machine.disks[0].image.display(), folder.join("b/socket").display());
+    let (control, key) = (folder.join("b/control"), key(folder));
     let arguments = ["disk", "--name", "test", "--disk", &disk, "--incoming", &to, "--state", state.to_str().unwrap()];
-    let said = run(&[&arguments[..], &["--control", folder.join("b/control").to_str().unwrap()]].concat());
+    let more = ["--control", control.to_str().unwrap(), "--incoming-key", key.to_str().unwrap()];
+    let said = run(&[&arguments[..], &more].concat());
     expect_refusal(&said, 1, &["test.state"]);
     assert_eq!(std::fs::metadata(&state).unwrap().len(), there);
     machine.run_until_hits(50);
@@ -440,21 +464,25 @@ fn what_does_not_fit_is_refused_before_the_hypervisor_migrates() {
     let (_server, mut machine) = machine(76);
     let control = machine.control();
     let control = control.to_str().unwrap();
-    let migrate = |to: &str| run(&["migrate", control, "--to", to]);
+    let key = key(machine.folder.path());
+    let key = key.to_str().unwrap();
+    let migrate = |to: &str| run(&["migrate", control, "--to", to, "--key", key]);
     expect_refusal(&migrate(&address(&machine, "nowhere")), 1, &["cannot be reached"]);
     expect_refusal(&run(&["migrate", control, "--abort"]), 1, &["nothing to abort"]);
     expect_refusal(&run(&["migrate", control, "--take-back"]), 1, &["the disks are here"]);
     machine.setup().named = false;
-    let stranger = incoming(&machine, "stranger");
-    expect_refusal(&migrate(&address(&machine, "stranger")), 1, &["it refuses: it is the VM test, and here is "]);
-    drop(stranger);
+    let namesake = incoming(&machine, "namesake");
+    expect_refusal(&migrate(&address(&machine, "namesake")), 1, &["it refuses: it is the VM test, and here is "]);
+    drop(namesake);
     let folder = machine.folder.path();
     let socket = |name: &str| folder.join(name).display().to_string();
     let small = folder.join("small");
     std::fs::write(&small, [0; 8192]).unwrap();
     let to = format!("unix:{}", socket("in"));
     let disk = format!("image={},socket={}", small.display(), socket("x"));
-    let arguments = ["disk", "--name", "x", "--disk", &disk, "--incoming", &to, "--control", &socket("x.ctl")];
+    let mut arguments = vec!["disk", "--name", "x", "--disk", &disk, "--incoming", &to, "--control"];
+    let control_there = socket("x.ctl");
+    arguments.extend([control_there.as_str(), "--incoming-key", key]);
     let log = folder.join("x.log");
     let mut other = Program::start(command(REMOCA).args(arguments), &log);
     wait_until("it listens", || {
@@ -477,7 +505,9 @@ fn what_does_not_fit_is_refused_before_the_hypervisor_migrates() {
         String::from_utf8_lossy(&migrate(&to).stderr).contains("it refuses: it has the disks")
     });
     assert!(other.is_running());
-    let busy = ask_raw(Path::new(&socket("x.ctl")), b"{\"op\":\"migrate\",\"to\":\"unix:/x\"}\n");
+    let key = std::fs::read_to_string(key).unwrap();
+    let busy = format!("{{\"op\":\"migrate\",\"to\":\"unix:/x\",\"key\":\"{}\"}}\n", key.trim_end());
+    let busy = ask_raw(Path::new(&control_there), busy.as_bytes());
     assert!(busy.contains("does not have the disks"), "{busy}");
     machine.finish();
 }

@@ -35,7 +35,7 @@ pub fn on_a_thread(name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()>
 
 /// What the driver knows of the index's size.
 pub(super) struct IndexSize {
-    guest_memory_max: PageCount,
+    pub(super) guest_memory_max: PageCount,
     aside: Aside,
     wake_up: WakeUp,
     stage: Option<Stage>,

@@ -23,9 +23,9 @@ impl Driver {
                 self.begin_upgrade(program.clone(), Some(request));
                 continue;
             }
-            if let Command::Migrate { to } = &request.command {
-                let to = to.clone();
-                self.migrate(&to, request);
+            if let Command::Migrate { to, key } = &request.command {
+                let (to, key) = (to.clone(), key.clone());
+                self.migrate(&to, &key, request);
                 continue;
             }
             self.index_size.try_again();

@@ -69,6 +69,7 @@ fn written_again(heard: &Heard) -> Vec<u8> {
         }
         Heard::Words(words) => wire::frame(kind::WORDS, words),
         Heard::Message(message) => wire::message(*message),
+        Heard::Alive => wire::frame(kind::ALIVE, &[]),
         Heard::Sent | Heard::Ended(_) => panic!("no frame says that"),
     };
     match (heard, wire::read(&mut &*bytes)) {
@@ -77,6 +78,7 @@ fn written_again(heard: &Heard) -> Vec<u8> {
         (Heard::Refused(first), Ok(Heard::Refused(again))) => assert_eq!(*first, again),
         (Heard::Words(first), Ok(Heard::Words(again))) => assert_eq!(*first, again),
         (Heard::Message(first), Ok(Heard::Message(again))) => assert_eq!(*first, again),
+        (Heard::Alive, Ok(Heard::Alive)) => {}
         // What is no text is replaced by something longer.
         (Heard::Refused(why), Err(_)) => assert!(why.contains(char::REPLACEMENT_CHARACTER)),
         (_, again) => panic!("it is read as something else: {:?}", again.err()),
@@ -153,8 +155,15 @@ impl Read for Pieces<'_> {
 /// Both sides of a hand-over, and what a peer must not say.
 pub fn seeds() -> Vec<Vec<u8>> {
     let disk = OfferedDisk { name: "system".into(), bytes: 1 << 30, read_only: false, sector: 512 };
-    let offer =
-        Offer { version: VERSION, name: "vm".into(), disks: vec![disk], has_port: true, lock_reaches: true, words: 7 };
+    let offer = Offer {
+        version: VERSION,
+        name: "vm".into(),
+        disks: vec![disk],
+        has_port: true,
+        lock_reaches: true,
+        words: 7,
+        returns: false,
+    };
     let server = |number, endpoint: &str| Server { number, endpoint: endpoint.into(), token: [9; 16], epoch: 3 };
     let header = StateHeader {
         key: [7; 16],
@@ -174,11 +183,12 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let yours = wire::message(Message::Yours { state: true });
     let refusal = wire::frame(kind::REFUSE, b"no room\nhere \xff");
     let answers = [Message::Accept, Message::Want, Message::Busy, Message::Yours { state: false }].map(wire::message);
+    let alive = wire::frame(kind::ALIVE, &[]);
     let endless = [kind::WORDS, 0xff, 0xff, 0x0f, 0];
     let seed = |frames: &[&[u8]]| [&[200, 201], &frames.concat()[..]].concat();
     vec![
         seed(&[&offer]),
-        seed(&[&offer, &state, &words, &more_words, &yours]),
+        seed(&[&offer, &alive, &state, &words, &more_words, &yours]),
         seed(&[&answers.concat()]),
         seed(&[&refusal]),
         seed(&[&state, &words, &endless]),

@@ -1,18 +1,22 @@
-//! One connection, and the socket that such connections come to.
+//! One connection to a process that has the key.
 
 use super::wire::{self, HEADER_BYTES, Heard, Offer, PIECE_BYTES, StateHeader, kind};
 use crate::endpoint::Endpoint;
+use crate::secure::{Channel, Connector, Secret, SecureReader, SecureWriter};
 use remoca_core::migration::Message;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::sockopt::{self, Timeout};
-use std::fs::File;
 use std::io::{self, BufReader, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::time::{Duration, Instant};
 
-/// For connecting, and for a peer that takes nothing.
+/// Time for connecting, for the proof of the key, and for each sign of life after it.
+pub(in crate::migration) const SILENCE_MAX: Duration = Duration::from_secs(5);
+/// Time between two signs of life of a side that has nothing to say.
+const ALIVE_EVERY: Duration = Duration::from_secs(1);
+/// Time for a peer that takes nothing: its driver may be opening images.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Frames that wait for the driver: at most so many MiB.
 const HEARD_MAX: usize = 8;
@@ -30,9 +34,9 @@ enum Parcel {
 }
 
 /// Wakes the driver.
-type Wake = Arc<OwnedFd>;
+pub(super) type Wake = Arc<OwnedFd>;
 
-fn raise(wake: &Wake) {
+pub(super) fn raise(wake: &Wake) {
     let _ = rustix::io::write(&**wake, &1_u64.to_ne_bytes());
 }
 
@@ -47,33 +51,41 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Connects to the process at `endpoint`; what comes of it will be heard.
+    /// Connects to the process at `endpoint`, which has to prove that it has the key; what comes of it will be heard.
     ///
     /// # Errors
     /// If the system has no thread left.
-    pub fn connect(endpoint: Endpoint, wake: &Wake) -> io::Result<Self> {
-        let (parcels, to_send) = sync_channel(PARCELS_MAX);
-        let (tell, heard) = sync_channel(HEARD_MAX);
-        let (keep, socket) = sync_channel(1);
-        let wake = Arc::clone(wake);
-        std::thread::Builder::new().name("migration".into()).spawn(move || {
-            let told = match endpoint.connect(PATIENCE) {
-                Ok(connected) => converse(connected, to_send, &tell, &keep, &wake),
-                Err(error) => Err(io::Error::other(format!("{endpoint} cannot be reached: {error}"))),
-            };
-            finish(&tell, &wake, told);
-        })?;
-        Ok(Self { parcels: Some(parcels), says_no_more: false, heard, socket })
+    pub fn connect(endpoint: Endpoint, secret: &Secret, wake: &Wake) -> io::Result<Self> {
+        let connector = Connector::new(secret)?;
+        Self::start(wake, move || {
+            let deadline = Instant::now() + SILENCE_MAX;
+            let cannot = |error| io::Error::other(format!("{endpoint} cannot be reached: {error}"));
+            let socket = endpoint.connect(SILENCE_MAX).map_err(cannot)?;
+            connector.connect(socket, deadline).map_err(|error| io::Error::other(with_remedy(&error)))
+        })
     }
 
-    fn accepted(connected: OwnedFd, wake: &Wake) -> io::Result<Self> {
+    /// Talks over a connection that was accepted, and has proved itself.
+    ///
+    /// # Errors
+    /// If the system has no thread left.
+    pub(super) fn over(channel: Channel, wake: &Wake) -> io::Result<Self> {
+        Self::start(wake, move || Ok(channel))
+    }
+
+    fn start(wake: &Wake, establish: impl FnOnce() -> io::Result<Channel> + Send + 'static) -> io::Result<Self> {
         let (parcels, to_send) = sync_channel(PARCELS_MAX);
         let (tell, heard) = sync_channel(HEARD_MAX);
         let (keep, socket) = sync_channel(1);
         let wake = Arc::clone(wake);
         std::thread::Builder::new().name("migration".into()).spawn(move || {
-            let told = converse(connected, to_send, &tell, &keep, &wake);
-            finish(&tell, &wake, told);
+            let told = establish().and_then(|channel| converse(channel, to_send, &tell, &keep, &wake));
+            let why = match told {
+                Ok(()) => "it closed the connection".into(),
+                Err(error) => error.to_string(),
+            };
+            let _ = tell.send(Heard::Ended(why));
+            raise(&wake);
         })?;
         Ok(Self { parcels: Some(parcels), says_no_more: false, heard, socket })
     }
@@ -150,39 +162,44 @@ impl Drop for Peer {
     }
 }
 
-fn finish(tell: &SyncSender<Heard>, wake: &Wake, told: io::Result<()>) {
-    let why = match told {
-        Ok(()) => "it closed the connection".into(),
-        Err(error) => error.to_string(),
-    };
-    let _ = tell.send(Heard::Ended(why));
-    raise(wake);
+fn with_remedy(error: &io::Error) -> String {
+    format!("{error}: it has to be a VM process that was started with --incoming, and with the same key")
 }
 
 /// Reads until the end; another thread writes.
 fn converse(
-    socket: OwnedFd,
+    channel: Channel,
     to_send: Receiver<Parcel>,
     tell: &SyncSender<Heard>,
     keep: &SyncSender<OwnedFd>,
     wake: &Wake,
 ) -> io::Result<()> {
-    sockopt::set_socket_timeout(&socket, Timeout::Recv, None)?;
-    sockopt::set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
-    let _ = keep.try_send(socket.try_clone()?);
-    let writing = File::from(socket.try_clone()?);
+    sockopt::set_socket_timeout(channel.socket(), Timeout::Recv, Some(SILENCE_MAX))?;
+    sockopt::set_socket_timeout(channel.socket(), Timeout::Send, Some(PATIENCE))?;
+    let _ = keep.try_send(channel.socket().try_clone_to_owned()?);
+    let (reader, mut writer) = channel.split()?;
     let (tell_sent, wake_sent) = (tell.clone(), Arc::clone(wake));
     std::thread::Builder::new().name("migration".into()).spawn(move || {
         // Whatever fails is seen by the reader: the connection is shut down.
-        let _ = write_all(&writing, &to_send, &tell_sent, &wake_sent);
-        let _ = rustix::net::shutdown(&writing, rustix::net::Shutdown::Both);
+        let _ = write_all(&mut writer, &to_send, &tell_sent, &wake_sent);
+        writer.shut_down();
     })?;
-    let mut source = BufReader::with_capacity(PIECE_BYTES + HEADER_BYTES, File::from(socket));
+    listen(reader, tell, wake)
+}
+
+fn listen(reader: SecureReader, tell: &SyncSender<Heard>, wake: &Wake) -> io::Result<()> {
+    let mut source = BufReader::with_capacity(PIECE_BYTES + HEADER_BYTES, reader);
     loop {
         let heard = match wire::read(&mut source) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "it has said nothing for five seconds"));
+            }
             heard => heard?,
         };
+        if matches!(heard, Heard::Alive) {
+            continue;
+        }
         if tell.send(heard).is_err() {
             return Ok(());
         }
@@ -190,59 +207,34 @@ fn converse(
     }
 }
 
-fn write_all(mut socket: &File, to_send: &Receiver<Parcel>, tell: &SyncSender<Heard>, wake: &Wake) -> io::Result<()> {
-    while let Ok(parcel) = to_send.recv() {
-        match parcel {
-            Parcel::Bytes(bytes) => socket.write_all(&bytes)?,
-            Parcel::Words(words) => {
+fn write_all(
+    writer: &mut SecureWriter,
+    to_send: &Receiver<Parcel>,
+    tell: &SyncSender<Heard>,
+    wake: &Wake,
+) -> io::Result<()> {
+    let mut is_finished = false;
+    loop {
+        match to_send.recv_timeout(ALIVE_EVERY) {
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            Err(RecvTimeoutError::Timeout) if is_finished => {}
+            Err(RecvTimeoutError::Timeout) => writer.write_all(&wire::frame(kind::ALIVE, &[]))?,
+            Ok(Parcel::Bytes(bytes)) => writer.write_all(&bytes)?,
+            Ok(Parcel::Words(words)) => {
                 for piece in words.chunks(PIECE_BYTES / 4) {
                     let bytes: Vec<u8> = piece.iter().flat_map(|word| word.to_le_bytes()).collect();
-                    socket.write_all(&wire::frame(kind::WORDS, &bytes))?;
+                    writer.write_all(&wire::frame(kind::WORDS, &bytes))?;
                 }
             }
-            Parcel::End => rustix::net::shutdown(socket, rustix::net::Shutdown::Write)?,
-            Parcel::Mark => {
+            Ok(Parcel::End) => {
+                writer.finish()?;
+                is_finished = true;
+            }
+            Ok(Parcel::Mark) => {
                 let _ = tell.send(Heard::Sent);
                 raise(wake);
             }
         }
-    }
-    Ok(())
-}
-
-/// The socket at which a process waits for one that hands its disks over.
-pub struct Incoming {
-    pub endpoint: Endpoint,
-    peers: Receiver<Peer>,
-}
-
-impl Incoming {
-    /// Listens at `endpoint`.
-    ///
-    /// # Errors
-    /// If the address cannot be listened at.
-    pub fn listen(endpoint: Endpoint, wake: &Wake) -> io::Result<Self> {
-        let listener = endpoint.listen()?;
-        // One that the driver has not looked at: the next wait in the socket's queue.
-        let (found, peers) = sync_channel(1);
-        let wake = Arc::clone(wake);
-        std::thread::Builder::new().name("incoming".into()).spawn(move || {
-            loop {
-                let peer = listener.accept().and_then(|socket| Peer::accepted(socket, &wake));
-                match peer.map(|peer| found.send(peer)) {
-                    Ok(Ok(())) => raise(&wake),
-                    Ok(Err(_)) => return,
-                    // Out of descriptors: the next one may have more luck.
-                    Err(_) => std::thread::sleep(Duration::from_millis(100)),
-                }
-            }
-        })?;
-        Ok(Self { endpoint, peers })
-    }
-
-    /// The next connection, if there is one.
-    pub fn take_peer(&mut self) -> Option<Peer> {
-        self.peers.try_recv().ok()
     }
 }
 
@@ -277,19 +269,23 @@ impl WakeUp {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Instant;
+    use crate::secure::Acceptor;
+    use std::os::unix::net::UnixStream;
+
+    /// A peer, and the other end of its connection, at which nobody is yet.
+    fn peer() -> (Peer, Channel) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let secret = Secret::generate().unwrap();
+        let (acceptor, deadline) = (Acceptor::new(&secret).unwrap(), Instant::now() + Duration::from_secs(30));
+        let accepting = std::thread::spawn(move || acceptor.accept(ours.into(), deadline).unwrap());
+        let other = Connector::new(&secret).unwrap().connect(theirs.into(), deadline).unwrap();
+        let wake = WakeUp::new().unwrap();
+        (Peer::over(accepting.join().unwrap(), wake.wake()).unwrap(), other)
+    }
 
     #[test]
     fn a_peer_that_asks_and_takes_no_answers_is_cut_off() {
-        let (ours, theirs) = rustix::net::socketpair(
-            rustix::net::AddressFamily::UNIX,
-            rustix::net::SocketType::STREAM,
-            rustix::net::SocketFlags::CLOEXEC,
-            None,
-        )
-        .unwrap();
-        let wake = WakeUp::new().unwrap();
-        let mut peer = Peer::accepted(ours, wake.wake()).unwrap();
+        let (mut peer, theirs) = peer();
         let give_up_at = Instant::now() + Duration::from_secs(30);
         loop {
             peer.send(Message::Busy);
@@ -300,5 +296,19 @@ mod tests {
             }
         }
         drop(theirs);
+    }
+
+    #[test]
+    fn a_peer_that_falls_silent_is_gone_and_one_that_has_nothing_to_say_is_not() {
+        let (peer, theirs) = peer();
+        let (reader, writer) = theirs.split().unwrap();
+        let mut source = BufReader::new(reader);
+        // It goes on saying that it is there, and does not hear that of us.
+        for _ in 0..2 {
+            assert!(matches!(wire::read(&mut source), Ok(Heard::Alive)));
+        }
+        let Ok(Heard::Ended(why)) = peer.heard.recv() else { panic!("nothing was said") };
+        assert!(why.contains("five seconds"), "{why}");
+        drop((peer, writer));
     }
 }

@@ -2,17 +2,17 @@
 //!
 //! ```text
 //! kind u8 | length u32 | payload        1 offer (JSON)   2 refusal (text)   3 accept   4 state (JSON)   5 words
-//!                                       6 yours (one byte: 1 if the state came before)   7 want   8 busy
+//!                                       6 yours (one byte: 1 if the state came before)   7 want   8 busy   9 alive
 //! ```
 //! Numbers are little-endian. The one that hands over says what it offers, and sends the state as one frame 4 and as many
-//! frames 5 as its words take.
+//! frames 5 as its words take. All of it is inside a protected connection ([`crate::secure`]).
 
 use remoca_core::migration::Message;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read};
 
 /// Of these frames and of the words of the index.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 pub(super) const HEADER_BYTES: usize = 5;
 const TEXT_BYTES_MAX: usize = 256 << 10;
 /// Of a VM or a disk.
@@ -29,6 +29,7 @@ pub(super) mod kind {
     pub const YOURS: u8 = 6;
     pub const WANT: u8 = 7;
     pub const BUSY: u8 = 8;
+    pub const ALIVE: u8 = 9;
 }
 
 /// What a process has, for another one to see whether it has the same.
@@ -43,6 +44,9 @@ pub struct Offer {
     pub lock_reaches: bool,
     /// Words of the index.
     pub words: u64,
+    /// Not an offer: the disks went to you over a link that is gone, and this is the next one.
+    #[serde(default)]
+    pub returns: bool,
 }
 
 /// A disk as its guest sees it.
@@ -89,6 +93,8 @@ pub enum Heard {
     Message(Message),
     State(Box<StateHeader>),
     Words(Vec<u8>),
+    /// Nothing but that it is there.
+    Alive,
     /// Everything that was queued is sent.
     Sent,
     /// The connection is gone, or was never made.
@@ -124,7 +130,7 @@ pub(super) fn read(source: &mut impl Read) -> io::Result<Heard> {
         kind::REFUSE => 4096,
         kind::WORDS => PIECE_BYTES,
         kind::YOURS => 1,
-        kind::ACCEPT | kind::WANT | kind::BUSY => 0,
+        kind::ACCEPT | kind::WANT | kind::BUSY | kind::ALIVE => 0,
         _ => return Err(invalid(format!("a frame of kind {kind}"))),
     };
     if length > limit as u64 {
@@ -142,6 +148,7 @@ pub(super) fn read(source: &mut impl Read) -> io::Result<Heard> {
         kind::YOURS => Heard::Message(Message::Yours { state: payload == [1] }),
         kind::ACCEPT => Heard::Message(Message::Accept),
         kind::WANT => Heard::Message(Message::Want),
+        kind::ALIVE => Heard::Alive,
         _ => Heard::Message(Message::Busy),
     })
 }
@@ -181,6 +188,7 @@ mod tests {
             has_port: true,
             lock_reaches: true,
             words: 7,
+            returns: false,
         };
         let bytes = frame(kind::OFFER, &serde_json::to_vec(&offer).unwrap());
         assert!(matches!(heard(&bytes), Ok(Heard::Offer(got)) if *got == offer));
@@ -191,7 +199,7 @@ mod tests {
     #[test]
     fn what_cannot_be_is_an_error_and_takes_no_memory() {
         let too_long = [kind::WORDS, 0xff, 0xff, 0xff, 0x7f];
-        let bad = [&[9, 0, 0, 0, 0][..], &too_long, &[kind::WANT, 1, 0, 0, 0, 0], &[kind::WORDS, 9, 0, 0, 0, 1], &[1]];
+        let bad = [&[10, 0, 0, 0, 0][..], &too_long, &[kind::WANT, 1, 0, 0, 0, 0], &[kind::WORDS, 9, 0, 0, 0, 1], &[1]];
         for bytes in bad {
             assert!(heard(bytes).is_err(), "{bytes:?}");
         }
@@ -204,6 +212,7 @@ mod tests {
                 has_port: true,
                 lock_reaches: true,
                 words: 7,
+                returns: false,
             };
             assert!(heard(&frame(kind::OFFER, &serde_json::to_vec(&offer).unwrap())).is_err(), "{name:?}");
         }

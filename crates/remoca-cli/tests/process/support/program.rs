@@ -122,6 +122,12 @@ impl Program {
         self.child.0.id()
     }
 
+    /// Memory that it has now.
+    pub fn resident_bytes(&self) -> u64 {
+        let statm = std::fs::read_to_string(format!("/proc/{}/statm", self.pid())).unwrap();
+        statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+    }
+
     pub fn is_running(&mut self) -> bool {
         self.child.0.try_wait().unwrap().is_none()
     }

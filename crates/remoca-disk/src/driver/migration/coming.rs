@@ -21,19 +21,30 @@ struct Served {
 }
 
 impl Driver {
-    /// Whether what the source has is what we were started for.
+    /// Whether what the source has is what we were started for; or whether it is that source, after a link that broke.
     pub(super) fn judge(&mut self, offer: &Offer) {
-        let verdict = self.own_offer().and_then(|own| fits(offer, &own));
+        let holds = self.migration.ownership.holds();
+        let verdict = match (offer.returns, holds) {
+            (false, true) => Err("this process has its disks already".into()),
+            (true, false) => {
+                Err("the disks are not here, they went on or this process was started again: if the VM runs nowhere \
+                                  else, say `remoca migrate NAME --take-back`"
+                    .into())
+            }
+            _ => self.own_offer().and_then(|own| fits(offer, &own)),
+        };
         let verdict = verdict.and_then(|()| {
-            let words = usize::try_from(offer.words).unwrap_or(usize::MAX);
+            let words = usize::try_from(offer.words.min(self.words_max())).unwrap_or(usize::MAX);
             IndexMemory::new(words).map(drop).map_err(|error| format!("no memory for the index: {error}"))
         });
         let Some(peer) = &self.migration.peer else { return };
         match verdict {
             Ok(()) => {
                 peer.send(Message::Accept);
-                self.migration.words_max = offer.words;
-                self.migration.tell(format!("waiting for the disks of {}", offer.name));
+                self.migration.tell(match holds {
+                    true => "the source is connected again".into(),
+                    false => format!("waiting for the disks of {}", offer.name),
+                });
                 self.follow_queues();
                 self.migration.ownership.handle_linked(self.now);
                 self.do_migration();
@@ -56,9 +67,26 @@ impl Driver {
         }
     }
 
+    /// Returns the words that an index of this process could have, whatever the peer says: with its cache, and with the largest
+    /// guest that its operator allows.
+    fn words_max(&self) -> u64 {
+        let config = &self.migration.config;
+        let guest_memory = self.index_size.guest_memory_max.max(config.guest_memory);
+        let cache = PageCount(self.cache.max(config.cache).0.next_power_of_two());
+        layout(&EngineConfig { cache, guest_memory, ..*config }).words() as u64
+    }
+
     pub(super) fn begin_receiving(&mut self, header: StateHeader) {
         self.migration.ownership.handle_alive();
-        let words_max = self.migration.words_max.max(layout(&self.migration.config).words() as u64);
+        let words_max = self.words_max();
+        if header.words > words_max {
+            tracing::warn!(
+                "an index of {} MiB would come, and that of this process has at most {} MiB, so the cache starts cold: start it \
+                 with the same --cache and --guest-memory-max",
+                header.words >> 18,
+                words_max >> 18
+            );
+        }
         self.migration.failed_flushes.clone_from(&header.failed_flushes);
         self.migration.write_caches.clone_from(&header.write_caches);
         self.migration.received = Some(Receipt::begin(header, words_max, |words| self.index_room(words)));
@@ -208,8 +236,7 @@ impl Driver {
     fn follow_settings(&mut self, header: &StateHeader) {
         let cache = PageCount(header.cache_pages);
         let config = EngineConfig { cache: if header.enabled { cache } else { PageCount(0) }, ..self.migration.config };
-        let words_max = self.migration.words_max.max(layout(&self.migration.config).words() as u64);
-        if self.migration.servers.is_empty() || layout(&config).words() as u64 > words_max {
+        if self.migration.servers.is_empty() || layout(&config).words() as u64 > self.words_max() {
             return;
         }
         (self.migration.config, self.cache) = (config, cache);
@@ -280,6 +307,7 @@ mod tests {
             has_port: true,
             lock_reaches,
             words: 1,
+            returns: false,
         };
         for (source, target) in [(true, false), (false, true)] {
             assert!(fits(&offer(source), &offer(target)).unwrap_err().contains("on one side only"));

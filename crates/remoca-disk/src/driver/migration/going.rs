@@ -1,31 +1,32 @@
 //! The disks go: they are offered, made durable, told about, and let go of.
 
-use super::{Migration, idle_engine};
+use super::{LINK_AGAIN_AFTER, Migration, idle_engine};
 use crate::control::{Reply, Request};
 use crate::driver::Driver;
 use crate::driver::poller::Source;
 use crate::driver::requests::{Origin, Pending};
 use crate::endpoint::Endpoint;
 use crate::link::ServerLink;
-use crate::migration::{Peer, StateHeader};
+use crate::migration::{Offer, Peer, StateHeader};
+use crate::secure::Secret;
 use crate::store::VacantStore;
 use remoca_core::engine::GuestOp;
 use remoca_core::migration::Message;
 use remoca_core::units::{DiskIndex, PageCount};
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 impl Driver {
     /// The operator's command: offers the disks to another process.
-    pub(in crate::driver) fn migrate(&mut self, to: &str, client: Request) {
-        match self.offer(to) {
+    pub(in crate::driver) fn migrate(&mut self, to: &str, key: &Secret, client: Request) {
+        match self.offer(to, key) {
             Ok(()) => self.migration.client = Some(client),
             Err(error) => client.answer(Reply::Error { error }),
         }
     }
 
-    fn offer(&mut self, to: &str) -> Result<(), String> {
+    fn offer(&mut self, to: &str, key: &Secret) -> Result<(), String> {
         let endpoint: Endpoint = to.parse()?;
         if !self.migration.ownership.serves() {
             return Err("this process does not have the disks".into());
@@ -46,13 +47,63 @@ impl Driver {
             ));
         }
         let offer = self.own_offer()?;
-        let peer = Peer::connect(endpoint, self.migration.wake_up.wake()).map_err(|error| error.to_string())?;
-        peer.offer(&offer);
-        self.migration.words_max = offer.words;
-        to.clone_into(&mut self.migration.peer_name);
+        self.connect(endpoint, key, &offer).map_err(|error| error.to_string())
+    }
+
+    fn connect(&mut self, endpoint: Endpoint, key: &Secret, offer: &Offer) -> io::Result<()> {
+        let peer = Peer::connect(endpoint.clone(), key, self.migration.wake_up.wake())?;
+        peer.offer(offer);
+        self.migration.peer_name = endpoint.to_string();
         self.migration.peer = Some(peer);
         self.migration.peer_since = Instant::now();
+        self.migration.links_again = offer.returns;
+        self.migration.way = Some((endpoint, key.clone()));
         Ok(())
+    }
+
+    /// Whether the connection is one that this side made.
+    pub(super) fn asked(&self) -> bool {
+        self.migration.client.is_some() || self.migration.links_again
+    }
+
+    /// Time until the next attempt to reach the process that has our disks; `None` if there is nothing to attempt.
+    pub(super) fn link_again_left(&self) -> Option<Duration> {
+        let Migration { peer, ownership, way, link_again_after, peer_since, .. } = &self.migration;
+        let is_due = peer.is_none() && !ownership.holds() && way.is_some();
+        is_due.then(|| link_again_after.saturating_sub(peer_since.elapsed()))
+    }
+
+    pub(super) fn link_again(&mut self) {
+        let after = self.migration.link_again_after;
+        self.migration.link_again_after = LINK_AGAIN_AFTER.1.min(after * 2);
+        self.migration.peer_since = Instant::now();
+        let Some((endpoint, key)) = self.migration.way.clone() else { return };
+        let linked = self
+            .own_offer()
+            .map_err(io::Error::other)
+            .and_then(|offer| self.connect(endpoint, &key, &Offer { returns: true, ..offer }));
+        if let Err(error) = linked {
+            tracing::warn!("cannot look for the process that has the disks: {error}");
+        }
+    }
+
+    /// The process that has our disks is there again, and hears when the guest goes on here.
+    pub(super) fn linked_again(&mut self) {
+        self.migration.link_again_after = LINK_AGAIN_AFTER.0;
+        self.migration.links_again = false;
+        let news = format!("connected again with {}, which has the disks", self.migration.peer_name);
+        self.migration.tell(news);
+        self.follow_queues();
+        self.migration.ownership.handle_linked(self.now);
+        self.do_migration();
+    }
+
+    /// Says once, and not at each attempt, what became of the process that had our disks.
+    pub(super) fn tell_missing(&mut self, name: &str, why: &str) {
+        let news = format!("{name} is to have the disks, and cannot be asked for them: {why}");
+        if !self.migration.ownership.holds() && self.migration.news.as_ref() != Some(&news) {
+            self.migration.warn(news);
+        }
     }
 
     fn failed_flushes(&self) -> Vec<Option<i32>> {
@@ -66,6 +117,7 @@ impl Driver {
             client.answer(Reply::Status(Box::new(self.snapshot())));
         }
         self.follow_queues();
+        self.migration.link_again_after = LINK_AGAIN_AFTER.0;
         self.migration.ownership.handle_linked(self.now);
         self.migration.ownership.handle_message(self.now, Message::Accept);
         self.do_migration();

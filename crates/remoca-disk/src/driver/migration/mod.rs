@@ -13,6 +13,7 @@ use crate::endpoint::Endpoint;
 use crate::frontend::Frontend;
 use crate::index_memory::IndexMemory;
 use crate::migration::{Heard, Incoming, Mark, Offer, OfferedDisk, Peer, Receipt, VERSION, WakeUp};
+use crate::secure::Secret;
 use crate::state::Former;
 use crate::status::MigrationStatus;
 use crate::store::{OpenError, Store};
@@ -23,8 +24,11 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// For the peer to say whether it takes the disks; less than the control client waits.
-const OFFER_PATIENCE: Duration = Duration::from_secs(8);
+/// For a peer to be reached, to prove itself, and to offer or to answer; less than the control client waits.
+const OFFER_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Between two attempts to reach a peer that has the disks: at first, and at last.
+const LINK_AGAIN_AFTER: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(16));
 
 /// Frames of the peer that are looked at in one turn.
 const HEARD_IN_A_TURN: usize = 16;
@@ -45,11 +49,15 @@ pub struct Migration {
     /// As the operator named it, or "the source".
     peer_name: String,
     peer_since: Instant,
+    /// Where the disks go or went, and the secret that is shared with it: for another link after one that broke.
+    way: Option<(Endpoint, Secret)>,
+    /// After the beginning of the last attempt, while the peer that has the disks is not linked.
+    link_again_after: Duration,
+    /// The peer is to have the disks already.
+    links_again: bool,
     /// Who waits for the peer's answer to the offer.
     client: Option<Request>,
     received: Option<Receipt>,
-    /// Words that an index may have which comes.
-    words_max: u64,
     /// Where the state file is to be, if there is to be one.
     state_path: Option<PathBuf>,
     /// Memory servers, while there is no link to them.
@@ -81,7 +89,7 @@ impl Migration {
     /// # Errors
     /// If the address cannot be listened at.
     pub fn new(
-        incoming: Option<Endpoint>,
+        incoming: Option<(Endpoint, Secret)>,
         mark: Option<Mark>,
         state_path: Option<PathBuf>,
         config: EngineConfig,
@@ -91,7 +99,8 @@ impl Migration {
         let wake_up = WakeUp::new()?;
         let ownership = Ownership::new(away, lock_reaches);
         let went = away && incoming.is_none();
-        let incoming = incoming.map(|endpoint| Incoming::listen(endpoint, wake_up.wake())).transpose()?;
+        let incoming =
+            incoming.map(|(endpoint, secret)| Incoming::listen(endpoint, &secret, wake_up.wake())).transpose()?;
         Ok(Self {
             ownership,
             wake_up,
@@ -102,9 +111,11 @@ impl Migration {
             peer: None,
             peer_name: String::new(),
             peer_since: Instant::now(),
+            way: None,
+            link_again_after: LINK_AGAIN_AFTER.0,
+            links_again: false,
             client: None,
             received: None,
-            words_max: 0,
             state_path,
             servers: Vec::new(),
             config,
@@ -174,6 +185,7 @@ impl Driver {
 
     /// Gives a hand-over up that has not happened; or the connection, so that the disks can be taken back.
     pub(super) fn abort_migration(&mut self) -> Result<(), String> {
+        self.migration.way = None;
         if self.migration.peer.is_none() {
             return Err(match self.migration.ownership.holds() {
                 true => "there is nothing to abort".into(),
@@ -186,6 +198,10 @@ impl Driver {
 
     pub(super) fn take_disks_back(&mut self) -> Result<(), String> {
         let taken = self.migration.ownership.take_back(self.now);
+        if taken {
+            // Whatever the other process would answer now.
+            (self.migration.way, self.migration.peer) = (None, None);
+        }
         self.do_migration();
         match (taken, self.migration.ownership.holds()) {
             (false, true) => Err("the disks are here".into()),
@@ -218,6 +234,7 @@ impl Driver {
             has_port: self.port.is_some(),
             lock_reaches: self.migration.lock_reaches,
             words: self.engine.index().words().len() as u64,
+            returns: false,
         })
     }
 
@@ -225,12 +242,13 @@ impl Driver {
         self.migration.wake_up.clear();
         for _ in 0..HEARD_IN_A_TURN {
             let Some(peer) = self.migration.incoming.as_mut().and_then(Incoming::take_peer) else { break };
-            if self.migration.peer.is_some() || self.migration.ownership.holds() {
-                peer.refuse("this process has its disks already, or is about to get them");
+            if self.migration.peer.is_some() {
+                peer.refuse("this process is connected with another one: is it about to get its disks already?");
                 peer.end_politely();
             } else {
                 self.migration.peer = Some(peer);
                 self.migration.peer_since = Instant::now();
+                self.migration.links_again = false;
                 "the source".clone_into(&mut self.migration.peer_name);
             }
         }
@@ -244,12 +262,16 @@ impl Driver {
     fn hear(&mut self, heard: Heard) {
         let linked = self.migration.ownership.is_linked();
         match heard {
-            Heard::Offer(offer) if !linked && !self.migration.ownership.holds() => self.judge(&offer),
+            // The side that connected does not hear offers.
+            Heard::Offer(offer) if !linked && !self.asked() => self.judge(&offer),
             Heard::Refused(why) => {
                 let why = format!("it refuses: {why}");
                 self.lose_peer(&why);
             }
             Heard::Message(Message::Accept) if !linked && self.migration.client.is_some() => self.accepted(),
+            Heard::Message(Message::Accept) if self.migration.links_again && !self.migration.ownership.holds() => {
+                self.linked_again();
+            }
             Heard::Message(message) if linked => {
                 self.migration.ownership.handle_message(self.now, message);
                 self.do_migration();
@@ -261,6 +283,7 @@ impl Driver {
                 self.do_migration();
             }
             Heard::Ended(why) => self.lose_peer(&why),
+            Heard::Alive => {}
             Heard::Offer(_) | Heard::Message(_) | Heard::State(_) | Heard::Words(_) => {
                 self.lose_peer("it does not keep to the protocol");
             }
@@ -277,7 +300,9 @@ impl Driver {
             client.answer(Reply::Error { error: format!("{name}: {why}") });
         }
         let is_done = self.migration.incoming.is_some() && self.migration.ownership.holds();
-        if is_done || !self.migration.ownership.is_linked() {
+        if std::mem::take(&mut self.migration.links_again) {
+            self.tell_missing(&name, why);
+        } else if is_done || !self.migration.ownership.is_linked() {
             tracing::info!("{news}");
         } else {
             self.migration.warn(news);
@@ -305,7 +330,12 @@ impl Driver {
                 Action::Disconnect => self.migration.peer = None,
                 Action::Forget => self.migration.received = None,
                 Action::Lock => self.lock_disks(),
-                Action::Serve { warm } => self.serve_disks(warm),
+                Action::Serve { warm } => {
+                    if std::mem::take(&mut self.migration.links_again) {
+                        self.migration.peer = None;
+                    }
+                    self.serve_disks(warm);
+                }
                 Action::TellStuck => self.migration.warn(
                     "the guest waits for its disks: the process that has them is out of reach, and the lock of a block device or \
                      an NBD export does not reach other hosts. Make sure that the VM runs nowhere else, then say \
@@ -364,8 +394,7 @@ impl Driver {
 
     pub(super) fn migration_deadline(&self) -> Option<Duration> {
         let machine = self.migration.ownership.next_deadline().map(|at| Duration::from_nanos(at.since_ns(self.now)));
-        let offer = self.offer_left();
-        [machine, offer].into_iter().flatten().min()
+        [machine, self.offer_left(), self.link_again_left()].into_iter().flatten().min()
     }
 
     /// Time that is left for an offer, or the answer to one.
@@ -377,6 +406,9 @@ impl Driver {
     pub(super) fn run_migration_timers(&mut self) {
         if self.offer_left() == Some(Duration::ZERO) {
             self.lose_peer("it says nothing: is it a VM process that was started with --incoming?");
+        }
+        if self.link_again_left() == Some(Duration::ZERO) {
+            self.link_again();
         }
         if self.migration.ownership.next_deadline().is_some_and(|at| at <= self.now) {
             self.migration.ownership.handle_timer(self.now);

@@ -1,0 +1,325 @@
+//! The door of a process that waits for its disks: who has no key learns nothing there, changes nothing, and keeps nobody out.
+//! Who has it is found again after a link that broke.
+
+use super::migration::{address, expect_warm, has_disks, incoming, key, migrate, news, offer, wait_for_disks};
+use super::support::machine::{Machine, Other, Setup};
+use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, run};
+use super::support::wait_until;
+use remoca_disk::secure::{Connector, Secret};
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Nothing that is waited for here takes so long.
+const LONG: Duration = Duration::from_secs(120);
+
+fn machine(seed: u64) -> (Serve, Machine) {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Serve::start(folder.path(), "16M");
+    let setup = Setup { server: Some(server.address.clone()), nbd: true, seed, ..Setup::default() };
+    let mut machine = Machine::start_in(folder, setup);
+    machine.run_until_hits(50);
+    (server, machine)
+}
+
+fn door(machine: &Machine, name: &str) -> PathBuf {
+    machine.folder.path().join(name).join("in")
+}
+
+fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
+    [&[kind][..], &(payload.len() as u32).to_le_bytes(), payload].concat()
+}
+
+/// What a stranger would say to be taken for the source, in the words of a process that needs no key.
+fn lies() -> Vec<Vec<u8>> {
+    let offer_of = |version: u32, disk: &str, words: u64| {
+        let disk = format!(r#"{{"name":"{disk}","bytes":8388608,"read_only":false,"sector":512}}"#);
+        let text = format!(
+            r#"{{"version":{version},"name":"test","disks":[{disk}],"has_port":true,"lock_reaches":false,"words":{words}}}"#
+        );
+        frame(1, text.as_bytes())
+    };
+    let offer = |version: u32, words: u64| offer_of(version, "disk0", words);
+    let state = |words: u64| {
+        let text = format!(
+            r#"{{"key":{:?},"seed":1,"words":{words},"cache_pages":1024,"enabled":true,"servers":[],"stamps":[null],
+                "failed_flushes":[null],"write_caches":[true]}}"#,
+            [7; 16]
+        );
+        frame(4, text.as_bytes())
+    };
+    let (words, yours) = (frame(5, &[1; 1 << 20]), |state: u8| frame(6, &[state]));
+    let huge = 1 << 28;
+    vec![
+        // One that does not fit was answered with what would.
+        offer_of(3, "diskX", 1),
+        [offer(3, 1), yours(0)].concat(),
+        [offer(2, 1), yours(0)].concat(),
+        [offer(3, 1 << 18), state(1 << 18), words.clone(), yours(1)].concat(),
+        [offer(3, huge), state(huge), words.repeat(16)].concat(),
+        b"GET / HTTP/1.0\r\n\r\n".to_vec(),
+        vec![0x16, 3, 1, 0xff, 0xff],
+        Vec::new(),
+    ]
+}
+
+/// Says it, and returns what is answered until the connection is closed.
+fn say(door: &Path, what: &[u8]) -> Vec<u8> {
+    let mut stream = UnixStream::connect(door).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream.set_write_timeout(Some(LONG)).unwrap();
+    // It may be closed before all is said.
+    let _ = stream.write_all(what);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    answer
+}
+
+#[track_caller]
+fn expect_untouched(other: &Other) {
+    let status = other.status();
+    let migration = status.migration.expect("it waits");
+    assert!(!migration.has_disks && migration.peer.is_none(), "{migration:?}");
+    assert_eq!(migration.news, None, "a stranger is no news");
+    assert!(!other.host.join("test.state").exists(), "nothing is kept of what a stranger sends");
+}
+
+#[test]
+fn a_stranger_learns_nothing_takes_nothing_gives_nothing_and_keeps_nobody_out() {
+    let (_server, mut machine) = machine(101);
+    let other = incoming(&machine, "b");
+    let door = door(&machine, "b");
+    let before = other.program.resident_bytes();
+    for lie in lies() {
+        let answer = say(&door, &lie);
+        assert!(answer.len() < 64, "no more than an alert: {}", String::from_utf8_lossy(&answer));
+        for secret in ["disk", "test", "MiB"] {
+            assert!(!String::from_utf8_lossy(&answer).contains(secret));
+        }
+        expect_untouched(&other);
+    }
+    // Somebody with a key of his own.
+    let stranger = Connector::new(&Secret::generate().unwrap()).unwrap();
+    let socket = UnixStream::connect(&door).unwrap();
+    assert!(stranger.connect(socket.into(), Instant::now() + LONG).is_err());
+    let wrong = machine.folder.path().join("wrong");
+    Secret::generate().unwrap().write_new(&wrong).unwrap();
+    let control = machine.control();
+    let arguments = ["migrate", control.to_str().unwrap(), "--to", &address(&machine, "b"), "--key"];
+    let said = run(&[&arguments[..], &[wrong.to_str().unwrap()]].concat());
+    expect_refusal(&said, 1, &["it has another key", "with the same key"]);
+    expect_untouched(&other);
+    assert!(has_disks(&machine.status()));
+    let grown = other.program.resident_bytes().saturating_sub(before);
+    assert!(grown < 64 << 20, "{grown} bytes more");
+    // Many who connect first, and say nothing or a part of something.
+    let silent: Vec<_> = (0..100).map(|_| UnixStream::connect(&door).unwrap()).collect();
+    for (mut stranger, number) in silent.iter().zip(0..) {
+        let _ = stranger.write_all(&[0x16, 3, 1, 1, 0, 1, 0, 0, 0xfc][..number % 9]);
+    }
+    offer(&machine, "b");
+    machine.stop_queues();
+    wait_for_disks(&other);
+    drop(silent);
+    assert!(!has_disks(&machine.status()), "one owner");
+    drop(machine.move_to(other));
+    expect_warm(&mut machine);
+    machine.run_until_hits(50);
+    machine.finish();
+}
+
+/// What is between the two processes: it hears everything, and can cut it.
+struct Relay {
+    path: PathBuf,
+    links: Arc<Mutex<Vec<UnixStream>>>,
+    /// What came from the source, what came from the target.
+    heard: [Arc<Mutex<Vec<u8>>>; 2],
+}
+
+impl Relay {
+    fn start(path: PathBuf, to: PathBuf) -> Self {
+        let listener = UnixListener::bind(&path).unwrap();
+        let relay = Self { path, links: Arc::default(), heard: Default::default() };
+        let (links, heard) = (Arc::clone(&relay.links), relay.heard.clone());
+        std::thread::spawn(move || {
+            for source in listener.incoming().map_while(Result::ok) {
+                let Ok(target) = UnixStream::connect(&to) else { continue };
+                let ends = [source, target];
+                links.lock().unwrap().extend(ends.iter().map(|end| end.try_clone().unwrap()));
+                for (from, heard) in [0, 1].into_iter().zip(&heard) {
+                    let [mut from, mut to] = [from, 1 - from].map(|end: usize| ends[end].try_clone().unwrap());
+                    let heard = Arc::clone(heard);
+                    std::thread::spawn(move || {
+                        let mut bytes = [0; 65536];
+                        while let Ok(count @ 1..) = from.read(&mut bytes) {
+                            heard.lock().unwrap().extend_from_slice(&bytes[..count]);
+                            if to.write_all(&bytes[..count]).is_err() {
+                                break;
+                            }
+                        }
+                        let _ = to.shutdown(std::net::Shutdown::Write);
+                    });
+                }
+            }
+        });
+        relay
+    }
+
+    fn address(&self) -> String {
+        format!("unix:{}", self.path.display())
+    }
+
+    fn cut(&self) {
+        for link in self.links.lock().unwrap().drain(..) {
+            let _ = link.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
+    fn heard(&self, side: usize) -> Vec<u8> {
+        self.heard[side].lock().unwrap().clone()
+    }
+}
+
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
+}
+
+#[track_caller]
+fn offer_through(machine: &Machine, relay: &Relay) {
+    let said = migrate(machine, &relay.address());
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+}
+
+#[test]
+fn who_listens_on_the_way_learns_nothing_and_cannot_say_it_again() {
+    let (_server, mut machine) = machine(102);
+    let other = incoming(&machine, "b");
+    let relay = Relay::start(machine.folder.path().join("relay"), door(&machine, "b"));
+    offer_through(&machine, &relay);
+    machine.stop_queues();
+    wait_for_disks(&other);
+    let [source, target] = [0, 1].map(|side| relay.heard(side));
+    assert!(source.len() > 10_000 && !target.is_empty(), "an index went");
+    for said in [&source, &target] {
+        for word in [&b"\"version\""[..], b"lock_reaches", b"cache_pages", b"failed_flushes"] {
+            assert!(!contains(said, word), "{}", String::from_utf8_lossy(word));
+        }
+    }
+    // The same bytes once more, at a process with the same key that waits for the same disks.
+    let third = incoming(&machine, "c");
+    say(&door(&machine, "c"), &source);
+    expect_untouched(&third);
+    drop(third);
+    drop(machine.move_to(other));
+    expect_warm(&mut machine);
+    machine.finish();
+}
+
+/// No lock tells where these disks are, so nothing but the link can bring them back.
+#[test]
+fn a_link_that_breaks_is_made_again_and_the_disks_come_back_over_it_warm() {
+    let (_server, mut machine) = machine(103);
+    let mut other = incoming(&machine, "b");
+    let relay = Relay::start(machine.folder.path().join("relay"), door(&machine, "b"));
+    offer_through(&machine, &relay);
+    machine.stop_queues();
+    wait_for_disks(&other);
+    relay.cut();
+    wait_until("they find each other", || news(&machine.status()).contains("connected again with"));
+    assert!(!has_disks(&machine.status()) && has_disks(&other.status()));
+    machine.start_queues();
+    expect_warm(&mut machine);
+    assert!(has_disks(&machine.status()) && !has_disks(&other.status()));
+    machine.run_until_hits(50);
+    // The same with a target that has lost them: it says so, with its key, and the operator decides.
+    let control = machine.control();
+    let abort = run(&["migrate", control.to_str().unwrap(), "--abort"]);
+    assert!(abort.status.success(), "{}", String::from_utf8_lossy(&abort.stderr));
+    wait_until("the other process hears of it", || migrate(&machine, &relay.address()).status.success());
+    machine.stop_queues();
+    wait_for_disks(&other);
+    other.program.kill();
+    let again = incoming(&machine, "b");
+    wait_until("it is asked", || news(&machine.status()).contains("the disks are not here"));
+    machine.start_queues();
+    assert!(!has_disks(&machine.status()) && !has_disks(&again.status()));
+    let back = run(&["migrate", control.to_str().unwrap(), "--take-back"]);
+    assert!(back.status.success(), "{}", String::from_utf8_lossy(&back.stderr));
+    machine.run_until_hits(50);
+    assert!(!has_disks(&again.status()));
+    machine.finish();
+}
+
+#[test]
+fn a_key_is_made_for_its_owner_alone_and_no_command_line_shows_it() {
+    let (_server, machine) = machine(104);
+    let path = key(machine.folder.path());
+    let path = path.to_str().unwrap();
+    assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
+    expect_refusal(&run(&["migrate", "--new-key", path]), 1, &["cannot make the key", "exists"]);
+    let other = incoming(&machine, "b");
+    offer(&machine, "b");
+    let text = std::fs::read(path).unwrap();
+    for pid in [machine.program.pid(), other.program.pid()] {
+        let shown = ["cmdline", "environ"].map(|file| std::fs::read(format!("/proc/{pid}/{file}")).unwrap()).concat();
+        assert!(contains(&shown, b"disk") && !contains(&shown, text.trim_ascii()));
+    }
+    for log in [machine.program.log(), other.program.log()] {
+        assert!(!contains(log.as_bytes(), text.trim_ascii()));
+    }
+    let status = serde_json::to_vec(&other.status()).unwrap();
+    assert!(!contains(&status, text.trim_ascii()));
+    machine.finish();
+}
+
+#[test]
+fn nobody_waits_for_disks_without_a_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(at("image"), [0; 8192]).unwrap();
+    let disk = |more: &[&str]| {
+        let mut disk = command(REMOCA);
+        disk.args([
+            "disk",
+            "--name",
+            "vm",
+            "--image",
+            &at("image"),
+            "--socket",
+            &at("socket"),
+            "--control",
+            &at("control"),
+        ]);
+        disk.args(more);
+        disk
+    };
+    let refused = |more: &[&str], words: &[&str]| {
+        expect_refusal(&super::support::program::run_command(&mut disk(more)), 1, words);
+        assert!(!Path::new(&at("in")).exists(), "it does not listen");
+    };
+    std::fs::write(at("vm.state"), "what a former process left").unwrap();
+    let to = format!("unix:{}", at("in"));
+    refused(&["--incoming", &to], &["--incoming-key FILE", "remoca migrate --new-key"]);
+    refused(&["--incoming", "tcp:127.0.0.1:7", "--incoming-key", &at("none")], &["cannot read the key"]);
+    std::fs::write(at("password"), "swordfish\n").unwrap();
+    refused(&["--incoming", &to, "--incoming-key", &at("password")], &["chmod 600"]);
+    std::fs::set_permissions(at("password"), PermissionsExt::from_mode(0o600)).unwrap();
+    refused(&["--incoming", &to, "--incoming-key", &at("password")], &["64 hexadecimal digits", "--new-key"]);
+    refused(&["--incoming", &to, "--incoming-key", "credential:key"], &["LoadCredential=key:FILE"]);
+    expect_refusal(&run(&["migrate", &at("control"), "--to", &to]), 1, &["--key FILE", "remoca migrate --new-key"]);
+    assert_eq!(std::fs::read_to_string(at("vm.state")).unwrap(), "what a former process left");
+    // As systemd gives it.
+    std::fs::remove_file(at("vm.state")).unwrap();
+    std::fs::create_dir(at("credentials")).unwrap();
+    std::fs::rename(key(folder.path()), at("credentials/key")).unwrap();
+    let mut disk = disk(&["--incoming", &to, "--incoming-key", "credential:key"]);
+    let mut program = Program::start(disk.env("CREDENTIALS_DIRECTORY", at("credentials")), Path::new(&at("log")));
+    wait_until("it listens", || {
+        assert!(program.is_running(), "{}", program.log());
+        Path::new(&at("in")).exists()
+    });
+    program.terminate();
+}

@@ -1,0 +1,218 @@
+//! The bytes of a protected connection: the handshake within a time, then a half for each of two threads.
+
+use rustix::net::sockopt::{self, Timeout};
+use rustls::{Connection, Error};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Bytes of a handshake that are read at a time.
+const HANDSHAKE_PIECE: usize = 4096;
+/// Bytes that are received at a time. The library gets more of them when what it has decrypted is read.
+const RECEIVED_PIECE: usize = 32 << 10;
+/// Bytes that are encrypted at a time, of the 64 KiB that the library takes.
+const SENT_PIECE: usize = 32 << 10;
+
+/// A connection both of whose sides have proved that they know the secret.
+pub struct Channel {
+    connection: Box<Connection>,
+    socket: File,
+}
+
+impl std::fmt::Debug for Channel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Channel")
+    }
+}
+
+impl Channel {
+    /// Shakes hands. `deadline` is for all of it, however the other side divides what it says.
+    pub(super) fn establish(connection: Connection, socket: OwnedFd, deadline: Instant) -> io::Result<Self> {
+        let mut channel = Self { connection: Box::new(connection), socket: socket.into() };
+        match channel.shake_hands(deadline) {
+            Ok(()) => Ok(channel),
+            Err(error) => {
+                // The other side is told why in the words of TLS, if it takes them at once.
+                let _ = channel.flush(Instant::now() + Duration::from_millis(100));
+                Err(error)
+            }
+        }
+    }
+
+    fn shake_hands(&mut self, deadline: Instant) -> io::Result<()> {
+        let mut bytes = [0; HANDSHAKE_PIECE];
+        loop {
+            self.flush(deadline)?;
+            if !self.connection.is_handshaking() {
+                return Ok(());
+            }
+            self.limit(Timeout::Recv, deadline)?;
+            let count = match self.socket.read(&mut bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(too_late()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                count => count?,
+            };
+            if count == 0 {
+                return Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "it closed the connection without a proof of its key",
+                ));
+            }
+            feed(&mut self.connection, &bytes[..count])?;
+        }
+    }
+
+    fn flush(&mut self, deadline: Instant) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        while self.connection.wants_write() {
+            self.connection.write_tls(&mut bytes)?;
+        }
+        if !bytes.is_empty() {
+            self.limit(Timeout::Send, deadline)?;
+            self.socket.write_all(&bytes)?;
+        }
+        Ok(())
+    }
+
+    fn limit(&self, direction: Timeout, deadline: Instant) -> io::Result<()> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(too_late());
+        }
+        Ok(sockopt::set_socket_timeout(&self.socket, direction, Some(left))?)
+    }
+
+    /// Ends the connection at once.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub fn shut_down(&self) -> io::Result<()> {
+        Ok(rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both)?)
+    }
+
+    /// For the time limits of its owner.
+    #[must_use]
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Returns the receiving and the sending half.
+    ///
+    /// # Errors
+    /// If there is no descriptor left.
+    pub fn split(self) -> io::Result<(SecureReader, SecureWriter)> {
+        let connection = Arc::new(Mutex::new(*self.connection));
+        let socket = self.socket.try_clone()?;
+        let sealed = vec![0; RECEIVED_PIECE];
+        let reader = SecureReader { connection: Arc::clone(&connection), socket, sealed, rest: 0..0 };
+        Ok((reader, SecureWriter { connection, socket: self.socket, sealed: Vec::new() }))
+    }
+}
+
+/// The half that receives. Locks nothing while it waits.
+pub struct SecureReader {
+    connection: Arc<Mutex<Connection>>,
+    socket: File,
+    sealed: Vec<u8>,
+    /// Part of `sealed` that the library has not got.
+    rest: Range<usize>,
+}
+
+impl Read for SecureReader {
+    /// The end without a farewell of the other side is an error ([`io::ErrorKind::UnexpectedEof`]).
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match lock(&self.connection).reader().read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                done => return done,
+            }
+            if self.rest.is_empty() {
+                self.rest = 0..self.socket.read(&mut self.sealed)?;
+            }
+            let mut connection = lock(&self.connection);
+            self.rest.start += connection.read_tls(&mut &self.sealed[self.rest.clone()])?;
+            connection.process_new_packets().map_err(explain)?;
+        }
+    }
+}
+
+/// The half that sends.
+pub struct SecureWriter {
+    connection: Arc<Mutex<Connection>>,
+    socket: File,
+    sealed: Vec<u8>,
+}
+
+impl SecureWriter {
+    /// Tells the other side that nothing more comes.
+    ///
+    /// # Errors
+    /// If the connection is gone.
+    pub fn finish(&mut self) -> io::Result<()> {
+        lock(&self.connection).send_close_notify();
+        self.send_sealed()?;
+        Ok(rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write)?)
+    }
+
+    /// Ends the connection, for the other half as well.
+    pub fn shut_down(&self) {
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+    }
+
+    fn send_sealed(&mut self) -> io::Result<()> {
+        self.sealed.clear();
+        let mut connection = lock(&self.connection);
+        while connection.wants_write() {
+            connection.write_tls(&mut self.sealed)?;
+        }
+        // Nobody else writes to the socket, so the order is that of the records.
+        drop(connection);
+        self.socket.write_all(&self.sealed)
+    }
+}
+
+impl Write for SecureWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let piece = &bytes[..bytes.len().min(SENT_PIECE)];
+        let count = lock(&self.connection).writer().write(piece)?;
+        self.send_sealed()?;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.send_sealed()
+    }
+}
+
+/// A panic of the other half has ended its thread and so the connection.
+fn lock(connection: &Mutex<Connection>) -> MutexGuard<'_, Connection> {
+    connection.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Gives the library a piece of a handshake.
+fn feed(connection: &mut Connection, mut bytes: &[u8]) -> io::Result<()> {
+    loop {
+        connection.read_tls(&mut bytes)?;
+        connection.process_new_packets().map_err(explain)?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+    }
+}
+
+fn explain(error: Error) -> io::Error {
+    let text = match error {
+        Error::InvalidCertificate(_) => "it has another key".into(),
+        Error::AlertReceived(alert) => format!("it does not accept our key ({alert:?})"),
+        Error::InvalidMessage(_) => "it does not speak the language of a VM process of this version".into(),
+        error => format!("it does not keep to TLS: {error}"),
+    };
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+fn too_late() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "it did not prove in time that it has the key")
+}
