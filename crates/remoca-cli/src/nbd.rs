@@ -84,6 +84,7 @@ impl Exports {
             read_only: false,
             can_trim: false,
             can_write_zeroes: false,
+            may_forget: false,
         };
         self.add(PORT_SERIAL, Target::Port, geometry)
     }

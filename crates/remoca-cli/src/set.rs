@@ -1,4 +1,4 @@
-//! `remoca set`: changes the cache of a running VM.
+//! `remoca set`: changes the cache of a running VM, or clears what a failed flush left.
 
 use crate::runtime;
 use crate::size::{parse_size, show_size};
@@ -8,7 +8,7 @@ use remoca_disk::control::Command;
 use remoca_disk::endpoint::Endpoint;
 use std::io::Write;
 
-/// Change the cache of a running VM: its size, on, off, its memory servers.
+/// Change the cache of a running VM: its size, on, off, its memory servers. Or let flushes of a disk succeed again.
 #[derive(Args, Debug)]
 pub struct SetArgs {
     /// Name of the VM process, or the path of its control socket
@@ -31,6 +31,11 @@ pub struct SetArgs {
     /// left at once and gets its memory back
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["cache", "on", "off"])]
     server: Vec<Endpoint>,
+
+    /// Let flushes of this disk succeed again, after one had failed: its image is known to be sound, or was mended while the
+    /// guest was off
+    #[arg(long, value_name = "DISK", conflicts_with_all = ["cache", "on", "off", "server"])]
+    clear_failed_flush: Option<String>,
 }
 
 /// Runs the subcommand.
@@ -38,6 +43,11 @@ pub struct SetArgs {
 /// # Errors
 /// If there is nothing to change, or the VM process does not answer or refuses.
 pub fn run(args: &SetArgs) -> Result<()> {
+    if let Some(disk) = &args.clear_failed_flush {
+        let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("no such VM process") };
+        let status = runtime::ask(&socket, Command::ClearFailedFlush { disk: disk.clone() })?;
+        return Ok(writeln!(std::io::stdout(), "{}: flushes of {disk} succeed again", status.name)?);
+    }
     let enabled = match (args.on, args.off) {
         (true, _) => Some(true),
         (_, true) => Some(false),
@@ -46,7 +56,7 @@ pub fn run(args: &SetArgs) -> Result<()> {
     let servers: Option<Vec<_>> =
         (!args.server.is_empty()).then(|| args.server.iter().map(Endpoint::to_string).collect());
     if enabled.is_none() && args.cache.is_none() && servers.is_none() {
-        bail!("nothing to change: say --cache SIZE, --on, --off or --server ADDRESS");
+        bail!("nothing to change: say --cache SIZE, --on, --off, --server ADDRESS or --clear-failed-flush DISK");
     }
     let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("no such VM process") };
     let status = runtime::ask(&socket, Command::Set { cache_bytes: args.cache, enabled, servers })?;

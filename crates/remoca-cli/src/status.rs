@@ -189,6 +189,10 @@ fn show_all(out: &mut impl Write, status: &Status) -> Result<()> {
             disk.store,
             disk.socket
         )?;
+        if let Some(error) = &disk.failed_flush {
+            let clear = format!("remoca set {} --clear-failed-flush {}", status.name, disk.name);
+            writeln!(out, "              a flush failed ({error}), and so do all others until `{clear}`")?;
+        }
         if let Some(reason) = &disk.cold_reason {
             writeln!(out, "              started cold: {reason}")?;
         }

@@ -30,7 +30,7 @@ const UPGRADE_PATIENCE: Duration = Duration::from_secs(60);
 impl Command {
     fn patience(&self) -> Duration {
         match self {
-            Self::Status | Self::Set { .. } => PATIENCE,
+            Self::Status | Self::Set { .. } | Self::ClearFailedFlush { .. } => PATIENCE,
             Self::Migrate { .. } | Self::MigrateAbort | Self::MigrateTakeBack => PATIENCE,
             Self::Upgrade { .. } => UPGRADE_PATIENCE,
         }
@@ -54,6 +54,11 @@ pub enum Command {
         /// Addresses of the memory servers, in place of those that it has.
         #[serde(default)]
         servers: Option<Vec<String>>,
+    },
+    /// Lets flushes of a disk succeed again, after one had failed.
+    ClearFailedFlush {
+        /// Its name.
+        disk: String,
     },
     /// Another program takes over, under the same process id: this one's file as it is now, or the one at `program`.
     Upgrade {

@@ -55,6 +55,15 @@ impl Frontend {
         }
     }
 
+    /// Notes that the disk may have lost what it has done of requests in several parts that are not completed. They come out
+    /// of [`Self::pop`] again when all of their parts are back.
+    pub fn repeat_parts(&mut self) {
+        match self {
+            Self::Vhost(device) => device.repeat_parts(),
+            Self::Nbd(export) => export.repeat_parts(),
+        }
+    }
+
     /// Tells the guest what was completed since the last call.
     pub fn notify(&mut self) {
         match self {
@@ -212,6 +221,15 @@ impl GuestRequest {
         match self {
             Self::Vhost(_) => None,
             Self::Nbd(request) => request.take_buffer(),
+        }
+    }
+
+    /// Takes back the buffer of a write that is done: it may have to be written again.
+    pub fn give_back(&mut self, buffer: IoBuffer) {
+        match self {
+            // The data are still in guest memory.
+            Self::Vhost(_) => drop(buffer),
+            Self::Nbd(request) => request.deliver(buffer),
         }
     }
 

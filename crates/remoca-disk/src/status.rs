@@ -100,6 +100,9 @@ pub struct DiskStatus {
     pub read_only: bool,
     /// "up", or "waiting" while the server of the image is away.
     pub store: String,
+    /// The error of a flush or durable write that failed: all flushes fail until the operator clears it.
+    #[serde(default)]
+    pub failed_flush: Option<String>,
     /// Why nothing was known of it at the start, although the process started warm.
     #[serde(default)]
     pub cold_reason: Option<String>,

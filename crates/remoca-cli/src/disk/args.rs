@@ -35,7 +35,9 @@ pub struct DiskArgs {
 
     /// A disk: image=IMAGE,socket=PATH[,name=NAME][,read-only][,swap][,sector=512|4096][,queues=N]; may be repeated.
     /// With `swap` all of it is taken for a swap area; areas with a signature are recognised without. With --nbd, disks
-    /// without socket= are NBD exports
+    /// without socket= are NBD exports. Of an NBD image: [,on-loss=continue|fail][,write-through]. A server that comes back may
+    /// have lost what it had not flushed: with `fail` the next flush then fails, and with `write-through` there is nothing to
+    /// lose, at the price of a sync for each write
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub disk: Vec<DiskSpec>,
 
@@ -172,6 +174,18 @@ pub struct DiskSpec {
     pub swap: bool,
     pub sector: Sector,
     pub queues: u16,
+    /// Of an NBD image.
+    pub on_loss: OnLoss,
+    /// Of an NBD image.
+    pub write_through: bool,
+}
+
+/// What a lost connection to an NBD server means for writes that were not flushed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum OnLoss {
+    #[default]
+    Continue,
+    Fail,
 }
 
 impl DiskArgs {
@@ -187,6 +201,7 @@ impl FromStr for DiskSpec {
     fn from_str(text: &str) -> Result<Self, String> {
         let (mut name, mut image, mut socket) = (None, None, None);
         let (mut read_only, mut swap, mut sector, mut queues) = (false, false, Sector::Small, QUEUES_DEFAULT);
+        let (mut on_loss, mut write_through) = (OnLoss::default(), false);
         for field in text.split(',') {
             let (key, value) = field.split_once('=').unwrap_or((field, ""));
             match (key, value) {
@@ -199,15 +214,21 @@ impl FromStr for DiskSpec {
                 ("swap", "off") => swap = false,
                 ("sector", size) => sector = Sector::from_str(size, false).map_err(|_| "sector is 512 or 4096")?,
                 ("queues", count) => queues = count.parse().map_err(|_| format!("`{count}` is no number of queues"))?,
+                ("on-loss", what) => {
+                    on_loss = OnLoss::from_str(what, false).map_err(|_| "on-loss is continue or fail")?;
+                }
+                ("write-through", "" | "on") => write_through = true,
+                ("write-through", "off") => write_through = false,
                 _ => {
                     return Err(format!(
-                        "`{field}`: a disk has image=, socket=, name=, read-only, swap, sector= and queues="
+                        "`{field}`: a disk has image=, socket=, name=, read-only, swap, sector=, queues=, on-loss= and \
+                         write-through"
                     ));
                 }
             }
         }
         let image = image.ok_or("a disk needs image=IMAGE")?;
-        Ok(Self { name, image, socket, read_only, swap, sector, queues })
+        Ok(Self { name, image, socket, read_only, swap, sector, queues, on_loss, write_through })
     }
 }
 
@@ -223,7 +244,10 @@ mod tests {
         let spec: DiskSpec = "image=/a,socket=/b,read-only,swap,sector=4096,name=root,queues=2".parse().unwrap();
         assert_eq!((spec.image.as_str(), spec.read_only, spec.swap, spec.queues), ("/a", true, true, 2));
         assert_eq!(spec.sector.bytes(), 4096);
-        for bad in ["", "socket=/b", "image=/a,socket=/b,x=1", "image=/a,socket=/b,sector=520"] {
+        let spec: DiskSpec = "image=nbd://host,on-loss=fail,write-through".parse().unwrap();
+        assert_eq!((spec.on_loss, spec.write_through), (OnLoss::Fail, true));
+        for bad in ["", "image=/a,on-loss=hope", "socket=/b", "image=/a,socket=/b,x=1", "image=/a,socket=/b,sector=520"]
+        {
             assert!(bad.parse::<DiskSpec>().is_err(), "{bad}");
         }
     }

@@ -1,6 +1,6 @@
 //! Images and sockets of the disks and of the port, opened as the options say, or as a former program left them.
 
-use super::args::{DiskArgs, DiskSpec, QUEUES_DEFAULT, Sector};
+use super::args::{DiskArgs, DiskSpec, OnLoss, QUEUES_DEFAULT, Sector};
 use super::random;
 use crate::inherited::{self, FormerStore, Inherited, StoreTarget};
 use crate::nbd;
@@ -11,8 +11,8 @@ use remoca_disk::frontend::Frontend;
 use remoca_disk::nbd::{ExportGeometry, Target};
 use remoca_disk::port::{PORT_BYTES, PORT_SERIAL};
 use remoca_disk::store::{
-    AlignedStore, FileOptions, FileStore, Geometry, ImageLock, NbdOptions, NbdStore, OpenError, OpenErrorKind, Store,
-    UringUse, VacantStore,
+    AlignedStore, FileOptions, FileStore, Geometry, ImageLock, NbdOptions, NbdStore, OnLostConnection, OpenError,
+    OpenErrorKind, Store, UringUse, VacantStore,
 };
 use remoca_disk::vhost::{DeviceConfig, SocketSource, VhostDevice};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -44,6 +44,8 @@ pub fn open_disks(
             swap: false,
             sector: Sector::Small,
             queues: QUEUES_DEFAULT,
+            on_loss: OnLoss::default(),
+            write_through: false,
         });
     }
     if specs.is_empty() {
@@ -150,6 +152,7 @@ fn open_disk(
                 read_only,
                 can_trim: can_discard,
                 can_write_zeroes,
+                may_forget: is_nbd_uri(&spec.image),
             };
             (exports.add(&name, Target::Disk(number), geometry)?, format!("NBD export {name}"))
         }
@@ -180,7 +183,15 @@ fn is_nbd_uri(image: &str) -> bool {
 fn store_target(spec: &DiskSpec, args: &DiskArgs) -> Result<StoreTarget> {
     if is_nbd_uri(&spec.image) {
         let uri = spec.image.parse().with_context(|| spec.image.clone())?;
-        return Ok(StoreTarget::Nbd(uri, NbdOptions { read_only: spec.read_only, ..NbdOptions::default() }));
+        let on_lost_connection = match spec.on_loss {
+            OnLoss::Continue => OnLostConnection::Continue,
+            OnLoss::Fail => OnLostConnection::FailFlush,
+        };
+        let (read_only, write_through) = (spec.read_only, spec.write_through);
+        return Ok(StoreTarget::Nbd(uri, NbdOptions { read_only, write_through, on_lost_connection }));
+    }
+    if spec.on_loss != OnLoss::default() || spec.write_through {
+        bail!("{}: on-loss= and write-through are for NBD images", spec.image);
     }
     let uring = if args.no_io_uring { UringUse::Off } else { UringUse::Auto };
     let options = FileOptions { read_only: spec.read_only, uring, ..FileOptions::default() };

@@ -1,6 +1,6 @@
 //! A flush or durable write that failed stays failed for the guest, whatever becomes of the process that it failed for.
 
-use super::support::program::{Program, REMOCA, command, expect_refusal, run, run_command};
+use super::support::program::{Program, REMOCA, command, expect_refusal, run, run_command, status};
 use super::support::wait_until;
 use remoca_disk::testing::{Command, Options, TestGuest};
 use std::os::unix::net::UnixStream;
@@ -89,15 +89,27 @@ fn a_failed_durable_write_is_remembered_until_the_operator_says_otherwise() {
     again.kill();
 
     let mut other = disk(folder, &["data"]);
-    assert!(other.log().contains("remove the state file"), "{}", other.log());
+    assert!(other.log().contains("remoca set vm --clear-failed-flush root"), "{}", other.log());
     assert_eq!(outcomes(folder, "root"), FAILED, "with an index of its own");
     assert_eq!(outcomes(folder, "data"), SOUND, "the other disk is another one");
-    other.terminate();
+    let failed = || {
+        let disks = status(&folder.join("control")).disks;
+        disks.into_iter().map(|disk| disk.failed_flush.is_some()).collect::<Vec<_>>()
+    };
+    assert_eq!(failed(), [true, false]);
+    let control = folder.join("control").display().to_string();
+    let shown = run(&["status", "-v", &control]).stdout;
+    assert!(String::from_utf8_lossy(&shown).contains("a flush failed (Input/output error"));
 
     // The documented way out.
-    std::fs::remove_file(folder.join("vm.state")).unwrap();
-    let mut last = disk(folder, &["data"]);
+    let clear = |disk: &str| run(&["set", &control, "--clear-failed-flush", disk]);
+    expect_refusal(&clear("rot"), 1, &["it has no disk rot, but root, data"]);
+    assert!(clear("root").status.success());
+    assert_eq!(failed(), [false, false]);
     assert_eq!(outcomes(folder, "root"), SOUND);
+    other.kill();
+    let mut last = disk(folder, &["data"]);
+    assert_eq!(outcomes(folder, "root"), SOUND, "it is not remembered");
     last.terminate();
     server.terminate();
 }

@@ -172,15 +172,17 @@ impl Driver {
         let Some(mut pending) = self.requests.remove(id) else { return };
         let from_disk = pending.buffer.is_some() || result.is_err();
         let mut outcome = Outcome::from(result);
-        if let (GuestOp::Read(_), Ok(()), Some(buffer), Origin::Whole(request)) =
-            (pending.op, result, pending.buffer.take(), &mut pending.origin)
-        {
-            if !pending.delivered {
-                self.captured.capture(&mut self.engine, request, 0, buffer.len());
+        match (pending.op, result, pending.buffer.take(), &mut pending.origin) {
+            (GuestOp::Read(_), Ok(()), Some(buffer), Origin::Whole(request)) => {
+                if !pending.delivered {
+                    self.captured.capture(&mut self.engine, request, 0, buffer.len());
+                }
+                if request.deliver(buffer).is_err() {
+                    outcome = Outcome::BROKEN;
+                }
             }
-            if request.deliver(buffer).is_err() {
-                outcome = Outcome::BROKEN;
-            }
+            (GuestOp::Write { .. }, Ok(()), Some(buffer), Origin::Whole(request)) => request.give_back(buffer),
+            _ => {}
         }
         self.record(&pending, from_disk);
         let disk = usize::from(pending.disk);
@@ -188,12 +190,14 @@ impl Driver {
             Origin::Whole(request) => self.disks[disk].frontend.complete(request, outcome),
             Origin::HandOver => self.migration.flushes -= 1,
             Origin::Part(group) => {
-                group.outcome.set(group.outcome.get().and(outcome));
-                group.left.set(group.left.get() - 1);
+                group.end_part(outcome);
                 if group.left.get() == 0
                     && let Some(request) = group.request.take()
                 {
-                    self.disks[disk].frontend.complete(request, group.outcome.get());
+                    match group.must_repeat() {
+                        true => self.begin(pending.disk, request),
+                        false => self.disks[disk].frontend.complete(request, group.outcome.get()),
+                    }
                 }
             }
         }

@@ -12,7 +12,6 @@ use crate::store::StoreEvent;
 use remoca_core::engine::{DiskError, Evicted, FetchId, GuestOp, PageOutcome, PoolOffer, ServerNumber};
 use remoca_core::units::{ByteRange, DiskIndex, PAGE_SIZE, PAGE_SIZE_U64, PageCount};
 use remoca_protocol::{ErrorCode, Frame, Welcome};
-use std::cell::{Cell, RefCell};
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -148,7 +147,7 @@ impl Driver {
         self.pop_again = true;
     }
 
-    fn begin(&mut self, disk: u16, request: GuestRequest) {
+    pub(super) fn begin(&mut self, disk: u16, request: GuestRequest) {
         let durable = request.is_durable() || !self.disks[usize::from(disk)].frontend.write_cache_enabled();
         self.migration.wrote |= !matches!(request.operation(), Operation::Read { .. } | Operation::Flush);
         match request.operation().clone() {
@@ -192,11 +191,7 @@ impl Driver {
             self.disks[usize::from(disk)].frontend.complete(request, Outcome::Done);
             return;
         }
-        let group = Rc::new(Group {
-            request: RefCell::new(Some(request)),
-            left: Cell::new(ops.len()),
-            outcome: Cell::new(Outcome::Done),
-        });
+        let group = Rc::new(Group::new(Some(request), ops.len()));
         for op in ops {
             let origin = Origin::Part(Rc::clone(&group));
             let id =
@@ -217,6 +212,9 @@ impl Driver {
                     tracing::warn!("{image}: its server came back; what was known of it is void");
                     let index = DiskIndex(u16::try_from(disk).unwrap_or(u16::MAX));
                     self.engine.handle_content_uncertain(index);
+                    self.requests.repeat_parts(index.0);
+                    self.disks[disk].frontend.repeat_parts();
+                    self.note_failure(disk);
                 }
                 StoreEvent::Looked { changed_ns } => self.warmth.end_look(disk, changed_ns),
                 StoreEvent::Completed(completion) => {

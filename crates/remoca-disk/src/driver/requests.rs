@@ -32,6 +32,29 @@ pub struct Group {
     pub request: std::cell::RefCell<Option<GuestRequest>>,
     pub left: std::cell::Cell<usize>,
     pub outcome: std::cell::Cell<Outcome>,
+    /// A range is done, ...
+    pub done: std::cell::Cell<bool>,
+    /// ... and may be lost: all of them are done again.
+    pub again: std::cell::Cell<bool>,
+}
+
+impl Group {
+    pub fn new(request: Option<GuestRequest>, ranges: usize) -> Self {
+        let (request, left, outcome) = (request.into(), ranges.into(), Outcome::Done.into());
+        Self { request, left, outcome, done: false.into(), again: false.into() }
+    }
+
+    /// Counts a range as completed.
+    pub fn end_part(&self, outcome: Outcome) {
+        self.outcome.set(self.outcome.get().and(outcome));
+        self.left.set(self.left.get() - 1);
+        self.done.set(true);
+    }
+
+    /// Whether some of its ranges are to be done again, with none of them left.
+    pub fn must_repeat(&self) -> bool {
+        self.again.get() && self.outcome.get() == Outcome::Done
+    }
 }
 
 /// I/O for a backing store; it may have to wait for a buffer.
@@ -96,6 +119,15 @@ impl RequestTable {
     /// The request `id`, if it is not completed.
     pub fn get_mut(&mut self, id: RequestId) -> Option<&mut Pending> {
         self.slab.get_mut(id.0 as usize)?.pending.as_mut()
+    }
+
+    /// Notes that `disk` may have lost what it has done of requests with several ranges.
+    pub fn repeat_parts(&mut self, disk: u16) {
+        for pending in self.slab.iter().filter_map(|(_, entry)| entry.pending.as_ref()) {
+            if let (true, Origin::Part(group)) = (pending.disk == disk, &pending.origin) {
+                group.again.set(group.again.get() || group.done.get());
+            }
+        }
     }
 
     /// Takes the request `id` out.

@@ -44,6 +44,7 @@ impl Driver {
             Command::MigrateAbort => self.abort_migration(),
             Command::MigrateTakeBack => self.take_disks_back(),
             Command::Migrate { .. } => Err("it is answered when the other process has answered".into()),
+            Command::ClearFailedFlush { disk } => self.clear_failed_flush(disk),
             Command::Set { .. } if !self.migration.serves() => {
                 Err("its disks are with another process, and so is its cache".into())
             }
@@ -174,6 +175,7 @@ impl Driver {
                 StoreHealth::Up => "up".into(),
                 StoreHealth::Waiting => "waiting".into(),
             },
+            failed_flush: self.failed_flush(index).map(|errno| std::io::Error::from_raw_os_error(errno).to_string()),
             cold_reason: self.warmth.disk_reason(index),
             attached: disk.frontend.is_connected(),
             nbd_clients: disk.frontend.nbd_clients(),

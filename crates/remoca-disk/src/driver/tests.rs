@@ -5,14 +5,12 @@ mod guest;
 use super::requests::{Group, Origin, Pending};
 use super::*;
 use crate::clock::SystemClock;
-use crate::frontend::Outcome;
 use crate::nbd::{ExportGeometry, NbdExport};
 use crate::store::{Geometry, IoBuffer, StoreEvent, StoreOp};
 use crate::vhost::signal;
 use remoca_core::engine::{EngineConfig, Evicted, GuestOp, PoolOffer, RequestId, ServerNumber, layout};
 use remoca_core::rules::Rules;
 use remoca_core::units::{ByteRange, PAGE_SIZE};
-use std::cell::{Cell, RefCell};
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -75,6 +73,7 @@ fn disk(submitted: &Submitted) -> Disk {
         read_only: false,
         can_trim: false,
         can_write_zeroes: false,
+        may_forget: false,
     };
     Disk {
         name: String::new(),
@@ -147,7 +146,7 @@ fn driver_of(pages: usize, disks: Vec<Disk>) -> Driver {
 impl Driver {
     /// A guest reads the first page of a disk.
     fn read(&mut self, disk: u16) -> RequestId {
-        let group = Group { request: RefCell::new(None), left: Cell::new(1), outcome: Cell::new(Outcome::Done) };
+        let group = Group::new(None, 1);
         let origin = Origin::Part(Rc::new(group));
         let pending = Pending { disk, op: PAGE, issued: self.now, buffer: None, delivered: false, origin };
         let id = self.requests.insert(pending);

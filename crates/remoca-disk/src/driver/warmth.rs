@@ -116,9 +116,11 @@ impl Driver {
                 disk.store.set_failed_flush(Some(errno));
                 tracing::error!(
                     "{}: a flush or durable write of this image has failed before ({}): writes may be lost, and all flushes \
-                     fail. When the image is sound again: stop guest and process, remove the state file, start both.",
+                     fail. Stop the guest, mend the image, and say `remoca set {} --clear-failed-flush {}`.",
                     disk.image,
-                    std::io::Error::from_raw_os_error(errno)
+                    std::io::Error::from_raw_os_error(errno),
+                    self.name,
+                    disk.name
                 );
             }
         }
@@ -139,13 +141,37 @@ impl Driver {
     /// guest hears of it.
     pub(super) fn note_failure(&mut self, disk: usize) {
         let index = DiskIndex(u16::try_from(disk).unwrap_or(u16::MAX));
-        let errno = self.disks[disk].store.failed_flush().or(self.engine.index().flush_failed(index));
+        let errno = self.failed_flush(index);
         if errno.is_some() {
-            self.engine.set_failed_flush(index, errno);
-            if let Some(state) = &self.warmth.state {
-                state.header().set_flush_failed(index, errno);
-            }
+            self.keep_failed_flush(index, errno);
         }
+    }
+
+    /// Returns the error by which all flushes of a disk fail.
+    pub(super) fn failed_flush(&self, disk: DiskIndex) -> Option<i32> {
+        self.disks[usize::from(disk.0)].store.failed_flush().or(self.engine.index().flush_failed(disk))
+    }
+
+    fn keep_failed_flush(&mut self, disk: DiskIndex, errno: Option<i32>) {
+        self.engine.set_failed_flush(disk, errno);
+        if let Some(state) = &self.warmth.state {
+            state.header().set_flush_failed(disk, errno);
+        }
+    }
+
+    /// Forgets that a flush of the disk `name` has failed: the operator says that its image is sound.
+    pub(super) fn clear_failed_flush(&mut self, name: &str) -> Result<(), String> {
+        if !self.migration.serves() {
+            return Err("its disks are with another process: say it there".into());
+        }
+        let Some((disk, index)) = self.disks.iter_mut().zip(0..).find(|(disk, _)| disk.name == name) else {
+            let names: Vec<_> = self.disks.iter().map(|disk| disk.name.as_str()).collect();
+            return Err(format!("it has no disk {name}, but {}", names.join(", ")));
+        };
+        disk.store.set_failed_flush(None);
+        tracing::warn!("{name}: the operator says that its image is sound: flushes succeed again");
+        self.keep_failed_flush(DiskIndex(index), None);
+        Ok(())
     }
 
     /// Forgets what a former process knew of images that may have changed since, and keeps a record of all of them.

@@ -225,6 +225,12 @@ impl NbdExport {
         }
     }
 
+    /// Notes that the disk may have lost what it has done of requests that are not answered: they come again when all of their
+    /// pieces are back.
+    pub fn repeat_parts(&mut self) {
+        self.clients.iter_mut().for_each(|(_, client)| client.transmission.repeat_parts());
+    }
+
     /// Sends the answers.
     pub fn notify(&mut self) {
         for key in 0..self.clients.capacity() {

@@ -28,6 +28,7 @@ fn exports() -> Vec<Export> {
         read_only: false,
         can_trim: true,
         can_write_zeroes: true,
+        may_forget: false,
     };
     let export = |name: &str, target, geometry| Export { name: name.into(), target, geometry };
     vec![

@@ -45,4 +45,6 @@ pub struct ExportGeometry {
     pub read_only: bool,
     pub can_trim: bool,
     pub can_write_zeroes: bool,
+    /// What the disk has acknowledged and not flushed may be gone while its guest lives: it is an NBD server itself.
+    pub may_forget: bool,
 }

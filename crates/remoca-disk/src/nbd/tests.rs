@@ -34,6 +34,7 @@ const DISK: ExportGeometry = ExportGeometry {
     read_only: false,
     can_trim: true,
     can_write_zeroes: true,
+    may_forget: false,
 };
 
 fn exports() -> Vec<Export> {
@@ -278,6 +279,67 @@ fn modifications_carry_what_the_client_asked_for() {
     // A discard is never durable; this is, and gives the space back as well.
     assert_eq!(piece_of(DISK, Command::Trim, COMMAND_FUA), Some((zeroes(true), true)));
     assert_eq!(piece_of(ExportGeometry { can_write_zeroes: false, ..DISK }, Command::Trim, COMMAND_FUA), None);
+}
+
+/// What a disk that may forget was asked to do with a request, and how often it forgot the pieces that were done.
+fn forgetful(command: Command, flags: u16, len: u32, losses: &[usize]) -> Vec<Vec<(Operation, bool)>> {
+    let geometry = ExportGeometry { size: 1 << 40, may_forget: true, ..DISK };
+    let mut transmission = transmission(geometry, false);
+    let payload: Vec<u8> = match command {
+        Command::Write => (0..u64::from(len)).map(content).collect(),
+        _ => Vec::new(),
+    };
+    let bytes = [&request(command, flags, 9, 0, len).encode()[..], &payload].concat();
+    let mut bytes = &bytes[..];
+    let mut rounds = Vec::new();
+    for done_before in losses.iter().copied().chain([usize::MAX]) {
+        let mut pieces = Vec::new();
+        loop {
+            while let Some(mut piece) = transmission.pop() {
+                execute(&mut piece);
+                pieces.push(piece);
+            }
+            if feed(&mut transmission, &mut bytes, usize::MAX) == 0 {
+                break;
+            }
+        }
+        if pieces.is_empty() {
+            break;
+        }
+        rounds.push(pieces.iter().map(|piece| (piece.operation.clone(), piece.durable)).collect());
+        for (index, piece) in pieces.into_iter().enumerate() {
+            if index == done_before {
+                transmission.repeat_parts();
+            }
+            assert!(transmission.outbox.is_empty(), "answered too early");
+            transmission.complete(piece, Outcome::Done);
+            transmission.check();
+        }
+    }
+    let answer = [&REPLY_MAGIC.to_be_bytes()[..], &0_u32.to_be_bytes(), &9_u64.to_be_bytes()].concat();
+    assert_eq!(transmission.outbox.take_all(), answer, "answered once");
+    assert!(transmission.is_quiet() && transmission.pop().is_none());
+    rounds
+}
+
+#[test]
+fn a_request_is_done_again_when_the_disk_may_have_lost_a_part_of_it() {
+    for (command, len) in
+        [(Command::Write, 3 << 20), (Command::Write, (4 << 20) - 512), (Command::WriteZeroes, 600 << 20)]
+    {
+        let once = forgetful(command, 0, len, &[]);
+        assert!(once.len() == 1 && once[0].len() > 2);
+        assert_eq!(forgetful(command, 0, len, &[0]), once, "nothing was done yet: the disk does it after the loss");
+        for done in 1..once[0].len() {
+            assert_eq!(forgetful(command, 0, len, &[done]), [&once[..], &once].concat(), "{command:?} after {done}");
+        }
+        assert_eq!(forgetful(command, 0, len, &[1, 2]).len(), 3, "as often as it is lost");
+        // What is durable is not lost.
+        assert_eq!(forgetful(command, COMMAND_FUA, len, &[1]).len(), 1);
+    }
+    assert_eq!(forgetful(Command::Trim, 0, 600 << 20, &[1]).len(), 1, "its content means nothing");
+    let longer = forgetful(Command::Write, 0, (4 << 20) + 512, &[1]);
+    assert!(longer.len() == 1 && longer[0].iter().all(|(_, durable)| *durable), "its data are not held");
 }
 
 #[test]

@@ -20,6 +20,8 @@ use crate::frontend::{Operation, Outcome};
 use crate::store::{BufferPool, IoBuffer};
 use remoca_core::engine::DiskError;
 use slab::Slab;
+use std::collections::VecDeque;
+use std::ops::Range;
 
 /// Requests of one client that are executed at a time, or are waiting to be.
 pub(super) const REQUESTS_MAX: usize = 128;
@@ -50,6 +52,21 @@ struct Open {
     left: usize,
     /// What the first piece failed with.
     error: Option<DiskError>,
+    /// What it takes to do it again.
+    kept: Option<Kept>,
+}
+
+/// A modification in several pieces whose disk may forget those that are done.
+struct Kept {
+    kind: Kind,
+    durable: bool,
+    range: Range<u64>,
+    /// The data of a write, from the pieces that are back.
+    buffers: Vec<Option<IoBuffer>>,
+    /// Some pieces are done, ...
+    done: bool,
+    /// ... and may be gone.
+    again: bool,
 }
 
 /// What the answer looks like.
@@ -97,6 +114,38 @@ impl Drop for GiveBack {
     }
 }
 
+impl Open {
+    /// Returns all of a request, if its pieces are back and some of them may be gone.
+    fn repeat(&mut self, slot: usize) -> Option<Rest> {
+        let kept = self.kept.as_mut().filter(|kept| kept.again && self.error.is_none())?;
+        (kept.done, kept.again) = (false, false);
+        let mut rest = Rest::new(slot, kept.kind, kept.durable, kept.range.clone());
+        rest.buffers = kept.buffers.drain(..).flatten().collect();
+        self.left = rest.lengths().count();
+        if kept.kind == Kind::Write && rest.buffers.len() != self.left {
+            (self.left, self.error) = (0, Some(DiskError(libc::EIO)));
+            return None;
+        }
+        Some(rest)
+    }
+}
+
+impl Kept {
+    fn take_back(&mut self, index: usize, buffer: Option<IoBuffer>) {
+        self.done = true;
+        if self.buffers.len() <= index {
+            self.buffers.resize_with(index + 1, || None);
+        }
+        self.buffers[index] = buffer;
+    }
+}
+
+/// Whether a modification of this kind is done again where a part of it may be lost. What is durable is not lost; the content of
+/// what is trimmed means nothing.
+fn is_kept(kind: Kind, durable: bool) -> bool {
+    !durable && matches!(kind, Kind::Write | Kind::Zero { .. })
+}
+
 /// The transmission phase of one client.
 pub(super) struct Transmission {
     geometry: ExportGeometry,
@@ -107,6 +156,8 @@ pub(super) struct Transmission {
     shared_pool: BufferPool,
     staging: Staging,
     pub(super) outbox: Outbox,
+    /// Requests that are handed out again.
+    repeats: VecDeque<Rest>,
     /// The last [`Self::pop`] had to stop for want of room.
     stalled: bool,
     end: Option<End>,
@@ -135,6 +186,7 @@ impl Transmission {
             shared_pool,
             staging,
             outbox,
+            repeats: VecDeque::new(),
             stalled: false,
             end: None,
             _give_back: give_back,
@@ -181,6 +233,14 @@ impl Transmission {
 
     /// The next piece to execute. `None`: call again after more was received, or [`Self::complete`] or [`Self::sent`] say so.
     pub(super) fn pop(&mut self) -> Option<Piece> {
+        if let Some(rest) = self.repeats.front_mut() {
+            let buffer = rest.buffers.pop_front();
+            let piece = rest.next(buffer);
+            if rest.is_empty() {
+                self.repeats.pop_front();
+            }
+            return Some(piece);
+        }
         while self.end.is_none() {
             let step = match std::mem::replace(&mut self.state, State::Header) {
                 State::Header => self.take_header(),
@@ -257,6 +317,8 @@ impl Transmission {
             }
         };
         let range = request.offset..request.offset + u64::from(request.len);
+        // Its data are not held until all of them are written, so no piece may be lost once it is done.
+        let durable = durable || self.geometry.may_forget && kind == Kind::Write && request.len > WHOLE_MAX;
         let wants_one = request.flags & COMMAND_DONT_FRAGMENT != 0;
         let form = match kind {
             Kind::Read if self.structured && !wants_one => Form::Chunks,
@@ -264,9 +326,11 @@ impl Transmission {
             Kind::Write | Kind::Trim | Kind::Zero { .. } => Form::Plain,
         };
         let entry = self.open.vacant_entry();
-        let rest = Rest::new(entry.key(), kind, durable, range);
+        let rest = Rest::new(entry.key(), kind, durable, range.clone());
         let left = rest.lengths().count();
-        entry.insert(Open { cookie: request.cookie, form, offset: request.offset, left, error: None });
+        let is_kept = self.geometry.may_forget && left > 1 && is_kept(kind, durable);
+        let kept = is_kept.then(|| Kept { kind, durable, range, buffers: Vec::new(), done: false, again: false });
+        entry.insert(Open { cookie: request.cookie, form, offset: request.offset, left, error: None, kept });
         self.state = match kind {
             Kind::Write => State::Payload { rest, piece: None },
             Kind::Read | Kind::Trim | Kind::Zero { .. } => State::HandOut(rest),
@@ -275,7 +339,7 @@ impl Transmission {
     }
 
     fn begin_flush(&mut self, cookie: u64) -> Step {
-        let slot = self.open.insert(Open { cookie, form: Form::Plain, offset: 0, left: 1, error: None });
+        let slot = self.open.insert(Open { cookie, form: Form::Plain, offset: 0, left: 1, error: None, kept: None });
         Step::Piece(Piece::flush(slot))
     }
 
@@ -362,7 +426,8 @@ impl Transmission {
             (Operation::Read { .. }, None, Outcome::Done) => Outcome::BROKEN,
             (_, _, outcome) => outcome,
         };
-        let request = &mut self.open[piece.slot];
+        let slot = piece.slot;
+        let request = &mut self.open[slot];
         request.left -= 1;
         match outcome {
             Outcome::Done => {}
@@ -382,13 +447,34 @@ impl Transmission {
                 self.outbox.push_data_chunk(request.cookie, range.start, length, is_last);
                 self.outbox.push_data(buffer);
             }
+            (Form::Plain, _, buffer, Outcome::Done) => {
+                if let Some(kept) = &mut request.kept {
+                    kept.take_back(piece.index, buffer);
+                }
+            }
             _ => {}
         }
-        if request.left == 0 {
-            let request = self.open.remove(piece.slot);
-            self.answer(request);
+        if request.left > 0 {
+            return std::mem::take(&mut self.stalled);
+        }
+        match request.repeat(slot) {
+            Some(rest) => {
+                self.repeats.push_back(rest);
+                return true;
+            }
+            None => {
+                let request = self.open.remove(slot);
+                self.answer(request);
+            }
         }
         std::mem::take(&mut self.stalled)
+    }
+
+    /// Notes that the disk may have lost what it has done of requests that are open.
+    pub(super) fn repeat_parts(&mut self) {
+        for kept in self.open.iter_mut().filter_map(|(_, request)| request.kept.as_mut()) {
+            kept.again |= kept.done;
+        }
     }
 
     /// The end of a request; chunks with data are on their way already.

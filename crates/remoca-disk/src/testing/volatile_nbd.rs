@@ -11,6 +11,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const OPTION_REPLY_MAGIC: u64 = 0x3_e889_0455_65a9;
+const OPTION_GO: u32 = 7;
+const REPLY_UNSUPPORTED: u32 = 1 << 31 | 1;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 const FLAG_FUA: u16 = 1;
 
@@ -235,15 +237,23 @@ impl State {
 
 fn shake_hands(stream: &mut UnixStream, offer: &NbdOffer) -> io::Result<()> {
     stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
-    let mut option = [0; 4 + 16];
-    stream.read_exact(&mut option)?;
-    let len = u32::from_be_bytes([option[16], option[17], option[18], option[19]]);
-    stream.read_exact(&mut vec![0; len as usize])?;
-    let reply = |code: u32, data: &[u8]| {
+    stream.read_exact(&mut [0; 4])?;
+    let reply = |option: u32, code: u32, data: &[u8]| {
         let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
         let magic = OPTION_REPLY_MAGIC.to_be_bytes();
-        [&magic[..], &7_u32.to_be_bytes(), &code.to_be_bytes(), &len.to_be_bytes(), data].concat()
+        [&magic[..], &option.to_be_bytes(), &code.to_be_bytes(), &len.to_be_bytes(), data].concat()
     };
+    loop {
+        let mut header = [0; 16];
+        stream.read_exact(&mut header)?;
+        let word = |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        stream.read_exact(&mut vec![0; word(12) as usize])?;
+        match word(8) {
+            OPTION_GO => break,
+            other => stream.write_all(&reply(other, REPLY_UNSUPPORTED, &[]))?,
+        }
+    }
+    let reply = |code, data: &[u8]| reply(OPTION_GO, code, data);
     let export = [&[0, 0][..], &offer.size.to_be_bytes(), &offer.flags().to_be_bytes()].concat();
     let sizes = [offer.block, offer.block.max(4096), offer.payload_max].map(u32::to_be_bytes).concat();
     let blocks = [&[0, 3][..], &sizes].concat();

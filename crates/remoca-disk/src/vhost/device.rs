@@ -169,7 +169,9 @@ impl VhostDevice {
             *handed_out = true;
             return Some(BlkRequest::cache_flush(self.hand_out()));
         }
-        if held >= HELD_MAX || self.segments.get() >= SEGMENTS_MAX {
+        // What goes out again has its segments already, and gives them back only when it is done.
+        let is_full = self.segments.get() >= SEGMENTS_MAX;
+        if held >= HELD_MAX || is_full && !self.queues.iter().any(Queue::has_repeats) {
             self.throttled = true;
             return None;
         }
@@ -177,6 +179,9 @@ impl VhostDevice {
         let context = Context { config: &self.config, session: &self.session, indirect, segments: &self.segments };
         let count = self.queues.len();
         for index in (self.turn..count).chain(0..self.turn) {
+            if is_full && !self.queues[index].has_repeats() {
+                continue;
+            }
             let Some(taken) = self.queues[index].take(&context) else { continue };
             self.turn = (index + 1) % count;
             return Some(BlkRequest {
@@ -197,18 +202,26 @@ impl VhostDevice {
         RequestId(self.next_id)
     }
 
+    /// Notes that the disk may have lost what it has done of requests that are not completed: these are done again.
+    pub fn repeat_parts(&mut self) {
+        self.queues.iter_mut().for_each(Queue::repeat_parts);
+    }
+
     /// Gives a request back. The guest sees it completed after the next `notify`.
     pub fn complete(&mut self, request: BlkRequest, status: Status) {
         self.held -= 1;
-        match &request.chain {
+        let repeats = match &request.chain {
             Some(chain) if chain.session.is_live() => self.queues[usize::from(request.queue)].complete(chain, status),
-            Some(_) => {}
-            None => self.end_cache_flush(status),
-        }
+            Some(_) => false,
+            None => {
+                self.end_cache_flush(status);
+                false
+            }
+        };
         drop(request);
         let room = self.throttled && self.held <= HELD_MAX / 2 && self.segments.get() <= SEGMENTS_MAX / 2;
         self.throttled &= !room;
-        if room || (self.held == 0 && matches!(self.waiting_until(), Some(Until::CacheFlushed { .. }))) {
+        if room || repeats || (self.held == 0 && matches!(self.waiting_until(), Some(Until::CacheFlushed { .. }))) {
             // The driver need not call `pop` again by itself.
             signal::raise(&self.wake);
         }

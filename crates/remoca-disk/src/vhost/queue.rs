@@ -80,9 +80,23 @@ struct Flight {
     busy: bool,
     pieces: u32,
     status: Status,
+    /// All of a write that goes in pieces.
+    whole: Option<Whole>,
+    /// Some of its pieces are done, ...
+    done: bool,
+    /// ... and may be gone: it goes out again when all of them are back.
+    again: bool,
 }
 
-const IDLE: Flight = Flight { busy: false, pieces: 0, status: Status::Ok };
+const IDLE: Flight = Flight { busy: false, pieces: 0, status: Status::Ok, whole: None, done: false, again: false };
+
+/// A write as the guest asked for it, in bytes.
+#[derive(Debug, Clone, Copy)]
+struct Whole {
+    start: u64,
+    end: u64,
+    data_start: u64,
+}
 
 /// What of a chain is still to be handed out.
 struct Rest {
@@ -105,6 +119,8 @@ pub(crate) struct Queue {
     in_flight: u16,
     resubmit: VecDeque<u16>,
     rest: Option<Rest>,
+    /// Writes that go out again.
+    repeats: VecDeque<Rest>,
     record: Option<InflightQueue>,
     /// Heads completed and not yet published.
     batch: Vec<u16>,
@@ -128,6 +144,7 @@ impl Queue {
             in_flight: 0,
             resubmit: VecDeque::new(),
             rest: None,
+            repeats: VecDeque::new(),
             record: None,
             batch: Vec::new(),
             call: None,
@@ -238,7 +255,7 @@ impl Queue {
     pub fn take(&mut self, context: &Context) -> Option<Taken> {
         // A head stays busy until its completion is published, so this ends after one round of the ring at most.
         loop {
-            if let Some(rest) = self.rest.take() {
+            if let Some(rest) = self.rest.take().or_else(|| self.repeats.pop_front()) {
                 return Some(self.next_piece(rest, context.config.transfer_bytes_max));
             }
             let chain = match self.next_chain(context) {
@@ -306,29 +323,63 @@ impl Queue {
 
     fn next_piece(&mut self, rest: Rest, transfer_bytes_max: u32) -> Taken {
         let Rest { chain, operation, data_start } = rest;
+        let whole = match &operation {
+            Operation::Write { range } => Some(Whole { start: range.start, end: range.end, data_start }),
+            Operation::Read { .. } | Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => {
+                None
+            }
+        };
         let (operation, remainder) = split(operation, transfer_bytes_max);
         let data_length = match &operation {
             Operation::Read { range } | Operation::Write { range } => range.end - range.start,
             Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => 0,
         };
+        let flight = &mut self.flights[usize::from(chain.head)];
+        flight.pieces += 1;
         if let Some(operation) = remainder {
+            // Of the first piece: the rest of it is no whole.
+            flight.whole = flight.whole.or(whole);
             let data_start = data_start + data_length;
             self.rest = Some(Rest { chain: chain.clone(), operation, data_start });
         }
-        self.flights[usize::from(chain.head)].pieces += 1;
         let data_length = usize::try_from(data_length).expect("a piece fits the transfer limit");
         Taken { chain, operation, data_start, data_length }
     }
 
-    /// The driver is done with a piece of `chain`.
-    pub fn complete(&mut self, chain: &Chain, status: Status) {
+    /// Notes that the disk may have lost what it has done so far: writes of which a part was done go out again.
+    pub fn repeat_parts(&mut self) {
+        for flight in self.flights.iter_mut().filter(|flight| flight.whole.is_some()) {
+            flight.again |= flight.done;
+        }
+    }
+
+    /// Whether [`Self::take`] has something that was taken before.
+    pub fn has_repeats(&self) -> bool {
+        !self.repeats.is_empty()
+    }
+
+    /// Takes back a piece of `chain`. True if [`Self::take`] has something again.
+    pub fn complete(&mut self, chain: &Arc<Chain>, status: Status) -> bool {
         let flight = &mut self.flights[usize::from(chain.head)];
         flight.pieces -= 1;
         flight.status = flight.status.worse(status);
-        let (pieces, status) = (flight.pieces, flight.status);
+        flight.done = true;
         let more = self.rest.as_ref().is_some_and(|rest| rest.chain.head == chain.head);
-        if pieces == 0 && !more {
-            self.finish(chain, status);
+        if flight.pieces > 0 || more {
+            return false;
+        }
+        match flight.whole.filter(|_| flight.again && flight.status == Status::Ok) {
+            Some(Whole { start, end, data_start }) => {
+                (flight.done, flight.again) = (false, false);
+                let operation = Operation::Write { range: start..end };
+                self.repeats.push_back(Rest { chain: chain.clone(), operation, data_start });
+                true
+            }
+            None => {
+                let status = flight.status;
+                self.finish(chain, status);
+                false
+            }
         }
     }
 

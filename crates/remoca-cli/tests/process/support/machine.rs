@@ -33,8 +33,10 @@ pub struct Setup {
     /// The sector of each disk.
     pub sectors: Vec<usize>,
     pub blocks: usize,
-    /// The images are files behind NBD servers that take whole blocks only.
+    /// The images are files behind NBD servers.
     pub nbd: bool,
+    /// What those take requests in.
+    pub nbd_block: usize,
     pub cache: &'static str,
     pub server: Option<String>,
     /// The process has a name, and so leaves something to its successor.
@@ -52,6 +54,7 @@ impl Default for Setup {
             sectors: vec![SECTOR],
             blocks: 2048,
             nbd: false,
+            nbd_block: BLOCK,
             cache: "4M",
             server: None,
             named: true,
@@ -139,7 +142,9 @@ impl Machine {
             // The process goes around the page cache, and takes what is there for another program's.
             std::fs::File::open(&image).unwrap().sync_all().unwrap();
             let options = Options { queue_count: 2, queue_size: 32, data_bytes: 64 << 10, ..Options::default() };
-            let nbd = setup.nbd.then(|| Nbdkit::start(&folder.path().join(format!("nbd{number}")), &image));
+            let nbd = setup
+                .nbd
+                .then(|| Nbdkit::start_in_blocks(&folder.path().join(format!("nbd{number}")), &image, setup.nbd_block));
             VirtualDisk {
                 guest: TestGuest::new(options),
                 model,

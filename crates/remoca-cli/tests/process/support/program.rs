@@ -263,26 +263,32 @@ impl Serve {
     }
 }
 
-/// An nbdkit that serves one file in blocks of 4 KiB.
+/// An nbdkit that serves one file in blocks of a size.
 pub struct Nbdkit {
     pub program: Program,
     socket: PathBuf,
     image: PathBuf,
+    block: usize,
 }
 
 impl Nbdkit {
     pub fn start(socket: &Path, image: &Path) -> Self {
+        Self::start_in_blocks(socket, image, 4096)
+    }
+
+    pub fn start_in_blocks(socket: &Path, image: &Path, block: usize) -> Self {
         // What a killed predecessor left.
         let _ = std::fs::remove_file(socket);
         let mut command = command("nbdkit");
         command.args(["-f", "--filter=blocksize-policy", "-U"]).arg(socket).arg("file").arg(image);
-        command.args(["blocksize-minimum=4K", "blocksize-preferred=4K", "blocksize-error-policy=error"]);
+        command.arg(format!("blocksize-minimum={block}"));
+        command.args(["blocksize-preferred=4K", "blocksize-error-policy=error"]);
         let mut program = Program::start(&mut command, &socket.with_extension("log"));
         wait_until("nbdkit listens", || {
             assert!(program.is_running(), "{}", program.log());
             UnixStream::connect(socket).is_ok()
         });
-        Self { program, socket: socket.into(), image: image.into() }
+        Self { program, socket: socket.into(), image: image.into(), block }
     }
 
     /// For `--image`.
@@ -292,7 +298,7 @@ impl Nbdkit {
 
     /// Starts it again, after it was killed.
     pub fn restart(&mut self) {
-        *self = Self::start(&self.socket, &self.image);
+        *self = Self::start_in_blocks(&self.socket, &self.image, self.block);
     }
 }
 

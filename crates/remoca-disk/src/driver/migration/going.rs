@@ -42,8 +42,8 @@ impl Driver {
         {
             return Err(format!(
                 "{}: a flush of this disk has failed, so writes may be lost, and the guest must hear of it: it is not handed over. \
-                 Stop the guest, mend the image, and start it anew",
-                disk.name
+                 Stop the guest, mend the image, and say `remoca set {} --clear-failed-flush {}`",
+                disk.name, self.name, disk.name
             ));
         }
         let offer = self.own_offer()?;
