@@ -93,6 +93,22 @@ impl fmt::Debug for Sector {
     }
 }
 
+/// The content of 512 bytes; [`Sector::UNFILLED`] stands for bytes that are no content.
+#[must_use]
+pub fn sector_of(bytes: &[u8]) -> Sector {
+    let (words, _) = bytes.as_chunks::<8>();
+    match words {
+        [first, rest @ ..] if rest.iter().all(|word| word == first) => Sector(u64::from_le_bytes(*first)),
+        _ => Sector::UNFILLED,
+    }
+}
+
+/// The contents of `bytes`, sector by sector.
+#[must_use]
+pub fn sectors_of(bytes: &[u8]) -> Vec<Sector> {
+    bytes.chunks(SECTOR_SIZE).map(sector_of).collect()
+}
+
 /// The bytes of `sectors`.
 #[must_use]
 pub fn bytes(sectors: &[Sector]) -> Vec<u8> {

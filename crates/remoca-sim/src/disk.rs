@@ -315,6 +315,16 @@ impl ModelDisk {
         Ok(())
     }
 
+    /// The guest was told that `sector` holds `value` by a write that it submitted in event `since`. Whether it came to be
+    /// there, and whether it is durable.
+    pub fn acknowledge_value(&mut self, sector: usize, value: Sector, since: u64) -> (bool, bool) {
+        let history = &mut self.sectors[sector];
+        let found = history.versions.iter().position(|version| version.since >= since && version.value == value);
+        let Some(found) = found else { return (false, false) };
+        history.acknowledged = history.acknowledged.max(found);
+        (true, history.durable >= found)
+    }
+
     /// For each sector, the version that a flush beginning now has to make durable.
     pub fn flush_promise(&self) -> Vec<usize> {
         self.sectors.iter().map(|history| history.acknowledged).collect()
@@ -323,6 +333,13 @@ impl ModelDisk {
     /// The guest was told that a flush failed: what was lost with it is not promised any more.
     pub fn forgive(&mut self) {
         for history in self.sectors.iter_mut().filter(|history| history.acknowledged < history.lost) {
+            history.acknowledged = history.acknowledged.min(history.durable);
+        }
+    }
+
+    /// Nobody is left to whom anything was promised that is not durable.
+    pub fn forget_promises(&mut self) {
+        for history in &mut self.sectors {
             history.acknowledged = history.acknowledged.min(history.durable);
         }
     }

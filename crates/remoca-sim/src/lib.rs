@@ -11,6 +11,7 @@
 
 mod content;
 mod disk;
+mod driver;
 mod file;
 mod guest;
 mod panics;
@@ -31,6 +32,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use world::World;
 
+pub use driver::{DriverFailure, DriverOptions, DriverTally, Flaw, run_driver};
 pub use file::{Saved, load, save};
 pub use guest::Key;
 pub use plan::{Origin, Plan};

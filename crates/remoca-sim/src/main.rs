@@ -3,7 +3,9 @@
 use anyhow::{Context, bail};
 use clap::Parser;
 use remoca_core::rules::Rule;
-use remoca_sim::{Failure, HostRule, Options, Origin, Plan, Report, load, run, save, shrink, trace};
+use remoca_sim::{
+    DriverOptions, Failure, Flaw, HostRule, Options, Origin, Plan, Report, load, run, run_driver, save, shrink, trace,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -47,6 +49,12 @@ struct Arguments {
     /// Print everything that happens.
     #[arg(long)]
     trace: bool,
+    /// Simulate the whole VM process: its real driver, frontends, link and state file.
+    #[arg(long, conflicts_with_all = ["plan", "save", "omit", "without", "agentless", "guest_visible_only"])]
+    driver: bool,
+    /// Something that goes wrong around the driver: the run has to fail.
+    #[arg(long, requires = "driver", value_parser = flaw)]
+    flaw: Option<Flaw>,
     /// Do not look for a shorter plan that fails in the same way.
     #[arg(long)]
     no_shrink: bool,
@@ -67,6 +75,15 @@ fn rule(name: &str) -> Result<AnyRule, String> {
     let names = || all.clone().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
     let unknown = format!("one of: {}", names());
     all.find(|(n, _)| *n == name).map(|(_, rule)| rule).ok_or(unknown)
+}
+
+fn flaw(name: &str) -> Result<Flaw, String> {
+    let names = || Flaw::ALL.map(|(name, _)| name).join(", ");
+    Flaw::ALL
+        .iter()
+        .find(|(known, _)| *known == name)
+        .map(|(_, flaw)| *flaw)
+        .ok_or_else(|| format!("one of: {}", names()))
 }
 
 fn step_list(text: &str) -> Result<Steps, String> {
@@ -93,7 +110,50 @@ fn main() -> ExitCode {
     }
 }
 
+/// Runs seeds of the driver. One that fails is cut down to the fewest steps from its beginning.
+fn simulate_driver(arguments: &Arguments) -> anyhow::Result<()> {
+    let options = DriverOptions { flaw: arguments.flaw, steps: arguments.steps, tell: arguments.trace };
+    let first = arguments.seed.map_or_else(seed_of_the_day, Ok)?;
+    let count = arguments.seeds.unwrap_or(if arguments.seed.is_some() { 1 } else { 1_000 });
+    println!("driver seeds {first} to {}", first.saturating_add(count - count.min(1)));
+    let started = Instant::now();
+    let mut totals = Totals::default();
+    for seed in first..first.saturating_add(count) {
+        match run_driver(seed, &options) {
+            Ok(tally) => totals.count(tally.named()),
+            Err(failure) => {
+                println!("{failure}");
+                let steps = fewest_steps(seed, &options);
+                let flaw = Flaw::ALL.iter().find(|(_, flaw)| Some(*flaw) == options.flaw);
+                let flaw = flaw.map_or(String::new(), |(name, _)| format!(" --flaw {name}"));
+                println!("reproduce: cargo xtask sim --driver --seed {seed}{flaw} --steps {steps} --trace");
+                bail!("driver seed {seed} failed, after {} that passed", totals.seeds);
+            }
+        }
+    }
+    totals.print(started.elapsed().as_secs_f64());
+    if let Some(flaw) = arguments.flaw {
+        bail!("{flaw:?} was there, and no seed noticed");
+    }
+    Ok(())
+}
+
+/// Halving finds a number of steps that fails while one less does not.
+fn fewest_steps(seed: u64, options: &DriverOptions) -> usize {
+    let fails =
+        |steps| run_driver(seed, &DriverOptions { steps: Some(steps), tell: false, ..options.clone() }).is_err();
+    let (mut passes, mut failing) = (0, options.steps.unwrap_or(1 << 10));
+    while failing - passes > 1 {
+        let middle = passes + (failing - passes) / 2;
+        if fails(middle) { failing = middle } else { passes = middle }
+    }
+    failing
+}
+
 fn simulate(arguments: &Arguments) -> anyhow::Result<()> {
+    if arguments.driver {
+        return simulate_driver(arguments);
+    }
     let options = Options {
         omit: arguments.omit.and_then(|rule| if let AnyRule::Engine(rule) = rule { Some(rule) } else { None }),
         omit_host: arguments.omit.and_then(|rule| if let AnyRule::Host(rule) = rule { Some(rule) } else { None }),
@@ -261,8 +321,12 @@ struct Totals {
 
 impl Totals {
     fn add(&mut self, report: &Report) {
+        self.count(report.tally.named());
+    }
+
+    fn count(&mut self, counters: Vec<(&'static str, u64)>) {
         self.seeds += 1;
-        for (name, count) in report.tally.named() {
+        for (name, count) in counters {
             *self.counters.entry(name).or_default() += count;
         }
     }

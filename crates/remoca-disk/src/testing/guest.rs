@@ -377,6 +377,11 @@ impl TestGuest {
     /// The status of a request, if it was completed. Its slot, data included, is free for the next request then.
     pub fn result(&mut self, ticket: Ticket) -> Option<u8> {
         self.poll(ticket.queue);
+        self.polled(ticket)
+    }
+
+    /// The same, as far as [`Self::poll`] has seen it.
+    pub fn polled(&mut self, ticket: Ticket) -> Option<u8> {
         let status = self.done.remove(&ticket)?;
         self.free[usize::from(ticket.queue)].push(ticket.slot);
         Some(status)

@@ -2,8 +2,9 @@
 //!
 //! [`TestGuest`] plays QEMU and the guest's driver: it shares its memory, starts queues, keeps the record of requests in
 //! flight over a reconnect, and puts any descriptor table it likes into its rings. [`RamDisk`] executes requests in
-//! memory, and [`Backend`] runs a device on it in a thread; [`serve_until_death`] is a back end in a process of its own.
-//! [`VolatileNbd`] is an NBD server that loses its cache. Behind the feature `testing`; never part of the program.
+//! memory, and [`Backend`] runs a device on it in a thread; [`DirectFrontEnd`] plays the hypervisor on the device's own thread;
+//! [`serve_until_death`] is a back end in a process of its own. [`VolatileNbd`] is an NBD server that loses its cache.
+//! Behind the feature `testing`; never part of the program.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
@@ -11,6 +12,7 @@
 )]
 
 mod backend;
+mod direct;
 mod guest;
 mod mortal;
 mod tcp;
@@ -28,6 +30,7 @@ pub use crate::state::fuzz::{run as fuzz_state_header, seeds as fuzz_state_heade
 pub use crate::store::nbd_fuzz::{run as fuzz_nbd_client, seeds as fuzz_nbd_client_seeds};
 pub use crate::vhost::fuzz::{run as fuzz_vhost_queue, seeds as fuzz_vhost_queue_seeds};
 pub use backend::{Backend, Plan, RamDisk};
+pub use direct::{Answered, DirectFrontEnd, Record};
 pub use guest::{Command, Options, TestGuest, Ticket};
 pub use mortal::{FileDisk, serve_until_death};
 pub use tcp::hold_port;

@@ -14,14 +14,14 @@
 
 mod chain;
 mod config;
-mod control;
+pub(crate) mod control;
 mod device;
 #[cfg(feature = "testing")]
 pub(crate) mod fuzz;
 mod handler;
-mod inflight;
+pub(crate) mod inflight;
 mod log;
-mod memory;
+pub(crate) mod memory;
 mod queue;
 mod request;
 mod ring;

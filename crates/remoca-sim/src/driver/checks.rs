@@ -1,0 +1,106 @@
+//! What a guest was promised, looked at from outside.
+
+use super::guests::Request;
+use super::plan::Ask;
+use super::world::{Outcome, World};
+use crate::content::{BLOCK_SECTORS, Sector};
+use crate::violation::{Promise, Violation};
+
+impl World<'_> {
+    pub(super) fn at(&self, promise: Promise, disk: usize, sector: usize, text: String) -> Violation {
+        Violation::at(promise, (u16::try_from(disk).unwrap_or(0), sector / BLOCK_SECTORS), text)
+    }
+
+    /// A request is completed: everything that its guest was promised about it has to be true now.
+    pub(super) fn completed(&mut self, disk: usize, request: &Request, result: Result<Vec<Sector>, ()>) -> Outcome {
+        let step = request.step;
+        self.note(|| format!("disk {disk}: request {step} completes: {:?}", result.as_ref().map(Vec::len)));
+        self.tally.completed += 1;
+        self.tally.failed += u64::from(result.is_err());
+        let guest = &mut self.disks[disk].guest;
+        let Ok(data) = result else {
+            let by_latch = guest.flush_may_fail && (request.ask == Ask::Flush || request.is_durable);
+            guest.flush_must_fail |= request.ask == Ask::Flush;
+            if request.ask == Ask::Flush {
+                self.disks[disk].model.forgive();
+            }
+            if request.may_have_failed || by_latch {
+                return Ok(());
+            }
+            let text = format!("request {step} {:?} fails, and the disk failed nothing of it", request.ask);
+            return Err(Violation::new(Promise::DiskErrorsOnly, text));
+        };
+        if request.failed && !matches!(request.ask, Ask::Read(_)) {
+            let text = format!("request {step} {:?} succeeds, and the disk failed some of it", request.ask);
+            return Err(Violation::new(Promise::DiskErrorsOnly, text));
+        }
+        match &request.ask {
+            Ask::Read(range) => self.check_read(disk, request, range.start, &data),
+            Ask::Flush => self.check_flush(disk, request),
+            Ask::Write { .. } | Ask::WriteZeroes { .. } => self.check_written(disk, request),
+            Ask::Discard(_) => Ok(()),
+        }
+    }
+
+    fn check_read(&mut self, disk: usize, request: &Request, start: usize, data: &[Sector]) -> Outcome {
+        self.tally.sectors_checked += data.len() as u64;
+        let model = &self.disks[disk].model;
+        let from = request.submitted;
+        let wrong = (start..).zip(data).find(|(at, got)| !model.held(*at, **got, from, self.event));
+        let Some((at, got)) = wrong else { return Ok(()) };
+        let right = model.values(at, from, self.event);
+        let text = format!("request {} reads {got} from sector {at}; right would be {right:?}", request.step);
+        Err(self.at(Promise::NoStaleRead, disk, at, text))
+    }
+
+    fn check_flush(&mut self, disk: usize, request: &Request) -> Outcome {
+        let step = request.step;
+        if self.disks[disk].guest.flush_must_fail {
+            let text = format!("flush {step} succeeds, and one before it has failed");
+            return Err(Violation::new(Promise::FlushIsDurable, text));
+        }
+        let Some(sector) = self.disks[disk].model.broken_promise(&request.promise) else { return Ok(()) };
+        let text = format!("flush {step} succeeds, and sector {sector} is not durable");
+        Err(self.at(Promise::FlushIsDurable, disk, sector, text))
+    }
+
+    fn check_written(&mut self, disk: usize, request: &Request) -> Outcome {
+        let switched = request.switches != self.disks[disk].guest.switches;
+        let by_request =
+            matches!(request.ask, Ask::Write { durable: true, .. } | Ask::WriteZeroes { durable: true, .. });
+        let durable = by_request || request.is_durable && !switched;
+        for (sector, value) in request.written() {
+            let (is_there, is_durable) = self.disks[disk].model.acknowledge_value(sector, value, request.submitted);
+            if !is_there || durable && !is_durable {
+                let what = if is_there { "durable" } else { "on the disk" };
+                let text = format!("request {} completes, and sector {sector} is not {what}: {value}", request.step);
+                let promise = if is_there { Promise::FlushIsDurable } else { Promise::WriteThrough };
+                return Err(self.at(promise, disk, sector, text));
+            }
+        }
+        Ok(())
+    }
+
+    /// A while after everything was healed.
+    pub(super) fn check_rest(&mut self) -> Outcome {
+        if self.process.is_none() {
+            return Err(Violation::new(Promise::NothingLeft, "the process does not come back"));
+        }
+        for disk in &self.disks {
+            if let Some(request) = disk.guest.requests.first() {
+                let text = format!("disk {}: request {} {:?} does not end", disk.number, request.step, request.ask);
+                return Err(Violation::new(Promise::NothingLeft, text));
+            }
+        }
+        Ok(())
+    }
+
+    /// The last upgrade needs that nothing is under way: no request, no disk I/O, no number that stays taken.
+    pub(super) fn check_end(&mut self, upgraded: Option<bool>) -> Outcome {
+        self.check_process()?;
+        if upgraded != Some(true) {
+            return Err(Violation::new(Promise::NothingLeft, "with nothing to do it does not give way to an upgrade"));
+        }
+        Ok(())
+    }
+}

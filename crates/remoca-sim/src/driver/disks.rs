@@ -1,0 +1,235 @@
+//! The disks behind the driver's stores: what it asks of them is done in portions, late, or not, and has to be what a guest
+//! asked for.
+
+use super::guests::{Guest, Request};
+use super::plan::{Ask, DiskPlan};
+use super::store::{StoreDesk, Submitted};
+use super::world::{Event, Outcome, World};
+use super::{Flaw, time::VirtualClock};
+use crate::content::{BLOCK_SECTORS, SECTOR_SIZE, Sector, bytes, sectors_of};
+use crate::disk::{Io, IoId, IoKind, LATE_PORTIONS, ModelDisk};
+use crate::violation::{Promise, Violation};
+use remoca_disk::driver::Source;
+use remoca_disk::store::{IoBuffer, StoreCompletion, StoreError, StoreEvent, StoreOp};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+const EIO: i32 = 5;
+const MS: u64 = 1_000_000;
+
+/// An operation that the store works on.
+pub(super) struct Running {
+    token: u64,
+    op: StoreOp,
+    buffer: Option<IoBuffer>,
+    /// The steps of the requests that it may be for.
+    requests: Vec<usize>,
+}
+
+/// One disk, with its guest.
+pub(super) struct DiskSide {
+    pub(super) number: usize,
+    pub(super) plan: DiskPlan,
+    pub(super) model: ModelDisk,
+    /// Of the process that runs, or of the last one.
+    pub(super) store: StoreDesk,
+    running: BTreeMap<u64, Running>,
+    ios: u64,
+    pub(super) guest: Guest,
+}
+
+impl DiskSide {
+    pub(super) fn new(number: usize, plan: &DiskPlan) -> Self {
+        let content = (0..plan.sectors).map(|sector| match sector / BLOCK_SECTORS % 8 {
+            6 => Sector::template(0),
+            7 => Sector::ZERO,
+            _ => Sector::initial(u16::try_from(number).unwrap_or(0), sector),
+        });
+        Self {
+            number,
+            plan: plan.clone(),
+            model: ModelDisk::new(content),
+            store: StoreDesk::new(remoca_disk::clock::Clock::of_file_stamps(&VirtualClock::new())),
+            running: BTreeMap::new(),
+            ios: 0,
+            guest: Guest::new(plan),
+        }
+    }
+
+    /// The process is dead. What it asked for happens in whole, in part, late, or not at all.
+    pub(super) fn orphan(&mut self, random: &mut crate::random::Random) -> Vec<IoId> {
+        self.running.clear();
+        self.model.orphan(random)
+    }
+
+    /// Its guest loses the process, and with it perhaps (not `keeps`) the knowledge that not everything came to be durable.
+    pub(super) fn lose_process(&mut self, keeps: bool) {
+        self.guest.lose_process();
+        if !keeps && self.guest.flush_may_fail {
+            self.guest.flush_must_fail = false;
+            self.model.forget_promises();
+            let promise = self.model.flush_promise();
+            let flushes = self.guest.requests.iter_mut().filter(|request| request.ask == super::plan::Ask::Flush);
+            flushes.for_each(|request| request.promise.clone_from(&promise));
+        }
+    }
+
+    /// Whether any request of a departed guest may still be under way.
+    fn asked_by(&self, op: &StoreOp, data: Option<&[Sector]>) -> Vec<&Request> {
+        let requests = self.guest.requests.iter().chain(&self.guest.departed);
+        requests.filter(|request| request.asks_for(op, data)).collect()
+    }
+}
+
+fn sectors(op: &StoreOp) -> Range<usize> {
+    let (offset, length) = op.range().unwrap_or((0, 0));
+    let sector = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX) / SECTOR_SIZE;
+    sector(offset)..sector(offset + length)
+}
+
+fn kind(op: &StoreOp) -> IoKind {
+    match op {
+        StoreOp::Read { .. } => IoKind::Read,
+        StoreOp::Write { .. } => IoKind::Write,
+        StoreOp::Flush => IoKind::Flush,
+        StoreOp::Discard { .. } => IoKind::Discard,
+        StoreOp::WriteZeroes { .. } => IoKind::WriteZeroes,
+    }
+}
+
+impl World<'_> {
+    /// The store begins what the driver has handed over.
+    pub(super) fn begin_ios(&mut self, disk: usize) -> Outcome {
+        if std::mem::take(&mut self.disks[disk].store.lock().is_asked_to_look) {
+            let in_ns = self.random.below(10 * MS);
+            self.schedule(in_ns, Event::Looked(self.lives, disk));
+        }
+        for submitted in self.disks[disk].store.take_issued() {
+            self.begin_io(disk, submitted)?;
+        }
+        Ok(())
+    }
+
+    fn begin_io(&mut self, number: usize, submitted: Submitted) -> Outcome {
+        let Submitted { token, op, buffer } = submitted;
+        let faulty = self.plan.conditions.faults.disk && !self.healed;
+        let mut data = match (&op, &buffer) {
+            (StoreOp::Write { .. }, Some(buffer)) => sectors_of(buffer),
+            _ => Vec::new(),
+        };
+        if self.has(Flaw::OtherDataWritten) && !data.is_empty() && self.random.one_in(16) {
+            data[0] = Sector::template(77);
+        }
+        let disk = &self.disks[number];
+        let written = matches!(op, StoreOp::Write { .. }).then_some(&data[..]);
+        let asked = disk.asked_by(&op, written);
+        if asked.is_empty() && op != StoreOp::Flush {
+            let text = format!("{op:?} of {data:?}, which no guest asked for");
+            let at = (u16::try_from(number).unwrap_or(0), sectors(&op).start / BLOCK_SECTORS);
+            return Err(Violation::at(Promise::DiskOnlyAsAsked, at, text));
+        }
+        let requests: Vec<_> = asked.iter().map(|request| request.step).collect();
+        let is_durable = op.is_durable() && !(self.has(Flaw::NotDurable) && op != StoreOp::Flush);
+        self.tally.store_reads += u64::from(matches!(op, StoreOp::Read { .. }));
+        self.tally.store_writes += u64::from(op.is_modification());
+        self.tally.durable_writes += u64::from(op.is_modification() && is_durable);
+        let latched = self.disks[number].store.lock().failed.filter(|_| op.is_durable());
+        let error = latched.or((faulty && self.random.one_in(20)).then_some(EIO));
+        self.note(|| format!("disk {number}: store {token}: {op:?} for {requests:?}, error {error:?}"));
+        let disk = &mut self.disks[number];
+        for request in disk.guest.requests.iter_mut().filter(|request| requests.contains(&request.step)) {
+            request.ios += 1;
+            self.tally.in_pieces += u64::from(request.ios == 2 && !matches!(op, StoreOp::Read { .. }));
+        }
+        disk.ios += 1;
+        let io = IoId(disk.ios);
+        let issued =
+            Io { kind: kind(&op), sectors: sectors(&op), durable: is_durable, data, error, issued: self.event };
+        let portions = u8::try_from(self.random.between(1..=3)).unwrap_or(1);
+        disk.model.issue(io, issued, portions, &mut self.random);
+        disk.running.insert(io.0, Running { token, op, buffer, requests });
+        let base = self.plan.conditions.disk_ns;
+        let spike = if faulty && self.random.one_in(40) { 30 } else { 1 };
+        let total = self.random.between(base / 4..=base * 2) * spike;
+        for portion in 0..portions {
+            let at = self.random.below(total);
+            self.schedule(at, Event::Portion { disk: number, io, portion });
+        }
+        self.schedule(total, Event::IoDone { disk: number, io });
+        Ok(())
+    }
+
+    /// The store is done with an operation.
+    pub(super) fn io_done(&mut self, number: usize, io: IoId) {
+        let disk = &mut self.disks[number];
+        let Some(done) = disk.model.finish(io, &mut self.random) else { return };
+        let Some(Running { token, op, mut buffer, requests }) = disk.running.remove(&io.0) else { return };
+        let is_loser = matches!(op, StoreOp::Read { .. })
+            && !disk.guest.requests.iter().any(|request| requests.contains(&request.step));
+        if self.options.flaw == Some(Flaw::LoserKept) && is_loser {
+            return;
+        }
+        if let (StoreOp::Read { .. }, Some(buffer)) = (&op, &mut buffer) {
+            buffer.copy_from_slice(&bytes(&done.data));
+        }
+        let mut result = done.result;
+        match (self.options.flaw, &op) {
+            (Some(Flaw::ErrorHidden), _) if op.is_modification() => result = Ok(()),
+            (Some(Flaw::FailedReadBelieved), StoreOp::Read { .. }) => result = Ok(()),
+            _ => {}
+        }
+        if let Err(errno) = done.result {
+            if op.is_durable() {
+                disk.store.lock().failed.get_or_insert(errno);
+            }
+            disk.guest.note_error(&requests, op == StoreOp::Flush || op.is_durable());
+        }
+        self.note(|| format!("disk {number}: store {token} ends: {result:?}"));
+        let result = result.map_err(|errno| StoreError { errno });
+        self.disks[number].store.tell(StoreEvent::Completed(StoreCompletion { token, result, buffer }));
+    }
+
+    /// The store of a disk was down, and comes back. The driver hears of it before anything else.
+    pub(super) fn store_crash(&mut self, number: usize) -> Option<Source> {
+        self.process.as_ref()?;
+        self.note(|| format!("the store of disk {number} comes back from a crash"));
+        self.tally.store_crashes += 1;
+        let hidden = self.has(Flaw::CrashHidden);
+        let disk = &mut self.disks[number];
+        disk.store.lock().failed.get_or_insert(EIO);
+        disk.guest.flush_may_fail = true;
+        disk.model.crash(self.event, &mut self.random);
+        if hidden {
+            return None;
+        }
+        disk.store.tell(StoreEvent::ContentUncertain);
+        u16::try_from(number).ok().map(Source::Store)
+    }
+
+    /// Has the I/Os of a dead process, of which these are late, take effect.
+    pub(super) fn schedule_late(&mut self, disk: usize, late: Vec<IoId>) {
+        for io in late {
+            let total = self.random.between(1..=50 * MS);
+            for portion in LATE_PORTIONS {
+                let at = self.random.below(total);
+                self.schedule(at, Event::Portion { disk, io, portion });
+            }
+            self.schedule(total + 50 * MS, Event::IoDone { disk, io });
+        }
+    }
+}
+
+/// Whether the store's operation is this request, or a part of it.
+pub(super) fn is_part(ask: &Ask, op: &StoreOp) -> bool {
+    let part = sectors(op);
+    let within = |range: &Range<usize>| range.start <= part.start && part.end <= range.end;
+    match (ask, op) {
+        (Ask::Read(range), StoreOp::Read { .. }) | (Ask::Write { range, .. }, StoreOp::Write { .. }) => within(range),
+        (Ask::Discard(ranges), StoreOp::Discard { .. }) => ranges.iter().any(within),
+        (Ask::WriteZeroes { ranges, unmap, .. }, StoreOp::WriteZeroes { may_unmap, .. }) => {
+            may_unmap == unmap && ranges.iter().any(within)
+        }
+        (Ask::Flush, StoreOp::Flush) => true,
+        _ => false,
+    }
+}

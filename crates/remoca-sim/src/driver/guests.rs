@@ -1,0 +1,233 @@
+//! The guests: each has a disk, over a ring in its memory or as an NBD client, with requests under way.
+
+use super::disks::is_part;
+use super::nbd::{self, Message, NbdClient};
+use super::plan::{Ask, DiskPlan};
+use crate::content::{Sector, bytes};
+use remoca_disk::store::StoreOp;
+use remoca_disk::testing::{Command, DirectFrontEnd, Options, Record, TestGuest, Ticket};
+use std::ops::Range;
+use vm_memory::{Bytes, GuestAddress};
+
+pub(super) const QUEUE_SIZE: u16 = 16;
+/// Where the test guest has the data of a slot.
+const DATA_OFFSET: u64 = 4096;
+const SECTOR: u64 = 512;
+
+/// A request that is not completed.
+pub(super) struct Request {
+    pub(super) step: usize,
+    pub(super) ask: Ask,
+    /// What is written.
+    pub(super) data: Vec<Sector>,
+    /// The event in which it was submitted.
+    pub(super) submitted: u64,
+    pub(super) ticket: Option<Ticket>,
+    /// It must be durable when it completes, ...
+    pub(super) is_durable: bool,
+    /// ... unless the write cache was switched since.
+    pub(super) switches: u32,
+    /// A part of it failed for sure, or perhaps.
+    pub(super) failed: bool,
+    pub(super) may_have_failed: bool,
+    /// What the store has done for it.
+    pub(super) ios: u32,
+    /// A flush: what it has to make durable.
+    pub(super) promise: Vec<usize>,
+}
+
+impl Request {
+    /// Whether `op` with this data is it, or a part of it.
+    pub(super) fn asks_for(&self, op: &StoreOp, data: Option<&[Sector]>) -> bool {
+        if !is_part(&self.ask, op) {
+            return false;
+        }
+        let (Ask::Write { range, .. }, Some(data), Some((offset, _))) = (&self.ask, data, op.range()) else {
+            return true;
+        };
+        let at = usize::try_from(offset / SECTOR).unwrap_or(usize::MAX) - range.start;
+        self.data.get(at..at + data.len()) == Some(data)
+    }
+
+    /// What was written, sector by sector, for what is one write.
+    pub(super) fn written(&self) -> Vec<(usize, Sector)> {
+        match &self.ask {
+            Ask::Write { range, .. } => range.clone().zip(self.data.iter().copied()).collect(),
+            Ask::WriteZeroes { ranges, .. } => ranges.iter().cloned().flatten().map(|at| (at, Sector::ZERO)).collect(),
+            Ask::Read(_) | Ask::Flush | Ask::Discard(_) => Vec::new(),
+        }
+    }
+
+    pub(super) fn read_bytes(&self) -> usize {
+        match &self.ask {
+            Ask::Read(range) => range.len() * 512,
+            _ => 0,
+        }
+    }
+}
+
+/// The place of a request that is completed, and what came of it: the data of a read, or an error.
+pub(super) type Completion = (usize, Result<Vec<Sector>, ()>);
+
+/// How a guest is attached.
+pub(super) enum Attachment {
+    Vhost { guest: Box<TestGuest>, record: Option<Record>, front: Option<DirectFrontEnd> },
+    Nbd(Option<NbdClient>),
+}
+
+/// The guest of a disk.
+pub(super) struct Guest {
+    pub(super) attachment: Attachment,
+    pub(super) requests: Vec<Request>,
+    /// Those of guests that have gone.
+    pub(super) departed: Vec<Request>,
+    /// It is away.
+    pub(super) is_gone: bool,
+    zeroes_pages: bool,
+    has_record: bool,
+    /// The write cache as it was switched last, if that was answered.
+    pub(super) cache_is_on: Option<bool>,
+    pub(super) switches: u32,
+    /// What was acknowledged when it was asked to be switched off.
+    pub(super) switch_promise: Vec<usize>,
+    /// The store has failed to make something durable.
+    pub(super) flush_may_fail: bool,
+    /// The guest was told so.
+    pub(super) flush_must_fail: bool,
+}
+
+impl Guest {
+    pub(super) fn new(plan: &DiskPlan) -> Self {
+        let attachment = if plan.nbd {
+            Attachment::Nbd(None)
+        } else {
+            let options = Options {
+                queue_size: QUEUE_SIZE,
+                data_bytes: plan.longest as u64 * SECTOR,
+                segment_count: plan.segments,
+                ..Options::default()
+            };
+            let guest = Box::new(TestGuest::new(options));
+            let record = plan.has_record.then(|| Record::new(&guest, true));
+            Attachment::Vhost { guest, record, front: None }
+        };
+        Self {
+            attachment,
+            requests: Vec::new(),
+            departed: Vec::new(),
+            is_gone: false,
+            zeroes_pages: plan.zeroes_pages,
+            has_record: plan.has_record,
+            cache_is_on: Some(true),
+            switches: 0,
+            switch_promise: Vec::new(),
+            flush_may_fail: false,
+            flush_must_fail: false,
+        }
+    }
+
+    /// A part of one of these requests failed.
+    pub(super) fn note_error(&mut self, steps: &[usize], is_durable: bool) {
+        self.flush_may_fail |= is_durable;
+        for request in self.requests.iter_mut().filter(|request| steps.contains(&request.step)) {
+            request.failed |= steps.len() == 1;
+            request.may_have_failed = true;
+        }
+    }
+
+    /// The process is gone; the next one does everything again.
+    pub(super) fn lose_process(&mut self) {
+        for request in &mut self.requests {
+            (request.failed, request.ios) = (false, 0);
+        }
+        // Who has asked for it and got no answer does not know.
+        self.cache_is_on = self.cache_is_on.filter(|_| !self.is_switching());
+        match &mut self.attachment {
+            Attachment::Vhost { front, .. } => *front = None,
+            Attachment::Nbd(client) => *client = None,
+        }
+    }
+
+    pub(super) fn is_switching(&self) -> bool {
+        matches!(&self.attachment, Attachment::Vhost { front: Some(front), .. } if !front.is_idle())
+    }
+
+    /// The guest is gone, with its memory.
+    pub(super) fn depart(&mut self) {
+        self.departed.append(&mut self.requests);
+        self.cache_is_on = None;
+        match &mut self.attachment {
+            Attachment::Vhost { guest, record, .. } => {
+                guest.reset();
+                *record = self.has_record.then(|| Record::new(guest, true));
+            }
+            Attachment::Nbd(client) => *client = None,
+        }
+    }
+
+    pub(super) fn forget_failures(&mut self) {
+        (self.flush_may_fail, self.flush_must_fail) = (false, false);
+    }
+
+    /// Offers a request on the ring, or sends it.
+    pub(super) fn send(&mut self, at: usize) {
+        let request = &mut self.requests[at];
+        match &mut self.attachment {
+            Attachment::Vhost { guest, .. } => {
+                let data = bytes(&request.data);
+                let sector = |at: usize| at as u64;
+                let entries = |ranges: &[Range<usize>], flags: u32| -> Vec<(u64, u32, u32)> {
+                    let entry = |range: &Range<usize>| {
+                        (range.start as u64, u32::try_from(range.len()).unwrap_or(u32::MAX), flags)
+                    };
+                    ranges.iter().map(entry).collect()
+                };
+                let ticket = match &request.ask {
+                    Ask::Read(range) => {
+                        let length = range.len() as u64 * SECTOR;
+                        guest.submit(0, Command::Read { sector: sector(range.start), length })
+                    }
+                    Ask::Write { range, .. } => {
+                        guest.submit(0, Command::Write { sector: sector(range.start), data: &data })
+                    }
+                    Ask::Flush => guest.submit(0, Command::Flush),
+                    Ask::Discard(ranges) => guest.submit(0, Command::Discard(&entries(ranges, 0))),
+                    Ask::WriteZeroes { ranges, unmap, .. } => {
+                        guest.submit(0, Command::WriteZeroes(&entries(ranges, u32::from(*unmap))))
+                    }
+                };
+                if self.zeroes_pages && request.read_bytes() > 0 {
+                    let page = GuestAddress(guest.slot_address(ticket) + DATA_OFFSET);
+                    let _ = guest.memory.write_slice(&vec![0; request.read_bytes()], page);
+                }
+                guest.queues[0].kick();
+                request.ticket = Some(ticket);
+            }
+            Attachment::Nbd(Some(client)) => send_nbd(client, request),
+            Attachment::Nbd(None) => {}
+        }
+    }
+}
+
+pub(super) fn send_nbd(client: &mut NbdClient, request: &Request) {
+    let data = bytes(&request.data);
+    let fua = |durable: bool| if durable { nbd::FUA } else { 0 };
+    let (command, flags, range) = match &request.ask {
+        Ask::Read(range) => (nbd::READ, 0, range.clone()),
+        Ask::Write { range, durable, .. } => (nbd::WRITE, fua(*durable), range.clone()),
+        Ask::Flush => (nbd::FLUSH, 0, 0..0),
+        Ask::Discard(ranges) => (nbd::TRIM, 0, ranges[0].clone()),
+        Ask::WriteZeroes { ranges, unmap, durable } => {
+            let keep = if *unmap { 0 } else { nbd::NO_HOLE };
+            (nbd::WRITE_ZEROES, fua(*durable) | keep, ranges[0].clone())
+        }
+    };
+    client.send(&Message {
+        command,
+        flags,
+        cookie: request.step as u64,
+        offset: range.start as u64 * SECTOR,
+        length: u32::try_from(range.len() as u64 * SECTOR).unwrap_or(u32::MAX),
+        data: &data,
+    });
+}

@@ -1,0 +1,272 @@
+//! The conditions and stimuli of one run of the driver, drawn from the seed before anything runs.
+
+use crate::content::BLOCK_SECTORS;
+use crate::plan::Fill;
+use crate::random::Random;
+use std::ops::Range;
+
+/// What may go wrong in a run.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Faults {
+    /// Disks fail I/O, and those that are served by another process come back from crashes.
+    pub(super) disk: bool,
+    /// Connections to memory servers are lost, servers start anew and lose pages.
+    pub(super) server: bool,
+    /// Servers send pages that nobody sent to them.
+    pub(super) lies: bool,
+    /// Guests go away with requests under way.
+    pub(super) guest: bool,
+    /// The process is killed and upgraded, and its host loses power.
+    pub(super) process: bool,
+    /// The operator changes the cache.
+    pub(super) operator: bool,
+}
+
+/// One disk, and how its guest is attached.
+#[derive(Clone, Debug)]
+pub(super) struct DiskPlan {
+    pub(super) nbd: bool,
+    pub(super) sectors: usize,
+    /// Its store is a server that may crash and come back.
+    pub(super) remote: bool,
+    pub(super) swap: bool,
+    /// The guest gives the device zeroed pages to read into.
+    pub(super) zeroes_pages: bool,
+    pub(super) has_record: bool,
+    pub(super) segments: usize,
+    /// Requests under way at most.
+    pub(super) depth: usize,
+    /// Longest request, in sectors.
+    pub(super) longest: usize,
+}
+
+/// The conditions of one run.
+#[derive(Clone, Debug)]
+pub(super) struct Conditions {
+    pub(super) faults: Faults,
+    pub(super) key: [u8; 16],
+    pub(super) disks: Vec<DiskPlan>,
+    pub(super) servers: usize,
+    pub(super) slots: u32,
+    pub(super) resident: u32,
+    pub(super) frame_sample: u32,
+    pub(super) send_window: u32,
+    pub(super) fetch_limit: u32,
+    pub(super) hedge: bool,
+    /// Bytes of one piece of a long request.
+    pub(super) piece_bytes: u32,
+    /// Bytes of all buffers of the driver.
+    pub(super) buffer_bytes: usize,
+    /// Whether anything outlives the process.
+    pub(super) is_named: bool,
+    pub(super) reads: u64,
+    pub(super) disk_ns: u64,
+    pub(super) network_ns: u64,
+    /// One page in so many comes late; 0: none.
+    pub(super) slow_replies: u64,
+    pub(super) pace_ns: u64,
+}
+
+/// What a guest asks of a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Ask {
+    Read(Range<usize>),
+    Write { range: Range<usize>, fill: Fill, durable: bool },
+    Flush,
+    Discard(Vec<Range<usize>>),
+    WriteZeroes { ranges: Vec<Range<usize>>, unmap: bool, durable: bool },
+}
+
+/// One thing that happens from outside.
+#[derive(Clone, Debug)]
+pub(super) enum Stimulus {
+    Ask(usize, Ask),
+    /// The guest switches the write cache of a disk.
+    WriteCache(usize, bool),
+    /// The guest of a disk goes, and another one comes after this time.
+    GuestGone(usize, u64),
+    /// The session is lost.
+    Cut,
+    /// A server starts anew.
+    ServerRestart(usize),
+    /// A server loses some pages.
+    PagesLost(usize, u32),
+    /// The store of a disk comes back from a crash.
+    StoreCrash(usize),
+    /// The operator sets the size of the cache; 0: off.
+    Resize(u32),
+    Status,
+    /// The process is killed, and started again after this time.
+    Kill(u64),
+    /// The host loses power.
+    PowerFailure,
+    /// Another program is to take over.
+    Upgrade(Fate),
+}
+
+/// What becomes of an upgrade.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    TakesOver,
+    /// The other program refuses.
+    Refused,
+    /// It cannot be started after all.
+    CannotStart,
+}
+
+/// A stimulus with its time and the seed of what follows.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    pub(super) at_ns: u64,
+    pub(super) seed: u64,
+    pub(super) stimulus: Stimulus,
+}
+
+/// All there is to know about a run before it starts.
+#[derive(Clone, Debug)]
+pub(super) struct DriverPlan {
+    pub(super) conditions: Conditions,
+    pub(super) steps: Vec<Step>,
+}
+
+impl DriverPlan {
+    pub(super) fn draw(seed: u64) -> Self {
+        let mut random = Random::new(seed ^ 0x6472_6976_6572);
+        let conditions = Conditions::draw(&mut random);
+        let count = random.between(60..=260);
+        let mut at_ns = 0;
+        let mut steps = Vec::new();
+        for _ in 0..count {
+            at_ns += match random.below(100) {
+                0 => random.between(20_000_000..=8_000_000_000),
+                1..=40 => 0,
+                _ => random.below(conditions.pace_ns * 2),
+            };
+            let stimulus = conditions.stimulus(&mut random);
+            steps.push(Step { at_ns, seed: random.bits(), stimulus });
+        }
+        Self { conditions, steps }
+    }
+}
+
+impl Conditions {
+    fn draw(random: &mut Random) -> Self {
+        let faults = Faults::draw(random);
+        let piece_bytes = *random.pick(&[4096, 8192, 16384, 65536]);
+        let disks: Vec<_> = (0..random.between(1..=2)).map(|_| DiskPlan::draw(faults, random)).collect();
+        let mut key = [0; 16];
+        key[..8].copy_from_slice(&random.bits().to_le_bytes());
+        let disk_ns = random.between(50_000..=4_000_000);
+        // One piece of the longest read has room; little more does, often.
+        let scarce = usize::try_from(piece_bytes).unwrap_or(65536) * *random.pick(&[1, 2, 4]);
+        Self {
+            faults,
+            key,
+            disks,
+            servers: random.index(2) + 1,
+            slots: random.count(4..=64),
+            resident: random.count(16..=160),
+            frame_sample: random.count(1..=2),
+            send_window: random.count(1..=16),
+            fetch_limit: random.count(1..=16),
+            hedge: !random.one_in(4),
+            piece_bytes,
+            buffer_bytes: if random.one_in(2) { scarce } else { 1 << 20 },
+            is_named: !random.one_in(4),
+            reads: random.between(40..=90),
+            disk_ns,
+            network_ns: random.between(20_000..=1_000_000),
+            slow_replies: *random.pick(&[0, 1, 2, 10, 50]),
+            pace_ns: random.between(disk_ns / 16..=disk_ns * 2),
+        }
+    }
+
+    fn stimulus(&self, random: &mut Random) -> Stimulus {
+        let disk = random.index(self.disks.len());
+        let server = random.index(self.servers);
+        let Faults { disk: disks, server: servers, guest, process, operator, .. } = self.faults;
+        match random.below(1000) {
+            0..=7 if servers => Stimulus::Cut,
+            8..=11 if servers => Stimulus::ServerRestart(server),
+            12..=19 if servers => Stimulus::PagesLost(server, random.count(1..=6)),
+            20..=25 if disks && self.disks[disk].remote => Stimulus::StoreCrash(disk),
+            26..=33 if guest => Stimulus::GuestGone(disk, random.below(50_000_000)),
+            34..=41 if operator => Stimulus::Resize(random.count(0..=64)),
+            42..=47 => Stimulus::Status,
+            48..=53 if process => Stimulus::Kill(random.below(1_000_000_000)),
+            54..=55 if process => Stimulus::PowerFailure,
+            56..=60 if process => {
+                Stimulus::Upgrade(*random.pick(&[Fate::TakesOver, Fate::TakesOver, Fate::Refused, Fate::CannotStart]))
+            }
+            61..=80 if !self.disks[disk].nbd => Stimulus::WriteCache(disk, random.one_in(2)),
+            _ => Stimulus::Ask(disk, self.disks[disk].ask(self.reads, random)),
+        }
+    }
+}
+
+impl Faults {
+    fn draw(random: &mut Random) -> Self {
+        if random.one_in(5) {
+            return Self::default();
+        }
+        let mut coin = || random.one_in(2);
+        Self { disk: coin(), server: coin(), lies: coin() && coin(), guest: coin(), process: coin(), operator: coin() }
+    }
+}
+
+impl DiskPlan {
+    fn draw(faults: Faults, random: &mut Random) -> Self {
+        let most = *random.pick(&[8, 20, 40]);
+        let blocks = random.index(most) + 8;
+        let tail = if random.one_in(2) { random.index(BLOCK_SECTORS) } else { 0 };
+        let nbd = random.one_in(3);
+        Self {
+            nbd,
+            sectors: blocks * BLOCK_SECTORS + tail,
+            remote: random.one_in(2),
+            swap: random.one_in(6),
+            zeroes_pages: random.one_in(3),
+            // Without it a guest does not survive the death of the process.
+            has_record: faults.process || !random.one_in(4),
+            segments: random.index(3) + 1,
+            depth: random.index(12) + 1,
+            longest: *random.pick(&[16, 32, 40]),
+        }
+    }
+
+    fn range(&self, random: &mut Random) -> Range<usize> {
+        let whole = !random.one_in(3);
+        let unit = if whole { BLOCK_SECTORS } else { 1 };
+        let length = ((random.index(self.longest / unit) + 1) * unit).min(self.sectors);
+        let length = if random.one_in(2) { length.min(BLOCK_SECTORS) } else { length };
+        let start = random.index(self.sectors - length + 1) / unit * unit;
+        start..start + length
+    }
+
+    fn ranges(&self, random: &mut Random) -> Vec<Range<usize>> {
+        let count = if self.nbd { 1 } else { random.index(3) + 1 };
+        (0..count).map(|_| self.range(random)).collect()
+    }
+
+    fn ask(&self, reads: u64, random: &mut Random) -> Ask {
+        if random.below(100) < reads {
+            return Ask::Read(self.range(random));
+        }
+        let durable = self.nbd && random.one_in(4);
+        match random.below(12) {
+            0..=5 => {
+                let range = self.range(random);
+                let fill = match random.below(8) {
+                    0 => Fill::Template(random.below(2)),
+                    1 => Fill::Zero,
+                    2 => Fill::Same,
+                    _ => Fill::Unique,
+                };
+                Ask::Write { range, fill, durable }
+            }
+            6..=7 => Ask::Flush,
+            8..=9 => Ask::Discard(self.ranges(random)),
+            _ => Ask::WriteZeroes { ranges: self.ranges(random), unmap: random.one_in(2), durable },
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! The process of the VM: how it starts, dies, is commanded, and gives way to another program.
+
+use super::guests::Attachment;
+use super::store::{ModelStore, StoreDesk};
+use super::world::{Event, Outcome, World};
+use crate::violation::{Promise, Violation};
+use remoca_core::engine::{DiskEngine, EngineConfig, layout};
+use remoca_core::rules::Rules;
+use remoca_core::units::{PAGE_SIZE_U64, PageCount};
+use remoca_disk::IndexMemory;
+use remoca_disk::control::{Command, ControlServer, Desk, Reply};
+use remoca_disk::driver::{Disk, Driver, Migration, Parts, Start};
+use remoca_disk::endpoint::Endpoint;
+use remoca_disk::frontend::Frontend;
+use remoca_disk::handover::Checking;
+use remoca_disk::link::ServerLink;
+use remoca_disk::nbd::{Export, ExportGeometry, Listener, NbdExport, NbdServer, Target};
+use remoca_disk::service::ServiceManager;
+use remoca_disk::state::{Before, EngineStart, Former, StateFile};
+use remoca_disk::store::BufferPool;
+use remoca_disk::testing::DirectFrontEnd;
+use remoca_disk::vhost::{DeviceConfig, VhostDevice};
+use std::fs::File;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, PoisonError};
+
+const MS: u64 = 1_000_000;
+
+/// A process that runs.
+pub(super) struct Process {
+    pub(super) driver: Driver,
+    desk: Desk,
+    /// Of commands; kept so that answers find somebody.
+    replies: Vec<Receiver<Reply>>,
+}
+
+impl World<'_> {
+    pub(super) fn nbd_path(&self) -> PathBuf {
+        self.directory.path().join("nbd")
+    }
+
+    fn state_path(&self) -> PathBuf {
+        self.directory.path().join("state")
+    }
+
+    fn config(&self) -> EngineConfig {
+        let conditions = &self.plan.conditions;
+        EngineConfig {
+            disks: u16::try_from(self.disks.len()).unwrap_or(1),
+            key: conditions.key,
+            seed: 1,
+            cache: PageCount(conditions.slots),
+            guest_memory: PageCount(conditions.resident),
+            has_port: false,
+            frame_sample: conditions.frame_sample,
+            send_window: conditions.send_window,
+            fetch_limit: conditions.fetch_limit,
+            hedge: conditions.hedge,
+            rules: Rules::default(),
+        }
+    }
+
+    /// Starts the process, once nothing that a former one asked of the disks can happen any more. `handed_over`: by
+    /// a former program, with these failed flushes.
+    pub(super) fn start(&mut self, handed_over: Option<&[Option<i32>]>) {
+        if self.process.is_some() {
+            return;
+        }
+        if !self.disks.iter().all(|disk| disk.model.is_idle()) {
+            return self.schedule(MS, Event::Start);
+        }
+        let config = self.config();
+        let EngineStart { engine, state, cold_reason, former, is_handed_over } =
+            self.start_engine(&config, handed_over.is_some());
+        self.note(|| format!("the process starts: {cold_reason:?}"));
+        self.tally.warm_starts += u64::from(cold_reason.is_none());
+        let header = state.as_ref().map(StateFile::header);
+        let (key, seed) = header.as_ref().map_or((config.key, config.seed), |header| (header.key(), header.seed()));
+        let config = EngineConfig { key, seed, ..config };
+        let servers: Vec<Endpoint> = (0..self.plan.conditions.servers).map(super::servers::endpoint).collect();
+        let link = ServerLink::start_with(Box::new(self.network.clone()), &servers, header);
+        let disks: Vec<_> = (0..self.disks.len()).map(|disk| self.open(disk, handed_over, is_handed_over)).collect();
+        let exports = self.disks.iter().filter(|disk| disk.plan.nbd).map(|disk| self.export(disk.number));
+        let exports: Vec<_> = exports.collect();
+        let nbd = (!exports.is_empty()).then(|| {
+            let listener = Listener::bind(&Endpoint::Unix(self.nbd_path()), None).expect("it can be listened there");
+            NbdServer::new(exports, vec![listener]).expect("listeners can be watched")
+        });
+        let listener = self.listener.try_clone().expect("the system has descriptors left").into();
+        let (control, desk) = ControlServer::unattended(listener, None).expect("the system has descriptors left");
+        let (verdicts, jobs) = (Arc::clone(&self.verdicts), Arc::clone(&self.jobs));
+        let parts = Parts {
+            name: "vm".into(),
+            clock: Box::new(self.clock.clone()),
+            engine,
+            state,
+            cold_reason,
+            former,
+            cache: config.cache,
+            cache_enabled: true,
+            options: 1,
+            disks,
+            port: None,
+            nbd,
+            link: Some(link.expect("the list of servers is one")),
+            migration: Migration::new(None, None, None, config, true, false).expect("it listens nowhere"),
+            control: Some(control),
+            buffers: BufferPool::new(self.plan.conditions.buffer_bytes),
+            trace: None,
+            manager: ServiceManager::default(),
+            guest_memory_max: PageCount(1 << 12),
+            stop: super::eventfd(),
+            hangup: super::eventfd(),
+            start: Start { program: "/this".into(), arguments: vec!["remoca".into(), "disk".into()], upgrades: 0 },
+            ask: Box::new(move |_, _| {
+                let (checking, verdict) = Checking::pending()?;
+                verdicts.lock().unwrap_or_else(PoisonError::into_inner).push(verdict);
+                Ok(checking)
+            }),
+            aside: Box::new(move |_, job| {
+                jobs.lock().unwrap_or_else(PoisonError::into_inner).push(job);
+                Ok(())
+            }),
+        };
+        let driver = Driver::new(parts).expect("descriptors can be watched");
+        self.process = Some(Process { driver, desk, replies: Vec::new() });
+        for disk in 0..self.disks.len() {
+            self.reattach(disk);
+        }
+    }
+
+    fn start_engine(&self, config: &EngineConfig, handed_over: bool) -> EngineStart {
+        if !self.plan.conditions.is_named {
+            let words = IndexMemory::new(layout(config).words()).expect("there is memory");
+            let engine = DiskEngine::new(config, words);
+            let cold_reason = Some("it has no name".into());
+            return EngineStart { engine, state: None, cold_reason, former: Former::default(), is_handed_over: false };
+        }
+        let path = self.state_path();
+        let before = match handed_over {
+            true => Before::ThisProcess(File::options().read(true).write(true).open(&path).ok().map(Into::into)),
+            false => Before::Another,
+        };
+        StateFile::start(&path, config, before).expect("nobody else has the state file")
+    }
+
+    fn export_name(disk: usize) -> String {
+        format!("disk{disk}")
+    }
+
+    fn geometry(&self, disk: usize) -> ExportGeometry {
+        ExportGeometry {
+            size: self.disks[disk].plan.sectors as u64 * 512,
+            block: 512,
+            preferred_block: 4096,
+            read_only: false,
+            can_trim: true,
+            can_write_zeroes: true,
+            may_forget: false,
+        }
+    }
+
+    fn export(&self, disk: usize) -> Export {
+        let target = Target::Disk(u16::try_from(disk).unwrap_or(0));
+        Export { name: Self::export_name(disk), target, geometry: self.geometry(disk) }
+    }
+
+    fn open(&mut self, number: usize, handed_over: Option<&[Option<i32>]>, kept_open: bool) -> Disk {
+        let geometry = self.geometry(number);
+        let disk = &mut self.disks[number];
+        let changed_ns = disk.store.lock().changed_ns;
+        disk.store = StoreDesk::new(changed_ns);
+        disk.store.lock().failed = handed_over.and_then(|failed| *failed.get(number)?);
+        let plan = &disk.plan;
+        let id = 77 + number as u64;
+        let store = ModelStore::new(disk.store.clone(), plan.sectors, id, plan.remote, self.clock.clone());
+        let frontend = match &mut disk.guest.attachment {
+            Attachment::Nbd(_) => Frontend::Nbd(NbdExport::new(geometry).expect("the system has descriptors left")),
+            Attachment::Vhost { front, .. } => {
+                let listener = self.listener.try_clone().expect("the system has descriptors left");
+                let mut config = DeviceConfig::disk("d", "s", geometry.size);
+                config.logical_block_bytes = 512;
+                config.queue_count_max = 1;
+                config.transfer_bytes_max = self.plan.conditions.piece_bytes;
+                let (device, new): (VhostDevice, _) = DirectFrontEnd::device(config, Some(listener.into()));
+                *front = Some(new);
+                Frontend::Vhost(device)
+            }
+        };
+        Disk {
+            name: Self::export_name(number),
+            image: format!("image{number}"),
+            socket: String::new(),
+            store: Box::new(store),
+            open: Box::new(|| unreachable!("the disks go nowhere")),
+            swap: plan.swap,
+            settles_at: None,
+            kept_open,
+            frontend,
+        }
+    }
+
+    /// The process is gone, whatever it was doing. `keeps`: the next one hears which flushes have failed.
+    pub(super) fn die(&mut self, keeps: bool) -> Outcome {
+        self.check_process()?;
+        self.note(|| "the process is gone".into());
+        let Some(Process { driver, .. }) = self.process.take() else { return Ok(()) };
+        drop(driver);
+        self.lives += 1;
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        for number in 0..self.disks.len() {
+            let late = self.disks[number].orphan(&mut self.random);
+            self.schedule_late(number, late);
+            self.disks[number].lose_process(keeps);
+        }
+        Ok(())
+    }
+
+    /// Everything that is not durable is gone, or not.
+    pub(super) fn power_failure(&mut self) -> Outcome {
+        self.note(|| "the host loses power".into());
+        self.tally.power_failures += 1;
+        let ran = self.process.is_some();
+        self.die(false)?;
+        let _ = std::fs::remove_file(self.state_path());
+        for disk in &mut self.disks {
+            disk.model.crash(self.event, &mut self.random);
+            disk.model.forget_promises();
+            disk.guest.depart();
+            disk.guest.forget_failures();
+        }
+        if ran {
+            self.schedule(1_000 * MS, Event::Start);
+        }
+        Ok(())
+    }
+
+    /// The operator commands something.
+    pub(super) fn command(&mut self, command: Command) {
+        let Some(process) = &mut self.process else { return };
+        let (connection, _) = UnixStream::pair().expect("the system has sockets left");
+        if let Ok(reply) = process.desk.hand_in(command, connection) {
+            process.replies.push(reply);
+        }
+    }
+
+    pub(super) fn resize(&mut self, pages: u32) {
+        self.note(|| format!("the operator sets the cache to {pages} pages"));
+        let cache_bytes = (pages > 0).then_some(u64::from(pages) * PAGE_SIZE_U64);
+        self.command(Command::Set { cache_bytes, enabled: Some(pages > 0), servers: None });
+    }
+
+    /// What a process says of itself has to be right when it ends.
+    pub(super) fn check_process(&mut self) -> Outcome {
+        let Some(process) = &mut self.process else { return Ok(()) };
+        let counters = process.driver.snapshot().counters;
+        let count = |name: &str| counters.iter().find(|(known, _)| *known == name).map_or(0, |(_, count)| *count);
+        let tally = &mut self.tally;
+        tally.read_blocks += count("read_blocks");
+        tally.hit_blocks += count("hit_blocks");
+        tally.hedges += count("hedges");
+        tally.fetch_missing += count("fetch_missing");
+        let wrong = count("fetch_wrong");
+        tally.fetch_wrong += wrong;
+        if wrong > 0 && !self.plan.conditions.faults.lies {
+            let text = format!("{wrong} wrong pages of honest servers");
+            return Err(Violation::new(Promise::CachedIsThere, text));
+        }
+        Ok(())
+    }
+}

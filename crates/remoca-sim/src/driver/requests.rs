@@ -1,0 +1,204 @@
+//! What guests do: ask, switch their write caches, go and come, and hear what became of their requests.
+
+use super::guests::{Attachment, Completion, QUEUE_SIZE, Request, send_nbd};
+use super::nbd::NbdClient;
+use super::plan::Ask;
+use super::world::{Event, Outcome, World};
+use crate::content::{Sector, sectors_of};
+use crate::plan::Fill;
+use crate::violation::{Promise, Violation};
+use remoca_disk::testing::Answered;
+use std::time::Duration;
+
+impl World<'_> {
+    /// A guest asks for something, if it may have one more request under way.
+    pub(super) fn ask(&mut self, step: usize, number: usize, ask: &Ask) {
+        let event = self.event;
+        let disk = &mut self.disks[number];
+        let guest = &mut disk.guest;
+        let most = disk.plan.depth.min(usize::from(QUEUE_SIZE));
+        if guest.is_gone || guest.requests.len() >= most {
+            self.tally.skipped += 1;
+            return;
+        }
+        let data = match ask {
+            Ask::Write { range, fill, .. } => match fill {
+                Fill::Template(class) => vec![Sector::template(*class); range.len()],
+                Fill::Zero => vec![Sector::ZERO; range.len()],
+                Fill::Same => disk.model.content(range.clone()).collect(),
+                Fill::Unique | Fill::SwapHeader(_) => (0..range.len()).map(|at| Sector::written(step, at)).collect(),
+            },
+            _ => Vec::new(),
+        };
+        let is_durable = match ask {
+            Ask::Write { durable, .. } | Ask::WriteZeroes { durable, .. } => {
+                *durable || guest.cache_is_on == Some(false)
+            }
+            _ => false,
+        };
+        let promise = if *ask == Ask::Flush { disk.model.flush_promise() } else { Vec::new() };
+        guest.requests.push(Request {
+            step,
+            ask: ask.clone(),
+            data,
+            submitted: event,
+            ticket: None,
+            is_durable,
+            switches: guest.switches,
+            failed: false,
+            may_have_failed: false,
+            ios: 0,
+            promise,
+        });
+        self.tally.requests += 1;
+        let last = self.disks[number].guest.requests.len() - 1;
+        self.disks[number].guest.send(last);
+        self.note(|| format!("disk {number}: request {step}: {ask:?}"));
+        self.push(number);
+    }
+
+    /// An NBD client sends some of what it has queued.
+    pub(super) fn push(&mut self, number: usize) {
+        let Attachment::Nbd(Some(client)) = &mut self.disks[number].guest.attachment else { return };
+        client.push(&mut self.random);
+        if client.has_more() {
+            let in_ns = self.random.below(200_000);
+            self.schedule(in_ns, Event::Push(number));
+        }
+    }
+
+    /// A guest switches its write cache.
+    pub(super) fn switch_cache(&mut self, number: usize, is_on: bool) {
+        let disk = &mut self.disks[number];
+        let promise = disk.model.flush_promise();
+        let guest = &mut disk.guest;
+        let Attachment::Vhost { front: Some(front), .. } = &mut guest.attachment else { return };
+        if guest.is_gone || !front.is_idle() {
+            return;
+        }
+        front.set_write_cache(is_on);
+        front.pump();
+        guest.switches += 1;
+        guest.switch_promise = promise;
+        guest.cache_is_on = guest.cache_is_on.filter(|before| *before == is_on);
+        self.tally.cache_switches += 1;
+        self.note(|| format!("disk {number}: the guest switches its write cache: {is_on}"));
+    }
+
+    /// A guest goes; another one comes after a while.
+    pub(super) fn guest_gone(&mut self, number: usize, in_ns: u64) {
+        let guest = &mut self.disks[number].guest;
+        if guest.is_gone || guest.is_switching() {
+            return;
+        }
+        if let Attachment::Vhost { front: Some(front), .. } = &mut guest.attachment {
+            front.disconnect();
+            front.pump();
+        }
+        guest.depart();
+        guest.switches += 1;
+        guest.is_gone = true;
+        self.tally.departures += 1;
+        self.note(|| format!("disk {number}: the guest is gone"));
+        self.schedule(in_ns, Event::GuestBack(number));
+    }
+
+    pub(super) fn guest_back(&mut self, number: usize) {
+        self.disks[number].guest.is_gone = false;
+        self.reattach(number);
+    }
+
+    /// A guest connects to the process that there is.
+    pub(super) fn reattach(&mut self, number: usize) {
+        let path = self.nbd_path();
+        let runs = self.process.is_some();
+        let guest = &mut self.disks[number].guest;
+        if guest.is_gone || !runs {
+            return;
+        }
+        self.note(|| format!("disk {number}: the guest attaches"));
+        let guest = &mut self.disks[number].guest;
+        match &mut guest.attachment {
+            Attachment::Vhost { guest, record, front: Some(front) } => {
+                front.connect(guest, record.as_ref());
+                front.pump();
+            }
+            Attachment::Vhost { front: None, .. } => {}
+            Attachment::Nbd(client) => {
+                *client = NbdClient::connect(&path, &format!("disk{number}"));
+                let Some(client) = client else { return };
+                guest.requests.iter().for_each(|request| send_nbd(client, request));
+            }
+        }
+        self.push(number);
+    }
+
+    /// Takes what the process has told a guest.
+    pub(super) fn hear(&mut self, number: usize) -> Outcome {
+        if let Attachment::Vhost { front: Some(front), .. } = &mut self.disks[number].guest.attachment
+            && let Some(answered) = front.pump()
+        {
+            self.answered(number, answered)?;
+        }
+        while let Some((at, result)) = self.next_completion(number)? {
+            let request = self.disks[number].guest.requests.remove(at);
+            self.completed(number, &request, result)?;
+        }
+        self.push_idle(number);
+        Ok(())
+    }
+
+    /// A client whose connection was closed comes back.
+    fn push_idle(&mut self, number: usize) {
+        let guest = &self.disks[number].guest;
+        let Attachment::Nbd(client) = &guest.attachment else { return };
+        if client.as_ref().is_some_and(|client| !client.is_connected()) && self.process.is_some() {
+            self.reattach(number);
+        }
+    }
+
+    fn answered(&mut self, number: usize, answered: Answered) -> Outcome {
+        let disk = &mut self.disks[number];
+        let Answered::WriteCache(is_on) = answered else { return Ok(()) };
+        disk.guest.cache_is_on = Some(is_on);
+        let promise = std::mem::take(&mut disk.guest.switch_promise);
+        if !is_on
+            && !disk.guest.flush_may_fail
+            && let Some(sector) = disk.model.broken_promise(&promise)
+        {
+            let text = format!("the write cache is off, and sector {sector} is not durable");
+            return Err(self.at(Promise::FlushIsDurable, number, sector, text));
+        }
+        Ok(())
+    }
+
+    /// The next request that the process has completed.
+    fn next_completion(&mut self, number: usize) -> Result<Option<Completion>, Violation> {
+        let guest = &mut self.disks[number].guest;
+        let requests = &guest.requests;
+        match &mut guest.attachment {
+            Attachment::Vhost { guest: memory, .. } => {
+                // A guest looks when it is told to.
+                memory.interrupted(0, Duration::ZERO).then(|| memory.poll(0));
+                for (at, request) in requests.iter().enumerate() {
+                    let Some(ticket) = request.ticket else { continue };
+                    let data = memory.data(ticket, request.read_bytes());
+                    if let Some(status) = memory.polled(ticket) {
+                        let result = if status == 0 { Ok(sectors_of(&data)) } else { Err(()) };
+                        return Ok(Some((at, result)));
+                    }
+                }
+                Ok(None)
+            }
+            Attachment::Nbd(Some(client)) => {
+                let find = |cookie: u64| requests.iter().position(|request| request.step as u64 == cookie);
+                let answer = client.take(|cookie| find(cookie).map(|at| requests[at].read_bytes()));
+                let answer = answer.map_err(|text| Violation::new(Promise::ExactlyOnce, text))?;
+                Ok(answer.and_then(|(cookie, result)| {
+                    Some((find(cookie)?, result.map(|data| sectors_of(&data)).map_err(drop)))
+                }))
+            }
+            Attachment::Nbd(None) => Ok(None),
+        }
+    }
+}

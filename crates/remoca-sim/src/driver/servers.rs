@@ -1,0 +1,254 @@
+//! The model memory servers, with the way to them: real frames over socket pairs, of which the world holds the other ends.
+
+use crate::random::Random;
+use remoca_core::units::{PAGE_SIZE, PageCount};
+use remoca_disk::endpoint::Endpoint;
+use remoca_disk::link::{AnswerTo, Network};
+use remoca_protocol::{ErrorCode, ErrorReply, Frame, Token, decode};
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Names a connection, from 0 in the order of their making.
+pub(super) type ConnectionId = usize;
+
+/// An attempt of the driver to connect.
+pub(super) struct Attempt {
+    pub(super) server: usize,
+    pub(super) endpoint: Endpoint,
+    pub(super) token: Token,
+    pub(super) epoch: u64,
+    pub(super) answer: AnswerTo,
+}
+
+/// What the driver asked of the network.
+#[derive(Default)]
+pub(super) struct Asked {
+    pub(super) attempts: Vec<Attempt>,
+    tokens: u64,
+}
+
+/// The network, as the driver has it.
+#[derive(Clone, Default)]
+pub(super) struct ModelNetwork(Arc<Mutex<Asked>>);
+
+impl ModelNetwork {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Asked> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where a model server listens.
+pub(super) fn endpoint(server: usize) -> Endpoint {
+    Endpoint::Tcp(format!("server{server}:1"))
+}
+
+impl Network for ModelNetwork {
+    fn token(&self) -> io::Result<Token> {
+        let mut asked = self.lock();
+        asked.tokens += 1;
+        Ok(Token(u128::from(asked.tokens).to_le_bytes()))
+    }
+
+    fn connect(&self, to: Endpoint, token: Token, epoch: u64, answer: AnswerTo) {
+        let server = (0..).find(|server| endpoint(*server) == to).unwrap_or(0);
+        self.lock().attempts.push(Attempt { server, endpoint: to, token, epoch, answer });
+    }
+
+    fn say_goodbye(&self, socket: OwnedFd, left: Vec<u8>) {
+        // The world takes what a socket holds after every turn: there is room.
+        let _ = UnixStream::from(socket).write_all(&left);
+    }
+}
+
+type Page = Box<[u8; PAGE_SIZE]>;
+
+/// The pool of one process.
+#[derive(Default)]
+struct Pool {
+    slots: Vec<Option<Page>>,
+    generation: u64,
+    received: u64,
+    epoch: u64,
+}
+
+/// A memory server.
+#[derive(Default)]
+pub(super) struct Donor {
+    pools: BTreeMap<[u8; 16], Pool>,
+    generations: u64,
+}
+
+/// What a WELCOME says of a pool.
+pub(super) struct Offer {
+    pub(super) generation: u64,
+    pub(super) npages: PageCount,
+    pub(super) received: u64,
+}
+
+impl Donor {
+    /// Every pool is gone.
+    pub(super) fn restart(&mut self) {
+        self.pools.clear();
+    }
+
+    /// Some pages of some pool are gone.
+    pub(super) fn lose(&mut self, count: u32, random: &mut Random) {
+        for pool in self.pools.values_mut().filter(|pool| !pool.slots.is_empty()) {
+            for _ in 0..count {
+                let at = random.index(pool.slots.len());
+                pool.slots[at] = None;
+            }
+        }
+    }
+
+    /// Greets a client; an epoch that is not newer is refused.
+    pub(super) fn greet(&mut self, token: Token, epoch: u64) -> Option<Offer> {
+        let pool = self.pools.entry(token.0).or_insert_with(|| {
+            self.generations += 1;
+            Pool { generation: self.generations, ..Pool::default() }
+        });
+        if epoch <= pool.epoch {
+            return None;
+        }
+        pool.epoch = epoch;
+        let npages = PageCount(u32::try_from(pool.slots.len()).unwrap_or(u32::MAX));
+        Some(Offer { generation: pool.generation, npages, received: pool.received })
+    }
+
+    /// Whether what comes with this epoch is still heard.
+    fn hears(&self, connection: &Connection) -> bool {
+        self.pools.get(&connection.token.0).is_some_and(|pool| pool.epoch == connection.epoch)
+    }
+
+    /// Does what a frame asks; what is answered goes to `out`. An error: the client broke the protocol.
+    fn handle(&mut self, token: Token, frame: &Frame<'_>, out: &mut Vec<u8>, corrupts: bool) -> Result<(), String> {
+        let Some(pool) = self.pools.get_mut(&token.0) else { return Ok(()) };
+        let size = pool.slots.len();
+        let slot = |slot: remoca_core::units::SlotIndex| {
+            let at = slot.0 as usize;
+            if at < size { Ok(at) } else { Err(format!("slot {at} of a pool of {size}: {frame:?}")) }
+        };
+        match *frame {
+            Frame::SetSize { request, npages } => {
+                pool.slots.resize_with(npages.0 as usize, || None);
+                Frame::Sized { request, npages, available: PageCount(1 << 20) }.encode(out);
+            }
+            Frame::SendPage { slot: at, page, .. } => {
+                pool.received += 1;
+                let mut page = Box::new(*page);
+                page[0] ^= u8::from(corrupts && pool.received.is_multiple_of(7));
+                pool.slots[slot(at)?] = Some(page);
+            }
+            Frame::Move { from, to } => {
+                let page = pool.slots[slot(from)?].take();
+                pool.slots[slot(to)?] = page;
+            }
+            Frame::Request { request, slot: at } => match &pool.slots[slot(at)?] {
+                Some(page) => Frame::SendPage { request, slot: at, page }.encode(out),
+                None => Frame::Error(ErrorReply { request, code: ErrorCode::NotFound, detail: 0 }).encode(out),
+            },
+            Frame::Discard { first, count } => {
+                let first = slot(first)?;
+                pool.slots.iter_mut().skip(first).take(count.0 as usize).for_each(|slot| *slot = None);
+            }
+            Frame::Ping { cookie } => Frame::Pong { cookie }.encode(out),
+            Frame::Bye => {
+                self.pools.remove(&token.0);
+            }
+            _ => return Err(format!("a client sends {frame:?}")),
+        }
+        Ok(())
+    }
+}
+
+/// A connection, from the server's side.
+pub(super) struct Connection {
+    pub(super) server: usize,
+    token: Token,
+    epoch: u64,
+    /// `None`: it is broken.
+    socket: Option<UnixStream>,
+    /// What has arrived and makes no frame yet.
+    inbox: Vec<u8>,
+    /// What the client's socket has no room for.
+    outbox: VecDeque<u8>,
+    /// When the last bytes arrive, in each direction: none overtake others.
+    pub(super) to_server_ns: u64,
+    pub(super) to_client_ns: u64,
+}
+
+impl Connection {
+    /// A connection, and the client's end of it.
+    pub(super) fn new(server: usize, token: Token, epoch: u64) -> io::Result<(Self, UnixStream)> {
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_nonblocking(true)?;
+        theirs.set_nonblocking(true)?;
+        let (inbox, outbox) = (Vec::new(), VecDeque::new());
+        let socket = Some(ours);
+        Ok((Self { server, token, epoch, socket, inbox, outbox, to_server_ns: 0, to_client_ns: 0 }, theirs))
+    }
+
+    /// It breaks, with what is on the way.
+    pub(super) fn cut(&mut self) {
+        self.socket = None;
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.socket.is_some()
+    }
+
+    /// What the client has sent since.
+    pub(super) fn take_sent(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let Some(socket) = &mut self.socket else { return bytes };
+        let ended = match socket.read_to_end(&mut bytes) {
+            Ok(_) => true,
+            Err(error) => error.kind() != ErrorKind::WouldBlock,
+        };
+        if ended && bytes.is_empty() {
+            self.socket = None;
+        }
+        bytes
+    }
+
+    /// These bytes have arrived. What the server answers.
+    pub(super) fn arrive(&mut self, bytes: &[u8], donor: &mut Donor, corrupts: bool) -> Result<Vec<Vec<u8>>, String> {
+        let mut answers = Vec::new();
+        if !donor.hears(self) {
+            return Ok(answers);
+        }
+        self.inbox.extend_from_slice(bytes);
+        let mut taken = 0;
+        while let Some((frame, length)) = decode(&self.inbox[taken..]).map_err(|error| error.to_string())? {
+            let mut answer = Vec::new();
+            donor.handle(self.token, &frame, &mut answer, corrupts)?;
+            taken += length;
+            if !answer.is_empty() {
+                answers.push(answer);
+            }
+        }
+        self.inbox.drain(..taken);
+        Ok(answers)
+    }
+
+    /// These bytes have arrived at the client.
+    pub(super) fn deliver(&mut self, bytes: &[u8]) {
+        self.outbox.extend(bytes);
+        self.push();
+    }
+
+    /// Gives the client what it has room for.
+    pub(super) fn push(&mut self) {
+        let Some(socket) = &mut self.socket else { return };
+        while !self.outbox.is_empty() {
+            match socket.write(self.outbox.as_slices().0) {
+                Ok(count) => drop(self.outbox.drain(..count)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(_) => return self.socket = None,
+            }
+        }
+    }
+}

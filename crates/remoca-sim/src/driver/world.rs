@@ -1,0 +1,374 @@
+//! The world of one run, and the events that move it.
+
+use super::disks::DiskSide;
+use super::plan::{DriverPlan, Fate, Stimulus};
+use super::process::Process;
+use super::servers::{Attempt, Connection, ConnectionId, Donor, ModelNetwork};
+use super::time::VirtualClock;
+use super::{DriverOptions, DriverTally, Flaw};
+use crate::disk::IoId;
+use crate::queue::Queue;
+use crate::random::Random;
+use crate::violation::{Promise, Violation};
+use remoca_core::units::Nanos;
+use remoca_disk::driver::{Ended, Source};
+use remoca_disk::handover::{PassedStore, StoreKind, Verdict};
+use remoca_protocol::Welcome;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use tempfile::TempDir;
+
+/// Virtual time after the last step in which everything has to come to rest.
+const SETTLING_NS: u64 = 30_000_000_000;
+/// And that an upgrade may take then.
+const UPGRADE_NS: u64 = 20_000_000_000;
+const EVENTS_MAX: u64 = 100_000;
+/// Turns of the driver in one event.
+const TURNS_MAX: u64 = 20_000;
+const MS: u64 = 1_000_000;
+
+/// What another thread does for the driver, all at once.
+pub(super) type Job = Box<dyn FnOnce() + Send>;
+
+pub(super) type Outcome = Result<(), Violation>;
+
+/// Something that happens at its time.
+pub(super) enum Event {
+    Step(usize),
+    Portion {
+        disk: usize,
+        io: IoId,
+        portion: u8,
+    },
+    IoDone {
+        disk: usize,
+        io: IoId,
+    },
+    /// A HELLO reaches its server.
+    Hello(Attempt),
+    /// Its answer reaches the client.
+    Welcomed(Attempt, Option<(Welcome, UnixStream)>),
+    ToServer(ConnectionId, Vec<u8>),
+    ToClient(ConnectionId, Vec<u8>),
+    /// A guest comes back to its disk.
+    GuestBack(usize),
+    /// An NBD client goes on sending.
+    Push(usize),
+    /// The process is started.
+    Start,
+    /// The program that was asked answers.
+    Verdict(Verdict, Fate),
+    /// Something beside the I/O thread of this process is done.
+    Aside(u64, Job),
+    /// A store of this process has looked at its image.
+    Looked(u64, usize),
+    /// The driver's timeout.
+    Wake,
+    Heal,
+    /// Everything has come to rest: it can be looked at, and upgraded.
+    Rest,
+    End,
+}
+
+pub(super) struct World<'a> {
+    pub(super) plan: &'a DriverPlan,
+    pub(super) options: &'a DriverOptions,
+    pub(super) now: u64,
+    pub(super) event: u64,
+    queue: Queue<Event>,
+    /// Draws for the event that is being handled.
+    pub(super) random: Random,
+    pub(super) clock: VirtualClock,
+    pub(super) directory: TempDir,
+    pub(super) listener: UnixListener,
+    pub(super) disks: Vec<DiskSide>,
+    pub(super) network: ModelNetwork,
+    pub(super) donors: Vec<Donor>,
+    pub(super) connections: Vec<Connection>,
+    pub(super) process: Option<Process>,
+    /// Processes that have ended.
+    pub(super) lives: u64,
+    /// Checks that were begun, and not given a verdict.
+    pub(super) verdicts: Arc<Mutex<Vec<Verdict>>>,
+    /// What is to be done beside the I/O thread.
+    pub(super) jobs: Arc<Mutex<Vec<Job>>>,
+    /// What becomes of the upgrade under way.
+    fate: Option<Fate>,
+    /// Nothing goes wrong any more.
+    pub(super) healed: bool,
+    /// The last upgrade is under way; true: it is done.
+    last_upgrade: Option<bool>,
+    wake_at: Option<u64>,
+    pub(super) tally: DriverTally,
+}
+
+impl<'a> World<'a> {
+    pub(super) fn new(plan: &'a DriverPlan, options: &'a DriverOptions) -> Self {
+        let directory = tempfile::tempdir().expect("there is a directory for temporary files");
+        let listener = UnixListener::bind(directory.path().join("vhost")).expect("a socket can be made there");
+        let disks = &plan.conditions.disks;
+        let mut world = Self {
+            plan,
+            options,
+            now: 0,
+            event: 0,
+            queue: Queue::default(),
+            random: Random::new(1),
+            clock: VirtualClock::new(),
+            directory,
+            listener,
+            disks: disks.iter().enumerate().map(|(number, disk)| DiskSide::new(number, disk)).collect(),
+            network: ModelNetwork::default(),
+            donors: (0..plan.conditions.servers).map(|_| Donor::default()).collect(),
+            connections: Vec::new(),
+            process: None,
+            lives: 0,
+            verdicts: Arc::default(),
+            jobs: Arc::default(),
+            fate: None,
+            healed: false,
+            last_upgrade: None,
+            wake_at: None,
+            tally: DriverTally::default(),
+        };
+        world.schedule(0, Event::Start);
+        let mut end = 0;
+        let steps = options.steps.unwrap_or(usize::MAX);
+        for (number, step) in plan.steps.iter().enumerate().take(steps) {
+            end = step.at_ns;
+            world.queue.push(Nanos(end), step.seed, Event::Step(number));
+        }
+        world.queue.push(Nanos(end + 1), 3, Event::Heal);
+        world
+    }
+
+    pub(super) fn event(&self) -> u64 {
+        self.event
+    }
+
+    pub(super) fn tally(&self) -> DriverTally {
+        DriverTally { events: self.event, ..self.tally }
+    }
+
+    pub(super) fn has(&self, flaw: Flaw) -> bool {
+        self.options.flaw == Some(flaw)
+    }
+
+    pub(super) fn note(&self, text: impl FnOnce() -> String) {
+        if self.options.tell {
+            println!("{:>6} {:>10}.{:03} us  {}", self.event, self.now / 1000, self.now % 1000, text());
+        }
+    }
+
+    pub(super) fn schedule(&mut self, in_ns: u64, event: Event) {
+        let seed = self.random.bits();
+        self.queue.push(Nanos(self.now + in_ns), seed, event);
+    }
+
+    /// Runs to the end, or to the first violation.
+    pub(super) fn run(&mut self) -> Outcome {
+        while let Some(next) = self.queue.pop() {
+            self.now = self.now.max(next.at.0);
+            self.clock.set(self.now);
+            self.event += 1;
+            self.random = Random::new(next.seed);
+            if matches!(next.event, Event::End) {
+                return self.check_end(self.last_upgrade);
+            }
+            if matches!(next.event, Event::Wake) && self.wake_at.take_if(|at| *at == self.now).is_none() {
+                continue;
+            }
+            let first = self.handle(next.event)?;
+            self.drive(first)?;
+            if self.event > EVENTS_MAX {
+                return Err(Violation::new(Promise::Bounded, "the world does not come to rest"));
+            }
+        }
+        Ok(())
+    }
+
+    /// What has to be looked at before anything else, if so.
+    fn handle(&mut self, event: Event) -> Result<Option<Source>, Violation> {
+        match event {
+            Event::Step(number) => return self.step(number),
+            Event::Portion { disk, io, portion } => {
+                self.disks[disk].model.advance(io, portion, self.event, &mut self.random);
+            }
+            Event::IoDone { disk, io } => self.io_done(disk, io),
+            Event::Hello(attempt) => self.hello(attempt),
+            Event::Welcomed(attempt, welcome) => self.welcomed(attempt, welcome),
+            Event::ToServer(connection, bytes) => self.arrive(connection, &bytes)?,
+            Event::ToClient(connection, bytes) => self.connections[connection].deliver(&bytes),
+            Event::GuestBack(disk) => self.guest_back(disk),
+            Event::Push(disk) => self.push(disk),
+            Event::Start => self.start(None),
+            Event::Verdict(verdict, fate) => {
+                let refused = fate == Fate::Refused;
+                verdict.give(if refused { Err("it does not like it".into()) } else { Ok("next".into()) });
+            }
+            // Threads end with their process.
+            Event::Aside(life, job) if life == self.lives => job(),
+            Event::Aside(..) => {}
+            Event::Looked(life, disk) if life == self.lives => self.disks[disk].store.tell_change(),
+            Event::Looked(..) => {}
+            Event::Wake | Event::End => {}
+            Event::Heal => {
+                self.note(|| "nothing goes wrong any more".into());
+                self.healed = true;
+                self.schedule(SETTLING_NS, Event::Rest);
+            }
+            Event::Rest => {
+                self.check_rest()?;
+                self.last_upgrade = Some(false);
+                self.upgrade(Fate::TakesOver);
+                self.schedule(UPGRADE_NS, Event::End);
+            }
+        }
+        Ok(None)
+    }
+
+    fn step(&mut self, number: usize) -> Result<Option<Source>, Violation> {
+        let plan = self.plan;
+        match &plan.steps[number].stimulus {
+            Stimulus::Ask(disk, ask) => self.ask(number, *disk, ask),
+            Stimulus::WriteCache(disk, is_on) => self.switch_cache(*disk, *is_on),
+            Stimulus::GuestGone(disk, ns) => self.guest_gone(*disk, *ns),
+            Stimulus::Cut => self.cut(),
+            Stimulus::ServerRestart(server) => {
+                self.note(|| format!("server {server} starts anew"));
+                self.donors[*server].restart();
+                let of_server = self.connections.iter_mut().filter(|connection| connection.server == *server);
+                of_server.for_each(Connection::cut);
+            }
+            Stimulus::PagesLost(server, count) => self.donors[*server].lose(*count, &mut self.random),
+            Stimulus::StoreCrash(disk) => return Ok(self.store_crash(*disk)),
+            Stimulus::Resize(pages) => self.resize(*pages),
+            Stimulus::Status => self.command(remoca_disk::control::Command::Status),
+            Stimulus::Kill(ns) => {
+                if self.process.is_some() {
+                    self.tally.kills += 1;
+                    self.die(self.plan.conditions.is_named)?;
+                    self.schedule(*ns, Event::Start);
+                }
+            }
+            Stimulus::PowerFailure => self.power_failure()?,
+            Stimulus::Upgrade(fate) => self.upgrade(*fate),
+        }
+        Ok(None)
+    }
+
+    fn upgrade(&mut self, fate: Fate) {
+        if self.process.is_some() {
+            self.note(|| format!("an upgrade is asked for: {fate:?}"));
+            self.fate = Some(fate);
+            self.command(remoca_disk::control::Command::Upgrade { program: Some("/next".into()) });
+        }
+    }
+
+    /// Lets the driver do all that it has to do now.
+    fn drive(&mut self, mut first: Option<Source>) -> Outcome {
+        for _ in 0..TURNS_MAX {
+            let Some(process) = &mut self.process else { return self.collect() };
+            let mut ready = Vec::new();
+            process.driver.look(&mut ready).expect("the system says what is ready");
+            match first.take() {
+                Some(first) => ready.retain(|(source, _)| *source == first),
+                None => disorder(&mut ready, &mut self.random),
+            }
+            self.tally.turns += 1;
+            let ended = process.driver.turn(&ready);
+            self.collect()?;
+            if let Some(ended) = ended {
+                self.ended(ended)?;
+                continue;
+            }
+            let Some(process) = &mut self.process else { continue };
+            let timeout = process.driver.timeout();
+            ready.clear();
+            process.driver.look(&mut ready).expect("the system says what is ready");
+            if ready.is_empty() && !timeout.is_some_and(|timeout| timeout.is_zero()) {
+                if let Some(timeout) = timeout {
+                    let in_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+                    self.wake_in(in_ns);
+                }
+                return Ok(());
+            }
+        }
+        Err(Violation::new(Promise::Bounded, "the driver does not come to rest"))
+    }
+
+    /// Timers are never early, and sometimes late.
+    fn wake_in(&mut self, in_ns: u64) {
+        let late = if self.random.one_in(8) { self.random.below(2 * MS) } else { 0 };
+        let at = self.now.saturating_add(in_ns).saturating_add(late);
+        if self.wake_at.is_none_or(|armed| at < armed) {
+            self.wake_at = Some(at);
+            self.schedule(at - self.now, Event::Wake);
+        }
+    }
+
+    /// Takes what the driver has said to the world.
+    fn collect(&mut self) -> Outcome {
+        for disk in 0..self.disks.len() {
+            self.begin_ios(disk)?;
+        }
+        let attempts = std::mem::take(&mut self.network.lock().attempts);
+        for attempt in attempts {
+            let in_ns = self.latency();
+            self.schedule(in_ns, Event::Hello(attempt));
+        }
+        for connection in 0..self.connections.len() {
+            self.take_sent(connection);
+        }
+        let verdicts = std::mem::take(&mut *self.verdicts.lock().unwrap_or_else(PoisonError::into_inner));
+        for verdict in verdicts {
+            let in_ns = self.random.below(50 * MS);
+            let fate = self.fate.unwrap_or(Fate::TakesOver);
+            self.schedule(in_ns, Event::Verdict(verdict, fate));
+        }
+        let jobs = std::mem::take(&mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner));
+        for job in jobs {
+            let in_ns = self.random.below(20 * MS);
+            self.schedule(in_ns, Event::Aside(self.lives, job));
+        }
+        for disk in 0..self.disks.len() {
+            self.hear(disk)?;
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, ended: Ended) -> Outcome {
+        let Ended::HandOver(handover) = ended else {
+            return Err(Violation::new(Promise::NothingLeft, "the process ends by itself"));
+        };
+        if self.fate == Some(Fate::CannotStart)
+            && let Some(process) = &mut self.process
+        {
+            self.tally.upgrades_refused += 1;
+            process.driver.refuse_upgrade("there is no such program");
+            return Ok(());
+        }
+        self.note(|| "the next program takes over".into());
+        self.tally.upgrades += 1;
+        self.last_upgrade = self.last_upgrade.map(|_| true);
+        let failed = |store: &PassedStore| match store.kind {
+            StoreKind::File { flush_failed } => flush_failed,
+            StoreKind::Nbd(_) => None,
+        };
+        let failed: Vec<_> = handover.description.disks.iter().map(|disk| failed(&disk.store)).collect();
+        self.die(true)?;
+        drop(handover);
+        self.start(Some(&failed));
+        Ok(())
+    }
+}
+
+/// What is ready may be taken in any order, and some of it later.
+fn disorder(ready: &mut Vec<(Source, bool)>, random: &mut Random) {
+    for at in (1..ready.len()).rev() {
+        ready.swap(at, random.index(at + 1));
+    }
+    if ready.len() > 1 && random.one_in(3) {
+        ready.truncate(random.index(ready.len() - 1) + 1);
+    }
+}

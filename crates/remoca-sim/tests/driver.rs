@@ -1,0 +1,108 @@
+//! The real driver, with its frontends, link and state file, in virtual time. Other seeds: `cargo xtask sim --driver --seeds N`.
+
+use remoca_sim::{DriverOptions, Flaw, Promise, run_driver};
+use std::collections::BTreeMap;
+
+const SEEDS: u64 = 1_000;
+/// Seeds within which each flaw has to be noticed.
+const FLAW_SEEDS: u64 = 400;
+
+/// What never happens is never tested. Each counter has to reach the number beside it.
+const HAPPENS: [(&str, u64); 20] = [
+    ("completed", 80_000),
+    ("failed", 2_000),
+    ("store_reads", 40_000),
+    ("store_writes", 30_000),
+    ("in_pieces", 5_000),
+    ("durable_writes", 5_000),
+    ("cache_switches", 1_000),
+    ("departures", 200),
+    ("kills", 200),
+    ("power_failures", 80),
+    ("upgrades", 1_000),
+    ("upgrades_refused", 20),
+    ("warm_starts", 500),
+    ("sessions", 2_000),
+    ("cuts", 200),
+    ("store_crashes", 100),
+    ("hit_blocks", 5_000),
+    ("hedges", 3_000),
+    ("fetch_missing", 20),
+    ("fetch_wrong", 100),
+];
+
+#[test]
+fn seeds_keep_every_promise() {
+    let mut totals: BTreeMap<&str, u64> = BTreeMap::new();
+    for seed in 0..SEEDS {
+        let tally = run_driver(seed, &DriverOptions::default())
+            .unwrap_or_else(|failure| panic!("{failure}\nexplain it: cargo xtask sim --driver --seed {seed}"));
+        for (name, count) in tally.named() {
+            *totals.entry(name).or_default() += count;
+        }
+    }
+    for (name, least) in HAPPENS {
+        let count = totals[name];
+        assert!(count >= least, "{name} happened {count} times in {SEEDS} seeds, and is expected {least} times");
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_run_again() {
+    for seed in 0..40 {
+        let run = || run_driver(seed, &DriverOptions::default());
+        assert_eq!(run(), run());
+    }
+}
+
+/// A check that never fails anybody proves nothing: what goes wrong around the driver, as it could go wrong in it, is noticed
+/// by what a guest gets, by what the disk is asked for, or by what never ends.
+fn is_noticed(flaw: Flaw, by: &[Promise]) {
+    let options = DriverOptions { flaw: Some(flaw), ..DriverOptions::default() };
+    let failure = (0..FLAW_SEEDS).find_map(|seed| run_driver(seed, &options).err());
+    let failure = failure.unwrap_or_else(|| panic!("{flaw:?} was there, and {FLAW_SEEDS} seeds noticed nothing"));
+    println!("{flaw:?}: {failure}");
+    assert!(by.contains(&failure.violation.promise), "{failure}");
+}
+
+#[test]
+fn writes_that_are_not_durable() {
+    is_noticed(Flaw::NotDurable, &[Promise::FlushIsDurable]);
+}
+
+#[test]
+fn an_error_that_is_not_told() {
+    is_noticed(Flaw::ErrorHidden, &[Promise::DiskErrorsOnly, Promise::WriteThrough, Promise::NoStaleRead]);
+}
+
+#[test]
+fn a_store_that_comes_back_without_a_word() {
+    is_noticed(Flaw::CrashHidden, &[Promise::NoStaleRead]);
+}
+
+#[test]
+fn a_failed_read_that_is_believed() {
+    is_noticed(Flaw::FailedReadBelieved, &[Promise::NoStaleRead]);
+}
+
+#[test]
+fn other_data_than_the_guest_gave() {
+    is_noticed(Flaw::OtherDataWritten, &[Promise::DiskOnlyAsAsked]);
+}
+
+/// Kept from the guest by the check at fetch; but the servers are honest.
+#[test]
+fn a_page_that_is_sent_as_another_one() {
+    is_noticed(Flaw::WrongPageSent, &[Promise::CachedIsThere]);
+}
+
+/// Everybody has an answer, and no upgrade is possible any more.
+#[test]
+fn a_disk_read_that_never_ends() {
+    is_noticed(Flaw::LoserKept, &[Promise::NothingLeft]);
+}
+
+#[test]
+fn no_flaw_is_left_out_here() {
+    assert_eq!(Flaw::ALL.len(), 7, "a new flaw needs its canary above");
+}
