@@ -133,7 +133,11 @@ fn changes_that_are_refused_change_nothing() {
     let (server, mut machine) = machine(54);
     machine.run_until_hits(100);
     for (arguments, code, words) in [
-        (&[][..], FAILURE, "nothing to change: say --cache SIZE, --on, --off or --server ADDRESS"),
+        (
+            &[][..],
+            FAILURE,
+            "nothing to change: say --cache SIZE, --on, --off, --server ADDRESS or --clear-failed-flush DISK",
+        ),
         (&["--cache", "0"], FAILURE, "a cache of 0 bytes"),
         (&["--cache", "5000"], FAILURE, "a cache of 5000 bytes"),
         (&["--cache", "5T"], FAILURE, "4 TiB is the limit"),

@@ -21,7 +21,9 @@ fn machine(seed: u64) -> (Serve, Machine) {
     let server = Serve::start(folder.path(), "16M");
     let setup = Setup { server: Some(server.address.clone()), nbd: true, seed, ..Setup::default() };
     let mut machine = Machine::start_in(folder, setup);
-    machine.run_until_hits(50);
+    machine.run_until("the cache holds what `expect_warm` asks for", |machine| {
+        machine.status().cache.used_bytes > 5 << 18
+    });
     (server, machine)
 }
 
