@@ -102,13 +102,13 @@ enum Pages {
     GivenUp,
 }
 
-/// Reason of a disk read.
+/// Why the disk is asked for a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ReadReason {
+enum Why {
     /// Nobody else can answer it.
     Needed,
     /// The server's answer is late.
-    Hedge,
+    Late,
     /// It is very late.
     Timeout,
     /// The server is on trial.
@@ -118,9 +118,7 @@ enum ReadReason {
 #[derive(Clone, Copy, Debug)]
 struct DiskIo {
     since: Nanos,
-    reason: ReadReason,
-    /// No abandoned read of this disk was in flight when it began.
-    is_undisturbed: bool,
+    why: Why,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -365,9 +363,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             request.answered = true;
             if let GuestOp::Read(range) = request.op {
                 self.stats.reads += 1;
-                self.hedging.end_read(request.disk);
                 if request.io.is_some() {
-                    self.hedging.begin_abandoned(request.disk, range);
+                    self.hedging.begin_loser(request.disk, range);
                 }
             }
             if request.io.is_none() {

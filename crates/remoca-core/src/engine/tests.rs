@@ -8,7 +8,6 @@ mod link;
 mod modifications;
 mod pages;
 mod placement;
-mod ramps;
 mod reads;
 mod resume;
 mod swap;
