@@ -47,7 +47,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             return;
         };
         self.overlaps[usize::from(disk.0)].end(id);
-        self.hedging.end_io(disk, io.why, range, true);
+        self.hedging.end_io(disk, io.reason, range, true);
         self.requests[id.0 as usize] = None;
     }
 
@@ -65,9 +65,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             debug_assert!(false, "the disk completed a read that it was not asked for");
             return;
         };
-        self.hedging.end_io(request.disk, io.why, range, request.answered);
+        self.hedging.end_io(request.disk, io.reason, range, request.answered);
         if result.is_ok() {
-            self.hedging.disk.note(io.since, now);
+            self.hedging.note_disk(now, io);
         }
         if request.answered {
             self.requests[id.0 as usize] = None;

@@ -4,15 +4,12 @@
 //! [`WINDOW`] values all counts are halved: what is long past fades out. Quantiles are computed again when an eighth of the
 //! values is new, which costs about one step for each value.
 
-use crate::units::Nanos;
-
 const SUB_BUCKETS: usize = 8;
 const BUCKETS: usize = SUB_BUCKETS * 24;
 /// Counts are halved when there are so many.
 const WINDOW: u32 = 1024;
-/// Fewer values say nothing, and fewer than these are not enough to judge somebody by.
+/// Fewer values say nothing.
 const VALUES_MIN: u32 = 16;
-const SETTLED_MIN: u32 = 256;
 
 /// What is known of a latency.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,12 +34,12 @@ impl Default for Estimate {
 }
 
 impl Estimate {
-    /// Something took from `since` to `now`.
-    pub(super) fn note(&mut self, since: Nanos, now: Nanos) {
-        self.counts[bucket(now.since_ns(since))] += 1;
-        self.total += 1;
-        self.fresh += 1;
-        if self.total == WINDOW {
+    /// Takes a latency that stands for `weight` values.
+    pub(super) fn note(&mut self, ns: u64, weight: u16) {
+        self.counts[bucket(ns)] += weight;
+        self.total += u32::from(weight);
+        self.fresh += u32::from(weight);
+        if self.total >= WINDOW {
             self.counts.iter_mut().for_each(|count| *count /= 2);
             self.total = self.counts.iter().map(|count| u32::from(*count)).sum();
         }
@@ -57,11 +54,6 @@ impl Estimate {
         (self.total >= VALUES_MIN).then_some(self.known)
     }
 
-    /// The same, once they can be relied on.
-    pub(super) fn settled(&self) -> Option<Latency> {
-        (self.total >= SETTLED_MIN).then_some(self.known)
-    }
-
     /// The middle of the bucket in which the value lies that `percent` of all do not exceed.
     fn quantile(&self, percent: u32) -> u64 {
         let rank = (self.total * percent).div_ceil(100);
@@ -71,6 +63,26 @@ impl Estimate {
             seen >= rank
         });
         middle_ns(at.unwrap_or(BUCKETS - 1))
+    }
+}
+
+/// The slowest of the last few latencies.
+#[derive(Debug, Default)]
+pub(super) struct Recent {
+    ns: [u64; 32],
+    next: usize,
+    slowest_ns: u64,
+}
+
+impl Recent {
+    pub(super) fn note(&mut self, ns: u64) {
+        self.ns[self.next] = ns;
+        self.next = (self.next + 1) % self.ns.len();
+        self.slowest_ns = self.ns.iter().copied().max().unwrap_or(0);
+    }
+
+    pub(super) fn slowest_ns(&self) -> u64 {
+        self.slowest_ns
     }
 }
 
@@ -93,7 +105,7 @@ mod tests {
 
     fn of(values: impl IntoIterator<Item = u64>) -> Estimate {
         let mut estimate = Estimate::default();
-        values.into_iter().for_each(|ns| estimate.note(Nanos(5), Nanos(5 + ns)));
+        values.into_iter().for_each(|ns| estimate.note(ns, 1));
         estimate
     }
 
@@ -121,6 +133,23 @@ mod tests {
         for ns in [0, 1, 1023, 1024, 1 << 33, 1 << 34, u64::MAX - 5] {
             assert!(of([ns; 16]).known().is_some());
         }
+    }
+
+    #[test]
+    fn a_value_with_a_weight_counts_as_many() {
+        let mut estimate = of([1_000_000; 1000]);
+        (0..200).for_each(|_| estimate.note(100_000, 8));
+        assert!(estimate.known().unwrap().p50_ns < 110_000);
+    }
+
+    #[test]
+    fn the_slowest_is_one_of_the_last_few() {
+        let mut recent = Recent::default();
+        recent.note(9);
+        (0..31).for_each(|_| recent.note(3));
+        assert_eq!(recent.slowest_ns(), 9);
+        recent.note(3);
+        assert_eq!(recent.slowest_ns(), 3);
     }
 
     proptest! {

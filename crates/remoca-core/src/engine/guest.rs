@@ -2,7 +2,7 @@
 
 use super::breaker::Route;
 use super::server::Fetch;
-use super::{Action, DiskEngine, GuestOp, Pages, Request, RequestId, Why, block_count};
+use super::{Action, DiskEngine, GuestOp, Pages, ReadReason, Request, RequestId, block_count};
 use crate::fingerprint::Fingerprint;
 use crate::rules::Rule;
 use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PAGE_SIZE_U64, SlotIndex};
@@ -47,20 +47,21 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     fn begin_read(&mut self, now: Nanos, id: RequestId, disk: DiskIndex, range: ByteRange) {
+        self.hedging.begin_read(disk);
         self.stats.read_blocks += block_count(range);
         if range.covered_blocks() != range.touched_blocks() {
             self.stats.misaligned_reads += 1;
-            self.ask_disk(now, id, Why::Needed);
+            self.ask_disk(now, id, ReadReason::Needed);
             return;
         }
         let blocks = range.covered_blocks();
-        let route = self.hedging.route(now);
+        let route = self.hedging.route(now, disk);
         match self.cacheable(disk, blocks.clone(), route) {
             Ok(fetches) => self.read_from_cache(now, id, disk, blocks, fetches, route),
             Err(cached) => {
                 self.stats.covered_blocks += cached;
                 self.stats.missed_blocks += (blocks.end - blocks.start) - cached;
-                self.ask_disk(now, id, Why::Needed);
+                self.ask_disk(now, id, ReadReason::Needed);
             }
         }
     }

@@ -102,13 +102,13 @@ enum Pages {
     GivenUp,
 }
 
-/// Why the disk is asked for a read.
+/// Reason of a disk read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Why {
+enum ReadReason {
     /// Nobody else can answer it.
     Needed,
     /// The server's answer is late.
-    Late,
+    Hedge,
     /// It is very late.
     Timeout,
     /// The server is on trial.
@@ -118,7 +118,9 @@ enum Why {
 #[derive(Clone, Copy, Debug)]
 struct DiskIo {
     since: Nanos,
-    why: Why,
+    reason: ReadReason,
+    /// No abandoned read of this disk was in flight when it began.
+    is_undisturbed: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -363,8 +365,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             request.answered = true;
             if let GuestOp::Read(range) = request.op {
                 self.stats.reads += 1;
+                self.hedging.end_read(request.disk);
                 if request.io.is_some() {
-                    self.hedging.begin_loser(request.disk, range);
+                    self.hedging.begin_abandoned(request.disk, range);
                 }
             }
             if request.io.is_none() {

@@ -1,7 +1,9 @@
 //! The link to the memory server: outstanding requests, and what is lost with a connection.
 
 use super::placement::Need;
-use super::{Action, Admission, DiskEngine, FetchId, PageOutcome, Pages, PoolOffer, RequestId, ServerNumber, Why};
+use super::{
+    Action, Admission, DiskEngine, FetchId, PageOutcome, Pages, PoolOffer, ReadReason, RequestId, ServerNumber,
+};
 use crate::fingerprint::Fingerprint;
 use crate::index::{LogEnd, Pool};
 use crate::rules::Rule;
@@ -283,7 +285,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let request = *request;
         self.note_no_page(&request);
         if request.io.is_none() {
-            self.ask_disk(now, id, Why::Needed);
+            self.ask_disk(now, id, ReadReason::Needed);
         }
     }
 

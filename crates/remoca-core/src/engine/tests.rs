@@ -8,6 +8,7 @@ mod link;
 mod modifications;
 mod pages;
 mod placement;
+mod ramps;
 mod reads;
 mod resume;
 mod swap;

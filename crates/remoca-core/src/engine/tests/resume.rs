@@ -130,3 +130,27 @@ fn a_smaller_cache_than_before_keeps_the_newest_pages() {
     bench.connect(1, 8, 8);
     assert_eq!((1..=8).filter(|bno| bench.cached(*bno)).collect::<Vec<_>>(), [7, 8]);
 }
+
+/// An upgrade that does not wait for a server that owes pages: its slot has a request outstanding, so the successor must not
+/// take the index as it is.
+#[test]
+fn an_engine_that_is_owed_pages_is_not_closed() {
+    let mut bench = Bench::connected();
+    bench.cache(1, 1);
+    let fetch = only_fetch(&bench.read(1, blocks(1, 1)));
+    let successor = |bench: &Bench| {
+        let words = bench.engine.index().words().clone();
+        DiskEngine::resume(&config(), words, Origin::Own).map_err(|unusable| unusable.reason).unwrap()
+    };
+    assert!(bench.engine.is_owed_pages());
+    bench.engine.close();
+    let engine = successor(&bench);
+    assert!(!engine.index().was_closed());
+    assert_eq!(engine.index().pinned_slots(), PageCount(0));
+    assert_eq!(engine.status().slots, SlotCounts { free: 7, used: 1, draining: 0 });
+    // No other program took over, and the page comes.
+    bench.engine.reopen();
+    assert_eq!(bench.page_comes(fetch, 1), deliver(1, 0));
+    bench.engine.close();
+    assert!(successor(&bench).index().was_closed());
+}
