@@ -47,6 +47,8 @@ fn a_guest_works_on_disks_that_come_over_nbd() -> Result<()> {
         format!("--nbd=tcp:127.0.0.1:{port}"),
         "--nbd-port".into(),
         "--guest-memory=256M".into(),
+        // The image is in the page cache: hedged, the disk would rightly be preferred.
+        "--no-hedge".into(),
     ];
     let arguments = arguments.each_ref().map(String::as_str);
     host.start_server()?;

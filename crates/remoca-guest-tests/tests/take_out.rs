@@ -27,7 +27,8 @@ fn a_data_disk_moves_out_of_remoca_under_a_running_guest() -> Result<()> {
     store::sparse_image(&image, 512 << 20)?;
     store::format_ext4(&image)?;
     host.start_server()?;
-    host.start_process(&[Image { name: "data", path: image.clone(), options: "" }], "128M", &[])?;
+    // The image is in the page cache: hedged, the disk would rightly be preferred.
+    host.start_process(&[Image { name: "data", path: image.clone(), options: "" }], "128M", &["--no-hedge"])?;
     let mut config = host.guest(&lab, "take-out")?;
     config.disks.clear();
     for slot in ["slot0,chassis=7", "slot1,chassis=8", "slot2,chassis=9"] {

@@ -117,8 +117,8 @@ pub struct DiskArgs {
     #[arg(long)]
     pub no_io_uring: bool,
 
-    /// Do not ask the disk, too, when the memory server is a little late, but only when it is very late: the reads that the
-    /// disk is spared are few, the slowest reads get slower
+    /// Ask the disk for a cached page only if the memory server takes twice the disk's time and 5 ms at least, or fails, even where
+    /// the disk is the faster one: spares the disk at the cost of slower reads
     #[arg(long)]
     pub no_hedge: bool,
 

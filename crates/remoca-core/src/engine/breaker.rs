@@ -7,6 +7,8 @@
 //! - Open, reads go to the disk. Probes begin after a pause that doubles with each one that the disk wins.
 //!   [`WINS_MIN`] in succession that the server wins close the breaker, if the allowance or their latency permits it.
 //!
+//! Without hedging nothing is compared: the breaker opens only where a server is silent.
+//!
 //! Decision 0022.
 
 use crate::units::Nanos;
@@ -88,6 +90,8 @@ struct Open {
 
 #[derive(Debug)]
 pub(super) struct Breaker {
+    /// Whether a server is judged by its latency, or only by its silence.
+    compares: bool,
     open: Option<Open>,
     /// The read that goes to both now.
     probe: Option<u64>,
@@ -101,9 +105,10 @@ pub(super) struct Breaker {
     thinned: u32,
 }
 
-impl Default for Breaker {
-    fn default() -> Self {
+impl Breaker {
+    pub(super) fn new(compares: bool) -> Self {
         Self {
+            compares,
             open: None,
             probe: None,
             until_probe: PROBE_INTERVAL,
@@ -115,13 +120,11 @@ impl Default for Breaker {
             thinned: 0,
         }
     }
-}
 
-impl Breaker {
     /// Closes: there is another session, or none. What the guest has suffered is not forgotten.
     pub(super) fn forget_server(&mut self) {
         let allowance = std::mem::take(&mut self.allowance);
-        *self = Self { allowance, ..Self::default() };
+        *self = Self { allowance, ..Self::new(self.compares) };
     }
 
     pub(super) fn state(&self) -> BreakerState {
@@ -139,7 +142,7 @@ impl Breaker {
     pub(super) fn route(&self, now: Nanos) -> Route {
         let probes = self.probe.is_none();
         match &self.open {
-            None if probes && self.until_probe == 0 => Route::Both,
+            None if self.compares && probes && self.until_probe == 0 => Route::Both,
             None => Route::Server,
             Some(open) if probes && open.probe_at <= now => Route::Both,
             Some(_) => Route::Disk,
@@ -224,7 +227,7 @@ impl Breaker {
 
     /// A read took clearly longer than the disk's slowest because it waited for the server. True if that opens the breaker.
     pub(super) fn note_overrun(&mut self, now: Nanos) -> bool {
-        self.allowance.note_overrun() && self.open.is_none() && self.open(now)
+        self.compares && self.allowance.note_overrun() && self.open.is_none() && self.open(now)
     }
 
     /// A read on trial ended with nothing that could be compared.

@@ -129,7 +129,7 @@ impl Hedging {
             disk: Estimate::default(),
             recent_disk: Recent::default(),
             server: Estimate::default(),
-            breaker: Breaker::default(),
+            breaker: Breaker::new(enabled),
             credit: CREDIT_MAX,
             speculative: (0..disks).map(|_| SpeculativeReads::default()).collect(),
             waiting: VecDeque::new(),

@@ -797,6 +797,27 @@ fn losers_of_a_disk_that_hangs_are_bounded() {
     assert_eq!(bench.engine.requests_in_flight(), 0);
 }
 
+/// Where it is the disk that must be spared, its being quicker is no reason to ask it.
+#[test]
+fn without_hedging_a_quicker_disk_is_not_asked() {
+    let mut bench = Bench::without_hedging(1);
+    for _ in 0..100 {
+        assert_eq!(bench.read(500, blocks(9, 1)), [disk_action(500, GuestOp::Read(blocks(9, 1)))]);
+        bench.wait(MS / 10);
+        bench.disk_done(500, Ok(()), &page(2));
+        bench.engine.handle_evicted(&page(3));
+    }
+    for id in 0..1000 {
+        let fetch = only_fetch(&bench.read(id % 8, RANGE));
+        bench.wait(4 * MS);
+        bench.timer();
+        assert_eq!(bench.page_comes(fetch, 1), deliver(id % 8, 0));
+        assert_eq!(bench.actions(), [complete(id % 8)]);
+    }
+    assert_eq!(bench.breaker(), BreakerState::Closed);
+    assert_eq!((bench.engine.stats().probes, bench.engine.stats().fetch_timeouts), (0, 0));
+}
+
 #[test]
 fn a_disk_that_hangs_takes_no_other_disk_from_a_read() {
     let mut bench = Bench::without_hedging(1);
