@@ -1,5 +1,6 @@
-//! What a guest sees of a memory server that is late with one page in a hundred, and of one that stops: the disk alone,
-//! the cache with hedging off, and with hedging on, in alternating rounds. Decision 0022.
+//! What a guest sees of a memory server that is late with one page in a hundred, of one that stops, and of one that becomes
+//! slower, and quicker again, with every read: the disk alone, the cache with hedging off, and with hedging on, in
+//! alternating rounds. Decision 0022.
 
 use crate::vm::proxy::Proxy;
 use crate::vm::{Folder, Vm, VmOptions, memory_server, save};
@@ -28,16 +29,20 @@ pub struct HedgingArgs {
     stop_s: u64,
 }
 
+/// Medians of the rounds.
 #[derive(Serialize)]
 struct Row {
-    trouble: &'static str,
+    server: &'static str,
     depth: usize,
     way: &'static str,
+    /// Reads of each round.
     reads: usize,
+    mean_us: u64,
     p50_us: u64,
     p99_us: u64,
     p999_us: u64,
     max_us: u64,
+    mean_to_disk_alone: f64,
     p999_to_disk_alone: f64,
 }
 
@@ -51,8 +56,34 @@ struct Report {
 }
 
 const WAYS: [&str; 3] = ["disk alone", "hedging off", "hedging on"];
-const LATE: &str = "1 % late";
-const STOP: &str = "stops";
+
+/// What is wrong with the memory server.
+#[derive(Clone, Copy)]
+enum Trouble {
+    Late,
+    Stops,
+    /// Its latency grows with each read, from its own to three times the disk's at the end of the round.
+    Slower,
+    /// The same up to the middle of the round, and back.
+    SlowerAndBack,
+}
+
+impl Trouble {
+    const ALL: [Self; 4] = [Self::Late, Self::Stops, Self::Slower, Self::SlowerAndBack];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Late => "1 % late",
+            Self::Stops => "stops",
+            Self::Slower => "slower",
+            Self::SlowerAndBack => "and back",
+        }
+    }
+
+    fn is_ramp(self) -> bool {
+        matches!(self, Self::Slower | Self::SlowerAndBack)
+    }
+}
 
 struct Setup {
     vm: Vm,
@@ -73,77 +104,116 @@ pub fn run(args: &HedgingArgs) -> Result<()> {
         setups.push(Setup { vm: Vm::start(&folder.0, &name, &options)?, proxy });
     }
     let mut rows: Vec<Row> = Vec::new();
-    for trouble in [LATE, STOP] {
+    for trouble in Trouble::ALL {
         for depth in [1, 8] {
-            let mut latencies = [const { Vec::new() }; 3];
+            let mut rounds = [const { Vec::new() }; 3];
             for _ in 0..args.rounds {
-                for (setup, latencies) in setups.iter_mut().zip(&mut latencies) {
-                    latencies.extend(round(args, setup, trouble, depth)?);
+                for (setup, rounds) in setups.iter_mut().zip(&mut rounds) {
+                    rounds.push(round(args, setup, trouble, depth)?);
                 }
             }
-            let alone = quantile(&mut latencies[0], 999, 1000);
-            for (way, latencies) in WAYS.into_iter().zip(&mut latencies) {
-                rows.push(row(trouble, depth, way, latencies, alone));
+            let alone = row(trouble, depth, WAYS[0], &mut rounds[0]);
+            let (mean, p999) = (alone.mean_us, alone.p999_us);
+            rows.push(alone);
+            for (way, rounds) in WAYS.into_iter().zip(&mut rounds).skip(1) {
+                let row = row(trouble, depth, way, rounds);
+                rows.push(Row {
+                    mean_to_disk_alone: ratio(row.mean_us, mean),
+                    p999_to_disk_alone: ratio(row.p999_us, p999),
+                    ..row
+                });
             }
         }
     }
-    println!(
-        "a disk of {} ms; late pages take {} us; the server stops for {} s",
-        args.disk_ms, args.late_us, args.stop_s
-    );
-    println!(
-        "{:<9} {:>5}  {:<12} {:>7} {:>8} {:>8} {:>8} {:>9}  p99.9 to disk alone",
-        "server", "depth", "", "reads", "p50 us", "p99", "p99.9", "longest"
-    );
-    for r in &rows {
-        println!(
-            "{:<9} {:>5}  {:<12} {:>7} {:>8} {:>8} {:>8} {:>9}  {:.3}",
-            r.trouble, r.depth, r.way, r.reads, r.p50_us, r.p99_us, r.p999_us, r.max_us, r.p999_to_disk_alone
-        );
-    }
-    let Report { disk_ms, late_us, stop_s, rounds, .. } = Report {
-        disk_ms: args.disk_ms,
-        late_us: args.late_us,
-        stop_s: args.stop_s,
-        rounds: args.rounds,
-        rows: Vec::new(),
-    };
+    show(args, &rows);
+    let HedgingArgs { disk_ms, late_us, stop_s, rounds, .. } = *args;
     save("hedging", &Report { disk_ms, late_us, stop_s, rounds, rows })
 }
 
-fn round(args: &HedgingArgs, setup: &mut Setup, trouble: &str, depth: usize) -> Result<Vec<u64>> {
-    // The disk alone takes its time: fewer reads say as much of it.
-    let share = if setup.proxy.is_some() { 1 } else { 10 };
+fn show(args: &HedgingArgs, rows: &[Row]) {
+    println!(
+        "a disk of {} ms; late pages take {} us; the server stops for {} s; slower: up to three times the disk; medians of {} rounds",
+        args.disk_ms, args.late_us, args.stop_s, args.rounds
+    );
+    println!(
+        "{:<9} {:>5}  {:<12} {:>7} {:>8} {:>8} {:>8} {:>8} {:>9}  mean, p99.9 to disk alone",
+        "server", "depth", "", "reads", "mean us", "p50", "p99", "p99.9", "longest"
+    );
+    for r in rows {
+        println!(
+            "{:<9} {:>5}  {:<12} {:>7} {:>8} {:>8} {:>8} {:>8} {:>9}  {:.3} {:.3}",
+            r.server,
+            r.depth,
+            r.way,
+            r.reads,
+            r.mean_us,
+            r.p50_us,
+            r.p99_us,
+            r.p999_us,
+            r.max_us,
+            r.mean_to_disk_alone,
+            r.p999_to_disk_alone
+        );
+    }
+}
+
+fn round(args: &HedgingArgs, setup: &mut Setup, trouble: Trouble, depth: usize) -> Result<Vec<u64>> {
+    // Where the disk answers most reads, fewer of them say as much of it.
+    let share = match (setup.proxy.is_some(), trouble.is_ramp()) {
+        (false, _) => 10,
+        (true, true) => 4,
+        (true, false) => 1,
+    };
     let count = args.reads * if depth == 1 { 1 } else { 4 } / share;
     let Some(proxy) = &setup.proxy else { return setup.vm.measure(depth, count, |_| {}) };
-    proxy.trouble.late_us.store(args.late_us, Ordering::Relaxed);
-    proxy.trouble.late_one_of.store(if trouble == LATE { 100 } else { 0 }, Ordering::Relaxed);
-    let stop_at = if trouble == STOP { count / 10 } else { usize::MAX };
-    let stop = |begun| {
-        if begun == stop_at {
+    let steepest_us = 3000 * u64::from(args.disk_ms);
+    let late_us = |begun: u64| match trouble {
+        Trouble::Late | Trouble::Stops => args.late_us,
+        Trouble::Slower => steepest_us * begun / count as u64,
+        Trouble::SlowerAndBack => 2 * steepest_us * begun.min((count as u64).saturating_sub(begun)) / count as u64,
+    };
+    let one_of = match trouble {
+        Trouble::Late => 100,
+        Trouble::Stops => 0,
+        Trouble::Slower | Trouble::SlowerAndBack => 1,
+    };
+    proxy.trouble.late_us.store(late_us(0), Ordering::Relaxed);
+    proxy.trouble.late_one_of.store(one_of, Ordering::Relaxed);
+    let latencies = setup.vm.measure(depth, count, |begun| {
+        proxy.trouble.late_us.store(late_us(begun as u64), Ordering::Relaxed);
+        if matches!(trouble, Trouble::Stops) && begun == count / 10 {
             proxy.stop_for(Duration::from_secs(args.stop_s));
         }
-    };
-    let latencies = setup.vm.measure(depth, count, stop);
+    });
     proxy.trouble.late_one_of.store(0, Ordering::Relaxed);
     latencies
 }
 
-fn row(trouble: &'static str, depth: usize, way: &'static str, latencies: &mut [u64], alone: u64) -> Row {
-    let p999 = quantile(latencies, 999, 1000);
-    #[expect(clippy::cast_precision_loss, reason = "a ratio for people to read")]
-    let ratio = p999 as f64 / alone as f64;
+/// Summarizes the rounds, by themselves.
+fn row(trouble: Trouble, depth: usize, way: &'static str, rounds: &mut [Vec<u64>]) -> Row {
+    let reads = rounds[0].len();
+    let mut median_us = |of: &dyn Fn(&mut [u64]) -> u64| {
+        let mut values: Vec<u64> = rounds.iter_mut().map(|latencies| of(latencies)).collect();
+        quantile(&mut values, 1, 2) / 1000
+    };
     Row {
-        trouble,
+        server: trouble.name(),
         depth,
         way,
-        reads: latencies.len(),
-        p50_us: quantile(latencies, 1, 2) / 1000,
-        p99_us: quantile(latencies, 99, 100) / 1000,
-        p999_us: p999 / 1000,
-        max_us: quantile(latencies, 1, 1) / 1000,
-        p999_to_disk_alone: ratio,
+        reads,
+        mean_us: median_us(&|latencies| latencies.iter().sum::<u64>() / latencies.len().max(1) as u64),
+        p50_us: median_us(&|latencies| quantile(latencies, 1, 2)),
+        p99_us: median_us(&|latencies| quantile(latencies, 99, 100)),
+        p999_us: median_us(&|latencies| quantile(latencies, 999, 1000)),
+        max_us: median_us(&|latencies| quantile(latencies, 1, 1)),
+        mean_to_disk_alone: 1.0,
+        p999_to_disk_alone: 1.0,
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a ratio for people to read")]
+fn ratio(value: u64, to: u64) -> f64 {
+    value as f64 / to as f64
 }
 
 fn quantile(values: &mut [u64], part: usize, of: usize) -> u64 {

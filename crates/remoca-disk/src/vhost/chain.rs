@@ -88,6 +88,8 @@ struct Part {
 }
 
 impl Buffers {
+    const SHORT: usize = 8;
+
     pub fn total(&self) -> u64 {
         self.total
     }
@@ -96,6 +98,13 @@ impl Buffers {
         if length > 0 {
             self.segments.push(Segment { start: self.total, address, length });
             self.total += u64::from(length);
+        }
+    }
+
+    /// Gives back what a long run has not needed. To shrink a short one costs more than it saves: it splinters the heap.
+    fn trim(&mut self) {
+        if self.segments.len() > Self::SHORT {
+            self.segments.shrink_to_fit();
         }
     }
 
@@ -165,13 +174,14 @@ pub(crate) struct Chain {
     /// Every buffer lies in guest memory.
     pub reachable: bool,
     status: GuestAddress,
-    /// Counts the segments of this chain, too, as long as it lives.
+    /// Counts the segments of this chain, too, from the end of its walk on.
     count: Arc<SegmentCount>,
+    counted: usize,
 }
 
 impl Drop for Chain {
     fn drop(&mut self) {
-        self.count.0.fetch_sub(self.segments(), Ordering::Relaxed);
+        self.count.0.fetch_sub(self.counted, Ordering::Relaxed);
     }
 }
 
@@ -193,6 +203,7 @@ impl Chain {
             reachable: true,
             status: GuestAddress(0),
             count: count.clone(),
+            counted: 0,
         };
         let mut table = Table { address: ring.descriptors(), size: ring.size(), indirect: false };
         let mut index = head;
@@ -221,18 +232,12 @@ impl Chain {
     fn add(&mut self, address: GuestAddress, length: u32, writable: bool) -> Result<(), ChainError> {
         let bytes = usize::try_from(length).unwrap_or(usize::MAX);
         self.reachable &= self.memory.check_range(address, bytes);
-        let before = self.segments();
         match writable {
             true => self.writable.push(address, length),
             false if self.writable.total > 0 => return Err(ChainError::Order),
             false => self.readable.push(address, length),
         }
-        self.count.0.fetch_add(self.segments() - before, Ordering::Relaxed);
         Ok(())
-    }
-
-    fn segments(&self) -> usize {
-        self.readable.segments.len() + self.writable.segments.len()
     }
 
     /// The status is the last writable byte, whatever the framing.
@@ -240,8 +245,10 @@ impl Chain {
         let last = self.writable.segments.last().ok_or(ChainError::NoStatus)?;
         let status = last.address.0.checked_add(u64::from(last.length) - 1);
         self.status = GuestAddress(status.ok_or(ChainError::StatusUnreachable)?);
-        self.readable.segments.shrink_to_fit();
-        self.writable.segments.shrink_to_fit();
+        self.readable.trim();
+        self.writable.trim();
+        self.counted = self.readable.segments.len() + self.writable.segments.len();
+        self.count.0.fetch_add(self.counted, Ordering::Relaxed);
         match self.memory.address_in_range(self.status) {
             true => Ok(self),
             false => Err(ChainError::StatusUnreachable),
