@@ -11,6 +11,7 @@ mod agent_page;
 mod control;
 mod engine;
 mod handover;
+mod handshake;
 mod memory;
 mod migration;
 mod nbd_server;
@@ -23,7 +24,8 @@ mod source;
 mod trace;
 
 use remoca_disk::testing::{
-    fuzz_migration_seeds, fuzz_nbd, fuzz_nbd_client, fuzz_nbd_client_seeds, fuzz_vhost_queue, fuzz_vhost_queue_seeds,
+    FUZZ_HANDSHAKE_LENGTH_MAX, fuzz_handshake_seeds, fuzz_migration_seeds, fuzz_nbd, fuzz_nbd_client,
+    fuzz_nbd_client_seeds, fuzz_vhost_queue, fuzz_vhost_queue_seeds,
 };
 
 /// One kind of input.
@@ -38,11 +40,17 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     Target { name: "agent-page", length_max: 4200, run: agent_page::run, seeds: agent_page::seeds },
     Target { name: "control", length_max: 1024, run: control::run, seeds: control::seeds },
     Target { name: "engine", length_max: 400, run: engine::run, seeds: engine::seeds },
     Target { name: "handover", length_max: 2048, run: handover::run, seeds: handover::seeds },
+    Target {
+        name: "handshake",
+        length_max: FUZZ_HANDSHAKE_LENGTH_MAX,
+        run: handshake::run,
+        seeds: fuzz_handshake_seeds,
+    },
     Target { name: "migration", length_max: 4096, run: migration::run, seeds: fuzz_migration_seeds },
     Target { name: "nbd-client", length_max: 4096, run: fuzz_nbd_client, seeds: fuzz_nbd_client_seeds },
     Target { name: "nbd-server", length_max: 4096, run: fuzz_nbd, seeds: nbd_server::seeds },

@@ -26,6 +26,9 @@ pub use crate::migration::fuzz::{
     read_all as fuzz_migration_read, run as fuzz_migration, seeds as fuzz_migration_seeds,
 };
 pub use crate::nbd::fuzz_nbd;
+pub use crate::secure::fuzz::{
+    LENGTH_MAX as FUZZ_HANDSHAKE_LENGTH_MAX, run as fuzz_handshake, seeds as fuzz_handshake_seeds,
+};
 pub use crate::state::fuzz::{run as fuzz_state_header, seeds as fuzz_state_header_seeds};
 pub use crate::store::nbd_fuzz::{run as fuzz_nbd_client, seeds as fuzz_nbd_client_seeds};
 pub use crate::vhost::fuzz::{run as fuzz_vhost_queue, seeds as fuzz_vhost_queue_seeds};
