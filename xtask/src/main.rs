@@ -4,6 +4,7 @@ mod dist;
 mod fuzz;
 mod mutants;
 mod run;
+mod shape;
 mod sim;
 mod test;
 
@@ -25,6 +26,7 @@ const COMMANDS: &[Command] = &[
         about: "changes of the code that tests must see (--help tells more)",
         run: mutants::run,
     },
+    Command { name: "shape", about: "measure the structure of the sources (--help tells more)", run: shape::run },
     Command { name: "sim", about: "simulate seeds, or explain one (--help tells more)", run: sim::run },
     Command { name: "test", about: "everything that must hold, with real guests", run: test::run },
 ];
