@@ -32,6 +32,7 @@ pub fn config(has_port: bool) -> EngineConfig {
         frame_sample: 1,
         send_window: 6,
         fetch_limit: 6,
+        slots_per_turn: 2,
         hedge: true,
         rules: Rules::default(),
     }
@@ -444,6 +445,14 @@ impl World {
                 let (block, allowed) = (request.first + at, &request.allowed[at]);
                 assert!(allowed.contains(content), "block {block} reads as {content}, not as one of {allowed:?}");
             }
+        }
+    }
+
+    /// The index gets the size that it is to have.
+    pub fn come_to_rest(&mut self) {
+        while self.engine.index().is_resizing() {
+            self.engine.handle_timer(self.now);
+            self.act();
         }
     }
 

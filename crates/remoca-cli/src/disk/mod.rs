@@ -39,6 +39,8 @@ const SEND_WINDOW_PAGES: u32 = 2048;
 const FRAME_SAMPLE: u32 = 64;
 /// Requests to the server without reply.
 const FETCH_LIMIT: u32 = 8192;
+/// Less than a millisecond.
+const SLOTS_PER_TURN: u32 = 1024;
 /// A guest with more memory than this (1 TiB) is indexed as if it had this much, whatever the operator says.
 const GUEST_PAGES_MAX: u32 = 1 << 28;
 
@@ -260,6 +262,7 @@ fn engine_config(args: &DiskArgs, cache: PageCount, disks: usize) -> Result<Engi
         frame_sample: if args.no_frames { 0 } else { FRAME_SAMPLE },
         send_window: SEND_WINDOW_PAGES,
         fetch_limit: FETCH_LIMIT,
+        slots_per_turn: SLOTS_PER_TURN,
         hedge: !args.no_hedge,
         rules: rules(args)?,
     })

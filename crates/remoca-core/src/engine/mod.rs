@@ -69,6 +69,8 @@ pub struct EngineConfig {
     pub send_window: u32,
     /// Most REQUESTs without reply.
     pub fetch_limit: u32,
+    /// Slots that are looked at in one turn while the cache changes its size.
+    pub slots_per_turn: u32,
     /// Whether the disk is asked, too, as soon as the server's answer is late; else only when it is very late.
     pub hedge: bool,
     /// All rules, except in a build that shows what they are for.
@@ -152,6 +154,7 @@ pub struct DiskEngine<M> {
     prints: Fingerprinter,
     index: CacheIndex<M>,
     seed: u64,
+    slots_per_turn: u32,
     requests: Vec<Option<Request>>,
     serial: u64,
     overlaps: Vec<Overlaps>,
@@ -211,6 +214,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         this.link.wanted = this.link.wanted.min(this.index.layout().slot_limit());
         if !this.is_enabled() {
             this.index.drop_everything();
+            this.index.aim(PageCount(0));
         }
         for (disk, areas) in (0..).zip(&mut this.swap) {
             areas.restore(this.index.swap_areas(DiskIndex(disk)));
@@ -225,6 +229,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             prints,
             index,
             seed: config.seed,
+            slots_per_turn: config.slots_per_turn.max(1),
             requests: Vec::new(),
             serial: 0,
             overlaps: (0..config.disks).map(|_| Overlaps::default()).collect(),

@@ -29,6 +29,10 @@ pub(super) struct Link {
     pub(super) wanted: PageCount,
     pub(super) granted: PageCount,
     pub(super) retry_at: Option<Nanos>,
+    /// Size that the server is asked for as soon as no more slots are usable.
+    pub(super) to_ask: Option<PageCount>,
+    /// Moves since the last SETSIZE.
+    pub(super) moves: u32,
     /// The size asked for last is what a refusal left possible, not what is wanted.
     pub(super) reduced: bool,
     /// Since when the server owes answers and has given none.
@@ -48,6 +52,8 @@ impl Link {
             wanted,
             granted: PageCount(0),
             retry_at: None,
+            to_ask: None,
+            moves: 0,
             reduced: false,
             silent_since: None,
             size_owed_since: None,
@@ -173,7 +179,6 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
         self.index.begin_pool(pool, offer.sends_received);
         self.link.granted = offer.npages;
-        self.fit_capacity();
         self.ask_size(None);
     }
 
@@ -183,6 +188,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.link.silent_since = None;
         self.link.size_owed_since = None;
         self.link.retry_at = None;
+        self.link.to_ask = None;
+        self.link.moves = 0;
+        self.fit_capacity();
         self.hedging.forget_server();
         for fetch in self.fetches.drain() {
             self.index.unpin(fetch.slot);
@@ -197,7 +205,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     pub(super) fn need(&self) -> Need {
         let pool = self.index.pool().map(|pool| (ServerNumber(pool.server), pool.generation));
-        Need { wanted: self.link.wanted, granted: self.link.granted, settled: !self.link.is_size_owed(), pool }
+        let settled = !self.link.is_size_owed() && self.link.to_ask.is_none();
+        Need { wanted: self.link.wanted, granted: self.link.granted, settled, pool }
     }
 
     /// So many pages left for the network: there is room for as many again.
@@ -307,13 +316,17 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     fn other_deadline(&self) -> Option<Nanos> {
         let place = self.placement.deadline(&self.need());
-        [self.link.retry_at, self.link.silence_deadline(), place].into_iter().flatten().min()
+        let size = self.index.is_resizing().then_some(Nanos(0));
+        [self.link.retry_at, self.link.silence_deadline(), place, size].into_iter().flatten().min()
     }
 
     /// Time has passed: late reads go to the disk, too, sizes are asked for again, a silent server is given up, others are
     /// asked.
     pub fn handle_timer(&mut self, now: Nanos) {
         self.ask_for_late(now);
+        if self.index.is_resizing() {
+            self.go_on_with_size();
+        }
         if self.link.retry_at.is_some_and(|at| at <= now) {
             self.link.retry_at = None;
             self.ask_size(None);

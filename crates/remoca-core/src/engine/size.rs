@@ -9,16 +9,20 @@ use std::ops::DerefMut;
 /// After a refusal, or with less than was asked for, the size is asked for again after this time.
 const RESIZE_RETRY_NS: u64 = 10_000_000_000;
 
+/// Most moves on the way to the server, of which its answer to a SETSIZE shows that it has taken them. The log of sends has room
+/// for them.
+const MOVES_MAX: u32 = 4096;
+
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// The server gave the pool this size.
     pub fn handle_sized(&mut self, now: Nanos, npages: PageCount) {
         let Some(asked) = self.take_asked(now) else { return };
         self.link.granted = npages;
         self.placement.note_size(now, npages, self.link.wanted);
-        self.fit_capacity();
         // Never at once after an answer that is not what was asked for: such a server would be asked without end.
         if npages != asked || (self.link.reduced && npages < self.link.wanted) {
             self.link.retry_at = Some(now.plus_ns(RESIZE_RETRY_NS));
+            self.fit_capacity();
         } else {
             self.ask_size(None);
         }
@@ -36,6 +40,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         } else {
             self.placement.note_size(now, self.link.granted, self.link.wanted);
             self.link.retry_at = Some(now.plus_ns(RESIZE_RETRY_NS));
+            self.fit_capacity();
         }
     }
 
@@ -63,34 +68,62 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.ask_size(None);
     }
 
-    /// Sends SETSIZE if the pool has another size than the operator's, or the `reduced` one that a refusal left. Pages
-    /// are moved out of the part that a shrink cuts off first.
+    /// Asks for the operator's size, or the `reduced` one that a refusal left, if the pool has another one. A smaller one is
+    /// asked for when the pages have been moved out of the part that is cut off, some in each turn.
     pub(super) fn ask_size(&mut self, reduced: Option<PageCount>) {
-        let size = reduced.unwrap_or(self.link.wanted);
-        if self.link.state != (State::Up { asked: None }) || size == self.link.granted {
-            return;
+        if self.link.state == (State::Up { asked: None }) {
+            let size = reduced.unwrap_or(self.link.wanted);
+            self.link.to_ask = (size != self.link.granted).then_some(size);
+            if self.link.to_ask.is_some() {
+                self.link.retry_at = None;
+                self.link.reduced = reduced.is_some();
+            }
         }
-        self.link.retry_at = None;
-        self.link.reduced = reduced.is_some();
-        if size < self.index.capacity() {
-            let actions = &mut self.actions;
-            self.index.set_capacity(size, |Move { from, to }| actions.push_back(Action::MovePage { from, to }));
+        self.fit_capacity();
+    }
+
+    /// Has the index make as many slots usable as the pool has and the operator wants, and does the first part of that.
+    pub(super) fn fit_capacity(&mut self) {
+        self.aim();
+        self.go_on_with_size();
+    }
+
+    /// Tells the index how many slots there should be. Pages are moved only while the server has nothing to answer about sizes, and
+    /// not without end.
+    fn aim(&mut self) {
+        let (granted, wanted, capacity) = (self.link.granted, self.link.wanted, self.index.capacity());
+        if self.link.is_up() {
+            self.index.lose_from(granted);
         }
+        self.index.aim(match self.link.state {
+            State::Down => capacity,
+            State::Up { asked: None } if self.link.moves < MOVES_MAX => granted.min(wanted),
+            State::Up { asked } => granted.min(asked.unwrap_or(granted)).min(wanted.max(capacity)),
+        });
+    }
+
+    /// Does the next part of a change of size; SETSIZE follows where it was for that, or where many pages were moved.
+    pub(super) fn go_on_with_size(&mut self) {
+        let (actions, moves) = (&mut self.actions, &mut self.link.moves);
+        self.index.resize(self.slots_per_turn.min(MOVES_MAX), |Move { from, to }| {
+            *moves += 1;
+            actions.push_back(Action::MovePage { from, to });
+        });
+        let capacity = self.index.capacity();
+        match self.link.to_ask {
+            Some(size) if capacity <= size => self.set_size(size),
+            Some(_) if self.link.moves >= MOVES_MAX => self.set_size(capacity),
+            _ if self.link.moves >= MOVES_MAX => self.aim(),
+            _ => {}
+        }
+    }
+
+    fn set_size(&mut self, size: PageCount) {
+        self.link.to_ask = None;
+        self.link.moves = 0;
         self.link.state = State::Up { asked: Some(size) };
         self.link.log_end = Some(self.index.log_end());
         self.actions.push_back(Action::SetSize(size));
-    }
-
-    /// Usable are the slots that the pool has; pages in others are given up.
-    pub(super) fn fit_capacity(&mut self) {
-        let usable = self.link.granted;
-        // None is outside else, and the queue of a large cache is long.
-        if usable < self.index.capacity() {
-            let outside: Vec<_> = self.index.queue().map(|(slot, _)| slot).filter(|slot| slot.0 >= usable.0).collect();
-            for slot in outside {
-                self.index.drop_slot(slot);
-            }
-        }
-        self.index.set_capacity(usable, |_| {});
+        self.aim();
     }
 }

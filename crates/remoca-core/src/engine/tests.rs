@@ -34,6 +34,7 @@ fn config() -> EngineConfig {
         frame_sample: 64,
         send_window: 64,
         fetch_limit: 64,
+        slots_per_turn: 1024,
         hedge: true,
         rules: Rules::default(),
     }

@@ -18,6 +18,7 @@ mod kept;
 mod moving;
 mod nodes;
 mod resume;
+mod size;
 mod slots;
 
 use crate::fingerprint::Fingerprint;
@@ -28,7 +29,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 pub use kept::{LogEnd, Pool, SWAP_AREAS_MAX};
 pub use resume::{Origin, Unusable};
-pub use slots::Move;
+pub use size::Move;
 
 const NONE: u32 = u32::MAX;
 const MAGIC: u32 = 0x5845_4449;
@@ -168,7 +169,7 @@ pub enum Offer {
     Duplicate,
     /// The disk holds this content for no block that is known.
     Unmatched,
-    /// Known content, but every slot near the head is waiting for a reply.
+    /// Known content, but every slot near the head is waiting for a reply, or the server has just taken slots away.
     NoSlot,
 }
 
@@ -203,6 +204,7 @@ pub struct CacheIndex<M> {
     hand: u32,
     /// Of all slots.
     pins: u64,
+    sizing: size::Sizing,
     taken_as_it_was: bool,
     zero: Fingerprint,
     rules: Rules,
@@ -212,7 +214,8 @@ pub struct CacheIndex<M> {
 
 impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
     /// An empty index in `words`, which holds at least [`Layout::words`]. `seed` spreads the keys; `zero` is the
-    /// fingerprint of a page of zeroes, which never takes a slot. No slot is usable until [`Self::set_capacity`].
+    /// fingerprint of a page of zeroes, which never takes a slot. No slot is usable until [`Self::aim`] and
+    /// [`Self::resize`].
     ///
     /// # Panics
     /// If `words` is too short, a mistake of the caller.
@@ -250,6 +253,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
             nodes_used: 0,
             hand: 0,
             pins: 0,
+            sizing: size::Sizing::new(),
             taken_as_it_was: false,
             zero,
             rules: Rules::default(),
@@ -275,11 +279,6 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
     /// It was resumed, and its former process had closed it.
     pub fn was_closed(&self) -> bool {
         self.taken_as_it_was
-    }
-
-    /// Number of slots that may be used now.
-    pub fn capacity(&self) -> PageCount {
-        PageCount(self.capacity)
     }
 
     /// Free, used and draining slots.
@@ -334,7 +333,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         if content == self.zero {
             return None;
         }
-        self.find_slot(content).map(SlotIndex)
+        self.find_slot(content).filter(|slot| *slot < self.sizing.kept).map(SlotIndex)
     }
 
     /// Whether the disk is known to hold `content` for some block.
@@ -345,6 +344,9 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
     /// The guest evicted a page of `content`. What is admitted is in the log of sends: the caller sends it.
     pub fn offer(&mut self, content: Fingerprint, place: Place) -> Offer {
         if let Some(slot) = self.find_slot(content) {
+            if slot >= self.sizing.kept {
+                return Offer::NoSlot;
+            }
             self.move_to_tail(slot);
             return Offer::Duplicate;
         }
@@ -376,12 +378,13 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
 
     /// Gives up the content of `slot` (the server lost it or lied about it).
     pub fn drop_slot(&mut self, slot: SlotIndex) {
-        if slot.0 < self.layout.slots && self.is_used(slot.0) {
+        if self.is_used(slot.0) {
             self.release_slot(slot.0);
         }
     }
 
-    /// Gives up all cached content, and keeps what is known about blocks.
+    /// Gives up all cached content, and keeps what is known about blocks. The slots are usable again when [`Self::resize`] has
+    /// looked at them.
     pub fn drop_all_slots(&mut self) {
         self.clear_slots();
     }
@@ -395,5 +398,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
 
 #[cfg(test)]
 mod resume_tests;
+#[cfg(test)]
+mod size_tests;
 #[cfg(test)]
 mod tests;

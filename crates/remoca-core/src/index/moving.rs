@@ -66,6 +66,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         self.words[slots.clone()].copy_from_slice(&old.words[slots]);
         self.words[header::QUEUE] = old.words[header::QUEUE];
         (self.tail, self.free_slot, self.counts) = (old.tail, old.free_slot, old.counts);
+        self.sizing = old.sizing;
         self.store_capacity(old.capacity);
     }
 

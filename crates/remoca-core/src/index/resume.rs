@@ -74,9 +74,10 @@ impl Layout {
 
 impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
     /// Nothing changes after this: the process ends, or gives way to another program. Its successor takes the index as it
-    /// is, where it would have to look at every entry (64 GiB of cache: seconds). Does nothing while a slot is pinned.
+    /// is, where it would have to look at every entry (64 GiB of cache: seconds). Does nothing while a slot is pinned, or
+    /// lost pages are still in the tables.
     pub fn close(&mut self) {
-        if self.pins > 0 {
+        if self.pins > 0 || !self.is_whole() {
             return;
         }
         self.words[header::TAIL] = self.tail;
@@ -126,6 +127,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
     /// Takes from the header what the index keeps outside the words.
     fn take_as_closed(&mut self) {
         self.capacity = self.words[header::CAPACITY];
+        self.sizing.end = self.capacity;
         self.tail = self.words[header::TAIL];
         self.free_slot = self.words[header::FREE_SLOT];
         self.free_node = self.words[header::FREE_NODE];
@@ -135,9 +137,13 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
     }
 }
 
+/// Where the checksum begins. It is another one than that of programs whose free slots were linked one way only: what they closed
+/// is looked at like what a killed process left.
+const CHECKSUM_BASIS: u32 = 0x811c_9dc6;
+
 /// Of all words of the header but [`header::CLOSED`]; never 0 (FNV-1a of whole words, rotated).
 fn checksum(words: &[u32]) -> u32 {
     let others = words[..header::CLOSED].iter().chain(&words[header::CLOSED + 1..HEADER_WORDS]);
-    let sum = others.fold(0x811c_9dc5_u32, |sum, word| (sum ^ word).wrapping_mul(0x0100_0193).rotate_left(15));
+    let sum = others.fold(CHECKSUM_BASIS, |sum, word| (sum ^ word).wrapping_mul(0x0100_0193).rotate_left(15));
     sum.max(1)
 }

@@ -74,6 +74,7 @@ fn server_after(told: &[Told]) -> (HashMap<u32, Fingerprint>, u64) {
                 let page = server.remove(&from).unwrap();
                 server.insert(to, page);
             }
+            Told::Lost(end) => server.retain(|slot, _| *slot < end),
         }
     }
     (server, sends)
@@ -87,7 +88,8 @@ fn touched(step: &Step, before: &Model, queues: [&[(SlotIndex, Fingerprint)]; 2]
         Step::Forget(bno) | Step::Hit(bno, _) => known(bno).into_iter().collect(),
         Step::Offer(c, _) => HashSet::from([content(c)]),
         Step::ForgetRange(from, to) => (from..to).filter_map(known).collect(),
-        Step::Pin(_) | Step::Unpin | Step::Resize(_) | Step::DropSlots => HashSet::new(),
+        Step::Pin(_) | Step::Unpin | Step::DropSlots => HashSet::new(),
+        Step::Aim(_) | Step::Resize(_) | Step::Lose(_) => HashSet::new(),
     };
     let [a, b] = queues.map(|queue| queue.iter().copied().collect::<HashSet<_>>());
     touched.extend(a.symmetric_difference(&b).map(|(_, content)| *content));
@@ -162,6 +164,11 @@ proptest! {
             model.apply(&mut index, &Step::Unpin)?;
         }
         index.close();
+        if !index.is_whole() {
+            prop_assert_eq!(index.words[header::CLOSED], 0, "what is lost must not be taken as it is");
+            model.apply(&mut index, &Step::Resize(u32::MAX))?;
+            index.close();
+        }
         prop_assert_ne!(index.words[header::CLOSED], 0);
         let (counts, blocks, words) = (index.slot_counts(), index.known_blocks(), index.words);
         let anew = resume_of(words.clone(), Origin::Stranger);

@@ -7,14 +7,14 @@ use crate::units::{PageCount, SlotIndex};
 use std::hint::black_box;
 use std::ops::DerefMut;
 
-const PREVIOUS: usize = 0;
-const NEXT: usize = 1;
+pub(super) const PREVIOUS: usize = 0;
+pub(super) const NEXT: usize = 1;
 const CONTENT: usize = 2;
 const CHAIN: usize = 5;
-const META: usize = 6;
+pub(super) const META: usize = 6;
 
-const PINS: u32 = 0xffff;
-const USED: u32 = 1 << 16;
+pub(super) const PINS: u32 = 0xffff;
+pub(super) const USED: u32 = 1 << 16;
 /// The guest got this page back since it was admitted.
 const HIT: u32 = 1 << 17;
 
@@ -24,19 +24,12 @@ const SEEN: u32 = 1 << 18;
 /// How many pinned slots at the head are passed over in search of a victim.
 const VICTIM_TRIES: u32 = 64;
 
-/// One step of a shrink: the server is to copy page `from` to slot `to`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Move {
-    pub from: SlotIndex,
-    pub to: SlotIndex,
-}
-
 impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
-    fn slot_word(&self, slot: u32, field: usize) -> u32 {
+    pub(super) fn slot_word(&self, slot: u32, field: usize) -> u32 {
         self.words[self.layout.slots_at() + slot as usize * SLOT_WORDS + field]
     }
 
-    fn set_slot_word(&mut self, slot: u32, field: usize, value: u32) {
+    pub(super) fn set_slot_word(&mut self, slot: u32, field: usize, value: u32) {
         let at = self.layout.slots_at() + slot as usize * SLOT_WORDS + field;
         self.words[at] = value;
     }
@@ -50,10 +43,14 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
     }
 
     pub(super) fn is_used(&self, slot: u32) -> bool {
-        self.slot_word(slot, META) & USED != 0
+        slot < self.capacity && self.slot_word(slot, META) & USED != 0
     }
 
     pub(super) fn find_slot(&self, content: Fingerprint) -> Option<u32> {
+        if self.counts.used == 0 {
+            // The heads of an index that was cleared may name slots.
+            return None;
+        }
         let mut slot = self.words[self.slot_head_at(content)];
         while slot != NONE {
             if self.slot_content(slot) == content {
@@ -64,7 +61,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         None
     }
 
-    fn first(&self) -> u32 {
+    pub(super) fn first(&self) -> u32 {
         self.words[header::QUEUE]
     }
 
@@ -136,9 +133,13 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         }
     }
 
-    /// A slot whose old content is gone: a free one, else the first victim that no request is outstanding for.
+    /// Takes a free slot, else that of the first victim that no request is outstanding for. A cache that shrinks takes no
+    /// more pages than it will have room for.
     pub(super) fn take_slot(&mut self) -> Option<u32> {
-        if self.free_slot == NONE {
+        if self.is_losing() {
+            return None;
+        }
+        if self.free_slot == NONE || self.counts.used >= self.sizing.end {
             let victim = self.find_victim()?;
             self.discard_victim(victim);
             if self.free_slot == NONE {
@@ -148,8 +149,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
             }
         }
         let slot = self.free_slot;
-        self.free_slot = self.slot_word(slot, NEXT);
-        self.counts.free -= 1;
+        self.take_free(slot);
         Some(slot)
     }
 
@@ -168,7 +168,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
     }
 
     /// Unless the guest got the page back, nobody holds this content any more: its node is of no use either.
-    fn discard_victim(&mut self, slot: u32) {
+    pub(super) fn discard_victim(&mut self, slot: u32) {
         let content = self.slot_content(slot);
         if self.slot_word(slot, META) & HIT == 0
             && let Some(node) = self.find_content(content)
@@ -222,12 +222,6 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         }
     }
 
-    fn free(&mut self, slot: u32) {
-        self.set_slot_word(slot, NEXT, self.free_slot);
-        self.free_slot = slot;
-        self.counts.free += 1;
-    }
-
     /// Marks a request for `slot` as outstanding. False if too many are (the caller goes to the disk).
     pub fn pin(&mut self, slot: SlotIndex) -> bool {
         let meta = self.slot_word(slot.0, META);
@@ -257,51 +251,8 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         PageCount(u32::try_from((0..self.layout.slots).filter(pinned).count()).unwrap_or(u32::MAX))
     }
 
-    /// Makes `capacity` slots usable, from slot 0 on. When it shrinks, pages above the new end move to the slots of
-    /// free ones below it (`moves` tells the server); the oldest pages that do not fit are given up.
-    pub fn set_capacity(&mut self, capacity: PageCount, mut moves: impl FnMut(Move)) {
-        let new = capacity.0.min(self.layout.slots);
-        if new == self.capacity {
-            return;
-        }
-        if new < self.capacity {
-            self.shrink(new, &mut moves);
-        }
-        self.store_capacity(new);
-        self.rebuild_free_list();
-    }
-
-    pub(super) fn store_capacity(&mut self, capacity: u32) {
-        settle();
-        self.capacity = capacity;
-        self.words[header::CAPACITY] = capacity;
-    }
-
-    /// The oldest pages go until the rest fits; then every page above `new` takes a free slot below.
-    fn shrink(&mut self, new: u32, moves: &mut impl FnMut(Move)) {
-        while self.counts.used > new {
-            self.discard_victim(self.first());
-        }
-        let mut spare = 0..new;
-        for slot in new..self.capacity {
-            if !self.is_used(slot) {
-                continue;
-            }
-            let pinned = self.slot_word(slot, META) & PINS != 0;
-            let target = if pinned { None } else { spare.find(|&s| self.slot_word(s, META) == 0) };
-            match target {
-                Some(target) => {
-                    self.log_move(target);
-                    self.move_page(slot, target);
-                    moves(Move { from: SlotIndex(slot), to: SlotIndex(target) });
-                }
-                None => self.release_slot(slot),
-            }
-        }
-    }
-
     /// Re-labels the page of `from` as the page of the free slot `to`, at the same place of the queue.
-    fn move_page(&mut self, from: u32, to: u32) {
+    pub(super) fn move_page(&mut self, from: u32, to: u32) {
         let content = self.slot_content(from);
         let (previous, hit) = (self.slot_word(from, PREVIOUS), self.slot_word(from, META) & HIT);
         self.release_slot(from);
@@ -316,36 +267,6 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
             settle();
             self.set_slot_word(previous, NEXT, to);
             if next == NONE { self.tail = to } else { self.set_slot_word(next, PREVIOUS, to) }
-        }
-    }
-
-    /// Gives up the content of all slots, in one pass: a large cache has millions.
-    pub(super) fn clear_slots(&mut self) {
-        if self.counts.used == 0 && self.counts.draining == 0 {
-            return;
-        }
-        let (heads, end) = (self.layout.slot_heads_at(), self.layout.nodes_at());
-        self.words[heads..end].fill(NONE);
-        for slot in 0..self.layout.slots {
-            let pins = self.slot_word(slot, META) & PINS;
-            self.set_slot_word(slot, META, pins);
-        }
-        self.words[header::QUEUE] = NONE;
-        self.tail = NONE;
-        self.counts.used = 0;
-        self.rebuild_free_list();
-    }
-
-    fn rebuild_free_list(&mut self) {
-        self.free_slot = NONE;
-        self.counts.free = 0;
-        self.counts.draining = 0;
-        for slot in (0..self.capacity).rev() {
-            match self.slot_word(slot, META) {
-                0 => self.free(slot),
-                meta if meta & USED == 0 => self.counts.draining += 1,
-                _ => {}
-            }
         }
     }
 
@@ -365,6 +286,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         }
         self.rebuild_queue();
         self.store_capacity(capacity);
+        self.sizing.end = capacity;
         self.rebuild_free_list();
     }
 
@@ -430,10 +352,12 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
             slot = self.slot_word(slot, NEXT);
             Some((SlotIndex(this), self.slot_content(this)))
         })
+        .filter(|(slot, _)| slot.0 < self.sizing.kept)
     }
 
     /// Fills the slots with what `old` has in them; those above this index's layout are given up.
     pub(super) fn fill_slots(&mut self, old: &Self) {
+        self.sizing = old.sizing.within(self.layout.slots);
         self.store_capacity(old.capacity.min(self.layout.slots));
         // Slots that a shrink cut off may be pinned, too.
         for slot in 0..self.layout.slots.min(old.layout.slots) {

@@ -7,7 +7,16 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 pub(super) const ZERO: Fingerprint = Fingerprint([9, 9, 9]);
 
-fn index(slots: u32, resident: u32) -> CacheIndex<Vec<u32>> {
+impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
+    /// Changes the capacity in one go.
+    pub(super) fn set_capacity(&mut self, capacity: PageCount, moves: impl FnMut(Move)) {
+        self.aim(capacity);
+        self.resize(u32::MAX, moves);
+        assert!(!self.is_resizing());
+    }
+}
+
+pub(super) fn index(slots: u32, resident: u32) -> CacheIndex<Vec<u32>> {
     let layout = Layout::new(PageCount(slots), PageCount(resident), 2);
     let mut index = CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO);
     index.set_capacity(PageCount(slots), |_| {});
@@ -194,7 +203,12 @@ pub(super) enum Step {
     Hit(u64, bool),
     Pin(u64),
     Unpin,
+    /// Wants another capacity.
+    Aim(u32),
+    /// Goes on towards it.
     Resize(u32),
+    /// The server drops the slots from here on.
+    Lose(u32),
     ForgetRange(u64, u64),
     DropSlots,
 }
@@ -207,18 +221,21 @@ pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => (0..24u64, any::<bool>()).prop_map(|(b, p)| Step::Hit(b, p)),
         2 => (0..24u64).prop_map(Step::Pin),
         2 => Just(Step::Unpin),
-        1 => (0..10u32).prop_map(Step::Resize),
+        1 => (0..10u32).prop_map(Step::Aim),
+        3 => prop_oneof![Just(1), Just(3), Just(u32::MAX)].prop_map(Step::Resize),
+        1 => (0..10u32).prop_map(Step::Lose),
         1 => (0..24u64, 0..24u64).prop_map(|(a, n)| Step::ForgetRange(a, a + n)),
         1 => Just(Step::DropSlots),
     ];
     proptest::collection::vec(step, 1..200)
 }
 
-/// A SENDPAGE, or a MOVE.
+/// A SENDPAGE, a MOVE, or the server's own word that it has dropped the slots from one on.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Told {
     Page(u32, Fingerprint),
     Move(u32, u32),
+    Lost(u32),
 }
 
 /// What the server would hold in each slot, and what was learned of each block and not forgotten since.
@@ -236,7 +253,8 @@ impl Model {
         let counts = index.slot_counts();
         prop_assert_eq!(counts.free + counts.used + counts.draining, index.capacity().0);
         let queue: Vec<_> = index.queue().collect();
-        prop_assert_eq!(queue.len(), counts.used as usize);
+        prop_assert!(queue.len() <= counts.used as usize);
+        prop_assert!(queue.len() == counts.used as usize || index.is_resizing(), "what is lost is released");
         let contents: HashSet<_> = queue.iter().map(|(_, c)| *c).collect();
         prop_assert_eq!(contents.len(), queue.len(), "one slot for each content");
         for (slot, content) in queue {
@@ -297,9 +315,15 @@ impl Model {
                     index.unpin(slot);
                 }
             }
-            Step::Resize(n) => {
+            Step::Aim(n) => index.aim(PageCount(n)),
+            Step::Lose(n) => {
+                index.lose_from(PageCount(n));
+                self.server.retain(|slot, _| *slot < n);
+                self.told.push(Told::Lost(n));
+            }
+            Step::Resize(slots) => {
                 let (server, told) = (&mut self.server, &mut self.told);
-                index.set_capacity(PageCount(n), |m| {
+                index.resize(slots, |m| {
                     let page = server.remove(&m.from.0).unwrap();
                     server.insert(m.to.0, page);
                     told.push(Told::Move(m.from.0, m.to.0));

@@ -105,6 +105,7 @@ fn driver_of(pages: usize, disks: Vec<Disk>) -> Driver {
         frame_sample: 0,
         send_window: 64,
         fetch_limit: 64,
+        slots_per_turn: 64,
         hedge: true,
         rules: Rules::default(),
     };

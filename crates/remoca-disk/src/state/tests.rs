@@ -19,6 +19,7 @@ fn config() -> EngineConfig {
         frame_sample: 0,
         send_window: 16,
         fetch_limit: 16,
+        slots_per_turn: 64,
         hedge: true,
         rules: Rules::default(),
     }

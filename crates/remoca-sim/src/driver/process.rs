@@ -57,6 +57,7 @@ impl World<'_> {
             frame_sample: conditions.frame_sample,
             send_window: conditions.send_window,
             fetch_limit: conditions.fetch_limit,
+            slots_per_turn: 1 + conditions.slots % 7,
             hedge: conditions.hedge,
             rules: Rules::default(),
         }

@@ -262,6 +262,8 @@ impl World<'_> {
         let room = status.connected
             && status.hedging.breaker == BreakerState::Closed
             && self.vm.wire.pages_waiting() < self.vm.machine.send_window
+            // While it changes its size not every slot may be filled.
+            && !self.vm.engine.index().is_resizing()
             && PageCount(u32::try_from(pinned.len()).unwrap_or(u32::MAX)) < self.vm.engine.index().capacity();
         let evicted = self.vm.engine.handle_evicted(&bytes(&page));
         self.note(None, || format!("evicted {}: {evicted:?}", describe(&page)));

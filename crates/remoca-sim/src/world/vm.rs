@@ -111,6 +111,7 @@ impl<'a> Vm<'a> {
             frame_sample: machine.frame_sample,
             send_window: machine.send_window,
             fetch_limit: machine.fetch_limit,
+            slots_per_turn: 1 + machine.slots % 7,
             hedge: machine.hedge,
             rules,
         };

@@ -99,8 +99,16 @@ fn a_shrink_moves_the_newest_pages_down_before_it_is_asked_for() {
     }
     bench.engine.resize(PageCount(2));
     let actions = bench.actions();
-    let moved = |from, to| Action::MovePage { from: SlotIndex(from), to: SlotIndex(to) };
-    assert_eq!(actions, [moved(6, 0), moved(7, 1), Action::SetSize(PageCount(2))]);
+    let (moves, [Action::SetSize(PageCount(2))]) = actions.split_at(actions.len() - 1) else {
+        panic!("SETSIZE is the last: {actions:?}")
+    };
+    let mut pages: Vec<_> = (0..8).collect();
+    for action in moves {
+        let Action::MovePage { from, to } = action else { panic!("nothing else happens: {action:?}") };
+        pages[to.0 as usize] = pages[from.0 as usize];
+    }
+    pages[..2].sort_unstable();
+    assert_eq!(pages[..2], [6, 7], "the server has the newest ones");
     bench.engine.handle_sized(bench.now, PageCount(2));
     assert!(bench.cached(6) && bench.cached(7) && !bench.cached(0));
     assert_eq!(bench.engine.index().slot_counts(), SlotCounts { free: 0, used: 2, draining: 0 });
@@ -118,6 +126,222 @@ fn moves_that_were_on_the_way_are_given_up() {
     // All sends arrived; whether the moves did, nobody can tell.
     bench.connect(1, 8, 8);
     assert!((0..8).all(|bno| !bench.cached(bno)));
+}
+
+/// The server may have granted the smaller size already.
+#[test]
+fn no_slot_is_used_that_the_server_was_told_to_drop() {
+    let mut bench = Bench::connected();
+    bench.cache(3, 1);
+    bench.engine.resize(PageCount(0));
+    assert_eq!(bench.actions(), [Action::SetSize(PageCount(0))]);
+    bench.engine.resize(PageCount(8));
+    bench.do_from_disk(GuestOp::Read(blocks(3, 1)), &page(1));
+    assert_eq!(bench.engine.handle_evicted(&page(1)), Evicted::Dropped);
+    bench.engine.handle_sized(bench.now, PageCount(0));
+    assert_eq!(bench.grant(), []);
+    assert!(matches!(bench.engine.handle_evicted(&page(1)), Evicted::Admit(_)));
+}
+
+/// A full cache of `pages` pages, of which a turn looks at `slots_per_turn`. The older half of them is of no use any more.
+fn large(pages: u32, slots_per_turn: u32) -> Bench {
+    let config = EngineConfig { cache: PageCount(pages), guest_memory: PageCount(pages), slots_per_turn, ..config() };
+    let mut bench = Bench::new(config);
+    bench.greet(1, pages, 0);
+    bench.grant_all();
+    for bno in 0..pages {
+        bench.cache_content(u64::from(bno), &numbered(bno));
+    }
+    bench.do_from_disk(GuestOp::Discard(blocks(0, u64::from(pages / 2))), &[]);
+    bench
+}
+
+/// After so many turns some of the pages that do not fit have gone, and some of the slots.
+const TURNS: u32 = 28;
+
+fn numbered(bno: u32) -> Vec<u8> {
+    (bno + 1).to_le_bytes().repeat(PAGE_SIZE / 4)
+}
+
+impl Bench {
+    fn cache_content(&mut self, bno: u64, data: &[u8]) {
+        self.do_from_disk(GuestOp::Read(blocks(bno, 1)), data);
+        assert!(matches!(self.engine.handle_evicted(data), Evicted::Admit(_)));
+        self.engine.handle_sent(1);
+    }
+
+    /// Lets a change of size come to its end: all other actions.
+    fn grant_all(&mut self) -> Vec<Action> {
+        let mut others = self.grant();
+        while self.engine.next_deadline() == Some(Nanos(0)) {
+            self.engine.handle_timer(self.now);
+            others.extend(self.grant());
+        }
+        others
+    }
+
+    fn capacity(&self) -> u32 {
+        self.engine.index().capacity().0
+    }
+}
+
+#[test]
+fn a_shrink_takes_many_turns_of_which_none_is_long() {
+    let mut bench = large(2000, 64);
+    bench.engine.resize(PageCount(500));
+    let (mut turns, mut moves) = (0, 0);
+    loop {
+        let actions = bench.actions();
+        assert!(actions.len() <= 64 + 1, "{}", actions.len());
+        moves += actions.iter().filter(|action| matches!(action, Action::MovePage { .. })).count();
+        if let Some(Action::SetSize(size)) = actions.last() {
+            assert_eq!((size.0, bench.capacity()), (500, 500), "all that is cut off is empty");
+            break;
+        }
+        assert_eq!(bench.engine.next_deadline(), Some(Nanos(0)), "it goes on in the next turn");
+        // The guest is served in between, from the cache and from the disk.
+        let bno = 1999 - turns;
+        let fetch = only_fetch(&bench.read(0, blocks(u64::from(bno), 1)));
+        bench.engine.handle_page(bench.now, fetch, &numbered(bno));
+        assert_eq!(bench.actions(), [complete(0)]);
+        bench.do_from_disk(GuestOp::Read(blocks(0, 1)), &numbered(0));
+        turns += 1;
+        bench.engine.handle_timer(bench.now);
+    }
+    assert!(turns >= 2000 / 64 && moves >= 250, "{turns} turns, {moves} moves");
+    bench.engine.handle_sized(bench.now, PageCount(500));
+    assert!(bench.cached(1600) && !bench.cached(0));
+    assert_eq!(bench.engine.next_deadline(), None);
+}
+
+#[test]
+fn another_size_in_the_middle_of_a_shrink_counts_from_there() {
+    for (size, asked) in [(2000, None), (1900, Some(1900)), (100, Some(100)), (0, Some(0))] {
+        let mut bench = large(2000, 64);
+        bench.engine.resize(PageCount(500));
+        for _ in 0..TURNS {
+            assert!(bench.actions().iter().all(|action| matches!(action, Action::MovePage { .. })));
+            bench.engine.handle_timer(bench.now);
+        }
+        bench.actions();
+        assert!((501..1900).contains(&bench.capacity()), "{}", bench.capacity());
+        bench.engine.resize(PageCount(size));
+        let mut actions = bench.actions();
+        while bench.engine.next_deadline() == Some(Nanos(0)) && !matches!(actions.last(), Some(Action::SetSize(_))) {
+            actions.extend(bench.timer());
+        }
+        let last = actions.iter().find(|action| matches!(action, Action::SetSize(_)));
+        assert_eq!(last, asked.map(|size| Action::SetSize(PageCount(size))).as_ref());
+        bench.engine.handle_sized(bench.now, PageCount(size));
+        bench.grant_all();
+        assert_eq!((bench.capacity(), bench.engine.next_deadline()), (size, None));
+        assert_eq!(bench.cached(1999), size > 0);
+    }
+}
+
+#[test]
+fn a_lost_connection_in_the_middle_of_a_shrink_leaves_a_pool_that_goes_on() {
+    let mut bench = large(2000, 64);
+    bench.engine.resize(PageCount(500));
+    for _ in 0..TURNS {
+        bench.timer();
+    }
+    let capacity = bench.capacity();
+    bench.disconnect();
+    assert_eq!(bench.capacity(), capacity);
+    assert!(bench.engine.next_deadline() != Some(Nanos(0)), "nobody can be told of moves");
+    bench.greet(1, 2000, 2000);
+    bench.grant_all();
+    assert_eq!((bench.capacity(), bench.engine.status().granted), (500, PageCount(500)));
+    assert!(bench.engine.index().slot_counts().used > 0, "what had not moved is still there");
+}
+
+#[test]
+fn a_process_that_is_replaced_in_the_middle_of_a_shrink_leaves_a_pool_that_goes_on() {
+    for closes in [true, false] {
+        let mut bench = large(2000, 64);
+        bench.engine.resize(PageCount(500));
+        for _ in 0..TURNS {
+            bench.timer();
+        }
+        if closes {
+            bench.engine.close();
+        }
+        let words = bench.engine.index().words().clone();
+        let config =
+            EngineConfig { cache: PageCount(500), guest_memory: PageCount(2000), slots_per_turn: 64, ..config() };
+        let engine = DiskEngine::resume(&config, words, Origin::Own).map_err(|unusable| unusable.reason).unwrap();
+        assert_eq!(engine.index().was_closed(), closes);
+        let mut bench = Bench { engine, now: Nanos(1) };
+        bench.engine.set_servers(bench.now, &[SERVER]);
+        bench.greet(1, 2000, 2000);
+        bench.grant_all();
+        assert_eq!((bench.capacity(), bench.engine.status().granted), (500, PageCount(500)));
+        assert!(bench.engine.index().slot_counts().used > 0, "what had not moved is still there");
+    }
+}
+
+/// The pages beyond what the server grants are lost at once, however long it takes to release them.
+#[test]
+fn a_server_that_grants_less_is_asked_for_nothing_that_it_does_not_have() {
+    let mut bench = large(2000, 64);
+    bench.disconnect();
+    bench.greet(1, 300, 2000);
+    bench.actions();
+    assert!(bench.capacity() > 300, "the rest is released later");
+    let slots: Vec<_> = bench.engine.index().queue().map(|(slot, _)| slot.0).collect();
+    assert!(slots.iter().all(|slot| *slot < 300), "{slots:?}");
+    for bno in 1000..2000 {
+        for action in bench.read(0, blocks(bno, 1)) {
+            match action {
+                Action::Fetch { fetch, slot } => {
+                    assert!(slot.0 < 300);
+                    bench.engine.handle_page(bench.now, fetch, &numbered(u32::try_from(bno).unwrap()));
+                }
+                Action::Disk { .. } => drop(bench.disk_done(0, Ok(()), &numbered(u32::try_from(bno).unwrap()))),
+                _ => {}
+            }
+        }
+        bench.actions();
+        if bno % 10 == 0 {
+            bench.engine.handle_timer(bench.now);
+            bench.actions();
+        }
+    }
+    bench.grant_all();
+}
+
+/// The log of sends, and the way to the server, have room for some.
+#[test]
+fn a_server_answers_for_some_moves_before_there_are_more() {
+    let mut bench = large(20_000, 1024);
+    bench.engine.resize(PageCount(12_000));
+    let (mut since, mut moves, mut sizes) = (0, 0, Vec::new());
+    loop {
+        for action in bench.actions() {
+            match action {
+                Action::MovePage { .. } => since += 1,
+                Action::SetSize(size) => {
+                    sizes.push(size.0);
+                    moves += std::mem::take(&mut since);
+                    bench.engine.handle_sized(bench.now, size);
+                }
+                other => panic!("{other:?}"),
+            }
+            assert!(since <= 4096 + 1024, "{since}");
+        }
+        if bench.engine.next_deadline() != Some(Nanos(0)) {
+            break;
+        }
+        bench.engine.handle_timer(bench.now);
+    }
+    assert!(moves > 7000 && sizes.len() > 1 && sizes.is_sorted_by(|a, b| a > b), "{moves} moves, {sizes:?}");
+    assert_eq!((sizes.last(), bench.capacity()), (Some(&12_000), 12_000));
+    // Nothing is in doubt, though more has been moved than the log remembers.
+    let used = bench.engine.index().slot_counts().used;
+    bench.disconnect();
+    bench.greet(1, 12_000, 20_000);
+    assert_eq!(bench.engine.index().slot_counts().used, used);
 }
 
 #[test]
@@ -182,30 +406,6 @@ fn a_larger_index_takes_over_requests_for_slots_that_were_cut_off() {
     bench.page_comes(fetch, 8);
     assert_eq!(bench.engine.index().slot_counts().draining, 0);
     assert_eq!(bench.engine.index().pinned_slots(), PageCount(0));
-}
-
-#[test]
-fn moves_are_given_up_even_when_there_were_too_many_to_remember() {
-    let count = 20_000;
-    let mut bench = Bench::new(EngineConfig {
-        cache: PageCount(2 * count),
-        guest_memory: PageCount(2 * count),
-        send_window: 2 * count,
-        ..config()
-    });
-    bench.connect(1, 2 * count, 0);
-    // Pages only in the upper half of the pool: all of them have to move.
-    let mut content = page(1);
-    for i in 0..2 * count {
-        content[..4].copy_from_slice(&i.to_le_bytes());
-        bench.do_from_disk(GuestOp::Read(blocks(u64::from(i), 1)), &content);
-        assert!(matches!(bench.engine.handle_evicted(&content), Evicted::Admit(_)));
-    }
-    bench.engine.resize(PageCount(count));
-    assert!(bench.actions().contains(&Action::MovePage { from: SlotIndex(count), to: SlotIndex(0) }));
-    bench.disconnect();
-    bench.connect(1, 2 * count, u64::from(2 * count));
-    assert_eq!(bench.engine.index().slot_counts().used, 0, "no move is known to have arrived");
 }
 
 #[test]

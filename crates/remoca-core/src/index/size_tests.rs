@@ -1,0 +1,131 @@
+//! A change of size: how much one call does, and that it ends.
+
+use super::tests::{Model, Step, ZERO, block, content, index, steps};
+use super::*;
+use proptest::prelude::*;
+use std::cell::Cell;
+use std::ops::Deref;
+
+/// Words that count how often they are looked at.
+struct Counted {
+    words: Vec<u32>,
+    looks: Cell<u64>,
+}
+
+impl Deref for Counted {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
+        self.looks.set(self.looks.get() + 1);
+        &self.words
+    }
+}
+
+impl DerefMut for Counted {
+    fn deref_mut(&mut self) -> &mut [u32] {
+        self.looks.set(self.looks.get() + 1);
+        &mut self.words
+    }
+}
+
+const SLOTS: u32 = 4096;
+/// More than what belongs to one slot is looked at: its chain, its neighbours on the queue, those of the slot it moves to.
+const LOOKS_MAX: u64 = 300;
+
+fn full() -> CacheIndex<Counted> {
+    let layout = Layout::new(PageCount(SLOTS), PageCount(SLOTS), 2);
+    let words = Counted { words: vec![0; layout.words()], looks: Cell::new(0) };
+    let mut index = CacheIndex::new(words, layout, 7, ZERO);
+    index.set_capacity(PageCount(SLOTS), |_| {});
+    for number in 0..SLOTS {
+        let content = Fingerprint([number.wrapping_mul(0x9e37_79b1), number, number]);
+        index.learn(block(number.into()), content);
+        assert!(matches!(index.offer(content, Place::Tail), Offer::Admitted(_)));
+    }
+    index
+}
+
+fn looks<R>(index: &mut CacheIndex<Counted>, work: impl FnOnce(&mut CacheIndex<Counted>) -> R) -> u64 {
+    let before = index.words.looks.get();
+    work(index);
+    index.words.looks.get() - before
+}
+
+/// Goes on slot by slot, with bounded work for each; returns after how many.
+fn go_on(index: &mut CacheIndex<Counted>) -> u32 {
+    let mut turns = 0;
+    while index.is_resizing() {
+        let looks = looks(index, |index| index.resize(1, |_| {}));
+        assert!(looks <= LOOKS_MAX, "{looks}");
+        turns += 1;
+    }
+    turns
+}
+
+#[test]
+fn no_call_looks_at_more_slots_than_it_was_told_to() {
+    let mut index = full();
+    // The older half leaves holes for the newer one.
+    (0..SLOTS / 4).for_each(|slot| index.drop_slot(SlotIndex(slot)));
+    assert!(looks(&mut index, |index| index.aim(PageCount(SLOTS / 2))) <= LOOKS_MAX);
+    assert!(go_on(&mut index) >= SLOTS / 2);
+    assert_eq!(index.slot_counts(), SlotCounts { free: 0, used: SLOTS / 2, draining: 0 });
+    assert!(looks(&mut index, |index| index.aim(PageCount(SLOTS))) <= LOOKS_MAX);
+    assert!(go_on(&mut index) >= SLOTS / 2);
+    assert!(looks(&mut index, |index| index.lose_from(PageCount(SLOTS / 4))) <= LOOKS_MAX);
+    assert!(go_on(&mut index) >= SLOTS / 4);
+    assert!(looks(&mut index, CacheIndex::drop_all_slots) <= LOOKS_MAX);
+    assert_eq!((index.slot_counts().used, index.queue().next()), (0, None));
+    assert!(go_on(&mut index) >= SLOTS);
+    assert_eq!(index.slot_counts(), SlotCounts { free: SLOTS, used: 0, draining: 0 });
+}
+
+#[test]
+fn lost_pages_are_not_found_and_their_slots_not_filled() {
+    let mut index = index(8, 64);
+    for i in 0..8 {
+        index.learn(block(u64::from(i)), content(i));
+        index.offer(content(i), Place::Tail);
+    }
+    let lost: Vec<_> = index.queue().filter(|(slot, _)| slot.0 >= 3).collect();
+    index.lose_from(PageCount(3));
+    for (_, content) in &lost {
+        assert_eq!((index.cached(*content), index.offer(*content, Place::Tail)), (None, Offer::NoSlot));
+    }
+    assert_eq!(index.queue().count(), 3);
+    index.aim(PageCount(3));
+    index.resize(u32::MAX, |_| panic!("what is lost cannot be moved"));
+    assert_eq!(index.slot_counts(), SlotCounts { free: 0, used: 3, draining: 0 });
+    assert!(lost.iter().all(|(_, content)| index.cached(*content).is_none()));
+}
+
+proptest! {
+    /// Whatever comes between the slots of a shrink: admissions, hits, pins and losses do not keep it from its end.
+    #[test]
+    fn a_change_of_size_ends_whatever_comes_between(steps in steps(), from in 1..16_u32, to in 0..16_u32) {
+        let mut index = index(16, 16);
+        let mut model = Model::default();
+        model.apply(&mut index, &Step::Aim(from))?;
+        model.apply(&mut index, &Step::Resize(u32::MAX))?;
+        for step in steps.iter().filter(|step| !matches!(step, Step::Aim(_))) {
+            model.apply(&mut index, step)?;
+        }
+        model.apply(&mut index, &Step::Aim(to))?;
+        // Each slot is cleared, discarded, looked at as a target and cut off or added, once each at most; after the steps
+        // nothing gives all up again.
+        let others = |step: &&Step| !matches!(step, Step::Aim(_) | Step::Resize(_) | Step::DropSlots | Step::Lose(_));
+        let mut others = steps.iter().filter(others).cycle();
+        let mut slots = 0;
+        while index.is_resizing() {
+            model.apply(&mut index, &Step::Resize(1))?;
+            model.check(&index)?;
+            if let Some(step) = others.next() {
+                model.apply(&mut index, step)?;
+                model.check(&index)?;
+            }
+            slots += 1;
+            prop_assert!(slots <= 5 * 16, "it does not end");
+        }
+        prop_assert_eq!(index.capacity(), PageCount(to));
+    }
+}
