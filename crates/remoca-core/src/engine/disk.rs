@@ -128,7 +128,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             let Some((offset, page)) = page_of(range, bno, data) else { return };
             let block = BlockId { disk, bno: BlockNumber(bno) };
             let content = self.prints.page(page);
-            if self.index.known(block).is_some_and(|known| known != content) {
+            let is_another = self.index.known(block).is_some_and(|known| known != content);
+            if is_another && !self.discarded[usize::from(disk.0)].contains(bno) {
                 self.stats.foreign_writes += 1;
                 self.index.drop_everything();
                 self.actions.push_back(Action::ForeignWriter(disk));
@@ -161,6 +162,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let disk = request.disk;
         if let GuestOp::Write { .. } = request.op {
             self.note_swap_headers(disk, range, data);
+        }
+        if !matches!(request.op, GuestOp::Discard(_)) {
+            self.discarded[usize::from(disk.0)].remove(&range.covered_blocks());
         }
         if !self.is_enabled() {
             return;

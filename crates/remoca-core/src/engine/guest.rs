@@ -159,6 +159,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             let blocks = if partial_too { range.touched_blocks() } else { range.covered_blocks() };
             self.index.forget_range(disk, blocks);
         }
+        if let GuestOp::Discard(_) = op {
+            self.discarded[usize::from(disk.0)].add(range.touched_blocks());
+        }
         self.overlaps[usize::from(disk.0)].begin(self.rules, id, range.touched_blocks(), true);
         self.actions.push_back(Action::Disk { request: id, disk, op });
     }

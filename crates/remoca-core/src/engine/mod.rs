@@ -14,6 +14,7 @@
 
 mod admission;
 mod breaker;
+mod discarded;
 mod disk;
 mod estimate;
 mod evict;
@@ -39,6 +40,7 @@ use crate::index::{CacheIndex, Layout, Origin, SlotCounts, Unusable};
 use crate::rules::Rules;
 use crate::units::{ByteRange, DiskIndex, Nanos, PageCount};
 use admission::Sources;
+use discarded::Discarded;
 use evict::Feedback;
 use hedge::Hedging;
 use overlap::Overlaps;
@@ -158,6 +160,7 @@ pub struct DiskEngine<M> {
     requests: Vec<Option<Request>>,
     serial: u64,
     overlaps: Vec<Overlaps>,
+    discarded: Vec<Discarded>,
     swap: Vec<SwapAreas>,
     placement: Placement,
     link: Link,
@@ -233,6 +236,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             requests: Vec::new(),
             serial: 0,
             overlaps: (0..config.disks).map(|_| Overlaps::default()).collect(),
+            discarded: (0..config.disks).map(|_| Discarded::default()).collect(),
             swap: (0..config.disks).map(|_| SwapAreas::default()).collect(),
             placement: Placement::new(config.seed),
             link: Link::new(config.cache, config.send_window),

@@ -127,6 +127,49 @@ fn an_uncertain_disk_is_forgotten_with_all_that_is_under_way() {
     assert!((3..6).all(|bno| !bench.known(bno)));
 }
 
+/// A device may make up what a discarded block holds, again for each read.
+#[test]
+fn a_discarded_block_that_reads_differently_each_time_leaves_the_cache_alone() {
+    let mut bench = Bench::connected();
+    bench.cache(3, 1);
+    let part = ByteRange { offset: 5 * 4096 + 512, length: 512 };
+    for range in [blocks(4, 1), part] {
+        bench.do_from_disk(GuestOp::Discard(range), &[]);
+        let block = range.offset / 4096;
+        for value in [2, 5, 2, 6] {
+            bench.do_from_disk(GuestOp::Read(blocks(block, 1)), &page(value));
+        }
+    }
+    assert!(bench.cached(3));
+    assert_eq!(bench.engine.stats().foreign_writes, 0);
+    // What is written afterwards is what the disk holds.
+    bench.do_from_disk(write(blocks(4, 1)), &page(7));
+    bench.read(0, blocks(4, 1));
+    assert_eq!(bench.disk_done(0, Ok(()), &page(8)), [Action::ForeignWriter(DISK), complete(0)]);
+    assert!(!bench.cached(3));
+}
+
+/// Only a write of the whole block, which nothing overlapped, says what it holds.
+#[test]
+fn a_discarded_block_stays_uncertain_until_it_is_known_what_it_holds() {
+    let mut bench = Bench::connected();
+    bench.do_from_disk(GuestOp::Discard(blocks(4, 1)), &[]);
+    bench.do_from_disk(write(ByteRange { offset: 4 * 4096, length: 512 }), &[7; 512]);
+    bench.request(1, DISK, write(blocks(4, 1)));
+    bench.disk_done(1, Err(EIO), &page(1));
+    for value in [2, 5] {
+        bench.do_from_disk(GuestOp::Read(blocks(4, 1)), &page(value));
+    }
+    bench.request(1, DISK, write(blocks(4, 1)));
+    bench.request(2, DISK, GuestOp::Discard(blocks(4, 1)));
+    bench.disk_done(2, Ok(()), &[]);
+    bench.disk_done(1, Ok(()), &page(1));
+    for value in [2, 5] {
+        bench.do_from_disk(GuestOp::Read(blocks(4, 1)), &page(value));
+    }
+    assert_eq!(bench.engine.stats().foreign_writes, 0);
+}
+
 #[test]
 fn somebody_else_who_writes_to_the_image_empties_the_cache() {
     let mut bench = Bench::connected();
