@@ -77,16 +77,7 @@ impl Exports {
     /// # Errors
     /// As [`Self::add`].
     pub fn add_port(&mut self) -> Result<Frontend> {
-        let geometry = ExportGeometry {
-            size: PORT_BYTES,
-            block: 512,
-            preferred_block: 4096,
-            read_only: false,
-            can_trim: false,
-            can_write_zeroes: false,
-            may_forget: false,
-        };
-        self.add(PORT_SERIAL, Target::Port, geometry)
+        self.add(PORT_SERIAL, Target::Port, ExportGeometry::of_port(PORT_BYTES))
     }
 
     /// Listens for their clients; members of `group` may connect to Unix sockets.

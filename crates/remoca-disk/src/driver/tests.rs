@@ -66,15 +66,7 @@ impl Store for HangingStore {
 }
 
 fn disk(submitted: &Submitted) -> Disk {
-    let geometry = ExportGeometry {
-        size: DISK_SIZE,
-        block: 512,
-        preferred_block: 4096,
-        read_only: false,
-        can_trim: false,
-        can_write_zeroes: false,
-        may_forget: false,
-    };
+    let geometry = ExportGeometry { can_trim: false, can_write_zeroes: false, ..ExportGeometry::of_disk(DISK_SIZE) };
     Disk {
         name: String::new(),
         image: String::new(),

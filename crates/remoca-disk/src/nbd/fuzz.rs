@@ -21,21 +21,13 @@ pub fn fuzz_nbd(data: &[u8]) {
 }
 
 fn exports() -> Vec<Export> {
-    let disk = ExportGeometry {
-        size: 3 << 20,
-        block: 512,
-        preferred_block: 4096,
-        read_only: false,
-        can_trim: true,
-        can_write_zeroes: true,
-        may_forget: false,
-    };
+    let disk = ExportGeometry::of_disk(3 << 20);
     let export = |name: &str, target, geometry| Export { name: name.into(), target, geometry };
     vec![
         export("disk", Target::Disk(0), disk),
         export("", Target::Disk(1), ExportGeometry { block: 4096, can_write_zeroes: false, ..disk }),
         export("read-only", Target::Disk(2), ExportGeometry { size: 4096, read_only: true, ..disk }),
-        export("remoca-port", Target::Port, ExportGeometry { can_trim: false, can_write_zeroes: false, ..disk }),
+        export("remoca-port", Target::Port, ExportGeometry::of_port(disk.size)),
     ]
 }
 

@@ -48,3 +48,25 @@ pub struct ExportGeometry {
     /// What the disk has acknowledged and not flushed may be gone while its guest lives: it is an NBD server itself.
     pub may_forget: bool,
 }
+
+impl ExportGeometry {
+    /// Returns a disk of `size` bytes that can be written to in sectors of 512 bytes, and can trim and write zeroes.
+    #[must_use]
+    pub const fn of_disk(size: u64) -> Self {
+        Self {
+            size,
+            block: 512,
+            preferred_block: 4096,
+            read_only: false,
+            can_trim: true,
+            can_write_zeroes: true,
+            may_forget: false,
+        }
+    }
+
+    /// Returns an eviction port of `size` bytes, which can only be read and written.
+    #[must_use]
+    pub const fn of_port(size: u64) -> Self {
+        Self { can_trim: false, can_write_zeroes: false, ..Self::of_disk(size) }
+    }
+}

@@ -27,19 +27,11 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const DISK: ExportGeometry = ExportGeometry {
-    size: 64 << 20,
-    block: 512,
-    preferred_block: 4096,
-    read_only: false,
-    can_trim: true,
-    can_write_zeroes: true,
-    may_forget: false,
-};
+const DISK: ExportGeometry = ExportGeometry::of_disk(64 << 20);
 
 fn exports() -> Vec<Export> {
     let export = |name: &str, target, geometry| Export { name: name.into(), target, geometry };
-    let port = ExportGeometry { can_trim: false, can_write_zeroes: false, ..DISK };
+    let port = ExportGeometry::of_port(DISK.size);
     vec![export("root", Target::Disk(0), DISK), export("remoca-port", Target::Port, port)]
 }
 

@@ -152,15 +152,7 @@ impl World<'_> {
     }
 
     fn geometry(&self, disk: usize) -> ExportGeometry {
-        ExportGeometry {
-            size: self.disks[disk].plan.sectors as u64 * 512,
-            block: 512,
-            preferred_block: 4096,
-            read_only: false,
-            can_trim: true,
-            can_write_zeroes: true,
-            may_forget: false,
-        }
+        ExportGeometry::of_disk(self.disks[disk].plan.sectors as u64 * 512)
     }
 
     fn export(&self, disk: usize) -> Export {
