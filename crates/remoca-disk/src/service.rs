@@ -42,24 +42,27 @@ impl ServiceManager {
     }
 
     /// Says that the start may take long.
-    pub fn begin_start(&mut self) {
-        self.tell(&format!("EXTEND_TIMEOUT_USEC={}\n", START_TIME_MAX.as_micros()));
+    pub fn begin_start(&mut self, now: Instant) {
+        self.tell(now, &format!("EXTEND_TIMEOUT_USEC={}\n", START_TIME_MAX.as_micros()));
     }
 
     /// Says that requests are served, and how often a sign of life will come from now on.
     pub fn say_ready(&mut self, now: Instant) {
         let patience = self.patience.map(|patience| format!("WATCHDOG_USEC={}\nWATCHDOG=1\n", patience.as_micros()));
-        self.tell(&format!("READY=1\n{}", patience.unwrap_or_default()));
+        self.tell(now, &format!("READY=1\n{}", patience.unwrap_or_default()));
         self.next_sign = self.sign_every().map(|every| now + every);
     }
 
     /// Says that another program is about to take over, which may take as long as a start.
-    pub fn say_giving_way(&mut self) {
+    pub fn say_giving_way(&mut self, now: Instant) {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now_usec = time.tv_sec.saturating_mul(1_000_000).saturating_add(time.tv_nsec / 1000);
         let start_usec = START_TIME_MAX.as_micros();
         let patience = self.patience.map(|_| format!("WATCHDOG_USEC={start_usec}\n")).unwrap_or_default();
-        self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={now_usec}\nEXTEND_TIMEOUT_USEC={start_usec}\n{patience}"));
+        self.tell(
+            now,
+            &format!("RELOADING=1\nMONOTONIC_USEC={now_usec}\nEXTEND_TIMEOUT_USEC={start_usec}\n{patience}"),
+        );
     }
 
     /// Returns when [`Self::handle_timer`] is due.
@@ -87,11 +90,11 @@ impl ServiceManager {
         self.patience.map(|patience| patience / 3)
     }
 
-    fn tell(&mut self, state: &str) {
+    fn tell(&mut self, now: Instant, state: &str) {
         if !self.owed.is_empty() || !self.send(state) {
             // The newest state is what counts; all of them are bounded.
             state.clone_into(&mut self.owed);
-            self.next_sign.get_or_insert(Instant::now() + AGAIN_AFTER);
+            self.next_sign.get_or_insert(now + AGAIN_AFTER);
         }
     }
 
@@ -151,7 +154,8 @@ mod tests {
         let (mut manager, theirs, _folder) = manager(Some(Duration::from_secs(30)));
         while manager.send("x") {}
         let start = Instant::now();
-        manager.say_giving_way();
+        manager.say_giving_way(start);
+        assert_eq!(manager.next_deadline(), Some(start + AGAIN_AFTER));
         manager.say_ready(start);
         let due = manager.next_deadline().expect("it owes something");
         manager.handle_timer(due);

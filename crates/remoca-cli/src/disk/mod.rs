@@ -62,7 +62,7 @@ pub fn run(args: DiskArgs) -> Result<()> {
     let signals = Signals::take()?;
     let client = inherited.as_mut().and_then(Inherited::client);
     let mut manager = ServiceManager::of_environment();
-    manager.begin_start();
+    manager.begin_start(Instant::now());
     let parts = parts(args, signals, inherited, manager)?;
     let mut driver = Driver::new(parts).context("cannot watch the descriptors")?;
     if driver.has_taken_over() {
@@ -80,7 +80,7 @@ pub fn run(args: DiskArgs) -> Result<()> {
                 return Ok(());
             }
             Ended::HandOver(handover) => {
-                driver.manager().say_giving_way();
+                driver.manager().say_giving_way(Instant::now());
                 let error = handover.exec();
                 driver.refuse_upgrade(&format!("the new program cannot be started: {error}"));
                 driver.manager().say_ready(Instant::now());

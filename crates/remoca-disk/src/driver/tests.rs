@@ -212,3 +212,24 @@ fn the_index_grows_beside_the_requests() {
     assert!(turns >= nodes / 4096, "{nodes} nodes in {turns} turns");
     assert_eq!(driver.engine.index().layout().slot_limit(), PageCount(1 << 16));
 }
+
+/// Whoever drives the driver says what time it is. The poller alone waits for the host's clock.
+#[test]
+fn nothing_reads_a_clock_of_its_own() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/driver");
+    let mut folders = vec![folder];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            let name = entry.file_name().into_string().unwrap();
+            match name.as_str() {
+                "tests" | "tests.rs" | "poller.rs" => {}
+                _ if entry.file_type().unwrap().is_dir() => folders.push(entry.path()),
+                _ => {
+                    let text = std::fs::read_to_string(entry.path()).unwrap();
+                    let reads = ["Instant::now()", ".elapsed()"].iter().any(|call| text.contains(call));
+                    assert!(!reads, "{name} does not ask the driver's clock");
+                }
+            }
+        }
+    }
+}

@@ -11,7 +11,6 @@ use crate::store::{OpenError, OpenErrorKind};
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::migration::{Locked, Message};
 use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
-use std::time::Instant;
 
 /// What the disks are served with.
 struct Served {
@@ -127,7 +126,7 @@ impl Driver {
 
     /// Opens and locks all images, or none.
     pub(super) fn lock_disks(&mut self) {
-        self.migration.since = Instant::now();
+        self.migration.since = Some(self.clock.now());
         let locked = match self.open_disks() {
             Ok(unchanged) => match unchanged {
                 true => Locked::Unchanged,
@@ -209,7 +208,7 @@ impl Driver {
         self.migration.wrote = false;
         let how = if is_warm { "warm" } else { "cold" };
         self.warmth.cold_reason = (!is_warm).then(|| "the disks came without a cache".into());
-        let (how, pause) = (how, self.migration.since.elapsed());
+        let (how, pause) = (how, self.pause());
         self.migration.tell(format!("has the disks, {how}, {} ms after they were to be had", pause.as_millis()));
     }
 

@@ -15,7 +15,7 @@ use remoca_core::migration::Message;
 use remoca_core::units::{DiskIndex, PageCount};
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 impl Driver {
     /// The operator's command: offers the disks to another process.
@@ -55,7 +55,7 @@ impl Driver {
         peer.offer(offer);
         self.migration.peer_name = endpoint.to_string();
         self.migration.peer = Some(peer);
-        self.migration.peer_since = Instant::now();
+        self.migration.peer_since = Some(self.clock.now());
         self.migration.links_again = offer.returns;
         self.migration.way = Some((endpoint, key.clone()));
         Ok(())
@@ -68,15 +68,15 @@ impl Driver {
 
     /// Time until the next attempt to reach the process that has our disks; `None` if there is nothing to attempt.
     pub(super) fn link_again_left(&self) -> Option<Duration> {
-        let Migration { peer, ownership, way, link_again_after, peer_since, .. } = &self.migration;
+        let Migration { peer, ownership, way, link_again_after, .. } = &self.migration;
         let is_due = peer.is_none() && !ownership.holds() && way.is_some();
-        is_due.then(|| link_again_after.saturating_sub(peer_since.elapsed()))
+        is_due.then(|| link_again_after.saturating_sub(self.time_of_peer()))
     }
 
     pub(super) fn link_again(&mut self) {
         let after = self.migration.link_again_after;
         self.migration.link_again_after = LINK_AGAIN_AFTER.1.min(after * 2);
-        self.migration.peer_since = Instant::now();
+        self.migration.peer_since = Some(self.clock.now());
         let Some((endpoint, key)) = self.migration.way.clone() else { return };
         let linked = self
             .own_offer()
@@ -138,7 +138,7 @@ impl Driver {
 
     pub(super) fn begin_drain(&mut self) {
         self.migration.draining = true;
-        self.migration.since = Instant::now();
+        self.migration.since = Some(self.clock.now());
         for disk in (0..).take(self.disks.len()) {
             if self.disks[usize::from(disk)].frontend.is_read_only() {
                 continue;
@@ -195,7 +195,7 @@ impl Driver {
                 }
             }
         }
-        let pause = self.migration.since.elapsed();
+        let pause = self.pause();
         self.migration.tell(format!(
             "handed the disks over to {}, {} ms after the guest had stopped",
             self.migration.peer_name,

@@ -48,7 +48,8 @@ pub struct Migration {
     peer: Option<Peer>,
     /// As the operator named it, or "the source".
     peer_name: String,
-    peer_since: Instant,
+    /// When it was connected to, or tried last.
+    peer_since: Option<Instant>,
     /// Where the disks go or went, and the secret that is shared with it: for another link after one that broke.
     way: Option<(Endpoint, Secret)>,
     /// After the beginning of the last attempt, while the peer that has the disks is not linked.
@@ -77,7 +78,7 @@ pub struct Migration {
     /// Since the disks became ours.
     pub(super) wrote: bool,
     /// When the guest's queues stopped, or the disks became ours.
-    since: Instant,
+    since: Option<Instant>,
     /// What happened last, for the operator.
     news: Option<String>,
 }
@@ -110,7 +111,7 @@ impl Migration {
             incoming,
             peer: None,
             peer_name: String::new(),
-            peer_since: Instant::now(),
+            peer_since: None,
             way: None,
             link_again_after: LINK_AGAIN_AFTER.0,
             links_again: false,
@@ -127,7 +128,7 @@ impl Migration {
             running: false,
             served: !away,
             wrote: false,
-            since: Instant::now(),
+            since: None,
             news: went.then(|| {
                 "the disks were handed over before this process was started, and no lock says where they are: if the VM runs \
                  nowhere else, say `remoca migrate NAME --take-back`"
@@ -247,7 +248,7 @@ impl Driver {
                 peer.end_politely();
             } else {
                 self.migration.peer = Some(peer);
-                self.migration.peer_since = Instant::now();
+                self.migration.peer_since = Some(self.clock.now());
                 self.migration.links_again = false;
                 "the source".clone_into(&mut self.migration.peer_name);
             }
@@ -397,10 +398,24 @@ impl Driver {
         [machine, self.offer_left(), self.link_again_left()].into_iter().flatten().min()
     }
 
+    /// Returns how long ago the peer was connected to, or tried last.
+    fn time_of_peer(&self) -> Duration {
+        self.time_since(self.migration.peer_since)
+    }
+
+    /// Returns how long ago the guest's queues stopped, or the disks became ours.
+    fn pause(&self) -> Duration {
+        self.time_since(self.migration.since)
+    }
+
+    fn time_since(&self, at: Option<Instant>) -> Duration {
+        at.map_or(Duration::ZERO, |at| self.clock.now().saturating_duration_since(at))
+    }
+
     /// Time that is left for an offer, or the answer to one.
     fn offer_left(&self) -> Option<Duration> {
         let waits = self.migration.peer.is_some() && !self.migration.ownership.is_linked();
-        waits.then(|| OFFER_PATIENCE.saturating_sub(self.migration.peer_since.elapsed()))
+        waits.then(|| OFFER_PATIENCE.saturating_sub(self.time_of_peer()))
     }
 
     pub(super) fn run_migration_timers(&mut self) {
