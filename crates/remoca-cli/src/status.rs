@@ -238,6 +238,9 @@ fn show_all(out: &mut impl Write, status: &Status) -> Result<()> {
             show_size(memory.guest_bytes_indexed)
         )?;
     }
+    if let Some(lost) = status.trace_lost.filter(|lost| *lost > 0) {
+        writeln!(out, "  trace       {lost} records were lost: its file takes them too slowly, or not at all")?;
+    }
     for (name, value) in &status.counters {
         writeln!(out, "  {name:<26} {value:>12}")?;
     }

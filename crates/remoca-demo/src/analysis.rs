@@ -209,7 +209,7 @@ mod tests {
 
     fn read(issued_ns: u64, block: u64, count: u64, latency_ns: u64, source: TracedSource) -> TraceRecord {
         let (offset, length) = (block * BLOCK_BYTES, count * BLOCK_BYTES);
-        TraceRecord { issued_ns, latency_ns, offset, length, disk: 0, op: TracedOp::Read, source }
+        TraceRecord { issued_ns, latency_ns, offset, length, disk: 0, op: TracedOp::Read, source, lost: 0 }
     }
 
     #[test]

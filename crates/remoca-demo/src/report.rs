@@ -462,6 +462,7 @@ mod tests {
             disk: 0,
             op: TracedOp::Read,
             source,
+            lost: 0,
         }
     }
     fn status(counters: &[(&str, u64)], lost: u64) -> Status {
@@ -473,6 +474,7 @@ mod tests {
             pid: 1,
             version: String::new(),
             upgrades: 0,
+            trace_lost: None,
             uptime_s: 0.0,
             started: String::new(),
             cold_reason: None,

@@ -115,7 +115,10 @@ impl VmProcess {
     pub fn stop(mut self) -> Result<Vec<TraceRecord>> {
         let status = self.service.terminate(LIMIT)?;
         ensure!(status.success(), "remoca disk ended with {status}:\n{}", self.service.log_tail());
-        read_trace(&self.trace).with_context(|| format!("reading {}", self.trace.display()))
+        let records = read_trace(&self.trace).with_context(|| format!("reading {}", self.trace.display()))?;
+        let lost: u64 = records.iter().map(|record| u64::from(record.lost)).sum();
+        ensure!(lost == 0, "{lost} requests are missing in {}", self.trace.display());
+        Ok(records)
     }
 }
 

@@ -37,6 +37,9 @@ pub struct Status {
     /// If the disks are to go to another process, or came from one.
     #[serde(default)]
     pub migration: Option<MigrationStatus>,
+    /// Records that the trace lost, if there is a trace.
+    #[serde(default)]
+    pub trace_lost: Option<u64>,
 }
 
 /// A VM that migrates.

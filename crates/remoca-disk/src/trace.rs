@@ -1,15 +1,30 @@
 //! The trace of a VM's disk requests (`--trace FILE`): one record of 40 bytes for each completed request.
 //!
-//! Little-endian: issued u64 ns | latency u64 ns | offset u64 | length u64 | disk u16 | operation u8 | source u8 | 0 u32.
-//! Times count from the start of the process. Written by the I/O thread through a buffer; a write error ends the trace
-//! with a warning, and nothing else.
+//! Little-endian: issued u64 ns | latency u64 ns | offset u64 | length u64 | disk u16 | operation u8 | source u8 | lost u32.
+//! Times count from the start of the process. A thread writes the file, so that nobody waits for its file system. Records for
+//! which it has no room are lost: the next one that is not says how many, and so do the status and the log at the end. A write
+//! error ends the trace with a warning, and nothing else.
 
+use crate::migration::WakeUp;
+use crate::vhost::signal::raise;
 use std::fs::File;
-use std::io::{BufWriter, Read, Write};
-use std::path::Path;
+use std::io::{self, Read, Write};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::time::Duration;
 
 /// Bytes of one record.
 pub const RECORD_BYTES: usize = 40;
+/// Records that go to the thread together.
+const CHUNK_RECORDS: usize = 512;
+/// Chunks that may wait for the file, 2.6 MB.
+const CHUNKS_MAX: usize = 128;
+/// How long the start waits to hear whether the file can be made, and the end for what is still to be written. The file system
+/// may have stopped.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a request was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +53,8 @@ pub struct TraceRecord {
     pub disk: u16,
     pub op: TracedOp,
     pub source: TracedSource,
+    /// Number of records that were lost since the one before.
+    pub lost: u32,
 }
 
 impl TraceRecord {
@@ -57,6 +74,7 @@ impl TraceRecord {
             TracedOp::WriteZeroes => 4,
         };
         bytes[35] = u8::from(self.source == TracedSource::Cache);
+        bytes[LOST..].copy_from_slice(&self.lost.to_le_bytes());
         bytes
     }
 
@@ -83,61 +101,183 @@ impl TraceRecord {
             disk: u16::from_le_bytes([bytes[32], bytes[33]]),
             op,
             source,
+            lost: lost_before(bytes),
         })
+    }
+}
+
+/// Where a record has the number of those that were lost.
+const LOST: usize = 36;
+
+fn lost_before(record: &[u8]) -> u32 {
+    record[LOST..RECORD_BYTES].iter().rev().fold(0, |number, byte| number << 8 | u32::from(*byte))
+}
+
+/// What the thread that writes the file shares with the one that fills it.
+struct Shared {
+    /// Records that were given to the thread and are not in the file; or one, until the file is open.
+    owed: AtomicU64,
+    /// What it waits for can be interrupted, so a program can take over all the same: the file is a pipe or a device.
+    is_no_file: AtomicBool,
+    has_ended: AtomicBool,
+    /// Raised when nothing is owed any more.
+    wake: Arc<OwnedFd>,
+}
+
+impl Shared {
+    fn settle(&self, records: u64) {
+        if self.owed.fetch_sub(records, Ordering::AcqRel) == records {
+            raise(&self.wake);
+        }
     }
 }
 
 /// Writes a trace.
 pub struct TraceWriter {
-    out: Option<BufWriter<File>>,
+    /// `None` when the trace has ended.
+    chunks: Option<SyncSender<Vec<u8>>>,
+    chunk: Vec<u8>,
+    /// Records lost since the last one in `chunk`.
+    untold: u32,
+    lost: u64,
+    shared: Arc<Shared>,
+    wake_up: WakeUp,
+    /// Gives the outcome of opening the file, and an error when the thread has ended.
+    outcome: Receiver<io::Result<()>>,
 }
 
 impl TraceWriter {
-    /// A trace in a new file at `path`.
+    /// Begins a trace in a new file at `path`. If the file system does not answer, it is opened later.
     ///
     /// # Errors
     /// If the file cannot be made.
-    pub fn create(path: &Path) -> std::io::Result<Self> {
-        Ok(Self { out: Some(BufWriter::with_capacity(1 << 16, File::create(path)?)) })
+    pub fn create(path: &Path) -> io::Result<Self> {
+        let this = Self::start(path, |path| File::create(path))?;
+        match this.outcome.recv_timeout(PATIENCE) {
+            Ok(Err(error)) => Err(error),
+            Ok(Ok(())) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(this),
+        }
     }
 
-    /// Goes on with a trace of a former program of this process; times begin anew.
+    /// Goes on with a trace of a former program of this process; times begin anew. A file that cannot be opened ends the trace.
     ///
     /// # Errors
-    /// If the file cannot be opened.
-    pub fn append(path: &Path) -> std::io::Result<Self> {
-        let file = File::options().create(true).append(true).open(path)?;
-        Ok(Self { out: Some(BufWriter::with_capacity(1 << 16, file)) })
+    /// If the system has no thread left.
+    pub fn append(path: &Path) -> io::Result<Self> {
+        Self::start(path, |path| File::options().create(true).append(true).open(path))
     }
 
-    /// Appends one record.
+    fn start(path: &Path, open: fn(&Path) -> io::Result<File>) -> io::Result<Self> {
+        let wake_up = WakeUp::new()?;
+        let shared = Arc::new(Shared {
+            owed: AtomicU64::new(1),
+            is_no_file: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
+            wake: Arc::clone(wake_up.wake()),
+        });
+        let (chunks, queue) = sync_channel(CHUNKS_MAX);
+        let (tell, outcome) = sync_channel(1);
+        let (path, of_thread) = (PathBuf::from(path), Arc::clone(&shared));
+        std::thread::Builder::new().name("trace".into()).spawn(move || {
+            let is_no_file = std::fs::metadata(&path).is_ok_and(|file| !file.is_file());
+            of_thread.is_no_file.store(is_no_file, Ordering::Release);
+            let opened = open(&path);
+            let outcome = opened.as_ref().map(|_| ()).map_err(|error| io::Error::new(error.kind(), error.to_string()));
+            let _ = tell.send(outcome);
+            of_thread.settle(1);
+            if let Err(error) = opened.and_then(|file| write_chunks(file, &queue, &of_thread)) {
+                tracing::warn!("the trace ends here: {error}");
+            }
+            of_thread.has_ended.store(true, Ordering::Release);
+            raise(&of_thread.wake);
+        })?;
+        Ok(Self { chunks: Some(chunks), chunk: Vec::new(), untold: 0, lost: 0, shared, wake_up, outcome })
+    }
+
+    /// Appends one record, or loses it.
     pub fn record(&mut self, record: &TraceRecord) {
-        let failed = match &mut self.out {
-            Some(out) => out.write_all(&record.encode()).err(),
-            None => None,
-        };
-        if let Some(error) = failed {
-            tracing::warn!("the trace ends here: {error}");
-            self.out = None;
+        if self.chunks.is_none() {
+            return;
+        }
+        let lost = std::mem::take(&mut self.untold);
+        self.chunk.extend(TraceRecord { lost, ..*record }.encode());
+        if self.chunk.len() >= CHUNK_RECORDS * RECORD_BYTES {
+            self.flush();
         }
     }
 
-    /// Brings what was recorded to the file.
+    /// Gives to the thread what was recorded.
     pub fn flush(&mut self) {
-        if let Some(out) = &mut self.out
-            && let Err(error) = out.flush()
-        {
-            tracing::warn!("the trace ends here: {error}");
-            self.out = None;
+        let chunk = std::mem::take(&mut self.chunk);
+        let records = (chunk.len() / RECORD_BYTES) as u64;
+        if records == 0 {
+            return;
+        }
+        let Some(chunks) = &self.chunks else { return };
+        self.shared.owed.fetch_add(records, Ordering::AcqRel);
+        let Err(refused) = chunks.try_send(chunk) else { return };
+        self.shared.settle(records);
+        match refused {
+            TrySendError::Full(chunk) => {
+                let untold = u64::from(lost_before(&chunk)) + records;
+                self.untold = u32::try_from(untold).unwrap_or(u32::MAX);
+                self.lost += records;
+            }
+            // It has said why.
+            TrySendError::Disconnected(_) => self.chunks = None,
         }
     }
+
+    /// Returns how many records were lost.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Returns whether another program can take over: all is in the file, or nobody must wait for it.
+    #[must_use]
+    pub fn is_still(&self) -> bool {
+        let Shared { owed, is_no_file, has_ended, .. } = &*self.shared;
+        owed.load(Ordering::Acquire) == 0 || [is_no_file, has_ended].iter().any(|flag| flag.load(Ordering::Acquire))
+    }
+
+    /// Returns what becomes readable when all is in the file.
+    #[must_use]
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake_up.fd()
+    }
+
+    /// Takes the signal back.
+    pub fn clear_wake(&self) {
+        self.wake_up.clear();
+    }
+
+    /// Ends the trace. What the file does not take within a second is lost.
+    pub fn end(&mut self) {
+        self.flush();
+        self.chunks = None;
+        while self.outcome.recv_timeout(PATIENCE).is_ok() {}
+        let lost = self.lost + self.shared.owed.load(Ordering::Acquire);
+        if lost > 0 {
+            tracing::warn!("{lost} records of the trace were lost: its file took them too slowly, or not at all");
+        }
+    }
+}
+
+fn write_chunks(mut file: File, chunks: &Receiver<Vec<u8>>, shared: &Shared) -> io::Result<()> {
+    for chunk in chunks {
+        let result = file.write_all(&chunk);
+        shared.settle((chunk.len() / RECORD_BYTES) as u64);
+        result?;
+    }
+    Ok(())
 }
 
 /// Reads a whole trace; a torn record at the end is left out.
 ///
 /// # Errors
 /// If the file cannot be read, or is not a trace.
-pub fn read_trace(path: &Path) -> std::io::Result<Vec<TraceRecord>> {
+pub fn read_trace(path: &Path) -> io::Result<Vec<TraceRecord>> {
     let mut bytes = Vec::new();
     File::open(path)?.read_to_end(&mut bytes)?;
     parse_trace(&bytes)
@@ -147,11 +287,11 @@ pub fn read_trace(path: &Path) -> std::io::Result<Vec<TraceRecord>> {
 ///
 /// # Errors
 /// As [`read_trace`].
-pub fn parse_trace(bytes: &[u8]) -> std::io::Result<Vec<TraceRecord>> {
+pub fn parse_trace(bytes: &[u8]) -> io::Result<Vec<TraceRecord>> {
     let (records, _) = bytes.as_chunks::<RECORD_BYTES>();
     records
         .iter()
-        .map(|bytes| TraceRecord::decode(bytes).ok_or_else(|| std::io::Error::other("this is not a remoca trace")))
+        .map(|bytes| TraceRecord::decode(bytes).ok_or_else(|| io::Error::other("this is not a remoca trace")))
         .collect()
 }
 
@@ -159,30 +299,85 @@ pub fn parse_trace(bytes: &[u8]) -> std::io::Result<Vec<TraceRecord>> {
 mod tests {
     use super::*;
 
+    fn record(number: u64) -> TraceRecord {
+        let ops = [TracedOp::Read, TracedOp::Write, TracedOp::Flush, TracedOp::Discard, TracedOp::WriteZeroes];
+        TraceRecord {
+            issued_ns: number << 40,
+            latency_ns: number,
+            offset: number * 4096,
+            length: 512,
+            disk: 3,
+            op: ops[usize::try_from(number).unwrap() % ops.len()],
+            source: if number % 2 == 0 { TracedSource::Cache } else { TracedSource::Disk },
+            lost: 0,
+        }
+    }
+
     #[test]
     fn a_trace_reads_back() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let ops = [TracedOp::Read, TracedOp::Write, TracedOp::Flush, TracedOp::Discard, TracedOp::WriteZeroes];
-        let records: Vec<_> = ops
-            .into_iter()
-            .zip(1_u64..)
-            .map(|(op, n)| TraceRecord {
-                issued_ns: n << 40,
-                latency_ns: n,
-                offset: n * 4096,
-                length: 512,
-                disk: 3,
-                op,
-                source: if n % 2 == 0 { TracedSource::Cache } else { TracedSource::Disk },
-            })
-            .collect();
+        let records: Vec<_> = (1..2000).map(record).collect();
         let mut writer = TraceWriter::create(file.path()).unwrap();
-        for record in &records {
-            writer.record(record);
-        }
-        writer.flush();
-        assert_eq!(read_trace(file.path()).unwrap(), records);
+        let (first, second) = records.split_at(1200);
+        first.iter().for_each(|record| writer.record(record));
+        writer.end();
+        assert!(writer.is_still());
+        let mut writer = TraceWriter::append(file.path()).unwrap();
+        second.iter().for_each(|record| writer.record(record));
+        writer.end();
+        assert_eq!((read_trace(file.path()).unwrap(), writer.lost()), (records, 0));
         std::fs::write(file.path(), [0xff; 80]).unwrap();
         assert!(read_trace(file.path()).is_err());
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_made_is_said_at_once() {
+        assert!(TraceWriter::create(Path::new("/no/such/folder/trace")).is_err());
+    }
+
+    /// A file system that is full, or so.
+    #[test]
+    fn a_trace_that_cannot_be_written_keeps_nobody() {
+        let mut writer = TraceWriter::append(Path::new("/dev/full")).unwrap();
+        while writer.chunks.is_some() {
+            writer.record(&record(1));
+        }
+        writer.end();
+        assert!(writer.is_still());
+    }
+
+    /// Nobody reads from a pipe for long: the writer goes on, and says how many records are missing, and where.
+    #[test]
+    fn records_that_nobody_takes_are_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let mut writer = TraceWriter::append(&path).unwrap();
+        let mut recorded = 0;
+        while writer.lost() == 0 {
+            recorded += 1;
+            writer.record(&record(recorded));
+        }
+        let lost = writer.lost();
+        assert!(recorded - lost <= (CHUNKS_MAX as u64 + 2) * CHUNK_RECORDS as u64);
+        let mut pipe = File::open(&path).unwrap();
+        let reader = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            pipe.read_to_end(&mut bytes).map(|_| bytes)
+        });
+        // There is room when it has taken what was there.
+        while writer.shared.owed.load(Ordering::Acquire) != 0 {
+            std::thread::yield_now();
+        }
+        recorded += 1;
+        writer.record(&record(recorded));
+        writer.end();
+        drop(writer);
+        let records = parse_trace(&reader.join().unwrap().unwrap()).unwrap();
+        assert_eq!(records.len() as u64, recorded - lost);
+        let missing: Vec<_> = records.iter().filter(|record| record.lost > 0).collect();
+        assert_eq!(missing.len(), 1);
+        assert_eq!((u64::from(missing[0].lost), missing[0].latency_ns), (lost, recorded));
     }
 }

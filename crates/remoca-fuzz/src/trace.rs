@@ -10,8 +10,16 @@ pub fn run(data: &[u8]) {
 }
 
 pub fn seeds() -> Vec<Vec<u8>> {
-    let record =
-        |op, source| TraceRecord { issued_ns: 1, latency_ns: 2, offset: 4096, length: 8192, disk: 1, op, source };
+    let record = |op, source| TraceRecord {
+        issued_ns: 1,
+        latency_ns: 2,
+        offset: 4096,
+        length: 8192,
+        disk: 1,
+        op,
+        source,
+        lost: 7,
+    };
     let records = [record(TracedOp::Read, TracedSource::Cache), record(TracedOp::Write, TracedSource::Disk)];
     vec![records.iter().flat_map(TraceRecord::encode).collect()]
 }

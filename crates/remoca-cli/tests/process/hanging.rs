@@ -1,6 +1,6 @@
 //! What hangs for ever, and what goes on all the same: nothing on the I/O thread waits for it.
 
-use super::support::hanging_fs::{GETATTR, HangingFs, READ};
+use super::support::hanging_fs::{GETATTR, HangingFs, READ, WRITE};
 use super::support::machine::{Machine, Setup};
 use super::support::model::BLOCK;
 use super::support::wait_until;
@@ -115,6 +115,56 @@ fn an_image_on_a_file_system_that_is_not_local_is_not_looked_at() {
     }
     assert_eq!(scene.hanging.asked(GETATTR), asked);
     let Scene { hanging, machine } = scene;
+    machine.finish();
+    drop(hanging);
+}
+
+/// Requests are served, the status says what is missing, and neither an upgrade nor the end waits.
+#[test]
+fn a_trace_that_nobody_reads_holds_up_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("trace");
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let arguments = vec!["--trace".into(), pipe.display().to_string()];
+    let mut machine = Machine::start_in(folder, Setup { arguments, ..Setup::default() });
+    for upgrades in 1..=2 {
+        // Each status gives what was recorded to the thread that writes the trace.
+        wait_until("records are lost", || {
+            machine.run(1);
+            machine.status().trace_lost > Some(0)
+        });
+        machine.outlives = true;
+        match control::call(&machine.control(), control::Command::Upgrade { program: None }).unwrap() {
+            Reply::Status(status) => assert_eq!(status.upgrades, upgrades),
+            Reply::Error { error } => panic!("{error}"),
+        }
+        machine.run(20);
+        machine.pages_sent = machine.counter("evictions_reported");
+    }
+    machine.finish();
+}
+
+/// The next program could not take over: the kernel ends no thread that waits for such a file system.
+#[test]
+fn a_trace_on_a_file_system_that_hangs_keeps_the_program_and_the_disks() {
+    let hanging = HangingFs::mount(1 << 20);
+    let arguments = vec!["--trace".into(), hanging.file().display().to_string()];
+    let mut machine = Machine::start(Setup { arguments, ..Setup::default() });
+    machine.run(20);
+    hanging.hang();
+    wait_until("the file system has a write that it does not answer", || {
+        machine.run(1);
+        machine.status();
+        hanging.held(WRITE) > 0
+    });
+    machine.run(50);
+    match control::call(&machine.control(), control::Command::Upgrade { program: None }).unwrap() {
+        Reply::Error { error } => assert!(error.contains("12 seconds") || error.contains("trace"), "{error}"),
+        Reply::Status(_) => panic!("it gave way with a thread that hangs"),
+    }
+    machine.run(50);
+    hanging.go_on();
     machine.finish();
     drop(hanging);
 }

@@ -231,6 +231,7 @@ impl Driver {
                 disk: pending.disk,
                 op,
                 source: if from_cache { TracedSource::Cache } else { TracedSource::Disk },
+                lost: 0,
             });
         }
     }

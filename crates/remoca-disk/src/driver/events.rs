@@ -9,6 +9,7 @@ use crate::narrow;
 use crate::nbd::Target;
 use crate::port;
 use crate::store::StoreEvent;
+use crate::trace::TraceWriter;
 use remoca_core::engine::{DiskError, Evicted, FetchId, GuestOp, PageOutcome, PoolOffer, ServerNumber};
 use remoca_core::units::{ByteRange, DiskIndex, PAGE_SIZE, PAGE_SIZE_U64, PageCount};
 use remoca_protocol::{ErrorCode, Frame, Welcome};
@@ -46,6 +47,9 @@ impl Driver {
         }
         self.poller.add(self.migration.wake_up().fd(), Source::Migration, false)?;
         self.poller.add(self.index_size.wake_fd(), Source::Index, false)?;
+        if let Some(trace) = &self.trace {
+            self.poller.add(trace.wake_fd(), Source::Trace, false)?;
+        }
         Ok(())
     }
 
@@ -77,6 +81,7 @@ impl Driver {
             Source::Upgrade => self.hear_program(),
             Source::Migration => self.hear_migration(),
             Source::Index => self.take_region(),
+            Source::Trace => self.trace.iter().for_each(TraceWriter::clear_wake),
         }
     }
 

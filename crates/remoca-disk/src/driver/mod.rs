@@ -446,11 +446,11 @@ impl Driver {
         if let Some(link) = self.link.as_mut().filter(|_| !self.warmth.is_kept()) {
             link.goodbye();
         }
-        if let Some(trace) = &mut self.trace {
-            trace.flush();
-        }
         self.engine.end();
         let unsettled = self.disks.iter_mut().filter_map(|disk| (!disk.store.drain()).then_some(&disk.image));
+        if let Some(trace) = &mut self.trace {
+            trace.end();
+        }
         match unsettled.collect::<Vec<_>>()[..] {
             [] => Ended::Finished,
             ref images => {

@@ -33,6 +33,8 @@ pub enum Source {
     Migration,
     /// A region that the index can move to.
     Index,
+    /// The trace is written.
+    Trace,
 }
 
 impl Source {
@@ -51,6 +53,7 @@ impl Source {
             Self::Upgrade => pack(9, 0),
             Self::Migration => pack(10, 0),
             Self::Index => pack(11, 0),
+            Self::Trace => pack(12, 0),
         }
     }
 
@@ -69,7 +72,8 @@ impl Source {
             8 => Self::Hangup,
             9 => Self::Upgrade,
             10 => Self::Migration,
-            _ => Self::Index,
+            11 => Self::Index,
+            _ => Self::Trace,
         }
     }
 }
@@ -217,6 +221,8 @@ mod tests {
             Source::Hangup,
             Source::Upgrade,
             Source::Migration,
+            Source::Index,
+            Source::Trace,
         ];
         for source in all {
             assert_eq!(Source::decode(source.encode()), source);

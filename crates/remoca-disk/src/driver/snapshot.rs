@@ -10,6 +10,7 @@ use crate::status::{
     ServerStatus, Status,
 };
 use crate::store::StoreHealth;
+use crate::trace::TraceWriter;
 use remoca_core::engine::{Admission, BreakerState, EngineStats, Latency};
 use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
 use std::time::Instant;
@@ -144,6 +145,7 @@ impl Driver {
                 advice: self.engine.advice(),
             }),
             counters: stats.named().into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+            trace_lost: self.trace.as_ref().map(TraceWriter::lost),
             latency: Latencies {
                 read: self.latency.read.summary(),
                 read_from_cache: self.latency.read_from_cache.summary(),

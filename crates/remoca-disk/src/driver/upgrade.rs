@@ -147,14 +147,20 @@ impl Driver {
         self.begin_drain_for_upgrade();
         let Some(Upgrade { stage: Stage::Draining { since }, .. }) = &self.upgrade else { return None };
         let waited = self.elapsed(*since);
-        if !self.is_drained(waited >= ANSWER_TIME_MAX) {
+        let is_drained = self.is_drained(waited >= ANSWER_TIME_MAX);
+        if !is_drained || !self.is_trace_written() {
             if waited >= DRAIN_TIME_MAX {
-                let error = format!(
-                    "requests of the guest were still in flight after {} seconds: is a disk or an NBD server stuck? Try again \
-                     when it answers",
-                    DRAIN_TIME_MAX.as_secs()
-                );
-                self.refuse_upgrade(&error);
+                let seconds = DRAIN_TIME_MAX.as_secs();
+                self.refuse_upgrade(&match is_drained {
+                    false => format!(
+                        "requests of the guest were still in flight after {seconds} seconds: is a disk or an NBD server stuck? \
+                         Try again when it answers"
+                    ),
+                    true => format!(
+                        "the trace could not be written within {seconds} seconds: is its file system stuck? Try again when it \
+                         answers"
+                    ),
+                });
             }
             return None;
         }
@@ -190,6 +196,14 @@ impl Driver {
             && (leave_the_deaf || !self.engine.is_owed_pages() && frontends.into_iter().all(Frontend::is_quiet))
     }
 
+    /// Has the trace written as far as it goes. While its thread is in a call that hangs, no other program can take over.
+    fn is_trace_written(&mut self) -> bool {
+        self.trace.as_mut().is_none_or(|trace| {
+            trace.flush();
+            trace.is_still()
+        })
+    }
+
     /// No other program takes over; this one goes on.
     pub fn refuse_upgrade(&mut self, error: &str) {
         let Some(Upgrade { client, stage, .. }) = self.upgrade.take() else { return };
@@ -208,9 +222,6 @@ impl Driver {
     /// Collects all that another program needs in order to go on.
     fn hand_over(&mut self) -> Result<Handover, String> {
         narrow::passes("handover-drained");
-        if let Some(trace) = &mut self.trace {
-            trace.flush();
-        }
         let Some(Upgrade { program, client, .. }) = &self.upgrade else { return Err("there is no upgrade".into()) };
         let name = program.clone().into_os_string();
         let arguments = [name].into_iter().chain(self.start.arguments.iter().skip(1).cloned()).collect();
