@@ -129,8 +129,10 @@ fn line(status: &Status, earlier: Option<&Status>) -> String {
         Some(_) => "unreachable",
     };
     let pool_at = status.servers.iter().find(|server| server.in_use).map_or("-", |server| &server.endpoint);
+    let failed = status.disks.iter().filter(|disk| disk.failed_flush.is_some());
+    let failed: String = failed.map(|disk| format!("   FLUSHES OF {} FAIL (see -v)", disk.name)).collect();
     format!(
-        "{:<16} {:>5} {:>9}   {:<11} {:>7} {:>6} {:>9} {:>9} {:>8} {:>8} {:>7}   {pool_at}",
+        "{:<16} {:>5} {:>9}   {:<11} {:>7} {:>6} {:>9} {:>9} {:>8} {:>8} {:>7}   {pool_at}{failed}",
         status.name,
         if status.cache.enabled { show_size(status.cache.granted_bytes) } else { "off".into() },
         show_size(status.cache.used_bytes),

@@ -46,6 +46,14 @@ impl Frontend {
         }
     }
 
+    /// Returns more of a request of which a part was handed out. NBD clients repeat what was not answered.
+    pub fn pop_begun(&mut self) -> Option<GuestRequest> {
+        match self {
+            Self::Vhost(device) => device.pop_begun().map(GuestRequest::Vhost),
+            Self::Nbd(_) => None,
+        }
+    }
+
     /// Gives a request back; the guest hears of it after the next [`Self::notify`].
     pub fn complete(&mut self, request: GuestRequest, outcome: Outcome) {
         match (self, request) {
@@ -167,10 +175,10 @@ impl Frontend {
         }
     }
 
-    /// Whether every answer is on its way: nothing keeps its guest from being left now.
+    /// Returns whether every request that was begun is handed out, and every answer is on its way: the guest can be left now.
     pub fn is_quiet(&self) -> bool {
         match self {
-            Self::Vhost(_) => true,
+            Self::Vhost(device) => !device.has_begun(),
             Self::Nbd(export) => export.is_quiet(),
         }
     }

@@ -212,11 +212,35 @@ fn a_durable_write_that_is_refused_for_want_of_space_fails_alone() {
         for fua in [true, false] {
             let offer = NbdOffer { fua, block, ..NbdOffer::default() };
             let Setup { server, mut driver, _folder } = start(offer, NbdOptions::default());
-            server.set_rule(fails_once(NbdCommand::Write, ENOSPC));
+            server.set_rule(|request| match request.command {
+                NbdCommand::Write => Verdict::Fail(ENOSPC),
+                _ => Verdict::Do,
+            });
             assert_eq!(driver.write(0, &[1; 512], true), Err(StoreError { errno: libc::ENOSPC }));
+            server.set_rule(|_| Verdict::Do);
             driver.flush().unwrap();
+            driver.write(0, &[1; 512], true).unwrap();
             assert_eq!(driver.store.failed_flush(), None);
         }
+    }
+}
+
+/// A server makes more durable than the bytes that came with FUA: its error may be about writes that were acknowledged.
+#[test]
+fn a_sync_for_fua_that_finds_no_space_fails_all_later_flushes() {
+    for block in [512, 4096] {
+        let Setup { server, mut driver, _folder } =
+            start(NbdOffer { block, ..NbdOffer::default() }, NbdOptions::default());
+        driver.write(8192, &[1; 4096], false).unwrap();
+        let mut is_first = true;
+        server.set_rule(move |request| match request.fua && std::mem::take(&mut is_first) {
+            true => Verdict::Fail(ENOSPC),
+            false => Verdict::Do,
+        });
+        let full = Err(StoreError { errno: libc::ENOSPC });
+        assert_eq!(driver.write(0, &[1; 512], true), full);
+        assert_eq!(driver.flush(), full, "blocks of {block}");
+        assert_eq!(driver.store.failed_flush(), Some(libc::ENOSPC));
     }
 }
 

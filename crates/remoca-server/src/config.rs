@@ -54,8 +54,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             sessions: 256,
-            handshakes: 32,
-            handshakes_of_peer: 8,
+            handshakes: 384,
+            handshakes_of_peer: 256,
             hello_timeout: Duration::from_secs(5),
             stall_timeout: Duration::from_secs(60),
             receive_bytes: 128 << 10,

@@ -203,7 +203,19 @@ fn who_says_nothing_is_sent_away() {
 
 /// Nobody waits for the time that silent ones have: it does not end here.
 fn patient() -> Limits {
-    Limits { hello_timeout: Duration::from_secs(3600), ..Limits::default() }
+    Limits { hello_timeout: Duration::from_secs(3600), handshakes: 32, handshakes_of_peer: 8, ..Limits::default() }
+}
+
+/// The VMs of a whole host connect when its memory server is back, and their greetings take as long as they like.
+#[test]
+fn a_host_with_many_vms_comes_at_once() {
+    let server =
+        start(Config { limits: Limits { hello_timeout: Duration::from_secs(3600), ..Limits::default() }, ..config() });
+    let mut clients: Vec<Client> = (0..200).map(|_| Client::connect(&server)).collect();
+    for (number, client) in (1..).zip(&mut clients) {
+        client.hello(token(number), 1);
+    }
+    clients.iter_mut().for_each(Client::barrier);
 }
 
 #[test]
@@ -226,7 +238,7 @@ fn who_is_silent_makes_room_at_its_own_address() {
     let mut slow = Client::connect_from(&server, [127, 0, 0, 2]);
     slow.send_bytes(&greeting[..20]);
     let mut silent: Vec<Client> = (0..200).map(|_| Client::connect(&server)).collect();
-    let last = silent.split_off(200 - Limits::default().handshakes_of_peer);
+    let last = silent.split_off(200 - patient().handshakes_of_peer);
     silent.iter_mut().for_each(Client::expect_closed);
     slow.send_bytes(&greeting[20..]);
     slow.receive(|frame| assert!(matches!(frame, Frame::Welcome(_)), "{frame:?}"));

@@ -97,15 +97,15 @@ pub struct DiskArgs {
     pub incoming: Option<Endpoint>,
 
     /// The key by which this process and the one that has the disks know each other: FILE (for nobody else to read), or
-    /// credential:NAME (LoadCredential= of the systemd unit). `remoca migrate --new-key FILE` makes one
-    #[arg(long, value_name = "FILE", requires = "incoming")]
+    /// credential:NAME (LoadCredential= of the systemd unit). `remoca migrate --new-key FILE` makes one. Without --incoming it is not used
+    #[arg(long, value_name = "FILE")]
     pub incoming_key: Option<KeySource>,
 
     /// The disks are not here: they are still to come, or another host has them.
     #[arg(skip)]
     pub away: bool,
 
-    /// Memory for the data of requests in flight
+    /// Memory for the data of requests in flight; at least 8M for each disk
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_size)]
     pub buffers: u64,
 

@@ -27,7 +27,7 @@ use remoca_disk::narrow;
 use remoca_disk::secure::Secret;
 use remoca_disk::service::ServiceManager;
 use remoca_disk::state::{Before, EngineStart, Former, RosterEntry, StateFile, settings_at, stable_hash};
-use remoca_disk::store::BufferPool;
+use remoca_disk::store::{BUFFER_LEN_MAX, BufferPool};
 use remoca_disk::trace::TraceWriter;
 use std::io::Write;
 use std::path::PathBuf;
@@ -145,6 +145,7 @@ fn parts(
     let link =
         || ServerLink::start_with(Box::new(HostNetwork), &servers, header).context("cannot start the server link");
     let link = if servers.is_empty() { None } else { Some(link()?) };
+    let buffers = usize::try_from(buffer_bytes(args.buffers, disks.len())).unwrap_or(usize::MAX);
     Ok(Parts {
         name,
         clock: Box::new(SystemClock),
@@ -162,7 +163,7 @@ fn parts(
         migration,
         control: Some(control),
         guest_memory_max: guest_pages(args.guest_memory_max.max(args.guest_memory)),
-        buffers: BufferPool::new(usize::try_from(args.buffers.max(8 << 20)).unwrap_or(usize::MAX)),
+        buffers: BufferPool::new(buffers),
         trace,
         stop: signals.stop,
         hangup: signals.hangup,
@@ -243,6 +244,12 @@ fn state_path(args: &DiskArgs) -> Result<Option<PathBuf>> {
         (None, Some(control)) => control.with_file_name(file),
         (None, None) => own_directory()?.join(file),
     }))
+}
+
+/// Returns the limit on buffers. Half of it is divided among the disks, and the part of each must hold its longest request:
+/// otherwise a disk that hangs stops the others.
+fn buffer_bytes(asked: u64, disks: usize) -> u64 {
+    asked.max(disks.max(1) as u64 * 2 * BUFFER_LEN_MAX as u64)
 }
 
 /// Pages of a guest's memory, as far as they can be indexed.

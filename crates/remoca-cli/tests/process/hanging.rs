@@ -50,24 +50,29 @@ impl Scene {
         control::call(&self.machine.control(), control::Command::Upgrade { program: None }).unwrap()
     }
 
-    /// The second disk reads, writes and makes durable; the process answers.
     #[track_caller]
     fn expect_life(&mut self) {
-        let disk = &mut self.machine.disks[1];
-        for number in 0..4 {
-            let block = disk.model.block(number).to_vec();
-            let got = disk.read(&(number * BLOCK..(number + 1) * BLOCK));
-            assert!(got == block, "block {number}");
-            let write = Command::Write { sector: number as u64 * SECTORS, data: &block };
-            assert_eq!(disk.guest.run(0, write), 0);
-        }
-        let sectors = SECTORS as u32;
-        assert_eq!(disk.guest.run(0, Command::Flush), 0);
-        assert_eq!(disk.guest.run(1, Command::Discard(&[(SECTORS * 2000, sectors, 0)])), 0);
-        let zeroes = disk.read(&(2000 * BLOCK..2001 * BLOCK));
-        disk.model.adopt(&(2000 * BLOCK..2001 * BLOCK), &zeroes);
-        assert_eq!(self.machine.status().disks.len(), 2);
+        expect_life(&mut self.machine);
     }
+}
+
+/// The second disk reads, writes and makes durable; the process answers.
+#[track_caller]
+fn expect_life(machine: &mut Machine) {
+    let disk = &mut machine.disks[1];
+    for number in 0..4 {
+        let block = disk.model.block(number).to_vec();
+        let got = disk.read(&(number * BLOCK..(number + 1) * BLOCK));
+        assert!(got == block, "block {number}");
+        let write = Command::Write { sector: number as u64 * SECTORS, data: &block };
+        assert_eq!(disk.guest.run(0, write), 0);
+    }
+    let sectors = SECTORS as u32;
+    assert_eq!(disk.guest.run(0, Command::Flush), 0);
+    assert_eq!(disk.guest.run(1, Command::Discard(&[(SECTORS * 2000, sectors, 0)])), 0);
+    let zeroes = disk.read(&(2000 * BLOCK..2001 * BLOCK));
+    disk.model.adopt(&(2000 * BLOCK..2001 * BLOCK), &zeroes);
+    assert_eq!(machine.status().disks.len(), 2);
 }
 
 /// Kernel threads for calls that block are shared by all images: those that hang must not take all of them.
@@ -167,4 +172,119 @@ fn a_trace_on_a_file_system_that_hangs_keeps_the_program_and_the_disks() {
     hanging.go_on();
     machine.finish();
     drop(hanging);
+}
+
+/// An image on ext4 whose device stops answering while the file system commits its journal. Thawed when dropped.
+struct FrozenExt4 {
+    folder: tempfile::TempDir,
+    loops: Vec<String>,
+    mounted: Vec<std::path::PathBuf>,
+}
+
+impl FrozenExt4 {
+    fn mount(image_bytes: usize) -> Self {
+        let is_root = rustix::process::geteuid().is_root();
+        assert!(is_root, "this test mounts file systems on loop devices: run it as root");
+        let folder = tempfile::tempdir().unwrap();
+        let mut this = Self { folder, loops: Vec::new(), mounted: Vec::new() };
+        // The inner one is the image's, the outer one its device.
+        let outer = this.add("outer", this.folder.path().join("disk"), image_bytes as u64 + (160 << 20));
+        let inner = this.add("inner", outer.join("disk"), image_bytes as u64 + (64 << 20));
+        std::fs::File::create(inner.join("image")).unwrap().set_len(image_bytes as u64).unwrap();
+        this
+    }
+
+    fn add(&mut self, name: &str, disk: std::path::PathBuf, bytes: u64) -> std::path::PathBuf {
+        let place = self.folder.path().join(name);
+        std::fs::create_dir(&place).unwrap();
+        std::fs::File::create(&disk).unwrap().set_len(bytes).unwrap();
+        let device = run("losetup", &["--find", "--show", disk.to_str().unwrap()]);
+        self.loops.push(device.clone());
+        run("mkfs.ext4", &["-q", &device]);
+        run("mount", &[&device, place.to_str().unwrap()]);
+        self.mounted.push(place.clone());
+        place
+    }
+
+    fn image(&self) -> std::path::PathBuf {
+        self.mounted[1].join("image")
+    }
+
+    /// Stops the device, and returns when the file system of the image waits for it with a commit.
+    fn freeze(&self) -> std::process::Child {
+        run("fsfreeze", &["--freeze", self.mounted[0].to_str().unwrap()]);
+        let mut commit = std::process::Command::new("sync");
+        let commit = commit.arg("--file-system").arg(self.image()).spawn().unwrap();
+        let stat = format!("/proc/{}/stat", commit.id());
+        wait_until("the file system waits for its device", || {
+            std::fs::read_to_string(&stat).unwrap().rsplit(')').next().unwrap().starts_with(" D")
+        });
+        commit
+    }
+
+    fn thaw(&self) {
+        run("fsfreeze", &["--unfreeze", self.mounted[0].to_str().unwrap()]);
+    }
+}
+
+impl Drop for FrozenExt4 {
+    fn drop(&mut self) {
+        if let Some(outer) = self.mounted.first() {
+            let _ = std::process::Command::new("fsfreeze").arg("--unfreeze").arg(outer).output();
+        }
+        for place in self.mounted.iter().rev() {
+            let _ = std::process::Command::new("umount").arg("--lazy").arg(place).output();
+        }
+        for device in self.loops.iter().rev() {
+            let _ = std::process::Command::new("losetup").arg("--detach").arg(device).output();
+        }
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) -> String {
+    let output = std::process::Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).trim().into()
+}
+
+/// Ext4 makes a writer wait for the journal's commit, whatever it was asked, to change the time of the file.
+#[test]
+fn a_device_that_hangs_below_a_journal_holds_up_its_own_disk_alone() {
+    let setup = Setup { sectors: vec![512, 512], ..Setup::default() };
+    let frozen = FrozenExt4::mount(setup.blocks * BLOCK);
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(frozen.image(), folder.path().join("image0")).unwrap();
+    let mut scene = Ext4Scene { machine: Machine::start_in(folder, setup), frozen, tickets: Vec::new() };
+    scene.machine.run(20);
+    let disk = &mut scene.machine.disks[0];
+    let data = disk.model.block(0).to_vec();
+    // Its time is part of the commit that hangs.
+    assert_eq!(disk.guest.run(0, Command::Write { sector: 0, data: &data }), 0);
+    let mut commit = scene.frozen.freeze();
+    for _ in 0..3 {
+        // Only a disk that answered a moment ago is trusted.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let disk = &mut scene.machine.disks[0];
+        let write = disk.guest.submit(0, Command::Write { sector: 0, data: &data });
+        let read = disk.guest.submit(1, Command::Read { sector: SECTORS, length: BLOCK as u64 });
+        disk.guest.queues.iter().for_each(|queue| queue.kick());
+        scene.tickets.extend([write, read]);
+        expect_life(&mut scene.machine);
+    }
+    scene.frozen.thaw();
+    commit.wait().unwrap();
+    for ticket in std::mem::take(&mut scene.tickets) {
+        assert_eq!(scene.machine.disks[0].guest.wait(ticket), 0);
+    }
+    scene.machine.run(20);
+    let Ext4Scene { machine, frozen, .. } = scene;
+    machine.finish();
+    drop(frozen);
+}
+
+/// The device goes on first: what waits for it ends with it.
+struct Ext4Scene {
+    frozen: FrozenExt4,
+    machine: Machine,
+    tickets: Vec<Ticket>,
 }

@@ -184,6 +184,30 @@ fn a_loss_of_unflushed_writes_fails_the_next_flush_if_that_is_wanted() {
     }
 }
 
+/// The next process must know, though this one never sees the server again.
+#[test]
+fn a_loss_is_remembered_by_a_process_that_ends_before_the_server_is_back() {
+    for is_killed in [true, false] {
+        let mut setup = start(NbdOffer::default(), ",on-loss=fail", &["--name", "vm"]);
+        assert_eq!(setup.guest.run(0, Command::Write { sector: 0, data: &[1; 4096] }), 0);
+        let (socket, away) = (setup.folder.path().join("nbd"), setup.folder.path().join("away"));
+        std::fs::rename(&socket, &away).unwrap();
+        setup.server.lose_power();
+        wait_until("the loss is said", || setup.program.log().contains("--clear-failed-flush root"));
+        if is_killed {
+            setup.program.kill();
+        } else {
+            setup.program.terminate();
+        }
+        setup.guest.disconnect();
+        std::fs::rename(&away, &socket).unwrap();
+        let mut again = disk(setup.folder.path(), &uri(setup.folder.path()), ",on-loss=fail", &["--name", "vm"]);
+        setup.guest.connect(&setup.folder.path().join("socket")).unwrap();
+        assert_ne!(setup.guest.run(0, Command::Flush), 0, "killed: {is_killed}");
+        again.terminate();
+    }
+}
+
 #[test]
 fn what_is_for_nbd_images_is_refused_for_files() {
     let folder = tempfile::tempdir().unwrap();

@@ -137,7 +137,13 @@ impl Driver {
         if !self.migration.serves() {
             return self.disks[usize::from(disk)].frontend.stand_aside();
         }
-        if self.is_draining() || settles {
+        if settles {
+            return;
+        }
+        if self.is_draining() {
+            while let Some(request) = self.disks[usize::from(disk)].frontend.pop_begun() {
+                self.begin(disk, request);
+            }
             return;
         }
         let mut bytes = 0_u64;
@@ -219,7 +225,6 @@ impl Driver {
                     self.engine.handle_content_uncertain(index);
                     self.requests.repeat_parts(index.0);
                     self.disks[disk].frontend.repeat_parts();
-                    self.note_failure(disk);
                 }
                 StoreEvent::Looked { changed_ns } => self.warmth.end_look(disk, changed_ns),
                 StoreEvent::Completed(completion) => {
@@ -231,13 +236,11 @@ impl Driver {
                         self.warmth.end(disk, &pending.op);
                     }
                     self.disk_done(id, result, completion.buffer);
-                    if result.is_err() {
-                        self.note_failure(disk);
-                    }
                 }
             }
             self.execute();
         }
+        self.note_failure(disk);
         any
     }
 

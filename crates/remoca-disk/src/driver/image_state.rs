@@ -23,6 +23,8 @@ pub(super) struct ImageState {
     /// When the page cache was emptied of it last.
     dropped_ns: u64,
     pub(super) cold_reason: Option<String>,
+    /// Error of the failed flush that was recorded.
+    pub(super) failed_flush: Option<i32>,
 }
 
 /// A look that is not answered.

@@ -109,6 +109,7 @@ impl Driver {
             // An upgrade hands it over with the store.
             let errno = failed.map(|failed| failed.errno).or(disk.store.failed_flush());
             self.engine.set_failed_flush(index, errno);
+            self.warmth.images[usize::from(index.0)].failed_flush = errno;
             if let Some(state) = &self.warmth.state {
                 state.header().set_flush_failed(index, errno);
             }
@@ -137,14 +138,19 @@ impl Driver {
         });
     }
 
-    /// An operation failed. If it was one that makes data durable, this process and those after it remember, before the
-    /// guest hears of it.
+    /// Notes a failed flush that is new, whatever showed it, so that this process and its successors remember it before the guest
+    /// hears of it.
     pub(super) fn note_failure(&mut self, disk: usize) {
         let index = DiskIndex(u16::try_from(disk).unwrap_or(u16::MAX));
-        let errno = self.failed_flush(index);
-        if errno.is_some() {
-            self.keep_failed_flush(index, errno);
-        }
+        let recorded = self.warmth.images[disk].failed_flush;
+        let Some(errno) = self.failed_flush(index).filter(|_| recorded.is_none()) else { return };
+        let name = &self.disks[disk].name;
+        tracing::error!(
+            "{name}: acknowledged writes may be lost ({}). Every flush fails from now on. When the image is sound: remoca set VM \
+             --clear-failed-flush {name}",
+            std::io::Error::from_raw_os_error(errno)
+        );
+        self.keep_failed_flush(index, Some(errno));
     }
 
     /// Returns the error by which all flushes of a disk fail.
@@ -154,6 +160,7 @@ impl Driver {
 
     fn keep_failed_flush(&mut self, disk: DiskIndex, errno: Option<i32>) {
         self.engine.set_failed_flush(disk, errno);
+        self.warmth.images[usize::from(disk.0)].failed_flush = errno;
         if let Some(state) = &self.warmth.state {
             state.header().set_flush_failed(disk, errno);
         }

@@ -173,10 +173,10 @@ impl Store for FileStore {
 
     fn kick(&mut self, now: Instant) {
         let outcome = match &mut self.calls {
-            Calls::Ring(ring) => ring.kick(),
+            Calls::Ring(ring) => ring.kick(now),
             Calls::RingAndHelper(ring, helper, _) => {
                 helper.kick();
-                ring.kick()
+                ring.kick(now)
             }
             Calls::Workers(workers) => {
                 workers.kick();
@@ -198,9 +198,9 @@ impl Store for FileStore {
     fn handle_ready(&mut self, now: Instant) {
         let mut finished = std::mem::take(&mut self.finished);
         match &mut self.calls {
-            Calls::Ring(ring) => ring.collect(&mut finished),
+            Calls::Ring(ring) => ring.collect(now, &mut finished),
             Calls::RingAndHelper(ring, helper, _) => {
-                ring.collect(&mut finished);
+                ring.collect(now, &mut finished);
                 finished.append(&mut helper.take_finished());
             }
             Calls::Workers(workers) => finished.append(&mut workers.take_finished()),

@@ -103,6 +103,9 @@ impl Opening {
             return Err(opening.explain_read_only("the device is write-protected"));
         }
 
+        if !is_block_device {
+            leave_access_time(&file);
+        }
         let size = file.seek(SeekFrom::End(0)).map_err(|error| opening.explain_system("find the size of", &error))?;
         opening.check_size(size)?;
         let alignment = opening.direct_alignment(&file, is_block_device, size);
@@ -301,6 +304,12 @@ fn is_write_protected(device: &File) -> bool {
 fn set_buffered(file: &File) -> io::Result<()> {
     let flags = rustix::fs::fcntl_getfl(file)?;
     Ok(rustix::fs::fcntl_setfl(file, flags - rustix::fs::OFlags::DIRECT)?)
+}
+
+/// Keeps reads from changing the file's access time, which may wait for the file system's journal. Only its owner and
+/// who may act as him (`CAP_FOWNER`) can ask for it.
+fn leave_access_time(file: &File) {
+    let _ = rustix::fs::fcntl_getfl(file).and_then(|flags| rustix::fs::fcntl_setfl(file, flags | OFlags::NOATIME));
 }
 
 fn starts_with_qcow2_magic(file: &File) -> bool {

@@ -143,6 +143,11 @@ impl FileTask {
         Self { purpose, buffer: None, image, stage, done: 0, retries: 0, doubtful: None }
     }
 
+    /// Returns whether it reads data of the image.
+    pub(super) fn reads(&self) -> bool {
+        self.stage == Stage::Read
+    }
+
     fn range(&self) -> Option<(u64, u64)> {
         match &self.purpose {
             Purpose::Operation { operation, .. } => operation.range(),

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use slab::Slab;
@@ -21,6 +22,8 @@ use super::file_threads::Finished;
 
 /// Calls in the ring at once.
 const IN_RING_MAX: u32 = 256;
+/// An image that has not answered for this long may be about to hang.
+const SILENCE_MAX: Duration = Duration::from_millis(25);
 /// Threads of the kernel for calls that block: no bound but the number of calls in all rings.
 const WORKERS_MAX: u32 = i32::MAX.cast_unsigned();
 
@@ -31,6 +34,8 @@ pub(super) struct Ring {
     /// Keys of tasks whose next call is not in the ring yet.
     waiting: VecDeque<usize>,
     in_ring: u32,
+    /// When a read, and when any other call, completed last: a file system that is frozen still answers reads.
+    answered_at: [Option<Instant>; 2],
 }
 
 /// What became of handing calls to the kernel.
@@ -61,7 +66,14 @@ impl Ring {
         // The kernel's threads for calls that block belong to the I/O thread, whatever the ring: a few in all, unless it is
         // told otherwise. Calls of an image whose file system hangs would take all of them, and other images wait for ever.
         ring.submitter().register_iowq_max_workers(&mut [WORKERS_MAX, WORKERS_MAX])?;
-        Ok(Self { ring, image: Arc::clone(image), tasks: Slab::new(), waiting: VecDeque::new(), in_ring: 0 })
+        Ok(Self {
+            ring,
+            image: Arc::clone(image),
+            tasks: Slab::new(),
+            waiting: VecDeque::new(),
+            in_ring: 0,
+            answered_at: [None; 2],
+        })
     }
 
     /// Readable when calls have completed.
@@ -75,10 +87,11 @@ impl Ring {
         self.waiting.push_back(key);
     }
 
-    pub(super) fn kick(&mut self) -> io::Result<Submission> {
+    pub(super) fn kick(&mut self, now: Instant) -> io::Result<Submission> {
+        let may_wait = [false, true].map(|reads| self.may_wait(now, reads));
         while self.in_ring < IN_RING_MAX {
             let Some(key) = self.waiting.pop_front() else { break };
-            self.push(key);
+            self.push(key, may_wait[usize::from(self.tasks[key].reads())]);
         }
         // One call is the rule; more are needed when the kernel stops behind an entry that it refuses.
         while !self.ring.submission().is_empty() {
@@ -96,12 +109,13 @@ impl Ring {
     }
 
     /// Takes what has completed: finished tasks go to `finished`, the others wait for their next call.
-    pub(super) fn collect(&mut self, finished: &mut Vec<Finished>) {
+    pub(super) fn collect(&mut self, now: Instant, finished: &mut Vec<Finished>) {
         loop {
             let mut taken = 0;
             for entry in self.ring.completion() {
                 taken += 1;
                 let key = usize::try_from(entry.user_data()).unwrap_or(usize::MAX);
+                self.answered_at[usize::from(self.tasks[key].reads())] = Some(now);
                 let result = u32::try_from(entry.result()).map_err(|_| entry.result().saturating_neg());
                 self.in_ring -= 1;
                 match self.tasks[key].handle_result(result) {
@@ -117,11 +131,20 @@ impl Ring {
         }
     }
 
-    fn push(&mut self, key: usize) {
+    /// Returns whether a call may wait on this thread. By default the kernel tries each call on it first, and takes the file
+    /// system's word that it does not wait. FUSE waits for its server. Ext4 waits for its journal, to change a time of the file
+    /// or to read a map of its blocks, and the journal for the device (both seen on Linux 6.18): so a regular file is trusted
+    /// only while it answers. It costs too much to have the kernel's threads make all calls: below Linux 6.5 they write
+    /// to a file one after the other.
+    fn may_wait(&self, now: Instant, reads: bool) -> bool {
+        let answers =
+            || self.answered_at[usize::from(reads)].is_some_and(|at| now.saturating_duration_since(at) < SILENCE_MAX);
+        self.image.facts.may_wait || !self.image.facts.is_block_device && !answers()
+    }
+
+    fn push(&mut self, key: usize, may_wait: bool) {
         let mut entry = entry(&self.image, self.tasks[key].next_call()).user_data(key as u64);
-        // Else the kernel tries each call on this thread first, and takes the file system's word that it does not wait. FUSE
-        // waits for its server (seen on Linux 6.18).
-        if self.image.facts.may_wait {
+        if may_wait {
             entry = entry.flags(squeue::Flags::ASYNC);
         }
         // SAFETY: the entry points to the task's buffer or to static zeroes. The buffer is heap memory owned by the task,

@@ -5,11 +5,14 @@
 //! its cache. Invariants:
 //! 1. No request is longer than the server allows, and all keep to its blocks.
 //! 2. A durable operation finishes well only after FUA on each of its pieces, or a flush behind them.
+//!
+//! FUA does two things, and its error does not say which of them failed: servers make the whole file durable for it. A refusal for
+//! want of space is told apart by the same piece without FUA: refused again, it was the piece.
 
 use std::ops::Range;
 
 use super::file_task::{Progress, ZERO_CHUNK_LEN};
-use super::flush_latch::FailedAt;
+use super::flush_latch::{FailedAt, is_clean_refusal};
 use super::nbd_protocol::{COMMAND_FUA, COMMAND_NO_HOLE, Command, Export, ExportFlags};
 use super::{IoBuffer, StoreError, StoreOp};
 
@@ -60,6 +63,8 @@ pub(super) struct NbdTask {
     done: u64,
     /// Bytes of the current piece.
     piece_len: u64,
+    /// A piece with FUA failed with this: was it the piece, or the sync?
+    doubtful: Option<StoreError>,
 }
 
 /// Where the current piece is.
@@ -114,13 +119,13 @@ impl NbdTask {
         writes_before: u64,
     ) -> Self {
         let (wire, stage) = (WireState::Queued, Stage::Body);
-        Self { token, operation, buffer, sequence, writes_before, wire, stage, done: 0, piece_len: 0 }
+        Self { token, operation, buffer, sequence, writes_before, wire, stage, done: 0, piece_len: 0, doubtful: None }
     }
 
     /// Goes back to the start of the operation, to be sent over another connection.
     pub(super) fn restart(&mut self) {
         (self.wire, self.stage) = (WireState::Queued, Stage::Body);
-        (self.done, self.piece_len) = (0, 0);
+        (self.done, self.piece_len, self.doubtful) = (0, 0, None);
     }
 
     /// Returns the part of a finished operation to which its error belongs.
@@ -151,7 +156,7 @@ impl NbdTask {
         let (start, len) = self.operation.range().unwrap_or_default();
         let offset = start + self.done;
         let remaining = len - self.done;
-        let fua = if abilities.fua && self.must_be_durable(abilities) { COMMAND_FUA } else { 0 };
+        let fua = if self.asks_for_fua(abilities) { COMMAND_FUA } else { 0 };
         if matches!(self.operation, StoreOp::WriteZeroes { .. }) && !abilities.write_zeroes && self.stage == Stage::Body
         {
             self.stage = Stage::WriteZeroes;
@@ -193,7 +198,12 @@ impl NbdTask {
     /// What the server said about the current piece.
     pub(super) fn handle_reply(&mut self, errno: Option<i32>, abilities: &Abilities) -> Progress {
         if let Some(errno) = errno {
-            return self.handle_error(errno);
+            return self.handle_error(errno, abilities);
+        }
+        if let Some(error) = self.doubtful {
+            // There is room: it was the sync that failed.
+            self.stage = Stage::Sync;
+            return Progress::Finished(Err(error));
         }
         self.done += self.piece_len;
         let len = self.operation.range().map_or(0, |(_, len)| len);
@@ -209,7 +219,7 @@ impl NbdTask {
         Progress::MoreCalls
     }
 
-    fn handle_error(&mut self, errno: i32) -> Progress {
+    fn handle_error(&mut self, errno: i32, abilities: &Abilities) -> Progress {
         if errno == libc::EOPNOTSUPP && self.stage == Stage::Body {
             match self.operation {
                 StoreOp::Discard { .. } => return Progress::Finished(Ok(())),
@@ -220,7 +230,16 @@ impl NbdTask {
                 StoreOp::Read { .. } | StoreOp::Write { .. } | StoreOp::Flush => {}
             }
         }
-        Progress::Finished(Err(StoreError { errno }))
+        let error = StoreError { errno };
+        if is_clean_refusal(error) && self.stage != Stage::Sync && self.asks_for_fua(abilities) {
+            self.doubtful = Some(error);
+            return Progress::MoreCalls;
+        }
+        Progress::Finished(Err(error))
+    }
+
+    fn asks_for_fua(&self, abilities: &Abilities) -> bool {
+        abilities.fua && self.doubtful.is_none() && self.must_be_durable(abilities)
     }
 
     fn must_be_durable(&self, abilities: &Abilities) -> bool {
@@ -313,6 +332,29 @@ mod tests {
         assert_eq!(task.handle_reply(None, &ALL), Progress::MoreCalls);
         task.next_piece(&ALL);
         assert_eq!(task.handle_reply(Some(libc::EIO), &ALL), Progress::Finished(Err(StoreError::IO)));
+    }
+
+    #[test]
+    fn a_piece_and_its_fua_are_told_apart_by_a_second_piece() {
+        let full = StoreError { errno: libc::ENOSPC };
+        for (second, at) in [(Some(libc::ENOSPC), FailedAt::Body), (None, FailedAt::Sync)] {
+            let mut task = task(StoreOp::Write { offset: 0, len: 100 * 1024, durable: true });
+            task.next_piece(&ALL);
+            assert_eq!(task.handle_reply(None, &ALL), Progress::MoreCalls);
+            assert_eq!(task.next_piece(&ALL).flags, COMMAND_FUA);
+            assert_eq!(task.handle_reply(Some(libc::ENOSPC), &ALL), Progress::MoreCalls);
+            let again = task.next_piece(&ALL);
+            assert_eq!((again.flags, again.offset), (0, 64 * 1024), "the same piece");
+            assert_eq!(task.handle_reply(second, &ALL), Progress::Finished(Err(full)), "it never succeeds");
+            assert_eq!(task.failed_at(), at);
+        }
+        let mut lost = task(StoreOp::Write { offset: 0, len: 4096, durable: true });
+        lost.next_piece(&ALL);
+        assert_eq!(lost.handle_reply(Some(libc::EIO), &ALL), Progress::Finished(Err(StoreError::IO)));
+        let mut plain = task(StoreOp::Write { offset: 0, len: 4096, durable: false });
+        plain.next_piece(&ALL);
+        assert_eq!(plain.handle_reply(Some(libc::ENOSPC), &ALL), Progress::Finished(Err(full)));
+        assert_eq!(plain.failed_at(), FailedAt::Body);
     }
 
     #[test]

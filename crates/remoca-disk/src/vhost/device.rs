@@ -175,25 +175,41 @@ impl VhostDevice {
             self.throttled = true;
             return None;
         }
-        let indirect = self.features & feature(VIRTIO_RING_F_INDIRECT_DESC) != 0;
-        let context = Context { config: &self.config, session: &self.session, indirect, segments: &self.segments };
         let count = self.queues.len();
         for index in (self.turn..count).chain(0..self.turn) {
             if is_full && !self.queues[index].has_repeats() {
                 continue;
             }
-            let Some(taken) = self.queues[index].take(&context) else { continue };
+            let Some(request) = self.pop_of(index) else { continue };
             self.turn = (index + 1) % count;
-            return Some(BlkRequest {
-                id: self.hand_out(),
-                queue: u16::try_from(index).expect("at most 64 queues"),
-                operation: taken.operation,
-                chain: Some(taken.chain),
-                data_start: taken.data_start,
-                data_length: taken.data_length,
-            });
+            return Some(request);
         }
         None
+    }
+
+    /// Returns whether [`Self::pop`] would hand out more of a request of which it has handed out a part.
+    pub fn has_begun(&self) -> bool {
+        self.queues.iter().any(Queue::has_begun)
+    }
+
+    /// Hands out what is left of requests of which a part was handed out, and no other.
+    pub fn pop_begun(&mut self) -> Option<BlkRequest> {
+        let index = self.queues.iter().position(Queue::has_begun)?;
+        self.pop_of(index)
+    }
+
+    fn pop_of(&mut self, index: usize) -> Option<BlkRequest> {
+        let indirect = self.features & feature(VIRTIO_RING_F_INDIRECT_DESC) != 0;
+        let context = Context { config: &self.config, session: &self.session, indirect, segments: &self.segments };
+        let taken = self.queues[index].take(&context)?;
+        Some(BlkRequest {
+            id: self.hand_out(),
+            queue: u16::try_from(index).expect("at most 64 queues"),
+            operation: taken.operation,
+            chain: Some(taken.chain),
+            data_start: taken.data_start,
+            data_length: taken.data_length,
+        })
     }
 
     fn hand_out(&mut self) -> RequestId {

@@ -358,6 +358,11 @@ impl Queue {
         !self.repeats.is_empty()
     }
 
+    /// Returns whether [`Self::take`] has a piece of a chain of which others were handed out before.
+    pub fn has_begun(&self) -> bool {
+        self.rest.is_some() || self.has_repeats()
+    }
+
     /// Takes back a piece of `chain`. True if [`Self::take`] has something again.
     pub fn complete(&mut self, chain: &Arc<Chain>, status: Status) -> bool {
         let flight = &mut self.flights[usize::from(chain.head)];
