@@ -216,7 +216,11 @@ impl Driver {
                 self.engine.begin_move(index);
                 self.index_size.stage = Some(Stage::Moving { state });
             }
-            Ok(region) => self.index_size.give_back(region),
+            Ok(region) => {
+                // The next one may be made before this one is given back.
+                region.state.iter().for_each(StateFile::make_room_beside);
+                self.index_size.give_back(region);
+            }
             Err(error) => self.refuse_layout(layout, &error),
         }
         self.go_on_with_size();

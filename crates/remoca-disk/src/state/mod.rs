@@ -55,10 +55,7 @@ pub struct StateFile {
 
 impl Drop for StateFile {
     fn drop(&mut self) {
-        let new = beside(&self.path);
-        if !self.is_in_place && is_at(&self.file, &new) {
-            let _ = std::fs::remove_file(new);
-        }
+        self.make_room_beside();
     }
 }
 
@@ -358,6 +355,14 @@ impl StateFile {
     /// Writes are about to go to this disk's image, or are under way.
     pub fn note_writes(&self, disk: DiskIndex, clock: Clock) {
         self.header.set_written(disk, clock);
+    }
+
+    /// Removes the name of a file that was not put in its place: until then no other can be made there.
+    pub fn make_room_beside(&self) {
+        let new = beside(&self.path);
+        if !self.is_in_place && is_at(&self.file, &new) {
+            let _ = std::fs::remove_file(new);
+        }
     }
 
     /// Makes the file worthless, and removes it: nothing of this process is to be found again.

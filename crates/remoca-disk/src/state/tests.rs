@@ -155,6 +155,21 @@ fn a_growth_that_was_not_finished_changes_nothing() {
 }
 
 #[test]
+fn a_file_that_is_not_wanted_any_more_is_not_in_the_way_of_the_next_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vm.state");
+    let create = || StateFile::create(&path, 1, 64);
+    let (first, _) = create().unwrap();
+    assert!(matches!(create(), Err(StateError::InUse(_))), "two at a time");
+    first.make_room_beside();
+    let (mut second, _) = create().unwrap();
+    // It is given back late, which must not hurt the other one.
+    drop(first);
+    second.put_in_place(&config()).unwrap();
+    assert!(path.exists());
+}
+
+#[test]
 fn no_room_is_no_crash() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("vm.state");
