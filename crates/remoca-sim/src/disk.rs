@@ -80,8 +80,10 @@ struct Running {
     io: Io,
     portions: Vec<u8>,
     versions: Vec<Option<usize>>,
-    /// The process that issued it is dead.
-    orphan: bool,
+    /// The process that issued it died in this event.
+    orphan: Option<u64>,
+    /// The guest that it is for went away in this event.
+    gone: Option<u64>,
     /// Its first completion is void.
     late: bool,
 }
@@ -129,6 +131,8 @@ pub struct ModelDisk {
     spoiled: bool,
     /// The error of a flush that nobody heard of.
     unheard: Option<i32>,
+    /// What a dead process asked for, or a guest that has gone, has come over something newer here.
+    overwritten: Option<usize>,
 }
 
 impl ModelDisk {
@@ -137,7 +141,7 @@ impl ModelDisk {
         let sectors = content
             .map(|value| History { versions: vec![Version { since: 0, value }], durable: 0, lost: 0, acknowledged: 0 })
             .collect();
-        Self { sectors, running: BTreeMap::new(), spoiled: false, unheard: None }
+        Self { sectors, running: BTreeMap::new(), spoiled: false, unheard: None, overwritten: None }
     }
 
     /// What `range` holds now.
@@ -152,7 +156,8 @@ impl ModelDisk {
         let portions = (0..count).map(portion).collect();
         let versions = vec![None; count];
         let data = if io.kind == IoKind::Read { vec![Sector::UNFILLED; count] } else { io.data };
-        self.running.insert(id, Running { io: Io { data, ..io }, portions, versions, orphan: false, late: false });
+        self.running
+            .insert(id, Running { io: Io { data, ..io }, portions, versions, orphan: None, gone: None, late: false });
     }
 
     /// One portion of `id` takes effect.
@@ -178,8 +183,31 @@ impl ModelDisk {
                 },
                 IoKind::Flush => continue,
             };
+            let newest = &history.versions[history.acknowledged];
+            let left = running.orphan.or(running.gone);
+            if left.is_some_and(|left| newest.since > left && newest.value != value) {
+                self.overwritten = Some(at);
+            }
             running.versions[i] = Some(history.push(event, value));
         }
+    }
+
+    /// The guest goes away in this event, with what it has asked for under way.
+    pub fn leave(&mut self, event: u64) {
+        self.running.values_mut().for_each(|running| running.gone = running.gone.or(Some(event)));
+    }
+
+    /// This I/O is for a guest that has gone.
+    pub fn leave_io(&mut self, id: IoId, event: u64) {
+        if let Some(running) = self.running.get_mut(&id) {
+            running.gone = Some(event);
+        }
+    }
+
+    /// Returns a sector in which a dead process, or one for a guest that had gone, has put something over what was written and
+    /// acknowledged later.
+    pub fn take_overwritten(&mut self) -> Option<usize> {
+        self.overwritten.take()
     }
 
     /// `id` completes. All its portions have taken effect.
@@ -198,7 +226,7 @@ impl ModelDisk {
             IoKind::Flush => self.flush(io.issued, io.error, random),
             _ => io.error.map_or(Ok(()), Err),
         };
-        if orphan {
+        if orphan.is_some() {
             if io.kind == IoKind::Flush {
                 self.result_unheard(result);
             }
@@ -235,10 +263,10 @@ impl ModelDisk {
 
     /// The process that issued all this is dead. What has not taken effect by now does so in whole, in part, late, or never.
     /// The I/Os that are late have [`LATE_PORTIONS`], and complete once more.
-    pub fn orphan(&mut self, random: &mut Random) -> Vec<IoId> {
+    pub fn orphan(&mut self, event: u64, random: &mut Random) -> Vec<IoId> {
         let mut late = Vec::new();
-        for (id, running) in self.running.iter_mut().filter(|(_, running)| !running.orphan) {
-            running.orphan = true;
+        for (id, running) in self.running.iter_mut().filter(|(_, running)| running.orphan.is_none()) {
+            running.orphan = Some(event);
             let fate = random.below(4);
             running.late = fate == 2;
             for portion in &mut running.portions {

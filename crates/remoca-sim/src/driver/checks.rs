@@ -17,6 +17,10 @@ impl World<'_> {
         self.note(|| format!("disk {disk}: request {step} completes: {:?}", result.as_ref().map(Vec::len)));
         self.tally.completed += 1;
         self.tally.failed += u64::from(result.is_err());
+        if self.disks[disk].is_modifying_for(step) {
+            let text = format!("request {step} {:?} completes while the disk is at it", request.ask);
+            return Err(Violation::new(Promise::ExactlyOnce, text));
+        }
         let guest = &mut self.disks[disk].guest;
         let Ok(data) = result else {
             let by_latch = guest.flush_may_fail && (request.ask == Ask::Flush || request.is_durable);
@@ -35,10 +39,28 @@ impl World<'_> {
             return Err(Violation::new(Promise::DiskErrorsOnly, text));
         }
         match &request.ask {
-            Ask::Read(range) => self.check_read(disk, request, range.start, &data),
+            Ask::Read(range) => {
+                self.check_read(disk, request, range.start, &data)?;
+                self.keep_pages(disk, range.start, &data);
+                Ok(())
+            }
             Ask::Flush => self.check_flush(disk, request),
-            Ask::Write { .. } | Ask::WriteZeroes { .. } => self.check_written(disk, request),
-            Ask::Discard(_) => Ok(()),
+            Ask::Write { range, .. } => {
+                self.check_written(disk, request)?;
+                self.keep_pages(disk, range.start, &request.data);
+                Ok(())
+            }
+            Ask::WriteZeroes { .. } => self.check_written(disk, request),
+            // A block of a coarse disk that is discarded in part stays.
+            Ask::Discard(_) if self.disks[disk].plan.is_coarse => Ok(()),
+            Ask::Discard(ranges) => {
+                let is_done = |sector: usize| request.done.iter().any(|done| done.contains(&sector));
+                let Some(sector) = ranges.iter().cloned().flatten().find(|sector| !is_done(*sector)) else {
+                    return Ok(());
+                };
+                let text = format!("request {step} completes, and the disk was not asked to discard sector {sector}");
+                Err(self.at(Promise::WriteThrough, disk, sector, text))
+            }
         }
     }
 
@@ -91,6 +113,9 @@ impl World<'_> {
                 let text = format!("disk {}: request {} {:?} does not end", disk.number, request.step, request.ask);
                 return Err(Violation::new(Promise::NothingLeft, text));
             }
+        }
+        if self.agent.as_ref().is_some_and(|agent| !agent.is_idle()) {
+            return Err(Violation::new(Promise::NothingLeft, "a message to the port is not answered"));
         }
         Ok(())
     }

@@ -24,6 +24,7 @@ pub(super) struct Running {
     buffer: Option<IoBuffer>,
     /// The steps of the requests that it may be for.
     requests: Vec<usize>,
+    is_answered: bool,
 }
 
 /// One disk, with its guest.
@@ -35,6 +36,10 @@ pub(super) struct DiskSide {
     pub(super) store: StoreDesk,
     running: BTreeMap<u64, Running>,
     ios: u64,
+    /// When all that was asked of it so far has happened.
+    pub(super) busy_until_ns: u64,
+    /// The end of the time in which what a dead process asked for may still happen beside this one.
+    pub(super) settles_until_ns: u64,
     pub(super) guest: Guest,
 }
 
@@ -52,14 +57,16 @@ impl DiskSide {
             store: StoreDesk::new(remoca_disk::clock::Clock::of_file_stamps(&VirtualClock::new())),
             running: BTreeMap::new(),
             ios: 0,
+            busy_until_ns: 0,
+            settles_until_ns: 0,
             guest: Guest::new(plan),
         }
     }
 
     /// The process is dead. What it asked for happens in whole, in part, late, or not at all.
-    pub(super) fn orphan(&mut self, random: &mut crate::random::Random) -> Vec<IoId> {
+    pub(super) fn orphan(&mut self, event: u64, random: &mut crate::random::Random) -> Vec<IoId> {
         self.running.clear();
-        self.model.orphan(random)
+        self.model.orphan(event, random)
     }
 
     /// Its guest loses the process, and with it perhaps (not `keeps`) the knowledge that not everything came to be durable.
@@ -74,14 +81,26 @@ impl DiskSide {
         }
     }
 
+    /// Whether a process may start, though the disk may still do what a dead one asked for: of a remote disk there is no lock. A
+    /// guest that has gone does not say what it had asked for.
+    pub(super) fn lets_start(&self) -> bool {
+        self.model.is_idle() || self.plan.remote && !self.guest.is_gone && self.guest.departed.is_empty()
+    }
+
+    /// Whether the store is at a modification that only this request can be the reason of.
+    pub(super) fn is_modifying_for(&self, step: usize) -> bool {
+        self.running.values().any(|running| running.requests == [step] && running.op.is_modification())
+    }
+
     /// Whether any request of a departed guest may still be under way.
     fn asked_by(&self, op: &StoreOp, data: Option<&[Sector]>) -> Vec<&Request> {
         let requests = self.guest.requests.iter().chain(&self.guest.departed);
-        requests.filter(|request| request.asks_for(op, data)).collect()
+        let content = |sector| self.model.content(sector..sector + 1).next();
+        requests.filter(|request| request.asks_for(op, data, &self.plan, content)).collect()
     }
 }
 
-fn sectors(op: &StoreOp) -> Range<usize> {
+pub(super) fn sectors(op: &StoreOp) -> Range<usize> {
     let (offset, length) = op.range().unwrap_or((0, 0));
     let sector = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX) / SECTOR_SIZE;
     sector(offset)..sector(offset + length)
@@ -130,6 +149,8 @@ impl World<'_> {
         }
         let requests: Vec<_> = asked.iter().map(|request| request.step).collect();
         let is_durable = op.is_durable() && !(self.has(Flaw::NotDurable) && op != StoreOp::Flush);
+        let rewrites = asked.iter().all(|request| !matches!(request.ask, Ask::Read(_)));
+        self.tally.rewritten += u64::from(matches!(op, StoreOp::Read { .. }) && rewrites);
         self.tally.store_reads += u64::from(matches!(op, StoreOp::Read { .. }));
         self.tally.store_writes += u64::from(op.is_modification());
         self.tally.durable_writes += u64::from(op.is_modification() && is_durable);
@@ -147,8 +168,15 @@ impl World<'_> {
             Io { kind: kind(&op), sectors: sectors(&op), durable: is_durable, data, error, issued: self.event };
         let portions = u8::try_from(self.random.between(1..=3)).unwrap_or(1);
         disk.model.issue(io, issued, portions, &mut self.random);
-        disk.running.insert(io.0, Running { token, op, buffer, requests });
-        let base = self.plan.conditions.disk_ns;
+        if !requests.iter().any(|step| disk.guest.requests.iter().any(|request| request.step == *step)) {
+            disk.model.leave_io(io, self.event);
+        }
+        let is_early = self.options.flaw == Some(Flaw::DiscardAnsweredEarly) && matches!(op, StoreOp::Discard { .. });
+        if is_early {
+            disk.store.tell(StoreEvent::Completed(StoreCompletion { token, result: Ok(()), buffer: None }));
+        }
+        disk.running.insert(io.0, Running { token, op, buffer, requests, is_answered: is_early });
+        let base = self.disks[number].plan.ns;
         let spike = if faulty && self.random.one_in(40) { 30 } else { 1 };
         let total = self.random.between(base / 4..=base * 2) * spike;
         for portion in 0..portions {
@@ -156,17 +184,34 @@ impl World<'_> {
             self.schedule(at, Event::Portion { disk: number, io, portion });
         }
         self.schedule(total, Event::IoDone { disk: number, io });
+        self.busy(number, total);
         Ok(())
+    }
+
+    fn busy(&mut self, disk: usize, for_ns: u64) {
+        let busy_until_ns = &mut self.disks[disk].busy_until_ns;
+        *busy_until_ns = (*busy_until_ns).max(self.now + for_ns);
+    }
+
+    /// A part of an I/O takes effect.
+    pub(super) fn advance(&mut self, number: usize, io: IoId, portion: u8) -> Outcome {
+        let model = &mut self.disks[number].model;
+        model.advance(io, portion, self.event, &mut self.random);
+        let Some(sector) = model.take_overwritten() else { return Ok(()) };
+        let text = format!(
+            "sector {sector} was written, and now has what a dead process or a guest that has gone had asked for before"
+        );
+        Err(self.at(Promise::WriteThrough, number, sector, text))
     }
 
     /// The store is done with an operation.
     pub(super) fn io_done(&mut self, number: usize, io: IoId) {
         let disk = &mut self.disks[number];
         let Some(done) = disk.model.finish(io, &mut self.random) else { return };
-        let Some(Running { token, op, mut buffer, requests }) = disk.running.remove(&io.0) else { return };
+        let Some(Running { token, op, mut buffer, requests, is_answered }) = disk.running.remove(&io.0) else { return };
         let is_loser = matches!(op, StoreOp::Read { .. })
             && !disk.guest.requests.iter().any(|request| requests.contains(&request.step));
-        if self.options.flaw == Some(Flaw::LoserKept) && is_loser {
+        if is_answered || self.options.flaw == Some(Flaw::LoserKept) && is_loser {
             return;
         }
         if let (StoreOp::Read { .. }, Some(buffer)) = (&op, &mut buffer) {
@@ -177,6 +222,10 @@ impl World<'_> {
             (Some(Flaw::ErrorHidden), _) if op.is_modification() => result = Ok(()),
             (Some(Flaw::FailedReadBelieved), StoreOp::Read { .. }) => result = Ok(()),
             _ => {}
+        }
+        if op.is_modification() && done.result.is_ok() {
+            let done = |request: &&mut Request| requests.contains(&request.step);
+            disk.guest.requests.iter_mut().filter(done).for_each(|request| request.done.push(sectors(&op)));
         }
         if let Err(errno) = done.result {
             if op.is_durable() {
@@ -215,15 +264,23 @@ impl World<'_> {
                 self.schedule(at, Event::Portion { disk, io, portion });
             }
             self.schedule(total + 50 * MS, Event::IoDone { disk, io });
+            self.busy(disk, total + 50 * MS);
         }
     }
 }
 
 /// Whether the store's operation is this request, or a part of it.
-pub(super) fn is_part(ask: &Ask, op: &StoreOp) -> bool {
+pub(super) fn is_part(ask: &Ask, op: &StoreOp, is_coarse: bool) -> bool {
     let part = sectors(op);
-    let within = |range: &Range<usize>| range.start <= part.start && part.end <= range.end;
+    let unit = if is_coarse { BLOCK_SECTORS } else { 1 };
+    let within =
+        |range: &Range<usize>| range.start / unit * unit <= part.start && part.end <= range.end.next_multiple_of(unit);
     match (ask, op) {
+        // Sectors beside what is written are read before, and written as they are.
+        (Ask::Write { range, .. }, StoreOp::Read { .. }) => is_coarse && within(range),
+        (Ask::WriteZeroes { ranges, .. }, StoreOp::Read { .. } | StoreOp::Write { .. }) => {
+            is_coarse && ranges.iter().any(within)
+        }
         (Ask::Read(range), StoreOp::Read { .. }) | (Ask::Write { range, .. }, StoreOp::Write { .. }) => within(range),
         (Ask::Discard(ranges), StoreOp::Discard { .. }) => ranges.iter().any(within),
         (Ask::WriteZeroes { ranges, unmap, .. }, StoreOp::WriteZeroes { may_unmap, .. }) => {

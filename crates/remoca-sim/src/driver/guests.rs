@@ -1,6 +1,7 @@
 //! The guests: each has a disk, over a ring in its memory or as an NBD client, with requests under way.
 
-use super::disks::is_part;
+use super::agent::PageCache;
+use super::disks::{is_part, sectors};
 use super::nbd::{self, Message, NbdClient};
 use super::plan::{Ask, DiskPlan};
 use crate::content::{Sector, bytes};
@@ -30,23 +31,38 @@ pub(super) struct Request {
     /// A part of it failed for sure, or perhaps.
     pub(super) failed: bool,
     pub(super) may_have_failed: bool,
-    /// What the store has done for it.
+    /// What the store has begun for it, ...
     pub(super) ios: u32,
+    /// ... and the sectors that it has modified.
+    pub(super) done: Vec<Range<usize>>,
     /// A flush: what it has to make durable.
     pub(super) promise: Vec<usize>,
 }
 
 impl Request {
     /// Whether `op` with this data is it, or a part of it.
-    pub(super) fn asks_for(&self, op: &StoreOp, data: Option<&[Sector]>) -> bool {
-        if !is_part(&self.ask, op) {
+    pub(super) fn asks_for(
+        &self,
+        op: &StoreOp,
+        data: Option<&[Sector]>,
+        plan: &DiskPlan,
+        content: impl Fn(usize) -> Option<Sector>,
+    ) -> bool {
+        if !is_part(&self.ask, op, plan.is_coarse) {
             return false;
         }
-        let (Ask::Write { range, .. }, Some(data), Some((offset, _))) = (&self.ask, data, op.range()) else {
-            return true;
-        };
-        let at = usize::try_from(offset / SECTOR).unwrap_or(usize::MAX) - range.start;
-        self.data.get(at..at + data.len()) == Some(data)
+        let mut written = sectors(op).zip(data.unwrap_or_default());
+        written.all(|(at, value)| self.writes(at, *value) || plan.is_coarse && content(at) == Some(*value))
+    }
+
+    fn writes(&self, sector: usize, value: Sector) -> bool {
+        match &self.ask {
+            Ask::Write { range, .. } => range.contains(&sector) && self.data[sector - range.start] == value,
+            Ask::WriteZeroes { ranges, .. } => {
+                value == Sector::ZERO && ranges.iter().any(|range| range.contains(&sector))
+            }
+            Ask::Read(_) | Ask::Flush | Ask::Discard(_) => false,
+        }
     }
 
     /// What was written, sector by sector, for what is one write.
@@ -83,6 +99,8 @@ pub(super) struct Guest {
     pub(super) departed: Vec<Request>,
     /// It is away.
     pub(super) is_gone: bool,
+    /// What it has of its disk in memory.
+    pub(super) memory: PageCache,
     zeroes_pages: bool,
     has_record: bool,
     /// The write cache as it was switched last, if that was answered.
@@ -102,6 +120,7 @@ impl Guest {
             Attachment::Nbd(None)
         } else {
             let options = Options {
+                queue_count: plan.queues,
                 queue_size: QUEUE_SIZE,
                 data_bytes: plan.longest as u64 * SECTOR,
                 segment_count: plan.segments,
@@ -116,6 +135,7 @@ impl Guest {
             requests: Vec::new(),
             departed: Vec::new(),
             is_gone: false,
+            memory: PageCache::new(plan.pages),
             zeroes_pages: plan.zeroes_pages,
             has_record: plan.has_record,
             cache_is_on: Some(true),
@@ -139,6 +159,7 @@ impl Guest {
     pub(super) fn lose_process(&mut self) {
         for request in &mut self.requests {
             (request.failed, request.ios) = (false, 0);
+            request.done.clear();
         }
         // Who has asked for it and got no answer does not know.
         self.cache_is_on = self.cache_is_on.filter(|_| !self.is_switching());
@@ -155,6 +176,7 @@ impl Guest {
     /// The guest is gone, with its memory.
     pub(super) fn depart(&mut self) {
         self.departed.append(&mut self.requests);
+        self.memory.clear();
         self.cache_is_on = None;
         match &mut self.attachment {
             Attachment::Vhost { guest, record, .. } => {
@@ -175,6 +197,7 @@ impl Guest {
         match &mut self.attachment {
             Attachment::Vhost { guest, .. } => {
                 let data = bytes(&request.data);
+                let queue = u16::try_from(request.step).unwrap_or(0) % guest.options.queue_count;
                 let sector = |at: usize| at as u64;
                 let entries = |ranges: &[Range<usize>], flags: u32| -> Vec<(u64, u32, u32)> {
                     let entry = |range: &Range<usize>| {
@@ -185,22 +208,22 @@ impl Guest {
                 let ticket = match &request.ask {
                     Ask::Read(range) => {
                         let length = range.len() as u64 * SECTOR;
-                        guest.submit(0, Command::Read { sector: sector(range.start), length })
+                        guest.submit(queue, Command::Read { sector: sector(range.start), length })
                     }
                     Ask::Write { range, .. } => {
-                        guest.submit(0, Command::Write { sector: sector(range.start), data: &data })
+                        guest.submit(queue, Command::Write { sector: sector(range.start), data: &data })
                     }
-                    Ask::Flush => guest.submit(0, Command::Flush),
-                    Ask::Discard(ranges) => guest.submit(0, Command::Discard(&entries(ranges, 0))),
+                    Ask::Flush => guest.submit(queue, Command::Flush),
+                    Ask::Discard(ranges) => guest.submit(queue, Command::Discard(&entries(ranges, 0))),
                     Ask::WriteZeroes { ranges, unmap, .. } => {
-                        guest.submit(0, Command::WriteZeroes(&entries(ranges, u32::from(*unmap))))
+                        guest.submit(queue, Command::WriteZeroes(&entries(ranges, u32::from(*unmap))))
                     }
                 };
                 if self.zeroes_pages && request.read_bytes() > 0 {
                     let page = GuestAddress(guest.slot_address(ticket) + DATA_OFFSET);
                     let _ = guest.memory.write_slice(&vec![0; request.read_bytes()], page);
                 }
-                guest.queues[0].kick();
+                guest.queues[usize::from(queue)].kick();
                 request.ticket = Some(ticket);
             }
             Attachment::Nbd(Some(client)) => send_nbd(client, request),

@@ -6,6 +6,7 @@
 //! them, hands the driver what is ready in any order, and judges what the guests see (`checks`) and what the stores are
 //! asked (`disks`).
 
+mod agent;
 mod checks;
 mod disks;
 mod guests;
@@ -44,11 +45,17 @@ pub enum Flaw {
     WrongPageSent,
     /// A disk read whose answer nobody needs any more never ends.
     LoserKept,
+    /// A discard is said to be done as soon as it is begun.
+    DiscardAnsweredEarly,
+    /// A successor does not wait for what a dead process may still have on its way to a remote disk.
+    NotSettled,
+    /// The memory server forgets every page.
+    PagesForgotten,
 }
 
 impl Flaw {
     /// All of them, with their names.
-    pub const ALL: [(&'static str, Self); 7] = [
+    pub const ALL: [(&'static str, Self); 10] = [
         ("not-durable", Self::NotDurable),
         ("error-hidden", Self::ErrorHidden),
         ("crash-hidden", Self::CrashHidden),
@@ -56,6 +63,9 @@ impl Flaw {
         ("other-data-written", Self::OtherDataWritten),
         ("wrong-page-sent", Self::WrongPageSent),
         ("loser-kept", Self::LoserKept),
+        ("discard-answered-early", Self::DiscardAnsweredEarly),
+        ("not-settled", Self::NotSettled),
+        ("pages-forgotten", Self::PagesForgotten),
     ];
 }
 
@@ -108,9 +118,27 @@ tally! {
     sessions,
     cuts,
     store_crashes,
+    /// Blocks that were read to be written back with a part of them changed.
+    rewritten,
+    /// Requests of an NBD client that are longer than a buffer.
+    long_requests,
+    /// Requests on another queue than the first.
+    on_other_queues,
+    /// Pages that the port took.
+    evictions,
+    identifications,
+    server_lists,
+    /// Disks whose requests of before were held back, as the dead process's may still be on their way.
+    settlings,
     /// Of the engine, over all processes.
     read_blocks,
     hit_blocks,
+    /// The same of runs whose working set fits the cache, and in which nothing goes wrong.
+    cosy_read_blocks,
+    cosy_hit_blocks,
+    evictions_admitted,
+    evictions_duplicate,
+    evictions_unmatched,
     hedges,
     fetch_missing,
     fetch_wrong,

@@ -1,7 +1,7 @@
 //! The way between the driver and the memory servers: latencies, losses, and answers that come in parts.
 
 use super::Flaw;
-use super::servers::{Attempt, Connection, ConnectionId};
+use super::servers::{Attempt, Connection, ConnectionId, Donor};
 use super::world::{Event, Outcome, World};
 use crate::violation::{Promise, Violation};
 use remoca_core::units::PageCount;
@@ -60,6 +60,9 @@ impl World<'_> {
 
     pub(super) fn arrive(&mut self, number: ConnectionId, bytes: &[u8]) -> Outcome {
         let (corrupts, lies) = (self.has(Flaw::WrongPageSent), self.plan.conditions.faults.lies && !self.healed);
+        if self.has(Flaw::PagesForgotten) {
+            self.donors.iter_mut().for_each(Donor::forget);
+        }
         let connection = &mut self.connections[number];
         if !connection.is_open() && self.random.one_in(2) {
             // Lost with the connection, or on its way still.

@@ -5,8 +5,13 @@ use crate::plan::Fill;
 use crate::random::Random;
 use std::ops::Range;
 
+/// Blocks of a disk with long requests, ...
+const LONG_BLOCKS: usize = 1400;
+/// ... and the sectors of the shortest of these: more than a piece.
+const LONG_SECTORS: usize = 3000;
+
 /// What may go wrong in a run.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Faults {
     /// Disks fail I/O, and those that are served by another process come back from crashes.
     pub(super) disk: bool,
@@ -27,6 +32,10 @@ pub(super) struct Faults {
 pub(super) struct DiskPlan {
     pub(super) nbd: bool,
     pub(super) sectors: usize,
+    /// Its store has sectors of 4 KiB.
+    pub(super) is_coarse: bool,
+    /// Some requests are of several pieces of the frontend, and of more than a buffer holds.
+    pub(super) is_long: bool,
     /// Its store is a server that may crash and come back.
     pub(super) remote: bool,
     pub(super) swap: bool,
@@ -34,6 +43,14 @@ pub(super) struct DiskPlan {
     pub(super) zeroes_pages: bool,
     pub(super) has_record: bool,
     pub(super) segments: usize,
+    /// Queues of a vhost-user device.
+    pub(super) queues: u16,
+    /// Mean time of an I/O.
+    pub(super) ns: u64,
+    /// Blocks from the first on that most requests are for; 0: all are alike.
+    pub(super) working_set: usize,
+    /// Blocks that its guest keeps in memory.
+    pub(super) pages: usize,
     /// Requests under way at most.
     pub(super) depth: usize,
     /// Longest request, in sectors.
@@ -44,6 +61,10 @@ pub(super) struct DiskPlan {
 #[derive(Clone, Debug)]
 pub(super) struct Conditions {
     pub(super) faults: Faults,
+    /// The working set fits the cache, and the network is quick.
+    pub(super) is_cosy: bool,
+    /// The VM has an eviction port, and an agent that uses it.
+    pub(super) has_port: bool,
     pub(super) key: [u8; 16],
     pub(super) disks: Vec<DiskPlan>,
     pub(super) servers: usize,
@@ -95,6 +116,14 @@ pub(super) enum Stimulus {
     StoreCrash(usize),
     /// The operator sets the size of the cache; 0: off.
     Resize(u32),
+    /// The operator switches the cache off or on.
+    Enable(bool),
+    /// The operator lists these servers.
+    Servers(Vec<usize>),
+    /// The agent reports a page.
+    Evict(Eviction),
+    /// The agent looks at the port's identification.
+    Identify,
     Status,
     /// The process is killed, and started again after this time.
     Kill(u64),
@@ -102,6 +131,20 @@ pub(super) enum Stimulus {
     PowerFailure,
     /// Another program is to take over.
     Upgrade(Fate),
+}
+
+/// What the agent reports, beside what its guest drops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Eviction {
+    /// A page that the guest still has.
+    Kept,
+    /// One that was dropped, or overwritten, some time ago.
+    Past,
+    /// Content that no disk ever held.
+    Foreign,
+    /// Half of one page, half of another one.
+    Torn,
+    Zero,
 }
 
 /// What becomes of an upgrade.
@@ -152,31 +195,43 @@ impl DriverPlan {
 impl Conditions {
     fn draw(random: &mut Random) -> Self {
         let faults = Faults::draw(random);
+        let is_cosy = random.one_in(2);
         let piece_bytes = *random.pick(&[4096, 8192, 16384, 65536]);
-        let disks: Vec<_> = (0..random.between(1..=2)).map(|_| DiskPlan::draw(faults, random)).collect();
         let mut key = [0; 16];
         key[..8].copy_from_slice(&random.bits().to_le_bytes());
         let disk_ns = random.between(50_000..=4_000_000);
+        let count = random.between(1..=2);
+        let disks: Vec<_> = (0..count).map(|_| DiskPlan::draw(faults, is_cosy, disk_ns, random)).collect();
+        let has_long = disks.iter().any(|disk| disk.is_long);
         // One piece of the longest read has room; little more does, often.
         let scarce = usize::try_from(piece_bytes).unwrap_or(65536) * *random.pick(&[1, 2, 4]);
         Self {
             faults,
+            is_cosy,
+            has_port: random.one_in(3),
             key,
             disks,
             servers: random.index(2) + 1,
-            slots: random.count(4..=64),
+            slots: random.count(if is_cosy { 24..=64 } else { 4..=64 }),
             resident: random.count(16..=160),
             frame_sample: random.count(1..=2),
             send_window: random.count(1..=16),
             fetch_limit: random.count(1..=16),
             hedge: !random.one_in(4),
             piece_bytes,
-            buffer_bytes: if random.one_in(2) { scarce } else { 1 << 20 },
+            // A hedge has a buffer of the driver for all of a frontend's piece.
+            buffer_bytes: if has_long {
+                8 << 20
+            } else if random.one_in(2) {
+                scarce
+            } else {
+                1 << 20
+            },
             is_named: !random.one_in(4),
-            reads: random.between(40..=90),
+            reads: random.between(if is_cosy { 85..=98 } else { 40..=90 }),
             disk_ns,
-            network_ns: random.between(20_000..=1_000_000),
-            slow_replies: *random.pick(&[0, 1, 2, 10, 50]),
+            network_ns: if is_cosy { disk_ns / 10 } else { random.between(20_000..=1_000_000) },
+            slow_replies: if is_cosy && !faults.server { 0 } else { *random.pick(&[0, 1, 2, 10, 50]) },
             pace_ns: random.between(disk_ns / 16..=disk_ns * 2),
         }
     }
@@ -191,20 +246,38 @@ impl Conditions {
             12..=19 if servers => Stimulus::PagesLost(server, random.count(1..=6)),
             20..=25 if disks && self.disks[disk].remote => Stimulus::StoreCrash(disk),
             26..=33 if guest => Stimulus::GuestGone(disk, random.below(50_000_000)),
-            34..=41 if operator => Stimulus::Resize(random.count(0..=64)),
+            34..=37 if operator => Stimulus::Resize(random.count(0..=64)),
+            38..=39 if operator => Stimulus::Enable(random.one_in(2)),
+            40..=41 if operator => {
+                let list = (0..self.servers).filter(|_| random.one_in(2)).collect::<Vec<_>>();
+                Stimulus::Servers(if list.is_empty() { vec![server] } else { list })
+            }
             42..=47 => Stimulus::Status,
-            48..=53 if process => Stimulus::Kill(random.below(1_000_000_000)),
+            48..=53 if process => {
+                let most = *random.pick(&[1_000_000, 1_000_000_000]);
+                Stimulus::Kill(random.below(most))
+            }
             54..=55 if process => Stimulus::PowerFailure,
             56..=60 if process => {
                 Stimulus::Upgrade(*random.pick(&[Fate::TakesOver, Fate::TakesOver, Fate::Refused, Fate::CannotStart]))
             }
             61..=80 if !self.disks[disk].nbd => Stimulus::WriteCache(disk, random.one_in(2)),
+            81..=110 if self.has_port && guest => {
+                let all = [Eviction::Kept, Eviction::Past, Eviction::Foreign, Eviction::Torn, Eviction::Zero];
+                Stimulus::Evict(*random.pick(&all))
+            }
+            111..=120 if self.has_port => Stimulus::Identify,
             _ => Stimulus::Ask(disk, self.disks[disk].ask(self.reads, random)),
         }
     }
 }
 
 impl Faults {
+    /// Nothing goes wrong, and nobody interferes.
+    pub(super) fn none(&self) -> bool {
+        *self == Self::default()
+    }
+
     fn draw(random: &mut Random) -> Self {
         if random.one_in(5) {
             return Self::default();
@@ -215,26 +288,44 @@ impl Faults {
 }
 
 impl DiskPlan {
-    fn draw(faults: Faults, random: &mut Random) -> Self {
+    fn draw(faults: Faults, is_cosy: bool, disk_ns: u64, random: &mut Random) -> Self {
         let most = *random.pick(&[8, 20, 40]);
-        let blocks = random.index(most) + 8;
-        let tail = if random.one_in(2) { random.index(BLOCK_SECTORS) } else { 0 };
-        let nbd = random.one_in(3);
+        let is_long = random.one_in(100);
+        let blocks = if is_long { LONG_BLOCKS } else { random.index(most) + 8 };
+        let is_coarse = random.one_in(5);
+        let working_set = if is_cosy { random.index(4) + 5 } else { 0 };
+        let tail = if !is_coarse && random.one_in(2) { random.index(BLOCK_SECTORS) } else { 0 };
+        let nbd = is_long || random.one_in(3);
         Self {
             nbd,
             sectors: blocks * BLOCK_SECTORS + tail,
+            is_coarse,
+            is_long,
             remote: random.one_in(2),
             swap: random.one_in(6),
             zeroes_pages: random.one_in(3),
             // Without it a guest does not survive the death of the process.
             has_record: faults.process || !random.one_in(4),
             segments: random.index(3) + 1,
+            queues: *random.pick(&[1, 1, 2, 3]),
+            ns: disk_ns * random.pick(&[1, 1, 1, 10]),
+            working_set,
+            pages: if is_cosy { working_set / 2 } else { random.index(most) + 1 },
             depth: random.index(12) + 1,
             longest: *random.pick(&[16, 32, 40]),
         }
     }
 
     fn range(&self, random: &mut Random) -> Range<usize> {
+        if self.working_set > 0 && !random.one_in(16) {
+            let start = random.index(self.working_set) * BLOCK_SECTORS;
+            return start..start + BLOCK_SECTORS;
+        }
+        if self.is_long && random.one_in(8) {
+            let length = random.index(self.sectors - LONG_SECTORS) + LONG_SECTORS;
+            let start = random.index(self.sectors - length + 1);
+            return start..start + length;
+        }
         let whole = !random.one_in(3);
         let unit = if whole { BLOCK_SECTORS } else { 1 };
         let length = ((random.index(self.longest / unit) + 1) * unit).min(self.sectors);

@@ -1,5 +1,7 @@
 //! The process of the VM: how it starts, dies, is commanded, and gives way to another program.
 
+use super::Flaw;
+use super::disks::DiskSide;
 use super::guests::Attachment;
 use super::store::{ModelStore, StoreDesk};
 use super::world::{Event, Outcome, World};
@@ -8,8 +10,9 @@ use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::rules::Rules;
 use remoca_core::units::{PAGE_SIZE_U64, PageCount};
 use remoca_disk::IndexMemory;
+use remoca_disk::clock::Clock;
 use remoca_disk::control::{Command, ControlServer, Desk, Reply};
-use remoca_disk::driver::{Disk, Driver, Migration, Parts, Start};
+use remoca_disk::driver::{Disk, Driver, Migration, Parts, Port, Start};
 use remoca_disk::endpoint::Endpoint;
 use remoca_disk::frontend::Frontend;
 use remoca_disk::handover::Checking;
@@ -17,7 +20,7 @@ use remoca_disk::link::ServerLink;
 use remoca_disk::nbd::{Export, ExportGeometry, Listener, NbdExport, NbdServer, Target};
 use remoca_disk::service::ServiceManager;
 use remoca_disk::state::{Before, EngineStart, Former, StateFile};
-use remoca_disk::store::BufferPool;
+use remoca_disk::store::{AlignedStore, BufferPool};
 use remoca_disk::testing::DirectFrontEnd;
 use remoca_disk::vhost::{DeviceConfig, VhostDevice};
 use std::fs::File;
@@ -25,6 +28,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 const MS: u64 = 1_000_000;
 
@@ -53,7 +57,7 @@ impl World<'_> {
             seed: 1,
             cache: PageCount(conditions.slots),
             guest_memory: PageCount(conditions.resident),
-            has_port: false,
+            has_port: conditions.has_port,
             frame_sample: conditions.frame_sample,
             send_window: conditions.send_window,
             fetch_limit: conditions.fetch_limit,
@@ -69,7 +73,7 @@ impl World<'_> {
         if self.process.is_some() {
             return;
         }
-        if !self.disks.iter().all(|disk| disk.model.is_idle()) {
+        if !self.disks.iter().all(DiskSide::lets_start) {
             return self.schedule(MS, Event::Start);
         }
         let config = self.config();
@@ -80,7 +84,7 @@ impl World<'_> {
         let header = state.as_ref().map(StateFile::header);
         let (key, seed) = header.as_ref().map_or((config.key, config.seed), |header| (header.key(), header.seed()));
         let config = EngineConfig { key, seed, ..config };
-        let servers: Vec<Endpoint> = (0..self.plan.conditions.servers).map(super::servers::endpoint).collect();
+        let servers: Vec<Endpoint> = self.listed.iter().copied().map(super::servers::endpoint).collect();
         let link = ServerLink::start_with(Box::new(self.network.clone()), &servers, header);
         let disks: Vec<_> = (0..self.disks.len()).map(|disk| self.open(disk, handed_over, is_handed_over)).collect();
         let exports = self.disks.iter().filter(|disk| disk.plan.nbd).map(|disk| self.export(disk.number));
@@ -91,6 +95,7 @@ impl World<'_> {
         });
         let listener = self.listener.try_clone().expect("the system has descriptors left").into();
         let (control, desk) = ControlServer::unattended(listener, None).expect("the system has descriptors left");
+        let port = self.open_port();
         let (verdicts, jobs) = (Arc::clone(&self.verdicts), Arc::clone(&self.jobs));
         let parts = Parts {
             name: "vm".into(),
@@ -103,7 +108,7 @@ impl World<'_> {
             cache_enabled: true,
             options: 1,
             disks,
-            port: None,
+            port,
             nbd,
             link: Some(link.expect("the list of servers is one")),
             migration: Migration::new(None, None, None, config, true, false).expect("it listens nowhere"),
@@ -130,6 +135,16 @@ impl World<'_> {
         for disk in 0..self.disks.len() {
             self.reattach(disk);
         }
+        if let Some(agent) = &mut self.agent {
+            agent.attach();
+        }
+    }
+
+    fn open_port(&mut self) -> Option<Port> {
+        let cookie = self.cookie();
+        let agent = self.agent.as_mut()?;
+        let listener = self.listener.try_clone().expect("the system has descriptors left");
+        Some(Port { socket: String::new(), frontend: agent.open(listener.into()), cookie })
     }
 
     fn start_engine(&self, config: &EngineConfig, handed_over: bool) -> EngineStart {
@@ -165,17 +180,22 @@ impl World<'_> {
         let disk = &mut self.disks[number];
         let changed_ns = disk.store.lock().changed_ns;
         disk.store = StoreDesk::new(changed_ns);
+        let settles = !disk.model.is_idle() && self.options.flaw != Some(Flaw::NotSettled);
+        if settles {
+            self.tally.settlings += u64::from(!disk.guest.requests.is_empty());
+            disk.settles_until_ns = disk.busy_until_ns + MS;
+        }
         disk.store.lock().failed = handed_over.and_then(|failed| *failed.get(number)?);
         let plan = &disk.plan;
         let id = 77 + number as u64;
-        let store = ModelStore::new(disk.store.clone(), plan.sectors, id, plan.remote, self.clock.clone());
+        let store = ModelStore::new(disk.store.clone(), plan, id, self.clock.clone());
         let frontend = match &mut disk.guest.attachment {
             Attachment::Nbd(_) => Frontend::Nbd(NbdExport::new(geometry).expect("the system has descriptors left")),
             Attachment::Vhost { front, .. } => {
                 let listener = self.listener.try_clone().expect("the system has descriptors left");
                 let mut config = DeviceConfig::disk("d", "s", geometry.size);
                 config.logical_block_bytes = 512;
-                config.queue_count_max = 1;
+                config.queue_count_max = plan.queues;
                 config.transfer_bytes_max = self.plan.conditions.piece_bytes;
                 let (device, new): (VhostDevice, _) = DirectFrontEnd::device(config, Some(listener.into()));
                 *front = Some(new);
@@ -186,10 +206,10 @@ impl World<'_> {
             name: Self::export_name(number),
             image: format!("image{number}"),
             socket: String::new(),
-            store: Box::new(store),
+            store: AlignedStore::wrap(Box::new(store)),
             open: Box::new(|| unreachable!("the disks go nowhere")),
             swap: plan.swap,
-            settles_at: None,
+            settles_at: settles.then(|| self.clock.now() + Duration::from_nanos(disk.settles_until_ns - self.now)),
             kept_open,
             frontend,
         }
@@ -204,9 +224,12 @@ impl World<'_> {
         self.lives += 1;
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner).clear();
         for number in 0..self.disks.len() {
-            let late = self.disks[number].orphan(&mut self.random);
+            let late = self.disks[number].orphan(self.event, &mut self.random);
             self.schedule_late(number, late);
             self.disks[number].lose_process(keeps);
+        }
+        if let Some(agent) = &mut self.agent {
+            agent.lose_process();
         }
         Ok(())
     }
@@ -223,6 +246,9 @@ impl World<'_> {
             disk.model.forget_promises();
             disk.guest.depart();
             disk.guest.forget_failures();
+        }
+        if let Some(agent) = &mut self.agent {
+            agent.reboot();
         }
         if ran {
             self.schedule(1_000 * MS, Event::Start);
@@ -245,14 +271,39 @@ impl World<'_> {
         self.command(Command::Set { cache_bytes, enabled: Some(pages > 0), servers: None });
     }
 
+    pub(super) fn enable(&mut self, is_on: bool) {
+        self.note(|| format!("the operator switches the cache: {is_on}"));
+        self.command(Command::Set { cache_bytes: None, enabled: Some(is_on), servers: None });
+    }
+
+    pub(super) fn list_servers(&mut self, servers: &[usize]) {
+        self.note(|| format!("the operator lists the servers {servers:?}"));
+        self.tally.server_lists += 1;
+        self.listed = servers.to_vec();
+        let servers = servers.iter().map(|server| super::servers::endpoint(*server).to_string()).collect();
+        self.command(Command::Set { cache_bytes: None, enabled: None, servers: Some(servers) });
+    }
+
     /// What a process says of itself has to be right when it ends.
     pub(super) fn check_process(&mut self) -> Outcome {
         let Some(process) = &mut self.process else { return Ok(()) };
         let counters = process.driver.snapshot().counters;
+        let leaves_state = std::fs::metadata(self.directory.path().join("state")).is_ok_and(|state| state.len() > 0);
+        if self.plan.conditions.is_named && !leaves_state {
+            return Err(Violation::new(Promise::Useful, "a process with a name leaves nothing to its successor"));
+        }
         let count = |name: &str| counters.iter().find(|(known, _)| *known == name).map_or(0, |(_, count)| *count);
         let tally = &mut self.tally;
-        tally.read_blocks += count("read_blocks");
-        tally.hit_blocks += count("hit_blocks");
+        let (read, hit) = (count("read_blocks"), count("hit_blocks"));
+        tally.read_blocks += read;
+        tally.hit_blocks += hit;
+        if self.plan.conditions.is_cosy && self.plan.conditions.faults.none() {
+            tally.cosy_read_blocks += read;
+            tally.cosy_hit_blocks += hit;
+        }
+        tally.evictions_admitted += count("evictions_admitted");
+        tally.evictions_duplicate += count("evictions_duplicate");
+        tally.evictions_unmatched += count("evictions_unmatched");
         tally.hedges += count("hedges");
         tally.fetch_missing += count("fetch_missing");
         let wrong = count("fetch_wrong");

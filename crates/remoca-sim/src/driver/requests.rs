@@ -4,10 +4,12 @@ use super::guests::{Attachment, Completion, QUEUE_SIZE, Request, send_nbd};
 use super::nbd::NbdClient;
 use super::plan::Ask;
 use super::world::{Event, Outcome, World};
-use crate::content::{Sector, sectors_of};
+use crate::content::{SECTOR_SIZE, Sector, sectors_of};
 use crate::plan::Fill;
 use crate::violation::{Promise, Violation};
+use remoca_disk::store::BUFFER_LEN_MAX;
 use remoca_disk::testing::Answered;
+use std::ops::Range;
 use std::time::Duration;
 
 impl World<'_> {
@@ -48,9 +50,13 @@ impl World<'_> {
             failed: false,
             may_have_failed: false,
             ios: 0,
+            done: Vec::new(),
             promise,
         });
         self.tally.requests += 1;
+        let bytes = disk_range(ask).map_or(0, |range| range.len() * SECTOR_SIZE);
+        self.tally.long_requests += u64::from(bytes > BUFFER_LEN_MAX);
+        self.tally.on_other_queues += u64::from(!step.is_multiple_of(self.disks[number].plan.queues.into()));
         let last = self.disks[number].guest.requests.len() - 1;
         self.disks[number].guest.send(last);
         self.note(|| format!("disk {number}: request {step}: {ask:?}"));
@@ -87,8 +93,10 @@ impl World<'_> {
 
     /// A guest goes; another one comes after a while.
     pub(super) fn guest_gone(&mut self, number: usize, in_ns: u64) {
+        // The next guest's requests are not held back for those of this one.
+        let is_busy = self.process.is_some() && self.disks[number].settles_until_ns > self.now;
         let guest = &mut self.disks[number].guest;
-        if guest.is_gone || guest.is_switching() {
+        if guest.is_gone || guest.is_switching() || is_busy {
             return;
         }
         if let Attachment::Vhost { front: Some(front), .. } = &mut guest.attachment {
@@ -98,6 +106,7 @@ impl World<'_> {
         guest.depart();
         guest.switches += 1;
         guest.is_gone = true;
+        self.disks[number].model.leave(self.event);
         self.tally.departures += 1;
         self.note(|| format!("disk {number}: the guest is gone"));
         self.schedule(in_ns, Event::GuestBack(number));
@@ -179,7 +188,9 @@ impl World<'_> {
         match &mut guest.attachment {
             Attachment::Vhost { guest: memory, .. } => {
                 // A guest looks when it is told to.
-                memory.interrupted(0, Duration::ZERO).then(|| memory.poll(0));
+                for queue in 0..memory.options.queue_count {
+                    memory.interrupted(queue, Duration::ZERO).then(|| memory.poll(queue));
+                }
                 for (at, request) in requests.iter().enumerate() {
                     let Some(ticket) = request.ticket else { continue };
                     let data = memory.data(ticket, request.read_bytes());
@@ -200,5 +211,13 @@ impl World<'_> {
             }
             Attachment::Nbd(None) => Ok(None),
         }
+    }
+}
+
+/// Where the data of a request are.
+fn disk_range(ask: &Ask) -> Option<&Range<usize>> {
+    match ask {
+        Ask::Read(range) | Ask::Write { range, .. } => Some(range),
+        Ask::Flush | Ask::Discard(_) | Ask::WriteZeroes { .. } => None,
     }
 }

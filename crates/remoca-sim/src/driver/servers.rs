@@ -94,6 +94,11 @@ impl Donor {
         self.pools.clear();
     }
 
+    /// Every page is gone.
+    pub(super) fn forget(&mut self) {
+        self.pools.values_mut().for_each(|pool| pool.slots.fill_with(|| None));
+    }
+
     /// Some pages of some pool are gone.
     pub(super) fn lose(&mut self, count: u32, random: &mut Random) {
         for pool in self.pools.values_mut().filter(|pool| !pool.slots.is_empty()) {

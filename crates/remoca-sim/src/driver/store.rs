@@ -1,6 +1,7 @@
 //! The model store, as the driver has it: it holds what it was given until the world takes it, and reports what the world
 //! says became of it.
 
+use super::plan::DiskPlan;
 use super::time::VirtualClock;
 use remoca_disk::clock::Clock;
 use remoca_disk::store::{Geometry, ImageStamp, IoBuffer, Store, StoreEvent, StoreOp};
@@ -75,18 +76,18 @@ pub(super) struct ModelStore {
 }
 
 impl ModelStore {
-    /// A store of `sectors` sectors; `number` tells its image from others. `remote`: nobody can tell whether it changed.
-    pub(super) fn new(shared: StoreDesk, sectors: usize, number: u64, remote: bool, clock: VirtualClock) -> Self {
-        let size = sectors as u64 * 512;
+    /// The store of a disk; `number` tells its image from others. With a remote one nobody can tell whether it changed.
+    pub(super) fn new(shared: StoreDesk, plan: &DiskPlan, number: u64, clock: VirtualClock) -> Self {
+        let size = plan.sectors as u64 * 512;
         let geometry = Geometry {
             size,
-            logical_sector: 512,
+            logical_sector: if plan.is_coarse { 4096 } else { 512 },
             physical_block: 4096,
             read_only: false,
             can_discard: true,
             can_write_zeroes: true,
         };
-        let identity = (!remote).then_some([1, 2050, number, size]);
+        let identity = (!plan.remote).then_some([1, 2050, number, size]);
         let changed_ns = Some(shared.lock().changed_ns);
         let at_opening = identity.map(|identity| ImageStamp { identity, changed_ns });
         Self { shared, geometry, at_opening, clock }

@@ -1,11 +1,13 @@
 //! The world of one run, and the events that move it.
 
+use super::agent::Agent;
 use super::disks::DiskSide;
 use super::plan::{DriverPlan, Fate, Stimulus};
 use super::process::Process;
 use super::servers::{Attempt, Connection, ConnectionId, Donor, ModelNetwork};
 use super::time::VirtualClock;
 use super::{DriverOptions, DriverTally, Flaw};
+use crate::content::Block;
 use crate::disk::IoId;
 use crate::queue::Queue;
 use crate::random::Random;
@@ -62,6 +64,8 @@ pub(super) enum Event {
     Aside(u64, Job),
     /// A store of this process has looked at its image.
     Looked(u64, usize),
+    /// A page has come through the agent.
+    Evicted(Block),
     /// The driver's timeout.
     Wake,
     Heal,
@@ -82,9 +86,12 @@ pub(super) struct World<'a> {
     pub(super) directory: TempDir,
     pub(super) listener: UnixListener,
     pub(super) disks: Vec<DiskSide>,
+    pub(super) agent: Option<Agent>,
     pub(super) network: ModelNetwork,
     pub(super) donors: Vec<Donor>,
     pub(super) connections: Vec<Connection>,
+    /// The servers of the operator's list.
+    pub(super) listed: Vec<usize>,
     pub(super) process: Option<Process>,
     /// Processes that have ended.
     pub(super) lives: u64,
@@ -118,9 +125,11 @@ impl<'a> World<'a> {
             directory,
             listener,
             disks: disks.iter().enumerate().map(|(number, disk)| DiskSide::new(number, disk)).collect(),
+            agent: plan.conditions.has_port.then(Agent::new),
             network: ModelNetwork::default(),
             donors: (0..plan.conditions.servers).map(|_| Donor::default()).collect(),
             connections: Vec::new(),
+            listed: (0..plan.conditions.servers).collect(),
             process: None,
             lives: 0,
             verdicts: Arc::default(),
@@ -191,9 +200,7 @@ impl<'a> World<'a> {
     fn handle(&mut self, event: Event) -> Result<Option<Source>, Violation> {
         match event {
             Event::Step(number) => return self.step(number),
-            Event::Portion { disk, io, portion } => {
-                self.disks[disk].model.advance(io, portion, self.event, &mut self.random);
-            }
+            Event::Portion { disk, io, portion } => self.advance(disk, io, portion)?,
             Event::IoDone { disk, io } => self.io_done(disk, io),
             Event::Hello(attempt) => self.hello(attempt),
             Event::Welcomed(attempt, welcome) => self.welcomed(attempt, welcome),
@@ -211,6 +218,7 @@ impl<'a> World<'a> {
             Event::Aside(..) => {}
             Event::Looked(life, disk) if life == self.lives => self.disks[disk].store.tell_change(),
             Event::Looked(..) => {}
+            Event::Evicted(page) => self.evicted(page),
             Event::Wake | Event::End => {}
             Event::Heal => {
                 self.note(|| "nothing goes wrong any more".into());
@@ -243,6 +251,10 @@ impl<'a> World<'a> {
             Stimulus::PagesLost(server, count) => self.donors[*server].lose(*count, &mut self.random),
             Stimulus::StoreCrash(disk) => return Ok(self.store_crash(*disk)),
             Stimulus::Resize(pages) => self.resize(*pages),
+            Stimulus::Enable(is_on) => self.enable(*is_on),
+            Stimulus::Servers(servers) => self.list_servers(servers),
+            Stimulus::Evict(eviction) => self.evict(*eviction),
+            Stimulus::Identify => self.identify(),
             Stimulus::Status => self.command(remoca_disk::control::Command::Status),
             Stimulus::Kill(ns) => {
                 if self.process.is_some() {
@@ -334,7 +346,7 @@ impl<'a> World<'a> {
         for disk in 0..self.disks.len() {
             self.hear(disk)?;
         }
-        Ok(())
+        self.hear_port()
     }
 
     fn ended(&mut self, ended: Ended) -> Outcome {

@@ -90,7 +90,7 @@ impl World<'_> {
     /// What the dead process asked of its disks happens later, or not at all.
     fn orphan_ios(&mut self) {
         for disk in 0..self.vm.machine.disks {
-            for io in self.vm.disks[usize::from(disk)].orphan(&mut self.random) {
+            for io in self.vm.disks[usize::from(disk)].orphan(self.event, &mut self.random) {
                 let late_ns = self.plan.scenario.disk_ns * 20;
                 for portion in LATE_PORTIONS {
                     let ns = self.random.below(late_ns);
