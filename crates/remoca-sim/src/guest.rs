@@ -22,6 +22,8 @@ const PAST: usize = 48;
 pub enum DiskState {
     NotAsked,
     Running,
+    /// It is to be asked beside the server, as soon as there is a buffer.
+    Starved,
     /// It is asked beside the server, and the first answer counts.
     Hedged,
     /// It failed, and the server may still answer.
@@ -78,8 +80,8 @@ struct Changes {
 #[derive(Debug)]
 pub struct Guest {
     requests: Vec<Option<Pending>>,
-    /// Reads that are completed while the disk is still at them.
-    losers: BTreeMap<u32, IoId>,
+    /// Reads that are completed while the disk is still at them, or (`None`) was still to be asked.
+    losers: BTreeMap<u32, Option<IoId>>,
     pages: BTreeMap<Key, Block>,
     /// Pages from the least to the most recently used.
     order: VecDeque<Key>,
@@ -144,8 +146,8 @@ impl Guest {
     /// A request ends.
     pub fn end(&mut self, id: RequestId) -> Option<Pending> {
         let pending = self.requests.get_mut(id.0 as usize)?.take()?;
-        if let (DiskState::Hedged, Some(io)) = (pending.state, pending.io) {
-            self.losers.insert(id.0, io);
+        if matches!(pending.state, DiskState::Hedged | DiskState::Starved) {
+            self.losers.insert(id.0, pending.io);
         }
         if pending.modifies() {
             for block in touched(&pending.sectors) {
@@ -157,7 +159,16 @@ impl Guest {
 
     /// The disk is done with a read that is completed already. True if there was one.
     pub fn end_loser(&mut self, id: RequestId, io: IoId) -> bool {
-        let was = self.losers.get(&id.0) == Some(&io);
+        let was = self.losers.get(&id.0) == Some(&Some(io));
+        if was {
+            self.losers.remove(&id.0);
+        }
+        was
+    }
+
+    /// The disk need not be asked for a read that is completed already. True if there was one.
+    pub fn skip_loser(&mut self, id: RequestId) -> bool {
+        let was = self.losers.get(&id.0) == Some(&None);
         if was {
             self.losers.remove(&id.0);
         }

@@ -133,6 +133,9 @@ tally! {
     /// Attempts to connect that failed.
     unanswered,
     hangs,
+    /// Reads of the disk beside a server that waited for a buffer, and those that were not needed any more then.
+    hedges_starved,
+    hedges_skipped,
     refusals,
     messages_lost,
     index_growths,
@@ -147,6 +150,8 @@ tally! {
     cold_starts,
     warm_starts,
     upgrades,
+    /// Those of processes to which servers owed pages.
+    upgrades_owed,
     migrations,
     /// Processes that got the disks from another one, with the index and without.
     moved_warm,
@@ -161,6 +166,8 @@ pub struct Report {
     pub tally: Tally,
     /// Nothing went wrong in it, and nobody interfered.
     pub fault_free: bool,
+    /// What is read most fits the caches.
+    pub is_cosy: bool,
 }
 
 /// A run in which a promise was broken.
@@ -184,8 +191,9 @@ impl fmt::Display for Failure {
 /// The first broken promise.
 pub fn run(plan: &Plan, options: &Options) -> Result<Report, Box<Failure>> {
     let fault_free = plan.scenario.faults.none();
+    let is_cosy = plan.scenario.machines.iter().all(|machine| machine.working_set > 0);
     let mut world = World::new(plan, options, false);
-    finish(plan, world.as_mut()).map(|tally| Report { tally, fault_free })
+    finish(plan, world.as_mut()).map(|tally| Report { tally, fault_free, is_cosy })
 }
 
 /// Runs one plan once more and tells everything that happened.

@@ -163,8 +163,9 @@ impl Plan {
         for _ in 0..count {
             at_ns += pause(&scenario, &mut random);
             let vm = random.index(scenario.machines.len());
-            let stimulus = stimulus(&scenario, &scenario.machines[vm], &mut random);
-            let follows = aftermath(&scenario, &stimulus, &mut random);
+            let machine = &scenario.machines[vm];
+            let stimulus = stimulus(&scenario, machine, &mut random);
+            let follows = aftermath(&scenario, machine, &stimulus, &mut random);
             steps.push(Step { number: steps.len(), at_ns, vm, seed: random.bits(), stimulus });
             if let Some((in_ns, stimulus)) = follows {
                 at_ns += in_ns;
@@ -238,17 +239,30 @@ fn stimulus(scenario: &Scenario, machine: &Machine, random: &mut Random) -> Stim
         61 if faults.process => Stimulus::HostFault(random.index(scenario.hosts), down(random)),
         62 if faults.process => Stimulus::ClockJump(random.between(1_000_000..=100_000_000_000)),
         63 if faults.process => Stimulus::Upgrade,
-        64..=65 if faults.process => Stimulus::Migrate(random.index(scenario.hosts), hops(random)),
-        66..=199 if machine.has_port => Stimulus::Evict(eviction(random)),
+        64..=68 if faults.process => Stimulus::Migrate(random.index(scenario.hosts), hops(random)),
+        69..=199 if machine.has_port => Stimulus::Evict(eviction(random)),
         _ => guest(machine, random),
     }
 }
 
-/// What is worst while a size changes: the connection breaks before all of it has arrived.
-fn aftermath(scenario: &Scenario, stimulus: &Stimulus, random: &mut Random) -> Option<(u64, Stimulus)> {
-    let resized = matches!(stimulus, Stimulus::Resize(_));
-    (resized && scenario.faults.network && random.one_in(2))
-        .then(|| (random.below(scenario.network_ns * 2), Stimulus::Cut(random.below(2_000_000_000))))
+/// What is worst while a size changes: the connection breaks before all of it has arrived. And while a process is dead: its
+/// store comes back from a crash.
+fn aftermath(
+    scenario: &Scenario,
+    machine: &Machine,
+    stimulus: &Stimulus,
+    random: &mut Random,
+) -> Option<(u64, Stimulus)> {
+    let faults = scenario.faults;
+    match stimulus {
+        Stimulus::Resize(_) if faults.network && random.one_in(2) => {
+            Some((random.below(scenario.network_ns * 2), Stimulus::Cut(random.below(2_000_000_000))))
+        }
+        Stimulus::Kill(kill) if faults.disk && machine.remote_store && kill.down_ns > 0 && random.one_in(2) => {
+            Some((random.below(kill.down_ns.min(1_000_000_000)), Stimulus::StoreCrash(disk(machine, random))))
+        }
+        _ => None,
+    }
 }
 
 /// Often less than is in use, so that pages have to move.
@@ -316,7 +330,14 @@ fn guest(machine: &Machine, random: &mut Random) -> Stimulus {
         dice if dice < machine.reads => Kind::Read,
         _ => modification(machine, random),
     };
-    let sectors = if kind == Kind::Flush { 0..0 } else { sectors(machine.sectors, random) };
+    let sectors = match kind {
+        Kind::Flush => 0..0,
+        Kind::Read if machine.working_set > 0 && !random.one_in(8) => {
+            let first = random.index(machine.working_set) * BLOCK_SECTORS;
+            first..first + BLOCK_SECTORS
+        }
+        _ => sectors(machine.sectors, random),
+    };
     Stimulus::Guest { disk: disk(machine, random), sectors, kind }
 }
 

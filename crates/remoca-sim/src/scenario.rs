@@ -87,6 +87,10 @@ pub struct Machine {
     pub hedge: bool,
     /// Percentage of reads among the requests.
     pub reads: u64,
+    /// Blocks from the first on that most reads are for, more than the guest keeps and fewer than the cache does; 0: all are alike.
+    pub working_set: usize,
+    /// Buffers run out, so that the disk is asked late where it is asked beside a server.
+    pub starves: bool,
 }
 
 impl Machine {
@@ -117,7 +121,15 @@ impl Machine {
             fetch_limit: random.count(1..=16),
             hedge: !key[0].is_multiple_of(4),
             reads: random.between(40..=90),
+            working_set: 0,
+            starves: key[2].is_multiple_of(3),
         }
+    }
+
+    /// Makes the cache worth having.
+    fn settle(&mut self) {
+        self.working_set = 8;
+        (self.slots, self.guest_pages) = (self.slots.max(24), self.guest_pages.min(4));
     }
 
     /// Blocks of all disks together, cut-off ones included.
@@ -156,9 +168,12 @@ impl Scenario {
         let faults = Faults::draw(random);
         let hosts = random.index(3) + 1;
         let count = *random.pick(&[1, 1, 2, 3]);
-        let machines: Vec<_> = (0..count).map(|_| Machine::draw(hosts, random)).collect();
+        let mut machines: Vec<_> = (0..count).map(|_| Machine::draw(hosts, random)).collect();
         let disk_ns = random.between(50_000..=8_000_000);
         let dice = machines[0].key[1];
+        if machines[0].key[3].is_multiple_of(3) {
+            machines.iter_mut().for_each(Machine::settle);
+        }
         let servers = *random.pick(&[1, 2, 3]);
         Self {
             faults,

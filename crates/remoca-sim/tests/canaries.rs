@@ -109,11 +109,11 @@ fn an_entry_that_is_valid_before_it_is_complete() {
     assert!(matches!(failure.violation.promise, Promise::KnownIsTrue | Promise::NoFalseAlarm));
 }
 
-/// A rule of the processes around the engine: its absence has to be noticed by the bytes that the guest reads.
+/// A rule of the processes around the engine: its absence has to be noticed by the bytes that the guest reads, or has written.
 fn host_rule_is_noticed(rule: HostRule) {
     let options = Options { omit_host: Some(rule), guest_visible_only: true, ..Options::default() };
     let (_, failure) = caught_within(10 * SEEDS, &options);
-    assert_eq!(failure.violation.promise, Promise::NoStaleRead);
+    assert!(matches!(failure.violation.promise, Promise::NoStaleRead | Promise::WriteThrough), "{failure}");
 }
 
 /// An old process's write lands behind the replay of its successor.

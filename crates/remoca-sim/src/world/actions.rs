@@ -16,7 +16,11 @@ impl World<'_> {
         while let Some(action) = self.next_action() {
             match action {
                 Action::Disk { request, disk, op } => self.disk_action(request, disk, op, DiskState::Running)?,
-                Action::DiskToo { request, disk, op } => self.disk_action(request, disk, op, DiskState::Hedged)?,
+                Action::DiskToo { request, disk, op } => {
+                    let starves = self.vm.machine.starves && self.random.one_in(2);
+                    let state = if starves { DiskState::Starved } else { DiskState::Hedged };
+                    self.disk_action(request, disk, op, state)?;
+                }
                 Action::ZeroFill { request, offset, length } => {
                     let sectors = vec![Sector::ZERO; length as usize / SECTOR_SIZE];
                     self.deliver(request, offset, &sectors)?;
@@ -72,7 +76,42 @@ impl World<'_> {
         if let Some(moving) = &mut self.vm.moving {
             moving.wrote |= !matches!(op, GuestOp::Read(_) | GuestOp::Flush);
         }
-        self.issue(id, disk.0, state);
+        match state {
+            DiskState::Starved => self.starve(id),
+            _ => self.issue(id, disk.0, state),
+        }
+        Ok(())
+    }
+
+    /// The disk is asked later, when there is a buffer.
+    fn starve(&mut self, id: RequestId) {
+        self.tally.hedges_starved += 1;
+        self.vm.ios += 1;
+        let serial = self.vm.ios;
+        self.vm.starved.insert(id, serial);
+        if let Some(pending) = self.vm.guest.pending(id) {
+            pending.state = DiskState::Starved;
+        }
+        let ns = self.random.below(self.plan.scenario.disk_ns * 4);
+        self.schedule(ns, Event::Feed(id, serial));
+    }
+
+    /// There is a buffer for a read of the disk, unless it is not needed any more.
+    pub(super) fn feed(&mut self, id: RequestId, serial: u64) -> Outcome {
+        if self.vm.starved.get(&id) != Some(&serial) {
+            return Ok(());
+        }
+        self.vm.starved.remove(&id);
+        if self.vm.guest.skip_loser(id) {
+            self.note(None, || format!("request {}: the disk is not asked any more", id.0));
+            self.tally.hedges_skipped += 1;
+            self.vm.engine.handle_disk_skipped(id);
+            return self.execute();
+        }
+        let disk = self.vm.guest.pending(id).map(|pending| pending.disk);
+        if let Some(disk) = disk {
+            self.issue(id, disk, DiskState::Hedged);
+        }
         Ok(())
     }
 

@@ -21,8 +21,8 @@ impl World<'_> {
                 let text = format!("request {} completes while the disk is at it", id.0);
                 return self.fail(Violation::at(Promise::ExactlyOnce, key, text));
             }
-            (DiskState::NotAsked | DiskState::Hedged, Kind::Read) => result.is_ok(),
-            (DiskState::NotAsked | DiskState::Hedged, _) => false,
+            (DiskState::NotAsked | DiskState::Starved | DiskState::Hedged, Kind::Read) => result.is_ok(),
+            (DiskState::NotAsked | DiskState::Starved | DiskState::Hedged, _) => false,
             // The server has answered after all.
             (DiskState::Failed(said), _) => result.is_ok() || result == Err(DiskError(*said)),
             (DiskState::Done(_), Kind::Flush) if failed.told => result.is_err(),

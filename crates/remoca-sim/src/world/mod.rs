@@ -13,7 +13,7 @@ mod process;
 mod region;
 mod vm;
 
-use crate::content::Block;
+use crate::content::{BLOCK_SECTORS, Block};
 use crate::disk::IoId;
 use crate::plan::{Plan, Stimulus};
 use crate::queue::Queue;
@@ -25,7 +25,7 @@ use crate::wire::ConnectionId;
 use crate::{HostRule, Options, Tally};
 use moving::Move;
 use region::Region;
-use remoca_core::engine::{PoolOffer, ServerNumber};
+use remoca_core::engine::{PoolOffer, RequestId, ServerNumber};
 use remoca_core::rules::Rules;
 use remoca_core::units::{DiskIndex, Nanos, PageCount};
 use std::collections::{BTreeMap, VecDeque};
@@ -97,6 +97,8 @@ pub(crate) enum Event {
     Start,
     /// A process that is to be upgraded may have drained.
     Upgrade,
+    /// There is a buffer for a read of the disk that waited for one.
+    Feed(RequestId, u64),
     /// Something happens in this migration.
     Move(u64, Move),
     /// The plan is over: the servers work, and dead connections are noticed.
@@ -263,11 +265,16 @@ impl<'a> World<'a> {
         match event {
             Event::Step(number) => self.step(number),
             Event::Portion { disk, io, portion } => {
-                self.vm.disks[usize::from(disk)].advance(io, portion, self.event, &mut self.random);
-                Ok(())
+                let model = &mut self.vm.disks[usize::from(disk)];
+                model.advance(io, portion, self.event, &mut self.random);
+                match model.take_overwritten() {
+                    None => Ok(()),
+                    Some(sector) => self.fail(overwritten(disk, sector)),
+                }
             }
             Event::IoDone { disk, io } => self.io_done(disk, io),
             Event::Evicted(page) => self.evicted(page),
+            Event::Feed(id, serial) => self.feed(id, serial),
             Event::Leave(connection) => self.leave(connection),
             Event::ToServer { server, connection, number, message } => {
                 self.arrive_at_server(server, connection, number, message)
@@ -462,4 +469,9 @@ impl<'a> World<'a> {
     pub(crate) fn into_lines(self) -> Vec<Line> {
         self.lines.unwrap_or_default()
     }
+}
+
+fn overwritten(disk: u16, sector: usize) -> Violation {
+    let text = format!("sector {sector} was written, and now has what a dead process had asked for before");
+    Violation::at(Promise::WriteThrough, (disk, sector / BLOCK_SECTORS), text)
 }

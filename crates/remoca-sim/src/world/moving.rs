@@ -9,6 +9,7 @@ use super::{Event, Outcome, World};
 use crate::HostRule;
 use crate::disk::ModelDisk;
 use crate::violation::{Promise, Violation};
+use remoca_core::index::Origin;
 use remoca_core::migration::{Action, Locked, Message, Ownership};
 use remoca_core::units::Nanos;
 
@@ -76,7 +77,7 @@ impl World<'_> {
             return Ok(());
         }
         self.tally.upgrades += 1;
-        self.end_process(End::Clean);
+        self.end_process(End::Upgraded);
         self.start()
     }
 
@@ -293,6 +294,9 @@ impl World<'_> {
             (false, true) => None,
             (false, false) => kept,
         };
+        if warm {
+            self.vm.origin = Origin::Stranger;
+        }
         self.vm.host = moving.hosts[side];
         self.vm.ahead_ns = ahead_ns;
         self.tally.moved_warm += u64::from(warm);

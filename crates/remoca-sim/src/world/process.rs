@@ -13,13 +13,16 @@ use crate::plan::{Kill, Kind, Point};
 use crate::violation::{Promise, Violation};
 use crate::wire::Wire;
 use remoca_core::engine::DiskEngine;
+use remoca_core::index::Origin;
 use remoca_core::units::PageCount;
 use std::rc::Rc;
 
 /// How a process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// With nothing in flight, and for a successor.
+    /// Another program takes its place, with nothing of the guest in flight: servers may owe pages.
+    Upgraded,
+    /// For a process elsewhere, with nothing in flight.
     Clean,
     Killed,
 }
@@ -59,8 +62,13 @@ impl World<'_> {
         self.lose_session();
         let vm = &mut self.vm;
         self.tally.stats.add(&vm.engine.stats());
-        if end == End::Clean {
-            vm.engine.end();
+        match end {
+            End::Upgraded => {
+                self.tally.upgrades_owed += u64::from(vm.engine.is_owed_pages());
+                vm.engine.close();
+            }
+            End::Clean => vm.engine.end(),
+            End::Killed => {}
         }
         let torn = vm.fuse.has_burnt();
         self.tally.torn_indexes += u64::from(torn);
@@ -73,6 +81,7 @@ impl World<'_> {
         vm.actions_left = None;
         vm.timer_at = None;
         vm.captured.clear();
+        vm.starved.clear();
         for id in vm.guest.by_arrival() {
             if let Some(pending) = vm.guest.pending(id)
                 && let (Kind::Flush, DiskState::Done(result)) = (pending.kind, &pending.state)
@@ -157,7 +166,8 @@ impl World<'_> {
     /// A process has the lock of the images.
     pub(super) fn start_process(&mut self) -> Outcome {
         self.vm.config.guest_memory = PageCount(self.vm.resident);
-        match self.vm.remains.take().and_then(|words| warm_engine(&self.vm.config, words)) {
+        let origin = std::mem::replace(&mut self.vm.origin, Origin::Own);
+        match self.vm.remains.take().and_then(|words| warm_engine(&self.vm.config, words, origin)) {
             Some((engine, fuse)) => self.start_warm(engine, fuse)?,
             None => self.start_cold(),
         }

@@ -66,6 +66,8 @@ pub(super) struct Vm<'a> {
     pub(super) fuse: Rc<Fuse>,
     /// The words that the last process left, if they may be used.
     pub(super) remains: Option<Vec<u32>>,
+    /// Who wrote them.
+    pub(super) origin: Origin,
     /// What the last process knew when it died between two events or actions.
     pub(super) knew: Option<Knowledge>,
     /// It is to be upgraded, and takes no requests.
@@ -94,6 +96,8 @@ pub(super) struct Vm<'a> {
     pub(super) outstanding: BTreeMap<FetchId, Outstanding>,
     /// What frames held that were overwritten since the actions were drained.
     pub(super) captured: Vec<Block>,
+    /// Reads of disks that wait for a buffer, each with what tells it from others of the same number.
+    pub(super) starved: BTreeMap<RequestId, u64>,
     pub(super) size_asked: bool,
     pub(super) ios: u64,
     pub(super) flush_failed: Vec<FlushFailure>,
@@ -129,6 +133,7 @@ impl<'a> Vm<'a> {
             engine,
             fuse,
             remains: None,
+            origin: Origin::Own,
             knew: None,
             upgrade_since: None,
             moving: None,
@@ -145,6 +150,7 @@ impl<'a> Vm<'a> {
             answered: BTreeMap::new(),
             outstanding: BTreeMap::new(),
             captured: Vec::new(),
+            starved: BTreeMap::new(),
             size_asked: false,
             ios: 0,
             flush_failed: vec![FlushFailure::default(); usize::from(machine.disks)],
@@ -195,9 +201,13 @@ impl<'a> Vm<'a> {
 }
 
 /// An engine that goes on where another process died, unless it cannot make sense of what that one left.
-pub(super) fn warm_engine(config: &EngineConfig, words: Vec<u32>) -> Option<(DiskEngine<Region>, Rc<Fuse>)> {
+pub(super) fn warm_engine(
+    config: &EngineConfig,
+    words: Vec<u32>,
+    origin: Origin,
+) -> Option<(DiskEngine<Region>, Rc<Fuse>)> {
     let (region, fuse) = Region::new(words);
-    DiskEngine::resume(config, region, Origin::Own).ok().map(|engine| (engine, fuse))
+    DiskEngine::resume(config, region, origin).ok().map(|engine| (engine, fuse))
 }
 
 /// An engine that knows nothing.
