@@ -87,12 +87,7 @@ impl World<'_> {
         let servers: Vec<Endpoint> = self.listed.iter().copied().map(super::servers::endpoint).collect();
         let link = ServerLink::start_with(Box::new(self.network.clone()), &servers, header);
         let disks: Vec<_> = (0..self.disks.len()).map(|disk| self.open(disk, handed_over, is_handed_over)).collect();
-        let exports = self.disks.iter().filter(|disk| disk.plan.nbd).map(|disk| self.export(disk.number));
-        let exports: Vec<_> = exports.collect();
-        let nbd = (!exports.is_empty()).then(|| {
-            let listener = Listener::bind(&Endpoint::Unix(self.nbd_path()), None).expect("it can be listened there");
-            NbdServer::new(exports, vec![listener]).expect("listeners can be watched")
-        });
+        let nbd = self.open_nbd();
         let listener = self.listener.try_clone().expect("the system has descriptors left").into();
         let (control, desk) = ControlServer::unattended(listener, None).expect("the system has descriptors left");
         let port = self.open_port();
@@ -138,6 +133,15 @@ impl World<'_> {
         if let Some(agent) = &mut self.agent {
             agent.attach();
         }
+    }
+
+    fn open_nbd(&self) -> Option<NbdServer> {
+        let exports = self.disks.iter().filter(|disk| disk.plan.nbd).map(|disk| self.export(disk.number));
+        let exports: Vec<_> = exports.collect();
+        (!exports.is_empty()).then(|| {
+            let listener = Listener::bind(&Endpoint::Unix(self.nbd_path()), None).expect("it can be listened there");
+            NbdServer::new(exports, vec![listener]).expect("listeners can be watched")
+        })
     }
 
     fn open_port(&mut self) -> Option<Port> {
