@@ -86,12 +86,16 @@ fn driver(pages: usize, submitted: &[Submitted; 2]) -> Driver {
 }
 
 fn driver_of(pages: usize, disks: Vec<Disk>) -> Driver {
-    let cache = PageCount(8);
-    let config = EngineConfig {
-        disks: u16::try_from(disks.len()).unwrap(),
+    let config = config(disks.len());
+    begin(parts(pages, disks, config))
+}
+
+fn config(disks: usize) -> EngineConfig {
+    EngineConfig {
+        disks: u16::try_from(disks).unwrap(),
         key: [7; 16],
         seed: 1,
-        cache,
+        cache: PageCount(8),
         guest_memory: PageCount(20_000),
         has_port: true,
         frame_sample: 0,
@@ -100,15 +104,18 @@ fn driver_of(pages: usize, disks: Vec<Disk>) -> Driver {
         slots_per_turn: 64,
         hedge: true,
         rules: Rules::default(),
-    };
-    let mut driver = Driver::new(Parts {
+    }
+}
+
+fn parts(pages: usize, disks: Vec<Disk>, config: EngineConfig) -> Parts {
+    Parts {
         name: String::new(),
         clock: Box::new(SystemClock),
         engine: DiskEngine::new(&config, IndexMemory::new(layout(&config).words()).unwrap()),
         state: None,
         cold_reason: None,
         former: Former::default(),
-        cache,
+        cache: config.cache,
         cache_enabled: true,
         options: 0,
         disks,
@@ -126,8 +133,13 @@ fn driver_of(pages: usize, disks: Vec<Disk>) -> Driver {
         ask: Box::new(|_, _| unreachable!("no upgrade is asked for")),
         aside: Box::new(on_a_thread),
         manager: ServiceManager::default(),
-    })
-    .unwrap();
+    }
+}
+
+/// A driver of these parts, with a session.
+fn begin(parts: Parts) -> Driver {
+    let cache = parts.cache;
+    let mut driver = Driver::new(parts).unwrap();
     let server = ServerNumber(0);
     driver.engine.set_servers(driver.now, &[server]);
     let offer = PoolOffer { generation: 1, npages: cache, available: cache, sends_received: 0 };

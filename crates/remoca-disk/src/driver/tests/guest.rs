@@ -1,16 +1,20 @@
 //! A driver with a real device and a guest, on a disk that answers as the test says.
 
-use super::driver_of;
-use crate::driver::{Disk, Driver, Source};
+use super::{begin, config, parts};
+use crate::clock::{Clock, SystemClock};
+use crate::driver::{Disk, Driver, Parts, Source};
 use crate::frontend::Frontend;
+use crate::state::{self, Before, StateFile};
 use crate::store::{Geometry, IoBuffer, Store, StoreCompletion, StoreError, StoreEvent, StoreOp};
 use crate::testing::{Command, Options, TestGuest, Ticket};
 use crate::vhost::{DeviceConfig, SocketSource, VhostDevice, signal};
-use remoca_core::engine::Evicted;
-use remoca_core::units::{PAGE_SIZE, PAGE_SIZE_U64, SlotIndex};
-use remoca_protocol::{Frame, RequestId};
+use remoca_core::engine::{EngineConfig, Evicted};
+use remoca_core::units::{DiskIndex, PAGE_SIZE, PAGE_SIZE_U64, SlotIndex};
+use remoca_protocol::{ErrorCode, ErrorReply, Frame, RequestId};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -25,6 +29,18 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Script {
     asked: VecDeque<(u64, StoreOp, Option<IoBuffer>)>,
     answers: VecDeque<StoreEvent>,
+    /// When its timer is due.
+    deadline: Option<Instant>,
+    /// Looks at something whenever the store may go on with what it was asked.
+    watch: Option<Box<dyn FnMut(Moment) + Send>>,
+}
+
+/// A call in which a store hands operations to the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Moment {
+    Kick,
+    Ready,
+    Timer,
 }
 
 struct ScriptedStore {
@@ -35,6 +51,15 @@ struct ScriptedStore {
 impl ScriptedStore {
     fn script(&self) -> MutexGuard<'_, Script> {
         self.script.lock().unwrap()
+    }
+
+    fn note(&self, moment: Moment) {
+        let mut script = self.script();
+        if !script.asked.is_empty()
+            && let Some(watch) = &mut script.watch
+        {
+            watch(moment);
+        }
     }
 }
 
@@ -58,9 +83,22 @@ impl Store for ScriptedStore {
         self.script().asked.push_back((token, op, buffer));
     }
 
-    fn kick(&mut self, _: Instant) {}
+    fn kick(&mut self, _: Instant) {
+        self.note(Moment::Kick);
+    }
 
-    fn handle_ready(&mut self, _: Instant) {}
+    fn handle_ready(&mut self, _: Instant) {
+        self.note(Moment::Ready);
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.script().deadline
+    }
+
+    fn handle_timer(&mut self, _: Instant) {
+        self.script().deadline = None;
+        self.note(Moment::Timer);
+    }
 
     fn next_event(&mut self) -> Option<StoreEvent> {
         self.script().answers.pop_front()
@@ -77,6 +115,12 @@ impl Store for ScriptedStore {
     fn set_failed_flush(&mut self, _: Option<i32>) {}
 }
 
+fn device() -> DeviceConfig {
+    let mut config = DeviceConfig::disk("test", "test", DISK_BYTES);
+    config.logical_block_bytes = 512;
+    config
+}
+
 struct Bench {
     driver: Driver,
     guest: TestGuest,
@@ -87,10 +131,13 @@ struct Bench {
 impl Bench {
     /// Has buffers for [`PAGES`] pages.
     fn start() -> Self {
+        Self::start_with(config(1), device(), |_, _| ())
+    }
+
+    /// With other parts, in a folder.
+    fn start_with(engine: EngineConfig, config: DeviceConfig, change: impl FnOnce(&mut Parts, &Path)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("s");
-        let mut config = DeviceConfig::disk("test", "test", DISK_BYTES);
-        config.logical_block_bytes = 512;
         let device = VhostDevice::new(config, SocketSource::bind(&socket, None).unwrap()).unwrap();
         let script = Arc::<Mutex<Script>>::default();
         let disk = Disk {
@@ -104,7 +151,9 @@ impl Bench {
             kept_open: false,
             frontend: Frontend::Vhost(device),
         };
-        let driver = driver_of(PAGES, vec![disk]);
+        let mut parts = parts(PAGES, vec![disk], engine);
+        change(&mut parts, folder.path());
+        let driver = begin(parts);
         let guest = TestGuest::new(Options { queue_size: 16, data_bytes: 64 << 10, ..Options::default() });
         let mut bench = Self { driver, guest, script, _folder: folder };
         bench.meanwhile(|guest| guest.connect(&socket).unwrap());
@@ -182,10 +231,19 @@ impl Bench {
 }
 
 fn answer(script: &Mutex<Script>, which: usize, result: Result<(), StoreError>, byte: u8) -> bool {
+    answer_with(script, which, result, |buffer| buffer.fill(byte))
+}
+
+fn answer_with(
+    script: &Mutex<Script>,
+    which: usize,
+    result: Result<(), StoreError>,
+    fill: impl FnOnce(&mut [u8]),
+) -> bool {
     let mut script = script.lock().unwrap();
     let Some((token, op, mut buffer)) = script.asked.remove(which) else { return false };
     if let (StoreOp::Read { .. }, Some(buffer)) = (op, &mut buffer) {
-        buffer.fill(byte);
+        fill(buffer);
     }
     script.answers.push_back(StoreEvent::Completed(StoreCompletion { token, result, buffer }));
     true
@@ -304,4 +362,159 @@ fn what_waits_for_a_buffer_is_not_overtaken() {
     bench.answer(at, Ok(()), 3);
     assert_eq!(bench.guest.result(large), Some(OK));
     bench.meanwhile(TestGuest::wait_for_all);
+}
+
+impl Bench {
+    /// The server has the first page that it is asked for, and has lost all others.
+    fn one_page_comes(&mut self) {
+        let before = self.frames_looked_at();
+        for number in 0..16 {
+            let (request, page) = (RequestId(number), &[1; PAGE_SIZE]);
+            let frame = match self.frames_looked_at() == before {
+                true => Frame::SendPage { request, slot: SlotIndex(0), page },
+                false => Frame::Error(ErrorReply { request, code: ErrorCode::NotFound, detail: 0 }),
+            };
+            self.driver.handle_frame(&frame);
+            self.driver.execute();
+        }
+        self.turn();
+    }
+
+    fn pages_are_lost(&mut self) {
+        for number in 0..16 {
+            let lost = ErrorReply { request: RequestId(number), code: ErrorCode::NotFound, detail: 0 };
+            self.driver.handle_frame(&Frame::Error(lost));
+            self.driver.execute();
+        }
+        self.turn();
+    }
+
+    fn frames_looked_at(&self) -> u64 {
+        self.driver.engine.stats().frames_looked_at
+    }
+}
+
+/// A frame shows what the guest evicted until something is delivered into it. What this read brought is no eviction: it would
+/// count for frames that pay, and take the place of a page.
+#[test]
+fn frames_are_looked_at_before_anything_is_delivered_into_them_and_not_again() {
+    let mut bench =
+        Bench::start_with(EngineConfig { has_port: false, frame_sample: 1, ..config(1) }, device(), |_, _| ());
+    for page in [0, 1] {
+        bench.read(page, 1);
+        bench.answer(0, Ok(()), 1);
+    }
+    assert_eq!(bench.frames_looked_at(), 2, "what the disk brings fills frames, too");
+    let zeroes = bench.submit(Command::WriteZeroes(&[(16, 8, 0)]));
+    bench.answer(0, Ok(()), 0);
+    assert_eq!(bench.guest.result(zeroes), Some(OK));
+
+    let page = |byte| vec![byte; PAGE_SIZE];
+    let partly = [
+        (0, "a page of the server", [page(1), page(1)], Bench::one_page_comes as fn(&mut Bench)),
+        (1, "zeroes", [page(1), page(0)], Bench::pages_are_lost),
+    ];
+    for (first, what, content, server) in partly {
+        let looked_at = bench.frames_looked_at();
+        let ticket = bench.read(first, 2);
+        assert!(bench.asked().is_empty(), "the memory server is asked");
+        server(&mut bench);
+        assert_eq!(bench.asked().len(), 1, "it does not have everything");
+        assert_eq!(bench.frames_looked_at(), looked_at + 1, "{what}: before it is delivered");
+        assert!(answer_with(&bench.script, 0, Ok(()), |buffer| buffer.copy_from_slice(&content.concat())));
+        bench.turn();
+        assert_eq!(bench.guest.result(ticket), Some(OK));
+        assert!(bench.guest.data(ticket, 2 * PAGE_SIZE) == content.concat());
+        assert_eq!(bench.frames_looked_at(), looked_at + 1, "{what}: it was taken for evicted");
+    }
+}
+
+/// The time that files are stamped with, as the test says.
+struct SetClock(Arc<AtomicU64>);
+
+impl Clock for SetClock {
+    fn now(&self) -> Instant {
+        SystemClock.now()
+    }
+
+    fn of_files(&self) -> state::Clock {
+        let real_ns = self.of_file_stamps();
+        state::Clock { real_ns, boot_ns: real_ns }
+    }
+
+    fn of_file_stamps(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Each call of a store may begin the next part of a write. Should the process be killed then, its successor must know that
+/// the image can have changed as late as that.
+#[test]
+fn the_state_file_knows_of_writes_before_the_store_goes_on_with_them() {
+    let time = Arc::new(AtomicU64::new(1_700_000_000_000_000_000));
+    let clock = SetClock(Arc::clone(&time));
+    let engine = config(1);
+    let mut header = None;
+    let mut bench = Bench::start_with(engine, device(), |parts, folder| {
+        let started = StateFile::start(&folder.join("state"), &engine, Before::Another).unwrap();
+        header = started.state.as_ref().map(StateFile::header);
+        (parts.engine, parts.state, parts.clock) = (started.engine, started.state, Box::new(clock));
+    });
+    let header = header.unwrap();
+    let later = || time.fetch_add(1_000_000_000, Ordering::Relaxed);
+    let moments = Arc::<Mutex<Vec<(Moment, bool)>>>::default();
+    let (seen, now) = (Arc::clone(&moments), Arc::clone(&time));
+    let watch = move |moment| {
+        let is_stamped = header.disk(DiskIndex(0)).written_ns == now.load(Ordering::Relaxed);
+        seen.lock().unwrap().push((moment, is_stamped));
+    };
+    bench.script.lock().unwrap().watch = Some(Box::new(watch));
+
+    for command in [Command::Write { sector: 0, data: &[1; 512] }, Command::Discard(&[(8, 8, 0)])] {
+        later();
+        let ticket = bench.submit(command);
+        later();
+        bench.driver.turn(&[(Source::Store(0), false)]);
+        later();
+        bench.script.lock().unwrap().deadline = Some(Instant::now());
+        bench.driver.turn(&[]);
+        later();
+        bench.driver.turn(&[]);
+        let mut seen = std::mem::take(&mut *moments.lock().unwrap());
+        assert!(seen.iter().all(|(_, is_stamped)| *is_stamped), "{command:?}: {seen:?}");
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen, [Moment::Kick, Moment::Ready, Moment::Timer].map(|moment| (moment, true)));
+        bench.answer(0, Ok(()), 0);
+        assert_eq!(bench.guest.result(ticket), Some(OK));
+    }
+}
+
+/// The disk loses what it has done of a write before all of it is done. However often, the guest hears of it once.
+#[test]
+fn a_write_in_pieces_goes_out_again_once_for_each_loss() {
+    let config_of_device = DeviceConfig { transfer_bytes_max: 8192, ..device() };
+    let mut bench = Bench::start_with(config(1), config_of_device, |_, _| ());
+    let data = [7; 4 * PAGE_SIZE];
+    for losses in [0, 1, 2, 0] {
+        let ticket = bench.submit(Command::Write { sector: 0, data: &data });
+        bench.turn();
+        let pieces = bench.asked();
+        assert_eq!(pieces.len(), 2);
+        for _ in 0..losses {
+            bench.answer(0, Ok(()), 0);
+            bench.script.lock().unwrap().answers.push_back(StoreEvent::ContentUncertain);
+            bench.turn();
+            bench.answer(0, Ok(()), 0);
+            bench.turn();
+            assert_eq!(bench.guest.result(ticket), None, "its first half may be lost");
+            assert_eq!(bench.asked(), pieces);
+        }
+        bench.answer(0, Ok(()), 0);
+        assert_eq!(bench.guest.result(ticket), None);
+        bench.answer(0, Ok(()), 0);
+        bench.turn();
+        assert_eq!((bench.guest.result(ticket), bench.asked()), (Some(OK), vec![]), "after {losses} losses");
+        assert!(bench.driver.requests.is_empty());
+    }
 }
