@@ -4,6 +4,7 @@
 
 mod store_support;
 
+use remoca_disk::handover::StoreKind;
 use remoca_disk::store::{AlignedStore, NbdOptions, NbdStore, OnLostConnection, StoreError, StoreHealth, StoreOp};
 use remoca_disk::testing::{NbdCommand, NbdOffer, NbdRequested, Verdict, VolatileNbd};
 use std::time::{Duration, Instant};
@@ -164,6 +165,38 @@ fn a_loss_with_unflushed_writes_fails_the_next_flush_if_that_is_wanted() {
 }
 
 /// The flush was on its way when the writes that it is about were lost.
+/// An upgrade: another program goes on with the connection, and hears what the former one knew.
+fn adopted(setup: Setup, options: NbdOptions) -> Setup {
+    let Setup { server, driver, _folder } = setup;
+    let (connection, kind) = driver.store.hand_over().unwrap();
+    let StoreKind::Nbd(passed) = kind else { panic!("{kind:?} is no connection") };
+    let connection = connection.try_clone_to_owned().unwrap();
+    // The server never sees its client leave.
+    std::mem::forget(driver);
+    let store = NbdStore::adopt(connection, &unix_uri(&_folder.path().join("nbd")), options, &passed).unwrap();
+    Setup { server, driver: Driver::boxed(AlignedStore::wrap(Box::new(store))), _folder }
+}
+
+#[test]
+fn a_program_that_goes_on_with_the_connection_knows_what_was_not_flushed() {
+    let fail = NbdOptions { on_lost_connection: OnLostConnection::FailFlush, ..NbdOptions::default() };
+    for offer in [NbdOffer::default(), NbdOffer { block: 4096, ..NbdOffer::default() }] {
+        for (is_flushed, upgrades, after) in [(false, 1, Err(EIO)), (false, 3, Err(EIO)), (true, 1, Ok(()))] {
+            let mut setup = start(offer, fail);
+            setup.driver.write(0, &[1; 4096], false).unwrap();
+            if is_flushed {
+                setup.driver.flush().unwrap();
+            }
+            for _ in 0..upgrades {
+                setup = adopted(setup, fail);
+            }
+            setup.lose_power();
+            assert_eq!(setup.driver.flush(), after, "flushed before: {is_flushed}, {upgrades} upgrades");
+            assert_eq!(adopted(setup, fail).driver.flush(), after, "a flush that has failed stays failed");
+        }
+    }
+}
+
 #[test]
 fn a_flush_that_is_sent_again_speaks_for_nothing_that_was_lost_before_it() {
     let options = NbdOptions { on_lost_connection: OnLostConnection::FailFlush, ..NbdOptions::default() };
