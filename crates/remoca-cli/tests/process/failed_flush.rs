@@ -155,10 +155,15 @@ fn server_that_fails_flushes(folder: &Path) -> Program {
 }
 
 fn vhost_disk(folder: &Path, more: &[&str]) -> Program {
+    vhost_disk_at(folder, folder, more)
+}
+
+/// With its sockets in the folder `host`.
+fn vhost_disk_at(folder: &Path, host: &Path, more: &[&str]) -> Program {
     let mut disk = command(REMOCA);
     disk.args(["disk", "--image"]).arg(format!("nbd+unix:///?socket={}", folder.join("image").display()));
-    disk.arg("--socket").arg(folder.join("socket")).args(more);
-    start(disk, folder)
+    disk.arg("--socket").arg(host.join("socket")).args(more);
+    start(disk, host)
 }
 
 fn guest(folder: &Path) -> TestGuest {
@@ -227,4 +232,49 @@ fn a_process_that_waits_for_its_disks_remembers_what_failed_when_it_had_them() {
     guest.disconnect();
     next.terminate();
     server.terminate();
+}
+
+/// What is offered is sound; then a flush fails, of the guest or of the hand-over itself, before the disks go.
+#[test]
+fn a_flush_that_fails_before_the_disks_go_has_failed_where_they_come() {
+    for (of_the_guest, dies) in [(true, false), (false, false), (true, true)] {
+        let folder = tempfile::tempdir().unwrap();
+        let (folder, there) = (folder.path(), folder.path().join("there"));
+        std::fs::create_dir(&there).unwrap();
+        let mut server = server_that_fails_flushes(folder);
+        let mut source = vhost_disk(folder, &[]);
+        let to = format!("unix:{}", there.join("in").display());
+        let key = super::migration::key(folder).display().to_string();
+        let start_target = || vhost_disk_at(folder, &there, &["--incoming", &to, "--incoming-key", &key]);
+        let mut target = start_target();
+        let mut guest = guest(folder);
+        let control = folder.join("control").display().to_string();
+        let said = run(&["migrate", &control, "--to", &to, "--key", &key]);
+        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+
+        std::fs::write(folder.join("fail"), "").unwrap();
+        if of_the_guest {
+            assert_ne!(guest.run(0, Command::Flush), 0);
+            std::fs::remove_file(folder.join("fail")).unwrap();
+        }
+        guest.stop_queue(0).unwrap();
+        wait_until("the disks are there", || super::migration::has_disks(&status(&there.join("control"))));
+        let _ = std::fs::remove_file(folder.join("fail"));
+        let failed = |control: &Path| status(control).disks[0].failed_flush.is_some();
+        assert!(failed(&there.join("control")), "{}", target.log());
+        if dies {
+            target.kill();
+            target = start_target();
+            let said = run(&["migrate", there.join("control").to_str().unwrap(), "--take-back"]);
+            assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+        }
+        guest.move_away();
+        guest.connect(&there.join("socket")).unwrap();
+        assert_ne!(guest.run(0, Command::Flush), 0, "{}", target.log());
+        assert_eq!(guest.run(0, Command::Write { sector: 0, data: &[1; 512] }), 0, "the server is sound");
+        guest.disconnect();
+        target.terminate();
+        source.terminate();
+        server.terminate();
+    }
 }
