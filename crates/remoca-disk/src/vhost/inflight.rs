@@ -154,9 +154,9 @@ impl InflightQueue {
         let descriptors = self.descriptor_count().load(Ordering::Relaxed);
         let features = self.region.at::<AtomicU64>(self.base).load(Ordering::Relaxed);
         if version == 0 {
-            self.descriptor_count().store(self.size, Ordering::Relaxed);
-            self.used_index().store(used, Ordering::Relaxed);
-            self.version().store(VERSION, Ordering::Release);
+            self.set(self.descriptor_count(), self.size, Ordering::Relaxed);
+            self.set(self.used_index(), used, Ordering::Relaxed);
+            self.set(self.version(), VERSION, Ordering::Release);
             return Ok(Vec::new());
         }
         if version != VERSION || features != 0 || descriptors != self.size || ring_size > self.size {
@@ -181,35 +181,42 @@ impl InflightQueue {
             if head >= self.size {
                 break;
             }
-            self.mark_of(head).store(0, Ordering::Relaxed);
+            self.set(self.mark_of(head), 0, Ordering::Relaxed);
             head = self.next_of(head).load(Ordering::Relaxed);
         }
-        self.used_index().store(used, Ordering::Release);
+        self.set(self.used_index(), used, Ordering::Release);
     }
 
     /// Marks `head` as in flight, after all that are already.
     pub fn mark(&mut self, head: u16) {
-        self.counter_of(head).store(self.counter, Ordering::Relaxed);
+        self.set(self.counter_of(head), self.counter, Ordering::Relaxed);
         self.counter = self.counter.wrapping_add(1);
-        self.mark_of(head).store(1, Ordering::Release);
+        self.set(self.mark_of(head), 1, Ordering::Release);
     }
 
     /// Before the used index goes beyond `batch`.
     pub fn begin_publish(&self, batch: &[u16]) {
         for head in batch {
             let last = self.last_batch_head().load(Ordering::Relaxed);
-            self.next_of(*head).store(last, Ordering::Relaxed);
-            self.last_batch_head().store(*head, Ordering::Release);
+            self.set(self.next_of(*head), last, Ordering::Relaxed);
+            self.set(self.last_batch_head(), *head, Ordering::Release);
         }
     }
 
     /// After the used index went beyond `batch` and is `used`.
     pub fn end_publish(&self, batch: &[u16], used: u16) {
         for head in batch {
-            self.mark_of(*head).store(0, Ordering::Release);
+            self.set(self.mark_of(*head), 0, Ordering::Release);
             crate::narrow::passes("publish-half-cleared");
         }
-        self.used_index().store(used, Ordering::Release);
+        self.set(self.used_index(), used, Ordering::Release);
+    }
+
+    /// The process may be killed after each of these.
+    fn set<T: AtomicInteger>(&self, word: &T, value: T::V, order: Ordering) {
+        word.store(value, order);
+        #[cfg(test)]
+        tests::note_store(&self.region);
     }
 
     fn version(&self) -> &AtomicU16 {
@@ -268,6 +275,8 @@ fn from_errno(errno: rustix::io::Errno) -> InflightError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::RefCell;
+    use std::os::unix::fs::FileExt;
 
     const SIZE: u16 = 8;
     const NONE: [u16; 0] = [];
@@ -282,6 +291,89 @@ mod tests {
 
     fn queue(file: &File, bytes: u64) -> InflightQueue {
         InflightQueue::new(open(file, bytes), 1).unwrap()
+    }
+
+    thread_local! {
+        /// The record after each store of this thread's test, while somebody looks.
+        static LEFT: RefCell<Option<Vec<Vec<u8>>>> = const { RefCell::new(None) };
+    }
+
+    /// Keeps what a process would leave that is killed now.
+    pub(super) fn note_store(region: &InflightRegion) {
+        LEFT.with_borrow_mut(|left| {
+            if let Some(left) = left {
+                let byte = |at| region.at::<AtomicU8>(at).load(Ordering::Relaxed);
+                left.push((0..region.mapping.size()).map(byte).collect());
+            }
+        });
+    }
+
+    /// Returns the records that a successor may find if the process is killed during `change`, the finished one last.
+    fn left_by(change: impl FnOnce()) -> Vec<Vec<u8>> {
+        LEFT.set(Some(Vec::new()));
+        change();
+        LEFT.take().unwrap()
+    }
+
+    /// Returns what a successor takes for in flight that finds this record, and the guest's ring with `used`. It may be killed
+    /// meanwhile, and another one take its place.
+    fn found_in(record: &[u8], used: u16) -> Vec<u16> {
+        let recover = |record: &[u8]| {
+            let file = File::from(memfd_create("record", MemfdFlags::CLOEXEC).unwrap());
+            file.write_all_at(record, 0).unwrap();
+            queue(&file, record.len() as u64).recover(used, SIZE).unwrap()
+        };
+        let mut found = Vec::new();
+        for left in left_by(|| found = recover(record)) {
+            assert_eq!(recover(&left), found, "a successor that was killed leaves something else");
+        }
+        found
+    }
+
+    /// Heads are taken, and completed in any order and number at a time.
+    #[test]
+    fn a_process_that_is_killed_between_any_two_stores_repeats_what_the_guest_has_not_seen() {
+        for seed in 1..=3_u64 {
+            let (file, bytes) = record();
+            let mut used = u16::MAX - 20;
+            let mut queue = queue(&file, bytes);
+            assert_eq!(queue.recover(used, SIZE).unwrap(), NONE);
+            let mut random = seed;
+            let mut below = |end: usize| {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                usize::try_from(random >> 33).unwrap() % end
+            };
+            let mut in_flight = Vec::new();
+            for _ in 0..40 {
+                let free: Vec<u16> = (0..SIZE).filter(|head| !in_flight.contains(head)).collect();
+                if !free.is_empty() {
+                    let head = free[below(free.len())];
+                    let with_it = [&in_flight[..], &[head]].concat();
+                    for left in left_by(|| queue.mark(head)) {
+                        let found = found_in(&left, used);
+                        assert!(found == in_flight || found == with_it, "{found:?}: {in_flight:?}, then {head}");
+                    }
+                    in_flight = with_it;
+                }
+                let mut batch = Vec::new();
+                for _ in 0..below(in_flight.len() + 1) {
+                    let head = in_flight[below(in_flight.len())];
+                    if !batch.contains(&head) {
+                        batch.push(head);
+                    }
+                }
+                for left in left_by(|| queue.begin_publish(&batch)) {
+                    assert_eq!(found_in(&left, used), in_flight, "the guest has not seen {batch:?}");
+                }
+                in_flight.retain(|head| !batch.contains(head));
+                // From here on the guest sees it.
+                used = used.wrapping_add(u16::try_from(batch.len()).unwrap());
+                let begun = left_by(|| note_store(&queue.region));
+                for left in begun.into_iter().chain(left_by(|| queue.end_publish(&batch, used))) {
+                    assert_eq!(found_in(&left, used), in_flight, "the guest has seen {batch:?}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -40,3 +40,23 @@ pub(crate) fn received(event: OwnedFd) -> io::Result<OwnedFd> {
 pub(crate) fn keep(fd: impl AsFd) -> io::Result<()> {
     Ok(fcntl_setfd(fd, FdFlags::CLOEXEC)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::io::fcntl_getfd;
+
+    /// QEMU's are nonblocking; another front end's need not be. One that is full would hold up the I/O thread, and all disks.
+    #[test]
+    fn an_eventfd_of_a_front_end_holds_nobody_up() {
+        for flags in [EventfdFlags::empty(), EventfdFlags::NONBLOCK, EventfdFlags::SEMAPHORE] {
+            let event = received(eventfd(0, flags).unwrap()).unwrap();
+            assert!(fcntl_getfl(&event).unwrap().contains(OFlags::NONBLOCK), "{flags:?}");
+            assert!(fcntl_getfd(&event).unwrap().contains(FdFlags::CLOEXEC), "{flags:?}");
+            rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+            raise(&event);
+            let mut counter = [0; 8];
+            assert_eq!(rustix::io::read(&event, &mut counter), Ok(8), "what was there");
+        }
+    }
+}
