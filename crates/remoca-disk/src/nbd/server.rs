@@ -255,3 +255,25 @@ impl Client {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Also when the last request of a client that has gone is done later than that.
+    #[test]
+    fn a_seat_is_free_when_its_client_and_all_of_its_requests_are_gone() {
+        let mut seats = Seats::default();
+        let mut taken: Vec<_> = (0..CLIENTS_MAX).map(|_| seats.take().unwrap()).collect();
+        assert!(seats.take().is_none());
+        for _ in 0..3 * CLIENTS_MAX {
+            let client = taken.remove(0);
+            let request = Arc::clone(&client);
+            drop(client);
+            assert!(seats.take().is_none(), "a request holds a buffer");
+            drop(request);
+            taken.push(seats.take().expect("one has gone"));
+            assert!(seats.take().is_none());
+        }
+    }
+}
