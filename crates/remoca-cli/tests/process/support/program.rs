@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use rustix::process::Signal;
 
@@ -181,12 +181,56 @@ impl Program {
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
     }
 
-    /// Clock ticks (10 ms) of processor time that it has used.
-    pub fn processor_ticks(&self) -> u64 {
-        let text = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
-        let (_, fields) = text.rsplit_once(')').unwrap();
-        let fields: Vec<&str> = fields.split_whitespace().collect();
-        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    /// How often each of its threads got a processor or gave it up.
+    fn switches(&self) -> Vec<(PathBuf, String)> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
+        let switches = tasks.map(|task| {
+            let task = task.unwrap().path();
+            // A thread that has just ended has no file any more.
+            let text = std::fs::read_to_string(task.join("status")).unwrap_or_default();
+            (task, text.lines().filter(|line| line.contains("ctxt_switches")).collect())
+        });
+        switches.collect()
+    }
+
+    /// Waits until none of its threads wakes up while one looks and looks.
+    #[track_caller]
+    pub fn wait_until_asleep(&self) {
+        const LOOKS: usize = 2000;
+        let (mut before, mut looks) = (self.switches(), 0);
+        let give_up_at = Instant::now() + PATIENCE;
+        while looks < LOOKS {
+            assert!(Instant::now() < give_up_at, "it wakes up again and again: {before:?}");
+            let now = self.switches();
+            looks = if now == before { looks + 1 } else { 0 };
+            before = now;
+        }
+    }
+
+    /// Whether it waits for some peer to take more.
+    pub fn waits_to_write(&self) -> bool {
+        let files = std::fs::read_dir(format!("/proc/{}/fdinfo", self.pid())).unwrap();
+        // A descriptor may have gone meanwhile.
+        let texts = files.filter_map(|file| std::fs::read_to_string(file.unwrap().path()).ok());
+        let waits = |line: &str| {
+            let (_, events) = line.strip_prefix("tfd:")?.split_once("events:")?;
+            let events = u32::from_str_radix(events.split_whitespace().next()?, 16).ok()?;
+            Some(events & libc::EPOLLOUT as u32 != 0)
+        };
+        texts.into_iter().any(|text| text.lines().any(|line| waits(line) == Some(true)))
+    }
+
+    /// Returns how long its timer lets it sleep if nothing else wakes it.
+    pub fn sleeps_for(&self) -> Duration {
+        let files = format!("/proc/{}/fd", self.pid());
+        let is_timer =
+            |file: &PathBuf| std::fs::read_link(file).is_ok_and(|link| link.ends_with("anon_inode:[timerfd]"));
+        let timer = std::fs::read_dir(files).unwrap().map(|file| file.unwrap().path()).find(is_timer).unwrap();
+        let number = timer.file_name().unwrap().to_str().unwrap();
+        let text = std::fs::read_to_string(format!("/proc/{}/fdinfo/{number}", self.pid())).unwrap();
+        let value = text.lines().find_map(|line| line.strip_prefix("it_value: (")).unwrap().trim_end_matches(')');
+        let (seconds, nanoseconds) = value.split_once(", ").unwrap();
+        Duration::new(seconds.parse().unwrap(), nanoseconds.parse().unwrap())
     }
 }
 
