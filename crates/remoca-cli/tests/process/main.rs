@@ -13,6 +13,7 @@ mod control;
 mod failed_flush;
 mod guest_memory;
 mod hanging;
+mod io_thread;
 mod lost_store;
 mod lying_guest;
 mod lying_server;

@@ -6,6 +6,7 @@ pub mod machine;
 pub mod model;
 pub mod program;
 pub mod random;
+pub mod syscalls;
 
 use std::time::{Duration, Instant};
 
