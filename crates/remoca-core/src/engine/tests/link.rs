@@ -426,6 +426,40 @@ fn a_server_that_never_answers_a_setsize_is_given_up() {
     assert_eq!(bench.engine.next_deadline(), None);
 }
 
+/// It gave less than it was asked for, at once or when more was wanted: it has no page beyond that, whatever was sent there.
+#[test]
+fn a_server_that_gives_less_than_it_was_asked_for_gets_no_page_beyond() {
+    let mut bench = Bench::new(config());
+    bench.greet(1, 0, 0);
+    assert_eq!(bench.actions(), [Action::SetSize(PageCount(8))]);
+    let mut number = 0;
+    let mut fill = |bench: &mut Bench, gives: u32| {
+        assert_eq!(bench.engine.index().capacity(), PageCount(gives));
+        for _ in 0..8 {
+            let slot = bench.cache(u64::from(number), number + 1);
+            number += 1;
+            assert!(slot.0 < gives, "{slot:?} is none of its pages");
+            bench.engine.handle_sent(1);
+        }
+        let counts = bench.engine.index().slot_counts();
+        assert_eq!(counts, SlotCounts { free: 0, used: gives, draining: 0 });
+    };
+    bench.engine.handle_sized(bench.now, PageCount(5));
+    fill(&mut bench, 5);
+    let retry = bench.engine.next_deadline().expect("more is asked for later");
+    bench.wait(retry.since_ns(bench.now));
+    assert_eq!(bench.timer(), [Action::SetSize(PageCount(8))]);
+    let held = |bench: &Bench| {
+        let mut held: Vec<_> = bench.engine.index().queue().collect();
+        held.retain(|(slot, _)| slot.0 < 2);
+        held
+    };
+    let before = held(&bench);
+    bench.engine.handle_sized(bench.now, PageCount(2));
+    assert_eq!((held(&bench), bench.actions()), (before, vec![]), "what its pages hold nobody has moved");
+    fill(&mut bench, 2);
+}
+
 #[test]
 fn a_server_that_gives_another_size_is_not_asked_without_end() {
     let mut bench = Bench::new(config());
