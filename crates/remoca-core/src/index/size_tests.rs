@@ -99,6 +99,29 @@ fn lost_pages_are_not_found_and_their_slots_not_filled() {
     assert!(lost.iter().all(|(_, content)| index.cached(*content).is_none()));
 }
 
+/// As many pages come as are given up.
+#[test]
+fn admissions_do_not_keep_a_shrink_from_its_end() {
+    let mut index = index(64, 64);
+    let mut numbers = 10_u32..;
+    let mut admit = |index: &mut CacheIndex<Vec<u32>>| {
+        let number = numbers.next().unwrap();
+        let content = Fingerprint([number, number, number]);
+        index.learn(block(number.into()), content);
+        assert!(matches!(index.offer(content, Place::Tail), Offer::Admitted(_)));
+    };
+    (0..32).for_each(|_| admit(&mut index));
+    index.aim(PageCount(8));
+    let mut turns = 0;
+    while index.is_resizing() {
+        index.resize(1, |_| {});
+        admit(&mut index);
+        turns += 1;
+        assert!(turns <= 3 * 64, "{:?}", index.slot_counts());
+    }
+    assert_eq!(index.slot_counts(), SlotCounts { free: 0, used: 8, draining: 0 });
+}
+
 proptest! {
     /// Whatever comes between the slots of a shrink: admissions, hits, pins and losses do not keep it from its end.
     #[test]
