@@ -85,7 +85,7 @@ impl Capture {
         Ok(capture)
     }
 
-    /// From now on evictions are captured, as long as the result lives.
+    /// Captures evictions from now on, as long as the result lives.
     pub fn attach(&self) -> Result<Link, AgentError> {
         let missing = || refused("it has no program")(not_found());
         let program = self.object.progs_mut().next().ok_or_else(missing)?;
@@ -102,7 +102,7 @@ impl Capture {
         }
     }
 
-    /// While paused, evictions are counted as lost and cost nothing more.
+    /// Pauses capture, or ends the pause. While paused, evictions are only counted as lost.
     pub fn set_paused(&self, paused: bool) {
         self.shared().paused.store(u32::from(paused), Ordering::Relaxed);
     }
@@ -111,7 +111,7 @@ impl Capture {
         self.shared().sample_one_in.store(one_in, Ordering::Relaxed);
     }
 
-    /// The pages captured. There is one reader: a second one would give slots back that are not its own.
+    /// Returns the pages captured. There is one reader: a second one would give slots back that are not its own.
     pub fn ring(&mut self) -> Result<(&Capture, PageRing<'_>), AgentError> {
         let capture = &*self;
         let map = find_map(&capture.object, WAKEUPS_MAP)?;
@@ -141,7 +141,7 @@ pub struct PageRing<'a> {
 }
 
 impl PageRing<'_> {
-    /// The pages that are ready and lie side by side, at most so many: whole pages, page-aligned.
+    /// Returns the pages that are ready and lie side by side, at most so many: whole pages, page-aligned.
     pub fn ready(&mut self, page_count_max: usize) -> &[u8] {
         let Run { first_slot, page_count } = self.reader.ready(page_count_max);
         // Slots without content were passed over.
@@ -154,7 +154,7 @@ impl PageRing<'_> {
         }
     }
 
-    /// How many pages lie side by side from the next one to the end of the ring.
+    /// Returns how many pages lie side by side from the next one to the end of the ring.
     pub fn page_count_to_end(&mut self) -> usize {
         self.capture.slot_count - self.reader.ready(0).first_slot
     }
@@ -165,7 +165,7 @@ impl PageRing<'_> {
         self.capture.shared().freed.store(freed, Ordering::Release);
     }
 
-    /// Whether the program has taken tickets that are not ready yet: another processor is copying these pages.
+    /// Returns whether the program has taken tickets that are not ready yet: another processor is copying these pages.
     pub fn is_being_filled(&mut self) -> bool {
         self.reader.free(0) < self.capture.shared().taken.load(Ordering::Acquire)
     }
@@ -177,7 +177,7 @@ impl PageRing<'_> {
         self.capture.shared().reader_idle.store(u32::from(from_first_page), Ordering::SeqCst);
     }
 
-    /// Readable when the program woke the reader.
+    /// Returns a descriptor that is readable when the program woke the reader.
     pub fn wakeups(&self) -> BorrowedFd<'_> {
         // SAFETY: the ring owns this descriptor and keeps it open as long as it lives, which the lifetime says.
         unsafe { BorrowedFd::borrow_raw(self.wakeups.epoll_fd()) }
@@ -259,7 +259,7 @@ fn refused(what: &'static str) -> impl Fn(libbpf_rs::Error) -> AgentError {
     }
 }
 
-/// What the usual refusals mean.
+/// Returns what the usual refusals mean.
 fn hint(log: &str) -> &'static str {
     if log.contains("page_offset_base") && log.contains("not resolved") {
         ". The kernel does not list its data symbols (CONFIG_KALLSYMS_ALL), or hides them (kernel.kptr_restrict=2)"

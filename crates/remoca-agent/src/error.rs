@@ -54,7 +54,7 @@ impl AgentError {
         move |source| AgentError::Io { context, source }
     }
 
-    /// 2 is taken by wrong usage of the command line.
+    /// Returns the exit code of this error. Code 2 is wrong usage of the command line.
     pub fn exit_code(&self) -> u8 {
         match self {
             AgentError::Io { .. } => 1,

@@ -25,7 +25,8 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// `waiting` pages are ready, and `worthwhile` would be worth a write or reach the end of the ring.
+    /// Decides what to do with `waiting` pages that are ready, where `worthwhile` would be worth a write or reach the
+    /// end of the ring.
     pub fn next(&mut self, waiting: usize, worthwhile: usize, now: Instant) -> Next {
         if waiting == 0 {
             self.since = None;
@@ -35,7 +36,7 @@ impl Pace {
         if waiting >= worthwhile || now >= due_at { Next::Write } else { Next::WaitUntil(due_at) }
     }
 
-    /// What waited was written.
+    /// Notes that the waiting pages were written.
     pub fn written(&mut self) {
         self.since = None;
     }

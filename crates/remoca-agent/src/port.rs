@@ -81,7 +81,7 @@ impl Port {
         &self.device
     }
 
-    /// The largest batch: several whole requests of the disk's queue, or one if the port takes no such request.
+    /// Returns the largest batch: several whole requests of the disk's queue, or one if the port takes no such request.
     pub fn batch_page_count_max(&self, identification: &IdentificationPage) -> usize {
         let room = usize::try_from(self.block_count - 1).unwrap_or(usize::MAX);
         let port_max = identification.batch_page_count_max as usize;
@@ -113,7 +113,7 @@ impl Port {
     }
 }
 
-/// The first block of the next batch: never block 0, never beyond the end.
+/// Returns the first block of the next batch: never block 0, never beyond the end.
 fn batch_position(next_block: u64, page_count: u64, block_count: u64) -> u64 {
     if next_block + page_count > block_count { 1 } else { next_block }
 }
@@ -176,7 +176,7 @@ impl DiskFacts {
         })
     }
 
-    /// Why this cannot be a port, if it cannot.
+    /// Checks that this is a port, and says why if it is not.
     fn check(&self) -> Result<(), String> {
         if self.is_partition {
             return Err("it is a partition".to_owned());

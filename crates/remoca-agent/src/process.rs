@@ -40,7 +40,7 @@ fn missing_capabilities(held: CapabilitySet) -> Vec<&'static str> {
     needed.iter().filter(|(capability, _)| !held.contains(*capability)).map(|(_, name)| *name).collect()
 }
 
-/// The program needs the addresses of two kernel variables.
+/// Checks that this process may read the addresses of two kernel variables, which the program needs.
 pub fn check_kernel_symbols() -> Result<(), AgentError> {
     let mut text = vec![0; 4096];
     let mut file = fs::File::open("/proc/kallsyms").map_err(AgentError::io("/proc/kallsyms"))?;
@@ -105,14 +105,14 @@ impl StopSignals {
         self.0.as_fd()
     }
 
-    /// Whether one has come.
+    /// Returns whether one has come.
     pub fn arrived(&self) -> bool {
         let mut signal = [0; size_of::<libc::signalfd_siginfo>()];
         matches!(rustix::io::read(&self.0, &mut signal), Ok(length) if length > 0)
     }
 }
 
-/// A number that tells this start of the agent from any other.
+/// Returns a number that tells this start of the agent from any other.
 pub fn start_cookie() -> u64 {
     let mut bytes = [0; 8];
     match fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes)) {

@@ -33,7 +33,7 @@ impl<'a> RingReader<'a> {
         RingReader { states, freed: 0 }
     }
 
-    /// What is ready, at most so many pages. Slots without content are passed over.
+    /// Returns what is ready, at most so many pages. Slots without content are passed over.
     pub fn ready(&mut self, page_count_max: usize) -> Run {
         while self.state(self.freed) == (self.freed + 1) | COPY_FAILED {
             self.freed += 1;

@@ -69,7 +69,7 @@ pub fn run(options: &Options) -> Result<(), AgentError> {
     Ok(())
 }
 
-/// The port to start with; `None` if a signal came while waiting for one.
+/// Returns the port to start with; `None` if a signal came while waiting for one.
 fn first_port(options: &Options, signals: &StopSignals) -> Result<Option<(Port, IdentificationPage)>, AgentError> {
     let mut said = false;
     loop {
@@ -131,7 +131,7 @@ impl Agent<'_> {
         }
     }
 
-    /// At most one batch: whatever the rate of evictions, signals and ticks get their turn.
+    /// Writes at most one batch: whatever the rate of evictions, signals and ticks get their turn.
     fn move_pages(&mut self) -> Next {
         let page_count_max = self.batch_page_count_max.min(self.ring.page_count_to_end());
         let waiting = self.ring.ready(page_count_max).len() / PAGE_BYTES;
@@ -258,7 +258,7 @@ impl Agent<'_> {
         }
     }
 
-    /// What is captured by now still goes out; a port that is away is not waited for.
+    /// Writes what is captured by now. Does not wait for a port that is away.
     fn finish(&mut self) {
         self.capture.set_paused(true);
         let give_up_at = Instant::now() + LAST_PAGES_TIME_MAX;
@@ -309,12 +309,12 @@ fn sleep_until_readable(fds: &mut [PollFd<'_>], timeout: Duration) {
     rustix::event::poll(fds, timeout.as_ref()).ok();
 }
 
-/// Where there is no systemd, nobody is told.
+/// Tells systemd, if there is one.
 fn notify(states: &[NotifyState<'_>]) {
     sd_notify::notify(states).ok();
 }
 
-/// Whoever listened may be gone; that must not end the agent.
+/// Writes a line to standard error. A reader that is gone must not end the agent.
 fn log(text: &str) {
     writeln!(io::stderr(), "remoca-agent: {text}").ok();
 }

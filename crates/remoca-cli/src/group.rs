@@ -2,7 +2,7 @@
 
 use nix::unistd::Group;
 
-/// The number of a group that is given by name or number.
+/// Returns the number of a group that is given by name or number.
 ///
 /// # Errors
 /// If there is no such group; the text is for people.

@@ -31,7 +31,7 @@ pub enum StoreTarget {
     Nbd(NbdUri, NbdOptions),
 }
 
-/// What was handed over to this process, if it fits its options.
+/// Returns what was handed over to this process, if it fits its options.
 pub fn receive(args: &DiskArgs) -> Option<Inherited> {
     let inheritance = Inheritance::receive()?;
     let Description { name, disks, upgrades, .. } = &inheritance.description;
@@ -49,13 +49,13 @@ impl Inherited {
         self.0.description.upgrades
     }
 
-    /// Who waits for the end of the upgrade.
+    /// Returns the connection of the client that waits for the end of the upgrade.
     pub fn client(&mut self) -> Option<OwnedFd> {
         let number = self.0.description.client?;
         self.0.take(number).ok()
     }
 
-    /// The locked state file.
+    /// Returns the locked state file.
     pub fn state(&mut self) -> Option<OwnedFd> {
         let number = self.0.description.state?;
         self.0.take(number).ok()
@@ -79,7 +79,7 @@ impl Inherited {
         self.source(listening)
     }
 
-    /// Socket and store of the disk `number`.
+    /// Returns socket and store of the disk `number`.
     pub fn disk(&mut self, number: usize) -> (Option<SocketSource>, Option<FormerStore>) {
         let Some(disk) = self.0.description.disks.get_mut(number) else { return (None, None) };
         let (listening, store) = (disk.socket.take(), disk.store.clone());
@@ -87,12 +87,12 @@ impl Inherited {
         (self.source(listening), fd.map(|fd| FormerStore { fd, kind: store.kind }))
     }
 
-    /// Whether the guest of the disk `number` has its write cache on.
+    /// Returns whether the guest of the disk `number` has its write cache on.
     pub fn write_cache(&self, number: usize) -> bool {
         self.0.description.disks.get(number).is_none_or(|disk| !disk.write_cache_off)
     }
 
-    /// Where NBD clients come from.
+    /// Returns where NBD clients come from.
     pub fn nbd(&mut self) -> Vec<Listener> {
         let listening = std::mem::take(&mut self.0.description.nbd);
         let adopt = |Listening { fd, path }| {
@@ -109,7 +109,7 @@ impl Inherited {
     }
 }
 
-/// Goes on with a store where a former program stopped. `None`, with a warning, if that is impossible: its descriptor is
+/// Takes over a store where a former program stopped. `None`, with a warning, if that is impossible: its descriptor is
 /// closed then, as after a crash.
 pub fn go_on(former: FormerStore, target: &StoreTarget) -> Option<Box<dyn Store>> {
     let FormerStore { fd, kind } = former;
@@ -125,8 +125,8 @@ pub fn go_on(former: FormerStore, target: &StoreTarget) -> Option<Box<dyn Store>
     store.inspect_err(|error| tracing::warn!("{error}; it is opened anew")).ok()
 }
 
-/// The file of this program, by the name under which an upgrade puts another one: as it was called, links and all, if that
-/// leads to it.
+/// Returns the file of this program, by the name under which an upgrade puts another one: as it was called, links and all,
+/// if that leads to it.
 pub fn own_program() -> Result<PathBuf> {
     let own = || std::fs::metadata("/proc/self/exe").map(|file| (file.dev(), file.ino()));
     let called = std::env::args_os().next().map(PathBuf::from).filter(|path| path.components().count() > 1);

@@ -32,7 +32,7 @@ impl FromStr for KeySource {
 }
 
 impl KeySource {
-    /// Returns the key.
+    /// Reads the key.
     ///
     /// # Errors
     /// If it cannot be read, is none, or others can read it; the text says what to do.

@@ -67,7 +67,7 @@ fn put(line: &[u8]) {
     }
 }
 
-/// Returns how many bytes were written without waiting.
+/// Writes what can be written without waiting, and returns how many bytes.
 fn write_at_once(text: &[u8]) -> usize {
     let mut written = 0;
     for piece in text.chunks(PIECE_BYTES_MAX) {

@@ -31,7 +31,7 @@ impl FromStr for Address {
 }
 
 impl Address {
-    /// The socket in the file system, if it is one.
+    /// Returns the socket in the file system, if it is one.
     pub fn socket(&self) -> Option<&Path> {
         match self {
             Self::Endpoint(Endpoint::Unix(path)) => Some(path),
@@ -40,7 +40,7 @@ impl Address {
     }
 }
 
-/// A descriptor that was passed has one owner.
+/// Refuses a descriptor that was passed to this process and is asked for twice.
 ///
 /// # Errors
 /// If it would have two.
@@ -57,7 +57,7 @@ pub fn check_activation(addresses: &[Address], fd: Option<RawFd>) -> Result<()> 
 pub struct Exports(Vec<Export>);
 
 impl Exports {
-    /// One more export; the frontend of its device.
+    /// Adds an export, and returns the frontend of its device.
     ///
     /// # Errors
     /// If it cannot have this name.
@@ -72,7 +72,7 @@ impl Exports {
         Ok(Frontend::Nbd(NbdExport::new(geometry).context("no descriptors")?))
     }
 
-    /// The eviction port.
+    /// Adds the eviction port, and returns its frontend.
     ///
     /// # Errors
     /// As [`Self::add`].

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 const SUFFIX: &str = "ctl";
 
-/// The directory of control sockets: `/run/remoca` for root, else below `$XDG_RUNTIME_DIR`.
+/// Returns the directory of control sockets: `/run/remoca` for root, else below `$XDG_RUNTIME_DIR`.
 ///
 /// # Errors
 /// If a user has no `$XDG_RUNTIME_DIR`.
@@ -21,7 +21,7 @@ pub fn directory() -> Result<PathBuf> {
     }
 }
 
-/// The control socket of the VM process `name`.
+/// Returns the control socket of the VM process `name`.
 ///
 /// # Errors
 /// As [`directory`].
@@ -29,7 +29,7 @@ pub fn socket_of(name: &str) -> Result<PathBuf> {
     Ok(directory()?.join(format!("{name}.{SUFFIX}")))
 }
 
-/// The control sockets a user means by `name`: a path, a name, or all.
+/// Returns the control sockets a user means by `name`: a path, a name, or all.
 ///
 /// # Errors
 /// If the directory cannot be read.

@@ -94,7 +94,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A time from `500ms`, `60s`, `5m`, `1h`.
+/// Returns a time from `500ms`, `60s`, `5m`, `1h`.
 fn parse_duration(text: &str) -> Result<Duration, String> {
     const MONTH_MS: u64 = 31 * 24 * 3_600_000;
     let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());

@@ -15,7 +15,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// To be called before any thread starts: threads have the mask of the one that starts them.
+    /// Takes the signals that this process handles. Call it before any thread starts: a thread inherits the mask.
     ///
     /// # Errors
     /// If the system has no descriptors left.

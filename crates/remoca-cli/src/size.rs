@@ -1,6 +1,6 @@
 //! Sizes as people write them: `4096`, `512M`, `2G`.
 
-/// Bytes of a size with an optional unit K, M, G or T (powers of 1024).
+/// Parses a size with an optional unit K, M, G or T (powers of 1024), and returns its bytes.
 ///
 /// # Errors
 /// If it is no size; the text shows the form.
@@ -19,7 +19,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(error)
 }
 
-/// A size as people read it: three digits and a unit.
+/// Returns a size as people read it: three digits and a unit.
 #[must_use]
 pub fn show_size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "K", "M", "G", "T"];

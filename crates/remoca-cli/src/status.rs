@@ -104,7 +104,7 @@ fn show(args: &StatusArgs, now: &[Status], before: &[Status]) -> Result<()> {
 
 const HEADING: &str = "VM               CACHE      USED   SERVER        READS   HIT%  CACHE us   DISK us   WRITES  EVICTED  KNOWN%   POOL AT";
 
-/// One VM, since its start or since `earlier`.
+/// Returns the line of one VM, since its start or since `earlier`.
 fn line(status: &Status, earlier: Option<&Status>) -> String {
     let count = |name: &str| {
         let value = |status: &Status| status.counters.get(name).copied().unwrap_or(0);

@@ -21,7 +21,7 @@ pub struct Fingerprinter {
 }
 
 impl Fingerprinter {
-    /// A fingerprinter for `key`, which must be random and stay secret.
+    /// Returns a fingerprinter for `key`, which must be random and stay secret.
     #[must_use]
     pub fn new(key: &[u8; 16]) -> Self {
         let mac = Aegis128X2Mac::new(key);
@@ -30,7 +30,7 @@ impl Fingerprinter {
         this
     }
 
-    /// The fingerprint of `page`, which is one page long.
+    /// Returns the fingerprint of `page`, which is one page long.
     #[must_use]
     pub fn page(&self, page: &[u8]) -> Fingerprint {
         debug_assert_eq!(page.len(), PAGE_SIZE);
@@ -41,7 +41,7 @@ impl Fingerprinter {
         Fingerprint([word(0), word(4), word(8)])
     }
 
-    /// The fingerprint of a page of zeroes.
+    /// Returns the fingerprint of a page of zeroes.
     #[must_use]
     pub fn zero(&self) -> Fingerprint {
         self.zero

@@ -57,14 +57,14 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// All rules but `rule`.
+    /// Returns all rules but `rule`.
     #[cfg(feature = "ablation")]
     #[must_use]
     pub fn without(rule: Rule) -> Self {
         Self { omitted: Some(rule) }
     }
 
-    /// Whether `rule` holds.
+    /// Returns whether `rule` holds.
     #[must_use]
     pub fn hold(self, rule: Rule) -> bool {
         #[cfg(feature = "ablation")]

@@ -36,13 +36,13 @@ pub struct PageCount(pub u32);
 pub struct Nanos(pub u64);
 
 impl Nanos {
-    /// This time plus `ns` nanoseconds.
+    /// Returns this time plus `ns` nanoseconds.
     #[must_use]
     pub fn plus_ns(self, ns: u64) -> Self {
         Self(self.0.saturating_add(ns))
     }
 
-    /// Nanoseconds from `earlier` to this time, 0 if `earlier` is later.
+    /// Returns the nanoseconds from `earlier` to this time, 0 if `earlier` is later.
     #[must_use]
     pub fn since_ns(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
@@ -57,13 +57,13 @@ pub struct ByteRange {
 }
 
 impl ByteRange {
-    /// First byte after the range.
+    /// Returns the first byte after the range.
     #[must_use]
     pub fn end(self) -> u64 {
         self.offset + self.length
     }
 
-    /// The blocks the range touches, whole or in part: `first..end` of block numbers.
+    /// Returns the blocks the range touches, whole or in part: `first..end` of block numbers.
     #[must_use]
     pub fn touched_blocks(self) -> std::ops::Range<u64> {
         if self.length == 0 {
@@ -73,7 +73,7 @@ impl ByteRange {
         self.offset / PAGE_SIZE_U64..self.end().div_ceil(PAGE_SIZE_U64)
     }
 
-    /// The blocks the range covers whole: `first..end` of block numbers (empty if none).
+    /// Returns the blocks the range covers whole: `first..end` of block numbers (empty if none).
     #[must_use]
     pub fn covered_blocks(self) -> std::ops::Range<u64> {
         let first = self.offset.div_ceil(PAGE_SIZE_U64);

@@ -61,7 +61,7 @@ pub struct Kill {
     pub app_reads_before: u64,
 }
 
-/// Everything, from preparation to report.
+/// Performs everything, from preparation to report.
 pub fn perform(plan: &Plan, out: &Path) -> Result<Report> {
     let progress = Progress::start();
     let stage = Stage::prepare(plan, out, &progress)?;
@@ -197,7 +197,7 @@ enum KillStage {
     Over,
 }
 
-/// The guest reads on while its memory server dies by SIGKILL, is away for a while, and is started again.
+/// Kills the memory server by SIGKILL while the guest reads, leaves it away for a while, and starts it again.
 fn kill_server(
     plan: &Plan,
     stage: &Stage,

@@ -93,7 +93,7 @@ fn mean_ms(sum_ns: u64, count: u64) -> f64 {
     ratio(sum_ns, count) / NS_PER_MS
 }
 
-/// Everything about the reads of a window.
+/// Returns everything about the reads of a window.
 pub fn reads_in(records: &[TraceRecord], window: Window) -> ReadFigures {
     let mut latencies = Vec::new();
     let (mut cache_ns, mut disk_ns, mut figures) = (0, 0, ReadFigures::default());
@@ -130,7 +130,7 @@ pub fn reads_in(records: &[TraceRecord], window: Window) -> ReadFigures {
     figures
 }
 
-/// `latencies` in ascending order.
+/// Returns a histogram of `latencies`, which are in ascending order.
 fn histogram(latencies: &[(u64, TracedSource)]) -> Vec<(f64, u64, u64)> {
     let mut bins: Vec<(f64, u64, u64)> = Vec::new();
     for &(latency_ns, source) in latencies {
@@ -180,7 +180,7 @@ fn key(record: &TraceRecord, block: u64) -> u64 {
     u64::from(record.disk) << 48 | block
 }
 
-/// The reads of a window in bins of `bin_ns`.
+/// Returns the reads of a window in bins of `bin_ns`.
 pub fn timeline(records: &[TraceRecord], window: Window, bin_ns: u64) -> Vec<Bin> {
     let bin_count = (window.to_ns - window.from_ns).div_ceil(bin_ns);
     let mut sums = vec![(0, 0, 0); usize::try_from(bin_count).unwrap_or_default()];

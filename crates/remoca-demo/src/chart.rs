@@ -21,7 +21,7 @@ impl Scale {
     }
 }
 
-/// Whole decades that hold all values above 0.
+/// Returns a scale of whole decades that holds all values above 0.
 pub fn decades(values: impl Iterator<Item = f64>) -> Scale {
     let (mut low, mut high) = (f64::INFINITY, 0.0f64);
     for value in values.filter(|&value| value > 0.0 && value.is_finite()) {
@@ -35,7 +35,7 @@ pub fn decades(values: impl Iterator<Item = f64>) -> Scale {
     Scale::Log { from, to: (10f64.powf(high.log10().ceil())).max(from * 10.0) }
 }
 
-/// A step for about `count` ticks: 1, 2 or 5 times a power of ten.
+/// Returns a step for about `count` ticks: 1, 2 or 5 times a power of ten.
 pub fn tick_step(span: f64, count: f64) -> f64 {
     let raw = (span / count).max(f64::MIN_POSITIVE);
     let unit = 10f64.powf(raw.log10().floor());
@@ -43,7 +43,7 @@ pub fn tick_step(span: f64, count: f64) -> f64 {
     step.unwrap_or(10.0) * unit
 }
 
-/// From 0 up to and with `to`.
+/// Returns ticks from 0 up to and with `to`.
 pub fn ticks(to: f64, count: f64) -> Vec<f64> {
     let step = tick_step(to, count);
     (0u32..).map(|index| f64::from(index) * step).take_while(|&tick| tick <= to * (1.0 + 1e-9)).collect()
@@ -86,7 +86,7 @@ impl Picture {
         Picture { width, height, text: String::new() }
     }
 
-    /// The finished SVG; `label` is read to those who cannot see it.
+    /// Returns the finished SVG; `label` is read to those who cannot see it.
     pub fn finish(self, label: &str) -> String {
         let Picture { width, height, text } = self;
         format!(r#"<svg viewBox="0 0 {width} {height}" role="img" aria-label="{}">{text}</svg>"#, escape(label))
@@ -97,7 +97,7 @@ impl Picture {
         let _ = writeln!(self.text, "{element}");
     }
 
-    /// `anchor` is "start", "middle" or "end".
+    /// Adds a text; `anchor` is "start", "middle" or "end".
     pub fn text(&mut self, x: f64, y: f64, anchor: &str, class: &str, text: &str) {
         self.add(format_args!(
             r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" class="{class}">{}</text>"#,
@@ -110,13 +110,13 @@ impl Picture {
         self.add(format_args!(r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" class="{class}"/>"#));
     }
 
-    /// A rectangle between two values of the x axis, over the panel's whole height.
+    /// Adds a rectangle between two values of the x axis, over the panel's whole height.
     pub fn span(&mut self, panel: &Panel, from: f64, to: f64, class: &str) {
         let (left, right) = (panel.x_at(from), panel.x_at(to));
         self.rect(left, panel.top, right - left, panel.height, class, "");
     }
 
-    /// `tip` is shown when the pointer rests on it; none if empty.
+    /// Adds a rectangle; `tip` is shown when the pointer rests on it, none if empty.
     pub fn rect(&mut self, x: f64, y: f64, width: f64, height: f64, class: &str, tip: &str) {
         let tip = if tip.is_empty() { String::new() } else { format!("<title>{}</title>", escape(tip)) };
         let (width, height) = (width.max(0.0), height.max(0.0));
@@ -125,7 +125,7 @@ impl Picture {
         ));
     }
 
-    /// Grid lines and numbers of the y axis.
+    /// Adds grid lines and numbers of the y axis.
     pub fn y_axis(&mut self, panel: &Panel, ticks: &[f64], label: impl Fn(f64) -> String) {
         for &tick in ticks {
             let y = panel.y_at(tick);
@@ -134,7 +134,7 @@ impl Picture {
         }
     }
 
-    /// The base line and the numbers of the x axis.
+    /// Adds the base line and the numbers of the x axis.
     pub fn x_axis(&mut self, panel: &Panel, ticks: &[f64], label: impl Fn(f64) -> String) {
         let bottom = panel.bottom();
         self.line((panel.left, bottom), (panel.left + panel.width, bottom), "axis");
@@ -145,7 +145,7 @@ impl Picture {
         }
     }
 
-    /// A curve through the points; it breaks where there is no value.
+    /// Adds a curve through the points, which breaks where there is no value.
     pub fn curve(&mut self, panel: &Panel, points: &[(f64, Option<f64>)], class: &str) {
         for run in runs(points) {
             let path = path(panel, &run);
@@ -153,7 +153,7 @@ impl Picture {
         }
     }
 
-    /// The area below the points.
+    /// Adds the area below the points.
     pub fn area(&mut self, panel: &Panel, points: &[(f64, Option<f64>)], class: &str) {
         for run in runs(points) {
             let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
@@ -169,14 +169,14 @@ fn path(panel: &Panel, points: &[(f64, f64)]) -> String {
     points.join("L")
 }
 
-/// The stretches that have values.
+/// Returns the stretches that have values.
 fn runs(points: &[(f64, Option<f64>)]) -> Vec<Vec<(f64, f64)>> {
     let stretches = points.split(|(_, value)| value.is_none());
     let known = stretches.map(|run| run.iter().filter_map(|&(x, y)| Some((x, y?))).collect::<Vec<_>>());
     known.filter(|run| !run.is_empty()).collect()
 }
 
-/// Text that may stand in HTML and in its attributes.
+/// Returns text that may stand in HTML and in its attributes.
 pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

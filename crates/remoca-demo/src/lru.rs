@@ -27,7 +27,7 @@ impl ExactLru {
         ExactLru { capacity, nodes: Vec::new(), places: HashMap::new(), newest: NONE, oldest: NONE }
     }
 
-    /// Whether the block is held, which changes nothing.
+    /// Returns whether the block is held, which changes nothing.
     pub fn holds(&self, block: u64) -> bool {
         self.places.contains_key(&block)
     }

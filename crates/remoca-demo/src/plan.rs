@@ -37,13 +37,13 @@ impl Plan {
         self.set_bytes() / self.record_bytes
     }
 
-    /// Size of the guest's disk: the files, and room for what ext4 needs beside them.
+    /// Returns the size of the guest's disk: the files, and room for what ext4 needs beside them.
     pub fn image_bytes(&self) -> u64 {
         let bytes = self.set_bytes() + self.set_bytes() / 8 + (64 << 20);
         bytes.next_multiple_of(1 << 20)
     }
 
-    /// What the disk is, as one would type it.
+    /// Returns what the disk is, as one would type it.
     pub fn disk_command(&self) -> String {
         format!("nbdkit -t 1 --filter=delay file IMAGE rdelay={}ms", self.disk_delay.as_millis())
     }

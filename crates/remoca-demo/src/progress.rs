@@ -32,7 +32,7 @@ impl Progress {
         self.started.elapsed()
     }
 
-    /// A line that stays; a bar below it goes on.
+    /// Prints a line that stays, above the bar.
     pub fn say(&self, text: &str) {
         let line = || eprintln!("{:4.0} s  {text}", self.elapsed().as_secs_f64());
         match &*self.bar.borrow() {
@@ -42,7 +42,7 @@ impl Progress {
         self.last_line.set(Instant::now());
     }
 
-    /// The end of a step, with a line that stays.
+    /// Ends a step with a line that stays.
     pub fn end(&self, text: &str) {
         self.end_bar();
         self.say(text);

@@ -206,12 +206,12 @@ pub(crate) fn make(
     report
 }
 
-/// The speed-up of a cache with the hit ratio `h` if everything else costs nothing.
+/// Returns the speed-up of a cache with the hit ratio `h` if everything else costs nothing.
 fn ideal_speedup(h: f64, t_remote_ms: f64, t_disk_ms: f64) -> f64 {
     over(1.0, (1.0 - h) + h * over(t_remote_ms, t_disk_ms))
 }
 
-/// A quotient; 0 where there is none, since JSON knows no infinity.
+/// Returns a quotient; 0 where there is none, since JSON knows no infinity.
 fn over(value: f64, by: f64) -> f64 {
     if by > 0.0 { value / by } else { 0.0 }
 }
@@ -382,7 +382,7 @@ impl Report {
         problems
     }
 
-    /// What the demonstration is expected to show. A short run is too cold to show it.
+    /// Returns what the demonstration is expected to show. A short run is too cold to show it.
     fn judge(&self) -> Vec<Expectation> {
         let at_least = |what: &str, least: f64, found: f64, digits: usize| Expectation {
             what: what.to_owned(),

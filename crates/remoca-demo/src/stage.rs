@@ -132,12 +132,12 @@ impl Stage {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
     }
 
-    /// The disk behind nbdkit, which lets every read request wait.
+    /// Starts the disk behind nbdkit, which lets every read request wait.
     pub fn slow_disk(&self, plan: &Plan) -> Result<Nbdkit> {
         Ok(NbdkitConfig::slow_file(&self.disk, plan.disk_delay).start(&self.logs)?)
     }
 
-    /// `remoca serve` with just the memory of the cache, at the address.
+    /// Starts `remoca serve` with just the memory of the cache, at the address.
     pub fn memory_server(&self, plan: &Plan, address: &str, name: &str) -> Result<Service> {
         let mut command = Command::new(&self.program);
         command.arg("serve").args(["--listen", address, "--memory", &plan.cache_bytes.to_string()]);
@@ -149,7 +149,7 @@ impl Stage {
         Ok(service)
     }
 
-    /// Where a memory server that was told to choose a port listens.
+    /// Returns where a memory server that was told to choose a port listens.
     pub fn address_of(&self, server: &Service) -> Result<String> {
         let said = server.log_tail();
         let address = said.lines().find_map(|line| line.strip_prefix("listening on "));
@@ -188,7 +188,7 @@ pub fn stop_agent(guest: &mut Guest, job: &Job) -> Result<()> {
     Ok(())
 }
 
-/// Pages of the guest's page cache.
+/// Returns the pages of the guest's page cache.
 pub fn page_cache_pages(guest: &mut Guest) -> Result<u64> {
     let said = guest
         .run("sed -n 's/^Cached: *\\([0-9]*\\) kB/\\1/p; s/^Shmem: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo", JOB_LIMIT)?;
@@ -197,13 +197,13 @@ pub fn page_cache_pages(guest: &mut Guest) -> Result<u64> {
     Ok(cached_kib.saturating_sub(shmem_kib) / 4)
 }
 
-/// Lines of the guest's kernel log that tell of failed I/O.
+/// Returns lines of the guest's kernel log that tell of failed I/O.
 pub fn kernel_faults(guest: &mut Guest) -> Result<Vec<String>> {
     let said = guest.run(&format!("dmesg | grep -E '{KERNEL_FAULTS}' || true"), JOB_LIMIT)?;
     Ok(said.lines().map(str::to_owned).collect())
 }
 
-/// One demonstration at a time in a folder.
+/// Locks a folder for one demonstration at a time.
 fn lock_folder(folder: &Path) -> Result<File> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let lock = File::open(folder).with_context(|| format!("cannot open {}", folder.display()))?;
@@ -219,7 +219,7 @@ fn remove_folder(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// `remoca`, beside this program.
+/// Returns the path of `remoca`, beside this program.
 fn remoca_program() -> Result<PathBuf> {
     let own = env::current_exe().context("this program cannot find itself")?;
     let path = own.with_file_name("remoca");
@@ -246,7 +246,7 @@ fn check_memory(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Whether this user may lock so much memory, with the server's tables.
+/// Returns whether this user may lock so much memory, with the server's tables.
 fn may_lock(bytes: u64) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));

@@ -68,7 +68,7 @@ impl VmConfig<'_> {
     }
 }
 
-/// When the clock of a VM process was zero, by the quickest of some answers.
+/// Returns when the clock of a VM process was zero, by the quickest of some answers.
 fn clock_zero(control: &Path) -> Result<Instant> {
     let mut best: Option<(Duration, Instant)> = None;
     for _ in 0..10 {
@@ -92,7 +92,7 @@ impl VmProcess {
         ask(&self.control)
     }
 
-    /// Its clock, in nanoseconds since its start.
+    /// Returns its clock, in nanoseconds since its start.
     pub fn now_ns(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }

@@ -94,7 +94,7 @@ impl Request {
         let _ = self.answer.send(reply);
     }
 
-    /// The connection on which the answer is waited for: another program may give it.
+    /// Returns the connection on which the answer is waited for: another program may give it.
     pub fn connection(&self) -> BorrowedFd<'_> {
         self.connection.as_fd()
     }
@@ -163,7 +163,7 @@ impl Gate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Held while a client is let in.
+    /// Waits until the gate is open. The result is held while a client is let in.
     fn wait_until_open(&self) -> MutexGuard<'_, GateState> {
         let state = self.opened.wait_while(self.lock(), |state| state.closed);
         state.unwrap_or_else(PoisonError::into_inner)
@@ -219,7 +219,7 @@ impl ControlServer {
         Ok((Self { listener, guard, requests, wake, gate: Arc::default() }, desk))
     }
 
-    /// How many are being served. [`Self::wake_fd`] tells when one has gone.
+    /// Returns how many are being served. [`Self::wake_fd`] tells when one has gone.
     pub(crate) fn clients(&self) -> usize {
         self.gate.lock().clients
     }
@@ -234,7 +234,7 @@ impl ControlServer {
         self.gate.opened.notify_one();
     }
 
-    /// The socket with its path and inode, for a program that takes over.
+    /// Returns the socket with its path and inode, for a program that takes over.
     pub(crate) fn listener(&self) -> (BorrowedFd<'_>, Option<(PathBuf, u64)>) {
         (self.listener.as_fd(), self.guard.as_ref().map(SocketPath::name))
     }
@@ -244,7 +244,7 @@ impl ControlServer {
         self.wake.as_fd()
     }
 
-    /// The next request, if any.
+    /// Returns the next request, if any.
     pub fn next_request(&self) -> Option<Request> {
         let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
         self.requests.try_recv().ok()
@@ -300,7 +300,7 @@ fn serve(stream: &UnixStream, desk: &Desk) -> io::Result<()> {
     reply_to(stream, &reply)
 }
 
-/// The bytes up to the end of the line or of the stream; cut off where they are more than a command can have.
+/// Reads the bytes up to the end of the line or of the stream; cut off where they are more than a command can have.
 fn read_line(mut stream: &UnixStream) -> io::Result<Vec<u8>> {
     let deadline = Instant::now() + PATIENCE;
     let mut line = Vec::new();

@@ -94,7 +94,7 @@ pub enum Listener {
 }
 
 impl Listener {
-    /// The next connection, however long that takes; what it sends and takes has no limit in time.
+    /// Accepts the next connection, however long that takes; what it sends and takes has no limit in time.
     ///
     /// # Errors
     /// If the system refuses.
@@ -110,7 +110,8 @@ impl Listener {
     }
 }
 
-/// A server that does not accept lets its queue run full, and then a connect waits: not without limit.
+/// Connects to a Unix socket within a time. If the server does not accept, its queue fills up, and a connect would
+/// wait.
 fn connect_unix(path: &Path, timeout: Duration) -> io::Result<OwnedFd> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     for direction in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {

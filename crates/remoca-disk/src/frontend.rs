@@ -19,7 +19,8 @@ pub enum Frontend {
 }
 
 impl Frontend {
-    /// Readable when [`Self::handle_events`] has something to do; the same for the whole life.
+    /// Returns a descriptor that is readable when [`Self::handle_events`] has something to do; the same for the whole
+    /// life.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Vhost(device) => device.event_fd(),
@@ -38,7 +39,7 @@ impl Frontend {
         }
     }
 
-    /// The next request.
+    /// Returns the next request.
     pub fn pop(&mut self) -> Option<GuestRequest> {
         match self {
             Self::Vhost(device) => device.pop().map(GuestRequest::Vhost),
@@ -80,7 +81,7 @@ impl Frontend {
         }
     }
 
-    /// Whether the guest has its write cache on, as far as a guest of this kind can switch it.
+    /// Returns whether the guest has its write cache on, as far as a guest of this kind can switch it.
     pub fn write_cache(&self) -> bool {
         match self {
             Self::Vhost(device) => device.write_cache(),
@@ -95,21 +96,21 @@ impl Frontend {
         }
     }
 
-    /// The disk goes to another process.
+    /// Forgets the state of the write cache: the disk goes to another process.
     pub fn forget_write_cache(&mut self) {
         if let Self::Vhost(device) = self {
             device.forget_write_cache();
         }
     }
 
-    /// Another process has the disk: the guest is not kept waiting for what only that one can do.
+    /// Stands aside: another process has the disk, and the guest must not wait for what only that one can do.
     pub fn stand_aside(&mut self) {
         if let Self::Vhost(device) = self {
             device.stand_aside();
         }
     }
 
-    /// Whether a write may be completed before it is durable, unless the request says otherwise.
+    /// Returns whether a write may be completed before it is durable, unless the request says otherwise.
     pub fn write_cache_enabled(&self) -> bool {
         match self {
             Self::Vhost(device) => device.write_cache_enabled(),
@@ -117,7 +118,7 @@ impl Frontend {
         }
     }
 
-    /// The size of the guest's memory, as far as the frontend knows it.
+    /// Returns the size of the guest's memory, as far as the frontend knows it.
     pub fn guest_memory_bytes(&self) -> u64 {
         match self {
             Self::Vhost(device) => device.guest_memory_bytes(),
@@ -136,7 +137,7 @@ impl Frontend {
         }
     }
 
-    /// NBD clients that are attached.
+    /// Returns the number of attached NBD clients.
     pub fn nbd_clients(&self) -> Option<usize> {
         match self {
             Self::Vhost(_) => None,
@@ -151,7 +152,7 @@ impl Frontend {
         }
     }
 
-    /// Whether a guest works with it: any of its queues runs.
+    /// Returns whether a guest works with it: any of its queues runs.
     pub fn is_running(&self) -> bool {
         match self {
             Self::Vhost(device) => device.is_running(),
@@ -159,7 +160,7 @@ impl Frontend {
         }
     }
 
-    /// Nobody can attach any more.
+    /// Returns whether nobody can attach any more.
     pub fn is_finished(&self) -> bool {
         match self {
             Self::Vhost(device) => device.is_finished(),
@@ -167,7 +168,8 @@ impl Frontend {
         }
     }
 
-    /// Whether the next requests may be repetitions of what an earlier process had in flight. NBD clients do not tell.
+    /// Returns whether the next requests may be repetitions of what an earlier process had in flight. NBD clients do
+    /// not tell.
     pub fn may_repeat(&self) -> bool {
         match self {
             Self::Vhost(device) => device.repeats(),
@@ -207,7 +209,7 @@ impl GuestRequest {
         }
     }
 
-    /// Whether this write must be durable when it completes, whatever the device's write cache.
+    /// Returns whether this write must be durable when it completes, whatever the device's write cache.
     pub fn is_durable(&self) -> bool {
         match self {
             Self::Vhost(_) => false,
@@ -215,7 +217,7 @@ impl GuestRequest {
         }
     }
 
-    /// Bytes to copy to or from the guest; zero for anything but a read or write.
+    /// Returns the bytes to copy to or from the guest; zero for anything but a read or write.
     pub fn data_length(&self) -> usize {
         match self {
             Self::Vhost(request) => request.data_length(),
@@ -223,8 +225,8 @@ impl GuestRequest {
         }
     }
 
-    /// The buffer that the request brought for its disk I/O, with the data of a write. `None`: the driver's own buffers
-    /// are used, and data are copied.
+    /// Returns the buffer that the request brought for its disk I/O, with the data of a write. `None`: the driver's own
+    /// buffers are used, and data are copied.
     pub fn take_buffer(&mut self) -> Option<IoBuffer> {
         match self {
             Self::Vhost(_) => None,
@@ -241,8 +243,8 @@ impl GuestRequest {
         }
     }
 
-    /// Whole pages of guest memory that `length` bytes at `offset` of a read's data will overwrite: none where the guest's
-    /// memory is not shared.
+    /// Returns the whole pages of guest memory that `length` bytes at `offset` of a read's data will overwrite: none where
+    /// the guest's memory is not shared.
     pub fn frames(&self, offset: usize, length: usize) -> impl Iterator<Item = Frame> {
         let frames = match self {
             Self::Vhost(request) => Some(request.frames(offset, length)),
@@ -251,7 +253,7 @@ impl GuestRequest {
         frames.into_iter().flatten()
     }
 
-    /// What a frame of this request holds now.
+    /// Copies what a frame of this request holds now.
     ///
     /// # Errors
     /// As [`Self::copy_to_guest`].
@@ -263,7 +265,7 @@ impl GuestRequest {
         }
     }
 
-    /// All data of a read, in the buffer in which the disk put them.
+    /// Delivers all data of a read, in the buffer in which the disk put them.
     ///
     /// # Errors
     /// If the guest is gone.
@@ -323,7 +325,7 @@ impl Outcome {
     /// Something went wrong on this side of the disk.
     pub const BROKEN: Self = Self::Failed(DiskError(libc::EIO));
 
-    /// The outcome of a request whose pieces had these two.
+    /// Returns the outcome of a request whose pieces had these two.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         if self == Self::Done { other } else { self }

@@ -57,13 +57,13 @@ impl IndexMemory {
         Ok(Self { start, words, outlives_process })
     }
 
-    /// Whether a successor of the process finds these words.
+    /// Returns whether a successor of the process finds these words.
     pub(crate) fn outlives_process(&self) -> bool {
         self.outlives_process
     }
 }
 
-/// Whether the host has so many bytes to give.
+/// Checks that the host has these bytes to give.
 pub(crate) fn check_available(bytes: usize) -> io::Result<()> {
     match available_bytes() {
         Some(available) if bytes > available => {
@@ -74,7 +74,7 @@ pub(crate) fn check_available(bytes: usize) -> io::Result<()> {
     }
 }
 
-/// What the host could give without swapping, if it says so.
+/// Returns what the host could give without swapping, if it says so.
 fn available_bytes() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

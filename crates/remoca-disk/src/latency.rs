@@ -43,7 +43,8 @@ impl Histogram {
         self.max_ns = self.max_ns.max(ns);
     }
 
-    /// The duration that `share` (0.0 ..= 1.0) of all do not exceed: the upper end of its bucket; 0 if there is none.
+    /// Returns the duration that `share` (0.0 ..= 1.0) of all do not exceed: the upper end of its bucket; 0 if there is
+    /// none.
     #[must_use]
     pub fn quantile_ns(&self, share: f64) -> u64 {
         #[expect(

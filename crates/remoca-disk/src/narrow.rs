@@ -46,7 +46,7 @@ mod armed {
         PLACE.set((place.to_owned(), AtomicU64::new(passage))).map_err(|_| "a process dies once".into())
     }
 
-    /// The process is at `place`.
+    /// Notes that the process passes `place`.
     pub fn passes(place: &str) {
         if let Some((deadly, left)) = PLACE.get()
             && deadly == place
@@ -61,7 +61,7 @@ mod armed {
 #[cfg(feature = "ablation")]
 pub use armed::{kill_at, passes};
 
-/// The process is at `place`.
+/// Notes that the process passes `place`.
 #[cfg(not(feature = "ablation"))]
 #[inline(always)]
 pub fn passes(_place: &str) {}

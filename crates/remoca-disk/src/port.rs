@@ -37,7 +37,7 @@ pub struct AgentStats {
     pub cookie: u64,
 }
 
-/// The identification page.
+/// Returns the identification page.
 #[must_use]
 pub fn identification(stats: &EngineStats, cookie: u64, advice: u32) -> [u8; PAGE_SIZE] {
     let mut page = [0; PAGE_SIZE];
@@ -53,7 +53,7 @@ pub fn identification(stats: &EngineStats, cookie: u64, advice: u32) -> [u8; PAG
     page
 }
 
-/// The agent's statistics, if `page` is a statistics page of a version we know.
+/// Returns the agent's statistics, if `page` is a statistics page of a version we know.
 #[must_use]
 pub fn agent_stats(page: &[u8]) -> Option<AgentStats> {
     if page.len() < PAGE_SIZE || &page[..8] != STATISTICS_MAGIC || page[8..12] != VERSION.to_le_bytes() {

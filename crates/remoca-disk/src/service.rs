@@ -85,7 +85,7 @@ impl ServiceManager {
         self.next_sign = if has_signed { every.map(|every| now + every) } else { Some(now + AGAIN_AFTER) };
     }
 
-    /// A third of the manager's patience: two signs may be late.
+    /// Returns a third of the manager's patience: two signs may be late.
     fn sign_every(&self) -> Option<Duration> {
         self.patience.map(|patience| patience / 3)
     }
@@ -98,7 +98,7 @@ impl ServiceManager {
         }
     }
 
-    /// Returns false if the manager has not taken what it was told before.
+    /// Tells the manager. Returns false if it has not taken what it was told before.
     fn send(&self, state: &str) -> bool {
         let Some((socket, address)) = &self.socket else { return true };
         match sendto(socket, state.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL, address) {

@@ -58,7 +58,7 @@ pub struct TraceRecord {
 }
 
 impl TraceRecord {
-    /// The record as it is in the file.
+    /// Returns the record as it is in the file.
     #[must_use]
     pub fn encode(&self) -> [u8; RECORD_BYTES] {
         let mut bytes = [0; RECORD_BYTES];
@@ -159,7 +159,8 @@ impl TraceWriter {
         }
     }
 
-    /// Goes on with a trace of a former program of this process; times begin anew. A file that cannot be opened ends the trace.
+    /// Continues a trace of a former program of this process; times begin at zero again. A file that cannot be opened
+    /// ends the trace.
     ///
     /// # Errors
     /// If the system has no thread left.
@@ -283,7 +284,7 @@ pub fn read_trace(path: &Path) -> io::Result<Vec<TraceRecord>> {
     parse_trace(&bytes)
 }
 
-/// The records of a trace's bytes.
+/// Returns the records of a trace's bytes.
 ///
 /// # Errors
 /// As [`read_trace`].

@@ -16,13 +16,13 @@ pub struct ReceiveBuffer {
 }
 
 impl ReceiveBuffer {
-    /// A buffer of `capacity` bytes, or of one longest frame if that is more.
+    /// Returns a buffer of `capacity` bytes, or of one longest frame if that is more.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         Self { bytes: vec![0; capacity.max(FRAME_BYTES_MAX)].into_boxed_slice(), start: 0, end: 0 }
     }
 
-    /// Where to read to; empty only while the buffer is full of frames that were not taken.
+    /// Returns where to read to; empty only while the buffer is full of frames that were not taken.
     pub fn space(&mut self) -> &mut [u8] {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -33,7 +33,7 @@ impl ReceiveBuffer {
         &mut self.bytes[self.end..]
     }
 
-    /// `count` bytes were read into [`Self::space`].
+    /// Notes that `count` bytes were read into [`Self::space`].
     ///
     /// # Panics
     /// If the space was smaller.
@@ -53,7 +53,7 @@ impl ReceiveBuffer {
         Ok(Some(frame))
     }
 
-    /// The next frame and its length without taking it: [`Self::consume`] does.
+    /// Returns the next frame and its length without taking it: [`Self::consume`] does.
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -72,7 +72,7 @@ impl ReceiveBuffer {
         self.start += length;
     }
 
-    /// Whether no byte is left, not even a part of a frame.
+    /// Returns whether no byte is left, not even a part of a frame.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.start == self.end

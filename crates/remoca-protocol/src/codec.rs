@@ -26,7 +26,7 @@ pub enum DecodeError {
     BadErrorCode(u32),
 }
 
-/// The frame that `bytes` begin with and its length, `None` if more bytes are needed to tell.
+/// Returns the frame that `bytes` begin with and its length, `None` if more bytes are needed to tell.
 ///
 /// # Errors
 /// [`DecodeError`] as soon as it is clear that no further bytes can make this a frame.
@@ -37,7 +37,7 @@ pub fn decode(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, DecodeError> {
     Ok(Some((frame(header, payload)?, HEADER_BYTES + length)))
 }
 
-/// The header of a [`Frame::SendPage`]; the 4096 bytes of the page follow it on the wire.
+/// Returns the header of a [`Frame::SendPage`]; the 4096 bytes of the page follow it on the wire.
 #[must_use]
 pub fn send_page_header(request: RequestId, slot: SlotIndex) -> [u8; HEADER_BYTES] {
     zerocopy::transmute!(header(kind::SENDPAGE, [request.0, slot.0, 0]))
@@ -66,7 +66,7 @@ impl Frame<'_> {
         }
     }
 
-    /// Bytes of the frame on the wire.
+    /// Returns the bytes of the frame on the wire.
     #[must_use]
     pub fn encoded_len(&self) -> usize {
         HEADER_BYTES
@@ -87,7 +87,7 @@ impl Frame<'_> {
     }
 }
 
-/// Length of the payload, once kind, length and the fields that must be zero are right.
+/// Checks a header, and returns the length of the payload, if kind, length and the fields that must be zero are right.
 fn check_header(header: &Header) -> Result<usize, DecodeError> {
     // For each kind: length of the payload, and which of a, b and c are used.
     let (length, used) = match header.kind {
@@ -110,7 +110,7 @@ fn check_header(header: &Header) -> Result<usize, DecodeError> {
     Ok(length)
 }
 
-/// The frame of a header that [`check_header`] has passed.
+/// Returns the frame of a header that [`check_header`] has passed.
 fn frame<'a>(header: &Header, payload: &'a [u8]) -> Result<Frame<'a>, DecodeError> {
     let [a, b, c] = [header.a.get(), header.b.get(), header.c.get()];
     let wrong_length = DecodeError::WrongLength { kind: header.kind, length: header.length.get() };
@@ -192,7 +192,7 @@ fn welcome_payload(welcome: &Welcome) -> WelcomePayload {
     }
 }
 
-/// A header for the payload that `kind` always has.
+/// Returns a header for the payload that `kind` always has.
 fn header(kind: u8, [a, b, c]: [u32; 3]) -> Header {
     const PAGE: u16 = 4096;
     const _: () = assert!(PAGE as usize == PAGE_SIZE);

@@ -16,7 +16,7 @@ pub struct RequestId(pub u32);
 pub struct Token(pub [u8; 16]);
 
 impl fmt::Debug for Token {
-    /// Enough to tell tokens apart in a log, not enough to take a pool.
+    /// Shows enough to tell tokens apart in a log, not enough to take a pool.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d, ..] = self.0;
         write!(f, "{a:02x}{b:02x}{c:02x}{d:02x}..")
@@ -43,7 +43,7 @@ pub struct VersionRange {
 }
 
 impl VersionRange {
-    /// The highest version in both ranges.
+    /// Returns the highest version in both ranges.
     #[must_use]
     pub fn common(self, other: Self) -> Option<u16> {
         let highest = self.highest.min(other.highest);
@@ -56,7 +56,7 @@ impl VersionRange {
         u32::from(self.lowest) << 16 | u32::from(self.highest)
     }
 
-    /// From the detail of [`ErrorCode::VersionMismatch`].
+    /// Reads the versions from the detail of [`ErrorCode::VersionMismatch`].
     #[must_use]
     pub fn from_detail(detail: u32) -> Self {
         let [high, low] = [detail >> 16, detail & 0xffff].map(|half| u16::try_from(half).unwrap_or(u16::MAX));

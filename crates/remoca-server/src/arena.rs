@@ -91,7 +91,7 @@ impl Arena {
         Some(taken.into_iter().map(chunk).collect())
     }
 
-    /// Whether freed memory goes back to the host.
+    /// Returns whether freed memory goes back to the host.
     pub(crate) fn gives_back(&self) -> bool {
         self.locking == PageLocking::Unlocked && self.map.backing == Backing::Ordinary
     }
@@ -117,17 +117,17 @@ impl Arena {
         self.changed.notify_all();
     }
 
-    /// Free pages that still hold memory of the host.
+    /// Returns the number of free pages that still hold memory of the host.
     pub(crate) fn pages_to_give_back(&self) -> PageCount {
         pages_of(self.free().chunks.used_count())
     }
 
-    /// Pages in chunks that nobody has.
+    /// Returns the number of pages in chunks that nobody has.
     pub(crate) fn free_pages(&self) -> PageCount {
         pages_of(self.free().chunks.count())
     }
 
-    /// All pages.
+    /// Returns all pages.
     pub(crate) fn pages(&self) -> PageCount {
         PageCount(self.chunks * CHUNK_PAGES_U32)
     }
@@ -156,12 +156,12 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// Whether it can be written to without the host having to find memory.
+    /// Returns whether it can be written to without the host having to find memory.
     pub(crate) fn holds_memory(&self) -> bool {
         self.holds_memory
     }
 
-    /// Page `index` of the chunk's [`CHUNK_PAGES`].
+    /// Returns page `index` of the chunk's [`CHUNK_PAGES`].
     pub(crate) fn page(&self, index: usize) -> &[u8; PAGE_SIZE] {
         assert!(index < CHUNK_PAGES, "a chunk has {CHUNK_PAGES} pages");
         // SAFETY: the chunk's memory is mapped while `arena` lives, is initialised (the kernel zeroes it), aligned, and
@@ -169,7 +169,7 @@ impl Chunk {
         unsafe { self.base.add(index).as_ref() }
     }
 
-    /// Page `index`, to be written.
+    /// Returns page `index`, to be written.
     pub(crate) fn page_mut(&mut self, index: usize) -> &mut [u8; PAGE_SIZE] {
         assert!(index < CHUNK_PAGES, "a chunk has {CHUNK_PAGES} pages");
         self.holds_memory = true;
@@ -206,8 +206,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Huge pages that the operator has set aside, all of them there at once; `None` if there are not enough. They are
-    /// never swapped.
+    /// Maps huge pages that the operator has set aside, all of them there at once; `None` if there are not enough.
+    /// They are never swapped.
     fn set_aside_huge_pages(memory_bytes: u64, length: usize) -> Option<Self> {
         if host::free_huge_page_bytes() < memory_bytes {
             return None;
@@ -222,7 +222,7 @@ impl Mapping {
         Some(map)
     }
 
-    /// Ordinary memory, in transparent huge pages where the host allows it.
+    /// Maps ordinary memory, in transparent huge pages where the host allows it.
     fn ordinary(length: usize) -> Result<Self, Errno> {
         let padded = map_anonymous(length + CHUNK_BYTES, MapFlags::PRIVATE)?;
         let before = padded.as_ptr().align_offset(CHUNK_BYTES);
@@ -273,7 +273,7 @@ impl Mapping {
         }
     }
 
-    /// Where chunk `index` begins.
+    /// Returns where chunk `index` begins.
     fn chunk(&self, index: u32) -> NonNull<[u8; PAGE_SIZE]> {
         let offset = index as usize * CHUNK_BYTES;
         assert!(offset + CHUNK_BYTES <= self.length, "a chunk lies in the mapping");

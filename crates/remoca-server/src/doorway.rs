@@ -71,14 +71,14 @@ impl Doorway {
         silent().rev().max_by_key(|guest| frequency(guest.peer)).map(|guest| guest.number)
     }
 
-    /// The connection has said HELLO.
+    /// Notes that a connection has said HELLO.
     pub(crate) fn hear(&mut self, number: u64) {
         if let Some(guest) = self.guests.iter_mut().find(|guest| guest.number == number) {
             guest.heard = true;
         }
     }
 
-    /// The connection is a session or gone.
+    /// Removes a connection that is a session or gone.
     pub(crate) fn leave(&mut self, number: u64) {
         self.guests.retain(|guest| guest.number != number);
     }

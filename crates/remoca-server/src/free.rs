@@ -27,7 +27,7 @@ pub(crate) enum Taken {
 }
 
 impl FreeChunks {
-    /// All of `count` chunks, clean.
+    /// Returns all of `count` chunks, clean.
     pub(crate) fn all(count: u32) -> Self {
         // Taken from the end: the lowest chunk first.
         Self { clean: (0..count).rev().collect(), used: Vec::new(), leaving: None }
@@ -61,14 +61,14 @@ impl FreeChunks {
         if holds_memory { self.used.push(chunk) } else { self.clean.push(chunk) }
     }
 
-    /// Returns the next chunk whose memory is to be given back. [`Self::given_back`] has to follow before the next.
+    /// Takes the next chunk whose memory is to be given back. [`Self::given_back`] has to follow before the next.
     pub(crate) fn begin_giving_back(&mut self) -> Option<u32> {
         assert!(self.leaving.is_none(), "one at a time");
         self.leaving = self.used.pop();
         self.leaving
     }
 
-    /// The memory of the chunk is the host's.
+    /// Notes that the host has the memory of the chunk.
     pub(crate) fn given_back(&mut self) {
         self.clean.extend(self.leaving.take());
     }

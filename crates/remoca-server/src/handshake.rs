@@ -105,7 +105,7 @@ struct Place {
 }
 
 impl Place {
-    /// The connection has said HELLO: it is not ended any more.
+    /// Notes that the connection has said HELLO: it is not ended any more.
     fn hear(&self) {
         self.places.taken().doorway.hear(self.number);
     }

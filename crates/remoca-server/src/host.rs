@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Bytes that new programs could have without swapping (`MemAvailable`).
+/// Returns the bytes that new programs could have without swapping (`MemAvailable`).
 pub(crate) fn available_bytes() -> Option<u64> {
     meminfo_kib("MemAvailable:").map(|kib| kib * 1024)
 }
 
-/// Bytes in free 2 MiB huge pages set aside by the operator.
+/// Returns the bytes in free 2 MiB huge pages that the operator has set aside.
 pub(crate) fn free_huge_page_bytes() -> u64 {
     let path = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
     fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0) << 21
@@ -24,13 +24,13 @@ fn meminfo_kib(key: &str) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// The lowest memory limit among this process's control groups, and the file that says so.
+/// Returns the lowest memory limit among this process's control groups, and the file that says so.
 pub(crate) fn group_limit() -> Option<(u64, PathBuf)> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     groups.lines().filter_map(limit_of_group).min()
 }
 
-/// The lowest limit on the way from the group of a line of `/proc/self/cgroup` up to the root.
+/// Returns the lowest limit on the way from the group of a line of `/proc/self/cgroup` up to the root.
 fn limit_of_group(line: &str) -> Option<(u64, PathBuf)> {
     let (_, rest) = line.split_once(':')?;
     let (controllers, group) = rest.split_once(':')?;
@@ -49,7 +49,7 @@ fn limit_of_group(line: &str) -> Option<(u64, PathBuf)> {
         .min()
 }
 
-/// The limit on locked memory, after raising the soft limit to the hard one; `None` is no limit.
+/// Returns the limit on locked memory, after raising the soft limit to the hard one; `None` is no limit.
 pub(crate) fn raised_lock_limit() -> Option<u64> {
     let limit = getrlimit(Resource::Memlock);
     // Nobody else can lower a soft limit's use by raising it; if it cannot be raised, the old one is reported.

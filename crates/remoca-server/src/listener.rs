@@ -43,7 +43,7 @@ impl BoundListener {
         }
     }
 
-    /// With the port that was found, if any would do.
+    /// Returns the address, with the port that was found if any would do.
     pub(crate) fn address(&self) -> io::Result<ListenAddress> {
         Ok(match self {
             Self::Tcp(listener) => {
@@ -54,7 +54,7 @@ impl BoundListener {
         })
     }
 
-    /// Into the event loop of this thread.
+    /// Attaches it to the event loop of this thread.
     pub(crate) fn attach(self) -> io::Result<Listener> {
         let address = self.address()?;
         Ok(match self {
@@ -137,8 +137,8 @@ fn bind_unix(path: &Path) -> Result<BoundListener, StartError> {
     Ok(BoundListener::Unix(socket.into(), file))
 }
 
-/// The mode is set before there is a file, so that nobody else can connect in between; what the umask took from it is
-/// given back afterwards.
+/// Makes a listening socket. Its mode is set before there is a file, so that nobody else can connect in between; what
+/// the umask took from it is given back afterwards.
 fn unix_socket(path: &Path) -> io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     rustix::fs::fchmod(&socket, rustix::fs::Mode::from_raw_mode(SOCKET_MODE))?;

@@ -50,7 +50,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// A pool without slots.
+    /// Returns a pool without slots.
     pub(crate) fn new(arena: Arc<Arena>, quota: PageCount) -> Self {
         Self { arena, chunks: Vec::new(), written: Vec::new(), npages: 0, quota, counters: Counters::default() }
     }
@@ -64,14 +64,14 @@ impl Pool {
         self.quota
     }
 
-    /// Pages that could be had beyond the present size. Other pools may take them first.
+    /// Returns the pages available beyond the present size. Other pools may take them first.
     pub(crate) fn available(&self) -> PageCount {
         let slack = self.chunks.len() * CHUNK_PAGES - self.npages;
         let memory = self.arena.free_pages().0.saturating_add(u32::try_from(slack).unwrap_or(0));
         PageCount(memory.min(self.quota.0.saturating_sub(self.npages().0)))
     }
 
-    /// Slots that hold a page.
+    /// Returns the number of slots that hold a page.
     pub(crate) fn written_pages(&self) -> u64 {
         self.written.iter().map(|word| u64::from(word.count_ones())).sum()
     }
@@ -127,7 +127,7 @@ impl Pool {
         if self.chunks[slot / CHUNK_PAGES].holds_memory() { 1 } else { FIRST_WRITE_WORK }
     }
 
-    /// Whether the slot holds a page. Counted as a request for it.
+    /// Returns whether the slot holds a page. Counted as a request for it.
     #[inline]
     pub(crate) fn request(&mut self, slot: SlotIndex) -> bool {
         let held = self.holds(slot.0 as usize);
@@ -135,7 +135,7 @@ impl Pool {
         held
     }
 
-    /// The memory of a slot that held a page when it was requested, `None` beyond the size.
+    /// Returns the memory of a slot that held a page when it was requested, `None` beyond the size.
     ///
     /// A slot that was discarded in the meantime still has its page's memory: the reply was due before the discard.
     #[inline]

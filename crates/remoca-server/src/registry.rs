@@ -102,7 +102,7 @@ impl Registry {
         Ok(Arrived { pool: Rc::clone(&entry.pool), generation: entry.generation, older })
     }
 
-    /// The session of an arrived client runs.
+    /// Notes that the session of an arrived client runs.
     pub(crate) fn settle(&mut self, hello: &Hello, session: JoinHandle<()>) {
         if let Some(entry) = self.pools.get_mut(&hello.token)
             && entry.epoch == hello.epoch
@@ -112,7 +112,7 @@ impl Registry {
         }
     }
 
-    /// A client's session has ended, or never began.
+    /// Handles the end of a client's session, or that it never began.
     pub(crate) fn leave(&mut self, hello: &Hello, left: Left, now: Instant) {
         let Some(entry) = self.pools.get_mut(&hello.token) else { return };
         if entry.epoch != hello.epoch {
@@ -126,7 +126,7 @@ impl Registry {
         }
     }
 
-    /// When the next pool is to be freed.
+    /// Returns when the next pool is to be freed.
     pub(crate) fn next_expiry(&self) -> Option<Instant> {
         self.pools.values().filter_map(Entry::expiry).min()
     }

@@ -41,13 +41,13 @@ impl Replies {
         self.queue.len() >= REPLIES_MAX
     }
 
-    /// Nobody waits for them.
+    /// Drops all replies: nobody waits for them.
     pub(crate) fn clear(&mut self) {
         self.queue.clear();
         (self.sent, self.sent_bytes) = (0, 0);
     }
 
-    /// Whether a waiting reply is the page of this slot.
+    /// Returns whether a waiting reply is the page of this slot.
     pub(crate) fn points_to(&self, slot: SlotIndex) -> bool {
         self.queue.iter().any(|reply| reply.slot == Some(slot))
     }
@@ -57,7 +57,7 @@ impl Replies {
         self.queue.push(Reply { header: send_page_header(request, slot), slot: Some(slot) });
     }
 
-    /// A reply without a payload.
+    /// Queues a reply without a payload.
     pub(crate) fn push(&mut self, frame: Frame<'_>) {
         let mut bytes = Vec::with_capacity(HEADER_BYTES);
         frame.encode(&mut bytes);
@@ -68,7 +68,7 @@ impl Replies {
         }
     }
 
-    /// Everything that is still to be written.
+    /// Returns everything that is still to be written.
     pub(crate) fn slices<'a>(&'a self, pool: &'a Pool) -> Vec<IoSlice<'a>> {
         let mut slices = Vec::with_capacity(2 * (self.queue.len() - self.sent));
         let mut skip = self.sent_bytes;
@@ -85,7 +85,7 @@ impl Replies {
         slices
     }
 
-    /// The first `count` bytes of [`Self::slices`] have been written.
+    /// Removes the first `count` bytes of [`Self::slices`], which have been written.
     pub(crate) fn advance(&mut self, count: usize) {
         self.sent_bytes += count;
         while let Some(reply) = self.queue.get(self.sent) {

@@ -71,13 +71,13 @@ impl Server {
         Ok(Self { addresses, reporter, handle, stop: Some(stop), threads })
     }
 
-    /// Where it listens, with the ports that were found for port 0.
+    /// Returns where it listens, with the ports that were found for port 0.
     #[must_use]
     pub fn local_addresses(&self) -> &[ListenAddress] {
         &self.addresses
     }
 
-    /// What it holds and has done.
+    /// Returns what it holds and has done.
     ///
     /// # Panics
     /// When called from within a tokio runtime.
@@ -152,7 +152,7 @@ fn start_workers(
     Ok((Workers::new(senders), threads))
 }
 
-/// Into the event loop of the thread that accepts.
+/// Attaches the listeners to the event loop of the thread that accepts.
 fn attach(
     runtime: &Runtime,
     listeners: Vec<BoundListener>,

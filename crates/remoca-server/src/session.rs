@@ -70,7 +70,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// `buffer` may hold frames that came right after the HELLO.
+    /// Begins a session; `buffer` may hold frames that came right after the HELLO.
     pub(crate) fn new(stream: Stream, buffer: ReceiveBuffer, pool: Rc<RefCell<Pool>>, stall_timeout: Duration) -> Self {
         Self { stream, buffer, replies: Replies::default(), pool, stall_timeout, work: 0 }
     }
@@ -184,7 +184,7 @@ impl Session {
     }
 }
 
-/// Whether the frame changes what a waiting reply points to.
+/// Returns whether the frame changes what a waiting reply points to.
 fn must_wait(frame: &Frame<'_>, replies: &Replies, pool: &Pool) -> bool {
     match *frame {
         Frame::SendPage { slot, .. } | Frame::Move { to: slot, .. } => replies.points_to(slot),

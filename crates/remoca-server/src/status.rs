@@ -98,7 +98,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The part of a token that may be shown.
+/// Returns the part of a token that may be shown.
 pub(crate) fn shown(token: &Token) -> String {
     hex(&token.0[..4])
 }

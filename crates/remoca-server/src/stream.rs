@@ -58,8 +58,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 const FAREWELL_BYTES: usize = 1 << 20;
 
 impl Stream {
-    /// Small messages go out at once, and dead hosts are noticed, also while there is something to send to them. For the
-    /// kernel, a peer that does not read is no different: it gets the same time from both.
+    /// Sets options so that small messages go out at once, and dead hosts are noticed, also while there is something to
+    /// send to them. For the kernel, a peer that does not read is no different: it gets the same time from both.
     pub(crate) fn tune(&self, stall_timeout: Duration) -> io::Result<()> {
         let Self::Tcp(stream) = self else { return Ok(()) };
         stream.set_nodelay(true)?;
@@ -72,7 +72,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Who is there, for logs.
+    /// Returns who is there, for logs.
     pub(crate) fn peer(&self) -> String {
         match self {
             Self::Tcp(stream) => {
@@ -85,7 +85,7 @@ impl Stream {
         }
     }
 
-    /// Who is there, for bounds.
+    /// Returns who is there, for bounds.
     pub(crate) fn origin(&self) -> Peer {
         match self {
             Self::Tcp(stream) => stream.peer_addr().map_or(Peer::Unknown, |address| address.ip().into()),
@@ -170,7 +170,7 @@ impl Stream {
 }
 
 impl DetachedStream {
-    /// Into the event loop of this thread.
+    /// Attaches it to the event loop of this thread.
     pub(crate) fn attach(self) -> io::Result<Stream> {
         Ok(match self {
             Self::Tcp(stream) => Stream::Tcp(TcpStream::from_std(stream)?),

@@ -63,8 +63,9 @@ pub fn judge(text: &str) -> Option<Doc> {
     // "Reads the header" is a verb, "Reads of the guest" is not.
     let is_verb = word.ends_with('s')
         && !word.ends_with("ss")
-        && (!NOUNS.contains(&word.as_str()) || ["reads", "answers", "buffers", "frames"].contains(&word.as_str()))
-        && !["of", "that", "which", "are", "in", "from", "on"].contains(&second);
+        && (!NOUNS.contains(&word.as_str())
+            || ["reads", "answers", "buffers", "frames"].contains(&word.as_str())
+                && !["of", "that", "which", "are", "in", "from", "on"].contains(&second));
     Some(match word.as_str() {
         _ if is_verb => Doc::Says,
         // The heading of an error's documentation, where there is nothing else.
@@ -97,6 +98,7 @@ mod tests {
             ("Nobody will come back.", Doc::States),
             ("Pages left for the network.", Doc::States),
             ("Passes it on.", Doc::Says),
+            ("Notes that it is gone.", Doc::Says),
         ] {
             assert_eq!(judge(text), Some(doc), "{text}");
         }

@@ -189,7 +189,7 @@ pub enum OnLoss {
 }
 
 impl DiskArgs {
-    /// The images of all disks, in order.
+    /// Returns the images of all disks, in order.
     pub fn images(&self) -> impl Iterator<Item = &str> {
         self.disk.iter().map(|disk| disk.image.as_str()).chain(self.image.as_deref())
     }

@@ -178,7 +178,7 @@ fn parts(
     })
 }
 
-/// Where disks may come to, and the key of whoever brings them.
+/// Returns where disks may come to, and the key of whoever brings them.
 fn incoming(args: &DiskArgs) -> Result<Option<(Endpoint, Secret)>> {
     let Some(endpoint) = &args.incoming else { return Ok(None) };
     let Some(source) = &args.incoming_key else {
@@ -187,7 +187,7 @@ fn incoming(args: &DiskArgs) -> Result<Option<(Endpoint, Secret)>> {
     Ok(Some((endpoint.clone(), source.read().context("--incoming-key")?)))
 }
 
-/// What is wrong with them is said before anything is opened.
+/// Checks the options of the cache before anything is opened, and returns its size.
 fn checked_cache(args: &DiskArgs) -> Result<PageCount, String> {
     if args.server.is_empty() {
         return Ok(PageCount(0));
@@ -212,14 +212,14 @@ fn cache_settings(
     Ok(set.unwrap_or((args.server.clone(), size, true)))
 }
 
-/// What tells the options that `remoca set` can overrule from others.
+/// Returns what tells the options that `remoca set` can overrule from others.
 fn options(args: &DiskArgs) -> u64 {
     let texts: Vec<_> =
         [args.cache.to_string()].into_iter().chain(args.server.iter().map(Endpoint::to_string)).collect();
     stable_hash(&texts.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// With what a former process of this name left, if that is usable.
+/// Starts the engine with what a former process of this name left, if that is usable.
 fn start_engine(args: &DiskArgs, config: &EngineConfig, inherited: Option<&mut Inherited>) -> Result<EngineStart> {
     let (former, cold_reason) = match state_path(args)? {
         // Whatever a former process left there: the disks have been elsewhere since.
@@ -235,7 +235,7 @@ fn start_engine(args: &DiskArgs, config: &EngineConfig, inherited: Option<&mut I
     Ok(EngineStart { engine, state: None, cold_reason, former, is_handed_over: false })
 }
 
-/// A process that nobody gave a name has nobody after it.
+/// Returns where the state file is to be; `None` without a name: such a process has no successor.
 fn state_path(args: &DiskArgs) -> Result<Option<PathBuf>> {
     let Some(name) = &args.name else { return Ok(args.state.clone()) };
     let file = format!("{name}.state");
@@ -252,7 +252,7 @@ fn buffer_bytes(asked: u64, disks: usize) -> u64 {
     asked.max(disks.max(1) as u64 * 2 * BUFFER_LEN_MAX as u64)
 }
 
-/// Pages of a guest's memory, as far as they can be indexed.
+/// Returns the pages of a guest's memory, as far as they can be indexed.
 fn guest_pages(bytes: u64) -> PageCount {
     PageCount(u32::try_from(bytes / PAGE_SIZE_U64).unwrap_or(u32::MAX).min(GUEST_PAGES_MAX))
 }
@@ -298,7 +298,7 @@ fn rules(_args: &DiskArgs) -> Result<Rules> {
     Ok(Rules::default())
 }
 
-/// The directory of control sockets and state files, made if it is not there.
+/// Returns the directory of control sockets and state files, and makes it if it is not there.
 fn own_directory() -> Result<PathBuf> {
     let directory = runtime::directory()?;
     std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
@@ -319,7 +319,7 @@ fn control_socket(args: &DiskArgs, name: &str) -> Result<ControlServer> {
     ControlServer::start(&control_path(args, name)?).context("control socket")
 }
 
-/// Random bytes of the system.
+/// Returns random bytes of the system.
 fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     let count = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());

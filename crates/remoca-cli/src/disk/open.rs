@@ -79,7 +79,8 @@ pub fn open_disks(
     Ok(disks)
 }
 
-/// A process that ends in good order takes its sockets along, unless an NBD server still has writes of it.
+/// Returns whether a former process was killed. One that ends in good order removes its sockets, unless an NBD server
+/// still has writes of it.
 fn predecessor_died(specs: &[DiskSpec], args: &DiskArgs) -> Result<bool> {
     let control = match (&args.control, &args.name) {
         (Some(path), _) => Some(path.clone()),
@@ -92,7 +93,7 @@ fn predecessor_died(specs: &[DiskSpec], args: &DiskArgs) -> Result<bool> {
     Ok(sockets.chain(args.port.as_deref()).any(is_socket))
 }
 
-/// Said here, because the second of them would be told that "another process" has the socket.
+/// Refuses two disks with one socket. Said here, because the second would be told that "another process" has it.
 fn refuse_shared_sockets(specs: &[DiskSpec], args: &DiskArgs) -> Result<()> {
     let mut sockets: Vec<&Path> = specs.iter().filter_map(|spec| spec.socket.as_deref()).collect();
     sockets.extend(args.port.as_deref());
@@ -174,12 +175,12 @@ fn vhost_disk(name: &str, spec: &DiskSpec, source: SocketSource, geometry: &Geom
     Ok(Frontend::Vhost(device))
 }
 
-/// Kinds that are not supported too, so that they are not taken for files.
+/// Returns whether this is an NBD URI, also of a kind that is not supported, which must not be taken for a file.
 fn is_nbd_uri(image: &str) -> bool {
     image.starts_with("nbd:") || image.split_once("://").is_some_and(|(scheme, _)| scheme.starts_with("nbd"))
 }
 
-/// Where a disk's blocks are, as the options say.
+/// Returns where a disk's blocks are, as the options say.
 fn store_target(spec: &DiskSpec, args: &DiskArgs) -> Result<StoreTarget> {
     if is_nbd_uri(&spec.image) {
         let uri = spec.image.parse().with_context(|| spec.image.clone())?;
@@ -198,7 +199,7 @@ fn store_target(spec: &DiskSpec, args: &DiskArgs) -> Result<StoreTarget> {
     Ok(StoreTarget::File(PathBuf::from(&spec.image), options))
 }
 
-/// The store; it takes requests of 512 bytes, whatever lies below.
+/// Opens the store, which takes requests of 512 bytes, whatever lies below.
 fn open_store(target: &StoreTarget, lock: ImageLock) -> Result<Box<dyn Store>, OpenError> {
     let store: Box<dyn Store> = match target {
         StoreTarget::Nbd(uri, options) => Box::new(NbdStore::open(uri, *options)?),
@@ -207,7 +208,7 @@ fn open_store(target: &StoreTarget, lock: ImageLock) -> Result<Box<dyn Store>, O
     Ok(AlignedStore::wrap(store))
 }
 
-/// The place of a store that another process has: only its geometry is looked at.
+/// Returns the place of a store that another process has: only its geometry is looked at.
 fn vacant_store(target: &StoreTarget) -> Result<Box<dyn Store>> {
     let geometry = open_store(target, ImageLock::Off)?.geometry();
     Ok(Box::new(VacantStore::new(geometry).context("no descriptors")?))

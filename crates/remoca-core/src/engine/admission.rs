@@ -65,8 +65,8 @@ impl Sources {
         self.agent = self.has_port;
     }
 
-    /// When the guest read more than the `resident` blocks that its memory holds and evicted nothing, there is no agent
-    /// at work.
+    /// Counts blocks that the guest read. If it read more than the `resident` blocks that its memory holds and evicted
+    /// nothing, no agent works.
     pub(super) fn note_read(&mut self, blocks: u64, resident: u64) {
         self.blocks_since_eviction += blocks;
         self.agent &= self.blocks_since_eviction <= resident;
@@ -80,7 +80,8 @@ impl Sources {
         self.frames.pay || self.frames.passed == 0
     }
 
-    /// More than a quarter known: they pay. Less than a sixteenth: no longer. Zeroes are what an empty frame holds.
+    /// Counts a frame, known or not. More than a quarter known: they pay. Less than a sixteenth: no longer. Zeroes are
+    /// what an empty frame holds.
     fn note_frame(&mut self, known: bool) {
         let frames = &mut self.frames;
         frames.looked += 1;
@@ -94,14 +95,14 @@ impl Sources {
 }
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
-    /// A read is about to overwrite a whole page of guest memory: whether to call [`Self::handle_frame`] with what it
-    /// still holds.
+    /// Returns whether to call [`Self::handle_frame`] with the page of guest memory that a read is about to
+    /// overwrite, and what it still holds.
     pub fn wants_frame(&mut self) -> bool {
         self.is_enabled() && self.link.can_send() && self.sources.wants_frame()
     }
 
-    /// A frame held `page` (4 KiB, copied out of guest memory) before a read overwrote it. With [`Evicted::Admit`] the
-    /// caller sends it.
+    /// Handles what a frame held before a read overwrote it: `page`, 4 KiB, copied out of guest memory. With
+    /// [`Evicted::Admit`] the caller sends it.
     pub fn handle_frame(&mut self, page: &[u8]) -> Evicted {
         let judged = self.judge(page);
         self.stats.frames_looked_at += 1;

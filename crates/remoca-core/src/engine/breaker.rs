@@ -71,7 +71,7 @@ impl Allowance {
         self.credit = (self.credit + 1).min(Self::FULL);
     }
 
-    /// True if no further read may take that long.
+    /// Counts a read that took too long. Returns whether no further one may.
     fn note_overrun(&mut self) -> bool {
         self.credit = self.credit.saturating_sub(Self::COST);
         self.credit < Self::COST
@@ -149,23 +149,23 @@ impl Breaker {
         }
     }
 
-    /// The read `serial` goes both ways.
+    /// Notes that the read `serial` goes both ways.
     pub(super) fn begin_probe(&mut self, serial: u64) {
         self.probe = Some(serial);
     }
 
-    /// A read goes to the server alone.
+    /// Notes that a read goes to the server alone.
     pub(super) fn note_server_read(&mut self) {
         self.until_probe = self.until_probe.saturating_sub(1);
     }
 
-    /// A read of the guest is done, whoever answered it.
+    /// Notes that a read of the guest is done, whoever answered it.
     pub(super) fn note_read(&mut self) {
         self.allowance.note_read();
     }
 
-    /// The disk took `disk_ns` where the server takes `server_ns`. Far from each other they need no probe to be compared; the
-    /// nearer they are, the more often it is done.
+    /// Notes that the disk took `disk_ns` where the server takes `server_ns`. The closer they are, the more often probes
+    /// compare them.
     pub(super) fn note_distance(&mut self, server_ns: u64, disk_ns: u64) {
         if server_ns * NEAR < disk_ns {
             self.until_probe = PROBE_INTERVAL;
@@ -174,8 +174,8 @@ impl Breaker {
         }
     }
 
-    /// The server answered a read before the disk did. True if that closes the breaker. `is_early`: so much earlier than the disk
-    /// that a hedge is in time.
+    /// Notes that the server answered a read before the disk did. Returns whether that closes the breaker. `is_early`: so
+    /// much earlier than the disk that a hedge is in time.
     pub(super) fn note_win(&mut self, now: Nanos, serial: u64, is_early: bool) -> bool {
         self.losses = 0;
         if self.probe != Some(serial) {
@@ -201,7 +201,7 @@ impl Breaker {
         true
     }
 
-    /// The disk answered this read before the server did. True if that opens the breaker.
+    /// Notes that the disk answered a read before the server did. Returns whether that opens the breaker.
     pub(super) fn note_loss(&mut self, now: Nanos, serial: u64) -> bool {
         let was_probe = self.probe == Some(serial);
         if was_probe {
@@ -225,26 +225,27 @@ impl Breaker {
         }
     }
 
-    /// A read took clearly longer than the disk's slowest because it waited for the server. True if that opens the breaker.
+    /// Notes a read that took clearly longer than the disk's slowest because it waited for the server. Returns whether
+    /// that opens the breaker.
     pub(super) fn note_overrun(&mut self, now: Nanos) -> bool {
         self.compares && self.allowance.note_overrun() && self.open.is_none() && self.open(now)
     }
 
-    /// A read on trial ended with nothing that could be compared.
+    /// Ends a probe without a result that can be compared.
     pub(super) fn note_draw(&mut self, serial: u64) {
         if self.probe == Some(serial) {
             self.probe = None;
         }
     }
 
-    /// A page came for a read that the disk had answered before the breaker opened: the server is at work again.
+    /// Notes a page for a read that the disk answered before the breaker opened: the server works again.
     pub(super) fn note_life(&mut self, now: Nanos) {
         if let Some(open) = &mut self.open {
             open.probe_at = open.probe_at.min(now);
         }
     }
 
-    /// Always true. One that has closed for less than the longest pause goes on with the pause it had.
+    /// Opens the breaker; always true. One that was closed for less than the longest pause keeps the pause it had.
     fn open(&mut self, now: Nanos) -> bool {
         if now.since_ns(self.closed_at) > PAUSE_MAX_NS {
             self.pause_ns = PAUSE_MIN_NS;
@@ -255,7 +256,7 @@ impl Breaker {
         true
     }
 
-    /// Whether this admission may go to the server.
+    /// Returns whether this admission may go to the server.
     pub(super) fn admits(&mut self) -> bool {
         if self.open.is_none() {
             return true;

@@ -13,8 +13,8 @@ const ZEROED_BLOCKS_MAX: u64 = 1024;
 const BIMODAL: u64 = 32;
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
-    /// The backing store finished the I/O of an [`Action::Disk`] or [`Action::DiskToo`]. `data` is the buffer of that: the
-    /// bytes read, or the bytes written (empty for other operations).
+    /// Handles the end of the I/O of an [`Action::Disk`] or [`Action::DiskToo`]. `data` is the buffer of that: the bytes
+    /// read, or the bytes written (empty for other operations).
     pub fn handle_disk_done(&mut self, now: Nanos, id: RequestId, result: Result<(), DiskError>, data: &[u8]) {
         let Some(request) = self.request(id) else {
             debug_assert!(false, "the disk completed a request that does not exist");
@@ -39,7 +39,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// The driver has not issued the I/O of an [`Action::DiskToo`], and will not: its read was answered meanwhile.
+    /// Handles an [`Action::DiskToo`] that the driver dropped because its read was answered meanwhile.
     pub fn handle_disk_skipped(&mut self, id: RequestId) {
         let Some(Request { disk, op: GuestOp::Read(range), io: Some(io), answered: true, .. }) = self.request(id)
         else {
@@ -92,7 +92,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.complete(id, result);
     }
 
-    /// A flush that failed lost writes that were acknowledged: no later flush may say that all is well.
+    /// Returns what the guest hears of a flush. After one that failed, and lost acknowledged writes, none succeeds.
     fn flush_result(&mut self, disk: DiskIndex, result: Result<(), DiskError>) -> Result<(), DiskError> {
         if let Some(errno) = self.index.flush_failed(disk).filter(|_| self.rules.hold(Rule::StickyFlush)) {
             return Err(DiskError(errno));
@@ -103,14 +103,14 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         result
     }
 
-    /// The disk may hold something else than what was acknowledged (its server came back): what is known of it is void,
-    /// and what is under way teaches nothing.
+    /// Forgets what is known of a disk that may not hold what was acknowledged (its server came back). I/O under way
+    /// teaches nothing.
     pub fn handle_content_uncertain(&mut self, disk: DiskIndex) {
         self.index.forget_range(disk, 0..u64::MAX);
         self.overlaps[usize::from(disk.0)].taint_all();
     }
 
-    /// A flush or a durable write of the disk failed, now or for a former process; with `None`: none did.
+    /// Sets whether a flush or a durable write of the disk failed, now or for a former process; `None`: none did.
     pub fn set_failed_flush(&mut self, disk: DiskIndex, errno: Option<i32>) {
         self.index.set_flush_failed(disk, errno);
     }
@@ -200,7 +200,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 }
 
-/// The bytes of block `bno` in the buffer of a request on `range`, with their offset.
+/// Returns the bytes of block `bno` in the buffer of a request on `range`, with their offset.
 fn page_of(range: ByteRange, bno: u64, data: &[u8]) -> Option<(usize, &[u8])> {
     let offset = usize::try_from(bno * PAGE_SIZE_U64 - range.offset).ok()?;
     Some((offset, data.get(offset..offset + PAGE_SIZE)?))

@@ -49,12 +49,12 @@ impl Estimate {
         }
     }
 
-    /// The quantiles, once there are enough values.
+    /// Returns the quantiles, once there are enough values.
     pub(super) fn known(&self) -> Option<Latency> {
         (self.total >= VALUES_MIN).then_some(self.known)
     }
 
-    /// The middle of the bucket in which the value lies that `percent` of all do not exceed.
+    /// Returns the middle of the bucket in which the value lies that `percent` of all do not exceed.
     fn quantile(&self, percent: u32) -> u64 {
         let rank = (self.total * percent).div_ceil(100);
         let mut seen = 0;

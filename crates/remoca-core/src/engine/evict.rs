@@ -39,7 +39,8 @@ impl Feedback {
 }
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
-    /// The guest evicted `page` (4 KiB, copied out of guest memory). With [`Evicted::Admit`] the caller sends it.
+    /// Handles `page`, which the guest evicted (4 KiB, copied out of guest memory). With [`Evicted::Admit`] the caller
+    /// sends it.
     pub fn handle_evicted(&mut self, page: &[u8]) -> Evicted {
         self.sources.note_eviction();
         let evicted = self.judge(page);
@@ -89,8 +90,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// What the agent should send: 0 everything, else one page of so many (at most 1024). Nothing is wanted while the
-    /// cache is off.
+    /// Returns what the agent should send: 0 everything, else one page of so many (at most 1024). Nothing is wanted
+    /// while the cache is off.
     pub fn advice(&self) -> u32 {
         if self.is_enabled() { self.feedback.one_of } else { ADVICE_MAX }
     }

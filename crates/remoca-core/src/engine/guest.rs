@@ -16,7 +16,7 @@ enum Source {
 }
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
-    /// A guest request begins. Its data stays with the driver: a write's bytes were copied out of guest memory into the
+    /// Begins a guest request. Its data stays with the driver: a write's bytes were copied out of guest memory into the
     /// request's buffer, which must not change until the request completes.
     pub fn handle_request(&mut self, now: Nanos, id: RequestId, disk: DiskIndex, op: GuestOp) {
         debug_assert!(self.request(id).is_none(), "a request id is used twice");
@@ -141,8 +141,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// A read ends without the disk: with `fetched` pages of the server, and zeroes for the rest. Blocks are counted
-    /// here, and not as they come, because the disk may still have to answer for all of them.
+    /// Completes a read without the disk: with `fetched` pages of the server, and zeroes for the rest. Blocks are
+    /// counted here, and not as they come, because the disk may still have to answer for all of them.
     pub(super) fn complete_from_cache(&mut self, id: RequestId, fetched: u32) {
         if let Some(Request { op: GuestOp::Read(range), .. }) = self.request(id) {
             self.stats.reads_from_cache += 1;

@@ -137,7 +137,7 @@ impl Hedging {
         }
     }
 
-    /// Nothing is known of the server any more: there is another session, or none.
+    /// Forgets what is known of the server: there is another session, or none.
     pub(super) fn forget_server(&mut self) {
         self.server = Estimate::default();
         self.breaker.forget_server();
@@ -174,12 +174,12 @@ impl Hedging {
         }
     }
 
-    /// Whether this admission may go to the server.
+    /// Returns whether this admission may go to the server.
     pub(super) fn admits(&mut self) -> bool {
         self.breaker.admits()
     }
 
-    /// A page came that nobody waits for any more, but not that of a probe.
+    /// Notes a page that no read waits for any more, and that is not a probe's.
     pub(super) fn note_life(&mut self, now: Nanos) {
         self.breaker.note_life(now);
     }
@@ -286,7 +286,7 @@ impl Hedging {
 }
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
-    /// When the first read is late; reads that wait no longer are taken out of the queues.
+    /// Returns when the first read is late; reads that wait no longer are taken out of the queues.
     pub(super) fn late_deadline(&mut self) -> Option<Nanos> {
         while let Some(first) = self.hedging.waiting.front().copied()
             && !self.is_waiting(first)
@@ -303,19 +303,20 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         [waiting, unhedged].into_iter().flatten().min()
     }
 
-    /// How much later than that a thread that sleeps may find the first answer late. The answers to other reads that wait wake it,
-    /// too, so this is about all of them being late at once; and to be woken for nothing costs more than a read.
+    /// Returns how much later than that a thread that sleeps may find the first answer late. The answers to other reads that
+    /// wait wake it, too, so this is about all of them being late at once; and to be woken for nothing costs more than a
+    /// read.
     pub(super) fn slack_ns(&self) -> u64 {
         let others = self.hedging.waiting.iter().skip(1).filter(|read| self.is_waiting(**read)).take(SLACK_MAX).count();
         (self.hedging.late_after_ns() * others as u64).min(SLACK_MAX_NS)
     }
 
-    /// Whether a read has nobody at work for it but the server.
+    /// Returns whether a read has nobody at work for it but the server.
     fn is_waiting(&self, read: Waiting) -> bool {
         self.waits_to_read(read).is_some()
     }
 
-    /// What it reads, if it has not.
+    /// Returns what it reads, if it has not.
     fn waits_to_read(&self, read: Waiting) -> Option<(DiskIndex, ByteRange)> {
         let waits = |request: &Request| request.serial == read.serial && request.waits() && request.io.is_none();
         match self.request(read.id).filter(waits)? {
@@ -362,8 +363,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.ask_disk(now, read.id, ReadReason::Timeout);
     }
 
-    /// A read that just went to the server goes to the disk at once: it is on trial. A disk that is at too many losers is
-    /// no rival.
+    /// Sends a read that just went to the server to the disk as well. A disk with too many abandoned reads is not asked.
     pub(super) fn probe(&mut self, now: Nanos, id: RequestId, disk: DiskIndex, serial: u64) {
         let has_rival = !self.hedging.speculative(disk).abandoned.is_full();
         if has_rival || self.hedging.breaker.is_open() {
@@ -377,8 +377,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// The disk failed a read that waits for the server, too. That may still answer, and if the read is a probe, that is
-    /// a win; if it does not, the disk has another try, and what it says then is the answer.
+    /// Keeps a read waiting for the server after the disk failed it. The server may still answer (for a probe that is a
+    /// win); if not, the disk is asked again, and its second result is the answer.
     pub(super) fn wait_on(&mut self, now: Nanos, id: RequestId, request: &Request) {
         if let Some(request) = &mut self.requests[id.0 as usize] {
             (request.io, request.failed) = (None, true);
@@ -386,7 +386,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.hedging.unhedged.push_back(Waiting { since: now, id, serial: request.serial });
     }
 
-    /// The server answered this read before the disk did.
+    /// Notes that the server answered a read before the disk did.
     pub(super) fn note_server_first(&mut self, now: Nanos, request: &Request) {
         let hedging = &mut self.hedging;
         hedging.credit = (hedging.credit + 1).min(CREDIT_MAX);
@@ -400,7 +400,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// The disk answered this read before the server did.
+    /// Notes that the disk answered a read before the server did.
     pub(super) fn note_disk_first(&mut self, now: Nanos, request: &Request, io: DiskIo) {
         self.stats.hedges_won += u64::from(io.reason == ReadReason::Hedge);
         self.hedging.refund(io.reason);
@@ -414,8 +414,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// The pages of this read cannot be had, are not what was asked for, or are out while the disk failed twice: its disk
-    /// I/O was not for nothing.
+    /// Notes that no page can answer this read, so its disk I/O was needed: the server has none, sent wrong ones, or owes
+    /// them while the disk failed twice.
     pub(super) fn note_no_page(&mut self, request: &Request) {
         self.hedging.breaker.note_draw(request.serial);
         if let Some(io) = request.io {
@@ -440,7 +440,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 }
 
-/// The first read of a queue, if it has waited for `ns`.
+/// Returns the first read of a queue, if it has waited for `ns`.
 fn pop_due(queue: &mut VecDeque<Waiting>, ns: u64, now: Nanos) -> Option<Waiting> {
     let first = queue.front().copied().filter(|first| first.since.plus_ns(ns) <= now)?;
     queue.pop_front();

@@ -144,7 +144,7 @@ struct Request {
 }
 
 impl Request {
-    /// Whether the server's answer would be the guest's.
+    /// Returns whether the server's answer would be the guest's.
     fn waits(&self) -> bool {
         matches!(self.pages, Pages::Waiting { .. }) && !self.answered
     }
@@ -181,31 +181,31 @@ pub struct IndexMaker {
 }
 
 impl IndexMaker {
-    /// An empty index in `words`, which hold at least [`Layout::words`].
+    /// Returns an empty index in `words`, which hold at least [`Layout::words`].
     pub fn make<M: DerefMut<Target = [u32]>>(&self, layout: Layout, words: M) -> CacheIndex<M> {
         CacheIndex::new(words, layout, self.seed, self.zero)
     }
 }
 
-/// The index layout an engine of this configuration needs.
+/// Returns the index layout an engine of this configuration needs.
 #[must_use]
 pub fn layout(config: &EngineConfig) -> Layout {
     Layout::new(config.cache, config.guest_memory, config.disks)
 }
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
-    /// An engine whose index lives in `words`, which hold at least [`layout`]`(config).words()`.
+    /// Returns an engine whose index lives in `words`, which hold at least [`layout`]`(config).words()`.
     pub fn new(config: &EngineConfig, words: M) -> Self {
         let prints = Fingerprinter::new(&config.key);
         let index = CacheIndex::new(words, layout(config), config.seed, prints.zero());
         Self::over(config, prints, index)
     }
 
-    /// An engine that goes on where a former process stopped, or was killed: with what that process knew and cached, its
-    /// pool, its failed flushes and its swap areas. The key is that process's. No request is outstanding. What a write
-    /// of that process was going to touch was forgotten before the write was issued; whether anybody else has written
-    /// since then is for the caller to know ([`Self::handle_content_uncertain`]). With a cache of no pages nothing is kept
-    /// but failed flushes and swap areas: off is off.
+    /// Returns an engine that goes on where a former process stopped, or was killed: with what that process knew and
+    /// cached, its pool, its failed flushes and its swap areas. The key is that process's. No request is outstanding. What
+    /// a write of that process was going to touch was forgotten before the write was issued; whether anybody else has
+    /// written since then is for the caller to know ([`Self::handle_content_uncertain`]). With a cache of no pages nothing
+    /// is kept but failed flushes and swap areas: off is off.
     ///
     /// # Errors
     /// If the words are no index of this version, key and number of disks. They can be given to [`Self::new`].
@@ -250,23 +250,23 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Memory servers owe pages; reads that the disk answered first among them.
+    /// Returns whether memory servers owe pages, also for reads that the disk answered first.
     pub fn is_owed_pages(&self) -> bool {
         !self.fetches.is_empty()
     }
 
-    /// Another program is about to take over: nothing must happen after this but [`Self::reopen`], if it does not. While
+    /// Closes the engine for another program to take over. Only [`Self::reopen`] may follow, if it does not. While
     /// [pages are owed](Self::is_owed_pages) this changes nothing, and the successor makes the index anew.
     pub fn close(&mut self) {
         self.index.close();
     }
 
-    /// No other program took over.
+    /// Reopens the engine: no other program took over.
     pub fn reopen(&mut self) {
         self.index.reopen();
     }
 
-    /// The process ends: nothing must happen after this. What memory servers owe is not waited for.
+    /// Ends the engine with the process: nothing may follow. Does not wait for what memory servers owe.
     pub fn end(&mut self) {
         for fetch in self.fetches.drain() {
             self.index.unpin(fetch.slot);
@@ -274,12 +274,12 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.index.close();
     }
 
-    /// The next thing to do, if any.
+    /// Returns the next thing to do, if any.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// Goes on counting where a former engine of the same process stopped.
+    /// Continues the counters of a former engine of the same process.
     pub fn count_on(&mut self, stats: EngineStats) {
         self.stats = stats;
     }
@@ -304,13 +304,13 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// The index, to look at.
+    /// Returns the index, to look at.
     pub fn index(&self) -> &CacheIndex<M> {
         &self.index
     }
 
-    /// The layout to move to, if a cache of `cache` pages or a guest of `guest_memory` pages needs a larger index than there
-    /// is. A larger cache gets the next power of two, so it is rare.
+    /// Returns the layout to move to, if a cache of `cache` pages or a guest of `guest_memory` pages needs a larger index
+    /// than there is. A larger cache gets the next power of two, so it is rare.
     pub fn needs_layout(&self, cache: PageCount, guest_memory: PageCount) -> Option<Layout> {
         let now = self.index.layout();
         let resident = now.resident_limit().0;
@@ -321,14 +321,15 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         Some(Layout::new(PageCount(slots), PageCount(guest_memory.0.max(resident)), now.disks()))
     }
 
-    /// The layout to move to, if the index was made for a guest that is clearly larger than one of `guest_memory` pages.
+    /// Returns the layout to move to, if the index was made for a guest that is clearly larger than one of
+    /// `guest_memory` pages.
     pub fn spare_layout(&self, guest_memory: PageCount) -> Option<Layout> {
         let now = self.index.layout();
         let layout = Layout::new(now.slot_limit(), guest_memory, now.disks());
         (layout.words() < now.words() - now.words() / 8).then_some(layout)
     }
 
-    /// What makes an index that this engine can move to.
+    /// Returns what makes an index that this engine can move to.
     pub fn index_maker(&self) -> IndexMaker {
         IndexMaker { seed: self.seed, zero: self.prints.zero() }
     }
@@ -338,12 +339,12 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.index.begin_move(target);
     }
 
-    /// Goes on with the move by `nodes` nodes, which takes about 100 ns for each; whether only [`Self::finish_move`] is left.
+    /// Moves `nodes` more nodes, about 100 ns each. Returns whether only [`Self::finish_move`] is left.
     pub fn move_index(&mut self, nodes: u32) -> bool {
         self.index.move_nodes(nodes)
     }
 
-    /// The index is in its new region from now on; nothing is lost. Returns the old words.
+    /// Switches to the index in its new region, with nothing lost, and returns the old words.
     pub fn finish_move(&mut self) -> Option<M> {
         self.index.finish_move()
     }
@@ -354,12 +355,12 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.finish_move()
     }
 
-    /// Number of guest requests that are not completed.
+    /// Returns the number of guest requests that are not completed.
     pub fn requests_in_flight(&self) -> usize {
         self.requests.iter().flatten().filter(|request| !request.answered).count()
     }
 
-    /// Whether a memory server may still answer this read.
+    /// Returns whether a memory server may still answer this read.
     pub fn waits_for_server(&self, id: RequestId) -> bool {
         self.request(id).is_some_and(|request| request.waits())
     }

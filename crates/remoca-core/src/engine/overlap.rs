@@ -22,7 +22,7 @@ pub struct Overlaps {
 }
 
 impl Overlaps {
-    /// An I/O on `blocks` is about to be issued.
+    /// Notes that an I/O on `blocks` is about to be issued.
     pub fn begin(&mut self, rules: Rules, request: RequestId, blocks: Range<u64>, modifies: bool) {
         let mut tainted = false;
         for other in &mut self.in_flight {
@@ -42,7 +42,7 @@ impl Overlaps {
         self.in_flight.push(InFlight { request, blocks, modifies, tainted });
     }
 
-    /// The I/O of `request` is done. True if nothing that modifies overlapped it.
+    /// Ends the I/O of `request`. Returns whether no modification overlapped it.
     pub fn end(&mut self, request: RequestId) -> bool {
         match self.in_flight.iter().position(|io| io.request == request) {
             Some(at) => !self.in_flight.swap_remove(at).tainted,
@@ -53,19 +53,19 @@ impl Overlaps {
         }
     }
 
-    /// Nothing in flight may set a fingerprint.
+    /// Keeps everything in flight from setting a fingerprint.
     pub fn taint_all(&mut self) {
         for io in &mut self.in_flight {
             io.tainted = true;
         }
     }
 
-    /// Number of I/Os in flight.
+    /// Returns the number of I/Os in flight.
     pub fn len(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// Whether nothing is in flight.
+    /// Returns whether nothing is in flight.
     pub fn is_empty(&self) -> bool {
         self.in_flight.is_empty()
     }

@@ -58,13 +58,13 @@ struct Server {
 }
 
 impl Server {
-    /// It is not asked again before a pause, which grows.
+    /// Keeps the server from being asked again before a pause, which grows.
     fn fail(&mut self, now: Nanos, random: &mut Random) {
         self.state = State::Idle(now.plus_ns(random.stretch(self.backoff_ns)));
         self.backoff_ns = (self.backoff_ns * 2).clamp(BACKOFF_MIN_NS, BACKOFF_MAX_NS);
     }
 
-    /// What it can give to this VM, as far as it is believed.
+    /// Returns what it can give to this VM, as far as it is believed.
     fn can_give(&self, offer: &PoolOffer, now: Nanos) -> PageCount {
         match self.gave {
             Some((gave, at)) if now.since_ns(at) < DISTRUST_NS => offer.possible().min(gave),
@@ -131,7 +131,7 @@ impl Placement {
         self.servers.iter_mut().find(|server| server.number == number)
     }
 
-    /// From now on these are the servers. Whether the session's server is not among them.
+    /// Replaces the list of servers. Returns whether the session's server is not among them.
     fn replace(&mut self, now: Nanos, numbers: &[ServerNumber], actions: &mut VecDeque<Action>) -> bool {
         self.servers.retain(|server| {
             let stays = numbers.contains(&server.number);
@@ -152,7 +152,7 @@ impl Placement {
         self.session.as_ref().is_some_and(|session| !numbers.contains(&session.server))
     }
 
-    /// False if nobody knows the server any more.
+    /// Takes the answer of a server. Returns whether the server is still known.
     fn answer(&mut self, now: Nanos, number: ServerNumber, offer: Option<PoolOffer>) -> bool {
         let Some(at) = self.servers.iter().position(|server| server.number == number) else { return false };
         match offer {
@@ -162,7 +162,7 @@ impl Placement {
         true
     }
 
-    /// The connection was lost. A server that greets and then hangs up is not stormed.
+    /// Handles the loss of the connection. A server that greets and then hangs up is not stormed.
     pub(super) fn lost(&mut self, now: Nanos) {
         let Some(session) = self.session.take() else { return };
         let lasted = now.since_ns(session.since) >= BACKOFF_MAX_NS;
@@ -172,7 +172,7 @@ impl Placement {
         self.end(now, &session, lasted.then_some(0));
     }
 
-    /// The server was silent for long: the others come first.
+    /// Handles a server that was silent for long: the others come first.
     pub(super) fn silent(&mut self, now: Nanos) {
         if let Some(session) = self.session.take() {
             self.distrust(now, session.server);
@@ -180,7 +180,7 @@ impl Placement {
         }
     }
 
-    /// It said that it had memory, and did not serve: no pool is left for its promises for a while.
+    /// Distrusts a server that offered memory and did not serve: for a while no pool moves for its offers.
     fn distrust(&mut self, now: Nanos, number: ServerNumber) {
         if let Some(server) = self.server(number) {
             server.gave = Some((PageCount(0), now));
@@ -195,19 +195,19 @@ impl Placement {
         }
     }
 
-    /// The operator wants something else: the others are worth asking, unless the pool has just moved.
+    /// Asks the other servers soon, because the operator's wish changed, unless the pool has just moved.
     pub(super) fn look_soon(&mut self) {
         self.looked_at = None;
     }
 
-    /// When the others are asked, if the pool is short.
+    /// Returns when the others are asked, if the pool is short.
     fn look_at(&self, need: &Need) -> Nanos {
         let pause = if need.granted.0 == 0 { EMPTY_PAUSE_NS } else { LOOK_PAUSE_NS };
         let last = self.looked_at.max(self.moved_at);
         last.map_or(Nanos(0), |at| at.plus_ns(pause + pause / 1024 * self.jitter))
     }
 
-    /// The session's server has decided on a size.
+    /// Notes the size that the session's server has decided on.
     pub(super) fn note_size(&mut self, now: Nanos, granted: PageCount, wanted: PageCount) {
         let Some(Session { server, possible, .. }) = self.session else { return };
         if let Some(server) = self.server(server) {
@@ -229,7 +229,7 @@ impl Placement {
         [ask, decide].into_iter().flatten().min()
     }
 
-    /// When the first server may be asked.
+    /// Returns when the first server may be asked.
     fn first_idle(&self) -> Option<Nanos> {
         let at = |server: &Server| if let State::Idle(at) = server.state { Some(at) } else { None };
         self.servers.iter().filter_map(at).min()
@@ -258,7 +258,7 @@ impl Placement {
         }
     }
 
-    /// The server that gets the pool now, if that is decided and it is not where it was.
+    /// Returns the server that gets the pool now, if that is decided and it is not where it was.
     fn choose(&mut self, now: Nanos, need: &Need) -> Option<(ServerNumber, PoolOffer)> {
         if self.session.is_none()
             && let Some(warm) = self.warm(need)
@@ -277,7 +277,7 @@ impl Placement {
         (self.session.is_none() || worth_it).then_some((server, offer))
     }
 
-    /// The server that still has the pool of the index.
+    /// Returns the server that still has the pool of the index.
     fn warm(&self, need: &Need) -> Option<(ServerNumber, PoolOffer)> {
         let (number, generation) = need.pool?;
         self.servers.iter().find_map(|server| match server.state {
@@ -288,8 +288,8 @@ impl Placement {
         })
     }
 
-    /// One of the servers that can give what is wanted, or as much as anybody: the more it has, the likelier. VMs that
-    /// ask at the same time see the same figures, and must not all go to one server.
+    /// Returns one of the servers that can give what is wanted, or as much as any: the more it has, the likelier. VMs
+    /// that ask at the same time see the same figures, and must not all go to one server.
     fn draw(&mut self, now: Nanos, wanted: PageCount) -> Option<(ServerNumber, PoolOffer, PageCount)> {
         let answered = self.servers.iter().filter_map(|server| match server.state {
             State::Answered(offer, _) => Some((server.number, offer, server.can_give(&offer, now))),
@@ -321,7 +321,7 @@ impl Placement {
         }
     }
 
-    /// Answers that nobody waits for any more.
+    /// Releases answers that are no longer waited for.
     fn release(&mut self, now: Nanos, actions: &mut VecDeque<Action>) {
         if self.session.is_none() || self.looking {
             return;
@@ -336,8 +336,8 @@ impl Placement {
 }
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
-    /// The memory servers that may have the pool, in no order. If the one that has it is not among them, it is left at
-    /// once and gets its memory back.
+    /// Sets the memory servers that may have the pool, in no order. If the one that has it is not among them, it is
+    /// left at once and gets its memory back.
     pub fn set_servers(&mut self, now: Nanos, servers: &[ServerNumber]) {
         if self.placement.replace(now, servers, &mut self.actions) {
             self.actions.push_back(Action::Leave);
@@ -347,7 +347,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.place(now);
     }
 
-    /// What came of an `Ask`: what the server said, or `None` if there is no connection to it.
+    /// Handles the result of an `Ask`: what the server said, or `None` if there is no connection to it.
     pub fn handle_answer(&mut self, now: Nanos, server: ServerNumber, offer: Option<PoolOffer>) {
         if !self.placement.answer(now, server, offer) && offer.is_some() {
             self.actions.push_back(Action::Release(server));
@@ -355,7 +355,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.place(now);
     }
 
-    /// The connection is gone; replies to what was asked on it will not come.
+    /// Handles the loss of the connection: no more replies come.
     pub fn handle_disconnected(&mut self, now: Nanos) {
         if self.link.is_up() {
             self.stats.disconnections += 1;

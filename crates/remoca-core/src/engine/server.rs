@@ -79,14 +79,14 @@ impl Link {
         matches!(self.state, State::Up { asked: Some(_) })
     }
 
-    /// When a server that owes an answer is given up; at once where nobody has looked at the clock yet.
+    /// Returns when a server that owes an answer is given up; at once where nobody has looked at the clock yet.
     fn silence_deadline(&self) -> Option<Nanos> {
         let silent = self.silent_since.map(|since| since.plus_ns(SILENCE_NS));
         let owed = self.is_size_owed().then(|| self.size_owed_since.map_or(Nanos(0), |at| at.plus_ns(SILENCE_NS)));
         [silent, owed].into_iter().flatten().min()
     }
 
-    /// An answer is late.
+    /// Notes that an answer is late.
     pub(super) fn note_silence(&mut self, now: Nanos) {
         self.silent_since.get_or_insert(now);
     }
@@ -159,7 +159,7 @@ impl Fetches {
 }
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
-    /// The connection to `server` is the session, and it said what it has for this VM.
+    /// Begins the session with `server`, which said what it has for this VM.
     pub(super) fn begin_session(&mut self, server: ServerNumber, offer: PoolOffer) {
         debug_assert!(!self.link.is_up(), "connected twice");
         self.stats.connections += 1;
@@ -182,7 +182,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.ask_size(None);
     }
 
-    /// There is no session any more: what was asked of the server is asked of the disk.
+    /// Ends the session: what was asked of the server is asked of the disk.
     pub(super) fn end_session(&mut self, now: Nanos) {
         self.link.state = State::Down;
         self.link.silent_since = None;
@@ -209,12 +209,12 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         Need { wanted: self.link.wanted, granted: self.link.granted, settled, pool }
     }
 
-    /// So many pages left for the network: there is room for as many again.
+    /// Notes that pages left for the network, which makes room for as many.
     pub fn handle_sent(&mut self, pages: u32) {
         self.link.room = self.link.room.saturating_add(pages).min(self.link.window);
     }
 
-    /// The server sent the page for `fetch`.
+    /// Handles the page that the server sent for `fetch`.
     pub fn handle_page(&mut self, now: Nanos, fetch: FetchId, page: &[u8]) -> PageOutcome {
         let Some(fetch) = self.fetches.end(fetch) else {
             self.stats.fetch_unexpected += 1;
@@ -251,7 +251,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         PageOutcome::Deliver { request: fetch.request, offset: fetch.offset }
     }
 
-    /// The server does not have the page for `fetch`.
+    /// Handles the answer that the server does not have the page for `fetch`.
     pub fn handle_missing(&mut self, now: Nanos, fetch: FetchId) {
         let Some(fetch) = self.fetches.end(fetch) else {
             self.stats.fetch_unexpected += 1;
@@ -263,13 +263,14 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.give_up_fetch(now, &fetch);
     }
 
-    /// The server answered something that it owed, and may owe more. What nobody asked for is no sign of life: a server
-    /// could send it for ever and never answer.
+    /// Notes an answer that the server owed. What was not asked for is no sign of life: a server could send it for ever
+    /// and never answer.
     pub(super) fn note_answer(&mut self, now: Nanos) {
         self.link.silent_since = (!self.fetches.is_empty()).then_some(now);
     }
 
-    /// How many pages the read of `fetch` still waits for, and of how many; `None` if it was answered some other way.
+    /// Returns how many pages the read of `fetch` still waits for, and of how many; `None` if it was answered some
+    /// other way.
     fn pending(&self, fetch: &Fetch) -> Option<(u32, u32)> {
         let request = self.request(fetch.request)?;
         match request.pages {
@@ -287,7 +288,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Only the disk can answer this read now. It may be at it already.
+    /// Gives up the pages of a read, which only the disk can answer now. It may already be reading.
     pub(super) fn give_up_pages(&mut self, now: Nanos, id: RequestId) {
         let Some(request) = &mut self.requests[id.0 as usize] else { return };
         request.pages = Pages::GivenUp;
@@ -298,17 +299,18 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Whether one more page may go to the server.
+    /// Returns whether one more page may go to the server.
     pub(super) fn may_send(&mut self) -> bool {
         self.link.can_send() && self.hedging.admits()
     }
 
-    /// When `handle_timer` wants to be called at the latest.
+    /// Returns when `handle_timer` wants to be called at the latest.
     pub fn next_deadline(&mut self) -> Option<Nanos> {
         [self.late_deadline(), self.other_deadline()].into_iter().flatten().min()
     }
 
-    /// When to wake up if nothing happens before: later than the deadline, where that is about one late read of several.
+    /// Returns when to wake up if nothing happens before: later than the deadline, where that is about one late read of
+    /// several.
     pub fn next_wake(&mut self) -> Option<Nanos> {
         let late = self.late_deadline().map(|at| at.plus_ns(self.slack_ns()));
         [late, self.other_deadline()].into_iter().flatten().min()
@@ -320,8 +322,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         [self.link.retry_at, self.link.silence_deadline(), place, size].into_iter().flatten().min()
     }
 
-    /// Time has passed: late reads go to the disk, too, sizes are asked for again, a silent server is given up, others are
-    /// asked.
+    /// Does what is due: late reads also go to the disk, sizes are asked for again, a silent server is given up, others
+    /// are asked.
     pub fn handle_timer(&mut self, now: Nanos) {
         self.ask_for_late(now);
         if self.index.is_resizing() {

@@ -14,7 +14,7 @@ const RESIZE_RETRY_NS: u64 = 10_000_000_000;
 const MOVES_MAX: u32 = 4096;
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
-    /// The server gave the pool this size.
+    /// Handles the size that the server gave the pool.
     pub fn handle_sized(&mut self, now: Nanos, npages: PageCount) {
         let Some(asked) = self.take_asked(now) else { return };
         self.link.granted = npages;
@@ -28,7 +28,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// The server refused a size, and could give `available` pages more than the pool has.
+    /// Handles the refusal of a size by a server that could give `available` pages more than the pool has.
     pub fn handle_size_refused(&mut self, now: Nanos, available: PageCount) {
         let Some(asked) = self.take_asked(now) else { return };
         let possible = PageCount(self.link.granted.0.saturating_add(available.0));
@@ -44,7 +44,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// The size that the server was asked for, now that it has answered.
+    /// Returns the size that the server was asked for, now that it has answered.
     fn take_asked(&mut self, now: Nanos) -> Option<PageCount> {
         let State::Up { asked: Some(asked) } = self.link.state else { return None };
         self.note_answer(now);

@@ -7,7 +7,7 @@ macro_rules! counters {
         pub struct EngineStats { $($(#[$doc])* pub $name: u64),* }
 
         impl EngineStats {
-            /// All counters with their names, in the order of their declaration.
+            /// Returns all counters with their names, in the order of their declaration.
             #[must_use]
             pub fn named(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name)),*]

@@ -41,14 +41,14 @@ impl SwapAreas {
         self.areas = areas.into();
     }
 
-    /// These blocks are about to change. Whether an area is forgotten.
+    /// Forgets an area whose header is among blocks that are about to change. Returns whether there was one.
     fn forget(&mut self, blocks: &Range<u64>) -> bool {
         let count = self.areas.len();
         self.areas.retain(|area| !blocks.contains(&area.start));
         self.areas.len() < count
     }
 
-    /// The disk holds `page` in block `bno`. Whether that changes anything.
+    /// Looks for the header of a swap area in block `bno`, which holds `page`. Returns whether that changes anything.
     fn note(&mut self, bno: u64, page: &[u8]) -> bool {
         let area = last_page(page).and_then(|last| Some(bno..bno.checked_add(u64::from(last))?.checked_add(1)?));
         let area = area.filter(|area| area.end <= self.blocks);
@@ -68,7 +68,7 @@ impl SwapAreas {
     }
 }
 
-/// The last page of the area of which `page` is the header.
+/// Returns the last page of the area of which `page` is the header.
 fn last_page(page: &[u8]) -> Option<u32> {
     let word = |at: usize| Some(u32::from_le_bytes(*page.get(at..)?.first_chunk()?));
     let is_header = page.get(PAGE_SIZE - SIGNATURE.len()..) == Some(SIGNATURE) && word(1024) == Some(VERSION);
@@ -76,7 +76,8 @@ fn last_page(page: &[u8]) -> Option<u32> {
 }
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
-    /// The disk has so many blocks; with `swap`, all of them are a swap area. Called once for each disk, at the start.
+    /// Describes a disk: its blocks, and with `swap` that all of them are a swap area. Call it once for each disk, at
+    /// the start.
     pub fn describe_disk(&mut self, disk: DiskIndex, blocks: u64, swap: bool) {
         let known = &mut self.swap[usize::from(disk.0)];
         (known.blocks, known.declared) = (blocks, swap);
@@ -88,21 +89,21 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.index.set_swap_areas(disk, self.swap[usize::from(disk.0)].areas.iter());
     }
 
-    /// These blocks are about to change.
+    /// Forgets swap areas whose header is among blocks that are about to change.
     pub(super) fn forget_swap_areas(&mut self, disk: DiskIndex, blocks: &Range<u64>) {
         if self.swap[usize::from(disk.0)].forget(blocks) {
             self.keep_swap_areas(disk);
         }
     }
 
-    /// The disk holds `page` in block `bno`.
+    /// Looks for the header of a swap area in block `bno`, which holds `page`.
     pub(super) fn note_swap_header(&mut self, disk: DiskIndex, bno: u64, page: &[u8]) {
         if self.swap[usize::from(disk.0)].note(bno, page) {
             self.keep_swap_areas(disk);
         }
     }
 
-    /// The swap areas of `disk` that are known.
+    /// Returns the swap areas of `disk` that are known.
     pub fn swap_areas(&self, disk: DiskIndex) -> usize {
         self.swap[usize::from(disk.0)].count()
     }
@@ -111,7 +112,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.swap[usize::from(block.disk.0)].contains(block.bno.0)
     }
 
-    /// The guest wrote a page to a swap area in order to be rid of it: an eviction.
+    /// Admits a page that the guest wrote to a swap area: an eviction.
     pub(super) fn admit_swapped_out(&mut self, id: RequestId, content: Fingerprint, offset: usize) {
         if content == self.prints.zero() {
             return;
@@ -124,8 +125,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// A page came from a swap area's disk. The guest has it, and may drop it without a word while it is clean: it is
-    /// kept where that costs nothing.
+    /// Admits a page that came from a swap area's disk, where that costs nothing: the guest may drop its clean copy
+    /// without a write.
     pub(super) fn admit_swapped_in(&mut self, id: RequestId, content: Fingerprint, offset: usize) {
         let wanted = content != self.prints.zero() && self.index.cached(content).is_none();
         if wanted && self.index.slot_counts().free > 0 && self.may_send() {

@@ -105,7 +105,7 @@ pub struct PoolOffer {
 }
 
 impl PoolOffer {
-    /// Pages that the pool could have.
+    /// Returns the pages that the pool could have.
     #[must_use]
     pub fn possible(&self) -> PageCount {
         PageCount(self.npages.0.saturating_add(self.available.0))

@@ -49,13 +49,13 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         }
     }
 
-    /// The pool that the slots are about, if there is one.
+    /// Returns the pool that the slots are about, if there is one.
     pub fn pool(&self) -> Option<Pool> {
         let pool = Pool { server: self.words[header::SERVER], generation: self.long(header::GENERATION) };
         (self.words[header::POOL_VALID] == 1).then_some(pool)
     }
 
-    /// From now on the slots are about this pool, which has stored `sends` pages; nothing is on the way.
+    /// Begins a pool that has stored `sends` pages: the slots are its slots, and nothing is on the way.
     pub fn begin_pool(&mut self, pool: Pool, sends: u64) {
         self.words[header::POOL_VALID] = 0;
         settle();
@@ -66,7 +66,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         self.words[header::POOL_VALID] = 1;
     }
 
-    /// The log is empty, and its next number is `sends`.
+    /// Empties the log. Its next number is `sends`.
     fn begin_log(&mut self, sends: u64) {
         self.set_long(header::BASE, sends);
         self.words[header::SENDS] = 0;
@@ -80,14 +80,14 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         self.long(header::BASE).saturating_add(u64::from(self.words[header::SENDS]))
     }
 
-    /// The page of `slot` is about to be sent.
+    /// Logs that the page of `slot` is about to be sent.
     pub(super) fn log_send(&mut self, slot: u32) {
         self.log_move(slot);
         self.words[header::SENDS] += 1;
         settle();
     }
 
-    /// The page of `slot` is about to be moved there: like the next send.
+    /// Logs that the page of `slot` is about to be moved there, like a send.
     pub(super) fn log_move(&mut self, slot: u32) {
         // Sends are entries, too; but not in an index that a stranger made up.
         if self.words[header::LOGGED].max(self.words[header::SENDS]) == u32::MAX {
@@ -105,12 +105,12 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         settle();
     }
 
-    /// How far the log goes now, for [`Self::note_taken`].
+    /// Returns how far the log goes now, for [`Self::note_taken`].
     pub fn log_end(&self) -> LogEnd {
         LogEnd { base: self.long(header::BASE), entries: self.words[header::LOGGED], sends: self.words[header::SENDS] }
     }
 
-    /// The server has taken all that was sent when the log ended at `end`: it answered what was sent after that.
+    /// Notes that the server has taken all that was logged before `end`: it answered what was sent after that.
     pub fn note_taken(&mut self, end: LogEnd) {
         // Another pool or another log meanwhile: it says nothing about them.
         if end.base == self.long(header::BASE) && end.entries <= self.words[header::LOGGED] {
@@ -123,8 +123,8 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         self.layout.log_at() + (entry & (LOG_ENTRIES - 1)) as usize * LOG_WORDS
     }
 
-    /// The connection is another one, on which the pool says that it has stored `received` pages: slots whose page it
-    /// does not have are given up. How many.
+    /// Returns the connection is another one, on which the pool says that it has stored `received` pages: slots whose
+    /// page it does not have are given up. How many.
     pub fn give_up_sends(&mut self, received: u64) -> u64 {
         let (base, logged) = (self.long(header::BASE), self.words[header::LOGGED]);
         let outstanding = logged.saturating_sub(self.words[header::TAKEN]);
@@ -155,19 +155,19 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         super::HEADER_WORDS + usize::from(disk.0) * DISK_WORDS
     }
 
-    /// The errno of the flush of `disk` that failed, if one did.
+    /// Returns the errno of the flush of `disk` that failed, if one did.
     pub fn flush_failed(&self, disk: DiskIndex) -> Option<i32> {
         let errno = self.words[self.disk_at(disk)].cast_signed();
         (errno != 0).then_some(errno)
     }
 
-    /// A flush of `disk` failed, or (with `None`) the disk is another one now.
+    /// Sets the error of the flush of `disk` that failed; `None`: the disk is another one now.
     pub fn set_flush_failed(&mut self, disk: DiskIndex, errno: Option<i32>) {
         let at = self.disk_at(disk);
         self.words[at] = errno.unwrap_or(0).cast_unsigned();
     }
 
-    /// The swap areas of `disk`, as they were set.
+    /// Returns the swap areas of `disk`, as they were set.
     pub fn swap_areas(&self, disk: DiskIndex) -> Vec<Range<u64>> {
         let at = self.disk_at(disk);
         let count = (self.words[at + 1] as usize).min(SWAP_AREAS_MAX);

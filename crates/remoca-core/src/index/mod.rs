@@ -93,8 +93,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// A layout for the blocks of `disks` disks: at most `slots` cached pages and, beyond those, `resident` blocks that
-    /// the guest holds.
+    /// Returns a layout for the blocks of `disks` disks: at most `slots` cached pages and, beyond those, `resident`
+    /// blocks that the guest holds.
     #[must_use]
     pub fn new(slots: PageCount, resident: PageCount, disks: u16) -> Self {
         // NONE and the sums below need head room; 2^30 pages are 4 TiB.
@@ -105,31 +105,31 @@ impl Layout {
         Self { slots, nodes, slot_heads, node_heads, disks }
     }
 
-    /// 32-bit words the region must have.
+    /// Returns the number of 32-bit words that the region must have.
     #[must_use]
     pub fn words(&self) -> usize {
         self.content_heads_at() + self.node_heads as usize
     }
 
-    /// Most slots this layout can index.
+    /// Returns the maximum number of slots.
     #[must_use]
     pub fn slot_limit(&self) -> PageCount {
         PageCount(self.slots)
     }
 
-    /// Most blocks this layout can know.
+    /// Returns the maximum number of known blocks.
     #[must_use]
     pub fn node_limit(&self) -> PageCount {
         PageCount(self.nodes)
     }
 
-    /// Blocks that it can know beside those that are cached.
+    /// Returns the number of blocks that it can know beside those that are cached.
     #[must_use]
     pub fn resident_limit(&self) -> PageCount {
         PageCount(self.nodes - self.slots)
     }
 
-    /// Number of disks whose blocks it knows.
+    /// Returns the number of disks whose blocks it knows.
     #[must_use]
     pub fn disks(&self) -> u16 {
         self.disks
@@ -213,8 +213,8 @@ pub struct CacheIndex<M> {
 }
 
 impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
-    /// An empty index in `words`, which holds at least [`Layout::words`]. `seed` spreads the keys; `zero` is the
-    /// fingerprint of a page of zeroes, which never takes a slot. No slot is usable until [`Self::aim`] and
+    /// Returns an empty index in `words`, which holds at least [`Layout::words`]. `seed` spreads the keys; `zero` is
+    /// the fingerprint of a page of zeroes, which never takes a slot. No slot is usable until [`Self::aim`] and
     /// [`Self::resize`].
     ///
     /// # Panics
@@ -238,7 +238,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         this
     }
 
-    /// An index over words as they are.
+    /// Returns an index over words as they are.
     fn over(words: M, layout: Layout, seed: u64, zero: Fingerprint) -> Self {
         assert!(words.len() >= layout.words(), "the region is smaller than its layout");
         Self {
@@ -266,42 +266,43 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         self.rules = rules;
     }
 
-    /// The words, to be saved or to be made into something else.
+    /// Returns the words, to be saved or to be made into something else.
     pub fn words(&self) -> &M {
         &self.words
     }
 
-    /// The layout this index was made with.
+    /// Returns the layout this index was made with.
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// It was resumed, and its former process had closed it.
+    /// Returns whether it was resumed, and its former process had closed it.
     pub fn was_closed(&self) -> bool {
         self.taken_as_it_was
     }
 
-    /// Free, used and draining slots.
+    /// Returns the numbers of free, used and draining slots.
     pub fn slot_counts(&self) -> SlotCounts {
         self.counts
     }
 
-    /// Number of blocks whose content is known.
+    /// Returns the number of blocks whose content is known.
     pub fn known_blocks(&self) -> PageCount {
         PageCount(self.nodes_used)
     }
 
-    /// Bytes of memory the region takes.
+    /// Returns the bytes of memory that the region takes.
     pub fn region_bytes(&self) -> usize {
         self.layout.words() * 4
     }
 
-    /// What the disk holds for `block`, if that is known.
+    /// Returns what the disk holds for `block`, if that is known.
     pub fn known(&self, block: BlockId) -> Option<Fingerprint> {
         self.find_node(block).map(|node| self.node_fingerprint(node))
     }
 
-    /// The disk holds `content` for `block` (an I/O of the guest just showed it), so the guest holds it too.
+    /// Learns that the disk holds `content` for `block` (an I/O of the guest just showed it), so the guest holds it
+    /// too.
     pub fn learn(&mut self, block: BlockId, content: Fingerprint) {
         if let Some(node) = self.find_node(block) {
             if self.node_fingerprint(node) == content {
@@ -315,7 +316,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         self.note_in_guest(content);
     }
 
-    /// What the disk holds for `block` is unknown from now on; its cached copy is unreachable through it.
+    /// Forgets what the disk holds for `block`; its cached copy cannot be reached through it any more.
     pub fn forget(&mut self, block: BlockId) {
         if let Some(node) = self.find_node(block) {
             let content = self.node_fingerprint(node);
@@ -328,7 +329,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         }
     }
 
-    /// The slot that holds `content`.
+    /// Returns the slot that holds `content`.
     pub fn cached(&self, content: Fingerprint) -> Option<SlotIndex> {
         if content == self.zero {
             return None;
@@ -336,12 +337,13 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         self.find_slot(content).filter(|slot| *slot < self.sizing.kept).map(SlotIndex)
     }
 
-    /// Whether the disk is known to hold `content` for some block.
+    /// Returns whether the disk is known to hold `content` for some block.
     pub fn is_known_content(&self, content: Fingerprint) -> bool {
         self.find_content(content).is_some()
     }
 
-    /// The guest evicted a page of `content`. What is admitted is in the log of sends: the caller sends it.
+    /// Decides about a page of `content` that the guest evicted. What is admitted is in the log of sends: the caller
+    /// sends it.
     pub fn offer(&mut self, content: Fingerprint, place: Place) -> Offer {
         if let Some(slot) = self.find_slot(content) {
             if slot >= self.sizing.kept {
@@ -366,7 +368,8 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         Offer::Admitted(SlotIndex(slot))
     }
 
-    /// A cached page was served to the guest: its slot becomes the next to be discarded, the copy stays valid.
+    /// Notes that a cached page was served to the guest: its slot becomes the next to be discarded, the copy stays
+    /// valid.
     pub fn hit(&mut self, block: BlockId, slot: SlotIndex, promote: bool) {
         if let Some(node) = self.find_node(block) {
             self.reference_node(node);

@@ -60,7 +60,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         Some(std::mem::replace(self, index).words)
     }
 
-    /// All that is about slots is the same, place by place.
+    /// Copies all that is about slots, place by place.
     fn copy_slots(&mut self, old: &Self) {
         let slots = self.layout.slots_at()..self.layout.nodes_at();
         self.words[slots.clone()].copy_from_slice(&old.words[slots]);
@@ -70,7 +70,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         self.store_capacity(old.capacity);
     }
 
-    /// A block is known now, in `node`.
+    /// Follows the insertion of a block in `node`.
     pub(super) fn follow_insert(&mut self, node: u32, block: BlockId) {
         let content = self.node_fingerprint(node);
         if let Some(target) = self.target.as_mut().filter(|target| node < target.moved) {
@@ -78,7 +78,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         }
     }
 
-    /// The block in `node` is known no more.
+    /// Follows the removal of the block in `node`.
     pub(super) fn follow_remove(&mut self, node: u32, block: BlockId) {
         if let Some(target) = self.target.as_mut().filter(|target| node < target.moved)
             && let Some(node) = target.index.find_node(block)
@@ -87,7 +87,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         }
     }
 
-    /// Nothing is known any more.
+    /// Follows the removal of all blocks.
     pub(super) fn follow_clear(&mut self) {
         if let Some(target) = &mut self.target {
             target.index.clear_nodes();

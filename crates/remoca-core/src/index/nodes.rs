@@ -76,7 +76,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         None
     }
 
-    /// The node that stands for `content`, if the disk is known to hold it anywhere.
+    /// Returns the node that stands for `content`, if the disk is known to hold it anywhere.
     pub(super) fn find_content(&self, content: Fingerprint) -> Option<u32> {
         let mut node = self.words[self.content_head_at(content)];
         while node != NONE {
@@ -145,7 +145,8 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         node
     }
 
-    /// With all nodes in use: the first that was not referenced since the hand passed and whose content is not cached.
+    /// Returns the node to reuse when all are in use: the first that was not referenced since the hand passed and whose
+    /// content is not cached.
     fn clock_victim(&mut self) -> u32 {
         for _ in 0..CLOCK_STEPS {
             let node = self.hand;
@@ -269,7 +270,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         true
     }
 
-    /// The block that `node` is about, what the disk holds there, and whether it was referenced lately.
+    /// Returns the block that `node` is about, what the disk holds there, and whether it was referenced lately.
     pub(super) fn node(&self, node: u32) -> Option<(BlockId, Fingerprint, bool)> {
         let (low, high) = (self.node_word(node, KEY_LOW), self.node_word(node, KEY_HIGH));
         (high & USED != 0).then(|| (unpack(low, high), self.node_fingerprint(node), high & REFERENCED != 0))
@@ -296,8 +297,8 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         }
     }
 
-    /// A known block whose content is not cached (the oldest the clock finds): what an engine that trusts the guest's
-    /// word would take an unknown page for. Only the ablation of the admission check asks.
+    /// Returns a known block whose content is not cached (the oldest the clock finds): what an engine that trusts the
+    /// guest's word would take an unknown page for. Only the ablation of the admission check asks.
     pub fn any_resident(&mut self) -> Option<BlockId> {
         for _ in 0..self.layout.nodes {
             let node = self.hand;
@@ -310,7 +311,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         None
     }
 
-    /// Bytes of disk that all known blocks together stand for.
+    /// Returns the bytes of disk that all known blocks together stand for.
     pub fn known_bytes(&self) -> u64 {
         u64::from(PageCount(self.nodes_used).0) * PAGE_SIZE_U64
     }

@@ -58,7 +58,8 @@ pub struct Unusable<M> {
 }
 
 impl Layout {
-    /// The layout of what a former process left in `words`; `None` if that is no index of this version, or cut off.
+    /// Reads the layout of what a former process left in `words`; `None` if that is no index of this version, or cut
+    /// off.
     #[must_use]
     pub fn read(words: &[u32]) -> Option<Self> {
         let header = words.first_chunk::<{ super::HEADER_WORDS }>()?;
@@ -73,9 +74,9 @@ impl Layout {
 }
 
 impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
-    /// Nothing changes after this: the process ends, or gives way to another program. Its successor takes the index as it
-    /// is, where it would have to look at every entry (64 GiB of cache: seconds). Does nothing while a slot is pinned, or
-    /// lost pages are still in the tables.
+    /// Closes the index: the process ends, or gives way to another program, and nothing changes after this. Its successor
+    /// takes the index as it is, where it would have to look at every entry (64 GiB of cache: seconds). Does nothing
+    /// while a slot is pinned, or lost pages are still in the tables.
     pub fn close(&mut self) {
         if self.pins > 0 || !self.is_whole() {
             return;
@@ -89,14 +90,14 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         self.words[header::CLOSED] = checksum(&self.words);
     }
 
-    /// It may change again.
+    /// Reopens the index: it may change again.
     pub fn reopen(&mut self) {
         self.words[header::CLOSED] = 0;
         settle();
     }
 
-    /// The index that a former process left in `words`, all of whose requests are over. `zero` tells whether its key was
-    /// the same.
+    /// Returns the index that a former process left in `words`, all of whose requests are over. `zero` tells whether its
+    /// key was the same.
     ///
     /// # Errors
     /// If the words hold no index of this version and key for `disks` disks.
@@ -141,7 +142,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
 /// is looked at like what a killed process left.
 const CHECKSUM_BASIS: u32 = 0x811c_9dc6;
 
-/// Of all words of the header but [`header::CLOSED`]; never 0 (FNV-1a of whole words, rotated).
+/// Returns a checksum of all words of the header but [`header::CLOSED`]; never 0 (FNV-1a of whole words, rotated).
 fn checksum(words: &[u32]) -> u32 {
     let others = words[..header::CLOSED].iter().chain(&words[header::CLOSED + 1..HEADER_WORDS]);
     let sum = others.fold(CHECKSUM_BASIS, |sum, word| (sum ^ word).wrapping_mul(0x0100_0193).rotate_left(15));

@@ -65,7 +65,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         self.words[header::QUEUE]
     }
 
-    /// The slot that follows `slot` on the queue, or comes first.
+    /// Sets the slot that follows `slot` on the queue, or comes first.
     fn set_next(&mut self, slot: u32, next: u32) {
         if slot == NONE {
             self.words[header::QUEUE] = next;
@@ -124,7 +124,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         self.set_slot_word(slot, META, meta & !HIT);
     }
 
-    /// An I/O showed that the guest holds `content` again: a cached copy of it is the next to be discarded.
+    /// Notes that the guest holds `content` again: a cached copy of it is the next to be discarded.
     pub(super) fn note_in_guest(&mut self, content: Fingerprint) {
         if content != self.zero
             && let Some(slot) = self.find_slot(content)
@@ -167,7 +167,8 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         None
     }
 
-    /// Unless the guest got the page back, nobody holds this content any more: its node is of no use either.
+    /// Discards the content of `slot`. Unless the guest got the page back, nobody holds it any more, and its node goes
+    /// with it.
     pub(super) fn discard_victim(&mut self, slot: u32) {
         let content = self.slot_content(slot);
         if self.slot_word(slot, META) & HIT == 0
@@ -233,7 +234,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         true
     }
 
-    /// A request for `slot` is no longer outstanding.
+    /// Unpins `slot`: a request for it is no longer outstanding.
     pub fn unpin(&mut self, slot: SlotIndex) {
         let meta = self.slot_word(slot.0, META);
         debug_assert!(meta & PINS != 0, "a slot is unpinned more often than pinned");
@@ -245,7 +246,8 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         }
     }
 
-    /// Number of slots with an outstanding request, those beyond the capacity included. Looks at every slot.
+    /// Returns the number of slots with an outstanding request, those beyond the capacity included. Looks at every
+    /// slot.
     pub fn pinned_slots(&self) -> PageCount {
         let pinned = |slot: &u32| self.slot_word(*slot, META) & PINS != 0;
         PageCount(u32::try_from((0..self.layout.slots).filter(pinned).count()).unwrap_or(u32::MAX))
@@ -314,7 +316,8 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         true
     }
 
-    /// The used slots in the order that their words give, as far as they do; the others come before them.
+    /// Rebuilds the queue of used slots in the order that their words give, as far as they do; the others come before
+    /// them.
     fn rebuild_queue(&mut self) {
         let (mut slot, mut last) = (self.first(), NONE);
         while slot < self.layout.slots {
@@ -341,7 +344,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
         }
     }
 
-    /// The cached contents with their slots, from the next to be discarded to the newest.
+    /// Returns the cached contents with their slots, from the next to be discarded to the newest.
     pub fn queue(&self) -> impl Iterator<Item = (SlotIndex, Fingerprint)> + '_ {
         let mut slot = self.first();
         std::iter::from_fn(move || {

@@ -112,7 +112,7 @@ pub struct Ownership {
 }
 
 impl Ownership {
-    /// A process that starts with the disks, or (`incoming`) waits for another one to give it them.
+    /// Returns a process that starts with the disks, or (`incoming`) waits for another one to give it them.
     #[must_use]
     pub fn new(incoming: bool, lock_reaches: bool) -> Self {
         Self {
@@ -133,30 +133,30 @@ impl Ownership {
         }
     }
 
-    /// The next thing to do, if any.
+    /// Returns the next thing to do, if any.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// Whether requests of the guest may be executed.
+    /// Returns whether requests of the guest may be executed.
     #[must_use]
     pub fn serves(&self) -> bool {
         self.state == State::Own
     }
 
-    /// Whether the image is locked by us, or about to be.
+    /// Returns whether the image is locked by us, or about to be.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.state != State::Gone
     }
 
-    /// Whether the disks are on their way to the peer.
+    /// Returns whether the disks are on their way to the peer.
     #[must_use]
     pub fn is_leaving(&self) -> bool {
         matches!(self.state, State::Draining | State::Sending)
     }
 
-    /// Whether [`Action::SendState`] is to send the index, or only what else the peer has to know.
+    /// Returns whether [`Action::SendState`] is to send the index, or only what else the peer has to know.
     #[must_use]
     pub fn gives_index(&self) -> bool {
         self.gives_index
@@ -167,19 +167,19 @@ impl Ownership {
         self.linked
     }
 
-    /// There is a connection to the peer.
+    /// Handles a new connection to the peer.
     pub fn handle_linked(&mut self, now: Nanos) {
         self.linked = true;
         (self.peer_wants, self.came_from_peer, self.asked) = (false, false, false);
         self.seek(now);
     }
 
-    /// The peer said something, if only a piece of an index.
+    /// Handles a sign of life of the peer, if only a piece of an index.
     pub fn handle_alive(&mut self) {
         self.answered = true;
     }
 
-    /// The connection is gone. Before `Yours` nothing was given away, after it nothing comes back.
+    /// Handles the loss of the connection. Before `Yours` nothing was given away, after it nothing comes back.
     pub fn handle_lost(&mut self, now: Nanos) {
         (self.linked, self.peer_wants, self.came_from_peer) = (false, false, false);
         (self.asked, self.answer_due) = (false, None);
@@ -195,7 +195,7 @@ impl Ownership {
         }
     }
 
-    /// Whether any queue of our guest runs has changed.
+    /// Handles a change in whether any queue of our guest runs.
     pub fn handle_queues(&mut self, now: Nanos, running: bool) {
         self.running = running;
         self.told_stuck = false;
@@ -231,7 +231,8 @@ impl Ownership {
         }
     }
 
-    /// Nothing is in flight and everything is durable. `wrote`: something was written since the disks became ours.
+    /// Handles the end of a drain: nothing is in flight and everything is durable. `wrote`: something was written since
+    /// the disks became ours.
     pub fn handle_drained(&mut self, wrote: bool) {
         if self.state != State::Draining {
             return;
@@ -241,7 +242,7 @@ impl Ownership {
         self.actions.push_back(Action::SendState);
     }
 
-    /// The index is on its way.
+    /// Handles that the index is on its way.
     pub fn handle_sent(&mut self) {
         if self.state == State::Sending {
             self.go();
@@ -266,8 +267,8 @@ impl Ownership {
         self.leave();
     }
 
-    /// The operator says that the peer is out of the game, or never had the disks. False if they are not away, or if the peer is
-    /// connected and no lock would tell that it has them.
+    /// Takes the disks back on the operator's word that the peer is gone, or never had them. Returns false if they are not
+    /// away, or if the peer is connected and no lock would tell that it has them.
     pub fn take_back(&mut self, now: Nanos) -> bool {
         if self.state != State::Gone || (self.linked && !self.lock_reaches) {
             return false;
@@ -281,7 +282,7 @@ impl Ownership {
         true
     }
 
-    /// When [`Self::handle_timer`] has something to do.
+    /// Returns when [`Self::handle_timer`] has something to do.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         [self.answer_due, self.lock_again].into_iter().flatten().min()
@@ -314,7 +315,7 @@ impl Ownership {
         self.actions.push_back(Action::Send(Message::Yours { state: self.gives_index }));
     }
 
-    /// Our guest wants its disks: asks for them, or tries to have them.
+    /// Seeks the disks that our guest wants: asks for them, or tries to take them.
     fn seek(&mut self, now: Nanos) {
         if self.state != State::Gone || !self.running {
             return;

@@ -14,7 +14,8 @@ const WIDTH: f64 = 990.0;
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 14.0;
 
-/// Three panels with the same axis of latency: the shares of reads without and with the cache, and both summed up.
+/// Returns three panels with the same axis of latency: the shares of reads without and with the cache, and both summed
+/// up.
 pub fn latency_chart(report: &Report) -> String {
     let runs = [
         ("without the cache", "disk-line", &report.baseline.measured.vm),
@@ -67,7 +68,7 @@ struct LatencyBar {
     disk_share: f64,
 }
 
-/// Ten bars to the decade, each two bins of the histogram.
+/// Returns ten bars to the decade, each two bins of the histogram.
 fn latency_bars(vm: &ReadFigures) -> Vec<LatencyBar> {
     let mut bars: Vec<LatencyBar> = Vec::new();
     for &(upper, from_cache, from_disk) in &vm.histogram {
@@ -111,7 +112,7 @@ impl LatencyBar {
     }
 }
 
-/// The share of reads that take no longer, by latency.
+/// Returns the share of reads that take no longer, by latency.
 fn cumulated(vm: &ReadFigures) -> Vec<(f64, Option<f64>)> {
     let mut seen = 0;
     let mut points = vec![(0.0, Some(0.0))];
@@ -136,7 +137,7 @@ fn decade_ticks(scale: Scale) -> Vec<f64> {
     ticks
 }
 
-/// Three panels over one time axis: hit ratio, mean latency, memory in use.
+/// Returns three panels over one time axis: hit ratio, mean latency, memory in use.
 pub fn time_chart(report: &Report) -> String {
     let timeline = &report.timeline;
     let x = Scale::Linear { from: 0.0, to: timeline.end_s };

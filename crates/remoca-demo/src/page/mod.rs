@@ -31,7 +31,7 @@ pub fn write(report: &Report, out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The report of an earlier run.
+/// Reads the report of an earlier run.
 pub fn read(out: &Path) -> Result<Report> {
     let path = out.join(REPORT_NAMES[0]);
     let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -207,7 +207,7 @@ fn key(rows: &[(&str, &str, &str)]) -> String {
     format!(r#"<ul class="key">{rows}</ul>"#)
 }
 
-/// The same in one line, for below a chart.
+/// Returns the same in one line, for below a chart.
 fn key_line(rows: &[(&str, &str)]) -> String {
     let rows: String = rows.iter().map(|(class, name)| format!(r#"<li><i class="{class}"></i>{name}</li>"#)).collect();
     format!(r#"<ul class="keyline">{rows}</ul>"#)

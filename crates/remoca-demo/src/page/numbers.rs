@@ -2,7 +2,7 @@
 
 pub const GIB: f64 = 1_073_741_824.0;
 
-/// A power of ten.
+/// Returns a power of ten.
 pub fn tick_ms(value: f64) -> String {
     if value >= 999.0 {
         format!("{:.0} s", value / 1000.0)
@@ -13,7 +13,7 @@ pub fn tick_ms(value: f64) -> String {
     }
 }
 
-/// Three digits, in the unit that fits; a dash for what there is none of.
+/// Returns three digits in the unit that fits; a dash where there is no value.
 pub fn ms(value: f64) -> String {
     if value == 0.0 {
         return "\u{2013}".into();
@@ -40,7 +40,7 @@ pub fn percent(value: f64) -> String {
     format!("{:.1} %", value * 100.0)
 }
 
-/// Digits in groups of three.
+/// Returns digits in groups of three.
 pub fn thousands(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::new();

@@ -100,7 +100,7 @@ impl Driver {
         if self.try_disk(io) { Tried::Placed } else { Tried::NoBuffer }
     }
 
-    /// False if there is no buffer.
+    /// Gives I/O to the store. Returns false if there is no buffer.
     fn try_disk(&mut self, io: DiskIo) -> bool {
         let DiskIo { id, disk, op, too, .. } = io;
         let buffer = match op {
@@ -138,8 +138,8 @@ impl Driver {
         true
     }
 
-    /// The store is done with its part of a request. Only what it read or wrote well is the request's data: pages of a
-    /// memory server may still be.
+    /// Handles the end of the store's part of a request. Only what it read or wrote well is the request's data: pages
+    /// of a memory server may still be.
     pub(super) fn disk_done(&mut self, id: RequestId, result: Result<(), DiskError>, buffer: Option<IoBuffer>) {
         self.engine.handle_disk_done(self.now, id, result, buffer.as_deref().unwrap_or(&[]));
         if let Some(pending) = self.requests.get_mut(id)
@@ -236,7 +236,7 @@ impl Driver {
         }
     }
 
-    /// Connections to memory servers: which are made, which one is the session.
+    /// Makes and ends connections to memory servers, and begins sessions.
     fn place(&mut self, action: Action) {
         if let Some(link) = &mut self.link {
             match action {
@@ -273,7 +273,7 @@ impl Driver {
         self.receive_again = false;
     }
 
-    /// The connection is of no use any more, and the engine is told.
+    /// Ends a connection that is of no use any more, and tells the engine.
     pub(super) fn lose_session(&mut self, why: &str) {
         self.end_session(|link| link.end(why));
         self.engine.handle_disconnected(self.now);

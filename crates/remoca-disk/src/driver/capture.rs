@@ -19,8 +19,8 @@ pub(super) struct CapturedFrames {
 }
 
 impl CapturedFrames {
-    /// Data of a read are about to fill `length` bytes at `offset` of the request's destination: what is there now is
-    /// taken, as far as the engine wants it.
+    /// Captures what `length` bytes at `offset` of a read's destination hold before its data overwrite them, as far
+    /// as the engine wants it.
     pub(super) fn capture<M: DerefMut<Target = [u32]>>(
         &mut self,
         engine: &mut DiskEngine<M>,

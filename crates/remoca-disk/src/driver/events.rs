@@ -85,7 +85,7 @@ impl Driver {
         }
     }
 
-    /// What an earlier turn left, so that no device and no server starves the others.
+    /// Takes what an earlier turn left, so that no device and no server starves the others.
     pub(super) fn take_leftovers(&mut self) {
         if std::mem::take(&mut self.receive_again) {
             self.receive();
@@ -99,7 +99,7 @@ impl Driver {
         self.move_index();
     }
 
-    /// Clients that chose an export go there; what they say next is that frontend's event.
+    /// Attaches clients to the exports that they chose; what they say next is that frontend's event.
     fn attach_clients(&mut self) {
         let Some(nbd) = &mut self.nbd else { return };
         let attached = nbd.handle_events(self.clock.now()).unwrap_or_else(|error| {
@@ -190,8 +190,8 @@ impl Driver {
         self.execute();
     }
 
-    /// A request of several ranges: each is a request of the engine, the last one completes the guest's. Empty ranges
-    /// are nothing to do.
+    /// Begins a request of several ranges: each is a request of the engine, the last one completes the guest's. Empty
+    /// ranges need nothing.
     fn begin_group(&mut self, disk: u16, request: GuestRequest, ops: Vec<GuestOp>) {
         let is_empty = |op: &GuestOp| match op {
             GuestOp::Discard(range) | GuestOp::WriteZeroes { range, .. } => range.length == 0,
@@ -297,7 +297,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Every page is copied once, out of guest memory, before it is looked at: the guest may change it meanwhile.
+    /// Takes evicted pages. Each is copied out of guest memory before it is looked at: the guest may change it
+    /// meanwhile.
     fn take_evictions(&mut self, request: &GuestRequest, start: u64) -> bool {
         for offset in (0..request.data_length()).step_by(PAGE_SIZE) {
             if request.copy_from_guest(offset, &mut self.page[..]).is_err() {
@@ -399,7 +400,7 @@ fn byte_range(range: &Range<u64>) -> ByteRange {
     ByteRange { offset: range.start, length: range.end - range.start }
 }
 
-/// Bytes that a request makes unknown without bringing data.
+/// Returns the bytes that a request makes unknown without bringing data.
 fn unknown_bytes(operation: &Operation) -> u64 {
     let length = |range: &Range<u64>| range.end - range.start;
     match operation {

@@ -47,13 +47,13 @@ pub(super) enum Sight {
 }
 
 impl ImageState {
-    /// Its record says from now on that a write is under way. Opening may have changed its times.
+    /// Begins its record, which says from now on that a write is under way. Opening may have changed its times.
     pub(super) fn begin_record(&mut self, now_ns: u64) {
         self.written_ns = now_ns;
         self.look = None;
     }
 
-    /// A modification goes to the store.
+    /// Notes that a modification goes to the store.
     pub(super) fn begin_write(&mut self) {
         self.in_flight += 1;
         if let Some(look) = &mut self.look {
@@ -61,7 +61,7 @@ impl ImageState {
         }
     }
 
-    /// A modification came back from the store.
+    /// Notes that a modification came back from the store.
     pub(super) fn end_write(&mut self) {
         self.in_flight = self.in_flight.saturating_sub(1);
     }
@@ -97,7 +97,7 @@ impl ImageState {
         self.look = Some(Look { coarse_ns, settles: self.in_flight == 0, doubted: false });
     }
 
-    /// Returns whether a look is unanswered for so long that nothing may be believed that was seen before: once for each look.
+    /// Returns whether a look has been unanswered for so long that what was seen before is void: once for each look.
     pub(super) fn begin_doubt(&mut self, now_ns: u64) -> bool {
         let is_late = now_ns.abs_diff(self.looked_ns) > ANSWER_NS;
         self.look.as_mut().is_some_and(|look| is_late && !std::mem::replace(&mut look.doubted, true))

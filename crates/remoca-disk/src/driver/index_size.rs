@@ -108,7 +108,7 @@ impl IndexSize {
         self.wake_up.fd()
     }
 
-    /// The engine becomes another one.
+    /// Forgets what was for the former engine.
     pub(super) fn forget(&mut self) {
         self.stage = None;
         self.refused = None;
@@ -124,7 +124,7 @@ impl IndexSize {
         let _ = (self.aside)("give back", Box::new(move || drop(memory)));
     }
 
-    /// There may be memory by now.
+    /// Tries again: there may be memory by now.
     pub(super) fn try_again(&mut self) {
         self.refused = None;
     }
@@ -226,7 +226,7 @@ impl Driver {
         self.go_on_with_size();
     }
 
-    /// Whether a piece of the index is to be moved in this turn.
+    /// Returns whether a piece of the index is to be moved in this turn.
     pub(super) fn is_moving_index(&self) -> bool {
         matches!(self.index_size.stage, Some(Stage::Moving { .. })) && self.migration.is_idle() && !self.is_draining()
     }
@@ -248,7 +248,7 @@ impl Driver {
         self.index_size.give_back(old);
     }
 
-    /// A change of size has ended: what it was for goes on, and what has changed meanwhile is looked at.
+    /// Continues what a change of size was for, and looks at what has changed meanwhile.
     fn go_on_with_size(&mut self) {
         if self.index_size.stage.is_some() {
             return;
@@ -265,7 +265,7 @@ impl Driver {
         self.fit_index();
     }
 
-    /// Whether a command needs a larger index, which is being made then.
+    /// Returns whether a command needs a larger index, which is being made then.
     pub(super) fn waits_for_index(&mut self, command: &Command) -> bool {
         let Command::Set { servers: None, cache_bytes, enabled } = command else { return false };
         let Ok(size) = cache_bytes.map_or(Ok(self.cache), super::cache_pages) else { return false };

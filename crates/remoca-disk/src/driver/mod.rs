@@ -195,7 +195,7 @@ struct LatencySet {
 }
 
 impl Driver {
-    /// A driver of these parts, with all of their descriptors registered.
+    /// Returns a driver of these parts, with all of their descriptors registered.
     ///
     /// # Errors
     /// If the system refuses an epoll instance or a registration.
@@ -316,20 +316,20 @@ impl Driver {
         }
     }
 
-    /// Whether images are being written to, or made durable: a settled image is known again for sure, and a flush that fails
-    /// for this process must fail for the next one, too.
+    /// Returns whether images are being written to, or made durable: a settled image is known again for sure, and a flush
+    /// that fails for this process must fail for the next one, too.
     fn is_writing(&self) -> bool {
         self.warmth.is_written_to() || self.warmth.is_settling() || self.requests.are_being_flushed()
     }
 
-    /// Nothing new is taken from guests; writes and flushes under way are waited for.
+    /// Begins to stop: takes nothing new from guests, and waits for writes and flushes under way.
     fn begin_stop(&mut self) {
         self.poller.remove(self.stop.as_fd());
         let patience = if self.ends_hand_over() { HAND_OVER_TIME_MAX } else { STOP_TIME_MAX };
         self.stop_at = Some(self.clock.now() + patience);
     }
 
-    /// The service manager, to be told how the process is.
+    /// Returns the service manager, to be told how the process is.
     pub fn manager(&mut self) -> &mut ServiceManager {
         &mut self.manager
     }
@@ -341,7 +341,7 @@ impl Driver {
         }
     }
 
-    /// The engine decides where the pool goes; from here on connections are made.
+    /// Tells the engine the servers. It decides where the pool goes; from here on connections are made.
     fn tell_servers(&mut self) {
         if let Some(link) = &self.link {
             let numbers: Vec<_> = link.servers().iter().map(|server| server.number).collect();
@@ -350,7 +350,7 @@ impl Driver {
         }
     }
 
-    /// All front ends came on descriptors that were passed to us, and are gone: nobody can come back.
+    /// Returns whether no front end can come back: all came on descriptors that were passed to us, and are gone.
     fn is_abandoned(&self) -> bool {
         let disks = self.disks.iter().map(|disk| &disk.frontend);
         disks.chain(self.port.iter().map(|port| &port.frontend)).all(Frontend::is_finished)
@@ -436,8 +436,8 @@ impl Driver {
         }
     }
 
-    /// The end: what is completed is published, the trace is complete. Requests in flight are the next process's. So is
-    /// the pool, if it can be found again; else it is given back.
+    /// Ends the driver: what is completed is published, the trace is complete. Requests in flight are the next
+    /// process's. So is the pool, if it can be found again; else it is given back.
     fn finish(&mut self) -> Ended {
         for disk in &mut self.disks {
             disk.frontend.notify();

@@ -92,7 +92,7 @@ pub struct Poller {
 }
 
 impl Poller {
-    /// An empty instance.
+    /// Returns an empty instance.
     ///
     /// # Errors
     /// If the system has none left.
@@ -160,7 +160,7 @@ impl Poller {
         Ok(())
     }
 
-    /// The timer expires at `until`, or earlier.
+    /// Arms the timer to expire at `until`, or earlier.
     fn arm(&mut self, until: Instant) -> io::Result<()> {
         if self.armed.is_some_and(|armed| armed <= until) {
             return Ok(());

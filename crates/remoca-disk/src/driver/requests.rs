@@ -51,7 +51,7 @@ impl Group {
         self.done.set(true);
     }
 
-    /// Whether some of its ranges are to be done again, with none of them left.
+    /// Returns whether some of its ranges are to be done again, with none of them left.
     pub fn must_repeat(&self) -> bool {
         self.again.get() && self.outcome.get() == Outcome::Done
     }
@@ -105,18 +105,18 @@ impl RequestTable {
         RequestId(u32::try_from(self.slab.insert(entry)).unwrap_or(u32::MAX))
     }
 
-    /// No request is under way, and no store is at work.
+    /// Returns whether no request is under way, and no store is working.
     pub fn is_empty(&self) -> bool {
         self.slab.is_empty()
     }
 
-    /// Whether a flush is under way.
+    /// Returns whether a flush is under way.
     pub fn are_being_flushed(&self) -> bool {
         let mut pending = self.slab.iter().filter_map(|(_, entry)| entry.pending.as_ref());
         pending.any(|pending| pending.op == GuestOp::Flush)
     }
 
-    /// The request `id`, if it is not completed.
+    /// Returns the request `id`, if it is not completed.
     pub fn get_mut(&mut self, id: RequestId) -> Option<&mut Pending> {
         self.slab.get_mut(id.0 as usize)?.pending.as_mut()
     }
@@ -136,7 +136,7 @@ impl RequestTable {
         if entry.io { entry.pending.take() } else { self.slab.try_remove(id.0 as usize)?.pending }
     }
 
-    /// A store is at work for `id` from now on.
+    /// Notes that a store begins work for `id`.
     pub fn begin_io(&mut self, id: RequestId) {
         if let Some(entry) = self.slab.get_mut(id.0 as usize) {
             entry.io = true;
@@ -162,7 +162,7 @@ impl RequestTable {
         }
     }
 
-    /// The I/O has its buffer until the store is done with it.
+    /// Counts the buffer of an I/O, until the store is done with it.
     pub fn take_share(&mut self, io: &DiskIo) {
         if let Some(entry) = self.slab.get_mut(io.id.0 as usize) {
             entry.held = Held::of(io.bytes, io.too);
@@ -186,7 +186,7 @@ impl RequestTable {
         held.too -= lent.too;
     }
 
-    /// The store is done with `id`.
+    /// Notes that the store is done with `id`.
     pub fn end_io(&mut self, id: RequestId) {
         if let Some(entry) = self.slab.get_mut(id.0 as usize) {
             entry.io = false;
@@ -205,7 +205,7 @@ impl Held {
     }
 }
 
-/// The store's operation for the engine's.
+/// Returns the store's operation for the engine's.
 pub fn store_op(op: GuestOp) -> StoreOp {
     // Requests are bounded far below 4 GiB by the frontend.
     let short = |length: u64| u32::try_from(length).unwrap_or(u32::MAX);

@@ -60,7 +60,8 @@ impl Driver {
         }
     }
 
-    /// The pool leaves a server that is not in the list at once, and gives its memory back.
+    /// Replaces the list of memory servers. The pool leaves a server that is not in it at once, and gives its memory
+    /// back.
     fn set_servers(&mut self, servers: &[String]) -> Result<(), String> {
         let Some(link) = &mut self.link else { return Err(NO_SERVER.into()) };
         let endpoints = servers.iter().map(|server| server.parse()).collect::<Result<Vec<Endpoint>, _>>()?;
@@ -70,7 +71,7 @@ impl Driver {
         Ok(())
     }
 
-    /// A size alone keeps "off" off, and is what "on" brings back.
+    /// Sets the size of the cache, and on or off. A size alone keeps "off" off, and is what "on" brings back.
     fn set_cache(&mut self, bytes: Option<u64>, enabled: Option<bool>) -> Result<(), String> {
         if self.link.is_none() {
             return Err(NO_SERVER.into());
@@ -97,7 +98,7 @@ impl Driver {
         Ok(())
     }
 
-    /// What the process tells of itself.
+    /// Returns what the process tells of itself.
     pub fn snapshot(&mut self) -> Status {
         let engine = self.engine.status();
         let stats = self.engine.stats();
@@ -207,7 +208,7 @@ fn hedging_status(hedging: &remoca_core::engine::HedgingStatus) -> HedgingStatus
     }
 }
 
-/// Blocks that the cache answered, of those it could have answered.
+/// Returns the share of blocks that the cache answered, of those it could have answered.
 #[expect(clippy::cast_precision_loss, reason = "a ratio for people to read")]
 fn hit_ratio(stats: &EngineStats) -> Option<f64> {
     let hits = stats.hit_blocks + stats.zero_blocks;
@@ -215,7 +216,7 @@ fn hit_ratio(stats: &EngineStats) -> Option<f64> {
     (all > 0).then(|| hits as f64 / all as f64)
 }
 
-/// The pages of a cache of so many bytes.
+/// Returns the pages of a cache of so many bytes.
 ///
 /// # Errors
 /// If that is no possible size; the text says which are.

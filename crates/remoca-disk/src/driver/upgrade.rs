@@ -58,12 +58,12 @@ enum Stage {
 }
 
 impl Driver {
-    /// A former program of this process handed over to this one.
+    /// Returns whether a former program of this process handed over to this one.
     pub fn has_taken_over(&self) -> bool {
         self.start.upgrades > 0
     }
 
-    /// Nothing new is taken from guests.
+    /// Returns whether nothing new is taken from guests.
     pub(super) fn is_draining(&self) -> bool {
         self.stop_at.is_some() || matches!(self.upgrade, Some(Upgrade { stage: Stage::Draining { .. }, .. }))
     }
@@ -103,7 +103,7 @@ impl Driver {
         Ok(checking)
     }
 
-    /// The answer of the new program.
+    /// Handles the answer of the new program.
     pub(super) fn hear_program(&mut self) {
         let Some(Upgrade { program, stage: stage @ Stage::Asking { .. }, .. }) = &mut self.upgrade else { return };
         let Stage::Asking { checking, .. } = &*stage else { return };
@@ -122,7 +122,7 @@ impl Driver {
         }
     }
 
-    /// When to look at it again, whatever happens.
+    /// Returns when to look at it again, whatever happens.
     pub(super) fn upgrade_deadline(&self) -> Option<Instant> {
         match &self.upgrade {
             Some(Upgrade { stage: Stage::Asking { since, .. }, .. }) => Some(*since + ASK_TIME_MAX),
@@ -135,7 +135,7 @@ impl Driver {
         }
     }
 
-    /// At the end of a turn: hands over if nothing is in flight, gives up if that takes too long.
+    /// Hands over at the end of a turn if nothing is in flight, and gives up if that takes too long.
     pub(super) fn advance_upgrade(&mut self) -> Option<Ended> {
         if let Some(Upgrade { stage: Stage::Asking { since, .. }, program, .. }) = &self.upgrade
             && self.elapsed(*since) >= ASK_TIME_MAX
@@ -173,7 +173,7 @@ impl Driver {
         }
     }
 
-    /// Once no control client is being served but the one that waits for the upgrade.
+    /// Begins to drain once no control client is served but the one that waits for the upgrade.
     fn begin_drain_for_upgrade(&mut self) {
         let Some(Upgrade { client, stage: stage @ Stage::Answering { .. }, .. }) = &mut self.upgrade else { return };
         let Stage::Answering { since } = *stage else { return };
@@ -204,7 +204,7 @@ impl Driver {
         })
     }
 
-    /// No other program takes over; this one goes on.
+    /// Refuses the upgrade: this program continues.
     pub fn refuse_upgrade(&mut self, error: &str) {
         let Some(Upgrade { client, stage, .. }) = self.upgrade.take() else { return };
         if let Stage::Asking { checking, .. } = &stage {
@@ -266,7 +266,7 @@ fn pass_disk(handover: &mut Handover, disk: &Disk) -> Result<PassedDisk, String>
     Ok(PassedDisk { name: disk.name.clone(), image: disk.image.clone(), socket, store, write_cache_off })
 }
 
-/// `None` for an NBD export, whose clients come from the NBD server's listeners.
+/// Passes a frontend's socket. `None` for an NBD export, whose clients come from the NBD server's listeners.
 fn pass_frontend(handover: &mut Handover, frontend: &Frontend, name: &str) -> Result<Option<Listening>, String> {
     let Frontend::Vhost(device) = frontend else { return Ok(None) };
     let Some((listener, path)) = device.listener() else {

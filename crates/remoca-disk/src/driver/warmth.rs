@@ -25,32 +25,32 @@ impl Warmth {
         Self { state, cold_reason, images }
     }
 
-    /// Whether a successor will find what this process knows.
+    /// Returns whether a successor will find what this process knows.
     pub(super) fn is_kept(&self) -> bool {
         self.state.is_some()
     }
 
-    /// Where the state file is.
+    /// Returns where the state file is.
     pub(super) fn path(&self) -> Option<&Path> {
         self.state.as_ref().map(StateFile::path)
     }
 
-    /// The state file, to be handed to a successor.
+    /// Returns the state file, to be handed to a successor.
     pub(super) fn file(&self) -> Option<&File> {
         self.state.as_ref().map(StateFile::file)
     }
 
-    /// Whether writes are under way.
+    /// Returns whether writes are under way.
     pub(super) fn is_written_to(&self) -> bool {
         self.images.iter().any(ImageState::is_written_to)
     }
 
-    /// Whether the last write of some image is over, and its change time is not recorded.
+    /// Returns whether the last write of some image is over, and its change time is not recorded.
     pub(super) fn is_settling(&self) -> bool {
         self.state.is_some() && self.images.iter().any(ImageState::is_settling)
     }
 
-    /// Nobody will come back.
+    /// Removes the state file: this process has no successor.
     pub(super) fn abandon(&mut self) {
         if let Some(state) = self.state.take() {
             state.remove();
@@ -61,14 +61,14 @@ impl Warmth {
         self.images[usize::from(disk.0)].cold_reason.clone()
     }
 
-    /// An operation goes to the store.
+    /// Notes that an operation goes to the store.
     pub(super) fn begin(&mut self, disk: usize, op: &GuestOp) {
         if is_modification(op) {
             self.images[disk].begin_write();
         }
     }
 
-    /// An operation came back from the store.
+    /// Notes that an operation came back from the store.
     pub(super) fn end(&mut self, disk: usize, op: &GuestOp) {
         if is_modification(op) {
             self.images[disk].end_write();
@@ -100,7 +100,7 @@ fn is_modification(op: &GuestOp) -> bool {
 }
 
 impl Driver {
-    /// A flush that failed for a former process has failed for this one, if the image is the same: its guest may be, too.
+    /// Takes over flushes that failed for a former process, if the image is the same: its guest may be the same.
     pub(super) fn inherit_failed_flushes(&mut self, former: &Former) {
         for (disk, index) in self.disks.iter_mut().zip(0..) {
             let index = DiskIndex(index);
@@ -127,7 +127,7 @@ impl Driver {
         }
     }
 
-    /// A successor with the same options goes on with what `remoca set` has set.
+    /// Keeps what `remoca set` has set for a successor with the same options.
     pub(super) fn keep_settings(&self) {
         let (Some(state), Some(link)) = (&self.warmth.state, &self.link) else { return };
         state.header().set_settings(&Settings {
@@ -209,7 +209,7 @@ impl Driver {
         self.tell_warmth();
     }
 
-    /// The engine is a new one, whose index is in the words of `state`: that becomes the state file.
+    /// Makes `state` the state file: a new engine has its index in its words.
     pub(super) fn keep_in(&mut self, state: StateFile) {
         let (header, clock) = (state.header(), self.clock.of_files());
         for ((disk, image), index) in self.disks.iter().zip(&mut self.warmth.images).zip(0..) {
@@ -250,7 +250,7 @@ impl Driver {
         }
     }
 
-    /// Writes are about to be handed to the kernel, or are there.
+    /// Records that writes are about to be handed to the kernel, or are there.
     pub(super) fn stamp_writes(&mut self) {
         if !self.engine.index().words().outlives_process() {
             // The engine is another one than that of the file, which is not told what is written from now on.
@@ -283,13 +283,13 @@ impl Driver {
         }
     }
 
-    /// When [`Self::settle_images`] has something to do.
+    /// Returns when [`Self::settle_images`] has something to do.
     pub(super) fn settle_timeout(&self) -> Option<Duration> {
         let waits = self.warmth.images.iter().filter_map(ImageState::wait_ns);
         self.warmth.state.as_ref().and(waits.min()).map(Duration::from_nanos)
     }
 
-    /// The index is in other words now: those of `new`, or of a process that leaves nothing.
+    /// Follows the index into other words: those of `new`, or of a process that leaves nothing.
     pub(super) fn follow_index(&mut self, new: Option<StateFile>) {
         let (Some(new), Some(state)) = (new, &mut self.warmth.state) else {
             // From now on it is not told what is written.
@@ -331,12 +331,12 @@ fn look(
     }
 }
 
-/// The image as it was found.
+/// Returns the image as it was found.
 fn found(disk: &Disk) -> ImageStamp {
     disk.store.stamp_at_opening().unwrap_or_else(|| named(&disk.image))
 }
 
-/// What tells an image without a file from others: its name.
+/// Returns what tells an image without a file from others: its name.
 fn named(image: &str) -> ImageStamp {
     ImageStamp { identity: [3, stable_hash(&[image]), 0, 0], changed_ns: None }
 }

@@ -28,7 +28,7 @@ struct Confirmation {
     version: String,
 }
 
-/// The answer of this program, if its arguments are right.
+/// Returns the answer of this program, if its arguments are right.
 #[must_use]
 pub fn confirmation() -> String {
     let version = env!("CARGO_PKG_VERSION").into();
@@ -86,7 +86,7 @@ impl Checking {
         self.wake.as_fd()
     }
 
-    /// The version of the program, or why it cannot take over; `None` while it is not known.
+    /// Returns the version of the program, or why it cannot take over; `None` while it is not known.
     #[must_use]
     pub fn verdict(&self) -> Option<Result<String, String>> {
         self.verdict.try_recv().ok()
@@ -125,7 +125,7 @@ fn ask(program: &Path, arguments: &[OsString]) -> Result<String, String> {
     }
 }
 
-/// How it ended; `None` if it had to be killed.
+/// Waits for its end, and returns how it ended; `None` if it had to be killed.
 fn wait(child: &mut Child) -> Option<ExitStatus> {
     let give_up_at = Instant::now() + PATIENCE;
     loop {
@@ -142,7 +142,7 @@ fn wait(child: &mut Child) -> Option<ExitStatus> {
     }
 }
 
-/// What is in the pipe of a process that has ended. A child of its own may have it open: it is not waited for.
+/// Reads what is in the pipe of a process that has ended. A child of its own may have it open: it is not waited for.
 fn read_some(pipe: impl Read + AsFd) -> String {
     let mut text = Vec::new();
     if rustix::io::ioctl_fionbio(&pipe, true).is_ok() {

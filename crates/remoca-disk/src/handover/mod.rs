@@ -123,7 +123,7 @@ impl Handover {
         Self { description, program, arguments, copies: Vec::new() }
     }
 
-    /// The number under which the new program will find this descriptor.
+    /// Passes a descriptor, and returns the number under which the new program will find it.
     ///
     /// # Errors
     /// If the process has no room for a copy.
@@ -141,7 +141,7 @@ impl Handover {
         Ok(number)
     }
 
-    /// A listening socket, if there is one.
+    /// Passes a listening socket.
     ///
     /// # Errors
     /// As [`Self::pass`].
@@ -185,7 +185,7 @@ fn c_string(text: &OsStr) -> io::Result<CString> {
     Ok(CString::new(text.to_owned().into_vec())?)
 }
 
-/// A sealed memfd: what the new program reads is what was written.
+/// Writes the description into a sealed memfd: what the new program reads is what was written.
 fn write_description(description: &Description) -> io::Result<OwnedFd> {
     let fd = memfd_create("remoca-handover", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut file = File::from(fd);

@@ -24,8 +24,8 @@ struct Version {
 }
 
 impl Inheritance {
-    /// What the environment says was handed over to this process: `None` if nothing was, or if it cannot be understood;
-    /// then all descriptors but the standard ones are closed, as a crash would have closed them.
+    /// Takes what the environment says was handed over to this process: `None` if nothing was, or if it cannot be
+    /// understood; then all descriptors but the standard ones are closed, as a crash would have closed them.
     ///
     /// To be called once, before the program opens anything.
     #[must_use]
@@ -54,7 +54,7 @@ impl Inheritance {
         }
     }
 
-    /// The description's own descriptor is closed before those in it are taken: it cannot be one of them.
+    /// Reads the description. Its own descriptor is closed before those in it are taken: it cannot be one of them.
     fn read(number: RawFd) -> io::Result<Self> {
         Self::of(parse(&read_sealed(number)?)?)
     }
@@ -70,7 +70,7 @@ impl Inheritance {
         Ok(Self { description, descriptors })
     }
 
-    /// The descriptor of this number.
+    /// Returns the descriptor of this number.
     ///
     /// # Errors
     /// If somebody took it before.

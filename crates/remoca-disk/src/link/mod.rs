@@ -56,7 +56,7 @@ impl KnownServer {
         RosterEntry { number: self.number, endpoint: self.endpoint.clone(), token: self.token, epoch: self.epoch }
     }
 
-    /// Why it cannot be used, or could not when it was tried last.
+    /// Returns why it cannot be used, or could not when it was tried last.
     #[must_use]
     pub fn error(&self) -> Option<String> {
         self.error.as_ref().map(ToString::to_string)
@@ -81,7 +81,7 @@ pub struct ServerLink {
 }
 
 impl ServerLink {
-    /// A link to these servers, without a connection.
+    /// Returns a link to these servers, without a connection.
     ///
     /// # Errors
     /// If the system has no eventfd or random numbers left, or the list is none ([`check_list`]).
@@ -89,7 +89,7 @@ impl ServerLink {
         Self::start_with(Box::new(HostNetwork), endpoints, None)
     }
 
-    /// The same over `network`, with what a former process kept in `header`, where this one keeps its own.
+    /// Returns the same over `network`, with what a former process kept in `header`, where this one keeps its own.
     ///
     /// # Errors
     /// As for [`Self::start`].
@@ -133,7 +133,7 @@ impl ServerLink {
         }
     }
 
-    /// A link to these servers, under the names that another process had there: it may have a pool that way.
+    /// Returns a link to these servers, under the names that another process had there: it may have a pool that way.
     ///
     /// # Errors
     /// As for [`Self::start`].
@@ -157,7 +157,7 @@ impl ServerLink {
         Ok(link)
     }
 
-    /// What names this process, and so its pool, at each server.
+    /// Returns what names this process, and so its pool, at each server.
     pub fn roster(&self) -> Vec<migration::Server> {
         let name = |server: &KnownServer| migration::Server {
             number: server.number.0,
@@ -188,18 +188,18 @@ impl ServerLink {
         Ok(())
     }
 
-    /// The servers, in the operator's order.
+    /// Returns the servers, in the operator's order.
     pub fn servers(&self) -> &[KnownServer] {
         &self.servers
     }
 
-    /// The server of the session; without one, that of the last session, or the first of the list.
+    /// Returns the server of the session; without one, that of the last session, or the first of the list.
     pub fn current(&self) -> Option<&KnownServer> {
         let latest = self.servers.iter().find(|server| Some(server.number) == self.latest);
         latest.or(self.servers.first())
     }
 
-    /// The server that the pool is on.
+    /// Returns the server that the pool is on.
     pub fn session(&self) -> Option<ServerNumber> {
         self.session.as_ref().map(|session| session.server)
     }
@@ -209,7 +209,7 @@ impl ServerLink {
         self.wake.as_fd()
     }
 
-    /// The socket of the session, if there is one.
+    /// Returns the socket of the session, if there is one.
     pub fn socket_fd(&self) -> Option<BorrowedFd<'_>> {
         self.session.as_ref().map(|session| session.socket.as_fd())
     }
@@ -231,7 +231,7 @@ impl ServerLink {
         self.network.connect(endpoint, token, epoch, AnswerTo { server: number, queue, wake });
     }
 
-    /// What came of an attempt to connect, if there is one more. A connection waits for [`Self::begin`] or
+    /// Returns what came of an attempt to connect, if there is one more. A connection waits for [`Self::begin`] or
     /// [`Self::release`].
     pub fn take_answer(&mut self, now: Instant) -> Option<(ServerNumber, Option<Welcome>)> {
         let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
@@ -272,7 +272,7 @@ impl ServerLink {
         server.error = Some(error);
     }
 
-    /// The waiting connection to this server becomes the session. False if there is none.
+    /// Makes the waiting connection to this server the session. Returns false if there is none.
     pub fn begin(&mut self, number: ServerNumber) -> bool {
         let Some(at) = self.waiting.iter().position(|(waiting, _)| *waiting == number) else { return false };
         let (_, socket) = self.waiting.swap_remove(at);
@@ -284,7 +284,7 @@ impl ServerLink {
         true
     }
 
-    /// The waiting connection to this server is not needed, nor a pool that it may have.
+    /// Gives up the waiting connection to this server, and a pool that it may have.
     pub fn release(&mut self, number: ServerNumber) {
         if let Some(at) = self.waiting.iter().position(|(waiting, _)| *waiting == number) {
             self.network.say_goodbye(self.waiting.swap_remove(at).1, bye());
@@ -330,7 +330,7 @@ impl ServerLink {
         }
     }
 
-    /// Whether to watch for the socket to become writable, if that changed since the last call.
+    /// Returns whether to watch for the socket to become writable, if that changed since the last call.
     pub fn watch_change(&mut self) -> Option<bool> {
         let session = self.session.as_mut()?;
         let wanted = !session.writable;
@@ -375,7 +375,7 @@ impl ServerLink {
     }
 }
 
-/// Whether this can be the list of a process's memory servers.
+/// Checks that this can be the list of a process's memory servers.
 ///
 /// # Errors
 /// With a text that says what is wrong with it.

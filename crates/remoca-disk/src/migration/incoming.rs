@@ -88,7 +88,8 @@ fn origin(socket: OwnedFd) -> (OwnedFd, Origin) {
     (stream.into(), origin)
 }
 
-/// Which of them makes room: the oldest of the origin that has the most, so that nobody is put out by a host that has fewer.
+/// Returns which of them makes room: the oldest of the origin that has the most, so that nobody is put out by a host
+/// that has fewer.
 fn least_welcome(origins: &[Origin]) -> Option<usize> {
     let share = |at: usize| origins.iter().filter(|origin| **origin == origins[at]).count();
     (0..origins.len()).rev().max_by_key(|at| share(*at))

@@ -26,13 +26,13 @@ impl Mark {
         Self { path: with_ending(control, if lock_reaches { ".here" } else { ".gone" }), lock_reaches }
     }
 
-    /// Whether, in this boot, the disks came here and did not go.
+    /// Returns whether, in this boot, the disks came here and did not go.
     #[must_use]
     pub fn says_here(&self) -> bool {
         self.lock_reaches && self.is_set()
     }
 
-    /// Whether, in this boot, the disks went from here and did not come back, and no lock says where they are.
+    /// Returns whether, in this boot, the disks went from here and did not come back, and no lock says where they are.
     #[must_use]
     pub fn says_gone(&self) -> bool {
         !self.lock_reaches && self.is_set()

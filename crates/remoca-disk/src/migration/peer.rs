@@ -90,7 +90,7 @@ impl Peer {
         Ok(Self { parcels: Some(parcels), says_no_more: false, heard, socket })
     }
 
-    /// What was heard next, if anything.
+    /// Takes what was heard next, if anything.
     pub fn hear(&mut self) -> Option<Heard> {
         match self.heard.try_recv() {
             Ok(heard) => Some(heard),

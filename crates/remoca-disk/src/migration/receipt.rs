@@ -11,7 +11,8 @@ pub struct IndexRoom {
 }
 
 impl IndexRoom {
-    /// Memory of this process alone, which has the first `filled` words, in place of a state file that has no room.
+    /// Returns memory of this process alone, which has the first `filled` words, in place of a state file that has no
+    /// room.
     fn without_state(&self, filled: u64) -> Option<Self> {
         let filled = usize::try_from(filled).ok()?;
         let mut words = IndexMemory::new(self.words.len())
@@ -31,14 +32,14 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    /// Its words are to come, which get the room that `room_for` finds, if they are no more than `words_max`.
+    /// Begins to receive an index. Its words get the room that `room_for` finds, if they are no more than `words_max`.
     #[must_use]
     pub fn begin(header: StateHeader, words_max: u64, room_for: impl FnOnce(usize) -> Option<IndexRoom>) -> Self {
         let words = usize::try_from(header.words).ok().filter(|_| (1..=words_max).contains(&header.words));
         Self { room: words.and_then(room_for), header, filled: 0 }
     }
 
-    /// The next of them came.
+    /// Takes the next of them.
     ///
     /// # Errors
     /// If that is more than was announced.
@@ -63,7 +64,7 @@ impl Receipt {
         Ok(())
     }
 
-    /// Whether all that was announced came.
+    /// Returns whether all that was announced came.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.filled == self.header.words

@@ -153,7 +153,7 @@ pub(super) fn read(source: &mut impl Read) -> io::Result<Heard> {
     })
 }
 
-/// Its names go to the log and to the operator's terminal.
+/// Reads an offer. Its names are checked, because they go to the log and to the operator's terminal.
 fn read_offer(payload: &[u8]) -> io::Result<Box<Offer>> {
     let offer: Box<Offer> = serde_json::from_slice(payload).map_err(invalid)?;
     let mut names = offer.disks.iter().map(|disk| &disk.name).chain([&offer.name]);

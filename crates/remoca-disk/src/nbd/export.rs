@@ -70,7 +70,7 @@ pub struct NbdRequest {
 }
 
 impl NbdExport {
-    /// An export without clients.
+    /// Returns an export without clients.
     ///
     /// # Errors
     /// If the system has no descriptors left.
@@ -94,7 +94,7 @@ impl NbdExport {
         self.clients.len()
     }
 
-    /// Whether all answers were sent.
+    /// Returns whether all answers were sent.
     pub fn is_quiet(&self) -> bool {
         self.held.is_empty() && self.clients.iter().all(|(_, client)| client.transmission.outbox.is_empty())
     }
@@ -153,7 +153,7 @@ impl NbdExport {
         Ok(())
     }
 
-    /// The next request, from all clients in turn.
+    /// Returns the next request, from all clients in turn.
     pub fn pop(&mut self) -> Option<NbdRequest> {
         let count = self.clients.capacity();
         for key in (self.turn.min(count)..count).chain(0..self.turn.min(count)) {
@@ -247,7 +247,7 @@ impl NbdExport {
         }
     }
 
-    /// Nothing, for the convenience of callers that return it.
+    /// Removes a client; always `None`, for callers that return it.
     fn remove<T>(&mut self, key: usize, why: &str) -> Option<T> {
         // Closing the socket ends the watch.
         if self.clients.try_remove(key).is_some() {
@@ -258,7 +258,7 @@ impl NbdExport {
 }
 
 impl Client {
-    /// False if nothing can be read now.
+    /// Receives what a client sent. Returns false if nothing can be read now.
     fn receive(&mut self) -> io::Result<bool> {
         if !self.readable {
             return Ok(false);

@@ -3,7 +3,7 @@
 use super::ExportGeometry;
 use super::wire::{COMMAND_DONT_FRAGMENT, COMMAND_FUA, COMMAND_NO_HOLE, Command, PAYLOAD_MAX, Request};
 
-/// The error number with which a request is refused.
+/// Checks a request, and returns the error number with which it is refused.
 pub(super) fn judge(request: &Request, geometry: &ExportGeometry, structured: bool) -> Result<(), i32> {
     let ExportGeometry { size, block, read_only, can_trim, can_write_zeroes, .. } = *geometry;
     let (modifies, more_flags) = match request.command {
@@ -36,7 +36,7 @@ pub(super) fn judge(request: &Request, geometry: &ExportGeometry, structured: bo
     }
 }
 
-/// The protocol's number for an error number of this system.
+/// Returns the protocol's number for an error number of this system.
 pub(super) fn error_code(errno: i32) -> u32 {
     match errno {
         libc::EPERM | libc::EROFS => 1,

@@ -78,7 +78,7 @@ impl Listener {
         }
     }
 
-    /// Path and inode of a socket that we made in the file system.
+    /// Returns path and inode of a socket that we made in the file system.
     pub(crate) fn name(&self) -> Option<(PathBuf, u64)> {
         self.path.as_ref().map(SocketPath::name)
     }
@@ -88,7 +88,7 @@ impl Listener {
         Ok(Self { socket, path })
     }
 
-    /// The next client; `None` if nobody waits.
+    /// Accepts the next client; `None` if nobody waits.
     pub(super) fn accept(&self) -> io::Result<Option<OwnedFd>> {
         loop {
             match rustix::net::accept_with(&self.socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {

@@ -72,7 +72,7 @@ impl Negotiation {
         }
     }
 
-    /// `None` if there is more to do at once.
+    /// Takes one step of the negotiation; `None` if there is more to do at once.
     fn step(&mut self, exports: &[Export]) -> Option<Step> {
         match self.stage {
             Stage::Flags => {
@@ -145,7 +145,7 @@ impl Negotiation {
         None
     }
 
-    /// EXPORT_NAME: the old way in, which knows no error but the end of the connection.
+    /// Enters an export by EXPORT_NAME: the old way in, which knows no error but the end of the connection.
     fn enter(&mut self, name: &[u8], exports: &[Export]) -> Step {
         let Some(export) = find(name, exports) else { return Step::End };
         let geometry = &exports[export].geometry;
@@ -205,7 +205,7 @@ impl Negotiation {
     }
 }
 
-/// The export of that name. Without a name, the only disk.
+/// Returns the export of that name. Without a name, the only disk.
 fn find(name: &[u8], exports: &[Export]) -> Option<usize> {
     if !name.is_empty() {
         return exports.iter().position(|export| export.name.as_bytes() == name);
@@ -215,7 +215,7 @@ fn find(name: &[u8], exports: &[Export]) -> Option<usize> {
     first.filter(|_| second.is_none()).map(|(index, _)| index)
 }
 
-/// The export's name, and whether it is asked for.
+/// Returns the export's name, and whether it is asked for.
 fn parse_info(data: &[u8]) -> Option<(&[u8], bool)> {
     let mut fields = Fields(data);
     let len = fields.u32()?;

@@ -36,7 +36,7 @@ impl Outbox {
         self.segments.is_empty()
     }
 
-    /// Bytes that are queued beside the data, which have a limit of their own.
+    /// Returns the bytes that are queued beside the data, which have a limit of their own.
     pub(super) fn overhead(&self) -> usize {
         self.overhead
     }
@@ -59,7 +59,7 @@ impl Outbox {
         self.push(&cookie.to_be_bytes());
     }
 
-    /// The header of a chunk with `len` bytes of data, which must follow.
+    /// Queues the header of a chunk with `len` bytes of data, which must follow.
     pub(super) fn push_data_chunk(&mut self, cookie: u64, offset: u64, len: u32, is_last: bool) {
         self.push_chunk_header(cookie, CHUNK_OFFSET_DATA, 8 + len, is_last);
         self.push(&offset.to_be_bytes());
@@ -80,7 +80,7 @@ impl Outbox {
         self.push(&len.to_be_bytes());
     }
 
-    /// What to send next.
+    /// Returns what to send next.
     pub(super) fn slices(&self) -> Vec<IoSlice<'_>> {
         let mut skip = self.sent;
         let mut slices = Vec::with_capacity(self.segments.len().min(SLICES_MAX));
@@ -102,7 +102,7 @@ impl Outbox {
         bytes
     }
 
-    /// So many bytes of the slices were sent.
+    /// Removes bytes of the slices that were sent.
     pub(super) fn consume(&mut self, mut count: usize) {
         while let Some(first) = self.segments.front() {
             let left = first.bytes().len() - self.sent;

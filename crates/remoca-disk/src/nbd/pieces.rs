@@ -26,7 +26,7 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    /// The only piece of a flush.
+    /// Returns the only piece of a flush.
     pub(super) fn flush(slot: usize) -> Self {
         Self { slot, index: 0, operation: Operation::Flush, durable: true, data_length: 0, buffer: None }
     }
@@ -60,7 +60,7 @@ impl Rest {
         self.range.is_empty()
     }
 
-    /// Bytes of each piece that is left.
+    /// Returns the bytes of each piece that is left.
     pub(super) fn lengths(&self) -> impl Iterator<Item = usize> {
         let (mut rest, kind) = (self.range.clone(), self.kind);
         std::iter::from_fn(move || {

@@ -107,7 +107,7 @@ impl NbdServer {
         Ok(Self { exports, listeners, clients, seats, shared_pool, epoll, paused_until: None, refusal_told: false })
     }
 
-    /// Where clients come from, for a program that takes over.
+    /// Returns where clients come from, for a program that takes over.
     pub(crate) fn listeners(&self) -> &[Listener] {
         &self.listeners
     }
@@ -119,12 +119,12 @@ impl NbdServer {
         Ok(())
     }
 
-    /// Readable when [`Self::handle_events`] has something to do.
+    /// Returns a descriptor that is readable when [`Self::handle_events`] has something to do.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    /// When [`Self::handle_timer`] is due.
+    /// Returns when [`Self::handle_timer`] is due.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.clients.iter().map(|(_, client)| client.give_up_at).chain(self.paused_until).min()
     }
@@ -139,7 +139,7 @@ impl NbdServer {
         }
     }
 
-    /// Goes on with everybody who has something to say. Those who chose an export are given away.
+    /// Serves every client that has something to say. Returns those that chose an export.
     ///
     /// # Errors
     /// If the system says nothing.

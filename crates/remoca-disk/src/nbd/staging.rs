@@ -26,7 +26,7 @@ impl Staging {
         }
     }
 
-    /// The next `N` bytes, once they are all there.
+    /// Returns the next `N` bytes, once they are all there.
     pub(super) fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let bytes = *self.pending().first_chunk()?;
         self.consume(N);
@@ -41,7 +41,7 @@ impl Staging {
         count
     }
 
-    /// Where the next bytes go; `None` while there is no room.
+    /// Returns where the next bytes go; `None` while there is no room.
     pub(super) fn room(&mut self) -> Option<&mut [u8]> {
         if self.end == STAGING_LEN && self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
@@ -50,7 +50,7 @@ impl Staging {
         Some(&mut self.bytes[self.end..]).filter(|room| !room.is_empty())
     }
 
-    /// So many bytes were put at the start of the room.
+    /// Notes that bytes were put at the start of the room.
     pub(super) fn received(&mut self, count: usize) {
         assert!(count <= STAGING_LEN - self.end, "more bytes received than there was room for");
         self.end += count;

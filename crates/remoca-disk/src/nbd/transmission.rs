@@ -140,8 +140,8 @@ impl Kept {
     }
 }
 
-/// Whether a modification of this kind is done again where a part of it may be lost. What is durable is not lost; the content of
-/// what is trimmed means nothing.
+/// Returns whether a modification of this kind is done again where a part of it may be lost. What is durable is not lost;
+/// the content of what is trimmed means nothing.
 fn is_kept(kind: Kind, durable: bool) -> bool {
     !durable && matches!(kind, Kind::Write | Kind::Zero { .. })
 }
@@ -166,7 +166,7 @@ pub(super) struct Transmission {
 }
 
 impl Transmission {
-    /// Goes on where the negotiation ended, with what it left in both directions.
+    /// Continues where the negotiation ended, with what it left in both directions.
     pub(super) fn new(
         geometry: ExportGeometry,
         structured: bool,
@@ -193,7 +193,7 @@ impl Transmission {
         }
     }
 
-    /// Where the next bytes go; `None` while none are wanted.
+    /// Returns where the next bytes go; `None` while none are wanted.
     pub(super) fn room(&mut self) -> Option<&mut [u8]> {
         if self.end.is_some() {
             return None;
@@ -206,7 +206,7 @@ impl Transmission {
         }
     }
 
-    /// So many bytes were put at the start of the room.
+    /// Notes that bytes were put at the start of the room.
     pub(super) fn received(&mut self, count: usize) {
         match &mut self.state {
             State::Payload { piece: Some((_, filled)), .. } if self.staging.pending().is_empty() => *filled += count,
@@ -214,7 +214,7 @@ impl Transmission {
         }
     }
 
-    /// So many bytes of the outbox were sent. True if [`Self::pop`] may get further now.
+    /// Notes that bytes of the outbox were sent. Returns whether [`Self::pop`] may get further now.
     pub(super) fn sent(&mut self, count: usize) -> bool {
         self.outbox.consume(count);
         if self.open.is_empty() && self.outbox.is_empty() {
@@ -226,12 +226,13 @@ impl Transmission {
         std::mem::take(&mut self.stalled)
     }
 
-    /// Why no more requests come, if so.
+    /// Returns why no more requests come, if so.
     pub(super) fn end(&self) -> Option<End> {
         self.end
     }
 
-    /// The next piece to execute. `None`: call again after more was received, or [`Self::complete`] or [`Self::sent`] say so.
+    /// Returns the next piece to execute. `None`: call again after more was received, or [`Self::complete`] or
+    /// [`Self::sent`] say so.
     pub(super) fn pop(&mut self) -> Option<Piece> {
         if let Some(rest) = self.repeats.front_mut() {
             let buffer = rest.buffers.pop_front();
@@ -343,7 +344,7 @@ impl Transmission {
         Step::Piece(Piece::flush(slot))
     }
 
-    /// The next piece of a request whose payload, if it has one, is not needed for it.
+    /// Returns the next piece of a request whose payload, if it has one, is not needed for it.
     fn hand_out(&mut self, mut rest: Rest) -> Step {
         if rest.kind == Kind::Read && !self.take_buffers(&mut rest) {
             if self.pool_of(rest.slot).1 && self.open.len() == 1 && self.outbox.is_empty() {
@@ -377,7 +378,7 @@ impl Transmission {
         true
     }
 
-    /// Where the buffers of a read come from, and whether that is shared.
+    /// Returns where the buffers of a read come from, and whether that is shared.
     fn pool_of(&self, slot: usize) -> (&BufferPool, bool) {
         match self.open[slot].form {
             Form::Whole { length, .. } if length > WHOLE_MAX => (&self.shared_pool, true),
@@ -477,7 +478,7 @@ impl Transmission {
         }
     }
 
-    /// The end of a request; chunks with data are on their way already.
+    /// Answers a request; chunks with data are on their way already.
     fn answer(&mut self, request: Open) {
         let Open { cookie, form, offset, error, .. } = request;
         let error = error.map_or(0, |error| error_code(error.0));
@@ -503,7 +504,7 @@ impl Transmission {
         self.open[piece.slot].cookie
     }
 
-    /// Everything was answered, but for a request whose bytes have not all come.
+    /// Returns whether everything was answered, but for a request whose bytes have not all come.
     pub(super) fn is_quiet(&self) -> bool {
         let coming = usize::from(matches!(self.state, State::Payload { .. }));
         self.outbox.is_empty() && self.open.len() <= coming

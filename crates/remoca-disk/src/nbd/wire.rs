@@ -131,7 +131,7 @@ impl Request {
         bytes
     }
 
-    /// `None` if it is no request.
+    /// Decodes a request header; `None` if it is no request.
     pub(crate) fn decode(bytes: &[u8; REQUEST_HEADER_LEN]) -> Option<Self> {
         let mut fields = Fields(bytes);
         if fields.u32()? != REQUEST_MAGIC {
@@ -164,7 +164,7 @@ impl<'a> Fields<'a> {
         self.take().map(u64::from_be_bytes)
     }
 
-    /// The next so many bytes.
+    /// Returns the next so many bytes.
     pub(crate) fn bytes(&mut self, len: u32) -> Option<&'a [u8]> {
         let (bytes, rest) = self.0.split_at_checked(usize::try_from(len).ok()?)?;
         self.0 = rest;

@@ -93,7 +93,7 @@ impl Channel {
         Ok(rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both)?)
     }
 
-    /// For the time limits of its owner.
+    /// Returns the socket, for the time limits of its owner.
     #[must_use]
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
@@ -122,7 +122,7 @@ pub struct SecureReader {
 }
 
 impl Read for SecureReader {
-    /// The end without a farewell of the other side is an error ([`io::ErrorKind::UnexpectedEof`]).
+    /// Reads what the other side sent. The end without its farewell is an error ([`io::ErrorKind::UnexpectedEof`]).
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             match lock(&self.connection).reader().read(buffer) {
@@ -187,7 +187,7 @@ impl Write for SecureWriter {
     }
 }
 
-/// A panic of the other half has ended its thread and so the connection.
+/// Locks the connection. A panic of the other half has ended its thread and so the connection.
 fn lock(connection: &Mutex<Connection>) -> MutexGuard<'_, Connection> {
     connection.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -48,7 +48,7 @@ impl Connector {
         Self::with(secret, secret)
     }
 
-    /// With the key of one secret, to a side with another one.
+    /// Returns a connector with the key of one secret, to a side with another one.
     fn with(own: &Secret, expected: &Secret) -> io::Result<Self> {
         let build = || -> Result<ClientConfig, Error> {
             let own = Arc::new(key_of(own, Role::Source)?);
@@ -64,7 +64,7 @@ impl Connector {
         Ok(Self(Arc::new(build().map_err(io::Error::other)?)))
     }
 
-    /// Returns a connection whose other side has the secret; waits for it until `deadline`.
+    /// Establishes a connection whose other side has the secret; waits for it until `deadline`.
     ///
     /// # Errors
     /// If it has another one, or none; the text says so.
@@ -94,7 +94,7 @@ impl Acceptor {
         Ok(Self(Arc::new(build().map_err(io::Error::other)?)))
     }
 
-    /// Returns a connection whose other side has the secret; waits for its proof until `deadline`, and says nothing before.
+    /// Establishes a connection whose other side has the secret; waits for its proof until `deadline`, and says nothing before.
     ///
     /// # Errors
     /// As [`Connector::connect`].

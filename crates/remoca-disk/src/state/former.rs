@@ -25,13 +25,13 @@ pub struct FailedFlush {
 }
 
 impl Former {
-    /// Of a locked state file, which may be anything, and of any number of disks; nothing, if it is not of this version
-    /// and boot.
+    /// Reads what a locked state file says, which may be anything, of any number of disks; nothing, if it is not of
+    /// this version and boot.
     pub(super) fn of(file: &File) -> Self {
         Self::read(file).unwrap_or_default()
     }
 
-    /// What is not index.
+    /// Returns the bytes of the file that are not index.
     pub(super) fn header_bytes(file: &File) -> u64 {
         Self::disks(file).map_or(0, Header::bytes)
     }

@@ -95,12 +95,12 @@ impl Header {
     /// Where the number of disks is, in bytes.
     pub const DISKS_AT: u64 = AT_DISKS as u64 * 8;
 
-    /// Bytes of the header for so many disks: whole pages.
+    /// Returns the bytes of the header for so many disks: whole pages.
     pub fn bytes(disks: u16) -> u64 {
         ((FIXED + SERVERS_MAX * SERVER + usize::from(disks) * DISK) as u64 * 8).next_multiple_of(4096)
     }
 
-    /// The header of `file`, which has its bytes.
+    /// Returns the header of `file`, which has its bytes.
     pub fn map(file: &File, disks: u16) -> io::Result<Self> {
         let bytes = usize::try_from(Self::bytes(disks)).map_err(io::Error::other)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -122,7 +122,7 @@ impl Header {
         self.word(at).load(Ordering::Acquire)
     }
 
-    /// Not moved before earlier stores, here or in the index, by the compiler.
+    /// Stores a value. The compiler does not move it before earlier stores, here or in the index.
     fn set(&self, at: usize, value: u64) {
         self.word(at).store(value, Ordering::Release);
         #[cfg(test)]
@@ -142,12 +142,12 @@ impl Header {
         }
     }
 
-    /// Whether it is a header of this version.
+    /// Returns whether it is a header of this version.
     pub fn is_valid(&self) -> bool {
         self.get(AT_MAGIC) == MAGIC && self.get(AT_VERSION) == VERSION
     }
 
-    /// From now on the file is worth something, or nothing.
+    /// Sets whether the file is valid from now on.
     pub fn set_valid(&self, valid: bool) {
         self.set(AT_VERSION, VERSION);
         self.set(AT_MAGIC, if valid { MAGIC } else { 0 });
@@ -173,7 +173,7 @@ impl Header {
         self.get(AT_INDEX_WORDS)
     }
 
-    /// What does not change while the file is used.
+    /// Writes what does not change while the file is used.
     pub fn describe(&self, boot_id: [u8; 16], key: [u8; 16], seed: u64, disks: u16, index_words: u64) {
         self.set_pair(AT_BOOT, boot_id);
         self.set_pair(AT_KEY, key);
@@ -182,7 +182,7 @@ impl Header {
         self.set(AT_INDEX_WORDS, index_words);
     }
 
-    /// Everything of `old` but its size.
+    /// Copies everything of `old` but its size.
     pub fn copy_from(&self, old: &Self) {
         for at in (0..self.words.min(old.words)).filter(|at| ![AT_MAGIC, AT_VERSION, AT_INDEX_WORDS].contains(at)) {
             self.set(at, old.get(at));
@@ -203,7 +203,7 @@ impl Header {
         }
     }
 
-    /// The disk has this image now, as if a write were under way.
+    /// Records the image of a disk, as if a write were under way.
     pub fn set_disk(&self, disk: DiskIndex, stamp: &ImageStamp, clock: Clock) {
         let at = self.disk_at(disk);
         self.set(at + DISK_SEEN, 0);
@@ -214,7 +214,7 @@ impl Header {
         self.set(at + DISK_SEEN, stamp.changed_ns.unwrap_or(0));
     }
 
-    /// The error number of the flush or durable write of this disk that failed.
+    /// Returns the error number of the flush or durable write of this disk that failed.
     pub fn flush_failed(&self, disk: DiskIndex) -> Option<i32> {
         i32::try_from(self.get(self.disk_at(disk) + DISK_FLUSH)).ok().filter(|errno| *errno > 0)
     }
@@ -223,25 +223,25 @@ impl Header {
         self.set(self.disk_at(disk) + DISK_FLUSH, errno.and_then(|errno| u64::try_from(errno).ok()).unwrap_or(0));
     }
 
-    /// Writes are about to go to the image, or are under way.
+    /// Records that writes are about to go to the image, or are under way.
     pub fn set_written(&self, disk: DiskIndex, clock: Clock) {
         // In this order: an old time with the offset of a clock that was set since would be believed.
         self.set(self.disk_at(disk) + DISK_WRITTEN, clock.real_ns);
         self.set(self.disk_at(disk) + DISK_CLOCK, clock.offset().cast_unsigned());
     }
 
-    /// With writes under way: the image was changed last at `seen_ns`, or later.
+    /// Records, with writes under way, that the image was changed last at `seen_ns`, or later.
     pub fn set_seen(&self, disk: DiskIndex, seen_ns: u64) {
         self.set(self.disk_at(disk) + DISK_SEEN, seen_ns);
     }
 
-    /// No write is under way, and none was for long enough: the image was changed last at `seen_ns`.
+    /// Records that no write is under way, and none was for long enough: the image was changed last at `seen_ns`.
     pub fn set_settled(&self, disk: DiskIndex, seen_ns: u64) {
         self.set(self.disk_at(disk) + DISK_SEEN, seen_ns);
         self.set(self.disk_at(disk) + DISK_WRITTEN, 0);
     }
 
-    /// The number that the next new server gets.
+    /// Returns the number that the next new server gets.
     pub fn server_numbers(&self) -> u32 {
         u32::try_from(self.get(AT_NUMBERS)).unwrap_or(NUMBER_MAX).min(NUMBER_MAX)
     }
@@ -267,7 +267,7 @@ impl Header {
         self.set(AT_OPTIONS, settings.options);
     }
 
-    /// The servers that are kept; records that make no sense are passed over.
+    /// Returns the servers that are kept; records that make no sense are passed over.
     pub fn roster(&self) -> Vec<RosterEntry> {
         (0..SERVERS_MAX).filter_map(|slot| self.server(slot)).collect()
     }
@@ -307,7 +307,7 @@ impl Header {
         self.set(at, u64::from(entry.number.0) + 1);
     }
 
-    /// The epoch is about to be used.
+    /// Records an epoch before it is used.
     pub fn set_epoch(&self, slot: usize, epoch: u64) {
         self.set(FIXED + slot * SERVER + 3, epoch);
     }
@@ -332,7 +332,7 @@ impl Clock {
         Self { real_ns: read_clock(ClockId::Realtime), boot_ns: read_clock(ClockId::Boottime) }
     }
 
-    /// The time that the kernel stamps a file with that is changed now, or an earlier one.
+    /// Returns the time that the kernel stamps a file with that is changed now, or an earlier one.
     pub fn coarse_ns() -> u64 {
         read_clock(ClockId::RealtimeCoarse)
     }

@@ -87,8 +87,8 @@ pub fn judge(
     if is_in_page_cache() { Err(Doubt::InPageCache) } else { Ok(()) }
 }
 
-/// The change time of an image that no write is under way to, if every later write will have a later one; `coarse_ns` is
-/// the kernel's clock, read after it. `Ok(None)`: that is never known. An error: not yet.
+/// Returns the change time of an image that no write is under way to, if every later write will have a later one;
+/// `coarse_ns` is the kernel's clock, read after it. `Ok(None)`: that is never known. An error: not yet.
 ///
 /// # Errors
 /// If the kernel's clock has not passed the change time, but will soon.

@@ -98,8 +98,8 @@ pub enum Before {
 }
 
 impl StateFile {
-    /// An engine with its index in the state file at `path`: that of a former process if it is usable (then with its key),
-    /// else a new one. Whether the images are the same is the driver's to judge.
+    /// Starts an engine with its index in the state file at `path`: that of a former process if it is usable (then with
+    /// its key), else a new one. Whether the images are the same is the driver's to judge.
     ///
     /// # Errors
     /// If another process uses the file, and this one is not in the middle of its life; or there is no memory for the index
@@ -148,7 +148,7 @@ impl StateFile {
         }
     }
 
-    /// The index that a former process left at `path` is worth nothing. What else it left.
+    /// Discards the index that a former process left at `path`, and returns what else it left.
     ///
     /// # Errors
     /// If a process has it, or it is no state file of ours.
@@ -163,7 +163,7 @@ impl StateFile {
         Ok(former)
     }
 
-    /// Nothing outlives this process; what a former one left is worth nothing any more. What is another's stays.
+    /// Starts an engine without a state file. What a former process left is removed; what is another's stays.
     fn without(
         path: &Path,
         config: &EngineConfig,
@@ -180,7 +180,7 @@ impl StateFile {
         Ok(EngineStart { engine, state: None, cold_reason, former, is_handed_over: false })
     }
 
-    /// The former process's engine; or the locked file, and what is wrong with it.
+    /// Returns the former process's engine; or the locked file, and what is wrong with it.
     fn resume(path: &Path, file: File, config: &EngineConfig) -> Result<EngineStart, (File, String)> {
         match Self::map(&file, config.disks) {
             Ok((header, words)) => {
@@ -205,7 +205,7 @@ impl StateFile {
         }
     }
 
-    /// Header and index of a file that a former process left.
+    /// Maps header and index of a file that a former process left.
     fn map(file: &File, disks: u16) -> Result<(Header, IndexMemory), String> {
         let metadata = file.metadata().map_err(|error| error.to_string())?;
         let length = metadata.len();
@@ -268,8 +268,8 @@ impl StateFile {
             .map_err(|error| StateError::NoRoom { path: self.path.clone(), bytes, error })
     }
 
-    /// A new file beside `path`, locked, of full size and not valid yet, with so many words of index. It is gone with its
-    /// owner, unless that puts it in its place.
+    /// Creates a file beside `path`, locked, of full size and not valid yet, with so many words of index. It is gone
+    /// with its owner, unless that puts it in its place.
     ///
     /// # Errors
     /// If there is no room.
@@ -303,7 +303,7 @@ impl StateFile {
         }
     }
 
-    /// The new file is the state file from now on. Everything in it is true; its words are the index of an engine of `config`.
+    /// Makes the new file the state file. Everything in it is true; its words are the index of an engine of `config`.
     ///
     /// # Errors
     /// If the file cannot be renamed.
@@ -323,7 +323,7 @@ impl StateFile {
         Ok(())
     }
 
-    /// The engine has moved into the words of `new`, which becomes the state file. Until here the old file was right; nothing
+    /// Makes `new` the state file, into whose words the engine has moved. Until here the old file was right; nothing
     /// happened in between.
     ///
     /// # Errors
@@ -340,19 +340,19 @@ impl StateFile {
         renamed
     }
 
-    /// Where it is, or is to be.
+    /// Returns where it is, or is to be.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The header, to be shared with the link to the memory servers.
+    /// Returns the header, to be shared with the link to the memory servers.
     #[must_use]
     pub fn header(&self) -> Arc<Header> {
         Arc::clone(&self.header)
     }
 
-    /// Writes are about to go to this disk's image, or are under way.
+    /// Records that writes are about to go to this disk's image, or are under way.
     pub fn note_writes(&self, disk: DiskIndex, clock: Clock) {
         self.header.set_written(disk, clock);
     }
@@ -371,14 +371,15 @@ impl StateFile {
         let _ = std::fs::remove_file(&self.path);
     }
 
-    /// The descriptor that holds the lock, to be handed to a successor.
+    /// Returns the descriptor that holds the lock, to be handed to a successor.
     #[must_use]
     pub fn file(&self) -> &File {
         &self.file
     }
 }
 
-/// Whether the file system of `path` has so many bytes to give, and some left for others: services make their sockets there.
+/// Checks that the file system of `path` has these bytes to give, and some left for others: services make their
+/// sockets there.
 fn check_room(path: &Path, bytes: u64) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let system = rustix::fs::statvfs(folder)?;
@@ -391,7 +392,7 @@ fn leaves_reserve(bytes: u64, available: u64, total: u64) -> bool {
     bytes.saturating_add(RESERVE_BYTES.min(total / 16)) <= available
 }
 
-/// Whether `path` leads to this very file.
+/// Returns whether `path` leads to this very file.
 fn is_at(file: &File, path: &Path) -> bool {
     let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
     let (ours, there) = (file.metadata().map(identity), std::fs::symlink_metadata(path).map(identity));
@@ -404,7 +405,7 @@ fn beside(path: &Path) -> PathBuf {
     new.into()
 }
 
-/// What a process left beside `path` that was killed before it could put it in its place.
+/// Removes what a process left beside `path` that was killed before it could put it in its place.
 fn remove_beside(path: &Path) -> Result<(), StateError> {
     let new = beside(path);
     if let Ok(there) = open_file(&new, &mut OpenOptions::new()) {
@@ -419,13 +420,13 @@ fn open_file(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     options.read(true).write(true).mode(0o600).custom_flags(flags.bits().cast_signed()).open(path)
 }
 
-/// A regular file that is for this user alone.
+/// Returns a regular file that is for this user alone.
 fn is_ours(metadata: &std::fs::Metadata) -> bool {
     let owner = rustix::process::geteuid().as_raw();
     metadata.is_file() && metadata.uid() == owner && metadata.mode() & 0o077 == 0
 }
 
-/// The file at `path`, made if there is none, and locked: whoever had it has ended.
+/// Opens the file at `path`, made if there is none, and locks it: whoever had it has ended.
 fn open_locked(path: &Path) -> Result<File, StateError> {
     let give_up_at = Instant::now() + LOCK_PATIENCE;
     let system = |error| StateError::System(path.into(), error);
@@ -477,7 +478,7 @@ pub fn stable_hash(texts: &[&str]) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// What is another one after each boot, if the system says it.
+/// Returns what is another one after each boot, if the system says it.
 fn boot_id() -> Option<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();

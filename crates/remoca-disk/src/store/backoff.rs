@@ -20,7 +20,7 @@ impl Backoff {
         self.next = DELAY_MIN;
     }
 
-    /// Between half of the current delay and all of it.
+    /// Returns a delay between half of the current one and all of it.
     pub(super) fn next_delay(&mut self) -> Duration {
         let delay = self.next;
         self.next = (delay * 2).min(DELAY_MAX);

@@ -30,15 +30,15 @@ pub struct BufferPool {
 }
 
 impl BufferPool {
-    /// A pool that never holds more than `limit_bytes`.
+    /// Returns a pool that never holds more than `limit_bytes`.
     #[must_use]
     pub fn new(limit_bytes: usize) -> Self {
         let free = std::array::from_fn(|_| ArrayQueue::new(FREE_PER_CLASS_MAX));
         Self { shared: Arc::new(Shared { free, allocated_bytes: AtomicUsize::new(0), limit_bytes }) }
     }
 
-    /// A buffer of `len` bytes (1 ..= [`BUFFER_LEN_MAX`]); `None` when the pool is used up or the length is out of
-    /// range: try again when a buffer has been dropped.
+    /// Returns a buffer of `len` bytes (1 ..= [`BUFFER_LEN_MAX`]); `None` when the pool is used up or the length is
+    /// out of range: try again when a buffer has been dropped.
     #[must_use]
     pub fn take(&self, len: usize) -> Option<IoBuffer> {
         let class = class_of(len)?;
@@ -49,13 +49,13 @@ impl BufferPool {
         Some(IoBuffer { memory, class, len, shared: Arc::clone(&self.shared) })
     }
 
-    /// What a buffer of `len` bytes takes of the limit; nothing if there is none of that length.
+    /// Returns what a buffer of `len` bytes takes of the limit; nothing if there is none of that length.
     #[must_use]
     pub fn footprint(len: usize) -> usize {
         class_of(len).map_or(0, class_len)
     }
 
-    /// Most bytes of all buffers.
+    /// Returns the maximum bytes of all buffers.
     #[must_use]
     pub fn limit_bytes(&self) -> usize {
         self.shared.limit_bytes
@@ -66,7 +66,7 @@ impl BufferPool {
         while self.shared.release_some_free().is_some() {}
     }
 
-    /// Bytes of all buffers, lent and free.
+    /// Returns the bytes of all buffers, lent and free.
     #[must_use]
     pub fn allocated_bytes(&self) -> usize {
         self.shared.allocated_bytes.load(Ordering::Relaxed)
@@ -185,7 +185,7 @@ impl Drop for Shared {
     }
 }
 
-/// The smallest class that holds `len` bytes.
+/// Returns the smallest class that holds `len` bytes.
 fn class_of(len: usize) -> Option<usize> {
     if len == 0 {
         return None;

@@ -79,7 +79,7 @@ impl FileStore {
         Self::start(Image::open(path, options.read_only, options.lock)?, path, options, None)
     }
 
-    /// Goes on with an image that a former program of this process opened and locked; nobody else came in between. The
+    /// Takes over an image that a former program of this process opened and locked; nobody else came in between. The
     /// number of the error, if a flush has failed.
     ///
     /// # Errors
@@ -112,13 +112,13 @@ impl FileStore {
         })
     }
 
-    /// Whether the page cache of the host is bypassed.
+    /// Returns whether the page cache of the host is bypassed.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.image.is_direct
     }
 
-    /// Whether io_uring makes the system calls.
+    /// Returns whether io_uring makes the system calls.
     #[must_use]
     pub fn uses_uring(&self) -> bool {
         match self.calls {

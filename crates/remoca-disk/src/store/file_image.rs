@@ -45,8 +45,8 @@ impl Image {
         opening.finish(file, is_block_device)
     }
 
-    /// An image that is open already, with its lock: taken again, which changes nothing for others. Somebody who tries to get
-    /// it at this moment has locks until he sees ours, which are kept meanwhile.
+    /// Takes over an image that is open already, and its lock again, which changes nothing for others. Somebody who tries to
+    /// get it at this moment has locks until he sees ours, which are kept meanwhile.
     pub(super) fn adopt(file: File, path: &Path, read_only: bool, lock: ImageLock) -> Result<Image, OpenError> {
         let opening = Opening { path: path.to_owned(), read_only };
         let system = |error: io::Error| opening.explain_system("go on with", &error);
@@ -78,7 +78,7 @@ impl Image {
     }
 }
 
-/// Of a device, the device counts; a node that was made again is the same one.
+/// Returns whether both are the same file. Of a device, the device counts; a node that was made again is the same one.
 fn is_same_file(a: &Metadata, b: &Metadata) -> bool {
     if a.file_type().is_block_device() && b.file_type().is_block_device() {
         return a.rdev() == b.rdev();
@@ -128,7 +128,7 @@ impl Opening {
         Ok(Image { file, geometry, facts, is_direct, tells_changes, stamp_at_opening, shared_stamp_at_opening })
     }
 
-    /// Whether it is a block device; an error if it is no image at all.
+    /// Checks that it is an image. Returns whether it is a block device.
     fn check_kind(&self, metadata: &Metadata) -> Result<bool, OpenError> {
         let kind = metadata.file_type();
         let path = self.path.display();
@@ -199,7 +199,8 @@ impl Opening {
         }
     }
 
-    /// The alignment for direct I/O on `file`; `None` if it has to go through the page cache, with a warning why.
+    /// Returns the alignment for direct I/O on `file`; `None` if it has to go through the page cache, with a warning
+    /// why.
     fn direct_alignment(&self, file: &File, is_block_device: bool, size: u64) -> Option<u32> {
         let path = self.path.display();
         if !is_direct(file) {
@@ -317,7 +318,7 @@ fn starts_with_qcow2_magic(file: &File) -> bool {
     file.read_at(&mut page, 0).is_ok_and(|len| len >= 4) && page.starts_with(b"QFI\xFB")
 }
 
-/// What the kernel says about direct I/O on a file (Linux 6.1 and later), or else what it accepts.
+/// Returns what the kernel says about direct I/O on a file (Linux 6.1 and later), or else what it accepts.
 fn file_alignment(file: &File) -> Option<u32> {
     let said = rustix::fs::statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
     match said.filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0) {
@@ -335,12 +336,14 @@ fn probed_alignment(file: &File) -> Option<u32> {
     })
 }
 
-/// Of the others FUSE is known to drop `RWF_DSYNC` when an O_DIRECT write is made by io_uring (seen on Linux 6.18).
+/// Returns whether `RWF_DSYNC` works here. Of the file systems that are not local, FUSE is known to drop `RWF_DSYNC`
+/// when an O_DIRECT write is made by io_uring (seen on Linux 6.18).
 fn file_system_honours_dsync(file: &File) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|fs| [libc::EXT4_SUPER_MAGIC, libc::XFS_SUPER_MAGIC].contains(&fs.f_type))
 }
 
-/// Where it is not known, tries it beyond the end, where there is nothing to lose; it changes the file's times.
+/// Returns whether holes can be punched; where that is not known, tries it beyond the end, where there is nothing to
+/// lose; it changes the file's times.
 fn file_can_punch_holes(file: &File, size: u64) -> bool {
     if file_stamp::is_local(file) {
         return true;

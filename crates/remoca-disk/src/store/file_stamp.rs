@@ -13,7 +13,7 @@ const LOCAL: [u32; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
 const REGULAR: u64 = 1;
 const DEVICE: u64 = 2;
 
-/// Whether the file system is ext4, XFS, Btrfs or F2FS.
+/// Returns whether the file system is ext4, XFS, Btrfs or F2FS.
 pub(super) fn is_local(file: &File) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|fs| LOCAL.iter().any(|magic| i128::from(fs.f_type) == i128::from(*magic)))
 }
@@ -82,7 +82,8 @@ impl ChangeTime {
     }
 }
 
-/// What changes when an image file is written: nothing else tells so on another host. Of a block device only which one it is.
+/// Returns what changes when an image file is written: nothing else tells so on another host. Of a block device only
+/// which one it is.
 pub(super) fn shared(file: &File) -> Option<String> {
     let file = file.metadata().ok()?;
     match file.is_file() {
@@ -91,7 +92,8 @@ pub(super) fn shared(file: &File) -> Option<String> {
     }
 }
 
-/// A WWID, a serial number, or the name that the device mapper gives: the same on all hosts. Not for partitions.
+/// Returns a WWID, a serial number, or the name that the device mapper gives: the same on all hosts. Not for
+/// partitions.
 fn device_name(device: u64) -> Option<String> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     ["wwid", "device/wwid", "dm/uuid", "serial"].iter().find_map(|attribute| {
@@ -104,7 +106,7 @@ fn device_name(device: u64) -> Option<String> {
 /// `cachestat` of Linux 6.5 and later, which the libc crate does not have.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-/// Whether the page cache has pages of the file, or the system does not say.
+/// Returns whether the page cache has pages of the file, or the system does not say.
 pub(super) fn may_be_in_page_cache(file: &File) -> bool {
     // Offset and length; a length of 0 is up to the end. Cached, dirty, written back, evicted, recently evicted.
     let (range, mut counts) = ([0_u64; 2], [0_u64; 5]);

@@ -18,7 +18,7 @@ const RETRIES_MAX: u32 = 100;
 /// Bytes of zeroes written by one call where the file system cannot zero a range.
 pub(super) const ZERO_CHUNK_LEN: usize = 256 * 1024;
 
-/// Page-aligned zeroes, at most [`ZERO_CHUNK_LEN`].
+/// Returns page-aligned zeroes, at most [`ZERO_CHUNK_LEN`].
 pub(super) fn zeroes(len: usize) -> &'static [u8] {
     #[repr(align(4096))]
     struct Zeroes([u8; ZERO_CHUNK_LEN]);
@@ -164,7 +164,7 @@ impl FileTask {
         if self.stage == Stage::Sync { FailedAt::Sync } else { FailedAt::Body }
     }
 
-    /// Whether the next call can only be made on a thread that may block.
+    /// Returns whether the next call can only be made on a thread that may block.
     pub(super) fn needs_blocking_thread(&self) -> bool {
         self.stage == Stage::DiscardByIoctl
     }
@@ -200,7 +200,7 @@ impl FileTask {
         }
     }
 
-    /// What the call gave: bytes transferred, or 0 where there is nothing to count; or the error number.
+    /// Takes what the call gave: bytes transferred, or 0 where there is nothing to count; or the error number.
     pub(super) fn handle_result(&mut self, result: Result<u32, i32>) -> Progress {
         match result {
             Err(libc::EINTR | libc::EAGAIN) if self.retries < RETRIES_MAX => {
@@ -275,7 +275,7 @@ impl FileTask {
         self.is_durable() && self.image.honours_dsync
     }
 
-    /// The part of the buffer that is still to be transferred.
+    /// Returns the part of the buffer that is still to be transferred.
     fn remaining_buffer(&mut self) -> &mut [u8] {
         let done = usize::try_from(self.done).unwrap_or(usize::MAX);
         self.buffer.as_deref_mut().and_then(|buffer| buffer.get_mut(done..)).unwrap_or_default()

@@ -58,7 +58,7 @@ impl WorkerPool {
         Ok(pool)
     }
 
-    /// Readable when tasks have finished.
+    /// Returns a descriptor that is readable when tasks have finished.
     pub(super) fn event_fd(&self) -> BorrowedFd<'_> {
         self.shared.finished_added.as_fd()
     }
@@ -167,7 +167,7 @@ fn write_durably(fd: i32, source: &[u8], offset: u64) -> io::Result<usize> {
     usize::try_from(written).map_err(|_| io::Error::last_os_error())
 }
 
-/// Transfers are at most as long as a buffer, so they fit.
+/// Returns the length of a transfer. It is at most that of a buffer, so it fits.
 fn transferred(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }

@@ -47,7 +47,7 @@ pub(super) enum Submission {
 }
 
 impl Ring {
-    /// An error where the kernel does not allow io_uring, or not all that is needed.
+    /// Sets up a ring. Fails where the kernel does not allow io_uring, or not all that is needed.
     pub(super) fn new(image: &Arc<Image>) -> io::Result<Self> {
         let ring = IoUring::new(IN_RING_MAX)?;
         let mut probe = Probe::new();
@@ -76,7 +76,7 @@ impl Ring {
         })
     }
 
-    /// Readable when calls have completed.
+    /// Returns a descriptor that is readable when calls have completed.
     pub(super) fn event_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is the ring's own and stays open as long as the ring, which the result borrows.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }

@@ -53,7 +53,7 @@ impl FlushLatch {
     }
 }
 
-/// Whether a write that fails so has left everything acknowledged before as it was.
+/// Returns whether a write that fails so has left everything acknowledged before as it was.
 pub(super) fn is_clean_refusal(error: StoreError) -> bool {
     matches!(error.errno, libc::ENOSPC | libc::EDQUOT | libc::EINVAL | libc::EROFS | libc::ENOMEM)
 }

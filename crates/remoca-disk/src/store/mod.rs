@@ -56,10 +56,11 @@ pub const SECTOR_SIZE: u32 = 512;
 
 /// A backing store. Calls never block; after any of them, [`Store::next_event`] may have something to say.
 pub trait Store: Send {
-    /// Fixed from the opening on.
+    /// Returns the geometry, which does not change after the opening.
     fn geometry(&self) -> Geometry;
 
-    /// Readable (`EPOLLIN`, level-triggered) when [`Store::handle_ready`] is due; stays the same for the store's life.
+    /// Returns a descriptor that is readable (`EPOLLIN`, level-triggered) when [`Store::handle_ready`] is due; the same
+    /// for the store's life.
     fn event_fd(&self) -> BorrowedFd<'_>;
 
     /// Queues `operation`. Reads and writes come with a buffer of exactly their length, the others with none. An
@@ -72,10 +73,10 @@ pub trait Store: Send {
     /// Collects what the kernel has finished, and continues what it did in part.
     fn handle_ready(&mut self, now: Instant);
 
-    /// The next completion or notice, in the order in which they happened.
+    /// Returns the next completion or notice, in the order in which they happened.
     fn next_event(&mut self) -> Option<StoreEvent>;
 
-    /// When [`Store::handle_timer`] is due.
+    /// Returns when [`Store::handle_timer`] is due.
     fn next_deadline(&self) -> Option<Instant> {
         None
     }
@@ -92,8 +93,8 @@ pub trait Store: Send {
         false
     }
 
-    /// Whether nothing of this store is in the kernel, not even what the driver does not wait for: a thread that hangs there
-    /// cannot end, and another program cannot take the place of this one.
+    /// Returns whether nothing of this store is in the kernel, not even what the driver does not wait for: a thread that
+    /// hangs there cannot end, and another program cannot take the place of this one.
     fn is_still(&self) -> bool {
         self.in_flight() == 0
     }
@@ -104,8 +105,8 @@ pub trait Store: Send {
         None
     }
 
-    /// What names the image on all hosts, and changes when an image file is written: now, or when the image was locked
-    /// (`at_opening`). `None`: nothing does.
+    /// Returns what names the image on all hosts, and changes when an image file is written: now, or when the image
+    /// was locked (`at_opening`). `None`: nothing does.
     fn shared_stamp(&self, _at_opening: bool) -> Option<String> {
         None
     }
@@ -113,17 +114,17 @@ pub trait Store: Send {
     /// Drops, some time soon, what the page cache has of an image that is used around it.
     fn empty_page_cache(&mut self) {}
 
-    /// Whether the page cache may hold something of the image: then others may have read or written it.
+    /// Returns whether the page cache may hold something of the image: then others may have read or written it.
     fn may_be_in_page_cache(&self) -> bool {
         true
     }
 
-    /// Whether operations get through, for the status display.
+    /// Returns whether operations get through, for the status display.
     fn health(&self) -> StoreHealth {
         StoreHealth::Up
     }
 
-    /// For the end of the process: waits a moment for what was sent elsewhere. False: some modification may still take
+    /// Waits a moment, at the end of the process, for what was sent elsewhere. False: some modification may still take
     /// effect later.
     fn drain(&mut self) -> bool {
         true
@@ -135,7 +136,7 @@ pub trait Store: Send {
     /// Makes all later flushes and durable writes fail with this error; with `None`, forgets that one has failed.
     fn set_failed_flush(&mut self, errno: Option<i32>);
 
-    /// What another program needs in order to go on where this store is, with nothing in flight.
+    /// Returns what another program needs in order to go on where this store is, with nothing in flight.
     ///
     /// # Errors
     /// If that is impossible now; the text says why.
@@ -206,7 +207,7 @@ pub enum StoreOp {
 }
 
 impl StoreOp {
-    /// Offset and length in bytes; `None` for a flush.
+    /// Returns offset and length in bytes; `None` for a flush.
     #[must_use]
     pub fn range(&self) -> Option<(u64, u64)> {
         match *self {
@@ -216,7 +217,7 @@ impl StoreOp {
         }
     }
 
-    /// Whether the operation changes content (a discard may).
+    /// Returns whether the operation changes content (a discard may).
     #[must_use]
     pub fn is_modification(&self) -> bool {
         match self {
@@ -225,7 +226,7 @@ impl StoreOp {
         }
     }
 
-    /// Whether completion promises durability.
+    /// Returns whether completion promises durability.
     #[must_use]
     pub fn is_durable(&self) -> bool {
         match *self {

@@ -115,7 +115,7 @@ impl NbdStore {
         Self::start(server, link, export, options)
     }
 
-    /// Goes on with a connection that a former program of this process made: the server never saw its client leave.
+    /// Takes over a connection that a former program of this process made: the server never saw its client leave.
     ///
     /// # Errors
     /// If what the server offered then does not do, or the descriptor is none.
@@ -233,7 +233,7 @@ impl NbdStore {
         self.writes - self.writes_flushed
     }
 
-    /// The connection is gone: everything outstanding is to be sent again.
+    /// Handles the loss of the connection: everything outstanding is to be sent again.
     fn lose(&mut self, now: Instant, error: &LinkError) {
         let is_stable =
             self.link.connection().is_some_and(|connection| now.duration_since(connection.since) > DELAY_MAX);
@@ -360,7 +360,7 @@ impl Store for NbdStore {
         }
     }
 
-    /// Where the image is said to be; whether it was written nobody says.
+    /// Returns where the image is said to be; whether it was written nobody says.
     fn shared_stamp(&self, _at_opening: bool) -> Option<String> {
         Some(format!("nbd {} {}", self.server, self.link.export_name()))
     }
@@ -376,7 +376,7 @@ impl Store for NbdStore {
         }
     }
 
-    /// What a connection that was lost had carried may take effect, too.
+    /// Waits until what was sent has taken effect, also over a connection that was lost.
     fn drain(&mut self) -> bool {
         self.queue.clear();
         let deadline = *self.drain_deadline.get_or_insert_with(|| Instant::now() + DRAIN_TIME_MAX);
@@ -413,7 +413,7 @@ impl Store for NbdStore {
 }
 
 impl Drop for NbdStore {
-    /// nbdkit 1.32 aborts when a client leaves with requests outstanding.
+    /// Says farewell if nothing is outstanding: nbdkit 1.32 aborts when a client leaves with requests outstanding.
     fn drop(&mut self) {
         self.drain();
         if let Some(connection) = self.link.connection().filter(|_| self.on_wire == 0) {

@@ -91,7 +91,7 @@ impl Connection {
         self.socket.as_fd()
     }
 
-    /// Between two requests, with nothing received that was not looked at.
+    /// Returns whether it is between two requests, with nothing received that was not looked at.
     pub(super) fn is_idle(&self) -> bool {
         let received_all = matches!(self.incoming, Incoming::Header) && self.parsed_end == self.received_end;
         received_all && self.outgoing.is_empty()
@@ -246,7 +246,7 @@ impl Connection {
     }
 }
 
-/// The task that waits for a reply with `cookie`.
+/// Returns the task that waits for a reply with `cookie`.
 fn expected_by(tasks: &Slab<NbdTask>, cookie: u64) -> Result<usize, Lost> {
     let key = usize::try_from(cookie & u64::from(u32::MAX)).unwrap_or(usize::MAX);
     match tasks.get(key).map(|task| task.wire) {

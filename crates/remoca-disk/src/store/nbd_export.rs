@@ -38,7 +38,8 @@ impl Terms {
         Ok(Self { geometry, abilities })
     }
 
-    /// The terms for a server that came back: it has to offer the same disk, and what the guest was told about it stays.
+    /// Returns the terms for a server that came back: it has to offer the same disk, and what the guest was told about
+    /// it stays.
     pub(super) fn agree_again(&self, server: &str, export: Export, write_through: bool) -> Result<Self, OpenError> {
         let terms = Self::agree(server, export, self.geometry.read_only, write_through)?;
         let (old, new) = (self.geometry, terms.geometry);

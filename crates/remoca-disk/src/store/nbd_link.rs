@@ -32,7 +32,7 @@ pub(super) enum Address {
 }
 
 impl Address {
-    /// All addresses of a server. Asks the resolver, so it blocks.
+    /// Resolves all addresses of a server. Blocks.
     pub(super) fn resolve(server: &NbdServer) -> io::Result<Vec<Address>> {
         match server {
             NbdServer::Unix(path) => Ok(vec![Address::Unix(SocketAddrUnix::new(path)?)]),
@@ -43,7 +43,7 @@ impl Address {
         }
     }
 
-    /// A socket that is connecting.
+    /// Begins to connect, and returns the socket.
     fn connect(&self) -> rustix::io::Result<OwnedFd> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (socket, outcome) = match self {
@@ -140,7 +140,7 @@ impl Link {
         }
     }
 
-    /// Goes on with a connection that somebody else made, between two requests.
+    /// Takes over a connection that somebody else made, between two requests.
     pub(super) fn adopt(&mut self, socket: OwnedFd, now: Instant) -> io::Result<()> {
         sockopt::socket_type(&socket)?;
         epoll::add(&self.ready, &socket, EventData::new_u64(0), EventFlags::IN)?;
@@ -148,7 +148,7 @@ impl Link {
         Ok(())
     }
 
-    /// The socket, if nothing is on its way in either direction.
+    /// Returns the socket, if nothing is on its way in either direction.
     pub(super) fn idle_connection(&self) -> Option<BorrowedFd<'_>> {
         match &self.state {
             State::Up(connection) if connection.is_idle() => Some(connection.socket()),
@@ -156,7 +156,7 @@ impl Link {
         }
     }
 
-    /// The addresses of a server on TCP.
+    /// Returns the addresses of a server on TCP.
     pub(super) fn addresses(&self) -> Vec<SocketAddr> {
         let tcp = |address: &Address| match address {
             Address::Tcp(address) => Some(*address),
@@ -165,7 +165,7 @@ impl Link {
         self.addresses.iter().filter_map(tcp).collect()
     }
 
-    /// When the current attempt has to be over.
+    /// Returns when the current attempt has to be over.
     pub(super) fn attempt_deadline(&self) -> Option<Instant> {
         match &self.state {
             State::Attempting(attempt) => Some(attempt.deadline),
@@ -196,7 +196,7 @@ impl Link {
         Ok(())
     }
 
-    /// Goes on with an attempt, if there is one. The export, once the link is up.
+    /// Continues an attempt to connect, if there is one. Returns the export once the link is up.
     pub(super) fn advance_attempt(&mut self, now: Instant) -> Result<Option<Export>, LinkError> {
         let State::Attempting(attempt) = &mut self.state else { return Ok(None) };
         let Some(export) = attempt.advance()? else {

@@ -202,7 +202,7 @@ impl Handshake {
     }
 }
 
-/// The code and data of the option reply at the start of `input`; `None` if it is not there in full.
+/// Returns the code and data of the option reply at the start of `input`; `None` if it is not there in full.
 fn split_option_reply(input: &[u8]) -> Result<Option<(u32, &[u8])>, HandshakeError> {
     let Some((header, rest)) = input.split_at_checked(OPTION_REPLY_HEADER_LEN) else { return Ok(None) };
     let mut fields = Fields(header);
@@ -226,7 +226,7 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    /// `None` if it is no simple reply.
+    /// Decodes a simple reply; `None` if it is none.
     pub(super) fn decode(bytes: &[u8; REPLY_HEADER_LEN]) -> Option<Reply> {
         let mut fields = Fields(bytes);
         let (magic, error, cookie) = (fields.u32()?, fields.u32()?, fields.u64()?);
@@ -234,7 +234,7 @@ impl Reply {
     }
 }
 
-/// The protocol's numbers are Linux's, but only these are defined.
+/// Returns Linux's number of an error. The protocol's numbers are the same, but only these are defined.
 fn errno_of(error: u32) -> Option<i32> {
     Some(match error {
         0 => return None,

@@ -32,7 +32,7 @@ pub(super) struct Abilities {
 }
 
 impl Abilities {
-    /// `sector`: what the pieces of a request are multiples of.
+    /// Returns the abilities of an export. `sector`: what the pieces of a request are multiples of.
     pub(super) fn of(export: &Export, sector: u32, write_through: bool) -> Self {
         let flush = export.flags.has(ExportFlags::FLUSH);
         Self {
@@ -134,7 +134,7 @@ impl NbdTask {
         if is_sync { FailedAt::Sync } else { FailedAt::Body }
     }
 
-    /// Whether the operation, once done, needs a flush in order to survive a server that loses its cache.
+    /// Returns whether the operation, once done, needs a flush in order to survive a server that loses its cache.
     pub(super) fn needs_flush(&self, abilities: &Abilities) -> bool {
         match self.operation {
             StoreOp::Write { .. } | StoreOp::WriteZeroes { .. } => !self.must_be_durable(abilities),
@@ -143,7 +143,8 @@ impl NbdTask {
         }
     }
 
-    /// Whether there is nothing to ask the server for. The next one may have other abilities: decided when it is sent.
+    /// Returns whether there is nothing to ask the server for. The next one may have other abilities: decided when it
+    /// is sent.
     pub(super) fn is_void(&self, abilities: &Abilities) -> bool {
         match self.operation {
             StoreOp::Flush => !abilities.flush,
@@ -186,7 +187,7 @@ impl NbdTask {
         Piece { command, flags, offset, len, payload }
     }
 
-    /// Where the payload of the reply to the current piece goes: empty unless it is a read.
+    /// Returns where the payload of the reply to the current piece goes: empty unless it is a read.
     pub(super) fn reply_payload(&mut self) -> &mut [u8] {
         let range = self.piece_range();
         match (&self.operation, &mut self.buffer) {
@@ -195,7 +196,7 @@ impl NbdTask {
         }
     }
 
-    /// What the server said about the current piece.
+    /// Takes what the server said about the current piece.
     pub(super) fn handle_reply(&mut self, errno: Option<i32>, abilities: &Abilities) -> Progress {
         if let Some(errno) = errno {
             return self.handle_error(errno, abilities);
@@ -246,7 +247,7 @@ impl NbdTask {
         self.operation.is_durable() || (self.operation.is_modification() && abilities.write_through)
     }
 
-    /// The current piece within the buffer.
+    /// Returns the current piece within the buffer.
     fn piece_range(&self) -> Range<usize> {
         let start = usize::try_from(self.done).unwrap_or(usize::MAX);
         let len = usize::try_from(self.piece_len).unwrap_or(usize::MAX);

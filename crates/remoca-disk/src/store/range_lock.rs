@@ -47,7 +47,7 @@ impl Request {
 }
 
 impl RangeLocks {
-    /// `key` must not be in use.
+    /// Locks a range under `key`, which must not be in use.
     pub(super) fn acquire(&mut self, key: usize, range: Range<u64>, mode: Mode) -> Grant {
         let mut request = Request { key, range, mode, is_granted: true };
         self.exclusive_count += usize::from(mode == Mode::Exclusive);

@@ -178,7 +178,7 @@ impl SectorMachine {
         self.runnable.push_back(key);
     }
 
-    /// The next request of a runnable task; `None` if it has to wait for memory.
+    /// Returns the next request of a runnable task; `None` if it has to wait for memory.
     fn request_for(&mut self, key: usize) -> Option<Request> {
         self.tasks[key].restart_if_due();
         if self.tasks[key].step == Step::NextChunk && !self.begin_chunk(key) {
@@ -263,7 +263,7 @@ impl Task {
         }
     }
 
-    /// On to the next step after one that succeeded; `true` when the whole operation is done.
+    /// Advances to the next step after one that succeeded; `true` when the whole operation is done.
     fn advance(&mut self) -> bool {
         let end = self.operation.range().map_or(0, |(offset, len)| offset + len);
         let chunk_ends = self.chunk.as_ref().map(|chunk| (chunk.inner.end, chunk.has_partial_tail()));
@@ -290,7 +290,7 @@ impl Task {
         self.cursor == end
     }
 
-    /// The request of a step that needs no copy.
+    /// Returns the request of a step that needs no copy.
     fn whole_blocks(&self) -> StoreOp {
         match (self.step, self.operation) {
             (Step::ZeroBlocks { end }, StoreOp::WriteZeroes { may_unmap, durable, .. }) => {
@@ -319,7 +319,7 @@ impl Task {
         }
     }
 
-    /// The chunk's bytes, counted from the start of the caller's buffer and from the start of the copy.
+    /// Returns the chunk's bytes, counted from the start of the caller's buffer and from the start of the copy.
     fn overlap(&self) -> Option<(Range<usize>, Range<usize>)> {
         let (offset, _) = self.operation.range()?;
         let chunk = self.chunk.as_ref()?;
@@ -332,7 +332,7 @@ impl Task {
 }
 
 impl Chunk {
-    /// Whether the last block has to be read for itself.
+    /// Returns whether the last block has to be read for itself.
     fn has_partial_tail(&self) -> bool {
         self.inner.end != self.outer.end && !self.is_one_block
     }

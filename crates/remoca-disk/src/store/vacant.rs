@@ -51,7 +51,7 @@ impl Store for VacantStore {
         self.events.len()
     }
 
-    /// The driver keeps it while the image is elsewhere.
+    /// Returns nothing: the driver keeps it while the image is elsewhere.
     fn failed_flush(&self) -> Option<i32> {
         None
     }

@@ -108,7 +108,7 @@ impl Buffers {
         }
     }
 
-    /// The parts of the `length` bytes from `offset`; OutOfRange where the run ends before.
+    /// Returns the parts of the `length` bytes from `offset`; OutOfRange where the run ends before.
     fn parts(&self, offset: u64, length: usize) -> Result<impl Iterator<Item = Part>, CopyError> {
         let end = u64::try_from(length).ok().and_then(|length| offset.checked_add(length));
         let end = end.filter(|end| *end <= self.total).ok_or(CopyError::OutOfRange)?;
@@ -122,7 +122,7 @@ impl Buffers {
         }))
     }
 
-    /// The frames that lie whole in one segment's part of the `length` bytes from `offset`.
+    /// Returns the frames that lie whole in one segment's part of the `length` bytes from `offset`.
     fn frames(&self, offset: u64, length: usize) -> Result<impl Iterator<Item = Frame>, CopyError> {
         let parts = self.parts(offset, length)?;
         Ok(parts.flat_map(|part| {
@@ -240,7 +240,7 @@ impl Chain {
         Ok(())
     }
 
-    /// The status is the last writable byte, whatever the framing.
+    /// Finds the status: the last writable byte, whatever the framing.
     fn locate_status(mut self) -> Result<Self, ChainError> {
         let last = self.writable.segments.last().ok_or(ChainError::NoStatus)?;
         let status = last.address.0.checked_add(u64::from(last.length) - 1);
@@ -255,7 +255,7 @@ impl Chain {
         }
     }
 
-    /// Bytes of the readable run from `offset`.
+    /// Copies bytes of the readable run from `offset`.
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), CopyError> {
         self.check_live()?;
         for part in self.readable.parts(offset, target.len())? {
@@ -265,7 +265,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Bytes to the writable run from `offset`.
+    /// Copies bytes to the writable run from `offset`.
     pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), CopyError> {
         self.check_live()?;
         for part in self.writable.parts(offset, source.len())? {
@@ -290,12 +290,12 @@ impl Chain {
         Ok(())
     }
 
-    /// The frames that lie whole in `length` bytes of the writable run from `offset`.
+    /// Returns the frames that lie whole in `length` bytes of the writable run from `offset`.
     pub fn frames(&self, offset: u64, length: usize) -> Result<impl Iterator<Item = Frame>, CopyError> {
         self.writable.frames(offset, length)
     }
 
-    /// What a frame of this chain holds.
+    /// Copies what a frame of this chain holds.
     pub fn read_frame(&self, frame: Frame, target: &mut [u8]) -> Result<(), CopyError> {
         self.check_live()?;
         self.memory.read_slice(target, frame.0).map_err(|_| CopyError::GuestMemory)

@@ -72,7 +72,7 @@ pub enum ConfigError {
 }
 
 impl DeviceConfig {
-    /// A writable disk of 4 KiB blocks with everything on; change the fields as needed.
+    /// Returns a writable disk of 4 KiB blocks with everything on; change the fields as needed.
     pub fn disk(name: impl Into<String>, serial: impl Into<String>, capacity_bytes: u64) -> Self {
         DeviceConfig {
             name: name.into(),
@@ -127,7 +127,7 @@ impl DeviceConfig {
         Ok(())
     }
 
-    /// The virtio features that the device offers.
+    /// Returns the virtio features that the device offers.
     pub(crate) fn features(&self) -> u64 {
         let writable = !self.read_only;
         let optional = [
@@ -149,7 +149,7 @@ impl DeviceConfig {
         always.into_iter().chain(optional).fold(0, |features, bit| features | feature(bit))
     }
 
-    /// struct virtio_blk_config, little-endian.
+    /// Returns a `struct virtio_blk_config`, little-endian.
     pub(crate) fn configuration_space(&self, writeback: bool) -> [u8; CONFIG_SPACE_BYTES] {
         let sectors = |bytes: u64| u32::try_from(bytes / SECTOR_BYTES).unwrap_or(u32::MAX);
         let blocks_per_physical = self.physical_block_bytes / self.logical_block_bytes;
@@ -180,7 +180,7 @@ impl DeviceConfig {
     }
 }
 
-/// The mask of feature bit `bit`.
+/// Returns the mask of feature bit `bit`.
 pub(crate) const fn feature(bit: u32) -> u64 {
     1 << bit
 }

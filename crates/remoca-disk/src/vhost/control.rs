@@ -127,7 +127,7 @@ impl IoThread {
     }
 }
 
-/// An error for the front end and the log, its causes included.
+/// Returns an error for the front end and the log, its causes included.
 pub(crate) fn failure(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> VhostError {
     let error = error.into();
     let mut text = error.to_string();
@@ -166,7 +166,7 @@ impl ControlThread {
         Ok(ControlThread { shared, thread: Some(thread) })
     }
 
-    /// No front end will ever come (again).
+    /// Returns whether no front end will ever come again.
     pub fn is_finished(&self) -> bool {
         self.shared.finished.load(Ordering::Acquire)
     }
@@ -213,7 +213,7 @@ impl Control {
 }
 
 impl Shared {
-    /// The next front end, or nothing at the end.
+    /// Accepts the next front end; `None` at the end.
     fn accept(&self, listener: &UnixListener) -> Option<UnixStream> {
         if let Err(error) = listener.set_nonblocking(true) {
             tracing::error!(%error, "cannot use the listening socket");

@@ -140,7 +140,8 @@ impl VhostDevice {
         Ok((device, io))
     }
 
-    /// Readable when `handle_events` has something to do. An epoll descriptor, the same for the device's whole life.
+    /// Returns a descriptor that is readable when `handle_events` has something to do: an epoll descriptor, the same
+    /// for the device's whole life.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
@@ -159,7 +160,7 @@ impl VhostDevice {
         Ok(())
     }
 
-    /// The next request, from all queues in turn. What the guest got wrong is answered here.
+    /// Returns the next request, from all queues in turn. What the guest got wrong is answered here.
     pub fn pop(&mut self) -> Option<BlkRequest> {
         let held = self.held;
         if let Some(Until::CacheFlushed { handed_out: handed_out @ false }) = self.waiting_until() {
@@ -250,8 +251,8 @@ impl VhostDevice {
         self.settle();
     }
 
-    /// Whether a write may be completed before it is durable: the guest sends flushes. When the guest switches that off,
-    /// `pop` gives a flush of the device's own, for the writes before.
+    /// Returns whether a write may be completed before it is durable: the guest sends flushes. When the guest switches
+    /// that off, `pop` gives a flush of the device's own, for the writes before.
     pub fn write_cache_enabled(&self) -> bool {
         let negotiated = |bit| self.features & feature(bit) != 0;
         match negotiated(VIRTIO_BLK_F_CONFIG_WCE) {
@@ -260,7 +261,7 @@ impl VhostDevice {
         }
     }
 
-    /// Whether the guest has its write cache on, for another process that gets the disk.
+    /// Returns whether the guest has its write cache on, for another process that gets the disk.
     pub fn write_cache(&self) -> bool {
         self.write_cache.is_on()
     }
@@ -273,12 +274,13 @@ impl VhostDevice {
         self.queues.iter().for_each(|queue| queue.note_write_cache(is_on));
     }
 
-    /// The disk goes to another process, and so does the guest, or says again what it wants.
+    /// Forgets the state of the write cache. The disk goes to another process, and so does the guest, or it says again
+    /// what it wants.
     pub fn forget_write_cache(&mut self) {
         self.write_cache.set(true);
     }
 
-    /// For a device whose disk another process has: answers the command that waits for what only `pop` could bring. What was
+    /// Answers the command that waits for what only `pop` could bring, for a device whose disk another process has. What was
     /// completed is durable there. A queue stops with its marks in the record, for whoever serves them.
     pub fn stand_aside(&mut self) {
         match self.waiting_until() {
@@ -293,22 +295,22 @@ impl VhostDevice {
         }
     }
 
-    /// Requests of `queue` that the guest waits for and this device has taken.
+    /// Returns the number of requests of `queue` that the guest waits for and this device has taken.
     pub fn in_flight(&self, queue: u16) -> u16 {
         self.queues.get(usize::from(queue)).map_or(0, Queue::in_flight)
     }
 
-    /// Whether the next requests are repetitions of what an earlier process had in flight.
+    /// Returns whether the next requests are repetitions of what an earlier process had in flight.
     pub fn repeats(&self) -> bool {
         self.queues.iter().any(Queue::repeats)
     }
 
-    /// The size of the guest's memory, as far as the front end shares it.
+    /// Returns the size of the guest's memory, as far as the front end shares it.
     pub fn guest_memory_bytes(&self) -> u64 {
         self.guest_memory_bytes
     }
 
-    /// Whether any queue runs: it was started, and is not stopped and drained.
+    /// Returns whether any queue runs: it was started, and is not stopped and drained.
     pub fn is_running(&self) -> bool {
         self.queues.iter().any(Queue::is_running)
     }
@@ -317,12 +319,12 @@ impl VhostDevice {
         self.connected
     }
 
-    /// No front end will come any more: the device had a single connection, and it has ended.
+    /// Returns whether no front end will come any more: the device had a single connection, and it has ended.
     pub fn is_finished(&self) -> bool {
         self.control.as_ref().is_some_and(ControlThread::is_finished)
     }
 
-    /// Where front ends come from, for a program that takes over; `None` if no other will ever come.
+    /// Returns where front ends come from, for a program that takes over; `None` if no other will ever come.
     pub(crate) fn listener(&self) -> Option<&ListeningCopy> {
         self.listener.as_ref()
     }

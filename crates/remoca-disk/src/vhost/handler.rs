@@ -58,12 +58,12 @@ impl Handler {
         Handler { config, io, features: 0, table, vrings, inflight: None }
     }
 
-    /// A front end has come.
+    /// Attaches a front end.
     pub fn attach(&mut self) -> Result<()> {
         self.io.call(Command::Attach).map(drop)
     }
 
-    /// The front end has gone. Returns when nothing of it is under way any more.
+    /// Detaches the front end, which has gone. Returns when nothing of it is under way any more.
     pub fn detach(&mut self) -> Result<()> {
         self.features = 0;
         self.table = MemoryTable::empty(self.io.log.clone());
@@ -77,7 +77,7 @@ impl Handler {
         self.config.features() | own.bits()
     }
 
-    /// The number of a queue, and what is known of it.
+    /// Returns the number of a queue, and what is known of it.
     fn vring(&mut self, index: u32) -> Result<(u16, &mut Vring)> {
         let number = u16::try_from(index).map_err(|_| VhostError::InvalidParam)?;
         let vring = self.vrings.get_mut(usize::from(number));
@@ -85,7 +85,7 @@ impl Handler {
         Ok((number, vring))
     }
 
-    /// The same for a change that a running ring cannot take.
+    /// Returns what is known of a queue for a change that a running ring cannot take.
     fn stopped_vring(&mut self, index: u32) -> Result<&mut Vring> {
         match self.vring(index)? {
             (_, vring) if vring.running => Err(failure(format!("queue {index} is running"))),

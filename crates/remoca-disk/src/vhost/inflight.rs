@@ -57,7 +57,7 @@ pub(crate) struct InflightRegion {
 }
 
 impl InflightRegion {
-    /// A fresh record as a file for the front end to keep, and its size.
+    /// Creates a record as a file for the front end to keep, and returns it with its size.
     pub fn create(queues: u16, size: u16, writeback: bool) -> Result<(File, u64), InflightError> {
         check_shape(queues, size)?;
         let bytes = queues_bytes(queues, size) + TRAILER_BYTES;
@@ -105,7 +105,7 @@ impl InflightRegion {
         Ok(InflightRegion { mapping, queues, size, has_trailer })
     }
 
-    /// Whether the guest had its write cache on when the record was last in use, if the record says so.
+    /// Returns whether the guest had its write cache on when the record was last in use, if the record says so.
     pub fn writeback(&self) -> Option<bool> {
         let writeback = self.has_trailer.then(|| self.at::<AtomicU8>(self.trailer() + 8).load(Ordering::Relaxed));
         writeback.filter(|writeback| *writeback != UNUSED).map(|writeback| writeback != 0)
@@ -140,7 +140,7 @@ impl InflightQueue {
         self.region.set_writeback(writeback);
     }
 
-    /// The record of queue `index`, or nothing where the front end's record has no such queue.
+    /// Returns the record of queue `index`, or nothing where the front end's record has no such queue.
     pub fn new(region: Arc<InflightRegion>, index: u16) -> Option<Self> {
         let base = usize::from(index) * queue_bytes(region.size);
         let size = region.size;
@@ -173,7 +173,7 @@ impl InflightQueue {
         Ok(heads.into_iter().map(|(_, head)| head).collect())
     }
 
-    /// The guest saw the last batch completed, but we died before all its marks were gone.
+    /// Removes the marks of a last batch that the guest saw completed, if we died before all were gone.
     fn finish_last_batch(&self, used: u16) {
         let count = used.wrapping_sub(self.used_index().load(Ordering::Relaxed)).min(self.size);
         let mut head = self.last_batch_head().load(Ordering::Relaxed);
@@ -194,7 +194,7 @@ impl InflightQueue {
         self.set(self.mark_of(head), 1, Ordering::Release);
     }
 
-    /// Before the used index goes beyond `batch`.
+    /// Records `batch` before the used index goes beyond it.
     pub fn begin_publish(&self, batch: &[u16]) {
         for head in batch {
             let last = self.last_batch_head().load(Ordering::Relaxed);
@@ -203,7 +203,7 @@ impl InflightQueue {
         }
     }
 
-    /// After the used index went beyond `batch` and is `used`.
+    /// Removes the marks of `batch` after the used index went beyond it and is `used`.
     pub fn end_publish(&self, batch: &[u16], used: u16) {
         for head in batch {
             self.set(self.mark_of(*head), 0, Ordering::Release);

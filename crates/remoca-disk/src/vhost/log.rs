@@ -79,7 +79,7 @@ impl LogSwitch {
         self.change(|state| state.log = Some(log));
     }
 
-    /// The front end is gone.
+    /// Forgets the log: the front end is gone.
     pub fn reset(&self) {
         self.change(|state| *state = LogState::default());
     }
@@ -90,7 +90,7 @@ impl LogSwitch {
         self.on.store(state.wanted && state.log.is_some(), Ordering::Relaxed);
     }
 
-    /// `length` bytes at the guest's `address` were written.
+    /// Marks `length` bytes at the guest's `address` as written.
     pub fn mark(&self, address: u64, length: u64) {
         if !self.on.load(Ordering::Relaxed) {
             return;

@@ -60,7 +60,7 @@ pub(crate) struct MemoryTable {
 }
 
 impl MemoryTable {
-    /// A table without regions; what is written to those to come is logged by `log`.
+    /// Returns a table without regions; what is written to those to come is logged by `log`.
     pub fn empty(log: Arc<LogSwitch>) -> Self {
         MemoryTable { regions: Vec::new(), memory: Arc::default(), log }
     }
@@ -106,7 +106,7 @@ impl MemoryTable {
         self.regions.iter().map(|region| region.length).sum()
     }
 
-    /// The guest address of `length` bytes at the front end's address `user`.
+    /// Returns the guest address of `length` bytes at the front end's address `user`.
     fn translate(&self, user: u64, length: u64) -> Result<GuestAddress, MemoryError> {
         let inside = |region: &&Region| {
             let offset = user.checked_sub(region.user);
@@ -116,7 +116,7 @@ impl MemoryTable {
         Ok(GuestAddress(region.guest + (user - region.user)))
     }
 
-    /// Where the three parts of a ring are, from the front end's addresses of them.
+    /// Returns where the three parts of a ring are, from the front end's addresses of them.
     pub fn ring_layout(&self, addresses: &RingAddresses, size: u32) -> Result<RingLayout, MemoryError> {
         let checked = u16::try_from(size).ok().filter(|size| size.is_power_of_two() && *size <= QUEUE_SIZE_MAX);
         let size = checked.ok_or(MemoryError::QueueSize(size))?;
@@ -161,7 +161,8 @@ fn map(region: &VhostUserMemoryRegion, file: File, log: &Arc<LogSwitch>) -> Resu
     Ok(Region { guest, user, length, mapping: Arc::new(mapping) })
 }
 
-/// Access beyond the end of a mapped file is a SIGBUS, so it is refused here. Device files have no length.
+/// Checks that the file covers the region. Access beyond the end of a mapped file is a SIGBUS, so it is refused here.
+/// Device files have no length.
 pub(crate) fn check_file_covers(file: &File, guest: u64, end: u64) -> Result<(), MemoryError> {
     let metadata = file.metadata().map_err(|source| MemoryError::Map { guest, source })?;
     if metadata.is_file() && metadata.len() < end {

@@ -183,14 +183,14 @@ impl Queue {
         Ok(())
     }
 
-    /// The front end moved its memory under a running ring.
+    /// Relocates a running ring: the front end moved its memory.
     pub fn relocate(&mut self, layout: RingLayout, memory: Arc<GuestMemory>) {
         if self.ring.is_some() {
             self.ring = Some(Ring::new(layout, memory, self.log.clone()));
         }
     }
 
-    /// The front end wants the used ring logged elsewhere, or no more.
+    /// Sets where the used ring is logged; `None`: nowhere.
     pub fn set_used_log(&mut self, used_log: Option<u64>) {
         if let Some(ring) = &mut self.ring {
             ring.set_used_log(used_log);
@@ -198,14 +198,15 @@ impl Queue {
         self.log_used_index();
     }
 
-    /// There is another log. A back end that was killed may have published an index that it did not mark any more.
+    /// Marks the used index in another log. A back end that was killed may have published an index that it did not
+    /// mark.
     pub fn log_used_index(&self) {
         if let Some(ring) = &self.ring {
             ring.log_used_index();
         }
     }
 
-    /// For a back end that is started again.
+    /// Records the state of the write cache, for a back end that is started again.
     pub fn note_write_cache(&self, is_on: bool) {
         if let Some(record) = &self.record {
             record.set_writeback(is_on);
@@ -221,7 +222,7 @@ impl Queue {
         self.stopping = true;
     }
 
-    /// Whether everything taken, and everything to be resubmitted, is completed.
+    /// Returns whether everything taken, and everything to be resubmitted, is completed.
     pub fn is_drained(&self) -> bool {
         self.in_flight == 0 && (self.resubmit.is_empty() || self.broken)
     }
@@ -242,7 +243,7 @@ impl Queue {
         *self = Queue::new(self.index, self.log.clone());
     }
 
-    /// Whether something is to be done again that an earlier process had in flight.
+    /// Returns whether something is to be done again that an earlier process had in flight.
     pub fn repeats(&self) -> bool {
         !self.resubmit.is_empty()
     }
@@ -251,7 +252,7 @@ impl Queue {
         self.in_flight
     }
 
-    /// The next chain, or piece of one, for the driver. What can be answered here is.
+    /// Returns the next chain, or piece of one, for the driver. What can be answered here is.
     pub fn take(&mut self, context: &Context) -> Option<Taken> {
         // A head stays busy until its completion is published, so this ends after one round of the ring at most.
         loop {
@@ -353,7 +354,7 @@ impl Queue {
         }
     }
 
-    /// Whether [`Self::take`] has something that was taken before.
+    /// Returns whether [`Self::take`] has something that was taken before.
     pub fn has_repeats(&self) -> bool {
         !self.repeats.is_empty()
     }
@@ -450,7 +451,7 @@ impl Queue {
     }
 }
 
-/// The first piece of an operation, and the rest of it if it moves more than `bytes_max`.
+/// Returns the first piece of an operation, and the rest of it if it moves more than `bytes_max`.
 fn split(operation: Operation, bytes_max: u32) -> (Operation, Option<Operation>) {
     let cut = |range: &Range<u64>| {
         let middle = range.start + u64::from(bytes_max);

@@ -38,7 +38,7 @@ impl Status {
         code.to_le_bytes()[0]
     }
 
-    /// The status of a request whose pieces had these two.
+    /// Returns the status of a request whose pieces had these two.
     pub(crate) fn worse(self, other: Status) -> Status {
         if self == Status::Ok { other } else { self }
     }
@@ -84,7 +84,7 @@ pub struct BlkRequest {
 }
 
 impl BlkRequest {
-    /// The flush that makes durable what the guest wrote before it switched its write cache off.
+    /// Returns the flush that makes durable what the guest wrote before it switched its write cache off.
     pub(crate) fn cache_flush(id: RequestId) -> Self {
         BlkRequest { id, queue: 0, operation: Operation::Flush, chain: None, data_start: 0, data_length: 0 }
     }
@@ -101,12 +101,12 @@ impl BlkRequest {
         &self.operation
     }
 
-    /// Bytes to copy to or from the guest; zero for anything but a read or write.
+    /// Returns the bytes to copy to or from the guest; zero for anything but a read or write.
     pub fn data_length(&self) -> usize {
         self.data_length
     }
 
-    /// Data of a read.
+    /// Copies data of a read to the guest.
     pub fn copy_to_guest(&self, offset: usize, source: &[u8]) -> Result<(), CopyError> {
         self.chain()?.write(self.locate(offset, source.len())?, source)
     }
@@ -116,18 +116,18 @@ impl BlkRequest {
         self.chain()?.write_zeroes(self.locate(offset, length)?, length)
     }
 
-    /// Data of a write. The guest may change it at any time: two copies need not be equal.
+    /// Copies data of a write from the guest, which may change it at any time: two copies need not be equal.
     pub fn copy_from_guest(&self, offset: usize, target: &mut [u8]) -> Result<(), CopyError> {
         self.chain()?.read(self.locate(offset, target.len())?, target)
     }
 
-    /// Whole pages of guest memory that `length` bytes at `offset` of a read's data will overwrite.
+    /// Returns the whole pages of guest memory that `length` bytes at `offset` of a read's data will overwrite.
     pub fn frames(&self, offset: usize, length: usize) -> impl Iterator<Item = Frame> {
         let chain = self.chain().and_then(|chain| chain.frames(self.locate(offset, length)?, length));
         chain.into_iter().flatten()
     }
 
-    /// What a frame of this request holds now; the guest may change it at any time.
+    /// Copies what a frame of this request holds now; the guest may change it at any time.
     pub fn copy_frame(&self, frame: Frame, target: &mut [u8]) -> Result<(), CopyError> {
         self.chain()?.read_frame(frame, target)
     }
@@ -195,7 +195,7 @@ fn transfer(operation: Operation, data_start: u64, length: u64) -> Parsed {
     }
 }
 
-/// The bytes of the device from `sector`, if they are whole blocks within it.
+/// Returns the bytes of the device from `sector`, if they are whole blocks within it.
 fn data_range(config: &DeviceConfig, sector: u64, length: u64) -> Option<Range<u64>> {
     let start = sector.checked_mul(SECTOR_BYTES)?;
     let end = start.checked_add(length)?;
@@ -214,7 +214,7 @@ fn answer_serial(chain: &Chain, config: &DeviceConfig, writable: u64) -> Parsed 
     }
 }
 
-/// The request of a discard or write-zeroes, whose `readable` bytes of data are its ranges.
+/// Returns the request of a discard or write-zeroes, whose `readable` bytes of data are its ranges.
 fn ranges_of(chain: &Chain, config: &DeviceConfig, readable: u64, zeroes: bool) -> Parsed {
     if config.read_only {
         return Parsed::IO_ERROR;

@@ -89,12 +89,13 @@ impl Ring {
         &self.memory
     }
 
-    /// The guest's count of chains made available. Acquire: the entries and descriptors behind it are visible after it.
+    /// Returns the guest's count of chains made available. Acquire: the entries and descriptors behind it are visible
+    /// after it.
     pub fn available_index(&self) -> Result<u16, RingUnreachable> {
         self.load(self.layout.available, INDEX_OFFSET, Ordering::Acquire)
     }
 
-    /// The head of the chain at the running position `position`.
+    /// Returns the head of the chain at the running position `position`.
     pub fn available_entry(&self, position: u16) -> Result<u16, RingUnreachable> {
         let offset = HEADER_BYTES + self.slot(position) * AVAILABLE_ENTRY_BYTES;
         self.load(self.layout.available, offset, Ordering::Relaxed)
@@ -131,7 +132,7 @@ impl Ring {
         }
     }
 
-    /// Whether the guest wants an interrupt for what was just published.
+    /// Returns whether the guest wants an interrupt for what was just published.
     pub fn interrupt_wanted(&self) -> bool {
         // The index must be visible before the flag is read: the guest clears the flag, then reads the index.
         fence(Ordering::SeqCst);
@@ -149,7 +150,7 @@ impl Ring {
     }
 }
 
-/// Descriptor `index` of the table at `table`.
+/// Reads descriptor `index` of the table at `table`.
 pub(crate) fn read_descriptor(
     memory: &GuestMemory,
     table: GuestAddress,

@@ -56,7 +56,7 @@ pub struct SocketPath {
 pub(crate) type ListeningCopy = (OwnedFd, Option<(PathBuf, u64)>);
 
 impl SocketPath {
-    /// What [`SocketSource::adopt`] needs to know of it in another program.
+    /// Returns what [`SocketSource::adopt`] needs to know of it in another program.
     pub fn name(&self) -> (PathBuf, u64) {
         (self.path.clone(), self.inode)
     }
@@ -77,7 +77,8 @@ impl SocketSource {
         }
     }
 
-    /// A copy of a listening socket and its name, for [`Self::adopt`] in another program. `None` for a single connection.
+    /// Returns a copy of a listening socket and its name, for [`Self::adopt`] in another program. `None` for a single
+    /// connection.
     ///
     /// # Errors
     /// If the process has no room for a copy.

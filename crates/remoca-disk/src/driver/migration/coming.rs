@@ -20,7 +20,8 @@ struct Served {
 }
 
 impl Driver {
-    /// Whether what the source has is what we were started for; or whether it is that source, after a link that broke.
+    /// Judges an offer: does the source have what we were started for, or is it the same source after a link that
+    /// broke?
     pub(super) fn judge(&mut self, offer: &Offer) {
         let holds = self.migration.ownership.holds();
         let verdict = match (offer.returns, holds) {
@@ -58,8 +59,8 @@ impl Driver {
         }
     }
 
-    /// Until a guest runs with them here, the source's may go on, and a lock that a successor of this process took at its
-    /// start would keep it from its disks.
+    /// Marks that the disks came. Until a guest runs with them here, the source's may continue, and a successor of this
+    /// process must not lock them.
     pub(super) fn mark_that_disks_came(&self) {
         if let Some(mark) = &self.migration.mark {
             mark.disks_came();
@@ -91,7 +92,7 @@ impl Driver {
         self.migration.received = Some(Receipt::begin(header, words_max, |words| self.index_room(words)));
     }
 
-    /// In a state file none of it is reserved yet.
+    /// Returns room for an index that comes. In a state file none of it is reserved yet.
     fn index_room(&self, words: usize) -> Option<IndexRoom> {
         if let Some(path) = &self.migration.state_path {
             match StateFile::create_late(path, self.migration.config.disks, words) {
@@ -108,7 +109,7 @@ impl Driver {
         }
     }
 
-    /// Once for each hand-over, and only before it.
+    /// Returns whether an index may come: once for each hand-over, and only before it.
     pub(super) fn may_receive(&self) -> bool {
         let Migration { ownership, received, .. } = &self.migration;
         ownership.is_linked() && !ownership.holds() && received.is_none()
@@ -142,7 +143,7 @@ impl Driver {
         self.migration.ownership.handle_locked(self.now, locked);
     }
 
-    /// Whether the images are those that the received index describes.
+    /// Opens the images. Returns whether they are those that the received index describes.
     fn open_disks(&mut self) -> Result<bool, OpenError> {
         let mut stores = Vec::new();
         for disk in &self.disks {
@@ -231,7 +232,8 @@ impl Driver {
         Some(Served { engine, state, link })
     }
 
-    /// The cache is as large as the operator made it at the other process, and on or off, be the index of use or not.
+    /// Takes over the size of the cache that the operator set at the other process, and on or off, whether the index is
+    /// usable or not.
     fn follow_settings(&mut self, header: &StateHeader) {
         let cache = PageCount(header.cache_pages);
         let config = EngineConfig { cache: if header.enabled { cache } else { PageCount(0) }, ..self.migration.config };
@@ -241,7 +243,7 @@ impl Driver {
         (self.migration.config, self.cache) = (config, cache);
     }
 
-    /// `None`: there is no memory for an index, and the idle engine goes on.
+    /// Starts an empty cache. `None`: there is no memory for an index, and the idle engine stays.
     fn start_cold(&mut self) -> Option<Served> {
         let config = self.migration.config;
         let IndexRoom { mut words, mut state } = self.index_room(layout(&config).words())?;
@@ -258,7 +260,7 @@ impl Driver {
         Some(Served { engine: DiskEngine::new(&config, words), state, link })
     }
 }
-/// Whether these images are those of the peer. One about which nothing is known is not.
+/// Returns whether these images are those of the peer. One about which nothing is known is not.
 fn are_the_same(sent: &[Option<String>], found: &[Option<String>]) -> bool {
     sent == found && found.iter().all(Option::is_some)
 }

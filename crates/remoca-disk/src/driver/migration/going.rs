@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl Driver {
-    /// The operator's command: offers the disks to another process.
+    /// Offers the disks to another process, as the operator commands.
     pub(in crate::driver) fn migrate(&mut self, to: &str, key: &Secret, client: Request) {
         match self.offer(to, key) {
             Ok(()) => self.migration.client = Some(client),
@@ -61,12 +61,13 @@ impl Driver {
         Ok(())
     }
 
-    /// Whether the connection is one that this side made.
+    /// Returns whether the connection is one that this side made.
     pub(super) fn asked(&self) -> bool {
         self.migration.client.is_some() || self.migration.links_again
     }
 
-    /// Time until the next attempt to reach the process that has our disks; `None` if there is nothing to attempt.
+    /// Returns the time until the next attempt to reach the process that has our disks; `None` if there is nothing to
+    /// attempt.
     pub(super) fn link_again_left(&self) -> Option<Duration> {
         let Migration { peer, ownership, way, link_again_after, .. } = &self.migration;
         let is_due = peer.is_none() && !ownership.holds() && way.is_some();
@@ -87,7 +88,7 @@ impl Driver {
         }
     }
 
-    /// The process that has our disks is there again, and hears when the guest goes on here.
+    /// Tells the process that has our disks, which is there again, when the guest continues here.
     pub(super) fn linked_again(&mut self) {
         self.migration.link_again_after = LINK_AGAIN_AFTER.0;
         self.migration.links_again = false;
@@ -123,8 +124,8 @@ impl Driver {
         self.do_migration();
     }
 
-    /// For a process that is to end: whether disks are still on their way. Once the last word is sent the peer hears that no more
-    /// comes, and ends the connection when it has everything.
+    /// Returns whether disks are still on their way, for a process that is to end. Once the last word is sent the peer hears
+    /// that no more comes, and ends the connection when it has everything.
     pub(in crate::driver) fn ends_hand_over(&mut self) -> bool {
         let Migration { ownership, peer: Some(peer), .. } = &mut self.migration else { return false };
         if !ownership.is_linked() {
@@ -152,7 +153,7 @@ impl Driver {
         }
     }
 
-    /// A flush that failed is told even if the index stays.
+    /// Sends the state. A failed flush is told even if the index stays.
     pub(super) fn send_state(&mut self) {
         self.migration.failed_flushes = self.failed_flushes();
         let words = self.migration.ownership.gives_index().then(|| self.engine.index().words().to_vec());
@@ -213,7 +214,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Without a word to them: the pool is the next owner's.
+    /// Leaves the memory servers without a word: the pool is the next owner's.
     pub(super) fn leave_servers(&mut self) {
         if let Some(link) = self.link.take() {
             if let Some(socket) = link.socket_fd() {

@@ -137,17 +137,17 @@ impl Migration {
         })
     }
 
-    /// Whether requests of the guest are executed.
+    /// Returns whether requests of the guest are executed.
     pub fn serves(&self) -> bool {
         self.ownership.serves()
     }
 
-    /// The disks are here, and no other process is concerned.
+    /// Returns whether the disks are here, and no other process is concerned.
     pub fn is_idle(&self) -> bool {
         self.peer.is_none() && self.ownership.serves()
     }
 
-    /// Of the engine.
+    /// Returns the configuration of the engine.
     pub(super) fn config(&self) -> &EngineConfig {
         &self.config
     }
@@ -174,7 +174,7 @@ impl Migration {
 }
 
 impl Driver {
-    /// A process that waits for its disks has no use for an index or a memory server yet.
+    /// Begins without disks: a process that waits for them has no use for an index or a memory server yet.
     pub(super) fn begin_migration(&mut self) -> io::Result<()> {
         if self.migration.ownership.holds() {
             return Ok(());
@@ -215,7 +215,7 @@ impl Driver {
         }
     }
 
-    /// All disks come over vhost-user, whose queues say when a guest has stopped.
+    /// Returns what this process offers. All of its disks must come over vhost-user, whose queues say when a guest has stopped.
     fn own_offer(&self) -> Result<Offer, String> {
         let disks = self.disks.iter().map(|disk| match &disk.frontend {
             Frontend::Vhost(device) => Ok(OfferedDisk {
@@ -356,7 +356,7 @@ impl Driver {
         any
     }
 
-    /// At the end of a turn: follows the guest's queues, and a drain. Whether that led to anything.
+    /// Follows the guest's queues, and a drain, at the end of a turn. Returns whether that led to anything.
     pub(super) fn advance_migration(&mut self) -> bool {
         if self.migration.owes_mark && self.is_running() {
             self.migration.owes_mark = false;
@@ -412,7 +412,7 @@ impl Driver {
         at.map_or(Duration::ZERO, |at| self.clock.now().saturating_duration_since(at))
     }
 
-    /// Time that is left for an offer, or the answer to one.
+    /// Returns the time that is left for an offer, or the answer to one.
     fn offer_left(&self) -> Option<Duration> {
         let waits = self.migration.peer.is_some() && !self.migration.ownership.is_linked();
         waits.then(|| OFFER_PATIENCE.saturating_sub(self.time_of_peer()))
@@ -445,7 +445,7 @@ impl Driver {
     }
 }
 
-/// An engine that caches nothing, for a process without disks.
+/// Returns an engine that caches nothing, for a process without disks.
 fn idle_engine(config: &EngineConfig) -> io::Result<DiskEngine<IndexMemory>> {
     let idle = EngineConfig { cache: PageCount(0), guest_memory: PageCount(0), ..*config };
     Ok(DiskEngine::new(&idle, IndexMemory::new(layout(&idle).words())?))
