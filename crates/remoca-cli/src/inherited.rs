@@ -1,7 +1,7 @@
 //! What a former program of this process left, as the parts that `remoca disk` makes otherwise.
 //!
 //! All or nothing: where the description does not fit the options, everything is closed, and the process starts as after a
-//! crash. A store that cannot be gone on with is opened anew.
+//! crash. A store that cannot be taken over is opened again.
 
 use crate::disk::DiskArgs;
 use anyhow::{Context, Result};

@@ -83,7 +83,7 @@ impl Exports {
     /// Listens for their clients; members of `group` may connect to Unix sockets.
     ///
     /// # Errors
-    /// If an address cannot be had.
+    /// If an address cannot be listened at.
     pub fn serve(
         self,
         addresses: &[Address],

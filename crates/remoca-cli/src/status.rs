@@ -64,7 +64,7 @@ fn collect(args: &StatusArgs) -> Result<Vec<Status>> {
     if args.name.is_some() {
         return sockets.iter().map(|socket| runtime::ask(socket, Command::Status)).collect();
     }
-    // A process that died leaves its socket behind; the others are shown all the same.
+    // A process that died leaves its socket behind; the others are still shown.
     let answer = |socket: &PathBuf| match runtime::ask(socket, Command::Status) {
         Ok(status) => Some(status),
         Err(error) => {

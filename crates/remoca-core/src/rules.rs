@@ -25,7 +25,7 @@ pub enum Rule {
     PoolOfOneServer,
     /// What a lost connection took along is not in the pool.
     LostSends,
-    /// A failed flush stays failed, in the next process, too.
+    /// A failed flush stays failed, also in the next process.
     StickyFlush,
     /// What the index says of a block becomes valid by its last store.
     StoreOrder,

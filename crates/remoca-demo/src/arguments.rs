@@ -24,7 +24,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FOLDER")]
     pub out: Option<PathBuf>,
 
-    /// Run nothing: make report.html anew from the report.json of an earlier run
+    /// Run nothing: make report.html again from the report.json of an earlier run
     #[arg(long)]
     pub render: bool,
 

@@ -41,7 +41,7 @@ impl Sampler {
 fn sample(control: &Path, stopped: &Receiver<()>) -> Vec<Sample> {
     let mut samples = Vec::new();
     while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(INTERVAL) {
-        // One that is missed is a gap in a curve, no more.
+        // One that is missed is only a gap in a curve.
         if let Ok(Reply::Status(status)) = control::call(control, Command::Status) {
             samples.push(Sample { at_s: status.uptime_s, used_bytes: status.cache.used_bytes });
         }

@@ -20,7 +20,7 @@ pub struct IndexMemory {
 unsafe impl Send for IndexMemory {}
 
 impl IndexMemory {
-    /// So many words.
+    /// Returns memory for this many words.
     ///
     /// # Errors
     /// If the system has no memory for them. All of it is used from the start, so a promise of the kernel is not enough:
@@ -35,7 +35,7 @@ impl IndexMemory {
         Self::of_mapping(start, words, false)
     }
 
-    /// So many words of `file`, which has them, from byte `offset` on. Nobody else may change them or cut the file off.
+    /// Maps this many words of `file`, which has them, from byte `offset` on. Nobody else may change them or cut the file off.
     pub(crate) fn of_file(file: &File, offset: u64, words: usize) -> io::Result<Self> {
         let bytes = words.checked_mul(4).filter(|bytes| *bytes > 0).ok_or(io::ErrorKind::InvalidInput)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;

@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
-/// Time for a start, and for another program to take over: an index of terabytes is made anew in it.
+/// Time for a start, and for another program to take over: an index of terabytes can be rebuilt in it.
 const START_TIME_MAX: Duration = Duration::from_secs(600);
 /// How soon to try again when the manager has taken nothing for long.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);

@@ -142,7 +142,7 @@ pub struct Latencies {
 /// What is normal for disk and memory server now, by their newest reads, and what follows from it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct HedgingStatus {
-    /// The disk is asked, too, when the server has not answered a read after so long.
+    /// Time without an answer of the server after which the disk is also asked.
     pub late_after_us: f64,
     /// `None` while there are too few reads.
     pub disk: Option<NormalLatency>,

@@ -83,7 +83,7 @@ pub struct Welcome {
     pub pool_generation: PoolGeneration,
     /// Size of the pool that was found, 0 if it is new.
     pub npages: PageCount,
-    /// Pages that could be had beyond `npages`.
+    /// Pages that are available beyond `npages`.
     pub available: PageCount,
     /// Most pages that this client may have.
     pub quota: PageCount,
@@ -99,9 +99,9 @@ pub enum ErrorCode {
     VersionMismatch,
     /// A later connection of this token was seen before. The connection is closed.
     StaleEpoch,
-    /// The server has too little memory for a SETSIZE; detail: pages that could be had beyond the present size.
+    /// The server has too little memory for a SETSIZE; detail: pages available beyond the present size.
     NoMemory,
-    /// A SETSIZE above the quota; detail: pages that could be had beyond the present size.
+    /// A SETSIZE above the quota; detail: pages available beyond the present size.
     Quota,
     /// The slot of a REQUEST holds no page: never sent, discarded, or beyond the size of the pool.
     NotFound,
@@ -160,7 +160,7 @@ pub enum Frame<'a> {
     /// Client: the pool shall have `npages` slots. Answered by [`Frame::Sized`], or by an error, and the old size stays.
     /// The slots below the smaller of both sizes keep their pages.
     SetSize { request: RequestId, npages: PageCount },
-    /// Server: done; `available` more pages could be had.
+    /// Server: done; `available` more pages are available.
     Sized { request: RequestId, npages: PageCount, available: PageCount },
     /// Client: store the page in the slot (`request` is 0; no reply; dropped if beyond the size). Server: answers a
     /// [`Frame::Request`].

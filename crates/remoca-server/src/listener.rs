@@ -159,7 +159,7 @@ fn remove_stale(path: &Path) -> Result<(), StartError> {
     }
     match UnixStream::connect(path) {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(listen_error),
-        // A full backlog (WouldBlock) or a lack of permission means that somebody listens, too.
+        // A full backlog (WouldBlock) or a lack of permission also means that somebody listens.
         _ => Err(StartError::SocketTaken { path: path.to_owned() }),
     }
 }

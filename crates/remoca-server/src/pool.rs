@@ -5,7 +5,7 @@
 //!
 //! 1. A slot's page is readable only while its bit is set. It is set by [`Pool::store`] or [`Pool::relocate`], which
 //!    write the whole page, and cleared when the slot is discarded or cut off. So memory that had another owner, or was
-//!    cut off before, is unreachable until it is written anew, and need not be zeroed.
+//!    cut off before, is unreachable until it is written again, and need not be zeroed.
 //! 2. Bits at and above `npages` are clear.
 //! 3. The chunks cover `npages` slots and no chunk is without one.
 

@@ -125,7 +125,7 @@ fn parts(
         start_engine(&args, &config, inherited.as_mut())?;
     disks.iter_mut().for_each(|disk| disk.kept_open &= is_handed_over);
     let nbd = exports.serve(&args.nbd, args.socket_group, inherited.as_mut())?;
-    // What it goes on with, if a former process left it.
+    // What a former process left, if anything.
     let header = state.as_ref().map(StateFile::header);
     let (key, seed) = header.map_or((config.key, config.seed), |header| (header.key(), header.seed()));
     let config = EngineConfig { key, seed, ..config };

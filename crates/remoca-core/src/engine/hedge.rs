@@ -118,7 +118,7 @@ pub struct HedgingStatus {
     pub disk: Option<Latency>,
     /// Reads that the server answered, and answered first.
     pub server: Option<Latency>,
-    /// The disk is asked, too, after this time.
+    /// Time after which the disk is also asked.
     pub late_after_ns: u64,
 }
 
@@ -352,7 +352,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Gives a read to the disk if it waits for the server, unless the disk is at too many losers.
+    /// Gives a read to the disk if it waits for the server, unless the disk has too many abandoned reads.
     fn ask_after_timeout(&mut self, now: Nanos, read: Waiting) {
         let Some((disk, _)) = self.waits_to_read(read) else { return };
         let speculative = self.hedging.speculative(disk);
@@ -423,7 +423,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Asks the disk for the whole of a read; if the server may still answer it, too, both are at work from now on.
+    /// Asks the disk for the whole of a read. If the server may still answer, both are working on it from now on.
     pub(super) fn ask_disk(&mut self, now: Nanos, id: RequestId, reason: ReadReason) {
         let Some(request) = &mut self.requests[id.0 as usize] else { return };
         let GuestOp::Read(range) = request.op else { return };

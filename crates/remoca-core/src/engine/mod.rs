@@ -73,7 +73,7 @@ pub struct EngineConfig {
     pub fetch_limit: u32,
     /// Slots that are looked at in one turn while the cache changes its size.
     pub slots_per_turn: u32,
-    /// Whether the disk is asked, too, as soon as the server's answer is late; else only when it is very late.
+    /// Whether the disk is also asked as soon as the server's answer is late; else only when it is very late.
     pub hedge: bool,
     /// All rules, except in a build that shows what they are for.
     pub rules: Rules,
@@ -256,7 +256,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     /// Closes the engine for another program to take over. Only [`Self::reopen`] may follow, if it does not. While
-    /// [pages are owed](Self::is_owed_pages) this changes nothing, and the successor makes the index anew.
+    /// [pages are owed](Self::is_owed_pages) this changes nothing, and the successor makes a new index.
     pub fn close(&mut self) {
         self.index.close();
     }

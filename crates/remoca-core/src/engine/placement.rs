@@ -18,7 +18,7 @@ use std::ops::DerefMut;
 
 const BACKOFF_MIN_NS: u64 = 100_000_000;
 const BACKOFF_MAX_NS: u64 = 5_000_000_000;
-/// So long after the first answer the others are waited for.
+/// How long after the first answer the others are waited for.
 const PATIENCE_NS: u64 = 500_000_000;
 /// With a pool that is too small the others are asked no more often, and the pool moves no more often.
 const LOOK_PAUSE_NS: u64 = 60_000_000_000;
@@ -146,7 +146,7 @@ impl Placement {
                 self.servers.push(Server { number, state, backoff_ns: BACKOFF_MIN_NS, gave: None });
             }
         }
-        // One of the old servers may never answer; the new ones are asked all the same.
+        // One of the old servers may never answer; the new ones are still asked.
         self.looking = false;
         self.look_soon();
         self.session.as_ref().is_some_and(|session| !numbers.contains(&session.server))

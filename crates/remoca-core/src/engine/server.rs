@@ -10,7 +10,7 @@ use crate::rules::Rule;
 use crate::units::{BlockId, Nanos, PageCount, SlotIndex};
 use std::ops::DerefMut;
 
-/// A server that owes an answer for so long is given up, and connected to anew.
+/// How long a server may owe an answer before it is given up, and connected to again.
 const SILENCE_NS: u64 = 10_000_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -63,7 +63,7 @@ counters! {
     swap_dropped,
     /// Blocks admitted when they were read, for lack of evictions.
     read_admissions,
-    /// Reads that were given to the disk, too, because the server's answer was late.
+    /// Reads that were also given to the disk, because the server's answer was late.
     hedges,
     /// Of these, those that the disk answered first.
     hedges_won,

@@ -98,7 +98,7 @@ pub struct PoolOffer {
     pub generation: u64,
     /// Size of the pool now.
     pub npages: PageCount,
-    /// Pages that could be had beyond that.
+    /// Pages that are available beyond that.
     pub available: PageCount,
     /// SENDPAGEs the pool has stored since it started.
     pub sends_received: u64,

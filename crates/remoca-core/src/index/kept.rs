@@ -89,7 +89,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
 
     /// Logs that the page of `slot` is about to be moved there, like a send.
     pub(super) fn log_move(&mut self, slot: u32) {
-        // Sends are entries, too; but not in an index that a stranger made up.
+        // Sends are entries as well, but not in an index that a stranger made up.
         if self.words[header::LOGGED].max(self.words[header::SENDS]) == u32::MAX {
             // Every four thousand million sends what is on the way would be lost with a connection.
             match self.pool() {

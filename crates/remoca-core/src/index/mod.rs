@@ -62,7 +62,7 @@ mod header {
     pub(super) const SENDS: usize = 22;
     /// Entries of the log since then.
     pub(super) const LOGGED: usize = 23;
-    /// So many of these entries, and sends, the server is known to have taken.
+    /// Number of these entries, and of sends, that the server is known to have taken.
     pub(super) const TAKEN: usize = 24;
     pub(super) const TAKEN_SENDS: usize = 25;
     /// Not 0: the checksum of all other words of the header. Everything is in order, and the words from here on are those

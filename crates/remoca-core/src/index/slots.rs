@@ -18,7 +18,7 @@ pub(super) const USED: u32 = 1 << 16;
 /// The guest got this page back since it was admitted.
 const HIT: u32 = 1 << 17;
 
-/// Found on the queue while it is made anew.
+/// Found on the queue while it is rebuilt.
 const SEEN: u32 = 1 << 18;
 
 /// How many pinned slots at the head are passed over in search of a victim.
@@ -362,7 +362,7 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
     pub(super) fn fill_slots(&mut self, old: &Self) {
         self.sizing = old.sizing.within(self.layout.slots);
         self.store_capacity(old.capacity.min(self.layout.slots));
-        // Slots that a shrink cut off may be pinned, too.
+        // Slots that a shrink cut off may also be pinned.
         for slot in 0..self.layout.slots.min(old.layout.slots) {
             self.set_slot_word(slot, META, old.slot_word(slot, META) & PINS);
         }

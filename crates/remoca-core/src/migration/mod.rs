@@ -31,7 +31,7 @@ pub enum Message {
     Yours { state: bool },
     /// My guest runs: give the disks back.
     Want,
-    /// Not yet: mine runs, too, or what it did is still being made durable. Answers every `Want`.
+    /// Not yet: mine also runs, or what it did is still being made durable. Answers every `Want`.
     Busy,
 }
 

@@ -154,7 +154,7 @@ impl Driver {
         if let Some(Pending { origin: Origin::Whole(request), delivered, .. }) = self.requests.get_mut(id) {
             self.captured.capture(&mut self.engine, request, offset as usize, length as usize);
             *delivered = true;
-            // The guest may be gone; its request completes all the same.
+            // The guest may be gone; its request still completes.
             let _ = request.fill_zero(offset as usize, length as usize);
         }
     }

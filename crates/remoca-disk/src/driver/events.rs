@@ -355,7 +355,7 @@ impl Driver {
                 {
                     self.captured.capture(&mut self.engine, request, offset as usize, page.len());
                     *delivered = true;
-                    // The guest may be gone; its request completes all the same.
+                    // The guest may be gone; its request still completes.
                     let _ = request.copy_to_guest(offset as usize, page);
                 }
             }

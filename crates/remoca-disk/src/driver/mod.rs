@@ -57,7 +57,7 @@ pub use upgrade::Start;
 use upgrade::Upgrade;
 use warmth::Warmth;
 
-/// So long the end waits for writes and flushes under way.
+/// How long the end waits for writes and flushes under way.
 const STOP_TIME_MAX: Duration = Duration::from_secs(1);
 /// And with disks on their way to another process: cut off, nobody would have them.
 const HAND_OVER_TIME_MAX: Duration = Duration::from_secs(5);
@@ -70,7 +70,7 @@ pub struct Disk {
     /// The socket as the operator named it.
     pub socket: String,
     pub store: Box<dyn Store>,
-    /// How to open the image anew.
+    /// Opens the image again.
     pub open: Opener,
     /// All of it is a swap area, whatever it holds.
     pub swap: bool,
@@ -317,7 +317,7 @@ impl Driver {
     }
 
     /// Returns whether images are being written to, or made durable: a settled image is known again for sure, and a flush
-    /// that fails for this process must fail for the next one, too.
+    /// that fails for this process must also fail for the next one.
     fn is_writing(&self) -> bool {
         self.warmth.is_written_to() || self.warmth.is_settling() || self.requests.are_being_flushed()
     }

@@ -120,7 +120,7 @@ impl Poller {
         Ok(epoll::modify(&self.epoll, fd, EventData::new_u64(source.encode()), flags(writable))?)
     }
 
-    /// Reports `fd` no more. Closing a descriptor does the same, unless a copy of it stays open.
+    /// Stops reporting `fd`. Closing a descriptor does the same, unless a copy of it stays open.
     pub fn remove(&self, fd: BorrowedFd<'_>) {
         let _ = epoll::delete(&self.epoll, fd);
     }

@@ -84,7 +84,7 @@ pub fn give_back(pools: impl IntoIterator<Item = RosterEntry>) {
             Ok((socket, _)) => say_goodbye(socket.into(), bye()),
             Err(error) => tracing::debug!("a pool that is not used any more is left to its grace time: {error}"),
         };
-        // Without a thread, too, the server frees it in time.
+        // Even without a thread, the server frees it in time.
         let _ = std::thread::Builder::new().name("give back".into()).spawn(give_back);
     }
 }

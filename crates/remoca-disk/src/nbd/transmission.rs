@@ -31,7 +31,7 @@ pub(super) const MEMORY_MAX: usize = 8 << 20;
 const WHOLE_MAX: u32 = 4 << 20;
 /// ... and all clients share this much for them: four of the longest.
 pub(super) const SHARED_MEMORY_MAX: usize = 4 * (34 << 20);
-/// A client that takes no answers gets no more beyond so many bytes of headers.
+/// Maximum bytes of headers that are queued for a client that takes no answers.
 const OVERHEAD_MAX: usize = 16 << 10;
 /// An idle client keeps this much memory at most.
 const IDLE_MEMORY_MAX: usize = 1 << 20;

@@ -12,9 +12,9 @@
 use super::header::{Clock, DiskRecord};
 use crate::store::ImageStamp;
 
-/// So long after the last write the change time is looked at: longer than any kernel's tick (10 ms at most).
+/// How long after the last write the change time is looked at: longer than any kernel's tick (10 ms at most).
 pub const SETTLE_NS: u64 = 12_000_000;
-/// So long after it was handed over a write may be stamped by the kernel: a thread of its own may have to begin it.
+/// How long after it was handed over a write may be stamped by the kernel: a thread of its own may have to begin it.
 const LATE_NS: u64 = 3_000_000;
 /// With writes under way the change time is looked at so often.
 pub const LOOK_NS: u64 = 20_000_000;

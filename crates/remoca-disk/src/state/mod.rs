@@ -36,9 +36,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// So long a former process of the same name may take to end.
+/// How long to wait for a previous process of this name to exit.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
-/// So much of the file system is left free, or a sixteenth if it is small.
+/// Bytes of the file system that are left free, or a sixteenth if it is small.
 const RESERVE_BYTES: u64 = 32 << 20;
 
 /// A state file in use.

@@ -24,7 +24,7 @@ const RECEIVES_MAX: usize = 16;
 /// Pieces of memory in one send call: header and payload of half as many requests.
 const SLICES_MAX: usize = 64;
 
-/// Why a connection is of no more use.
+/// Why a connection can no longer be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Lost {
     #[error("the server closed the connection")]

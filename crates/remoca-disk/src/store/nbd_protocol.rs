@@ -167,7 +167,7 @@ impl Handshake {
                 let mut size = || fields.u32().ok_or(TOO_SHORT);
                 self.block_sizes = Some([size()?, size()?, size()?]);
             }
-            // Information that was not asked for may come all the same.
+            // Information may come that was not asked for.
             _ => {}
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! One operation on an NBD export as a sequence of requests, without sending them.
 //!
 //! Called by `nbd`. At most one request of an operation is on its way at a time; what is longer than the server's maximum
-//! goes piece by piece. After a lost connection the operation begins anew: what the server had done of it may be gone with
+//! goes piece by piece. After a lost connection the operation starts again: what the server had done of it may be gone with
 //! its cache. Invariants:
 //! 1. No request is longer than the server allows, and all keep to its blocks.
 //! 2. A durable operation finishes well only after FUA on each of its pieces, or a flush behind them.

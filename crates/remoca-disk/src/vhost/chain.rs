@@ -174,7 +174,7 @@ pub(crate) struct Chain {
     /// Every buffer lies in guest memory.
     pub reachable: bool,
     status: GuestAddress,
-    /// Counts the segments of this chain, too, from the end of its walk on.
+    /// Count that includes the segments of this chain, from the end of its walk on.
     count: Arc<SegmentCount>,
     counted: usize,
 }

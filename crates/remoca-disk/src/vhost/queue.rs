@@ -68,7 +68,7 @@ pub(crate) struct Taken {
 pub(crate) struct Start {
     pub layout: RingLayout,
     pub memory: Arc<GuestMemory>,
-    /// Where to go on in the available ring if there is no in-flight record.
+    /// Where to continue in the available ring if there is no in-flight record.
     pub base: u16,
     pub record: Option<InflightQueue>,
 }

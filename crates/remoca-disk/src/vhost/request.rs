@@ -69,7 +69,7 @@ pub struct RequestId(pub(crate) u64);
 /// A request that the driver executes and then gives back to `VhostDevice::complete`.
 ///
 /// Offsets of the copy functions count from the start of this request's data. They fail with
-/// [`CopyError::Disconnected`] once the front end is gone; the request is completed all the same.
+/// [`CopyError::Disconnected`] once the front end is gone; the request is still completed.
 #[derive(Debug)]
 #[must_use = "a request that is not completed stays in flight for ever"]
 pub struct BlkRequest {

@@ -41,7 +41,7 @@ pub enum SocketError {
 pub enum SocketSource {
     /// One front end after the other; a path that we made is removed at the end.
     Listener { listener: UnixListener, path: Option<SocketPath> },
-    /// One front end, and then no more.
+    /// A single front end.
     Stream(UnixStream),
 }
 

@@ -33,7 +33,7 @@ const LINK_AGAIN_AFTER: (Duration, Duration) = (Duration::from_secs(1), Duration
 /// Frames of the peer that are looked at in one turn.
 const HEARD_IN_A_TURN: usize = 16;
 
-/// Opens the image of a disk anew, and locks it.
+/// Opens the image of a disk again, and locks it.
 pub type Opener = Box<dyn Fn() -> Result<Box<dyn Store>, OpenError> + Send>;
 
 /// What the driver knows of migration.
