@@ -22,7 +22,7 @@ use remoca_disk::driver::{Driver, Ended, Migration, Parts, Start, cache_pages, o
 use remoca_disk::endpoint::Endpoint;
 use remoca_disk::handover::{self, Checking};
 use remoca_disk::link::{HostNetwork, ServerLink, check_list, give_back};
-use remoca_disk::migration::Mark;
+use remoca_disk::migration::{HostPeers, Mark};
 use remoca_disk::narrow;
 use remoca_disk::secure::Secret;
 use remoca_disk::service::ServiceManager;
@@ -31,6 +31,7 @@ use remoca_disk::store::{BUFFER_LEN_MAX, BufferPool};
 use remoca_disk::trace::TraceWriter;
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Pages that may wait for the connection to the server: 8 MiB.
@@ -131,7 +132,8 @@ fn parts(
     let config = EngineConfig { key, seed, ..config };
     let incoming = incoming(&args)?;
     let migration =
-        Migration::new(incoming, mark, state_path(&args)?, config, lock_reaches, args.away).context("--incoming")?;
+        Migration::new(Box::new(HostPeers), incoming, mark, state_path(&args)?, config, lock_reaches, args.away)
+            .context("--incoming")?;
     let control = match inherited.as_mut().and_then(Inherited::control) {
         Some(control) => control,
         None => control_socket(&args, &name)?,
@@ -142,8 +144,7 @@ fn parts(
     let resumed = cold_reason.is_none();
     let is_ours = |pool: &RosterEntry| resumed && servers.contains(&pool.endpoint);
     give_back(former.servers.iter().filter(|pool| !is_ours(pool)).cloned());
-    let link =
-        || ServerLink::start_with(Box::new(HostNetwork), &servers, header).context("cannot start the server link");
+    let link = || ServerLink::start(Arc::new(HostNetwork), &servers, header).context("cannot start the server link");
     let link = if servers.is_empty() { None } else { Some(link()?) };
     let buffers = usize::try_from(buffer_bytes(args.buffers, disks.len())).unwrap_or(usize::MAX);
     Ok(Parts {

@@ -122,7 +122,8 @@ fn parts(pages: usize, disks: Vec<Disk>, config: EngineConfig) -> Parts {
         port: None,
         nbd: None,
         link: None,
-        migration: Migration::new(None, None, None, config, true, false).unwrap(),
+        migration: Migration::new(Box::new(crate::migration::HostPeers), None, None, None, config, true, false)
+            .unwrap(),
         control: None,
         guest_memory_max: PageCount(1 << 20),
         buffers: BufferPool::new(pages * PAGE_SIZE),

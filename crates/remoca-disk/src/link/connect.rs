@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The way to memory servers. Nothing here blocks its caller.
-pub trait Network: Send {
+pub trait Network: Send + Sync {
     /// Returns a random name for a pool.
     ///
     /// # Errors

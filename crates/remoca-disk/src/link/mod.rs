@@ -65,7 +65,7 @@ impl KnownServer {
 
 /// The link to the memory servers.
 pub struct ServerLink {
-    network: Box<dyn Network>,
+    network: Arc<dyn Network>,
     servers: Vec<KnownServer>,
     numbers: u32,
     /// Where tokens and epochs are kept for a successor of this process.
@@ -81,23 +81,12 @@ pub struct ServerLink {
 }
 
 impl ServerLink {
-    /// Returns a link to these servers, without a connection.
+    /// Returns a link to these servers over `network`, without a connection; with what a former process kept in `header`, where
+    /// this one keeps its own.
     ///
     /// # Errors
     /// If the system has no eventfd or random numbers left, or the list is none ([`check_list`]).
-    pub fn start(endpoints: &[Endpoint]) -> io::Result<Self> {
-        Self::start_with(Box::new(HostNetwork), endpoints, None)
-    }
-
-    /// Returns the same over `network`, with what a former process kept in `header`, where this one keeps its own.
-    ///
-    /// # Errors
-    /// As for [`Self::start`].
-    pub fn start_with(
-        network: Box<dyn Network>,
-        endpoints: &[Endpoint],
-        header: Option<Arc<Header>>,
-    ) -> io::Result<Self> {
+    pub fn start(network: Arc<dyn Network>, endpoints: &[Endpoint], header: Option<Arc<Header>>) -> io::Result<Self> {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (answer_queue, answers) = channel();
         let former = header.as_ref().map(|header| header.roster()).unwrap_or_default();
@@ -119,6 +108,11 @@ impl ServerLink {
         Ok(link)
     }
 
+    /// Returns how its servers are reached.
+    pub fn network(&self) -> Arc<dyn Network> {
+        Arc::clone(&self.network)
+    }
+
     /// From now on tokens and epochs are kept here.
     pub fn keep_in(&mut self, header: Arc<Header>) {
         self.kept = Some(header);
@@ -137,8 +131,8 @@ impl ServerLink {
     ///
     /// # Errors
     /// As for [`Self::start`].
-    pub fn resume(endpoints: &[Endpoint], roster: &[migration::Server]) -> io::Result<Self> {
-        let mut link = Self::start(endpoints)?;
+    pub fn resume(network: Arc<dyn Network>, endpoints: &[Endpoint], roster: &[migration::Server]) -> io::Result<Self> {
+        let mut link = Self::start(network, endpoints, None)?;
         let roster: Vec<_> = roster.iter().filter(|known| known.number <= NUMBER_MAX).collect();
         link.numbers = roster.iter().map(|known| known.number).max().map_or(0, |highest| highest.saturating_add(1));
         let mut named = Vec::new();

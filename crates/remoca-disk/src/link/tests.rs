@@ -4,7 +4,7 @@ use super::*;
 use remoca_core::units::{PAGE_SIZE, SlotIndex};
 use remoca_protocol::{PoolGeneration, SendCount, ServerId, VERSION, decode};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 fn endpoints(names: &[&str]) -> Vec<Endpoint> {
     names.iter().map(|name| format!("unix:/nowhere/{name}").parse().unwrap()).collect()
@@ -22,7 +22,7 @@ fn listed(servers: &[(&str, u32)]) -> Vec<(String, u32)> {
 
 #[test]
 fn a_new_list_has_the_operators_order_and_those_that_stay_keep_number_and_token() {
-    let mut link = ServerLink::start(&endpoints(&["a", "b", "c"])).unwrap();
+    let mut link = ServerLink::start(Arc::new(HostNetwork), &endpoints(&["a", "b", "c"]), None).unwrap();
     assert_eq!(servers(&link), listed(&[("a", 0), ("b", 1), ("c", 2)]));
     let before = link.roster();
     link.replace(&endpoints(&["c", "new", "a"])).unwrap();
@@ -89,7 +89,7 @@ fn pages_and_bye(mut stream: &[u8]) -> (usize, bool) {
 #[test]
 fn a_server_whose_pool_is_not_needed_any_more_is_told() {
     let network = QuietNetwork::default();
-    let mut link = ServerLink::start_with(Box::new(network.clone()), &endpoints(&["a", "b", "c"]), None).unwrap();
+    let mut link = ServerLink::start(Arc::new(network.clone()), &endpoints(&["a", "b", "c"]), None).unwrap();
     let [a, b, c] = [0, 1, 2].map(ServerNumber);
     for server in [a, b, c] {
         link.ask(server);

@@ -8,10 +8,11 @@ use super::wire::{self, HEADER_BYTES, Heard, Offer, OfferedDisk, PIECE_BYTES, Se
 use super::{IndexRoom, Receipt};
 use crate::endpoint::Endpoint;
 use crate::index_memory::IndexMemory;
-use crate::link::ServerLink;
+use crate::link::{HostNetwork, ServerLink};
 use remoca_core::migration::Message;
 use std::collections::HashSet;
 use std::io::{self, Read};
+use std::sync::Arc;
 
 /// Words of an index that the receiver takes.
 const WORDS_MAX: u64 = 1 << 10;
@@ -129,7 +130,7 @@ fn room_for(words: usize) -> Option<IndexRoom> {
 /// Whatever names another process had at the servers, here no two have the same, then and later.
 fn name_servers(header: &StateHeader) {
     let endpoints: Vec<Endpoint> = ["unix:/a", "unix:/b", "unix:/c"].map(|text| text.parse().unwrap()).into();
-    let mut link = ServerLink::resume(&endpoints[..2], &header.servers).unwrap();
+    let mut link = ServerLink::resume(Arc::new(HostNetwork), &endpoints[..2], &header.servers).unwrap();
     link.replace(&endpoints).unwrap();
     let numbers: HashSet<_> = link.servers().iter().map(|server| server.number).collect();
     assert_eq!(numbers.len(), endpoints.len(), "two servers with one number");

@@ -43,6 +43,13 @@ impl Incoming {
         Ok(Self { endpoint, peers })
     }
 
+    /// Returns a listening side whose peers come from whoever has the other end.
+    #[cfg(feature = "testing")]
+    pub(super) fn unattended(endpoint: Endpoint) -> (Self, SyncSender<Peer>) {
+        let (found, peers) = sync_channel(PEERS_MAX);
+        (Self { endpoint, peers }, found)
+    }
+
     /// Returns the next connection whose other side has proved that it has the key, if there is one.
     pub fn take_peer(&mut self) -> Option<Peer> {
         self.peers.try_recv().ok()

@@ -10,12 +10,47 @@
 pub(crate) mod fuzz;
 mod incoming;
 mod mark;
+#[cfg(feature = "testing")]
+pub(crate) mod model;
 mod peer;
 mod receipt;
 mod wire;
 
 pub use incoming::Incoming;
 pub use mark::Mark;
-pub use peer::{Peer, WakeUp};
+pub use peer::{Peer, Wake, WakeUp};
 pub use receipt::{IndexRoom, Receipt};
 pub use wire::{Heard, Offer, OfferedDisk, Server, StateHeader, VERSION};
+
+use crate::endpoint::Endpoint;
+use crate::secure::Secret;
+use std::io;
+
+/// How a process reaches others, and is reached by them.
+pub trait PeerNetwork: Send {
+    /// Connects to the process at `endpoint`, which has to prove that it has the key; the driver that `wake` wakes hears what
+    /// comes of it.
+    ///
+    /// # Errors
+    /// If the system has no thread left.
+    fn connect(&mut self, endpoint: Endpoint, secret: &Secret, wake: &Wake) -> io::Result<Peer>;
+
+    /// Listens at `endpoint` for a process that has the secret.
+    ///
+    /// # Errors
+    /// If the address cannot be listened at.
+    fn listen(&mut self, endpoint: Endpoint, secret: &Secret, wake: &Wake) -> io::Result<Incoming>;
+}
+
+/// The network of this host, with threads for each connection.
+pub struct HostPeers;
+
+impl PeerNetwork for HostPeers {
+    fn connect(&mut self, endpoint: Endpoint, secret: &Secret, wake: &Wake) -> io::Result<Peer> {
+        Peer::connect(endpoint, secret, wake)
+    }
+
+    fn listen(&mut self, endpoint: Endpoint, secret: &Secret, wake: &Wake) -> io::Result<Incoming> {
+        Incoming::listen(endpoint, secret, wake)
+    }
+}

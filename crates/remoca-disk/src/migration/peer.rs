@@ -24,7 +24,7 @@ const HEARD_MAX: usize = 8;
 const PARCELS_MAX: usize = 64;
 
 /// What is to be sent.
-enum Parcel {
+pub(super) enum Parcel {
     Bytes(Vec<u8>),
     Words(Arc<Vec<u32>>),
     /// Say so when everything before is sent.
@@ -34,7 +34,7 @@ enum Parcel {
 }
 
 /// Wakes the driver.
-pub(super) type Wake = Arc<OwnedFd>;
+pub type Wake = Arc<OwnedFd>;
 
 pub(super) fn raise(wake: &Wake) {
     let _ = rustix::io::write(&**wake, &1_u64.to_ne_bytes());
@@ -50,7 +50,24 @@ pub struct Peer {
     socket: Receiver<OwnedFd>,
 }
 
+/// The other ends of a [`Peer`]: whoever has them carries what it says.
+pub(super) struct Line {
+    pub(super) to_send: Receiver<Parcel>,
+    pub(super) tell: SyncSender<Heard>,
+    keep: SyncSender<OwnedFd>,
+    pub(super) wake: Wake,
+}
+
 impl Peer {
+    /// Returns a peer of the driver that `wake` wakes, and its other ends.
+    pub(super) fn pair(wake: &Wake) -> (Self, Line) {
+        let (parcels, to_send) = sync_channel(PARCELS_MAX);
+        let (tell, heard) = sync_channel(HEARD_MAX);
+        let (keep, socket) = sync_channel(1);
+        let line = Line { to_send, tell, keep, wake: Arc::clone(wake) };
+        (Self { parcels: Some(parcels), says_no_more: false, heard, socket }, line)
+    }
+
     /// Connects to the process at `endpoint`, which has to prove that it has the key; what comes of it will be heard.
     ///
     /// # Errors
@@ -74,10 +91,7 @@ impl Peer {
     }
 
     fn start(wake: &Wake, establish: impl FnOnce() -> io::Result<Channel> + Send + 'static) -> io::Result<Self> {
-        let (parcels, to_send) = sync_channel(PARCELS_MAX);
-        let (tell, heard) = sync_channel(HEARD_MAX);
-        let (keep, socket) = sync_channel(1);
-        let wake = Arc::clone(wake);
+        let (peer, Line { to_send, tell, keep, wake }) = Self::pair(wake);
         std::thread::Builder::new().name("migration".into()).spawn(move || {
             let told = establish().and_then(|channel| converse(channel, to_send, &tell, &keep, &wake));
             let why = match told {
@@ -87,7 +101,7 @@ impl Peer {
             let _ = tell.send(Heard::Ended(why));
             raise(&wake);
         })?;
-        Ok(Self { parcels: Some(parcels), says_no_more: false, heard, socket })
+        Ok(peer)
     }
 
     /// Takes what was heard next, if anything.

@@ -305,7 +305,7 @@ pub struct OpenError {
 }
 
 impl OpenError {
-    pub(crate) fn new(kind: OpenErrorKind, message: impl Into<String>) -> Self {
+    pub fn new(kind: OpenErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into() }
     }
 }

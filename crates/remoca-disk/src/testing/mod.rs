@@ -25,6 +25,7 @@ pub use crate::handover::fuzz::{
 pub use crate::migration::fuzz::{
     read_all as fuzz_migration_read, run as fuzz_migration, seeds as fuzz_migration_seeds,
 };
+pub use crate::migration::model::{FarEnd, Wanted, listening};
 pub use crate::nbd::fuzz_nbd;
 pub use crate::secure::fuzz::{
     LENGTH_MAX as FUZZ_HANDSHAKE_LENGTH_MAX, run as fuzz_handshake, seeds as fuzz_handshake_seeds,

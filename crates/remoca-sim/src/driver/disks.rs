@@ -3,7 +3,7 @@
 
 use super::guests::{Guest, Request};
 use super::plan::{Ask, DiskPlan};
-use super::store::{StoreDesk, Submitted};
+use super::store::{Image, StoreDesk, Submitted};
 use super::world::{Event, Outcome, World};
 use super::{Flaw, time::VirtualClock};
 use crate::content::{BLOCK_SECTORS, SECTOR_SIZE, Sector, bytes, sectors_of};
@@ -13,6 +13,7 @@ use remoca_disk::driver::Source;
 use remoca_disk::store::{IoBuffer, StoreCompletion, StoreError, StoreEvent, StoreOp};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 const EIO: i32 = 5;
 const MS: u64 = 1_000_000;
@@ -32,6 +33,7 @@ pub(super) struct DiskSide {
     pub(super) number: usize,
     pub(super) plan: DiskPlan,
     pub(super) model: ModelDisk,
+    pub(super) image: Arc<Image>,
     /// Of the process that runs, or of the last one.
     pub(super) store: StoreDesk,
     running: BTreeMap<u64, Running>,
@@ -50,11 +52,13 @@ impl DiskSide {
             7 => Sector::ZERO,
             _ => Sector::initial(u16::try_from(number).unwrap_or(0), sector),
         });
+        let image = Arc::new(Image::new(remoca_disk::clock::Clock::of_file_stamps(&VirtualClock::new())));
         Self {
             number,
             plan: plan.clone(),
             model: ModelDisk::new(content),
-            store: StoreDesk::new(remoca_disk::clock::Clock::of_file_stamps(&VirtualClock::new())),
+            store: StoreDesk::new(&image),
+            image,
             running: BTreeMap::new(),
             ios: 0,
             busy_until_ns: 0,
@@ -85,6 +89,11 @@ impl DiskSide {
     /// guest that has gone does not say what it had asked for.
     pub(super) fn lets_start(&self) -> bool {
         self.model.is_idle() || self.plan.remote && !self.guest.is_gone && self.guest.departed.is_empty()
+    }
+
+    /// Whether a store works for it.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.running.is_empty()
     }
 
     /// Whether the store is at a modification that only this request can be the reason of.

@@ -99,6 +99,10 @@ pub(super) struct Guest {
     pub(super) departed: Vec<Request>,
     /// It is away.
     pub(super) is_gone: bool,
+    /// Its processors are stopped: it moves to another host.
+    pub(super) is_paused: bool,
+    /// Queues that are still to be stopped then.
+    pub(super) queues_to_stop: u16,
     /// What it has of its disk in memory.
     pub(super) memory: PageCache,
     zeroes_pages: bool,
@@ -135,6 +139,8 @@ impl Guest {
             requests: Vec::new(),
             departed: Vec::new(),
             is_gone: false,
+            is_paused: false,
+            queues_to_stop: 0,
             memory: PageCache::new(plan.pages),
             zeroes_pages: plan.zeroes_pages,
             has_record: plan.has_record,

@@ -10,6 +10,7 @@ mod agent;
 mod checks;
 mod disks;
 mod guests;
+mod moving;
 mod nbd;
 mod network;
 mod plan;
@@ -128,6 +129,14 @@ tally! {
     evictions,
     identifications,
     server_lists,
+    /// Guests that went on at another host, ...
+    moves,
+    /// ... or where they were.
+    moves_back,
+    moves_refused,
+    /// Guests that found their cache at the other host.
+    moved_warm,
+    lines_cut,
     /// Disks whose requests of before were held back, as the dead process's may still be on their way.
     settlings,
     /// Of the engine, over all processes.

@@ -131,6 +131,21 @@ pub(super) enum Stimulus {
     PowerFailure,
     /// Another program is to take over.
     Upgrade(Fate),
+    /// The VM is to move to another host.
+    Move(Way),
+}
+
+/// What becomes of a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// The guest goes on there, ...
+    Goes,
+    /// ... or here.
+    ComesBack,
+    /// The line is cut meanwhile, and it goes on here or there.
+    Cut,
+    /// The other process dies.
+    OtherDies,
 }
 
 /// What the agent reports, beside what its guest drops.
@@ -175,7 +190,13 @@ pub(super) struct DriverPlan {
 impl DriverPlan {
     pub(super) fn draw(seed: u64) -> Self {
         let mut random = Random::new(seed ^ 0x6472_6976_6572);
-        let conditions = Conditions::draw(&mut random);
+        let mut conditions = Conditions::draw(&mut random);
+        // Drawn apart: what does not move is as it was.
+        let mut moves = Random::new(seed ^ 0x6d6f_7665);
+        let is_moved = moves.one_in(6) && !conditions.disks.iter().any(|disk| disk.is_long);
+        if is_moved {
+            conditions.make_movable();
+        }
         let count = random.between(60..=260);
         let mut at_ns = 0;
         let mut steps = Vec::new();
@@ -187,6 +208,17 @@ impl DriverPlan {
             };
             let stimulus = conditions.stimulus(&mut random);
             steps.push(Step { at_ns, seed: random.bits(), stimulus });
+        }
+        for _ in 0..if is_moved { moves.between(1..=3) } else { 0 } {
+            let at = moves.index(steps.len());
+            steps[at].stimulus = Stimulus::Move(*moves.pick(&[
+                Way::Goes,
+                Way::Goes,
+                Way::Goes,
+                Way::ComesBack,
+                Way::Cut,
+                Way::OtherDies,
+            ]));
         }
         Self { conditions, steps }
     }
@@ -233,6 +265,14 @@ impl Conditions {
             network_ns: if is_cosy { disk_ns / 10 } else { random.between(20_000..=1_000_000) },
             slow_replies: if is_cosy && !faults.server { 0 } else { *random.pick(&[0, 1, 2, 10, 50]) },
             pace_ns: random.between(disk_ns / 16..=disk_ns * 2),
+        }
+    }
+
+    /// A VM that can move has disks over vhost-user alone, on storage whose lock reaches both hosts.
+    fn make_movable(&mut self) {
+        (self.has_port, self.is_named) = (false, false);
+        for disk in &mut self.disks {
+            (disk.nbd, disk.remote) = (false, false);
         }
     }
 

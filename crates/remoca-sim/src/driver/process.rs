@@ -18,9 +18,10 @@ use remoca_disk::frontend::Frontend;
 use remoca_disk::handover::Checking;
 use remoca_disk::link::ServerLink;
 use remoca_disk::nbd::{Export, ExportGeometry, Listener, NbdExport, NbdServer, Target};
+use remoca_disk::secure::Secret;
 use remoca_disk::service::ServiceManager;
 use remoca_disk::state::{Before, EngineStart, Former, StateFile};
-use remoca_disk::store::{AlignedStore, BufferPool};
+use remoca_disk::store::{AlignedStore, BufferPool, Store};
 use remoca_disk::testing::DirectFrontEnd;
 use remoca_disk::vhost::{DeviceConfig, VhostDevice};
 use std::fs::File;
@@ -35,9 +36,16 @@ const MS: u64 = 1_000_000;
 /// A process that runs.
 pub(super) struct Process {
     pub(super) driver: Driver,
-    desk: Desk,
+    pub(super) desk: Desk,
     /// Of commands; kept so that answers find somebody.
-    replies: Vec<Receiver<Reply>>,
+    pub(super) replies: Vec<Receiver<Reply>>,
+    /// Of its disks, while the guest is at another host.
+    pub(super) fronts: Vec<DirectFrontEnd>,
+}
+
+/// What tells an image from others.
+pub(super) fn image_number(disk: usize) -> u64 {
+    77 + disk as u64
 }
 
 impl World<'_> {
@@ -49,7 +57,7 @@ impl World<'_> {
         self.directory.path().join("state")
     }
 
-    fn config(&self) -> EngineConfig {
+    pub(super) fn config(&self) -> EngineConfig {
         let conditions = &self.plan.conditions;
         EngineConfig {
             disks: u16::try_from(self.disks.len()).unwrap_or(1),
@@ -77,16 +85,35 @@ impl World<'_> {
             return self.schedule(MS, Event::Start);
         }
         let config = self.config();
-        let EngineStart { engine, state, cold_reason, former, is_handed_over } =
-            self.start_engine(&config, handed_over.is_some());
-        self.note(|| format!("the process starts: {cold_reason:?}"));
-        self.tally.warm_starts += u64::from(cold_reason.is_none());
+        let started = self.start_engine(&config, handed_over.is_some());
+        self.note(|| format!("the process starts: {:?}", started.cold_reason));
+        self.tally.warm_starts += u64::from(started.cold_reason.is_none());
+        let is_handed_over = started.is_handed_over;
+        let disks: Vec<_> = (0..self.disks.len()).map(|disk| self.open(disk, handed_over, is_handed_over)).collect();
+        let process = self.launch(started, disks, None);
+        self.process = Some(process);
+        for disk in 0..self.disks.len() {
+            self.reattach(disk);
+        }
+        if let Some(agent) = &mut self.agent {
+            agent.attach();
+        }
+    }
+
+    /// Makes a process of its parts. `incoming`: its disks are still to come there.
+    pub(super) fn launch(
+        &mut self,
+        started: EngineStart,
+        disks: Vec<Disk>,
+        incoming: Option<(Endpoint, Secret)>,
+    ) -> Process {
+        let config = self.config();
+        let EngineStart { engine, state, cold_reason, former, .. } = started;
         let header = state.as_ref().map(StateFile::header);
         let (key, seed) = header.as_ref().map_or((config.key, config.seed), |header| (header.key(), header.seed()));
         let config = EngineConfig { key, seed, ..config };
         let servers: Vec<Endpoint> = self.listed.iter().copied().map(super::servers::endpoint).collect();
-        let link = ServerLink::start_with(Box::new(self.network.clone()), &servers, header);
-        let disks: Vec<_> = (0..self.disks.len()).map(|disk| self.open(disk, handed_over, is_handed_over)).collect();
+        let link = ServerLink::start(Arc::new(self.network.clone()), &servers, header);
         let nbd = self.open_nbd();
         let listener = self.listener.try_clone().expect("the system has descriptors left").into();
         let (control, desk) = ControlServer::unattended(listener, None).expect("the system has descriptors left");
@@ -106,7 +133,7 @@ impl World<'_> {
             port,
             nbd,
             link: Some(link.expect("the list of servers is one")),
-            migration: Migration::new(None, None, None, config, true, false).expect("it listens nowhere"),
+            migration: self.migration(incoming, config),
             control: Some(control),
             buffers: BufferPool::new(self.plan.conditions.buffer_bytes),
             trace: None,
@@ -126,13 +153,13 @@ impl World<'_> {
             }),
         };
         let driver = Driver::new(parts).expect("descriptors can be watched");
-        self.process = Some(Process { driver, desk, replies: Vec::new() });
-        for disk in 0..self.disks.len() {
-            self.reattach(disk);
-        }
-        if let Some(agent) = &mut self.agent {
-            agent.attach();
-        }
+        Process { driver, desk, replies: Vec::new(), fronts: Vec::new() }
+    }
+
+    fn migration(&self, incoming: Option<(Endpoint, Secret)>, config: EngineConfig) -> Migration {
+        let away = incoming.is_some();
+        let peers = Box::new(self.peers.clone());
+        Migration::new(peers, incoming, None, None, config, true, away).expect("the system has descriptors left")
     }
 
     fn open_nbd(&self) -> Option<NbdServer> {
@@ -151,7 +178,7 @@ impl World<'_> {
         Some(Port { socket: String::new(), frontend: agent.open(listener.into()), cookie })
     }
 
-    fn start_engine(&self, config: &EngineConfig, handed_over: bool) -> EngineStart {
+    pub(super) fn start_engine(&self, config: &EngineConfig, handed_over: bool) -> EngineStart {
         if !self.plan.conditions.is_named {
             let words = IndexMemory::new(layout(config).words()).expect("there is memory");
             let engine = DiskEngine::new(config, words);
@@ -166,7 +193,7 @@ impl World<'_> {
         StateFile::start(&path, config, before).expect("nobody else has the state file")
     }
 
-    fn export_name(disk: usize) -> String {
+    pub(super) fn export_name(disk: usize) -> String {
         format!("disk{disk}")
     }
 
@@ -182,8 +209,7 @@ impl World<'_> {
     fn open(&mut self, number: usize, handed_over: Option<&[Option<i32>]>, kept_open: bool) -> Disk {
         let geometry = self.geometry(number);
         let disk = &mut self.disks[number];
-        let changed_ns = disk.store.lock().changed_ns;
-        disk.store = StoreDesk::new(changed_ns);
+        disk.store = StoreDesk::new(&disk.image);
         let settles = !disk.model.is_idle() && self.options.flaw != Some(Flaw::NotSettled);
         if settles {
             self.tally.settlings += u64::from(!disk.guest.requests.is_empty());
@@ -191,38 +217,50 @@ impl World<'_> {
         }
         disk.store.lock().failed = handed_over.and_then(|failed| *failed.get(number)?);
         let plan = &disk.plan;
-        let id = 77 + number as u64;
-        let store = ModelStore::new(disk.store.clone(), plan, id, self.clock.clone());
-        let frontend = match &mut disk.guest.attachment {
+        let store = ModelStore::open(disk.store.clone(), plan, image_number(number), self.clock.clone());
+        let store = AlignedStore::wrap(Box::new(store.expect("no other process has the image")));
+        let settles_at = settles.then(|| self.clock.now() + Duration::from_nanos(disk.settles_until_ns - self.now));
+        let frontend = match &disk.guest.attachment {
             Attachment::Nbd(_) => Frontend::Nbd(NbdExport::new(geometry).expect("the system has descriptors left")),
-            Attachment::Vhost { front, .. } => {
-                let listener = self.listener.try_clone().expect("the system has descriptors left");
-                let mut config = DeviceConfig::disk("d", "s", geometry.size);
-                config.logical_block_bytes = 512;
-                config.queue_count_max = plan.queues;
-                config.transfer_bytes_max = self.plan.conditions.piece_bytes;
-                let (device, new): (VhostDevice, _) = DirectFrontEnd::device(config, Some(listener.into()));
-                *front = Some(new);
+            Attachment::Vhost { .. } => {
+                let (device, new) = self.device(number);
+                if let Attachment::Vhost { front, .. } = &mut self.disks[number].guest.attachment {
+                    *front = Some(new);
+                }
                 Frontend::Vhost(device)
             }
         };
+        Disk { settles_at, kept_open, ..self.disk(number, store, frontend) }
+    }
+
+    pub(super) fn disk(&self, number: usize, store: Box<dyn Store>, frontend: Frontend) -> Disk {
         Disk {
             name: Self::export_name(number),
             image: format!("image{number}"),
             socket: String::new(),
-            store: AlignedStore::wrap(Box::new(store)),
-            open: Box::new(|| unreachable!("the disks go nowhere")),
-            swap: plan.swap,
-            settles_at: settles.then(|| self.clock.now() + Duration::from_nanos(disk.settles_until_ns - self.now)),
-            kept_open,
+            store,
+            open: self.opener(number),
+            swap: self.disks[number].plan.swap,
+            settles_at: None,
+            kept_open: false,
             frontend,
         }
+    }
+
+    pub(super) fn device(&self, number: usize) -> (VhostDevice, DirectFrontEnd) {
+        let listener = self.listener.try_clone().expect("the system has descriptors left");
+        let mut config = DeviceConfig::disk("d", "s", self.geometry(number).size);
+        config.logical_block_bytes = 512;
+        config.queue_count_max = self.disks[number].plan.queues;
+        config.transfer_bytes_max = self.plan.conditions.piece_bytes;
+        DirectFrontEnd::device(config, Some(listener.into()))
     }
 
     /// The process is gone, whatever it was doing. `keeps`: the next one hears which flushes have failed.
     pub(super) fn die(&mut self, keeps: bool) -> Outcome {
         self.check_process()?;
         self.note(|| "the process is gone".into());
+        self.end_move();
         let Some(Process { driver, .. }) = self.process.take() else { return Ok(()) };
         drop(driver);
         self.lives += 1;

@@ -19,7 +19,7 @@ impl World<'_> {
         let disk = &mut self.disks[number];
         let guest = &mut disk.guest;
         let most = disk.plan.depth.min(usize::from(QUEUE_SIZE));
-        if guest.is_gone || guest.requests.len() >= most {
+        if guest.is_gone || guest.is_paused || guest.requests.len() >= most {
             self.tally.skipped += 1;
             return;
         }
@@ -79,7 +79,7 @@ impl World<'_> {
         let promise = disk.model.flush_promise();
         let guest = &mut disk.guest;
         let Attachment::Vhost { front: Some(front), .. } = &mut guest.attachment else { return };
-        if guest.is_gone || !front.is_idle() {
+        if guest.is_gone || guest.is_paused || !front.is_idle() {
             return;
         }
         front.set_write_cache(is_on);
@@ -96,7 +96,7 @@ impl World<'_> {
         // The next guest's requests are not held back for those of this one.
         let is_busy = self.process.is_some() && self.disks[number].settles_until_ns > self.now;
         let guest = &mut self.disks[number].guest;
-        if guest.is_gone || guest.is_switching() || is_busy {
+        if guest.is_gone || guest.is_paused || guest.is_switching() || is_busy {
             return;
         }
         if let Attachment::Vhost { front: Some(front), .. } = &mut guest.attachment {
@@ -122,7 +122,7 @@ impl World<'_> {
         let path = self.nbd_path();
         let runs = self.process.is_some();
         let guest = &mut self.disks[number].guest;
-        if guest.is_gone || !runs {
+        if guest.is_gone || guest.is_paused || !runs {
             return;
         }
         self.note(|| format!("disk {number}: the guest attaches"));
@@ -168,6 +168,9 @@ impl World<'_> {
 
     fn answered(&mut self, number: usize, answered: Answered) -> Outcome {
         let disk = &mut self.disks[number];
+        if answered == Answered::Stopped {
+            disk.guest.queues_to_stop = disk.guest.queues_to_stop.saturating_sub(1);
+        }
         let Answered::WriteCache(is_on) = answered else { return Ok(()) };
         disk.guest.cache_is_on = Some(is_on);
         let promise = std::mem::take(&mut disk.guest.switch_promise);

@@ -4,9 +4,10 @@
 use super::plan::DiskPlan;
 use super::time::VirtualClock;
 use remoca_disk::clock::Clock;
-use remoca_disk::store::{Geometry, ImageStamp, IoBuffer, Store, StoreEvent, StoreOp};
+use remoca_disk::store::{Geometry, ImageStamp, IoBuffer, OpenError, OpenErrorKind, Store, StoreEvent, StoreOp};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -28,8 +29,24 @@ pub(super) struct Desk {
     pub(super) is_asked_to_look: bool,
     /// The first flush or durable write that failed.
     pub(super) failed: Option<i32>,
-    /// When the image was changed last.
-    pub(super) changed_ns: u64,
+}
+
+/// What all that open an image see of it.
+pub(super) struct Image {
+    /// When it was changed last.
+    changed_ns: AtomicU64,
+    /// Somebody has it open.
+    is_locked: AtomicBool,
+}
+
+impl Image {
+    pub(super) fn new(changed_ns: u64) -> Self {
+        Self { changed_ns: changed_ns.into(), is_locked: false.into() }
+    }
+
+    fn changed_ns(&self) -> u64 {
+        self.changed_ns.load(Ordering::Relaxed)
+    }
 }
 
 /// The world's end of a store.
@@ -37,12 +54,12 @@ pub(super) struct Desk {
 pub(super) struct StoreDesk {
     desk: Arc<Mutex<Desk>>,
     wake: Arc<OwnedFd>,
+    image: Arc<Image>,
 }
 
 impl StoreDesk {
-    pub(super) fn new(changed_ns: u64) -> Self {
-        let desk = Desk { changed_ns, ..Desk::default() };
-        Self { desk: Arc::new(Mutex::new(desk)), wake: Arc::new(super::eventfd()) }
+    pub(super) fn new(image: &Arc<Image>) -> Self {
+        Self { desk: Arc::default(), wake: Arc::new(super::eventfd()), image: Arc::clone(image) }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Desk> {
@@ -56,7 +73,7 @@ impl StoreDesk {
 
     /// The driver hears when the image was changed last.
     pub(super) fn tell_change(&self) {
-        let changed_ns = Some(self.lock().changed_ns);
+        let changed_ns = Some(self.image.changed_ns());
         self.tell(StoreEvent::Looked { changed_ns });
     }
 
@@ -73,11 +90,22 @@ pub(super) struct ModelStore {
     geometry: Geometry,
     at_opening: Option<ImageStamp>,
     clock: VirtualClock,
+    /// What tells its image from others on all hosts.
+    name: String,
+    changed_at_opening_ns: u64,
 }
 
 impl ModelStore {
-    /// The store of a disk; `number` tells its image from others. With a remote one nobody can tell whether it changed.
-    pub(super) fn new(shared: StoreDesk, plan: &DiskPlan, number: u64, clock: VirtualClock) -> Self {
+    /// Opens and locks the image of a disk; `number` tells it from others. With a remote one nobody can tell whether it changed.
+    pub(super) fn open(
+        shared: StoreDesk,
+        plan: &DiskPlan,
+        number: u64,
+        clock: VirtualClock,
+    ) -> Result<Self, OpenError> {
+        if shared.image.is_locked.swap(true, Ordering::Relaxed) {
+            return Err(OpenError::new(OpenErrorKind::InUse, "another process has it"));
+        }
         let size = plan.sectors as u64 * 512;
         let geometry = Geometry {
             size,
@@ -88,9 +116,16 @@ impl ModelStore {
             can_write_zeroes: true,
         };
         let identity = (!plan.remote).then_some([1, 2050, number, size]);
-        let changed_ns = Some(shared.lock().changed_ns);
-        let at_opening = identity.map(|identity| ImageStamp { identity, changed_ns });
-        Self { shared, geometry, at_opening, clock }
+        let changed_at_opening_ns = shared.image.changed_ns();
+        let at_opening = identity.map(|identity| ImageStamp { identity, changed_ns: Some(changed_at_opening_ns) });
+        let name = format!("image {number}");
+        Ok(Self { shared, geometry, at_opening, clock, name, changed_at_opening_ns })
+    }
+}
+
+impl Drop for ModelStore {
+    fn drop(&mut self) {
+        self.shared.image.is_locked.store(false, Ordering::Relaxed);
     }
 }
 
@@ -107,7 +142,7 @@ impl Store for ModelStore {
         let mut desk = self.shared.lock();
         desk.in_flight += 1;
         if op.is_modification() {
-            desk.changed_ns = self.clock.of_file_stamps();
+            self.shared.image.changed_ns.store(self.clock.of_file_stamps(), Ordering::Relaxed);
         }
         desk.submitted.push(Submitted { token, op, buffer });
     }
@@ -141,6 +176,11 @@ impl Store for ModelStore {
 
     fn stamp_at_opening(&self) -> Option<ImageStamp> {
         self.at_opening
+    }
+
+    fn shared_stamp(&self, at_opening: bool) -> Option<String> {
+        let changed_ns = if at_opening { self.changed_at_opening_ns } else { self.shared.image.changed_ns() };
+        Some(format!("{} {changed_ns}", self.name))
     }
 
     fn may_be_in_page_cache(&self) -> bool {

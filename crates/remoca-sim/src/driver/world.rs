@@ -2,6 +2,7 @@
 
 use super::agent::Agent;
 use super::disks::DiskSide;
+use super::moving::{ModelPeers, Move, PeerLine};
 use super::plan::{DriverPlan, Fate, Stimulus};
 use super::process::Process;
 use super::servers::{Attempt, Connection, ConnectionId, Donor, ModelNetwork};
@@ -15,6 +16,7 @@ use crate::violation::{Promise, Violation};
 use remoca_core::units::Nanos;
 use remoca_disk::driver::{Ended, Source};
 use remoca_disk::handover::{PassedStore, StoreKind, Verdict};
+use remoca_disk::testing::FarEnd;
 use remoca_protocol::Welcome;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -66,6 +68,17 @@ pub(super) enum Event {
     Looked(u64, usize),
     /// A page has come through the agent.
     Evicted(Block),
+    /// The guest stops for this move, runs again, and what is left behind ends.
+    GuestStops(u64),
+    GuestSettles(u64),
+    GuestRuns(u64),
+    OtherEnds(u64),
+    LineCut(u64),
+    /// A connection between processes arrives, ...
+    PeerArrives(Box<FarEnd>),
+    /// ... and what is said over it.
+    ToPeer(usize, usize, Vec<u8>),
+    PeerEnds(usize, usize),
     /// The driver's timeout.
     Wake,
     Heal,
@@ -92,7 +105,16 @@ pub(super) struct World<'a> {
     pub(super) connections: Vec<Connection>,
     /// The servers of the operator's list.
     pub(super) listed: Vec<usize>,
+    /// The process at which the guests are.
     pub(super) process: Option<Process>,
+    /// The one that they move to, or come from.
+    pub(super) other: Option<Process>,
+    pub(super) moving: Option<Move>,
+    pub(super) moves: u64,
+    /// How often the end of a move was put off.
+    pub(super) waits: u64,
+    pub(super) peers: ModelPeers,
+    pub(super) lines: Vec<PeerLine>,
     /// Processes that have ended.
     pub(super) lives: u64,
     /// Checks that were begun, and not given a verdict.
@@ -131,6 +153,12 @@ impl<'a> World<'a> {
             connections: Vec::new(),
             listed: (0..plan.conditions.servers).collect(),
             process: None,
+            other: None,
+            moving: None,
+            moves: 0,
+            waits: 0,
+            peers: ModelPeers::default(),
+            lines: Vec::new(),
             lives: 0,
             verdicts: Arc::default(),
             jobs: Arc::default(),
@@ -219,6 +247,14 @@ impl<'a> World<'a> {
             Event::Looked(life, disk) if life == self.lives => self.disks[disk].store.tell_change(),
             Event::Looked(..) => {}
             Event::Evicted(page) => self.evicted(page),
+            Event::GuestStops(number) => self.guest_stops(number),
+            Event::GuestSettles(number) => self.guest_settles(number),
+            Event::GuestRuns(number) => self.guest_runs(number),
+            Event::OtherEnds(number) => self.other_ends(number),
+            Event::LineCut(number) => self.line_cut(number),
+            Event::PeerArrives(far) => self.peer_arrives(*far),
+            Event::ToPeer(line, side, frames) => self.to_peer(line, side, &frames),
+            Event::PeerEnds(line, side) => self.peer_ends(line, side),
             Event::Wake | Event::End => {}
             Event::Heal => {
                 self.note(|| "nothing goes wrong any more".into());
@@ -265,6 +301,7 @@ impl<'a> World<'a> {
             }
             Stimulus::PowerFailure => self.power_failure()?,
             Stimulus::Upgrade(fate) => self.upgrade(*fate),
+            Stimulus::Move(way) => self.begin_move(*way),
         }
         Ok(None)
     }
@@ -280,6 +317,7 @@ impl<'a> World<'a> {
     /// Lets the driver do all that it has to do now.
     fn drive(&mut self, mut first: Option<Source>) -> Outcome {
         for _ in 0..TURNS_MAX {
+            let other_rests = self.drive_other()?;
             let Some(process) = &mut self.process else { return self.collect() };
             let mut ready = Vec::new();
             process.driver.look(&mut ready).expect("the system says what is ready");
@@ -298,7 +336,7 @@ impl<'a> World<'a> {
             let timeout = process.driver.timeout();
             ready.clear();
             process.driver.look(&mut ready).expect("the system says what is ready");
-            if ready.is_empty() && !timeout.is_some_and(|timeout| timeout.is_zero()) {
+            if ready.is_empty() && !timeout.is_some_and(|timeout| timeout.is_zero()) && other_rests {
                 if let Some(timeout) = timeout {
                     let in_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
                     self.wake_in(in_ns);
@@ -307,6 +345,32 @@ impl<'a> World<'a> {
             }
         }
         Err(Violation::new(Promise::Bounded, "the driver does not come to rest"))
+    }
+
+    /// Lets the other process do what it has to do now; returns whether that was nothing.
+    fn drive_other(&mut self) -> Result<bool, Violation> {
+        let Some(mut other) = self.other.take() else { return Ok(true) };
+        let mut ready = Vec::new();
+        other.driver.look(&mut ready).expect("the system says what is ready");
+        let is_due = other.driver.timeout().is_some_and(|timeout| timeout.is_zero());
+        if ready.is_empty() && !is_due {
+            if let Some(timeout) = other.driver.timeout() {
+                self.wake_in(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+            }
+            self.other = Some(other);
+            return Ok(true);
+        }
+        disorder(&mut ready, &mut self.random);
+        let ended = other.driver.turn(&ready);
+        for front in &mut other.fronts {
+            front.pump();
+        }
+        self.other = Some(other);
+        self.collect()?;
+        match ended {
+            None => Ok(false),
+            Some(_) => Err(Violation::new(Promise::NothingLeft, "the other process ends by itself")),
+        }
     }
 
     /// Timers are never early, and sometimes late.
@@ -346,6 +410,7 @@ impl<'a> World<'a> {
         for disk in 0..self.disks.len() {
             self.hear(disk)?;
         }
+        self.collect_peers()?;
         self.hear_port()
     }
 

@@ -11,6 +11,7 @@ use crate::store::{OpenError, OpenErrorKind};
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::migration::{Locked, Message};
 use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
+use std::sync::Arc;
 
 /// What the disks are served with.
 struct Served {
@@ -226,7 +227,10 @@ impl Driver {
         };
         let link = match self.migration.servers.is_empty() {
             true => None,
-            false => Some(ServerLink::resume(&self.migration.servers, &header.servers).ok()?),
+            false => {
+                let network = Arc::clone(&self.migration.network);
+                Some(ServerLink::resume(network, &self.migration.servers, &header.servers).ok()?)
+            }
         };
         self.migration.config = config;
         Some(Served { engine, state, link })
@@ -253,7 +257,7 @@ impl Driver {
         }
         let link = match self.migration.servers.is_empty() {
             true => None,
-            false => ServerLink::start(&self.migration.servers)
+            false => ServerLink::start(Arc::clone(&self.migration.network), &self.migration.servers, None)
                 .inspect_err(|error| tracing::warn!("cannot start the server link: {error}"))
                 .ok(),
         };

@@ -7,7 +7,7 @@ use crate::driver::poller::Source;
 use crate::driver::requests::{Origin, Pending};
 use crate::endpoint::Endpoint;
 use crate::link::ServerLink;
-use crate::migration::{Offer, Peer, StateHeader};
+use crate::migration::{Offer, StateHeader};
 use crate::secure::Secret;
 use crate::store::VacantStore;
 use remoca_core::engine::GuestOp;
@@ -51,7 +51,7 @@ impl Driver {
     }
 
     fn connect(&mut self, endpoint: Endpoint, key: &Secret, offer: &Offer) -> io::Result<()> {
-        let peer = Peer::connect(endpoint.clone(), key, self.migration.wake_up.wake())?;
+        let peer = self.migration.peers.connect(endpoint.clone(), key, self.migration.wake_up.wake())?;
         peer.offer(offer);
         self.migration.peer_name = endpoint.to_string();
         self.migration.peer = Some(peer);
@@ -221,6 +221,7 @@ impl Driver {
                 self.poller.remove(socket);
             }
             self.poller.remove(link.wake_fd());
+            self.migration.network = link.network();
             self.migration.servers = link.servers().iter().map(|server| server.endpoint.clone()).collect();
         }
         self.receive_again = false;

@@ -12,7 +12,8 @@ use crate::control::{Reply, Request};
 use crate::endpoint::Endpoint;
 use crate::frontend::Frontend;
 use crate::index_memory::IndexMemory;
-use crate::migration::{Heard, Incoming, Mark, Offer, OfferedDisk, Peer, Receipt, VERSION, WakeUp};
+use crate::link::{HostNetwork, Network};
+use crate::migration::{Heard, Incoming, Mark, Offer, OfferedDisk, Peer, PeerNetwork, Receipt, VERSION, WakeUp};
 use crate::secure::Secret;
 use crate::state::Former;
 use crate::status::MigrationStatus;
@@ -22,6 +23,7 @@ use remoca_core::migration::{Action, Message, Ownership};
 use remoca_core::units::PageCount;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// For a peer to be reached, to prove itself, and to offer or to answer; less than the control client waits.
@@ -39,6 +41,7 @@ pub type Opener = Box<dyn Fn() -> Result<Box<dyn Store>, OpenError> + Send>;
 /// What the driver knows of migration.
 pub struct Migration {
     ownership: Ownership,
+    peers: Box<dyn PeerNetwork>,
     wake_up: WakeUp,
     mark: Option<Mark>,
     /// The disks came, and no guest has run with them yet.
@@ -63,6 +66,8 @@ pub struct Migration {
     state_path: Option<PathBuf>,
     /// Memory servers, while there is no link to them.
     servers: Vec<Endpoint>,
+    /// How they are reached.
+    network: Arc<dyn Network>,
     config: EngineConfig,
     /// Flushes under way that belong to a hand-over.
     pub(super) flushes: u32,
@@ -90,6 +95,7 @@ impl Migration {
     /// # Errors
     /// If the address cannot be listened at.
     pub fn new(
+        mut peers: Box<dyn PeerNetwork>,
         incoming: Option<(Endpoint, Secret)>,
         mark: Option<Mark>,
         state_path: Option<PathBuf>,
@@ -101,9 +107,10 @@ impl Migration {
         let ownership = Ownership::new(away, lock_reaches);
         let went = away && incoming.is_none();
         let incoming =
-            incoming.map(|(endpoint, secret)| Incoming::listen(endpoint, &secret, wake_up.wake())).transpose()?;
+            incoming.map(|(endpoint, secret)| peers.listen(endpoint, &secret, wake_up.wake())).transpose()?;
         Ok(Self {
             ownership,
+            peers,
             wake_up,
             mark,
             owes_mark: false,
@@ -119,6 +126,7 @@ impl Migration {
             received: None,
             state_path,
             servers: Vec::new(),
+            network: Arc::new(HostNetwork),
             config,
             flushes: 0,
             failed_flushes: Vec::new(),

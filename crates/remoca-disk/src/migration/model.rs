@@ -1,0 +1,98 @@
+//! The far ends of a driver's connections to other processes, for a simulator that carries what they say.
+//!
+//! Behind the feature `testing`; never part of the program.
+
+use super::peer::{Line, Parcel, raise};
+use super::wire::{self, Heard, PIECE_BYTES, kind};
+use super::{Incoming, Peer, Wake, WakeUp};
+use crate::endpoint::Endpoint;
+use std::collections::VecDeque;
+use std::sync::mpsc::{SyncSender, TryRecvError, TrySendError};
+
+/// The far end of a [`Peer`].
+pub struct FarEnd {
+    line: Line,
+    /// What the driver has not heard yet.
+    to_hear: VecDeque<Heard>,
+}
+
+/// What a driver wants of its peer.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// To hear these frames.
+    Frames(Vec<u8>),
+    /// To hear that nothing more comes.
+    NoMore,
+    /// To be left.
+    Closed,
+}
+
+impl FarEnd {
+    /// Returns a peer of the driver that `wake` wakes, and its far end.
+    #[must_use]
+    pub fn pair(wake: &Wake) -> (Peer, Self) {
+        let (peer, line) = Peer::pair(wake);
+        (peer, Self { line, to_hear: VecDeque::new() })
+    }
+
+    /// Returns the far end of a peer that is gone.
+    #[must_use]
+    pub fn nobody() -> Self {
+        let wake = WakeUp::new().expect("the system has an eventfd left");
+        Self::pair(wake.wake()).1
+    }
+
+    /// Takes what the driver wants next, if anything.
+    pub fn take(&mut self) -> Option<Wanted> {
+        loop {
+            return match self.line.to_send.try_recv() {
+                Ok(Parcel::Bytes(bytes)) => Some(Wanted::Frames(bytes)),
+                Ok(Parcel::Words(words)) => Some(Wanted::Frames(
+                    words
+                        .chunks(PIECE_BYTES / 4)
+                        .flat_map(|piece| {
+                            let bytes: Vec<u8> = piece.iter().flat_map(|word| word.to_le_bytes()).collect();
+                            wire::frame(kind::WORDS, &bytes)
+                        })
+                        .collect(),
+                )),
+                Ok(Parcel::Mark) => {
+                    self.to_hear.push_back(Heard::Sent);
+                    continue;
+                }
+                Ok(Parcel::End) => Some(Wanted::NoMore),
+                Err(TryRecvError::Empty) => None,
+                Err(TryRecvError::Disconnected) => Some(Wanted::Closed),
+            };
+        }
+    }
+
+    /// Has the driver hear these frames.
+    pub fn bring(&mut self, mut frames: &[u8]) {
+        while let Ok(heard) = wire::read(&mut frames) {
+            self.to_hear.push_back(heard);
+        }
+    }
+
+    /// Has the driver hear that the connection has ended.
+    pub fn end(&mut self, why: &str) {
+        self.to_hear.push_back(Heard::Ended(why.into()));
+    }
+
+    /// Tells the driver as much as it has room for.
+    pub fn push(&mut self) {
+        while let Some(heard) = self.to_hear.pop_front() {
+            match self.line.tell.try_send(heard) {
+                Ok(()) => raise(&self.line.wake),
+                Err(TrySendError::Full(heard)) => return self.to_hear.push_front(heard),
+                Err(TrySendError::Disconnected(_)) => return,
+            }
+        }
+    }
+}
+
+/// Returns the listening side of a process, and where connections to it go.
+#[must_use]
+pub fn listening(endpoint: Endpoint) -> (Incoming, SyncSender<Peer>) {
+    Incoming::unattended(endpoint)
+}
