@@ -91,7 +91,7 @@ fn confined_disk(guest: &mut Guest) -> Result<()> {
     let rights: Vec<_> = rights.split_whitespace().collect();
     assert_eq!(
         rights,
-        ["CapEff:", "0000000000000007", "CapBnd:", "0000000000000007", "NoNewPrivs:", "1", "Seccomp:", "2"]
+        ["CapEff:", "000000000000000f", "CapBnd:", "000000000000000f", "NoNewPrivs:", "1", "Seccomp:", "2"]
     );
     // In the file systems as the process sees them, as root with all rights.
     let inside = format!("nsenter --target {process} --mount");

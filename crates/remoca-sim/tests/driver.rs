@@ -8,7 +8,7 @@ const SEEDS: u64 = 1_000;
 const FLAW_SEEDS: u64 = 400;
 
 /// What never happens is never tested. Each counter has to reach the number beside it.
-const HAPPENS: [(&str, u64); 29] = [
+const HAPPENS: [(&str, u64); 33] = [
     ("completed", 80_000),
     ("failed", 2_000),
     ("store_reads", 40_000),
@@ -34,6 +34,10 @@ const HAPPENS: [(&str, u64); 29] = [
     ("identifications", 300),
     ("server_lists", 80),
     ("settlings", 30),
+    ("moves", 30),
+    ("moves_back", 30),
+    ("lines_cut", 5),
+    ("moved_warm", 10),
     ("hit_blocks", 20_000),
     ("hedges", 3_000),
     ("fetch_missing", 20),

@@ -76,7 +76,14 @@ impl DiskSide {
     /// Its guest loses the process, and with it perhaps (not `keeps`) the knowledge that not everything came to be durable.
     pub(super) fn lose_process(&mut self, keeps: bool) {
         self.guest.lose_process();
-        if !keeps && self.guest.flush_may_fail {
+        if !keeps {
+            self.lose_knowledge();
+        }
+    }
+
+    /// What the process knew of failed flushes is gone with it.
+    pub(super) fn lose_knowledge(&mut self) {
+        if self.guest.flush_may_fail {
             self.guest.flush_must_fail = false;
             self.model.forget_promises();
             let promise = self.model.flush_promise();

@@ -88,6 +88,13 @@ pub(super) struct Move {
     answer: Receiver<Reply>,
 }
 
+impl Move {
+    /// Whether its line breaks.
+    pub(super) fn is_cut(&self) -> bool {
+        self.way == Way::Cut
+    }
+}
+
 impl World<'_> {
     /// Opens the image of a disk for a process to which its disks come.
     pub(super) fn opener(&self, number: usize) -> Opener {
@@ -212,7 +219,8 @@ impl World<'_> {
         if is_gone {
             self.other = None;
         }
-        let in_ns = self.random.below(100 * MS);
+        // A drain may not be over when the guest runs again.
+        let in_ns = if self.random.one_in(2) { 0 } else { self.random.below(100 * MS) };
         self.schedule(in_ns, Event::GuestRuns(number));
     }
 
@@ -258,16 +266,21 @@ impl World<'_> {
         let state = |process: &mut Option<Process>| process.as_mut()?.driver.snapshot().migration;
         let (here, there) = (state(&mut self.process), state(&mut self.other));
         self.note(|| format!("the other process is to end: {here:?}, {there:?}"));
-        let is_warm = |news: &String| news.starts_with("has the disks, warm");
-        self.tally.moved_warm += u64::from(here.iter().filter_map(|state| state.news.as_ref()).any(is_warm));
+        let is_warm = here
+            .as_ref()
+            .and_then(|state| state.news.as_ref())
+            .is_some_and(|news| news.starts_with("has the disks, warm"));
         if here.is_some_and(|state| !state.has_disks) {
             // The guest waits for them: in the end the other process has to go first.
             self.waits += 1;
-            if self.waits == 50 {
+            // What it asked for of a local disk is done before the system ends it.
+            if self.waits >= 50 && self.other.is_some() && !self.disks.iter().any(super::disks::DiskSide::is_busy) {
                 self.other = None;
+                self.disks.iter_mut().for_each(super::disks::DiskSide::lose_knowledge);
             }
             return self.schedule(100 * MS, Event::OtherEnds(number));
         }
+        self.tally.moved_warm += u64::from(is_warm);
         self.end_move();
     }
 
@@ -352,7 +365,7 @@ impl World<'_> {
         self.lines.push(PeerLine { ends: [far, there], until_ns: [0; 2], is_cut: false });
     }
 
-    pub(super) fn to_peer(&mut self, number: usize, side: usize, frames: &[u8]) {
+    pub(super) fn reach_peer(&mut self, number: usize, side: usize, frames: &[u8]) {
         let line = &mut self.lines[number];
         if !line.is_cut {
             line.ends[side].bring(frames);

@@ -1,6 +1,7 @@
 //! What guests do: ask, switch their write caches, go and come, and hear what became of their requests.
 
 use super::guests::{Attachment, Completion, QUEUE_SIZE, Request, send_nbd};
+use super::moving::Move;
 use super::nbd::NbdClient;
 use super::plan::Ask;
 use super::world::{Event, Outcome, World};
@@ -79,7 +80,9 @@ impl World<'_> {
         let promise = disk.model.flush_promise();
         let guest = &mut disk.guest;
         let Attachment::Vhost { front: Some(front), .. } = &mut guest.attachment else { return };
-        if guest.is_gone || guest.is_paused || !front.is_idle() {
+        // A process whose line broke before the disks came answers at once (decision 0023, Weak).
+        let is_cut = self.moving.as_ref().is_some_and(Move::is_cut);
+        if guest.is_gone || guest.is_paused || !front.is_idle() || is_cut {
             return;
         }
         front.set_write_cache(is_on);

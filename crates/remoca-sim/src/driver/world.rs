@@ -253,7 +253,7 @@ impl<'a> World<'a> {
             Event::OtherEnds(number) => self.other_ends(number),
             Event::LineCut(number) => self.line_cut(number),
             Event::PeerArrives(far) => self.peer_arrives(*far),
-            Event::ToPeer(line, side, frames) => self.to_peer(line, side, &frames),
+            Event::ToPeer(line, side, frames) => self.reach_peer(line, side, &frames),
             Event::PeerEnds(line, side) => self.peer_ends(line, side),
             Event::Wake | Event::End => {}
             Event::Heal => {

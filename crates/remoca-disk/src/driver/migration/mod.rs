@@ -374,12 +374,14 @@ impl Driver {
             return false;
         }
         self.follow_queues();
+        // A drain that was called off is none of what is to be made durable now.
+        let any = self.do_migration();
         let idle = self.requests.is_empty() && self.disks.iter().all(|disk| disk.store.in_flight() == 0);
         if self.migration.draining && self.migration.flushes == 0 && idle {
             self.migration.draining = false;
             self.migration.ownership.handle_drained(self.migration.wrote);
         }
-        self.do_migration()
+        self.do_migration() || any
     }
 
     fn is_running(&self) -> bool {
