@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use remoca_disk::store::{FileOptions, FileStore, ImageLock, StoreError, StoreOp, UringUse};
+use remoca_disk::store::{FileOptions, FileStore, ImageLock, Store, StoreError, StoreOp, UringUse};
 use store_support::{Driver, Random, pattern};
 use tempfile::TempDir;
 
@@ -31,6 +31,17 @@ fn open(path: &Path, uring: UringUse) -> Driver {
     let store = FileStore::open(path, options(uring)).unwrap();
     assert_eq!(store.uses_uring(), uring == UringUse::Auto, "this machine is expected to allow io_uring");
     Driver::new(store)
+}
+
+/// A time that is to be changed may have to wait for the file system's journal.
+#[test]
+fn reads_leave_the_access_time_alone() {
+    for uring in BOTH {
+        let (_folder, path) = image(MIB);
+        let store = FileStore::open(&path, options(uring)).unwrap();
+        let flags = rustix::fs::fcntl_getfl(store.hand_over().unwrap().0).unwrap();
+        assert!(flags.contains(rustix::fs::OFlags::NOATIME), "{flags:?}");
+    }
 }
 
 #[test]

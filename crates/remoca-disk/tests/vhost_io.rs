@@ -361,6 +361,16 @@ fn of_the_pieces_of_a_long_request_the_worst_status_is_that_of_the_request() {
 /// A request of more pieces than are handed out at a time: nobody kicks for the rest of it.
 #[test]
 fn a_throttled_device_says_when_it_has_room() {
+    hand_out_a_long_request(VhostDevice::pop);
+}
+
+#[test]
+fn the_rest_of_a_request_is_handed_out_within_the_same_limit() {
+    hand_out_a_long_request(VhostDevice::pop_begun);
+}
+
+/// `pop`: for all but the first piece.
+fn hand_out_a_long_request(pop: fn(&mut VhostDevice) -> Option<BlkRequest>) {
     let pieces = 5000;
     let mut config = DeviceConfig { transfer_bytes_max: 512, ..config() };
     config.capacity_bytes = 512 * pieces;
@@ -368,8 +378,12 @@ fn a_throttled_device_says_when_it_has_room() {
     let mut alone = Alone::start(config, options);
     let ticket = alone.guest.submit(0, Command::Read { sector: 0, length: 512 * pieces });
     let mut completed = 0;
-    alone.pop_all();
+    alone.device.handle_events().unwrap();
+    alone.held.extend(alone.device.pop());
     loop {
+        alone.device.handle_events().unwrap();
+        alone.held.extend(std::iter::from_fn(|| pop(&mut alone.device)));
+        assert!(alone.held.len() <= 4096, "{} are handed out", alone.held.len());
         assert!(!alone.is_awake(), "there is no room");
         if alone.held.is_empty() {
             break;
@@ -381,9 +395,10 @@ fn a_throttled_device_says_when_it_has_room() {
         alone.device.notify();
         if completed < usize::try_from(pieces).unwrap() {
             assert!(alone.is_awake(), "the rest would never be asked for");
+            assert!(alone.device.has_begun());
         }
-        alone.pop_all();
     }
+    assert!(!alone.device.has_begun());
     assert_eq!(alone.guest.result(ticket), Some(OK));
 }
 

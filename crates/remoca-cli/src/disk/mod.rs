@@ -329,3 +329,15 @@ fn random<const N: usize>() -> Result<[u8; N]> {
     }
     Ok(bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_disk_has_a_buffer_for_its_longest_request() {
+        for (asked, disks, bytes) in [(1, 0, 8), (8, 1, 8), (8, 2, 16), (64, 2, 64), (64, 9, 72)] {
+            assert_eq!(buffer_bytes(asked << 20, disks), bytes << 20, "{asked} MiB, {disks} disks");
+        }
+    }
+}

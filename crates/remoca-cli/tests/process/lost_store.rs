@@ -170,6 +170,8 @@ fn a_loss_of_unflushed_writes_fails_the_next_flush_if_that_is_wanted() {
         }
         let control = setup.folder.path().join("control");
         assert_eq!(status(&control).disks[0].failed_flush.as_deref(), Some("Input/output error (os error 5)"));
+        let list = run(&["status", &control.display().to_string()]);
+        assert!(String::from_utf8_lossy(&list.stdout).contains("FLUSHES OF root FAIL"), "{list:?}");
         setup.program.kill();
         setup.guest.disconnect();
         let image = uri(setup.folder.path());

@@ -137,21 +137,17 @@ impl Driver {
         if !self.migration.serves() {
             return self.disks[usize::from(disk)].frontend.stand_aside();
         }
-        if settles {
+        if settles || self.stop_at.is_some() {
             return;
         }
-        if self.is_draining() {
-            while let Some(request) = self.disks[usize::from(disk)].frontend.pop_begun() {
-                self.begin(disk, request);
-            }
-            return;
-        }
+        let drains = self.is_draining();
         let mut bytes = 0_u64;
         for _ in 0..REQUESTS_PER_TURN {
             if bytes >= UNKNOWN_BYTES_PER_TURN {
                 break;
             }
-            let Some(request) = self.disks[usize::from(disk)].frontend.pop() else { return };
+            let frontend = &mut self.disks[usize::from(disk)].frontend;
+            let Some(request) = (if drains { frontend.pop_begun() } else { frontend.pop() }) else { return };
             bytes += unknown_bytes(request.operation());
             self.begin(disk, request);
         }
@@ -260,13 +256,15 @@ impl Driver {
             }
             return;
         }
-        if self.is_draining() {
+        if self.stop_at.is_some() {
             return;
         }
+        let drains = self.is_draining();
         let mut bytes = 0;
         while bytes < PORT_BYTES_PER_TURN {
             let Some(port) = &mut self.port else { return };
-            let Some(mut request) = port.frontend.pop() else { return };
+            let request = if drains { port.frontend.pop_begun() } else { port.frontend.pop() };
+            let Some(mut request) = request else { return };
             bytes += request.data_length().max(PAGE_SIZE);
             let outcome = self.execute_port(&mut request);
             if let Some(port) = &mut self.port {

@@ -88,6 +88,7 @@ struct Part {
 }
 
 impl Buffers {
+    /// Segments of a run that is not worth shrinking.
     const SHORT: usize = 8;
 
     pub fn total(&self) -> u64 {

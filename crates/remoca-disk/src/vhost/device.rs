@@ -193,9 +193,13 @@ impl VhostDevice {
         self.queues.iter().any(Queue::has_begun)
     }
 
-    /// Hands out what is left of requests of which a part was handed out, and no other.
+    /// Returns more of a request of which a part was handed out, and of no other.
     pub fn pop_begun(&mut self) -> Option<BlkRequest> {
         let index = self.queues.iter().position(Queue::has_begun)?;
+        if self.held >= HELD_MAX {
+            self.throttled = true;
+            return None;
+        }
         self.pop_of(index)
     }
 

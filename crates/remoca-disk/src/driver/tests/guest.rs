@@ -4,6 +4,7 @@ use super::{begin, config, parts};
 use crate::clock::{Clock, SystemClock};
 use crate::driver::{Disk, Driver, Parts, Source};
 use crate::frontend::Frontend;
+use crate::handover::Checking;
 use crate::state::{self, Before, StateFile};
 use crate::store::{Geometry, IoBuffer, Store, StoreCompletion, StoreError, StoreEvent, StoreOp};
 use crate::testing::{Command, Options, TestGuest, Ticket};
@@ -517,4 +518,42 @@ fn a_write_in_pieces_goes_out_again_once_for_each_loss() {
         assert_eq!((bench.guest.result(ticket), bench.asked()), (Some(OK), vec![]), "after {losses} losses");
         assert!(bench.driver.requests.is_empty());
     }
+}
+
+/// Where the front end keeps no record, no other program knows of a request.
+#[test]
+fn an_upgrade_waits_for_all_of_a_request_that_was_begun() {
+    let config_of_device = DeviceConfig { transfer_bytes_max: 8192, ..device() };
+    let (checking, verdict) = Checking::pending().unwrap();
+    let checking = Mutex::new(Some(checking));
+    let mut bench = Bench::start_with(config(1), config_of_device, |parts, _| {
+        parts.ask = Box::new(move |_, _| Ok(checking.lock().unwrap().take().expect("it is asked once")));
+    });
+    let ticket = bench.submit(Command::Write { sector: 0, data: &[7; 4 * PAGE_SIZE] });
+    bench.driver.begin_upgrade(Some("/next".into()), None);
+    verdict.give(Ok("next".into()));
+    bench.driver.hear_program();
+    let waits = |bench: &mut Bench| {
+        assert!(bench.driver.advance_upgrade().is_none());
+        bench.driver.is_draining()
+    };
+    assert!(waits(&mut bench), "two pieces are in flight");
+    bench.answer(0, Ok(()), 0);
+    bench.script.lock().unwrap().answers.push_back(StoreEvent::ContentUncertain);
+    bench.turn();
+    bench.answer(0, Ok(()), 0);
+    bench.driver.end_turn();
+    assert!(bench.asked().is_empty() && waits(&mut bench), "they are to go out again");
+    let other = bench.submit(Command::Read { sector: 8, length: PAGE_SIZE_U64 });
+    assert_eq!(bench.asked().len(), 2, "the write, and nothing new");
+    for _ in 0..2 {
+        assert!(waits(&mut bench));
+        bench.answer(0, Ok(()), 0);
+    }
+    bench.turn();
+    assert_eq!((bench.guest.result(ticket), bench.guest.result(other)), (Some(OK), None));
+    // A disk that cannot be handed over has it refused.
+    assert!(!waits(&mut bench));
+    bench.turn();
+    assert_eq!(bench.asked().len(), 1, "what came meanwhile is served");
 }
