@@ -67,7 +67,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         };
         self.hedging.end_io(request.disk, io.reason, range, request.answered);
         if result.is_ok() {
-            self.hedging.note_disk(now, io);
+            self.hedging.note_disk(now, request.disk, io);
         }
         if request.answered {
             self.requests[id.0 as usize] = None;

@@ -1,6 +1,7 @@
-//! Running quantiles of a latency: what is normal now, in 400 bytes and integers.
+//! What is normal now, in some hundred bytes and integers: running quantiles of a latency, and how many reads a disk does at a
+//! time.
 //!
-//! A histogram with eight buckets to the octave, from 1 us to 16 s, so a quantile is off by at most 6 %. After
+//! Quantiles come from a histogram with eight buckets to the octave, from 1 us to 16 s, so a quantile is off by at most 6 %. After
 //! [`WINDOW`] values all counts are halved: what is long past fades out. Quantiles are computed again when an eighth of the
 //! values is new, which costs about one step for each value.
 
@@ -86,6 +87,41 @@ impl Recent {
     }
 }
 
+/// How many reads a disk does at a time without being slower.
+#[derive(Debug, Default)]
+pub(super) struct Parallel {
+    /// Running mean of the latency of reads that had the disk to themselves when they began; 0 before the first one.
+    alone_ns: u64,
+    /// The number, times [`Self::STEP`].
+    steps: u32,
+}
+
+impl Parallel {
+    /// Reads that were as quick as one alone before the number is one more. Half as many slower ones make it one less.
+    const STEP: u32 = 4;
+    const MAX: u32 = 64 * Self::STEP;
+
+    /// Returns the number; 0 while nothing is known.
+    pub(super) fn reads(&self) -> u32 {
+        self.steps / Self::STEP
+    }
+
+    /// Takes the latency of a read that began while `others` were in flight. A quick one shows that the disk does at least
+    /// so many and itself at a time; a slow one beside more than are known to be free shows nothing.
+    pub(super) fn note(&mut self, ns: u64, others: u32) {
+        if others == 0 {
+            self.alone_ns = if self.alone_ns == 0 { ns } else { self.alone_ns - self.alone_ns / 8 + ns / 8 };
+            return;
+        }
+        let is_quick = ns <= self.alone_ns + self.alone_ns / 4;
+        if is_quick && others >= self.reads() {
+            self.steps = (self.steps + 1).min(Self::MAX);
+        } else if !is_quick && others <= self.reads() {
+            self.steps = self.steps.saturating_sub(2);
+        }
+    }
+}
+
 fn bucket(ns: u64) -> usize {
     let units = (ns >> 7).max(SUB_BUCKETS as u64);
     let octave = units.ilog2() as usize - 3;
@@ -150,6 +186,36 @@ mod tests {
         assert_eq!(recent.slowest_ns(), 9);
         recent.note(3);
         assert_eq!(recent.slowest_ns(), 3);
+    }
+
+    #[test]
+    fn reads_that_are_quick_beside_others_show_how_many_the_disk_does_at_a_time() {
+        let mut parallel = Parallel::default();
+        (0..100).for_each(|_| parallel.note(1000, 3));
+        assert_eq!(parallel.reads(), 0, "nothing to compare them with");
+        parallel.note(1000, 0);
+        (0..4).for_each(|_| parallel.note(1250, 3));
+        assert_eq!(parallel.reads(), 1);
+        (0..100).for_each(|_| parallel.note(1250, 3));
+        assert_eq!(parallel.reads(), 4, "no more than were seen");
+        (0..1000).for_each(|_| parallel.note(1250, 500));
+        assert_eq!(parallel.reads(), 64);
+    }
+
+    #[test]
+    fn a_disk_that_becomes_slower_beside_others_does_fewer_at_a_time() {
+        let mut parallel = Parallel::default();
+        parallel.note(1000, 0);
+        (0..100).for_each(|_| parallel.note(1000, 3));
+        (0..100).for_each(|_| parallel.note(9000, 5));
+        assert_eq!(parallel.reads(), 4, "so many were never free");
+        (0..2).for_each(|_| parallel.note(1260, 4));
+        assert_eq!(parallel.reads(), 3);
+        (0..100).for_each(|_| parallel.note(1260, 1));
+        assert_eq!(parallel.reads(), 0);
+        (0..40).for_each(|_| parallel.note(2000, 0));
+        (0..8).for_each(|_| parallel.note(2000, 1));
+        assert_eq!(parallel.reads(), 2, "alone it is slower now, too");
     }
 
     proptest! {

@@ -9,13 +9,13 @@
 //! 2. Every read that waits for the server is in one of the queues, has been given to the disk, or both.
 //! 3. Abandoned reads of each disk are bounded ([`LOAD_MAX`]): at the bound its reads wait for the server, and those of
 //!    other disks do not.
-//! 4. A disk that has more reads in flight than the guest has is given no speculative read: abandoned reads must not make
-//!    its queue longer than the guest's own reads would.
+//! 4. A disk that has more reads in flight than the guest has, and than it does at a time without being slower
+//!    ([`Parallel`]), is given no speculative read: the guest's reads must not wait behind abandoned ones.
 //!
 //! Decision 0022.
 
 use super::breaker::{Breaker, BreakerState, Route};
-use super::estimate::{Estimate, Latency, Recent};
+use super::estimate::{Estimate, Latency, Parallel, Recent};
 use super::{Action, DiskEngine, DiskIo, GuestOp, Pages, ReadReason, Request, RequestId};
 use crate::units::{ByteRange, DiskIndex, Nanos};
 use std::collections::VecDeque;
@@ -85,12 +85,13 @@ struct SpeculativeReads {
     abandoned: Load,
     /// Reads that are due for the disk, and wait until it has fewer abandoned ones.
     deferred: Vec<Waiting>,
+    parallel: Parallel,
 }
 
 impl SpeculativeReads {
-    /// Returns whether the disk has more reads in flight than it would have without a server.
+    /// Returns whether the disk has more reads in flight than it would have without a server, and may be slower for it.
     fn is_crowded(&self) -> bool {
-        self.disk > self.guest
+        self.disk > self.guest.max(self.parallel.reads())
     }
 }
 
@@ -190,11 +191,12 @@ impl Hedging {
     }
 
     /// Takes the latency of a disk read. One that may have waited for abandoned reads says nothing of the disk alone.
-    pub(super) fn note_disk(&mut self, now: Nanos, io: DiskIo) {
+    pub(super) fn note_disk(&mut self, now: Nanos, disk: DiskIndex, io: DiskIo) {
+        let ns = now.since_ns(io.since);
+        self.speculative(disk).parallel.note(ns, io.others);
         if !io.is_undisturbed {
             return;
         }
-        let ns = now.since_ns(io.since);
         let is_rare = io.reason == ReadReason::Probe && !self.breaker.is_open();
         self.disk.note(ns, if is_rare { PROBE_WEIGHT } else { 1 });
         self.recent_disk.note(ns);
@@ -254,13 +256,17 @@ impl Hedging {
     }
 
     /// Returns after how long an answer is late: 5 % of the disk's median, or what the server normally takes, but never more
-    /// than the disk's median. Normal is the server's p99, or twice its median if slow answers have got into the p99.
+    /// than the disk's median. Normal is the server's p99, or twice its median if slow answers have got into the p99. As the
+    /// second half of the credit is used up the 5 % become [`EARLY`]: the longest that is still in time.
     fn late_after_ns(&self) -> u64 {
         let timeout = self.timeout_ns();
         match self.disk.known() {
             Some(disk) if self.enabled => {
                 let normal = self.server.known().map_or(0, |server| server.p99_ns.min(server.p50_ns * 2));
-                normal.clamp(disk.p50_ns / LATE_MIN, disk.p50_ns).min(timeout)
+                let (soon, in_time) = (disk.p50_ns / LATE_MIN, disk.p50_ns / EARLY);
+                let missing = u64::from(CREDIT_MAX.saturating_sub(2 * self.credit));
+                let least = soon + (in_time - soon) * missing / u64::from(CREDIT_MAX);
+                normal.clamp(least, disk.p50_ns).min(timeout)
             }
             _ => timeout,
         }
@@ -429,8 +435,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let GuestOp::Read(range) = request.op else { return };
         debug_assert!(request.io.is_none(), "the disk is at it");
         let speculative = self.hedging.speculative(request.disk);
+        let (is_undisturbed, others) = (speculative.abandoned.count == 0, speculative.disk);
         speculative.disk += 1;
-        request.io = Some(DiskIo { since: now, reason, is_undisturbed: speculative.abandoned.count == 0 });
+        request.io = Some(DiskIo { since: now, reason, is_undisturbed, others });
         let (disk, op) = (request.disk, request.op);
         self.overlaps[usize::from(disk.0)].begin(self.rules, id, range.touched_blocks(), false);
         self.actions.push_back(match request.pages {

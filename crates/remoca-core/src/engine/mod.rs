@@ -125,6 +125,8 @@ struct DiskIo {
     reason: ReadReason,
     /// No abandoned read of this disk was in flight when it began.
     is_undisturbed: bool,
+    /// Reads of this disk that were in flight when it began.
+    others: u32,
 }
 
 #[derive(Clone, Copy, Debug)]

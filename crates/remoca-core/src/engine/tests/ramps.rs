@@ -502,3 +502,24 @@ fn a_server_that_is_far_from_the_disk_costs_the_disk_one_read_in_256() {
     let (_, stats) = run(&Case { reads: 30_000, depth: 1, server, disk, lanes: LANES, miss_one_of: 3 });
     assert_eq!(stats.probes, 0, "reads that only the disk can answer say enough of it");
 }
+
+/// The disk is asked for many reads that the server answers a little later, and does them beside those that it must answer.
+#[test]
+fn late_pages_of_a_noisy_server_are_hedged_where_the_disk_reads_in_parallel() {
+    for (depth, sigma) in [(1, 0.3), (1, 0.6), (1, 0.9), (8, 0.3), (8, 0.6)] {
+        let (server, disk) = (Course::steady(100 * US, sigma), Course::steady(7_000 * US, 0.03));
+        let case = Case { reads: 40_000, depth, server, disk, lanes: LANES, miss_one_of: 0 };
+        let mut draws = draws(&case);
+        let mut random = Random(5);
+        for draw in draws.iter_mut().filter(|_| random.bits().is_multiple_of(100)) {
+            draw.server_ns += 20_000 * US;
+        }
+        let alone = disk_alone(&case, &draws);
+        let mut world = World::new(&case, &draws);
+        world.run();
+        let (worst, stats) = (worst(&world.latencies, &alone), world.bench.engine.stats());
+        assert!(is_as_promised(&worst), "depth {depth}, {sigma}: {worst:?} {stats:?}");
+        assert!(worst.mean <= 0.10, "depth {depth}, {sigma}: the server is used: {worst:?}");
+        assert!(stats.hedges <= 128 + u64::from(case.reads) / 32 + stats.hedges_won, "{stats:?}");
+    }
+}
