@@ -290,6 +290,19 @@ fn a_durable_write_that_fails_is_known_to_whoever_asks() {
     }
 }
 
+/// What the guest has as a plain write is a durable one for the server, and its error speaks of the others just the same.
+#[test]
+fn with_write_through_a_plain_write_that_fails_fails_all_later_flushes() {
+    let options = NbdOptions { write_through: true, ..NbdOptions::default() };
+    for (fua, after) in [(true, Err(EIO)), (false, Ok(()))] {
+        let Setup { server, mut driver, _folder } = start(NbdOffer { fua, ..NbdOffer::default() }, options);
+        server.set_rule(fails_once(NbdCommand::Write, 5));
+        assert_eq!(driver.write(0, &[1; 4096], false), Err(EIO));
+        assert_eq!(driver.flush(), after, "FUA: {fua}; without it the write itself failed, and no sync");
+        assert_eq!(driver.write(0, &[1; 4096], false), after);
+    }
+}
+
 /// The guest was told what the first server could do.
 #[test]
 fn a_server_that_comes_back_with_less_gets_only_what_it_can_do() {

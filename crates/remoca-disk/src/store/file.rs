@@ -131,7 +131,7 @@ impl FileStore {
         let failed_at = task.failed_at();
         match task.purpose {
             Purpose::Operation { token, operation } => {
-                let result = self.latch.filter(&operation, failed_at, result);
+                let result = self.latch.filter(operation.is_durable(), failed_at, result);
                 let completion = StoreCompletion { token, result, buffer: task.buffer };
                 self.events.push_back(StoreEvent::Completed(completion));
             }

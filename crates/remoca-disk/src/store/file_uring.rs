@@ -17,7 +17,7 @@ use slab::Slab;
 
 use super::file_image::Image;
 use super::file_stamp::ChangeTime;
-use super::file_task::{Call, FileTask, Progress};
+use super::file_task::{Call, FileTask, Progress, Purpose};
 use super::file_threads::Finished;
 
 /// Calls in the ring at once.
@@ -115,7 +115,11 @@ impl Ring {
             for entry in self.ring.completion() {
                 taken += 1;
                 let key = usize::try_from(entry.user_data()).unwrap_or(usize::MAX);
-                self.answered_at[usize::from(self.tasks[key].reads())] = Some(now);
+                let task = &self.tasks[key];
+                // What is asked beside the guest's operations needs no journal: its answers say nothing of them.
+                if matches!(task.purpose, Purpose::Operation { .. }) {
+                    self.answered_at[usize::from(task.reads())] = Some(now);
+                }
                 let result = u32::try_from(entry.result()).map_err(|_| entry.result().saturating_neg());
                 self.in_ring -= 1;
                 match self.tasks[key].handle_result(result) {

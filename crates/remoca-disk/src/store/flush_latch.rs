@@ -5,7 +5,7 @@
 //! A write that was refused for want of space is no reason to latch: nothing that was acknowledged is lost. A sync behind
 //! a write that fails is one, whatever its error: it may speak of writes that were acknowledged before.
 
-use super::{StoreError, StoreOp};
+use super::StoreError;
 
 #[derive(Debug, Default)]
 pub(super) struct FlushLatch {
@@ -36,20 +36,21 @@ impl FlushLatch {
         self.failed.get_or_insert(error);
     }
 
-    /// Returns the result to report for `operation`, which ended with `result`; an error belongs to the part `at`.
+    /// Returns the result to report for an operation that ended with `result`; an error belongs to the part `at`.
+    /// `is_durable`: it was to be durable when it ended, whoever wanted that.
     pub(super) fn filter(
         &mut self,
-        operation: &StoreOp,
+        is_durable: bool,
         at: FailedAt,
         result: Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         if let Err(error) = result {
-            if at == FailedAt::Sync || operation.is_durable() && !is_clean_refusal(error) {
+            if at == FailedAt::Sync || is_durable && !is_clean_refusal(error) {
                 self.fail(error);
             }
             return Err(error);
         }
-        self.failed.filter(|_| operation.is_durable()).map_or(Ok(()), Err)
+        self.failed.filter(|_| is_durable).map_or(Ok(()), Err)
     }
 }
 
@@ -62,40 +63,40 @@ pub(super) fn is_clean_refusal(error: StoreError) -> bool {
 mod tests {
     use super::*;
 
-    const WRITE: StoreOp = StoreOp::Write { offset: 0, len: 512, durable: false };
-    const DURABLE: StoreOp = StoreOp::Write { offset: 0, len: 512, durable: true };
+    const WRITE: bool = false;
+    const DURABLE: bool = true;
     const FULL: StoreError = StoreError { errno: libc::ENOSPC };
 
     /// What the latch says of a flush and of both kinds of write that went well.
     fn outcomes(latch: &mut FlushLatch) -> [Result<(), StoreError>; 3] {
-        let mut outcome = |operation, at| latch.filter(operation, at, Ok(()));
-        [outcome(&StoreOp::Flush, FailedAt::Sync), outcome(&DURABLE, FailedAt::Body), outcome(&WRITE, FailedAt::Body)]
+        let mut outcome = |is_durable, at| latch.filter(is_durable, at, Ok(()));
+        [outcome(DURABLE, FailedAt::Sync), outcome(DURABLE, FailedAt::Body), outcome(WRITE, FailedAt::Body)]
     }
 
     #[test]
     fn a_failed_flush_fails_every_later_flush_and_durable_write_but_no_plain_write() {
         let mut latch = FlushLatch::default();
         assert_eq!(outcomes(&mut latch), [Ok(()); 3]);
-        assert_eq!(latch.filter(&StoreOp::Flush, FailedAt::Sync, Err(StoreError::IO)), Err(StoreError::IO));
-        assert_eq!(latch.filter(&StoreOp::Flush, FailedAt::Sync, Err(FULL)), Err(FULL));
+        assert_eq!(latch.filter(DURABLE, FailedAt::Sync, Err(StoreError::IO)), Err(StoreError::IO));
+        assert_eq!(latch.filter(DURABLE, FailedAt::Sync, Err(FULL)), Err(FULL));
         assert_eq!(outcomes(&mut latch), [Err(StoreError::IO), Err(StoreError::IO), Ok(())], "the first one decides");
     }
 
     #[test]
     fn a_durable_write_that_found_no_space_spoils_nothing() {
         let mut latch = FlushLatch::default();
-        assert_eq!(latch.filter(&DURABLE, FailedAt::Body, Err(FULL)), Err(FULL));
+        assert_eq!(latch.filter(DURABLE, FailedAt::Body, Err(FULL)), Err(FULL));
         assert_eq!(outcomes(&mut latch), [Ok(()); 3]);
-        assert_eq!(latch.filter(&DURABLE, FailedAt::Body, Err(StoreError::IO)), Err(StoreError::IO));
+        assert_eq!(latch.filter(DURABLE, FailedAt::Body, Err(StoreError::IO)), Err(StoreError::IO));
         assert_eq!(latch.errno(), Some(libc::EIO));
     }
 
     #[test]
     fn a_sync_that_found_no_space_latches_like_any_other() {
-        for operation in [StoreOp::Flush, DURABLE, WRITE] {
+        for is_durable in [DURABLE, WRITE] {
             let mut latch = FlushLatch::default();
-            assert_eq!(latch.filter(&operation, FailedAt::Sync, Err(FULL)), Err(FULL));
-            assert_eq!(outcomes(&mut latch), [Err(FULL), Err(FULL), Ok(())], "{operation:?}");
+            assert_eq!(latch.filter(is_durable, FailedAt::Sync, Err(FULL)), Err(FULL));
+            assert_eq!(outcomes(&mut latch), [Err(FULL), Err(FULL), Ok(())], "{is_durable}");
         }
     }
 }

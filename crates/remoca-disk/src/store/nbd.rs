@@ -225,7 +225,7 @@ impl NbdStore {
                 self.writes_flushed = self.writes_flushed.max(task.writes_before);
             }
         }
-        let result = self.latch.filter(&task.operation, task.failed_at(), result);
+        let result = self.latch.filter(task.is_synced(&self.terms.abilities), task.failed_at(), result);
         self.push_completion(task.token, result, task.buffer);
     }
 

@@ -143,6 +143,12 @@ impl NbdTask {
         }
     }
 
+    /// Returns whether its result speaks of everything that was acknowledged before: it was to be durable, or every piece of it
+    /// had the server make its file durable.
+    pub(super) fn is_synced(&self, abilities: &Abilities) -> bool {
+        self.operation.is_durable() || abilities.fua && self.must_be_durable(abilities)
+    }
+
     /// Returns whether there is nothing to ask the server for. The next one may have other abilities: decided when it
     /// is sent.
     pub(super) fn is_void(&self, abilities: &Abilities) -> bool {
