@@ -1,16 +1,17 @@
 //! The log on standard error, which nobody waits for: lines that a pipe or a socket has no room for are counted and lost.
 //!
 //! A process that serves a guest must not stop because its journal does. Only where standard error is a file does the writer
-//! wait for that file's system.
+//! wait for that file's system. Others may use the same standard error, so it is not made non-blocking: a pipe or a terminal is
+//! opened once more, and of a socket each write says that it does not wait.
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::net::{SendFlags, send};
 use rustix::stdio::stderr;
 use std::io::{self, IsTerminal, Write};
-use std::sync::{Mutex, PoisonError};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// A pipe or socket that is writable has room for so many bytes.
-const PIECE_BYTES_MAX: usize = 4096;
-
+static TARGET: OnceLock<Target> = OnceLock::new();
 static STATE: Mutex<State> = Mutex::new(State { lost: 0, is_torn: false });
 
 struct State {
@@ -22,6 +23,7 @@ struct State {
 
 /// Sends warnings and news to standard error; `REMOCA_LOG` chooses more or less (for instance `debug`). So do panics.
 pub fn start() {
+    TARGET.get_or_init(Target::of_process);
     let filter = tracing_subscriber::EnvFilter::try_from_env("REMOCA_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     let colours = io::stderr().is_terminal();
@@ -67,19 +69,35 @@ fn put(line: &[u8]) {
     }
 }
 
-/// Writes what can be written without waiting, and returns how many bytes.
-fn write_at_once(text: &[u8]) -> usize {
-    let mut written = 0;
-    for piece in text.chunks(PIECE_BYTES_MAX) {
-        let mut ready = [PollFd::from_borrowed_fd(stderr(), PollFlags::OUT)];
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        if !matches!(poll(&mut ready, Some(&at_once)), Ok(1)) {
-            break;
-        }
-        match rustix::io::write(stderr(), piece) {
-            Ok(count) => written += count,
-            Err(_) => break,
+/// Standard error, as something that is written to without waiting.
+enum Target {
+    Socket,
+    /// A descriptor of our own, not blocking.
+    Reopened(OwnedFd),
+    /// A file; or something that cannot be opened once more: there is no other way.
+    Shared,
+}
+
+impl Target {
+    fn of_process() -> Self {
+        let kind = rustix::fs::fstat(stderr()).map(|stat| FileType::from_raw_mode(stat.st_mode));
+        match kind {
+            Ok(FileType::Socket) => Self::Socket,
+            Ok(FileType::Fifo | FileType::CharacterDevice) => {
+                let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+                rustix::fs::open("/proc/self/fd/2", flags, Mode::empty()).map_or(Self::Shared, Self::Reopened)
+            }
+            _ => Self::Shared,
         }
     }
-    written
+}
+
+/// Writes what can be written without waiting, and returns how many bytes.
+fn write_at_once(text: &[u8]) -> usize {
+    let written = match TARGET.get_or_init(Target::of_process) {
+        Target::Socket => send(stderr(), text, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
+        Target::Reopened(descriptor) => rustix::io::write(descriptor.as_fd(), text),
+        Target::Shared => rustix::io::write(stderr(), text),
+    };
+    written.unwrap_or(0)
 }
