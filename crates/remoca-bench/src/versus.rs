@@ -1,13 +1,18 @@
 //! What a change costs while nothing goes wrong: CPU time of the VM process for each hit, miss and evicted page, of this
 //! build and of another one, pinned to one processor, in alternating rounds of new processes. A second process of this
 //! build shows the noise: a difference inside the interval of A/A says nothing.
+//!
+//! Where the noise is larger than the difference, callgrind counts instructions instead: those of the program itself, without
+//! the kernel's. What a process takes to start and to end is in the counts of two runs of different length, and so not in
+//! their difference. There an evicted page is also read once.
 
 use crate::vm::{Folder, IMAGE_BYTES, Vm, VmOptions, memory_server, save};
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 #[derive(Args)]
 pub struct VersusArgs {
@@ -26,14 +31,17 @@ pub struct VersusArgs {
     /// Processor for the VM processes; client and memory server have the others
     #[arg(long, default_value_t = 1)]
     processor: usize,
+    /// Count instructions under callgrind instead of CPU time; needs valgrind 3.21 or newer
+    #[arg(long)]
+    instructions: bool,
 }
 
-/// CPU time for one operation, with ratios to the other build.
+/// CPU time in microseconds, or instructions, for one operation, with ratios to the other build.
 #[derive(Serialize)]
 struct Row {
     operation: &'static str,
-    cpu_us: f64,
-    other_cpu_us: f64,
+    cost: f64,
+    other_cost: f64,
     /// Median of the rounds' ratios.
     ratio: f64,
     /// Lower and upper quartile of the rounds' ratios.
@@ -45,6 +53,8 @@ struct Row {
 
 #[derive(Serialize)]
 struct Report {
+    /// What costs are in.
+    unit: &'static str,
     rounds: usize,
     reads: usize,
     depth: usize,
@@ -78,28 +88,30 @@ pub fn run(args: &VersusArgs) -> Result<()> {
     for operation in [Operation::Hit, Operation::Miss, Operation::Evicted] {
         rows.push(compare(args, operation)?);
     }
+    let (what, unit) =
+        if args.instructions { ("Instructions", "instructions") } else { ("CPU time in us", "us of CPU time") };
     println!(
-        "CPU time of the VM process on one processor; {} rounds; {} reads a round, {} at a time",
+        "{what} of the VM process on one processor; {} rounds; {} reads a round, {} at a time",
         args.rounds, args.reads, args.depth
     );
     println!(
         "{:<14} {:>9} {:>9} {:>8}  {:<15} {:>8}  {:<15}",
-        "", "this us", "other us", "ratio", "quartiles", "A/A", "quartiles"
+        "", "this", "other", "ratio", "quartiles", "A/A", "quartiles"
     );
     for row in &rows {
         let range = |[low, high]: [f64; 2]| format!("{low:.3} to {high:.3}");
         println!(
             "{:<14} {:>9.2} {:>9.2} {:>8.3}  {:<15} {:>8.3}  {:<15}",
             row.operation,
-            row.cpu_us,
-            row.other_cpu_us,
+            row.cost,
+            row.other_cost,
             row.ratio,
             range(row.ratio_quartiles),
             row.same_ratio,
             range(row.same_quartiles)
         );
     }
-    save("versus", &Report { rounds: args.rounds, reads: args.reads, depth: args.depth, rows })
+    save("versus", &Report { unit, rounds: args.rounds, reads: args.reads, depth: args.depth, rows })
 }
 
 /// Leaves the processor to the VM processes: this process and its other children run elsewhere.
@@ -113,10 +125,11 @@ fn leave_processor(processor: usize) -> Result<()> {
 fn compare(args: &VersusArgs, operation: Operation) -> Result<Row> {
     let folder = Folder::new()?;
     let (_server, socket) = memory_server(&folder.0)?;
-    let mut cpu_us = vec![Vec::new(); BUILDS];
+    let mut costs = vec![Vec::new(); BUILDS];
     for round in 0..args.rounds {
         for step in 0..BUILDS {
             let build = (round + step) % BUILDS;
+            let counts = folder.0.join(format!("callgrind{round}-{step}"));
             let options = VmOptions {
                 disk_ms: if matches!(operation, Operation::Miss) { 0 } else { 7 },
                 server: (!matches!(operation, Operation::Miss)).then_some(&socket),
@@ -126,20 +139,33 @@ fn compare(args: &VersusArgs, operation: Operation) -> Result<Row> {
                 port: matches!(operation, Operation::Evicted),
                 // Smaller than the image: most evicted pages are admitted anew.
                 cache: matches!(operation, Operation::Evicted).then_some("8M"),
+                callgrind: args.instructions.then_some(&counts),
                 ..VmOptions::default()
             };
             // A process keeps the memory that it happened to get: that alone makes one some percent quicker than its like.
-            let mut vm = Vm::start(&folder.0, &format!("vm{round}-{step}"), &options)?;
-            cpu_us[build].push(measure(&mut vm, args, operation)?);
+            let name = |run| format!("vm{round}-{step}-{run}");
+            let mut vm = Vm::start(&folder.0, &name(1), &options)?;
+            let once = work(&mut vm, args, operation)?;
+            if !args.instructions {
+                costs[build].push(once.spent.as_secs_f64() * 1e6 / once.operations);
+                continue;
+            }
+            vm.end()?;
+            let first = total(&counts)?;
+            let mut vm = Vm::start(&folder.0, &name(2), &options)?;
+            work(&mut vm, args, operation)?;
+            let again = work(&mut vm, args, operation)?;
+            vm.end()?;
+            costs[build].push((total(&counts)? - first) / again.operations);
         }
     }
-    let ratios = |other: usize| -> Vec<f64> { cpu_us[0].iter().zip(&cpu_us[other]).map(|(a, b)| a / b).collect() };
+    let ratios = |other: usize| -> Vec<f64> { costs[0].iter().zip(&costs[other]).map(|(a, b)| a / b).collect() };
     let (versus, same) = (ratios(1), ratios(2));
     let quartiles = |values: &[f64]| [quantile(values, 1), quantile(values, 3)];
     Ok(Row {
         operation: operation.name(),
-        cpu_us: quantile(&cpu_us[0], 2),
-        other_cpu_us: quantile(&cpu_us[1], 2),
+        cost: quantile(&costs[0], 2),
+        other_cost: quantile(&costs[1], 2),
         ratio: quantile(&versus, 2),
         ratio_quartiles: quartiles(&versus),
         same_ratio: quantile(&same, 2),
@@ -147,22 +173,47 @@ fn compare(args: &VersusArgs, operation: Operation) -> Result<Row> {
     })
 }
 
-/// Returns the CPU time that one operation took in this round, in microseconds.
-fn measure(vm: &mut Vm, args: &VersusArgs, operation: Operation) -> Result<f64> {
-    if matches!(operation, Operation::Evicted) {
-        // What the process has not seen since it was cached last is unknown to it.
-        vm.pass(32)?;
+/// What was measured in one go.
+struct Work {
+    /// CPU time.
+    spent: Duration,
+    operations: f64,
+}
+
+/// Reads what is evicted next: what the process has not seen since it was cached last is unknown to it.
+fn prepare(vm: &mut Vm, operation: Operation) -> Result<()> {
+    if matches!(operation, Operation::Evicted) { vm.pass(32) } else { Ok(()) }
+}
+
+fn work(vm: &mut Vm, args: &VersusArgs, operation: Operation) -> Result<Work> {
+    if !args.instructions {
+        prepare(vm, operation)?;
     }
     let before = vm.process.cpu_time()?;
+    let pages = usize::try_from(IMAGE_BYTES / 4096)?;
     let count = match operation {
         Operation::Hit | Operation::Miss => vm.measure(args.depth, args.reads, |_| {})?.len(),
-        Operation::Evicted => {
+        Operation::Evicted if !args.instructions => {
             vm.evict_all()?;
-            usize::try_from(IMAGE_BYTES / 4096)?
+            pages
+        }
+        Operation::Evicted => {
+            let times = args.reads.div_ceil(pages);
+            for _ in 0..times {
+                vm.evict_all()?;
+                prepare(vm, operation)?;
+            }
+            times * pages
         }
     };
-    let spent = vm.process.cpu_time()? - before;
-    Ok(spent.as_secs_f64() * 1e6 / f64::from(u32::try_from(count)?))
+    Ok(Work { spent: vm.process.cpu_time()? - before, operations: f64::from(u32::try_from(count)?) })
+}
+
+/// Returns the number of instructions in one of callgrind's files.
+fn total(counts: &Path) -> Result<f64> {
+    let text = std::fs::read_to_string(counts).with_context(|| format!("callgrind wrote no {}", counts.display()))?;
+    let total = text.lines().find_map(|line| line.strip_prefix("totals: ")).context("callgrind counted nothing")?;
+    Ok(total.trim().parse()?)
 }
 
 /// Returns the value below which so many quarters of the values lie.

@@ -8,6 +8,8 @@ pub mod proxy;
 use anyhow::{Context, Result, bail, ensure};
 use remoca_disk::control::{self, Reply};
 use remoca_disk::testing::{Command as Read, Options, TestGuest, Ticket};
+use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::OsString;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -42,6 +44,17 @@ impl Program {
             total += Duration::from_nanos(stat.split_whitespace().next().context("no CPU time")?.parse()?);
         }
         Ok(total)
+    }
+
+    /// Ends the program as its operator does, so that it can write what it has counted.
+    fn end(mut self) -> Result<()> {
+        kill_process(Pid::from_child(&self.0), Signal::TERM)?;
+        let started = Instant::now();
+        while self.0.try_wait()?.is_none() {
+            ensure!(started.elapsed() < PATIENCE, "a program does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
     }
 }
 
@@ -97,6 +110,8 @@ pub struct VmOptions<'a> {
     pub processor: Option<usize>,
     /// Whether the VM has an eviction port.
     pub port: bool,
+    /// File for callgrind's count of the instructions of the VM process, which runs under valgrind then.
+    pub callgrind: Option<&'a Path>,
 }
 
 impl Vm {
@@ -104,14 +119,17 @@ impl Vm {
         let (disk, image) = disk(folder, name, options.disk_ms)?;
         let (socket, control) = (folder.join(format!("{name}.vhost")), folder.join(format!("{name}.ctl")));
         let program = options.program.map_or_else(remoca, |program| Ok(program.to_owned()))?;
-        let mut command = match options.processor {
-            None => Command::new(program),
-            Some(processor) => {
-                let mut pinned = Command::new("taskset");
-                pinned.args(["--cpu-list", &processor.to_string()]).arg(program);
-                pinned
-            }
-        };
+        let mut words: Vec<OsString> = Vec::new();
+        if let Some(processor) = options.processor {
+            words.extend(["taskset".into(), "--cpu-list".into(), processor.to_string().into()]);
+        }
+        if let Some(path) = options.callgrind {
+            let out = format!("--callgrind-out-file={}", path.display());
+            words.extend(["valgrind".into(), "--tool=callgrind".into(), out.into()]);
+        }
+        words.push(program.into());
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
         command.args(["disk", "--read-only", "--no-frames", "--cache", options.cache.unwrap_or("32M")]);
         command.args(["--image", &image, "--socket"]);
         command.arg(&socket).arg("--control").arg(&control).args(options.arguments);
@@ -135,6 +153,11 @@ impl Vm {
             vm.pass(32)?;
         }
         Ok(vm)
+    }
+
+    /// Ends the VM process, and its disk.
+    pub fn end(self) -> Result<()> {
+        self.process.end()
     }
 
     /// One of the counters of the process.
