@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -330,9 +330,16 @@ fn reply_to(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
 
 fn ask(command: Command, connection: UnixStream, desk: &Desk) -> Reply {
     let patience = command.patience();
-    let gone = || Reply::Error { error: "the process is about to end".into() };
+    let error = |text: String| Reply::Error { error: text };
+    let gone = || error("the process is about to end".into());
     let Ok(reply) = desk.hand_in(command, connection) else { return gone() };
-    reply.recv_timeout(patience).unwrap_or_else(|_| gone())
+    reply.recv_timeout(patience).unwrap_or_else(|failure| match failure {
+        RecvTimeoutError::Disconnected => gone(),
+        RecvTimeoutError::Timeout => error(format!(
+            "no answer within {} seconds; it may still be done. Look at `remoca status`",
+            patience.as_secs()
+        )),
+    })
 }
 
 fn explain_silence(error: io::Error, patience: Duration) -> io::Error {

@@ -103,10 +103,10 @@ impl Frontend {
         }
     }
 
-    /// Stands aside: another process has the disk, and the guest must not wait for what only that one can do.
-    pub fn stand_aside(&mut self) {
+    /// Answers the guest what can be answered while another process has the disk. `comes`: that process is about to hand it over.
+    pub fn stand_aside(&mut self, comes: bool) {
         if let Self::Vhost(device) = self {
-            device.stand_aside();
+            device.stand_aside(comes);
         }
     }
 

@@ -447,7 +447,7 @@ fn a_device_that_stands_aside_lets_its_queues_be_stopped() {
             });
             while let Some(device) = device.as_mut().filter(|_| !stopped.is_finished() && Instant::now() < give_up_at) {
                 device.handle_events().unwrap();
-                device.stand_aside();
+                device.stand_aside(round == 0);
                 device.notify();
                 std::thread::yield_now();
             }

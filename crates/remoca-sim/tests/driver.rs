@@ -8,7 +8,7 @@ const SEEDS: u64 = 1_000;
 const FLAW_SEEDS: u64 = 400;
 
 /// What never happens is never tested. Each counter has to reach the number beside it.
-const HAPPENS: [(&str, u64); 33] = [
+const HAPPENS: [(&str, u64); 34] = [
     ("completed", 80_000),
     ("failed", 2_000),
     ("store_reads", 40_000),
@@ -25,6 +25,7 @@ const HAPPENS: [(&str, u64); 33] = [
     ("sessions", 2_000),
     ("cuts", 200),
     ("store_crashes", 100),
+    ("flushes_after_loss", 20),
     ("rewritten", 800),
     ("long_requests", 20),
     ("on_other_queues", 20_000),

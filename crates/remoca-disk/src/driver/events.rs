@@ -135,7 +135,8 @@ impl Driver {
         let Disk { settles_at, frontend, .. } = &self.disks[usize::from(disk)];
         let settles = settles_at.is_some() && frontend.may_repeat();
         if !self.migration.serves() {
-            return self.disks[usize::from(disk)].frontend.stand_aside();
+            let come = self.disks_come();
+            return self.disks[usize::from(disk)].frontend.stand_aside(come);
         }
         if settles || self.stop_at.is_some() {
             return;
@@ -251,8 +252,9 @@ impl Driver {
 
     fn pop_port(&mut self) {
         if !self.migration.serves() {
+            // What was evicted needs no flush.
             if let Some(port) = &mut self.port {
-                port.frontend.stand_aside();
+                port.frontend.stand_aside(false);
             }
             return;
         }

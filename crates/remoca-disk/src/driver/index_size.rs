@@ -7,7 +7,7 @@
 //! when there is one.
 
 use super::Driver;
-use crate::control::{Command, Request};
+use crate::control::{Command, Reply, Request};
 use crate::index_memory::IndexMemory;
 use crate::migration::WakeUp;
 use crate::state::StateFile;
@@ -108,10 +108,21 @@ impl IndexSize {
         self.wake_up.fd()
     }
 
-    /// Forgets what was for the former engine.
+    /// Forgets what was for the former engine, and tells those who wait for it.
     pub(super) fn forget(&mut self) {
         self.stage = None;
         self.refused = None;
+        self.refuse_clients();
+    }
+
+    /// Tells those who wait for a larger index that there will be none: what they asked for must not be done when they have
+    /// asked for something else.
+    pub(super) fn refuse_clients(&mut self) {
+        self.cache = PageCount(0);
+        for client in self.clients.drain(..) {
+            let error = "the VM moves to another process or comes from one: the size was not changed. Ask again when it is done.";
+            client.answer(Reply::Error { error: error.into() });
+        }
     }
 
     /// Keeps a command until there is a larger index, or no memory for it.

@@ -50,6 +50,8 @@ pub struct VhostDevice {
     config: Arc<DeviceConfig>,
     queues: Vec<Queue>,
     kicks: Vec<Option<OwnedFd>>,
+    /// Queues up to the last one that this front end started: those after it have nothing, and most guests use one.
+    started: usize,
     /// The queue that `pop` looks at first.
     turn: usize,
     next_id: u64,
@@ -119,6 +121,7 @@ impl VhostDevice {
             log,
             kicks: (0..config.queue_count_max).map(|_| None).collect(),
             config,
+            started: 0,
             turn: 0,
             next_id: 0,
             held: 0,
@@ -172,17 +175,17 @@ impl VhostDevice {
         }
         // What goes out again has its segments already, and gives them back only when it is done.
         let is_full = self.segments.get() >= SEGMENTS_MAX;
-        if held >= HELD_MAX || is_full && !self.queues.iter().any(Queue::has_repeats) {
+        if held >= HELD_MAX || is_full && !self.queues[..self.started].iter().any(Queue::has_repeats) {
             self.throttled = true;
             return None;
         }
-        let count = self.queues.len();
-        for index in (self.turn..count).chain(0..self.turn) {
+        let first = self.turn;
+        for index in (first..self.started).chain(0..first) {
             if is_full && !self.queues[index].has_repeats() {
                 continue;
             }
             let Some(request) = self.pop_of(index) else { continue };
-            self.turn = (index + 1) % count;
+            self.turn = (index + 1) % self.started;
             return Some(request);
         }
         None
@@ -251,7 +254,7 @@ impl VhostDevice {
     /// Shows the guest what was completed since the last call, with at most one interrupt for each queue. Call it once
     /// for each turn of the driver's loop: a front end that stops a queue is answered here too.
     pub fn notify(&mut self) {
-        self.queues.iter_mut().for_each(Queue::publish);
+        self.queues[..self.started].iter_mut().for_each(Queue::publish);
         self.settle();
     }
 
@@ -284,11 +287,12 @@ impl VhostDevice {
         self.write_cache.set(true);
     }
 
-    /// Answers the command that waits for what only `pop` could bring, for a device whose disk another process has. What was
-    /// completed is durable there. A queue stops with its marks in the record, for whoever serves them.
-    pub fn stand_aside(&mut self) {
+    /// Answers the command that waits for what only `pop` could bring, for a device whose disk another process has. A queue stops
+    /// with its marks in the record, for whoever serves them. A flush waits for a disk that `comes`: the other process may not
+    /// have made everything durable yet. For one that does not come the front end must not wait.
+    pub fn stand_aside(&mut self, comes: bool) {
         match self.waiting_until() {
-            Some(Until::CacheFlushed { handed_out: false }) => self.answer(Ok(0)),
+            Some(Until::CacheFlushed { handed_out: false }) if !comes => self.answer(Ok(0)),
             Some(Until::QueueDrained(queue)) => {
                 let number = *queue;
                 if self.queues[usize::from(number)].in_flight() == 0 {
@@ -425,6 +429,7 @@ impl VhostDevice {
         let queue = &mut self.queues[usize::from(number)];
         queue.start(Start { layout, memory, base, record }).map_err(|error| error.to_string())?;
         queue.note_write_cache(self.write_cache.is_on());
+        self.started = self.started.max(usize::from(number) + 1);
         if self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() == 0 {
             queue.enabled = true;
         }
@@ -455,6 +460,7 @@ impl VhostDevice {
             let _ = self.set_kick(queue, None);
             self.queues[usize::from(queue)].reset();
         }
+        (self.started, self.turn) = (0, 0);
         self.features = 0;
         self.memory = Arc::default();
         self.guest_memory_bytes = 0;
@@ -518,5 +524,25 @@ impl Drop for VhostDevice {
         self.waiting = None;
         self.commands = None;
         control.join();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::sync_channel;
+
+    #[test]
+    fn a_write_cache_is_not_off_while_another_process_may_still_make_its_writes_durable() {
+        let (mut device, io) =
+            VhostDevice::without_front_end(DeviceConfig::disk("test", "serial", 1 << 20), None).unwrap();
+        let (reply, answer) = sync_channel(1);
+        io.commands.send(Envelope { command: Command::SetWriteback(false), reply }).unwrap();
+        signal::raise(&io.wake);
+        device.handle_events().unwrap();
+        device.stand_aside(true);
+        assert!(answer.try_recv().is_err(), "the disk comes");
+        device.stand_aside(false);
+        assert_eq!(answer.try_recv().unwrap(), Ok(0));
     }
 }

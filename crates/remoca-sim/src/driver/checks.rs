@@ -81,6 +81,7 @@ impl World<'_> {
             let text = format!("flush {step} succeeds, and one before it has failed");
             return Err(Violation::new(Promise::FlushIsDurable, text));
         }
+        self.tally.flushes_after_loss += u64::from(self.disks[disk].guest.has_lost);
         let Some(sector) = self.disks[disk].model.broken_promise(&request.promise) else { return Ok(()) };
         let text = format!("flush {step} succeeds, and sector {sector} is not durable");
         Err(self.at(Promise::FlushIsDurable, disk, sector, text))

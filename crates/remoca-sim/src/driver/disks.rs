@@ -85,10 +85,18 @@ impl DiskSide {
     pub(super) fn lose_knowledge(&mut self) {
         if self.guest.flush_may_fail {
             self.guest.flush_must_fail = false;
-            self.model.forget_promises();
-            let promise = self.model.flush_promise();
-            let flushes = self.guest.requests.iter_mut().filter(|request| request.ask == super::plan::Ask::Flush);
-            flushes.for_each(|request| request.promise.clone_from(&promise));
+            self.forget_unflushed();
+        }
+    }
+
+    /// What was acknowledged and not made durable is not promised any more.
+    fn forget_unflushed(&mut self) {
+        self.model.forget_promises();
+        let promise = self.model.flush_promise();
+        let flushes = self.guest.requests.iter_mut().filter(|request| request.ask == Ask::Flush);
+        flushes.for_each(|request| request.promise.clone_from(&promise));
+        if !self.guest.switch_promise.is_empty() {
+            self.guest.switch_promise = promise;
         }
     }
 
@@ -254,15 +262,22 @@ impl World<'_> {
         self.disks[number].store.tell(StoreEvent::Completed(StoreCompletion { token, result, buffer }));
     }
 
-    /// The store of a disk was down, and comes back. The driver hears of it before anything else.
+    /// The store of a disk was down, and comes back: its flushes fail from now on, or what is done after it is durable with the
+    /// next one (`on-loss`). The driver hears of it before anything else.
     pub(super) fn store_crash(&mut self, number: usize) -> Option<Source> {
         self.process.as_ref()?;
         self.note(|| format!("the store of disk {number} comes back from a crash"));
         self.tally.store_crashes += 1;
         let hidden = self.has(Flaw::CrashHidden);
+        let latches = self.random.one_in(2);
         let disk = &mut self.disks[number];
-        disk.store.lock().failed.get_or_insert(EIO);
-        disk.guest.flush_may_fail = true;
+        if latches {
+            disk.store.lock().failed.get_or_insert(EIO);
+            disk.guest.flush_may_fail = true;
+        } else {
+            disk.forget_unflushed();
+            disk.guest.has_lost = true;
+        }
         disk.model.crash(self.event, &mut self.random);
         if hidden {
             return None;

@@ -116,6 +116,8 @@ pub(super) struct Guest {
     pub(super) flush_may_fail: bool,
     /// The guest was told so.
     pub(super) flush_must_fail: bool,
+    /// The store has crashed, and its flushes do not fail for it.
+    pub(super) has_lost: bool,
 }
 
 impl Guest {
@@ -149,6 +151,7 @@ impl Guest {
             switch_promise: Vec::new(),
             flush_may_fail: false,
             flush_must_fail: false,
+            has_lost: false,
         }
     }
 

@@ -119,6 +119,7 @@ tally! {
     sessions,
     cuts,
     store_crashes,
+    flushes_after_loss,
     /// Blocks that were read to be written back with a part of them changed.
     rewritten,
     /// Requests of an NBD client that are longer than a buffer.

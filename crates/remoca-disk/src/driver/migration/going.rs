@@ -54,6 +54,7 @@ impl Driver {
         let peer = self.migration.peers.connect(endpoint.clone(), key, self.migration.wake_up.wake())?;
         peer.offer(offer);
         self.migration.peer_name = endpoint.to_string();
+        self.index_size.refuse_clients();
         self.migration.peer = Some(peer);
         self.migration.peer_since = Some(self.clock.now());
         self.migration.links_again = offer.returns;

@@ -255,6 +255,7 @@ impl Driver {
                 peer.refuse("this process is connected with another one: is it about to get its disks already?");
                 peer.end_politely();
             } else {
+                self.index_size.refuse_clients();
                 self.migration.peer = Some(peer);
                 self.migration.peer_since = Some(self.clock.now());
                 self.migration.links_again = false;
@@ -319,6 +320,7 @@ impl Driver {
         if self.migration.ownership.is_linked() {
             self.migration.ownership.handle_lost(self.now);
         }
+        self.pop_again = true;
         self.do_migration();
     }
 
@@ -355,7 +357,8 @@ impl Driver {
         }
         // What came meanwhile has brought its event already.
         let serves = self.migration.serves();
-        self.pop_again |= serves && !self.migration.served;
+        // Without a link nobody waits for disks that come.
+        self.pop_again |= serves && !self.migration.served || !serves && any && !self.migration.ownership.is_linked();
         self.migration.served = serves;
         if any {
             // The guest may have come before its disks.
@@ -382,6 +385,12 @@ impl Driver {
             self.migration.ownership.handle_drained(self.migration.wrote);
         }
         self.do_migration() || any
+    }
+
+    /// Returns whether the process that has the disks is about to hand them over: the guest runs here, and that process has
+    /// heard of it.
+    pub(super) fn disks_come(&self) -> bool {
+        self.migration.ownership.is_linked() && self.is_running()
     }
 
     fn is_running(&self) -> bool {
