@@ -5,7 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-const COUNT_MAX: usize = 16_384;
+/// More than the tree has: the place of a mutant beyond would never be noted.
+const COUNT_MAX: usize = 1 << 17;
 
 /// Whether mutant `number` is the one of this run.
 pub fn on(number: usize) -> bool {

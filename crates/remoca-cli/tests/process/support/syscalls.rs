@@ -35,6 +35,8 @@ enum On {
     WaitsFor(usize),
     /// It waits where the operation, the second argument, says so.
     Futex,
+    /// The first one is a ring; it waits for as many completions as the third argument says.
+    Ring,
 }
 
 macro_rules! calls {
@@ -54,7 +56,7 @@ calls! {
     SYS_fcntl On::Command, SYS_ioctl On::First, SYS_dup On::First, SYS_shutdown On::First,
     SYS_getsockopt On::First, SYS_setsockopt On::First, SYS_getsockname On::First, SYS_getpeername On::First,
     SYS_epoll_ctl On::First, SYS_epoll_wait On::First, SYS_epoll_pwait On::First, SYS_epoll_pwait2 On::First,
-    SYS_timerfd_settime On::First, SYS_io_uring_enter On::First, SYS_getdents64 On::First,
+    SYS_timerfd_settime On::First, SYS_io_uring_enter On::Ring, SYS_getdents64 On::First,
     SYS_ppoll On::WaitsFor(2),
     SYS_mmap On::Mapped(4), SYS_munmap On::Nothing, SYS_mremap On::Nothing, SYS_mprotect On::Nothing,
     SYS_madvise On::Nothing, SYS_mincore On::Nothing, SYS_msync On::Nothing, SYS_brk On::Nothing,
@@ -232,6 +234,11 @@ fn describe(thread: i32, number: libc::c_long, arguments: &[u64; 6]) -> String {
             let operation = arguments[1] as i32 & libc::FUTEX_CMD_MASK;
             format!("{name}{}", if operation == libc::FUTEX_WAKE { "" } else { ", waiting" })
         }
+        On::Ring => format!(
+            "{name} {}{}",
+            kind(thread, arguments[0] as RawFd),
+            if arguments[2] == 0 { "" } else { ", waiting" }
+        ),
         On::Waits(flags) => {
             let on = arguments[0] as RawFd;
             let told = flags.is_some_and(|at| arguments[at] & libc::MSG_DONTWAIT as u64 != 0);
