@@ -20,7 +20,7 @@ struct Command {
 const COMMANDS: &[Command] = &[
     Command { name: "dist", about: "Debian packages in out/dist (--help tells more)", run: dist::run },
     Command { name: "fuzz", about: "fuzz what strangers send (--help tells more)", run: fuzz::run },
-    Command { name: "lint", about: "format and lints", run: test::lint },
+    Command { name: "lint", about: "format, structure and lints", run: test::lint },
     Command {
         name: "mutants",
         about: "changes of the code that tests must see (--help tells more)",

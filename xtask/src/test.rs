@@ -18,12 +18,14 @@ const LINTED_WITH: &str = "rustc 1.95.";
 /// What the tests build by themselves, built before: a build beside tests slows them down.
 const PROGRAMS: [&[&str]; 2] = [&["--bin", "remoca"], &["--bin", "remoca-ablation", "--features", "ablation"]];
 
-/// Formatting and lints.
+/// Formatting, the structure of the sources, and lints.
 ///
 /// # Errors
 /// Names the step that failed.
 pub fn lint(_: Vec<OsString>) -> Result<(), String> {
     Step::new("format", cargo(["fmt", "--all", "--check"])).run()?;
+    println!("== structure");
+    crate::shape::check()?;
     let mut version = Command::new("rustc");
     version.arg("--version");
     let version = output(version)?;

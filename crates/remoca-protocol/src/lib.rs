@@ -10,6 +10,8 @@
 //!
 //! Not here: sequence and state (who may send what when), authentication, encryption. See
 //! `docs/decisions/0003-wire-protocol.md`.
+
+#![cfg_attr(test, allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "a test may look at the clock"))]
 #![forbid(unsafe_code)]
 #![deny(clippy::wildcard_enum_match_arm)]
 

@@ -1,8 +1,10 @@
-//! `cargo xtask shape`: the measures by which the structure of the sources is judged.
+//! `cargo xtask shape`: the measures by which the structure of the sources is judged, and the rules that `cargo xtask lint`
+//! enforces.
 
 mod arrows;
 mod docs;
 mod measure;
+mod rules;
 mod source;
 
 use crate::run::project;
@@ -53,6 +55,17 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     show_crates(&crates, &measures);
     show_walls(&crates, &measures, options.all);
     Ok(())
+}
+
+/// Refuses a tree that breaks a rule of its structure.
+///
+/// # Errors
+/// Says which, and what to do.
+pub fn check() -> Result<(), String> {
+    let tree = project();
+    let crates = source::crates(&tree)?;
+    let broken = rules::broken(&tree, &crates, &measure::measure(&crates))?;
+    if broken.is_empty() { Ok(()) } else { Err(broken.join("\n")) }
 }
 
 fn parse(arguments: Vec<OsString>) -> Result<Options, String> {

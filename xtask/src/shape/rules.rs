@@ -1,0 +1,191 @@
+//! What `cargo xtask lint` refuses: a wrong arrow between crates or modules, a long function, and a new circle of files.
+//!
+//! Each table says what is allowed today. What it allows and nobody needs any more is refused as well, so tables only shrink.
+
+use super::arrows;
+use super::measure::{FUNCTION_LINES_MAX, Measures};
+use super::source::Crate;
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// Crates of the project that each crate is built with. A crate may name only crates that stand above it here.
+const CRATES: [(&str, &[&str]); 12] = [
+    ("remoca-core", &[]),
+    ("remoca-protocol", &["remoca-core"]),
+    ("remoca-agent", &[]),
+    ("remoca-lab", &[]),
+    ("remoca-server", &["remoca-core", "remoca-protocol"]),
+    ("remoca-disk", &["remoca-core", "remoca-protocol"]),
+    ("remoca-sim", &["remoca-core", "remoca-disk", "remoca-protocol"]),
+    ("remoca-demo", &["remoca-disk", "remoca-lab"]),
+    ("remoca-cli", &["remoca-core", "remoca-disk", "remoca-protocol", "remoca-server"]),
+    ("remoca-bench", &["remoca-core", "remoca-disk", "remoca-protocol", "remoca-server"]),
+    ("remoca-fuzz", &["remoca-core", "remoca-disk", "remoca-protocol", "remoca-server"]),
+    ("remoca-guest-tests", &["remoca-demo", "remoca-disk", "remoca-lab", "remoca-protocol"]),
+];
+
+/// Modules of a crate that must not know one another: what is below knows nothing of what is above.
+const STRANGERS: [(&str, &str, &str); 20] = [
+    ("remoca-core", "fingerprint", "index"),
+    ("remoca-core", "index", "engine"),
+    ("remoca-core", "migration", "engine"),
+    ("remoca-core", "engine", "migration"),
+    ("remoca-core", "units", "index"),
+    ("remoca-disk", "store", "vhost"),
+    ("remoca-disk", "store", "frontend"),
+    ("remoca-disk", "store", "driver"),
+    ("remoca-disk", "vhost", "store"),
+    ("remoca-disk", "vhost", "nbd"),
+    ("remoca-disk", "vhost", "frontend"),
+    ("remoca-disk", "vhost", "driver"),
+    ("remoca-disk", "nbd", "driver"),
+    ("remoca-disk", "link", "store"),
+    ("remoca-disk", "link", "vhost"),
+    ("remoca-disk", "link", "driver"),
+    ("remoca-disk", "secure", "migration"),
+    ("remoca-disk", "migration", "driver"),
+    ("remoca-disk", "state", "driver"),
+    ("remoca-disk", "control", "driver"),
+];
+
+/// Functions that are too long, by file and name.
+const LONG: [(&str, &str); 4] = [
+    ("crates/remoca-cli/src/disk/mod.rs", "parts"),
+    ("crates/remoca-cli/src/status.rs", "show_all"),
+    ("crates/remoca-demo/src/page/mod.rs", "facts"),
+    ("crates/remoca-disk/src/vhost/device.rs", "apply"),
+];
+
+/// Circles of files in a crate.
+const CIRCLES: [(&str, usize); 4] = [("remoca-cli", 2), ("remoca-core", 2), ("remoca-demo", 1), ("remoca-disk", 6)];
+
+/// Returns what is against the rules, each with what to do.
+///
+/// # Errors
+/// Names the file that cannot be read or parsed.
+pub fn broken(tree: &Path, crates: &[Crate], measures: &Measures) -> Result<Vec<String>, String> {
+    let mut broken = crate_arrows(tree)?;
+    for owner in crates {
+        let arrows = arrows::arrows(owner);
+        for (_, from, to) in STRANGERS.iter().filter(|(name, ..)| *name == owner.name) {
+            let is_in = |module: &[String], top: &str| module.first().is_some_and(|first| first == top);
+            for (file, targets) in arrows.iter().filter(|(file, _)| is_in(file, from)) {
+                if let Some(target) = targets.iter().find(|target| is_in(target, to)) {
+                    broken.push(format!(
+                        "{}: `{}` uses `{}`: `{from}` must not know `{to}`; move what both need below them",
+                        owner.name,
+                        file.join("::"),
+                        target.join("::")
+                    ));
+                }
+            }
+        }
+        let (circles, allowed) = (arrows::circles(&arrows), allowed_circles(&owner.name));
+        if circles.len() != allowed {
+            broken.push(format!(
+                "{}: {} circles of files instead of {allowed}: {circles:?}; remove the new one, or correct the number that is \
+                 allowed if there are fewer",
+                owner.name,
+                circles.len()
+            ));
+        }
+    }
+    broken.extend(long_functions(measures));
+    Ok(broken)
+}
+
+fn allowed_circles(owner: &str) -> usize {
+    CIRCLES.iter().find(|(name, _)| *name == owner).map_or(0, |(_, count)| *count)
+}
+
+fn crate_arrows(tree: &Path) -> Result<Vec<String>, String> {
+    let mut broken = Vec::new();
+    let mut above = BTreeSet::new();
+    for (name, allowed) in CRATES {
+        let path = tree.join("crates").join(name).join("Cargo.toml");
+        let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let manifest: toml::Table = toml::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+        let used: BTreeSet<&str> = ["dependencies", "build-dependencies"]
+            .into_iter()
+            .filter_map(|kind| manifest.get(kind)?.as_table())
+            .flat_map(|table| table.keys().map(String::as_str))
+            .filter(|key| key.starts_with("remoca-"))
+            .collect();
+        let allowed: BTreeSet<&str> = allowed.iter().copied().collect();
+        if used != allowed {
+            broken.push(format!("{name} is built with {used:?}, and the rule says {allowed:?}: {}", path.display()));
+        }
+        broken.extend(
+            allowed
+                .difference(&above)
+                .map(|other| format!("{name} must not be built with {other}, which stands below")),
+        );
+        above.insert(name);
+    }
+    let folders = std::fs::read_dir(tree.join("crates")).map_err(|error| format!("crates: {error}"))?;
+    let unknown = folders.flatten().map(|folder| folder.file_name().to_string_lossy().into_owned());
+    broken.extend(
+        unknown
+            .filter(|name| !above.contains(name.as_str()))
+            .map(|name| format!("{name} has no place among the crates: give it one in {}", file!())),
+    );
+    Ok(broken)
+}
+
+fn long_functions(measures: &Measures) -> Vec<String> {
+    let long = measures.functions.iter().filter(|function| function.lines > FUNCTION_LINES_MAX);
+    let long: BTreeSet<(String, &str)> =
+        long.map(|function| (function.path.display().to_string(), function.name.as_str())).collect();
+    let is_allowed = |path: &str, name: &str| LONG.contains(&(path, name));
+    let too_long = long.iter().filter(|(path, name)| !is_allowed(path, name)).map(|(path, name)| {
+        format!("{path}: `{name}` has more than {FUNCTION_LINES_MAX} lines: take a step out of it that has a name")
+    });
+    let gone = LONG.iter().filter(|(path, name)| !long.contains(&((*path).to_owned(), *name)));
+    let gone = gone.map(|(path, name)| format!("{path}: `{name}` is short by now: remove it from the exceptions"));
+    too_long.chain(gone).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shape::measure::{Function, measure};
+    use crate::shape::source::{File, crates};
+
+    #[test]
+    fn the_tree_keeps_the_rules() {
+        let tree = crate::run::project();
+        let crates = crates(&tree).unwrap();
+        assert_eq!(broken(&tree, &crates, &measure(&crates)).unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn a_store_that_knows_a_frontend_is_told_and_so_is_a_new_circle() {
+        let file = |module: &str, text: &str| File {
+            path: "a.rs".into(),
+            module: module.split("::").filter(|name| !name.is_empty()).map(Into::into).collect(),
+            lines: Vec::new(),
+            before_tests: 0,
+            items: syn::parse_file(text).expect("Rust").items,
+        };
+        let files = vec![
+            file("", "mod store; mod vhost;"),
+            file("store", "use crate::vhost::Thing;"),
+            file("vhost", "use crate::store::Other;"),
+        ];
+        let owner = Crate { name: "remoca-disk".into(), files };
+        let measures = Measures {
+            functions: vec![Function { name: "f".into(), path: "b.rs".into(), lines: 71, doc: None, text: None }],
+            ..Measures::default()
+        };
+        let told = broken(&crate::run::project(), &[owner], &measures).unwrap().join("\n");
+        for text in [
+            "`store` must not know `vhost`",
+            "`vhost` must not know `store`",
+            "1 circles of files",
+            "`f` has more",
+            "is short by now",
+        ] {
+            assert!(told.contains(text), "{text}: {told}");
+        }
+    }
+}
