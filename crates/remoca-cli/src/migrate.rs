@@ -5,7 +5,7 @@ use crate::runtime;
 use anyhow::{Result, bail};
 use clap::{ArgGroup, Args};
 use remoca_disk::control::Command;
-use remoca_disk::endpoint::Endpoint;
+use remoca_io::address::Endpoint;
 use std::io::Write;
 use std::path::PathBuf;
 

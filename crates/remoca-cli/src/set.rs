@@ -5,7 +5,7 @@ use crate::size::{parse_size, show_size};
 use anyhow::{Result, bail};
 use clap::Args;
 use remoca_disk::control::Command;
-use remoca_disk::endpoint::Endpoint;
+use remoca_io::address::Endpoint;
 use std::io::Write;
 
 /// Change the cache of a running VM: its size, on, off, its memory servers. Or let flushes of a disk succeed again.

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use remoca_disk::testing::RamDisk;
-use remoca_disk::vhost::{DeviceConfig, SocketSource, VhostDevice};
+use remoca_disk::vhost::{DeviceConfig, VhostDevice};
+use remoca_io::socket::SocketSource;
 use rustix::event::{PollFd, PollFlags, poll};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

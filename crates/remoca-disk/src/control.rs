@@ -6,7 +6,7 @@
 
 use crate::secure::Secret;
 use crate::status::Status;
-use crate::vhost::{SocketPath, SocketSource};
+use remoca_io::socket::{SocketPath, SocketSource};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use serde::{Deserialize, Serialize};
 use std::fs::Permissions;

@@ -5,10 +5,10 @@
 //! Requests come out validated: ranges lie within the device and on its blocks, writes to read-only devices never come.
 
 use crate::nbd::{Attached, NbdExport, NbdRequest};
-use crate::store::IoBuffer;
 use crate::vhost::{BlkRequest, Status, VhostDevice};
 pub use crate::vhost::{CopyError, Frame, Operation, ZeroRange};
 use remoca_core::engine::DiskError;
+use remoca_io::buffer::IoBuffer;
 use std::io;
 use std::os::fd::BorrowedFd;
 

@@ -3,10 +3,8 @@
 pub mod clock;
 pub mod control;
 pub mod driver;
-pub mod endpoint;
 pub mod frontend;
 pub mod handover;
-mod index_memory;
 pub mod latency;
 pub mod link;
 pub mod migration;
@@ -19,9 +17,7 @@ pub mod state;
 pub mod status;
 pub mod store;
 pub mod trace;
-mod undumped;
 pub mod vhost;
 
-pub use index_memory::IndexMemory;
 #[cfg(feature = "testing")]
 pub mod testing;

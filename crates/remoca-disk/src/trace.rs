@@ -5,8 +5,8 @@
 //! which it has no room are lost: the next one that is not says how many, and so do the status and the log at the end. A write
 //! error ends the trace with a warning, and nothing else.
 
-use crate::migration::WakeUp;
-use crate::vhost::signal::raise;
+use remoca_io::wake::WakeUp;
+use remoca_io::wake::raise;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};

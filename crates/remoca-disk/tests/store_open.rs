@@ -12,7 +12,8 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use remoca_disk::store::{FileOptions, FileStore, ImageLock, OpenError, OpenErrorKind, Store};
+use remoca_disk::store::{FileOptions, FileStore, OpenError, OpenErrorKind, Store};
+use remoca_io::lock::ImageLock;
 use store_support::machine::{LoopDevice, Mount, is_root, run};
 use store_support::servers::Server;
 use store_support::{Driver, pattern};

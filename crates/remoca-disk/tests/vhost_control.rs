@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use remoca_disk::testing::{Backend, Command, Options, RamDisk, TestGuest};
-use remoca_disk::vhost::{DeviceConfig, SocketSource, VhostDevice};
+use remoca_disk::vhost::{DeviceConfig, VhostDevice};
+use remoca_io::socket::SocketSource;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserInflight};

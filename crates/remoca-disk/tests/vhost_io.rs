@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use remoca_disk::testing::{Backend, Command, Options, RamDisk, TestGuest, Ticket};
-use remoca_disk::vhost::{BlkRequest, DeviceConfig, SocketSource, Status, VhostDevice};
+use remoca_disk::vhost::{BlkRequest, DeviceConfig, Status, VhostDevice};
+use remoca_io::socket::SocketSource;
 use vhost::VhostBackend;
 
 const DISK_BYTES: u64 = 8 << 20;

@@ -9,16 +9,17 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Crates of the project that each crate is built with. A crate may name only crates that stand above it here.
-const CRATES: [(&str, &[&str]); 12] = [
+const CRATES: [(&str, &[&str]); 13] = [
     ("remoca-core", &[]),
     ("remoca-protocol", &["remoca-core"]),
+    ("remoca-io", &[]),
     ("remoca-agent", &[]),
     ("remoca-lab", &[]),
     ("remoca-server", &["remoca-core", "remoca-protocol"]),
-    ("remoca-disk", &["remoca-core", "remoca-protocol"]),
-    ("remoca-sim", &["remoca-core", "remoca-disk", "remoca-protocol"]),
+    ("remoca-disk", &["remoca-core", "remoca-io", "remoca-protocol"]),
+    ("remoca-sim", &["remoca-core", "remoca-disk", "remoca-io", "remoca-protocol"]),
     ("remoca-demo", &["remoca-disk", "remoca-lab"]),
-    ("remoca-cli", &["remoca-core", "remoca-disk", "remoca-protocol", "remoca-server"]),
+    ("remoca-cli", &["remoca-core", "remoca-disk", "remoca-io", "remoca-protocol", "remoca-server"]),
     ("remoca-bench", &["remoca-core", "remoca-disk", "remoca-protocol", "remoca-server"]),
     ("remoca-fuzz", &["remoca-core", "remoca-disk", "remoca-protocol", "remoca-server"]),
     ("remoca-guest-tests", &["remoca-demo", "remoca-disk", "remoca-lab", "remoca-protocol"]),

@@ -5,7 +5,7 @@ use crate::key::KeySource;
 use crate::nbd;
 use crate::size::parse_size;
 use clap::{Args, ValueEnum};
-use remoca_disk::endpoint::Endpoint;
+use remoca_io::address::Endpoint;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::str::FromStr;

@@ -7,10 +7,10 @@ use super::{Disk, Driver};
 use crate::frontend::{Frontend, Outcome};
 use crate::link::ServerLink;
 use crate::narrow;
-use crate::store::{BufferPool, IoBuffer};
 use crate::trace::{TraceRecord, TracedOp, TracedSource};
 use remoca_core::engine::{Action, DiskError, GuestOp, RequestId, ServerNumber};
 use remoca_core::units::DiskIndex;
+use remoca_io::buffer::{BufferPool, IoBuffer};
 use remoca_protocol::Frame;
 
 impl Driver {

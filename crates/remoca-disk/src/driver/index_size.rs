@@ -8,12 +8,12 @@
 
 use super::Driver;
 use crate::control::{Command, Reply, Request};
-use crate::index_memory::IndexMemory;
-use crate::migration::WakeUp;
 use crate::state::StateFile;
 use remoca_core::engine::IndexMaker;
 use remoca_core::index::{CacheIndex, Layout};
 use remoca_core::units::{PAGE_SIZE_U64, PageCount};
+use remoca_io::wake::WakeUp;
+use remoca_io::words::IndexMemory;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -187,7 +187,7 @@ impl Driver {
         let work = move || {
             // Nobody listens if the process has lost its disks meanwhile.
             let _ = sender.send(plan.make());
-            crate::vhost::signal::raise(&wake_up);
+            remoca_io::wake::raise(&wake_up);
         };
         match (self.index_size.aside)("index", Box::new(work)) {
             Ok(()) => self.index_size.stage = Some(Stage::Making { layout, region }),

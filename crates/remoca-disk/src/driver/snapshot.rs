@@ -2,7 +2,6 @@
 
 use super::Driver;
 use crate::control::{Command, Reply, Request};
-use crate::endpoint::Endpoint;
 use crate::link::{KnownServer, ServerLink};
 use crate::narrow;
 use crate::status::{
@@ -13,6 +12,7 @@ use crate::store::StoreHealth;
 use crate::trace::TraceWriter;
 use remoca_core::engine::{Admission, BreakerState, EngineStats, Latency};
 use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
+use remoca_io::address::Endpoint;
 use std::time::Instant;
 
 const NO_SERVER: &str = "this process has no memory server; start it with --server";

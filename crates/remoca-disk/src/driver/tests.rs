@@ -6,11 +6,12 @@ use super::requests::{Group, Origin, Pending};
 use super::*;
 use crate::clock::SystemClock;
 use crate::nbd::{ExportGeometry, NbdExport};
-use crate::store::{Geometry, IoBuffer, StoreEvent, StoreOp};
-use crate::vhost::signal;
+use crate::store::{Geometry, StoreEvent, StoreOp};
 use remoca_core::engine::{EngineConfig, Evicted, GuestOp, PoolOffer, RequestId, ServerNumber, layout};
 use remoca_core::rules::Rules;
 use remoca_core::units::{ByteRange, PAGE_SIZE};
+use remoca_io::buffer::IoBuffer;
+use remoca_io::wake;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -71,7 +72,7 @@ fn disk(submitted: &Submitted) -> Disk {
         name: String::new(),
         image: String::new(),
         socket: String::new(),
-        store: Box::new(HangingStore { event: signal::new().unwrap(), submitted: Arc::clone(submitted) }),
+        store: Box::new(HangingStore { event: wake::new().unwrap(), submitted: Arc::clone(submitted) }),
         open: Box::new(|| unreachable!("nobody opens it anew")),
         swap: false,
         settles_at: None,
@@ -128,8 +129,8 @@ fn parts(pages: usize, disks: Vec<Disk>, config: EngineConfig) -> Parts {
         guest_memory_max: PageCount(1 << 20),
         buffers: BufferPool::new(pages * PAGE_SIZE),
         trace: None,
-        stop: signal::new().unwrap(),
-        hangup: signal::new().unwrap(),
+        stop: wake::new().unwrap(),
+        hangup: wake::new().unwrap(),
         start: Start { program: "remoca".into(), arguments: Vec::new(), upgrades: 0 },
         ask: Box::new(|_, _| unreachable!("no upgrade is asked for")),
         aside: Box::new(on_a_thread),

@@ -1,7 +1,7 @@
 //! Whether another program could take over: it is asked, with the arguments that it would get.
 
 use super::{VARIABLE, VERSION};
-use crate::vhost::signal;
+use remoca_io::wake;
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
@@ -54,7 +54,7 @@ impl Verdict {
     /// Tells the version of the program, or why it cannot take over.
     pub fn give(self, verdict: Result<String, String>) {
         let _ = self.sender.send(verdict);
-        signal::raise(&*self.wake);
+        wake::raise(&*self.wake);
     }
 }
 
@@ -64,7 +64,7 @@ impl Checking {
     /// # Errors
     /// If the system has no descriptors left.
     pub fn pending() -> io::Result<(Self, Verdict)> {
-        let wake = Arc::new(signal::new()?);
+        let wake = Arc::new(wake::new()?);
         let (sender, verdict) = channel();
         Ok((Self { verdict, wake: Arc::clone(&wake) }, Verdict { sender, wake }))
     }

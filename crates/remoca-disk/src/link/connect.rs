@@ -1,8 +1,8 @@
 //! The beginning and the end of a connection to a memory server, on threads of their own: both may have to wait.
 
-use crate::endpoint::Endpoint;
 use crate::state::RosterEntry;
 use remoca_core::engine::ServerNumber;
+use remoca_io::address::Endpoint;
 use remoca_protocol::{ErrorCode, Frame, Hello, Token, VERSIONS, VersionRange, Welcome, decode};
 use std::fs::File;
 use std::io::{self, Read, Write};

@@ -11,12 +11,12 @@ mod session;
 pub use connect::{Answer, AnswerTo, HostNetwork, LinkError, Network, give_back};
 pub use session::Received;
 
-use crate::endpoint::Endpoint;
 use crate::migration;
 use crate::state::{Header, RosterEntry};
 use connect::bye;
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::PageCount;
+use remoca_io::address::Endpoint;
 use remoca_protocol::{Frame, RequestId, Token, Welcome, send_page_header};
 use rustix::event::{EventfdFlags, eventfd};
 use session::Session;

@@ -6,10 +6,10 @@
 
 use super::wire::{self, HEADER_BYTES, Heard, Offer, OfferedDisk, PIECE_BYTES, Server, StateHeader, VERSION, kind};
 use super::{IndexRoom, Receipt};
-use crate::endpoint::Endpoint;
-use crate::index_memory::IndexMemory;
 use crate::link::{HostNetwork, ServerLink};
 use remoca_core::migration::Message;
+use remoca_io::address::Endpoint;
+use remoca_io::words::IndexMemory;
 use std::collections::HashSet;
 use std::io::{self, Read};
 use std::sync::Arc;

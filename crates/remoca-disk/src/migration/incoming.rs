@@ -1,9 +1,10 @@
 //! The socket at which a process waits for one that hands its disks over. Whoever connects has five seconds to prove that it
 //! has the key; until then it has a thread, a few kilobytes, and nobody who listens to it.
 
-use super::peer::{Peer, SILENCE_MAX, Wake, raise};
-use crate::endpoint::Endpoint;
+use super::peer::{Peer, SILENCE_MAX};
 use crate::secure::{Acceptor, Secret};
+use remoca_io::address::Endpoint;
+use remoca_io::wake::{Wake, raise};
 use std::io;
 use std::net::{IpAddr, TcpStream};
 use std::os::fd::OwnedFd;
@@ -160,8 +161,8 @@ fn let_in(door: &Arc<Door>, socket: OwnedFd) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::migration::WakeUp;
     use crate::secure::Connector;
+    use remoca_io::wake::WakeUp;
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 

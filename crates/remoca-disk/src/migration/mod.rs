@@ -18,12 +18,13 @@ mod wire;
 
 pub use incoming::Incoming;
 pub use mark::Mark;
-pub use peer::{Peer, Wake, WakeUp};
+pub use peer::Peer;
 pub use receipt::{IndexRoom, Receipt};
 pub use wire::{Heard, Offer, OfferedDisk, Server, StateHeader, VERSION};
 
-use crate::endpoint::Endpoint;
 use crate::secure::Secret;
+use remoca_io::address::Endpoint;
+use remoca_io::wake::Wake;
 use std::io;
 
 /// How a process reaches others, and is reached by them.

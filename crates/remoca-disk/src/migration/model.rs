@@ -2,10 +2,11 @@
 //!
 //! Behind the feature `testing`; never part of the program.
 
-use super::peer::{Line, Parcel, raise};
+use super::peer::{Line, Parcel};
 use super::wire::{self, Heard, PIECE_BYTES, kind};
-use super::{Incoming, Peer, Wake, WakeUp};
-use crate::endpoint::Endpoint;
+use super::{Incoming, Peer};
+use remoca_io::address::Endpoint;
+use remoca_io::wake::{Wake, WakeUp, raise};
 use std::collections::VecDeque;
 use std::sync::mpsc::{SyncSender, TryRecvError, TrySendError};
 

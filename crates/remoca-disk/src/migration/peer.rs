@@ -1,13 +1,13 @@
 //! One connection to a process that has the key.
 
 use super::wire::{self, HEADER_BYTES, Heard, Offer, PIECE_BYTES, StateHeader, kind};
-use crate::endpoint::Endpoint;
 use crate::secure::{Channel, Connector, Secret, SecureReader, SecureWriter};
 use remoca_core::migration::Message;
-use rustix::event::{EventfdFlags, eventfd};
+use remoca_io::address::Endpoint;
+use remoca_io::wake::{Wake, raise};
 use rustix::net::sockopt::{self, Timeout};
 use std::io::{self, BufReader, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
@@ -31,13 +31,6 @@ pub(super) enum Parcel {
     Mark,
     /// Nothing comes after it; the peer may go on.
     End,
-}
-
-/// Wakes the driver.
-pub type Wake = Arc<OwnedFd>;
-
-pub(super) fn raise(wake: &Wake) {
-    let _ = rustix::io::write(&**wake, &1_u64.to_ne_bytes());
 }
 
 /// A connection to another VM process, made or being made. Dropping it closes it; what is queued is lost.
@@ -252,38 +245,11 @@ fn write_all(
     }
 }
 
-/// What the driver waits for: readable when a peer or an [`Incoming`] has something.
-pub struct WakeUp(Wake);
-
-impl WakeUp {
-    /// # Errors
-    /// If the system has no eventfd left.
-    pub fn new() -> io::Result<Self> {
-        Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
-    }
-
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-
-    pub fn wake(&self) -> &Arc<OwnedFd> {
-        &self.0
-    }
-
-    /// For what is left of a turn.
-    pub fn raise(&self) {
-        raise(&self.0);
-    }
-
-    pub fn clear(&self) {
-        let _ = rustix::io::read(&*self.0, &mut [0; 8]);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::secure::Acceptor;
+    use remoca_io::wake::WakeUp;
     use std::os::unix::net::UnixStream;
 
     /// A peer, and the other end of its connection, at which nobody is yet.

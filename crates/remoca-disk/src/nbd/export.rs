@@ -11,8 +11,8 @@ use super::server::Attached;
 use super::socket;
 use super::transmission::{End, Transmission};
 use crate::frontend::{CopyError, Operation, Outcome};
-use crate::store::IoBuffer;
-use crate::vhost::signal;
+use remoca_io::buffer::IoBuffer;
+use remoca_io::wake;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::time::Timespec;
 use slab::Slab;
@@ -76,7 +76,7 @@ impl NbdExport {
     /// If the system has no descriptors left.
     pub fn new(geometry: ExportGeometry) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        let wake = signal::new()?;
+        let wake = wake::new()?;
         epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN)?;
         let (clients, held) = (Slab::new(), BTreeMap::new());
         Ok(Self { geometry, clients, turn: 0, generation: 0, held, epoll, wake, again: false })
@@ -138,7 +138,7 @@ impl NbdExport {
         for event in &events[..count] {
             let (flags, data) = (event.flags, event.data.u64());
             if data == WAKE {
-                signal::clear(&self.wake);
+                wake::clear(&self.wake);
                 continue;
             }
             let Some(client) = usize::try_from(data).ok().and_then(|key| self.clients.get_mut(key)) else { continue };
@@ -243,7 +243,7 @@ impl NbdExport {
             }
         }
         if std::mem::take(&mut self.again) {
-            signal::raise(&self.wake);
+            wake::raise(&self.wake);
         }
     }
 

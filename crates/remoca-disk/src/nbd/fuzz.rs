@@ -6,7 +6,7 @@ use super::pieces::Piece;
 use super::server::{Export, Target};
 use super::transmission::{SHARED_MEMORY_MAX, Transmission};
 use crate::frontend::{Operation, Outcome};
-use crate::store::BufferPool;
+use remoca_io::buffer::BufferPool;
 use std::collections::VecDeque;
 
 /// Plays one client that sends `data`, whose first byte chooses how, to small exports in memory. Panics if an invariant

@@ -1,7 +1,7 @@
 //! Sockets on which NBD clients arrive.
 
-use crate::endpoint::Endpoint;
-use crate::vhost::{SocketError, SocketPath, SocketSource};
+use remoca_io::address::Endpoint;
+use remoca_io::socket::{SocketError, SocketPath, SocketSource};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use std::io;
 use std::net::TcpListener;

@@ -1,8 +1,8 @@
 //! Requests in pieces that fit the store's buffers, cut at block boundaries so that no block is in two of them.
 
 use crate::frontend::{Operation, ZeroRange};
-use crate::store::IoBuffer;
 use remoca_core::units::PAGE_SIZE_U64;
+use remoca_io::buffer::IoBuffer;
 use std::collections::VecDeque;
 use std::ops::Range;
 

@@ -9,7 +9,7 @@ use super::listener::Listener;
 use super::negotiation::{Negotiation, Step};
 use super::socket;
 use super::transmission::{SHARED_MEMORY_MAX, Transmission};
-use crate::store::BufferPool;
+use remoca_io::buffer::BufferPool;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::time::Timespec;
 use slab::Slab;

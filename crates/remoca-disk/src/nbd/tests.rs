@@ -14,11 +14,11 @@ use super::wire::{
     CHUNK_MAGIC, COMMAND_DONT_FRAGMENT, COMMAND_FUA, COMMAND_NO_HOLE, Command, Fields, OPTION_MAGIC,
     OPTION_REPLY_MAGIC, REPLY_MAGIC, Request,
 };
-use crate::endpoint::Endpoint;
 use crate::frontend::{Operation, Outcome};
-use crate::store::BufferPool;
 use proptest::prelude::*;
 use remoca_core::engine::DiskError;
+use remoca_io::address::Endpoint;
+use remoca_io::buffer::BufferPool;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use std::collections::HashMap;

@@ -17,8 +17,8 @@ use super::wire::{
     COMMAND_DONT_FRAGMENT, COMMAND_FUA, COMMAND_NO_HOLE, Command, PAYLOAD_MAX, REQUEST_HEADER_LEN, Request,
 };
 use crate::frontend::{Operation, Outcome};
-use crate::store::{BufferPool, IoBuffer};
 use remoca_core::engine::DiskError;
+use remoca_io::buffer::{BufferPool, IoBuffer};
 use slab::Slab;
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -1,8 +1,8 @@
 //! What outlives an index that cannot be used any more: pools that are still ours, and flushes that failed.
 
 use super::header::{Header, RosterEntry, Settings};
-use crate::endpoint::Endpoint;
 use remoca_core::units::{DiskIndex, PageCount};
+use remoca_io::address::Endpoint;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;

@@ -6,12 +6,12 @@
 //! Every field is one word that one store changes; records are made void, filled, and made valid, in this order. The
 //! I/O thread alone writes. Holds the fingerprint key and the tokens of pools: the file is for its owner only.
 
-use crate::endpoint::Endpoint;
 use crate::link::{NUMBER_MAX, SERVERS_MAX};
 use crate::store::ImageStamp;
-use crate::undumped;
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::{DiskIndex, PageCount};
+use remoca_io::address::Endpoint;
+use remoca_io::undumped;
 use remoca_protocol::Token;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::time::ClockId;

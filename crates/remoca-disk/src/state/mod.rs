@@ -22,10 +22,10 @@ pub use former::{FailedFlush, Former, settings_at};
 pub use header::{Clock, DiskRecord, Header, RosterEntry, Settings};
 pub use image::{Doubt, LOOK_NS, NotYet, SETTLE_NS, judge, settled_ns};
 
-use crate::index_memory::{IndexMemory, check_available};
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::index::Origin;
 use remoca_core::units::DiskIndex;
+use remoca_io::words::{IndexMemory, check_available};
 use rustix::fs::{FallocateFlags, OFlags};
 use std::fs::{File, OpenOptions};
 use std::io;

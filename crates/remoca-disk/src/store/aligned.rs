@@ -9,9 +9,8 @@ use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use super::sector_machine::{Limits, SectorMachine};
-use super::{
-    BufferPool, Geometry, ImageStamp, IoBuffer, SECTOR_SIZE, Store, StoreCompletion, StoreEvent, StoreHealth, StoreOp,
-};
+use super::{Geometry, ImageStamp, SECTOR_SIZE, Store, StoreCompletion, StoreEvent, StoreHealth, StoreOp};
+use remoca_io::buffer::{BufferPool, IoBuffer};
 
 /// Longest copy of an unaligned operation; longer ones go in chunks.
 const CHUNK_LEN_MAX: u32 = 1 << 20;

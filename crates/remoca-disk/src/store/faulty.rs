@@ -5,7 +5,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Geometry, IoBuffer, Store, StoreCompletion, StoreError, StoreEvent, StoreHealth, StoreOp};
+use super::{Geometry, Store, StoreCompletion, StoreError, StoreEvent, StoreHealth, StoreOp};
+use remoca_io::buffer::IoBuffer;
 
 /// What happens to an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,10 +20,9 @@ use super::file_uring::{Ring, Submission};
 use crate::handover::StoreKind;
 
 use super::flush_latch::FlushLatch;
-use super::{
-    Geometry, ImageLock, ImageStamp, IoBuffer, OpenError, OpenErrorKind, Store, StoreCompletion, StoreError,
-    StoreEvent, StoreOp,
-};
+use super::{Geometry, ImageStamp, OpenError, OpenErrorKind, Store, StoreCompletion, StoreError, StoreEvent, StoreOp};
+use remoca_io::buffer::IoBuffer;
+use remoca_io::lock::ImageLock;
 
 /// Threads in place of io_uring: enough that flushes do not hold up reads.
 const WORKER_COUNT: usize = 8;

@@ -11,10 +11,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
 
-use super::file_lock::{self, ImageLock, LockFailure};
 use super::file_stamp;
 use super::file_task::ImageFacts;
-use super::{BufferPool, Geometry, ImageStamp, OpenError, OpenErrorKind, SECTOR_SIZE};
+use super::{Geometry, ImageStamp, OpenError, OpenErrorKind, SECTOR_SIZE};
+use remoca_io::buffer::BufferPool;
+use remoca_io::lock;
+use remoca_io::lock::{ImageLock, LockFailure};
 
 /// Coarsest alignment of direct I/O that is used; beyond it the page cache does the work.
 const DIRECT_ALIGNMENT_MAX: u32 = 4096;
@@ -60,7 +62,7 @@ impl Image {
         }
         let is_block_device = opening.check_kind(&metadata)?;
         if let ImageLock::Required { wait } = lock
-            && file_lock::retry_while_in_use(wait, || file_lock::lock(&file, read_only)).is_err()
+            && lock::retry_while_in_use(wait, || lock::lock(&file, read_only)).is_err()
         {
             return Err(opening.explain_in_use(is_block_device));
         }
@@ -170,8 +172,8 @@ impl Opening {
         };
         // The kernel's own claim, which a mounted file system, LVM or swap has too. Readers may be several.
         let exclusive = is_block_device && !self.read_only;
-        let outcome = file_lock::retry_while_in_use(wait, || match self.open_file(exclusive, true) {
-            Ok(file) => file_lock::lock(&file, self.read_only).map(|()| Ok(file)),
+        let outcome = lock::retry_while_in_use(wait, || match self.open_file(exclusive, true) {
+            Ok(file) => lock::lock(&file, self.read_only).map(|()| Ok(file)),
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(LockFailure::InUse),
             Err(error) => Ok(Err(error)),
         });

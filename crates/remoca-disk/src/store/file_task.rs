@@ -11,7 +11,8 @@
 
 use super::file_stamp::ChangeTime;
 use super::flush_latch::{FailedAt, is_clean_refusal};
-use super::{IoBuffer, StoreError, StoreOp};
+use super::{StoreError, StoreOp};
+use remoca_io::buffer::IoBuffer;
 
 /// Interruptions of one call in a row before it counts as failed.
 const RETRIES_MAX: u32 = 100;
@@ -285,7 +286,7 @@ impl FileTask {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::BufferPool;
+    use remoca_io::buffer::BufferPool;
 
     fn task(operation: StoreOp, is_block_device: bool) -> FileTask {
         let buffer = operation.buffer_len().map(|len| BufferPool::new(1 << 20).take(len).unwrap());

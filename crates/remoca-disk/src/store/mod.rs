@@ -13,12 +13,10 @@
 
 mod aligned;
 mod backoff;
-mod buffer;
 #[cfg(feature = "testing")]
 mod faulty;
 mod file;
 mod file_image;
-mod file_lock;
 mod file_stamp;
 mod file_task;
 mod file_threads;
@@ -38,15 +36,14 @@ mod sector_machine;
 mod vacant;
 
 use crate::handover::StoreKind;
+use remoca_io::buffer::IoBuffer;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 pub use aligned::AlignedStore;
-pub use buffer::{BUFFER_LEN_MAX, BufferPool, IoBuffer};
 #[cfg(feature = "testing")]
 pub use faulty::{Fault, FaultPlan, FaultyStore};
 pub use file::{FileOptions, FileStore, UringUse};
-pub use file_lock::ImageLock;
 pub use nbd::{NbdOptions, NbdStore, OnLostConnection};
 pub use nbd_uri::{NbdServer, NbdUri, NbdUriError};
 pub use vacant::VacantStore;

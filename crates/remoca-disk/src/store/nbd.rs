@@ -29,7 +29,8 @@ use super::nbd_protocol::Export;
 use super::nbd_task::{NbdTask, WireState};
 use super::nbd_uri::{NbdServer, NbdUri};
 use super::range_lock::{Grant, Mode, RangeLocks};
-use super::{Geometry, IoBuffer, OpenError, Store, StoreCompletion, StoreError, StoreEvent, StoreHealth, StoreOp};
+use super::{Geometry, OpenError, Store, StoreCompletion, StoreError, StoreEvent, StoreHealth, StoreOp};
+use remoca_io::buffer::IoBuffer;
 
 /// Requests on their way to the server at once.
 const ON_WIRE_MAX: usize = 128;

@@ -10,10 +10,11 @@ use std::time::Instant;
 
 use slab::Slab;
 
+use super::StoreOp;
 use super::nbd_connection::Connection;
 use super::nbd_protocol::{Export, Handshake, REPLY_HEADER_LEN};
 use super::nbd_task::{Abilities, NbdTask, WireState};
-use super::{BufferPool, StoreOp};
+use remoca_io::buffer::BufferPool;
 
 /// Most bytes that a handshake keeps: the longest answer to an option.
 const KEPT_MAX: usize = 20 + (16 << 10);

@@ -14,7 +14,8 @@ use std::ops::Range;
 use super::file_task::{Progress, ZERO_CHUNK_LEN};
 use super::flush_latch::{FailedAt, is_clean_refusal};
 use super::nbd_protocol::{COMMAND_FUA, COMMAND_NO_HOLE, Command, Export, ExportFlags};
-use super::{IoBuffer, StoreError, StoreOp};
+use super::{StoreError, StoreOp};
+use remoca_io::buffer::IoBuffer;
 
 /// Longest trim or write-zeroes: well below 32 bits, so that no server has to work for minutes on one request.
 const RANGE_LEN_MAX: u64 = 1 << 30;
@@ -264,7 +265,7 @@ impl NbdTask {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::BufferPool;
+    use remoca_io::buffer::BufferPool;
 
     const ALL: Abilities = Abilities {
         payload_max: 64 * 1024,

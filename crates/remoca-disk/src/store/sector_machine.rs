@@ -13,7 +13,8 @@ use std::ops::Range;
 use slab::Slab;
 
 use super::range_lock::{Grant, Mode, RangeLocks};
-use super::{BufferPool, IoBuffer, StoreCompletion, StoreError, StoreOp};
+use super::{StoreCompletion, StoreError, StoreOp};
+use remoca_io::buffer::{BufferPool, IoBuffer};
 
 /// Sizes that the machine works with, in bytes.
 #[derive(Clone, Copy, Debug)]

@@ -2,7 +2,8 @@
 //!
 //! It has the geometry of the image, and no descriptor on it. The driver takes no requests while it is there.
 
-use super::{Geometry, IoBuffer, Store, StoreCompletion, StoreError, StoreEvent, StoreOp};
+use super::{Geometry, Store, StoreCompletion, StoreError, StoreEvent, StoreOp};
+use remoca_io::buffer::IoBuffer;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::io;

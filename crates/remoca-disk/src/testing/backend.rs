@@ -10,7 +10,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
-use crate::vhost::{BlkRequest, DeviceConfig, Operation, SocketSource, Status, VhostDevice};
+use crate::vhost::{BlkRequest, DeviceConfig, Operation, Status, VhostDevice};
+use remoca_io::socket::SocketSource;
 
 /// How often the loop looks at its plan when nothing else wakes it.
 const PLAN_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };

@@ -17,7 +17,8 @@ use super::guest::TestGuest;
 use crate::vhost::control::{Command, Envelope, IoThread, Reply};
 use crate::vhost::inflight::InflightRegion;
 use crate::vhost::memory::{MemoryTable, RingAddresses};
-use crate::vhost::{DeviceConfig, VhostDevice, signal};
+use crate::vhost::{DeviceConfig, VhostDevice};
+use remoca_io::wake;
 
 /// The record of requests in flight, as a front end keeps it for the next process.
 pub struct Record {
@@ -138,7 +139,7 @@ impl DirectFrontEnd {
             let (reply, answer) = sync_channel(1);
             // Nobody takes it only if the device is gone.
             let _ = self.io.commands.send(Envelope { command, reply });
-            signal::raise(&self.io.wake);
+            wake::raise(&self.io.wake);
             self.waits = Some((answer, answered));
         }
         news

@@ -7,7 +7,8 @@ use std::path::Path;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Signal, getpid, kill_process, set_parent_process_death_signal};
 
-use crate::vhost::{BlkRequest, CopyError, DeviceConfig, Operation, SocketSource, Status, VhostDevice};
+use crate::vhost::{BlkRequest, CopyError, DeviceConfig, Operation, Status, VhostDevice};
+use remoca_io::socket::SocketSource;
 
 /// A disk in a file.
 #[derive(Debug)]

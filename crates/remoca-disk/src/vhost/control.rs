@@ -22,8 +22,8 @@ use super::inflight::InflightRegion;
 use super::log::{DirtyLog, LogSwitch};
 use super::memory::GuestMemory;
 use super::ring::RingLayout;
-use super::signal;
-use super::socket::SocketSource;
+use remoca_io::socket::SocketSource;
+use remoca_io::wake;
 
 /// Waits after an accept that failed, for instance for want of descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_secs(1);
@@ -122,7 +122,7 @@ impl IoThread {
         let gone = || failure("the device is shut down");
         let (reply, answer) = sync_channel(1);
         self.commands.send(Envelope { command, reply }).map_err(|_| gone())?;
-        signal::raise(&self.wake);
+        wake::raise(&self.wake);
         answer.recv().map_err(|_| gone())?.map_err(failure)
     }
 }
@@ -155,7 +155,7 @@ struct Shared {
 impl ControlThread {
     pub fn spawn(config: Arc<DeviceConfig>, source: SocketSource, io: IoThread) -> io::Result<Self> {
         let shared = Arc::new(Shared {
-            stop: signal::new()?,
+            stop: wake::new()?,
             stopping: AtomicBool::new(false),
             finished: AtomicBool::new(false),
             connection: Mutex::new(None),
@@ -174,7 +174,7 @@ impl ControlThread {
     /// Ends the connection; the thread ends as soon as it is answered, or its command channel is gone.
     pub fn begin_stop(&self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
-        signal::raise(&self.shared.stop);
+        wake::raise(&self.shared.stop);
         let connection = self.shared.connection.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(connection) = &*connection {
             // Fails only if it is closed already.
@@ -208,7 +208,7 @@ impl Control {
             }
         }
         shared.finished.store(true, Ordering::Release);
-        signal::raise(wake);
+        wake::raise(wake);
     }
 }
 

@@ -20,8 +20,8 @@ use super::memory::GuestMemory;
 use super::queue::{Context, Queue, Start};
 use super::request::{BlkRequest, RequestId, Status};
 use super::ring::RingLayout;
-use super::signal;
-use super::socket::{ListeningCopy, SocketSource};
+use remoca_io::socket::{ListeningCopy, SocketSource};
+use remoca_io::wake;
 
 /// Event data of the control thread's eventfd; kicks have the number of their queue.
 const CONTROL: u64 = u64::MAX;
@@ -110,7 +110,7 @@ impl VhostDevice {
         config.check()?;
         let config = Arc::new(config);
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(io::Error::from)?;
-        let wake = Arc::new(signal::new()?);
+        let wake = Arc::new(wake::new()?);
         epoll::add(&epoll, &wake, EventData::new_u64(CONTROL), EventFlags::IN).map_err(io::Error::from)?;
         let (sender, receiver) = channel();
         let log = Arc::<LogSwitch>::default();
@@ -155,7 +155,7 @@ impl VhostDevice {
         let (count, _) = epoll::wait(&self.epoll, events.as_mut_slice(), Some(&NO_WAIT)).map(|count| (count, ()))?;
         // Kicks are edge-triggered: to have woken us is all they are for.
         if events[..count].iter().any(|event| event.data.u64() == CONTROL) {
-            signal::clear(&self.wake);
+            wake::clear(&self.wake);
             while let Some(envelope) = self.commands.as_ref().and_then(|commands| commands.try_recv().ok()) {
                 self.apply(envelope);
             }
@@ -247,7 +247,7 @@ impl VhostDevice {
         self.throttled &= !room;
         if room || repeats || (self.held == 0 && matches!(self.waiting_until(), Some(Until::CacheFlushed { .. }))) {
             // The driver need not call `pop` again by itself.
-            signal::raise(&self.wake);
+            wake::raise(&self.wake);
         }
     }
 
@@ -538,7 +538,7 @@ mod tests {
             VhostDevice::without_front_end(DeviceConfig::disk("test", "serial", 1 << 20), None).unwrap();
         let (reply, answer) = sync_channel(1);
         io.commands.send(Envelope { command: Command::SetWriteback(false), reply }).unwrap();
-        signal::raise(&io.wake);
+        wake::raise(&io.wake);
         device.handle_events().unwrap();
         device.stand_aside(true);
         assert!(answer.try_recv().is_err(), "the disk comes");

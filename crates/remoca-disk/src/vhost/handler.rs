@@ -22,7 +22,7 @@ use super::inflight::InflightRegion;
 use super::log::DirtyLog;
 use super::memory::{MemoryTable, REGION_COUNT_MAX, RingAddresses};
 use super::ring::RingLayout;
-use super::signal;
+use remoca_io::wake;
 
 type Result<T> = std::result::Result<T, VhostError>;
 
@@ -227,7 +227,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
     fn set_vring_kick(&mut self, index: u8, kick: Option<File>) -> Result<()> {
         let index = u32::from(index);
         let kick = kick.ok_or_else(|| failure("a queue without a kick eventfd would have to be polled"))?;
-        let kick = signal::received(kick.into()).map_err(failure)?;
+        let kick = wake::received(kick.into()).map_err(failure)?;
         match self.vring(index)? {
             (queue, vring) if vring.running => self.io.call(Command::SetKick { queue, kick }).map(drop),
             _ => self.start_queue(index, kick),
@@ -236,13 +236,13 @@ impl VhostUserBackendReqHandlerMut for Handler {
 
     fn set_vring_call(&mut self, index: u8, call: Option<File>) -> Result<()> {
         let (queue, _) = self.vring(u32::from(index))?;
-        let call = call.map(|call| signal::received(call.into())).transpose().map_err(failure)?;
+        let call = call.map(|call| wake::received(call.into())).transpose().map_err(failure)?;
         self.io.call(Command::SetCall { queue, call }).map(drop)
     }
 
     fn set_vring_err(&mut self, index: u8, error: Option<File>) -> Result<()> {
         let (queue, _) = self.vring(u32::from(index))?;
-        let error = error.map(|error| signal::received(error.into())).transpose().map_err(failure)?;
+        let error = error.map(|error| wake::received(error.into())).transpose().map_err(failure)?;
         self.io.call(Command::SetError { queue, error }).map(drop)
     }
 
@@ -294,7 +294,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
         if self.vrings.iter().any(|vring| vring.running) {
             return Err(failure("the record of requests in flight cannot change while a queue runs"));
         }
-        signal::keep(&file).map_err(failure)?;
+        wake::keep(&file).map_err(failure)?;
         let region = InflightRegion::open(file, given.mmap_size, given.mmap_offset, given.num_queues, given.queue_size);
         let region = Arc::new(region.map_err(failure)?);
         if let Some(writeback) = region.writeback() {
@@ -350,7 +350,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
     }
 
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
-        signal::keep(&file).map_err(failure)?;
+        wake::keep(&file).map_err(failure)?;
         let log = DirtyLog::open(file, log.mmap_size, log.mmap_offset).map_err(failure)?;
         self.io.call(Command::SetLog(log)).map(drop)
     }

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vm_memory::mmap::MmapRegion;
 
-use crate::undumped;
+use remoca_io::undumped;
 use vm_memory::{AtomicInteger, FileOffset, VolatileMemory};
 
 use super::config::{QUEUE_COUNT_MAX, QUEUE_SIZE_MAX};

@@ -14,8 +14,8 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 use super::config::QUEUE_SIZE_MAX;
 use super::log::{LogSwitch, RegionLog};
 use super::ring::RingLayout;
-use super::signal;
-use crate::undumped;
+use remoca_io::undumped;
+use remoca_io::wake;
 
 pub(crate) type GuestMemory = GuestMemoryMmap<RegionLog>;
 
@@ -148,7 +148,7 @@ fn map(region: &VhostUserMemoryRegion, file: File, log: &Arc<LogSwitch>) -> Resu
         return Err(range_error);
     };
     check_file_covers(&file, guest, offset + length)?;
-    signal::keep(&file).map_err(|source| MemoryError::Map { guest, source })?;
+    wake::keep(&file).map_err(|source| MemoryError::Map { guest, source })?;
     let mapping = MmapRegionBuilder::new_with_bitmap(size, RegionLog::new(log.clone(), guest))
         .with_file_offset(FileOffset::new(file, offset))
         .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)

@@ -25,11 +25,8 @@ pub(crate) mod memory;
 mod queue;
 mod request;
 mod ring;
-pub(crate) mod signal;
-mod socket;
 
 pub use chain::{CopyError, Frame};
 pub use config::{ConfigError, DeviceConfig, QUEUE_COUNT_MAX, SERIAL_BYTES_MAX};
 pub use device::{DeviceError, VhostDevice};
 pub use request::{BlkRequest, Operation, RequestId, Status, ZeroRange};
-pub use socket::{SocketError, SocketPath, SocketSource};

@@ -22,7 +22,7 @@ use super::log::LogSwitch;
 use super::memory::GuestMemory;
 use super::request::{Operation, Parsed, Status, parse};
 use super::ring::{Ring, RingLayout, RingUnreachable};
-use super::signal;
+use remoca_io::wake;
 
 /// What the guest did to break its queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -438,7 +438,7 @@ impl Queue {
 
     pub fn interrupt(&self) {
         if let Some(call) = &self.call {
-            signal::raise(call);
+            wake::raise(call);
         }
     }
 
@@ -446,7 +446,7 @@ impl Queue {
         tracing::warn!(queue = self.index, %error, "the guest broke its queue; it is stopped until the guest resets it");
         self.broken = true;
         if let Some(error) = &self.error {
-            signal::raise(error);
+            wake::raise(error);
         }
     }
 }

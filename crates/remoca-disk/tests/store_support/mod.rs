@@ -9,7 +9,8 @@ pub mod servers;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use remoca_disk::store::{BufferPool, IoBuffer, Store, StoreCompletion, StoreError, StoreEvent, StoreOp};
+use remoca_disk::store::{Store, StoreCompletion, StoreError, StoreEvent, StoreOp};
+use remoca_io::buffer::{BufferPool, IoBuffer};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 /// A test that waits longer than this for one completion has hung.

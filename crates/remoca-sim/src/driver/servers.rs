@@ -2,8 +2,8 @@
 
 use crate::random::Random;
 use remoca_core::units::{PAGE_SIZE, PageCount};
-use remoca_disk::endpoint::Endpoint;
 use remoca_disk::link::{AnswerTo, Network};
+use remoca_io::address::Endpoint;
 use remoca_protocol::{ErrorCode, ErrorReply, Frame, Token, decode};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};

@@ -4,7 +4,8 @@
 use super::plan::DiskPlan;
 use super::time::VirtualClock;
 use remoca_disk::clock::Clock;
-use remoca_disk::store::{Geometry, ImageStamp, IoBuffer, OpenError, OpenErrorKind, Store, StoreEvent, StoreOp};
+use remoca_disk::store::{Geometry, ImageStamp, OpenError, OpenErrorKind, Store, StoreEvent, StoreOp};
+use remoca_io::buffer::IoBuffer;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

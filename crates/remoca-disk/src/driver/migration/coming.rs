@@ -3,7 +3,6 @@
 use super::Migration;
 use crate::driver::Driver;
 use crate::driver::poller::Source;
-use crate::index_memory::IndexMemory;
 use crate::link::ServerLink;
 use crate::migration::{IndexRoom, Offer, OfferedDisk, Receipt, StateHeader, VERSION};
 use crate::state::StateFile;
@@ -11,6 +10,7 @@ use crate::store::{OpenError, OpenErrorKind};
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::migration::{Locked, Message};
 use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
+use remoca_io::words::IndexMemory;
 use std::sync::Arc;
 
 /// What the disks are served with.

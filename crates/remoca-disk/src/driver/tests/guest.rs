@@ -6,11 +6,14 @@ use crate::driver::{Disk, Driver, Parts, Source};
 use crate::frontend::Frontend;
 use crate::handover::Checking;
 use crate::state::{self, Before, StateFile};
-use crate::store::{Geometry, IoBuffer, Store, StoreCompletion, StoreError, StoreEvent, StoreOp};
+use crate::store::{Geometry, Store, StoreCompletion, StoreError, StoreEvent, StoreOp};
 use crate::testing::{Command, Options, TestGuest, Ticket};
-use crate::vhost::{DeviceConfig, SocketSource, VhostDevice, signal};
+use crate::vhost::{DeviceConfig, VhostDevice};
 use remoca_core::engine::{EngineConfig, Evicted};
 use remoca_core::units::{DiskIndex, PAGE_SIZE, PAGE_SIZE_U64, SlotIndex};
+use remoca_io::buffer::IoBuffer;
+use remoca_io::socket::SocketSource;
+use remoca_io::wake;
 use remoca_protocol::{ErrorCode, ErrorReply, Frame, RequestId};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -145,7 +148,7 @@ impl Bench {
             name: "disk".into(),
             image: String::new(),
             socket: String::new(),
-            store: Box::new(ScriptedStore { event: signal::new().unwrap(), script: Arc::clone(&script) }),
+            store: Box::new(ScriptedStore { event: wake::new().unwrap(), script: Arc::clone(&script) }),
             open: Box::new(|| unreachable!("nobody opens it anew")),
             swap: false,
             settles_at: None,

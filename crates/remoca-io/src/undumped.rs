@@ -7,7 +7,7 @@ use std::ffi::c_void;
 ///
 /// # Safety
 /// `length` bytes from `start` on are mapped, and belong to the caller.
-pub(crate) unsafe fn leave_out(start: *mut c_void, length: usize) {
+pub unsafe fn leave_out(start: *mut c_void, length: usize) {
     // SAFETY: the caller has the range, and the advice changes nothing of what it holds.
     if let Err(error) = unsafe { madvise(start, length, Advice::LinuxDontDump) } {
         tracing::debug!("the kernel would dump {length} bytes of memory: {error}");

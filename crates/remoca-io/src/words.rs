@@ -36,7 +36,7 @@ impl IndexMemory {
     }
 
     /// Maps this many words of `file`, which has them, from byte `offset` on. Nobody else may change them or cut the file off.
-    pub(crate) fn of_file(file: &File, offset: u64, words: usize) -> io::Result<Self> {
+    pub fn of_file(file: &File, offset: u64, words: usize) -> io::Result<Self> {
         let bytes = words.checked_mul(4).filter(|bytes| *bytes > 0).ok_or(io::ErrorKind::InvalidInput)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
@@ -58,13 +58,13 @@ impl IndexMemory {
     }
 
     /// Returns whether a successor of the process finds these words.
-    pub(crate) fn outlives_process(&self) -> bool {
+    pub fn outlives_process(&self) -> bool {
         self.outlives_process
     }
 }
 
 /// Checks that the host has these bytes to give.
-pub(crate) fn check_available(bytes: usize) -> io::Result<()> {
+pub fn check_available(bytes: usize) -> io::Result<()> {
     match available_bytes() {
         Some(available) if bytes > available => {
             let message = format!("it would take {} MiB, of {} MiB available", bytes >> 20, available >> 20);

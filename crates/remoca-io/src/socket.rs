@@ -53,7 +53,7 @@ pub struct SocketPath {
 }
 
 /// A listening socket, and its path and inode if it has one of ours.
-pub(crate) type ListeningCopy = (OwnedFd, Option<(PathBuf, u64)>);
+pub type ListeningCopy = (OwnedFd, Option<(PathBuf, u64)>);
 
 impl SocketPath {
     /// Returns what [`SocketSource::adopt`] needs to know of it in another program.
@@ -82,7 +82,7 @@ impl SocketSource {
     ///
     /// # Errors
     /// If the process has no room for a copy.
-    pub(crate) fn copy(&self) -> io::Result<Option<ListeningCopy>> {
+    pub fn copy(&self) -> io::Result<Option<ListeningCopy>> {
         match self {
             SocketSource::Listener { listener, path } => {
                 Ok(Some((listener.try_clone()?.into(), path.as_ref().map(SocketPath::name))))

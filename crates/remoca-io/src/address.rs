@@ -1,6 +1,6 @@
 //! Addresses of memory servers and of other VM processes: `tcp:HOST:PORT` or `unix:PATH`.
 
-use crate::vhost::{SocketPath, SocketSource};
+use crate::socket::{SocketPath, SocketSource};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt};
 use std::fmt;
 use std::io;

@@ -32,7 +32,7 @@ impl Default for ImageLock {
 }
 
 #[derive(Debug)]
-pub(super) enum LockFailure {
+pub enum LockFailure {
     InUse,
     Unsupported(io::Error),
 }
@@ -45,7 +45,7 @@ const RESIZE: i64 = 3;
 const RETRY_EVERY: Duration = Duration::from_millis(10);
 
 /// Calls `attempt` until it is no longer refused as in use, at most for `wait`. Blocks: for the start-up only.
-pub(super) fn retry_while_in_use<T>(
+pub fn retry_while_in_use<T>(
     wait: Duration,
     mut attempt: impl FnMut() -> Result<T, LockFailure>,
 ) -> Result<T, LockFailure> {
@@ -60,7 +60,7 @@ pub(super) fn retry_while_in_use<T>(
 
 /// Locks `file`: a writer shares with nobody that writes or opens for writing, a reader with other readers. After an error
 /// the file must be closed, so that nobody takes the locks of a failed attempt for a user's.
-pub(super) fn lock(file: &File, read_only: bool) -> Result<(), LockFailure> {
+pub fn lock(file: &File, read_only: bool) -> Result<(), LockFailure> {
     let used: &[i64] = if read_only { &[READ] } else { &[READ, WRITE] };
     let unshared = [WRITE, RESIZE];
     for byte in used.iter().map(|p| USED_BASE + p).chain(unshared.iter().map(|p| UNSHARED_BASE + p)) {
