@@ -15,7 +15,6 @@ pub mod secure;
 pub mod service;
 pub mod state;
 pub mod status;
-pub mod store;
 pub mod trace;
 pub mod vhost;
 

@@ -24,9 +24,10 @@ mod source;
 mod trace;
 
 use remoca_disk::testing::{
-    FUZZ_HANDSHAKE_LENGTH_MAX, fuzz_handshake_seeds, fuzz_migration_seeds, fuzz_nbd, fuzz_nbd_client,
-    fuzz_nbd_client_seeds, fuzz_vhost_queue, fuzz_vhost_queue_seeds,
+    FUZZ_HANDSHAKE_LENGTH_MAX, fuzz_handshake_seeds, fuzz_migration_seeds, fuzz_nbd, fuzz_vhost_queue,
+    fuzz_vhost_queue_seeds,
 };
+use remoca_store::testing::{fuzz_nbd_client, fuzz_nbd_client_seeds};
 
 /// One kind of input.
 pub struct Target {

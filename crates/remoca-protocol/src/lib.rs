@@ -18,6 +18,7 @@
 mod buffer;
 mod codec;
 mod frame;
+pub mod nbd;
 mod wire;
 
 pub use buffer::ReceiveBuffer;

@@ -27,10 +27,11 @@ use std::time::{Duration, Instant};
 use trial::{Bench, Test};
 
 /// Crates that have mutants, and whose tests are run for them.
-const CRATES: [&str; 8] = [
+const CRATES: [&str; 9] = [
     "remoca-core",
     "remoca-protocol",
     "remoca-io",
+    "remoca-store",
     "remoca-server",
     "remoca-disk",
     "remoca-sim",

@@ -10,13 +10,13 @@ use remoca_disk::driver::{Disk, Opener, Port};
 use remoca_disk::frontend::Frontend;
 use remoca_disk::nbd::{ExportGeometry, Target};
 use remoca_disk::port::{PORT_BYTES, PORT_SERIAL};
-use remoca_disk::store::{
-    AlignedStore, FileOptions, FileStore, Geometry, NbdOptions, NbdStore, OnLostConnection, OpenError, OpenErrorKind,
-    Store, UringUse, VacantStore,
-};
 use remoca_disk::vhost::{DeviceConfig, VhostDevice};
 use remoca_io::lock::ImageLock;
 use remoca_io::socket::SocketSource;
+use remoca_store::{
+    AlignedStore, FileOptions, FileStore, Geometry, NbdOptions, NbdStore, OnLostConnection, OpenError, OpenErrorKind,
+    Store, UringUse, VacantStore,
+};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};

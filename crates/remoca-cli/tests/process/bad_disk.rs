@@ -7,7 +7,7 @@ use super::support::program::{
     PASSED, Program, REMOCA, Serve, command, expect_refusal, pass, run, run_command, status,
 };
 use super::support::wait_until;
-use remoca_disk::testing::hold_port;
+use remoca_store::testing::hold_port;
 use rustix::net;
 use std::fs::{self, File, Permissions};
 use std::io::{BufRead, BufReader, Write};

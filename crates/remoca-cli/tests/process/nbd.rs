@@ -5,7 +5,7 @@ use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, r
 use super::support::random::Random;
 use super::support::{wait_at_most, wait_until};
 use remoca_disk::status::Status;
-use remoca_disk::testing::hold_port;
+use remoca_store::testing::hold_port;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;

@@ -2,10 +2,10 @@
 
 use super::starved::Tried;
 use crate::frontend::{GuestRequest, Outcome};
-use crate::store::StoreOp;
 use remoca_core::engine::{GuestOp, RequestId};
 use remoca_core::units::Nanos;
 use remoca_io::buffer::IoBuffer;
+use remoca_store::StoreOp;
 use std::rc::Rc;
 
 /// A guest request that the engine works on: a read, write or flush, or one range of a discard.

@@ -8,11 +8,11 @@ use crate::status::{
     CacheStatus, DiskStatus, HedgingStatus, KnownServerStatus, Latencies, MemoryStatus, NormalLatency, PortStatus,
     ServerStatus, Status,
 };
-use crate::store::StoreHealth;
 use crate::trace::TraceWriter;
 use remoca_core::engine::{Admission, BreakerState, EngineStats, Latency};
 use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
 use remoca_io::address::Endpoint;
+use remoca_store::StoreHealth;
 use std::time::Instant;
 
 const NO_SERVER: &str = "this process has no memory server; start it with --server";

@@ -4,9 +4,9 @@
 use super::image_state::{ImageState, Sight};
 use super::{Disk, Driver};
 use crate::state::{Clock, Former, Header, Settings, StateFile, judge, stable_hash};
-use crate::store::ImageStamp;
 use remoca_core::engine::GuestOp;
 use remoca_core::units::DiskIndex;
+use remoca_store::ImageStamp;
 use std::fs::File;
 use std::path::Path;
 use std::time::Duration;

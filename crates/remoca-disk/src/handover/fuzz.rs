@@ -5,7 +5,8 @@
 #![allow(clippy::unwrap_used, reason = "in a test a surprise is a failure")]
 
 use super::receive::parse;
-use super::{Description, Listening, PassedDisk, PassedExport, PassedStore, StoreKind, VERSION};
+use super::{Description, Listening, PassedDisk, PassedStore, VERSION};
+use remoca_store::{PassedExport, StoreKind};
 
 /// Reads it, and keeps nothing.
 pub fn read(data: &[u8]) {

@@ -16,12 +16,12 @@ mod receive;
 pub use check::{Ask, Checking, Verdict, confirmation};
 pub use receive::Inheritance;
 
+use remoca_store::StoreKind;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use serde::{Deserialize, Serialize};
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Write};
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
@@ -79,31 +79,6 @@ pub struct PassedDisk {
 pub struct PassedStore {
     pub fd: RawFd,
     pub kind: StoreKind,
-}
-
-/// What the descriptor of a store is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum StoreKind {
-    /// An open and locked image. The number of the error, if a flush has failed: it stays failed.
-    File { flush_failed: Option<i32> },
-    /// A connection to an NBD server between two requests.
-    Nbd(PassedExport),
-}
-
-/// What an NBD server offered, and what happened since.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PassedExport {
-    /// Where to connect to should the connection be lost; empty for a Unix socket.
-    pub addresses: Vec<SocketAddr>,
-    pub flush_failed: Option<i32>,
-    /// Writes that no flush has followed.
-    pub unflushed: u64,
-    pub size: u64,
-    pub flags: u16,
-    pub block_min: u32,
-    pub block_preferred: u32,
-    pub payload_max: u32,
 }
 
 /// A hand-over in the making. Dropped, it changes nothing: the descriptors in it are copies.

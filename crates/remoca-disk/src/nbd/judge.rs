@@ -1,7 +1,7 @@
 //! Which requests are refused, and how errors are told.
 
 use super::ExportGeometry;
-use super::wire::{COMMAND_DONT_FRAGMENT, COMMAND_FUA, COMMAND_NO_HOLE, Command, PAYLOAD_MAX, Request};
+use remoca_protocol::nbd::{COMMAND_DONT_FRAGMENT, COMMAND_FUA, COMMAND_NO_HOLE, Command, PAYLOAD_MAX, Request};
 
 /// Checks a request, and returns the error number with which it is refused.
 pub(super) fn judge(request: &Request, geometry: &ExportGeometry, structured: bool) -> Result<(), i32> {

@@ -24,7 +24,6 @@ mod staging;
 #[cfg(test)]
 mod tests;
 mod transmission;
-pub(crate) mod wire;
 
 pub use export::{NbdExport, NbdRequest};
 #[cfg(feature = "testing")]

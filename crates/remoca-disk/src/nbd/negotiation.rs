@@ -8,7 +8,7 @@ use super::ExportGeometry;
 use super::outbox::Outbox;
 use super::server::Export;
 use super::staging::Staging;
-use super::wire::{
+use remoca_protocol::nbd::{
     ExportFlags, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, Fields, INFO_BLOCK_SIZE, INFO_EXPORT, INFO_NAME, OPTION_ABORT,
     OPTION_EXPORT_NAME, OPTION_GO, OPTION_HEADER_LEN, OPTION_INFO, OPTION_LIST, OPTION_MAGIC, OPTION_REPLY_MAGIC,
     OPTION_STRUCTURED_REPLY, PAYLOAD_MAX, REPLY_ACK, REPLY_INFO, REPLY_INVALID, REPLY_SERVER, REPLY_TOO_BIG,

@@ -1,7 +1,7 @@
 //! What waits to be sent to one client. Data go out from the buffers in which they came.
 
-use super::wire::{CHUNK_DONE, CHUNK_ERROR, CHUNK_MAGIC, CHUNK_OFFSET_DATA, REPLY_MAGIC};
 use remoca_io::buffer::IoBuffer;
+use remoca_protocol::nbd::{CHUNK_DONE, CHUNK_ERROR, CHUNK_MAGIC, CHUNK_OFFSET_DATA, REPLY_MAGIC};
 use std::collections::VecDeque;
 use std::io::IoSlice;
 

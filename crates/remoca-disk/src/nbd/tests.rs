@@ -10,15 +10,15 @@ use super::pieces::Piece;
 use super::server::{Attached, Export, NbdServer, Target};
 use super::staging::Staging;
 use super::transmission::{End, REQUESTS_MAX, SHARED_MEMORY_MAX, Transmission};
-use super::wire::{
-    CHUNK_MAGIC, COMMAND_DONT_FRAGMENT, COMMAND_FUA, COMMAND_NO_HOLE, Command, Fields, OPTION_MAGIC,
-    OPTION_REPLY_MAGIC, REPLY_MAGIC, Request,
-};
 use crate::frontend::{Operation, Outcome};
 use proptest::prelude::*;
 use remoca_core::engine::DiskError;
 use remoca_io::address::Endpoint;
 use remoca_io::buffer::BufferPool;
+use remoca_protocol::nbd::{
+    CHUNK_MAGIC, COMMAND_DONT_FRAGMENT, COMMAND_FUA, COMMAND_NO_HOLE, Command, Fields, OPTION_MAGIC,
+    OPTION_REPLY_MAGIC, REPLY_MAGIC, Request,
+};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use std::collections::HashMap;

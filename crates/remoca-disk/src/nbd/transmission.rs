@@ -13,12 +13,12 @@ use super::judge::{error_code, judge};
 use super::outbox::Outbox;
 use super::pieces::{Kind, Piece, Rest};
 use super::staging::Staging;
-use super::wire::{
-    COMMAND_DONT_FRAGMENT, COMMAND_FUA, COMMAND_NO_HOLE, Command, PAYLOAD_MAX, REQUEST_HEADER_LEN, Request,
-};
 use crate::frontend::{Operation, Outcome};
 use remoca_core::engine::DiskError;
 use remoca_io::buffer::{BufferPool, IoBuffer};
+use remoca_protocol::nbd::{
+    COMMAND_DONT_FRAGMENT, COMMAND_FUA, COMMAND_NO_HOLE, Command, PAYLOAD_MAX, REQUEST_HEADER_LEN, Request,
+};
 use slab::Slab;
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -7,10 +7,10 @@
 
 use super::{Clock, Former, Header, RosterEntry, Settings, StateFile, judge};
 use crate::link::{NUMBER_MAX, SERVERS_MAX};
-use crate::store::ImageStamp;
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::{DiskIndex, PageCount};
 use remoca_protocol::Token;
+use remoca_store::ImageStamp;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -7,12 +7,12 @@
 //! I/O thread alone writes. Holds the fingerprint key and the tokens of pools: the file is for its owner only.
 
 use crate::link::{NUMBER_MAX, SERVERS_MAX};
-use crate::store::ImageStamp;
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::{DiskIndex, PageCount};
 use remoca_io::address::Endpoint;
 use remoca_io::undumped;
 use remoca_protocol::Token;
+use remoca_store::ImageStamp;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::time::ClockId;
 use std::fs::File;

@@ -10,7 +10,7 @@
 //! Decision 0020 lists what could go wrong.
 
 use super::header::{Clock, DiskRecord};
-use crate::store::ImageStamp;
+use remoca_store::ImageStamp;
 
 /// How long after the last write the change time is looked at: longer than any kernel's tick (10 ms at most).
 pub const SETTLE_NS: u64 = 12_000_000;

@@ -1,12 +1,12 @@
 //! The file itself: what it keeps, and what it is not believed.
 
 use super::*;
-use crate::store::ImageStamp;
 use remoca_core::engine::ServerNumber;
 use remoca_core::index::Layout;
 use remoca_core::rules::Rules;
 use remoca_core::units::PageCount;
 use remoca_protocol::Token;
+use remoca_store::ImageStamp;
 
 fn config() -> EngineConfig {
     EngineConfig {

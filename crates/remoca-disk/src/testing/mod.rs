@@ -3,7 +3,7 @@
 //! [`TestGuest`] plays QEMU and the guest's driver: it shares its memory, starts queues, keeps the record of requests in
 //! flight over a reconnect, and puts any descriptor table it likes into its rings. [`RamDisk`] executes requests in
 //! memory, and [`Backend`] runs a device on it in a thread; [`DirectFrontEnd`] plays the hypervisor on the device's own thread;
-//! [`serve_until_death`] is a back end in a process of its own. [`VolatileNbd`] is an NBD server that loses its cache.
+//! [`serve_until_death`] is a back end in a process of its own.
 //! Behind the feature `testing`; never part of the program.
 #![allow(
     clippy::unwrap_used,
@@ -15,9 +15,7 @@ mod backend;
 mod direct;
 mod guest;
 mod mortal;
-mod tcp;
 mod virtqueue;
-mod volatile_nbd;
 
 pub use crate::handover::fuzz::{
     read as fuzz_description_read, run as fuzz_description, seeds as fuzz_description_seeds,
@@ -31,12 +29,9 @@ pub use crate::secure::fuzz::{
     LENGTH_MAX as FUZZ_HANDSHAKE_LENGTH_MAX, run as fuzz_handshake, seeds as fuzz_handshake_seeds,
 };
 pub use crate::state::fuzz::{run as fuzz_state_header, seeds as fuzz_state_header_seeds};
-pub use crate::store::nbd_fuzz::{run as fuzz_nbd_client, seeds as fuzz_nbd_client_seeds};
 pub use crate::vhost::fuzz::{run as fuzz_vhost_queue, seeds as fuzz_vhost_queue_seeds};
 pub use backend::{Backend, Plan, RamDisk};
 pub use direct::{Answered, DirectFrontEnd, Record};
 pub use guest::{Command, Options, TestGuest, Ticket};
 pub use mortal::{FileDisk, serve_until_death};
-pub use tcp::hold_port;
 pub use virtqueue::{Buffer, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Virtqueue};
-pub use volatile_nbd::{NbdCommand, NbdOffer, NbdRequested, Verdict, VolatileNbd};

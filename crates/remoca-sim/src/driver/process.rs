@@ -19,12 +19,12 @@ use remoca_disk::nbd::{Export, ExportGeometry, Listener, NbdExport, NbdServer, T
 use remoca_disk::secure::Secret;
 use remoca_disk::service::ServiceManager;
 use remoca_disk::state::{Before, EngineStart, Former, StateFile};
-use remoca_disk::store::{AlignedStore, Store};
 use remoca_disk::testing::DirectFrontEnd;
 use remoca_disk::vhost::{DeviceConfig, VhostDevice};
 use remoca_io::address::Endpoint;
 use remoca_io::buffer::BufferPool;
 use remoca_io::words::IndexMemory;
+use remoca_store::{AlignedStore, Store};
 use std::fs::File;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;

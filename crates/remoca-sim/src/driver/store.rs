@@ -4,8 +4,8 @@
 use super::plan::DiskPlan;
 use super::time::VirtualClock;
 use remoca_disk::clock::Clock;
-use remoca_disk::store::{Geometry, ImageStamp, OpenError, OpenErrorKind, Store, StoreEvent, StoreOp};
 use remoca_io::buffer::IoBuffer;
+use remoca_store::{Geometry, ImageStamp, OpenError, OpenErrorKind, Store, StoreEvent, StoreOp};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -196,8 +196,8 @@ impl Store for ModelStore {
         self.shared.lock().failed = errno;
     }
 
-    fn hand_over(&self) -> Result<(BorrowedFd<'_>, remoca_disk::handover::StoreKind), String> {
+    fn hand_over(&self) -> Result<(BorrowedFd<'_>, remoca_store::StoreKind), String> {
         let flush_failed = self.shared.lock().failed;
-        Ok((self.shared.wake.as_fd(), remoca_disk::handover::StoreKind::File { flush_failed }))
+        Ok((self.shared.wake.as_fd(), remoca_store::StoreKind::File { flush_failed }))
     }
 }

@@ -6,11 +6,11 @@ use crate::driver::poller::Source;
 use crate::link::ServerLink;
 use crate::migration::{IndexRoom, Offer, OfferedDisk, Receipt, StateHeader, VERSION};
 use crate::state::StateFile;
-use crate::store::{OpenError, OpenErrorKind};
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::migration::{Locked, Message};
 use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
 use remoca_io::words::IndexMemory;
+use remoca_store::{OpenError, OpenErrorKind};
 use std::sync::Arc;
 
 /// What the disks are served with.

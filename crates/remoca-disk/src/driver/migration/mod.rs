@@ -15,13 +15,13 @@ use crate::migration::{Heard, Incoming, Mark, Offer, OfferedDisk, Peer, PeerNetw
 use crate::secure::Secret;
 use crate::state::Former;
 use crate::status::MigrationStatus;
-use crate::store::{OpenError, Store};
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::migration::{Action, Message, Ownership};
 use remoca_core::units::PageCount;
 use remoca_io::address::Endpoint;
 use remoca_io::wake::WakeUp;
 use remoca_io::words::IndexMemory;
+use remoca_store::{OpenError, Store};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;

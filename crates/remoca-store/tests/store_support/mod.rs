@@ -9,8 +9,8 @@ pub mod servers;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use remoca_disk::store::{Store, StoreCompletion, StoreError, StoreEvent, StoreOp};
 use remoca_io::buffer::{BufferPool, IoBuffer};
+use remoca_store::{Store, StoreCompletion, StoreError, StoreEvent, StoreOp};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 /// A test that waits longer than this for one completion has hung.

@@ -9,71 +9,71 @@
 //!   chunk        magic u32 | flags u16 | type u16 | cookie u64 | length u32 | payload
 //! ```
 
-pub(crate) const REQUEST_HEADER_LEN: usize = 28;
-pub(crate) const REPLY_HEADER_LEN: usize = 16;
-pub(crate) const OPTION_HEADER_LEN: usize = 16;
-pub(crate) const OPTION_REPLY_HEADER_LEN: usize = 20;
+pub const REQUEST_HEADER_LEN: usize = 28;
+pub const REPLY_HEADER_LEN: usize = 16;
+pub const OPTION_HEADER_LEN: usize = 16;
+pub const OPTION_REPLY_HEADER_LEN: usize = 20;
 
-pub(crate) const SERVER_MAGIC: u64 = 0x4E42_444D_4147_4943;
-pub(crate) const OPTION_MAGIC: u64 = 0x4948_4156_454F_5054;
-pub(crate) const OPTION_REPLY_MAGIC: u64 = 0x0003_E889_0455_65A9;
-pub(crate) const REQUEST_MAGIC: u32 = 0x2560_9513;
-pub(crate) const REPLY_MAGIC: u32 = 0x6744_6698;
-pub(crate) const CHUNK_MAGIC: u32 = 0x668E_33EF;
+pub const SERVER_MAGIC: u64 = 0x4E42_444D_4147_4943;
+pub const OPTION_MAGIC: u64 = 0x4948_4156_454F_5054;
+pub const OPTION_REPLY_MAGIC: u64 = 0x0003_E889_0455_65A9;
+pub const REQUEST_MAGIC: u32 = 0x2560_9513;
+pub const REPLY_MAGIC: u32 = 0x6744_6698;
+pub const CHUNK_MAGIC: u32 = 0x668E_33EF;
 
 /// Longest payload that both sides may take for granted.
-pub(crate) const PAYLOAD_MAX: u32 = 32 << 20;
+pub const PAYLOAD_MAX: u32 = 32 << 20;
 
-pub(crate) const FLAG_FIXED_NEWSTYLE: u16 = 1;
-pub(crate) const FLAG_NO_ZEROES: u16 = 2;
+pub const FLAG_FIXED_NEWSTYLE: u16 = 1;
+pub const FLAG_NO_ZEROES: u16 = 2;
 
-pub(crate) const OPTION_EXPORT_NAME: u32 = 1;
-pub(crate) const OPTION_ABORT: u32 = 2;
-pub(crate) const OPTION_LIST: u32 = 3;
-pub(crate) const OPTION_INFO: u32 = 6;
-pub(crate) const OPTION_GO: u32 = 7;
-pub(crate) const OPTION_STRUCTURED_REPLY: u32 = 8;
+pub const OPTION_EXPORT_NAME: u32 = 1;
+pub const OPTION_ABORT: u32 = 2;
+pub const OPTION_LIST: u32 = 3;
+pub const OPTION_INFO: u32 = 6;
+pub const OPTION_GO: u32 = 7;
+pub const OPTION_STRUCTURED_REPLY: u32 = 8;
 
-pub(crate) const INFO_EXPORT: u16 = 0;
-pub(crate) const INFO_NAME: u16 = 1;
-pub(crate) const INFO_BLOCK_SIZE: u16 = 3;
+pub const INFO_EXPORT: u16 = 0;
+pub const INFO_NAME: u16 = 1;
+pub const INFO_BLOCK_SIZE: u16 = 3;
 
-pub(crate) const REPLY_ACK: u32 = 1;
-pub(crate) const REPLY_SERVER: u32 = 2;
-pub(crate) const REPLY_INFO: u32 = 3;
-pub(crate) const REPLY_ERROR_BIT: u32 = 1 << 31;
-pub(crate) const REPLY_UNSUPPORTED: u32 = REPLY_ERROR_BIT | 1;
-pub(crate) const REPLY_INVALID: u32 = REPLY_ERROR_BIT | 3;
-pub(crate) const REPLY_TLS_REQUIRED: u32 = REPLY_ERROR_BIT | 5;
-pub(crate) const REPLY_UNKNOWN: u32 = REPLY_ERROR_BIT | 6;
-pub(crate) const REPLY_TOO_BIG: u32 = REPLY_ERROR_BIT | 9;
+pub const REPLY_ACK: u32 = 1;
+pub const REPLY_SERVER: u32 = 2;
+pub const REPLY_INFO: u32 = 3;
+pub const REPLY_ERROR_BIT: u32 = 1 << 31;
+pub const REPLY_UNSUPPORTED: u32 = REPLY_ERROR_BIT | 1;
+pub const REPLY_INVALID: u32 = REPLY_ERROR_BIT | 3;
+pub const REPLY_TLS_REQUIRED: u32 = REPLY_ERROR_BIT | 5;
+pub const REPLY_UNKNOWN: u32 = REPLY_ERROR_BIT | 6;
+pub const REPLY_TOO_BIG: u32 = REPLY_ERROR_BIT | 9;
 
 /// Flag of the last chunk of a reply.
-pub(crate) const CHUNK_DONE: u16 = 1;
-pub(crate) const CHUNK_OFFSET_DATA: u16 = 1;
-pub(crate) const CHUNK_ERROR: u16 = 1 << 15 | 1;
+pub const CHUNK_DONE: u16 = 1;
+pub const CHUNK_OFFSET_DATA: u16 = 1;
+pub const CHUNK_ERROR: u16 = 1 << 15 | 1;
 
 /// What an export can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ExportFlags(pub(crate) u16);
+pub struct ExportFlags(pub u16);
 
 impl ExportFlags {
-    pub(crate) const HAS_FLAGS: u16 = 1;
-    pub(crate) const READ_ONLY: u16 = 1 << 1;
-    pub(crate) const FLUSH: u16 = 1 << 2;
-    pub(crate) const FUA: u16 = 1 << 3;
-    pub(crate) const TRIM: u16 = 1 << 5;
-    pub(crate) const WRITE_ZEROES: u16 = 1 << 6;
-    pub(crate) const DONT_FRAGMENT: u16 = 1 << 7;
-    pub(crate) const MULTI_CONNECTION: u16 = 1 << 8;
+    pub const HAS_FLAGS: u16 = 1;
+    pub const READ_ONLY: u16 = 1 << 1;
+    pub const FLUSH: u16 = 1 << 2;
+    pub const FUA: u16 = 1 << 3;
+    pub const TRIM: u16 = 1 << 5;
+    pub const WRITE_ZEROES: u16 = 1 << 6;
+    pub const DONT_FRAGMENT: u16 = 1 << 7;
+    pub const MULTI_CONNECTION: u16 = 1 << 8;
 
-    pub(crate) fn has(self, flag: u16) -> bool {
+    pub fn has(self, flag: u16) -> bool {
         self.0 & flag != 0
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Command {
+pub enum Command {
     Read,
     Write,
     Disconnect,
@@ -104,23 +104,23 @@ impl Command {
 }
 
 /// Command flag: durable before the reply.
-pub(crate) const COMMAND_FUA: u16 = 1;
+pub const COMMAND_FUA: u16 = 1;
 /// Command flag of write-zeroes: keep the space allocated.
-pub(crate) const COMMAND_NO_HOLE: u16 = 2;
+pub const COMMAND_NO_HOLE: u16 = 2;
 /// Command flag of a read: one chunk with all of the data.
-pub(crate) const COMMAND_DONT_FRAGMENT: u16 = 4;
+pub const COMMAND_DONT_FRAGMENT: u16 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Request {
-    pub(crate) command: Command,
-    pub(crate) flags: u16,
-    pub(crate) cookie: u64,
-    pub(crate) offset: u64,
-    pub(crate) len: u32,
+pub struct Request {
+    pub command: Command,
+    pub flags: u16,
+    pub cookie: u64,
+    pub offset: u64,
+    pub len: u32,
 }
 
 impl Request {
-    pub(crate) fn encode(&self) -> [u8; REQUEST_HEADER_LEN] {
+    pub fn encode(&self) -> [u8; REQUEST_HEADER_LEN] {
         let mut bytes = [0; REQUEST_HEADER_LEN];
         bytes[0..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
         bytes[4..6].copy_from_slice(&self.flags.to_be_bytes());
@@ -132,7 +132,7 @@ impl Request {
     }
 
     /// Decodes a request header; `None` if it is no request.
-    pub(crate) fn decode(bytes: &[u8; REQUEST_HEADER_LEN]) -> Option<Self> {
+    pub fn decode(bytes: &[u8; REQUEST_HEADER_LEN]) -> Option<Self> {
         let mut fields = Fields(bytes);
         if fields.u32()? != REQUEST_MAGIC {
             return None;
@@ -143,7 +143,7 @@ impl Request {
 }
 
 /// Reads big-endian numbers off the front of some bytes.
-pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
+pub struct Fields<'a>(pub &'a [u8]);
 
 impl<'a> Fields<'a> {
     fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
@@ -152,20 +152,20 @@ impl<'a> Fields<'a> {
         Some(*field)
     }
 
-    pub(crate) fn u16(&mut self) -> Option<u16> {
+    pub fn u16(&mut self) -> Option<u16> {
         self.take().map(u16::from_be_bytes)
     }
 
-    pub(crate) fn u32(&mut self) -> Option<u32> {
+    pub fn u32(&mut self) -> Option<u32> {
         self.take().map(u32::from_be_bytes)
     }
 
-    pub(crate) fn u64(&mut self) -> Option<u64> {
+    pub fn u64(&mut self) -> Option<u64> {
         self.take().map(u64::from_be_bytes)
     }
 
     /// Returns the next so many bytes.
-    pub(crate) fn bytes(&mut self, len: u32) -> Option<&'a [u8]> {
+    pub fn bytes(&mut self, len: u32) -> Option<&'a [u8]> {
         let (bytes, rest) = self.0.split_at_checked(usize::try_from(len).ok()?)?;
         self.0 = rest;
         Some(bytes)

@@ -12,8 +12,8 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use remoca_disk::store::{FileOptions, FileStore, OpenError, OpenErrorKind, Store};
 use remoca_io::lock::ImageLock;
+use remoca_store::{FileOptions, FileStore, OpenError, OpenErrorKind, Store};
 use store_support::machine::{LoopDevice, Mount, is_root, run};
 use store_support::servers::Server;
 use store_support::{Driver, pattern};
@@ -274,7 +274,7 @@ fn file_systems_without_direct_io_are_used_through_the_page_cache() {
     driver.flush().unwrap();
     assert_eq!(driver.read(512, 8192).unwrap(), data);
     // Neither holes nor zeroed ranges: zeroes are written.
-    let zeroes = remoca_disk::store::StoreOp::WriteZeroes { offset: 0, len: MIB, may_unmap: true, durable: true };
+    let zeroes = remoca_store::StoreOp::WriteZeroes { offset: 0, len: MIB, may_unmap: true, durable: true };
     driver.run(zeroes, None).unwrap();
     assert_eq!(driver.read(0, 1 << 20).unwrap(), vec![0; 1 << 20]);
 }

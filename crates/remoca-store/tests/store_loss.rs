@@ -4,9 +4,9 @@
 
 mod store_support;
 
-use remoca_disk::handover::StoreKind;
-use remoca_disk::store::{AlignedStore, NbdOptions, NbdStore, OnLostConnection, StoreError, StoreHealth, StoreOp};
-use remoca_disk::testing::{NbdCommand, NbdOffer, NbdRequested, Verdict, VolatileNbd};
+use remoca_store::StoreKind;
+use remoca_store::testing::{NbdCommand, NbdOffer, NbdRequested, Verdict, VolatileNbd};
+use remoca_store::{AlignedStore, NbdOptions, NbdStore, OnLostConnection, StoreError, StoreHealth, StoreOp};
 use std::time::{Duration, Instant};
 use store_support::servers::unix_uri;
 use store_support::{Driver, HANG_AFTER, pattern};

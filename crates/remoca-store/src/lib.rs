@@ -26,16 +26,18 @@ mod nbd;
 mod nbd_connection;
 mod nbd_export;
 #[cfg(feature = "testing")]
-pub(crate) mod nbd_fuzz;
+mod nbd_fuzz;
 mod nbd_link;
 mod nbd_protocol;
 mod nbd_task;
 mod nbd_uri;
+mod passed;
 mod range_lock;
 mod sector_machine;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod vacant;
 
-use crate::handover::StoreKind;
 use remoca_io::buffer::IoBuffer;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -46,6 +48,7 @@ pub use faulty::{Fault, FaultPlan, FaultyStore};
 pub use file::{FileOptions, FileStore, UringUse};
 pub use nbd::{NbdOptions, NbdStore, OnLostConnection};
 pub use nbd_uri::{NbdServer, NbdUri, NbdUriError};
+pub use passed::{PassedExport, StoreKind};
 pub use vacant::VacantStore;
 
 /// Bytes in the smallest unit that a frontend may ask for.

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use remoca_disk::store::{FileOptions, FileStore, OpenErrorKind, Store, StoreOp, UringUse};
 use remoca_io::buffer::BufferPool;
 use remoca_io::lock::ImageLock;
+use remoca_store::{FileOptions, FileStore, OpenErrorKind, Store, StoreOp, UringUse};
 use store_support::machine::{LoopDevice, Mount, is_root, run};
 use store_support::servers::Server;
 use store_support::{Driver, HANG_AFTER, pattern};

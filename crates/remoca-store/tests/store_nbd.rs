@@ -10,10 +10,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use remoca_disk::store::{
-    NbdOptions, NbdServer, NbdStore, NbdUri, OpenErrorKind, Store, StoreError, StoreHealth, StoreOp,
-};
-use remoca_disk::testing::hold_port;
+use remoca_store::testing::hold_port;
+use remoca_store::{NbdOptions, NbdServer, NbdStore, NbdUri, OpenErrorKind, Store, StoreError, StoreHealth, StoreOp};
 use store_support::servers::{Server, next_request, reply, scripted, unix_uri};
 use store_support::{Driver, Random, pattern};
 use tempfile::TempDir;

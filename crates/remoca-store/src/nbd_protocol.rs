@@ -2,13 +2,13 @@
 //!
 //! Called by `nbd_link`. From the NBD project's `doc/proto.md`: fixed newstyle, NBD_OPT_GO, simple replies. Everything that
 //! comes from the server is bounded and checked; whatever does not fit is an error, never a panic. Numbers and headers are in
-//! [`crate::nbd::wire`].
+//! [`remoca_protocol::nbd`].
 
-use crate::handover::PassedExport;
-pub(super) use crate::nbd::wire::{
+use crate::passed::PassedExport;
+pub(super) use remoca_protocol::nbd::{
     COMMAND_FUA, COMMAND_NO_HOLE, Command, ExportFlags, REPLY_HEADER_LEN, REQUEST_HEADER_LEN, Request,
 };
-use crate::nbd::wire::{
+use remoca_protocol::nbd::{
     FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, Fields, INFO_BLOCK_SIZE, INFO_EXPORT, OPTION_GO, OPTION_MAGIC,
     OPTION_REPLY_HEADER_LEN, OPTION_REPLY_MAGIC, PAYLOAD_MAX, REPLY_ACK, REPLY_ERROR_BIT, REPLY_INFO, REPLY_MAGIC,
     REPLY_TLS_REQUIRED, REPLY_UNKNOWN, REPLY_UNSUPPORTED, SERVER_MAGIC,

@@ -7,7 +7,7 @@ mod store_support;
 use std::fs::File;
 use std::time::Duration;
 
-use remoca_disk::store::{
+use remoca_store::{
     AlignedStore, Fault, FaultPlan, FaultyStore, FileOptions, FileStore, NbdOptions, NbdStore, Store, StoreError,
     StoreOp, UringUse,
 };

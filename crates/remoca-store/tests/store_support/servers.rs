@@ -7,7 +7,7 @@ use std::process::{Child, Command};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use remoca_disk::store::{NbdServer, NbdUri};
+use remoca_store::{NbdServer, NbdUri};
 
 /// A server process on a Unix socket; killed when dropped.
 pub struct Server {

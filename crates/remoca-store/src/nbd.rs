@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use slab::Slab;
 
-use crate::handover::{PassedExport, StoreKind};
+use crate::passed::{PassedExport, StoreKind};
 
 use super::backoff::{Backoff, DELAY_MAX};
 use super::file_task::Progress;
