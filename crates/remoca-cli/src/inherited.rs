@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use remoca_core::units::PageCount;
 use remoca_disk::control::ControlServer;
 use remoca_disk::handover::{Description, Inheritance, Listening};
-use remoca_disk::nbd::Listener;
+use remoca_frontend::nbd::Listener;
 use remoca_io::address::Endpoint;
 use remoca_io::socket::SocketSource;
 use remoca_store::StoreKind;

@@ -2,9 +2,9 @@
 
 use crate::inherited::Inherited;
 use anyhow::{Context, Result, bail};
-use remoca_disk::frontend::Frontend;
-use remoca_disk::nbd::{EXPORT_NAME_LEN_MAX, Export, ExportGeometry, Listener, NbdExport, NbdServer, Target};
 use remoca_disk::port::{PORT_BYTES, PORT_SERIAL};
+use remoca_frontend::device::Frontend;
+use remoca_frontend::nbd::{EXPORT_NAME_LEN_MAX, Export, ExportGeometry, Listener, NbdExport, NbdServer, Target};
 use remoca_io::address::Endpoint;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::Path;

@@ -3,20 +3,16 @@
 pub mod clock;
 pub mod control;
 pub mod driver;
-pub mod frontend;
 pub mod handover;
 pub mod latency;
 pub mod link;
 pub mod migration;
-pub mod narrow;
-pub mod nbd;
 pub mod port;
 pub mod secure;
 pub mod service;
 pub mod state;
 pub mod status;
 pub mod trace;
-pub mod vhost;
 
 #[cfg(feature = "testing")]
 pub mod testing;

@@ -23,10 +23,8 @@ mod session;
 mod source;
 mod trace;
 
-use remoca_disk::testing::{
-    FUZZ_HANDSHAKE_LENGTH_MAX, fuzz_handshake_seeds, fuzz_migration_seeds, fuzz_nbd, fuzz_vhost_queue,
-    fuzz_vhost_queue_seeds,
-};
+use remoca_disk::testing::{FUZZ_HANDSHAKE_LENGTH_MAX, fuzz_handshake_seeds, fuzz_migration_seeds};
+use remoca_frontend::testing::{fuzz_nbd, fuzz_vhost_queue, fuzz_vhost_queue_seeds};
 use remoca_store::testing::{fuzz_nbd_client, fuzz_nbd_client_seeds};
 
 /// One kind of input.

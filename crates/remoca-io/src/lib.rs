@@ -5,6 +5,7 @@
 pub mod address;
 pub mod buffer;
 pub mod lock;
+pub mod narrow;
 pub mod socket;
 pub mod undumped;
 pub mod wake;

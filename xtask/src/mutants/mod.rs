@@ -27,11 +27,12 @@ use std::time::{Duration, Instant};
 use trial::{Bench, Test};
 
 /// Crates that have mutants, and whose tests are run for them.
-const CRATES: [&str; 9] = [
+const CRATES: [&str; 10] = [
     "remoca-core",
     "remoca-protocol",
     "remoca-io",
     "remoca-store",
+    "remoca-frontend",
     "remoca-server",
     "remoca-disk",
     "remoca-sim",

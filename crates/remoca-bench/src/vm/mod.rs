@@ -7,7 +7,7 @@ pub mod proxy;
 
 use anyhow::{Context, Result, bail, ensure};
 use remoca_disk::control::{self, Reply};
-use remoca_disk::testing::{Command as Read, Options, TestGuest, Ticket};
+use remoca_frontend::testing::{Command as Read, Options, TestGuest, Ticket};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
 use std::ops::Range;

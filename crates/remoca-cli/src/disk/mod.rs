@@ -21,13 +21,13 @@ use remoca_disk::driver::{Driver, Ended, Migration, Parts, Start, cache_pages, o
 use remoca_disk::handover::{self, Checking};
 use remoca_disk::link::{HostNetwork, ServerLink, check_list, give_back};
 use remoca_disk::migration::{HostPeers, Mark};
-use remoca_disk::narrow;
 use remoca_disk::secure::Secret;
 use remoca_disk::service::ServiceManager;
 use remoca_disk::state::{Before, EngineStart, Former, RosterEntry, StateFile, settings_at, stable_hash};
 use remoca_disk::trace::TraceWriter;
 use remoca_io::address::Endpoint;
 use remoca_io::buffer::{BUFFER_LEN_MAX, BufferPool};
+use remoca_io::narrow;
 use remoca_io::words::IndexMemory;
 use std::io::Write;
 use std::path::PathBuf;

@@ -7,10 +7,10 @@ use crate::nbd;
 use crate::runtime;
 use anyhow::{Context, Result, bail};
 use remoca_disk::driver::{Disk, Opener, Port};
-use remoca_disk::frontend::Frontend;
-use remoca_disk::nbd::{ExportGeometry, Target};
 use remoca_disk::port::{PORT_BYTES, PORT_SERIAL};
-use remoca_disk::vhost::{DeviceConfig, VhostDevice};
+use remoca_frontend::device::Frontend;
+use remoca_frontend::nbd::{ExportGeometry, Target};
+use remoca_frontend::vhost::{DeviceConfig, VhostDevice};
 use remoca_io::lock::ImageLock;
 use remoca_io::socket::SocketSource;
 use remoca_store::{

@@ -4,7 +4,7 @@
 use super::support::machine::{Machine, Setup};
 use super::support::program::Serve;
 use super::support::wait_until;
-use remoca_disk::testing::{Options, TestGuest};
+use remoca_frontend::testing::{Options, TestGuest};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 

@@ -5,7 +5,7 @@ use super::support::machine::{Machine, Setup};
 use super::support::model::BLOCK;
 use super::support::wait_until;
 use remoca_disk::control::{self, Reply};
-use remoca_disk::testing::{Command, Ticket};
+use remoca_frontend::testing::{Command, Ticket};
 
 const SECTORS: u64 = (BLOCK / 512) as u64;
 

@@ -2,7 +2,7 @@
 
 use super::support::program::{Program, REMOCA, Signal, command, expect_refusal, run, run_command, status};
 use super::support::wait_until;
-use remoca_disk::testing::{Command, Options, TestGuest};
+use remoca_frontend::testing::{Command, Options, TestGuest};
 use remoca_store::testing::{NbdCommand, NbdOffer, NbdRequested, Verdict, VolatileNbd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;

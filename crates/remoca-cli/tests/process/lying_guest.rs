@@ -4,7 +4,7 @@
 use super::support::machine::{Evictions, Machine, Setup};
 use super::support::model::BLOCK;
 use super::support::program::Serve;
-use remoca_disk::testing::{Command, Options, TestGuest};
+use remoca_frontend::testing::{Command, Options, TestGuest};
 
 const OK: u8 = 0;
 const IO_ERROR: u8 = 1;

@@ -1,5 +1,5 @@
 //! Disks as NBD exports, to clients that others wrote (libnbd's tools, QEMU's, fio), to clients that break the protocol, and
-//! to clients that come and go. The protocol itself has its tests in `remoca-disk/src/nbd/tests.rs`.
+//! to clients that come and go. The protocol itself has its tests in `remoca-frontend/src/nbd/tests.rs`.
 
 use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, run, run_command, run_within, status};
 use super::support::random::Random;

@@ -3,7 +3,7 @@
 use super::support::machine::{Evictions, Machine, Setup};
 use super::support::program::{Program, REMOCA, Serve, Signal, command, expect_refusal, run};
 use super::support::wait_until;
-use remoca_disk::testing::{Command, Options, TestGuest};
+use remoca_frontend::testing::{Command, Options, TestGuest};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 

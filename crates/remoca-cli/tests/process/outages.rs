@@ -5,7 +5,7 @@ use super::support::machine::{Evictions, Machine, Setup};
 use super::support::model::BLOCK;
 use super::support::program::{Serve, Signal};
 use super::support::wait_until;
-use remoca_disk::testing::{Command, Options, TestGuest};
+use remoca_frontend::testing::{Command, Options, TestGuest};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;

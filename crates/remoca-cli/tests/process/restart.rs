@@ -5,7 +5,7 @@ use super::support::machine::{DISK_SEEN, Machine, Setup, VirtualDisk};
 use super::support::model::BLOCK;
 use super::support::program::{REMOCA, Serve, command, run};
 use super::support::{PATIENCE, wait_until};
-use remoca_disk::testing::Command;
+use remoca_frontend::testing::Command;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;

@@ -4,7 +4,7 @@ use super::support::machine::{Evictions, Machine, Setup};
 use super::support::program::{PASSED, Program, REMOCA, Serve, Signal, ask_raw, command, install, pass, status};
 use super::support::wait_until;
 use remoca_disk::status::Status;
-use remoca_disk::testing::{Command, Options, TestGuest};
+use remoca_frontend::testing::{Command, Options, TestGuest};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -324,7 +324,7 @@ fn an_nbd_server_does_not_notice() {
     machine.set("\"enabled\":false");
     machine.disks[0].nbd.as_ref().unwrap().program.signal(Signal::STOP);
     let disk = &mut machine.disks[0];
-    let read = remoca_disk::testing::Command::Read { sector: 0, length: 1 << 16 };
+    let read = remoca_frontend::testing::Command::Read { sector: 0, length: 1 << 16 };
     let ticket = disk.guest.submit(0, read);
     disk.guest.queues[0].kick();
     let (done, said) = end(begin(&machine.control(), None));

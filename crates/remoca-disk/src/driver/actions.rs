@@ -4,13 +4,14 @@ use super::poller::Source;
 use super::requests::{DiskIo, Origin, Pending, store_op};
 use super::starved::Tried;
 use super::{Disk, Driver};
-use crate::frontend::{Frontend, Outcome};
 use crate::link::ServerLink;
-use crate::narrow;
 use crate::trace::{TraceRecord, TracedOp, TracedSource};
 use remoca_core::engine::{Action, DiskError, GuestOp, RequestId, ServerNumber};
 use remoca_core::units::DiskIndex;
+use remoca_frontend::device::Frontend;
+use remoca_frontend::request::Outcome;
 use remoca_io::buffer::{BufferPool, IoBuffer};
+use remoca_io::narrow;
 use remoca_protocol::Frame;
 
 impl Driver {

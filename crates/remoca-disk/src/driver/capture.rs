@@ -4,9 +4,9 @@
 //! server behind everything that it wanted sent before.
 
 use super::Driver;
-use crate::frontend::GuestRequest;
 use remoca_core::engine::{DiskEngine, Evicted};
 use remoca_core::units::PAGE_SIZE;
+use remoca_frontend::device::GuestRequest;
 use std::ops::DerefMut;
 
 /// Most frames that wait to be judged (4 MiB); more are not looked at.

@@ -3,14 +3,15 @@
 use super::poller::Source;
 use super::requests::{Group, Origin, Pending};
 use super::{Disk, Driver};
-use crate::frontend::{CopyError, Frontend, GuestRequest, Operation, Outcome, ZeroRange};
 use crate::link::Received;
-use crate::narrow;
-use crate::nbd::Target;
 use crate::port;
 use crate::trace::TraceWriter;
 use remoca_core::engine::{DiskError, Evicted, FetchId, GuestOp, PageOutcome, PoolOffer, ServerNumber};
 use remoca_core::units::{ByteRange, DiskIndex, PAGE_SIZE, PAGE_SIZE_U64, PageCount};
+use remoca_frontend::device::{Frontend, GuestRequest};
+use remoca_frontend::nbd::Target;
+use remoca_frontend::request::{CopyError, Operation, Outcome, ZeroRange};
+use remoca_io::narrow;
 use remoca_protocol::{ErrorCode, Frame, Welcome};
 use remoca_store::StoreEvent;
 use std::io;

@@ -1,9 +1,10 @@
 //! The guest requests that the engine has not completed, with their buffers.
 
 use super::starved::Tried;
-use crate::frontend::{GuestRequest, Outcome};
 use remoca_core::engine::{GuestOp, RequestId};
 use remoca_core::units::Nanos;
+use remoca_frontend::device::GuestRequest;
+use remoca_frontend::request::Outcome;
 use remoca_io::buffer::IoBuffer;
 use remoca_store::StoreOp;
 use std::rc::Rc;

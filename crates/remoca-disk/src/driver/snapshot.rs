@@ -3,7 +3,6 @@
 use super::Driver;
 use crate::control::{Command, Reply, Request};
 use crate::link::{KnownServer, ServerLink};
-use crate::narrow;
 use crate::status::{
     CacheStatus, DiskStatus, HedgingStatus, KnownServerStatus, Latencies, MemoryStatus, NormalLatency, PortStatus,
     ServerStatus, Status,
@@ -12,6 +11,7 @@ use crate::trace::TraceWriter;
 use remoca_core::engine::{Admission, BreakerState, EngineStats, Latency};
 use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
 use remoca_io::address::Endpoint;
+use remoca_io::narrow;
 use remoca_store::StoreHealth;
 use std::time::Instant;
 

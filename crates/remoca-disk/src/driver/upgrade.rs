@@ -7,10 +7,10 @@
 use super::poller::Source;
 use super::{Disk, Driver, Ended};
 use crate::control::{Reply, Request};
-use crate::frontend::Frontend;
 use crate::handover::{Checking, Handover, Listening, PassedDisk, PassedStore};
 use crate::link::ServerLink;
-use crate::narrow;
+use remoca_frontend::device::Frontend;
+use remoca_io::narrow;
 use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;

@@ -149,7 +149,7 @@ impl Handover {
             strings.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect()
         };
         let (arguments, environment) = (pointers(&arguments), pointers(&environment));
-        crate::narrow::passes("handover-described");
+        remoca_io::narrow::passes("handover-described");
         // SAFETY: both lists are arrays of pointers to strings that live until the call returns, with a null pointer at the end.
         unsafe { libc::execve(program.as_ptr(), arguments.as_ptr(), environment.as_ptr()) };
         Err(io::Error::last_os_error())

@@ -40,7 +40,7 @@ impl Inheritance {
             Ok(inheritance) => {
                 // What front ends passed to the former program came without close-on-exec.
                 close_all_but(inheritance.descriptors.keys().copied().collect());
-                crate::narrow::passes("handover-received");
+                remoca_io::narrow::passes("handover-received");
                 Some(inheritance)
             }
             Err(error) => {

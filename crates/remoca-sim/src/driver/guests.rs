@@ -5,7 +5,7 @@ use super::disks::{is_part, sectors};
 use super::nbd::{self, Message, NbdClient};
 use super::plan::{Ask, DiskPlan};
 use crate::content::{Sector, bytes};
-use remoca_disk::testing::{Command, DirectFrontEnd, Options, Record, TestGuest, Ticket};
+use remoca_frontend::testing::{Command, DirectFrontEnd, Options, Record, TestGuest, Ticket};
 use remoca_store::StoreOp;
 use std::ops::Range;
 use vm_memory::{Bytes, GuestAddress};

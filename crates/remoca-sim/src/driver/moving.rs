@@ -10,10 +10,10 @@ use super::world::{Event, Outcome, World};
 use crate::violation::{Promise, Violation};
 use remoca_disk::control::{Command, Reply};
 use remoca_disk::driver::{Disk, Opener};
-use remoca_disk::frontend::Frontend;
 use remoca_disk::migration::{Incoming, Peer, PeerNetwork};
 use remoca_disk::secure::Secret;
 use remoca_disk::testing::{FarEnd, Wanted, listening};
+use remoca_frontend::device::Frontend;
 use remoca_io::address::Endpoint;
 use remoca_io::wake::Wake;
 use remoca_store::{AlignedStore, Geometry, VacantStore};
@@ -134,7 +134,7 @@ impl World<'_> {
         self.schedule(in_ns, Event::GuestStops(self.moves));
     }
 
-    fn vacant(&self, number: usize) -> (Disk, remoca_disk::testing::DirectFrontEnd) {
+    fn vacant(&self, number: usize) -> (Disk, remoca_frontend::testing::DirectFrontEnd) {
         let geometry = Geometry {
             size: self.disks[number].plan.sectors as u64 * 512,
             logical_sector: 512,

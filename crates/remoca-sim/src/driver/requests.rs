@@ -8,7 +8,7 @@ use super::world::{Event, Outcome, World};
 use crate::content::{SECTOR_SIZE, Sector, sectors_of};
 use crate::plan::Fill;
 use crate::violation::{Promise, Violation};
-use remoca_disk::testing::Answered;
+use remoca_frontend::testing::Answered;
 use remoca_io::buffer::BUFFER_LEN_MAX;
 use std::ops::Range;
 use std::time::Duration;

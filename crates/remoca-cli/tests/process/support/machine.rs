@@ -8,7 +8,7 @@ use super::program::{Nbdkit, Program, REMOCA, ask_raw, command, status};
 use super::random::Random;
 use super::{PATIENCE, wait_until};
 use remoca_disk::status::Status;
-use remoca_disk::testing::{Command, Options, TestGuest, Ticket};
+use remoca_frontend::testing::{Command, Options, TestGuest, Ticket};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};

@@ -9,7 +9,6 @@ mod going;
 
 use super::Driver;
 use crate::control::{Reply, Request};
-use crate::frontend::Frontend;
 use crate::link::{HostNetwork, Network};
 use crate::migration::{Heard, Incoming, Mark, Offer, OfferedDisk, Peer, PeerNetwork, Receipt, VERSION};
 use crate::secure::Secret;
@@ -18,6 +17,7 @@ use crate::status::MigrationStatus;
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::migration::{Action, Message, Ownership};
 use remoca_core::units::PageCount;
+use remoca_frontend::device::Frontend;
 use remoca_io::address::Endpoint;
 use remoca_io::wake::WakeUp;
 use remoca_io::words::IndexMemory;

@@ -3,13 +3,13 @@
 use super::{begin, config, parts};
 use crate::clock::{Clock, SystemClock};
 use crate::driver::{Disk, Driver, Parts, Source};
-use crate::frontend::Frontend;
 use crate::handover::Checking;
 use crate::state::{self, Before, StateFile};
-use crate::testing::{Command, Options, TestGuest, Ticket};
-use crate::vhost::{DeviceConfig, VhostDevice};
 use remoca_core::engine::{EngineConfig, Evicted};
 use remoca_core::units::{DiskIndex, PAGE_SIZE, PAGE_SIZE_U64, SlotIndex};
+use remoca_frontend::device::Frontend;
+use remoca_frontend::testing::{Command, Options, TestGuest, Ticket};
+use remoca_frontend::vhost::{DeviceConfig, VhostDevice};
 use remoca_io::buffer::IoBuffer;
 use remoca_io::socket::SocketSource;
 use remoca_io::wake;

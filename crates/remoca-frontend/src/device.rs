@@ -1,0 +1,321 @@
+//! What a guest attaches to, as the driver sees it: a device with requests to execute, whatever protocol brings them.
+//!
+//! The driver owns a [`Frontend`] for each disk and one for the port, and treats all kinds alike: when `event_fd()` is readable
+//! `handle_events()`, then `pop()` until there is nothing, `complete()` in any order, and `notify()` before it waits again.
+//! Requests come out validated: ranges lie within the device and on its blocks, writes to read-only devices never come.
+
+use crate::nbd::{Attached, NbdExport, NbdRequest};
+use crate::request::{CopyError, Operation, Outcome};
+use crate::vhost::{BlkRequest, Frame, Status, VhostDevice};
+use remoca_io::buffer::IoBuffer;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+/// A device of the VM.
+pub enum Frontend {
+    Vhost(VhostDevice),
+    Nbd(NbdExport),
+}
+
+impl Frontend {
+    /// Returns a descriptor that is readable when [`Self::handle_events`] has something to do; the same for the whole
+    /// life.
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Vhost(device) => device.event_fd(),
+            Self::Nbd(export) => export.event_fd(),
+        }
+    }
+
+    /// Takes what has come. Call [`Self::pop`] afterwards until it has nothing, then [`Self::notify`].
+    ///
+    /// # Errors
+    /// If the system refuses to say what has come.
+    pub fn handle_events(&mut self) -> io::Result<()> {
+        match self {
+            Self::Vhost(device) => device.handle_events(),
+            Self::Nbd(export) => export.handle_events(),
+        }
+    }
+
+    /// Returns the next request.
+    pub fn pop(&mut self) -> Option<GuestRequest> {
+        match self {
+            Self::Vhost(device) => device.pop().map(GuestRequest::Vhost),
+            Self::Nbd(export) => export.pop().map(GuestRequest::Nbd),
+        }
+    }
+
+    /// Returns more of a request of which a part was handed out. NBD clients repeat what was not answered.
+    pub fn pop_begun(&mut self) -> Option<GuestRequest> {
+        match self {
+            Self::Vhost(device) => device.pop_begun().map(GuestRequest::Vhost),
+            Self::Nbd(_) => None,
+        }
+    }
+
+    /// Gives a request back; the guest hears of it after the next [`Self::notify`].
+    pub fn complete(&mut self, request: GuestRequest, outcome: Outcome) {
+        match (self, request) {
+            (Self::Vhost(device), GuestRequest::Vhost(request)) => device.complete(request, status(outcome)),
+            (Self::Nbd(export), GuestRequest::Nbd(request)) => export.complete(request, outcome),
+            (Self::Vhost(_) | Self::Nbd(_), _) => unreachable!("a request of another frontend"),
+        }
+    }
+
+    /// Notes that the disk may have lost what it has done of requests in several parts that are not completed. They come out
+    /// of [`Self::pop`] again when all of their parts are back.
+    pub fn repeat_parts(&mut self) {
+        match self {
+            Self::Vhost(device) => device.repeat_parts(),
+            Self::Nbd(export) => export.repeat_parts(),
+        }
+    }
+
+    /// Tells the guest what was completed since the last call.
+    pub fn notify(&mut self) {
+        match self {
+            Self::Vhost(device) => device.notify(),
+            Self::Nbd(export) => export.notify(),
+        }
+    }
+
+    /// Returns whether the guest has its write cache on, as far as a guest of this kind can switch it.
+    pub fn write_cache(&self) -> bool {
+        match self {
+            Self::Vhost(device) => device.write_cache(),
+            Self::Nbd(_) => true,
+        }
+    }
+
+    /// As it was at the process that had the disk, and made durable what it completed.
+    pub fn inherit_write_cache(&mut self, is_on: bool) {
+        if let Self::Vhost(device) = self {
+            device.inherit_write_cache(is_on);
+        }
+    }
+
+    /// Forgets the state of the write cache: the disk goes to another process.
+    pub fn forget_write_cache(&mut self) {
+        if let Self::Vhost(device) = self {
+            device.forget_write_cache();
+        }
+    }
+
+    /// Answers the guest what can be answered while another process has the disk. `comes`: that process is about to hand it over.
+    pub fn stand_aside(&mut self, comes: bool) {
+        if let Self::Vhost(device) = self {
+            device.stand_aside(comes);
+        }
+    }
+
+    /// Returns whether a write may be completed before it is durable, unless the request says otherwise.
+    pub fn write_cache_enabled(&self) -> bool {
+        match self {
+            Self::Vhost(device) => device.write_cache_enabled(),
+            Self::Nbd(_) => true,
+        }
+    }
+
+    /// Returns the size of the guest's memory, as far as the frontend knows it.
+    pub fn guest_memory_bytes(&self) -> u64 {
+        match self {
+            Self::Vhost(device) => device.guest_memory_bytes(),
+            Self::Nbd(_) => 0,
+        }
+    }
+
+    /// Takes an NBD client that chose this device.
+    ///
+    /// # Errors
+    /// If the system refuses to watch its socket; the client is gone then.
+    pub fn attach(&mut self, client: Attached) -> io::Result<()> {
+        match self {
+            Self::Vhost(_) => Ok(()),
+            Self::Nbd(export) => export.attach(client),
+        }
+    }
+
+    /// Returns the number of attached NBD clients.
+    pub fn nbd_clients(&self) -> Option<usize> {
+        match self {
+            Self::Vhost(_) => None,
+            Self::Nbd(export) => Some(export.client_count()),
+        }
+    }
+
+    pub fn is_connected(&self) -> bool {
+        match self {
+            Self::Vhost(device) => device.is_connected(),
+            Self::Nbd(export) => export.client_count() > 0,
+        }
+    }
+
+    /// Returns whether a guest works with it: any of its queues runs.
+    pub fn is_running(&self) -> bool {
+        match self {
+            Self::Vhost(device) => device.is_running(),
+            Self::Nbd(export) => export.client_count() > 0,
+        }
+    }
+
+    /// Returns whether nobody can attach any more.
+    pub fn is_finished(&self) -> bool {
+        match self {
+            Self::Vhost(device) => device.is_finished(),
+            Self::Nbd(_) => false,
+        }
+    }
+
+    /// Returns whether the next requests may be repetitions of what an earlier process had in flight. NBD clients do
+    /// not tell.
+    pub fn may_repeat(&self) -> bool {
+        match self {
+            Self::Vhost(device) => device.repeats(),
+            Self::Nbd(_) => true,
+        }
+    }
+
+    /// Returns whether every request that was begun is handed out, and every answer is on its way: the guest can be left now.
+    pub fn is_quiet(&self) -> bool {
+        match self {
+            Self::Vhost(device) => !device.has_begun(),
+            Self::Nbd(export) => export.is_quiet(),
+        }
+    }
+
+    pub fn is_read_only(&self) -> bool {
+        match self {
+            Self::Vhost(device) => device.config().read_only,
+            Self::Nbd(export) => export.geometry().read_only,
+        }
+    }
+}
+
+/// A request of the guest. The driver gives it back to the [`Frontend`] that it came from.
+#[derive(Debug)]
+#[must_use = "a request that is not completed stays in flight for ever"]
+pub enum GuestRequest {
+    Vhost(BlkRequest),
+    Nbd(NbdRequest),
+}
+
+impl GuestRequest {
+    pub fn operation(&self) -> &Operation {
+        match self {
+            Self::Vhost(request) => request.operation(),
+            Self::Nbd(request) => request.operation(),
+        }
+    }
+
+    /// Returns whether this write must be durable when it completes, whatever the device's write cache.
+    pub fn is_durable(&self) -> bool {
+        match self {
+            Self::Vhost(_) => false,
+            Self::Nbd(request) => request.is_durable(),
+        }
+    }
+
+    /// Returns the bytes to copy to or from the guest; zero for anything but a read or write.
+    pub fn data_length(&self) -> usize {
+        match self {
+            Self::Vhost(request) => request.data_length(),
+            Self::Nbd(request) => request.data_length(),
+        }
+    }
+
+    /// Returns the buffer that the request brought for its disk I/O, with the data of a write. `None`: the driver's own
+    /// buffers are used, and data are copied.
+    pub fn take_buffer(&mut self) -> Option<IoBuffer> {
+        match self {
+            Self::Vhost(_) => None,
+            Self::Nbd(request) => request.take_buffer(),
+        }
+    }
+
+    /// Takes back the buffer of a write that is done: it may have to be written again.
+    pub fn give_back(&mut self, buffer: IoBuffer) {
+        match self {
+            // The data are still in guest memory.
+            Self::Vhost(_) => drop(buffer),
+            Self::Nbd(request) => request.deliver(buffer),
+        }
+    }
+
+    /// Returns the whole pages of guest memory that `length` bytes at `offset` of a read's data will overwrite: none where
+    /// the guest's memory is not shared.
+    pub fn frames(&self, offset: usize, length: usize) -> impl Iterator<Item = Frame> {
+        let frames = match self {
+            Self::Vhost(request) => Some(request.frames(offset, length)),
+            Self::Nbd(_) => None,
+        };
+        frames.into_iter().flatten()
+    }
+
+    /// Copies what a frame of this request holds now.
+    ///
+    /// # Errors
+    /// As [`Self::copy_to_guest`].
+    pub fn copy_frame(&self, frame: Frame, target: &mut [u8]) -> Result<(), CopyError> {
+        match self {
+            Self::Vhost(request) => request.copy_frame(frame, target),
+            // It has no frames to ask for.
+            Self::Nbd(_) => Err(CopyError::OutOfRange),
+        }
+    }
+
+    /// Delivers all data of a read, in the buffer in which the disk put them.
+    ///
+    /// # Errors
+    /// If the guest is gone.
+    pub fn deliver(&mut self, buffer: IoBuffer) -> Result<(), CopyError> {
+        match self {
+            Self::Vhost(request) => request.copy_to_guest(0, &buffer),
+            Self::Nbd(request) => {
+                request.deliver(buffer);
+                Ok(())
+            }
+        }
+    }
+
+    /// Some data of a read.
+    ///
+    /// # Errors
+    /// If the guest is gone, or the data do not fit the request.
+    pub fn copy_to_guest(&mut self, offset: usize, source: &[u8]) -> Result<(), CopyError> {
+        match self {
+            Self::Vhost(request) => request.copy_to_guest(offset, source),
+            Self::Nbd(request) => request.copy_to_guest(offset, source),
+        }
+    }
+
+    /// Zeroes as data of a read.
+    ///
+    /// # Errors
+    /// As [`Self::copy_to_guest`].
+    pub fn fill_zero(&mut self, offset: usize, length: usize) -> Result<(), CopyError> {
+        match self {
+            Self::Vhost(request) => request.fill_zero(offset, length),
+            Self::Nbd(request) => request.fill_zero(offset, length),
+        }
+    }
+
+    /// Data of a write. A guest that shares its memory may change them at any time: two copies need not be equal.
+    ///
+    /// # Errors
+    /// As [`Self::copy_to_guest`].
+    pub fn copy_from_guest(&self, offset: usize, target: &mut [u8]) -> Result<(), CopyError> {
+        match self {
+            Self::Vhost(request) => request.copy_from_guest(offset, target),
+            Self::Nbd(request) => request.copy_from_guest(offset, target),
+        }
+    }
+}
+
+fn status(outcome: Outcome) -> Status {
+    match outcome {
+        Outcome::Done => Status::Ok,
+        Outcome::Failed(_) => Status::IoError,
+        Outcome::Unsupported => Status::Unsupported,
+    }
+}

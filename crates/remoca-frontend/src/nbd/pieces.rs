@@ -1,0 +1,100 @@
+//! Requests in pieces that fit the store's buffers, cut at block boundaries so that no block is in two of them.
+
+use crate::request::{Operation, ZeroRange};
+use remoca_core::units::PAGE_SIZE_U64;
+use remoca_io::buffer::IoBuffer;
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Longest piece of a read or write, ...
+const DATA_PIECE: u64 = 1 << 20;
+/// ... and of a request without data: this bounds how long one keeps the others waiting.
+const RANGE_PIECE: u64 = 256 << 20;
+
+/// A request or a part of one, for the driver.
+#[derive(Debug)]
+pub(super) struct Piece {
+    /// Which request, of those that are open, ...
+    pub(super) slot: usize,
+    /// ... and which part of it.
+    pub(super) index: usize,
+    pub(super) operation: Operation,
+    pub(super) durable: bool,
+    pub(super) data_length: usize,
+    /// The data of a write, or the place for those of a read.
+    pub(super) buffer: Option<IoBuffer>,
+}
+
+impl Piece {
+    /// Returns the only piece of a flush.
+    pub(super) fn flush(slot: usize) -> Self {
+        Self { slot, index: 0, operation: Operation::Flush, durable: true, data_length: 0, buffer: None }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Read,
+    Write,
+    Trim,
+    Zero { unmap: bool },
+}
+
+/// What was not handed out yet of an open request.
+pub(super) struct Rest {
+    pub(super) slot: usize,
+    index: usize,
+    pub(super) kind: Kind,
+    durable: bool,
+    range: Range<u64>,
+    /// Buffers for all of the pieces, where they are needed at the same time.
+    pub(super) buffers: VecDeque<IoBuffer>,
+}
+
+impl Rest {
+    pub(super) fn new(slot: usize, kind: Kind, durable: bool, range: Range<u64>) -> Self {
+        Self { slot, index: 0, kind, durable, range, buffers: VecDeque::new() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// Returns the bytes of each piece that is left.
+    pub(super) fn lengths(&self) -> impl Iterator<Item = usize> {
+        let (mut rest, kind) = (self.range.clone(), self.kind);
+        std::iter::from_fn(move || {
+            let piece = rest.start..piece_end(&rest, kind);
+            rest.start = piece.end;
+            (!piece.is_empty()).then(|| length_of(&piece))
+        })
+    }
+
+    /// Cuts off the next piece.
+    pub(super) fn next(&mut self, buffer: Option<IoBuffer>) -> Piece {
+        let range = self.range.start..piece_end(&self.range, self.kind);
+        let data_length = if buffer.is_some() { length_of(&range) } else { 0 };
+        let index = self.index;
+        (self.range.start, self.index) = (range.end, index + 1);
+        let operation = match self.kind {
+            Kind::Read => Operation::Read { range },
+            Kind::Write => Operation::Write { range },
+            Kind::Trim => Operation::Discard { ranges: vec![range] },
+            Kind::Zero { unmap } => Operation::WriteZeroes { ranges: vec![ZeroRange { range, unmap }] },
+        };
+        Piece { slot: self.slot, index, operation, durable: self.durable, data_length, buffer }
+    }
+}
+
+fn piece_end(range: &Range<u64>, kind: Kind) -> u64 {
+    let longest = match kind {
+        Kind::Read | Kind::Write => DATA_PIECE,
+        Kind::Trim | Kind::Zero { .. } => RANGE_PIECE,
+    };
+    let end = range.start.saturating_add(longest);
+    range.end.min(end - end % PAGE_SIZE_U64)
+}
+
+fn length_of(range: &Range<u64>) -> usize {
+    usize::try_from(range.end - range.start).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,710 @@
+//! The protocol against a client that knows it, a client that breaks it, and any bytes at all.
+
+use super::ExportGeometry;
+use super::export::{NbdExport, NbdRequest};
+use super::fuzz::fuzz_nbd;
+use super::listener::Listener;
+use super::negotiation::{Choice, Negotiation, Step};
+use super::outbox::Outbox;
+use super::pieces::Piece;
+use super::server::{Attached, Export, NbdServer, Target};
+use super::staging::Staging;
+use super::transmission::{End, REQUESTS_MAX, SHARED_MEMORY_MAX, Transmission};
+use crate::request::{Operation, Outcome};
+use proptest::prelude::*;
+use remoca_core::engine::DiskError;
+use remoca_io::address::Endpoint;
+use remoca_io::buffer::BufferPool;
+use remoca_protocol::nbd::{
+    CHUNK_MAGIC, COMMAND_DONT_FRAGMENT, COMMAND_FUA, COMMAND_NO_HOLE, Command, Fields, OPTION_MAGIC,
+    OPTION_REPLY_MAGIC, REPLY_MAGIC, Request,
+};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const DISK: ExportGeometry = ExportGeometry::of_disk(64 << 20);
+
+fn exports() -> Vec<Export> {
+    let export = |name: &str, target, geometry| Export { name: name.into(), target, geometry };
+    let port = ExportGeometry::of_port(DISK.size);
+    vec![export("root", Target::Disk(0), DISK), export("remoca-port", Target::Port, port)]
+}
+
+fn option(number: u32, data: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(data.len()).unwrap();
+    [&OPTION_MAGIC.to_be_bytes()[..], &number.to_be_bytes(), &len.to_be_bytes(), data].concat()
+}
+
+fn info(name: &str, wanted: &[u16]) -> Vec<u8> {
+    let mut data = u32::try_from(name.len()).unwrap().to_be_bytes().to_vec();
+    data.extend(name.as_bytes());
+    data.extend(u16::try_from(wanted.len()).unwrap().to_be_bytes());
+    wanted.iter().for_each(|wanted| data.extend(wanted.to_be_bytes()));
+    data
+}
+
+/// A negotiation in parts of so many bytes: how it ended, and what was said.
+fn negotiate(exports: &[Export], bytes: &[u8], part: usize) -> (Step, Vec<u8>) {
+    let (mut negotiation, mut said) = (Negotiation::new(), Vec::new());
+    let mut parts = bytes.chunks(part);
+    loop {
+        let step = negotiation.advance(exports);
+        let sent = negotiation.outbox.take_all();
+        if step != Step::Wait {
+            return (step, [said, sent].concat());
+        }
+        if sent.is_empty() {
+            let Some(part) = parts.next() else { return (step, said) };
+            negotiation.staging.room().unwrap()[..part.len()].copy_from_slice(part);
+            negotiation.staging.received(part.len());
+        }
+        said.extend(sent);
+    }
+}
+
+/// The option replies behind the greeting: option, reply, data.
+fn replies(said: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
+    let mut fields = Fields(&said[18..]);
+    let mut found = Vec::new();
+    while !fields.0.is_empty() {
+        assert_eq!(fields.u64(), Some(OPTION_REPLY_MAGIC));
+        let (option, reply, len) = (fields.u32().unwrap(), fields.u32().unwrap(), fields.u32().unwrap());
+        found.push((option, reply, fields.bytes(len).unwrap().to_vec()));
+    }
+    found
+}
+
+const ERROR: u32 = 1 << 31;
+const GO: u32 = 7;
+
+#[test]
+fn a_client_gets_what_it_asks_for_however_its_bytes_arrive() {
+    let bytes = [3_u32.to_be_bytes().to_vec(), option(8, &[]), option(3, &[]), option(GO, &info("root", &[1, 3]))];
+    for part in 1..100 {
+        let (step, said) = negotiate(&exports(), &bytes.concat(), part);
+        assert_eq!(step, Step::Chosen(Choice { export: 0, structured_replies: true }));
+        assert_eq!(&said[..18], b"NBDMAGICIHAVEOPT\0\x03");
+        let size = (64_u64 << 20).to_be_bytes();
+        let expected = [
+            (8, 1, vec![]),
+            (3, 2, b"\0\0\0\x04root".to_vec()),
+            (3, 2, b"\0\0\0\x0Bremoca-port".to_vec()),
+            (3, 1, vec![]),
+            (GO, 3, [&[0, 0][..], &size, &[0x01, 0xED]].concat()),
+            (GO, 3, b"\0\x03\0\0\x02\0\0\0\x10\0\x02\0\0\0".to_vec()),
+            (GO, 3, b"\0\x01root".to_vec()),
+            (GO, 1, vec![]),
+        ];
+        assert_eq!(replies(&said), expected);
+    }
+}
+
+#[test]
+fn options_are_answered_as_the_protocol_says() {
+    let cases = [
+        (option(3, b"x"), 3, ERROR | 3),
+        (option(8, b"x"), 8, ERROR | 3),
+        (option(5, &[]), 5, ERROR | 1),
+        (option(9, &info("root", &[])), 9, ERROR | 1),
+        (option(10, &info("root", &[])), 10, ERROR | 1),
+        (option(11, &[]), 11, ERROR | 1),
+        (option(77, b"anything"), 77, ERROR | 1),
+        (option(GO, &info("nothing", &[])), GO, ERROR | 6),
+        (option(6, &info("nothing", &[])), 6, ERROR | 6),
+        (option(GO, b"\0\0\0\x09root\0\0"), GO, ERROR | 3),
+        (option(GO, b"\0\0\0\x04root\0\x01"), GO, ERROR | 3),
+        (option(GO, b"\0\0\0\x04root\0\0more"), GO, ERROR | 3),
+        (option(GO, &[]), GO, ERROR | 3),
+        (option(GO, &vec![0; 100_000]), GO, ERROR | 9),
+    ];
+    for (bytes, number, reply) in cases {
+        let bytes = [&3_u32.to_be_bytes()[..], &bytes, &option(6, &info("root", &[]))].concat();
+        let (step, said) = negotiate(&exports(), &bytes, 4096);
+        assert_eq!(step, Step::Wait);
+        let replies = replies(&said);
+        assert_eq!((replies[0].0, replies[0].1), (number, reply), "{replies:?}");
+        // And the next one is understood.
+        assert_eq!(replies.last().map(|(option, reply, _)| (*option, *reply)), Some((6, 1)));
+    }
+}
+
+#[test]
+fn the_old_way_in_works_and_wrong_names_end_the_connection() {
+    let size = (64_u64 << 20).to_be_bytes();
+    for (flags, padding) in [(1_u32, 124), (3, 0)] {
+        let (step, said) = negotiate(&exports(), &[&flags.to_be_bytes()[..], &option(1, b"root")].concat(), 7);
+        assert_eq!(step, Step::Chosen(Choice { export: 0, structured_replies: false }));
+        assert_eq!(said[18..], [&size[..], &[0x01, 0x6D], &vec![0; padding]].concat());
+    }
+    // Without a name: the only disk.
+    assert!(matches!(negotiate(&exports(), b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0", 9).0, Step::Chosen(_)));
+    let mut two = exports();
+    two.push(Export { name: "data".into(), ..two[0].clone() });
+    assert_eq!(negotiate(&two, b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0", 9).0, Step::End);
+    for bad in [&b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x01x"[..], b"\0\0\0\x07", b"\0\0\0\x03IHAVEOPS\0\0\0\x01\0\0\0\0"]
+    {
+        assert_eq!(negotiate(&exports(), bad, 9).0, Step::End);
+    }
+    let (step, said) = negotiate(&exports(), &[&3_u32.to_be_bytes()[..], &option(2, &[])].concat(), 9);
+    assert_eq!((step, replies(&said)), (Step::End, vec![(2, 1, vec![])]));
+}
+
+fn transmission(geometry: ExportGeometry, structured: bool) -> Transmission {
+    let pool = BufferPool::new(SHARED_MEMORY_MAX);
+    Transmission::new(geometry, structured, Staging::new(), Outbox::default(), pool)
+}
+
+fn request(command: Command, flags: u16, cookie: u64, offset: u64, len: u32) -> Request {
+    Request { command, flags, cookie, offset, len }
+}
+
+/// Gives it all bytes that it takes.
+fn feed(transmission: &mut Transmission, bytes: &mut &[u8], part: usize) -> usize {
+    let Some(room) = transmission.room() else { return 0 };
+    let (now, later) = bytes.split_at(room.len().min(part).min(bytes.len()));
+    room[..now.len()].copy_from_slice(now);
+    transmission.received(now.len());
+    *bytes = later;
+    now.len()
+}
+
+/// The only answer to one request.
+fn answer_to(geometry: ExportGeometry, structured: bool, bytes: &[u8]) -> Vec<u8> {
+    let (mut transmission, mut bytes) = (transmission(geometry, structured), bytes);
+    loop {
+        while let Some(mut piece) = transmission.pop() {
+            if let Operation::Read { range } = &piece.operation {
+                fill(piece.buffer.as_mut().unwrap(), range.start);
+            }
+            transmission.complete(piece, Outcome::Done);
+        }
+        if feed(&mut transmission, &mut bytes, usize::MAX) == 0 {
+            return transmission.outbox.take_all();
+        }
+    }
+}
+
+/// What the disk holds: each byte follows from its place.
+fn content(at: u64) -> u8 {
+    ((at >> 9).wrapping_mul(31) ^ at).to_le_bytes()[0]
+}
+
+fn fill(buffer: &mut [u8], offset: u64) {
+    for (byte, at) in buffer.iter_mut().zip(offset..) {
+        *byte = content(at);
+    }
+}
+
+#[test]
+fn requests_that_cannot_be_are_refused_with_the_right_error() {
+    let read_only = ExportGeometry { read_only: true, ..DISK };
+    let bare = ExportGeometry { can_trim: false, can_write_zeroes: false, ..DISK };
+    let size = DISK.size;
+    use Command::{Flush, Other, Read, Trim, Write, WriteZeroes};
+    for (geometry, command, flags, offset, len, error) in [
+        (DISK, Read, 0, size, 512, 22),
+        (DISK, Read, 0, u64::MAX - 511, 512, 22),
+        (DISK, Read, 0, 1, 512, 22),
+        (DISK, Read, 0, 0, 511, 22),
+        (DISK, Read, 0, 0, 0, 22),
+        (DISK, Read, 0, 0, (32 << 20) + 512, 22),
+        (DISK, Read, COMMAND_DONT_FRAGMENT, 0, 512, 22),
+        (DISK, Read, 1 << 4, 0, 512, 22),
+        (DISK, Write, 0, size - 512, 1024, 28),
+        (DISK, Write, 0, 3, 512, 22),
+        (DISK, Write, COMMAND_NO_HOLE, 0, 512, 22),
+        (DISK, Trim, 0, size, 512, 22),
+        (DISK, WriteZeroes, 0, size, 512, 28),
+        (DISK, WriteZeroes, 1 << 4, 0, 512, 22),
+        (DISK, Other(5), 0, 0, 512, 22),
+        (DISK, Other(7), 0, 0, 512, 22),
+        (read_only, Write, 0, 0, 512, 1),
+        (read_only, Trim, 0, 0, 512, 1),
+        (read_only, WriteZeroes, 0, 0, 512, 1),
+        (bare, Trim, 0, 0, 512, 22),
+        (bare, WriteZeroes, 0, 0, 512, 22),
+        (read_only, Flush, 0, 0, 0, 0),
+        (DISK, Flush, COMMAND_FUA, 0, 0, 0),
+    ] {
+        let payload = vec![0; if command == Write { len as usize } else { 0 }];
+        let sent = [&request(command, flags, 9, offset, len).encode()[..], &payload].concat();
+        let expected = [&REPLY_MAGIC.to_be_bytes()[..], &u32::to_be_bytes(error), &9_u64.to_be_bytes()].concat();
+        assert_eq!(answer_to(geometry, false, &sent), expected, "{command:?} {flags} {offset} {len}");
+    }
+    // A read that fails is told in a chunk where chunks were agreed on.
+    let answer = answer_to(DISK, true, &request(Read, 0, 9, 1, 512).encode());
+    assert_eq!(answer, b"\x66\x8E\x33\xEF\0\x01\x80\x01\0\0\0\0\0\0\0\x09\0\0\0\x06\0\0\0\x16\0\0");
+}
+
+#[test]
+fn what_is_no_request_ends_the_connection() {
+    let too_long = request(Command::Write, 0, 1, 0, (32 << 20) + 1).encode();
+    for (bytes, end) in [
+        (vec![0; 28], End::Malformed("what it sends is no request")),
+        (too_long.to_vec(), End::Malformed("a write of more than 32 MiB")),
+        (request(Command::Disconnect, 0, 1, 0, 0).encode().to_vec(), End::Disconnect),
+    ] {
+        let mut transmission = transmission(DISK, true);
+        feed(&mut transmission, &mut &bytes[..], usize::MAX);
+        assert!(transmission.pop().is_none());
+        assert_eq!(transmission.end(), Some(end));
+        assert!(transmission.room().is_none(), "nothing more is read");
+    }
+}
+
+#[test]
+fn modifications_carry_what_the_client_asked_for() {
+    let piece_of = |geometry, command, flags| {
+        let mut transmission = transmission(geometry, false);
+        feed(&mut transmission, &mut &request(command, flags, 1, 4096, 8192).encode()[..], usize::MAX);
+        transmission.pop().map(|piece| (format!("{:?}", piece.operation), piece.durable))
+    };
+    let zeroes = |unmap| format!("WriteZeroes {{ ranges: [ZeroRange {{ range: 4096..12288, unmap: {unmap} }}] }}");
+    assert_eq!(piece_of(DISK, Command::WriteZeroes, 0), Some((zeroes(true), false)));
+    assert_eq!(piece_of(DISK, Command::WriteZeroes, COMMAND_NO_HOLE | COMMAND_FUA), Some((zeroes(false), true)));
+    assert_eq!(piece_of(DISK, Command::Trim, 0), Some(("Discard { ranges: [4096..12288] }".into(), false)));
+    // A discard is never durable; this is, and gives the space back as well.
+    assert_eq!(piece_of(DISK, Command::Trim, COMMAND_FUA), Some((zeroes(true), true)));
+    assert_eq!(piece_of(ExportGeometry { can_write_zeroes: false, ..DISK }, Command::Trim, COMMAND_FUA), None);
+}
+
+/// What a disk that may forget was asked to do with a request, and how often it forgot the pieces that were done.
+fn forgetful(command: Command, flags: u16, len: u32, losses: &[usize]) -> Vec<Vec<(Operation, bool)>> {
+    let geometry = ExportGeometry { size: 1 << 40, may_forget: true, ..DISK };
+    let mut transmission = transmission(geometry, false);
+    let payload: Vec<u8> = match command {
+        Command::Write => (0..u64::from(len)).map(content).collect(),
+        _ => Vec::new(),
+    };
+    let bytes = [&request(command, flags, 9, 0, len).encode()[..], &payload].concat();
+    let mut bytes = &bytes[..];
+    let mut rounds = Vec::new();
+    for done_before in losses.iter().copied().chain([usize::MAX]) {
+        let mut pieces = Vec::new();
+        loop {
+            while let Some(mut piece) = transmission.pop() {
+                execute(&mut piece);
+                pieces.push(piece);
+            }
+            if feed(&mut transmission, &mut bytes, usize::MAX) == 0 {
+                break;
+            }
+        }
+        if pieces.is_empty() {
+            break;
+        }
+        rounds.push(pieces.iter().map(|piece| (piece.operation.clone(), piece.durable)).collect());
+        for (index, piece) in pieces.into_iter().enumerate() {
+            if index == done_before {
+                transmission.repeat_parts();
+            }
+            assert!(transmission.outbox.is_empty(), "answered too early");
+            transmission.complete(piece, Outcome::Done);
+            transmission.check();
+        }
+    }
+    let answer = [&REPLY_MAGIC.to_be_bytes()[..], &0_u32.to_be_bytes(), &9_u64.to_be_bytes()].concat();
+    assert_eq!(transmission.outbox.take_all(), answer, "answered once");
+    assert!(transmission.is_quiet() && transmission.pop().is_none());
+    rounds
+}
+
+#[test]
+fn a_request_is_done_again_when_the_disk_may_have_lost_a_part_of_it() {
+    for (command, len) in
+        [(Command::Write, 3 << 20), (Command::Write, (4 << 20) - 512), (Command::WriteZeroes, 600 << 20)]
+    {
+        let once = forgetful(command, 0, len, &[]);
+        assert!(once.len() == 1 && once[0].len() > 2);
+        assert_eq!(forgetful(command, 0, len, &[0]), once, "nothing was done yet: the disk does it after the loss");
+        for done in 1..once[0].len() {
+            assert_eq!(forgetful(command, 0, len, &[done]), [&once[..], &once].concat(), "{command:?} after {done}");
+        }
+        assert_eq!(forgetful(command, 0, len, &[1, 2]).len(), 3, "as often as it is lost");
+        // What is durable is not lost.
+        assert_eq!(forgetful(command, COMMAND_FUA, len, &[1]).len(), 1);
+    }
+    assert_eq!(forgetful(Command::Trim, 0, 600 << 20, &[1]).len(), 1, "its content means nothing");
+    let longer = forgetful(Command::Write, 0, (4 << 20) + 512, &[1]);
+    assert!(longer.len() == 1 && longer[0].iter().all(|(_, durable)| *durable), "its data are not held");
+}
+
+#[test]
+fn a_client_that_takes_no_answers_is_not_read_without_end() {
+    let header = request(Command::Read, 0, 1, 0, 1 << 20).encode();
+    let flush = request(Command::Flush, 0, 1, 0, 0).encode();
+    let refused = request(Command::Trim, 0, 1, 1, 512).encode();
+    for (bytes, complete) in [(header, true), (header, false), (flush, true), (flush, false), (refused, true)] {
+        let mut transmission = transmission(DISK, true);
+        // Far more than the limits of memory, requests and answers allow.
+        let endless = bytes.repeat(if bytes == header { 400 } else { 3000 });
+        let (mut rest, mut held) = (&endless[..], Vec::new());
+        loop {
+            let popped: Vec<Piece> = std::iter::from_fn(|| transmission.pop()).collect();
+            if complete {
+                popped.into_iter().for_each(|piece| {
+                    transmission.complete(piece, Outcome::Done);
+                });
+            } else {
+                held.extend(popped);
+            }
+            transmission.check();
+            if feed(&mut transmission, &mut rest, usize::MAX) == 0 {
+                break;
+            }
+        }
+        assert!(!rest.is_empty() && held.len() <= REQUESTS_MAX);
+        // Once it listens, everything is answered.
+        while !rest.is_empty() || !held.is_empty() {
+            held.drain(..).for_each(|piece| {
+                transmission.complete(piece, Outcome::Done);
+            });
+            transmission.outbox.take_all();
+            transmission.sent(0);
+            held.extend(std::iter::from_fn(|| transmission.pop()));
+            feed(&mut transmission, &mut rest, usize::MAX);
+        }
+        transmission.outbox.take_all();
+        assert!(transmission.is_quiet());
+    }
+}
+
+/// Their data are all held at once. A client waits for its own; one that would have to wait for others is told.
+#[test]
+fn the_longest_reads_share_memory_and_nobody_waits_for_ever() {
+    let pool = BufferPool::new(SHARED_MEMORY_MAX);
+    let client = || Transmission::new(DISK, false, Staging::new(), Outbox::default(), pool.clone());
+    let ask = |client: &mut Transmission, count: u64| {
+        let requests: Vec<u8> =
+            (0..count).flat_map(|cookie| request(Command::Read, 0, cookie, 512, 32 << 20).encode()).collect();
+        feed(client, &mut &requests[..], usize::MAX);
+    };
+    let (mut first, mut second) = (client(), client());
+    ask(&mut first, 6);
+    ask(&mut second, 1);
+    let mut answered = 0;
+    for round in 0..2 {
+        let pieces: Vec<_> = std::iter::from_fn(|| first.pop()).collect();
+        assert_eq!(pieces.iter().map(|piece| piece.data_length).sum::<usize>(), [4, 2][round] * (32 << 20));
+        if round == 0 {
+            assert!(second.pop().is_none());
+            assert_eq!(second.outbox.take_all()[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 12], "not enough memory");
+            assert!(second.is_quiet());
+        }
+        pieces.into_iter().rev().for_each(|piece| {
+            first.complete(piece, Outcome::Done);
+        });
+        answered += first.outbox.take_all().len();
+        first.sent(0);
+    }
+    assert_eq!(answered, 6 * (16 + (32 << 20)));
+    assert!(first.is_quiet());
+    assert_eq!(pool.allocated_bytes(), 0, "the memory is given back");
+    ask(&mut second, 1);
+    assert!(second.pop().is_some());
+}
+
+/// A client of `export` on a socket of its own.
+fn attach(export: &mut NbdExport, seat: &Arc<()>) -> UnixStream {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    let (socket, transmission, seat) = (theirs.into(), transmission(DISK, false), Arc::clone(seat));
+    export.attach(Attached { target: Target::Disk(0), socket, transmission, seat }).unwrap();
+    ours
+}
+
+fn pop(export: &mut NbdExport) -> Option<NbdRequest> {
+    export.handle_events().unwrap();
+    export.pop()
+}
+
+fn is_ready(export: &NbdExport) -> bool {
+    let mut watched = [PollFd::from_borrowed_fd(export.event_fd(), PollFlags::IN)];
+    poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+}
+
+/// It may be the same client that comes back, and writes to the same place: the old write must not land on the new one.
+#[test]
+fn what_a_client_left_in_flight_is_finished_before_the_next_is_served() {
+    let (mut export, seat) = (NbdExport::new(DISK).unwrap(), Arc::new(()));
+    let write = |cookie| [&request(Command::Write, 0, cookie, 0, 4096).encode()[..], &[1; 4096]].concat();
+    let mut first = attach(&mut export, &seat);
+    first.write_all(&[write(1), write(2)].concat()).unwrap();
+    // A part of a third, and more that nobody will read.
+    first.write_all(&write(3)[..100]).unwrap();
+    let held = [pop(&mut export).unwrap(), pop(&mut export).unwrap()];
+    assert!(pop(&mut export).is_none());
+    drop(first);
+    let mut second = attach(&mut export, &seat);
+    assert_eq!(export.client_count(), 1, "who is gone is not read any more");
+    second.write_all(&write(4)).unwrap();
+    for request in held {
+        assert!(pop(&mut export).is_none(), "the next client is served too early");
+        export.complete(request, Outcome::Done);
+        export.notify();
+    }
+    assert!(is_ready(&export), "nobody would ask again");
+    let request = pop(&mut export).unwrap();
+    // A third client waits for nobody but those before it.
+    let mut third = attach(&mut export, &seat);
+    third.write_all(&write(5)).unwrap();
+    second.write_all(&write(6)).unwrap();
+    let more = pop(&mut export).unwrap();
+    assert!(pop(&mut export).is_none());
+    export.complete(request, Outcome::Done);
+    let last = pop(&mut export).expect("the third client's");
+    export.complete(last, Outcome::Done);
+    export.complete(more, Outcome::Done);
+    export.notify();
+    let mut answers = [0; 32];
+    second.read_exact(&mut answers).unwrap();
+    third.read_exact(&mut answers[..16]).unwrap();
+    assert_eq!(Arc::strong_count(&seat), 3, "requests that came back hold no seat");
+}
+
+/// Over its limits it is not read; when it listens it goes on, without another event of its socket.
+#[test]
+fn a_client_at_its_limits_goes_on_when_it_listens() {
+    let (mut export, seat) = (NbdExport::new(DISK).unwrap(), Arc::new(()));
+    let mut client = attach(&mut export, &seat);
+    let count = 3 * REQUESTS_MAX as u64;
+    let requests: Vec<u8> = (0..count).flat_map(|n| request(Command::Read, 0, n, 0, 1 << 17).encode()).collect();
+    client.write_all(&requests).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut answer = vec![0; 16 + (1 << 17)];
+        (0..count).for_each(|_| client.read_exact(&mut answer).unwrap());
+        client
+    });
+    while !reader.is_finished() {
+        let mut watched = [PollFd::from_borrowed_fd(export.event_fd(), PollFlags::IN)];
+        poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 10_000_000 })).unwrap();
+        export.handle_events().unwrap();
+        let held: Vec<_> = std::iter::from_fn(|| export.pop()).collect();
+        assert!(held.len() <= REQUESTS_MAX);
+        held.into_iter().for_each(|request| export.complete(request, Outcome::Done));
+        export.notify();
+    }
+    drop(reader.join().unwrap());
+    export.handle_events().unwrap();
+    assert_eq!(export.client_count(), 0);
+}
+
+/// However little it says, and however often.
+#[test]
+fn a_client_that_does_not_come_to_a_choice_is_sent_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = Endpoint::Unix(folder.path().join("nbd"));
+    let mut server = NbdServer::new(exports(), vec![Listener::bind(&address, None).unwrap()]).unwrap();
+    let start = Instant::now();
+    let connect = || UnixStream::connect(folder.path().join("nbd")).unwrap();
+    let (mut silent, mut slow, mut quick) = (connect(), connect(), connect());
+    assert!(server.handle_events(start).unwrap().is_empty());
+    quick.write_all(&[&3_u32.to_be_bytes()[..], &option(GO, &info("root", &[]))].concat()).unwrap();
+    for second in 1..30 {
+        slow.write_all(if second == 1 { &[0, 0, 0, 3] } else { b"IHAVEOPT\0\0\0\x03\0\0\0\0" }).unwrap();
+        let now = start + Duration::from_secs(second);
+        let attached = (0..3).flat_map(|_| server.handle_events(now).unwrap()).count();
+        assert_eq!(attached, usize::from(second == 1));
+        server.handle_timer(now);
+    }
+    assert_eq!(server.next_deadline(), Some(start + Duration::from_secs(30)));
+    server.handle_timer(start + Duration::from_secs(30));
+    assert_eq!(server.next_deadline(), None);
+    for client in [&mut silent, &mut slow, &mut quick] {
+        // To its end: the greeting, the answers of the one that asked, and nothing that waits.
+        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut said = Vec::new();
+        let _ = client.read_to_end(&mut said);
+        assert_eq!(said[..8], *b"NBDMAGIC");
+    }
+}
+
+/// A request of the model, and what is done to its first piece.
+#[derive(Clone, Debug)]
+struct Wanted {
+    command: Command,
+    flags: u16,
+    sector: u64,
+    sectors: u32,
+    fails: bool,
+}
+
+fn wanted() -> impl Strategy<Value = Wanted> {
+    use Command::{Flush, Read, Trim, Write, WriteZeroes};
+    let command = prop::sample::select(vec![Read, Read, Read, Write, Write, Flush, Trim, WriteZeroes]);
+    let flags = prop::sample::select(vec![0, 0, COMMAND_FUA, COMMAND_DONT_FRAGMENT]);
+    // Mostly short; some have several pieces.
+    let sectors = prop_oneof![4 => 1_u32..40, 1 => 2000_u32..9000];
+    (command, flags, 0_u64..8000, sectors, prop::bool::weighted(0.1)).prop_map(
+        |(command, flags, sector, sectors, fails)| {
+            let flags = if command == Read { flags & COMMAND_DONT_FRAGMENT } else { flags & COMMAND_FUA };
+            Wanted { command, flags, sector, sectors, fails }
+        },
+    )
+}
+
+/// Checks the stream of answers, and counts them.
+struct Client {
+    structured: bool,
+    wanted: Vec<Wanted>,
+    read: HashMap<u64, u64>,
+    answered: HashMap<u64, u32>,
+}
+
+impl Client {
+    /// Takes the next whole answer or chunk off the stream; how long it was. `None` if it is not there in full.
+    fn take(&mut self, stream: &[u8]) -> Option<usize> {
+        let mut fields = Fields(stream);
+        let magic = fields.u32()?;
+        if magic == CHUNK_MAGIC {
+            let (flags, kind, cookie, len) = (fields.u16()?, fields.u16()?, fields.u64()?, fields.u32()?);
+            let mut payload = Fields(fields.bytes(len)?);
+            let wanted = &self.wanted[usize::try_from(cookie).unwrap()];
+            assert!(self.structured && wanted.command == Command::Read);
+            match kind {
+                1 => {
+                    let offset = payload.u64().unwrap();
+                    self.expect_content(offset, payload.0);
+                    let read = self.read.entry(cookie).or_default();
+                    *read += payload.0.len() as u64;
+                    let whole = *read == u64::from(wanted.sectors) * 512;
+                    assert!(flags == 0 || (whole && !wanted.fails));
+                    assert!(flags == 1 || wanted.flags & COMMAND_DONT_FRAGMENT == 0, "a chunk of many");
+                }
+                0x8001 => assert!(wanted.fails && flags == 1 && payload.u32() == Some(5)),
+                other => panic!("a chunk of type {other}"),
+            }
+            if flags == 1 {
+                *self.answered.entry(cookie).or_default() += 1;
+            }
+        } else {
+            assert_eq!(magic, REPLY_MAGIC);
+            let (error, cookie) = (fields.u32()?, fields.u64()?);
+            let wanted = &self.wanted[usize::try_from(cookie).unwrap()];
+            assert_eq!(error, if wanted.fails { 5 } else { 0 });
+            if wanted.command == Command::Read {
+                assert!(!self.structured);
+                let data = fields.bytes(if wanted.fails { 0 } else { wanted.sectors * 512 })?;
+                self.expect_content(wanted.sector * 512, data);
+            }
+            *self.answered.entry(cookie).or_default() += 1;
+        }
+        Some(stream.len() - fields.0.len())
+    }
+
+    fn expect_content(&self, offset: u64, data: &[u8]) {
+        assert!(data.iter().zip(offset..).all(|(byte, at)| *byte == content(at)), "wrong bytes at {offset}");
+    }
+}
+
+/// Executes a piece of the model: writes must bring the disk's content, reads get it.
+fn execute(piece: &mut Piece) {
+    match (&piece.operation, &mut piece.buffer) {
+        (Operation::Read { range }, Some(buffer)) => {
+            assert_eq!(buffer.len() as u64, range.end - range.start);
+            fill(buffer, range.start);
+        }
+        (Operation::Write { range }, Some(buffer)) => {
+            assert_eq!(buffer.len() as u64, range.end - range.start);
+            assert!(buffer.iter().zip(range.start..).all(|(byte, at)| *byte == content(at)));
+        }
+        (Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. }, None) => {}
+        (operation, buffer) => panic!("{operation:?} with {buffer:?}"),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever the order of completion, the cuts of the stream and the speed of the client: each request is answered once,
+    /// with the right bytes.
+    #[test]
+    fn every_request_is_answered_once_and_right(
+        structured in any::<bool>(),
+        mut wanted in prop::collection::vec(wanted(), 1..40),
+        part in prop::sample::select(vec![1_usize, 27, 28, 29, 100, 4096, 8192, 1 << 20]),
+        choices in prop::collection::vec(any::<u8>(), 1..200),
+    ) {
+        let mut stream = Vec::new();
+        for (wanted, cookie) in wanted.iter_mut().zip(0..) {
+            if !structured {
+                wanted.flags &= !COMMAND_DONT_FRAGMENT;
+            }
+            let (offset, len) = (wanted.sector * 512, wanted.sectors * 512);
+            stream.extend(request(wanted.command, wanted.flags, cookie, offset, len).encode());
+            if wanted.command == Command::Write {
+                stream.extend((offset..offset + u64::from(len)).map(content));
+            }
+        }
+        let mut transmission = transmission(DISK, structured);
+        let mut client = Client { structured, wanted, read: HashMap::new(), answered: HashMap::new() };
+        let (mut rest, mut held, mut failed, mut answers) = (&stream[..], Vec::new(), Vec::new(), Vec::new());
+        let mut choices = choices.iter().cycle().copied();
+        let mut idle = 0;
+        while client.answered.len() < client.wanted.len() {
+            let mut moved = feed(&mut transmission, &mut rest, part) > 0;
+            while let Some(mut piece) = transmission.pop() {
+                execute(&mut piece);
+                held.push(piece);
+                moved = true;
+            }
+            transmission.check();
+            if !held.is_empty() && (choices.next().unwrap() % 3 == 0 || !moved) {
+                let piece = held.swap_remove(usize::from(choices.next().unwrap()) % held.len());
+                let request = transmission.cookie_of(&piece);
+                let fails = client.wanted[usize::try_from(request).unwrap()].fails && !failed.contains(&request);
+                failed.extend(fails.then_some(request));
+                transmission.complete(piece, if fails { Outcome::Failed(DiskError(libc::EIO)) } else { Outcome::Done });
+                moved = true;
+            }
+            let slices = transmission.outbox.slices();
+            if let Some(first) = slices.first().filter(|_| choices.next().unwrap() % 2 == 0 || !moved) {
+                let count = first.len().div_ceil(1 + usize::from(choices.next().unwrap() % 3));
+                answers.extend_from_slice(&first[..count]);
+                transmission.sent(count);
+                moved = true;
+            }
+            while let Some(count) = client.take(&answers) {
+                answers.drain(..count);
+            }
+            idle = if moved { 0 } else { idle + 1 };
+            assert!(idle < 10, "nothing moves any more");
+        }
+        prop_assert!(client.answered.values().all(|count| *count == 1));
+        prop_assert!(answers.is_empty() && rest.is_empty() && transmission.is_quiet());
+    }
+
+    #[test]
+    fn no_bytes_break_the_protocol(
+        start in prop::sample::select(vec![0, 4, 20, 100]),
+        random in prop::collection::vec(any::<u8>(), 0..400),
+        requests in prop::collection::vec((0_u16..8, 0_u16..8, 0_u64..8000, 0_u32..5000), 0..30),
+        flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..3),
+        mode in any::<u8>(),
+    ) {
+        let mut bytes = [&[mode][..], &3_u32.to_be_bytes(), &option(8, &[]), &option(GO, &info("disk", &[]))].concat();
+        for (command, flags, sector, sectors) in requests {
+            let mut header = request(Command::Read, flags, 1, sector * 512, sectors * 512).encode();
+            header[6..8].copy_from_slice(&command.to_be_bytes());
+            bytes.extend(header);
+            if command == 1 {
+                bytes.extend(vec![7; sectors as usize * 512]);
+            }
+        }
+        if start < 100 {
+            bytes.truncate(1 + start);
+        }
+        bytes.extend(random);
+        for (at, value) in flips {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        fuzz_nbd(&bytes);
+    }
+}

@@ -1,0 +1,58 @@
+//! What guests ask for, and what becomes of it, whatever protocol brings it.
+
+use remoca_core::engine::DiskError;
+use std::ops::Range;
+
+/// What the guest wants. Ranges are bytes of the device, on block boundaries and within its capacity.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Operation {
+    Read { range: Range<u64> },
+    Write { range: Range<u64> },
+    Flush,
+    Discard { ranges: Vec<Range<u64>> },
+    WriteZeroes { ranges: Vec<ZeroRange> },
+}
+
+/// One range of a write-zeroes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ZeroRange {
+    pub range: Range<u64>,
+    /// The guest would rather have the range deallocated, as long as it reads as zeroes.
+    pub unmap: bool,
+}
+
+/// Why bytes could not be copied between a request and its guest. None is worth a retry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CopyError {
+    #[error("the front end of the request is gone")]
+    Disconnected,
+    #[error("the bytes are not within the data of the request, or it has none of this direction")]
+    OutOfRange,
+    #[error("the guest's memory is not accessible")]
+    GuestMemory,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Done,
+    Failed(DiskError),
+    Unsupported,
+}
+
+impl Outcome {
+    /// Something went wrong on this side of the disk.
+    pub const BROKEN: Self = Self::Failed(DiskError(libc::EIO));
+
+    /// Returns the outcome of a request whose pieces had these two.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        if self == Self::Done { other } else { self }
+    }
+}
+
+impl From<Result<(), DiskError>> for Outcome {
+    fn from(result: Result<(), DiskError>) -> Self {
+        result.map_or_else(Self::Failed, |()| Self::Done)
+    }
+}

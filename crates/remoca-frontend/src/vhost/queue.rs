@@ -1,0 +1,472 @@
+//! One queue of a device: takes chains from its ring, hands them out, puts them back as used.
+//!
+//! Owned by the I/O thread. The ring runs from `start` to `stop` or `reset`.
+//!
+//! Invariants:
+//! 1. A head is handed out once until its completion is published; a guest that offers it again breaks its queue.
+//! 2. Chains taken = chains published + chains marked in the in-flight record, in the order of the available ring.
+//! 3. Every chain taken is completed exactly once, unless the front end is gone.
+//! 4. A broken queue takes nothing more until it is started again; what it took before is still completed.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use remoca_io::narrow;
+
+use super::chain::{Chain, ChainError, SegmentCount, Session};
+use super::config::DeviceConfig;
+use super::inflight::{InflightError, InflightQueue};
+use super::log::LogSwitch;
+use super::memory::GuestMemory;
+use super::request::{Parsed, Status, parse};
+use super::ring::{Ring, RingLayout, RingUnreachable};
+use crate::request::Operation;
+use remoca_io::wake;
+
+/// What the guest did to break its queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+enum QueueError {
+    #[error("{offered} new chains on a ring of {size}")]
+    AvailableIndex { offered: u16, size: u16 },
+    #[error("head {head} of a ring of {size}")]
+    Head { head: u16, size: u16 },
+    #[error("head {0} is in flight already")]
+    HeadInFlight(u16),
+    #[error(transparent)]
+    Chain(#[from] ChainError),
+    #[error(transparent)]
+    Ring(#[from] RingUnreachable),
+}
+
+/// Why a queue cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("the ring is not in guest memory")]
+    Ring,
+    #[error(transparent)]
+    Inflight(#[from] InflightError),
+}
+
+/// What a queue has to know of its device in order to take a chain.
+pub(crate) struct Context<'a> {
+    pub config: &'a DeviceConfig,
+    pub session: &'a Arc<Session>,
+    pub indirect: bool,
+    pub segments: &'a Arc<SegmentCount>,
+}
+
+/// A chain, or a piece of a long one, for the driver.
+pub(crate) struct Taken {
+    pub chain: Arc<Chain>,
+    pub operation: Operation,
+    pub data_start: u64,
+    pub data_length: usize,
+}
+
+/// How to start a queue.
+pub(crate) struct Start {
+    pub layout: RingLayout,
+    pub memory: Arc<GuestMemory>,
+    /// Where to continue in the available ring if there is no in-flight record.
+    pub base: u16,
+    pub record: Option<InflightQueue>,
+}
+
+/// A chain in flight.
+#[derive(Debug, Clone, Copy)]
+struct Flight {
+    /// From the moment the chain is taken until its completion is published.
+    busy: bool,
+    pieces: u32,
+    status: Status,
+    /// All of a write that goes in pieces.
+    whole: Option<Whole>,
+    /// Some of its pieces are done, ...
+    done: bool,
+    /// ... and may be gone: it goes out again when all of them are back.
+    again: bool,
+}
+
+const IDLE: Flight = Flight { busy: false, pieces: 0, status: Status::Ok, whole: None, done: false, again: false };
+
+/// A write as the guest asked for it, in bytes.
+#[derive(Debug, Clone, Copy)]
+struct Whole {
+    start: u64,
+    end: u64,
+    data_start: u64,
+}
+
+/// What of a chain is still to be handed out.
+struct Rest {
+    chain: Arc<Chain>,
+    operation: Operation,
+    data_start: u64,
+}
+
+pub(crate) struct Queue {
+    index: u16,
+    log: Arc<LogSwitch>,
+    ring: Option<Ring>,
+    pub enabled: bool,
+    stopping: bool,
+    broken: bool,
+    next_available: u16,
+    available_seen: u16,
+    next_used: u16,
+    flights: Vec<Flight>,
+    in_flight: u16,
+    resubmit: VecDeque<u16>,
+    rest: Option<Rest>,
+    /// Writes that go out again.
+    repeats: VecDeque<Rest>,
+    record: Option<InflightQueue>,
+    /// Heads completed and not yet published.
+    batch: Vec<u16>,
+    pub call: Option<OwnedFd>,
+    pub error: Option<OwnedFd>,
+}
+
+impl Queue {
+    pub fn new(index: u16, log: Arc<LogSwitch>) -> Self {
+        Queue {
+            index,
+            log,
+            ring: None,
+            enabled: false,
+            stopping: false,
+            broken: false,
+            next_available: 0,
+            available_seen: 0,
+            next_used: 0,
+            flights: Vec::new(),
+            in_flight: 0,
+            resubmit: VecDeque::new(),
+            rest: None,
+            repeats: VecDeque::new(),
+            record: None,
+            batch: Vec::new(),
+            call: None,
+            error: None,
+        }
+    }
+
+    /// Starts the ring, and resubmits what its record says was in flight.
+    pub fn start(&mut self, start: Start) -> Result<(), StartError> {
+        let size = start.layout.size;
+        let ring = Ring::new(start.layout, start.memory, self.log.clone());
+        let used = ring.used_index().map_err(|_| StartError::Ring)?;
+        let mut record = start.record;
+        self.resubmit.clear();
+        self.next_available = start.base;
+        if let Some(record) = &mut record {
+            // A front end that lost us cannot know how far we had got: the record and the used index do.
+            self.resubmit = record.recover(used, size)?.into();
+            let resubmitted = u16::try_from(self.resubmit.len()).unwrap_or(size);
+            self.next_available = used.wrapping_add(resubmitted);
+        }
+        narrow::passes("queue-recovered");
+        if !self.resubmit.is_empty() {
+            tracing::info!(queue = self.index, requests = self.resubmit.len(), "resubmitting requests in flight");
+        }
+        self.available_seen = self.next_available;
+        self.next_used = used;
+        self.flights = vec![IDLE; usize::from(size)];
+        self.in_flight = 0;
+        self.batch.clear();
+        self.record = record;
+        self.stopping = false;
+        self.broken = false;
+        self.ring = Some(ring);
+        self.log_used_index();
+        Ok(())
+    }
+
+    /// Relocates a running ring: the front end moved its memory.
+    pub fn relocate(&mut self, layout: RingLayout, memory: Arc<GuestMemory>) {
+        if self.ring.is_some() {
+            self.ring = Some(Ring::new(layout, memory, self.log.clone()));
+        }
+    }
+
+    /// Sets where the used ring is logged; `None`: nowhere.
+    pub fn set_used_log(&mut self, used_log: Option<u64>) {
+        if let Some(ring) = &mut self.ring {
+            ring.set_used_log(used_log);
+        }
+        self.log_used_index();
+    }
+
+    /// Marks the used index in another log. A back end that was killed may have published an index that it did not
+    /// mark.
+    pub fn log_used_index(&self) {
+        if let Some(ring) = &self.ring {
+            ring.log_used_index();
+        }
+    }
+
+    /// Records the state of the write cache, for a back end that is started again.
+    pub fn note_write_cache(&self, is_on: bool) {
+        if let Some(record) = &self.record {
+            record.set_writeback(is_on);
+        }
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.ring.is_some()
+    }
+
+    /// Takes nothing new from now on.
+    pub fn begin_stop(&mut self) {
+        self.stopping = true;
+    }
+
+    /// Returns whether everything taken, and everything to be resubmitted, is completed.
+    pub fn is_drained(&self) -> bool {
+        self.in_flight == 0 && (self.resubmit.is_empty() || self.broken)
+    }
+
+    /// Ends the ring and tells where in the available ring it was.
+    pub fn finish_stop(&mut self) -> u16 {
+        self.publish();
+        self.ring = None;
+        self.record = None;
+        // What is left is in the record.
+        self.resubmit.clear();
+        self.stopping = false;
+        self.next_available
+    }
+
+    /// Forgets everything; the front end is gone.
+    pub fn reset(&mut self) {
+        *self = Queue::new(self.index, self.log.clone());
+    }
+
+    /// Returns whether something is to be done again that an earlier process had in flight.
+    pub fn repeats(&self) -> bool {
+        !self.resubmit.is_empty()
+    }
+
+    pub fn in_flight(&self) -> u16 {
+        self.in_flight
+    }
+
+    /// Returns the next chain, or piece of one, for the driver. What can be answered here is.
+    pub fn take(&mut self, context: &Context) -> Option<Taken> {
+        // A head stays busy until its completion is published, so this ends after one round of the ring at most.
+        loop {
+            if let Some(rest) = self.rest.take().or_else(|| self.repeats.pop_front()) {
+                return Some(self.next_piece(rest, context.config.transfer_bytes_max));
+            }
+            let chain = match self.next_chain(context) {
+                Ok(chain) => chain?,
+                Err(error) => {
+                    self.fail(error);
+                    return None;
+                }
+            };
+            match parse(&chain, context.config) {
+                Parsed::Answer(status) => self.finish(&chain, status),
+                Parsed::Execute { operation, data_start } => {
+                    self.rest = Some(Rest { chain: Arc::new(chain), operation, data_start });
+                }
+            }
+        }
+    }
+
+    fn next_chain(&mut self, context: &Context) -> Result<Option<Chain>, QueueError> {
+        let Some(ring) = &self.ring else { return Ok(None) };
+        if self.broken || !(self.enabled || self.stopping) {
+            return Ok(None);
+        }
+        let resubmitted = self.resubmit.front().copied();
+        let head = match resubmitted {
+            Some(head) => head,
+            None if self.stopping => return Ok(None),
+            None => {
+                if self.available_seen == self.next_available {
+                    self.available_seen = ring.available_index()?;
+                }
+                match self.available_seen.wrapping_sub(self.next_available) {
+                    0 => return Ok(None),
+                    offered if offered > ring.size() => {
+                        return Err(QueueError::AvailableIndex { offered, size: ring.size() });
+                    }
+                    _ => ring.available_entry(self.next_available)?,
+                }
+            }
+        };
+        match self.flights.get(usize::from(head)) {
+            None => return Err(QueueError::Head { head, size: ring.size() }),
+            Some(flight) if flight.busy => return Err(QueueError::HeadInFlight(head)),
+            Some(_) => {}
+        }
+        let chain = Chain::walk(ring, head, context.indirect, context.session, context.segments)?;
+        self.board(head, resubmitted.is_some());
+        Ok(Some(chain))
+    }
+
+    /// Counts a chain as taken. It is marked before anything is done about it.
+    fn board(&mut self, head: u16, resubmitted: bool) {
+        if resubmitted {
+            self.resubmit.pop_front();
+            narrow::passes("request-repeated");
+        } else {
+            self.next_available = self.next_available.wrapping_add(1);
+            if let Some(record) = &mut self.record {
+                record.mark(head);
+            }
+        }
+        self.flights[usize::from(head)] = Flight { busy: true, ..IDLE };
+        self.in_flight += 1;
+    }
+
+    fn next_piece(&mut self, rest: Rest, transfer_bytes_max: u32) -> Taken {
+        let Rest { chain, operation, data_start } = rest;
+        let whole = match &operation {
+            Operation::Write { range } => Some(Whole { start: range.start, end: range.end, data_start }),
+            Operation::Read { .. } | Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => {
+                None
+            }
+        };
+        let (operation, remainder) = split(operation, transfer_bytes_max);
+        let data_length = match &operation {
+            Operation::Read { range } | Operation::Write { range } => range.end - range.start,
+            Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => 0,
+        };
+        let flight = &mut self.flights[usize::from(chain.head)];
+        flight.pieces += 1;
+        if let Some(operation) = remainder {
+            // Of the first piece: the rest of it is no whole.
+            flight.whole = flight.whole.or(whole);
+            let data_start = data_start + data_length;
+            self.rest = Some(Rest { chain: chain.clone(), operation, data_start });
+        }
+        let data_length = usize::try_from(data_length).expect("a piece fits the transfer limit");
+        Taken { chain, operation, data_start, data_length }
+    }
+
+    /// Notes that the disk may have lost what it has done so far: writes of which a part was done go out again.
+    pub fn repeat_parts(&mut self) {
+        for flight in self.flights.iter_mut().filter(|flight| flight.whole.is_some()) {
+            flight.again |= flight.done;
+        }
+    }
+
+    /// Returns whether [`Self::take`] has something that was taken before.
+    pub fn has_repeats(&self) -> bool {
+        !self.repeats.is_empty()
+    }
+
+    /// Returns whether [`Self::take`] has a piece of a chain of which others were handed out before.
+    pub fn has_begun(&self) -> bool {
+        self.rest.is_some() || self.has_repeats()
+    }
+
+    /// Takes back a piece of `chain`. True if [`Self::take`] has something again.
+    pub fn complete(&mut self, chain: &Arc<Chain>, status: Status) -> bool {
+        let flight = &mut self.flights[usize::from(chain.head)];
+        flight.pieces -= 1;
+        flight.status = flight.status.worse(status);
+        flight.done = true;
+        let more = self.rest.as_ref().is_some_and(|rest| rest.chain.head == chain.head);
+        if flight.pieces > 0 || more {
+            return false;
+        }
+        match flight.whole.filter(|_| flight.again && flight.status == Status::Ok) {
+            Some(Whole { start, end, data_start }) => {
+                (flight.done, flight.again) = (false, false);
+                let operation = Operation::Write { range: start..end };
+                self.repeats.push_back(Rest { chain: chain.clone(), operation, data_start });
+                true
+            }
+            None => {
+                let status = flight.status;
+                self.finish(chain, status);
+                false
+            }
+        }
+    }
+
+    /// Writes the answer of a chain; the guest sees it at the next `publish`.
+    fn finish(&mut self, chain: &Chain, status: Status) {
+        let Some(ring) = &self.ring else { return };
+        let written = match status {
+            Status::Ok => u32::try_from(chain.writable.total()).unwrap_or(u32::MAX),
+            Status::IoError | Status::Unsupported => 0,
+        };
+        // The status was checked to be in memory that the chain keeps mapped.
+        let answered = chain.write_status(status.byte()).map_err(|_| RingUnreachable);
+        let result = answered.and_then(|()| ring.write_used(self.next_used, chain.head, written));
+        self.in_flight -= 1;
+        match result {
+            Ok(()) => {
+                self.next_used = self.next_used.wrapping_add(1);
+                self.batch.push(chain.head);
+            }
+            Err(error) => self.fail(error.into()),
+        }
+    }
+
+    /// Shows the guest what was completed, and interrupts it if it wants that: once for the whole batch.
+    pub fn publish(&mut self) {
+        let Some(ring) = &self.ring else { return };
+        if self.batch.is_empty() {
+            return;
+        }
+        if let Some(record) = &self.record {
+            record.begin_publish(&self.batch);
+        }
+        narrow::passes("publish-begun");
+        if let Err(error) = ring.publish_used(self.next_used) {
+            self.batch.clear();
+            self.fail(error.into());
+            return;
+        }
+        narrow::passes("publish-seen");
+        if let Some(record) = &self.record {
+            record.end_publish(&self.batch, self.next_used);
+        }
+        for head in self.batch.drain(..) {
+            self.flights[usize::from(head)].busy = false;
+        }
+        if ring.interrupt_wanted() {
+            self.interrupt();
+        }
+    }
+
+    pub fn interrupt(&self) {
+        if let Some(call) = &self.call {
+            wake::raise(call);
+        }
+    }
+
+    fn fail(&mut self, error: QueueError) {
+        tracing::warn!(queue = self.index, %error, "the guest broke its queue; it is stopped until the guest resets it");
+        self.broken = true;
+        if let Some(error) = &self.error {
+            wake::raise(error);
+        }
+    }
+}
+
+/// Returns the first piece of an operation, and the rest of it if it moves more than `bytes_max`.
+fn split(operation: Operation, bytes_max: u32) -> (Operation, Option<Operation>) {
+    let cut = |range: &Range<u64>| {
+        let middle = range.start + u64::from(bytes_max);
+        (middle < range.end).then_some((range.start..middle, middle..range.end))
+    };
+    match &operation {
+        Operation::Read { range } => match cut(range) {
+            Some((first, rest)) => (Operation::Read { range: first }, Some(Operation::Read { range: rest })),
+            None => (operation, None),
+        },
+        Operation::Write { range } => match cut(range) {
+            Some((first, rest)) => (Operation::Write { range: first }, Some(Operation::Write { range: rest })),
+            None => (operation, None),
+        },
+        Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => (operation, None),
+    }
+}
