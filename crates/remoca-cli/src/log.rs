@@ -4,12 +4,16 @@
 //! wait for that file's system. Others may use the same standard error, so it is not made non-blocking: a pipe or a terminal is
 //! opened once more, and of a socket each write says that it does not wait.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::{SendFlags, send};
 use rustix::stdio::stderr;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// A pipe that is writable has room for so many bytes.
+const PIECE_BYTES_MAX: usize = 4096;
 
 static TARGET: OnceLock<Target> = OnceLock::new();
 static STATE: Mutex<State> = Mutex::new(State { lost: 0, is_torn: false });
@@ -74,7 +78,7 @@ enum Target {
     Socket,
     /// A descriptor of our own, not blocking.
     Reopened(OwnedFd),
-    /// A file; or something that cannot be opened once more: there is no other way.
+    /// A file; or a pipe or terminal that this user may not open, such as one of the program that started this one.
     Shared,
 }
 
@@ -94,10 +98,41 @@ impl Target {
 
 /// Writes what can be written without waiting, and returns how many bytes.
 fn write_at_once(text: &[u8]) -> usize {
-    let written = match TARGET.get_or_init(Target::of_process) {
-        Target::Socket => send(stderr(), text, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
-        Target::Reopened(descriptor) => rustix::io::write(descriptor.as_fd(), text),
-        Target::Shared => rustix::io::write(stderr(), text),
-    };
-    written.unwrap_or(0)
+    match TARGET.get_or_init(Target::of_process) {
+        Target::Socket => send(stderr(), text, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).unwrap_or(0),
+        Target::Reopened(descriptor) => rustix::io::write(descriptor, text).unwrap_or(0),
+        Target::Shared => write_where_there_is_room(stderr(), text),
+    }
+}
+
+/// Writes to a descriptor that waits where there is no room, piece by piece, as long as it says that there is some. Returns how
+/// many bytes.
+fn write_where_there_is_room(descriptor: impl AsFd, text: &[u8]) -> usize {
+    let mut written = 0;
+    for piece in text.chunks(PIECE_BYTES_MAX) {
+        let mut ready = [PollFd::from_borrowed_fd(descriptor.as_fd(), PollFlags::OUT)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if !matches!(poll(&mut ready, Some(&at_once)), Ok(1)) {
+            break;
+        }
+        match rustix::io::write(&descriptor, piece) {
+            Ok(count) => written += count,
+            Err(_) => break,
+        }
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It belongs to another user, say: it cannot be opened once more.
+    #[test]
+    fn a_pipe_that_nobody_reads_is_not_waited_for() {
+        let (_reader, writer) = rustix::pipe::pipe().unwrap();
+        let line = [b'x'; 3000];
+        let lines = (0..1000).take_while(|_| write_where_there_is_room(&writer, &line) == line.len()).count();
+        assert!((1..1000).contains(&lines), "{lines} lines of 3,000 bytes");
+    }
 }
