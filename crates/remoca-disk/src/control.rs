@@ -7,7 +7,8 @@
 use crate::secure::Secret;
 use crate::status::Status;
 use remoca_io::socket::{SocketPath, SocketSource};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use remoca_io::wake;
+use rustix::event::{PollFd, PollFlags, poll};
 use serde::{Deserialize, Serialize};
 use std::fs::Permissions;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -138,7 +139,7 @@ impl Desk {
     pub fn hand_in(&self, command: Command, connection: UnixStream) -> io::Result<Receiver<Reply>> {
         let (answer, reply) = sync_channel(1);
         self.requests.send(Request { command, answer, connection }).map_err(|_| io::ErrorKind::BrokenPipe)?;
-        rustix::io::write(&*self.wake, &1_u64.to_ne_bytes())?;
+        wake::raise(&*self.wake);
         Ok(reply)
     }
 }
@@ -179,7 +180,7 @@ struct Client {
 impl Drop for Client {
     fn drop(&mut self) {
         self.gate.lock().clients -= 1;
-        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
+        wake::raise(&*self.wake);
     }
 }
 
@@ -213,7 +214,7 @@ impl ControlServer {
     /// # Errors
     /// If the system has no descriptors left.
     pub fn unattended(listener: OwnedFd, guard: Option<SocketPath>) -> io::Result<(Self, Desk)> {
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let wake = Arc::new(wake::new()?);
         let (sender, requests) = channel();
         let desk = Desk { requests: sender, wake: Arc::clone(&wake) };
         Ok((Self { listener, guard, requests, wake, gate: Arc::default() }, desk))
@@ -246,7 +247,7 @@ impl ControlServer {
 
     /// Returns the next request, if any.
     pub fn next_request(&self) -> Option<Request> {
-        let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+        wake::clear(&*self.wake);
         self.requests.try_recv().ok()
     }
 }

@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use rustix::event::EventfdFlags;
+use remoca_io::wake;
 use rustix::fs::Advice;
 
 use super::StoreError;
@@ -43,7 +43,7 @@ struct State {
 
 impl WorkerPool {
     pub(super) fn start(image: &Arc<Image>, worker_count: usize) -> io::Result<Self> {
-        let finished_added = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let finished_added = wake::new()?;
         let shared = Arc::new(Shared {
             image: Arc::clone(image),
             state: Mutex::default(),
@@ -81,8 +81,7 @@ impl WorkerPool {
 
     pub(super) fn take_finished(&mut self) -> Vec<Finished> {
         // Cleared before the list is read: what finishes in between sets it again.
-        let mut count = [0; 8];
-        let _ = rustix::io::read(&self.shared.finished_added, &mut count);
+        wake::clear(&self.shared.finished_added);
         std::mem::take(&mut self.shared.lock().finished)
     }
 }
@@ -110,7 +109,7 @@ impl Shared {
             drop(state);
             if is_first {
                 // Can only fail when the counter is full, and then the descriptor is readable anyway.
-                let _ = rustix::io::write(&self.finished_added, &1_u64.to_ne_bytes());
+                wake::raise(&self.finished_added);
             }
         }
     }

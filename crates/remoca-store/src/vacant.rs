@@ -4,7 +4,7 @@
 
 use super::{Geometry, Store, StoreCompletion, StoreError, StoreEvent, StoreOp};
 use remoca_io::buffer::IoBuffer;
-use rustix::event::{EventfdFlags, eventfd};
+use remoca_io::wake;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,7 +21,7 @@ impl VacantStore {
     /// # Errors
     /// If the system has no descriptor left.
     pub fn new(geometry: Geometry) -> io::Result<Self> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let event = wake::new()?;
         Ok(Self { geometry, event, events: VecDeque::new() })
     }
 }

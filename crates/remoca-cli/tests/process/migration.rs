@@ -284,9 +284,12 @@ fn a_process_that_hangs_with_the_disks_keeps_them_until_it_is_gone() {
     wait_for_disks(&other);
     other.program.signal(Signal::STOP);
     machine.start_queues();
+    // The hypervisor waits for the answer, and nobody could use the VM: it comes when the disks do not.
+    machine.disks[0].guest.set_writeback(false).unwrap();
     wait_until("the silence is noticed", || news(&machine.status()).contains("are in use"));
     assert!(!has_disks(&machine.status()));
     other.program.kill();
+    machine.disks[0].guest.set_writeback(true).unwrap();
     machine.run(20);
     assert!(news(&machine.status()).contains("has the disks, cold"));
     machine.finish();

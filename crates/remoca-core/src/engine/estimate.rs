@@ -106,8 +106,8 @@ impl Parallel {
         self.steps / Self::STEP
     }
 
-    /// Takes the latency of a read that began while `others` were in flight. A quick one shows that the disk does at least
-    /// so many and itself at a time; a slow one beside more than are known to be free shows nothing.
+    /// Takes the latency of a read that began while `others` were in flight. A quick one counts only if it had at least as many
+    /// beside it as the number says, and a slow one only if it had no more.
     pub(super) fn note(&mut self, ns: u64, others: u32) {
         if others == 0 {
             self.alone_ns = if self.alone_ns == 0 { ns } else { self.alone_ns - self.alone_ns / 8 + ns / 8 };

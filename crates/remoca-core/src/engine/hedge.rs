@@ -256,8 +256,8 @@ impl Hedging {
     }
 
     /// Returns after how long an answer is late: 5 % of the disk's median, or what the server normally takes, but never more
-    /// than the disk's median. Normal is the server's p99, or twice its median if slow answers have got into the p99. As the
-    /// second half of the credit is used up the 5 % become [`EARLY`]: the longest that is still in time.
+    /// than the disk's median. Normal is the server's p99, or twice its median if slow answers have got into the p99. While
+    /// less than half of the credit is left, the 5 % grow towards the longest that is still in time ([`EARLY`]).
     fn late_after_ns(&self) -> u64 {
         let timeout = self.timeout_ns();
         match self.disk.known() {

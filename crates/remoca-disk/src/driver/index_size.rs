@@ -7,6 +7,7 @@
 //! when there is one.
 
 use super::Driver;
+use super::snapshot::HANDED_OVER;
 use crate::control::{Command, Reply, Request};
 use crate::state::StateFile;
 use remoca_core::engine::IndexMaker;
@@ -115,13 +116,12 @@ impl IndexSize {
         self.refuse_clients();
     }
 
-    /// Tells those who wait for a larger index that there will be none: what they asked for must not be done when they have
-    /// asked for something else.
+    /// Refuses the commands that wait for a larger index. One that is carried out after the disks have moved would undo what
+    /// was asked for meanwhile.
     pub(super) fn refuse_clients(&mut self) {
         self.cache = PageCount(0);
         for client in self.clients.drain(..) {
-            let error = "the VM moves to another process or comes from one: the size was not changed. Ask again when it is done.";
-            client.answer(Reply::Error { error: error.into() });
+            client.answer(Reply::Error { error: HANDED_OVER.into() });
         }
     }
 
@@ -286,7 +286,8 @@ impl Driver {
         }
         self.index_size.cache = self.index_size.cache.max(size);
         self.fit_index();
-        self.index_size.stage.is_some()
+        // While disks are handed over no index is made larger.
+        self.index_size.stage.is_some() && self.migration.is_idle()
     }
 
     fn tell_of_large_guest(&mut self) {

@@ -15,6 +15,8 @@ use remoca_io::narrow;
 use remoca_store::StoreHealth;
 use std::time::Instant;
 
+/// Why a larger cache is refused at the moment.
+pub(super) const HANDED_OVER: &str = "the disks are being handed over: try again when that is done";
 const NO_SERVER: &str = "this process has no memory server; start it with --server";
 
 impl Driver {
@@ -84,7 +86,7 @@ impl Driver {
         if on && size > self.engine.index().layout().slot_limit() {
             return Err(match self.migration.is_idle() {
                 true => "there is no memory for an index of that size".into(),
-                false => "the disks are being handed over: try again when that is done".into(),
+                false => HANDED_OVER.into(),
             });
         }
         self.cache = size;

@@ -43,7 +43,7 @@ impl AnswerTo {
     /// Tells the I/O thread.
     pub fn give(self, answer: Answer) {
         let _ = self.queue.send((self.server, answer));
-        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
+        remoca_io::wake::raise(&*self.wake);
     }
 }
 

@@ -17,8 +17,8 @@ use connect::bye;
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::PageCount;
 use remoca_io::address::Endpoint;
+use remoca_io::wake;
 use remoca_protocol::{Frame, RequestId, Token, Welcome, send_page_header};
-use rustix::event::{EventfdFlags, eventfd};
 use session::Session;
 use std::io;
 use std::mem::discriminant;
@@ -87,7 +87,7 @@ impl ServerLink {
     /// # Errors
     /// If the system has no eventfd or random numbers left, or the list is none ([`check_list`]).
     pub fn start(network: Arc<dyn Network>, endpoints: &[Endpoint], header: Option<Arc<Header>>) -> io::Result<Self> {
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let wake = Arc::new(wake::new()?);
         let (answer_queue, answers) = channel();
         let former = header.as_ref().map(|header| header.roster()).unwrap_or_default();
         let after = |entry: &RosterEntry| entry.number.0.saturating_add(1);
@@ -228,7 +228,7 @@ impl ServerLink {
     /// Returns what came of an attempt to connect, if there is one more. A connection waits for [`Self::begin`] or
     /// [`Self::release`].
     pub fn take_answer(&mut self, now: Instant) -> Option<(ServerNumber, Option<Welcome>)> {
-        let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+        wake::clear(&*self.wake);
         let (number, answer) = self.answers.try_recv().ok()?;
         Some((number, self.note_answer(number, answer, now)))
     }

@@ -321,6 +321,7 @@ impl Driver {
         if self.migration.ownership.is_linked() {
             self.migration.ownership.handle_lost(self.now);
         }
+        // Nobody waits any longer for disks that come.
         self.pop_again = true;
         self.do_migration();
     }
@@ -339,7 +340,11 @@ impl Driver {
                         peer.send(message);
                     }
                 }
-                Action::Disconnect => self.migration.peer = None,
+                Action::Disconnect => {
+                    self.migration.peer = None;
+                    // Nobody waits any longer for disks that come.
+                    self.pop_again = true;
+                }
                 Action::Forget => self.migration.received = None,
                 Action::Lock => self.lock_disks(),
                 Action::Serve { warm } => {
@@ -358,8 +363,7 @@ impl Driver {
         }
         // What came meanwhile has brought its event already.
         let serves = self.migration.serves();
-        // Without a link nobody waits for disks that come.
-        self.pop_again |= serves && !self.migration.served || !serves && any && !self.migration.ownership.is_linked();
+        self.pop_again |= serves && !self.migration.served;
         self.migration.served = serves;
         if any {
             // The guest may have come before its disks.
