@@ -307,6 +307,24 @@ fn switching_the_write_cache_off_makes_earlier_writes_durable() {
 }
 
 #[test]
+fn a_device_ends_while_its_front_end_waits_for_an_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let backend = Backend::spawn_with(config(), &folder.path().join("s"), disk(), holding());
+    let mut guest = TestGuest::new(options());
+    guest.connect(&backend.socket).unwrap();
+    submit_writes(&mut guest, 0, 0, 1, 1);
+    wait_held(&backend, 1);
+    let mut frontend = guest.frontend().clone();
+    let switch = std::thread::spawn(move || {
+        let flags = vhost::vhost_user::message::VhostUserConfigFlags::WRITABLE;
+        vhost::vhost_user::VhostUserFrontend::set_config(&mut frontend, 32, flags, &[0])
+    });
+    backend.wait_until("write-through", |plan| !plan.write_cache.load(SeqCst));
+    drop(backend);
+    assert!(switch.join().unwrap().is_err(), "nobody made the write durable");
+}
+
+#[test]
 fn a_switched_off_write_cache_stays_off() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");

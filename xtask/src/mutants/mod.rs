@@ -10,6 +10,7 @@ mod items;
 mod list;
 mod options;
 mod schemata;
+mod seeds;
 mod trial;
 
 use crate::run::{cargo, output, project};
@@ -62,6 +63,9 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     let functions = functions(&tree)?;
     let listed = list::read(&project().join("xtask/mutants"))?;
     let mut mutants = choose(&options, &tree, &functions, &listed)?;
+    if options.sim.is_some() {
+        mutants.retain(|mutant| seeds::is_of_simulator(mutant, &listed));
+    }
     println!("== {} mutants", mutants.len());
     if options.names || mutants.is_empty() {
         for mutant in &mutants {
@@ -74,17 +78,23 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     let place = project().join("target/mutants").join(name);
     let workshop = Workshop { tree, copy: place.join("src"), target: place.join("build") };
     let mutated: BTreeSet<_> = mutants.iter().map(|mutant| package_of(&functions[mutant.function])).collect();
-    let mut tests = vec!["test".into(), "--no-run".into()];
-    if options.unit {
-        tests.push("--lib".into());
-        tests.extend(packages(mutated));
+    let wanted: Vec<_> = if options.sim.is_some() {
+        ["build".into()].into_iter().chain(packages([seeds::SIMULATOR.into()])).collect()
+    } else if options.unit {
+        ["test", "--no-run", "--lib"].map(str::to_owned).into_iter().chain(packages(mutated)).collect()
     } else {
-        tests.extend(packages(testers(&workshop.tree, mutated)?));
-    }
-    let messages = workshop.build(&functions, &mut mutants, &tests)?;
+        let testers = packages(testers(&workshop.tree, mutated)?);
+        ["test", "--no-run"].map(str::to_owned).into_iter().chain(testers).collect()
+    };
+    let messages = workshop.build(&functions, &mut mutants, &wanted)?;
     println!("== built in {} s", started.elapsed().as_secs());
     let folder = PathBuf::from(format!("/var/tmp/mutants-{}", std::process::id()));
     let bench = Bench { folder: folder.clone(), workers: options.workers };
+    if let Some(count) = options.sim {
+        let found = seeds::find(&bench, &mutants, &messages, count);
+        let _ = std::fs::remove_dir_all(folder);
+        return found;
+    }
     let tried = try_all(&bench, &options, &functions, &listed, &mutants, &messages);
     let _ = std::fs::remove_dir_all(folder);
     let fates = tried?;

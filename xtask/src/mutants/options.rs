@@ -20,6 +20,7 @@ not call harmless.
   --only TEXT       only mutants with this in their name
   --generated       none of the list
   --unit            meets only the unit tests of the crates that have mutants: quick to build
+  --sim SEEDS       in place of tests: the first seed of the simulator, below this number, that sees each mutant of the list
   --budget SECONDS  of tests for each mutant, those that the list names aside; quick tests come first [default: 120]
   --workers N       mutants tried at the same time [default: one for each processor]
   --tree FOLDER     another tree of the project; what of the list it has not is left out
@@ -37,6 +38,8 @@ pub struct Options {
     pub only: Option<String>,
     pub generated: bool,
     pub unit: bool,
+    /// Number of seeds of the simulator that are run in place of tests.
+    pub sim: Option<u64>,
     pub budget: Duration,
     pub workers: usize,
     pub tree: Option<PathBuf>,
@@ -65,6 +68,7 @@ impl Options {
                 "--module" => options.modules.push(value()?),
                 "--only" => options.only = Some(value()?),
                 "--generated" => options.generated = true,
+                "--sim" => options.sim = Some(number(&value()?)?),
                 "--unit" => options.unit = true,
                 "--budget" => options.budget = Duration::from_secs(number(&value()?)?),
                 "--workers" => options.workers = number::<usize>(&value()?)?.max(1),

@@ -107,6 +107,7 @@ fn boot_id() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn what_it_says_depends_on_whether_the_lock_reaches() {
@@ -117,6 +118,8 @@ mod tests {
         assert_eq!(say(), (false, false, false, false));
         [&here, &gone].into_iter().for_each(Mark::disks_came);
         assert_eq!(say(), (true, false, false, false));
+        let mode = std::fs::metadata(folder.path().join("vm.ctl.here")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "nobody else reads or writes it");
         [&here, &gone].into_iter().for_each(Mark::disks_went);
         assert_eq!(say(), (false, false, false, true));
         here.disks_came();

@@ -147,6 +147,7 @@ fn a_growth_that_was_not_finished_changes_nothing() {
     state.header().set_server(0, Some(&entry(3, "unix:/x")));
     let layout = Layout::new(PageCount(1000), PageCount(1000), 2);
     drop(StateFile::create(&path, 2, layout.words()).unwrap());
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "its room is given back");
     drop((state, start.engine));
     let next = StateFile::start(&path, &config(), Before::Another).unwrap();
     assert_eq!(next.cold_reason, None);

@@ -3,7 +3,7 @@
 use super::{LINK_AGAIN_AFTER, Migration, idle_engine};
 use crate::control::{Reply, Request};
 use crate::driver::Driver;
-use crate::driver::poller::Source;
+
 use crate::driver::requests::{Origin, Pending};
 use crate::link::ServerLink;
 use crate::migration::{Offer, StateHeader};
@@ -206,11 +206,11 @@ impl Driver {
     }
 
     fn vacate(&mut self) -> io::Result<()> {
-        for (disk, index) in self.disks.iter_mut().zip(0..) {
+        for disk in &mut self.disks {
             let vacant = VacantStore::new(disk.store.geometry())?;
             self.poller.remove(disk.store.event_fd());
+            // It never has news.
             disk.store = Box::new(vacant);
-            self.poller.add(disk.store.event_fd(), Source::Store(index), false)?;
         }
         Ok(())
     }
