@@ -10,6 +10,7 @@ pub mod migration;
 pub mod port;
 pub mod secure;
 pub mod service;
+mod small_file;
 pub mod state;
 pub mod status;
 pub mod trace;

@@ -1,7 +1,7 @@
 //! Places at which a build for tests kills itself (feature `ablation`; nothing in any other build).
 //!
 //! `--kill-at PLACE:N` has the process send itself SIGKILL when it passes a place for the N-th time: the moments between two
-//! stores or two system calls that a kill from outside hits once in a million.
+//! stores or two system calls that a kill from outside hits once in a million. With `--panic-at PLACE:N` it panics there.
 
 /// The narrow places.
 pub const PLACES: [&str; 15] = [
@@ -33,33 +33,52 @@ mod armed {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    static PLACE: OnceLock<(String, AtomicU64)> = OnceLock::new();
+    static ARMED: OnceLock<Armed> = OnceLock::new();
+
+    struct Armed {
+        place: String,
+        left: AtomicU64,
+        end: End,
+    }
+
+    /// How the process ends at a place.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum End {
+        Kill,
+        Panic,
+    }
 
     /// Dies at the `passage`-th passage of `place`, the first being 1.
     ///
     /// # Errors
     /// If there is no such place.
-    pub fn kill_at(place: &str, passage: u64) -> Result<(), String> {
+    pub fn end_at(place: &str, passage: u64, end: End) -> Result<(), String> {
         if !super::PLACES.contains(&place) || passage == 0 {
             return Err(format!("no passage {passage} of `{place}`; places are {}", super::PLACES.join(", ")));
         }
-        PLACE.set((place.to_owned(), AtomicU64::new(passage))).map_err(|_| "a process dies once".into())
+        let armed = Armed { place: place.to_owned(), left: AtomicU64::new(passage), end };
+        ARMED.set(armed).map_err(|_| "a process dies once".into())
     }
 
     /// Notes that the process passes `place`.
     pub fn passes(place: &str) {
-        if let Some((deadly, left)) = PLACE.get()
-            && deadly == place
-            && left.fetch_sub(1, Ordering::Relaxed) == 1
+        if let Some(armed) = ARMED.get()
+            && armed.place == place
+            && armed.left.fetch_sub(1, Ordering::Relaxed) == 1
         {
-            // Nothing else happens in this process after it, in no thread.
-            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+            match armed.end {
+                // Nothing else happens in this process after it, in no thread.
+                End::Kill => {
+                    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+                }
+                End::Panic => panic!("`{place}` is passed"),
+            }
         }
     }
 }
 
 #[cfg(feature = "ablation")]
-pub use armed::{kill_at, passes};
+pub use armed::{End, end_at, passes};
 
 /// Notes that the process passes `place`.
 #[cfg(not(feature = "ablation"))]

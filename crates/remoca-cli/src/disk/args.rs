@@ -143,6 +143,11 @@ pub struct DiskArgs {
     #[cfg(feature = "ablation")]
     #[arg(long, value_name = "PLACE:N")]
     pub kill_at: Option<String>,
+
+    /// Panic when this process passes a narrow place for the N-th time
+    #[cfg(feature = "ablation")]
+    #[arg(long, value_name = "PLACE:N")]
+    pub panic_at: Option<String>,
 }
 
 /// Unit of a disk's requests, as the guest sees it.

@@ -7,6 +7,7 @@ pub use args::DiskArgs;
 
 use crate::inherited::{self, Inherited};
 use crate::key;
+use crate::log;
 use crate::nbd;
 use crate::runtime;
 use crate::signals::Signals;
@@ -23,14 +24,16 @@ use remoca_disk::link::{HostNetwork, ServerLink, check_list, give_back};
 use remoca_disk::migration::{HostPeers, Mark};
 use remoca_disk::secure::Secret;
 use remoca_disk::service::ServiceManager;
-use remoca_disk::state::{Before, EngineStart, Former, RosterEntry, StateFile, settings_at, stable_hash};
+use remoca_disk::state::{
+    Before, Caution, Deaths, EngineStart, Former, RosterEntry, StateFile, settings_at, stable_hash,
+};
 use remoca_disk::trace::TraceWriter;
 use remoca_io::address::Endpoint;
 use remoca_io::buffer::{BUFFER_LEN_MAX, BufferPool};
 use remoca_io::narrow;
 use remoca_io::words::IndexMemory;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -101,6 +104,7 @@ fn parts(
         bail!("`{name}` cannot be the name of a VM: it is part of a file's name");
     }
     let cache_as_said = checked_cache(&args).map_err(anyhow::Error::msg)?;
+    let caution = caution(&args, inherited.is_some())?;
     let mut exports = nbd::Exports::default();
     let lock_reaches = args.images().all(|image| std::fs::metadata(image).is_ok_and(|image| image.is_file()));
     // Another process of this name finds it.
@@ -119,11 +123,14 @@ fn parts(
         }
         disks => disks?,
     };
-    let (servers, cache, cache_enabled) = cache_settings(&args, cache_as_said, inherited.as_ref())?;
+    let (servers, cache, cache_enabled) = match caution {
+        Caution::Plain => (Vec::new(), PageCount(0), false),
+        Caution::None | Caution::Cold => cache_settings(&args, cache_as_said, inherited.as_ref())?,
+    };
     let port = open_port(&args, &mut exports, inherited.as_mut())?;
     let config = engine_config(&args, if cache_enabled { cache } else { PageCount(0) }, disks.len())?;
     let EngineStart { engine, state, cold_reason, former, is_handed_over } =
-        start_engine(&args, &config, inherited.as_mut())?;
+        start_engine(&args, &config, inherited.as_mut(), caution)?;
     disks.iter_mut().for_each(|disk| disk.kept_open &= is_handed_over);
     let nbd = exports.serve(&args.nbd, args.socket_group, inherited.as_mut())?;
     // What a former process left, if anything.
@@ -220,11 +227,42 @@ fn options(args: &DiskArgs) -> u64 {
     stable_hash(&texts.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
+/// Returns how to start after processes of this name that died by a fault of this program, and has this one recorded if it does.
+fn caution(args: &DiskArgs, takes_over: bool) -> Result<Caution> {
+    let Some(path) = state_path(args)? else { return Ok(Caution::None) };
+    let deaths = Deaths::beside(&path);
+    let caution = if takes_over || args.away { Caution::None } else { deaths.caution() };
+    log::die_of_panics(move || deaths.note());
+    Ok(caution)
+}
+
+/// Starts without the index that a former process left, since this program died with it again and again.
+fn start_cautiously(path: &Path, config: &EngineConfig, caution: Caution) -> Result<EngineStart> {
+    let (former, reason) = match caution {
+        Caution::Plain => {
+            (StateFile::discard(path)?, "it died six times within a minute: it serves its disks without a cache")
+        }
+        Caution::None | Caution::Cold => (StateFile::set_aside(path)?, "it died three times within a minute"),
+    };
+    tracing::error!(
+        "{reason}. This is a bug of remoca: please report it, with the lines of this log that say `panicked`, and with {}.bad",
+        path.display()
+    );
+    let start = StateFile::start(path, config, Before::Another)?;
+    Ok(EngineStart { former, cold_reason: Some(reason.into()), ..start })
+}
+
 /// Starts the engine with what a former process of this name left, if that is usable.
-fn start_engine(args: &DiskArgs, config: &EngineConfig, inherited: Option<&mut Inherited>) -> Result<EngineStart> {
+fn start_engine(
+    args: &DiskArgs,
+    config: &EngineConfig,
+    inherited: Option<&mut Inherited>,
+    caution: Caution,
+) -> Result<EngineStart> {
     let (former, cold_reason) = match state_path(args)? {
         // Whatever a former process left there: the disks have been elsewhere since.
         Some(path) if args.away => (StateFile::discard(&path)?, "it waits for its disks"),
+        Some(path) if caution != Caution::None => return start_cautiously(&path, config, caution),
         Some(path) => {
             let before = inherited.map_or(Before::Another, |inherited| Before::ThisProcess(inherited.state()));
             return Ok(StateFile::start(&path, config, before)?);
@@ -278,9 +316,13 @@ fn engine_config(args: &DiskArgs, cache: PageCount, disks: usize) -> Result<Engi
 
 #[cfg(feature = "ablation")]
 fn arm(args: &DiskArgs) -> Result<()> {
-    let Some(kill_at) = &args.kill_at else { return Ok(()) };
-    let (place, passage) = kill_at.split_once(':').context("--kill-at has the form PLACE:N")?;
-    narrow::kill_at(place, passage.parse().context("--kill-at PLACE:N")?).map_err(anyhow::Error::msg)
+    for (option, end) in [(&args.kill_at, narrow::End::Kill), (&args.panic_at, narrow::End::Panic)] {
+        let Some(place) = option else { continue };
+        let (place, passage) = place.split_once(':').context("a place has the form PLACE:N")?;
+        narrow::end_at(place, passage.parse().context("a place has the form PLACE:N")?, end)
+            .map_err(anyhow::Error::msg)?;
+    }
+    Ok(())
 }
 
 #[cfg(feature = "ablation")]

@@ -10,6 +10,7 @@ mod ablation;
 mod bad_disk;
 mod bad_serve;
 mod control;
+mod deaths;
 mod failed_flush;
 mod guest_memory;
 mod hanging;

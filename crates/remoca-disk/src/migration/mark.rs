@@ -5,9 +5,7 @@
 //! A VM that has moved on is noticed by the lock. Where the lock does not reach other hosts, `.gone` says that they went:
 //! without it a source that is started again would be an owner again.
 
-use rustix::fs::{Mode, OFlags};
-use std::fs::File;
-use std::io::{self, Read, Write};
+use crate::small_file::{self, with_ending};
 use std::path::{Path, PathBuf};
 
 /// Length of a boot's id, and of every mark.
@@ -40,7 +38,7 @@ impl Mark {
 
     fn is_set(&self) -> bool {
         let boot = boot_id();
-        boot.is_some() && self.read().ok() == boot
+        boot.is_some() && small_file::read(&self.path, BOOT_ID_BYTES + 1).ok() == boot
     }
 
     pub(crate) fn disks_came(&self) {
@@ -59,31 +57,13 @@ impl Mark {
         }
     }
 
-    fn read(&self) -> io::Result<String> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = File::from(rustix::fs::open(&self.path, flags, Mode::empty())?);
-        let mut text = String::new();
-        file.take(BOOT_ID_BYTES + 1).read_to_string(&mut text)?;
-        Ok(text)
-    }
-
-    /// Makes the whole mark or none, and follows no link.
-    fn write(&self, boot: &str) -> io::Result<()> {
-        let new = with_ending(&self.path, ".new");
-        // One that a process left which was killed.
-        let _ = std::fs::remove_file(&new);
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        File::from(rustix::fs::open(&new, flags, Mode::RUSR | Mode::WUSR)?).write_all(boot.as_bytes())?;
-        std::fs::rename(&new, &self.path)
-    }
-
     fn put(&self, there: bool) {
         if !there {
             // There may be none.
             let _ = std::fs::remove_file(&self.path);
             return;
         }
-        let written = boot_id().map(|boot| self.write(&boot));
+        let written = boot_id().map(|boot| small_file::write(&self.path, &boot));
         if !matches!(written, Some(Ok(()))) {
             let remedy = match self.lock_reaches {
                 true => "if this process dies, start it again without --incoming",
@@ -92,12 +72,6 @@ impl Mark {
             tracing::warn!("cannot write {}: {remedy}", self.path.display());
         }
     }
-}
-
-fn with_ending(path: &Path, ending: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(ending);
-    name.into()
 }
 
 fn boot_id() -> Option<String> {

@@ -36,6 +36,18 @@ impl Former {
         Self::disks(file).map_or(0, Header::bytes)
     }
 
+    /// Makes a state file worthless for every process, and returns its size in bytes.
+    pub(super) fn invalidate(file: &File) -> u64 {
+        let bytes = file.metadata().map_or(0, |file| file.len());
+        if let Some(disks) = Self::disks(file)
+            && Header::bytes(disks) <= bytes
+            && let Ok(header) = Header::map(file, disks)
+        {
+            header.set_valid(false);
+        }
+        bytes
+    }
+
     fn disks(file: &File) -> Option<u16> {
         let mut disks = [0; 8];
         file.read_exact_at(&mut disks, Header::DISKS_AT).ok()?;

@@ -12,16 +12,19 @@
 //!
 //! Decision 0020.
 
+mod deaths;
 mod former;
 #[cfg(feature = "testing")]
 pub(crate) mod fuzz;
 mod header;
 mod image;
 
+pub use deaths::{Caution, Deaths};
 pub use former::{FailedFlush, Former, settings_at};
 pub use header::{Clock, DiskRecord, Header, RosterEntry, Settings};
 pub use image::{Doubt, LOOK_NS, NotYet, SETTLE_NS, judge, settled_ns};
 
+use crate::small_file::with_ending;
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::index::Origin;
 use remoca_core::units::DiskIndex;
@@ -153,13 +156,32 @@ impl StateFile {
     /// # Errors
     /// If a process has it, or it is no state file of ours.
     pub fn discard(path: &Path) -> Result<Former, StateError> {
+        Self::put_away(path, |path, _| std::fs::remove_file(path))
+    }
+
+    /// As [`Self::discard`], but the file stays as `PATH.bad`, worthless, for whoever looks for the fault; not if the file system
+    /// has no room for another one.
+    ///
+    /// # Errors
+    /// As for [`Self::discard`].
+    pub fn set_aside(path: &Path) -> Result<Former, StateError> {
+        Self::put_away(path, |path, bytes| {
+            check_room(path, bytes)?;
+            std::fs::rename(path, with_ending(path, ".bad"))
+        })
+    }
+
+    fn put_away(path: &Path, put: impl FnOnce(&Path, u64) -> io::Result<()>) -> Result<Former, StateError> {
         let locked = open_locked(path);
         if let Err(error @ (StateError::InUse(_) | StateError::NotOurs(_))) = locked {
             return Err(error);
         }
         let former = locked.as_ref().map(Former::of).unwrap_or_default();
         let _ = remove_beside(path);
-        let _ = std::fs::remove_file(path);
+        let bytes = locked.as_ref().map(Former::invalidate).unwrap_or_default();
+        if bytes == 0 || put(path, bytes).is_err() {
+            let _ = std::fs::remove_file(path);
+        }
         Ok(former)
     }
 
@@ -400,9 +422,7 @@ fn is_at(file: &File, path: &Path) -> bool {
 }
 
 fn beside(path: &Path) -> PathBuf {
-    let mut new = path.as_os_str().to_owned();
-    new.push(".new");
-    new.into()
+    with_ending(path, ".new")
 }
 
 /// Removes what a process left beside `path` that was killed before it could put it in its place.

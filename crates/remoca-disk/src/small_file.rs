@@ -1,0 +1,59 @@
+//! Files of a few bytes that one process leaves for the next: whole or not there, for this user alone, never a link.
+
+use rustix::fs::{Mode, OFlags};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// Reads the file at `path`, at most `most` bytes of it.
+///
+/// # Errors
+/// If there is none, or none that this user may read, or it is no text.
+pub fn read(path: &Path, most: u64) -> io::Result<String> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let mut text = String::new();
+    file.take(most).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Makes a file with this text at `path`, in place of one that is there.
+///
+/// # Errors
+/// If the system refuses; then what was there is there still.
+pub fn write(path: &Path, text: &str) -> io::Result<()> {
+    let new = with_ending(path, ".new");
+    // One that a process left which was killed.
+    let _ = std::fs::remove_file(&new);
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    File::from(rustix::fs::open(&new, flags, Mode::RUSR | Mode::WUSR)?).write_all(text.as_bytes())?;
+    std::fs::rename(&new, path)
+}
+
+/// Returns `path` with more at its end.
+#[must_use]
+pub fn with_ending(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ending);
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn a_file_is_for_this_user_alone_and_never_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, other] = ["file", "other"].map(|name| folder.path().join(name));
+        std::fs::write(&other, "of somebody else").unwrap();
+        symlink(&other, &path).unwrap();
+        assert!(read(&path, 100).is_err());
+        symlink(&other, with_ending(&path, ".new")).unwrap();
+        write(&path, "what is left").unwrap();
+        assert_eq!(read(&path, 4).unwrap(), "what");
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::read(&other).unwrap(), b"of somebody else");
+    }
+}
