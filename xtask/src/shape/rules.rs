@@ -59,16 +59,14 @@ const STRANGERS: [(&str, &str, &str); 13] = [
 ];
 
 /// Functions that are too long, by file and name.
-const LONG: [(&str, &str); 4] = [
+const LONG: [(&str, &str); 3] = [
     ("crates/remoca-cli/src/disk/mod.rs", "parts"),
     ("crates/remoca-cli/src/status.rs", "show_all"),
     ("crates/remoca-demo/src/page/mod.rs", "facts"),
-    ("crates/remoca-frontend/src/vhost/device.rs", "apply"),
 ];
 
 /// Circles of files in a crate.
-const CIRCLES: [(&str, usize); 5] =
-    [("remoca-cli", 2), ("remoca-core", 2), ("remoca-demo", 1), ("remoca-disk", 3), ("remoca-frontend", 3)];
+const CIRCLES: [(&str, usize); 4] = [("remoca-cli", 2), ("remoca-core", 2), ("remoca-demo", 1), ("remoca-disk", 3)];
 
 /// Returns what is against the rules, each with what to do.
 ///

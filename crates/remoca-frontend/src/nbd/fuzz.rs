@@ -2,8 +2,8 @@
 
 use super::ExportGeometry;
 use super::negotiation::{Choice, Negotiation, Step};
+use super::offer::{Export, Target};
 use super::pieces::Piece;
-use super::server::{Export, Target};
 use super::transmission::{SHARED_MEMORY_MAX, Transmission};
 use crate::request::{Operation, Outcome};
 use remoca_io::buffer::BufferPool;

@@ -4,9 +4,8 @@
 //! EXPORT_NAME, ABORT, LIST, INFO, GO and STRUCTURED_REPLY, all others are declined by name. Options are not taken while
 //! answers wait to be sent, so a client that asks without listening is not answered without bound.
 
-use super::ExportGeometry;
+use super::offer::{Export, ExportGeometry};
 use super::outbox::Outbox;
-use super::server::Export;
 use super::staging::Staging;
 use remoca_protocol::nbd::{
     ExportFlags, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, Fields, INFO_BLOCK_SIZE, INFO_EXPORT, INFO_NAME, OPTION_ABORT,

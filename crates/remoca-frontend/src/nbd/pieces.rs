@@ -45,8 +45,8 @@ pub(super) struct Rest {
     pub(super) slot: usize,
     index: usize,
     pub(super) kind: Kind,
-    durable: bool,
-    range: Range<u64>,
+    pub(super) durable: bool,
+    pub(super) range: Range<u64>,
     /// Buffers for all of the pieces, where they are needed at the same time.
     pub(super) buffers: VecDeque<IoBuffer>,
 }

@@ -4,9 +4,9 @@
 //! seats, also while requests of theirs are still executed. A client that does not come to a choice in time is sent away, and
 //! when all seats are taken, the one that has been negotiating for longest.
 
-use super::ExportGeometry;
 use super::listener::Listener;
 use super::negotiation::{Negotiation, Step};
+use super::offer::{Export, Target};
 use super::socket;
 use super::transmission::{SHARED_MEMORY_MAX, Transmission};
 use remoca_io::buffer::BufferPool;
@@ -29,27 +29,6 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Event data of listeners begin here; clients have their key.
 const LISTENERS: u64 = 1 << 32;
 const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-
-/// What an export stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
-    Disk(u16),
-    Port,
-}
-
-/// What a client can choose.
-#[derive(Clone, Debug)]
-pub struct Export {
-    pub name: String,
-    pub target: Target,
-    pub geometry: ExportGeometry,
-}
-
-impl Export {
-    pub(super) fn is_disk(&self) -> bool {
-        matches!(self.target, Target::Disk(_))
-    }
-}
 
 /// A client that chose an export.
 pub struct Attached {

@@ -8,8 +8,9 @@
 //! 2. At most [`REQUESTS_MAX`] requests are open; above that, or without a buffer, no more input is parsed.
 //! 3. Every request is answered exactly once, after all of its pieces came back.
 
-use super::ExportGeometry;
 use super::judge::{error_code, judge};
+use super::offer::ExportGeometry;
+use super::open::{Form, Open};
 use super::outbox::Outbox;
 use super::pieces::{Kind, Piece, Rest};
 use super::staging::Staging;
@@ -21,7 +22,6 @@ use remoca_protocol::nbd::{
 };
 use slab::Slab;
 use std::collections::VecDeque;
-use std::ops::Range;
 
 /// Requests of one client that are executed at a time, or are waiting to be.
 pub(super) const REQUESTS_MAX: usize = 128;
@@ -41,42 +41,6 @@ pub(super) enum End {
     /// It said goodbye.
     Disconnect,
     Malformed(&'static str),
-}
-
-/// A request that was not answered.
-struct Open {
-    cookie: u64,
-    form: Form,
-    offset: u64,
-    /// Pieces that did not come back, those included that were not handed out.
-    left: usize,
-    /// What the first piece failed with.
-    error: Option<DiskError>,
-    /// What it takes to do it again.
-    kept: Option<Kept>,
-}
-
-/// A modification in several pieces whose disk may forget those that are done.
-struct Kept {
-    kind: Kind,
-    durable: bool,
-    range: Range<u64>,
-    /// The data of a write, from the pieces that are back.
-    buffers: Vec<Option<IoBuffer>>,
-    /// Some pieces are done, ...
-    done: bool,
-    /// ... and may be gone.
-    again: bool,
-}
-
-/// What the answer looks like.
-enum Form {
-    /// A simple reply without data.
-    Plain,
-    /// The data in one run, all of them once all are there: in a chunk or in a simple reply.
-    Whole { chunk: bool, data: Vec<Option<IoBuffer>>, length: u32 },
-    /// A chunk for each piece, as they come.
-    Chunks,
 }
 
 enum State {
@@ -112,38 +76,6 @@ impl Drop for GiveBack {
     fn drop(&mut self) {
         self.0.release_free();
     }
-}
-
-impl Open {
-    /// Returns all of a request, if its pieces are back and some of them may be gone.
-    fn repeat(&mut self, slot: usize) -> Option<Rest> {
-        let kept = self.kept.as_mut().filter(|kept| kept.again && self.error.is_none())?;
-        (kept.done, kept.again) = (false, false);
-        let mut rest = Rest::new(slot, kept.kind, kept.durable, kept.range.clone());
-        rest.buffers = kept.buffers.drain(..).flatten().collect();
-        self.left = rest.lengths().count();
-        if kept.kind == Kind::Write && rest.buffers.len() != self.left {
-            (self.left, self.error) = (0, Some(DiskError(libc::EIO)));
-            return None;
-        }
-        Some(rest)
-    }
-}
-
-impl Kept {
-    fn take_back(&mut self, index: usize, buffer: Option<IoBuffer>) {
-        self.done = true;
-        if self.buffers.len() <= index {
-            self.buffers.resize_with(index + 1, || None);
-        }
-        self.buffers[index] = buffer;
-    }
-}
-
-/// Returns whether a modification of this kind is done again where a part of it may be lost. What is durable is not lost;
-/// the content of what is trimmed means nothing.
-fn is_kept(kind: Kind, durable: bool) -> bool {
-    !durable && matches!(kind, Kind::Write | Kind::Zero { .. })
 }
 
 /// The transmission phase of one client.
@@ -327,11 +259,8 @@ impl Transmission {
             Kind::Write | Kind::Trim | Kind::Zero { .. } => Form::Plain,
         };
         let entry = self.open.vacant_entry();
-        let rest = Rest::new(entry.key(), kind, durable, range.clone());
-        let left = rest.lengths().count();
-        let is_kept = self.geometry.may_forget && left > 1 && is_kept(kind, durable);
-        let kept = is_kept.then(|| Kept { kind, durable, range, buffers: Vec::new(), done: false, again: false });
-        entry.insert(Open { cookie: request.cookie, form, offset: request.offset, left, error: None, kept });
+        let rest = Rest::new(entry.key(), kind, durable, range);
+        entry.insert(Open::new(request.cookie, form, request.offset, &rest, self.geometry.may_forget));
         self.state = match kind {
             Kind::Write => State::Payload { rest, piece: None },
             Kind::Read | Kind::Trim | Kind::Zero { .. } => State::HandOut(rest),
@@ -340,7 +269,7 @@ impl Transmission {
     }
 
     fn begin_flush(&mut self, cookie: u64) -> Step {
-        let slot = self.open.insert(Open { cookie, form: Form::Plain, offset: 0, left: 1, error: None, kept: None });
+        let slot = self.open.insert(Open::flush(cookie));
         Step::Piece(Piece::flush(slot))
     }
 
@@ -368,7 +297,7 @@ impl Transmission {
         if !rest.buffers.is_empty() {
             return true;
         }
-        let is_whole = matches!(self.open[rest.slot].form, Form::Whole { .. });
+        let is_whole = self.open[rest.slot].whole_length().is_some();
         let count = if is_whole { usize::MAX } else { 1 };
         let (pool, _) = self.pool_of(rest.slot);
         match rest.lengths().take(count).map(|length| pool.take(length)).collect::<Option<_>>() {
@@ -380,15 +309,14 @@ impl Transmission {
 
     /// Returns where the buffers of a read come from, and whether that is shared.
     fn pool_of(&self, slot: usize) -> (&BufferPool, bool) {
-        match self.open[slot].form {
-            Form::Whole { length, .. } if length > WHOLE_MAX => (&self.shared_pool, true),
-            Form::Whole { .. } | Form::Chunks | Form::Plain => (&self.pool, false),
-        }
+        let is_long = self.open[slot].whole_length().is_some_and(|length| length > WHOLE_MAX);
+        (if is_long { &self.shared_pool } else { &self.pool }, is_long)
     }
 
     fn give_up(&mut self, slot: usize) -> Step {
-        let request = self.open.remove(slot);
-        self.answer(Open { error: Some(DiskError(libc::ENOMEM)), ..request });
+        let mut request = self.open.remove(slot);
+        request.fail(DiskError(libc::ENOMEM));
+        request.answer(&mut self.outbox);
         Step::Again
     }
 
@@ -429,79 +357,26 @@ impl Transmission {
         };
         let slot = piece.slot;
         let request = &mut self.open[slot];
-        request.left -= 1;
-        match outcome {
-            Outcome::Done => {}
-            Outcome::Failed(error) => request.error = request.error.or(Some(error)),
-            Outcome::Unsupported => request.error = request.error.or(Some(DiskError(libc::EINVAL))),
-        }
-        match (&mut request.form, piece.operation, piece.buffer, outcome) {
-            (Form::Whole { data, .. }, _, buffer, _) => {
-                if data.len() <= piece.index {
-                    data.resize_with(piece.index + 1, || None);
-                }
-                data[piece.index] = buffer;
-            }
-            (Form::Chunks, Operation::Read { range }, Some(buffer), Outcome::Done) => {
-                let is_last = request.left == 0 && request.error.is_none();
-                let length = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
-                self.outbox.push_data_chunk(request.cookie, range.start, length, is_last);
-                self.outbox.push_data(buffer);
-            }
-            (Form::Plain, _, buffer, Outcome::Done) => {
-                if let Some(kept) = &mut request.kept {
-                    kept.take_back(piece.index, buffer);
-                }
-            }
-            _ => {}
-        }
-        if request.left > 0 {
+        request.take_back(piece, outcome, &mut self.outbox);
+        if request.waits() {
             return std::mem::take(&mut self.stalled);
         }
-        match request.repeat(slot) {
-            Some(rest) => {
-                self.repeats.push_back(rest);
-                return true;
-            }
-            None => {
-                let request = self.open.remove(slot);
-                self.answer(request);
-            }
+        if let Some(rest) = request.repeat(slot) {
+            self.repeats.push_back(rest);
+            return true;
         }
+        self.open.remove(slot).answer(&mut self.outbox);
         std::mem::take(&mut self.stalled)
     }
 
     /// Notes that the disk may have lost what it has done of requests that are open.
     pub(super) fn repeat_parts(&mut self) {
-        for kept in self.open.iter_mut().filter_map(|(_, request)| request.kept.as_mut()) {
-            kept.again |= kept.done;
-        }
-    }
-
-    /// Answers a request; chunks with data are on their way already.
-    fn answer(&mut self, request: Open) {
-        let Open { cookie, form, offset, error, .. } = request;
-        let error = error.map_or(0, |error| error_code(error.0));
-        match form {
-            Form::Plain | Form::Whole { chunk: false, .. } if error != 0 => {
-                self.outbox.push_simple_reply(cookie, error)
-            }
-            Form::Chunks | Form::Whole { chunk: true, .. } if error != 0 => self.outbox.push_error_chunk(cookie, error),
-            Form::Plain => self.outbox.push_simple_reply(cookie, 0),
-            Form::Chunks => {}
-            Form::Whole { chunk, data, length } => {
-                match chunk {
-                    true => self.outbox.push_data_chunk(cookie, offset, length, true),
-                    false => self.outbox.push_simple_reply(cookie, 0),
-                }
-                data.into_iter().flatten().for_each(|buffer| self.outbox.push_data(buffer));
-            }
-        }
+        self.open.iter_mut().for_each(|(_, request)| request.repeat_parts());
     }
 
     #[cfg(test)]
     pub(super) fn cookie_of(&self, piece: &Piece) -> u64 {
-        self.open[piece.slot].cookie
+        self.open[piece.slot].cookie()
     }
 
     /// Returns whether everything was answered, but for a request whose bytes have not all come.
@@ -516,6 +391,6 @@ impl Transmission {
         assert!(self.open.len() <= REQUESTS_MAX && self.pool.allocated_bytes() <= MEMORY_MAX);
         // One request may add its answer to an outbox that has just not reached its limit.
         assert!(self.outbox.overhead() <= OVERHEAD_MAX + (REQUESTS_MAX + 1) * 64 + 34 * 28 * REQUESTS_MAX);
-        assert!(self.open.iter().all(|(_, request)| request.left > 0), "a request was not answered");
+        assert!(self.open.iter().all(|(_, request)| request.waits()), "a request was not answered");
     }
 }

@@ -14,7 +14,7 @@ use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 use super::guest::TestGuest;
-use crate::vhost::control::{Command, Envelope, IoThread, Reply};
+use crate::vhost::command::{Command, Envelope, IoThread, Reply};
 use crate::vhost::inflight::InflightRegion;
 use crate::vhost::memory::{MemoryTable, RingAddresses};
 use crate::vhost::{DeviceConfig, VhostDevice};

@@ -16,8 +16,9 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 use remoca_core::units::PAGE_SIZE_U64;
 
 use super::config::QUEUE_SIZE_MAX;
+use super::layout::DESCRIPTOR_BYTES;
 use super::memory::GuestMemory;
-use super::ring::{DESCRIPTOR_BYTES, Ring, RingUnreachable, read_descriptor};
+use super::ring::{Ring, RingUnreachable, read_descriptor};
 
 /// More than any guest that minds what it is told (SEG_MAX) needs; what QEMU accepts too. No ring is larger.
 pub(crate) const CHAIN_LENGTH_MAX: u16 = QUEUE_SIZE_MAX;

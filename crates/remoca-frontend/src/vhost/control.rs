@@ -1,13 +1,12 @@
 //! The control thread of a device: accepts front ends and answers their messages.
 //!
-//! It owns no queue. What concerns a running queue is sent to the I/O thread as a [`Command`] and waited for, one at a
+//! It owns no queue. What concerns a running queue is sent to the I/O thread as a command and waited for, one at a
 //! time; so the I/O thread never waits for a front end, and a front end gets its answer when it is true.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -16,128 +15,14 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
 
+use super::command::IoThread;
 use super::config::DeviceConfig;
 use super::handler::Handler;
-use super::inflight::InflightRegion;
-use super::log::{DirtyLog, LogSwitch};
-use super::memory::GuestMemory;
-use super::ring::RingLayout;
 use remoca_io::socket::SocketSource;
 use remoca_io::wake;
 
 /// Waits after an accept that failed, for instance for want of descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_secs(1);
-
-/// What the control thread asks of the I/O thread. The numbers of queues are checked.
-pub(crate) enum Command {
-    /// A front end has come.
-    Attach,
-    /// The front end has gone: forget it, and answer when no request of it is under way.
-    Detach,
-    SetFeatures(u64),
-    SetMemory {
-        memory: Arc<GuestMemory>,
-        bytes: u64,
-        layouts: Vec<Option<RingLayout>>,
-    },
-    StartQueue {
-        queue: u16,
-        layout: RingLayout,
-        base: u16,
-        kick: OwnedFd,
-        region: Option<Arc<InflightRegion>>,
-    },
-    /// Answered with the queue's base once it is drained.
-    StopQueue {
-        queue: u16,
-    },
-    EnableQueue {
-        queue: u16,
-        enable: bool,
-    },
-    SetKick {
-        queue: u16,
-        kick: OwnedFd,
-    },
-    SetCall {
-        queue: u16,
-        call: Option<OwnedFd>,
-    },
-    SetError {
-        queue: u16,
-        error: Option<OwnedFd>,
-    },
-    /// Answered when everything is durable that was completed while the write cache was on.
-    SetWriteback(bool),
-    SetLog(DirtyLog),
-    /// Where the used ring of a running queue is logged.
-    LogRing {
-        queue: u16,
-        used_log: Option<u64>,
-    },
-}
-
-/// The answer to a command; the base for StopQueue, zero for the others.
-pub(crate) type Reply = Result<u16, String>;
-
-pub(crate) struct Envelope {
-    pub command: Command,
-    pub reply: SyncSender<Reply>,
-}
-
-/// The control thread's end of the way to the I/O thread.
-#[derive(Clone)]
-pub(crate) struct IoThread {
-    pub commands: Sender<Envelope>,
-    pub wake: Arc<OwnedFd>,
-    /// Of the device; only the I/O thread changes it.
-    pub log: Arc<LogSwitch>,
-    pub write_cache: Arc<WriteCache>,
-}
-
-/// Whether the guest has its write cache on; only the I/O thread changes it. Outlives connections: a guest that switched it
-/// off sends no flushes any more.
-#[derive(Debug)]
-pub(crate) struct WriteCache(AtomicBool);
-
-impl Default for WriteCache {
-    fn default() -> Self {
-        Self(AtomicBool::new(true))
-    }
-}
-
-impl WriteCache {
-    pub fn is_on(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    pub fn set(&self, is_on: bool) {
-        self.0.store(is_on, Ordering::Relaxed);
-    }
-}
-
-impl IoThread {
-    /// Sends a command and waits for its answer.
-    pub fn call(&self, command: Command) -> Result<u16, VhostError> {
-        let gone = || failure("the device is shut down");
-        let (reply, answer) = sync_channel(1);
-        self.commands.send(Envelope { command, reply }).map_err(|_| gone())?;
-        wake::raise(&self.wake);
-        answer.recv().map_err(|_| gone())?.map_err(failure)
-    }
-}
-
-/// Returns an error for the front end and the log, its causes included.
-pub(crate) fn failure(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> VhostError {
-    let error = error.into();
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    VhostError::ReqHandlerError(io::Error::other(text))
-}
 
 /// The running control thread; dropping it ends the thread.
 pub(crate) struct ControlThread {

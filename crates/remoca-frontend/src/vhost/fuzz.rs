@@ -10,10 +10,11 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::chain::Session;
 use super::config::DeviceConfig;
+use super::flights::Taken;
+use super::layout::RingLayout;
 use super::memory::GuestMemory;
-use super::queue::{Context, Queue, Start, Taken};
+use super::queue::{Context, Queue, Start};
 use super::request::{BlkRequest, RequestId, Status};
-use super::ring::RingLayout;
 use crate::request::CopyError;
 use crate::request::Operation;
 

@@ -16,12 +16,12 @@ use vhost::vhost_user::{
     Error as VhostError, GpuBackend, VhostUserBackendReqHandlerMut, VhostUserProtocolFeatures, VhostUserVirtioFeatures,
 };
 
+use super::command::{Command, IoThread, failure};
 use super::config::{DeviceConfig, WRITEBACK_OFFSET};
-use super::control::{Command, IoThread, failure};
 use super::inflight::InflightRegion;
+use super::layout::RingLayout;
 use super::log::DirtyLog;
 use super::memory::{MemoryTable, REGION_COUNT_MAX, RingAddresses};
-use super::ring::RingLayout;
 use remoca_io::wake;
 
 type Result<T> = std::result::Result<T, VhostError>;

@@ -12,8 +12,8 @@ use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
 use super::config::QUEUE_SIZE_MAX;
+use super::layout::RingLayout;
 use super::log::{LogSwitch, RegionLog};
-use super::ring::RingLayout;
 use remoca_io::undumped;
 use remoca_io::wake;
 

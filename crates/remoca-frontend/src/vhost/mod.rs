@@ -13,18 +13,23 @@
 //! EVENT_IDX and packed rings are not offered. Requests in flight survive the death of this process: see `docs/decisions/0007-vhost-user-frontend.md`.
 
 mod chain;
+pub(crate) mod command;
 mod config;
-pub(crate) mod control;
+mod control;
 mod device;
+mod flights;
 #[cfg(feature = "testing")]
 pub(crate) mod fuzz;
 mod handler;
 pub(crate) mod inflight;
+mod kicks;
+mod layout;
 mod log;
 pub(crate) mod memory;
 mod queue;
 mod request;
 mod ring;
+mod throttle;
 
 pub use chain::Frame;
 pub use config::{ConfigError, DeviceConfig, QUEUE_COUNT_MAX, SERIAL_BYTES_MAX};

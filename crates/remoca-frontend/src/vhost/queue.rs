@@ -9,7 +9,6 @@
 //! 4. A broken queue takes nothing more until it is started again; what it took before is still completed.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -17,12 +16,13 @@ use remoca_io::narrow;
 
 use super::chain::{Chain, ChainError, SegmentCount, Session};
 use super::config::DeviceConfig;
+use super::flights::{Back, Flights, Taken};
 use super::inflight::{InflightError, InflightQueue};
+use super::layout::RingLayout;
 use super::log::LogSwitch;
 use super::memory::GuestMemory;
 use super::request::{Parsed, Status, parse};
-use super::ring::{Ring, RingLayout, RingUnreachable};
-use crate::request::Operation;
+use super::ring::{Ring, RingUnreachable};
 use remoca_io::wake;
 
 /// What the guest did to break its queue.
@@ -57,14 +57,6 @@ pub(crate) struct Context<'a> {
     pub segments: &'a Arc<SegmentCount>,
 }
 
-/// A chain, or a piece of a long one, for the driver.
-pub(crate) struct Taken {
-    pub chain: Arc<Chain>,
-    pub operation: Operation,
-    pub data_start: u64,
-    pub data_length: usize,
-}
-
 /// How to start a queue.
 pub(crate) struct Start {
     pub layout: RingLayout,
@@ -72,38 +64,6 @@ pub(crate) struct Start {
     /// Where to continue in the available ring if there is no in-flight record.
     pub base: u16,
     pub record: Option<InflightQueue>,
-}
-
-/// A chain in flight.
-#[derive(Debug, Clone, Copy)]
-struct Flight {
-    /// From the moment the chain is taken until its completion is published.
-    busy: bool,
-    pieces: u32,
-    status: Status,
-    /// All of a write that goes in pieces.
-    whole: Option<Whole>,
-    /// Some of its pieces are done, ...
-    done: bool,
-    /// ... and may be gone: it goes out again when all of them are back.
-    again: bool,
-}
-
-const IDLE: Flight = Flight { busy: false, pieces: 0, status: Status::Ok, whole: None, done: false, again: false };
-
-/// A write as the guest asked for it, in bytes.
-#[derive(Debug, Clone, Copy)]
-struct Whole {
-    start: u64,
-    end: u64,
-    data_start: u64,
-}
-
-/// What of a chain is still to be handed out.
-struct Rest {
-    chain: Arc<Chain>,
-    operation: Operation,
-    data_start: u64,
 }
 
 pub(crate) struct Queue {
@@ -116,12 +76,9 @@ pub(crate) struct Queue {
     next_available: u16,
     available_seen: u16,
     next_used: u16,
-    flights: Vec<Flight>,
+    flights: Flights,
     in_flight: u16,
     resubmit: VecDeque<u16>,
-    rest: Option<Rest>,
-    /// Writes that go out again.
-    repeats: VecDeque<Rest>,
     record: Option<InflightQueue>,
     /// Heads completed and not yet published.
     batch: Vec<u16>,
@@ -141,11 +98,9 @@ impl Queue {
             next_available: 0,
             available_seen: 0,
             next_used: 0,
-            flights: Vec::new(),
+            flights: Flights::default(),
             in_flight: 0,
             resubmit: VecDeque::new(),
-            rest: None,
-            repeats: VecDeque::new(),
             record: None,
             batch: Vec::new(),
             call: None,
@@ -173,7 +128,7 @@ impl Queue {
         }
         self.available_seen = self.next_available;
         self.next_used = used;
-        self.flights = vec![IDLE; usize::from(size)];
+        self.flights.restart(size);
         self.in_flight = 0;
         self.batch.clear();
         self.record = record;
@@ -257,8 +212,8 @@ impl Queue {
     pub fn take(&mut self, context: &Context) -> Option<Taken> {
         // A head stays busy until its completion is published, so this ends after one round of the ring at most.
         loop {
-            if let Some(rest) = self.rest.take().or_else(|| self.repeats.pop_front()) {
-                return Some(self.next_piece(rest, context.config.transfer_bytes_max));
+            if let Some(piece) = self.flights.next_piece(context.config.transfer_bytes_max) {
+                return Some(piece);
             }
             let chain = match self.next_chain(context) {
                 Ok(chain) => chain?,
@@ -269,9 +224,7 @@ impl Queue {
             };
             match parse(&chain, context.config) {
                 Parsed::Answer(status) => self.finish(&chain, status),
-                Parsed::Execute { operation, data_start } => {
-                    self.rest = Some(Rest { chain: Arc::new(chain), operation, data_start });
-                }
+                Parsed::Execute { operation, data_start } => self.flights.load(chain, operation, data_start),
             }
         }
     }
@@ -298,10 +251,10 @@ impl Queue {
                 }
             }
         };
-        match self.flights.get(usize::from(head)) {
+        match self.flights.is_busy(head) {
             None => return Err(QueueError::Head { head, size: ring.size() }),
-            Some(flight) if flight.busy => return Err(QueueError::HeadInFlight(head)),
-            Some(_) => {}
+            Some(true) => return Err(QueueError::HeadInFlight(head)),
+            Some(false) => {}
         }
         let chain = Chain::walk(ring, head, context.indirect, context.session, context.segments)?;
         self.board(head, resubmitted.is_some());
@@ -319,71 +272,31 @@ impl Queue {
                 record.mark(head);
             }
         }
-        self.flights[usize::from(head)] = Flight { busy: true, ..IDLE };
+        self.flights.begin(head);
         self.in_flight += 1;
-    }
-
-    fn next_piece(&mut self, rest: Rest, transfer_bytes_max: u32) -> Taken {
-        let Rest { chain, operation, data_start } = rest;
-        let whole = match &operation {
-            Operation::Write { range } => Some(Whole { start: range.start, end: range.end, data_start }),
-            Operation::Read { .. } | Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => {
-                None
-            }
-        };
-        let (operation, remainder) = split(operation, transfer_bytes_max);
-        let data_length = match &operation {
-            Operation::Read { range } | Operation::Write { range } => range.end - range.start,
-            Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => 0,
-        };
-        let flight = &mut self.flights[usize::from(chain.head)];
-        flight.pieces += 1;
-        if let Some(operation) = remainder {
-            // Of the first piece: the rest of it is no whole.
-            flight.whole = flight.whole.or(whole);
-            let data_start = data_start + data_length;
-            self.rest = Some(Rest { chain: chain.clone(), operation, data_start });
-        }
-        let data_length = usize::try_from(data_length).expect("a piece fits the transfer limit");
-        Taken { chain, operation, data_start, data_length }
     }
 
     /// Notes that the disk may have lost what it has done so far: writes of which a part was done go out again.
     pub fn repeat_parts(&mut self) {
-        for flight in self.flights.iter_mut().filter(|flight| flight.whole.is_some()) {
-            flight.again |= flight.done;
-        }
+        self.flights.repeat_parts();
     }
 
     /// Returns whether [`Self::take`] has something that was taken before.
     pub fn has_repeats(&self) -> bool {
-        !self.repeats.is_empty()
+        self.flights.has_repeats()
     }
 
     /// Returns whether [`Self::take`] has a piece of a chain of which others were handed out before.
     pub fn has_begun(&self) -> bool {
-        self.rest.is_some() || self.has_repeats()
+        self.flights.has_begun()
     }
 
     /// Takes back a piece of `chain`. True if [`Self::take`] has something again.
     pub fn complete(&mut self, chain: &Arc<Chain>, status: Status) -> bool {
-        let flight = &mut self.flights[usize::from(chain.head)];
-        flight.pieces -= 1;
-        flight.status = flight.status.worse(status);
-        flight.done = true;
-        let more = self.rest.as_ref().is_some_and(|rest| rest.chain.head == chain.head);
-        if flight.pieces > 0 || more {
-            return false;
-        }
-        match flight.whole.filter(|_| flight.again && flight.status == Status::Ok) {
-            Some(Whole { start, end, data_start }) => {
-                (flight.done, flight.again) = (false, false);
-                let operation = Operation::Write { range: start..end };
-                self.repeats.push_back(Rest { chain: chain.clone(), operation, data_start });
-                true
-            }
-            None => {
-                let status = flight.status;
+        match self.flights.take_back(chain, status) {
+            Back::Waits => false,
+            Back::Again => true,
+            Back::Answer(status) => {
                 self.finish(chain, status);
                 false
             }
@@ -430,7 +343,7 @@ impl Queue {
             record.end_publish(&self.batch, self.next_used);
         }
         for head in self.batch.drain(..) {
-            self.flights[usize::from(head)].busy = false;
+            self.flights.end(head);
         }
         if ring.interrupt_wanted() {
             self.interrupt();
@@ -449,24 +362,5 @@ impl Queue {
         if let Some(error) = &self.error {
             wake::raise(error);
         }
-    }
-}
-
-/// Returns the first piece of an operation, and the rest of it if it moves more than `bytes_max`.
-fn split(operation: Operation, bytes_max: u32) -> (Operation, Option<Operation>) {
-    let cut = |range: &Range<u64>| {
-        let middle = range.start + u64::from(bytes_max);
-        (middle < range.end).then_some((range.start..middle, middle..range.end))
-    };
-    match &operation {
-        Operation::Read { range } => match cut(range) {
-            Some((first, rest)) => (Operation::Read { range: first }, Some(Operation::Read { range: rest })),
-            None => (operation, None),
-        },
-        Operation::Write { range } => match cut(range) {
-            Some((first, rest)) => (Operation::Write { range: first }, Some(Operation::Write { range: rest })),
-            None => (operation, None),
-        },
-        Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => (operation, None),
     }
 }

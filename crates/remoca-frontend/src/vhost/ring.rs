@@ -16,15 +16,11 @@ use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Address, Bytes, GuestAddress};
 
+use super::layout::{AVAILABLE_ENTRY_BYTES, DESCRIPTOR_BYTES, HEADER_BYTES, RingLayout, USED_ENTRY_BYTES};
 use super::log::LogSwitch;
 use super::memory::GuestMemory;
 
-pub(crate) const DESCRIPTOR_BYTES: u64 = 16;
-const HEADER_BYTES: u64 = 4;
 const INDEX_OFFSET: u64 = 2;
-const AVAILABLE_ENTRY_BYTES: u64 = 2;
-const USED_ENTRY_BYTES: u64 = 8;
-const EVENT_BYTES: u64 = 2;
 
 /// The guest has no memory where its ring should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -34,31 +30,6 @@ pub(crate) struct RingUnreachable;
 impl From<vm_memory::GuestMemoryError> for RingUnreachable {
     fn from(_: vm_memory::GuestMemoryError) -> Self {
         RingUnreachable
-    }
-}
-
-/// Where a ring is. `size` is a power of two.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RingLayout {
-    pub size: u16,
-    pub descriptors: GuestAddress,
-    pub available: GuestAddress,
-    pub used: GuestAddress,
-    /// Where the front end wants to see the used ring logged (VHOST_VRING_F_LOG), beside its place in guest memory.
-    pub used_log: Option<u64>,
-}
-
-impl RingLayout {
-    pub fn descriptors_bytes(size: u16) -> u64 {
-        u64::from(size) * DESCRIPTOR_BYTES
-    }
-
-    pub fn available_bytes(size: u16) -> u64 {
-        HEADER_BYTES + u64::from(size) * AVAILABLE_ENTRY_BYTES + EVENT_BYTES
-    }
-
-    pub fn used_bytes(size: u16) -> u64 {
-        HEADER_BYTES + u64::from(size) * USED_ENTRY_BYTES + EVENT_BYTES
     }
 }
 

@@ -1,0 +1,177 @@
+//! Requests of a client that are not answered yet: what came back of them, and what the answer will be.
+
+use super::judge::error_code;
+use super::outbox::Outbox;
+use super::pieces::{Kind, Piece, Rest};
+use crate::request::{Operation, Outcome};
+use remoca_core::engine::DiskError;
+use remoca_io::buffer::IoBuffer;
+use std::ops::Range;
+
+/// A request that was not answered.
+pub(super) struct Open {
+    cookie: u64,
+    form: Form,
+    offset: u64,
+    /// Pieces that did not come back, those included that were not handed out.
+    left: usize,
+    /// What the first piece failed with.
+    error: Option<DiskError>,
+    /// What it takes to do it again.
+    kept: Option<Kept>,
+}
+
+/// A modification in several pieces whose disk may forget those that are done.
+struct Kept {
+    kind: Kind,
+    durable: bool,
+    range: Range<u64>,
+    /// The data of a write, from the pieces that are back.
+    buffers: Vec<Option<IoBuffer>>,
+    /// Some pieces are done, ...
+    done: bool,
+    /// ... and may be gone.
+    again: bool,
+}
+
+/// What the answer looks like.
+pub(super) enum Form {
+    /// A simple reply without data.
+    Plain,
+    /// The data in one run, all of them once all are there: in a chunk or in a simple reply.
+    Whole { chunk: bool, data: Vec<Option<IoBuffer>>, length: u32 },
+    /// A chunk for each piece, as they come.
+    Chunks,
+}
+
+impl Open {
+    /// Returns a request of which all of `rest` is to be handed out. If its disk `may_forget`, it is kept until all of it is done.
+    pub(super) fn new(cookie: u64, form: Form, offset: u64, rest: &Rest, may_forget: bool) -> Self {
+        let left = rest.lengths().count();
+        let is_kept = may_forget && left > 1 && is_kept(rest.kind, rest.durable);
+        let kept = is_kept.then(|| Kept {
+            kind: rest.kind,
+            durable: rest.durable,
+            range: rest.range.clone(),
+            buffers: Vec::new(),
+            done: false,
+            again: false,
+        });
+        Self { cookie, form, offset, left, error: None, kept }
+    }
+
+    /// Returns a flush.
+    pub(super) fn flush(cookie: u64) -> Self {
+        Self { cookie, form: Form::Plain, offset: 0, left: 1, error: None, kept: None }
+    }
+
+    /// Returns whether pieces are missing.
+    pub(super) fn waits(&self) -> bool {
+        self.left > 0
+    }
+
+    /// Returns the length of the answer, if all of it is held at the same time.
+    pub(super) fn whole_length(&self) -> Option<u32> {
+        match self.form {
+            Form::Whole { length, .. } => Some(length),
+            Form::Chunks | Form::Plain => None,
+        }
+    }
+
+    /// Makes the request one that failed, whatever its pieces say.
+    pub(super) fn fail(&mut self, error: DiskError) {
+        self.error = Some(error);
+    }
+
+    /// Takes a piece back that was executed, with its data. What can be sent at once goes to `outbox`.
+    pub(super) fn take_back(&mut self, piece: Piece, outcome: Outcome, outbox: &mut Outbox) {
+        assert!(self.left > 0, "a piece came back that was not out");
+        self.left -= 1;
+        match outcome {
+            Outcome::Done => {}
+            Outcome::Failed(error) => self.error = self.error.or(Some(error)),
+            Outcome::Unsupported => self.error = self.error.or(Some(DiskError(libc::EINVAL))),
+        }
+        match (&mut self.form, piece.operation, piece.buffer, outcome) {
+            (Form::Whole { data, .. }, _, buffer, _) => {
+                if data.len() <= piece.index {
+                    data.resize_with(piece.index + 1, || None);
+                }
+                data[piece.index] = buffer;
+            }
+            (Form::Chunks, Operation::Read { range }, Some(buffer), Outcome::Done) => {
+                let is_last = self.left == 0 && self.error.is_none();
+                let length = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
+                outbox.push_data_chunk(self.cookie, range.start, length, is_last);
+                outbox.push_data(buffer);
+            }
+            (Form::Plain, _, buffer, Outcome::Done) => {
+                if let Some(kept) = &mut self.kept {
+                    kept.take_back(piece.index, buffer);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Notes that the disk may have lost what it has done of it.
+    pub(super) fn repeat_parts(&mut self) {
+        if let Some(kept) = &mut self.kept {
+            kept.again |= kept.done;
+        }
+    }
+
+    /// Returns all of a request, if its pieces are back and some of them may be gone.
+    pub(super) fn repeat(&mut self, slot: usize) -> Option<Rest> {
+        let kept = self.kept.as_mut().filter(|kept| kept.again && self.error.is_none())?;
+        (kept.done, kept.again) = (false, false);
+        let mut rest = Rest::new(slot, kept.kind, kept.durable, kept.range.clone());
+        rest.buffers = kept.buffers.drain(..).flatten().collect();
+        self.left = rest.lengths().count();
+        if kept.kind == Kind::Write && rest.buffers.len() != self.left {
+            (self.left, self.error) = (0, Some(DiskError(libc::EIO)));
+            return None;
+        }
+        Some(rest)
+    }
+
+    /// Answers; chunks with data are on their way already.
+    pub(super) fn answer(self, outbox: &mut Outbox) {
+        let Self { cookie, form, offset, error, .. } = self;
+        let error = error.map_or(0, |error| error_code(error.0));
+        match form {
+            Form::Plain | Form::Whole { chunk: false, .. } if error != 0 => outbox.push_simple_reply(cookie, error),
+            Form::Chunks | Form::Whole { chunk: true, .. } if error != 0 => outbox.push_error_chunk(cookie, error),
+            Form::Plain => outbox.push_simple_reply(cookie, 0),
+            Form::Chunks => {}
+            Form::Whole { chunk, data, length } => {
+                match chunk {
+                    true => outbox.push_data_chunk(cookie, offset, length, true),
+                    false => outbox.push_simple_reply(cookie, 0),
+                }
+                data.into_iter().flatten().for_each(|buffer| outbox.push_data(buffer));
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn cookie(&self) -> u64 {
+        self.cookie
+    }
+}
+
+impl Kept {
+    fn take_back(&mut self, index: usize, buffer: Option<IoBuffer>) {
+        self.done = true;
+        if self.buffers.len() <= index {
+            self.buffers.resize_with(index + 1, || None);
+        }
+        self.buffers[index] = buffer;
+    }
+}
+
+/// Returns whether a modification of this kind is done again where a part of it may be lost. What is durable is not lost;
+/// the content of what is trimmed means nothing.
+fn is_kept(kind: Kind, durable: bool) -> bool {
+    !durable && matches!(kind, Kind::Write | Kind::Zero { .. })
+}

@@ -1,0 +1,182 @@
+//! The chains of one queue that are in flight: handed out whole or in pieces, and answered when all of their pieces are back.
+//!
+//! A long read or write goes out in pieces that fit the driver's buffers. A write of which the disk may have lost a part goes
+//! out again when all of its pieces are back.
+
+use super::chain::Chain;
+use super::request::Status;
+use crate::request::Operation;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A chain, or a piece of a long one, for the driver.
+pub(super) struct Taken {
+    pub chain: Arc<Chain>,
+    pub operation: Operation,
+    pub data_start: u64,
+    pub data_length: usize,
+}
+
+/// What is to do after a piece came back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Back {
+    /// Nothing yet: other pieces are out, or to be handed out.
+    Waits,
+    /// The chain goes out again.
+    Again,
+    /// The chain is to be answered.
+    Answer(Status),
+}
+
+/// A chain in flight.
+#[derive(Debug, Clone, Copy)]
+struct Flight {
+    /// From the moment the chain is taken until its completion is published.
+    busy: bool,
+    pieces: u32,
+    status: Status,
+    /// All of a write that goes in pieces.
+    whole: Option<Whole>,
+    /// Some of its pieces are done, ...
+    done: bool,
+    /// ... and may be gone: it goes out again when all of them are back.
+    again: bool,
+}
+
+const IDLE: Flight = Flight { busy: false, pieces: 0, status: Status::Ok, whole: None, done: false, again: false };
+
+/// A write as the guest asked for it, in bytes.
+#[derive(Debug, Clone, Copy)]
+struct Whole {
+    start: u64,
+    end: u64,
+    data_start: u64,
+}
+
+/// What of a chain is still to be handed out.
+struct Rest {
+    chain: Arc<Chain>,
+    operation: Operation,
+    data_start: u64,
+}
+
+/// The chains in flight, by their heads.
+#[derive(Default)]
+pub(super) struct Flights {
+    flights: Vec<Flight>,
+    rest: Option<Rest>,
+    /// Writes that go out again.
+    repeats: VecDeque<Rest>,
+}
+
+impl Flights {
+    /// Forgets all flights; heads are below `size` from now on.
+    pub fn restart(&mut self, size: u16) {
+        self.flights = vec![IDLE; usize::from(size)];
+    }
+
+    /// Returns whether this head is in flight; `None` if there is no such head.
+    pub fn is_busy(&self, head: u16) -> Option<bool> {
+        self.flights.get(usize::from(head)).map(|flight| flight.busy)
+    }
+
+    /// Notes that a chain was taken.
+    pub fn begin(&mut self, head: u16) {
+        self.flights[usize::from(head)] = Flight { busy: true, ..IDLE };
+    }
+
+    /// Notes that a completion was published: its head can be offered again.
+    pub fn end(&mut self, head: u16) {
+        self.flights[usize::from(head)].busy = false;
+    }
+
+    /// Takes a chain over, to be handed out.
+    pub fn load(&mut self, chain: Chain, operation: Operation, data_start: u64) {
+        self.rest = Some(Rest { chain: Arc::new(chain), operation, data_start });
+    }
+
+    /// Returns the next piece of what is to be handed out, of at most so many bytes.
+    pub fn next_piece(&mut self, transfer_bytes_max: u32) -> Option<Taken> {
+        let Rest { chain, operation, data_start } = self.rest.take().or_else(|| self.repeats.pop_front())?;
+        let whole = match &operation {
+            Operation::Write { range } => Some(Whole { start: range.start, end: range.end, data_start }),
+            Operation::Read { .. } | Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => {
+                None
+            }
+        };
+        let (operation, remainder) = split(operation, transfer_bytes_max);
+        let data_length = match &operation {
+            Operation::Read { range } | Operation::Write { range } => range.end - range.start,
+            Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => 0,
+        };
+        let flight = &mut self.flights[usize::from(chain.head)];
+        flight.pieces += 1;
+        if let Some(operation) = remainder {
+            // Of the first piece: the rest of it is no whole.
+            flight.whole = flight.whole.or(whole);
+            let data_start = data_start + data_length;
+            self.rest = Some(Rest { chain: chain.clone(), operation, data_start });
+        }
+        let data_length = usize::try_from(data_length).expect("a piece fits the transfer limit");
+        Some(Taken { chain, operation, data_start, data_length })
+    }
+
+    /// Notes that the disk may have lost what it has done so far: writes of which a part was done go out again.
+    pub fn repeat_parts(&mut self) {
+        for flight in self.flights.iter_mut().filter(|flight| flight.whole.is_some()) {
+            flight.again |= flight.done;
+        }
+    }
+
+    /// Returns whether a write goes out again.
+    pub fn has_repeats(&self) -> bool {
+        !self.repeats.is_empty()
+    }
+
+    /// Returns whether [`Self::next_piece`] has a piece of a chain of which others were handed out before.
+    pub fn has_begun(&self) -> bool {
+        self.rest.is_some() || self.has_repeats()
+    }
+
+    /// Takes a piece of `chain` back.
+    pub fn take_back(&mut self, chain: &Arc<Chain>, status: Status) -> Back {
+        let flight = &mut self.flights[usize::from(chain.head)];
+        assert!(flight.busy && flight.pieces > 0, "a piece of chain {} came back that was not out", chain.head);
+        flight.pieces -= 1;
+        flight.status = flight.status.worse(status);
+        flight.done = true;
+        let more = self.rest.as_ref().is_some_and(|rest| rest.chain.head == chain.head);
+        if flight.pieces > 0 || more {
+            return Back::Waits;
+        }
+        match flight.whole.filter(|_| flight.again && flight.status == Status::Ok) {
+            Some(Whole { start, end, data_start }) => {
+                (flight.done, flight.again) = (false, false);
+                let operation = Operation::Write { range: start..end };
+                self.repeats.push_back(Rest { chain: chain.clone(), operation, data_start });
+                Back::Again
+            }
+            None => Back::Answer(flight.status),
+        }
+    }
+}
+
+/// Returns the first piece of an operation, and the rest of it if it moves more than `bytes_max`.
+fn split(operation: Operation, bytes_max: u32) -> (Operation, Option<Operation>) {
+    let cut = |range: &Range<u64>| {
+        let middle = range.start + u64::from(bytes_max);
+        (middle < range.end).then_some((range.start..middle, middle..range.end))
+    };
+    match &operation {
+        Operation::Read { range } => match cut(range) {
+            Some((first, rest)) => (Operation::Read { range: first }, Some(Operation::Read { range: rest })),
+            None => (operation, None),
+        },
+        Operation::Write { range } => match cut(range) {
+            Some((first, rest)) => (Operation::Write { range: first }, Some(Operation::Write { range: rest })),
+            None => (operation, None),
+        },
+        Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => (operation, None),
+    }
+}

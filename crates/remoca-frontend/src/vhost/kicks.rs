@@ -1,0 +1,69 @@
+//! What wakes the I/O thread for one device: the kicks of its queues, and its control thread.
+
+use remoca_io::wake;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::time::Timespec;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Event data of the control thread's eventfd; kicks have the number of their queue.
+const CONTROL: u64 = u64::MAX;
+const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+
+/// The descriptors that are waited for, behind one.
+pub(super) struct Kicks {
+    epoll: OwnedFd,
+    control: Arc<OwnedFd>,
+    queues: Vec<Option<OwnedFd>>,
+}
+
+impl Kicks {
+    /// Returns a set without kicks, for a device of so many queues.
+    pub fn new(queue_count: u16) -> io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let control = Arc::new(wake::new()?);
+        epoll::add(&epoll, &control, EventData::new_u64(CONTROL), EventFlags::IN)?;
+        Ok(Self { epoll, control, queues: (0..queue_count).map(|_| None).collect() })
+    }
+
+    /// Returns the descriptor that is readable when [`Self::take`] has something, the same for the device's whole life.
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Returns what the control thread raises, and the device itself where the driver has to look at it again.
+    pub fn control(&self) -> &Arc<OwnedFd> {
+        &self.control
+    }
+
+    /// Takes what came, and returns whether the control thread has something.
+    pub fn take(&self) -> io::Result<bool> {
+        let mut events = [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 16];
+        let count = epoll::wait(&self.epoll, events.as_mut_slice(), Some(&NO_WAIT))?;
+        // Kicks are edge-triggered: to have woken us is all they are for.
+        let has_control = events[..count].iter().any(|event| event.data.u64() == CONTROL);
+        if has_control {
+            wake::clear(&self.control);
+        }
+        Ok(has_control)
+    }
+
+    /// Sets the kick of a queue.
+    pub fn set(&mut self, queue: u16, kick: OwnedFd) -> Result<(), String> {
+        self.remove(queue);
+        let (data, flags) = (EventData::new_u64(u64::from(queue)), EventFlags::IN | EventFlags::ET);
+        epoll::add(&self.epoll, &kick, data, flags)
+            .map_err(|error| format!("the kick of queue {queue} cannot be waited for: {error}"))?;
+        self.queues[usize::from(queue)] = Some(kick);
+        Ok(())
+    }
+
+    /// Removes the kick of a queue, if it has one.
+    pub fn remove(&mut self, queue: u16) {
+        if let Some(old) = self.queues[usize::from(queue)].take() {
+            // A descriptor that cannot be removed is gone already.
+            let _ = epoll::delete(&self.epoll, &old);
+        }
+    }
+}
