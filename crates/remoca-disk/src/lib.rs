@@ -7,11 +7,9 @@ pub mod handover;
 pub mod latency;
 pub mod link;
 pub mod migration;
-pub mod port;
 pub mod secure;
 pub mod service;
 pub mod state;
-pub mod status;
 pub mod trace;
 
 #[cfg(feature = "testing")]

@@ -7,12 +7,12 @@ use crate::nbd;
 use crate::runtime;
 use anyhow::{Context, Result, bail};
 use remoca_disk::driver::{Disk, Opener, Port};
-use remoca_disk::port::{PORT_BYTES, PORT_SERIAL};
 use remoca_frontend::device::Frontend;
 use remoca_frontend::nbd::{ExportGeometry, Target};
 use remoca_frontend::vhost::{DeviceConfig, VhostDevice};
 use remoca_io::lock::ImageLock;
 use remoca_io::socket::SocketSource;
+use remoca_protocol::port::{PORT_BYTES, PORT_SERIAL};
 use remoca_store::{
     AlignedStore, FileOptions, FileStore, Geometry, NbdOptions, NbdStore, OnLostConnection, OpenError, OpenErrorKind,
     Store, UringUse, VacantStore,

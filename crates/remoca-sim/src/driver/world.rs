@@ -292,7 +292,7 @@ impl<'a> World<'a> {
             Stimulus::Servers(servers) => self.list_servers(servers),
             Stimulus::Evict(eviction) => self.evict(*eviction),
             Stimulus::Identify => self.identify(),
-            Stimulus::Status => self.command(remoca_disk::control::Command::Status),
+            Stimulus::Status => self.command(remoca_protocol::control::Command::Status),
             Stimulus::Kill(ns) => {
                 if self.process.is_some() {
                     self.tally.kills += 1;
@@ -311,7 +311,7 @@ impl<'a> World<'a> {
         if self.process.is_some() {
             self.note(|| format!("an upgrade is asked for: {fate:?}"));
             self.fate = Some(fate);
-            self.command(remoca_disk::control::Command::Upgrade { program: Some("/next".into()) });
+            self.command(remoca_protocol::control::Command::Upgrade { program: Some("/next".into()) });
         }
     }
 
