@@ -29,7 +29,10 @@ use super::nbd_protocol::Export;
 use super::nbd_task::{NbdTask, WireState};
 use super::nbd_uri::{NbdServer, NbdUri};
 use super::range_lock::{Grant, Mode, RangeLocks};
-use super::{Geometry, OpenError, Store, StoreCompletion, StoreError, StoreEvent, StoreHealth, StoreOp};
+use super::{
+    DataPath, Geometry, HandOver, Identity, ImageStamp, OpenError, StoreCompletion, StoreError, StoreEvent,
+    StoreHealth, StoreOp,
+};
 use remoca_io::buffer::IoBuffer;
 
 /// Requests on their way to the server at once.
@@ -296,7 +299,7 @@ impl NbdStore {
     }
 }
 
-impl Store for NbdStore {
+impl DataPath for NbdStore {
     fn geometry(&self) -> Geometry {
         self.terms.geometry
     }
@@ -361,11 +364,6 @@ impl Store for NbdStore {
         }
     }
 
-    /// Returns where the image is said to be; whether it was written nobody says.
-    fn shared_stamp(&self, _at_opening: bool) -> Option<String> {
-        Some(format!("nbd {} {}", self.server, self.link.export_name()))
-    }
-
     fn in_flight(&self) -> usize {
         self.in_flight
     }
@@ -375,6 +373,46 @@ impl Store for NbdStore {
             None => StoreHealth::Up,
             Some(_) => StoreHealth::Waiting,
         }
+    }
+}
+
+impl Identity for NbdStore {
+    /// Returns false: a server says nothing of when its image was changed.
+    fn look(&mut self) -> bool {
+        false
+    }
+
+    /// Returns nothing: a server names no image, and says nothing of its changes.
+    fn stamp_at_opening(&self) -> Option<ImageStamp> {
+        None
+    }
+
+    /// Returns where the image is said to be; whether it was written nobody says.
+    fn shared_stamp(&self, _at_opening: bool) -> Option<String> {
+        Some(format!("nbd {} {}", self.server, self.link.export_name()))
+    }
+
+    /// Does nothing: no page cache of this host has the image.
+    fn empty_page_cache(&mut self) {}
+
+    /// Returns true: nobody can know what the page cache of the server's host has.
+    fn may_be_in_page_cache(&self) -> bool {
+        true
+    }
+}
+
+impl HandOver for NbdStore {
+    fn failed_flush(&self) -> Option<i32> {
+        self.latch.errno()
+    }
+
+    fn set_failed_flush(&mut self, errno: Option<i32>) {
+        self.latch = FlushLatch::with(errno);
+    }
+
+    /// Returns whether no operation is under way: its calls never stay in the kernel.
+    fn is_still(&self) -> bool {
+        self.in_flight == 0
     }
 
     /// Waits until what was sent has taken effect, also over a connection that was lost.
@@ -390,14 +428,6 @@ impl Store for NbdStore {
             matches!(task.wire, WireState::Sending { .. } | WireState::AwaitsReply { .. }) || self.outage.is_some()
         };
         !self.tasks.iter().any(|(_, task)| task.operation.is_modification() && is_sent(task))
-    }
-
-    fn failed_flush(&self) -> Option<i32> {
-        self.latch.errno()
-    }
-
-    fn set_failed_flush(&mut self, errno: Option<i32>) {
-        self.latch = FlushLatch::with(errno);
     }
 
     fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {
