@@ -162,6 +162,10 @@ pub struct Geometry {
     pub can_discard: bool,
     /// Write-zeroes is cheaper than writing zeroes; it works in either case.
     pub can_write_zeroes: bool,
+    /// What was acknowledged and not flushed may be gone while this process lives: then [`StoreEvent::ContentUncertain`] comes.
+    pub may_forget: bool,
+    /// Modifications may take effect after the process that submitted them has died.
+    pub outlives_process: bool,
 }
 
 /// Whether operations get through.

@@ -76,7 +76,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("close file memory", "the same, or a part of a guest's memory"),
     (
         "execve file remoca",
-        "becomes the new program; before it nothing of a store is in the kernel (`Store::is_still`)",
+        "becomes the new program; before it nothing of a store is in the kernel (`HandOver::is_still`)",
     ),
 ];
 

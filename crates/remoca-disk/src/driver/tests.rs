@@ -36,6 +36,8 @@ impl DataPath for HangingStore {
             read_only: false,
             can_discard: false,
             can_write_zeroes: false,
+            may_forget: false,
+            outlives_process: false,
         }
     }
 

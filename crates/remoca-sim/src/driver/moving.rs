@@ -141,6 +141,8 @@ impl World<'_> {
             read_only: false,
             can_discard: true,
             can_write_zeroes: true,
+            may_forget: false,
+            outlives_process: false,
         };
         let store = VacantStore::new(geometry).expect("the system has descriptors left");
         let (device, front) = self.device(number);

@@ -118,6 +118,8 @@ impl ModelStore {
             read_only: false,
             can_discard: true,
             can_write_zeroes: true,
+            may_forget: false,
+            outlives_process: false,
         };
         let identity = (!plan.remote).then_some([1, 2050, number, size]);
         let changed_at_opening_ns = shared.image.changed_ns();

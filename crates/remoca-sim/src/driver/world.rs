@@ -431,7 +431,7 @@ impl<'a> World<'a> {
         self.last_upgrade = self.last_upgrade.map(|_| true);
         let failed = |store: &PassedStore| match store.kind {
             StoreKind::File { flush_failed } => flush_failed,
-            StoreKind::Nbd(_) => None,
+            StoreKind::Nbd(_) => unreachable!("the model passes itself on as a file"),
         };
         let failed: Vec<_> = handover.description.disks.iter().map(|disk| failed(&disk.store)).collect();
         self.die(true)?;

@@ -79,6 +79,8 @@ impl DataPath for ScriptedStore {
             read_only: false,
             can_discard: true,
             can_write_zeroes: true,
+            may_forget: false,
+            outlives_process: false,
         }
     }
 
