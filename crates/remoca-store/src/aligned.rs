@@ -3,7 +3,7 @@
 //! Owned by the I/O thread like the store that it wraps. The work is done by [`super::sector_machine`]; here its requests
 //! and completions are carried to and from the store below.
 
-use crate::passed::StoreKind;
+use remoca_protocol::handover::StoreKind;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use super::{
     DataPath, Geometry, HandOver, Identity, ImageStamp, Store, StoreCompletion, StoreError, StoreEvent, StoreHealth,
-    StoreKind, StoreOp,
+    StoreOp,
 };
 use remoca_io::buffer::IoBuffer;
+use remoca_protocol::handover::StoreKind;
 
 /// What happens to an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use super::file_stamp;
 use super::file_task::{FileTask, Purpose};
 use super::file_threads::{Finished, WorkerPool};
 use super::file_uring::{Ring, Submission};
-use crate::passed::StoreKind;
+use remoca_protocol::handover::StoreKind;
 
 use super::flush_latch::FlushLatch;
 use super::{

@@ -31,7 +31,6 @@ mod nbd_link;
 mod nbd_protocol;
 mod nbd_task;
 mod nbd_uri;
-mod passed;
 mod range_lock;
 mod sector_machine;
 #[cfg(feature = "testing")]
@@ -39,6 +38,7 @@ pub mod testing;
 mod vacant;
 
 use remoca_io::buffer::IoBuffer;
+use remoca_protocol::handover::StoreKind;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
@@ -48,7 +48,6 @@ pub use faulty::{Fault, FaultPlan, FaultyStore};
 pub use file::{FileOptions, FileStore, UringUse};
 pub use nbd::{NbdOptions, NbdStore, OnLostConnection};
 pub use nbd_uri::{NbdServer, NbdUri, NbdUriError};
-pub use passed::{PassedExport, StoreKind};
 pub use vacant::VacantStore;
 
 /// Bytes in the smallest unit that a frontend may ask for.

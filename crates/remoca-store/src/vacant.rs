@@ -3,11 +3,11 @@
 //! It has the geometry of the image, and no descriptor on it. The driver takes no requests while it is there.
 
 use super::{
-    DataPath, Geometry, HandOver, Identity, ImageStamp, StoreCompletion, StoreError, StoreEvent, StoreHealth,
-    StoreKind, StoreOp,
+    DataPath, Geometry, HandOver, Identity, ImageStamp, StoreCompletion, StoreError, StoreEvent, StoreHealth, StoreOp,
 };
 use remoca_io::buffer::IoBuffer;
 use remoca_io::wake;
+use remoca_protocol::handover::StoreKind;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

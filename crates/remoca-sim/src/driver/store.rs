@@ -5,9 +5,9 @@ use super::plan::DiskPlan;
 use super::time::VirtualClock;
 use remoca_disk::clock::Clock;
 use remoca_io::buffer::IoBuffer;
+use remoca_protocol::handover::StoreKind;
 use remoca_store::{
-    DataPath, Geometry, HandOver, Identity, ImageStamp, OpenError, OpenErrorKind, StoreEvent, StoreHealth, StoreKind,
-    StoreOp,
+    DataPath, Geometry, HandOver, Identity, ImageStamp, OpenError, OpenErrorKind, StoreEvent, StoreHealth, StoreOp,
 };
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -7,8 +7,8 @@ use crate::nbd_link::{Address, Direction, Link};
 use crate::nbd_protocol::Export;
 use crate::nbd_task::{NbdTask, WireState};
 use crate::nbd_uri::{NbdServer, NbdUri};
-use crate::passed::{PassedExport, StoreKind};
 use crate::{HandOver, NbdOptions, OpenError};
+use remoca_protocol::handover::{PassedExport, StoreKind};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 

@@ -13,10 +13,10 @@ use remoca_frontend::vhost::{DeviceConfig, VhostDevice};
 use remoca_io::buffer::IoBuffer;
 use remoca_io::socket::SocketSource;
 use remoca_io::wake;
+use remoca_protocol::handover::StoreKind;
 use remoca_protocol::{ErrorCode, ErrorReply, Frame, RequestId};
 use remoca_store::{
-    DataPath, Geometry, HandOver, Identity, ImageStamp, StoreCompletion, StoreError, StoreEvent, StoreHealth,
-    StoreKind, StoreOp,
+    DataPath, Geometry, HandOver, Identity, ImageStamp, StoreCompletion, StoreError, StoreEvent, StoreHealth, StoreOp,
 };
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
