@@ -1,7 +1,8 @@
 //! Where a key comes from: a file, or a credential of systemd. Never the command line, which everybody on the host can read.
 
 use anyhow::{Context, Result, anyhow, bail};
-use remoca_disk::secure::Secret;
+use remoca_io::key;
+use remoca_protocol::control::Secret;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -38,14 +39,14 @@ impl KeySource {
     /// If it cannot be read, is none, or others can read it; the text says what to do.
     pub fn read(&self) -> Result<Secret> {
         match self {
-            Self::File(path) => Secret::read(path, true).map_err(|error| anyhow!(error)),
+            Self::File(path) => key::read(path, true).map_err(|error| anyhow!(error)),
             Self::Credential(name) => {
                 let Some(directory) = std::env::var_os("CREDENTIALS_DIRECTORY") else {
                     bail!(
                         "there is no $CREDENTIALS_DIRECTORY for credential:{name}: say LoadCredential={name}:FILE in the unit"
                     );
                 };
-                Secret::read(&Path::new(&directory).join(name), false).map_err(|error| anyhow!(error))
+                key::read(&Path::new(&directory).join(name), false).map_err(|error| anyhow!(error))
             }
         }
     }
@@ -56,7 +57,7 @@ impl KeySource {
 /// # Errors
 /// If the file is there, or cannot be made.
 pub fn make(path: &Path) -> Result<()> {
-    let written = Secret::generate().and_then(|secret| secret.write_new(path));
+    let written = key::generate().and_then(|secret| key::write_new(&secret, path));
     written.with_context(|| format!("cannot make the key {}", path.display()))
 }
 

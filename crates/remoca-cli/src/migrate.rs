@@ -4,8 +4,8 @@ use crate::key::{self, KeySource};
 use crate::runtime;
 use anyhow::{Result, bail};
 use clap::{ArgGroup, Args};
-use remoca_disk::control::Command;
 use remoca_io::address::Endpoint;
+use remoca_protocol::control::Command;
 use std::io::Write;
 use std::path::PathBuf;
 

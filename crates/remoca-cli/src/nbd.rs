@@ -2,10 +2,10 @@
 
 use crate::inherited::Inherited;
 use anyhow::{Context, Result, bail};
-use remoca_disk::port::{PORT_BYTES, PORT_SERIAL};
 use remoca_frontend::device::Frontend;
 use remoca_frontend::nbd::{EXPORT_NAME_LEN_MAX, Export, ExportGeometry, Listener, NbdExport, NbdServer, Target};
 use remoca_io::address::Endpoint;
+use remoca_protocol::port::{PORT_BYTES, PORT_SERIAL};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::str::FromStr;

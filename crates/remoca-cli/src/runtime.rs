@@ -1,8 +1,8 @@
 //! Where running VM processes are found: their control sockets.
 
 use anyhow::{Context, Result, bail};
-use remoca_disk::control::{self, Command, Reply};
-use remoca_disk::status::Status;
+use remoca_io::control;
+use remoca_protocol::control::{Command, Reply, Status};
 use std::path::{Path, PathBuf};
 
 const SUFFIX: &str = "ctl";

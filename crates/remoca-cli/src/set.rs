@@ -4,8 +4,8 @@ use crate::runtime;
 use crate::size::{parse_size, show_size};
 use anyhow::{Result, bail};
 use clap::Args;
-use remoca_disk::control::Command;
 use remoca_io::address::Endpoint;
+use remoca_protocol::control::Command;
 use std::io::Write;
 
 /// Change the cache of a running VM: its size, on, off, its memory servers. Or let flushes of a disk succeed again.

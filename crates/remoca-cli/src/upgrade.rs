@@ -3,7 +3,7 @@
 use crate::runtime;
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use remoca_disk::control::Command;
+use remoca_protocol::control::Command;
 use std::io::Write;
 use std::path::PathBuf;
 

@@ -7,8 +7,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use remoca_disk::{status::Status, trace::TraceRecord};
 use remoca_lab::{Guest, Service, store};
+use remoca_protocol::{control::Status, trace::TraceRecord};
 
 use crate::{
     analysis::Window,

@@ -3,7 +3,7 @@
 //! Pure: records and windows go in, figures come out. A *read* is a read request of the guest as the VM process got it; it
 //! came *from the cache* if no part of it needed the disk. Latency is from its arrival to its completion there.
 
-use remoca_disk::trace::{TraceRecord, TracedOp, TracedSource};
+use remoca_protocol::trace::{TraceRecord, TracedOp, TracedSource};
 use serde::{Deserialize, Serialize};
 
 use crate::lru::ExactLru;

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use remoca_disk::status::Status;
+use remoca_protocol::control::Status;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -425,10 +425,9 @@ impl Report {
 mod tests {
     use std::time::Duration;
 
-    use remoca_disk::{
-        latency::LatencySummary,
+    use remoca_protocol::{
+        control::{CacheStatus, HedgingStatus, Latencies, LatencySummary, MemoryStatus, PortStatus},
         port::AgentStats,
-        status::{CacheStatus, HedgingStatus, Latencies, MemoryStatus, PortStatus},
         trace::{TraceRecord, TracedOp, TracedSource},
     };
 

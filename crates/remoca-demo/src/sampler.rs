@@ -7,7 +7,8 @@ use std::{
     time::Duration,
 };
 
-use remoca_disk::control::{self, Command, Reply};
+use remoca_io::control;
+use remoca_protocol::control::{Command, Reply};
 
 const INTERVAL: Duration = Duration::from_millis(500);
 

@@ -7,12 +7,12 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use remoca_disk::{
-    control::{self, Reply},
-    status::Status,
-    trace::{TraceRecord, read_trace},
-};
+use remoca_io::control;
 use remoca_lab::Service;
+use remoca_protocol::{
+    control::{Command as Ask, Reply, Status},
+    trace::{TraceRecord, parse_trace},
+};
 
 use crate::analysis::Window;
 
@@ -115,7 +115,8 @@ impl VmProcess {
     pub fn stop(mut self) -> Result<Vec<TraceRecord>> {
         let status = self.service.terminate(LIMIT)?;
         ensure!(status.success(), "remoca disk ended with {status}:\n{}", self.service.log_tail());
-        let records = read_trace(&self.trace).with_context(|| format!("reading {}", self.trace.display()))?;
+        let trace = std::fs::read(&self.trace).with_context(|| format!("reading {}", self.trace.display()))?;
+        let records = parse_trace(&trace).with_context(|| format!("reading {}", self.trace.display()))?;
         let lost: u64 = records.iter().map(|record| u64::from(record.lost)).sum();
         ensure!(lost == 0, "{lost} requests are missing in {}", self.trace.display());
         Ok(records)
@@ -123,7 +124,7 @@ impl VmProcess {
 }
 
 fn ask(control: &Path) -> Result<Status> {
-    match control::call(control, control::Command::Status).context("asking remoca disk for its status")? {
+    match control::call(control, Ask::Status).context("asking remoca disk for its status")? {
         Reply::Status(status) => Ok(*status),
         Reply::Error { error } => bail!("remoca disk: {error}"),
     }

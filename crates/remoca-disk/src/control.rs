@@ -4,14 +4,12 @@
 //! holds up nobody. The I/O thread answers from its own state: none is shared. Whoever may open the socket (mode 0600)
 //! may control the cache.
 
-use crate::secure::Secret;
-use crate::status::Status;
 use remoca_io::socket::{SocketPath, SocketSource};
 use remoca_io::wake;
+use remoca_protocol::control::{Command, LINE_BYTES_MAX, PATIENCE, Reply};
 use rustix::event::{PollFd, PollFlags, poll};
-use serde::{Deserialize, Serialize};
 use std::fs::Permissions;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -20,67 +18,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, s
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-const LINE_BYTES_MAX: usize = 8192;
 /// Clients that are served at a time; others are sent away.
 const CLIENTS_MAX: usize = 16;
-/// Time for a command to arrive, and for the answer to be taken.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The same for the answer to an upgrade, which is asked for, drained for, and given by another program.
-const UPGRADE_PATIENCE: Duration = Duration::from_secs(60);
-
-impl Command {
-    fn patience(&self) -> Duration {
-        match self {
-            Self::Status | Self::Set { .. } | Self::ClearFailedFlush { .. } => PATIENCE,
-            Self::Migrate { .. } | Self::MigrateAbort | Self::MigrateTakeBack => PATIENCE,
-            Self::Upgrade { .. } => UPGRADE_PATIENCE,
-        }
-    }
-}
-
-/// What a running VM process can be asked.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "op", rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Command {
-    /// Everything it knows of itself.
-    Status,
-    /// Changes what is given.
-    Set {
-        /// Size of the cache in bytes, a multiple of 4096.
-        #[serde(default)]
-        cache_bytes: Option<u64>,
-        /// Off drops all that is cached, on starts cold.
-        #[serde(default)]
-        enabled: Option<bool>,
-        /// Addresses of the memory servers, in place of those that it has.
-        #[serde(default)]
-        servers: Option<Vec<String>>,
-    },
-    /// Lets flushes of a disk succeed again, after one had failed.
-    ClearFailedFlush {
-        /// Its name.
-        disk: String,
-    },
-    /// Another program takes over, under the same process id: this one's file as it is now, or the one at `program`.
-    Upgrade {
-        #[serde(default)]
-        program: Option<PathBuf>,
-    },
-    /// Offers the disks to another process that has the key, which gets them when the guest stops.
-    Migrate { to: String, key: Secret },
-    /// Does not offer them any more.
-    MigrateAbort,
-    /// Takes disks back that were handed over, whatever has become of the other process.
-    MigrateTakeBack,
-}
-
-/// What it answers.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Reply {
-    Status(Box<Status>),
-    Error { error: String },
-}
 
 /// A command with the way back.
 pub struct Request {
@@ -291,12 +230,9 @@ fn accept_loop(listener: &UnixListener, desk: &Desk, gate: &Arc<Gate>) {
 
 fn serve(stream: &UnixStream, desk: &Desk) -> io::Result<()> {
     let line = read_line(stream)?;
-    let reply = match serde_json::from_slice(&line) {
-        _ if line.len() > LINE_BYTES_MAX => {
-            Reply::Error { error: format!("this is no command: it is longer than {LINE_BYTES_MAX} bytes") }
-        }
+    let reply = match Command::parse(&line) {
         Ok(command) => ask(command, stream.try_clone()?, desk),
-        Err(error) => Reply::Error { error: format!("this is no command: {error}") },
+        Err(error) => Reply::Error { error: error.to_string() },
     };
     reply_to(stream, &reply)
 }
@@ -323,10 +259,9 @@ fn read_line(mut stream: &UnixStream) -> io::Result<Vec<u8>> {
 }
 
 fn reply_to(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
-    let mut text = serde_json::to_string(reply).map_err(io::Error::other)?;
-    text.push('\n');
+    let line = reply.line().map_err(io::Error::other)?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    stream.write_all(text.as_bytes())
+    stream.write_all(&line)
 }
 
 fn ask(command: Command, connection: UnixStream, desk: &Desk) -> Reply {
@@ -341,36 +276,4 @@ fn ask(command: Command, connection: UnixStream, desk: &Desk) -> Reply {
             patience.as_secs()
         )),
     })
-}
-
-fn explain_silence(error: io::Error, patience: Duration) -> io::Error {
-    match error.kind() {
-        io::ErrorKind::WouldBlock => {
-            let text = format!("it did not answer within {} seconds", patience.as_secs());
-            io::Error::new(io::ErrorKind::TimedOut, text)
-        }
-        _ => error,
-    }
-}
-
-/// Asks the VM process that listens at `path`.
-///
-/// # Errors
-/// If nobody listens there, or it does not answer with JSON.
-pub fn call(path: &Path, command: Command) -> io::Result<Reply> {
-    let mut stream = UnixStream::connect(path)?;
-    let patience = command.patience();
-    stream.set_read_timeout(Some(patience))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut line = serde_json::to_string(&command).map_err(io::Error::other)?;
-    line.push('\n');
-    // Whoever has no time for us may answer and close before it has our line: the answer counts, not the broken pipe. And
-    // it ends with its line: what follows is an error where a part of ours was left unread.
-    let sent = stream.write_all(line.as_bytes());
-    let mut text = String::new();
-    BufReader::new(stream).read_line(&mut text).map_err(|error| explain_silence(error, patience))?;
-    if text.is_empty() {
-        return Err(sent.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()));
-    }
-    serde_json::from_str(&text).map_err(io::Error::other)
 }

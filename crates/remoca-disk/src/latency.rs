@@ -2,7 +2,7 @@
 //!
 //! Owned by the I/O thread; copies go to the control socket.
 
-use serde::{Deserialize, Serialize};
+use remoca_protocol::control::LatencySummary;
 
 const SUB_BUCKETS: usize = 8;
 const OCTAVES: usize = 40;
@@ -14,18 +14,6 @@ pub struct Histogram {
     count: u64,
     sum_ns: u64,
     max_ns: u64,
-}
-
-/// A histogram as the control socket shows it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct LatencySummary {
-    pub count: u64,
-    pub sum_ns: u64,
-    pub mean_us: f64,
-    pub p50_us: f64,
-    pub p99_us: f64,
-    pub p999_us: f64,
-    pub max_us: f64,
 }
 
 impl Default for Histogram {

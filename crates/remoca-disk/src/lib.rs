@@ -7,12 +7,10 @@ pub mod handover;
 pub mod latency;
 pub mod link;
 pub mod migration;
-pub mod port;
 pub mod secure;
 pub mod service;
 mod small_file;
 pub mod state;
-pub mod status;
 pub mod trace;
 
 #[cfg(feature = "testing")]

@@ -1,9 +1,6 @@
 //! What fuzzes the formats of the VM process, and the far end of a migration. Behind the feature `testing`; never part of the
 //! program.
 
-pub use crate::handover::fuzz::{
-    read as fuzz_description_read, run as fuzz_description, seeds as fuzz_description_seeds,
-};
 pub use crate::migration::fuzz::{
     read_all as fuzz_migration_read, run as fuzz_migration, seeds as fuzz_migration_seeds,
 };

@@ -1,14 +1,14 @@
-//! The trace of a VM's disk requests (`--trace FILE`): one record of 40 bytes for each completed request.
+//! The trace of a VM's disk requests (`--trace FILE`), in the format of [`remoca_protocol::trace`].
 //!
-//! Little-endian: issued u64 ns | latency u64 ns | offset u64 | length u64 | disk u16 | operation u8 | source u8 | lost u32.
-//! Times count from the start of the process. A thread writes the file, so that nobody waits for its file system. Records for
+//! A thread writes the file, so that nobody waits for its file system. Records for
 //! which it has no room are lost: the next one that is not says how many, and so do the status and the log at the end. A write
 //! error ends the trace with a warning, and nothing else.
 
 use remoca_io::wake::WakeUp;
 use remoca_io::wake::raise;
+use remoca_protocol::trace::{RECORD_BYTES, TraceRecord, lost_before};
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,8 +16,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
-/// Bytes of one record.
-pub const RECORD_BYTES: usize = 40;
 /// Records that go to the thread together.
 const CHUNK_RECORDS: usize = 512;
 /// Chunks that may wait for the file, 2.6 MB.
@@ -25,93 +23,6 @@ const CHUNKS_MAX: usize = 128;
 /// How long the start waits to hear whether the file can be made, and the end for what is still to be written. The file system
 /// may have stopped.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// What a request was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TracedOp {
-    Read,
-    Write,
-    Flush,
-    Discard,
-    WriteZeroes,
-}
-
-/// What answered it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TracedSource {
-    Disk,
-    Cache,
-}
-
-/// One completed request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TraceRecord {
-    pub issued_ns: u64,
-    pub latency_ns: u64,
-    pub offset: u64,
-    pub length: u64,
-    pub disk: u16,
-    pub op: TracedOp,
-    pub source: TracedSource,
-    /// Number of records that were lost since the one before.
-    pub lost: u32,
-}
-
-impl TraceRecord {
-    /// Returns the record as it is in the file.
-    #[must_use]
-    pub fn encode(&self) -> [u8; RECORD_BYTES] {
-        let mut bytes = [0; RECORD_BYTES];
-        for (at, value) in [self.issued_ns, self.latency_ns, self.offset, self.length].into_iter().enumerate() {
-            bytes[at * 8..at * 8 + 8].copy_from_slice(&value.to_le_bytes());
-        }
-        bytes[32..34].copy_from_slice(&self.disk.to_le_bytes());
-        bytes[34] = match self.op {
-            TracedOp::Read => 0,
-            TracedOp::Write => 1,
-            TracedOp::Flush => 2,
-            TracedOp::Discard => 3,
-            TracedOp::WriteZeroes => 4,
-        };
-        bytes[35] = u8::from(self.source == TracedSource::Cache);
-        bytes[LOST..].copy_from_slice(&self.lost.to_le_bytes());
-        bytes
-    }
-
-    fn decode(bytes: &[u8; RECORD_BYTES]) -> Option<Self> {
-        let word = |at: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[at * 8..at * 8 + 8]);
-            u64::from_le_bytes(word)
-        };
-        let op = match bytes[34] {
-            0 => TracedOp::Read,
-            1 => TracedOp::Write,
-            2 => TracedOp::Flush,
-            3 => TracedOp::Discard,
-            4 => TracedOp::WriteZeroes,
-            _ => return None,
-        };
-        let source = if bytes[35] == 0 { TracedSource::Disk } else { TracedSource::Cache };
-        Some(Self {
-            issued_ns: word(0),
-            latency_ns: word(1),
-            offset: word(2),
-            length: word(3),
-            disk: u16::from_le_bytes([bytes[32], bytes[33]]),
-            op,
-            source,
-            lost: lost_before(bytes),
-        })
-    }
-}
-
-/// Where a record has the number of those that were lost.
-const LOST: usize = 36;
-
-fn lost_before(record: &[u8]) -> u32 {
-    record[LOST..RECORD_BYTES].iter().rev().fold(0, |number, byte| number << 8 | u32::from(*byte))
-}
 
 /// What the thread that writes the file shares with the one that fills it.
 struct Shared {
@@ -274,31 +185,11 @@ fn write_chunks(mut file: File, chunks: &Receiver<Vec<u8>>, shared: &Shared) -> 
     Ok(())
 }
 
-/// Reads a whole trace; a torn record at the end is left out.
-///
-/// # Errors
-/// If the file cannot be read, or is not a trace.
-pub fn read_trace(path: &Path) -> io::Result<Vec<TraceRecord>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.read_to_end(&mut bytes)?;
-    parse_trace(&bytes)
-}
-
-/// Returns the records of a trace's bytes.
-///
-/// # Errors
-/// As [`read_trace`].
-pub fn parse_trace(bytes: &[u8]) -> io::Result<Vec<TraceRecord>> {
-    let (records, _) = bytes.as_chunks::<RECORD_BYTES>();
-    records
-        .iter()
-        .map(|bytes| TraceRecord::decode(bytes).ok_or_else(|| io::Error::other("this is not a remoca trace")))
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use remoca_protocol::trace::{TracedOp, TracedSource, parse_trace};
+    use std::io::Read;
 
     fn record(number: u64) -> TraceRecord {
         let ops = [TracedOp::Read, TracedOp::Write, TracedOp::Flush, TracedOp::Discard, TracedOp::WriteZeroes];
@@ -326,9 +217,7 @@ mod tests {
         let mut writer = TraceWriter::append(file.path()).unwrap();
         second.iter().for_each(|record| writer.record(record));
         writer.end();
-        assert_eq!((read_trace(file.path()).unwrap(), writer.lost()), (records, 0));
-        std::fs::write(file.path(), [0xff; 80]).unwrap();
-        assert!(read_trace(file.path()).is_err());
+        assert_eq!((parse_trace(&std::fs::read(file.path()).unwrap()).unwrap(), writer.lost()), (records, 0));
     }
 
     #[test]

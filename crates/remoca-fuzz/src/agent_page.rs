@@ -8,7 +8,7 @@ mod page;
 use crate::source::Source;
 use page::{ADVICE_MAX, BATCH_PAGE_COUNT_MAX, IdentificationPage, PAGE_BYTES, Page, StatisticsPage};
 use remoca_core::engine::EngineStats;
-use remoca_disk::port;
+use remoca_protocol::port;
 
 pub fn run(data: &[u8]) {
     let mut raw = Page::ZERO;

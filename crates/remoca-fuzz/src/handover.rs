@@ -1,10 +1,9 @@
 //! What a successor of a process finds: the description of an upgrade (text), or the header of a state file (anything that does
-//! not begin like text). The targets are in `remoca-disk`.
+//! not begin like text). The target of the latter is in `remoca-disk`.
 
 use crate::memory;
-use remoca_disk::testing::{
-    fuzz_description, fuzz_description_read, fuzz_description_seeds, fuzz_state_header, fuzz_state_header_seeds,
-};
+use remoca_disk::testing::{fuzz_state_header, fuzz_state_header_seeds};
+use remoca_protocol::handover::{Description, Listening, PassedDisk, PassedExport, PassedStore, StoreKind, VERSION};
 
 /// A list in JSON takes so many bytes for each of its own, at most; an error some more.
 const BYTES_FOR_ONE: usize = 64;
@@ -12,14 +11,59 @@ const SOME_MORE: usize = 16 << 10;
 
 pub fn run(data: &[u8]) {
     if data.first().is_some_and(|first| *first != 0) {
-        memory::bounded(data.len() * BYTES_FOR_ONE + SOME_MORE, || fuzz_description_read(data));
-        fuzz_description(data);
+        memory::bounded(data.len() * BYTES_FOR_ONE + SOME_MORE, || drop(Description::parse(data)));
+        understand(data);
     } else {
         fuzz_state_header(data.get(1..).unwrap_or_default());
     }
 }
 
+/// What is read is the same when it is written and read again.
+fn understand(data: &[u8]) {
+    let Ok(description) = Description::parse(data) else { return };
+    assert_eq!(description.version, VERSION);
+    let again = description.encode().unwrap();
+    assert_eq!(Description::parse(&again).unwrap(), description);
+    assert_eq!(Description::parse(&again).unwrap().encode().unwrap(), again, "there is one way to write it");
+}
+
 pub fn seeds() -> Vec<Vec<u8>> {
     let headers = fuzz_state_header_seeds().into_iter().map(|changes| [&[0], &changes[..]].concat());
-    fuzz_description_seeds().into_iter().chain(headers).collect()
+    descriptions().into_iter().chain(headers).collect()
+}
+
+fn descriptions() -> Vec<Vec<u8>> {
+    let listening = |fd| Listening { fd, path: Some(("/run/x".into(), 7)) };
+    let file = PassedStore { fd: 4, kind: StoreKind::File { flush_failed: Some(5) } };
+    let export = PassedExport {
+        addresses: vec!["192.0.2.1:10809".parse().unwrap(), "[fe80::1%2]:10809".parse().unwrap()],
+        flush_failed: None,
+        unflushed: 1,
+        size: 1 << 30,
+        flags: 1,
+        block_min: 1,
+        block_preferred: 4096,
+        payload_max: 1 << 20,
+    };
+    let disk = |store: PassedStore, socket| {
+        let write_cache_off = matches!(store.kind, StoreKind::File { .. });
+        PassedDisk { name: "a".into(), image: "/a".into(), socket, store, write_cache_off }
+    };
+    let description = Description {
+        version: VERSION,
+        name: "vm".into(),
+        upgrades: 1,
+        cache_pages: 8,
+        cache_enabled: true,
+        servers: vec!["unix:/s".into()],
+        state: Some(3),
+        control: Some(listening(5)),
+        client: Some(6),
+        disks: vec![disk(file, Some(listening(7))), disk(PassedStore { fd: 8, kind: StoreKind::Nbd(export) }, None)],
+        port: Some(listening(9)),
+        nbd: vec![Listening { fd: 10, path: None }],
+    };
+    let empty = Description { version: VERSION, ..Description::default() };
+    let other = Description { version: VERSION + 1, ..Description::default() };
+    [description, empty, other].map(|description| description.encode().unwrap()).into()
 }

@@ -1,6 +1,6 @@
 //! A trace file (`remoca disk --trace`), as the demonstration reads it.
 
-use remoca_disk::trace::{RECORD_BYTES, TraceRecord, TracedOp, TracedSource, parse_trace};
+use remoca_protocol::trace::{RECORD_BYTES, TraceRecord, TracedOp, TracedSource, parse_trace};
 
 pub fn run(data: &[u8]) {
     let Ok(records) = parse_trace(data) else { return };

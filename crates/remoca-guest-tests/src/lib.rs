@@ -10,10 +10,10 @@ pub mod liar;
 pub mod soak;
 pub mod suites;
 
-use remoca_disk::control::{self, Command as Ask, Reply};
-use remoca_disk::status::Status;
+use remoca_io::control;
 use remoca_lab::store::{Nbdkit, NbdkitConfig};
 use remoca_lab::{Disk, Guest, GuestConfig, Lab, Qmp, Service, program};
+use remoca_protocol::control::{Command as Ask, Reply, Status};
 use serde_json::json;
 use std::error::Error;
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
 //! A guest without an agent. Where its kernel leaves freed pages as they were, what a read overwrites is what the guest
 //! evicted: it fills the cache. Where the kernel zeroes pages, as Debian's does, blocks are admitted as they are read.
 
-use remoca_disk::status::Status;
 use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, slow};
 use remoca_lab::{Lab, store, workload::dataset};
+use remoca_protocol::control::Status;
 
 /// Lets a guest of 192 MiB read 256 MiB of files three times; `check` sees the status after the last.
 fn read_files(name: &str, kernel_arg: &str, check: impl FnOnce(&Status)) -> Result<()> {

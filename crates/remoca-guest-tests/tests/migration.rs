@@ -1,12 +1,11 @@
 //! A working guest migrates from one host to another and back, between network name spaces with a memory server that both
 //! reach, and once it is called off at the last moment. Its disk and its cache come along; it sees no error and no wrong byte.
 
-use remoca_disk::control::{self, Command as Ask, Reply};
-use remoca_disk::secure::Secret;
-use remoca_disk::status::Status;
 use remoca_guest_tests::{LIMIT, Result, assert_kernel_is_content, remoca, start_agent};
+use remoca_io::{control, key};
 use remoca_lab::workload::journal::{After, Versions};
 use remoca_lab::{Disk, Guest, GuestConfig, Incoming, Lab, Qmp, Service, program, store};
+use remoca_protocol::control::{Command as Ask, Reply, Secret, Status};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -92,7 +91,7 @@ impl Process {
         if incoming {
             let key = stage.folder.path().join("key");
             if !key.exists() {
-                stage.key.write_new(&key)?;
+                key::write_new(&stage.key, &key)?;
             }
             command.arg("--incoming").arg(address(at, HANDOVER_PORT)).arg("--incoming-key").arg(&key);
         }
@@ -248,7 +247,7 @@ fn a_guest_migrates_there_and_back_with_its_disk_and_its_cache() -> Result<()> {
     let lab = Lab::open()?;
     let folder = TempDir::new()?;
     let image = folder.path().join("data.img");
-    let stage = Stage { network: Network::new()?, program: remoca()?, folder, image, key: Secret::generate()? };
+    let stage = Stage { network: Network::new()?, program: remoca()?, folder, image, key: key::generate()? };
     store::sparse_image(&stage.image, 1 << 30)?;
     store::format_ext4(&stage.image)?;
     let mut command = stage.network.command(2, &stage.program);

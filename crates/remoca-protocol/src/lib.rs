@@ -1,11 +1,12 @@
-//! The wire protocol between a VM process (client) and a memory server: framing and codecs, no I/O.
+//! Formats that leave a process, and no I/O: in modules the control protocol, the description of an upgrade, the eviction
+//! port's pages, traces and the numbers of NBD; at the top the wire protocol between a VM process (client) and a memory server.
 //!
-//! Called by the server's sessions and by the client's link. Both read what there is into a [`ReceiveBuffer`], take
+//! That one is called by the server's sessions and by the client's link. Both read what there is into a [`ReceiveBuffer`], take
 //! [`Frame`]s from it, and encode answers into a `Vec<u8>`; a [`Frame::SendPage`] borrows its page from the buffer, and
 //! [`send_page_header`] serves a vectored write straight from the page's own place.
 //!
-//! 1. Whatever the bytes are, decoding neither panics nor allocates.
-//! 2. What decodes encodes to the same bytes again: each frame has one form, and unused fields are zero.
+//! 1. Whatever the bytes are, decoding a frame neither panics nor allocates.
+//! 2. A frame that decodes encodes to the same bytes again: each frame has one form, and unused fields are zero.
 //! 3. A frame that can never become valid is refused as soon as its 16-byte header is there.
 //!
 //! Not here: sequence and state (who may send what when), authentication, encryption. See
@@ -17,8 +18,12 @@
 
 mod buffer;
 mod codec;
+pub mod control;
 mod frame;
+pub mod handover;
 pub mod nbd;
+pub mod port;
+pub mod trace;
 mod wire;
 
 pub use buffer::ReceiveBuffer;

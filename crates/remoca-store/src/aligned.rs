@@ -3,13 +3,16 @@
 //! Owned by the I/O thread like the store that it wraps. The work is done by [`super::sector_machine`]; here its requests
 //! and completions are carried to and from the store below.
 
-use crate::passed::StoreKind;
+use remoca_protocol::handover::StoreKind;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use super::sector_machine::{Limits, SectorMachine};
-use super::{Geometry, ImageStamp, SECTOR_SIZE, Store, StoreCompletion, StoreEvent, StoreHealth, StoreOp};
+use super::{
+    DataPath, Geometry, HandOver, Identity, ImageStamp, SECTOR_SIZE, Store, StoreCompletion, StoreEvent, StoreHealth,
+    StoreOp,
+};
 use remoca_io::buffer::{BufferPool, IoBuffer};
 
 /// Longest copy of an unaligned operation; longer ones go in chunks.
@@ -72,7 +75,7 @@ impl AlignedStore {
     }
 }
 
-impl Store for AlignedStore {
+impl DataPath for AlignedStore {
     fn geometry(&self) -> Geometry {
         Geometry { logical_sector: SECTOR_SIZE, ..self.below.geometry() }
     }
@@ -122,12 +125,14 @@ impl Store for AlignedStore {
         self.in_flight
     }
 
+    fn health(&self) -> StoreHealth {
+        self.below.health()
+    }
+}
+
+impl Identity for AlignedStore {
     fn look(&mut self) -> bool {
         self.below.look()
-    }
-
-    fn is_still(&self) -> bool {
-        self.in_flight == 0 && self.below.is_still()
     }
 
     fn stamp_at_opening(&self) -> Option<ImageStamp> {
@@ -145,21 +150,23 @@ impl Store for AlignedStore {
     fn may_be_in_page_cache(&self) -> bool {
         self.below.may_be_in_page_cache()
     }
+}
 
-    fn health(&self) -> StoreHealth {
-        self.below.health()
-    }
-
-    fn drain(&mut self) -> bool {
-        self.below.drain()
-    }
-
+impl HandOver for AlignedStore {
     fn failed_flush(&self) -> Option<i32> {
         self.below.failed_flush()
     }
 
     fn set_failed_flush(&mut self, errno: Option<i32>) {
         self.below.set_failed_flush(errno);
+    }
+
+    fn is_still(&self) -> bool {
+        self.in_flight == 0 && self.below.is_still()
+    }
+
+    fn drain(&mut self) -> bool {
+        self.below.drain()
     }
 
     fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {

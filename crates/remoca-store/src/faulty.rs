@@ -5,8 +5,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Geometry, Store, StoreCompletion, StoreError, StoreEvent, StoreHealth, StoreOp};
+use super::{
+    DataPath, Geometry, HandOver, Identity, ImageStamp, Store, StoreCompletion, StoreError, StoreEvent, StoreHealth,
+    StoreOp,
+};
 use remoca_io::buffer::IoBuffer;
+use remoca_protocol::handover::StoreKind;
 
 /// What happens to an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +60,7 @@ impl FaultyStore {
     }
 }
 
-impl Store for FaultyStore {
+impl DataPath for FaultyStore {
     fn geometry(&self) -> Geometry {
         self.below.geometry()
     }
@@ -104,14 +108,34 @@ impl Store for FaultyStore {
         self.failed.len() + self.arrived.len() + self.delayed.len() + self.below.in_flight()
     }
 
+    fn health(&self) -> StoreHealth {
+        self.below.health()
+    }
+}
+
+impl Identity for FaultyStore {
     fn look(&mut self) -> bool {
         self.below.look()
     }
 
-    fn is_still(&self) -> bool {
-        self.in_flight() == 0 && self.below.is_still()
+    fn stamp_at_opening(&self) -> Option<ImageStamp> {
+        self.below.stamp_at_opening()
     }
 
+    fn shared_stamp(&self, at_opening: bool) -> Option<String> {
+        self.below.shared_stamp(at_opening)
+    }
+
+    fn empty_page_cache(&mut self) {
+        self.below.empty_page_cache();
+    }
+
+    fn may_be_in_page_cache(&self) -> bool {
+        self.below.may_be_in_page_cache()
+    }
+}
+
+impl HandOver for FaultyStore {
     fn failed_flush(&self) -> Option<i32> {
         self.below.failed_flush()
     }
@@ -120,7 +144,16 @@ impl Store for FaultyStore {
         self.below.set_failed_flush(errno);
     }
 
-    fn health(&self) -> StoreHealth {
-        self.below.health()
+    fn is_still(&self) -> bool {
+        self.in_flight() == 0 && self.below.is_still()
+    }
+
+    /// Waits for the store below; what is delayed here has not been sent anywhere.
+    fn drain(&mut self) -> bool {
+        self.below.drain()
+    }
+
+    fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {
+        self.below.hand_over()
     }
 }

@@ -17,10 +17,13 @@ use super::file_stamp;
 use super::file_task::{FileTask, Purpose};
 use super::file_threads::{Finished, WorkerPool};
 use super::file_uring::{Ring, Submission};
-use crate::passed::StoreKind;
+use remoca_protocol::handover::StoreKind;
 
 use super::flush_latch::FlushLatch;
-use super::{Geometry, ImageStamp, OpenError, OpenErrorKind, Store, StoreCompletion, StoreError, StoreEvent, StoreOp};
+use super::{
+    DataPath, Geometry, HandOver, Identity, ImageStamp, OpenError, OpenErrorKind, StoreCompletion, StoreError,
+    StoreEvent, StoreHealth, StoreOp,
+};
 use remoca_io::buffer::IoBuffer;
 use remoca_io::lock::ImageLock;
 
@@ -145,7 +148,7 @@ impl FileStore {
     }
 }
 
-impl Store for FileStore {
+impl DataPath for FileStore {
     fn geometry(&self) -> Geometry {
         self.image.geometry
     }
@@ -233,18 +236,13 @@ impl Store for FileStore {
         self.in_flight
     }
 
-    fn failed_flush(&self) -> Option<i32> {
-        self.latch.errno()
+    /// Returns that it is up: an image that hangs is seen by the requests that take long, not here.
+    fn health(&self) -> StoreHealth {
+        StoreHealth::Up
     }
+}
 
-    fn set_failed_flush(&mut self, errno: Option<i32>) {
-        self.latch = FlushLatch::with(errno);
-    }
-
-    fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {
-        Ok((self.image.file.as_fd(), StoreKind::File { flush_failed: self.latch.errno() }))
-    }
-
+impl Identity for FileStore {
     fn look(&mut self) -> bool {
         let can_look = self.image.tells_changes;
         if can_look && !self.looks {
@@ -252,10 +250,6 @@ impl Store for FileStore {
             self.calls.submit(FileTask::look(self.image.facts));
         }
         can_look
-    }
-
-    fn is_still(&self) -> bool {
-        self.in_flight == 0 && !self.looks && !self.empties_page_cache
     }
 
     fn stamp_at_opening(&self) -> Option<ImageStamp> {
@@ -275,6 +269,29 @@ impl Store for FileStore {
 
     fn may_be_in_page_cache(&self) -> bool {
         !self.image.is_direct || file_stamp::may_be_in_page_cache(&self.image.file)
+    }
+}
+
+impl HandOver for FileStore {
+    fn failed_flush(&self) -> Option<i32> {
+        self.latch.errno()
+    }
+
+    fn set_failed_flush(&mut self, errno: Option<i32>) {
+        self.latch = FlushLatch::with(errno);
+    }
+
+    fn is_still(&self) -> bool {
+        self.in_flight == 0 && !self.looks && !self.empties_page_cache
+    }
+
+    /// Returns that nothing is left: the lock of the image is there until the kernel has done what it was given.
+    fn drain(&mut self) -> bool {
+        true
+    }
+
+    fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {
+        Ok((self.image.file.as_fd(), StoreKind::File { flush_failed: self.latch.errno() }))
     }
 }
 

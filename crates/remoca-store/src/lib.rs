@@ -1,6 +1,6 @@
 //! Backing stores: what holds a disk's blocks for good (raw file, block device, NBD export).
 //!
-//! Called by the driver's I/O thread, which owns each store and polls its [`Store::event_fd`]; calls the kernel. A store
+//! Called by the driver's I/O thread, which owns each store and polls its [`DataPath::event_fd`]; calls the kernel. A store
 //! never blocks that thread once it is open. Invariants:
 //! 1. Every submitted operation completes exactly once, and gives its buffer back.
 //! 2. A read that completes without an error filled its whole buffer.
@@ -31,7 +31,6 @@ mod nbd_link;
 mod nbd_protocol;
 mod nbd_task;
 mod nbd_uri;
-mod passed;
 mod range_lock;
 mod sector_machine;
 #[cfg(feature = "testing")]
@@ -39,6 +38,7 @@ pub mod testing;
 mod vacant;
 
 use remoca_io::buffer::IoBuffer;
+use remoca_protocol::handover::StoreKind;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
@@ -48,18 +48,22 @@ pub use faulty::{Fault, FaultPlan, FaultyStore};
 pub use file::{FileOptions, FileStore, UringUse};
 pub use nbd::{NbdOptions, NbdStore, OnLostConnection};
 pub use nbd_uri::{NbdServer, NbdUri, NbdUriError};
-pub use passed::{PassedExport, StoreKind};
 pub use vacant::VacantStore;
 
 /// Bytes in the smallest unit that a frontend may ask for.
 pub const SECTOR_SIZE: u32 = 512;
 
-/// A backing store. Calls never block; after any of them, [`Store::next_event`] may have something to say.
-pub trait Store: Send {
+/// A backing store: each part must be said for each store and each layer, so no method has a default.
+pub trait Store: DataPath + Identity + HandOver {}
+
+impl<T: DataPath + Identity + HandOver> Store for T {}
+
+/// The way of a store's data. Calls never block; after any of them, [`DataPath::next_event`] may have something to say.
+pub trait DataPath: Send {
     /// Returns the geometry, which does not change after the opening.
     fn geometry(&self) -> Geometry;
 
-    /// Returns a descriptor that is readable (`EPOLLIN`, level-triggered) when [`Store::handle_ready`] is due; the same
+    /// Returns a descriptor that is readable (`EPOLLIN`, level-triggered) when [`DataPath::handle_ready`] is due; the same
     /// for the store's life.
     fn event_fd(&self) -> BorrowedFd<'_>;
 
@@ -76,73 +80,62 @@ pub trait Store: Send {
     /// Returns the next completion or notice, in the order in which they happened.
     fn next_event(&mut self) -> Option<StoreEvent>;
 
-    /// Returns when [`Store::handle_timer`] is due.
-    fn next_deadline(&self) -> Option<Instant> {
-        None
-    }
+    /// Returns when [`DataPath::handle_timer`] is due; `None` while nothing waits for a time.
+    fn next_deadline(&self) -> Option<Instant>;
 
-    /// Does what was due at [`Store::next_deadline`]; harmless when called early.
-    fn handle_timer(&mut self, _now: Instant) {}
+    /// Does what was due at [`DataPath::next_deadline`]; harmless when called early.
+    fn handle_timer(&mut self, now: Instant);
 
-    /// Operations submitted whose completion has not been taken with [`Store::next_event`].
+    /// Returns how many operations were submitted whose completion has not been taken with [`DataPath::next_event`].
     fn in_flight(&self) -> usize;
 
+    /// Returns whether operations get through, for the status display.
+    fn health(&self) -> StoreHealth;
+}
+
+/// Which image a store has, and what others may have done to it or seen of it.
+pub trait Identity {
     /// Begins to learn when the image was changed last: one [`StoreEvent::Looked`] follows, late, or never where the file system
     /// hangs; before that, further calls do nothing. False where the image's change time says nothing of what others do.
-    fn look(&mut self) -> bool {
-        false
-    }
-
-    /// Returns whether nothing of this store is in the kernel, not even what the driver does not wait for: a thread that
-    /// hangs there cannot end, and another program cannot take the place of this one.
-    fn is_still(&self) -> bool {
-        self.in_flight() == 0
-    }
+    fn look(&mut self) -> bool;
 
     /// Returns what tells the image from others and whether it was changed, as it was when the image was opened and locked,
     /// before anything was done to it; `None`: the system says nothing.
-    fn stamp_at_opening(&self) -> Option<ImageStamp> {
-        None
-    }
+    fn stamp_at_opening(&self) -> Option<ImageStamp>;
 
     /// Returns what names the image on all hosts, and changes when an image file is written: now, or when the image
     /// was locked (`at_opening`). `None`: nothing does.
-    fn shared_stamp(&self, _at_opening: bool) -> Option<String> {
-        None
-    }
+    fn shared_stamp(&self, at_opening: bool) -> Option<String>;
 
     /// Drops, some time soon, what the page cache has of an image that is used around it.
-    fn empty_page_cache(&mut self) {}
+    fn empty_page_cache(&mut self);
 
     /// Returns whether the page cache may hold something of the image: then others may have read or written it.
-    fn may_be_in_page_cache(&self) -> bool {
-        true
-    }
+    fn may_be_in_page_cache(&self) -> bool;
+}
 
-    /// Returns whether operations get through, for the status display.
-    fn health(&self) -> StoreHealth {
-        StoreHealth::Up
-    }
-
-    /// Waits a moment, at the end of the process, for what was sent elsewhere. False: some modification may still take
-    /// effect later.
-    fn drain(&mut self) -> bool {
-        true
-    }
-
+/// What of a store outlives its use: durability that was lost, operations that are still under way, and the store itself
+/// where another program goes on with it.
+pub trait HandOver {
     /// Returns the error number of the first flush or durable write that failed: it decides all later ones.
     fn failed_flush(&self) -> Option<i32>;
 
     /// Makes all later flushes and durable writes fail with this error; with `None`, forgets that one has failed.
     fn set_failed_flush(&mut self, errno: Option<i32>);
 
+    /// Returns whether nothing of this store is in the kernel, not even what the driver does not wait for: a thread that
+    /// hangs there cannot end, and another program cannot take the place of this one.
+    fn is_still(&self) -> bool;
+
+    /// Waits a moment, at the end of the process, for what was sent elsewhere. False: some modification may still take
+    /// effect later.
+    fn drain(&mut self) -> bool;
+
     /// Returns what another program needs in order to go on where this store is, with nothing in flight.
     ///
     /// # Errors
     /// If that is impossible now; the text says why.
-    fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {
-        Err("its store cannot be handed over".into())
-    }
+    fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String>;
 }
 
 /// An image at one moment.
@@ -168,6 +161,10 @@ pub struct Geometry {
     pub can_discard: bool,
     /// Write-zeroes is cheaper than writing zeroes; it works in either case.
     pub can_write_zeroes: bool,
+    /// What was acknowledged and not flushed may be gone while this process lives: then [`StoreEvent::ContentUncertain`] comes.
+    pub may_forget: bool,
+    /// Modifications may take effect after the process that submitted them has died.
+    pub outlives_process: bool,
 }
 
 /// Whether operations get through.

@@ -9,15 +9,15 @@
 //!
 //! NBD cannot promise everything: see "NBD and lost connections" in `docs/decisions/0008-backing-stores.md`.
 
+mod hand_over;
+
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use slab::Slab;
-
-use crate::passed::{PassedExport, StoreKind};
 
 use super::backoff::{Backoff, DELAY_MAX};
 use super::file_task::Progress;
@@ -27,15 +27,15 @@ use super::nbd_export::{self, Terms};
 use super::nbd_link::{Address, Direction, Link, LinkError};
 use super::nbd_protocol::Export;
 use super::nbd_task::{NbdTask, WireState};
-use super::nbd_uri::{NbdServer, NbdUri};
+use super::nbd_uri::NbdUri;
 use super::range_lock::{Grant, Mode, RangeLocks};
-use super::{Geometry, OpenError, Store, StoreCompletion, StoreError, StoreEvent, StoreHealth, StoreOp};
+use super::{
+    DataPath, Geometry, Identity, ImageStamp, OpenError, StoreCompletion, StoreError, StoreEvent, StoreHealth, StoreOp,
+};
 use remoca_io::buffer::IoBuffer;
 
 /// Requests on their way to the server at once.
 const ON_WIRE_MAX: usize = 128;
-/// How long a store that is dropped waits for outstanding replies.
-const DRAIN_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// How to use an export.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -114,28 +114,6 @@ impl NbdStore {
         }
         let export = outcome.map_err(|error| nbd_export::explain_link_error(&server, &error))?;
         Self::start(server, link, export, options)
-    }
-
-    /// Takes over a connection that a former program of this process made: the server never saw its client leave.
-    ///
-    /// # Errors
-    /// If what the server offered then does not do, or the descriptor is none.
-    pub fn adopt(socket: OwnedFd, uri: &NbdUri, options: NbdOptions, passed: &PassedExport) -> Result<Self, OpenError> {
-        let server = uri.server.to_string();
-        let unreachable = |error: &dyn std::fmt::Display| nbd_export::explain_unreachable(&server, error);
-        let addresses = match &uri.server {
-            NbdServer::Unix(_) => Address::resolve(&uri.server).map_err(|error| unreachable(&error))?,
-            NbdServer::Tcp { .. } => passed.addresses.iter().copied().map(Address::Tcp).collect(),
-        };
-        if addresses.is_empty() {
-            return Err(unreachable(&"no address was passed"));
-        }
-        let mut link = Link::new(addresses, &uri.export).map_err(|error| unreachable(&error))?;
-        link.adopt(socket, Instant::now()).map_err(|error| unreachable(&error))?;
-        let mut store = Self::start(server, link, Export::from(passed), options)?;
-        store.latch = FlushLatch::with(passed.flush_failed);
-        store.writes = passed.unflushed;
-        Ok(store)
     }
 
     fn start(server: String, link: Link, export: Export, options: NbdOptions) -> Result<Self, OpenError> {
@@ -296,7 +274,7 @@ impl NbdStore {
     }
 }
 
-impl Store for NbdStore {
+impl DataPath for NbdStore {
     fn geometry(&self) -> Geometry {
         self.terms.geometry
     }
@@ -361,11 +339,6 @@ impl Store for NbdStore {
         }
     }
 
-    /// Returns where the image is said to be; whether it was written nobody says.
-    fn shared_stamp(&self, _at_opening: bool) -> Option<String> {
-        Some(format!("nbd {} {}", self.server, self.link.export_name()))
-    }
-
     fn in_flight(&self) -> usize {
         self.in_flight
     }
@@ -376,50 +349,30 @@ impl Store for NbdStore {
             Some(_) => StoreHealth::Waiting,
         }
     }
-
-    /// Waits until what was sent has taken effect, also over a connection that was lost.
-    fn drain(&mut self) -> bool {
-        self.queue.clear();
-        let deadline = *self.drain_deadline.get_or_insert_with(|| Instant::now() + DRAIN_TIME_MAX);
-        while self.on_wire > 0 && self.outage.is_none() && Instant::now() < deadline {
-            wait_until_ready(&self.link, deadline);
-            self.transfer(Direction::Both, Instant::now());
-            self.queue.clear();
-        }
-        let is_sent = |task: &NbdTask| {
-            matches!(task.wire, WireState::Sending { .. } | WireState::AwaitsReply { .. }) || self.outage.is_some()
-        };
-        !self.tasks.iter().any(|(_, task)| task.operation.is_modification() && is_sent(task))
-    }
-
-    fn failed_flush(&self) -> Option<i32> {
-        self.latch.errno()
-    }
-
-    fn set_failed_flush(&mut self, errno: Option<i32>) {
-        self.latch = FlushLatch::with(errno);
-    }
-
-    fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {
-        let away = || format!("there is no connection to the NBD server {}: try again when it is back", self.server);
-        let connection = self.link.idle_connection().filter(|_| self.tasks.is_empty()).ok_or_else(away)?;
-        let export = PassedExport {
-            addresses: self.link.addresses(),
-            flush_failed: self.latch.errno(),
-            unflushed: self.unflushed(),
-            ..PassedExport::from(&self.export)
-        };
-        Ok((connection, StoreKind::Nbd(export)))
-    }
 }
 
-impl Drop for NbdStore {
-    /// Says farewell if nothing is outstanding: nbdkit 1.32 aborts when a client leaves with requests outstanding.
-    fn drop(&mut self) {
-        self.drain();
-        if let Some(connection) = self.link.connection().filter(|_| self.on_wire == 0) {
-            connection.disconnect();
-        }
+impl Identity for NbdStore {
+    /// Returns false: a server says nothing of when its image was changed.
+    fn look(&mut self) -> bool {
+        false
+    }
+
+    /// Returns nothing: a server names no image, and says nothing of its changes.
+    fn stamp_at_opening(&self) -> Option<ImageStamp> {
+        None
+    }
+
+    /// Returns where the image is said to be; whether it was written nobody says.
+    fn shared_stamp(&self, _at_opening: bool) -> Option<String> {
+        Some(format!("nbd {} {}", self.server, self.link.export_name()))
+    }
+
+    /// Does nothing: no page cache of this host has the image.
+    fn empty_page_cache(&mut self) {}
+
+    /// Returns true: nobody can know what the page cache of the server's host has.
+    fn may_be_in_page_cache(&self) -> bool {
+        true
     }
 }
 

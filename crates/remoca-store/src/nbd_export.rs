@@ -34,6 +34,8 @@ impl Terms {
             read_only,
             can_discard: !read_only && abilities.trim,
             can_write_zeroes: !read_only && abilities.write_zeroes,
+            may_forget: true,
+            outlives_process: true,
         };
         Ok(Self { geometry, abilities })
     }

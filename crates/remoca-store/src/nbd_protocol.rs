@@ -4,7 +4,7 @@
 //! comes from the server is bounded and checked; whatever does not fit is an error, never a panic. Numbers and headers are in
 //! [`remoca_protocol::nbd`].
 
-use crate::passed::PassedExport;
+use remoca_protocol::handover::PassedExport;
 pub(super) use remoca_protocol::nbd::{
     COMMAND_FUA, COMMAND_NO_HOLE, Command, ExportFlags, REPLY_HEADER_LEN, REQUEST_HEADER_LEN, Request,
 };

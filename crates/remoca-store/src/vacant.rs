@@ -2,9 +2,12 @@
 //!
 //! It has the geometry of the image, and no descriptor on it. The driver takes no requests while it is there.
 
-use super::{Geometry, Store, StoreCompletion, StoreError, StoreEvent, StoreOp};
+use super::{
+    DataPath, Geometry, HandOver, Identity, ImageStamp, StoreCompletion, StoreError, StoreEvent, StoreHealth, StoreOp,
+};
 use remoca_io::buffer::IoBuffer;
 use remoca_io::wake;
+use remoca_protocol::handover::StoreKind;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,7 +29,7 @@ impl VacantStore {
     }
 }
 
-impl Store for VacantStore {
+impl DataPath for VacantStore {
     fn geometry(&self) -> Geometry {
         self.geometry
     }
@@ -48,14 +51,69 @@ impl Store for VacantStore {
         self.events.pop_front()
     }
 
+    /// Returns nothing: all has failed at once.
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn handle_timer(&mut self, _now: Instant) {}
+
     fn in_flight(&self) -> usize {
         self.events.len()
     }
 
+    /// Returns that it is up: that the disk is elsewhere is said by the migration's status.
+    fn health(&self) -> StoreHealth {
+        StoreHealth::Up
+    }
+}
+
+impl Identity for VacantStore {
+    /// Returns false: there is no image.
+    fn look(&mut self) -> bool {
+        false
+    }
+
+    /// Returns nothing: there is no image.
+    fn stamp_at_opening(&self) -> Option<ImageStamp> {
+        None
+    }
+
+    /// Returns nothing: there is no image.
+    fn shared_stamp(&self, _at_opening: bool) -> Option<String> {
+        None
+    }
+
+    /// Does nothing: there is no image.
+    fn empty_page_cache(&mut self) {}
+
+    /// Returns true: another process has the image, and nobody has looked.
+    fn may_be_in_page_cache(&self) -> bool {
+        true
+    }
+}
+
+impl HandOver for VacantStore {
     /// Returns nothing: the driver keeps it while the image is elsewhere.
     fn failed_flush(&self) -> Option<i32> {
         None
     }
 
     fn set_failed_flush(&mut self, _errno: Option<i32>) {}
+
+    /// Returns whether each failure has been taken: nothing goes to the kernel.
+    fn is_still(&self) -> bool {
+        self.events.is_empty()
+    }
+
+    /// Returns that nothing is left: nothing was sent anywhere.
+    fn drain(&mut self) -> bool {
+        true
+    }
+
+    /// # Errors
+    /// Always: it has no descriptor of an image.
+    fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {
+        Err("its store cannot be handed over".into())
+    }
 }

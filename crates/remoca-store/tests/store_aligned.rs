@@ -8,7 +8,7 @@ use std::fs::File;
 use std::time::Duration;
 
 use remoca_store::{
-    AlignedStore, Fault, FaultPlan, FaultyStore, FileOptions, FileStore, NbdOptions, NbdStore, Store, StoreError,
+    AlignedStore, DataPath, Fault, FaultPlan, FaultyStore, FileOptions, FileStore, NbdOptions, NbdStore, StoreError,
     StoreOp, UringUse,
 };
 use store_support::machine::{LoopDevice, is_root};

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use remoca_io::buffer::BufferPool;
 use remoca_io::lock::ImageLock;
-use remoca_store::{FileOptions, FileStore, OpenErrorKind, Store, StoreOp, UringUse};
+use remoca_store::{DataPath, FileOptions, FileStore, OpenErrorKind, StoreOp, UringUse};
 use store_support::machine::{LoopDevice, Mount, is_root, run};
 use store_support::servers::Server;
 use store_support::{Driver, HANG_AFTER, pattern};

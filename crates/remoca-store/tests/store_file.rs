@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use remoca_io::lock::ImageLock;
-use remoca_store::{FileOptions, FileStore, Store, StoreError, StoreOp, UringUse};
+use remoca_store::{FileOptions, FileStore, HandOver, StoreError, StoreOp, UringUse};
 use store_support::{Driver, Random, pattern};
 use tempfile::TempDir;
 

@@ -4,7 +4,7 @@
 
 mod store_support;
 
-use remoca_store::StoreKind;
+use remoca_protocol::handover::StoreKind;
 use remoca_store::testing::{NbdCommand, NbdOffer, NbdRequested, Verdict, VolatileNbd};
 use remoca_store::{AlignedStore, NbdOptions, NbdStore, OnLostConnection, StoreError, StoreHealth, StoreOp};
 use std::time::{Duration, Instant};

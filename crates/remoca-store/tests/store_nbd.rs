@@ -11,7 +11,9 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use remoca_store::testing::hold_port;
-use remoca_store::{NbdOptions, NbdServer, NbdStore, NbdUri, OpenErrorKind, Store, StoreError, StoreHealth, StoreOp};
+use remoca_store::{
+    DataPath, NbdOptions, NbdServer, NbdStore, NbdUri, OpenErrorKind, StoreError, StoreHealth, StoreOp,
+};
 use store_support::servers::{Server, next_request, reply, scripted, unix_uri};
 use store_support::{Driver, Random, pattern};
 use tempfile::TempDir;

@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use remoca_io::lock::ImageLock;
-use remoca_store::{FileOptions, FileStore, OpenError, OpenErrorKind, Store};
+use remoca_store::{DataPath, FileOptions, FileStore, HandOver, OpenError, OpenErrorKind};
 use store_support::machine::{LoopDevice, Mount, is_root, run};
 use store_support::servers::Server;
 use store_support::{Driver, pattern};

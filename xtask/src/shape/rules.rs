@@ -12,7 +12,7 @@ use std::path::Path;
 const CRATES: [(&str, &[&str]); 15] = [
     ("remoca-core", &[]),
     ("remoca-protocol", &["remoca-core"]),
-    ("remoca-io", &[]),
+    ("remoca-io", &["remoca-protocol"]),
     ("remoca-agent", &[]),
     ("remoca-lab", &[]),
     ("remoca-server", &["remoca-core", "remoca-protocol"]),
@@ -20,7 +20,7 @@ const CRATES: [(&str, &[&str]); 15] = [
     ("remoca-frontend", &["remoca-core", "remoca-io", "remoca-protocol"]),
     ("remoca-disk", &["remoca-core", "remoca-frontend", "remoca-io", "remoca-protocol", "remoca-store"]),
     ("remoca-sim", &["remoca-core", "remoca-disk", "remoca-frontend", "remoca-io", "remoca-protocol", "remoca-store"]),
-    ("remoca-demo", &["remoca-disk", "remoca-lab"]),
+    ("remoca-demo", &["remoca-io", "remoca-lab", "remoca-protocol"]),
     (
         "remoca-cli",
         &[
@@ -33,12 +33,12 @@ const CRATES: [(&str, &[&str]); 15] = [
             "remoca-store",
         ],
     ),
-    ("remoca-bench", &["remoca-core", "remoca-disk", "remoca-frontend", "remoca-protocol", "remoca-server"]),
+    ("remoca-bench", &["remoca-core", "remoca-frontend", "remoca-io", "remoca-protocol", "remoca-server"]),
     (
         "remoca-fuzz",
         &["remoca-core", "remoca-disk", "remoca-frontend", "remoca-protocol", "remoca-server", "remoca-store"],
     ),
-    ("remoca-guest-tests", &["remoca-demo", "remoca-disk", "remoca-lab", "remoca-protocol"]),
+    ("remoca-guest-tests", &["remoca-demo", "remoca-io", "remoca-lab", "remoca-protocol"]),
 ];
 
 /// Modules of a crate that must not know one another: what is below knows nothing of what is above.

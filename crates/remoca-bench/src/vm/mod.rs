@@ -6,8 +6,9 @@
 pub mod proxy;
 
 use anyhow::{Context, Result, bail, ensure};
-use remoca_disk::control::{self, Reply};
 use remoca_frontend::testing::{Command as Read, Options, TestGuest, Ticket};
+use remoca_io::control;
+use remoca_protocol::control::{Command as Ask, Reply};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
 use std::ops::Range;
@@ -162,7 +163,7 @@ impl Vm {
 
     /// One of the counters of the process.
     pub fn counter(&self, name: &str) -> Result<u64> {
-        match control::call(&self.control, control::Command::Status)? {
+        match control::call(&self.control, Ask::Status)? {
             Reply::Status(status) => status.counters.get(name).copied().with_context(|| format!("no counter {name}")),
             Reply::Error { error } => bail!(error),
         }

@@ -17,12 +17,11 @@ use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::rules::Rules;
 use remoca_core::units::{PAGE_SIZE_U64, PageCount};
 use remoca_disk::clock::SystemClock;
-use remoca_disk::control::{self, ControlServer, Reply};
+use remoca_disk::control::{self, ControlServer};
 use remoca_disk::driver::{Driver, Ended, Migration, Parts, Start, cache_pages, on_a_thread};
 use remoca_disk::handover::{self, Checking};
 use remoca_disk::link::{HostNetwork, ServerLink, check_list, give_back};
 use remoca_disk::migration::{HostPeers, Mark};
-use remoca_disk::secure::Secret;
 use remoca_disk::service::ServiceManager;
 use remoca_disk::state::{
     Before, Caution, Deaths, EngineStart, Former, RosterEntry, StateFile, settings_at, stable_hash,
@@ -32,6 +31,7 @@ use remoca_io::address::Endpoint;
 use remoca_io::buffer::{BUFFER_LEN_MAX, BufferPool};
 use remoca_io::narrow;
 use remoca_io::words::IndexMemory;
+use remoca_protocol::control::{Reply, Secret};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

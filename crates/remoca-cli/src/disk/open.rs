@@ -7,12 +7,12 @@ use crate::nbd;
 use crate::runtime;
 use anyhow::{Context, Result, bail};
 use remoca_disk::driver::{Disk, Opener, Port};
-use remoca_disk::port::{PORT_BYTES, PORT_SERIAL};
 use remoca_frontend::device::Frontend;
 use remoca_frontend::nbd::{ExportGeometry, Target};
 use remoca_frontend::vhost::{DeviceConfig, VhostDevice};
 use remoca_io::lock::ImageLock;
 use remoca_io::socket::SocketSource;
+use remoca_protocol::port::{PORT_BYTES, PORT_SERIAL};
 use remoca_store::{
     AlignedStore, FileOptions, FileStore, Geometry, NbdOptions, NbdStore, OnLostConnection, OpenError, OpenErrorKind,
     Store, UringUse, VacantStore,
@@ -72,7 +72,8 @@ pub fn open_disks(
         if let Some(inherited) = inherited.as_deref() {
             disk.frontend.inherit_write_cache(inherited.write_cache(number.into()));
         }
-        if predecessor_died && is_nbd_uri(&disk.image) && !disk.store.geometry().read_only && args.nbd_settle > 0 {
+        let Geometry { outlives_process, read_only, .. } = disk.store.geometry();
+        if predecessor_died && outlives_process && !read_only && args.nbd_settle > 0 {
             tracing::warn!("{}: requests of the killed predecessor wait for {} s", disk.name, args.nbd_settle);
             disk.settles_at = Some(Instant::now() + Duration::from_secs(args.nbd_settle));
         }
@@ -135,7 +136,7 @@ fn open_disk(
         None => open_store(&target, ImageLock::default())?,
     };
     let open: Opener = Box::new(move || open_store(&target, ImageLock::default()));
-    let Geometry { size, physical_block, read_only, can_discard, can_write_zeroes, .. } = store.geometry();
+    let Geometry { size, physical_block, read_only, can_discard, can_write_zeroes, may_forget, .. } = store.geometry();
     if size > DISK_BYTES_MAX {
         bail!("{}: it has {size} bytes, a disk may have 4 PiB", spec.image);
     }
@@ -155,7 +156,7 @@ fn open_disk(
                 read_only,
                 can_trim: can_discard,
                 can_write_zeroes,
-                may_forget: is_nbd_uri(&spec.image),
+                may_forget,
             };
             (exports.add(&name, Target::Disk(number), geometry)?, format!("NBD export {name}"))
         }

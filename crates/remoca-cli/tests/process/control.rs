@@ -5,8 +5,8 @@ use super::support::program::{
     Program, REMOCA, Serve, Signal, ask_raw, command, expect_refusal, install, run, run_command, status,
 };
 use super::support::{PATIENCE, wait_until};
-use remoca_disk::status::Status;
-use remoca_disk::trace::{TracedOp, TracedSource, read_trace};
+use remoca_protocol::control::Status;
+use remoca_protocol::trace::{TracedOp, TracedSource, parse_trace};
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
@@ -223,7 +223,7 @@ fn every_request_is_in_the_trace() {
     machine.run_until_hits(100);
     let status = machine.status();
     machine.finish();
-    let records = read_trace(&trace).unwrap();
+    let records = parse_trace(&std::fs::read(&trace).unwrap()).unwrap();
     let count = |op| records.iter().filter(|record| record.op == op).count() as u64;
     assert_eq!(count(TracedOp::Read), status.counters["reads"]);
     assert_eq!(count(TracedOp::Write), status.counters["writes"]);

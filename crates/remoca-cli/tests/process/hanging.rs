@@ -4,8 +4,9 @@ use super::support::hanging_fs::{GETATTR, HangingFs, READ, WRITE};
 use super::support::machine::{Machine, Setup};
 use super::support::model::BLOCK;
 use super::support::wait_until;
-use remoca_disk::control::{self, Reply};
 use remoca_frontend::testing::{Command, Ticket};
+use remoca_io::control;
+use remoca_protocol::control::{Command as Ask, Reply};
 
 const SECTORS: u64 = (BLOCK / 512) as u64;
 
@@ -47,7 +48,7 @@ impl Scene {
     }
 
     fn upgrade(&self) -> Reply {
-        control::call(&self.machine.control(), control::Command::Upgrade { program: None }).unwrap()
+        control::call(&self.machine.control(), Ask::Upgrade { program: None }).unwrap()
     }
 
     #[track_caller]
@@ -140,7 +141,7 @@ fn a_trace_that_nobody_reads_holds_up_nothing() {
             machine.status().trace_lost > Some(0)
         });
         machine.outlives = true;
-        match control::call(&machine.control(), control::Command::Upgrade { program: None }).unwrap() {
+        match control::call(&machine.control(), Ask::Upgrade { program: None }).unwrap() {
             Reply::Status(status) => assert_eq!(status.upgrades, upgrades),
             Reply::Error { error } => panic!("{error}"),
         }
@@ -164,7 +165,7 @@ fn a_trace_on_a_file_system_that_hangs_keeps_the_program_and_the_disks() {
         hanging.held(WRITE) > 0
     });
     machine.run(50);
-    match control::call(&machine.control(), control::Command::Upgrade { program: None }).unwrap() {
+    match control::call(&machine.control(), Ask::Upgrade { program: None }).unwrap() {
         Reply::Error { error } => assert!(error.contains("12 seconds") || error.contains("trace"), "{error}"),
         Reply::Status(_) => panic!("it gave way with a thread that hangs"),
     }

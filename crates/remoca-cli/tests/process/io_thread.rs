@@ -4,7 +4,8 @@ use super::support::machine::{Machine, Setup};
 use super::support::program::{Program, REMOCA, Serve, command, run, run_command, status};
 use super::support::syscalls::{self, Tracer};
 use super::support::wait_until;
-use remoca_disk::control::{self, Reply};
+use remoca_io::control;
+use remoca_protocol::control::{Command, Reply};
 use std::collections::BTreeSet;
 use std::os::unix::net::UnixStream;
 
@@ -75,7 +76,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("close file memory", "the same, or a part of a guest's memory"),
     (
         "execve file remoca",
-        "becomes the new program; before it nothing of a store is in the kernel (`Store::is_still`)",
+        "becomes the new program; before it nothing of a store is in the kernel (`HandOver::is_still`)",
     ),
 ];
 
@@ -123,7 +124,7 @@ fn expect_only_allowed(setup: Setup) {
         machine.run(10);
     }
     machine.outlives = true;
-    match control::call(&machine.control(), control::Command::Upgrade { program: None }).unwrap() {
+    match control::call(&machine.control(), Command::Upgrade { program: None }).unwrap() {
         Reply::Status(status) => assert_eq!(status.upgrades, 1),
         Reply::Error { error } => panic!("{error}"),
     }

@@ -4,8 +4,8 @@
 use super::support::machine::{Evictions, Machine, Other, Setup};
 use super::support::program::{Nbdkit, Program, REMOCA, Serve, Signal, ask_raw, command, expect_refusal, run, status};
 use super::support::{PATIENCE, wait_until};
-use remoca_disk::status::Status;
 use remoca_frontend::testing::Command;
+use remoca_protocol::control::Status;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};

@@ -4,7 +4,7 @@
 use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, run, run_command, run_within, status};
 use super::support::random::Random;
 use super::support::{wait_at_most, wait_until};
-use remoca_disk::status::Status;
+use remoca_protocol::control::Status;
 use remoca_store::testing::hold_port;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;

@@ -5,7 +5,8 @@ use super::migration::{address, expect_warm, has_disks, incoming, key, migrate, 
 use super::support::machine::{Machine, Other, Setup};
 use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, run};
 use super::support::wait_until;
-use remoca_disk::secure::{Connector, Secret};
+use remoca_disk::secure::Connector;
+use remoca_io::key;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -104,11 +105,11 @@ fn a_stranger_learns_nothing_takes_nothing_gives_nothing_and_keeps_nobody_out() 
         expect_untouched(&other);
     }
     // Somebody with a key of his own.
-    let stranger = Connector::new(&Secret::generate().unwrap()).unwrap();
+    let stranger = Connector::new(&key::generate().unwrap()).unwrap();
     let socket = UnixStream::connect(&door).unwrap();
     assert!(stranger.connect(socket.into(), Instant::now() + LONG).is_err());
     let wrong = machine.folder.path().join("wrong");
-    Secret::generate().unwrap().write_new(&wrong).unwrap();
+    key::write_new(&key::generate().unwrap(), &wrong).unwrap();
     let control = machine.control();
     let arguments = ["migrate", control.to_str().unwrap(), "--to", &address(&machine, "b"), "--key"];
     let said = run(&[&arguments[..], &[wrong.to_str().unwrap()]].concat());

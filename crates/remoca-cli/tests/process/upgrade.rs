@@ -3,8 +3,8 @@
 use super::support::machine::{Evictions, Machine, Setup};
 use super::support::program::{PASSED, Program, REMOCA, Serve, Signal, ask_raw, command, install, pass, status};
 use super::support::wait_until;
-use remoca_disk::status::Status;
 use remoca_frontend::testing::{Command, Options, TestGuest};
+use remoca_protocol::control::Status;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;

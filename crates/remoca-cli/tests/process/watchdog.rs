@@ -2,7 +2,8 @@
 
 use super::support::machine::{Machine, Setup};
 use super::support::wait_until;
-use remoca_disk::control::{self, Reply};
+use remoca_io::control;
+use remoca_protocol::control::{Command, Reply};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::time::Duration;
@@ -86,7 +87,7 @@ fn signs_of_life_come_from_the_turns_of_the_io_thread_and_an_upgrade_has_more_ti
     expect_signs(&manager, 3);
 
     machine.outlives = true;
-    let upgraded = control::call(&machine.control(), control::Command::Upgrade { program: None }).unwrap();
+    let upgraded = control::call(&machine.control(), Command::Upgrade { program: None }).unwrap();
     assert!(matches!(upgraded, Reply::Status(status) if status.upgrades == 1));
     let giving_way = state(&manager);
     assert!(giving_way.starts_with("RELOADING=1\nMONOTONIC_USEC="), "{giving_way}");
@@ -165,7 +166,7 @@ fn a_log_that_nobody_reads_holds_up_nobody() {
     while rustix::io::write(&reader, b"x").is_ok() {}
     let refuse = || {
         let program = Some("/no/such/program".into());
-        let reply = control::call(&machine.control(), control::Command::Upgrade { program }).unwrap();
+        let reply = control::call(&machine.control(), Command::Upgrade { program }).unwrap();
         assert!(matches!(reply, Reply::Error { .. }));
     };
     (0..3).for_each(|_| refuse());

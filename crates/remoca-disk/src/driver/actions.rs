@@ -5,7 +5,6 @@ use super::requests::{DiskIo, Origin, Pending, store_op};
 use super::starved::Tried;
 use super::{Disk, Driver};
 use crate::link::ServerLink;
-use crate::trace::{TraceRecord, TracedOp, TracedSource};
 use remoca_core::engine::{Action, DiskError, GuestOp, RequestId, ServerNumber};
 use remoca_core::units::DiskIndex;
 use remoca_frontend::device::Frontend;
@@ -13,6 +12,7 @@ use remoca_frontend::request::Outcome;
 use remoca_io::buffer::{BufferPool, IoBuffer};
 use remoca_io::narrow;
 use remoca_protocol::Frame;
+use remoca_protocol::trace::{TraceRecord, TracedOp, TracedSource};
 
 impl Driver {
     /// Executes all actions that the engine has.

@@ -8,13 +8,14 @@
 
 use super::Driver;
 use super::snapshot::HANDED_OVER;
-use crate::control::{Command, Reply, Request};
+use crate::control::Request;
 use crate::state::StateFile;
 use remoca_core::engine::IndexMaker;
 use remoca_core::index::{CacheIndex, Layout};
 use remoca_core::units::{PAGE_SIZE_U64, PageCount};
 use remoca_io::wake::WakeUp;
 use remoca_io::words::IndexMemory;
+use remoca_protocol::control::{Command, Reply};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;

@@ -1,17 +1,17 @@
 //! The control commands: what the process tells of itself, and what it can be told.
 
 use super::Driver;
-use crate::control::{Command, Reply, Request};
+use crate::control::Request;
 use crate::link::{KnownServer, ServerLink};
-use crate::status::{
-    CacheStatus, DiskStatus, HedgingStatus, KnownServerStatus, Latencies, MemoryStatus, NormalLatency, PortStatus,
-    ServerStatus, Status,
-};
 use crate::trace::TraceWriter;
 use remoca_core::engine::{Admission, BreakerState, EngineStats, Latency};
 use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
 use remoca_io::address::Endpoint;
 use remoca_io::narrow;
+use remoca_protocol::control::{
+    CacheStatus, Command, DiskStatus, HedgingStatus, KnownServerStatus, Latencies, MemoryStatus, NormalLatency,
+    PortStatus, Reply, ServerStatus, Status,
+};
 use remoca_store::StoreHealth;
 use std::time::Instant;
 

@@ -11,7 +11,8 @@ use remoca_core::units::{ByteRange, PAGE_SIZE};
 use remoca_frontend::nbd::{ExportGeometry, NbdExport};
 use remoca_io::buffer::IoBuffer;
 use remoca_io::wake;
-use remoca_store::{Geometry, StoreEvent, StoreOp};
+use remoca_protocol::handover::StoreKind;
+use remoca_store::{DataPath, Geometry, HandOver, Identity, ImageStamp, StoreEvent, StoreHealth, StoreOp};
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -27,7 +28,7 @@ struct HangingStore {
     submitted: Submitted,
 }
 
-impl Store for HangingStore {
+impl DataPath for HangingStore {
     fn geometry(&self) -> Geometry {
         Geometry {
             size: DISK_SIZE,
@@ -36,6 +37,8 @@ impl Store for HangingStore {
             read_only: false,
             can_discard: false,
             can_write_zeroes: false,
+            may_forget: false,
+            outlives_process: false,
         }
     }
 
@@ -55,15 +58,59 @@ impl Store for HangingStore {
         None
     }
 
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn handle_timer(&mut self, _: Instant) {}
+
     fn in_flight(&self) -> usize {
         self.submitted.lock().unwrap().len()
     }
 
+    fn health(&self) -> StoreHealth {
+        StoreHealth::Up
+    }
+}
+
+impl Identity for HangingStore {
+    fn look(&mut self) -> bool {
+        false
+    }
+
+    fn stamp_at_opening(&self) -> Option<ImageStamp> {
+        None
+    }
+
+    fn shared_stamp(&self, _: bool) -> Option<String> {
+        None
+    }
+
+    fn empty_page_cache(&mut self) {}
+
+    fn may_be_in_page_cache(&self) -> bool {
+        true
+    }
+}
+
+impl HandOver for HangingStore {
     fn failed_flush(&self) -> Option<i32> {
         None
     }
 
     fn set_failed_flush(&mut self, _: Option<i32>) {}
+
+    fn is_still(&self) -> bool {
+        self.in_flight() == 0
+    }
+
+    fn drain(&mut self) -> bool {
+        true
+    }
+
+    fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {
+        Err("its store cannot be handed over".into())
+    }
 }
 
 fn disk(submitted: &Submitted) -> Disk {

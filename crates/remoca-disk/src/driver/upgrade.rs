@@ -6,11 +6,13 @@
 
 use super::poller::Source;
 use super::{Disk, Driver, Ended};
-use crate::control::{Reply, Request};
-use crate::handover::{Checking, Handover, Listening, PassedDisk, PassedStore};
+use crate::control::Request;
+use crate::handover::{Checking, Handover};
 use crate::link::ServerLink;
 use remoca_frontend::device::Frontend;
 use remoca_io::narrow;
+use remoca_protocol::control::Reply;
+use remoca_protocol::handover::{Listening, PassedDisk, PassedStore};
 use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;

@@ -1,7 +1,8 @@
 //! Whether another program could take over: it is asked, with the arguments that it would get.
 
-use super::{VARIABLE, VERSION};
+use super::VARIABLE;
 use remoca_io::wake;
+use remoca_protocol::handover::VERSION;
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};

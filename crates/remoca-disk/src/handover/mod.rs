@@ -9,16 +9,13 @@
 //! sees its client leave. The driver decides when (`driver/upgrade.rs`). See `docs/decisions/0021-upgrade.md`.
 
 mod check;
-#[cfg(feature = "testing")]
-pub(crate) mod fuzz;
 mod receive;
 
 pub use check::{Ask, Checking, Verdict, confirmation};
 pub use receive::Inheritance;
 
-use remoca_store::StoreKind;
+use remoca_protocol::handover::{Description, Listening, VERSION};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
-use serde::{Deserialize, Serialize};
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Write};
@@ -26,61 +23,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-/// Version of [`Description`]. A program that reads another one starts as after a crash.
-pub const VERSION: u32 = 2;
 /// The environment variable with the number of the description's descriptor.
 const VARIABLE: &str = "REMOCA_HANDOVER";
-/// The largest description that is read: 4096 disks with long names fit.
-const DESCRIPTION_BYTES_MAX: u64 = 8 << 20;
-
-/// What the descriptors are, and what an operator changed since the start. Descriptors are numbers here.
-#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Description {
-    pub version: u32,
-    /// Name of the VM.
-    pub name: String,
-    /// Hand-overs since the first start, with this one.
-    pub upgrades: u32,
-    pub cache_pages: u32,
-    pub cache_enabled: bool,
-    pub servers: Vec<String>,
-    /// The locked state file, if there is one: whatever else is found under its name is not of this VM's last moment.
-    pub state: Option<RawFd>,
-    pub control: Option<Listening>,
-    /// Who asked for the upgrade, and waits for an answer.
-    pub client: Option<RawFd>,
-    pub disks: Vec<PassedDisk>,
-    pub port: Option<Listening>,
-    pub nbd: Vec<Listening>,
-}
-
-/// A listening socket.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Listening {
-    pub fd: RawFd,
-    /// Where it is in the file system, with its inode, if this process made it: it is removed at the end.
-    pub path: Option<(PathBuf, u64)>,
-}
-
-/// A disk.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PassedDisk {
-    pub name: String,
-    pub image: String,
-    pub socket: Option<Listening>,
-    pub store: PassedStore,
-    /// The guest has switched its write cache off, and sends no flushes. Programs before this field did not say so.
-    #[serde(default)]
-    pub write_cache_off: bool,
-}
-
-/// What holds the blocks of a disk, with nothing in flight.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PassedStore {
-    pub fd: RawFd,
-    pub kind: StoreKind,
-}
-
 /// A hand-over in the making. Dropped, it changes nothing: the descriptors in it are copies.
 #[derive(Debug, Default)]
 pub struct Handover {
@@ -164,7 +108,7 @@ fn c_string(text: &OsStr) -> io::Result<CString> {
 fn write_description(description: &Description) -> io::Result<OwnedFd> {
     let fd = memfd_create("remoca-handover", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut file = File::from(fd);
-    file.write_all(&serde_json::to_vec(description).map_err(io::Error::other)?)?;
+    file.write_all(&description.encode().map_err(io::Error::other)?)?;
     fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(file.into())
 }

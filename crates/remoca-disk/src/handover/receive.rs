@@ -1,9 +1,9 @@
 //! The receiving side: descriptors that a former program of this process left open, or a reason to start without.
 
-use super::{DESCRIPTION_BYTES_MAX, Description, Listening, VARIABLE, VERSION};
+use super::VARIABLE;
+use remoca_protocol::handover::{BYTES_MAX, Description};
 use rustix::fs::{SealFlags, fcntl_get_seals};
 use rustix::io::{FdFlags, fcntl_setfd};
-use serde::Deserialize;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -15,12 +15,6 @@ use std::os::unix::fs::FileExt;
 pub struct Inheritance {
     pub description: Description,
     descriptors: HashMap<RawFd, OwnedFd>,
-}
-
-/// Read first: all that every version has.
-#[derive(Deserialize)]
-struct Version {
-    version: u32,
 }
 
 impl Inheritance {
@@ -56,7 +50,7 @@ impl Inheritance {
 
     /// Reads the description. Its own descriptor is closed before those in it are taken: it cannot be one of them.
     fn read(number: RawFd) -> io::Result<Self> {
-        Self::of(parse(&read_sealed(number)?)?)
+        Self::of(Description::parse(&read_sealed(number)?).map_err(io::Error::other)?)
     }
 
     fn of(description: Description) -> io::Result<Self> {
@@ -83,29 +77,12 @@ fn read_sealed(number: RawFd) -> io::Result<Vec<u8>> {
     let file = File::from(adopt(number)?);
     let seals = fcntl_get_seals(&file).map_err(|_| io::Error::other("it is not a sealed description"))?;
     let length = file.metadata()?.len();
-    if !seals.contains(SealFlags::WRITE | SealFlags::SHRINK) || length > DESCRIPTION_BYTES_MAX {
+    if !seals.contains(SealFlags::WRITE | SealFlags::SHRINK) || length > BYTES_MAX {
         return Err(io::Error::other("it is not a sealed description"));
     }
     let mut text = vec![0; usize::try_from(length).unwrap_or(0)];
     file.read_exact_at(&mut text, 0)?;
     Ok(text)
-}
-
-pub(super) fn parse(text: &[u8]) -> io::Result<Description> {
-    let Version { version } = serde_json::from_slice(text).map_err(io::Error::other)?;
-    if version != VERSION {
-        return Err(io::Error::other(format!("it has version {version}, this program knows {VERSION}")));
-    }
-    serde_json::from_slice(text).map_err(io::Error::other)
-}
-
-impl Description {
-    fn numbers(&self) -> impl Iterator<Item = RawFd> {
-        let stores = self.disks.iter().map(|disk| disk.store.fd);
-        let sockets = self.disks.iter().filter_map(|disk| disk.socket.as_ref());
-        let sockets = sockets.chain(&self.control).chain(&self.port).chain(&self.nbd);
-        sockets.map(|&Listening { fd, .. }| fd).chain(stores).chain(self.client).chain(self.state)
-    }
 }
 
 /// Takes a descriptor that was left open for us; it is not left to anybody else.
@@ -138,6 +115,7 @@ fn close_all_but(mut kept: Vec<RawFd>) {
 mod tests {
     use super::super::{Handover, write_description};
     use super::*;
+    use remoca_protocol::handover::{Listening, VERSION};
     use std::os::fd::{AsRawFd, IntoRawFd};
 
     /// As the new program sees it.
@@ -161,18 +139,6 @@ mod tests {
         assert!(rustix::io::fcntl_getfd(&taken).unwrap().contains(FdFlags::CLOEXEC));
         assert!(inheritance.take(fd).is_err(), "one owner");
         assert!(inheritance.take(state).is_ok());
-    }
-
-    #[test]
-    fn what_a_program_before_the_write_cache_was_passed_gave_is_read() {
-        let text = r#"{"version":2,"name":"vm","upgrades":1,"cache_pages":8,"cache_enabled":true,"servers":[],"state":null,
-            "control":null,"client":null,"disks":[{"name":"a","image":"/a","socket":null,
-            "store":{"fd":4,"kind":{"file":{"flush_failed":null}}}}],"port":null,"nbd":[]}"#;
-        let description = parse(text.as_bytes()).unwrap();
-        assert!(!description.disks[0].write_cache_off);
-        let mut off = description;
-        off.disks[0].write_cache_off = true;
-        assert_eq!(parse(&serde_json::to_vec(&off).unwrap()).unwrap(), off);
     }
 
     #[test]

@@ -2,9 +2,10 @@
 //! has the key; until then it has a thread, a few kilobytes, and nobody who listens to it.
 
 use super::peer::{Peer, SILENCE_MAX};
-use crate::secure::{Acceptor, Secret};
+use crate::secure::Acceptor;
 use remoca_io::address::Endpoint;
 use remoca_io::wake::{Wake, raise};
+use remoca_protocol::control::Secret;
 use std::io;
 use std::net::{IpAddr, TcpStream};
 use std::os::fd::OwnedFd;
@@ -162,6 +163,7 @@ fn let_in(door: &Arc<Door>, socket: OwnedFd) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::secure::Connector;
+    use remoca_io::key;
     use remoca_io::wake::WakeUp;
     use std::io::Read;
     use std::os::unix::net::UnixStream;
@@ -179,7 +181,7 @@ mod tests {
     fn strangers_who_say_nothing_keep_nobody_out_and_have_no_place_for_long() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("in");
-        let (secret, wake) = (Secret::generate().unwrap(), WakeUp::new().unwrap());
+        let (secret, wake) = (key::generate().unwrap(), WakeUp::new().unwrap());
         let mut incoming = Incoming::listen(Endpoint::Unix(path.clone()), &secret, wake.wake()).unwrap();
         let connect = || UnixStream::connect(&path).unwrap();
         let mut strangers: Vec<_> = (0..3 * STRANGERS_MAX).map(|_| connect()).collect();

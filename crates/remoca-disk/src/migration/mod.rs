@@ -22,9 +22,9 @@ pub use peer::Peer;
 pub use receipt::{IndexRoom, Receipt};
 pub use wire::{Heard, Offer, OfferedDisk, Server, StateHeader, VERSION};
 
-use crate::secure::Secret;
 use remoca_io::address::Endpoint;
 use remoca_io::wake::Wake;
+use remoca_protocol::control::Secret;
 use std::io;
 
 /// How a process reaches others, and is reached by them.

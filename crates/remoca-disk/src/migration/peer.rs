@@ -1,10 +1,11 @@
 //! One connection to a process that has the key.
 
 use super::wire::{self, HEADER_BYTES, Heard, Offer, PIECE_BYTES, StateHeader, kind};
-use crate::secure::{Channel, Connector, Secret, SecureReader, SecureWriter};
+use crate::secure::{Channel, Connector, SecureReader, SecureWriter};
 use remoca_core::migration::Message;
 use remoca_io::address::Endpoint;
 use remoca_io::wake::{Wake, raise};
+use remoca_protocol::control::Secret;
 use rustix::net::sockopt::{self, Timeout};
 use std::io::{self, BufReader, Write};
 use std::os::fd::OwnedFd;
@@ -249,13 +250,14 @@ fn write_all(
 mod tests {
     use super::*;
     use crate::secure::Acceptor;
+    use remoca_io::key;
     use remoca_io::wake::WakeUp;
     use std::os::unix::net::UnixStream;
 
     /// A peer, and the other end of its connection, at which nobody is yet.
     fn peer() -> (Peer, Channel) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let secret = Secret::generate().unwrap();
+        let secret = key::generate().unwrap();
         let (acceptor, deadline) = (Acceptor::new(&secret).unwrap(), Instant::now() + Duration::from_secs(30));
         let accepting = std::thread::spawn(move || acceptor.accept(ours.into(), deadline).unwrap());
         let other = Connector::new(&secret).unwrap().connect(theirs.into(), deadline).unwrap();

@@ -4,7 +4,8 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a surprise is a failure")]
 
-use super::{Acceptor, Connector, Secret};
+use super::{Acceptor, Connector};
+use remoca_protocol::control::Secret;
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -88,11 +89,12 @@ fn with_length(body: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use remoca_io::key;
 
     /// So that variations of it get further than the first message.
     #[test]
     fn the_target_answers_the_greeting_and_asks_for_a_key() {
-        let secret = Secret::generate().unwrap();
+        let secret = key::generate().unwrap();
         let (mut stranger, ours) = stranger(&client_hello());
         let refused = Acceptor::new(&secret).unwrap().accept(ours.into(), Instant::now() + PATIENCE);
         assert_eq!(refused.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);

@@ -6,9 +6,7 @@
 mod channel;
 #[cfg(feature = "testing")]
 pub(crate) mod fuzz;
-mod secret;
 mod tls;
 
 pub use channel::{Channel, SecureReader, SecureWriter};
-pub use secret::Secret;
 pub use tls::{Acceptor, Connector};

@@ -1,8 +1,8 @@
 //! What TLS is told: which keys the two sides have, which they expect, and nothing that is older than version 1.3.
 
-use super::Secret;
 use super::channel::Channel;
 use aws_lc_rs::hkdf;
+use remoca_protocol::control::Secret;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption};
 use rustls::crypto::aws_lc_rs::{default_provider, kx_group, sign};

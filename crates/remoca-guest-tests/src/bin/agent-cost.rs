@@ -9,9 +9,9 @@
 //! `cargo run --release -p remoca-guest-tests --bin agent-cost [time|instructions [ROUNDS [PART OF A WORK'S NAME]]]`; without
 //! arguments both, 7 and 1.
 
-use remoca_disk::port::AgentStats;
 use remoca_guest_tests::{Host, Image, LIMIT, Result, remoca_release, start_agent, stop_agent};
 use remoca_lab::{Guest, Lab, Qmp, store, workload::dataset};
+use remoca_protocol::port::AgentStats;
 use std::path::Path;
 use std::time::{Duration, Instant};
 

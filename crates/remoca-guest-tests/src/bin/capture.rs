@@ -5,10 +5,10 @@
 //! bound is an exact LRU of the guest's page cache and the cache together, fed with the requests of the trace.
 
 use remoca_demo::analysis::{self, Window};
-use remoca_disk::status::Status;
-use remoca_disk::trace::read_trace;
 use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca_release, start_agent};
 use remoca_lab::{Guest, Lab, store, workload::dataset};
+use remoca_protocol::control::Status;
+use remoca_protocol::trace::parse_trace;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -92,7 +92,7 @@ fn run(plan: &Plan, way: &Way, lab: &Lab, image: &Path) -> Result<String> {
     }
     read(&mut guest, plan.warmup, 10)?;
     let before = host.status()?;
-    let from_ns = read_trace(&trace)?.iter().map(|record| record.issued_ns).max().unwrap_or(0) + 1;
+    let from_ns = parse_trace(&std::fs::read(&trace)?)?.iter().map(|record| record.issued_ns).max().unwrap_or(0) + 1;
     let started = Instant::now();
     read(&mut guest, plan.reads, 11)?;
     let seconds = started.elapsed().as_secs_f64();
@@ -102,7 +102,7 @@ fn run(plan: &Plan, way: &Way, lab: &Lab, image: &Path) -> Result<String> {
     guest.shut_down()?;
     host.stop_process()?;
     let pages = after.cache.granted_bytes / 4096 + resident;
-    let bound = analysis::exact_lru(&read_trace(&trace)?, Window { from_ns, to_ns: u64::MAX }, pages);
+    let bound = analysis::exact_lru(&parse_trace(&std::fs::read(&trace)?)?, Window { from_ns, to_ns: u64::MAX }, pages);
     Ok(row(way, &before, &after, bound.block_hit_ratio, seconds))
 }
 

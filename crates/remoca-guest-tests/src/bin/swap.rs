@@ -1,12 +1,12 @@
 //! A guest sorts more than its memory holds, in place, on a slow swap disk: without the cache and with it, in one run.
 //! `--quick` is a small one. The sort looks at each record; a wrong one fails the run.
 
-use remoca_disk::status::Status;
 use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca_release};
 use remoca_lab::{
     Lab,
     store::{self, NbdkitConfig},
 };
+use remoca_protocol::control::Status;
 use serde_json::Value;
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Hits over time, and what must not be counted, over all lives of the VM process: a thread that asks it four times a second.
 
-use remoca_disk::control::{self, Command, Reply};
-use remoca_disk::status::Status;
+use remoca_io::control;
+use remoca_protocol::control::{Command, Reply, Status};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -4,7 +4,7 @@ use super::events::Event;
 use super::hits::Watch;
 use super::work::{Account, Pause};
 use crate::Result;
-use remoca_disk::status::Status;
+use remoca_protocol::control::Status;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;

@@ -4,10 +4,10 @@
 use super::events::Event;
 use super::proxy::Proxy;
 use crate::{Host, Image, LIMIT, Result, end_agent, launch_agent, remoca, stop_agent, wait_for_agent};
-use remoca_disk::status::Status;
 use remoca_lab::store::{self, Nbdkit, NbdkitConfig, NbdkitSource};
 use remoca_lab::workload::pattern::Random;
 use remoca_lab::{DiskSource, Guest, Lab, Service};
+use remoca_protocol::control::Status;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;

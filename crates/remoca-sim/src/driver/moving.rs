@@ -8,14 +8,13 @@ use super::process::{Process, image_number};
 use super::store::{ModelStore, StoreDesk};
 use super::world::{Event, Outcome, World};
 use crate::violation::{Promise, Violation};
-use remoca_disk::control::{Command, Reply};
 use remoca_disk::driver::{Disk, Opener};
 use remoca_disk::migration::{Incoming, Peer, PeerNetwork};
-use remoca_disk::secure::Secret;
 use remoca_disk::testing::{FarEnd, Wanted, listening};
 use remoca_frontend::device::Frontend;
 use remoca_io::address::Endpoint;
 use remoca_io::wake::Wake;
+use remoca_protocol::control::{Command, Reply, Secret};
 use remoca_store::{AlignedStore, Geometry, VacantStore};
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -142,6 +141,8 @@ impl World<'_> {
             read_only: false,
             can_discard: true,
             can_write_zeroes: true,
+            may_forget: false,
+            outlives_process: false,
         };
         let store = VacantStore::new(geometry).expect("the system has descriptors left");
         let (device, front) = self.device(number);

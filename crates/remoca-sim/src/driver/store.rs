@@ -5,7 +5,10 @@ use super::plan::DiskPlan;
 use super::time::VirtualClock;
 use remoca_disk::clock::Clock;
 use remoca_io::buffer::IoBuffer;
-use remoca_store::{Geometry, ImageStamp, OpenError, OpenErrorKind, Store, StoreEvent, StoreOp};
+use remoca_protocol::handover::StoreKind;
+use remoca_store::{
+    DataPath, Geometry, HandOver, Identity, ImageStamp, OpenError, OpenErrorKind, StoreEvent, StoreHealth, StoreOp,
+};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -115,6 +118,8 @@ impl ModelStore {
             read_only: false,
             can_discard: true,
             can_write_zeroes: true,
+            may_forget: false,
+            outlives_process: false,
         };
         let identity = (!plan.remote).then_some([1, 2050, number, size]);
         let changed_at_opening_ns = shared.image.changed_ns();
@@ -130,7 +135,7 @@ impl Drop for ModelStore {
     }
 }
 
-impl Store for ModelStore {
+impl DataPath for ModelStore {
     fn geometry(&self) -> Geometry {
         self.geometry
     }
@@ -165,10 +170,23 @@ impl Store for ModelStore {
         Some(event)
     }
 
+    /// Returns nothing: the simulated image has its own times.
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn handle_timer(&mut self, _: Instant) {}
+
     fn in_flight(&self) -> usize {
         self.shared.lock().in_flight
     }
 
+    fn health(&self) -> StoreHealth {
+        StoreHealth::Up
+    }
+}
+
+impl Identity for ModelStore {
     fn look(&mut self) -> bool {
         let can_tell = self.at_opening.is_some();
         self.shared.lock().is_asked_to_look |= can_tell;
@@ -184,10 +202,15 @@ impl Store for ModelStore {
         Some(format!("{} {changed_ns}", self.name))
     }
 
+    /// Does nothing: no page cache is simulated.
+    fn empty_page_cache(&mut self) {}
+
     fn may_be_in_page_cache(&self) -> bool {
         false
     }
+}
 
+impl HandOver for ModelStore {
     fn failed_flush(&self) -> Option<i32> {
         self.shared.lock().failed
     }
@@ -196,8 +219,17 @@ impl Store for ModelStore {
         self.shared.lock().failed = errno;
     }
 
-    fn hand_over(&self) -> Result<(BorrowedFd<'_>, remoca_store::StoreKind), String> {
+    fn is_still(&self) -> bool {
+        self.in_flight() == 0
+    }
+
+    /// Returns that nothing is left: the image is on this host, and what it was given it does before anybody else opens it.
+    fn drain(&mut self) -> bool {
+        true
+    }
+
+    fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {
         let flush_failed = self.shared.lock().failed;
-        Ok((self.shared.wake.as_fd(), remoca_store::StoreKind::File { flush_failed }))
+        Ok((self.shared.wake.as_fd(), StoreKind::File { flush_failed }))
     }
 }

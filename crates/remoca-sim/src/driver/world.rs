@@ -15,10 +15,11 @@ use crate::random::Random;
 use crate::violation::{Promise, Violation};
 use remoca_core::units::Nanos;
 use remoca_disk::driver::{Ended, Source};
-use remoca_disk::handover::{PassedStore, Verdict};
+use remoca_disk::handover::Verdict;
 use remoca_disk::testing::FarEnd;
 use remoca_protocol::Welcome;
-use remoca_store::StoreKind;
+use remoca_protocol::handover::PassedStore;
+use remoca_protocol::handover::StoreKind;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use tempfile::TempDir;
@@ -292,7 +293,7 @@ impl<'a> World<'a> {
             Stimulus::Servers(servers) => self.list_servers(servers),
             Stimulus::Evict(eviction) => self.evict(*eviction),
             Stimulus::Identify => self.identify(),
-            Stimulus::Status => self.command(remoca_disk::control::Command::Status),
+            Stimulus::Status => self.command(remoca_protocol::control::Command::Status),
             Stimulus::Kill(ns) => {
                 if self.process.is_some() {
                     self.tally.kills += 1;
@@ -311,7 +312,7 @@ impl<'a> World<'a> {
         if self.process.is_some() {
             self.note(|| format!("an upgrade is asked for: {fate:?}"));
             self.fate = Some(fate);
-            self.command(remoca_disk::control::Command::Upgrade { program: Some("/next".into()) });
+            self.command(remoca_protocol::control::Command::Upgrade { program: Some("/next".into()) });
         }
     }
 
@@ -431,7 +432,7 @@ impl<'a> World<'a> {
         self.last_upgrade = self.last_upgrade.map(|_| true);
         let failed = |store: &PassedStore| match store.kind {
             StoreKind::File { flush_failed } => flush_failed,
-            StoreKind::Nbd(_) => None,
+            StoreKind::Nbd(_) => unreachable!("the model passes itself on as a file"),
         };
         let failed: Vec<_> = handover.description.disks.iter().map(|disk| failed(&disk.store)).collect();
         self.die(true)?;

@@ -1,7 +1,7 @@
 //! `remoca` as child processes, and what they say.
 
 use super::{PATIENCE, wait_at_most, wait_until};
-use remoca_disk::status::Status;
+use remoca_protocol::control::Status;
 use serde_json::Value;
 use std::fs::File;
 use std::io::{Read, Write};

@@ -1,13 +1,13 @@
 //! The disks go: they are offered, made durable, told about, and let go of.
 
 use super::{LINK_AGAIN_AFTER, Migration, idle_engine};
-use crate::control::{Reply, Request};
+use crate::control::Request;
 use crate::driver::Driver;
+use remoca_protocol::control::{Reply, Secret};
 
 use crate::driver::requests::{Origin, Pending};
 use crate::link::ServerLink;
 use crate::migration::{Offer, StateHeader};
-use crate::secure::Secret;
 use remoca_core::engine::GuestOp;
 use remoca_core::migration::Message;
 use remoca_core::units::{DiskIndex, PageCount};

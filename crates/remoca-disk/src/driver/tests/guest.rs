@@ -13,8 +13,11 @@ use remoca_frontend::vhost::{DeviceConfig, VhostDevice};
 use remoca_io::buffer::IoBuffer;
 use remoca_io::socket::SocketSource;
 use remoca_io::wake;
+use remoca_protocol::handover::StoreKind;
 use remoca_protocol::{ErrorCode, ErrorReply, Frame, RequestId};
-use remoca_store::{Geometry, Store, StoreCompletion, StoreError, StoreEvent, StoreOp};
+use remoca_store::{
+    DataPath, Geometry, HandOver, Identity, ImageStamp, StoreCompletion, StoreError, StoreEvent, StoreHealth, StoreOp,
+};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -67,7 +70,7 @@ impl ScriptedStore {
     }
 }
 
-impl Store for ScriptedStore {
+impl DataPath for ScriptedStore {
     fn geometry(&self) -> Geometry {
         Geometry {
             size: DISK_BYTES,
@@ -76,6 +79,8 @@ impl Store for ScriptedStore {
             read_only: false,
             can_discard: true,
             can_write_zeroes: true,
+            may_forget: false,
+            outlives_process: false,
         }
     }
 
@@ -95,6 +100,10 @@ impl Store for ScriptedStore {
         self.note(Moment::Ready);
     }
 
+    fn next_event(&mut self) -> Option<StoreEvent> {
+        self.script().answers.pop_front()
+    }
+
     fn next_deadline(&self) -> Option<Instant> {
         self.script().deadline
     }
@@ -104,19 +113,53 @@ impl Store for ScriptedStore {
         self.note(Moment::Timer);
     }
 
-    fn next_event(&mut self) -> Option<StoreEvent> {
-        self.script().answers.pop_front()
-    }
-
     fn in_flight(&self) -> usize {
         self.script().asked.len()
     }
 
+    fn health(&self) -> StoreHealth {
+        StoreHealth::Up
+    }
+}
+
+impl Identity for ScriptedStore {
+    fn look(&mut self) -> bool {
+        false
+    }
+
+    fn stamp_at_opening(&self) -> Option<ImageStamp> {
+        None
+    }
+
+    fn shared_stamp(&self, _: bool) -> Option<String> {
+        None
+    }
+
+    fn empty_page_cache(&mut self) {}
+
+    fn may_be_in_page_cache(&self) -> bool {
+        true
+    }
+}
+
+impl HandOver for ScriptedStore {
     fn failed_flush(&self) -> Option<i32> {
         None
     }
 
     fn set_failed_flush(&mut self, _: Option<i32>) {}
+
+    fn is_still(&self) -> bool {
+        self.in_flight() == 0
+    }
+
+    fn drain(&mut self) -> bool {
+        true
+    }
+
+    fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {
+        Err("its store cannot be handed over".into())
+    }
 }
 
 fn device() -> DeviceConfig {

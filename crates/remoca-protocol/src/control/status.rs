@@ -1,6 +1,5 @@
 //! What `remoca status` shows: the state of one VM process, as it goes over the control socket.
 
-use crate::latency::LatencySummary;
 use crate::port::AgentStats;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -137,6 +136,18 @@ pub struct Latencies {
     pub read_from_cache: LatencySummary,
     pub read_from_disk: LatencySummary,
     pub write: LatencySummary,
+}
+
+/// Durations of many requests: how many, and quantiles.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LatencySummary {
+    pub count: u64,
+    pub sum_ns: u64,
+    pub mean_us: f64,
+    pub p50_us: f64,
+    pub p99_us: f64,
+    pub p999_us: f64,
+    pub max_us: f64,
 }
 
 /// What is normal for disk and memory server now, by their newest reads, and what follows from it.

@@ -1,0 +1,38 @@
+//! The client of a VM process's control socket.
+
+use remoca_protocol::control::{Command, PATIENCE, Reply};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// Asks the VM process that listens at `path`, and returns its reply.
+///
+/// # Errors
+/// If nobody listens there, or it does not answer with JSON.
+pub fn call(path: &Path, command: Command) -> io::Result<Reply> {
+    let mut stream = UnixStream::connect(path)?;
+    let patience = command.patience();
+    stream.set_read_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let line = command.line().map_err(io::Error::other)?;
+    // Whoever has no time for us may answer and close before it has our line: the answer counts, not the broken pipe. And
+    // it ends with its line: what follows is an error where a part of ours was left unread.
+    let sent = stream.write_all(&line);
+    let mut text = Vec::new();
+    BufReader::new(stream).read_until(b'\n', &mut text).map_err(|error| explain_silence(error, patience))?;
+    if text.is_empty() {
+        return Err(sent.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()));
+    }
+    Reply::parse(&text).map_err(io::Error::other)
+}
+
+fn explain_silence(error: io::Error, patience: Duration) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => {
+            let text = format!("it did not answer within {} seconds", patience.as_secs());
+            io::Error::new(io::ErrorKind::TimedOut, text)
+        }
+        _ => error,
+    }
+}

@@ -1,0 +1,92 @@
+//! What of an NBD export outlives its use: failed flushes, requests under way, and the connection for another program.
+
+use super::{NbdStore, wait_until_ready};
+use crate::flush_latch::FlushLatch;
+use crate::nbd_export;
+use crate::nbd_link::{Address, Direction, Link};
+use crate::nbd_protocol::Export;
+use crate::nbd_task::{NbdTask, WireState};
+use crate::nbd_uri::{NbdServer, NbdUri};
+use crate::{HandOver, NbdOptions, OpenError};
+use remoca_protocol::handover::{PassedExport, StoreKind};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// How long a store that is dropped waits for outstanding replies.
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(2);
+
+impl NbdStore {
+    /// Takes over a connection that a former program of this process made: the server never saw its client leave.
+    ///
+    /// # Errors
+    /// If what the server offered then does not do, or the descriptor is none.
+    pub fn adopt(socket: OwnedFd, uri: &NbdUri, options: NbdOptions, passed: &PassedExport) -> Result<Self, OpenError> {
+        let server = uri.server.to_string();
+        let unreachable = |error: &dyn std::fmt::Display| nbd_export::explain_unreachable(&server, error);
+        let addresses = match &uri.server {
+            NbdServer::Unix(_) => Address::resolve(&uri.server).map_err(|error| unreachable(&error))?,
+            NbdServer::Tcp { .. } => passed.addresses.iter().copied().map(Address::Tcp).collect(),
+        };
+        if addresses.is_empty() {
+            return Err(unreachable(&"no address was passed"));
+        }
+        let mut link = Link::new(addresses, &uri.export).map_err(|error| unreachable(&error))?;
+        link.adopt(socket, Instant::now()).map_err(|error| unreachable(&error))?;
+        let mut store = Self::start(server, link, Export::from(passed), options)?;
+        store.latch = FlushLatch::with(passed.flush_failed);
+        store.writes = passed.unflushed;
+        Ok(store)
+    }
+}
+
+impl HandOver for NbdStore {
+    fn failed_flush(&self) -> Option<i32> {
+        self.latch.errno()
+    }
+
+    fn set_failed_flush(&mut self, errno: Option<i32>) {
+        self.latch = FlushLatch::with(errno);
+    }
+
+    /// Returns whether no operation is under way: its calls never stay in the kernel.
+    fn is_still(&self) -> bool {
+        self.in_flight == 0
+    }
+
+    /// Waits until what was sent has taken effect, also over a connection that was lost.
+    fn drain(&mut self) -> bool {
+        self.queue.clear();
+        let deadline = *self.drain_deadline.get_or_insert_with(|| Instant::now() + DRAIN_TIME_MAX);
+        while self.on_wire > 0 && self.outage.is_none() && Instant::now() < deadline {
+            wait_until_ready(&self.link, deadline);
+            self.transfer(Direction::Both, Instant::now());
+            self.queue.clear();
+        }
+        let is_sent = |task: &NbdTask| {
+            matches!(task.wire, WireState::Sending { .. } | WireState::AwaitsReply { .. }) || self.outage.is_some()
+        };
+        !self.tasks.iter().any(|(_, task)| task.operation.is_modification() && is_sent(task))
+    }
+
+    fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {
+        let away = || format!("there is no connection to the NBD server {}: try again when it is back", self.server);
+        let connection = self.link.idle_connection().filter(|_| self.tasks.is_empty()).ok_or_else(away)?;
+        let export = PassedExport {
+            addresses: self.link.addresses(),
+            flush_failed: self.latch.errno(),
+            unflushed: self.unflushed(),
+            ..PassedExport::from(&self.export)
+        };
+        Ok((connection, StoreKind::Nbd(export)))
+    }
+}
+
+impl Drop for NbdStore {
+    /// Says farewell if nothing is outstanding: nbdkit 1.32 aborts when a client leaves with requests outstanding.
+    fn drop(&mut self) {
+        self.drain();
+        if let Some(connection) = self.link.connection().filter(|_| self.on_wire == 0) {
+            connection.disconnect();
+        }
+    }
+}
