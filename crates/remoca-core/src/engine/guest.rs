@@ -1,12 +1,21 @@
-//! Guest requests: which blocks of a read the cache answers, and what a write makes unreachable.
+//! What guests and their disks do: which blocks of a read the cache answers, what a write makes unreachable, and what the end of a
+//! disk I/O teaches about blocks.
 
 use super::breaker::Route;
-use super::server::Fetch;
-use super::{Action, DiskEngine, GuestOp, Pages, ReadReason, Request, RequestId, block_count};
+use super::disks::page_of;
+use super::fetches::Fetch;
+use super::requests::{Pages, ReadReason, Request};
+use super::{Action, Admission, DiskEngine, DiskError, GuestOp, RequestId};
 use crate::fingerprint::Fingerprint;
+use crate::index::{Offer, Place};
 use crate::rules::Rule;
-use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PAGE_SIZE_U64, SlotIndex};
+use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PAGE_SIZE, SlotIndex};
 use std::ops::{DerefMut, Range};
+
+/// Most blocks that one write-zeroes makes known: more would push out what the guest really reads.
+const ZEROED_BLOCKS_MAX: usize = 1024;
+/// A page's length in an action.
+const PAGE_LENGTH: u32 = 4096;
 
 /// Where one block of a read comes from.
 enum Source {
@@ -15,19 +24,16 @@ enum Source {
     Disk,
 }
 
+fn block_count(range: ByteRange) -> u64 {
+    let touched = range.touched_blocks();
+    touched.end - touched.start
+}
+
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Begins a guest request. Its data stays with the driver: a write's bytes were copied out of guest memory into the
     /// request's buffer, which must not change until the request completes.
     pub fn handle_request(&mut self, now: Nanos, id: RequestId, disk: DiskIndex, op: GuestOp) {
-        debug_assert!(self.request(id).is_none(), "a request id is used twice");
-        let at = id.0 as usize;
-        if self.requests.len() <= at {
-            self.requests.resize(at + 1, None);
-        }
-        self.serial += 1;
-        let (serial, pages) = (self.serial, Pages::None);
-        let request = Request { disk, op, issued: now, serial, pages, io: None, failed: false, answered: false };
-        self.requests[at] = Some(request);
+        self.requests.begin(now, id, disk, op);
         match op {
             GuestOp::Read(range) => self.begin_read(now, id, disk, range),
             GuestOp::Write { range, .. } => {
@@ -47,7 +53,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     fn begin_read(&mut self, now: Nanos, id: RequestId, disk: DiskIndex, range: ByteRange) {
-        self.hedging.begin_read(disk);
+        self.race.begin_read(disk);
         self.stats.read_blocks += block_count(range);
         if range.covered_blocks() != range.touched_blocks() {
             self.stats.misaligned_reads += 1;
@@ -55,7 +61,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             return;
         }
         let blocks = range.covered_blocks();
-        let route = self.hedging.route(now, disk);
+        let route = self.race.route(now, disk);
         match self.cacheable(disk, blocks.clone(), route) {
             Ok(fetches) => self.read_from_cache(now, id, disk, blocks, fetches, route),
             Err(cached) => {
@@ -66,7 +72,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// `Ok(pages to fetch)` if no block needs the disk; else how many of the blocks were there. One block that must
+    /// Returns `Ok(pages to fetch)` if no block needs the disk; else how many of the blocks were there. One block that must
     /// come from the disk brings its neighbours with it for free (decision 0009).
     fn cacheable(&self, disk: DiskIndex, blocks: Range<u64>, route: Route) -> Result<u32, u64> {
         let (mut fetches, mut there) = (0, 0);
@@ -81,7 +87,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
                 Source::Disk => {}
             }
         }
-        let reachable = fetches == 0 || (self.link.is_up() && route != Route::Disk && self.fetches.has_room(fetches));
+        let reachable = fetches == 0 || (route != Route::Disk && self.pool.can_fetch(fetches));
         if there == count && reachable { Ok(fetches) } else { Err(there) }
     }
 
@@ -105,20 +111,17 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         fetches: u32,
         route: Route,
     ) {
-        let first = blocks.start;
-        let mut sent = 0;
-        for bno in blocks.clone() {
+        let (mut sent, serial) = (0, self.requests.newest());
+        for (bno, offset) in blocks.zip((0..).step_by(PAGE_SIZE)) {
             let block = BlockId { disk, bno: BlockNumber(bno) };
-            let offset = u32::try_from((bno - first) * PAGE_SIZE_U64).unwrap_or(u32::MAX);
             match self.source(block) {
                 Source::Zero => {
-                    let length = u32::try_from(PAGE_SIZE_U64).unwrap_or(u32::MAX);
-                    self.actions.push_back(Action::ZeroFill { request: id, offset, length });
+                    self.actions.push_back(Action::ZeroFill { request: id, offset, length: PAGE_LENGTH });
                 }
                 Source::Slot(slot, content) if self.index.pin(slot) => {
-                    let (serial, probe) = (self.serial, route == Route::Both);
-                    let fetch = Fetch { request: id, serial, block, slot, content, offset, probe };
-                    let fetch = self.fetches.begin(fetch);
+                    let probe = route == Route::Both;
+                    let fetch =
+                        self.pool.begin_fetch(Fetch { request: id, serial, block, slot, content, offset, probe });
                     self.actions.push_back(Action::Fetch { fetch, slot });
                     sent += 1;
                 }
@@ -131,12 +134,13 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         } else if fetches == 0 {
             self.complete_from_cache(id, fetches);
         } else {
-            if let Some(request) = &mut self.requests[id.0 as usize] {
-                request.pages = Pages::Waiting { left: fetches, asked: fetches };
-            }
+            self.requests.set_pages_owed(id, fetches, fetches);
             match route {
-                Route::Both => self.probe(now, id, disk, self.serial),
-                Route::Server | Route::Disk => self.hedging.begin_wait(now, id, self.serial),
+                Route::Both if self.race.begin_probe(now, id, disk, serial, &mut self.stats) => {
+                    self.ask_disk(now, id, ReadReason::Probe);
+                }
+                Route::Both => {}
+                Route::Server | Route::Disk => self.race.begin_wait(now, id, serial),
             }
         }
     }
@@ -144,7 +148,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Completes a read without the disk: with `fetched` pages of the server, and zeroes for the rest. Blocks are
     /// counted here, and not as they come, because the disk may still have to answer for all of them.
     pub(super) fn complete_from_cache(&mut self, id: RequestId, fetched: u32) {
-        if let Some(Request { op: GuestOp::Read(range), .. }) = self.request(id) {
+        if let Some(Request { op: GuestOp::Read(range), .. }) = self.requests.get(id) {
             self.stats.reads_from_cache += 1;
             self.stats.hit_blocks += u64::from(fetched);
             self.stats.zero_blocks += block_count(range) - u64::from(fetched);
@@ -152,17 +156,244 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.complete(id, Ok(()));
     }
 
+    fn complete(&mut self, id: RequestId, result: Result<(), DiskError>) {
+        if let Some(Request { disk, op: GuestOp::Read(range), io, .. }) = self.requests.answer(id) {
+            self.stats.reads += 1;
+            self.race.end_read(disk);
+            if io.is_some() {
+                self.race.begin_abandoned(disk, range);
+            }
+        }
+        self.actions.push_back(Action::Complete { request: id, result });
+    }
+
+    /// Asks the disk for the whole of a read. If the server may still answer, both are working on it from now on.
+    pub(super) fn ask_disk(&mut self, now: Nanos, id: RequestId, reason: ReadReason) {
+        let Some(Request { disk, op: op @ GuestOp::Read(range), pages, .. }) = self.requests.get(id) else { return };
+        self.requests.begin_io(id, self.race.begin_io(now, disk, reason));
+        self.disks.begin_read(disk, id, range);
+        self.actions.push_back(match pages {
+            Pages::Waiting { .. } => Action::DiskToo { request: id, disk, op },
+            Pages::None | Pages::GivenUp => Action::Disk { request: id, disk, op },
+        });
+    }
+
+    /// Gives up the pages of a read, which only the disk can answer now. It may already be reading.
+    pub(super) fn give_up_pages(&mut self, now: Nanos, id: RequestId) {
+        let Some(request) = self.requests.give_up_pages(id) else { return };
+        self.race.note_no_page(&request);
+        if request.io.is_none() {
+            self.ask_disk(now, id, ReadReason::Needed);
+        }
+    }
+
     fn begin_modification(&mut self, id: RequestId, disk: DiskIndex, range: ByteRange, op: GuestOp) {
-        self.forget_swap_areas(disk, &range.touched_blocks());
+        self.disks.begin_modification(disk, id, range, op, &mut self.index);
         if self.rules.hold(Rule::Invalidation) {
             let partial_too = self.rules.hold(Rule::PartialWrite);
             let blocks = if partial_too { range.touched_blocks() } else { range.covered_blocks() };
             self.index.forget_range(disk, blocks);
         }
-        if let GuestOp::Discard(_) = op {
-            self.discarded[usize::from(disk.0)].add(range.touched_blocks());
-        }
-        self.overlaps[usize::from(disk.0)].begin(self.rules, id, range.touched_blocks(), true);
         self.actions.push_back(Action::Disk { request: id, disk, op });
+    }
+
+    /// Handles the end of the I/O of an [`Action::Disk`] or [`Action::DiskToo`]. `data` is the buffer of that: the bytes
+    /// read, or the bytes written (empty for other operations).
+    pub fn handle_disk_done(&mut self, now: Nanos, id: RequestId, result: Result<(), DiskError>, data: &[u8]) {
+        let Some(request) = self.requests.get(id) else {
+            debug_assert!(false, "the disk completed a request that does not exist");
+            return;
+        };
+        if result.is_err() {
+            self.stats.disk_errors += 1;
+        }
+        match request.op {
+            GuestOp::Read(range) => self.read_done(now, id, &request, range, result, data),
+            GuestOp::Flush => {
+                let result = self.flush_result(request.disk, result);
+                self.complete(id, result);
+            }
+            GuestOp::Write { range, .. } | GuestOp::Discard(range) | GuestOp::WriteZeroes { range, .. } => {
+                let clean = self.disks.end_io(request.disk, id) && result.is_ok();
+                if clean {
+                    self.learn_modification(id, &request, range, data);
+                }
+                self.complete(id, result);
+            }
+        }
+    }
+
+    /// Handles an [`Action::DiskToo`] that the driver dropped because its read was answered meanwhile.
+    pub fn handle_disk_skipped(&mut self, id: RequestId) {
+        let Some(Request { disk, op: GuestOp::Read(range), io: Some(io), answered: true, .. }) = self.requests.get(id)
+        else {
+            debug_assert!(false, "the guest waits for an I/O that is left out");
+            return;
+        };
+        self.disks.end_io(disk, id);
+        self.race.end_io(disk, io.reason, range, true);
+        self.requests.remove(id);
+    }
+
+    fn read_done(
+        &mut self,
+        now: Nanos,
+        id: RequestId,
+        request: &Request,
+        range: ByteRange,
+        result: Result<(), DiskError>,
+        data: &[u8],
+    ) {
+        let clean = self.disks.end_io(request.disk, id) && result.is_ok();
+        let Some(io) = request.io else {
+            debug_assert!(false, "the disk completed a read that it was not asked for");
+            return;
+        };
+        self.race.end_io(request.disk, io.reason, range, request.answered);
+        if result.is_ok() {
+            self.race.note_disk(now, request.disk, io);
+        }
+        if request.answered {
+            self.requests.remove(id);
+            return;
+        }
+        if request.waits() {
+            match result {
+                Ok(()) => {
+                    self.pool.note_silence(now);
+                    self.race.note_disk_first(now, request, io, &mut self.stats);
+                }
+                Err(_) if !request.failed => {
+                    self.requests.fail_io(id);
+                    return self.race.wait_on(now, id, request.serial);
+                }
+                Err(_) => self.race.note_no_page(request),
+            }
+        }
+        if request.pages != Pages::None {
+            self.stats.missed_blocks += block_count(range);
+        }
+        if clean {
+            self.learn_read(id, request.disk, range, data);
+        }
+        self.requests.end_io(id);
+        self.complete(id, result);
+    }
+
+    /// Returns what the guest hears of a flush. After one that failed, and lost acknowledged writes, none succeeds.
+    fn flush_result(&mut self, disk: DiskIndex, result: Result<(), DiskError>) -> Result<(), DiskError> {
+        if let Some(errno) = self.index.flush_failed(disk).filter(|_| self.rules.hold(Rule::StickyFlush)) {
+            return Err(DiskError(errno));
+        }
+        if let Err(error) = result {
+            self.index.set_flush_failed(disk, Some(error.0));
+        }
+        result
+    }
+
+    /// Forgets what is known of a disk that may not hold what was acknowledged (its server came back). I/O under way
+    /// teaches nothing.
+    pub fn handle_content_uncertain(&mut self, disk: DiskIndex) {
+        self.index.forget_range(disk, 0..u64::MAX);
+        self.disks.taint_all(disk);
+    }
+
+    fn learn_read(&mut self, id: RequestId, disk: DiskIndex, range: ByteRange, data: &[u8]) {
+        let resident = u64::from(self.index.layout().resident_limit().0);
+        self.admit.note_read(block_count(range), resident);
+        self.disks.note_swap_headers(disk, range, data, &mut self.index);
+        if !self.pool.is_enabled() {
+            return;
+        }
+        let by_read = self.admit.admission() == Admission::Reads;
+        for bno in range.covered_blocks() {
+            let Some((offset, page)) = page_of(range, bno, data) else { return };
+            let block = BlockId { disk, bno: BlockNumber(bno) };
+            let content = self.prints.page(page);
+            let is_another = self.index.known(block).is_some_and(|known| known != content);
+            if is_another && !self.disks.may_be_discarded(block) {
+                self.stats.foreign_writes += 1;
+                self.index.drop_everything();
+                self.actions.push_back(Action::ForeignWriter(disk));
+                return;
+            }
+            self.index.learn(block, content);
+            if self.disks.is_swap(block) {
+                self.admit_swapped_in(id, content, offset);
+            } else if by_read && content != self.prints.zero() {
+                self.admit_read(id, content, offset);
+            }
+        }
+    }
+
+    fn admit_read(&mut self, id: RequestId, content: Fingerprint, offset: u32) {
+        if self.index.cached(content).is_none() && self.may_send() {
+            let place = self.admit.place_of_read();
+            self.stats.read_admissions += u64::from(self.admit_block(id, content, offset, place));
+        }
+    }
+
+    /// Admits a page that the guest wrote to a swap area: an eviction.
+    fn admit_swapped_out(&mut self, id: RequestId, content: Fingerprint, offset: u32) {
+        if content == self.prints.zero() {
+            return;
+        }
+        // What is cached already becomes the newest, without a send.
+        if self.index.cached(content).is_some() || self.may_send() {
+            self.stats.swap_admissions += u64::from(self.admit_block(id, content, offset, Place::Tail));
+        } else {
+            self.stats.swap_dropped += 1;
+        }
+    }
+
+    /// Admits a page that came from a swap area's disk, where that costs nothing: the guest may drop its clean copy
+    /// without a write.
+    fn admit_swapped_in(&mut self, id: RequestId, content: Fingerprint, offset: u32) {
+        let wanted = content != self.prints.zero() && self.index.cached(content).is_none();
+        if wanted && self.index.slot_counts().free > 0 && self.may_send() {
+            self.stats.swap_admissions += u64::from(self.admit_block(id, content, offset, Place::Head));
+        }
+    }
+
+    /// Offers a block to the index, and sends it if it is admitted. Returns whether it is.
+    fn admit_block(&mut self, id: RequestId, content: Fingerprint, offset: u32, place: Place) -> bool {
+        let Offer::Admitted(slot) = self.index.offer(content, place) else { return false };
+        self.pool.note_send();
+        self.actions.push_back(Action::SendBlock { slot, request: id, offset });
+        true
+    }
+
+    fn learn_modification(&mut self, id: RequestId, request: &Request, range: ByteRange, data: &[u8]) {
+        let disk = request.disk;
+        if let GuestOp::Write { .. } = request.op {
+            self.disks.note_swap_headers(disk, range, data, &mut self.index);
+        }
+        if !matches!(request.op, GuestOp::Discard(_)) {
+            self.disks.note_written(disk, &range.covered_blocks());
+        }
+        if !self.pool.is_enabled() {
+            return;
+        }
+        let covered = range.covered_blocks();
+        match request.op {
+            GuestOp::Write { .. } => {
+                for bno in covered {
+                    let Some((offset, page)) = page_of(range, bno, data) else { return };
+                    let content = self.prints.page(page);
+                    let block = BlockId { disk, bno: BlockNumber(bno) };
+                    self.index.learn(block, content);
+                    if self.disks.is_swap(block) {
+                        self.admit_swapped_out(id, content, offset);
+                    }
+                }
+            }
+            GuestOp::Discard(_) if self.rules.hold(Rule::DiscardUnknown) => {}
+            GuestOp::Discard(_) | GuestOp::WriteZeroes { .. } => {
+                for bno in covered.take(ZEROED_BLOCKS_MAX) {
+                    self.index.learn(BlockId { disk, bno: BlockNumber(bno) }, self.prints.zero());
+                }
+            }
+            GuestOp::Read(_) | GuestOp::Flush => {}
+        }
     }
 }

@@ -2,8 +2,9 @@
 //! every evicted page whether it may be cached. Pure: events go in by `handle_*`, actions come out of `poll_action`.
 //!
 //! A driver (`remoca-disk`, or the simulator) calls it and executes the actions in order. It drains `poll_action` after
-//! every `handle_*` call before the next; only messages of a server may be handled several at a time. It owns the index
-//! and the state of each request and of the server link.
+//! every `handle_*` call before the next; only messages of a server may be handled several at a time. [`DiskEngine`] owns
+//! the parts and says which of them hears of what: `requests`, `disks`, `pool` (one memory server), `placement` (all
+//! of them), `race` (between server and disk), `admit`, and the index.
 //! 1. A completed read returns for each sector the last write completed before it began, or a concurrent one.
 //! 2. A block that a write touches is unreachable before the write is issued ([`overlap`] guards reads under way).
 //! 3. Every request completes exactly once; nothing a server does reaches the guest.
@@ -12,43 +13,44 @@
 //!
 //! Papers: remoca.txt II; hypervisor-exclusive-cache.txt 3. Decision 0001 (content decides), 0009 (reads).
 
-mod admission;
+mod admit;
 mod breaker;
 mod discarded;
-mod disk;
+mod disks;
 mod estimate;
-mod evict;
+mod fetches;
 mod guest;
-mod hedge;
+mod latencies;
 pub mod overlap;
 mod placement;
+mod pool;
+mod race;
+mod requests;
 mod server;
-mod size;
+mod speculative;
 mod stats;
 mod swap;
 mod types;
 
-pub use admission::Admission;
+pub use admit::Admission;
 pub use breaker::BreakerState;
 pub use estimate::Latency;
-pub use hedge::HedgingStatus;
+pub use race::HedgingStatus;
 pub use stats::EngineStats;
 pub use types::{Action, DiskError, Evicted, FetchId, GuestOp, PageOutcome, PoolOffer, RequestId, ServerNumber};
 
 use crate::fingerprint::{Fingerprint, Fingerprinter};
-use crate::index::{CacheIndex, Layout, Origin, SlotCounts, Unusable};
-use crate::rules::Rules;
-use crate::units::{ByteRange, DiskIndex, Nanos, PageCount};
-use admission::Sources;
-use discarded::Discarded;
-use evict::Feedback;
-use hedge::Hedging;
-use overlap::Overlaps;
+use crate::index::{CacheIndex, Layout, Offer, Origin, Place, SlotCounts, Unusable};
+use crate::rules::{Rule, Rules};
+use crate::units::{DiskIndex, PageCount};
+use admit::{ADVICE_MAX, Admit};
+use disks::Disks;
 use placement::Placement;
-use server::{Fetches, Link};
+use pool::Pool;
+use race::Race;
+use requests::Requests;
 use std::collections::VecDeque;
 use std::ops::DerefMut;
-use swap::SwapAreas;
 
 /// What an engine is made from.
 #[derive(Clone, Copy, Debug)]
@@ -95,82 +97,19 @@ pub struct EngineStatus {
     pub hedging: HedgingStatus,
 }
 
-/// What a read expects of the memory server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pages {
-    /// It was not asked.
-    None,
-    /// `left` of the `asked` pages.
-    Waiting { left: u32, asked: u32 },
-    /// Nothing any more.
-    GivenUp,
-}
-
-/// Reason of a disk read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ReadReason {
-    /// Nobody else can answer it.
-    Needed,
-    /// The server's answer is late.
-    Hedge,
-    /// It is very late.
-    Timeout,
-    /// The server is on trial.
-    Probe,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct DiskIo {
-    since: Nanos,
-    reason: ReadReason,
-    /// No abandoned read of this disk was in flight when it began.
-    is_undisturbed: bool,
-    /// Reads of this disk that were in flight when it began.
-    others: u32,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Request {
-    disk: DiskIndex,
-    op: GuestOp,
-    issued: Nanos,
-    /// Tells this request from later ones with the same id.
-    serial: u64,
-    pages: Pages,
-    /// A read that the disk is at.
-    io: Option<DiskIo>,
-    /// A read that the disk failed once.
-    failed: bool,
-    /// The guest has its answer; only the disk's is to come.
-    answered: bool,
-}
-
-impl Request {
-    /// Returns whether the server's answer would be the guest's.
-    fn waits(&self) -> bool {
-        matches!(self.pages, Pages::Waiting { .. }) && !self.answered
-    }
-}
-
 /// The engine, with its index in the words `M`.
 pub struct DiskEngine<M> {
     rules: Rules,
     prints: Fingerprinter,
-    index: CacheIndex<M>,
     seed: u64,
-    slots_per_turn: u32,
-    requests: Vec<Option<Request>>,
-    serial: u64,
-    overlaps: Vec<Overlaps>,
-    discarded: Vec<Discarded>,
-    swap: Vec<SwapAreas>,
+    index: CacheIndex<M>,
+    requests: Requests,
+    disks: Disks,
+    /// The servers among which the pool is placed.
     placement: Placement,
-    link: Link,
-    fetches: Fetches,
-    hedging: Hedging,
-    sources: Sources,
-    read_admissions: u64,
-    feedback: Feedback,
+    pool: Pool,
+    race: Race,
+    admit: Admit,
     actions: VecDeque<Action>,
     stats: EngineStats,
 }
@@ -215,15 +154,12 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let prints = Fingerprinter::new(&config.key);
         let index = CacheIndex::resume(words, origin, config.disks, config.seed, prints.zero())?;
         let mut this = Self::over(config, prints, index);
-        this.link.granted = this.index.capacity();
-        this.link.wanted = this.link.wanted.min(this.index.layout().slot_limit());
-        if !this.is_enabled() {
+        this.pool.restore(&this.index);
+        if !this.pool.is_enabled() {
             this.index.drop_everything();
             this.index.aim(PageCount(0));
         }
-        for (disk, areas) in (0..).zip(&mut this.swap) {
-            areas.restore(this.index.swap_areas(DiskIndex(disk)));
-        }
+        this.disks.restore(&this.index);
         Ok(this)
     }
 
@@ -232,21 +168,14 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         Self {
             rules: config.rules,
             prints,
-            index,
             seed: config.seed,
-            slots_per_turn: config.slots_per_turn.max(1),
-            requests: Vec::new(),
-            serial: 0,
-            overlaps: (0..config.disks).map(|_| Overlaps::default()).collect(),
-            discarded: (0..config.disks).map(|_| Discarded::default()).collect(),
-            swap: (0..config.disks).map(|_| SwapAreas::default()).collect(),
+            index,
+            requests: Requests::default(),
+            disks: Disks::new(config.disks, config.rules),
             placement: Placement::new(config.seed),
-            link: Link::new(config.cache, config.send_window),
-            fetches: Fetches::new(config.fetch_limit),
-            hedging: Hedging::new(config.hedge, config.disks),
-            sources: Sources::new(config.has_port, config.frame_sample),
-            read_admissions: 0,
-            feedback: Feedback::default(),
+            pool: Pool::new(config.cache, config.send_window, config.fetch_limit, config.slots_per_turn.max(1)),
+            race: Race::new(config.hedge, config.disks),
+            admit: Admit::new(config.has_port, config.frame_sample),
             actions: VecDeque::new(),
             stats: EngineStats::default(),
         }
@@ -254,7 +183,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// Returns whether memory servers owe pages, also for reads that the disk answered first.
     pub fn is_owed_pages(&self) -> bool {
-        !self.fetches.is_empty()
+        self.pool.is_owed_pages()
     }
 
     /// Closes the engine for another program to take over. Only [`Self::reopen`] may follow, if it does not. While
@@ -270,9 +199,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// Ends the engine with the process: nothing may follow. Does not wait for what memory servers owe.
     pub fn end(&mut self) {
-        for fetch in self.fetches.drain() {
-            self.index.unpin(fetch.slot);
-        }
+        self.pool.take_fetches(&mut self.index);
         self.index.close();
     }
 
@@ -294,15 +221,15 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Sizes and states now.
     pub fn status(&self) -> EngineStatus {
         EngineStatus {
-            enabled: self.is_enabled(),
-            connected: self.link.is_up(),
-            wanted: self.link.wanted(),
-            granted: self.link.granted(),
+            enabled: self.pool.is_enabled(),
+            connected: self.pool.is_up(),
+            wanted: self.pool.wanted(),
+            granted: self.pool.granted(),
             slots: self.index.slot_counts(),
             known_blocks: self.index.known_blocks(),
             index_bytes: self.index.region_bytes(),
-            admission: self.sources.admission(),
-            hedging: self.hedging.status(),
+            admission: self.admit.admission(),
+            hedging: self.race.status(),
         }
     }
 
@@ -359,44 +286,93 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// Returns the number of guest requests that are not completed.
     pub fn requests_in_flight(&self) -> usize {
-        self.requests.iter().flatten().filter(|request| !request.answered).count()
+        self.requests.in_flight()
     }
 
-    /// Returns whether a memory server may still answer this read.
-    pub fn waits_for_server(&self, id: RequestId) -> bool {
-        self.request(id).is_some_and(|request| request.waits())
+    /// Describes a disk: its blocks, and with `swap` that all of them are a swap area. Call it once for each disk, at
+    /// the start.
+    pub fn describe_disk(&mut self, disk: DiskIndex, blocks: u64, swap: bool) {
+        self.disks.describe(disk, blocks, swap, &mut self.index);
     }
 
-    fn is_enabled(&self) -> bool {
-        self.link.wanted().0 > 0
+    /// Sets whether a flush or a durable write of the disk failed, now or for a former process; `None`: none did.
+    pub fn set_failed_flush(&mut self, disk: DiskIndex, errno: Option<i32>) {
+        self.index.set_flush_failed(disk, errno);
     }
 
-    fn complete(&mut self, id: RequestId, result: Result<(), DiskError>) {
-        let entry = &mut self.requests[id.0 as usize];
-        if let Some(request) = entry {
-            request.answered = true;
-            if let GuestOp::Read(range) = request.op {
-                self.stats.reads += 1;
-                self.hedging.end_read(request.disk);
-                if request.io.is_some() {
-                    self.hedging.begin_abandoned(request.disk, range);
-                }
-            }
-            if request.io.is_none() {
-                *entry = None;
-            }
+    /// Returns the swap areas of `disk` that are known.
+    pub fn swap_areas(&self, disk: DiskIndex) -> usize {
+        self.disks.swap_areas(disk)
+    }
+
+    /// Handles `page`, which the guest evicted (4 KiB, copied out of guest memory). With [`Evicted::Admit`] the caller
+    /// sends it.
+    pub fn handle_evicted(&mut self, page: &[u8]) -> Evicted {
+        self.admit.note_eviction();
+        let evicted = self.judge(page);
+        self.admit.count_evicted(evicted, &mut self.stats);
+        evicted
+    }
+
+    /// Returns what the agent should send: 0 everything, else one page of so many (at most 1024). Nothing is wanted
+    /// while the cache is off.
+    pub fn advice(&self) -> u32 {
+        if self.pool.is_enabled() { self.admit.advice() } else { ADVICE_MAX }
+    }
+
+    /// Returns whether to call [`Self::handle_frame`] with the page of guest memory that a read is about to
+    /// overwrite, and what it still holds.
+    pub fn wants_frame(&mut self) -> bool {
+        self.pool.is_enabled() && self.pool.can_send() && self.admit.wants_frame()
+    }
+
+    /// Handles what a frame held before a read overwrote it: `page`, 4 KiB, copied out of guest memory. With
+    /// [`Evicted::Admit`] the caller sends it.
+    pub fn handle_frame(&mut self, page: &[u8]) -> Evicted {
+        let evicted = self.judge(page);
+        self.admit.count_frame(evicted, &mut self.stats);
+        evicted
+    }
+
+    /// Decides about a page that the guest evicted. It is admitted if its content is what the disk holds for some block.
+    fn judge(&mut self, page: &[u8]) -> Evicted {
+        if !self.pool.is_enabled() {
+            return Evicted::Dropped;
         }
-        self.actions.push_back(Action::Complete { request: id, result });
+        let content = self.prints.page(page);
+        if content == self.prints.zero() {
+            return Evicted::Zero;
+        }
+        if !self.rules.hold(Rule::AdmissionCheck)
+            && !self.index.is_known_content(content)
+            && let Some(block) = self.index.any_resident()
+        {
+            self.index.learn(block, content);
+        }
+        if !self.may_send() {
+            return if self.index.cached(content).is_some() {
+                Evicted::Duplicate
+            } else if self.index.is_known_content(content) {
+                Evicted::Dropped
+            } else {
+                Evicted::Unmatched
+            };
+        }
+        match self.index.offer(content, Place::Tail) {
+            Offer::Admitted(slot) => {
+                self.pool.note_send();
+                Evicted::Admit(slot)
+            }
+            Offer::Duplicate => Evicted::Duplicate,
+            Offer::Unmatched => Evicted::Unmatched,
+            Offer::NoSlot => Evicted::Dropped,
+        }
     }
 
-    fn request(&self, id: RequestId) -> Option<Request> {
-        self.requests.get(id.0 as usize).copied().flatten()
+    /// Returns whether one more page may go to the server.
+    fn may_send(&mut self) -> bool {
+        self.pool.can_send() && self.race.admits()
     }
-}
-
-fn block_count(range: ByteRange) -> u64 {
-    let touched = range.touched_blocks();
-    touched.end - touched.start
 }
 
 #[cfg(test)]

@@ -11,10 +11,9 @@
 //!
 //! Decision 0014.
 
-use super::{Action, DiskEngine, PoolOffer, ServerNumber};
+use super::types::{Action, PoolOffer, ServerNumber};
 use crate::units::{Nanos, PageCount};
 use std::collections::VecDeque;
-use std::ops::DerefMut;
 
 const BACKOFF_MIN_NS: u64 = 100_000_000;
 const BACKOFF_MAX_NS: u64 = 5_000_000_000;
@@ -36,6 +35,8 @@ pub(super) struct Need {
     pub(super) settled: bool,
     /// The pool that the index is about: its server and its generation.
     pub(super) pool: Option<(ServerNumber, u64)>,
+    /// The server that has the pool now.
+    pub(super) seat: Option<Seat>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -73,8 +74,9 @@ impl Server {
     }
 }
 
-#[derive(Debug)]
-struct Session {
+/// The place of a pool during one session.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seat {
     server: ServerNumber,
     since: Nanos,
     /// What the server said it could give.
@@ -103,8 +105,7 @@ impl Random {
 #[derive(Debug)]
 pub(super) struct Placement {
     servers: Vec<Server>,
-    session: Option<Session>,
-    /// With a session: the others were asked whether they can give more.
+    /// With a pool: the others were asked whether they can give more.
     looking: bool,
     /// When they were asked last, unless the operator has changed something since.
     looked_at: Option<Nanos>,
@@ -116,23 +117,21 @@ pub(super) struct Placement {
 
 impl Placement {
     pub(super) fn new(seed: u64) -> Self {
-        Self {
-            servers: Vec::new(),
-            session: None,
-            looking: false,
-            looked_at: None,
-            jitter: 0,
-            moved_at: None,
-            random: Random(seed),
-        }
+        Self { servers: Vec::new(), looking: false, looked_at: None, jitter: 0, moved_at: None, random: Random(seed) }
     }
 
     fn server(&mut self, number: ServerNumber) -> Option<&mut Server> {
         self.servers.iter_mut().find(|server| server.number == number)
     }
 
-    /// Replaces the list of servers. Returns whether the session's server is not among them.
-    fn replace(&mut self, now: Nanos, numbers: &[ServerNumber], actions: &mut VecDeque<Action>) -> bool {
+    /// Replaces the list of servers. Returns whether the server of `seat` is not among them.
+    pub(super) fn replace(
+        &mut self,
+        now: Nanos,
+        numbers: &[ServerNumber],
+        seat: Option<Seat>,
+        actions: &mut VecDeque<Action>,
+    ) -> bool {
         self.servers.retain(|server| {
             let stays = numbers.contains(&server.number);
             if !stays && matches!(server.state, State::Answered(..)) {
@@ -149,11 +148,11 @@ impl Placement {
         // One of the old servers may never answer; the new ones are still asked.
         self.looking = false;
         self.look_soon();
-        self.session.as_ref().is_some_and(|session| !numbers.contains(&session.server))
+        seat.is_some_and(|seat| !numbers.contains(&seat.server))
     }
 
     /// Takes the answer of a server. Returns whether the server is still known.
-    fn answer(&mut self, now: Nanos, number: ServerNumber, offer: Option<PoolOffer>) -> bool {
+    pub(super) fn answer(&mut self, now: Nanos, number: ServerNumber, offer: Option<PoolOffer>) -> bool {
         let Some(at) = self.servers.iter().position(|server| server.number == number) else { return false };
         match offer {
             Some(offer) => self.servers[at].state = State::Answered(offer, now),
@@ -163,21 +162,18 @@ impl Placement {
     }
 
     /// Handles the loss of the connection. A server that greets and then hangs up is not stormed.
-    pub(super) fn lost(&mut self, now: Nanos) {
-        let Some(session) = self.session.take() else { return };
-        let lasted = now.since_ns(session.since) >= BACKOFF_MAX_NS;
+    pub(super) fn lost(&mut self, now: Nanos, seat: Seat) {
+        let lasted = now.since_ns(seat.since) >= BACKOFF_MAX_NS;
         if !lasted {
-            self.distrust(now, session.server);
+            self.distrust(now, seat.server);
         }
-        self.end(now, &session, lasted.then_some(0));
+        self.end(now, seat, lasted.then_some(0));
     }
 
     /// Handles a server that was silent for long: the others come first.
-    pub(super) fn silent(&mut self, now: Nanos) {
-        if let Some(session) = self.session.take() {
-            self.distrust(now, session.server);
-            self.end(now, &session, Some(BACKOFF_MAX_NS));
-        }
+    pub(super) fn silent(&mut self, now: Nanos, seat: Seat) {
+        self.distrust(now, seat.server);
+        self.end(now, seat, Some(BACKOFF_MAX_NS));
     }
 
     /// Distrusts a server that offered memory and did not serve: for a while no pool moves for its offers.
@@ -187,9 +183,9 @@ impl Placement {
         }
     }
 
-    fn end(&mut self, now: Nanos, session: &Session, backoff_ns: Option<u64>) {
+    fn end(&mut self, now: Nanos, seat: Seat, backoff_ns: Option<u64>) {
         self.looking = false;
-        if let Some(server) = self.servers.iter_mut().find(|server| server.number == session.server) {
+        if let Some(server) = self.servers.iter_mut().find(|server| server.number == seat.server) {
             server.backoff_ns = backoff_ns.unwrap_or(server.backoff_ns);
             server.fail(now, &mut self.random);
         }
@@ -207,21 +203,21 @@ impl Placement {
         last.map_or(Nanos(0), |at| at.plus_ns(pause + pause / 1024 * self.jitter))
     }
 
-    /// Notes the size that the session's server has decided on.
-    pub(super) fn note_size(&mut self, now: Nanos, granted: PageCount, wanted: PageCount) {
-        let Some(Session { server, possible, .. }) = self.session else { return };
+    /// Notes the size that the server of `seat` has decided on.
+    pub(super) fn note_size(&mut self, now: Nanos, seat: Seat, granted: PageCount, wanted: PageCount) {
+        let Seat { server, possible, .. } = seat;
         if let Some(server) = self.server(server) {
             server.gave = (granted < possible.min(wanted)).then_some((granted, now));
         }
     }
 
     fn is_short(&self, need: &Need) -> bool {
-        self.session.is_some() && need.settled && need.granted < need.wanted && self.servers.len() > 1
+        need.seat.is_some() && need.settled && need.granted < need.wanted && self.servers.len() > 1
     }
 
     pub(super) fn deadline(&self, need: &Need) -> Option<Nanos> {
         let decide = self.first_answer().map(|at| at.plus_ns(PATIENCE_NS));
-        let ask = match self.session {
+        let ask = match need.seat {
             None => self.first_idle(),
             Some(_) if !self.looking && self.is_short(need) => self.first_idle().map(|at| at.max(self.look_at(need))),
             Some(_) => None,
@@ -240,8 +236,9 @@ impl Placement {
         self.servers.iter().filter_map(at).min()
     }
 
-    fn ask(&mut self, now: Nanos, need: &Need, actions: &mut VecDeque<Action>) {
-        if self.session.is_some() {
+    /// Asks servers whose time has come.
+    pub(super) fn ask(&mut self, now: Nanos, need: &Need, actions: &mut VecDeque<Action>) {
+        if need.seat.is_some() {
             let nobody = self.first_idle().is_none_or(|at| now < at);
             if self.looking || nobody || !self.is_short(need) || now < self.look_at(need) {
                 return;
@@ -259,22 +256,22 @@ impl Placement {
     }
 
     /// Returns the server that gets the pool now, if that is decided and it is not where it was.
-    fn choose(&mut self, now: Nanos, need: &Need) -> Option<(ServerNumber, PoolOffer)> {
-        if self.session.is_none()
+    pub(super) fn choose(&mut self, now: Nanos, need: &Need) -> Option<(ServerNumber, PoolOffer)> {
+        if need.seat.is_none()
             && let Some(warm) = self.warm(need)
         {
             return Some(warm);
         }
         let all_answered = !self.servers.iter().any(|server| matches!(server.state, State::Asked));
         let waited = self.first_answer().is_some_and(|at| now >= at.plus_ns(PATIENCE_NS));
-        if !(all_answered || waited) || (self.session.is_some() && !self.looking) {
+        if !(all_answered || waited) || (need.seat.is_some() && !self.looking) {
             return None;
         }
         self.looking = false;
         let (server, offer, gives) = self.draw(now, need.wanted)?;
         // Its own server may be about to give what is wanted.
         let worth_it = need.settled && gives > need.granted && gives.0 - need.granted.0 >= need.granted.0 / 4;
-        (self.session.is_none() || worth_it).then_some((server, offer))
+        (need.seat.is_none() || worth_it).then_some((server, offer))
     }
 
     /// Returns the server that still has the pool of the index.
@@ -308,8 +305,8 @@ impl Placement {
         Some((server, offer, gives.min(wanted)))
     }
 
-    fn begin(&mut self, now: Nanos, number: ServerNumber, offer: &PoolOffer) {
-        let left = self.session.replace(Session { server: number, since: now, possible: offer.possible() });
+    /// Gives the pool to a server, which may be another one than `left`. Returns its place there.
+    pub(super) fn begin(&mut self, now: Nanos, number: ServerNumber, offer: &PoolOffer, left: Option<Seat>) -> Seat {
         if let Some(left) = left {
             self.moved_at = Some(now);
             if let Some(server) = self.server(left.server) {
@@ -319,11 +316,12 @@ impl Placement {
         if let Some(server) = self.server(number) {
             server.state = State::InUse;
         }
+        Seat { server: number, since: now, possible: offer.possible() }
     }
 
     /// Releases answers that are no longer waited for.
-    fn release(&mut self, now: Nanos, actions: &mut VecDeque<Action>) {
-        if self.session.is_none() || self.looking {
+    pub(super) fn release(&mut self, now: Nanos, has_seat: bool, actions: &mut VecDeque<Action>) {
+        if !has_seat || self.looking {
             return;
         }
         for server in &mut self.servers {
@@ -332,53 +330,5 @@ impl Placement {
                 actions.push_back(Action::Release(server.number));
             }
         }
-    }
-}
-
-impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
-    /// Sets the memory servers that may have the pool, in no order. If the one that has it is not among them, it is
-    /// left at once and gets its memory back.
-    pub fn set_servers(&mut self, now: Nanos, servers: &[ServerNumber]) {
-        if self.placement.replace(now, servers, &mut self.actions) {
-            self.actions.push_back(Action::Leave);
-            self.placement.lost(now);
-            self.end_session(now);
-        }
-        self.place(now);
-    }
-
-    /// Handles the result of an `Ask`: what the server said, or `None` if there is no connection to it.
-    pub fn handle_answer(&mut self, now: Nanos, server: ServerNumber, offer: Option<PoolOffer>) {
-        if !self.placement.answer(now, server, offer) && offer.is_some() {
-            self.actions.push_back(Action::Release(server));
-        }
-        self.place(now);
-    }
-
-    /// Handles the loss of the connection: no more replies come.
-    pub fn handle_disconnected(&mut self, now: Nanos) {
-        if self.link.is_up() {
-            self.stats.disconnections += 1;
-            self.placement.lost(now);
-            self.end_session(now);
-            self.place(now);
-        }
-    }
-
-    /// Asks servers whose time has come, and begins a session where that is decided.
-    pub(super) fn place(&mut self, now: Nanos) {
-        let need = self.need();
-        self.placement.ask(now, &need, &mut self.actions);
-        if let Some((server, offer)) = self.placement.choose(now, &need) {
-            if self.link.is_up() {
-                self.stats.pool_moves += 1;
-                self.actions.push_back(Action::Leave);
-                self.end_session(now);
-            }
-            self.placement.begin(now, server, &offer);
-            self.actions.push_back(Action::Use(server));
-            self.begin_session(server, offer);
-        }
-        self.placement.release(now, &mut self.actions);
     }
 }

@@ -15,7 +15,7 @@ mod swap;
 
 use super::*;
 use crate::index::SlotCounts;
-use crate::units::{BlockId, BlockNumber, PAGE_SIZE, SlotIndex};
+use crate::units::{BlockId, BlockNumber, ByteRange, Nanos, PAGE_SIZE, SlotIndex};
 
 const MS: u64 = 1_000_000;
 const DISK: DiskIndex = DiskIndex(0);

@@ -768,7 +768,7 @@ fn a_hedge_that_is_left_out_is_forgotten() {
     assert_eq!(bench.actions(), [complete(0)]);
     bench.engine.handle_disk_skipped(RequestId(0));
     assert_eq!(bench.actions(), []);
-    assert!(bench.engine.overlaps.iter().all(overlap::Overlaps::is_empty));
+    assert!(bench.engine.disks.are_idle());
     bench.do_from_disk(write(RANGE), &page(2));
     assert!(bench.known(3), "nothing overlapped the write");
     bench.engine.handle_content_uncertain(DISK);
@@ -785,7 +785,7 @@ fn losers_of_a_disk_that_hangs_are_bounded() {
     // A read that nobody answers: those behind it leave nothing behind, and it goes to the disk as soon as there is room.
     assert_eq!(bench.read(0, RANGE).len(), 1);
     assert_eq!(bench.slow_answers(1, 200..400), [0; 0]);
-    assert!(bench.engine.hedging.queued() <= 2, "{}", bench.engine.hedging.queued());
+    assert!(bench.engine.race.queued() <= 2, "{}", bench.engine.race.queued());
     let loser = losers.pop().expect("many");
     assert_eq!(bench.disk_done(loser, Ok(()), &page(1)), []);
     assert!(bench.engine.next_deadline().is_some_and(|at| at <= bench.now));
@@ -853,7 +853,7 @@ fn a_disk_is_asked_for_hedges_though_another_hangs() {
     bench.request(500, OTHER_DISK, op);
     bench.disk_done(500, Ok(()), &page(1));
     for _ in 0..128 {
-        bench.engine.hedging.begin_abandoned(DISK, RANGE);
+        bench.engine.race.begin_abandoned(DISK, RANGE);
     }
     only_fetch(&bench.read(0, RANGE));
     only_fetch(&bench.request(500, OTHER_DISK, op));
@@ -885,7 +885,7 @@ fn a_probe_has_no_rival_in_a_disk_that_hangs() {
     bench.losses(16);
     bench.wait(20 * MS);
     for _ in 0..128 {
-        bench.engine.hedging.begin_abandoned(DISK, RANGE);
+        bench.engine.race.begin_abandoned(DISK, RANGE);
     }
     for _ in 0..4 {
         let fetch = only_fetch(&bench.read(0, RANGE));

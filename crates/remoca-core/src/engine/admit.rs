@@ -1,0 +1,202 @@
+//! Admission: which blocks enter the cache now, and what the guest is for that: one with an agent, one whose memory still shows
+//! what it evicted, or neither. And the advice to an agent where nothing that it sends is ever known content.
+//!
+//! A kernel that leaves freed pages as they were (`init_on_alloc=0`) has, in each frame that a read is about to
+//! overwrite, what it evicted from it. The driver asks [`super::DiskEngine::wants_frame`] before it overwrites one. While
+//! frames do not pay, only a sample is looked at, so another kernel after a reboot is noticed. Nothing of this is about
+//! safety: a frame is judged by its content, like any evicted page. Decision 0015.
+
+use super::stats::EngineStats;
+use super::types::Evicted;
+use crate::index::Place;
+
+/// Frames of one window while they do not pay, and while they do.
+const PROBE_WINDOW: u32 = 32;
+const WINDOW: u32 = 1024;
+/// Pages in one window of the advice at full rate.
+const ADVICE_WINDOW: u32 = 4096;
+/// The agent is never told to send less than one page of so many.
+pub(super) const ADVICE_MAX: u32 = 1024;
+/// One in so many blocks that are admitted on read enters as the newest, so that the cache follows a changing
+/// workload (bimodal insertion, Qureshi et al., ISCA 2007).
+const BIMODAL: u64 = 32;
+
+/// Which blocks enter the cache now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// Pages that the agent reports as evicted.
+    Evictions,
+    /// What frames held before a read overwrites them: there is no agent, or it fell silent.
+    Frames,
+    /// Blocks the guest reads, next to be discarded: frames show nothing either.
+    Reads,
+}
+
+/// What is known of the three sources.
+#[derive(Debug)]
+struct Sources {
+    has_port: bool,
+    agent: bool,
+    /// Blocks read from the disk since the agent's last page.
+    blocks_since_eviction: u64,
+    frames: Frames,
+}
+
+/// Whether frames hold known content, measured in windows.
+#[derive(Debug)]
+struct Frames {
+    /// One of so many is looked at while they do not pay.
+    sample: u32,
+    pay: bool,
+    /// Frames since one was looked at.
+    passed: u32,
+    looked: u32,
+    known: u32,
+}
+
+impl Sources {
+    fn new(has_port: bool, frame_sample: u32) -> Self {
+        let frames = Frames { sample: frame_sample, pay: false, passed: 0, looked: 0, known: 0 };
+        Self { has_port, agent: has_port, blocks_since_eviction: 0, frames }
+    }
+
+    fn admission(&self) -> Admission {
+        match (self.agent, self.frames.pay) {
+            (true, _) => Admission::Evictions,
+            (false, true) => Admission::Frames,
+            (false, false) => Admission::Reads,
+        }
+    }
+
+    fn note_eviction(&mut self) {
+        self.blocks_since_eviction = 0;
+        self.agent = self.has_port;
+    }
+
+    /// Counts blocks that the guest read. If it read more than the `resident` blocks that its memory holds and evicted
+    /// nothing, no agent works.
+    fn note_read(&mut self, blocks: u64, resident: u64) {
+        self.blocks_since_eviction += blocks;
+        self.agent &= self.blocks_since_eviction <= resident;
+    }
+
+    fn wants_frame(&mut self) -> bool {
+        if self.agent || self.frames.sample == 0 {
+            return false;
+        }
+        self.frames.passed = (self.frames.passed + 1) % self.frames.sample;
+        self.frames.pay || self.frames.passed == 0
+    }
+
+    /// Counts a frame, known or not. More than a quarter known: they pay. Less than a sixteenth: no longer. Zeroes are
+    /// what an empty frame holds.
+    fn note_frame(&mut self, known: bool) {
+        let frames = &mut self.frames;
+        frames.looked += 1;
+        frames.known += u32::from(known);
+        if frames.looked >= if frames.pay { WINDOW } else { PROBE_WINDOW } {
+            let least = if frames.pay { frames.looked / 16 } else { frames.looked / 4 };
+            frames.pay = frames.known > least;
+            (frames.looked, frames.known) = (0, 0);
+        }
+    }
+}
+
+/// How many of the guest's evictions are known content, in windows: what the port advises its agent to send.
+#[derive(Debug, Default)]
+struct Feedback {
+    received: u32,
+    matched: u32,
+    /// 0: everything; else one page of so many.
+    one_of: u32,
+}
+
+impl Feedback {
+    fn note(&mut self, matched: bool) {
+        self.received += 1;
+        self.matched += u32::from(matched);
+        let window = (ADVICE_WINDOW / self.one_of.max(1)).max(64);
+        if self.received < window {
+            return;
+        }
+        // Less than 2 % matches: four times less. More than 10 %: everything again.
+        if self.matched * 50 < self.received {
+            self.one_of = (self.one_of.max(1) * 4).min(ADVICE_MAX);
+        } else if self.matched * 10 > self.received {
+            self.one_of = 0;
+        }
+        (self.received, self.matched) = (0, 0);
+    }
+}
+
+/// What decides about admission: the three sources, and how often their pages are known content.
+#[derive(Debug)]
+pub(super) struct Admit {
+    sources: Sources,
+    feedback: Feedback,
+    /// Blocks that were offered as they were read.
+    reads: u64,
+}
+
+impl Admit {
+    pub(super) fn new(has_port: bool, frame_sample: u32) -> Self {
+        Self { sources: Sources::new(has_port, frame_sample), feedback: Feedback::default(), reads: 0 }
+    }
+
+    /// Returns which blocks enter the cache now.
+    pub(super) fn admission(&self) -> Admission {
+        self.sources.admission()
+    }
+
+    /// Counts blocks that the guest read from the disk. `resident`: how many its memory holds.
+    pub(super) fn note_read(&mut self, blocks: u64, resident: u64) {
+        self.sources.note_read(blocks, resident);
+    }
+
+    /// Returns where a block that is admitted as it is read enters the queue, and counts it.
+    pub(super) fn place_of_read(&mut self) -> Place {
+        self.reads += 1;
+        if self.reads.is_multiple_of(BIMODAL) { Place::Tail } else { Place::Head }
+    }
+
+    /// Returns whether to look at the frame that a read is about to overwrite.
+    pub(super) fn wants_frame(&mut self) -> bool {
+        self.sources.wants_frame()
+    }
+
+    /// Notes that the agent sent a page.
+    pub(super) fn note_eviction(&mut self) {
+        self.sources.note_eviction();
+    }
+
+    /// Counts what became of a page that the agent sent.
+    pub(super) fn count_evicted(&mut self, evicted: Evicted, stats: &mut EngineStats) {
+        stats.evictions_reported += 1;
+        *match evicted {
+            Evicted::Admit(_) => &mut stats.evictions_admitted,
+            Evicted::Duplicate => &mut stats.evictions_duplicate,
+            Evicted::Zero => &mut stats.evictions_zero,
+            Evicted::Unmatched => &mut stats.evictions_unmatched,
+            Evicted::Dropped => &mut stats.evictions_dropped,
+        } += 1;
+        self.feedback.note(evicted != Evicted::Unmatched);
+    }
+
+    /// Counts what became of the page in a frame.
+    pub(super) fn count_frame(&mut self, evicted: Evicted, stats: &mut EngineStats) {
+        stats.frames_looked_at += 1;
+        *match evicted {
+            Evicted::Admit(_) => &mut stats.frames_admitted,
+            Evicted::Duplicate => &mut stats.frames_duplicate,
+            Evicted::Zero => &mut stats.frames_zero,
+            Evicted::Unmatched => &mut stats.frames_unmatched,
+            Evicted::Dropped => &mut stats.frames_dropped,
+        } += 1;
+        self.sources.note_frame(!matches!(evicted, Evicted::Zero | Evicted::Unmatched));
+    }
+
+    /// Returns what the agent should send: 0 everything, else one page of so many.
+    pub(super) fn advice(&self) -> u32 {
+        self.feedback.one_of
+    }
+}

@@ -1,0 +1,69 @@
+//! The REQUESTs to one pool that have no reply, by number.
+
+use super::types::{FetchId, RequestId};
+use crate::fingerprint::Fingerprint;
+use crate::units::{BlockId, SlotIndex};
+
+/// One outstanding REQUEST.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fetch {
+    pub(super) request: RequestId,
+    /// Of the request, which tells it from later ones with the same number.
+    pub(super) serial: u64,
+    pub(super) block: BlockId,
+    pub(super) slot: SlotIndex,
+    pub(super) content: Fingerprint,
+    /// Where the page belongs in the request.
+    pub(super) offset: u32,
+    /// The server was on trial.
+    pub(super) probe: bool,
+}
+
+/// The outstanding REQUESTs, at most `limit`.
+#[derive(Debug)]
+pub(super) struct Fetches {
+    table: Vec<Option<Fetch>>,
+    free: Vec<u32>,
+    limit: u32,
+}
+
+impl Fetches {
+    pub(super) fn new(limit: u32) -> Self {
+        Self { table: Vec::new(), free: Vec::new(), limit }
+    }
+
+    /// Returns whether `count` more may be outstanding.
+    pub(super) fn has_room(&self, count: u32) -> bool {
+        let used = self.table.len() - self.free.len();
+        used + count as usize <= self.limit as usize
+    }
+
+    /// Enters a REQUEST, for which there is room, and returns its number.
+    pub(super) fn begin(&mut self, fetch: Fetch) -> FetchId {
+        if let Some(at) = self.free.pop() {
+            self.table[at as usize] = Some(fetch);
+            return FetchId(at);
+        }
+        let at = u32::try_from(self.table.len()).expect("a table of REQUESTs is bounded by its limit");
+        self.table.push(Some(fetch));
+        FetchId(at)
+    }
+
+    /// Returns whether none is outstanding.
+    pub(super) fn is_empty(&self) -> bool {
+        self.table.len() == self.free.len()
+    }
+
+    /// Removes the REQUEST that is replied to, and returns it; `None` if there is none with this number.
+    pub(super) fn end(&mut self, id: FetchId) -> Option<Fetch> {
+        let fetch = self.table.get_mut(id.0 as usize)?.take()?;
+        self.free.push(id.0);
+        Some(fetch)
+    }
+
+    /// Removes all of them.
+    pub(super) fn drain(&mut self) -> Vec<Fetch> {
+        self.free.clear();
+        self.table.drain(..).flatten().collect()
+    }
+}

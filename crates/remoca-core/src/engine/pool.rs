@@ -1,0 +1,394 @@
+//! One pool: the session with the memory server that has it, its size, the room on the way there, and the REQUESTs that have no
+//! reply.
+//!
+//! The size: what the operator wants, what the server grants, and which slots are usable meanwhile. It is asked for when the
+//! pages have been moved out of the part that is cut off, some in each turn. All that there is once for each pool is here; the
+//! index and the servers among which the pool is placed are given as arguments.
+
+use super::fetches::{Fetch, Fetches};
+use super::placement::{Need, Placement, Seat};
+use super::types::{Action, FetchId, PoolOffer, ServerNumber};
+use crate::index::{CacheIndex, LogEnd, Move};
+use crate::units::{Nanos, PageCount};
+use std::collections::VecDeque;
+use std::ops::DerefMut;
+
+/// How long a server may owe an answer before it is given up, and connected to again.
+const SILENCE_NS: u64 = 10_000_000_000;
+
+/// After a refusal, or with less than was asked for, the size is asked for again after this time.
+const RESIZE_RETRY_NS: u64 = 10_000_000_000;
+
+/// Most moves on the way to the server, of which its answer to a SETSIZE shows that it has taken them. The log of sends has room
+/// for them.
+const MOVES_MAX: u32 = 4096;
+
+/// A session with the server that has the pool.
+#[derive(Clone, Copy, Debug)]
+struct Session {
+    seat: Seat,
+    /// The size of a SETSIZE that waits for its answer.
+    asked: Option<PageCount>,
+}
+
+/// A pool, with a session or without.
+#[derive(Debug)]
+pub(super) struct Pool {
+    session: Option<Session>,
+    /// What the operator asked for.
+    wanted: PageCount,
+    /// What the server granted.
+    granted: PageCount,
+    retry_at: Option<Nanos>,
+    /// Size that the server is asked for as soon as no more slots are usable.
+    to_ask: Option<PageCount>,
+    /// Moves since the last SETSIZE.
+    moves: u32,
+    /// The size asked for last is what a refusal left possible, not what is wanted.
+    reduced: bool,
+    /// Since when the server owes answers and has given none.
+    silent_since: Option<Nanos>,
+    /// Since when the server owes an answer to a SETSIZE; set by the first timer after it was sent.
+    size_owed_since: Option<Nanos>,
+    /// Where the log of sends ended when the SETSIZE was sent.
+    log_end: Option<LogEnd>,
+    slots_per_turn: u32,
+    window: u32,
+    /// Pages that may still be sent before some have left for the network.
+    room: u32,
+    fetches: Fetches,
+}
+
+impl Pool {
+    pub(super) fn new(wanted: PageCount, window: u32, fetch_limit: u32, slots_per_turn: u32) -> Self {
+        Self {
+            session: None,
+            wanted,
+            granted: PageCount(0),
+            retry_at: None,
+            to_ask: None,
+            moves: 0,
+            reduced: false,
+            silent_since: None,
+            size_owed_since: None,
+            log_end: None,
+            slots_per_turn,
+            window,
+            room: window,
+            fetches: Fetches::new(fetch_limit),
+        }
+    }
+
+    /// Takes the size that the pool had for a former process, with this index.
+    pub(super) fn restore<M: DerefMut<Target = [u32]>>(&mut self, index: &CacheIndex<M>) {
+        self.granted = index.capacity();
+        self.wanted = self.wanted.min(index.layout().slot_limit());
+    }
+
+    /// Returns whether there is a session.
+    pub(super) fn is_up(&self) -> bool {
+        self.session.is_some()
+    }
+
+    /// Returns whether the operator wants a cache.
+    pub(super) fn is_enabled(&self) -> bool {
+        self.wanted.0 > 0
+    }
+
+    /// Returns the size that the operator wants.
+    pub(super) fn wanted(&self) -> PageCount {
+        self.wanted
+    }
+
+    /// Returns the size that the server granted.
+    pub(super) fn granted(&self) -> PageCount {
+        self.granted
+    }
+
+    /// Returns the place of the pool while there is a session.
+    pub(super) fn seat(&self) -> Option<Seat> {
+        self.session.map(|session| session.seat)
+    }
+
+    /// Returns what the pool is and should be.
+    pub(super) fn need<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> Need {
+        let pool = index.pool().map(|pool| (ServerNumber(pool.server), pool.generation));
+        let settled = !self.is_size_owed() && self.to_ask.is_none();
+        Need { wanted: self.wanted, granted: self.granted, settled, pool, seat: self.seat() }
+    }
+
+    /// Begins the session at `seat`, whose server made this offer.
+    pub(super) fn begin_session<M: DerefMut<Target = [u32]>>(
+        &mut self,
+        seat: Seat,
+        offer: &PoolOffer,
+        index: &mut CacheIndex<M>,
+        actions: &mut VecDeque<Action>,
+    ) {
+        assert!(self.session.is_none(), "a pool has one session at a time");
+        self.session = Some(Session { seat, asked: None });
+        self.room = self.window;
+        self.granted = offer.npages;
+        self.ask_size(None, index, actions);
+    }
+
+    /// Ends the session. What was asked of the server stays in the table until [`Self::take_fetches`].
+    pub(super) fn end_session<M>(&mut self, index: &mut CacheIndex<M>, actions: &mut VecDeque<Action>)
+    where
+        M: DerefMut<Target = [u32]>,
+    {
+        self.session = None;
+        self.silent_since = None;
+        self.size_owed_since = None;
+        self.retry_at = None;
+        self.to_ask = None;
+        self.moves = 0;
+        self.fit_capacity(index, actions);
+    }
+
+    // The way to the server.
+
+    /// Returns whether one more page may be sent.
+    pub(super) fn can_send(&self) -> bool {
+        self.is_up() && self.room > 0
+    }
+
+    /// Notes that a page is about to be sent.
+    pub(super) fn note_send(&mut self) {
+        assert!(self.room > 0, "a page is sent for which there is no room");
+        self.room -= 1;
+    }
+
+    /// Notes that pages left for the network, which makes room for as many.
+    pub(super) fn note_sent(&mut self, pages: u32) {
+        self.room = self.room.saturating_add(pages).min(self.window);
+    }
+
+    /// Returns whether the server may be asked for `count` more pages.
+    pub(super) fn can_fetch(&self, count: u32) -> bool {
+        self.is_up() && self.fetches.has_room(count)
+    }
+
+    /// Enters a REQUEST, and returns its number.
+    pub(super) fn begin_fetch(&mut self, fetch: Fetch) -> FetchId {
+        self.fetches.begin(fetch)
+    }
+
+    /// Returns the REQUEST that the server replies to, which unpins its slot; `None` if there is none with this number.
+    pub(super) fn end_fetch<M>(&mut self, now: Nanos, id: FetchId, index: &mut CacheIndex<M>) -> Option<Fetch>
+    where
+        M: DerefMut<Target = [u32]>,
+    {
+        let fetch = self.fetches.end(id)?;
+        self.note_answer(now);
+        index.unpin(fetch.slot);
+        Some(fetch)
+    }
+
+    /// Returns whether the server owes pages.
+    pub(super) fn is_owed_pages(&self) -> bool {
+        !self.fetches.is_empty()
+    }
+
+    /// Removes all outstanding REQUESTs: no reply to them comes any more.
+    pub(super) fn take_fetches<M: DerefMut<Target = [u32]>>(&mut self, index: &mut CacheIndex<M>) {
+        for fetch in self.fetches.drain() {
+            index.unpin(fetch.slot);
+        }
+    }
+
+    /// Notes that an answer is late.
+    pub(super) fn note_silence(&mut self, now: Nanos) {
+        self.silent_since.get_or_insert(now);
+    }
+
+    /// Notes an answer that the server owed. What was not asked for is no sign of life: a server could send it for ever
+    /// and never answer.
+    fn note_answer(&mut self, now: Nanos) {
+        self.silent_since = (!self.fetches.is_empty()).then_some(now);
+    }
+
+    fn is_size_owed(&self) -> bool {
+        self.session.is_some_and(|session| session.asked.is_some())
+    }
+
+    /// Returns when a server that owes an answer is given up; at once where nobody has looked at the clock yet.
+    fn silence_deadline(&self) -> Option<Nanos> {
+        let silent = self.silent_since.map(|since| since.plus_ns(SILENCE_NS));
+        let owed = self.is_size_owed().then(|| self.size_owed_since.map_or(Nanos(0), |at| at.plus_ns(SILENCE_NS)));
+        [silent, owed].into_iter().flatten().min()
+    }
+
+    /// Returns when [`Self::handle_timer`] has something to do.
+    pub(super) fn deadline<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> Option<Nanos> {
+        let size = index.is_resizing().then_some(Nanos(0));
+        [self.retry_at, self.silence_deadline(), size].into_iter().flatten().min()
+    }
+
+    /// Goes on with the size, and asks for it again where that is due. Returns whether the server has been silent for too long.
+    pub(super) fn handle_timer<M>(
+        &mut self,
+        now: Nanos,
+        index: &mut CacheIndex<M>,
+        actions: &mut VecDeque<Action>,
+    ) -> bool
+    where
+        M: DerefMut<Target = [u32]>,
+    {
+        if index.is_resizing() {
+            self.go_on_with_size(index, actions);
+        }
+        if self.retry_at.is_some_and(|at| at <= now) {
+            self.retry_at = None;
+            self.ask_size(None, index, actions);
+        }
+        if self.is_size_owed() {
+            self.size_owed_since.get_or_insert(now);
+        }
+        self.silence_deadline().is_some_and(|at| at <= now)
+    }
+
+    // The size.
+
+    /// Takes the size that the server gave the pool.
+    pub(super) fn take_size<M: DerefMut<Target = [u32]>>(
+        &mut self,
+        now: Nanos,
+        npages: PageCount,
+        placement: &mut Placement,
+        index: &mut CacheIndex<M>,
+        actions: &mut VecDeque<Action>,
+    ) {
+        let Some((seat, asked)) = self.take_asked(now, index) else { return };
+        self.granted = npages;
+        placement.note_size(now, seat, npages, self.wanted);
+        // Never at once after an answer that is not what was asked for: such a server would be asked without end.
+        if npages != asked || (self.reduced && npages < self.wanted) {
+            self.retry_at = Some(now.plus_ns(RESIZE_RETRY_NS));
+            self.fit_capacity(index, actions);
+        } else {
+            self.ask_size(None, index, actions);
+        }
+    }
+
+    /// Takes the refusal of a size by a server that could give `available` pages more than the pool has.
+    pub(super) fn take_refusal<M: DerefMut<Target = [u32]>>(
+        &mut self,
+        now: Nanos,
+        available: PageCount,
+        placement: &mut Placement,
+        index: &mut CacheIndex<M>,
+        actions: &mut VecDeque<Action>,
+    ) {
+        let Some((seat, asked)) = self.take_asked(now, index) else { return };
+        let possible = PageCount(self.granted.0.saturating_add(available.0));
+        if self.wanted < asked {
+            // The operator wants less by now.
+            self.ask_size(None, index, actions);
+        } else if possible > self.granted && possible < asked && !self.reduced {
+            self.ask_size(Some(possible), index, actions);
+        } else {
+            placement.note_size(now, seat, self.granted, self.wanted);
+            self.retry_at = Some(now.plus_ns(RESIZE_RETRY_NS));
+            self.fit_capacity(index, actions);
+        }
+    }
+
+    /// Returns the size that the server was asked for, now that it has answered, and its place.
+    fn take_asked<M>(&mut self, now: Nanos, index: &mut CacheIndex<M>) -> Option<(Seat, PageCount)>
+    where
+        M: DerefMut<Target = [u32]>,
+    {
+        let session = self.session.as_mut()?;
+        let asked = session.asked.take()?;
+        let seat = session.seat;
+        self.note_answer(now);
+        self.size_owed_since = None;
+        if let Some(end) = self.log_end.take() {
+            index.note_taken(end);
+        }
+        Some((seat, asked))
+    }
+
+    /// Sets the size that the operator wants, and asks the server for it.
+    pub(super) fn want<M>(&mut self, wanted: PageCount, index: &mut CacheIndex<M>, actions: &mut VecDeque<Action>)
+    where
+        M: DerefMut<Target = [u32]>,
+    {
+        self.wanted = wanted.min(index.layout().slot_limit());
+        self.retry_at = None;
+        self.ask_size(None, index, actions);
+    }
+
+    /// Asks for the operator's size, or the `reduced` one that a refusal left, if the pool has another one. A smaller one is
+    /// asked for when the pages have been moved out of the part that is cut off, some in each turn.
+    fn ask_size<M: DerefMut<Target = [u32]>>(
+        &mut self,
+        reduced: Option<PageCount>,
+        index: &mut CacheIndex<M>,
+        actions: &mut VecDeque<Action>,
+    ) {
+        if matches!(self.session, Some(Session { asked: None, .. })) {
+            let size = reduced.unwrap_or(self.wanted);
+            self.to_ask = (size != self.granted).then_some(size);
+            if self.to_ask.is_some() {
+                self.retry_at = None;
+                self.reduced = reduced.is_some();
+            }
+        }
+        self.fit_capacity(index, actions);
+    }
+
+    /// Has the index make as many slots usable as the pool has and the operator wants, and does the first part of that.
+    fn fit_capacity<M: DerefMut<Target = [u32]>>(&mut self, index: &mut CacheIndex<M>, actions: &mut VecDeque<Action>) {
+        self.aim(index);
+        self.go_on_with_size(index, actions);
+    }
+
+    /// Tells the index how many slots there should be. Pages are moved only while the server has nothing to answer about sizes, and
+    /// not without end.
+    fn aim<M: DerefMut<Target = [u32]>>(&self, index: &mut CacheIndex<M>) {
+        let (granted, wanted, capacity) = (self.granted, self.wanted, index.capacity());
+        if self.is_up() {
+            index.lose_from(granted);
+        }
+        index.aim(match self.session {
+            None => capacity,
+            Some(Session { asked: None, .. }) if self.moves < MOVES_MAX => granted.min(wanted),
+            Some(Session { asked, .. }) => granted.min(asked.unwrap_or(granted)).min(wanted.max(capacity)),
+        });
+    }
+
+    /// Does the next part of a change of size; SETSIZE follows where it was for that, or where many pages were moved.
+    fn go_on_with_size<M>(&mut self, index: &mut CacheIndex<M>, actions: &mut VecDeque<Action>)
+    where
+        M: DerefMut<Target = [u32]>,
+    {
+        let moves = &mut self.moves;
+        index.resize(self.slots_per_turn.min(MOVES_MAX), |Move { from, to }| {
+            *moves += 1;
+            actions.push_back(Action::MovePage { from, to });
+        });
+        let capacity = index.capacity();
+        match self.to_ask {
+            Some(size) if capacity <= size => self.set_size(size, index, actions),
+            Some(_) if self.moves >= MOVES_MAX => self.set_size(capacity, index, actions),
+            _ if self.moves >= MOVES_MAX => self.aim(index),
+            _ => {}
+        }
+    }
+
+    fn set_size<M>(&mut self, size: PageCount, index: &mut CacheIndex<M>, actions: &mut VecDeque<Action>)
+    where
+        M: DerefMut<Target = [u32]>,
+    {
+        self.to_ask = None;
+        self.moves = 0;
+        if let Some(session) = &mut self.session {
+            session.asked = Some(size);
+        }
+        self.log_end = Some(index.log_end());
+        actions.push_back(Action::SetSize(size));
+        self.aim(index);
+    }
+}

@@ -1,0 +1,138 @@
+//! The reads of one disk that a memory server could also answer, and their limits: hedged reads, and disk reads whose answer is
+//! no longer needed.
+
+use super::estimate::Parallel;
+use super::requests::{DiskIo, ReadReason};
+use super::types::RequestId;
+use crate::units::{ByteRange, Nanos};
+
+/// Per-disk limit on hedged reads in flight, and on abandoned disk reads. Each holds a buffer.
+const LOAD_MAX: Load = Load { count: 128, bytes: 16 << 20 };
+
+/// A read that waits for the server.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiting {
+    pub(super) since: Nanos,
+    pub(super) id: RequestId,
+    pub(super) serial: u64,
+}
+
+/// Disk reads whose answer may not be needed.
+#[derive(Debug, Default)]
+struct Load {
+    count: u32,
+    bytes: u64,
+}
+
+impl Load {
+    fn add(&mut self, range: ByteRange) {
+        self.count += 1;
+        self.bytes += range.length;
+    }
+
+    fn remove(&mut self, range: ByteRange) {
+        self.count -= 1;
+        self.bytes -= range.length;
+    }
+
+    fn is_full(&self) -> bool {
+        self.count >= LOAD_MAX.count || self.bytes >= LOAD_MAX.bytes
+    }
+}
+
+/// Reads of one disk, and those among them that a memory server could also have answered.
+#[derive(Debug, Default)]
+pub(super) struct SpeculativeReads {
+    /// Reads of the guest in flight.
+    guest: u32,
+    /// Disk reads in flight.
+    disk: u32,
+    /// Hedged reads whose disk I/O is in flight.
+    hedged: Load,
+    /// Disk reads in flight whose request the server has answered.
+    abandoned: Load,
+    /// Reads that are due for the disk, and wait until it has fewer abandoned ones.
+    deferred: Vec<Waiting>,
+    parallel: Parallel,
+}
+
+impl SpeculativeReads {
+    /// Returns whether the disk has more reads in flight than it would have without a server, and may be slower for it.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.disk > self.guest.max(self.parallel.reads())
+    }
+
+    /// Counts a read of the guest.
+    pub(super) fn begin_read(&mut self) {
+        self.guest += 1;
+    }
+
+    /// Ends a read of the guest.
+    pub(super) fn end_read(&mut self) {
+        self.guest -= 1;
+    }
+
+    /// Counts a disk read, and returns what is to be kept of its beginning.
+    pub(super) fn begin_io(&mut self, now: Nanos, reason: ReadReason) -> DiskIo {
+        let (is_undisturbed, others) = (self.abandoned.count == 0, self.disk);
+        self.disk += 1;
+        DiskIo { since: now, reason, is_undisturbed, others }
+    }
+
+    /// Ends a disk read. `answered`: it was abandoned.
+    pub(super) fn end_io(&mut self, reason: ReadReason, range: ByteRange, answered: bool) {
+        self.disk -= 1;
+        if reason == ReadReason::Hedge {
+            self.hedged.remove(range);
+        }
+        if answered {
+            self.abandoned.remove(range);
+        }
+    }
+
+    /// Counts the disk read of a request that is answered now.
+    pub(super) fn begin_abandoned(&mut self, range: ByteRange) {
+        self.abandoned.add(range);
+    }
+
+    /// Returns whether the disk has as many abandoned reads as it may have.
+    pub(super) fn is_full(&self) -> bool {
+        self.abandoned.is_full()
+    }
+
+    /// Returns whether the disk may be asked for one more hedge.
+    pub(super) fn has_room_for_hedge(&self) -> bool {
+        !self.is_crowded() && !self.hedged.is_full() && !self.abandoned.is_full()
+    }
+
+    /// Counts a hedged read.
+    pub(super) fn begin_hedge(&mut self, range: ByteRange) {
+        self.hedged.add(range);
+    }
+
+    /// Takes the latency of a disk read that is done.
+    pub(super) fn note_latency(&mut self, ns: u64, others: u32) {
+        self.parallel.note(ns, others);
+    }
+
+    /// Keeps a read that is due for the disk until the disk has fewer abandoned ones.
+    pub(super) fn defer(&mut self, read: Waiting) {
+        self.deferred.push(read);
+    }
+
+    /// Removes the reads that were kept for the disk, and returns them.
+    pub(super) fn take_deferred(&mut self) -> impl DoubleEndedIterator<Item = Waiting> + '_ {
+        self.deferred.drain(..)
+    }
+
+    /// Removes those reads that were kept for the disk and need it no longer.
+    pub(super) fn retain_deferred(&mut self, is_waiting: impl Fn(&Waiting) -> bool) {
+        self.deferred.retain(is_waiting);
+    }
+
+    /// Returns the number of reads that are kept for the disk.
+    #[cfg(test)]
+    pub(super) fn deferred(&self) -> usize {
+        self.deferred.len()
+    }
+}
