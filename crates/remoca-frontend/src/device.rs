@@ -8,6 +8,7 @@ use crate::nbd::{Attached, NbdExport, NbdRequest};
 use crate::request::{CopyError, Operation, Outcome};
 use crate::vhost::{BlkRequest, Frame, Status, VhostDevice};
 use remoca_io::buffer::IoBuffer;
+use remoca_io::socket::ListeningCopy;
 use std::io;
 use std::os::fd::BorrowedFd;
 
@@ -184,12 +185,48 @@ impl Frontend {
         }
     }
 
+    /// Returns whether its requests bring the buffers for their disk I/O.
+    pub fn brings_buffers(&self) -> bool {
+        match self {
+            Self::Vhost(_) => false,
+            Self::Nbd(_) => true,
+        }
+    }
+
+    /// Returns where its guest comes from.
+    pub fn entrance(&self) -> Entrance<'_> {
+        match self {
+            Self::Vhost(device) => device.listener().map_or(Entrance::Passed, Entrance::Own),
+            Self::Nbd(_) => Entrance::Shared,
+        }
+    }
+
+    /// Returns the sector of a device that another process can take over, because its queues say when its guest has stopped
+    /// there; `None`: nothing says that.
+    pub fn sector_to_hand_over(&self) -> Option<u32> {
+        match self {
+            Self::Vhost(device) => Some(device.config().logical_block_bytes),
+            Self::Nbd(_) => None,
+        }
+    }
+
     pub fn is_read_only(&self) -> bool {
         match self {
             Self::Vhost(device) => device.config().read_only,
             Self::Nbd(export) => export.geometry().read_only,
         }
     }
+}
+
+/// Where the guest of a device comes from.
+#[derive(Debug)]
+pub enum Entrance<'device> {
+    /// A listening socket of the device, and its path.
+    Own(&'device ListeningCopy),
+    /// A socket of somebody else who brings the guests of several devices.
+    Shared,
+    /// A connection that was passed to this process. No other can take its place.
+    Passed,
 }
 
 /// A request of the guest. The driver gives it back to the [`Frontend`] that it came from.

@@ -7,7 +7,6 @@ use super::{Disk, Driver};
 use crate::link::ServerLink;
 use remoca_core::engine::{Action, DiskError, GuestOp, RequestId, ServerNumber};
 use remoca_core::units::DiskIndex;
-use remoca_frontend::device::Frontend;
 use remoca_frontend::request::Outcome;
 use remoca_io::buffer::{BufferPool, IoBuffer};
 use remoca_io::narrow;
@@ -304,8 +303,8 @@ impl Driver {
 /// Returns what an I/O takes of the driver's buffers.
 fn buffer_bytes(io: &DiskIo, disks: &[Disk]) -> usize {
     match io.op {
-        // NBD requests bring buffers, which are theirs.
-        _ if !io.too && matches!(disks[io.disk].frontend, Frontend::Nbd(_)) => 0,
+        // Buffers that requests bring are theirs.
+        _ if !io.too && disks[io.disk].frontend.brings_buffers() => 0,
         GuestOp::Read(range) | GuestOp::Write { range, .. } => {
             BufferPool::footprint(usize::try_from(range.length).unwrap_or(usize::MAX))
         }

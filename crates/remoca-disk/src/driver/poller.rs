@@ -37,43 +37,43 @@ pub enum Source {
     Trace,
 }
 
+/// Sources of which there is one. The place in this list is the number that the kernel keeps.
+const SINGLE: [Source; 11] = [
+    Source::Stop,
+    Source::Control,
+    Source::LinkWake,
+    Source::LinkSocket,
+    Source::Port,
+    Source::Nbd,
+    Source::Hangup,
+    Source::Upgrade,
+    Source::Migration,
+    Source::Index,
+    Source::Trace,
+];
+/// Numbers of those of which each disk has one. They stand behind the list.
+const STORE: u64 = SINGLE.len() as u64;
+const DISK: u64 = STORE + 1;
+
 impl Source {
     fn encode(self) -> u64 {
         let pack = |kind: u64, disk: u16| kind | u64::from(disk) << 16;
         match self {
-            Self::Stop => pack(0, 0),
-            Self::Control => pack(1, 0),
-            Self::LinkWake => pack(2, 0),
-            Self::LinkSocket => pack(3, 0),
-            Self::Store(disk) => pack(4, disk),
-            Self::Disk(disk) => pack(5, disk),
-            Self::Port => pack(6, 0),
-            Self::Nbd => pack(7, 0),
-            Self::Hangup => pack(8, 0),
-            Self::Upgrade => pack(9, 0),
-            Self::Migration => pack(10, 0),
-            Self::Index => pack(11, 0),
-            Self::Trace => pack(12, 0),
+            Self::Store(disk) => pack(STORE, disk),
+            Self::Disk(disk) => pack(DISK, disk),
+            single => {
+                (0..).zip(SINGLE).find_map(|(kind, other)| (other == single).then_some(kind)).expect("it is listed")
+            }
         }
     }
 
     fn decode(data: u64) -> Self {
         let bytes = data.to_le_bytes();
         let disk = u16::from_le_bytes([bytes[2], bytes[3]]);
-        match bytes[0] {
-            0 => Self::Stop,
-            1 => Self::Control,
-            2 => Self::LinkWake,
-            3 => Self::LinkSocket,
-            4 => Self::Store(disk),
-            5 => Self::Disk(disk),
-            6 => Self::Port,
-            7 => Self::Nbd,
-            8 => Self::Hangup,
-            9 => Self::Upgrade,
-            10 => Self::Migration,
-            11 => Self::Index,
-            _ => Self::Trace,
+        match u64::from(bytes[0]) {
+            STORE => Self::Store(disk),
+            DISK => Self::Disk(disk),
+            _ => SINGLE[usize::from(bytes[0])],
         }
     }
 }
@@ -209,22 +209,8 @@ mod tests {
 
     #[test]
     fn sources_survive_the_kernel() {
-        let all = [
-            Source::Stop,
-            Source::Control,
-            Source::LinkWake,
-            Source::LinkSocket,
-            Source::Store(4095),
-            Source::Disk(7),
-            Source::Port,
-            Source::Nbd,
-            Source::Hangup,
-            Source::Upgrade,
-            Source::Migration,
-            Source::Index,
-            Source::Trace,
-        ];
-        for source in all {
+        let of_disks = [Source::Store(4095), Source::Store(0), Source::Disk(7)];
+        for source in SINGLE.into_iter().chain(of_disks) {
             assert_eq!(Source::decode(source.encode()), source);
         }
     }

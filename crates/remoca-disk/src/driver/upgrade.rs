@@ -9,7 +9,7 @@ use super::{Disk, Driver, Ended};
 use crate::control::Request;
 use crate::handover::{Checking, Handover};
 use crate::link::ServerLink;
-use remoca_frontend::device::Frontend;
+use remoca_frontend::device::{Entrance, Frontend};
 use remoca_io::narrow;
 use remoca_protocol::control::Reply;
 use remoca_protocol::handover::{Listening, PassedDisk, PassedStore};
@@ -268,16 +268,18 @@ fn pass_disk(handover: &mut Handover, disk: &Disk) -> Result<PassedDisk, String>
     Ok(PassedDisk { name: disk.name.clone(), image: disk.image.clone(), socket, store, write_cache_off })
 }
 
-/// Passes a frontend's socket. `None` for an NBD export, whose clients come from the NBD server's listeners.
+/// Passes the socket that a frontend's guest comes to. `None`: that socket is passed for all whose guests come to it.
 fn pass_frontend(handover: &mut Handover, frontend: &Frontend, name: &str) -> Result<Option<Listening>, String> {
-    let Frontend::Vhost(device) = frontend else { return Ok(None) };
-    let Some((listener, path)) = device.listener() else {
-        return Err(format!(
+    match frontend.entrance() {
+        Entrance::Own((listener, path)) => {
+            handover.pass_socket(listener, path.clone()).map(Some).map_err(|error| format!("{name}: {error}"))
+        }
+        Entrance::Shared => Ok(None),
+        Entrance::Passed => Err(format!(
             "{name}: its hypervisor's connection was passed by --fd, and no other can take its place. Shut the guest down, or \
              give --fd a listening socket"
-        ));
-    };
-    handover.pass_socket(listener, path.clone()).map(Some).map_err(|error| format!("{name}: {error}"))
+        )),
+    }
 }
 
 fn refuse(client: Option<Request>, error: &str) {

@@ -225,16 +225,14 @@ impl Driver {
 
     /// Returns what this process offers. All of its disks must come over vhost-user, whose queues say when a guest has stopped.
     fn own_offer(&self) -> Result<Offer, String> {
-        let disks = self.disks.iter().map(|disk| match &disk.frontend {
-            Frontend::Vhost(device) => Ok(OfferedDisk {
+        let disks = self.disks.iter().map(|disk| match disk.frontend.sector_to_hand_over() {
+            Some(sector) => Ok(OfferedDisk {
                 name: disk.name.clone(),
                 bytes: disk.store.geometry().size,
-                read_only: device.config().read_only,
-                sector: device.config().logical_block_bytes,
+                read_only: disk.frontend.is_read_only(),
+                sector,
             }),
-            Frontend::Nbd(_) => {
-                Err(format!("{}: an NBD export cannot be handed over, only a vhost-user disk can", disk.name))
-            }
+            None => Err(format!("{}: an NBD export cannot be handed over, only a vhost-user disk can", disk.name)),
         });
         Ok(Offer {
             version: VERSION,
