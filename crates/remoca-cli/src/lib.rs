@@ -2,15 +2,11 @@
 
 mod disk;
 mod group;
-mod inherited;
-mod key;
 mod log;
 mod migrate;
-mod nbd;
 mod runtime;
 mod serve;
 mod set;
-mod signals;
 mod size;
 mod status;
 mod upgrade;

@@ -40,19 +40,6 @@ pub fn start() {
     }));
 }
 
-/// Ends the process as soon as this thread panics, after its message and `note`: nothing that it holds is cleared away, so that
-/// what comes after it finds what a kill would leave.
-pub fn die_of_panics(note: impl Fn() + Send + Sync + 'static) {
-    let (tell, this) = (std::panic::take_hook(), std::thread::current().id());
-    std::panic::set_hook(Box::new(move |panic| {
-        tell(panic);
-        if std::thread::current().id() == this {
-            note();
-            std::process::abort();
-        }
-    }));
-}
-
 /// Writes one line.
 struct Line;
 

@@ -1,10 +1,11 @@
 //! `remoca migrate`: hands the disks and the cache of a VM to a process on another host.
 
-use crate::key::{self, KeySource};
 use crate::runtime;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{ArgGroup, Args};
+use remoca_disk::start::{ADVICE, KeySource};
 use remoca_io::address::Endpoint;
+use remoca_io::key;
 use remoca_protocol::control::Command;
 use std::io::Write;
 use std::path::PathBuf;
@@ -49,14 +50,15 @@ pub struct MigrateArgs {
 /// If one of the two processes does not answer or refuses; the text says why.
 pub fn run(args: &MigrateArgs) -> Result<()> {
     if let Some(path) = &args.new_key {
-        key::make(path)?;
+        let written = key::generate().and_then(|secret| key::write_new(&secret, path));
+        written.with_context(|| format!("cannot make the key {}", path.display()))?;
         return Ok(writeln!(std::io::stdout(), "{}: a new key; keep it as you keep the disks", path.display())?);
     }
     let Some(socket) = runtime::sockets(args.name.as_deref())?.pop() else { bail!("no such VM process") };
     let command = match (&args.to, &args.key) {
         (Some(to), Some(key)) => Command::Migrate { to: to.to_string(), key: key.read()? },
         (Some(_), None) => {
-            bail!("say --key FILE, the one that the other process has as --incoming-key. {}", key::ADVICE)
+            bail!("say --key FILE, the one that the other process has as --incoming-key. {ADVICE}")
         }
         _ if args.abort => Command::MigrateAbort,
         _ => Command::MigrateTakeBack,

@@ -4,7 +4,10 @@ use crate::runtime;
 use crate::size::show_size;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use remoca_protocol::control::{Command, HedgingStatus, KnownServerStatus, MigrationStatus, NormalLatency, Status};
+use remoca_protocol::control::{
+    Command, DiskStatus, HedgingStatus, KnownServerStatus, Latencies, MemoryStatus, MigrationStatus, NormalLatency,
+    PortStatus, Status,
+};
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -155,7 +158,26 @@ fn show_all(out: &mut impl Write, status: &Status) -> Result<()> {
     if let Some(migration) = &status.migration {
         show_migration(out, migration)?;
     }
-    let cache = &status.cache;
+    show_cache(out, status)?;
+    for disk in &status.disks {
+        show_disk(out, &status.name, disk)?;
+    }
+    if let Some(port) = &status.port {
+        show_port(out, port)?;
+    }
+    show_latency(out, &status.latency)?;
+    show_hedging(out, &status.hedging)?;
+    show_memory(out, &status.memory)?;
+    if let Some(lost) = status.trace_lost.filter(|lost| *lost > 0) {
+        writeln!(out, "  trace       {lost} records were lost: its file takes them too slowly, or not at all")?;
+    }
+    for (name, value) in &status.counters {
+        writeln!(out, "  {name:<26} {value:>12}")?;
+    }
+    Ok(())
+}
+
+fn show_cache(out: &mut impl Write, status: &Status) -> Result<()> {
     match &status.server {
         None => writeln!(out, "  server      none: nothing is cached")?,
         Some(server) => {
@@ -173,42 +195,42 @@ fn show_all(out: &mut impl Write, status: &Status) -> Result<()> {
             writeln!(out, "  of          {}", known_server(server))?;
         }
     }
+    let cache = &status.cache;
     let (wanted, granted) = (show_size(cache.wanted_bytes), show_size(cache.granted_bytes));
     let state = if cache.enabled { "on" } else { "off" };
     writeln!(out, "  cache       {state}, {wanted} wanted, {granted} granted, {} used", show_size(cache.used_bytes))?;
-    writeln!(out, "  admission   by {}", cache.admission)?;
-    for disk in &status.disks {
-        let attached = attached(disk.attached, disk.nbd_clients);
-        let access = if disk.read_only { ", read-only" } else { "" };
-        let swap = if disk.swap_areas > 0 { format!(", {} swap areas", disk.swap_areas) } else { String::new() };
-        writeln!(
-            out,
-            "  disk        {}: {} ({}{access}{swap}, {}) at {}, {attached}",
-            disk.name,
-            disk.image,
-            show_size(disk.bytes),
-            disk.store,
-            disk.socket
-        )?;
-        if let Some(error) = &disk.failed_flush {
-            let clear = format!("remoca set {} --clear-failed-flush {}", status.name, disk.name);
-            writeln!(out, "              a flush failed ({error}), and so do all others until `{clear}`")?;
-        }
-        if let Some(reason) = &disk.cold_reason {
-            writeln!(out, "              started cold: {reason}")?;
-        }
+    Ok(writeln!(out, "  admission   by {}", cache.admission)?)
+}
+
+fn show_disk(out: &mut impl Write, vm: &str, disk: &DiskStatus) -> Result<()> {
+    let attached = attached(disk.attached, disk.nbd_clients);
+    let access = if disk.read_only { ", read-only" } else { "" };
+    let swap = if disk.swap_areas > 0 { format!(", {} swap areas", disk.swap_areas) } else { String::new() };
+    let DiskStatus { name, image, store, socket, .. } = disk;
+    let bytes = show_size(disk.bytes);
+    writeln!(out, "  disk        {name}: {image} ({bytes}{access}{swap}, {store}) at {socket}, {attached}")?;
+    if let Some(error) = &disk.failed_flush {
+        let clear = format!("remoca set {vm} --clear-failed-flush {name}");
+        writeln!(out, "              a flush failed ({error}), and so do all others until `{clear}`")?;
     }
-    if let Some(port) = &status.port {
-        let attached = attached(port.attached, port.nbd_clients);
-        let agent = match port.agent {
-            None => "no agent heard of".into(),
-            Some(agent) => {
-                format!("agent: {} captured, {} lost, {} left out", agent.captured, agent.lost, agent.sampled_out)
-            }
-        };
-        writeln!(out, "  port        {}, {attached}, {agent}", port.socket)?;
+    if let Some(reason) = &disk.cold_reason {
+        writeln!(out, "              started cold: {reason}")?;
     }
-    let latency = &status.latency;
+    Ok(())
+}
+
+fn show_port(out: &mut impl Write, port: &PortStatus) -> Result<()> {
+    let attached = attached(port.attached, port.nbd_clients);
+    let agent = match port.agent {
+        None => "no agent heard of".into(),
+        Some(agent) => {
+            format!("agent: {} captured, {} lost, {} left out", agent.captured, agent.lost, agent.sampled_out)
+        }
+    };
+    Ok(writeln!(out, "  port        {}, {attached}, {agent}", port.socket)?)
+}
+
+fn show_latency(out: &mut impl Write, latency: &Latencies) -> Result<()> {
     let rows = [
         ("read", &latency.read),
         ("  by cache", &latency.read_from_cache),
@@ -222,28 +244,15 @@ fn show_all(out: &mut impl Write, status: &Status) -> Result<()> {
             row.count, row.mean_us, row.p50_us, row.p99_us, row.p999_us, row.max_us
         )?;
     }
-    show_hedging(out, &status.hedging)?;
-    let memory = &status.memory;
-    writeln!(
-        out,
-        "  memory      index {}, buffers {}, {} blocks known",
-        show_size(memory.index_bytes),
-        show_size(memory.buffer_bytes),
-        memory.known_blocks
-    )?;
+    Ok(())
+}
+
+fn show_memory(out: &mut impl Write, memory: &MemoryStatus) -> Result<()> {
+    let (index, buffers) = (show_size(memory.index_bytes), show_size(memory.buffer_bytes));
+    writeln!(out, "  memory      index {index}, buffers {buffers}, {} blocks known", memory.known_blocks)?;
     if memory.guest_bytes > memory.guest_bytes_indexed {
-        writeln!(
-            out,
-            "              the guest has {}, the index is made for {} (--guest-memory-max)",
-            show_size(memory.guest_bytes),
-            show_size(memory.guest_bytes_indexed)
-        )?;
-    }
-    if let Some(lost) = status.trace_lost.filter(|lost| *lost > 0) {
-        writeln!(out, "  trace       {lost} records were lost: its file takes them too slowly, or not at all")?;
-    }
-    for (name, value) in &status.counters {
-        writeln!(out, "  {name:<26} {value:>12}")?;
+        let (guest, indexed) = (show_size(memory.guest_bytes), show_size(memory.guest_bytes_indexed));
+        writeln!(out, "              the guest has {guest}, the index is made for {indexed} (--guest-memory-max)")?;
     }
     Ok(())
 }

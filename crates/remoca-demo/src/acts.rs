@@ -8,58 +8,22 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use remoca_lab::{Guest, Service, store};
-use remoca_protocol::{control::Status, trace::TraceRecord};
 
 use crate::{
-    analysis::Window,
     conditions::Conditions,
+    figures,
+    observed::{Act, CacheAct, Kill, Phase},
     plan::Plan,
     progress::Progress,
-    reading::{self, Outcome, Pace, Reading, Until},
-    report::{self, Report},
-    sampler::{Sample, Sampler},
+    reading::{self, Pace, Reading, Until},
+    report::Report,
+    sampler::Sampler,
     stage::{Stage, kernel_faults, page_cache_pages, start_agent, stop_agent},
     vm::{VmConfig, VmProcess},
 };
 
 /// Until the agent has told its counters, which it does once a second.
 const AGENT_TICK: Duration = Duration::from_millis(1500);
-
-/// Some reads, and when they were made by the clock of the VM process.
-pub struct Phase {
-    pub outcome: Outcome,
-    pub window: Window,
-}
-
-/// A guest's life, with or without the cache.
-pub struct Act {
-    pub warmup: Phase,
-    pub measured: Phase,
-    /// Lines of the guest's kernel log that tell of failures.
-    pub kernel_faults: Vec<String>,
-    pub trace: Vec<TraceRecord>,
-}
-
-/// What only the guest with the cache has.
-pub struct CacheAct {
-    pub act: Act,
-    /// The VM process before the warm-up, after the measured reads, and at the end, when the agent has ended.
-    pub before: Status,
-    pub after: Status,
-    pub end: Status,
-    /// Of the guest, after the measured reads.
-    pub page_cache_pages: u64,
-    pub kill: Kill,
-    pub samples: Vec<Sample>,
-}
-
-pub struct Kill {
-    pub phase: Phase,
-    pub killed_ns: u64,
-    pub restarted_ns: u64,
-    /// Reads of the reader when the server was killed, as it said last.
-    pub app_reads_before: u64,
-}
 
 /// Performs everything, from preparation to report.
 pub fn perform(plan: &Plan, out: &Path) -> Result<Report> {
@@ -81,7 +45,7 @@ pub fn perform(plan: &Plan, out: &Path) -> Result<Report> {
     conditions.note_end();
     conditions.prepare_seconds = prepared.as_secs_f64();
     conditions.run_seconds = (progress.elapsed() - prepared).as_secs_f64();
-    Ok(report::make(plan, conditions, &baseline, &cached, file_system))
+    Ok(figures::make(plan, conditions, &baseline, &cached, file_system))
 }
 
 fn perform_baseline(plan: &Plan, stage: &Stage, progress: &Progress) -> Result<Act> {

@@ -2,7 +2,7 @@
 //! then the memory server is killed under it and started again.
 //!
 //! [`Arguments`] become a [`plan::Plan`]; [`acts`] runs it on a [`stage`] of real processes and a real guest;
-//! [`analysis`] makes figures of the trace of the VM process, [`report`] the JSON, [`page`] the HTML, [`table`] the text.
+//! [`analysis`] makes figures of the trace of the VM process, [`figures`] all others, [`report`] the JSON, [`page`] the HTML, [`table`] the text.
 //! Everything that starts and watches processes comes from the guest laboratory (`remoca-lab`).
 //!
 //! What is measured where, and what h, t_remote and t_disk are: docs/decisions/0011-demo-measures.md. The access pattern is
@@ -13,7 +13,9 @@ pub mod analysis;
 mod arguments;
 mod chart;
 mod conditions;
+mod figures;
 pub mod lru;
+mod observed;
 mod page;
 mod plan;
 mod progress;

@@ -20,7 +20,7 @@ use rustix::{
 };
 use tempfile::TempDir;
 
-use crate::{page::REPORT_NAMES, plan::Plan, progress::Progress, reading::FOLDER};
+use crate::{plan::Plan, progress::Progress, reading::FOLDER, report::REPORT_NAMES};
 
 const START_LIMIT: Duration = Duration::from_secs(120);
 pub const JOB_LIMIT: Duration = Duration::from_secs(120);

@@ -10,6 +10,7 @@ pub mod migration;
 pub mod secure;
 pub mod service;
 mod small_file;
+pub mod start;
 pub mod state;
 pub mod trace;
 

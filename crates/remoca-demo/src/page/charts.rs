@@ -1,9 +1,6 @@
 //! The two charts of the page: latencies, and everything over time.
 
-use super::{
-    key_line,
-    numbers::{GIB, ms, thousands, tick_ms},
-};
+use super::numbers::{GIB, ms, thousands, tick_ms};
 use crate::{
     analysis::{Bin, ReadFigures, ratio},
     chart::{Panel, Picture, Scale, decades, ticks},
@@ -210,4 +207,10 @@ fn mark_moments(picture: &mut Picture, panel: &Panel, report: &Report) {
         let x = panel.x_at(at_s);
         picture.line((x, panel.top), (x, panel.top + panel.height), class);
     }
+}
+
+/// Returns the same in one line, for below a chart.
+fn key_line(rows: &[(&str, &str)]) -> String {
+    let rows: String = rows.iter().map(|(class, name)| format!(r#"<li><i class="{class}"></i>{name}</li>"#)).collect();
+    format!(r#"<ul class="keyline">{rows}</ul>"#)
 }

@@ -13,11 +13,8 @@ use crate::{
     analysis::ratio,
     chart::escape,
     conditions::Conditions,
-    report::{Evictions, PhaseFigures, Report, Sources},
+    report::{Evictions, PhaseFigures, REPORT_NAMES, Report, Sources},
 };
-
-/// The files that are written.
-pub const REPORT_NAMES: [&str; 2] = ["report.json", "report.html"];
 
 const TEMPLATE: &str = include_str!("page.html");
 
@@ -207,12 +204,6 @@ fn key(rows: &[(&str, &str, &str)]) -> String {
     format!(r#"<ul class="key">{rows}</ul>"#)
 }
 
-/// Returns the same in one line, for below a chart.
-fn key_line(rows: &[(&str, &str)]) -> String {
-    let rows: String = rows.iter().map(|(class, name)| format!(r#"<li><i class="{class}"></i>{name}</li>"#)).collect();
-    format!(r#"<ul class="keyline">{rows}</ul>"#)
-}
-
 fn expectations(report: &Report) -> String {
     let row = |expected: &crate::report::Expectation| {
         let (class, verdict) = if expected.met { ("good", "met") } else { ("bad", "not met") };
@@ -312,6 +303,21 @@ fn facts(conditions: &Conditions) -> String {
             "Cache",
             format!("{} of {}, memory {locked}", bytes(conditions.cache_bytes), escape(&conditions.memory_server)),
         ),
+        ("Load average", format!("{:.2} before, {:.2} after", conditions.load_before, conditions.load_after)),
+        ("Time taken", format!("{:.0} s, and {:.0} s to prepare", conditions.run_seconds, conditions.prepare_seconds)),
+    ];
+    let (reading, run) = facts.split_at(4);
+    let machines = machines(conditions);
+    reading.iter().chain(&machines).chain(run).map(fact).collect()
+}
+
+fn fact((name, value): &(&str, String)) -> String {
+    format!("<tr><td>{name}</td><td>{value}</td></tr>")
+}
+
+/// Returns what everything ran on.
+fn machines(conditions: &Conditions) -> [(&'static str, String); 3] {
+    [
         (
             "Guest",
             format!(
@@ -344,10 +350,7 @@ fn facts(conditions: &Conditions) -> String {
                 escape(&conditions.commit)
             ),
         ),
-        ("Load average", format!("{:.2} before, {:.2} after", conditions.load_before, conditions.load_after)),
-        ("Time taken", format!("{:.0} s, and {:.0} s to prepare", conditions.run_seconds, conditions.prepare_seconds)),
-    ];
-    facts.iter().map(|(name, value)| format!("<tr><td>{name}</td><td>{value}</td></tr>")).collect()
+    ]
 }
 
 fn footer(conditions: &Conditions) -> String {

@@ -1,6 +1,5 @@
 //! `--nbd`: where NBD clients come from, and what they are offered.
 
-use crate::inherited::Inherited;
 use anyhow::{Context, Result, bail};
 use remoca_frontend::device::Frontend;
 use remoca_frontend::nbd::{EXPORT_NAME_LEN_MAX, Export, ExportGeometry, Listener, NbdExport, NbdServer, Target};
@@ -80,7 +79,8 @@ impl Exports {
         self.add(PORT_SERIAL, Target::Port, ExportGeometry::of_port(PORT_BYTES))
     }
 
-    /// Listens for their clients; members of `group` may connect to Unix sockets.
+    /// Listens for their clients at `inherited`, or at all addresses if these are none; members of `group` may connect to Unix
+    /// sockets.
     ///
     /// # Errors
     /// If an address cannot be listened at.
@@ -88,7 +88,7 @@ impl Exports {
         self,
         addresses: &[Address],
         group: Option<u32>,
-        inherited: Option<&mut Inherited>,
+        inherited: Vec<Listener>,
     ) -> Result<Option<NbdServer>> {
         if addresses.is_empty() {
             return Ok(None);
@@ -96,7 +96,7 @@ impl Exports {
         if self.0.is_empty() {
             bail!("--nbd has nothing to offer: leave out socket= of the disks that NBD clients are to have");
         }
-        let mut listeners = inherited.map(Inherited::nbd).unwrap_or_default();
+        let mut listeners = inherited;
         let missing = if listeners.is_empty() { addresses } else { &[] };
         for address in missing {
             match address {

@@ -1,12 +1,10 @@
 //! Images and sockets of the disks and of the port, opened as the options say, or as a former program left them.
 
-use super::args::{DiskArgs, DiskSpec, OnLoss, QUEUES_DEFAULT, Sector};
-use super::random;
-use crate::inherited::{self, FormerStore, Inherited, StoreTarget};
-use crate::nbd;
-use crate::runtime;
+use super::exports::{self, Address, Exports};
+use super::inherited::{self, FormerStore, Inherited, StoreTarget};
+use super::options::{DiskOptions, Options, PortOptions, QUEUES_DEFAULT};
+use crate::driver::{Disk, Opener, Port};
 use anyhow::{Context, Result, bail};
-use remoca_disk::driver::{Disk, Opener, Port};
 use remoca_frontend::device::Frontend;
 use remoca_frontend::nbd::{ExportGeometry, Target};
 use remoca_frontend::vhost::{DeviceConfig, VhostDevice};
@@ -20,88 +18,75 @@ use remoca_store::{
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Block numbers have 40 bits.
 const DISK_BYTES_MAX: u64 = 1 << 52;
 
+/// Opens the images and sockets of all disks.
 pub fn open_disks(
-    args: &DiskArgs,
-    exports: &mut nbd::Exports,
+    options: &Options,
+    are_away: bool,
+    exports: &mut Exports,
     mut inherited: Option<&mut Inherited>,
 ) -> Result<Vec<Disk>> {
-    let mut specs = args.disk.clone();
-    let mut passed = None;
-    if let Some(image) = &args.image {
-        if inherited.is_none() {
-            passed = args.fd.map(take_descriptor).transpose()?;
-        }
-        let socket = args.socket.clone().or(args.fd.map(|_| PathBuf::from("fd")));
-        let (read_only, image) = (args.read_only, image.clone());
-        specs.push(DiskSpec {
-            name: None,
-            image,
-            socket,
-            read_only,
-            swap: false,
-            sector: Sector::Small,
-            queues: QUEUES_DEFAULT,
-            on_loss: OnLoss::default(),
-            write_through: false,
-        });
-    }
-    if specs.is_empty() {
-        bail!("no disk: say --image IMAGE --socket PATH, or --disk image=IMAGE,socket=PATH");
-    }
-    if let Some(spec) = specs.iter().find(|spec| spec.socket.is_none())
-        && args.nbd.is_empty()
-    {
-        bail!(
-            "{}: where does the hypervisor connect? Say --socket PATH (--fd N, socket=PATH), or --nbd ADDRESS",
-            spec.image
-        );
-    }
-    refuse_shared_sockets(&specs, args)?;
-    nbd::check_activation(&args.nbd, args.fd)?;
+    check(options)?;
+    let mut passed = match &inherited {
+        Some(_) => None,
+        None => options.fd.map(take_descriptor).transpose()?,
+    };
     let mut disks = Vec::new();
-    let predecessor_died = inherited.is_none() && predecessor_died(&specs, args)?;
-    for (spec, number) in specs.into_iter().zip(0..) {
+    let predecessor_died = inherited.is_none() && predecessor_died(options);
+    for (spec, number) in options.disks.iter().zip(0..) {
         let from_former = inherited.as_deref_mut().map(|inherited| inherited.disk(number.into()));
         let (source, store) = from_former.unwrap_or_default();
-        let mut disk = open_disk(spec, number, (passed.take().or(source), store), args, exports)?;
+        let found = Found { source: passed.take().or(source), store, are_away };
+        let mut disk = open_disk(spec, number, found, options, exports)?;
         if let Some(inherited) = inherited.as_deref() {
             disk.frontend.inherit_write_cache(inherited.write_cache(number.into()));
         }
-        let Geometry { outlives_process, read_only, .. } = disk.store.geometry();
-        if predecessor_died && outlives_process && !read_only && args.nbd_settle > 0 {
-            tracing::warn!("{}: requests of the killed predecessor wait for {} s", disk.name, args.nbd_settle);
-            disk.settles_at = Some(Instant::now() + Duration::from_secs(args.nbd_settle));
+        if predecessor_died
+            && disk.store.geometry().outlives_process
+            && !disk.store.geometry().read_only
+            && !options.nbd_settle.is_zero()
+        {
+            let seconds = options.nbd_settle.as_secs();
+            tracing::warn!("{}: requests of the killed predecessor wait for {seconds} s", disk.name);
+            disk.settles_at = Some(Instant::now() + options.nbd_settle);
         }
         disks.push(disk);
     }
     Ok(disks)
 }
 
+/// Refuses disks that nobody could reach, or not apart.
+fn check(options: &Options) -> Result<()> {
+    if options.disks.is_empty() {
+        bail!("no disk: say --image IMAGE --socket PATH, or --disk image=IMAGE,socket=PATH");
+    }
+    if let Some(disk) = options.disks.iter().find(|disk| disk.socket.is_none())
+        && options.nbd.is_empty()
+    {
+        bail!(
+            "{}: where does the hypervisor connect? Say --socket PATH (--fd N, socket=PATH), or --nbd ADDRESS",
+            disk.image
+        );
+    }
+    refuse_shared_sockets(options)?;
+    exports::check_activation(&options.nbd, options.fd)
+}
+
 /// Returns whether a former process was killed. One that ends in good order removes its sockets, unless an NBD server
 /// still has writes of it.
-fn predecessor_died(specs: &[DiskSpec], args: &DiskArgs) -> Result<bool> {
-    let control = match (&args.control, &args.name) {
-        (Some(path), _) => Some(path.clone()),
-        (None, Some(name)) => Some(runtime::socket_of(name)?),
-        (None, None) => None,
-    };
-    let nbd = args.nbd.iter().filter_map(nbd::Address::socket);
-    let sockets = specs.iter().filter_map(|spec| spec.socket.as_deref()).chain(nbd).chain(control.as_deref());
+fn predecessor_died(options: &Options) -> bool {
+    let control = options.is_named.then_some(&*options.control);
     let is_socket = |path: &Path| path.symlink_metadata().is_ok_and(|file| file.file_type().is_socket());
-    Ok(sockets.chain(args.port.as_deref()).any(is_socket))
+    guests_sockets(options).chain(control).any(is_socket)
 }
 
 /// Refuses two disks with one socket. Said here, because the second would be told that "another process" has it.
-fn refuse_shared_sockets(specs: &[DiskSpec], args: &DiskArgs) -> Result<()> {
-    let mut sockets: Vec<&Path> = specs.iter().filter_map(|spec| spec.socket.as_deref()).collect();
-    sockets.extend(args.port.as_deref());
-    sockets.extend(args.nbd.iter().filter_map(nbd::Address::socket));
-    sockets.extend(args.control.as_deref());
+fn refuse_shared_sockets(options: &Options) -> Result<()> {
+    let mut sockets: Vec<&Path> = guests_sockets(options).chain([&*options.control]).collect();
     sockets.sort();
     match sockets.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(pair) => {
@@ -114,25 +99,37 @@ fn refuse_shared_sockets(specs: &[DiskSpec], args: &DiskArgs) -> Result<()> {
     }
 }
 
-fn open_disk(
-    spec: DiskSpec,
-    number: u16,
-    (source, store): (Option<SocketSource>, Option<FormerStore>),
-    args: &DiskArgs,
-    exports: &mut nbd::Exports,
-) -> Result<Disk> {
+/// Returns the sockets that guests connect to.
+fn guests_sockets(options: &Options) -> impl Iterator<Item = &Path> {
+    let disks = options.disks.iter().filter_map(|disk| disk.socket.as_deref());
+    let port = match &options.port {
+        PortOptions::Socket(path) => Some(path.as_path()),
+        PortOptions::None | PortOptions::NbdExport => None,
+    };
+    disks.chain(port).chain(options.nbd.iter().filter_map(Address::socket))
+}
+
+/// What there is of a disk already.
+struct Found {
+    source: Option<SocketSource>,
+    store: Option<FormerStore>,
+    /// Another process has the image.
+    are_away: bool,
+}
+
+fn open_disk(spec: &DiskOptions, number: u16, found: Found, options: &Options, exports: &mut Exports) -> Result<Disk> {
     // The socket comes first, as ever: an image is locked only by a process that can be reached.
-    let source = match (source, &spec.socket) {
+    let source = match (found.source, &spec.socket) {
         (Some(source), _) => Some(source),
-        (None, Some(socket)) => Some(SocketSource::bind(socket, args.socket_group)?),
+        (None, Some(socket)) => Some(SocketSource::bind(socket, options.socket_group)?),
         (None, None) => None,
     };
-    let target = store_target(&spec, args)?;
-    let former = store.and_then(|former| inherited::go_on(former, &target));
+    let target = store_target(spec, options)?;
+    let former = found.store.and_then(|former| inherited::go_on(former, &target));
     let kept_open = former.is_some();
     let store = match former {
         Some(store) => AlignedStore::wrap(store),
-        None if args.away => vacant_store(&target)?,
+        None if found.are_away => vacant_store(&target)?,
         None => open_store(&target, ImageLock::default())?,
     };
     let open: Opener = Box::new(move || open_store(&target, ImageLock::default()));
@@ -140,18 +137,18 @@ fn open_disk(
     if size > DISK_BYTES_MAX {
         bail!("{}: it has {size} bytes, a disk may have 4 PiB", spec.image);
     }
-    if !size.is_multiple_of(spec.sector.bytes().into()) {
+    if !size.is_multiple_of(spec.sector.into()) {
         bail!("{}: its {size} bytes are not a multiple of the sector of 4096: leave out sector=4096", spec.image);
     }
     let name = spec.name.clone().unwrap_or_else(|| format!("disk{number}"));
     let (frontend, socket) = match (source, &spec.socket) {
         (Some(source), Some(socket)) => {
-            (vhost_disk(&name, &spec, source, &store.geometry())?, socket.display().to_string())
+            (vhost_disk(&name, spec, source, &store.geometry())?, socket.display().to_string())
         }
         _ => {
             let geometry = ExportGeometry {
                 size,
-                block: spec.sector.bytes(),
+                block: spec.sector,
                 preferred_block: physical_block.next_power_of_two().clamp(4096, 1 << 20),
                 read_only,
                 can_trim: can_discard,
@@ -161,12 +158,13 @@ fn open_disk(
             (exports.add(&name, Target::Disk(number), geometry)?, format!("NBD export {name}"))
         }
     };
-    Ok(Disk { name, image: spec.image, socket, store, open, swap: spec.swap, settles_at: None, kept_open, frontend })
+    let image = spec.image.clone();
+    Ok(Disk { name, image, socket, store, open, swap: spec.swap, settles_at: None, kept_open, frontend })
 }
 
-fn vhost_disk(name: &str, spec: &DiskSpec, source: SocketSource, geometry: &Geometry) -> Result<Frontend> {
+fn vhost_disk(name: &str, spec: &DiskOptions, source: SocketSource, geometry: &Geometry) -> Result<Frontend> {
     let mut config = DeviceConfig::disk(name, name, geometry.size);
-    config.logical_block_bytes = spec.sector.bytes();
+    config.logical_block_bytes = spec.sector;
     config.physical_block_bytes = geometry.physical_block.max(4096);
     config.read_only = geometry.read_only;
     config.discard = geometry.can_discard;
@@ -184,22 +182,18 @@ fn is_nbd_uri(image: &str) -> bool {
 }
 
 /// Returns where a disk's blocks are, as the options say.
-fn store_target(spec: &DiskSpec, args: &DiskArgs) -> Result<StoreTarget> {
+fn store_target(spec: &DiskOptions, options: &Options) -> Result<StoreTarget> {
     if is_nbd_uri(&spec.image) {
         let uri = spec.image.parse().with_context(|| spec.image.clone())?;
-        let on_lost_connection = match spec.on_loss {
-            OnLoss::Continue => OnLostConnection::Continue,
-            OnLoss::Fail => OnLostConnection::FailFlush,
-        };
-        let (read_only, write_through) = (spec.read_only, spec.write_through);
+        let DiskOptions { read_only, write_through, on_loss: on_lost_connection, .. } = *spec;
         return Ok(StoreTarget::Nbd(uri, NbdOptions { read_only, write_through, on_lost_connection }));
     }
-    if spec.on_loss != OnLoss::default() || spec.write_through {
+    if spec.on_loss != OnLostConnection::Continue || spec.write_through {
         bail!("{}: on-loss= and write-through are for NBD images", spec.image);
     }
-    let uring = if args.no_io_uring { UringUse::Off } else { UringUse::Auto };
-    let options = FileOptions { read_only: spec.read_only, uring, ..FileOptions::default() };
-    Ok(StoreTarget::File(PathBuf::from(&spec.image), options))
+    let uring = if options.uses_io_uring { UringUse::Auto } else { UringUse::Off };
+    let file = FileOptions { read_only: spec.read_only, uring, ..FileOptions::default() };
+    Ok(StoreTarget::File(PathBuf::from(&spec.image), file))
 }
 
 /// Opens the store, which takes requests of 512 bytes, whatever lies below.
@@ -217,23 +211,25 @@ fn vacant_store(target: &StoreTarget) -> Result<Box<dyn Store>> {
     Ok(Box::new(VacantStore::new(geometry).context("no descriptors")?))
 }
 
+/// Opens the eviction port, if there is to be one. Its cookie is random.
 pub fn open_port(
-    args: &DiskArgs,
-    exports: &mut nbd::Exports,
+    options: &Options,
+    cookie: u64,
+    exports: &mut Exports,
     inherited: Option<&mut Inherited>,
 ) -> Result<Option<Port>> {
-    let (frontend, socket) = match &args.port {
-        Some(socket) => {
+    let (frontend, socket) = match &options.port {
+        PortOptions::Socket(socket) => {
             let source = match inherited.and_then(Inherited::port) {
                 Some(source) => source,
-                None => SocketSource::bind(socket, args.socket_group)?,
+                None => SocketSource::bind(socket, options.socket_group)?,
             };
             (vhost_port(source)?, socket.display().to_string())
         }
-        None if args.nbd_port => (exports.add_port()?, format!("NBD export {PORT_SERIAL}")),
-        None => return Ok(None),
+        PortOptions::NbdExport => (exports.add_port()?, format!("NBD export {PORT_SERIAL}")),
+        PortOptions::None => return Ok(None),
     };
-    Ok(Some(Port { socket, frontend, cookie: u64::from_ne_bytes(random()?) }))
+    Ok(Some(Port { socket, frontend, cookie }))
 }
 
 fn vhost_port(source: SocketSource) -> Result<Frontend> {

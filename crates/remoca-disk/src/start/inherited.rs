@@ -3,11 +3,11 @@
 //! All or nothing: where the description does not fit the options, everything is closed, and the process starts as after a
 //! crash. A store that cannot be taken over is opened again.
 
-use crate::disk::DiskArgs;
+use super::options::Options;
+use crate::control::ControlServer;
+use crate::handover::Inheritance;
 use anyhow::{Context, Result};
 use remoca_core::units::PageCount;
-use remoca_disk::control::ControlServer;
-use remoca_disk::handover::Inheritance;
 use remoca_frontend::nbd::Listener;
 use remoca_io::address::Endpoint;
 use remoca_io::socket::SocketSource;
@@ -33,11 +33,11 @@ pub enum StoreTarget {
 }
 
 /// Returns what was handed over to this process, if it fits its options.
-pub fn receive(args: &DiskArgs) -> Option<Inherited> {
+pub fn receive(options: &Options) -> Option<Inherited> {
     let inheritance = Inheritance::receive()?;
     let Description { name, disks, upgrades, .. } = &inheritance.description;
-    let name_fits = args.name.clone().unwrap_or_else(|| std::process::id().to_string()) == *name;
-    if !name_fits || !args.images().eq(disks.iter().map(|disk| disk.image.as_str())) {
+    let images = options.disks.iter().map(|disk| &disk.image);
+    if options.name != *name || !images.eq(disks.iter().map(|disk| &disk.image)) {
         tracing::error!("what was handed over is of another VM: this process starts as after a crash");
         return None;
     }

@@ -1,6 +1,6 @@
 //! Where a key comes from: a file, or a credential of systemd. Never the command line, which everybody on the host can read.
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use remoca_io::key;
 use remoca_protocol::control::Secret;
 use std::path::{Path, PathBuf};
@@ -50,15 +50,6 @@ impl KeySource {
             }
         }
     }
-}
-
-/// Makes a new key and writes it to a new file.
-///
-/// # Errors
-/// If the file is there, or cannot be made.
-pub fn make(path: &Path) -> Result<()> {
-    let written = key::generate().and_then(|secret| key::write_new(&secret, path));
-    written.with_context(|| format!("cannot make the key {}", path.display()))
 }
 
 #[cfg(test)]

@@ -1,0 +1,445 @@
+//! The figures of a report, out of what the acts observed.
+
+use std::collections::BTreeMap;
+
+use remoca_protocol::control::Status;
+
+use crate::{
+    analysis::{Window, exact_lru, ratio, reads_in, timeline},
+    conditions::Conditions,
+    observed::{Act, CacheAct, Phase},
+    plan::Plan,
+    reading::Outcome,
+    report::{AppFigures, CachedRun, Evictions, KillFigures, PhaseFigures, Report, Run, Sources, Timeline},
+};
+
+const BIN_NS: u64 = 1_000_000_000;
+/// The last part of the last act, by which the refill is judged.
+const LAST_NS: u64 = 5_000_000_000;
+
+pub(crate) fn make(
+    plan: &Plan,
+    conditions: Conditions,
+    baseline: &Act,
+    cached: &CacheAct,
+    file_system: Option<String>,
+) -> Report {
+    let base = run_figures(plan, baseline);
+    let cached_run = cached_figures(plan, cached);
+    let measured = &cached_run.run.measured.vm;
+    let (t_remote_ms, t_disk_ms) = (measured.mean_cache_read_ms, base.mean_read_ms);
+    let speedup = over(base.mean_read_ms, cached_run.run.mean_read_ms);
+    let ideal_speedup = ideal_speedup(cached_run.lru_hit_ratio, t_remote_ms, t_disk_ms);
+    let outcomes = outcomes(baseline, cached);
+    let kernel_faults = [&baseline.kernel_faults[..], &cached.act.kernel_faults].concat();
+    let io_errors: u64 = outcomes.iter().map(|outcome| outcome.io_errors).sum();
+    let mut report = Report {
+        speedup,
+        app_speedup: over(base.app_mean_read_ms, cached_run.run.app_mean_read_ms),
+        ideal_speedup,
+        p15_ratio: over(speedup, ideal_speedup),
+        t_remote_ms,
+        t_disk_ms,
+        evictions: evictions(&cached.before, &cached.after),
+        verify_errors: outcomes.iter().map(|outcome| outcome.wrong_signatures).sum(),
+        guest_io_errors: io_errors + kernel_faults.len() as u64,
+        server_kill: kill_figures(cached),
+        timeline: timeline_of(cached),
+        baseline: base,
+        cached: cached_run,
+        conditions,
+        ..Report::default()
+    };
+    report.problems = report.find_problems(&cached.end, &outcomes, &kernel_faults, file_system);
+    report.expectations = report.judge();
+    report
+}
+
+/// Returns the speed-up of a cache with the hit ratio `h` if everything else costs nothing.
+fn ideal_speedup(h: f64, t_remote_ms: f64, t_disk_ms: f64) -> f64 {
+    over(1.0, (1.0 - h) + h * over(t_remote_ms, t_disk_ms))
+}
+
+/// Returns a quotient; 0 where there is none, since JSON knows no infinity.
+fn over(value: f64, by: f64) -> f64 {
+    if by > 0.0 { value / by } else { 0.0 }
+}
+
+fn outcomes<'a>(baseline: &'a Act, cached: &'a CacheAct) -> Vec<&'a Outcome> {
+    let CacheAct { act, kill, .. } = cached;
+    let phases = [&baseline.warmup, &baseline.measured, &act.warmup, &act.measured, &kill.phase];
+    phases.map(|phase| &phase.outcome).to_vec()
+}
+
+fn run_figures(plan: &Plan, act: &Act) -> Run {
+    let measured = phase_figures(plan, act, &act.measured);
+    Run {
+        mean_read_ms: measured.vm.mean_read_ms,
+        app_mean_read_ms: measured.app.mean_ms,
+        measured,
+        warmup: phase_figures(plan, act, &act.warmup),
+    }
+}
+
+fn phase_figures(plan: &Plan, act: &Act, phase: &Phase) -> PhaseFigures {
+    let latency = &phase.outcome.measured.reads;
+    let vm = reads_in(&act.trace, phase.window);
+    let wanted = latency.count * plan.record_bytes.div_ceil(crate::analysis::BLOCK_BYTES);
+    PhaseFigures {
+        seconds: phase.outcome.measured.seconds,
+        app: AppFigures {
+            reads: latency.count,
+            mean_ms: latency.mean_us / 1e3,
+            p50_ms: latency.p50_us / 1e3,
+            p90_ms: latency.p90_us / 1e3,
+            p99_ms: latency.p99_us / 1e3,
+            max_ms: latency.max_us / 1e3,
+        },
+        sources: Sources {
+            guest_page_cache: wanted.saturating_sub(vm.blocks),
+            remote_memory: vm.blocks_from_cache,
+            disk: vm.blocks - vm.blocks_from_cache,
+        },
+        vm,
+    }
+}
+
+fn cached_figures(plan: &Plan, cached: &CacheAct) -> CachedRun {
+    let run = run_figures(plan, &cached.act);
+    let window = cached.act.measured.window;
+    let cache_pages = plan.cache_bytes / crate::analysis::BLOCK_BYTES;
+    let lru = exact_lru(&cached.act.trace, window, cache_pages + cached.page_cache_pages);
+    CachedRun {
+        hit_ratio: run.measured.vm.hit_ratio,
+        block_hit_ratio: run.measured.vm.block_hit_ratio,
+        lru_hit_ratio: lru.hit_ratio,
+        lru_block_hit_ratio: lru.block_hit_ratio,
+        lru_pages: lru.pages,
+        lru_of_cache_alone: exact_lru(&cached.act.trace, window, cache_pages),
+        guest_page_cache_pages: cached.page_cache_pages,
+        counters: counted(&cached.before, &cached.after),
+        run,
+    }
+}
+
+fn counted(from: &Status, to: &Status) -> BTreeMap<String, u64> {
+    let before = |name: &str| from.counters.get(name).copied().unwrap_or_default();
+    to.counters.iter().map(|(name, value)| (name.clone(), value.saturating_sub(before(name)))).collect()
+}
+
+fn evictions(from: &Status, to: &Status) -> Evictions {
+    let counters = counted(from, to);
+    let count = |name: &str| counters.get(name).copied().unwrap_or_default();
+    let lost = |status: &Status| status.port.as_ref().and_then(|port| port.agent).map_or(0, |agent| agent.lost);
+    let (reported, unmatched) = (count("evictions_reported"), count("evictions_unmatched"));
+    Evictions {
+        reported,
+        admitted: count("evictions_admitted"),
+        duplicate: count("evictions_duplicate"),
+        zero: count("evictions_zero"),
+        unmatched,
+        dropped: count("evictions_dropped"),
+        lost: lost(to).saturating_sub(lost(from)),
+        known_ratio: ratio(reported.saturating_sub(unmatched), reported),
+    }
+}
+
+fn kill_figures(cached: &CacheAct) -> KillFigures {
+    let CacheAct { act, kill, samples, .. } = cached;
+    let Window { from_ns, to_ns } = kill.phase.window;
+    let between = |from_ns, to_ns| Window { from_ns, to_ns };
+    let (before, away) = (between(from_ns, kill.killed_ns), between(kill.killed_ns, kill.restarted_ns));
+    let (after, last) = (between(kill.restarted_ns, to_ns), between(to_ns.saturating_sub(LAST_NS), to_ns));
+    let since_kill = reads_in(&act.trace, between(kill.killed_ns, to_ns));
+    let used_before = |time_ns: u64| {
+        let earlier = samples.iter().rev().find(|sample| sample.at_s * 1e9 <= time_ns as f64);
+        earlier.map_or(0, |sample| sample.used_bytes)
+    };
+    let outcome = &kill.phase.outcome;
+    KillFigures {
+        reads_after: since_kill.reads,
+        app_reads_after: outcome.measured.reads.count.saturating_sub(kill.app_reads_before),
+        io_errors: outcome.io_errors,
+        verify_errors: outcome.wrong_signatures,
+        seconds_before: before.seconds(),
+        seconds_away: away.seconds(),
+        seconds_after: after.seconds(),
+        hit_ratio_before: reads_in(&act.trace, before).hit_ratio,
+        hit_ratio_away: reads_in(&act.trace, away).hit_ratio,
+        hit_ratio_end: reads_in(&act.trace, last).hit_ratio,
+        longest_read_ms: since_kill.max_ms,
+        cache_used_bytes_before: used_before(kill.killed_ns),
+        cache_used_bytes_end: used_before(to_ns),
+        evictions: evictions(&cached.after, &cached.end),
+    }
+}
+
+fn timeline_of(cached: &CacheAct) -> Timeline {
+    let CacheAct { act, kill, samples, .. } = cached;
+    let window = Window { from_ns: act.warmup.window.from_ns, to_ns: kill.phase.window.to_ns };
+    let seconds = |time_ns: u64| time_ns.saturating_sub(window.from_ns) as f64 / 1e9;
+    let start_s = window.from_ns as f64 / 1e9;
+    Timeline {
+        measured_from_s: seconds(act.measured.window.from_ns),
+        measured_to_s: seconds(act.measured.window.to_ns),
+        killed_s: seconds(kill.killed_ns),
+        restarted_s: seconds(kill.restarted_ns),
+        end_s: window.seconds(),
+        bins: timeline(&act.trace, window, BIN_NS),
+        cache_used: samples.iter().map(|sample| (sample.at_s - start_s, sample.used_bytes)).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use remoca_protocol::{
+        control::{CacheStatus, HedgingStatus, Latencies, LatencySummary, MemoryStatus, PortStatus},
+        port::AgentStats,
+        trace::{TraceRecord, TracedOp, TracedSource},
+    };
+
+    use super::*;
+    use crate::{
+        arguments::Arguments,
+        observed::Kill,
+        reading::{Latency, Phase as AppPhase},
+        sampler::Sample,
+    };
+    use clap::Parser;
+
+    const SECOND: u64 = 1_000_000_000;
+    const RECORD_BLOCKS: u64 = 24;
+
+    fn outcome(count: u64, mean_us: f64) -> Outcome {
+        let reads = Latency { count, mean_us, p50_us: 0.0, p90_us: 0.0, p99_us: 0.0, max_us: 0.0 };
+        Outcome { measured: AppPhase { seconds: 10.0, reads }, io_errors: 0, wrong_signatures: 0, examples: Vec::new() }
+    }
+
+    fn phase(from_s: u64, to_s: u64, mean_us: f64) -> Phase {
+        Phase { outcome: outcome(20, mean_us), window: Window { from_ns: from_s * SECOND, to_ns: to_s * SECOND } }
+    }
+
+    fn read(at_s: f64, record: u64, latency_ms: u64, source: TracedSource) -> TraceRecord {
+        TraceRecord {
+            issued_ns: u64::try_from(Duration::from_secs_f64(at_s).as_nanos()).unwrap(),
+            latency_ns: latency_ms * 1_000_000,
+            offset: record * RECORD_BLOCKS * 4096,
+            length: RECORD_BLOCKS * 4096,
+            disk: 0,
+            op: TracedOp::Read,
+            source,
+            lost: 0,
+        }
+    }
+    fn status(counters: &[(&str, u64)], lost: u64) -> Status {
+        let empty =
+            LatencySummary { count: 0, sum_ns: 0, mean_us: 0., p50_us: 0., p99_us: 0., p999_us: 0., max_us: 0. };
+        let agent = AgentStats { captured: 0, lost, sampled_out: 0, written: 0, cookie: 0 };
+        Status {
+            name: String::new(),
+            pid: 1,
+            version: String::new(),
+            upgrades: 0,
+            trace_lost: None,
+            uptime_s: 0.0,
+            started: String::new(),
+            cold_reason: None,
+            server: None,
+            servers: Vec::new(),
+            cache: CacheStatus {
+                enabled: true,
+                wanted_bytes: 0,
+                granted_bytes: 0,
+                used_bytes: 0,
+                admission: String::new(),
+                hit_ratio: None,
+            },
+            disks: Vec::new(),
+            port: Some(PortStatus {
+                socket: String::new(),
+                attached: true,
+                agent: Some(agent),
+                advice: 0,
+                nbd_clients: None,
+            }),
+            counters: counters.iter().map(|&(name, value)| (name.to_owned(), value)).collect::<BTreeMap<_, _>>(),
+            latency: Latencies {
+                read: empty.clone(),
+                read_from_cache: empty.clone(),
+                read_from_disk: empty.clone(),
+                write: empty,
+            },
+            hedging: HedgingStatus { late_after_us: 0., disk: None, server: None },
+            migration: None,
+            memory: MemoryStatus {
+                index_bytes: 0,
+                buffer_bytes: 0,
+                known_blocks: 0,
+                guest_bytes: 0,
+                guest_bytes_indexed: 0,
+            },
+        }
+    }
+
+    /// Without the cache: two measured reads of 8 ms. With it: records 0 to 3 warm it; of four measured reads one is new.
+    fn acts() -> (Act, CacheAct) {
+        use TracedSource::{Cache, Disk};
+        let baseline = Act {
+            warmup: phase(1, 2, 8000.0),
+            measured: phase(2, 4, 8000.0),
+            kernel_faults: Vec::new(),
+            trace: vec![read(1.5, 0, 50, Disk), read(2.5, 1, 8, Disk), read(3.5, 2, 8, Disk)],
+        };
+        let mut trace: Vec<_> = (0..4).map(|record| read(1.0 + record as f64 / 10.0, record, 8, Disk)).collect();
+        trace.extend([read(2.1, 0, 1, Cache), read(2.2, 1, 1, Cache), read(2.3, 2, 1, Cache), read(2.4, 9, 8, Disk)]);
+        trace.extend([read(5.0, 3, 1, Cache), read(11.0, 4, 8, Disk), read(19.0, 4, 1, Cache)]);
+        let kill = Kill {
+            phase: phase(4, 20, 1000.0),
+            killed_ns: 10 * SECOND,
+            restarted_ns: 12 * SECOND,
+            app_reads_before: 7,
+        };
+        let fates = |reported, admitted, duplicate, zero, unmatched, dropped, lost| {
+            let counters = [
+                ("evictions_reported", reported),
+                ("evictions_admitted", admitted),
+                ("evictions_duplicate", duplicate),
+                ("evictions_zero", zero),
+                ("evictions_unmatched", unmatched),
+                ("evictions_dropped", dropped),
+            ];
+            status(&counters, lost)
+        };
+        let cached = CacheAct {
+            act: Act { warmup: phase(1, 2, 8000.0), measured: phase(2, 4, 2000.0), kernel_faults: Vec::new(), trace },
+            before: fates(10, 10, 0, 0, 0, 0, 1),
+            after: fates(110, 100, 5, 3, 1, 1, 3),
+            end: fates(120, 105, 5, 3, 1, 6, 3),
+            page_cache_pages: 1000,
+            kill,
+            samples: vec![
+                Sample { at_s: 9.5, used_bytes: 500 },
+                Sample { at_s: 12.5, used_bytes: 0 },
+                Sample { at_s: 19.9, used_bytes: 300 },
+            ],
+        };
+        (baseline, cached)
+    }
+
+    fn report(baseline: &Act, cached: &CacheAct, file_system: Option<String>) -> Report {
+        let plan = Arguments::parse_from(["remoca-demo"]).plan().unwrap();
+        make(&plan, Conditions::default(), baseline, cached, file_system)
+    }
+
+    fn near(found: f64, wanted: f64) -> bool {
+        (found - wanted).abs() < 1e-9
+    }
+
+    #[test]
+    fn figures_follow_from_what_was_observed() {
+        let (baseline, cached) = acts();
+        let report = report(&baseline, &cached, None);
+        assert!(near(report.baseline.mean_read_ms, 8.0), "the warm-up does not count");
+        assert!(near(report.cached.run.mean_read_ms, 2.75) && near(report.speedup, 8.0 / 2.75));
+        assert!(near(report.app_speedup, 4.0));
+        assert!(near(report.cached.hit_ratio, 0.75) && near(report.cached.lru_hit_ratio, 0.75));
+        assert!(near(report.t_remote_ms, 1.0) && near(report.t_disk_ms, 8.0));
+        assert!(near(report.ideal_speedup, 1.0 / (0.25 + 0.75 / 8.0)));
+        // Exactly an LRU's hits, and nothing else costs anything: all of what is possible.
+        assert!(near(report.p15_ratio, 1.0));
+        let sources = report.cached.run.measured.sources;
+        assert_eq!(sources, Sources { guest_page_cache: 20 * 24 - 96, remote_memory: 72, disk: 24 });
+        assert_eq!(report.cached.lru_pages, (1 << 18) + 1000);
+        assert!(report.problems.is_empty(), "{:?}", report.problems);
+    }
+
+    #[test]
+    fn evictions_are_those_of_their_time_and_add_up() {
+        let (baseline, cached) = acts();
+        let report = report(&baseline, &cached, None);
+        let Evictions { reported, admitted, duplicate, zero, unmatched, dropped, lost, known_ratio } = report.evictions;
+        assert_eq!((reported, admitted, duplicate, zero, unmatched, dropped, lost), (100, 90, 5, 3, 1, 1, 2));
+        assert!(report.evictions.adds_up() && near(known_ratio, 0.99));
+        assert_eq!((report.server_kill.evictions.reported, report.server_kill.evictions.dropped), (10, 5));
+    }
+
+    #[test]
+    fn kill_is_told_by_its_times() {
+        let (baseline, cached) = acts();
+        let kill = report(&baseline, &cached, None).server_kill;
+        assert_eq!((kill.reads_after, kill.app_reads_after), (2, 13));
+        assert_eq!((kill.hit_ratio_before, kill.hit_ratio_away, kill.hit_ratio_end), (1.0, 0.0, 1.0));
+        assert_eq!((kill.cache_used_bytes_before, kill.cache_used_bytes_end), (500, 300));
+        assert_eq!((kill.seconds_before, kill.seconds_away, kill.seconds_after), (6.0, 2.0, 8.0));
+    }
+
+    #[test]
+    fn every_kind_of_error_is_a_problem() {
+        let spoil: [fn(&mut Act, &mut CacheAct); 6] = [
+            |baseline, _| baseline.warmup.outcome.io_errors = 1,
+            |_, cached| cached.act.measured.outcome.wrong_signatures = 1,
+            |_, cached| cached.kill.phase.outcome.io_errors = 1,
+            |_, cached| cached.act.kernel_faults.push("I/O error".into()),
+            |_, cached| {
+                cached.after.counters.insert("evictions_reported".into(), 111);
+            },
+            |_, cached| {
+                cached.end.counters.insert("fetch_wrong".into(), 1);
+            },
+        ];
+        for (number, spoil) in spoil.iter().enumerate() {
+            let (mut baseline, mut cached) = acts();
+            spoil(&mut baseline, &mut cached);
+            assert!(!report(&baseline, &cached, None).problems.is_empty(), "{number}");
+        }
+        let (baseline, cached) = acts();
+        assert!(!report(&baseline, &cached, Some("bad".into())).problems.is_empty());
+    }
+
+    #[test]
+    fn expectations_are_judged() {
+        let (baseline, mut cached) = acts();
+        let met = |report: &Report| report.expectations.iter().map(|expected| expected.met).collect::<Vec<_>>();
+        // 2.9 times is too little.
+        assert_eq!(met(&report(&baseline, &cached, None)), [true, true, true, true, false, true]);
+        cached.kill.phase.outcome.io_errors = 1;
+        cached.after.counters.insert("evictions_unmatched".into(), 3);
+        cached.act.trace.pop();
+        assert_eq!(met(&report(&baseline, &cached, None)), [false, false, false, false, false, true]);
+    }
+
+    #[test]
+    fn json_has_the_promised_fields() {
+        let (baseline, cached) = acts();
+        let json = serde_json::to_value(report(&baseline, &cached, None)).unwrap();
+        for path in [
+            "/baseline/mean_read_ms",
+            "/baseline/app_mean_read_ms",
+            "/cached/mean_read_ms",
+            "/cached/app_mean_read_ms",
+            "/cached/hit_ratio",
+            "/cached/lru_hit_ratio",
+            "/speedup",
+            "/p15_ratio",
+            "/t_remote_ms",
+            "/t_disk_ms",
+            "/evictions/reported",
+            "/evictions/admitted",
+            "/evictions/duplicate",
+            "/evictions/zero",
+            "/evictions/unmatched",
+            "/evictions/dropped",
+            "/evictions/lost",
+            "/verify_errors",
+            "/guest_io_errors",
+            "/server_kill/reads_after",
+            "/server_kill/io_errors",
+            "/conditions/disk_delay_ms",
+        ] {
+            assert!(json.pointer(path).is_some_and(serde_json::Value::is_number), "{path}");
+        }
+        assert!(json.pointer("/conditions/accelerator").is_some_and(serde_json::Value::is_string));
+    }
+}

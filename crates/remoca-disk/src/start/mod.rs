@@ -1,0 +1,361 @@
+//! The start of a VM process: what the operator said becomes ready parts, which run until they are told to stop.
+//!
+//! [`run`] is the way in. `options` says what can be asked for, `whereabouts` and `state::Caution` decide, `open` and
+//! `exports` open images and sockets, `inherited` takes over from a former program of this process.
+
+mod exports;
+mod inherited;
+mod key;
+mod open;
+mod options;
+mod signals;
+mod whereabouts;
+
+pub use exports::Address;
+pub use key::{ADVICE, KeySource};
+pub use options::{DiskOptions, Incoming, Options, PortOptions, QUEUES_DEFAULT};
+
+use crate::clock::SystemClock;
+use crate::control::{self, ControlServer};
+use crate::driver::{Disk, Driver, Ended, Migration, Parts, Start, cache_pages, on_a_thread};
+use crate::handover::Checking;
+use crate::link::{HostNetwork, ServerLink, check_list, give_back};
+use crate::migration::{HostPeers, Mark};
+use crate::service::ServiceManager;
+use crate::state::{Before, Caution, Deaths, EngineStart, Former, RosterEntry, StateFile, settings_at, stable_hash};
+use crate::trace::TraceWriter;
+use anyhow::{Context, Result, bail};
+use exports::Exports;
+use inherited::Inherited;
+use open::{is_in_use, open_disks, open_port};
+use remoca_core::engine::{DiskEngine, EngineConfig, layout};
+use remoca_core::units::{PAGE_SIZE_U64, PageCount};
+use remoca_io::address::Endpoint;
+use remoca_io::buffer::{BUFFER_LEN_MAX, BufferPool};
+use remoca_io::narrow;
+use remoca_io::words::IndexMemory;
+use remoca_protocol::control::{Reply, Secret};
+use signals::Signals;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+use whereabouts::{Signs, Whereabouts};
+
+/// Pages that may wait for the connection to the server: 8 MiB.
+const SEND_WINDOW_PAGES: u32 = 2048;
+/// A frame is 4 KiB to copy and to hash, beside a block that is read; one of so many costs next to nothing.
+const FRAME_SAMPLE: u32 = 64;
+/// Requests to the server without reply.
+const FETCH_LIMIT: u32 = 8192;
+/// Less than a millisecond.
+const SLOTS_PER_TURN: u32 = 1024;
+/// A guest with more memory than this (1 TiB) is indexed as if it had this much, whatever the operator says.
+const GUEST_PAGES_MAX: u32 = 1 << 28;
+
+/// Serves the disks of a VM until the process is told to end.
+///
+/// # Errors
+/// If something that was given cannot be used; the text says what to do.
+pub fn run(options: &Options) -> Result<()> {
+    let mut inherited = inherited::receive(options);
+    // Before any thread starts and any socket exists: a signal that comes early must not be lost.
+    let signals = Signals::take()?;
+    let client = inherited.as_mut().and_then(Inherited::client);
+    let mut manager = ServiceManager::of_environment();
+    manager.begin_start(Instant::now());
+    let parts = parts(options, signals, inherited, manager)?;
+    let mut driver = Driver::new(parts).context("cannot watch the descriptors")?;
+    if driver.has_taken_over() {
+        narrow::passes("handover-opened");
+    }
+    driver.manager().say_ready(Instant::now());
+    if let Some(client) = client {
+        control::answer_for_former(client, Reply::Status(Box::new(driver.snapshot())));
+    }
+    loop {
+        match driver.run().context("waiting for events failed")? {
+            Ended::Finished => return Ok(()),
+            Ended::Unsettled => {
+                std::mem::forget(driver);
+                return Ok(());
+            }
+            Ended::HandOver(handover) => {
+                driver.manager().say_giving_way(Instant::now());
+                let error = handover.exec();
+                driver.refuse_upgrade(&format!("the new program cannot be started: {error}"));
+                driver.manager().say_ready(Instant::now());
+            }
+        }
+    }
+}
+
+/// Opens everything, in the order in which one thing depends on another: sockets, images, the state file, servers.
+fn parts(
+    options: &Options,
+    signals: Signals,
+    mut inherited: Option<Inherited>,
+    manager: ServiceManager,
+) -> Result<Parts> {
+    let cache_as_said = checked_cache(options).map_err(anyhow::Error::msg)?;
+    let (mark, lock_reaches) = mark(options);
+    let mut found = whereabouts(options, mark.as_ref(), inherited.is_some())?;
+    let caution = caution(options, inherited.is_some() || found.are_away);
+    let (mut disks, mut exports) = disks(options, &mut found, inherited.as_mut())?;
+    let (servers, cache, cache_enabled) = match caution {
+        Caution::Plain => (Vec::new(), PageCount(0), false),
+        Caution::None | Caution::Cold => cache_settings(options, cache_as_said, found.are_away, inherited.as_ref()),
+    };
+    let port = open_port(options, u64::from_ne_bytes(random()?), &mut exports, inherited.as_mut())?;
+    let config = engine_config(options, if cache_enabled { cache } else { PageCount(0) }, disks.len())?;
+    let EngineStart { engine, state, cold_reason, former, is_handed_over } =
+        start_engine(options, &config, inherited.as_mut(), found.are_away, caution)?;
+    disks.iter_mut().for_each(|disk| disk.kept_open &= is_handed_over);
+    let listeners = inherited.as_mut().map(Inherited::nbd).unwrap_or_default();
+    let nbd = exports.serve(&options.nbd, options.socket_group, listeners)?;
+    // What a former process left, if anything.
+    let header = state.as_ref().map(StateFile::header);
+    let (key, seed) = header.as_ref().map_or((config.key, config.seed), |header| (header.key(), header.seed()));
+    let config = EngineConfig { key, seed, ..config };
+    let kept_at = options.state.clone();
+    let incoming = found.incoming.as_ref().map(address_and_key).transpose()?;
+    let migration = Migration::new(Box::new(HostPeers), incoming, mark, kept_at, config, lock_reaches, found.are_away);
+    let control = match inherited.as_mut().and_then(Inherited::control) {
+        Some(control) => control,
+        None => ControlServer::start(&options.control).context("control socket")?,
+    };
+    give_back(pools_of_others(&former, if cold_reason.is_none() { &servers } else { &[] }));
+    let link = match &servers[..] {
+        [] => None,
+        servers => {
+            Some(ServerLink::start(Arc::new(HostNetwork), servers, header).context("cannot start the server link")?)
+        }
+    };
+    let buffers = usize::try_from(buffer_bytes(options.buffers, disks.len())).unwrap_or(usize::MAX);
+    Ok(Parts {
+        name: options.name.clone(),
+        clock: Box::new(SystemClock),
+        engine,
+        state,
+        cold_reason,
+        former,
+        cache,
+        cache_enabled,
+        options: hash_of(options),
+        disks,
+        port,
+        nbd,
+        link,
+        migration: migration.context("--incoming")?,
+        control: Some(control),
+        guest_memory_max: guest_pages(options.guest_memory_max.max(options.guest_memory)),
+        buffers: BufferPool::new(buffers),
+        trace: trace(options, inherited.is_some())?,
+        stop: signals.stop,
+        hangup: signals.hangup,
+        start: start_of(inherited.as_ref())?,
+        ask: Box::new(Checking::start),
+        aside: Box::new(on_a_thread),
+        manager,
+    })
+}
+
+/// Opens the disks; what NBD clients are to have of them is in the exports.
+fn disks(
+    options: &Options,
+    found: &mut Whereabouts,
+    inherited: Option<&mut Inherited>,
+) -> Result<(Vec<Disk>, Exports)> {
+    let mut exports = Exports::default();
+    match open_disks(options, found.are_away, &mut exports, inherited) {
+        // They are wherever the VM went since.
+        Err(error) if is_in_use(&error) && found.found_in_use() => {
+            exports = Exports::default();
+            Ok((open_disks(options, true, &mut exports, None)?, exports))
+        }
+        disks => Ok((disks?, exports)),
+    }
+}
+
+/// Opens the file that requests are recorded in.
+fn trace(options: &Options, goes_on: bool) -> Result<Option<TraceWriter>> {
+    let open = if goes_on { TraceWriter::append } else { TraceWriter::create };
+    options.trace.as_deref().map(open).transpose().context("cannot make the trace file")
+}
+
+/// Returns how another program is started in place of this one.
+fn start_of(inherited: Option<&Inherited>) -> Result<Start> {
+    let (program, arguments) = (inherited::own_program()?, std::env::args_os().collect());
+    Ok(Start { program, arguments, upgrades: inherited.map_or(0, Inherited::upgrades) })
+}
+
+/// Returns the mark that says where the disks are, and whether the locks of all images reach the processes of other hosts.
+fn mark(options: &Options) -> (Option<Mark>, bool) {
+    let is_file = |path: &String| std::fs::metadata(path).is_ok_and(|image| image.is_file());
+    let lock_reaches = options.disks.iter().map(|disk| &disk.image).all(is_file);
+    // Another process of this name finds it.
+    (options.is_named.then(|| Mark::beside(&options.control, lock_reaches)), lock_reaches)
+}
+
+/// Returns where the disks are, as far as it can be known before their images are opened.
+fn whereabouts(options: &Options, mark: Option<&Mark>, is_upgrade: bool) -> Result<Whereabouts> {
+    let (came, went) = (mark.is_some_and(Mark::says_here), mark.is_some_and(Mark::says_gone));
+    let found = Whereabouts::new(options.incoming.clone(), Signs { is_upgrade, came, went });
+    // A key that cannot be read is said before anything is opened.
+    found.incoming.as_ref().map(address_and_key).transpose()?;
+    Ok(found)
+}
+
+/// Returns where disks may come to, and the key of whoever brings them.
+fn address_and_key(incoming: &Incoming) -> Result<(Endpoint, Secret)> {
+    Ok((incoming.endpoint.clone(), incoming.key.read().context("--incoming-key")?))
+}
+
+/// Returns the pools of a former process that are not on servers which are `kept`.
+fn pools_of_others(former: &Former, kept: &[Endpoint]) -> impl Iterator<Item = RosterEntry> {
+    former.servers.iter().filter(|pool| !kept.contains(&pool.endpoint)).cloned()
+}
+
+/// Checks the options of the cache before anything is opened, and returns its size.
+fn checked_cache(options: &Options) -> Result<PageCount, String> {
+    if options.servers.is_empty() {
+        return Ok(PageCount(0));
+    }
+    check_list(&options.servers)?;
+    cache_pages(options.cache)
+}
+
+/// Servers, size of the cache, and whether it is on: as the options say, or as `remoca set` left them.
+fn cache_settings(
+    options: &Options,
+    size: PageCount,
+    are_away: bool,
+    inherited: Option<&Inherited>,
+) -> (Vec<Endpoint>, PageCount, bool) {
+    if options.servers.is_empty() {
+        return (Vec::new(), PageCount(0), false);
+    }
+    let set = match inherited.and_then(Inherited::cache_settings) {
+        None if !are_away => options.state.as_deref().and_then(|path| settings_at(path, hash_of(options))),
+        set => set,
+    };
+    set.unwrap_or((options.servers.clone(), size, true))
+}
+
+/// Returns what tells the options that `remoca set` can overrule from others.
+fn hash_of(options: &Options) -> u64 {
+    let texts: Vec<_> =
+        [options.cache.to_string()].into_iter().chain(options.servers.iter().map(Endpoint::to_string)).collect();
+    stable_hash(&texts.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// Returns how to start after processes of this name that died by a fault of this program, and has this one recorded if it does.
+fn caution(options: &Options, goes_on: bool) -> Caution {
+    let Some(path) = &options.state else { return Caution::None };
+    let deaths = Deaths::beside(path);
+    let caution = if goes_on { Caution::None } else { deaths.caution() };
+    die_of_panics(move || deaths.note());
+    caution
+}
+
+/// Ends the process as soon as this thread panics, after its message and `note`: nothing that it holds is cleared away, so that
+/// what comes after it finds what a kill would leave.
+fn die_of_panics(note: impl Fn() + Send + Sync + 'static) {
+    let (tell, this) = (std::panic::take_hook(), std::thread::current().id());
+    std::panic::set_hook(Box::new(move |panic| {
+        tell(panic);
+        if std::thread::current().id() == this {
+            note();
+            std::process::abort();
+        }
+    }));
+}
+
+/// Starts without the index that a former process left, since this program died with it again and again.
+fn start_cautiously(path: &Path, config: &EngineConfig, caution: Caution) -> Result<EngineStart> {
+    let (former, reason) = match caution {
+        Caution::Plain => {
+            (StateFile::discard(path)?, "it died six times within a minute: it serves its disks without a cache")
+        }
+        Caution::None | Caution::Cold => (StateFile::set_aside(path)?, "it died three times within a minute"),
+    };
+    tracing::error!(
+        "{reason}. This is a bug of remoca: please report it, with the lines of this log that say `panicked`, and with {}.bad",
+        path.display()
+    );
+    let start = StateFile::start(path, config, Before::Another)?;
+    Ok(EngineStart { former, cold_reason: Some(reason.into()), ..start })
+}
+
+/// Starts the engine with what a former process of this name left, if that is usable.
+fn start_engine(
+    options: &Options,
+    config: &EngineConfig,
+    inherited: Option<&mut Inherited>,
+    are_away: bool,
+    caution: Caution,
+) -> Result<EngineStart> {
+    let (former, cold_reason) = match &options.state {
+        // Whatever a former process left there: the disks have been elsewhere since.
+        Some(path) if are_away => (StateFile::discard(path)?, "it waits for its disks"),
+        Some(path) if caution != Caution::None => return start_cautiously(path, config, caution),
+        Some(path) => {
+            let before = inherited.map_or(Before::Another, |inherited| Before::ThisProcess(inherited.state()));
+            return Ok(StateFile::start(path, config, before)?);
+        }
+        None => (Former::default(), "the process has no name, so none after it can find its state (--name, --state)"),
+    };
+    let words = IndexMemory::new(layout(config).words()).context("there is no memory for the index of this cache")?;
+    let (engine, cold_reason) = (DiskEngine::new(config, words), Some(cold_reason.into()));
+    Ok(EngineStart { engine, state: None, cold_reason, former, is_handed_over: false })
+}
+
+/// Returns the limit on buffers. Half of it is divided among the disks, and the part of each must hold its longest request:
+/// otherwise a disk that hangs stops the others.
+fn buffer_bytes(asked: u64, disks: usize) -> u64 {
+    asked.max(disks.max(1) as u64 * 2 * BUFFER_LEN_MAX as u64)
+}
+
+/// Returns the pages of a guest's memory, as far as they can be indexed.
+fn guest_pages(bytes: u64) -> PageCount {
+    PageCount(u32::try_from(bytes / PAGE_SIZE_U64).unwrap_or(u32::MAX).min(GUEST_PAGES_MAX))
+}
+
+fn engine_config(options: &Options, cache: PageCount, disks: usize) -> Result<EngineConfig> {
+    let seed = random()?;
+    Ok(EngineConfig {
+        disks: u16::try_from(disks).ok().filter(|disks| *disks < 4096).context("a VM has fewer than 4096 disks")?,
+        key: random()?,
+        seed: u64::from_ne_bytes(seed),
+        cache,
+        guest_memory: guest_pages(options.guest_memory),
+        has_port: options.port != PortOptions::None,
+        frame_sample: if options.looks_at_frames { FRAME_SAMPLE } else { 0 },
+        send_window: SEND_WINDOW_PAGES,
+        fetch_limit: FETCH_LIMIT,
+        slots_per_turn: SLOTS_PER_TURN,
+        hedge: options.hedges,
+        rules: options.rules,
+    })
+}
+
+/// Returns random bytes of the system.
+fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let count = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    if count.context("the system gives no random numbers")? != N {
+        bail!("the system gives too few random numbers");
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_disk_has_a_buffer_for_its_longest_request() {
+        for (asked, disks, bytes) in [(1, 0, 8), (8, 1, 8), (8, 2, 16), (64, 2, 64), (64, 9, 72)] {
+            assert_eq!(buffer_bytes(asked << 20, disks), bytes << 20, "{asked} MiB, {disks} disks");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! What the operator said, as values.
+
+use super::exports::Address;
+use super::key::KeySource;
+use remoca_core::rules::Rules;
+use remoca_io::address::Endpoint;
+use remoca_store::OnLostConnection;
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// QEMU asks for one queue for each virtual processor unless told otherwise.
+pub const QUEUES_DEFAULT: u16 = 64;
+
+/// Options of a VM process.
+#[derive(Debug)]
+pub struct Options {
+    /// Name of the VM.
+    pub name: String,
+    /// Whether a later process will have the same control socket.
+    pub is_named: bool,
+    /// Path of the control socket.
+    pub control: PathBuf,
+    /// Path of the state file; `None`: nothing outlives the process.
+    pub state: Option<PathBuf>,
+    pub disks: Vec<DiskOptions>,
+    /// Descriptor for the socket of the first disk.
+    pub fd: Option<RawFd>,
+    pub port: PortOptions,
+    /// Where NBD clients come from.
+    pub nbd: Vec<Address>,
+    /// How long requests of a killed predecessor wait before they are sent to an NBD image again.
+    pub nbd_settle: Duration,
+    /// Group whose members may connect to the sockets of disks, port and NBD.
+    pub socket_group: Option<u32>,
+    /// Memory of the guest, in bytes.
+    pub guest_memory: u64,
+    /// Maximum memory of a guest that is indexed, in bytes.
+    pub guest_memory_max: u64,
+    /// Memory servers.
+    pub servers: Vec<Endpoint>,
+    /// Size of the cache, in bytes.
+    pub cache: u64,
+    /// Where disks may come to.
+    pub incoming: Option<Incoming>,
+    /// Memory for the data of requests in flight, in bytes.
+    pub buffers: u64,
+    /// File that every request is recorded in.
+    pub trace: Option<PathBuf>,
+    pub uses_io_uring: bool,
+    /// Whether a slow answer of the server is hedged by a disk read.
+    pub hedges: bool,
+    /// Whether evicted pages are looked for in guest memory that a read is about to overwrite.
+    pub looks_at_frames: bool,
+    /// Rules of the engine: all of them, but in a build that shows what they are for.
+    pub rules: Rules,
+}
+
+/// Where a process waits for its disks.
+#[derive(Clone, Debug)]
+pub struct Incoming {
+    pub endpoint: Endpoint,
+    /// Where the key is that the process which brings them has; read only by a process that waits.
+    pub key: KeySource,
+}
+
+/// Where evicted pages come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PortOptions {
+    None,
+    /// Socket of a vhost-user device.
+    Socket(PathBuf),
+    NbdExport,
+}
+
+/// One disk as the operator described it.
+#[derive(Clone, Debug)]
+pub struct DiskOptions {
+    pub name: Option<String>,
+    pub image: String,
+    /// Socket of a vhost-user device; `None`: an NBD export.
+    pub socket: Option<PathBuf>,
+    pub read_only: bool,
+    /// Whether all of it is taken for a swap area.
+    pub swap: bool,
+    /// Unit of the guest's requests, in bytes: 512 or 4096.
+    pub sector: u32,
+    /// Maximum number of queues.
+    pub queues: u16,
+    /// What a lost connection to an NBD server means for writes that were not flushed.
+    pub on_loss: OnLostConnection,
+    /// Whether each write to an NBD image is durable before it is acknowledged.
+    pub write_through: bool,
+}
+
+impl DiskOptions {
+    /// Returns the options of a disk of which only the image is given.
+    #[must_use]
+    pub fn new(image: String) -> Self {
+        Self {
+            name: None,
+            image,
+            socket: None,
+            read_only: false,
+            swap: false,
+            sector: 512,
+            queues: QUEUES_DEFAULT,
+            on_loss: OnLostConnection::Continue,
+            write_through: false,
+        }
+    }
+}
