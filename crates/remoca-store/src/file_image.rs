@@ -243,7 +243,7 @@ impl Opening {
             can_discard,
             // Whatever cannot zero a range is written zeroes to, with less traffic than the frontend would cause.
             can_write_zeroes: !self.read_only,
-            // The kernel forgets nothing before this process ends, and the image stays locked until it has done what it was given.
+            // The kernel forgets nothing, and the image stays locked until it has done what it was given.
             may_forget: false,
             outlives_process: false,
         }

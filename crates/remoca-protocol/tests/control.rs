@@ -1,0 +1,123 @@
+//! A status as other programs read it (`remoca status -o json`): keys stay, and what a former version did not say has a value.
+
+use remoca_protocol::control::{
+    CacheStatus, DiskStatus, HedgingStatus, KnownServerStatus, Latencies, LatencySummary, MemoryStatus,
+    MigrationStatus, NormalLatency, PortStatus, Reply, ServerStatus, Status,
+};
+use remoca_protocol::port::AgentStats;
+
+const LATENCY: &str = r#"{"count":1,"sum_ns":2000,"mean_us":2.0,"p50_us":2.0,"p99_us":2.0,"p999_us":2.0,"max_us":2.0}"#;
+
+fn latency() -> LatencySummary {
+    LatencySummary { count: 1, sum_ns: 2000, mean_us: 2.0, p50_us: 2.0, p99_us: 2.0, p999_us: 2.0, max_us: 2.0 }
+}
+
+fn disk() -> DiskStatus {
+    DiskStatus {
+        name: "a".into(),
+        image: "/a".into(),
+        socket: "/s".into(),
+        bytes: 4096,
+        read_only: false,
+        store: "up".into(),
+        failed_flush: Some("ENOSPC".into()),
+        cold_reason: None,
+        attached: true,
+        swap_areas: 1,
+        nbd_clients: None,
+    }
+}
+
+fn port() -> PortStatus {
+    let agent = AgentStats { captured: 1, lost: 2, sampled_out: 3, written: 4, cookie: 5 };
+    PortStatus { socket: "/p".into(), attached: true, nbd_clients: Some(1), agent: Some(agent), advice: 64 }
+}
+
+fn status() -> Status {
+    let server = "unix:/m".to_owned();
+    let known = KnownServerStatus {
+        endpoint: server.clone(),
+        in_use: true,
+        possible_bytes: Some(8192),
+        answered_s_ago: Some(3),
+        error: None,
+    };
+    let normal = |p50_us| NormalLatency { p50_us, p99_us: 9.5 };
+    Status {
+        name: "vm".into(),
+        pid: 7,
+        version: "0.1.0".into(),
+        upgrades: 2,
+        uptime_s: 1.5,
+        started: "warm".into(),
+        cold_reason: None,
+        server: Some(ServerStatus { endpoint: server, connected: true, breaker: "closed".into(), error: None }),
+        servers: vec![known],
+        cache: CacheStatus {
+            enabled: true,
+            wanted_bytes: 8192,
+            granted_bytes: 4096,
+            used_bytes: 0,
+            admission: "reads".into(),
+            hit_ratio: Some(0.5),
+        },
+        disks: vec![disk()],
+        port: Some(port()),
+        counters: [("hits".to_owned(), 3)].into(),
+        latency: Latencies { read: latency(), read_from_cache: latency(), read_from_disk: latency(), write: latency() },
+        hedging: HedgingStatus { late_after_us: 100.0, disk: Some(normal(1.5)), server: None },
+        memory: MemoryStatus {
+            index_bytes: 1,
+            buffer_bytes: 2,
+            known_blocks: 3,
+            guest_bytes: 4,
+            guest_bytes_indexed: 5,
+        },
+        migration: Some(MigrationStatus { has_disks: true, incoming: None, peer: None, news: Some("n".into()) }),
+        trace_lost: Some(6),
+    }
+}
+
+#[test]
+fn a_status_is_this_line() {
+    let line = [
+        r#"{"name":"vm","pid":7,"version":"0.1.0","upgrades":2,"uptime_s":1.5,"started":"warm","cold_reason":null,"#,
+        r#""server":{"endpoint":"unix:/m","connected":true,"breaker":"closed","error":null},"#,
+        r#""servers":[{"endpoint":"unix:/m","in_use":true,"possible_bytes":8192,"answered_s_ago":3,"error":null}],"#,
+        r#""cache":{"enabled":true,"wanted_bytes":8192,"granted_bytes":4096,"used_bytes":0,"admission":"reads","hit_ratio":0.5},"#,
+        r#""disks":[{"name":"a","image":"/a","socket":"/s","bytes":4096,"read_only":false,"store":"up","#,
+        r#""failed_flush":"ENOSPC","cold_reason":null,"attached":true,"swap_areas":1,"nbd_clients":null}],"#,
+        r#""port":{"socket":"/p","attached":true,"nbd_clients":1,"#,
+        r#""agent":{"captured":1,"lost":2,"sampled_out":3,"written":4,"cookie":5},"advice":64},"#,
+        r#""counters":{"hits":3},"#,
+        r#""latency":{"read":LATENCY,"read_from_cache":LATENCY,"read_from_disk":LATENCY,"write":LATENCY},"#,
+        r#""hedging":{"late_after_us":100.0,"disk":{"p50_us":1.5,"p99_us":9.5},"server":null},"#,
+        r#""memory":{"index_bytes":1,"buffer_bytes":2,"known_blocks":3,"guest_bytes":4,"guest_bytes_indexed":5},"#,
+        r#""migration":{"has_disks":true,"incoming":null,"peer":null,"news":"n"},"trace_lost":6}"#,
+    ];
+    let line = line.concat().replace("LATENCY", LATENCY);
+    let written = Reply::Status(Box::new(status())).line().unwrap();
+    assert_eq!(String::from_utf8(written).unwrap(), format!("{line}\n"));
+    let Ok(Reply::Status(read)) = Reply::parse(line.as_bytes()) else { panic!("it is a status") };
+    assert_eq!(Reply::Status(read).line().unwrap(), format!("{line}\n").as_bytes());
+}
+
+#[test]
+fn what_a_former_version_did_not_say_has_a_value() {
+    let mut text = String::from_utf8(Reply::Status(Box::new(status())).line().unwrap()).unwrap();
+    let later = [
+        r#""upgrades":2,"#,
+        r#""started":"warm","cold_reason":null,"#,
+        r#""failed_flush":"ENOSPC","cold_reason":null,"#,
+        r#""swap_areas":1,"#,
+        r#","guest_bytes":4,"guest_bytes_indexed":5"#,
+        r#","migration":{"has_disks":true,"incoming":null,"peer":null,"news":"n"},"trace_lost":6"#,
+    ];
+    for part in later {
+        assert!(text.contains(part), "{part}");
+        text = text.replace(part, "");
+    }
+    let Ok(Reply::Status(status)) = Reply::parse(text.as_bytes()) else { panic!("it is a status") };
+    assert_eq!((status.upgrades, status.memory.guest_bytes, status.trace_lost), (0, 0, None));
+    assert!(status.migration.is_none() && status.disks[0].failed_flush.is_none() && status.disks[0].swap_areas == 0);
+}
