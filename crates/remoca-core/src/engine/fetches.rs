@@ -1,8 +1,17 @@
-//! The REQUESTs to one pool that have no reply, by number.
+//! Where the blocks of a read come from, and the REQUESTs to one pool that have no reply, by number.
 
 use super::types::{FetchId, RequestId};
 use crate::fingerprint::Fingerprint;
+use crate::index::NodeHint;
 use crate::units::{BlockId, SlotIndex};
+
+/// Where one block of a read comes from.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Source {
+    Zero,
+    Slot(SlotIndex, Fingerprint, NodeHint),
+    Disk,
+}
 
 /// One outstanding REQUEST.
 #[derive(Clone, Copy, Debug)]
@@ -11,6 +20,8 @@ pub(super) struct Fetch {
     /// Of the request, which tells it from later ones with the same number.
     pub(super) serial: u64,
     pub(super) block: BlockId,
+    /// Where the index had the block.
+    pub(super) hint: NodeHint,
     pub(super) slot: SlotIndex,
     pub(super) content: Fingerprint,
     /// Where the page belongs in the request.

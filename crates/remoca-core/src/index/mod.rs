@@ -38,6 +38,7 @@ use std::ops::Range;
 pub use kept::Move;
 pub use layout::{Layout, SWAP_AREAS_MAX, Words};
 pub use log::{LogEnd, Pool};
+pub use nodes::NodeHint;
 pub use region::{Origin, Unusable};
 pub use slots::{Place, SlotCounts};
 
@@ -119,6 +120,11 @@ impl<M: Words> CacheIndex<M> {
     /// Returns what the disk holds for `block`, if that is known.
     pub fn known(&self, block: BlockId) -> Option<Fingerprint> {
         self.nodes.find(&self.words, block).map(|node| self.nodes.content(&self.words, node))
+    }
+
+    /// Returns what the disk holds for `block`, if that is known, and a hint for [`Self::hit_at`].
+    pub fn look_up(&self, block: BlockId) -> Option<(NodeHint, Fingerprint)> {
+        self.nodes.look_up(&self.words, block)
     }
 
     /// Learns that the disk holds `content` for `block` (an I/O of the guest just showed it), so the guest holds it
@@ -221,6 +227,13 @@ impl<M: Words> CacheIndex<M> {
         self.slots.cached(&self.words, content).map(SlotIndex)
     }
 
+    /// Returns whether `slot` is the one that holds `content`, without a search.
+    pub fn holds(&self, slot: SlotIndex, content: Fingerprint) -> bool {
+        let holds = self.slots.holds(&self.words, slot.0, content);
+        debug_assert_eq!(holds, self.cached(content) == Some(slot), "a search and a look at the slot differ");
+        holds
+    }
+
     /// Decides about a page of `content` that the guest evicted. What is admitted is in the log of sends: the caller
     /// sends it.
     pub fn offer(&mut self, content: Fingerprint, place: Place) -> Offer {
@@ -274,7 +287,18 @@ impl<M: Words> CacheIndex<M> {
     /// Notes that a cached page was served to the guest: its slot becomes the next to be discarded, the copy stays
     /// valid.
     pub fn hit(&mut self, block: BlockId, slot: SlotIndex, promote: bool) {
-        if let Some(node) = self.nodes.find(&self.words, block) {
+        let node = self.nodes.find(&self.words, block);
+        self.hit_node(node, slot, promote);
+    }
+
+    /// Does the same as [`Self::hit`] for a block that was found before, without a search where it still is there.
+    pub fn hit_at(&mut self, hint: NodeHint, block: BlockId, slot: SlotIndex, promote: bool) {
+        let node = self.nodes.find_again(&self.words, hint, block);
+        self.hit_node(node, slot, promote);
+    }
+
+    fn hit_node(&mut self, node: Option<u32>, slot: SlotIndex, promote: bool) {
+        if let Some(node) = node {
             self.nodes.reference(&mut self.words, node);
         }
         if self.slots.is_used(&self.words, slot.0) {

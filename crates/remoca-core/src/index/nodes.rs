@@ -50,6 +50,10 @@ impl Key {
     }
 }
 
+/// Where the node of a block was found. A hint for later: the node may be about another block by then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeHint(u32);
+
 /// The table of nodes, and what is kept of it outside the words.
 #[derive(Debug)]
 pub(super) struct Nodes {
@@ -139,6 +143,19 @@ impl Nodes {
     pub(super) fn find<M: Words>(&self, words: &M, block: BlockId) -> Option<u32> {
         let key = Key::of(block);
         self.keys.find(words, self.key_head(key), |node| self.is_about(words, node, key))
+    }
+
+    /// Returns what the disk holds for a block, and where that was found.
+    pub(super) fn look_up<M: Words>(&self, words: &M, block: BlockId) -> Option<(NodeHint, Fingerprint)> {
+        self.find(words, block).map(|node| (NodeHint(node), self.content(words, node)))
+    }
+
+    /// Returns the node of a block, which most likely is where it was found before: then without a search.
+    pub(super) fn find_again<M: Words>(&self, words: &M, hint: NodeHint, block: BlockId) -> Option<u32> {
+        let NodeHint(node) = hint;
+        let is_there =
+            node < self.limit && self.high(words, node) & USED != 0 && self.is_about(words, node, Key::of(block));
+        if is_there { Some(node) } else { self.find(words, block) }
     }
 
     /// Returns the node that stands for `content`, if the disk is known to hold it anywhere.

@@ -141,6 +141,12 @@ impl Slots {
         self.find(words, content).filter(|slot| !self.sizing.is_lost(*slot))
     }
 
+    /// Returns whether `slot` has the page of this content, and has not lost it. That is what [`Self::cached`] finds, without a
+    /// search: no other slot has it.
+    pub(in crate::index) fn holds<M: Words>(&self, words: &M, slot: u32, content: Fingerprint) -> bool {
+        self.is_used(words, slot) && !self.is_lost(slot) && self.table.content(words, slot) == content
+    }
+
     /// Returns whether the page of a slot is lost.
     pub(in crate::index) fn is_lost(&self, slot: u32) -> bool {
         self.sizing.is_lost(slot)
