@@ -44,12 +44,14 @@ impl Fetches {
     }
 
     /// Returns whether `count` more may be outstanding.
+    #[inline]
     pub(super) fn has_room(&self, count: u32) -> bool {
         let used = self.table.len() - self.free.len();
         used + count as usize <= self.limit as usize
     }
 
     /// Enters a REQUEST, for which there is room, and returns its number.
+    #[inline]
     pub(super) fn begin(&mut self, fetch: Fetch) -> FetchId {
         if let Some(at) = self.free.pop() {
             self.table[at as usize] = Some(fetch);
@@ -61,11 +63,13 @@ impl Fetches {
     }
 
     /// Returns whether none is outstanding.
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.table.len() == self.free.len()
     }
 
     /// Removes the REQUEST that is replied to, and returns it; `None` if there is none with this number.
+    #[inline]
     pub(super) fn end(&mut self, id: FetchId) -> Option<Fetch> {
         let fetch = self.table.get_mut(id.0 as usize)?.take()?;
         self.free.push(id.0);

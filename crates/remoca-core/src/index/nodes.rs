@@ -31,6 +31,7 @@ struct Key {
 }
 
 impl Key {
+    #[inline]
     fn of(block: BlockId) -> Self {
         assert!(block.bno.0 < BLOCK_LIMIT && block.disk.0 < 4096, "a block beyond what its key can hold");
         let key = (u64::from(block.disk.0) << 40) | block.bno.0;
@@ -40,10 +41,12 @@ impl Key {
     }
 
     /// Returns the key that the words of a node have.
+    #[inline]
     fn read(low: u32, high: u32) -> Self {
         Self { low, high: high & KEY_BITS }
     }
 
+    #[inline]
     fn block(self) -> BlockId {
         let disk = u16::try_from(self.high >> 8).expect("a disk has 12 bits of the key");
         BlockId { disk: DiskIndex(disk), bno: BlockNumber((u64::from(self.high & 0xff) << 32) | u64::from(self.low)) }
@@ -123,6 +126,7 @@ impl Nodes {
         self.table.get(words, node, KEY_LOW) == key.low && self.high(words, node) & KEY_BITS == key.high
     }
 
+    #[inline]
     fn key_head(&self, key: Key) -> Head {
         let mixed = ((u64::from(key.high) << 32) | u64::from(key.low)) ^ self.seed;
         let mixed = mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -130,6 +134,7 @@ impl Nodes {
         self.keys.head(u32::from_be_bytes([mixed[0], mixed[1], mixed[2], mixed[3]]))
     }
 
+    #[inline]
     fn content_head(&self, content: Fingerprint) -> Head {
         self.contents.head(content.0[1])
     }

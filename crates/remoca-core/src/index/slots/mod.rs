@@ -103,6 +103,7 @@ impl Slots {
     }
 
     /// Returns whether a request is outstanding for any slot.
+    #[inline]
     pub(in crate::index) fn are_pinned(&self) -> bool {
         self.pins > 0
     }
@@ -115,6 +116,7 @@ impl Slots {
         self.table.set(words, slot, META, meta);
     }
 
+    #[inline]
     fn head(&self, content: Fingerprint) -> Head {
         self.chains.head(content.0[0])
     }
