@@ -141,6 +141,9 @@ impl<'ast> Visit<'ast> for Walk<'_> {
         visit::visit_path(self, path);
     }
 
+    /// Skips a visibility: it names who may use an item, not whom the item uses.
+    fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
+
     fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
         if item.content.is_some() && !super::source::is_for_tests(&item.attrs) {
             visit::visit_item_mod(self, item);
@@ -174,6 +177,14 @@ mod tests {
         let to: Vec<String> = all[&vec!["c".to_owned()]].iter().map(|module| module.join("::")).collect();
         assert_eq!(to, ["b", "b::inner"]);
         assert!(circles(&all).is_empty());
+    }
+
+    #[test]
+    fn a_visibility_is_no_arrow() {
+        let tree = owner(vec![file("", "mod b; use b::f;"), file("b", "pub(in crate::b) fn f() {}")]);
+        assert!(arrows(&tree)[&vec!["b".to_owned()]].is_empty());
+        let tree = owner(vec![file("b", "mod c; use c::f;"), file("b::c", "pub(in crate::b) fn f() {}")]);
+        assert!(circles(&arrows(&tree)).is_empty());
     }
 
     #[test]

@@ -48,7 +48,7 @@ const STRANGERS: [(&str, &str, &str); 13] = [
 ];
 
 /// Circles of files in a crate.
-const CIRCLES: [(&str, usize); 2] = [("remoca-core", 1), ("remoca-disk", 3)];
+const CIRCLES: [(&str, usize); 1] = [("remoca-disk", 3)];
 
 /// Returns what is against the rules, each with what to do.
 ///

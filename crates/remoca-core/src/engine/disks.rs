@@ -28,10 +28,12 @@ impl Disks {
         Self { disks: (0..count).map(|_| Disk::default()).collect(), rules }
     }
 
+    #[inline]
     fn at(&self, disk: DiskIndex) -> &Disk {
         &self.disks[usize::from(disk.0)]
     }
 
+    #[inline]
     fn at_mut(&mut self, disk: DiskIndex) -> &mut Disk {
         &mut self.disks[usize::from(disk.0)]
     }
@@ -130,6 +132,7 @@ impl Disks {
     }
 
     /// Returns whether the block is in a swap area.
+    #[inline]
     pub(super) fn is_swap(&self, block: BlockId) -> bool {
         self.at(block.disk).swap.contains(block.bno.0)
     }

@@ -1,8 +1,17 @@
-//! The REQUESTs to one pool that have no reply, by number.
+//! Where the blocks of a read come from, and the REQUESTs to one pool that have no reply, by number.
 
 use super::types::{FetchId, RequestId};
 use crate::fingerprint::Fingerprint;
+use crate::index::NodeHint;
 use crate::units::{BlockId, SlotIndex};
+
+/// Where one block of a read comes from.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Source {
+    Zero,
+    Slot(SlotIndex, Fingerprint, NodeHint),
+    Disk,
+}
 
 /// One outstanding REQUEST.
 #[derive(Clone, Copy, Debug)]
@@ -11,6 +20,8 @@ pub(super) struct Fetch {
     /// Of the request, which tells it from later ones with the same number.
     pub(super) serial: u64,
     pub(super) block: BlockId,
+    /// Where the index had the block.
+    pub(super) hint: NodeHint,
     pub(super) slot: SlotIndex,
     pub(super) content: Fingerprint,
     /// Where the page belongs in the request.
@@ -33,12 +44,14 @@ impl Fetches {
     }
 
     /// Returns whether `count` more may be outstanding.
+    #[inline]
     pub(super) fn has_room(&self, count: u32) -> bool {
         let used = self.table.len() - self.free.len();
         used + count as usize <= self.limit as usize
     }
 
     /// Enters a REQUEST, for which there is room, and returns its number.
+    #[inline]
     pub(super) fn begin(&mut self, fetch: Fetch) -> FetchId {
         if let Some(at) = self.free.pop() {
             self.table[at as usize] = Some(fetch);
@@ -50,11 +63,13 @@ impl Fetches {
     }
 
     /// Returns whether none is outstanding.
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.table.len() == self.free.len()
     }
 
     /// Removes the REQUEST that is replied to, and returns it; `None` if there is none with this number.
+    #[inline]
     pub(super) fn end(&mut self, id: FetchId) -> Option<Fetch> {
         let fetch = self.table.get_mut(id.0 as usize)?.take()?;
         self.free.push(id.0);

@@ -3,26 +3,19 @@
 
 use super::breaker::Route;
 use super::disks::page_of;
-use super::fetches::Fetch;
+use super::fetches::{Fetch, Source};
 use super::requests::{Pages, ReadReason, Request};
 use super::{Action, Admission, DiskEngine, DiskError, GuestOp, RequestId};
 use crate::fingerprint::Fingerprint;
 use crate::index::{Offer, Place};
 use crate::rules::Rule;
-use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PAGE_SIZE, SlotIndex};
+use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PAGE_SIZE};
 use std::ops::{DerefMut, Range};
 
 /// Most blocks that one write-zeroes makes known: more would push out what the guest really reads.
 const ZEROED_BLOCKS_MAX: usize = 1024;
 /// A page's length in an action.
 const PAGE_LENGTH: u32 = 4096;
-
-/// Where one block of a read comes from.
-enum Source {
-    Zero,
-    Slot(SlotIndex, Fingerprint),
-    Disk,
-}
 
 fn block_count(range: ByteRange) -> u64 {
     let touched = range.touched_blocks();
@@ -73,12 +66,16 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     /// Returns `Ok(pages to fetch)` if no block needs the disk; else how many of the blocks were there. One block that must
-    /// come from the disk brings its neighbours with it for free (decision 0009).
-    fn cacheable(&self, disk: DiskIndex, blocks: Range<u64>, route: Route) -> Result<u32, u64> {
+    /// come from the disk brings its neighbours with it for free (decision 0009). The source of each block is kept for
+    /// [`Self::read_from_cache`].
+    fn cacheable(&mut self, disk: DiskIndex, blocks: Range<u64>, route: Route) -> Result<u32, u64> {
         let (mut fetches, mut there) = (0, 0);
         let count = blocks.end - blocks.start;
+        self.sources.clear();
         for bno in blocks {
-            match self.source(BlockId { disk, bno: BlockNumber(bno) }) {
+            let source = self.source(BlockId { disk, bno: BlockNumber(bno) });
+            self.sources.push(source);
+            match source {
                 Source::Zero => there += 1,
                 Source::Slot(..) => {
                     there += 1;
@@ -92,10 +89,10 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     fn source(&self, block: BlockId) -> Source {
-        match self.index.known(block) {
-            Some(content) if content == self.prints.zero() => Source::Zero,
-            Some(content) => match self.index.cached(content) {
-                Some(slot) => Source::Slot(slot, content),
+        match self.index.look_up(block) {
+            Some((_, content)) if content == self.prints.zero() => Source::Zero,
+            Some((hint, content)) => match self.index.cached(content) {
+                Some(slot) => Source::Slot(slot, content, hint),
                 None => Source::Disk,
             },
             None => Source::Disk,
@@ -111,17 +108,16 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         fetches: u32,
         route: Route,
     ) {
-        let (mut sent, serial) = (0, self.requests.newest());
-        for (bno, offset) in blocks.zip((0..).step_by(PAGE_SIZE)) {
-            let block = BlockId { disk, bno: BlockNumber(bno) };
-            match self.source(block) {
+        let (mut sent, serial, probe) = (0, self.requests.newest(), route == Route::Both);
+        for (at, (bno, offset)) in blocks.zip((0..).step_by(PAGE_SIZE)).enumerate() {
+            match self.sources[at] {
                 Source::Zero => {
                     self.actions.push_back(Action::ZeroFill { request: id, offset, length: PAGE_LENGTH });
                 }
-                Source::Slot(slot, content) if self.index.pin(slot) => {
-                    let probe = route == Route::Both;
-                    let fetch =
-                        self.pool.begin_fetch(Fetch { request: id, serial, block, slot, content, offset, probe });
+                Source::Slot(slot, content, hint) if self.index.pin(slot) => {
+                    let block = BlockId { disk, bno: BlockNumber(bno) };
+                    let fetch = Fetch { request: id, serial, block, hint, slot, content, offset, probe };
+                    let fetch = self.pool.begin_fetch(fetch);
                     self.actions.push_back(Action::Fetch { fetch, slot });
                     sent += 1;
                 }

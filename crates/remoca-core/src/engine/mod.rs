@@ -45,6 +45,7 @@ use crate::rules::{Rule, Rules};
 use crate::units::{DiskIndex, PageCount};
 use admit::{ADVICE_MAX, Admit};
 use disks::Disks;
+use fetches::Source;
 use placement::Placement;
 use pool::Pool;
 use race::Race;
@@ -104,6 +105,8 @@ pub struct DiskEngine<M> {
     seed: u64,
     index: CacheIndex<M>,
     requests: Requests,
+    /// Of the blocks of the read that begins, in their order.
+    sources: Vec<Source>,
     disks: Disks,
     /// The servers among which the pool is placed.
     placement: Placement,
@@ -171,6 +174,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             seed: config.seed,
             index,
             requests: Requests::default(),
+            sources: Vec::new(),
             disks: Disks::new(config.disks, config.rules),
             placement: Placement::new(config.seed),
             pool: Pool::new(config.cache, config.send_window, config.fetch_limit, config.slots_per_turn.max(1)),

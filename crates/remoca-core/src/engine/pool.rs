@@ -86,11 +86,13 @@ impl Pool {
     }
 
     /// Returns whether there is a session.
+    #[inline]
     pub(super) fn is_up(&self) -> bool {
         self.session.is_some()
     }
 
     /// Returns whether the operator wants a cache.
+    #[inline]
     pub(super) fn is_enabled(&self) -> bool {
         self.wanted.0 > 0
     }
@@ -149,11 +151,13 @@ impl Pool {
     // The way to the server.
 
     /// Returns whether one more page may be sent.
+    #[inline]
     pub(super) fn can_send(&self) -> bool {
         self.is_up() && self.room > 0
     }
 
     /// Notes that a page is about to be sent.
+    #[inline]
     pub(super) fn note_send(&mut self) {
         assert!(self.room > 0, "a page is sent for which there is no room");
         self.room -= 1;
@@ -165,11 +169,13 @@ impl Pool {
     }
 
     /// Returns whether the server may be asked for `count` more pages.
+    #[inline]
     pub(super) fn can_fetch(&self, count: u32) -> bool {
         self.is_up() && self.fetches.has_room(count)
     }
 
     /// Enters a REQUEST, and returns its number.
+    #[inline]
     pub(super) fn begin_fetch(&mut self, fetch: Fetch) -> FetchId {
         self.fetches.begin(fetch)
     }
@@ -204,6 +210,7 @@ impl Pool {
 
     /// Notes an answer that the server owed. What was not asked for is no sign of life: a server could send it for ever
     /// and never answer.
+    #[inline]
     fn note_answer(&mut self, now: Nanos) {
         self.silent_since = (!self.fetches.is_empty()).then_some(now);
     }

@@ -60,6 +60,7 @@ pub(super) struct Request {
 
 impl Request {
     /// Returns whether the server's answer would be the guest's.
+    #[inline]
     pub(super) fn waits(&self) -> bool {
         matches!(self.pages, Pages::Waiting { .. }) && !self.answered
     }
@@ -75,6 +76,7 @@ pub(super) struct Requests {
 
 impl Requests {
     /// Enters a request of the guest.
+    #[inline]
     pub(super) fn begin(&mut self, now: Nanos, id: RequestId, disk: DiskIndex, op: GuestOp) {
         let at = id.0 as usize;
         if self.slots.len() <= at {
@@ -88,11 +90,13 @@ impl Requests {
     }
 
     /// Returns the serial of the newest request.
+    #[inline]
     pub(super) fn newest(&self) -> u64 {
         self.serial
     }
 
     /// Returns the request with this number.
+    #[inline]
     pub(super) fn get(&self, id: RequestId) -> Option<Request> {
         self.slots.get(id.0 as usize).copied().flatten()
     }
@@ -117,6 +121,7 @@ impl Requests {
     }
 
     /// Returns how many pages the read `serial` still waits for, and of how many; `None` if it was answered some other way.
+    #[inline]
     pub(super) fn pages_owed(&self, id: RequestId, serial: u64) -> Option<(u32, u32)> {
         let request = self.get(id)?;
         match request.pages {
@@ -126,6 +131,7 @@ impl Requests {
     }
 
     /// Sets how many pages a read still waits for, and of how many.
+    #[inline]
     pub(super) fn set_pages_owed(&mut self, id: RequestId, left: u32, asked: u32) {
         if let Some(request) = &mut self.slots[id.0 as usize] {
             request.pages = Pages::Waiting { left, asked };
@@ -140,6 +146,7 @@ impl Requests {
     }
 
     /// Notes that the disk reads for a request.
+    #[inline]
     pub(super) fn begin_io(&mut self, id: RequestId, io: DiskIo) {
         if let Some(request) = &mut self.slots[id.0 as usize] {
             debug_assert!(request.io.is_none(), "the disk reads for it already");
@@ -148,6 +155,7 @@ impl Requests {
     }
 
     /// Notes that the disk is done with a read that was not answered before.
+    #[inline]
     pub(super) fn end_io(&mut self, id: RequestId) {
         if let Some(request) = &mut self.slots[id.0 as usize] {
             request.io = None;
@@ -162,6 +170,7 @@ impl Requests {
     }
 
     /// Notes that the guest has its answer, and returns the request. It stays in the table while the disk reads for it.
+    #[inline]
     pub(super) fn answer(&mut self, id: RequestId) -> Option<Request> {
         let slot = &mut self.slots[id.0 as usize];
         let request = slot.as_mut()?;
@@ -174,6 +183,7 @@ impl Requests {
     }
 
     /// Removes an answered request, which the disk is done with.
+    #[inline]
     pub(super) fn remove(&mut self, id: RequestId) {
         self.slots[id.0 as usize] = None;
     }

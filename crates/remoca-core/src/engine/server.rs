@@ -136,10 +136,10 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             return PageOutcome::Wrong;
         }
         // The block may have been written meanwhile; then the slot is only a copy of what it was.
-        if self.index.cached(fetch.content) == Some(fetch.slot) {
+        if self.index.holds(fetch.slot, fetch.content) {
             // Where pages are admitted as they are read, nobody sends it again.
             let promote = self.admit.admission() == Admission::Reads && !self.disks.is_swap(fetch.block);
-            self.index.hit(fetch.block, fetch.slot, promote);
+            self.index.hit_at(fetch.hint, fetch.block, fetch.slot, promote);
         }
         if left > 1 {
             self.requests.set_pages_owed(fetch.request, left - 1, asked);
@@ -161,7 +161,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     fn give_up_fetch(&mut self, now: Nanos, fetch: &Fetch) {
-        if self.index.cached(fetch.content) == Some(fetch.slot) {
+        if self.index.holds(fetch.slot, fetch.content) {
             self.index.drop_slot(fetch.slot);
         }
         if self.requests.pages_owed(fetch.request, fetch.serial).is_some() {

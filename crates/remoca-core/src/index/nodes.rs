@@ -1,16 +1,16 @@
 //! The node table: what the disk holds for each known block. Bounded by CLOCK (second chance), so it keeps the blocks
 //! that the guest touched last; a block whose content is cached is passed over.
 
-use super::resume::{BATCH, Chain, look_along};
-use super::{CacheIndex, Fingerprint, NODE_WORDS, NONE, header, settle};
-use crate::rules::Rule;
-use crate::units::{BlockId, BlockNumber, DiskIndex, PAGE_SIZE_U64, PageCount};
+use super::layout::{BLOCK_LIMIT, Layout, NODE_WORDS, NONE, Words, header, settle};
+use super::slots::Slots;
+use super::table::{BATCH, Chains, Head, Room, Table};
+use crate::fingerprint::Fingerprint;
+use crate::rules::{Rule, Rules};
+use crate::units::{BlockId, BlockNumber, DiskIndex};
 use std::hint::black_box;
-use std::ops::{DerefMut, Range};
 
 const KEY_LOW: usize = 0;
 const KEY_HIGH: usize = 1;
-const CONTENT: usize = 2;
 const KEY_CHAIN: usize = 5;
 const CONTENT_CHAIN: usize = 6;
 
@@ -20,299 +20,343 @@ const REFERENCED: u32 = 1 << 30;
 const STANDS: u32 = 1 << 29;
 const KEY_BITS: u32 = (1 << 20) - 1;
 
-/// Highest block number plus one: 40 bits.
-pub(super) const BLOCK_LIMIT: u64 = 1 << 40;
-
 /// How far the clock's hand moves before it takes whatever it points at.
 const CLOCK_STEPS: u32 = 64;
 
-fn pack(block: BlockId) -> (u32, u32) {
-    assert!(block.bno.0 < BLOCK_LIMIT && block.disk.0 < 4096, "a block beyond what its key can hold");
-    let key = (u64::from(block.disk.0) << 40) | block.bno.0;
-    let bytes = key.to_le_bytes();
-    let word = |i: usize| u32::from_le_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
-    (word(0), word(4) & KEY_BITS)
+/// A block as its node names it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Key {
+    low: u32,
+    high: u32,
 }
 
-fn unpack(low: u32, high: u32) -> BlockId {
-    let disk = u16::try_from((high & KEY_BITS) >> 8).unwrap_or(0);
-    BlockId { disk: DiskIndex(disk), bno: BlockNumber((u64::from(high & 0xff) << 32) | u64::from(low)) }
+impl Key {
+    #[inline]
+    fn of(block: BlockId) -> Self {
+        assert!(block.bno.0 < BLOCK_LIMIT && block.disk.0 < 4096, "a block beyond what its key can hold");
+        let key = (u64::from(block.disk.0) << 40) | block.bno.0;
+        let bytes = key.to_le_bytes();
+        let word = |i: usize| u32::from_le_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
+        Self { low: word(0), high: word(4) & KEY_BITS }
+    }
+
+    /// Returns the key that the words of a node have.
+    #[inline]
+    fn read(low: u32, high: u32) -> Self {
+        Self { low, high: high & KEY_BITS }
+    }
+
+    #[inline]
+    fn block(self) -> BlockId {
+        let disk = u16::try_from(self.high >> 8).expect("a disk has 12 bits of the key");
+        BlockId { disk: DiskIndex(disk), bno: BlockNumber((u64::from(self.high & 0xff) << 32) | u64::from(self.low)) }
+    }
 }
 
-impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
-    fn node_word(&self, node: u32, field: usize) -> u32 {
-        self.words[self.layout.nodes_at() + node as usize * NODE_WORDS + field]
-    }
+/// Where the node of a block was found. A hint for later: the node may be about another block by then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeHint(u32);
 
-    fn set_node_word(&mut self, node: u32, field: usize, value: u32) {
-        let at = self.layout.nodes_at() + node as usize * NODE_WORDS + field;
-        self.words[at] = value;
-    }
+/// The table of nodes, and what is kept of it outside the words.
+#[derive(Debug)]
+pub(super) struct Nodes {
+    table: Table<NODE_WORDS>,
+    keys: Chains<NODE_WORDS>,
+    contents: Chains<NODE_WORDS>,
+    limit: u32,
+    disks: u16,
+    seed: u64,
+    /// First of the free nodes, which are chained by `KEY_CHAIN`.
+    free: u32,
+    used: u32,
+    /// The clock's hand.
+    hand: u32,
+    zero: Fingerprint,
+    rules: Rules,
+}
 
-    pub(super) fn node_fingerprint(&self, node: u32) -> Fingerprint {
-        Fingerprint([0, 1, 2].map(|i| self.node_word(node, CONTENT + i)))
-    }
-
-    fn key_head_at(&self, low: u32, high: u32) -> usize {
-        let key = ((u64::from(high) << 32) | u64::from(low)) ^ self.seed;
-        let mixed = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mixed = (mixed ^ (mixed >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
-        self.layout.key_heads_at() + ((mixed >> 32) & u64::from(self.layout.node_heads - 1)) as usize
-    }
-
-    fn content_head_at(&self, content: Fingerprint) -> usize {
-        self.layout.content_heads_at() + (content.0[1] & (self.layout.node_heads - 1)) as usize
-    }
-
-    pub(super) fn find_node(&self, block: BlockId) -> Option<u32> {
-        let (low, high) = pack(block);
-        let mut node = self.words[self.key_head_at(low, high)];
-        while node != NONE {
-            if self.node_word(node, KEY_LOW) == low && self.node_word(node, KEY_HIGH) & KEY_BITS == high {
-                return Some(node);
-            }
-            node = self.node_word(node, KEY_CHAIN);
+impl Nodes {
+    /// Returns the table of a layout, with nothing in it and nothing free.
+    pub(super) fn new(layout: &Layout, seed: u64, zero: Fingerprint) -> Self {
+        let table = Table::new(layout.nodes_at());
+        let chains = |at, next| Chains::new(table, at, layout.node_chains(), next);
+        Self {
+            table,
+            keys: chains(layout.key_heads_at(), KEY_CHAIN),
+            contents: chains(layout.content_heads_at(), CONTENT_CHAIN),
+            limit: layout.node_limit().0,
+            disks: layout.disks(),
+            seed,
+            free: NONE,
+            used: 0,
+            hand: 0,
+            zero,
+            rules: Rules::default(),
         }
-        None
+    }
+
+    /// Keeps to these rules only.
+    pub(super) fn keep_to(&mut self, rules: Rules) {
+        self.rules = rules;
+    }
+
+    /// Returns the number of known blocks.
+    pub(super) fn used(&self) -> u32 {
+        self.used
+    }
+
+    /// Returns the maximum number of known blocks.
+    pub(super) fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    fn high<M: Words>(&self, words: &M, node: u32) -> u32 {
+        self.table.get(words, node, KEY_HIGH)
+    }
+
+    fn set_high<M: Words>(&self, words: &mut M, node: u32, high: u32) {
+        self.table.set(words, node, KEY_HIGH, high);
+    }
+
+    fn key<M: Words>(&self, words: &M, node: u32) -> Key {
+        Key::read(self.table.get(words, node, KEY_LOW), self.high(words, node))
+    }
+
+    fn is_about<M: Words>(&self, words: &M, node: u32, key: Key) -> bool {
+        self.table.get(words, node, KEY_LOW) == key.low && self.high(words, node) & KEY_BITS == key.high
+    }
+
+    #[inline]
+    fn key_head(&self, key: Key) -> Head {
+        let mixed = ((u64::from(key.high) << 32) | u64::from(key.low)) ^ self.seed;
+        let mixed = mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (mixed ^ (mixed >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93).to_be_bytes();
+        self.keys.head(u32::from_be_bytes([mixed[0], mixed[1], mixed[2], mixed[3]]))
+    }
+
+    #[inline]
+    fn content_head(&self, content: Fingerprint) -> Head {
+        self.contents.head(content.0[1])
+    }
+
+    /// Returns what the disk holds for the block of a node.
+    pub(super) fn content<M: Words>(&self, words: &M, node: u32) -> Fingerprint {
+        self.table.content(words, node)
+    }
+
+    /// Returns the node of a block.
+    pub(super) fn find<M: Words>(&self, words: &M, block: BlockId) -> Option<u32> {
+        let key = Key::of(block);
+        self.keys.find(words, self.key_head(key), |node| self.is_about(words, node, key))
+    }
+
+    /// Returns what the disk holds for a block, and where that was found.
+    pub(super) fn look_up<M: Words>(&self, words: &M, block: BlockId) -> Option<(NodeHint, Fingerprint)> {
+        self.find(words, block).map(|node| (NodeHint(node), self.content(words, node)))
+    }
+
+    /// Returns the node of a block, which most likely is where it was found before: then without a search.
+    pub(super) fn find_again<M: Words>(&self, words: &M, hint: NodeHint, block: BlockId) -> Option<u32> {
+        let NodeHint(node) = hint;
+        let is_there =
+            node < self.limit && self.high(words, node) & USED != 0 && self.is_about(words, node, Key::of(block));
+        if is_there { Some(node) } else { self.find(words, block) }
     }
 
     /// Returns the node that stands for `content`, if the disk is known to hold it anywhere.
-    pub(super) fn find_content(&self, content: Fingerprint) -> Option<u32> {
-        let mut node = self.words[self.content_head_at(content)];
-        while node != NONE {
-            if self.node_fingerprint(node) == content {
-                return Some(node);
-            }
-            node = self.node_word(node, CONTENT_CHAIN);
-        }
-        None
+    pub(super) fn find_content<M: Words>(&self, words: &M, content: Fingerprint) -> Option<u32> {
+        self.contents.find(words, self.content_head(content), |node| self.content(words, node) == content)
     }
 
-    pub(super) fn reference_node(&mut self, node: u32) {
-        let high = self.node_word(node, KEY_HIGH);
-        self.set_node_word(node, KEY_HIGH, high | REFERENCED);
-        self.stand_for_content(node);
+    /// Notes that the guest touched the block of a node.
+    pub(super) fn reference<M: Words>(&self, words: &mut M, node: u32) {
+        let high = self.high(words, node);
+        self.set_high(words, node, high | REFERENCED);
+        self.stand_for_content(words, node);
     }
 
-    pub(super) fn clear_reference(&mut self, node: u32) {
-        let high = self.node_word(node, KEY_HIGH);
-        self.set_node_word(node, KEY_HIGH, high & !REFERENCED);
+    /// Makes a node one that the guest has not touched lately.
+    pub(super) fn clear_reference<M: Words>(&self, words: &mut M, node: u32) {
+        let high = self.high(words, node);
+        self.set_high(words, node, high & !REFERENCED);
     }
 
     /// Puts `node` on its content chain unless another node stands there for the same content.
-    fn stand_for_content(&mut self, node: u32) {
-        let high = self.node_word(node, KEY_HIGH);
-        let content = self.node_fingerprint(node);
-        if high & STANDS != 0 || content == self.zero || self.find_content(content).is_some() {
+    fn stand_for_content<M: Words>(&self, words: &mut M, node: u32) {
+        let high = self.high(words, node);
+        let content = self.content(words, node);
+        if high & STANDS != 0 || content == self.zero || self.find_content(words, content).is_some() {
             return;
         }
-        let at = self.content_head_at(content);
-        let first = self.words[at];
-        self.set_node_word(node, CONTENT_CHAIN, first);
-        self.words[at] = node;
-        self.set_node_word(node, KEY_HIGH, high | STANDS);
+        self.contents.add(words, self.content_head(content), node);
+        self.set_high(words, node, high | STANDS);
     }
 
-    pub(super) fn insert_node(&mut self, block: BlockId, content: Fingerprint) {
-        let node = self.take_node();
-        let (low, high) = pack(block);
-        self.set_node_word(node, KEY_LOW, low);
+    /// Returns whether a node has to be removed before one can be inserted.
+    pub(super) fn is_full(&self) -> bool {
+        self.free == NONE
+    }
+
+    /// Inserts a block that has no node, where the table is not full, and returns its node.
+    pub(super) fn insert<M: Words>(&mut self, words: &mut M, block: BlockId, content: Fingerprint) -> u32 {
+        let node = self.free;
+        self.free = self.table.get(words, node, KEY_CHAIN);
+        let key = Key::of(block);
+        self.table.set(words, node, KEY_LOW, key.low);
         if !self.rules.hold(Rule::StoreOrder) {
-            self.set_node_word(node, KEY_HIGH, high | USED | REFERENCED);
+            self.set_high(words, node, key.high | USED | REFERENCED);
         }
-        for (i, word) in content.0.into_iter().enumerate() {
-            self.set_node_word(node, CONTENT + i, word);
-        }
+        self.table.set_content(words, node, content);
         settle();
         // This store makes it valid.
-        self.set_node_word(node, KEY_HIGH, high | USED | REFERENCED);
-        let at = self.key_head_at(low, high);
-        let first = self.words[at];
-        self.set_node_word(node, KEY_CHAIN, first);
-        self.words[at] = node;
-        self.nodes_used += 1;
-        self.stand_for_content(node);
-        self.follow_insert(node, block);
-    }
-
-    fn take_node(&mut self) -> u32 {
-        if self.free_node == NONE {
-            let victim = self.clock_victim();
-            self.remove_node(victim);
-        }
-        let node = self.free_node;
-        self.free_node = self.node_word(node, KEY_CHAIN);
+        self.set_high(words, node, key.high | USED | REFERENCED);
+        self.keys.add(words, self.key_head(key), node);
+        self.used += 1;
+        self.stand_for_content(words, node);
         node
     }
 
     /// Returns the node to reuse when all are in use: the first that was not referenced since the hand passed and whose
     /// content is not cached.
-    fn clock_victim(&mut self) -> u32 {
+    pub(super) fn clock_victim<M: Words>(&mut self, words: &mut M, slots: &Slots) -> u32 {
         for _ in 0..CLOCK_STEPS {
             let node = self.hand;
-            self.hand = (self.hand + 1) % self.layout.nodes;
-            let high = self.node_word(node, KEY_HIGH);
+            self.hand = (self.hand + 1) % self.limit;
+            let high = self.high(words, node);
             if high & REFERENCED != 0 {
-                self.set_node_word(node, KEY_HIGH, high & !REFERENCED);
-            } else if self.cached(self.node_fingerprint(node)).is_none() {
+                self.set_high(words, node, high & !REFERENCED);
+            } else if slots.cached(words, self.content(words, node)).is_none() {
                 return node;
             }
         }
         self.hand
     }
 
-    pub(super) fn remove_node(&mut self, node: u32) {
-        let (low, high) = (self.node_word(node, KEY_LOW), self.node_word(node, KEY_HIGH));
+    /// Removes a node, and returns the block that it was about.
+    pub(super) fn remove<M: Words>(&mut self, words: &mut M, node: u32) -> BlockId {
+        let (key, high) = (self.key(words, node), self.high(words, node));
         // This store makes it void, whatever becomes of the chains.
-        self.set_node_word(node, KEY_HIGH, 0);
+        self.set_high(words, node, 0);
         settle();
-        let at = self.key_head_at(low, high & KEY_BITS);
-        self.unchain(at, node, KEY_CHAIN);
+        self.keys.remove(words, self.key_head(key), node);
         if high & STANDS != 0 {
-            let at = self.content_head_at(self.node_fingerprint(node));
-            self.unchain(at, node, CONTENT_CHAIN);
+            self.contents.remove(words, self.content_head(self.content(words, node)), node);
         }
-        self.set_node_word(node, KEY_CHAIN, self.free_node);
-        self.free_node = node;
-        self.nodes_used -= 1;
-        self.follow_remove(node, unpack(low, high));
+        self.put_on_free_list(words, node);
+        self.used -= 1;
+        key.block()
     }
 
-    fn unchain(&mut self, head_at: usize, node: u32, field: usize) {
-        let next = self.node_word(node, field);
-        if self.words[head_at] == node {
-            self.words[head_at] = next;
-            return;
-        }
-        let mut before = self.words[head_at];
-        while self.node_word(before, field) != node {
-            before = self.node_word(before, field);
-        }
-        self.set_node_word(before, field, next);
+    fn put_on_free_list<M: Words>(&mut self, words: &mut M, node: u32) {
+        self.table.set(words, node, KEY_CHAIN, self.free);
+        self.free = node;
     }
 
-    pub(super) fn clear_nodes(&mut self) {
-        self.words[header::NODES_VALID] = 0;
+    /// Removes all nodes.
+    pub(super) fn clear<M: Words>(&mut self, words: &mut M) {
+        words[header::NODES_VALID] = 0;
         settle();
-        let (from, to) = (self.layout.key_heads_at(), self.layout.words());
-        self.words[from..to].fill(NONE);
-        self.free_node = NONE;
-        for node in (0..self.layout.nodes).rev() {
-            self.set_node_word(node, KEY_HIGH, 0);
-            self.set_node_word(node, KEY_CHAIN, self.free_node);
-            self.free_node = node;
+        self.keys.clear(words);
+        self.contents.clear(words);
+        self.free = NONE;
+        for node in (0..self.limit).rev() {
+            self.set_high(words, node, 0);
+            self.put_on_free_list(words, node);
         }
-        self.nodes_used = 0;
+        self.used = 0;
         self.hand = 0;
         settle();
-        self.words[header::NODES_VALID] = 1;
-        self.follow_clear();
+        words[header::NODES_VALID] = 1;
     }
 
-    /// Chains the nodes that a former process left. A node is believed if its block is one of these disks' and no other
-    /// node names the block.
-    pub(super) fn rebuild_nodes(&mut self) {
-        if self.words[header::NODES_VALID] != 1 {
-            return self.clear_nodes();
-        }
-        let (from, to) = (self.layout.key_heads_at(), self.layout.words());
-        self.words[from..to].fill(NONE);
-        for node in (0..self.layout.nodes).rev() {
-            if node % BATCH == BATCH - 1 {
-                self.touch_node_chains(node);
-            }
-            let high = self.node_word(node, KEY_HIGH);
-            let is_of_disk = unpack(0, high).disk.0 < self.layout.disks;
-            self.set_node_word(node, KEY_HIGH, high & (USED | REFERENCED | KEY_BITS));
-            if high & USED != 0 && is_of_disk && self.chain_node(node) {
-                self.nodes_used += 1;
-            } else {
-                self.set_node_word(node, KEY_HIGH, 0);
-                self.set_node_word(node, KEY_CHAIN, self.free_node);
-                self.free_node = node;
-            }
-        }
-    }
-
-    /// Has the processor load what the nodes up to `to` are about to be compared with: all at a time, not one by one.
-    fn touch_node_chains(&self, to: u32) {
-        let mut firsts = [[NONE; 2]; BATCH as usize];
-        for (first, node) in firsts.iter_mut().zip((0..=to).rev()) {
-            let (low, high) = (self.node_word(node, KEY_LOW), self.node_word(node, KEY_HIGH) & KEY_BITS);
-            let content_at = self.content_head_at(self.node_fingerprint(node));
-            *first = [self.words[self.key_head_at(low, high)], self.words[content_at]];
-        }
-        let nodes = firsts.as_flattened().iter().filter(|first| **first < self.layout.nodes);
-        black_box(nodes.fold(0, |sum, first| sum ^ self.node_word(*first, KEY_LOW)));
-    }
-
-    /// Puts a node that a former process left on its chains, unless another one has its block.
-    fn chain_node(&mut self, node: u32) -> bool {
-        let (low, high) = (self.node_word(node, KEY_LOW), self.node_word(node, KEY_HIGH) & KEY_BITS);
-        let (content, key_at) = (self.node_fingerprint(node), self.key_head_at(low, high));
-        let stand_at = self.content_head_at(content);
-        let same_key =
-            |other| self.node_word(other, KEY_LOW) == low && self.node_word(other, KEY_HIGH) & KEY_BITS == high;
-        let key = look_along(self.words[key_at], |other| self.node_word(other, KEY_CHAIN), same_key);
-        let same_content = |other| self.node_fingerprint(other) == content;
-        let stand = look_along(self.words[stand_at], |other| self.node_word(other, CONTENT_CHAIN), same_content);
-        if key != Chain::Room || stand == Chain::TooLong {
-            return false;
-        }
-        self.set_node_word(node, KEY_CHAIN, self.words[key_at]);
-        self.words[key_at] = node;
-        if stand == Chain::Room && content != self.zero {
-            self.set_node_word(node, CONTENT_CHAIN, self.words[stand_at]);
-            self.words[stand_at] = node;
-            let high = self.node_word(node, KEY_HIGH);
-            self.set_node_word(node, KEY_HIGH, high | STANDS);
-        }
-        true
+    /// Returns the block that `node` is about.
+    pub(super) fn block<M: Words>(&self, words: &M, node: u32) -> Option<BlockId> {
+        (self.high(words, node) & USED != 0).then(|| self.key(words, node).block())
     }
 
     /// Returns the block that `node` is about, what the disk holds there, and whether it was referenced lately.
-    pub(super) fn node(&self, node: u32) -> Option<(BlockId, Fingerprint, bool)> {
-        let (low, high) = (self.node_word(node, KEY_LOW), self.node_word(node, KEY_HIGH));
-        (high & USED != 0).then(|| (unpack(low, high), self.node_fingerprint(node), high & REFERENCED != 0))
+    pub(super) fn get<M: Words>(&self, words: &M, node: u32) -> Option<(BlockId, Fingerprint, bool)> {
+        let high = self.high(words, node);
+        (high & USED != 0).then(|| (self.key(words, node).block(), self.content(words, node), high & REFERENCED != 0))
     }
 
-    /// Forgets every block of `disk` in `blocks`, in time bounded by the smaller of the range and the table.
-    pub fn forget_range(&mut self, disk: DiskIndex, blocks: Range<u64>) {
-        if self.nodes_used == 0 {
-            return;
-        }
-        // A look-up costs about as much as passing over eight nodes.
-        if blocks.end.saturating_sub(blocks.start).saturating_mul(8) <= u64::from(self.layout.nodes) {
-            for bno in blocks {
-                self.forget(BlockId { disk, bno: BlockNumber(bno) });
-            }
-            return;
-        }
-        for node in 0..self.layout.nodes {
-            let (low, high) = (self.node_word(node, KEY_LOW), self.node_word(node, KEY_HIGH));
-            let block = unpack(low, high);
-            if high & USED != 0 && block.disk == disk && blocks.contains(&block.bno.0) {
-                self.forget(block);
-            }
-        }
-    }
-
-    /// Returns a known block whose content is not cached (the oldest the clock finds): what an engine that trusts the
-    /// guest's word would take an unknown page for. Only the ablation of the admission check asks.
-    pub fn any_resident(&mut self) -> Option<BlockId> {
-        for _ in 0..self.layout.nodes {
+    /// Returns a known block whose content is not cached, the oldest that the clock finds.
+    pub(super) fn any_resident<M: Words>(&mut self, words: &M, slots: &Slots) -> Option<BlockId> {
+        for _ in 0..self.limit {
             let node = self.hand;
-            self.hand = (self.hand + 1) % self.layout.nodes;
-            let (low, high) = (self.node_word(node, KEY_LOW), self.node_word(node, KEY_HIGH));
-            if high & USED != 0 && self.cached(self.node_fingerprint(node)).is_none() {
-                return Some(unpack(low, high));
+            self.hand = (self.hand + 1) % self.limit;
+            if let Some((block, content, _)) = self.get(words, node)
+                && slots.cached(words, content).is_none()
+            {
+                return Some(block);
             }
         }
         None
     }
 
-    /// Returns the bytes of disk that all known blocks together stand for.
-    pub fn known_bytes(&self) -> u64 {
-        u64::from(PageCount(self.nodes_used).0) * PAGE_SIZE_U64
+    /// Stores what is kept outside the words.
+    pub(super) fn close<M: Words>(&self, words: &mut M) {
+        words[header::FREE_NODE] = self.free;
+        words[header::NODES_USED] = self.used;
+    }
+
+    /// Takes from the header what is kept outside the words.
+    pub(super) fn take_as_closed<M: Words>(&mut self, words: &M) {
+        self.free = words[header::FREE_NODE];
+        self.used = words[header::NODES_USED];
+    }
+
+    /// Chains the nodes that a former process left. A node is believed if its block is one of these disks' and no other
+    /// node names the block.
+    pub(super) fn rebuild<M: Words>(&mut self, words: &mut M) {
+        if words[header::NODES_VALID] != 1 {
+            return self.clear(words);
+        }
+        self.keys.clear(words);
+        self.contents.clear(words);
+        for node in (0..self.limit).rev() {
+            if node % BATCH == BATCH - 1 {
+                self.touch_chains(words, node);
+            }
+            let high = self.high(words, node);
+            let is_of_disk = Key::read(0, high).block().disk.0 < self.disks;
+            self.set_high(words, node, high & (USED | REFERENCED | KEY_BITS));
+            if high & USED != 0 && is_of_disk && self.chain(words, node) {
+                self.used += 1;
+            } else {
+                self.set_high(words, node, 0);
+                self.put_on_free_list(words, node);
+            }
+        }
+    }
+
+    /// Has the processor load what the nodes up to `to` are about to be compared with: all at a time, not one by one.
+    fn touch_chains<M: Words>(&self, words: &M, to: u32) {
+        let mut firsts = [[NONE; 2]; BATCH as usize];
+        for (first, node) in firsts.iter_mut().zip((0..=to).rev()) {
+            let (key, content) = (self.key(words, node), self.content(words, node));
+            let stand = self.contents.first(words, self.content_head(content));
+            *first = [self.keys.first(words, self.key_head(key)), stand];
+        }
+        let nodes = firsts.as_flattened().iter().filter(|first| **first < self.limit);
+        black_box(nodes.fold(0, |sum, first| sum ^ self.table.get(words, *first, KEY_LOW)));
+    }
+
+    /// Puts a node that a former process left on its chains, unless another one has its block.
+    fn chain<M: Words>(&self, words: &mut M, node: u32) -> bool {
+        let (key, content) = (self.key(words, node), self.content(words, node));
+        let (key_head, content_head) = (self.key_head(key), self.content_head(content));
+        let by_key = self.keys.room(words, key_head, |other| self.is_about(words, other, key));
+        let stand = self.contents.room(words, content_head, |other| self.content(words, other) == content);
+        if by_key != Room::Free || stand == Room::TooLong {
+            return false;
+        }
+        self.keys.add(words, key_head, node);
+        if stand == Room::Free && content != self.zero {
+            self.contents.add(words, content_head, node);
+            let high = self.high(words, node);
+            self.set_high(words, node, high | STANDS);
+        }
+        true
     }
 }

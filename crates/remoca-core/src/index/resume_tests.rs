@@ -1,11 +1,12 @@
 //! The index of a process that was killed between any two stores, and of words that somebody made up.
 
+use super::layout::{HEADER_WORDS, NODE_WORDS, header};
 use super::tests::{Model, Step, Told, ZERO, block, content, steps};
 use super::*;
 use crate::units::{BlockNumber, DiskIndex};
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet};
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 
 const POOL: Pool = Pool { server: 3, generation: 9 };
 const DISKS: u16 = 2;
@@ -164,7 +165,7 @@ proptest! {
             model.apply(&mut index, &Step::Unpin)?;
         }
         index.close();
-        if !index.is_whole() {
+        if !index.slots.are_whole() {
             prop_assert_eq!(index.words[header::CLOSED], 0, "what is lost must not be taken as it is");
             model.apply(&mut index, &Step::Resize(u32::MAX))?;
             index.close();

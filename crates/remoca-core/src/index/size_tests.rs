@@ -4,7 +4,7 @@ use super::tests::{Model, Step, ZERO, block, content, index, steps};
 use super::*;
 use proptest::prelude::*;
 use std::cell::Cell;
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 
 /// Words that count how often they are looked at.
 struct Counted {

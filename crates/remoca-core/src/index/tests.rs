@@ -4,6 +4,7 @@ use super::*;
 use crate::units::{BlockNumber, DiskIndex};
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::ops::DerefMut;
 
 pub(super) const ZERO: Fingerprint = Fingerprint([9, 9, 9]);
 
@@ -378,7 +379,7 @@ proptest! {
                     prop_assert!(now == known || now.is_none() && !fits, "a larger region knows as much");
                 }
             } else if ends {
-                let slots = index.layout().slots.max(slots);
+                let slots = index.layout().slot_limit().0.max(slots);
                 let layout = Layout::new(PageCount(slots), PageCount(16 + number % 5 * 8), 2);
                 index.begin_move(CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO));
             }

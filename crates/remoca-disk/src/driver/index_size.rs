@@ -1,7 +1,7 @@
 //! How large the index is: as large as the cache and the guest's memory need it, up to what the operator allows.
 //!
 //! A new region is made on a thread, which takes its memory from the system; then the index moves into it, some nodes in each
-//! turn (`remoca-core/src/index/moving.rs`). A thread gives the old region back. So nothing here keeps a request waiting.
+//! turn (`remoca-core/src/index/region.rs`). A thread gives the old region back. So nothing here keeps a request waiting.
 //! Whoever has the socket of a disk says how much memory the guest has, and that may be a lie: `guest_memory_max` bounds it,
 //! and when the last front end has gone the index is as small as at the start. A command that needs a larger index is answered
 //! when there is one.

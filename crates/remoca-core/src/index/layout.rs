@@ -1,0 +1,196 @@
+//! Where everything is in the region of words, and the words of its header.
+
+use crate::units::PageCount;
+use std::ops::DerefMut;
+use std::sync::atomic::{Ordering, compiler_fence};
+
+pub(super) const NONE: u32 = u32::MAX;
+pub(super) const MAGIC: u32 = 0x5845_4449;
+pub(super) const LAYOUT_VERSION: u32 = 4;
+pub(super) const HEADER_WORDS: usize = 32;
+pub(super) const SLOT_WORDS: usize = 7;
+pub(super) const NODE_WORDS: usize = 7;
+
+/// Swap areas of one disk at most.
+pub const SWAP_AREAS_MAX: usize = 8;
+pub(super) const AREA_WORDS: usize = 3;
+/// Words of a disk before its swap areas.
+pub(super) const AREAS: usize = 2;
+pub(super) const DISK_WORDS: usize = AREAS + SWAP_AREAS_MAX * AREA_WORDS;
+
+pub(super) const LOG_WORDS: usize = 2;
+/// Sends that are remembered, a power of two.
+pub(super) const LOG_ENTRIES: u32 = 16 * 1024;
+
+/// Highest block number plus one: 40 bits.
+pub(super) const BLOCK_LIMIT: u64 = 1 << 40;
+
+/// Words of the header; those that are not named are 0.
+pub(super) mod header {
+    pub(in super::super) const MAGIC: usize = 0;
+    pub(in super::super) const VERSION: usize = 1;
+    pub(in super::super) const SLOTS: usize = 2;
+    pub(in super::super) const NODES: usize = 3;
+    pub(in super::super) const DISKS: usize = 4;
+    /// Fingerprint of a page of zeroes: tells whether the key is the same.
+    pub(in super::super) const ZERO: usize = 5;
+    /// 0 while the node table is cleared: then it holds nothing.
+    pub(in super::super) const NODES_VALID: usize = 8;
+    pub(in super::super) const CAPACITY: usize = 9;
+    /// First of the queue; the rest of it is in the slots.
+    pub(in super::super) const QUEUE: usize = 10;
+    /// 1: the words from here on name the pool that the slots are about.
+    pub(in super::super) const POOL_VALID: usize = 16;
+    pub(in super::super) const SERVER: usize = 17;
+    pub(in super::super) const GENERATION: usize = 18;
+    /// SENDPAGEs the pool had stored when the log began.
+    pub(in super::super) const BASE: usize = 20;
+    /// SENDPAGEs since then.
+    pub(in super::super) const SENDS: usize = 22;
+    /// Entries of the log since then.
+    pub(in super::super) const LOGGED: usize = 23;
+    /// Number of these entries, and of sends, that the server is known to have taken.
+    pub(in super::super) const TAKEN: usize = 24;
+    pub(in super::super) const TAKEN_SENDS: usize = 25;
+    /// Not 0: the checksum of all other words of the header. Everything is in order, and the words from here on are those
+    /// of the index that it keeps outside.
+    pub(in super::super) const CLOSED: usize = 26;
+    pub(in super::super) const TAIL: usize = 27;
+    pub(in super::super) const FREE_SLOT: usize = 28;
+    pub(in super::super) const FREE_NODE: usize = 29;
+    pub(in super::super) const NODES_USED: usize = 30;
+    pub(in super::super) const SLOTS_USED: usize = 31;
+}
+
+/// A region of words. Each access goes to it anew, so a region may count or stop them.
+pub trait Words: DerefMut<Target = [u32]> {}
+
+impl<M: DerefMut<Target = [u32]>> Words for M {}
+
+/// Keeps the compiler from moving a store across this point. That is all the order that a killed process needs: its
+/// stores go to memory that outlives it, the processor makes those of one thread visible in program order, and a kill
+/// falls between two instructions. (After a power cut nothing of the region is left to be read.)
+pub(super) fn settle() {
+    compiler_fence(Ordering::SeqCst);
+}
+
+/// Returns the number in two words, the lower half first.
+pub(super) fn long<M: Words>(words: &M, at: usize) -> u64 {
+    u64::from(words[at]) | (u64::from(words[at + 1]) << 32)
+}
+
+/// Stores a number in two words, the lower half first.
+pub(super) fn set_long<M: Words>(words: &mut M, at: usize, value: u64) {
+    let bytes = value.to_le_bytes();
+    for (i, half) in bytes.chunks_exact(4).enumerate() {
+        words[at + i] = u32::from_le_bytes([half[0], half[1], half[2], half[3]]);
+    }
+}
+
+/// Sizes and places of the tables inside the region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    slots: u32,
+    nodes: u32,
+    slot_heads: u32,
+    node_heads: u32,
+    disks: u16,
+}
+
+impl Layout {
+    /// Returns a layout for the blocks of `disks` disks: at most `slots` cached pages and, beyond those, `resident`
+    /// blocks that the guest holds.
+    #[must_use]
+    pub fn new(slots: PageCount, resident: PageCount, disks: u16) -> Self {
+        // NONE and the sums below need head room; 2^30 pages are 4 TiB.
+        let limit = 1 << 30;
+        let slots = slots.0.clamp(1, limit);
+        let nodes = slots.saturating_add(resident.0.clamp(16, limit));
+        let (slot_heads, node_heads) = (slots.next_power_of_two(), nodes.next_power_of_two());
+        Self { slots, nodes, slot_heads, node_heads, disks }
+    }
+
+    /// Returns the number of 32-bit words that the region must have.
+    #[must_use]
+    pub fn words(&self) -> usize {
+        self.content_heads_at() + self.node_heads as usize
+    }
+
+    /// Returns the maximum number of slots.
+    #[must_use]
+    pub fn slot_limit(&self) -> PageCount {
+        PageCount(self.slots)
+    }
+
+    /// Returns the maximum number of known blocks.
+    #[must_use]
+    pub fn node_limit(&self) -> PageCount {
+        PageCount(self.nodes)
+    }
+
+    /// Returns the number of blocks that it can know beside those that are cached.
+    #[must_use]
+    pub fn resident_limit(&self) -> PageCount {
+        PageCount(self.nodes - self.slots)
+    }
+
+    /// Returns the number of disks whose blocks it knows.
+    #[must_use]
+    pub fn disks(&self) -> u16 {
+        self.disks
+    }
+
+    /// Returns where the log of sends begins.
+    pub(super) fn log_at(&self) -> usize {
+        HEADER_WORDS + usize::from(self.disks) * DISK_WORDS
+    }
+
+    /// Returns where the slots begin.
+    pub(super) fn slots_at(&self) -> usize {
+        self.log_at() + LOG_ENTRIES as usize * LOG_WORDS
+    }
+
+    /// Returns where the heads of the slots' chains begin.
+    pub(super) fn slot_heads_at(&self) -> usize {
+        self.slots_at() + self.slots as usize * SLOT_WORDS
+    }
+
+    /// Returns where the nodes begin.
+    pub(super) fn nodes_at(&self) -> usize {
+        self.slot_heads_at() + self.slot_heads as usize
+    }
+
+    /// Returns where the heads of the nodes' chains by block begin.
+    pub(super) fn key_heads_at(&self) -> usize {
+        self.nodes_at() + self.nodes as usize * NODE_WORDS
+    }
+
+    /// Returns where the heads of the nodes' chains by content begin.
+    pub(super) fn content_heads_at(&self) -> usize {
+        self.key_heads_at() + self.node_heads as usize
+    }
+
+    /// Returns the number of chains of slots, a power of two.
+    pub(super) fn slot_chains(&self) -> u32 {
+        self.slot_heads
+    }
+
+    /// Returns the number of chains of nodes by block, and by content, a power of two.
+    pub(super) fn node_chains(&self) -> u32 {
+        self.node_heads
+    }
+
+    /// Reads the layout of what a former process left in `words`; `None` if that is no index of this version, or cut
+    /// off.
+    #[must_use]
+    pub fn read(words: &[u32]) -> Option<Self> {
+        let header = words.first_chunk::<HEADER_WORDS>()?;
+        if header[header::MAGIC] != MAGIC || header[header::VERSION] != LAYOUT_VERSION {
+            return None;
+        }
+        let (slots, nodes) = (header[header::SLOTS], header[header::NODES]);
+        let disks = u16::try_from(header[header::DISKS]).ok()?;
+        let layout = Self::new(PageCount(slots), PageCount(nodes.checked_sub(slots)?), disks);
+        (layout.slots == slots && layout.nodes == nodes && layout.words() <= words.len()).then_some(layout)
+    }
+}

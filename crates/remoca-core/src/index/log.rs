@@ -1,0 +1,139 @@
+//! The pool that the slots are about, and the log of sends to it.
+//!
+//! ```text
+//! log entry: number, slot
+//! ```
+//! A page that is admitted is in the log before its slot is valid: whether the process dies or the connection breaks, what
+//! the server has not stored by its own count is given up. Numbers count from `BASE`.
+
+use super::layout::{LOG_ENTRIES, LOG_WORDS, Layout, Words, header, long, set_long, settle};
+use crate::units::SlotIndex;
+
+/// The pool that the slots are about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// The driver's number of its server.
+    pub server: u32,
+    pub generation: u64,
+}
+
+/// How far the log of sends went at some moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogEnd {
+    base: u64,
+    entries: u32,
+    sends: u32,
+}
+
+/// What is lost with a connection.
+#[derive(Debug)]
+pub(super) enum Lost {
+    /// Nobody knows what: the log does not go back far enough, or the pool counts otherwise.
+    All,
+    Slots(Vec<SlotIndex>),
+}
+
+/// The log of sends, with its pool.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SendLog {
+    at: usize,
+}
+
+impl SendLog {
+    pub(super) fn new(layout: &Layout) -> Self {
+        Self { at: layout.log_at() }
+    }
+
+    /// Returns the pool, if there is one.
+    pub(super) fn pool<M: Words>(self, words: &M) -> Option<Pool> {
+        let pool = Pool { server: words[header::SERVER], generation: long(words, header::GENERATION) };
+        (words[header::POOL_VALID] == 1).then_some(pool)
+    }
+
+    /// Begins a pool that has stored `sends` pages: nothing is on the way.
+    pub(super) fn begin_pool<M: Words>(self, words: &mut M, pool: Pool, sends: u64) {
+        words[header::POOL_VALID] = 0;
+        settle();
+        words[header::SERVER] = pool.server;
+        set_long(words, header::GENERATION, pool.generation);
+        self.begin(words, sends);
+        settle();
+        words[header::POOL_VALID] = 1;
+    }
+
+    /// Empties the log. Its next number is `sends`.
+    fn begin<M: Words>(self, words: &mut M, sends: u64) {
+        set_long(words, header::BASE, sends);
+        words[header::SENDS] = 0;
+        words[header::LOGGED] = 0;
+        words[header::TAKEN] = 0;
+        words[header::TAKEN_SENDS] = 0;
+    }
+
+    /// Returns the number of SENDPAGEs for this pool since it started.
+    pub(super) fn sends<M: Words>(self, words: &M) -> u64 {
+        long(words, header::BASE).saturating_add(u64::from(words[header::SENDS]))
+    }
+
+    /// Logs that the page of `slot` is about to be sent.
+    pub(super) fn note_send<M: Words>(self, words: &mut M, slot: u32) {
+        self.note_move(words, slot);
+        words[header::SENDS] += 1;
+        settle();
+    }
+
+    /// Logs that the page of `slot` is about to be moved there, like a send.
+    pub(super) fn note_move<M: Words>(self, words: &mut M, slot: u32) {
+        // Sends are entries as well, but not in an index that a stranger made up.
+        if words[header::LOGGED].max(words[header::SENDS]) == u32::MAX {
+            // Every four thousand million sends what is on the way would be lost with a connection.
+            let sends = self.sends(words);
+            match self.pool(words) {
+                Some(pool) => self.begin_pool(words, pool, sends),
+                None => self.begin(words, sends),
+            }
+        }
+        let at = self.entry_at(words[header::LOGGED]);
+        words[at] = words[header::SENDS];
+        words[at + 1] = slot;
+        settle();
+        words[header::LOGGED] += 1;
+        settle();
+    }
+
+    /// Returns how far the log goes now.
+    pub(super) fn end<M: Words>(self, words: &M) -> LogEnd {
+        LogEnd { base: long(words, header::BASE), entries: words[header::LOGGED], sends: words[header::SENDS] }
+    }
+
+    /// Notes that the server has taken all that was logged before `end`.
+    pub(super) fn note_taken<M: Words>(self, words: &mut M, end: LogEnd) {
+        // Another pool or another log meanwhile: it says nothing about them.
+        if end.base == long(words, header::BASE) && end.entries <= words[header::LOGGED] {
+            words[header::TAKEN] = end.entries;
+            words[header::TAKEN_SENDS] = end.sends;
+        }
+    }
+
+    fn entry_at(self, entry: u32) -> usize {
+        self.at + (entry & (LOG_ENTRIES - 1)) as usize * LOG_WORDS
+    }
+
+    /// Returns which slots have a page that a pool with `received` stored pages does not have.
+    pub(super) fn lost<M: Words>(self, words: &M, received: u64) -> Lost {
+        let (base, logged) = (long(words, header::BASE), words[header::LOGGED]);
+        let outstanding = logged.saturating_sub(words[header::TAKEN]);
+        // The oldest entry may be in the middle of being written over.
+        let entries = outstanding.min(LOG_ENTRIES - 1);
+        let number = |back: u32| base.saturating_add(u64::from(words[self.entry_at(logged - back)]));
+        let complete_from = match entries < outstanding {
+            true => number(entries).saturating_add(1),
+            false => base.saturating_add(u64::from(words[header::TAKEN_SENDS])),
+        };
+        if received < complete_from || received > self.sends(words) {
+            return Lost::All;
+        }
+        let lost = (1..=entries).take_while(|back| number(*back) >= received);
+        Lost::Slots(lost.map(|back| SlotIndex(words[self.entry_at(logged - back) + 1])).collect())
+    }
+}

@@ -1,0 +1,195 @@
+//! The queue of used slots, from the next to be discarded (head) to the newest (tail), and the list of free ones. A slot is on one
+//! of them at most, so both go through the same two words.
+
+use super::layout::{NONE, SLOT_WORDS, Words, header, settle};
+use super::table::Table;
+
+pub(super) const PREVIOUS: usize = 0;
+pub(super) const NEXT: usize = 1;
+
+/// The queue. Its first slot is in the header: from there along the next ones the queue is whole after each store.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Queue {
+    slots: Table<SLOT_WORDS>,
+    tail: u32,
+}
+
+impl Queue {
+    /// Returns the empty queue.
+    pub(super) fn new(slots: Table<SLOT_WORDS>) -> Self {
+        Self { slots, tail: NONE }
+    }
+
+    /// Returns the next to be discarded, or [`NONE`].
+    pub(super) fn first<M: Words>(&self, words: &M) -> u32 {
+        words[header::QUEUE]
+    }
+
+    /// Returns the newest, or [`NONE`].
+    pub(super) fn last(&self) -> u32 {
+        self.tail
+    }
+
+    /// Sets the newest, which a former process left.
+    pub(super) fn set_last(&mut self, tail: u32) {
+        self.tail = tail;
+    }
+
+    /// Returns the slot after `slot`, or [`NONE`].
+    pub(super) fn after<M: Words>(&self, words: &M, slot: u32) -> u32 {
+        self.slots.get(words, slot, NEXT)
+    }
+
+    /// Returns the slot before `slot`, or [`NONE`].
+    pub(super) fn before<M: Words>(&self, words: &M, slot: u32) -> u32 {
+        self.slots.get(words, slot, PREVIOUS)
+    }
+
+    /// Sets the slot that follows `slot`, or comes first.
+    fn set_next<M: Words>(&self, words: &mut M, slot: u32, next: u32) {
+        if slot == NONE {
+            words[header::QUEUE] = next;
+        } else {
+            self.slots.set(words, slot, NEXT, next);
+        }
+    }
+
+    /// Empties the queue.
+    pub(super) fn clear<M: Words>(&mut self, words: &mut M) {
+        words[header::QUEUE] = NONE;
+        self.tail = NONE;
+    }
+
+    /// Takes a slot out.
+    pub(super) fn remove<M: Words>(&mut self, words: &mut M, slot: u32) {
+        let (previous, next) = (self.before(words, slot), self.after(words, slot));
+        self.set_next(words, previous, next);
+        if next == NONE {
+            self.tail = previous
+        } else {
+            self.slots.set(words, next, PREVIOUS, previous)
+        }
+        settle();
+    }
+
+    /// Puts a slot where it is the next to be discarded.
+    pub(super) fn add_first<M: Words>(&mut self, words: &mut M, slot: u32) {
+        let first = self.first(words);
+        self.slots.set(words, slot, PREVIOUS, NONE);
+        self.slots.set(words, slot, NEXT, first);
+        if first == NONE {
+            self.tail = slot
+        } else {
+            self.slots.set(words, first, PREVIOUS, slot)
+        }
+        settle();
+        words[header::QUEUE] = slot;
+    }
+
+    /// Puts a slot where it is the newest.
+    pub(super) fn add_last<M: Words>(&mut self, words: &mut M, slot: u32) {
+        self.slots.set(words, slot, NEXT, NONE);
+        self.slots.set(words, slot, PREVIOUS, self.tail);
+        settle();
+        self.set_next(words, self.tail, slot);
+        self.tail = slot;
+    }
+
+    /// Puts a slot behind `previous`.
+    pub(super) fn add_after<M: Words>(&mut self, words: &mut M, previous: u32, slot: u32) {
+        let next = self.after(words, previous);
+        self.slots.set(words, slot, PREVIOUS, previous);
+        self.slots.set(words, slot, NEXT, next);
+        settle();
+        self.slots.set(words, previous, NEXT, slot);
+        if next == NONE { self.tail = slot } else { self.slots.set(words, next, PREVIOUS, slot) }
+    }
+
+    /// Links `slot` behind `last`, where a queue is made anew from its first slot on; [`NONE`] ends it.
+    pub(super) fn relink<M: Words>(&mut self, words: &mut M, last: u32, slot: u32) {
+        if slot == NONE {
+            self.tail = last;
+        } else {
+            self.slots.set(words, slot, PREVIOUS, last);
+        }
+        self.set_next(words, last, slot);
+    }
+}
+
+/// The free slots, linked both ways, so that any of them can be taken off. The first one's `PREVIOUS` is the last.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FreeSlots {
+    slots: Table<SLOT_WORDS>,
+    first: u32,
+    count: u32,
+}
+
+impl FreeSlots {
+    /// Returns the empty list.
+    pub(super) fn new(slots: Table<SLOT_WORDS>) -> Self {
+        Self { slots, first: NONE, count: 0 }
+    }
+
+    /// Returns the next to be taken, or [`NONE`].
+    pub(super) fn first(&self) -> u32 {
+        self.first
+    }
+
+    /// Returns the number of free slots.
+    pub(super) fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Takes the list as a former process left it.
+    pub(super) fn restore(&mut self, first: u32, count: u32) {
+        (self.first, self.count) = (first, count);
+    }
+
+    /// Empties the list.
+    pub(super) fn clear(&mut self) {
+        self.restore(NONE, 0);
+    }
+
+    /// Puts `slot` where it is the next to be taken.
+    pub(super) fn add_first<M: Words>(&mut self, words: &mut M, slot: u32) {
+        let first = self.first;
+        self.add_last(words, slot);
+        if first != NONE {
+            let tail = self.slots.get(words, slot, PREVIOUS);
+            self.slots.set(words, tail, NEXT, NONE);
+            self.slots.set(words, slot, NEXT, first);
+        }
+        self.first = slot;
+    }
+
+    /// Puts `slot` where it is the last to be taken.
+    pub(super) fn add_last<M: Words>(&mut self, words: &mut M, slot: u32) {
+        let first = self.first;
+        let last = if first == NONE { slot } else { self.slots.get(words, first, PREVIOUS) };
+        self.slots.set(words, slot, PREVIOUS, last);
+        self.slots.set(words, slot, NEXT, NONE);
+        if first == NONE {
+            self.first = slot;
+        } else {
+            self.slots.set(words, last, NEXT, slot);
+            self.slots.set(words, first, PREVIOUS, slot);
+        }
+        self.count += 1;
+    }
+
+    /// Takes `slot` off the list.
+    pub(super) fn remove<M: Words>(&mut self, words: &mut M, slot: u32) {
+        let (previous, next) = (self.slots.get(words, slot, PREVIOUS), self.slots.get(words, slot, NEXT));
+        if slot == self.first {
+            self.first = next;
+        } else {
+            self.slots.set(words, previous, NEXT, next);
+        }
+        match (next, self.first) {
+            (NONE, NONE) => {}
+            (NONE, first) => self.slots.set(words, first, PREVIOUS, previous),
+            (next, _) => self.slots.set(words, next, PREVIOUS, previous),
+        }
+        self.count -= 1;
+    }
+}

@@ -1,0 +1,175 @@
+//! The region of an index: how it is made, what a former process left in one, and the move into another.
+//!
+//! Where that process closed it ([`CacheIndex::close`]), and the checksum of its header is right, it is taken as it is: the
+//! tables are not looked at. Else the process may have been killed between
+//! any two stores, so nothing is believed but the words of the tables themselves: chains, queue, free lists and counts are
+//! made anew. Whoever sends such words (a migration) may have made them up, so they are treated like that, too:
+//! then the index holds nonsense, but is whole. Its contents are judged by the same rules as ever: a page of the
+//! server is compared with its fingerprint; that a block has a fingerprint is as true as the words' origin.
+//!
+//! A move goes on a piece at a time, while the index is in use. Until the end the old region is the index; the new one follows it.
+//! Nodes below `moved` are in both, so what becomes of them there becomes of them here. Slots follow at the end, in one piece: as
+//! they are if there are as many as before. A kill before the end finds the old region, which a move only reads.
+
+use super::layout::{HEADER_WORDS, LAYOUT_VERSION, MAGIC, header, settle};
+use super::{CacheIndex, DiskWords, Layout, Nodes, SendLog, Slots, Target, Words};
+use crate::fingerprint::Fingerprint;
+use crate::rules::Rules;
+
+/// Who wrote the words that an index is resumed from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A process of this user, in a file that nobody else may write to.
+    Own,
+    /// Somebody who may have made them up.
+    Stranger,
+}
+
+/// Words that cannot be resumed from, given back.
+#[derive(Debug)]
+pub struct Unusable<M> {
+    pub words: M,
+    pub reason: &'static str,
+}
+
+impl<M: Words> CacheIndex<M> {
+    /// Returns an empty index in `words`, which holds at least [`Layout::words`]. `seed` spreads the keys; `zero` is
+    /// the fingerprint of a page of zeroes, which never takes a slot. No slot is usable until [`Self::aim`] and
+    /// [`Self::resize`].
+    ///
+    /// # Panics
+    /// If `words` is too short, a mistake of the caller.
+    pub fn new(words: M, layout: Layout, seed: u64, zero: Fingerprint) -> Self {
+        let mut this = Self::over(words, layout, seed, zero);
+        this.words[header::MAGIC] = 0;
+        settle();
+        this.words[1..layout.nodes_at()].fill(0);
+        this.slots.clear_words(&mut this.words);
+        this.clear_nodes();
+        this.words[header::VERSION] = LAYOUT_VERSION;
+        this.words[header::SLOTS] = layout.slot_limit().0;
+        this.words[header::NODES] = layout.node_limit().0;
+        this.words[header::DISKS] = u32::from(layout.disks());
+        this.words[header::ZERO..header::ZERO + 3].copy_from_slice(&zero.0);
+        settle();
+        this.words[header::MAGIC] = MAGIC;
+        this
+    }
+
+    /// Returns an index over words as they are.
+    fn over(words: M, layout: Layout, seed: u64, zero: Fingerprint) -> Self {
+        assert!(words.len() >= layout.words(), "the region is smaller than its layout");
+        Self {
+            words,
+            layout,
+            nodes: Nodes::new(&layout, seed, zero),
+            slots: Slots::new(&layout, zero),
+            log: SendLog::new(&layout),
+            disks: DiskWords::new(&layout),
+            taken_as_it_was: false,
+            zero,
+            rules: Rules::default(),
+            target: None,
+        }
+    }
+
+    /// Closes the index: the process ends, or gives way to another program, and nothing changes after this. Its successor
+    /// takes the index as it is, where it would have to look at every entry (64 GiB of cache: seconds). Does nothing
+    /// while a slot is pinned, or lost pages are still in the tables.
+    pub fn close(&mut self) {
+        if self.slots.are_pinned() || !self.slots.are_whole() {
+            return;
+        }
+        self.slots.close(&mut self.words);
+        self.nodes.close(&mut self.words);
+        settle();
+        self.words[header::CLOSED] = checksum(&self.words);
+    }
+
+    /// Reopens the index: it may change again.
+    pub fn reopen(&mut self) {
+        self.words[header::CLOSED] = 0;
+        settle();
+    }
+
+    /// Returns the index that a former process left in `words`, all of whose requests are over. `zero` tells whether its
+    /// key was the same.
+    ///
+    /// # Errors
+    /// If the words hold no index of this version and key for `disks` disks.
+    pub fn resume(words: M, origin: Origin, disks: u16, seed: u64, zero: Fingerprint) -> Result<Self, Unusable<M>> {
+        let unusable = |words, reason| Err(Unusable { words, reason });
+        let Some(layout) = Layout::read(&words) else {
+            return unusable(words, "it is no index of this version, or damaged");
+        };
+        if layout.disks() != disks {
+            return unusable(words, "it is the index of another number of disks");
+        }
+        if words[header::ZERO..header::ZERO + 3] != zero.0 {
+            return unusable(words, "its fingerprints were made with another key");
+        }
+        let mut this = Self::over(words, layout, seed, zero);
+        let closed = this.words[header::CLOSED] == checksum(&this.words);
+        this.reopen();
+        this.taken_as_it_was = closed && origin == Origin::Own;
+        if this.taken_as_it_was {
+            this.slots.take_as_closed(&this.words);
+            this.nodes.take_as_closed(&this.words);
+        } else {
+            this.slots.rebuild(&mut this.words);
+            this.nodes.rebuild(&mut this.words);
+        }
+        Ok(this)
+    }
+
+    /// Begins the move into `target`, an empty index with the same disks, seed and key. Ends one that was under way.
+    pub fn begin_move(&mut self, mut target: Self) {
+        assert_eq!(self.layout.disks(), target.layout.disks(), "an index moves with its disks");
+        target.keep_to(self.rules);
+        self.target = Some(Box::new(Target { index: target, moved: 0 }));
+    }
+
+    /// Moves what is known in the next `nodes` nodes; returns whether that were the last ones. A smaller table keeps what is cached
+    /// rather than what is not.
+    pub fn move_nodes(&mut self, nodes: u32) -> bool {
+        let Some(mut target) = self.target.take() else { return true };
+        let end = target.moved.saturating_add(nodes).min(self.nodes.limit());
+        for node in target.moved..end {
+            let Some((block, content, referenced)) = self.nodes.get(&self.words, node) else { continue };
+            let used = target.index.nodes.used().saturating_add(self.slot_counts().used);
+            let is_full = used >= target.index.nodes.limit();
+            if is_full && self.cached(content).is_none() {
+                continue;
+            }
+            target.index.insert_node(block, content);
+            if !referenced && let Some(node) = target.index.nodes.find(&target.index.words, block) {
+                target.index.nodes.clear_reference(&mut target.index.words, node);
+            }
+        }
+        target.moved = end;
+        self.target = Some(target);
+        end == self.nodes.limit()
+    }
+
+    /// Ends the move: from now on this is the index in the new region. Returns the old words. Slots above the new layout's
+    /// are given up; pins stay.
+    pub fn finish_move(&mut self) -> Option<M> {
+        while !self.move_nodes(u32::MAX) {}
+        let Target { mut index, .. } = *self.target.take()?;
+        let kept = header::POOL_VALID..self.layout.slots_at();
+        index.words[kept.clone()].copy_from_slice(&self.words[kept]);
+        index.slots.take_from(&mut index.words, &self.slots, &self.words);
+        Some(std::mem::replace(self, index).words)
+    }
+}
+
+/// Where the checksum begins. It is another one than that of programs whose free slots were linked one way only: what they closed
+/// is looked at like what a killed process left.
+const CHECKSUM_BASIS: u32 = 0x811c_9dc6;
+
+/// Returns a checksum of all words of the header but [`header::CLOSED`]; never 0 (FNV-1a of whole words, rotated).
+fn checksum(words: &[u32]) -> u32 {
+    let others = words[..header::CLOSED].iter().chain(&words[header::CLOSED + 1..HEADER_WORDS]);
+    let sum = others.fold(CHECKSUM_BASIS, |sum, word| (sum ^ word).wrapping_mul(0x0100_0193).rotate_left(15));
+    sum.max(1)
+}

@@ -1,0 +1,302 @@
+//! The slots: what the server holds in each page of the pool. A chain for each fingerprint, one queue from the next to be discarded
+//! to the newest, and the free ones.
+//!
+//! How many are usable changes in `capacity.rs`. What another process or another region left is taken in `rebuild.rs`.
+
+mod capacity;
+mod rebuild;
+
+pub(in crate::index) use capacity::Step;
+
+use super::layout::{Layout, NONE, SLOT_WORDS, Words, header, settle};
+use super::queue::{FreeSlots, Queue};
+use super::sizing::Sizing;
+use super::table::{Chains, Head, Table};
+use crate::fingerprint::Fingerprint;
+use crate::rules::{Rule, Rules};
+use crate::units::{PageCount, SlotIndex};
+
+const CHAIN: usize = 5;
+const META: usize = 6;
+
+const PINS: u32 = 0xffff;
+const USED: u32 = 1 << 16;
+/// The guest got this page back since it was admitted.
+const HIT: u32 = 1 << 17;
+
+/// How many pinned slots at the head are passed over in search of a victim.
+const VICTIM_TRIES: u32 = 64;
+
+/// Where an admitted page enters the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Newest: discarded last.
+    Tail,
+    /// Next to be discarded.
+    Head,
+}
+
+/// Slot counts; `free + used + draining` is the capacity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SlotCounts {
+    pub free: u32,
+    pub used: u32,
+    pub draining: u32,
+}
+
+/// The table of slots, and what is kept of it outside the words.
+#[derive(Debug)]
+pub(in crate::index) struct Slots {
+    table: Table<SLOT_WORDS>,
+    chains: Chains<SLOT_WORDS>,
+    limit: u32,
+    capacity: u32,
+    queue: Queue,
+    free: FreeSlots,
+    used: u32,
+    draining: u32,
+    /// Of all slots.
+    pins: u64,
+    sizing: Sizing,
+    zero: Fingerprint,
+    rules: Rules,
+}
+
+impl Slots {
+    /// Returns the table of a layout, with nothing in it.
+    pub(in crate::index) fn new(layout: &Layout, zero: Fingerprint) -> Self {
+        let table = Table::new(layout.slots_at());
+        Self {
+            table,
+            chains: Chains::new(table, layout.slot_heads_at(), layout.slot_chains(), CHAIN),
+            limit: layout.slot_limit().0,
+            capacity: 0,
+            queue: Queue::new(table),
+            free: FreeSlots::new(table),
+            used: 0,
+            draining: 0,
+            pins: 0,
+            sizing: Sizing::new(),
+            zero,
+            rules: Rules::default(),
+        }
+    }
+
+    /// Empties the words of the table: no slot is used, and no chain has any.
+    pub(in crate::index) fn clear_words<M: Words>(&mut self, words: &mut M) {
+        self.chains.clear(words);
+        self.queue.clear(words);
+    }
+
+    pub(in crate::index) fn keep_to(&mut self, rules: Rules) {
+        self.rules = rules;
+    }
+
+    /// Returns the numbers of free, used and draining slots.
+    pub(in crate::index) fn counts(&self) -> SlotCounts {
+        SlotCounts { free: self.free.count(), used: self.used, draining: self.draining }
+    }
+
+    /// Returns the number of slots that are free, used or draining.
+    pub(in crate::index) fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Returns whether a request is outstanding for any slot.
+    #[inline]
+    pub(in crate::index) fn are_pinned(&self) -> bool {
+        self.pins > 0
+    }
+
+    fn meta<M: Words>(&self, words: &M, slot: u32) -> u32 {
+        self.table.get(words, slot, META)
+    }
+
+    fn set_meta<M: Words>(&self, words: &mut M, slot: u32, meta: u32) {
+        self.table.set(words, slot, META, meta);
+    }
+
+    #[inline]
+    fn head(&self, content: Fingerprint) -> Head {
+        self.chains.head(content.0[0])
+    }
+
+    /// Returns whether a slot has a page.
+    pub(in crate::index) fn is_used<M: Words>(&self, words: &M, slot: u32) -> bool {
+        slot < self.capacity && self.meta(words, slot) & USED != 0
+    }
+
+    /// Returns the slot that has a page of this content, lost or not.
+    pub(in crate::index) fn find<M: Words>(&self, words: &M, content: Fingerprint) -> Option<u32> {
+        if self.used == 0 {
+            // The heads of an index that was cleared may name slots.
+            return None;
+        }
+        self.chains.find(words, self.head(content), |slot| self.table.content(words, slot) == content)
+    }
+
+    /// Returns the slot that holds `content`.
+    pub(in crate::index) fn cached<M: Words>(&self, words: &M, content: Fingerprint) -> Option<u32> {
+        if content == self.zero {
+            return None;
+        }
+        self.find(words, content).filter(|slot| !self.sizing.is_lost(*slot))
+    }
+
+    /// Returns whether `slot` has the page of this content, and has not lost it. That is what [`Self::cached`] finds, without a
+    /// search: no other slot has it.
+    pub(in crate::index) fn holds<M: Words>(&self, words: &M, slot: u32, content: Fingerprint) -> bool {
+        self.is_used(words, slot) && !self.is_lost(slot) && self.table.content(words, slot) == content
+    }
+
+    /// Returns whether the page of a slot is lost.
+    pub(in crate::index) fn is_lost(&self, slot: u32) -> bool {
+        self.sizing.is_lost(slot)
+    }
+
+    /// Makes a used slot the next to be discarded. `hit`: the guest has the page.
+    pub(in crate::index) fn move_to_head<M: Words>(&mut self, words: &mut M, slot: u32, hit: bool) {
+        self.queue.remove(words, slot);
+        self.queue.add_first(words, slot);
+        if hit {
+            let meta = self.meta(words, slot);
+            self.set_meta(words, slot, meta | HIT);
+        }
+    }
+
+    /// Makes a used slot the newest, whose page the guest does not have.
+    pub(in crate::index) fn move_to_tail<M: Words>(&mut self, words: &mut M, slot: u32) {
+        self.queue.remove(words, slot);
+        self.queue.add_last(words, slot);
+        let meta = self.meta(words, slot);
+        self.set_meta(words, slot, meta & !HIT);
+    }
+
+    /// Notes that the guest holds `content` again: a cached copy of it is the next to be discarded.
+    pub(in crate::index) fn note_in_guest<M: Words>(&mut self, words: &mut M, content: Fingerprint) {
+        if content != self.zero
+            && let Some(slot) = self.find(words, content)
+        {
+            self.move_to_head(words, slot, true);
+        }
+    }
+
+    /// Returns whether a slot has to be emptied before one can be taken.
+    pub(in crate::index) fn needs_victim(&self) -> bool {
+        self.free.first() == NONE || self.used >= self.sizing.wanted()
+    }
+
+    /// Takes a free slot. If there is none although the page of `victim` was discarded, that slot is draining, and is taken as it is:
+    /// pins are ignored (ablation).
+    pub(in crate::index) fn take<M: Words>(&mut self, words: &mut M, victim: Option<u32>) -> u32 {
+        match victim {
+            Some(victim) if self.free.first() == NONE => {
+                self.draining -= 1;
+                victim
+            }
+            _ => {
+                let slot = self.free.first();
+                self.free.remove(words, slot);
+                slot
+            }
+        }
+    }
+
+    /// Returns the slot to discard next: the first that no request is outstanding for.
+    pub(in crate::index) fn find_victim<M: Words>(&self, words: &M) -> Option<u32> {
+        let mut slot = self.queue.first(words);
+        for _ in 0..VICTIM_TRIES {
+            if slot == NONE {
+                return None;
+            }
+            if !self.rules.hold(Rule::PinnedSlot) || self.meta(words, slot) & PINS == 0 {
+                return Some(slot);
+            }
+            slot = self.queue.after(words, slot);
+        }
+        None
+    }
+
+    /// Returns the content of a used slot, and whether the guest got it back since it was admitted.
+    pub(in crate::index) fn page<M: Words>(&self, words: &M, slot: u32) -> (Fingerprint, bool) {
+        (self.table.content(words, slot), self.meta(words, slot) & HIT != 0)
+    }
+
+    /// Puts a page into a slot that was taken.
+    pub(in crate::index) fn fill<M: Words>(&mut self, words: &mut M, slot: u32, content: Fingerprint, place: Place) {
+        self.table.set_content(words, slot, content);
+        let pins = self.meta(words, slot) & PINS;
+        settle();
+        // This store makes it valid.
+        self.set_meta(words, slot, USED | pins);
+        self.used += 1;
+        self.chains.add(words, self.head(content), slot);
+        match place {
+            Place::Tail => self.queue.add_last(words, slot),
+            Place::Head => self.queue.add_first(words, slot),
+        }
+    }
+
+    /// Takes a used slot out of queue and chain; it is free, or draining while it is pinned.
+    pub(in crate::index) fn release<M: Words>(&mut self, words: &mut M, slot: u32) {
+        let pins = self.meta(words, slot) & PINS;
+        self.set_meta(words, slot, pins);
+        settle();
+        self.chains.remove(words, self.head(self.table.content(words, slot)), slot);
+        self.queue.remove(words, slot);
+        self.used -= 1;
+        if pins != 0 {
+            self.draining += 1;
+        } else {
+            self.free.add_first(words, slot);
+        }
+    }
+
+    /// Marks a request for `slot` as outstanding. False if too many are.
+    pub(in crate::index) fn pin<M: Words>(&mut self, words: &mut M, slot: u32) -> bool {
+        let meta = self.meta(words, slot);
+        if meta & PINS == PINS {
+            return false;
+        }
+        self.set_meta(words, slot, meta + 1);
+        self.pins += 1;
+        true
+    }
+
+    /// Unpins `slot`: a request for it is no longer outstanding.
+    pub(in crate::index) fn unpin<M: Words>(&mut self, words: &mut M, slot: u32) {
+        let meta = self.meta(words, slot);
+        assert!(meta & PINS != 0, "a slot is unpinned more often than pinned");
+        self.set_meta(words, slot, meta - 1);
+        self.pins -= 1;
+        if meta & USED == 0 && meta & PINS == 1 && slot < self.capacity {
+            self.draining -= 1;
+            self.free.add_first(words, slot);
+        }
+    }
+
+    /// Returns the number of slots with an outstanding request. Looks at every slot.
+    pub(in crate::index) fn pinned<M: Words>(&self, words: &M) -> PageCount {
+        PageCount((0..self.limit).map(|slot| u32::from(self.meta(words, slot) & PINS != 0)).sum())
+    }
+
+    /// Returns the cached contents with their slots, from the next to be discarded to the newest.
+    pub(in crate::index) fn queue<M: Words>(&self, words: &M) -> impl Iterator<Item = (SlotIndex, Fingerprint)> {
+        let mut slot = self.queue.first(words);
+        std::iter::from_fn(move || {
+            if slot == NONE {
+                return None;
+            }
+            let this = slot;
+            slot = self.queue.after(words, slot);
+            Some((SlotIndex(this), self.table.content(words, this)))
+        })
+        .filter(|(slot, _)| !self.sizing.is_lost(slot.0))
+    }
+
+    fn store_capacity<M: Words>(&mut self, words: &mut M, capacity: u32) {
+        settle();
+        self.capacity = capacity;
+        words[header::CAPACITY] = self.sizing.kept_of(capacity);
+    }
+}

@@ -1,0 +1,140 @@
+//! Slots that another process or another region left.
+
+use super::{HIT, PINS, Place, Slots, USED};
+use crate::index::layout::{NONE, Words, header};
+use crate::index::table::{BATCH, CONTENT, Room};
+use std::hint::black_box;
+
+/// Found on the queue while it is rebuilt.
+const SEEN: u32 = 1 << 18;
+
+impl Slots {
+    /// Stores what is kept outside the words.
+    pub(in crate::index) fn close<M: Words>(&self, words: &mut M) {
+        words[header::TAIL] = self.queue.last();
+        words[header::FREE_SLOT] = self.free.first();
+        words[header::SLOTS_USED] = self.used;
+    }
+
+    /// Takes from the header what is kept outside the words.
+    pub(in crate::index) fn take_as_closed<M: Words>(&mut self, words: &M) {
+        self.capacity = words[header::CAPACITY];
+        self.sizing.aim(self.capacity);
+        self.used = words[header::SLOTS_USED];
+        self.queue.set_last(words[header::TAIL]);
+        self.free.restore(words[header::FREE_SLOT], self.capacity - self.used);
+    }
+
+    /// Makes queue, chains and free list of what a former process left. No request of its is outstanding here.
+    pub(in crate::index) fn rebuild<M: Words>(&mut self, words: &mut M) {
+        self.chains.clear(words);
+        let capacity = words[header::CAPACITY].min(self.limit);
+        for slot in 0..self.limit {
+            if slot % BATCH == 0 {
+                self.touch_chains(words, slot);
+            }
+            let meta = self.meta(words, slot);
+            let stays = meta & USED != 0 && slot < capacity && self.chain(words, slot);
+            self.set_meta(words, slot, if stays { meta & (USED | HIT) } else { 0 });
+            self.used += u32::from(stays);
+        }
+        self.rebuild_queue(words);
+        self.store_capacity(words, capacity);
+        self.sizing.aim(capacity);
+        self.rebuild_free(words);
+    }
+
+    /// Has the processor load what the slots from `from` on are about to be compared with: all at a time, not one by one.
+    fn touch_chains<M: Words>(&self, words: &M, from: u32) {
+        let batch = from..from.saturating_add(BATCH).min(self.limit);
+        let mut firsts = [NONE; BATCH as usize];
+        for (first, slot) in firsts.iter_mut().zip(batch) {
+            *first = self.chains.first(words, self.head(self.table.content(words, slot)));
+        }
+        let contents = firsts.iter().filter(|first| **first < self.limit);
+        black_box(contents.fold(0, |sum, first| sum ^ self.table.get(words, *first, CONTENT)));
+    }
+
+    fn chain<M: Words>(&self, words: &mut M, slot: u32) -> bool {
+        let content = self.table.content(words, slot);
+        let head = self.head(content);
+        let room = self.chains.room(words, head, |other| self.table.content(words, other) == content);
+        if content == self.zero || room != Room::Free {
+            return false;
+        }
+        self.chains.add(words, head, slot);
+        true
+    }
+
+    /// Rebuilds the queue of used slots in the order that their words give, as far as they do; the others come before
+    /// them.
+    fn rebuild_queue<M: Words>(&mut self, words: &mut M) {
+        let (mut slot, mut last) = (self.queue.first(words), NONE);
+        while slot < self.limit {
+            let meta = self.meta(words, slot);
+            if meta & SEEN != 0 {
+                break;
+            }
+            self.set_meta(words, slot, meta | SEEN);
+            if meta & USED != 0 {
+                self.queue.relink(words, last, slot);
+                last = slot;
+            }
+            slot = self.queue.after(words, slot);
+        }
+        self.queue.relink(words, last, NONE);
+        for slot in 0..self.limit {
+            let meta = self.meta(words, slot);
+            if meta & (USED | SEEN) == USED {
+                self.queue.add_first(words, slot);
+            }
+            self.set_meta(words, slot, meta & !SEEN);
+        }
+    }
+
+    fn rebuild_free<M: Words>(&mut self, words: &mut M) {
+        self.free.clear();
+        self.draining = 0;
+        for slot in 0..self.capacity {
+            match self.meta(words, slot) {
+                0 => self.free.add_last(words, slot),
+                meta if meta & USED == 0 => self.draining += 1,
+                _ => {}
+            }
+        }
+    }
+
+    /// Fills the slots with what `old` has in them; those above this table's limit are given up. Pins stay.
+    pub(in crate::index) fn take_from<M: Words>(&mut self, words: &mut M, old: &Self, old_words: &M) {
+        self.pins = old.pins;
+        if self.limit == old.limit {
+            return self.copy_from(words, old, old_words);
+        }
+        self.sizing = old.sizing.within(self.limit);
+        self.store_capacity(words, old.capacity.min(self.limit));
+        // Slots that a shrink cut off may also be pinned.
+        for slot in 0..self.limit.min(old.limit) {
+            self.set_meta(words, slot, old.meta(old_words, slot) & PINS);
+        }
+        for (slot, content) in old.queue(old_words) {
+            if slot.0 < self.capacity {
+                self.fill(words, slot.0, content, Place::Tail);
+                let meta = self.meta(words, slot.0) | (old.meta(old_words, slot.0) & HIT);
+                self.set_meta(words, slot.0, meta);
+            }
+        }
+        self.rebuild_free(words);
+    }
+
+    /// Copies a table of the same size, place by place.
+    fn copy_from<M: Words>(&mut self, words: &mut M, old: &Self, old_words: &M) {
+        let all = self.chains.with_table(self.limit);
+        words[all].copy_from_slice(&old_words[old.chains.with_table(old.limit)]);
+        words[header::QUEUE] = old_words[header::QUEUE];
+        self.queue.set_last(old.queue.last());
+        self.free.restore(old.free.first(), old.free.count());
+        (self.used, self.draining) = (old.used, old.draining);
+        self.sizing = old.sizing;
+        self.store_capacity(words, old.capacity);
+    }
+}
