@@ -92,7 +92,6 @@ impl Pool {
     }
 
     /// Returns whether the operator wants a cache.
-    #[inline]
     pub(super) fn is_enabled(&self) -> bool {
         self.wanted.0 > 0
     }
@@ -157,7 +156,6 @@ impl Pool {
     }
 
     /// Notes that a page is about to be sent.
-    #[inline]
     pub(super) fn note_send(&mut self) {
         assert!(self.room > 0, "a page is sent for which there is no room");
         self.room -= 1;
@@ -210,7 +208,6 @@ impl Pool {
 
     /// Notes an answer that the server owed. What was not asked for is no sign of life: a server could send it for ever
     /// and never answer.
-    #[inline]
     fn note_answer(&mut self, now: Nanos) {
         self.silent_since = (!self.fetches.is_empty()).then_some(now);
     }
