@@ -67,8 +67,7 @@ const LONG: [(&str, &str); 4] = [
 ];
 
 /// Circles of files in a crate.
-const CIRCLES: [(&str, usize); 5] =
-    [("remoca-cli", 2), ("remoca-core", 2), ("remoca-demo", 1), ("remoca-disk", 3), ("remoca-frontend", 3)];
+const CIRCLES: [(&str, usize); 4] = [("remoca-cli", 2), ("remoca-core", 2), ("remoca-demo", 1), ("remoca-frontend", 3)];
 
 /// Returns what is against the rules, each with what to do.
 ///

@@ -5,7 +5,7 @@ use crate::control::{Reply, Request};
 use crate::driver::snapshot::snapshot;
 use crate::driver::vm::Vm;
 use crate::link::ServerLink;
-use crate::migration::{Offer, StateHeader};
+use crate::migration::{Offer, OfferedDisk, StateHeader, VERSION};
 use crate::secure::Secret;
 use remoca_core::migration::Message;
 use remoca_core::units::{DiskIndex, PageCount};
@@ -53,6 +53,28 @@ impl Migration {
         }
         let offer = self.own_offer(vm)?;
         self.connect(vm, endpoint, key, &offer).map_err(|error| error.to_string())
+    }
+
+    /// Returns what this process offers. All of its disks must come over vhost-user, whose queues say when a guest has stopped.
+    pub(super) fn own_offer(&self, vm: &Vm) -> Result<Offer, String> {
+        let disks = vm.guests.disks().iter().map(|disk| match disk.frontend.sector_to_hand_over() {
+            Some(sector) => Ok(OfferedDisk {
+                name: disk.name.clone(),
+                bytes: disk.store.geometry().size,
+                read_only: disk.frontend.is_read_only(),
+                sector,
+            }),
+            None => Err(format!("{}: an NBD export cannot be handed over, only a vhost-user disk can", disk.name)),
+        });
+        Ok(Offer {
+            version: VERSION,
+            name: vm.name.clone(),
+            disks: disks.collect::<Result<_, String>>()?,
+            has_port: vm.guests.port().get().is_some(),
+            lock_reaches: self.lock_reaches,
+            words: vm.engine.index().words().len() as u64,
+            returns: false,
+        })
     }
 
     fn connect(&mut self, vm: &mut Vm, endpoint: Endpoint, key: &Secret, offer: &Offer) -> io::Result<()> {

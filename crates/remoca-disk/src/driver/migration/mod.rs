@@ -13,7 +13,7 @@ use super::host::Host;
 use super::vm::Vm;
 use crate::control::Reply;
 use crate::link::{HostNetwork, Network};
-use crate::migration::{Heard, Mark, Offer, OfferedDisk, PeerNetwork, Receipt, VERSION};
+use crate::migration::{Heard, Mark, PeerNetwork, Receipt};
 use crate::secure::Secret;
 use crate::state::Former;
 use crate::status::MigrationStatus;
@@ -191,28 +191,6 @@ impl Migration {
             (true, false) => Err(self.news.clone().unwrap_or_else(|| "the disks could not be had".into())),
             (true, true) => Ok(()),
         }
-    }
-
-    /// Returns what this process offers. All of its disks must come over vhost-user, whose queues say when a guest has stopped.
-    fn own_offer(&self, vm: &Vm) -> Result<Offer, String> {
-        let disks = vm.guests.disks().iter().map(|disk| match disk.frontend.sector_to_hand_over() {
-            Some(sector) => Ok(OfferedDisk {
-                name: disk.name.clone(),
-                bytes: disk.store.geometry().size,
-                read_only: disk.frontend.is_read_only(),
-                sector,
-            }),
-            None => Err(format!("{}: an NBD export cannot be handed over, only a vhost-user disk can", disk.name)),
-        });
-        Ok(Offer {
-            version: VERSION,
-            name: vm.name.clone(),
-            disks: disks.collect::<Result<_, String>>()?,
-            has_port: vm.guests.port().get().is_some(),
-            lock_reaches: self.lock_reaches,
-            words: vm.engine.index().words().len() as u64,
-            returns: false,
-        })
     }
 
     /// Takes what has come from peers.
