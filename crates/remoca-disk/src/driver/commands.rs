@@ -3,7 +3,8 @@
 use super::Driver;
 use super::index_size::HANDED_OVER;
 use super::snapshot::cache_pages;
-use crate::control::{Command, Reply, Request};
+use super::vm::Vm;
+use crate::control::{Command, ControlServer, Reply, Request};
 use remoca_core::units::PageCount;
 use remoca_io::address::Endpoint;
 use remoca_io::narrow;
@@ -12,14 +13,15 @@ const NO_SERVER: &str = "this process has no memory server; start it with --serv
 
 impl Driver {
     pub(super) fn answer_control(&mut self) {
-        while let Some(request) = self.operator.next_request() {
+        while let Some(request) = self.operator.control().and_then(ControlServer::next_request) {
             if let Command::Upgrade { program } = &request.command {
-                self.operator.begin_upgrade(program.clone(), Some(request), &self.vm, self.migration.is_idle());
+                self.upgrades.begin(program.clone(), Some(request), &self.vm, self.migration.is_idle());
                 continue;
             }
             if let Command::Migrate { to, key } = &request.command {
                 let (to, key) = (to.clone(), key.clone());
-                self.migration.migrate(&mut self.vm, &to, &key, request, self.operator.is_draining());
+                let is_draining = self.is_draining();
+                self.migration.migrate(&mut self.vm, &to, &key, request, is_draining);
                 continue;
             }
             self.vm.size.try_again();
@@ -58,7 +60,8 @@ impl Driver {
         if !self.migration.serves() {
             return Err("its disks are with another process: say it there".into());
         }
-        self.vm.clear_failed_flush(name)
+        let Vm { warmth, guests, engine, .. } = &mut self.vm;
+        warmth.clear_failed_flush(name, guests.disks_mut(), engine)
     }
 
     /// Replaces the list of memory servers. The pool leaves a server that is not in it at once, and gives its memory

@@ -78,9 +78,6 @@ impl EvictionPort {
     }
 
     /// Answers a read: block 0 is the identification page, and everything else is zero.
-    ///
-    /// # Errors
-    /// If the guest is gone.
     pub(super) fn read(
         &self,
         engine: &DiskEngine<IndexMemory>,
@@ -99,9 +96,6 @@ impl EvictionPort {
 
     /// Copies a page of a write out of guest memory before it is looked at: the guest may change it meanwhile. Returns an
     /// evicted page; `None`: it was what the agent says of itself.
-    ///
-    /// # Errors
-    /// If the guest is gone.
     pub(super) fn take_page(
         &mut self,
         request: &GuestRequest,

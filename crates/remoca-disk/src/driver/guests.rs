@@ -30,9 +30,6 @@ impl Guests {
     }
 
     /// Has all descriptors reported.
-    ///
-    /// # Errors
-    /// If the system refuses.
     pub(super) fn register(&self, host: &Host) -> io::Result<()> {
         for (disk, index) in self.disks.iter().zip(0..) {
             host.watch(disk.store.event_fd(), Source::Store(index))?;

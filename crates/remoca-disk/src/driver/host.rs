@@ -18,33 +18,21 @@ pub(super) struct Host {
 
 impl Host {
     /// Returns a host whose time begins now.
-    ///
-    /// # Errors
-    /// If the system refuses an epoll instance.
     pub(super) fn new(clock: Box<dyn Clock>) -> io::Result<Self> {
         Ok(Self { poller: Poller::new()?, started: clock.now(), clock, now: Nanos(0) })
     }
 
     /// Waits for events, and adds them to `ready` as [`Poller::wait`] does.
-    ///
-    /// # Errors
-    /// If the system refuses.
     pub(super) fn wait(&mut self, ready: &mut Vec<(Source, bool)>, timeout: Option<Duration>) -> io::Result<()> {
         self.poller.wait(ready, timeout)
     }
 
     /// Reports `source` whenever `fd` is readable.
-    ///
-    /// # Errors
-    /// If the system refuses.
     pub(super) fn watch(&self, fd: BorrowedFd<'_>, source: Source) -> io::Result<()> {
         self.poller.add(fd, source, false)
     }
 
     /// Changes whether `fd` is reported when writable.
-    ///
-    /// # Errors
-    /// If the system refuses.
     pub(super) fn watch_room(&self, fd: BorrowedFd<'_>, source: Source, writable: bool) -> io::Result<()> {
         self.poller.change(fd, source, writable)
     }

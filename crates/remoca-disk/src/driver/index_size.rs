@@ -106,9 +106,6 @@ impl Plan {
 
 impl IndexSize {
     /// Returns the part for a cache of this size.
-    ///
-    /// # Errors
-    /// If the system has no eventfd left.
     pub(super) fn new(
         cache: PageCount,
         guest_memory_min: PageCount,
@@ -130,9 +127,6 @@ impl IndexSize {
     }
 
     /// Has it reported when a region is made.
-    ///
-    /// # Errors
-    /// If the system refuses.
     pub(super) fn register(&self, host: &Host) -> io::Result<()> {
         host.watch(self.wake_up.fd(), Source::Index)
     }

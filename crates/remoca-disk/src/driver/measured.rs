@@ -75,9 +75,6 @@ impl Measured {
     }
 
     /// Has the trace's wake-ups reported.
-    ///
-    /// # Errors
-    /// If the system refuses.
     pub(super) fn register(&self, host: &Host) -> io::Result<()> {
         self.trace.as_ref().map_or(Ok(()), |trace| host.watch(trace.wake_fd(), Source::Trace))
     }

@@ -22,6 +22,7 @@ mod intake;
 mod measured;
 mod migration;
 mod operator;
+mod parts;
 mod poller;
 mod requests;
 mod servers;
@@ -34,14 +35,10 @@ mod upgrade;
 mod vm;
 mod warmth;
 
-use crate::clock::Clock;
-use crate::control::ControlServer;
-use crate::handover::{Ask, Handover};
-use crate::link::ServerLink;
+use crate::handover::Handover;
 use crate::service::ServiceManager;
-use crate::state::{Former, StateFile};
+use crate::state::Former;
 use crate::status::Status;
-use crate::trace::TraceWriter;
 pub use disk::{Disk, Opener, Port};
 use guests::Guests;
 use host::Host;
@@ -51,16 +48,12 @@ pub use index_size::{Aside, on_a_thread};
 use intake::Intake;
 pub use migration::Migration;
 use operator::Operator;
+pub use parts::Parts;
 pub use poller::Source;
-use remoca_core::engine::DiskEngine;
 use remoca_core::units::PageCount;
-use remoca_frontend::nbd::NbdServer;
-use remoca_io::buffer::BufferPool;
-use remoca_io::words::IndexMemory;
 use servers::Servers;
 pub use snapshot::cache_pages;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 pub use upgrade::Start;
 use upgrade::Upgrades;
@@ -71,46 +64,6 @@ use warmth::Warmth;
 const STOP_TIME_MAX: Duration = Duration::from_secs(1);
 /// And with disks on their way to another process: cut off, nobody would have them.
 const HAND_OVER_TIME_MAX: Duration = Duration::from_secs(5);
-
-/// All that a driver is made from.
-pub struct Parts {
-    pub name: String,
-    pub clock: Box<dyn Clock>,
-    pub engine: DiskEngine<IndexMemory>,
-    /// What outlives this process, if something does.
-    pub state: Option<StateFile>,
-    /// Why the engine is a new one, if it is.
-    pub cold_reason: Option<String>,
-    /// What a former process left, whether its engine is this one or not.
-    pub former: Former,
-    /// The size that "on" brings back.
-    pub cache: PageCount,
-    pub cache_enabled: bool,
-    /// Hash of the options that say the same: what was set lives as long as they do.
-    pub options: u64,
-    pub disks: Vec<Disk>,
-    pub port: Option<Port>,
-    /// Brings the clients of disks and of a port that are NBD exports.
-    pub nbd: Option<NbdServer>,
-    pub link: Option<ServerLink>,
-    pub migration: Migration,
-    pub control: Option<ControlServer>,
-    pub buffers: BufferPool,
-    /// A guest with more memory is indexed as if it had this much.
-    pub guest_memory_max: PageCount,
-    pub trace: Option<TraceWriter>,
-    /// Becomes readable when the process is to end.
-    pub stop: OwnedFd,
-    /// Gives eight bytes for each time that the program's own file is to take over.
-    pub hangup: OwnedFd,
-    pub start: Start,
-    /// How another program is asked whether it could take over.
-    pub ask: Ask,
-    /// How something is done beside the I/O thread.
-    pub aside: Aside,
-    /// Gets a sign of life from the I/O thread's turns.
-    pub manager: ServiceManager,
-}
 
 /// Why the driver stopped.
 pub enum Ended {
@@ -128,6 +81,7 @@ pub struct Driver {
     vm: Vm,
     migration: Migration,
     operator: Operator,
+    upgrades: Upgrades,
 }
 
 impl Driver {
@@ -150,8 +104,8 @@ impl Driver {
             size: IndexSize::new(parts.cache, guest_memory_min, parts.guest_memory_max, parts.aside)?,
         };
         let upgrades = Upgrades::new(parts.start, parts.ask);
-        let operator = Operator::new(parts.control, parts.stop, parts.hangup, parts.manager, upgrades);
-        let mut driver = Self { vm, migration: parts.migration, operator };
+        let operator = Operator::new(parts.control, parts.stop, parts.hangup, parts.manager);
+        let mut driver = Self { vm, migration: parts.migration, operator, upgrades };
         driver.begin(parts.former, parts.cache_enabled)?;
         Ok(driver)
     }
@@ -161,7 +115,7 @@ impl Driver {
         migration.begin(vm)?;
         vm.describe_disks();
         vm.inherit_failed_flushes(&former);
-        vm.judge_images();
+        vm.warmth.judge_images(vm.guests.disks(), &mut vm.engine, &vm.host);
         if !migration.serves() {
             migration.keep_former(former);
         } else {
@@ -176,7 +130,7 @@ impl Driver {
     }
 
     fn register(&mut self) -> io::Result<()> {
-        let Self { vm, migration, operator } = self;
+        let Self { vm, migration, operator, .. } = self;
         operator.register(&vm.host)?;
         vm.servers.register(&vm.host)?;
         vm.guests.register(&vm.host)?;
@@ -219,7 +173,7 @@ impl Driver {
         self.run_timers();
         self.vm.end_turn();
         self.follow_migration();
-        self.vm.settle_images();
+        self.vm.warmth.settle_images(self.vm.guests.disks_mut(), &self.vm.host);
         if let Some(give_up_at) = self.operator.stop_at() {
             let waits = self.migration.ends_hand_over() || self.vm.warmth.is_kept() && self.vm.is_writing();
             return (!waits || self.vm.host.instant() >= give_up_at).then(|| self.finish());
@@ -232,7 +186,7 @@ impl Driver {
             self.vm.warmth.abandon();
             return Some(self.finish());
         }
-        let handover = self.operator.advance_upgrade(&mut self.vm, self.migration.is_idle())?;
+        let handover = self.upgrades.advance(&mut self.vm, self.operator.control(), self.migration.is_idle())?;
         Some(Ended::HandOver(Box::new(handover)))
     }
 
@@ -245,7 +199,8 @@ impl Driver {
         let wake = self.vm.engine.next_wake();
         let Vm { host, guests, warmth, .. } = &self.vm;
         let wake = wake.map(|at| Duration::from_nanos(at.since_ns(host.now())));
-        let deadlines = guests.next_deadline().into_iter().chain(self.operator.next_deadline(host));
+        let end = self.operator.stop_at().or_else(|| self.upgrades.next_deadline(host));
+        let deadlines = guests.next_deadline().into_iter().chain(self.operator.manager().next_deadline()).chain(end);
         let now = host.instant();
         let others = deadlines.map(|at| at.saturating_duration_since(now)).min();
         [wake, others, warmth.settle_timeout(), self.migration.time_left(&self.vm)].into_iter().flatten().min()
@@ -268,8 +223,11 @@ impl Driver {
             Source::Disk(disk) => self.serve_disk(disk),
             Source::Port => self.serve_port(),
             Source::Nbd => vm.guests.attach_clients(vm.host.instant()),
-            Source::Hangup => self.operator.take_hangup(vm, is_idle),
-            Source::Upgrade => self.operator.hear_program(vm, is_idle),
+            Source::Hangup => {
+                self.operator.take_hangup();
+                self.upgrades.begin(None, None, vm, is_idle);
+            }
+            Source::Upgrade => self.upgrades.hear_program(vm, self.operator.control(), is_idle),
             Source::Migration => self.migration.handle_events(vm),
             Source::Index => {
                 if vm.size.take_region(is_idle, &mut vm.engine, &vm.guests) {
@@ -300,7 +258,7 @@ impl Driver {
             Intake::Away { comes: self.migration.disks_come(&self.vm.guests) }
         } else if self.operator.stop_at().is_some() {
             Intake::Nothing
-        } else if self.operator.is_draining() {
+        } else if self.upgrades.is_draining() {
             Intake::Begun
         } else {
             Intake::All
@@ -325,18 +283,23 @@ impl Driver {
 
     /// Returns whether a piece of the index is to be moved in this turn.
     fn is_moving_index(&self) -> bool {
-        self.vm.size.has_region() && self.migration.is_idle() && !self.operator.is_draining()
+        self.vm.size.has_region() && self.migration.is_idle() && !self.is_draining()
+    }
+
+    /// Returns whether nothing new is taken from guests.
+    fn is_draining(&self) -> bool {
+        self.operator.stop_at().is_some() || self.upgrades.is_draining()
     }
 
     fn run_timers(&mut self) {
-        let Self { vm, migration, operator } = self;
+        let Self { vm, migration, operator, .. } = self;
         if vm.engine.next_deadline().is_some_and(|at| at <= vm.host.now()) {
             vm.engine.handle_timer(vm.host.now());
             vm.execute();
         }
         migration.run_timers(vm);
         let now = vm.host.instant();
-        operator.manager().handle_timer(now);
+        operator.manager_mut().handle_timer(now);
         vm.guests.run_timers(now);
         vm.run_store_timers(now);
     }
@@ -377,7 +340,7 @@ impl Driver {
 
     /// Returns the service manager, to be told how the process is.
     pub fn manager(&mut self) -> &mut ServiceManager {
-        self.operator.manager()
+        self.operator.manager_mut()
     }
 
     /// Returns what the process tells of itself.
@@ -392,6 +355,6 @@ impl Driver {
 
     /// Refuses the upgrade: this program continues.
     pub fn refuse_upgrade(&mut self, error: &str) {
-        self.operator.refuse_upgrade(error, &mut self.vm);
+        self.upgrades.refuse(error, &mut self.vm, self.operator.control());
     }
 }

@@ -1,15 +1,11 @@
-//! What the operator and the system have to say to the process: control commands, signals, upgrades and the service manager.
+//! What the operator and the system have to say to the process: control commands, signals, and the service manager.
 
 use super::host::Host;
 use super::poller::Source;
-use super::upgrade::Upgrades;
-use super::vm::Vm;
-use crate::control::{ControlServer, Request};
-use crate::handover::Handover;
+use crate::control::ControlServer;
 use crate::service::ServiceManager;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// The ways to the operator.
@@ -22,25 +18,15 @@ pub(super) struct Operator {
     /// Asked to stop; at the latest then.
     stop_at: Option<Instant>,
     manager: ServiceManager,
-    upgrades: Upgrades,
 }
 
 impl Operator {
     /// Returns the part for these descriptors.
-    pub(super) fn new(
-        control: Option<ControlServer>,
-        stop: OwnedFd,
-        hangup: OwnedFd,
-        manager: ServiceManager,
-        upgrades: Upgrades,
-    ) -> Self {
-        Self { control, stop, hangup, stop_at: None, manager, upgrades }
+    pub(super) fn new(control: Option<ControlServer>, stop: OwnedFd, hangup: OwnedFd, manager: ServiceManager) -> Self {
+        Self { control, stop, hangup, stop_at: None, manager }
     }
 
     /// Has all descriptors reported.
-    ///
-    /// # Errors
-    /// If the system refuses.
     pub(super) fn register(&self, host: &Host) -> io::Result<()> {
         host.watch(self.stop.as_fd(), Source::Stop)?;
         host.watch(self.hangup.as_fd(), Source::Hangup)?;
@@ -63,52 +49,23 @@ impl Operator {
         self.stop_at
     }
 
-    /// Returns whether nothing new is taken from guests.
-    pub(super) fn is_draining(&self) -> bool {
-        self.stop_at.is_some() || self.upgrades.is_draining()
-    }
-
-    /// Returns the next command.
-    pub(super) fn next_request(&self) -> Option<Request> {
-        self.control.as_ref().and_then(ControlServer::next_request)
+    /// Returns the control socket, if there is one.
+    pub(super) fn control(&self) -> Option<&ControlServer> {
+        self.control.as_ref()
     }
 
     /// Returns the service manager.
-    pub(super) fn manager(&mut self) -> &mut ServiceManager {
+    pub(super) fn manager(&self) -> &ServiceManager {
+        &self.manager
+    }
+
+    /// Returns the service manager, to be told how the process is.
+    pub(super) fn manager_mut(&mut self) -> &mut ServiceManager {
         &mut self.manager
     }
 
-    /// Returns when something is to be done, whatever happens.
-    pub(super) fn next_deadline(&self, host: &Host) -> Option<Instant> {
-        let end = self.stop_at.or_else(|| self.upgrades.next_deadline(host));
-        self.manager.next_deadline().into_iter().chain(end).min()
-    }
-
     /// Takes the signal to hand over to the program's own file.
-    pub(super) fn take_hangup(&mut self, vm: &Vm, is_idle: bool) {
+    pub(super) fn take_hangup(&self) {
         let _ = rustix::io::read(&self.hangup, &mut [0; 128]);
-        self.begin_upgrade(None, None, vm, is_idle);
-    }
-
-    /// Asks `program`, or the file of this one as it is now, whether it can take over. `is_idle`: no other process is
-    /// concerned with the disks.
-    pub(super) fn begin_upgrade(&mut self, program: Option<PathBuf>, client: Option<Request>, vm: &Vm, is_idle: bool) {
-        self.upgrades.begin(program, client, vm, is_idle);
-    }
-
-    /// Handles the answer of the new program.
-    pub(super) fn hear_program(&mut self, vm: &mut Vm, is_idle: bool) {
-        self.upgrades.hear_program(vm, self.control.as_ref(), is_idle);
-    }
-
-    /// Returns what another program needs to go on, if nothing is in flight that it would have to wait for. Gives up if that
-    /// takes too long.
-    pub(super) fn advance_upgrade(&mut self, vm: &mut Vm, is_idle: bool) -> Option<Handover> {
-        self.upgrades.advance(vm, self.control.as_ref(), is_idle)
-    }
-
-    /// Refuses the upgrade: this program continues.
-    pub(super) fn refuse_upgrade(&mut self, error: &str, vm: &mut Vm) {
-        self.upgrades.refuse(error, vm, self.control.as_ref());
     }
 }

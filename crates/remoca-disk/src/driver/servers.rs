@@ -45,9 +45,6 @@ impl Servers {
     }
 
     /// Has the link's answers reported, if there is a link.
-    ///
-    /// # Errors
-    /// If the system refuses.
     pub(super) fn register(&self, host: &Host) -> io::Result<()> {
         self.link.as_ref().map_or(Ok(()), |link| host.watch(link.wake_fd(), Source::LinkWake))
     }
@@ -103,9 +100,6 @@ impl Servers {
     }
 
     /// Begins a session with a server that was asked.
-    ///
-    /// # Errors
-    /// If its socket cannot be watched: the session is lost.
     pub(super) fn begin_session(&mut self, host: &Host, server: ServerNumber) -> Result<(), String> {
         let Some(link) = &mut self.link else { return Ok(()) };
         self.said.refusal_told = false;
@@ -147,9 +141,6 @@ impl Servers {
     }
 
     /// Sends what is queued. Returns how many pages that were.
-    ///
-    /// # Errors
-    /// If the connection is lost.
     pub(super) fn flush(&mut self, host: &Host) -> io::Result<u32> {
         let Some(link) = &mut self.link else { return Ok(0) };
         let pages = link.flush()?;

@@ -39,11 +39,13 @@ impl Vm {
     pub(super) fn begin(&mut self, disk: u16, request: GuestRequest) {
         let durable = self.guests.begin(disk, &request);
         match request.operation().clone() {
-            Operation::Read { range } => self.begin_whole(disk, GuestOp::Read(byte_range(&range)), request),
-            Operation::Write { range } => {
-                self.begin_whole(disk, GuestOp::Write { range: byte_range(&range), durable }, request);
+            Operation::Read { range } => {
+                self.begin_part(disk, GuestOp::Read(byte_range(&range)), Origin::Whole(request))
             }
-            Operation::Flush => self.begin_whole(disk, GuestOp::Flush, request),
+            Operation::Write { range } => {
+                self.begin_part(disk, GuestOp::Write { range: byte_range(&range), durable }, Origin::Whole(request));
+            }
+            Operation::Flush => self.begin_part(disk, GuestOp::Flush, Origin::Whole(request)),
             Operation::Discard { ranges } => {
                 let ops = ranges.iter().map(|range| GuestOp::Discard(byte_range(range))).collect();
                 self.begin_group(disk, request, ops);
@@ -58,10 +60,6 @@ impl Vm {
                 self.begin_group(disk, request, ops);
             }
         }
-    }
-
-    fn begin_whole(&mut self, disk: u16, op: GuestOp, request: GuestRequest) {
-        self.begin_part(disk, op, Origin::Whole(request));
     }
 
     /// Begins a request of several ranges: each is a request of the engine, the last one completes the guest's. Empty

@@ -5,16 +5,17 @@ mod guest;
 use super::requests::{Group, Origin};
 use super::*;
 use crate::clock::SystemClock;
-use remoca_core::engine::{EngineConfig, Evicted, GuestOp, PoolOffer, RequestId, ServerNumber, layout};
+use remoca_core::engine::{DiskEngine, EngineConfig, Evicted, GuestOp, PoolOffer, RequestId, ServerNumber, layout};
 use remoca_core::rules::Rules;
 use remoca_core::units::{ByteRange, DiskIndex, PAGE_SIZE, PAGE_SIZE_U64};
 use remoca_frontend::device::Frontend;
 use remoca_frontend::nbd::{ExportGeometry, NbdExport};
-use remoca_io::buffer::IoBuffer;
+use remoca_io::buffer::{BufferPool, IoBuffer};
 use remoca_io::wake;
+use remoca_io::words::IndexMemory;
 use remoca_protocol::Frame;
 use remoca_store::{Geometry, Store, StoreEvent, StoreOp};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -177,13 +178,13 @@ impl Driver {
     }
 
     fn begin_upgrade(&mut self, program: &str) {
-        self.operator.begin_upgrade(Some(program.into()), None, &self.vm, true);
+        self.upgrades.begin(Some(program.into()), None, &self.vm, true);
     }
 
     /// Goes on with an upgrade that cannot be done, or not yet. Returns whether it is still under way.
     fn is_draining_for_upgrade(&mut self) -> bool {
-        assert!(self.operator.advance_upgrade(&mut self.vm, true).is_none());
-        self.operator.is_draining()
+        assert!(self.upgrades.advance(&mut self.vm, None, true).is_none());
+        self.is_draining()
     }
 
     /// The server sends a frame.

@@ -301,24 +301,6 @@ impl Vm {
         self.warmth.inherit_failed_flushes(former, self.guests.disks_mut(), &mut self.engine, &self.name);
     }
 
-    /// Forgets that a flush of the disk `name` has failed: the operator says that its image is sound.
-    ///
-    /// # Errors
-    /// If there is no such disk.
-    pub(super) fn clear_failed_flush(&mut self, name: &str) -> Result<(), String> {
-        self.warmth.clear_failed_flush(name, self.guests.disks_mut(), &mut self.engine)
-    }
-
-    /// Forgets what a former process knew of images that may have changed since.
-    pub(super) fn judge_images(&mut self) {
-        self.warmth.judge_images(self.guests.disks(), &mut self.engine, &self.host);
-    }
-
-    /// Looks at images when the last write is long enough ago.
-    pub(super) fn settle_images(&mut self) {
-        self.warmth.settle_images(self.guests.disks_mut(), &self.host);
-    }
-
     /// Makes `state` the state file: a new engine, of this configuration, has its index in its words.
     pub(super) fn keep_in(&mut self, state: StateFile, config: &EngineConfig) {
         let Self { warmth, guests, engine, servers, host, .. } = self;

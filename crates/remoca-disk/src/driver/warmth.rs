@@ -167,9 +167,6 @@ impl Warmth {
     }
 
     /// Forgets that a flush of the disk `name` has failed: the operator says that its image is sound.
-    ///
-    /// # Errors
-    /// If there is no such disk.
     pub(super) fn clear_failed_flush(
         &mut self,
         name: &str,

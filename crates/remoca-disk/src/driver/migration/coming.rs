@@ -53,9 +53,7 @@ impl Migration {
             Err(why) => {
                 peer.refuse(&why);
                 self.warn(format!("refused to take over {}: {why}", offer.name));
-                if let Some(peer) = self.connection.take_peer() {
-                    peer.end_politely();
-                }
+                self.connection.end_politely();
             }
         }
     }

@@ -52,9 +52,6 @@ pub(super) struct Lost {
 
 impl Connection {
     /// Returns the part without a peer. `incoming`: where others may connect, and the secret that they must have.
-    ///
-    /// # Errors
-    /// If the address cannot be listened at.
     pub(super) fn new(mut peers: Box<dyn PeerNetwork>, incoming: Option<(Endpoint, Secret)>) -> io::Result<Self> {
         let wake_up = WakeUp::new()?;
         let incoming =
@@ -74,9 +71,6 @@ impl Connection {
     }
 
     /// Has what comes from peers reported.
-    ///
-    /// # Errors
-    /// If the system refuses.
     pub(super) fn register(&self, host: &Host) -> io::Result<()> {
         host.watch(self.wake_up.fd(), Source::Migration)
     }
@@ -111,9 +105,6 @@ impl Connection {
     }
 
     /// Connects to a process, and offers it the disks, or says that it is to have them.
-    ///
-    /// # Errors
-    /// If the system refuses.
     pub(super) fn connect(&mut self, endpoint: Endpoint, key: &Secret, offer: &Offer, now: Instant) -> io::Result<()> {
         let peer = self.peers.connect(endpoint.clone(), key, self.wake_up.wake())?;
         peer.offer(offer);
@@ -173,10 +164,6 @@ impl Connection {
     /// Notes that the peer answered: another connection can be made soon after this one.
     pub(super) fn note_answer(&mut self) {
         self.again_after = LINK_AGAIN_AFTER.0;
-    }
-
-    /// Notes that the process that has our disks is there again.
-    pub(super) fn note_link(&mut self) {
         self.links_again = false;
     }
 
@@ -192,9 +179,11 @@ impl Connection {
         self.peer = None;
     }
 
-    /// Returns the peer, which is to be told why the connection ends.
-    pub(super) fn take_peer(&mut self) -> Option<Peer> {
-        self.peer.take()
+    /// Ends the connection when everything is sent.
+    pub(super) fn end_politely(&mut self) {
+        if let Some(peer) = self.peer.take() {
+            peer.end_politely();
+        }
     }
 
     /// Makes no other connection when this one is lost.

@@ -97,7 +97,6 @@ impl Migration {
     /// Tells the process that has our disks, which is there again, when the guest continues here.
     pub(super) fn linked_again(&mut self, vm: &mut Vm) {
         self.connection.note_answer();
-        self.connection.note_link();
         let news = format!("connected again with {}, which has the disks", self.connection.name());
         self.tell(news);
         self.follow_queues(vm);

@@ -125,9 +125,6 @@ impl Migration {
     }
 
     /// Has what comes from peers reported.
-    ///
-    /// # Errors
-    /// If the system refuses.
     pub(super) fn register(&self, host: &Host) -> io::Result<()> {
         self.connection.register(host)
     }
@@ -149,9 +146,6 @@ impl Migration {
     }
 
     /// Begins without disks: a process that waits for them has no use for an index or a memory server yet.
-    ///
-    /// # Errors
-    /// If there is no memory.
     pub(super) fn begin(&mut self, vm: &mut Vm) -> io::Result<()> {
         if self.ownership.holds() {
             return Ok(());
