@@ -3,8 +3,7 @@
 //! A frame is copied out while actions are executed, and judged when none is left: what the engine says then goes to the
 //! server behind everything that it wanted sent before.
 
-use super::Driver;
-use remoca_core::engine::{DiskEngine, Evicted};
+use remoca_core::engine::DiskEngine;
 use remoca_core::units::PAGE_SIZE;
 use remoca_frontend::device::GuestRequest;
 use std::ops::DerefMut;
@@ -39,16 +38,10 @@ impl CapturedFrames {
             }
         }
     }
-}
 
-impl Driver {
     /// Judges the frames that were copied out; all actions are done.
-    pub(super) fn judge_frames(&mut self) {
-        for page in self.captured.pages.chunks_exact(PAGE_SIZE) {
-            if let (Evicted::Admit(slot), Some(link)) = (self.engine.handle_frame(page), &mut self.link) {
-                link.send_page(slot, page);
-            }
-        }
-        self.captured.pages.clear();
+    pub(super) fn judge(&mut self, judge: impl FnMut(&[u8])) {
+        self.pages.chunks_exact(PAGE_SIZE).for_each(judge);
+        self.pages.clear();
     }
 }

@@ -9,127 +9,61 @@
 //!    of a read overwrite guest memory, the engine is asked whether to look at what is there ([`capture`]).
 //! 3. Nothing in this thread waits for a guest, a disk, a server or a control client.
 
-mod actions;
 mod capture;
-mod events;
+mod commands;
+mod disk;
+mod eviction_port;
+mod guests;
+mod host;
 mod image_state;
+mod in_flight;
 mod index_size;
+mod intake;
+mod measured;
 mod migration;
+mod operator;
+mod parts;
 mod poller;
 mod requests;
+mod servers;
 mod snapshot;
 mod starved;
+mod taking;
 #[cfg(test)]
 mod tests;
 mod upgrade;
+mod vm;
 mod warmth;
 
-use crate::clock::Clock;
-use crate::control::ControlServer;
-use crate::handover::{Ask, Handover};
-use crate::latency::Histogram;
-use crate::link::ServerLink;
+use crate::handover::Handover;
 use crate::service::ServiceManager;
-use crate::state::{Former, StateFile};
-use crate::trace::TraceWriter;
-use capture::CapturedFrames;
+use crate::state::Former;
+pub use disk::{Disk, Opener, Port};
+use guests::Guests;
+use host::Host;
+use in_flight::InFlight;
 use index_size::IndexSize;
 pub use index_size::{Aside, on_a_thread};
-pub use migration::{Migration, Opener};
-use poller::Poller;
+use intake::Intake;
+pub use migration::Migration;
+use operator::Operator;
+pub use parts::Parts;
 pub use poller::Source;
-use remoca_core::engine::DiskEngine;
-use remoca_core::units::{DiskIndex, Nanos, PAGE_SIZE_U64, PageCount};
-use remoca_frontend::device::Frontend;
-use remoca_frontend::nbd::NbdServer;
-use remoca_io::buffer::BufferPool;
-use remoca_io::narrow;
-use remoca_io::words::IndexMemory;
-use remoca_protocol::ErrorCode;
-use remoca_protocol::port::AgentStats;
-use remoca_store::Store;
-use requests::RequestTable;
+use remoca_core::units::PageCount;
+use remoca_protocol::control::Status;
+use servers::Servers;
 pub use snapshot::cache_pages;
-use starved::Starved;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 pub use upgrade::Start;
-use upgrade::Upgrade;
+use upgrade::Upgrades;
+use vm::Vm;
 use warmth::Warmth;
 
 /// How long the end waits for writes and flushes under way.
 const STOP_TIME_MAX: Duration = Duration::from_secs(1);
 /// And with disks on their way to another process: cut off, nobody would have them.
 const HAND_OVER_TIME_MAX: Duration = Duration::from_secs(5);
-
-/// One disk of the VM.
-pub struct Disk {
-    pub name: String,
-    /// The image as the operator named it.
-    pub image: String,
-    /// The socket as the operator named it.
-    pub socket: String,
-    pub store: Box<dyn Store>,
-    /// Opens the image again.
-    pub open: Opener,
-    /// All of it is a swap area, whatever it holds.
-    pub swap: bool,
-    /// Until then, no request of an earlier process is repeated: what that one sent to an NBD server may still be on its way.
-    pub settles_at: Option<Instant>,
-    /// The image was open and locked without a gap since a former program of this process had it, and so was the state file:
-    /// nobody else can have changed it.
-    pub kept_open: bool,
-    pub frontend: Frontend,
-}
-
-/// The eviction port of the VM.
-pub struct Port {
-    pub socket: String,
-    pub frontend: Frontend,
-    /// Random for this process, so that the agent notices a restart.
-    pub cookie: u64,
-}
-
-/// All that a driver is made from.
-pub struct Parts {
-    pub name: String,
-    pub clock: Box<dyn Clock>,
-    pub engine: DiskEngine<IndexMemory>,
-    /// What outlives this process, if something does.
-    pub state: Option<StateFile>,
-    /// Why the engine is a new one, if it is.
-    pub cold_reason: Option<String>,
-    /// What a former process left, whether its engine is this one or not.
-    pub former: Former,
-    /// The size that "on" brings back.
-    pub cache: PageCount,
-    pub cache_enabled: bool,
-    /// Hash of the options that say the same: what was set lives as long as they do.
-    pub options: u64,
-    pub disks: Vec<Disk>,
-    pub port: Option<Port>,
-    /// Brings the clients of disks and of a port that are NBD exports.
-    pub nbd: Option<NbdServer>,
-    pub link: Option<ServerLink>,
-    pub migration: Migration,
-    pub control: Option<ControlServer>,
-    pub buffers: BufferPool,
-    /// A guest with more memory is indexed as if it had this much.
-    pub guest_memory_max: PageCount,
-    pub trace: Option<TraceWriter>,
-    /// Becomes readable when the process is to end.
-    pub stop: OwnedFd,
-    /// Gives eight bytes for each time that the program's own file is to take over.
-    pub hangup: OwnedFd,
-    pub start: Start,
-    /// How another program is asked whether it could take over.
-    pub ask: Ask,
-    /// How something is done beside the I/O thread.
-    pub aside: Aside,
-    /// Gets a sign of life from the I/O thread's turns.
-    pub manager: ServiceManager,
-}
 
 /// Why the driver stopped.
 pub enum Ended {
@@ -144,55 +78,10 @@ pub enum Ended {
 
 /// The running VM process.
 pub struct Driver {
-    name: String,
-    clock: Box<dyn Clock>,
-    engine: DiskEngine<IndexMemory>,
-    warmth: Warmth,
-    cache: PageCount,
-    options: u64,
-    disks: Vec<Disk>,
-    port: Option<Port>,
-    captured: CapturedFrames,
-    nbd: Option<NbdServer>,
-    agent: Option<AgentStats>,
-    link: Option<ServerLink>,
+    vm: Vm,
     migration: Migration,
-    control: Option<ControlServer>,
-    buffers: BufferPool,
-    trace: Option<TraceWriter>,
-    stop: OwnedFd,
-    hangup: OwnedFd,
-    start: Start,
-    ask: Ask,
-    manager: ServiceManager,
-    upgrade: Option<Upgrade>,
-    /// Asked to stop; at the latest then.
-    stop_at: Option<Instant>,
-    poller: Poller,
-    requests: RequestTable,
-    /// Disk I/O that waits for a buffer.
-    starved: Starved,
-    /// The server sent more than one turn takes.
-    receive_again: bool,
-    /// The server ended the session with this.
-    dismissal: Option<ErrorCode>,
-    /// The operator was told that the server has no room, in this session and for this size.
-    refusal_told: bool,
-    /// A guest queued more than one turn takes.
-    pop_again: bool,
-    index_size: IndexSize,
-    latency: LatencySet,
-    started: Instant,
-    now: Nanos,
-    page: Box<[u8; remoca_core::units::PAGE_SIZE]>,
-}
-
-#[derive(Default)]
-struct LatencySet {
-    read: Histogram,
-    read_from_cache: Histogram,
-    read_from_disk: Histogram,
-    write: Histogram,
+    operator: Operator,
+    upgrades: Upgrades,
 }
 
 impl Driver {
@@ -201,59 +90,53 @@ impl Driver {
     /// # Errors
     /// If the system refuses an epoll instance or a registration.
     pub fn new(parts: Parts) -> io::Result<Self> {
-        let starved = Starved::new(parts.disks.len());
-        let mut driver = Self {
+        let disks = parts.disks.len();
+        let guest_memory_min = parts.migration.config().guest_memory;
+        let vm = Vm {
             name: parts.name,
-            started: parts.clock.now(),
-            clock: parts.clock,
+            upgrades: parts.start.upgrades,
+            host: Host::new(parts.clock)?,
             engine: parts.engine,
-            warmth: Warmth::new(parts.state, parts.cold_reason, parts.disks.len()),
-            cache: parts.cache,
-            options: parts.options,
-            requests: RequestTable::new(parts.disks.len()),
-            disks: parts.disks,
-            port: parts.port,
-            captured: CapturedFrames::default(),
-            nbd: parts.nbd,
-            agent: None,
-            link: parts.link,
-            migration: parts.migration,
-            control: parts.control,
-            buffers: parts.buffers,
-            trace: parts.trace,
-            stop: parts.stop,
-            hangup: parts.hangup,
-            start: parts.start,
-            ask: parts.ask,
-            manager: parts.manager,
-            upgrade: None,
-            stop_at: None,
-            poller: Poller::new()?,
-            starved,
-            receive_again: false,
-            dismissal: None,
-            refusal_told: false,
-            pop_again: false,
-            index_size: IndexSize::new(parts.guest_memory_max, parts.aside)?,
-            latency: LatencySet::default(),
-            now: Nanos(0),
-            page: Box::new([0; remoca_core::units::PAGE_SIZE]),
+            guests: Guests::new(parts.disks, parts.port, parts.nbd),
+            in_flight: InFlight::new(disks, parts.buffers, parts.trace),
+            servers: Servers::new(parts.link),
+            warmth: Warmth::new(parts.state, parts.cold_reason, parts.options, disks),
+            size: IndexSize::new(parts.cache, guest_memory_min, parts.guest_memory_max, parts.aside)?,
         };
-        driver.begin_migration()?;
-        driver.describe_disks();
-        driver.inherit_failed_flushes(&parts.former);
-        driver.judge_images();
-        if !driver.migration.serves() {
-            driver.migration.former = parts.former;
-        } else {
-            let wanted = if parts.cache_enabled { driver.cache } else { PageCount(0) };
-            driver.fit_index_now(wanted);
-            driver.engine.resize(wanted);
-            driver.keep_settings();
-        }
-        driver.register()?;
-        driver.tell_servers();
+        let upgrades = Upgrades::new(parts.start, parts.ask);
+        let operator = Operator::new(parts.control, parts.stop, parts.hangup, parts.manager);
+        let mut driver = Self { vm, migration: parts.migration, operator, upgrades };
+        driver.begin(parts.former, parts.cache_enabled)?;
         Ok(driver)
+    }
+
+    fn begin(&mut self, former: Former, cache_enabled: bool) -> io::Result<()> {
+        let Self { vm, migration, .. } = self;
+        migration.begin(vm)?;
+        vm.describe_disks();
+        vm.inherit_failed_flushes(&former);
+        vm.warmth.judge_images(vm.guests.disks(), &mut vm.engine, &vm.host);
+        if !migration.serves() {
+            migration.keep_former(former);
+        } else {
+            let wanted = if cache_enabled { vm.size.cache() } else { PageCount(0) };
+            vm.fit_index_now(wanted);
+            vm.engine.resize(wanted);
+            vm.keep_settings();
+        }
+        self.register()?;
+        self.vm.tell_servers();
+        Ok(())
+    }
+
+    fn register(&mut self) -> io::Result<()> {
+        let Self { vm, migration, operator, .. } = self;
+        operator.register(&vm.host)?;
+        vm.servers.register(&vm.host)?;
+        vm.guests.register(&vm.host)?;
+        migration.register(&vm.host)?;
+        vm.size.register(&vm.host)?;
+        vm.in_flight.measured().register(&vm.host)
     }
 
     /// Runs until asked to stop, or to give way to another program.
@@ -265,7 +148,7 @@ impl Driver {
         loop {
             ready.clear();
             let timeout = self.timeout();
-            self.poller.wait(&mut ready, timeout)?;
+            self.vm.host.wait(&mut ready, timeout)?;
             if let Some(ended) = self.turn(&ready) {
                 return Ok(ended);
             }
@@ -277,182 +160,174 @@ impl Driver {
     /// # Errors
     /// As for [`Self::run`].
     pub fn look(&mut self, ready: &mut Vec<(Source, bool)>) -> io::Result<()> {
-        self.poller.wait(ready, Some(Duration::ZERO))
+        self.vm.host.wait(ready, Some(Duration::ZERO))
     }
 
     /// Does one turn of the loop with what is `ready`.
     pub fn turn(&mut self, ready: &[(Source, bool)]) -> Option<Ended> {
-        self.update_clock();
+        self.vm.host.update();
         for &(source, writable) in ready {
-            match source {
-                Source::Stop => self.begin_stop(),
-                other => self.handle(other, writable),
-            }
+            self.handle(source, writable);
         }
         self.take_leftovers();
         self.run_timers();
-        self.end_turn();
-        if let Some(give_up_at) = self.stop_at {
-            self.follow_migration();
-            self.settle_images();
-            let waits = self.ends_hand_over() || self.warmth.is_kept() && self.is_writing();
-            return (!waits || self.clock.now() >= give_up_at).then(|| self.finish());
-        }
+        self.vm.end_turn();
         self.follow_migration();
-        self.settle_images();
-        if self.is_abandoned() {
-            if self.ends_hand_over() {
-                self.stop_at = Some(self.clock.now() + HAND_OVER_TIME_MAX);
+        self.vm.warmth.settle_images(self.vm.guests.disks_mut(), &self.vm.host);
+        if let Some(give_up_at) = self.operator.stop_at() {
+            let waits = self.migration.ends_hand_over() || self.vm.warmth.is_kept() && self.vm.is_writing();
+            return (!waits || self.vm.host.instant() >= give_up_at).then(|| self.finish());
+        }
+        if self.vm.guests.is_abandoned() {
+            if self.migration.ends_hand_over() {
+                self.operator.stop_within(&self.vm.host, HAND_OVER_TIME_MAX);
                 return None;
             }
-            self.warmth.abandon();
+            self.vm.warmth.abandon();
             return Some(self.finish());
         }
-        self.advance_upgrade()
-    }
-
-    fn follow_migration(&mut self) {
-        while self.advance_migration() {
-            self.end_turn();
-        }
-    }
-
-    /// Returns whether images are being written to, or made durable: a settled image is known again for sure, and a flush
-    /// that fails for this process must also fail for the next one.
-    fn is_writing(&self) -> bool {
-        self.warmth.is_written_to() || self.warmth.is_settling() || self.requests.are_being_flushed()
-    }
-
-    /// Begins to stop: takes nothing new from guests, and waits for writes and flushes under way.
-    fn begin_stop(&mut self) {
-        self.poller.remove(self.stop.as_fd());
-        let patience = if self.ends_hand_over() { HAND_OVER_TIME_MAX } else { STOP_TIME_MAX };
-        self.stop_at = Some(self.clock.now() + patience);
-    }
-
-    /// Returns the service manager, to be told how the process is.
-    pub fn manager(&mut self) -> &mut ServiceManager {
-        &mut self.manager
-    }
-
-    fn describe_disks(&mut self) {
-        for (disk, index) in self.disks.iter().zip(0..) {
-            let blocks = disk.store.geometry().size / PAGE_SIZE_U64;
-            self.engine.describe_disk(DiskIndex(index), blocks, disk.swap);
-        }
-    }
-
-    /// Tells the engine the servers. It decides where the pool goes; from here on connections are made.
-    fn tell_servers(&mut self) {
-        if let Some(link) = &self.link {
-            let numbers: Vec<_> = link.servers().iter().map(|server| server.number).collect();
-            self.engine.set_servers(self.now, &numbers);
-            self.execute();
-        }
-    }
-
-    /// Returns whether no front end can come back: all came on descriptors that were passed to us, and are gone.
-    fn is_abandoned(&self) -> bool {
-        let disks = self.disks.iter().map(|disk| &disk.frontend);
-        disks.chain(self.port.iter().map(|port| &port.frontend)).all(Frontend::is_finished)
-    }
-
-    fn update_clock(&mut self) {
-        let elapsed = self.clock.now().saturating_duration_since(self.started);
-        self.now = Nanos(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX));
+        let handover = self.upgrades.advance(&mut self.vm, self.operator.control(), self.migration.is_idle())?;
+        Some(Ended::HandOver(Box::new(handover)))
     }
 
     /// Returns how long the next turn can be waited for if nothing becomes ready; `None`: as long as it takes.
     pub fn timeout(&mut self) -> Option<Duration> {
-        if self.receive_again || self.pop_again || self.is_moving_index() {
+        if self.vm.servers.receives_again() || self.vm.guests.pops_again() || self.is_moving_index() {
             return Some(Duration::ZERO);
         }
-        self.update_clock();
-        let engine = self.engine.next_wake().map(|at| Duration::from_nanos(at.since_ns(self.now)));
-        let now = self.clock.now();
-        let stores = self.disks.iter().filter_map(|disk| disk.store.next_deadline());
-        let nbd = self.nbd.as_ref().and_then(NbdServer::next_deadline);
-        let manager = self.manager.next_deadline();
-        let settling = self.disks.iter().filter_map(|disk| disk.settles_at);
-        let others = stores
-            .chain(nbd)
-            .chain(manager)
-            .chain(settling)
-            .chain(self.stop_at.or_else(|| self.upgrade_deadline()))
-            .map(|at| at.saturating_duration_since(now))
-            .min();
-        [engine, others, self.settle_timeout(), self.migration_deadline()].into_iter().flatten().min()
+        self.vm.host.update();
+        let wake = self.vm.engine.next_wake();
+        let Vm { host, guests, warmth, .. } = &self.vm;
+        let wake = wake.map(|at| Duration::from_nanos(at.since_ns(host.now())));
+        let end = self.operator.stop_at().or_else(|| self.upgrades.next_deadline(host));
+        let deadlines = guests.next_deadline().into_iter().chain(self.operator.manager().next_deadline()).chain(end);
+        let now = host.instant();
+        let others = deadlines.map(|at| at.saturating_duration_since(now)).min();
+        [wake, others, warmth.settle_timeout(), self.migration.time_left(&self.vm)].into_iter().flatten().min()
+    }
+
+    /// Takes what has come on a descriptor.
+    fn handle(&mut self, source: Source, writable: bool) {
+        let (vm, is_idle) = (&mut self.vm, self.migration.is_idle());
+        match source {
+            Source::Stop => self.begin_stop(),
+            Source::Control => self.answer_control(),
+            Source::LinkWake => vm.take_answers(),
+            Source::LinkSocket => {
+                if writable {
+                    vm.servers.note_writable();
+                }
+                vm.receive();
+            }
+            Source::Store(disk) => vm.serve_store(usize::from(disk)),
+            Source::Disk(disk) => self.serve_disk(disk),
+            Source::Port => self.serve_port(),
+            Source::Nbd => vm.guests.attach_clients(vm.host.instant()),
+            Source::Hangup => {
+                self.operator.take_hangup();
+                self.upgrades.begin(None, None, vm, is_idle);
+            }
+            Source::Upgrade => self.upgrades.hear_program(vm, self.operator.control(), is_idle),
+            Source::Migration => self.migration.handle_events(vm),
+            Source::Index => {
+                if vm.size.take_region(is_idle, &mut vm.engine, &vm.guests) {
+                    self.go_on_with_size();
+                }
+            }
+            Source::Trace => vm.in_flight.measured().clear_wake(),
+        }
+    }
+
+    fn serve_disk(&mut self, disk: u16) {
+        let Some(is_another_guest) = self.vm.guests.handle_events(disk) else { return };
+        if is_another_guest {
+            self.vm.fit_index(self.migration.is_idle());
+        }
+        self.vm.pop_requests(disk, self.intake());
+    }
+
+    fn serve_port(&mut self) {
+        if self.vm.guests.port_mut().handle_events() {
+            self.vm.pop_port(self.intake());
+        }
+    }
+
+    /// Returns what is taken from guests now.
+    fn intake(&self) -> Intake {
+        if !self.migration.serves() {
+            Intake::Away { comes: self.migration.disks_come(&self.vm.guests) }
+        } else if self.operator.stop_at().is_some() {
+            Intake::Nothing
+        } else if self.upgrades.is_draining() {
+            Intake::Begun
+        } else {
+            Intake::All
+        }
+    }
+
+    /// Takes what an earlier turn left, so that no device and no server starves the others.
+    fn take_leftovers(&mut self) {
+        if self.vm.servers.take_receive_again() {
+            self.vm.receive();
+        }
+        if self.vm.guests.take_pop_again() {
+            for disk in (0..).take(self.vm.guests.disks().len()) {
+                self.vm.pop_requests(disk, self.intake());
+            }
+            self.vm.pop_port(self.intake());
+        }
+        if self.is_moving_index() && self.vm.move_index() {
+            self.go_on_with_size();
+        }
+    }
+
+    /// Returns whether a piece of the index is to be moved in this turn.
+    fn is_moving_index(&self) -> bool {
+        self.vm.size.has_region() && self.migration.is_idle() && !self.is_draining()
+    }
+
+    /// Returns whether nothing new is taken from guests.
+    fn is_draining(&self) -> bool {
+        self.operator.stop_at().is_some() || self.upgrades.is_draining()
     }
 
     fn run_timers(&mut self) {
-        if self.engine.next_deadline().is_some_and(|at| at <= self.now) {
-            self.engine.handle_timer(self.now);
-            self.execute();
+        let Self { vm, migration, operator, .. } = self;
+        if vm.engine.next_deadline().is_some_and(|at| at <= vm.host.now()) {
+            vm.engine.handle_timer(vm.host.now());
+            vm.execute();
         }
-        self.run_migration_timers();
-        let now = self.clock.now();
-        self.manager.handle_timer(now);
-        if let Some(nbd) = &mut self.nbd
-            && nbd.next_deadline().is_some_and(|at| at <= now)
-        {
-            nbd.handle_timer(now);
-        }
-        for disk in self.disks.iter_mut().filter(|disk| disk.settles_at.is_some_and(|at| at <= now)) {
-            disk.settles_at = None;
-            self.pop_again = true;
-        }
-        for disk in 0..self.disks.len() {
-            if self.disks[disk].store.next_deadline().is_some_and(|at| at <= now) {
-                self.stamp_writes();
-                self.disks[disk].store.handle_timer(now);
-                self.take_store_events(disk);
-            }
+        migration.run_timers(vm);
+        let now = vm.host.instant();
+        operator.manager_mut().handle_timer(now);
+        vm.guests.run_timers(now);
+        vm.run_store_timers(now);
+    }
+
+    fn follow_migration(&mut self) {
+        while self.migration.advance(&mut self.vm) {
+            self.vm.end_turn();
         }
     }
 
-    /// Hands everything that was queued in this turn to the kernel. The server's socket comes first: if the connection
-    /// turns out to be lost, reads that waited for it go to the disk. What completes at once may free a buffer that
-    /// starved I/O waits for, so nothing is left behind that no event would bring up again.
-    fn end_turn(&mut self) {
-        let now = self.clock.now();
-        let mut completed = true;
-        while completed {
-            self.feed_starved();
-            self.flush_link();
-            completed = false;
-            self.stamp_writes();
-            for disk in 0..self.disks.len() {
-                self.disks[disk].store.kick(now);
-                if cfg!(feature = "ablation") && self.disks[disk].store.in_flight() > 0 {
-                    narrow::passes("disk-submitted");
-                }
-                completed |= self.take_store_events(disk);
-            }
-        }
-        for disk in &mut self.disks {
-            disk.frontend.notify();
-        }
-        if let Some(port) = &mut self.port {
-            port.frontend.notify();
-        }
+    /// Begins to stop: takes nothing new from guests, and waits for writes and flushes under way.
+    fn begin_stop(&mut self) {
+        let patience = if self.migration.ends_hand_over() { HAND_OVER_TIME_MAX } else { STOP_TIME_MAX };
+        self.operator.begin_stop(&self.vm.host, patience);
     }
 
     /// Ends the driver: what is completed is published, the trace is complete. Requests in flight are the next
     /// process's. So is the pool, if it can be found again; else it is given back.
     fn finish(&mut self) -> Ended {
-        for disk in &mut self.disks {
-            disk.frontend.notify();
-        }
-        self.migration.process_ends(self.disks.iter().any(|disk| disk.frontend.is_connected()));
-        if let Some(link) = self.link.as_mut().filter(|_| !self.warmth.is_kept()) {
+        let Vm { guests, warmth, servers, engine, in_flight, .. } = &mut self.vm;
+        guests.notify_disks();
+        self.migration.process_ends(guests.is_connected());
+        if let Some(link) = servers.link_mut().filter(|_| !warmth.is_kept()) {
             link.goodbye();
         }
-        self.engine.end();
-        let unsettled = self.disks.iter_mut().filter_map(|disk| (!disk.store.drain()).then_some(&disk.image));
-        if let Some(trace) = &mut self.trace {
-            trace.end();
-        }
-        match unsettled.collect::<Vec<_>>()[..] {
+        engine.end();
+        in_flight.measured().end();
+        match guests.drain()[..] {
             [] => Ended::Finished,
             ref images => {
                 tracing::warn!(
@@ -461,5 +336,25 @@ impl Driver {
                 Ended::Unsettled
             }
         }
+    }
+
+    /// Returns the service manager, to be told how the process is.
+    pub fn manager(&mut self) -> &mut ServiceManager {
+        self.operator.manager_mut()
+    }
+
+    /// Returns what the process tells of itself.
+    pub fn snapshot(&mut self) -> Status {
+        snapshot::snapshot(&mut self.vm, self.migration.status())
+    }
+
+    /// Returns whether a former program of this process handed over to this one.
+    pub fn has_taken_over(&self) -> bool {
+        self.vm.upgrades > 0
+    }
+
+    /// Refuses the upgrade: this program continues.
+    pub fn refuse_upgrade(&mut self, error: &str) {
+        self.upgrades.refuse(error, &mut self.vm, self.operator.control());
     }
 }

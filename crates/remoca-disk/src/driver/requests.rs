@@ -1,6 +1,6 @@
 //! The guest requests that the engine has not completed, with their buffers.
 
-use super::starved::Tried;
+use super::starved::{DiskIo, Tried};
 use remoca_core::engine::{GuestOp, RequestId};
 use remoca_core::units::Nanos;
 use remoca_frontend::device::GuestRequest;
@@ -57,18 +57,6 @@ impl Group {
     pub fn must_repeat(&self) -> bool {
         self.again.get() && self.outcome.get() == Outcome::Done
     }
-}
-
-/// I/O for a backing store; it may have to wait for a buffer.
-#[derive(Clone, Copy, Debug)]
-pub struct DiskIo {
-    pub id: RequestId,
-    pub disk: usize,
-    pub op: GuestOp,
-    /// Pages of a memory server may still come for the request: its own buffer is theirs.
-    pub too: bool,
-    /// What it takes of the driver's buffers.
-    pub bytes: usize,
 }
 
 /// What a number stands for.

@@ -1,13 +1,25 @@
 //! Disk I/O that waits for a buffer, in the order in which it came.
 //!
-//! Owned by the driver, which walks over it whenever buffers may have come back. Pure: who has room is asked outside.
+//! Owned by `in_flight.rs`, which walks over it whenever buffers may have come back. Pure: who has room is asked outside.
 //! 1. I/O of a disk that was refused holds back what is behind it, however small: everything is placed after at most what
 //!    was ahead of it when it came (property-tested).
 //! 2. A hedge that was refused because its disk has hedges enough holds back only the hedges behind it.
 //! 3. One disk never holds back another.
 
-use super::requests::DiskIo;
+use remoca_core::engine::{GuestOp, RequestId};
 use std::collections::VecDeque;
+
+/// I/O for a backing store; it may have to wait for a buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct DiskIo {
+    pub id: RequestId,
+    pub disk: usize,
+    pub op: GuestOp,
+    /// Pages of a memory server may still come for the request: its own buffer is theirs.
+    pub too: bool,
+    /// What it takes of the driver's buffers.
+    pub bytes: usize,
+}
 
 /// What became of an I/O that was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +122,6 @@ mod tests {
     use super::*;
     use crate::driver::requests::RequestTable;
     use proptest::prelude::*;
-    use remoca_core::engine::{GuestOp, RequestId};
     use std::collections::HashMap;
 
     const DISKS: usize = 3;

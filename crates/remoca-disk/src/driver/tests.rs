@@ -2,20 +2,24 @@
 
 mod guest;
 
-use super::requests::{Group, Origin, Pending};
+use super::requests::{Group, Origin};
 use super::*;
 use crate::clock::SystemClock;
-use remoca_core::engine::{EngineConfig, Evicted, GuestOp, PoolOffer, RequestId, ServerNumber, layout};
+use remoca_core::engine::{DiskEngine, EngineConfig, Evicted, GuestOp, PoolOffer, RequestId, ServerNumber, layout};
 use remoca_core::rules::Rules;
-use remoca_core::units::{ByteRange, PAGE_SIZE};
+use remoca_core::units::{ByteRange, DiskIndex, PAGE_SIZE, PAGE_SIZE_U64};
+use remoca_frontend::device::Frontend;
 use remoca_frontend::nbd::{ExportGeometry, NbdExport};
-use remoca_io::buffer::IoBuffer;
+use remoca_io::buffer::{BufferPool, IoBuffer};
 use remoca_io::wake;
+use remoca_io::words::IndexMemory;
+use remoca_protocol::Frame;
 use remoca_protocol::handover::StoreKind;
 use remoca_store::{DataPath, Geometry, HandOver, Identity, ImageStamp, StoreEvent, StoreHealth, StoreOp};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 const DISK_SIZE: u64 = 1 << 20;
 const PAGE: GuestOp = GuestOp::Read(ByteRange { offset: 0, length: PAGE_SIZE_U64 });
@@ -190,10 +194,10 @@ fn begin(parts: Parts) -> Driver {
     let cache = parts.cache;
     let mut driver = Driver::new(parts).unwrap();
     let server = ServerNumber(0);
-    driver.engine.set_servers(driver.now, &[server]);
+    driver.vm.engine.set_servers(driver.vm.host.now(), &[server]);
     let offer = PoolOffer { generation: 1, npages: cache, available: cache, sends_received: 0 };
-    driver.engine.handle_answer(driver.now, server, Some(offer));
-    driver.execute();
+    driver.vm.engine.handle_answer(driver.vm.host.now(), server, Some(offer));
+    driver.vm.execute();
     driver
 }
 
@@ -202,20 +206,39 @@ impl Driver {
     fn read(&mut self, disk: u16) -> RequestId {
         let group = Group::new(None, 1);
         let origin = Origin::Part(Rc::new(group));
-        let pending = Pending { disk, op: PAGE, issued: self.now, buffer: None, delivered: false, origin };
-        let id = self.requests.insert(pending);
-        self.engine.handle_request(self.now, id, DiskIndex(disk), PAGE);
-        self.execute();
+        let vm = &mut self.vm;
+        let id = vm.in_flight.begin(disk, PAGE, vm.host.now(), origin);
+        vm.engine.handle_request(vm.host.now(), id, DiskIndex(disk), PAGE);
+        vm.execute();
         id
     }
 
     /// Time passes until the disk is asked for reads that the server has not answered.
     fn be_late(&mut self) {
-        let deadline = self.engine.next_deadline().expect("a read waits");
-        self.now = self.now.plus_ns(deadline.since_ns(self.now));
-        self.engine.handle_timer(self.now);
-        self.execute();
-        self.feed_starved();
+        let vm = &mut self.vm;
+        let deadline = vm.engine.next_deadline().expect("a read waits");
+        let now = vm.host.now();
+        vm.host.advance_to(now.plus_ns(deadline.since_ns(now)));
+        vm.engine.handle_timer(vm.host.now());
+        vm.execute();
+        vm.feed_starved();
+    }
+
+    fn begin_upgrade(&mut self, program: &str) {
+        self.upgrades.begin(Some(program.into()), None, &self.vm, true);
+    }
+
+    /// Goes on with an upgrade that cannot be done, or not yet. Returns whether it is still under way.
+    fn is_draining_for_upgrade(&mut self) -> bool {
+        assert!(self.upgrades.advance(&mut self.vm, None, true).is_none());
+        self.is_draining()
+    }
+
+    /// The server sends a frame.
+    fn hear(&mut self, frame: &Frame<'_>) {
+        let Vm { servers, engine, in_flight, host, .. } = &mut self.vm;
+        servers.hear(frame, engine, in_flight, host.now());
+        self.vm.execute();
     }
 }
 
@@ -229,10 +252,10 @@ fn reads_that_the_server_does_not_answer_find_buffers_whatever_another_disk_has(
         let (_, buffer) = submitted.lock().unwrap().pop().expect("nothing is cached");
         let mut buffer = buffer.expect("a read has one");
         buffer.fill(1);
-        driver.disk_done(id, Ok(()), Some(buffer));
-        driver.execute();
+        driver.vm.disk_done(id, Ok(()), Some(buffer));
+        driver.vm.execute();
     }
-    assert!(matches!(driver.engine.handle_evicted(&[1; PAGE_SIZE]), Evicted::Admit(_)));
+    assert!(matches!(driver.vm.engine.handle_evicted(&[1; PAGE_SIZE]), Evicted::Admit(_)));
 
     for _ in 0..3 {
         driver.read(0);
@@ -243,11 +266,11 @@ fn reads_that_the_server_does_not_answer_find_buffers_whatever_another_disk_has(
     driver.be_late();
     assert_eq!(asked(), [2, 1], "the other disk has a share, too");
     // No page comes any more: now the guest waits for the disk alone.
-    driver.engine.handle_disconnected(driver.now);
-    driver.execute();
-    driver.feed_starved();
+    driver.vm.engine.handle_disconnected(driver.vm.host.now());
+    driver.vm.execute();
+    driver.vm.feed_starved();
     assert_eq!(asked(), [3, 1]);
-    assert!(driver.starved.is_empty());
+    assert!(driver.vm.in_flight.is_fed());
 }
 
 /// However long it takes to get memory for a larger index, and to move there: reads are answered between two small pieces.
@@ -255,23 +278,23 @@ fn reads_that_the_server_does_not_answer_find_buffers_whatever_another_disk_has(
 fn the_index_grows_beside_the_requests() {
     let submitted = [Submitted::default(), Submitted::default()];
     let mut driver = driver(8, &submitted);
-    let nodes = driver.engine.index().layout().node_limit().0;
-    driver.index_size.cache = PageCount(1 << 16);
-    driver.fit_index();
-    assert_eq!(driver.engine.index().layout().slot_limit(), PageCount(8), "this thread has made nothing");
-    let woken = [rustix::event::PollFd::from_borrowed_fd(driver.index_size.wake_fd(), rustix::event::PollFlags::IN)];
+    let nodes = driver.vm.engine.index().layout().node_limit().0;
+    driver.vm.size.aim_at(PageCount(1 << 16));
+    driver.vm.fit_index(true);
+    assert_eq!(driver.vm.engine.index().layout().slot_limit(), PageCount(8), "this thread has made nothing");
+    let woken = [rustix::event::PollFd::from_borrowed_fd(driver.vm.size.wake_fd(), rustix::event::PollFlags::IN)];
     rustix::event::poll(&mut { woken }, None).unwrap();
-    driver.take_region();
+    driver.handle(Source::Index, false);
     let mut turns = 0;
     while driver.is_moving_index() {
-        assert_eq!(driver.engine.index().layout().slot_limit(), PageCount(8), "the old one is in use until the end");
+        assert_eq!(driver.vm.engine.index().layout().slot_limit(), PageCount(8), "the old one is in use until the end");
         driver.read(0);
-        driver.move_index();
+        driver.take_leftovers();
         turns += 1;
         assert!(nodes / turns > 1024, "small pieces end");
     }
     assert!(turns >= nodes / 4096, "{nodes} nodes in {turns} turns");
-    assert_eq!(driver.engine.index().layout().slot_limit(), PageCount(1 << 16));
+    assert_eq!(driver.vm.engine.index().layout().slot_limit(), PageCount(1 << 16));
 }
 
 /// Whoever drives the driver says what time it is. The poller alone waits for the host's clock.

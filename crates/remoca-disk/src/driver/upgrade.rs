@@ -4,10 +4,12 @@
 //! Until the new program runs, nothing has changed: a program that cannot take over, a disk that does not finish its requests
 //! in time, or a refused `execve` leave this one at work.
 
+use super::disk::Disk;
+use super::host::Host;
 use super::poller::Source;
-use super::{Disk, Driver, Ended};
-use crate::control::Request;
-use crate::handover::{Checking, Handover};
+use super::vm::Vm;
+use crate::control::{ControlServer, Request};
+use crate::handover::{Ask, Checking, Handover};
 use crate::link::ServerLink;
 use remoca_frontend::device::{Entrance, Frontend};
 use remoca_io::narrow;
@@ -38,8 +40,16 @@ pub struct Start {
     pub upgrades: u32,
 }
 
+/// How this program was started, and another that is to take its place.
+pub(super) struct Upgrades {
+    start: Start,
+    /// How another program is asked whether it could take over.
+    ask: Ask,
+    under_way: Option<Upgrade>,
+}
+
 /// An upgrade under way.
-pub struct Upgrade {
+struct Upgrade {
     program: PathBuf,
     client: Option<Request>,
     stage: Stage,
@@ -59,78 +69,74 @@ enum Stage {
     },
 }
 
-impl Driver {
-    /// Returns whether a former program of this process handed over to this one.
-    pub fn has_taken_over(&self) -> bool {
-        self.start.upgrades > 0
+impl Upgrades {
+    /// Returns the part without an upgrade under way.
+    pub(super) fn new(start: Start, ask: Ask) -> Self {
+        Self { start, ask, under_way: None }
     }
 
     /// Returns whether nothing new is taken from guests.
     pub(super) fn is_draining(&self) -> bool {
-        self.stop_at.is_some() || matches!(self.upgrade, Some(Upgrade { stage: Stage::Draining { .. }, .. }))
+        matches!(self.under_way, Some(Upgrade { stage: Stage::Draining { .. }, .. }))
     }
 
     /// Asks `program`, or the file of this one as it is now, whether it can take over.
-    pub(super) fn begin_upgrade(&mut self, program: Option<PathBuf>, client: Option<Request>) {
+    pub(super) fn begin(&mut self, program: Option<PathBuf>, client: Option<Request>, vm: &Vm, is_idle: bool) {
         let program = program.unwrap_or_else(|| self.start.program.clone());
-        let asked = match &self.upgrade {
+        let asked = match &self.under_way {
             Some(_) => Err("another upgrade is under way".into()),
             // What it waits for, the next program would not know.
-            None if self.disks.iter().any(|disk| disk.settles_at.is_some()) => {
+            None if vm.guests.is_settling() => {
                 Err("an NBD server is being given time after a crash: try again in some seconds".into())
             }
-            None if !self.migration.is_idle() => Err(MIGRATES.into()),
-            None => self.ask_program(&program),
+            None if !is_idle => Err(MIGRATES.into()),
+            None => self.ask_program(&program, vm),
         };
         match asked {
             Ok(checking) => {
-                self.upgrade =
-                    Some(Upgrade { program, client, stage: Stage::Asking { checking, since: self.clock.now() } })
+                let stage = Stage::Asking { checking, since: vm.host.instant() };
+                self.under_way = Some(Upgrade { program, client, stage });
             }
             Err(error) => refuse(client, &error),
         }
     }
 
-    fn elapsed(&self, since: Instant) -> Duration {
-        self.clock.now().saturating_duration_since(since)
-    }
-
-    fn ask_program(&self, program: &std::path::Path) -> Result<Checking, String> {
+    fn ask_program(&self, program: &std::path::Path, vm: &Vm) -> Result<Checking, String> {
         if !program.is_absolute() {
             return Err(format!("{} is no absolute path of a program", program.display()));
         }
         let checking = (self.ask)(program.into(), self.start.arguments.clone());
         let checking = checking.map_err(|error| format!("cannot ask the new program: {error}"))?;
-        self.poller.add(checking.wake_fd(), Source::Upgrade, false).map_err(|error| error.to_string())?;
+        vm.host.watch(checking.wake_fd(), Source::Upgrade).map_err(|error| error.to_string())?;
         Ok(checking)
     }
 
     /// Handles the answer of the new program.
-    pub(super) fn hear_program(&mut self) {
-        let Some(Upgrade { program, stage: stage @ Stage::Asking { .. }, .. }) = &mut self.upgrade else { return };
+    pub(super) fn hear_program(&mut self, vm: &mut Vm, control: Option<&ControlServer>, is_idle: bool) {
+        let Some(Upgrade { program, stage: stage @ Stage::Asking { .. }, .. }) = &mut self.under_way else { return };
         let Stage::Asking { checking, .. } = &*stage else { return };
         match checking.verdict() {
             None => {}
-            Some(Ok(_)) if !self.migration.is_idle() => self.refuse_upgrade(MIGRATES),
+            Some(Ok(_)) if !is_idle => self.refuse(MIGRATES, vm, control),
             Some(Ok(version)) => {
                 tracing::info!("{} (version {version}) takes over when nothing is in flight", program.display());
-                self.poller.remove(checking.wake_fd());
-                *stage = Stage::Answering { since: self.clock.now() };
-                if let Some(control) = &self.control {
+                vm.host.unwatch(checking.wake_fd());
+                *stage = Stage::Answering { since: vm.host.instant() };
+                if let Some(control) = control {
                     control.close();
                 }
             }
-            Some(Err(error)) => self.refuse_upgrade(&error),
+            Some(Err(error)) => self.refuse(&error, vm, control),
         }
     }
 
     /// Returns when to look at it again, whatever happens.
-    pub(super) fn upgrade_deadline(&self) -> Option<Instant> {
-        match &self.upgrade {
+    pub(super) fn next_deadline(&self, host: &Host) -> Option<Instant> {
+        match &self.under_way {
             Some(Upgrade { stage: Stage::Asking { since, .. }, .. }) => Some(*since + ASK_TIME_MAX),
             Some(Upgrade { stage: Stage::Answering { since }, .. }) => Some(*since + ANSWER_TIME_MAX),
             Some(Upgrade { stage: Stage::Draining { since }, .. }) => {
-                let next = if self.elapsed(*since) < ANSWER_TIME_MAX { ANSWER_TIME_MAX } else { DRAIN_TIME_MAX };
+                let next = if host.time_since(*since) < ANSWER_TIME_MAX { ANSWER_TIME_MAX } else { DRAIN_TIME_MAX };
                 Some(*since + next)
             }
             _ => None,
@@ -138,22 +144,22 @@ impl Driver {
     }
 
     /// Hands over at the end of a turn if nothing is in flight, and gives up if that takes too long.
-    pub(super) fn advance_upgrade(&mut self) -> Option<Ended> {
-        if let Some(Upgrade { stage: Stage::Asking { since, .. }, program, .. }) = &self.upgrade
-            && self.elapsed(*since) >= ASK_TIME_MAX
+    pub(super) fn advance(&mut self, vm: &mut Vm, control: Option<&ControlServer>, is_idle: bool) -> Option<Handover> {
+        if let Some(Upgrade { stage: Stage::Asking { since, .. }, program, .. }) = &self.under_way
+            && vm.host.time_since(*since) >= ASK_TIME_MAX
         {
             let seconds = ASK_TIME_MAX.as_secs();
             let error = format!("{} cannot be started, nor refused, within {seconds} seconds", program.display());
-            self.refuse_upgrade(&error);
+            self.refuse(&error, vm, control);
         }
-        self.begin_drain_for_upgrade();
-        let Some(Upgrade { stage: Stage::Draining { since }, .. }) = &self.upgrade else { return None };
-        let waited = self.elapsed(*since);
-        let is_drained = self.is_drained(waited >= ANSWER_TIME_MAX);
-        if !is_drained || !self.is_trace_written() {
+        self.begin_drain(vm, control, is_idle);
+        let Some(Upgrade { stage: Stage::Draining { since }, .. }) = &self.under_way else { return None };
+        let waited = vm.host.time_since(*since);
+        let is_drained = is_drained(vm, waited >= ANSWER_TIME_MAX);
+        if !is_drained || !is_trace_written(vm) {
             if waited >= DRAIN_TIME_MAX {
                 let seconds = DRAIN_TIME_MAX.as_secs();
-                self.refuse_upgrade(&match is_drained {
+                let error = match is_drained {
                     false => format!(
                         "requests of the guest were still in flight after {seconds} seconds: is a disk or an NBD server stuck? \
                          Try again when it answers"
@@ -162,101 +168,97 @@ impl Driver {
                         "the trace could not be written within {seconds} seconds: is its file system stuck? Try again when it \
                          answers"
                     ),
-                });
+                };
+                self.refuse(&error, vm, control);
             }
             return None;
         }
-        match self.hand_over() {
-            Ok(handover) => Some(Ended::HandOver(Box::new(handover))),
-            Err(error) => {
-                self.refuse_upgrade(&error);
-                None
-            }
-        }
+        self.hand_over(vm, control).inspect_err(|error| self.refuse(error, vm, control)).ok()
     }
 
     /// Begins to drain once no control client is served but the one that waits for the upgrade.
-    fn begin_drain_for_upgrade(&mut self) {
-        let Some(Upgrade { client, stage: stage @ Stage::Answering { .. }, .. }) = &mut self.upgrade else { return };
+    fn begin_drain(&mut self, vm: &mut Vm, control: Option<&ControlServer>, is_idle: bool) {
+        let Some(Upgrade { client, stage: stage @ Stage::Answering { .. }, .. }) = &mut self.under_way else { return };
         let Stage::Answering { since } = *stage else { return };
-        let is_asked = self.control.as_ref().is_some_and(|control| control.clients() > usize::from(client.is_some()));
-        let now = self.clock.now();
+        let is_asked = control.is_some_and(|control| control.clients() > usize::from(client.is_some()));
+        let now = vm.host.instant();
         if is_asked && now.saturating_duration_since(since) < ANSWER_TIME_MAX {
             return;
         }
         *stage = Stage::Draining { since: now };
-        if !self.migration.is_idle() {
-            self.refuse_upgrade(MIGRATES);
+        if !is_idle {
+            self.refuse(MIGRATES, vm, control);
         }
-    }
-
-    fn is_drained(&self, leave_the_deaf: bool) -> bool {
-        let frontends = self.disks.iter().map(|disk| &disk.frontend).chain(self.port.iter().map(|port| &port.frontend));
-        self.requests.is_empty()
-            && self.starved.is_empty()
-            && self.disks.iter().all(|disk| disk.store.is_still())
-            && (leave_the_deaf || !self.engine.is_owed_pages() && frontends.into_iter().all(Frontend::is_quiet))
-    }
-
-    /// Has the trace written as far as it goes. While its thread is in a call that hangs, no other program can take over.
-    fn is_trace_written(&mut self) -> bool {
-        self.trace.as_mut().is_none_or(|trace| {
-            trace.flush();
-            trace.is_still()
-        })
     }
 
     /// Refuses the upgrade: this program continues.
-    pub fn refuse_upgrade(&mut self, error: &str) {
-        let Some(Upgrade { client, stage, .. }) = self.upgrade.take() else { return };
+    pub(super) fn refuse(&mut self, error: &str, vm: &mut Vm, control: Option<&ControlServer>) {
+        let Some(Upgrade { client, stage, .. }) = self.under_way.take() else { return };
         if let Stage::Asking { checking, .. } = &stage {
-            self.poller.remove(checking.wake_fd());
+            vm.host.unwatch(checking.wake_fd());
         }
-        self.engine.reopen();
+        vm.engine.reopen();
         refuse(client, error);
-        if let Some(control) = &self.control {
+        if let Some(control) = control {
             control.open();
         }
         // What came meanwhile has brought its event already.
-        self.pop_again = true;
+        vm.guests.pop_again();
     }
 
     /// Collects all that another program needs in order to go on.
-    fn hand_over(&mut self) -> Result<Handover, String> {
+    fn hand_over(&self, vm: &mut Vm, control: Option<&ControlServer>) -> Result<Handover, String> {
         narrow::passes("handover-drained");
-        let Some(Upgrade { program, client, .. }) = &self.upgrade else { return Err("there is no upgrade".into()) };
+        let Some(Upgrade { program, client, .. }) = &self.under_way else { return Err("there is no upgrade".into()) };
         let name = program.clone().into_os_string();
         let arguments = [name].into_iter().chain(self.start.arguments.iter().skip(1).cloned()).collect();
         let mut handover = Handover::new(program.clone(), arguments);
         let system = |error: io::Error| format!("no descriptors for the new program: {error}");
         let client = client.as_ref().map(|request| handover.pass(request.connection()));
         handover.description.client = client.transpose().map_err(system)?;
-        handover.description.name.clone_from(&self.name);
+        handover.description.name.clone_from(&vm.name);
         handover.description.upgrades = self.start.upgrades + 1;
-        handover.description.cache_pages = self.cache.0;
-        handover.description.cache_enabled = self.engine.status().enabled;
-        let servers = self.link.as_ref().map(ServerLink::servers).unwrap_or_default();
+        handover.description.cache_pages = vm.size.cache().0;
+        handover.description.cache_enabled = vm.engine.status().enabled;
+        let servers = vm.servers.link().map(ServerLink::servers).unwrap_or_default();
         handover.description.servers = servers.iter().map(|server| server.endpoint.to_string()).collect();
-        let state = self.warmth.file().map(|file| handover.pass(file));
+        let state = vm.warmth.file().map(|file| handover.pass(file));
         handover.description.state = state.transpose().map_err(system)?;
-        if let Some(control) = &self.control {
+        if let Some(control) = control {
             let (fd, path) = control.listener();
             handover.description.control = Some(handover.pass_socket(fd, path).map_err(system)?);
         }
-        if let Some(port) = &self.port {
-            handover.description.port = pass_frontend(&mut handover, &port.frontend, "the port")?;
+        if let Some(port) = vm.guests.port().frontend() {
+            handover.description.port = pass_frontend(&mut handover, port, "the port")?;
         }
-        for listener in self.nbd.iter().flat_map(|nbd| nbd.listeners()) {
+        for listener in vm.guests.nbd().iter().flat_map(|nbd| nbd.listeners()) {
             let passed = handover.pass_socket(listener, listener.name()).map_err(system)?;
             handover.description.nbd.push(passed);
         }
-        for disk in &self.disks {
+        for disk in vm.guests.disks() {
             let passed = pass_disk(&mut handover, disk)?;
             handover.description.disks.push(passed);
         }
-        self.engine.close();
+        vm.engine.close();
         Ok(handover)
     }
+}
+
+/// Returns whether nothing is in flight, nor on its way to guests and memory servers. `leave_the_deaf`: those that do not take
+/// or give what is theirs are not waited for.
+fn is_drained(vm: &Vm, leave_the_deaf: bool) -> bool {
+    vm.in_flight.is_empty()
+        && vm.in_flight.is_fed()
+        && vm.guests.disks().iter().all(|disk| disk.store.is_still())
+        && (leave_the_deaf || !vm.engine.is_owed_pages() && vm.guests.is_quiet())
+}
+
+/// Has the trace written as far as it goes. While its thread is in a call that hangs, no other program can take over.
+fn is_trace_written(vm: &mut Vm) -> bool {
+    vm.in_flight.measured().trace().is_none_or(|trace| {
+        trace.flush();
+        trace.is_still()
+    })
 }
 
 fn pass_disk(handover: &mut Handover, disk: &Disk) -> Result<PassedDisk, String> {

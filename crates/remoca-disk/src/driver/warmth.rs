@@ -1,11 +1,14 @@
 //! What outlives this process: the images are judged at the start, and from then on the state file says when a write may
 //! be under way.
 
+use super::disk::Disk;
+use super::host::Host;
 use super::image_state::{ImageState, Sight};
-use super::{Disk, Driver};
+use crate::link::ServerLink;
 use crate::state::{Clock, Former, Header, Settings, StateFile, judge, stable_hash};
-use remoca_core::engine::GuestOp;
-use remoca_core::units::DiskIndex;
+use remoca_core::engine::{DiskEngine, EngineConfig, GuestOp};
+use remoca_core::units::{DiskIndex, PageCount};
+use remoca_io::words::IndexMemory;
 use remoca_store::ImageStamp;
 use std::fs::File;
 use std::path::Path;
@@ -15,14 +18,19 @@ use std::time::Duration;
 pub(super) struct Warmth {
     state: Option<StateFile>,
     /// Why nothing was found of a former process.
-    pub(super) cold_reason: Option<String>,
+    cold_reason: Option<String>,
     images: Vec<ImageState>,
+    /// Hash of the options that this process was started with.
+    options: u64,
 }
 
+type Engine = DiskEngine<IndexMemory>;
+
 impl Warmth {
-    pub(super) fn new(state: Option<StateFile>, cold_reason: Option<String>, disks: usize) -> Self {
+    /// Returns the part for so many disks. `cold_reason`: why nothing was found of a former process.
+    pub(super) fn new(state: Option<StateFile>, cold_reason: Option<String>, options: u64, disks: usize) -> Self {
         let images = (0..disks).map(|_| ImageState::default()).collect();
-        Self { state, cold_reason, images }
+        Self { state, cold_reason, images, options }
     }
 
     /// Returns whether a successor will find what this process knows.
@@ -57,6 +65,17 @@ impl Warmth {
         }
     }
 
+    /// Returns why nothing is known from before, if that is so.
+    pub(super) fn cold_reason(&self) -> Option<&String> {
+        self.cold_reason.as_ref()
+    }
+
+    /// Notes that disks came from another process, with what it knew or without.
+    pub(super) fn note_arrival(&mut self, is_warm: bool) {
+        self.cold_reason = (!is_warm).then(|| "the disks came without a cache".into());
+    }
+
+    /// Returns why nothing is known of a disk from before, if that is so.
     pub(super) fn disk_reason(&self, disk: DiskIndex) -> Option<String> {
         self.images[usize::from(disk.0)].cold_reason.clone()
     }
@@ -84,6 +103,217 @@ impl Warmth {
             None => {}
         }
     }
+
+    /// Takes over flushes that failed for a former process, if the image is the same: its guest may be the same.
+    pub(super) fn inherit_failed_flushes(
+        &mut self,
+        former: &Former,
+        disks: &mut [Disk],
+        engine: &mut Engine,
+        vm: &str,
+    ) {
+        for (disk, index) in disks.iter_mut().zip(0..) {
+            let index = DiskIndex(index);
+            let image = found(disk).identity;
+            let failed = former.failed_flushes.iter().find(|failed| failed.image == image[..3]);
+            // An upgrade hands it over with the store.
+            let errno = failed.map(|failed| failed.errno).or(disk.store.failed_flush());
+            engine.set_failed_flush(index, errno);
+            self.images[usize::from(index.0)].failed_flush = errno;
+            if let Some(state) = &self.state {
+                state.header().set_flush_failed(index, errno);
+            }
+            if let Some(errno) = errno {
+                disk.store.set_failed_flush(Some(errno));
+                tracing::error!(
+                    "{}: a flush or durable write of this image has failed before ({}): writes may be lost, and all flushes \
+                     fail. Stop the guest, mend the image, and say `remoca set {} --clear-failed-flush {}`.",
+                    disk.image,
+                    std::io::Error::from_raw_os_error(errno),
+                    vm,
+                    disk.name
+                );
+            }
+        }
+    }
+
+    /// Keeps what `remoca set` has set for a successor with the same options.
+    pub(super) fn keep_settings(&self, cache: PageCount, enabled: bool, link: Option<&ServerLink>) {
+        let (Some(state), Some(link)) = (&self.state, link) else { return };
+        state.header().set_settings(&Settings { options: self.options, cache, enabled, servers: link.servers().len() });
+    }
+
+    /// Notes a failed flush that is new, whatever showed it, so that this process and its successors remember it before the guest
+    /// hears of it.
+    pub(super) fn note_failure(&mut self, disk: usize, of: &Disk, engine: &mut Engine) {
+        let index = DiskIndex(u16::try_from(disk).unwrap_or(u16::MAX));
+        let recorded = self.images[disk].failed_flush;
+        let Some(errno) = failed_flush(of, index, engine).filter(|_| recorded.is_none()) else { return };
+        let name = &of.name;
+        tracing::error!(
+            "{name}: acknowledged writes may be lost ({}). Every flush fails from now on. When the image is sound: remoca set VM \
+             --clear-failed-flush {name}",
+            std::io::Error::from_raw_os_error(errno)
+        );
+        self.keep_failed_flush(index, Some(errno), engine);
+    }
+
+    fn keep_failed_flush(&mut self, disk: DiskIndex, errno: Option<i32>, engine: &mut Engine) {
+        engine.set_failed_flush(disk, errno);
+        self.images[usize::from(disk.0)].failed_flush = errno;
+        if let Some(state) = &self.state {
+            state.header().set_flush_failed(disk, errno);
+        }
+    }
+
+    /// Forgets that a flush of the disk `name` has failed: the operator says that its image is sound.
+    pub(super) fn clear_failed_flush(
+        &mut self,
+        name: &str,
+        disks: &mut [Disk],
+        engine: &mut Engine,
+    ) -> Result<(), String> {
+        let Some((disk, index)) = disks.iter_mut().zip(0..).find(|(disk, _)| disk.name == name) else {
+            let names: Vec<_> = disks.iter().map(|disk| disk.name.as_str()).collect();
+            return Err(format!("it has no disk {name}, but {}", names.join(", ")));
+        };
+        disk.store.set_failed_flush(None);
+        tracing::warn!("{name}: the operator says that its image is sound: flushes succeed again");
+        self.keep_failed_flush(DiskIndex(index), None, engine);
+        Ok(())
+    }
+
+    /// Forgets what a former process knew of images that may have changed since, and keeps a record of all of them.
+    pub(super) fn judge_images(&mut self, disks: &[Disk], engine: &mut Engine, host: &Host) {
+        let Some(state) = &self.state else { return };
+        let (header, clock) = (state.header(), host.clock().of_files());
+        let mut warm = false;
+        for ((disk, image), index) in disks.iter().zip(&mut self.images).zip(0..) {
+            let index = DiskIndex(index);
+            let found = found(disk);
+            let kept = header.disk(index);
+            let verdict = match disk.kept_open && kept.identity == found.identity {
+                true => Ok(()),
+                false => judge(&kept, &found, clock, || disk.store.may_be_in_page_cache()),
+            };
+            match verdict {
+                Ok(()) => warm = true,
+                Err(doubt) => {
+                    engine.handle_content_uncertain(index);
+                    image.cold_reason = Some(doubt.to_string());
+                }
+            }
+            record(image, &header, index, &found, clock);
+        }
+        if self.cold_reason.is_none() && !warm {
+            self.cold_reason = self.images.iter().find_map(|image| image.cold_reason.clone());
+        }
+        self.tell(disks, engine);
+    }
+
+    /// Makes `state` the state file: a new engine has its index in its words.
+    pub(super) fn keep_in(
+        &mut self,
+        state: StateFile,
+        disks: &[Disk],
+        engine: &Engine,
+        link: Option<&mut ServerLink>,
+        host: &Host,
+    ) {
+        let (header, clock) = (state.header(), host.clock().of_files());
+        for ((disk, image), index) in disks.iter().zip(&mut self.images).zip(0..) {
+            let index = DiskIndex(index);
+            record(image, &header, index, &found(disk), clock);
+            header.set_flush_failed(index, engine.index().flush_failed(index));
+        }
+        if let Some(link) = link {
+            link.keep_in(header);
+        }
+        self.state = Some(state);
+    }
+
+    /// Puts the new state file in place: all that a successor needs is in it.
+    pub(super) fn put_in_place(&mut self, config: &EngineConfig) {
+        let put = self.state.as_mut().map(|state| state.put_in_place(config));
+        if let Some(Err(error)) = put {
+            tracing::warn!("there is no state file: {error}. A restart will find the cache cold.");
+            self.state = None;
+        }
+    }
+
+    fn tell(&mut self, disks: &[Disk], engine: &Engine) {
+        if let Some(reason) = &self.cold_reason {
+            tracing::info!("the cache starts cold: {reason}");
+            // Said once, for all of them.
+            self.images.iter_mut().for_each(|image| image.cold_reason = None);
+            return;
+        }
+        let status = engine.status();
+        tracing::info!(
+            "the cache starts warm: {} blocks known, {} pages cached, {}",
+            status.known_blocks.0,
+            status.slots.used,
+            if engine.index().was_closed() { "all in order" } else { "each looked at" }
+        );
+        for (disk, image) in disks.iter().zip(&self.images) {
+            if let Some(reason) = &image.cold_reason {
+                tracing::info!("{} starts cold: {reason}", disk.name);
+            }
+        }
+    }
+
+    /// Records that writes are about to be handed to the kernel, or are there.
+    pub(super) fn stamp_writes(&mut self, disks: &mut [Disk], engine: &Engine, host: &Host) {
+        if !engine.index().words().outlives_process() {
+            // The engine is another one than that of the file, which is not told what is written from now on.
+            return self.abandon();
+        }
+        let Some(state) = &self.state else { return };
+        let mut clock = None;
+        for ((image, disk), index) in self.images.iter_mut().zip(disks).zip(0..) {
+            if image.is_written_to() {
+                let clock = *clock.get_or_insert_with(|| host.clock().of_files());
+                image.note_writes(clock.real_ns);
+                state.note_writes(DiskIndex(index), clock);
+                look(image, disk, &state.header(), DiskIndex(index), clock.real_ns, host.clock());
+            }
+        }
+    }
+
+    /// Looks at images when the last write is long enough ago.
+    pub(super) fn settle_images(&mut self, disks: &mut [Disk], host: &Host) {
+        let Some(state) = &self.state else { return };
+        if self.images.iter().all(|image| image.wait_ns().is_none()) {
+            return;
+        }
+        let now_ns = host.clock().of_files().real_ns;
+        for ((image, disk), index) in self.images.iter_mut().zip(disks).zip(0..) {
+            if image.wait_ns().is_some() {
+                look(image, disk, &state.header(), DiskIndex(index), now_ns, host.clock());
+                disk.store.kick(host.instant());
+            }
+        }
+    }
+
+    /// Returns when [`Self::settle_images`] has something to do.
+    pub(super) fn settle_timeout(&self) -> Option<Duration> {
+        let waits = self.images.iter().filter_map(ImageState::wait_ns);
+        self.state.as_ref().and(waits.min()).map(Duration::from_nanos)
+    }
+
+    /// Follows the index into other words: those of `new`, or of a process that leaves nothing.
+    pub(super) fn follow_index(&mut self, new: Option<StateFile>, link: Option<&mut ServerLink>) {
+        let (Some(new), Some(state)) = (new, &mut self.state) else {
+            // From now on it is not told what is written.
+            return self.abandon();
+        };
+        if let Err(error) = state.replace_with(new) {
+            tracing::warn!("the state file cannot be replaced: {error}. A restart will find the cache cold.");
+        }
+        if let Some(link) = link {
+            link.keep_in(state.header());
+        }
+    }
 }
 
 /// Keeps a record of the image as it was found. Not before it is settled is anything sure.
@@ -96,211 +326,6 @@ fn is_modification(op: &GuestOp) -> bool {
     match op {
         GuestOp::Write { .. } | GuestOp::Discard(_) | GuestOp::WriteZeroes { .. } => true,
         GuestOp::Read(_) | GuestOp::Flush => false,
-    }
-}
-
-impl Driver {
-    /// Takes over flushes that failed for a former process, if the image is the same: its guest may be the same.
-    pub(super) fn inherit_failed_flushes(&mut self, former: &Former) {
-        for (disk, index) in self.disks.iter_mut().zip(0..) {
-            let index = DiskIndex(index);
-            let image = found(disk).identity;
-            let failed = former.failed_flushes.iter().find(|failed| failed.image == image[..3]);
-            // An upgrade hands it over with the store.
-            let errno = failed.map(|failed| failed.errno).or(disk.store.failed_flush());
-            self.engine.set_failed_flush(index, errno);
-            self.warmth.images[usize::from(index.0)].failed_flush = errno;
-            if let Some(state) = &self.warmth.state {
-                state.header().set_flush_failed(index, errno);
-            }
-            if let Some(errno) = errno {
-                disk.store.set_failed_flush(Some(errno));
-                tracing::error!(
-                    "{}: a flush or durable write of this image has failed before ({}): writes may be lost, and all flushes \
-                     fail. Stop the guest, mend the image, and say `remoca set {} --clear-failed-flush {}`.",
-                    disk.image,
-                    std::io::Error::from_raw_os_error(errno),
-                    self.name,
-                    disk.name
-                );
-            }
-        }
-    }
-
-    /// Keeps what `remoca set` has set for a successor with the same options.
-    pub(super) fn keep_settings(&self) {
-        let (Some(state), Some(link)) = (&self.warmth.state, &self.link) else { return };
-        state.header().set_settings(&Settings {
-            options: self.options,
-            cache: self.cache,
-            enabled: self.engine.status().enabled,
-            servers: link.servers().len(),
-        });
-    }
-
-    /// Notes a failed flush that is new, whatever showed it, so that this process and its successors remember it before the guest
-    /// hears of it.
-    pub(super) fn note_failure(&mut self, disk: usize) {
-        let index = DiskIndex(u16::try_from(disk).unwrap_or(u16::MAX));
-        let recorded = self.warmth.images[disk].failed_flush;
-        let Some(errno) = self.failed_flush(index).filter(|_| recorded.is_none()) else { return };
-        let name = &self.disks[disk].name;
-        tracing::error!(
-            "{name}: acknowledged writes may be lost ({}). Every flush fails from now on. When the image is sound: remoca set VM \
-             --clear-failed-flush {name}",
-            std::io::Error::from_raw_os_error(errno)
-        );
-        self.keep_failed_flush(index, Some(errno));
-    }
-
-    /// Returns the error by which all flushes of a disk fail.
-    pub(super) fn failed_flush(&self, disk: DiskIndex) -> Option<i32> {
-        self.disks[usize::from(disk.0)].store.failed_flush().or(self.engine.index().flush_failed(disk))
-    }
-
-    fn keep_failed_flush(&mut self, disk: DiskIndex, errno: Option<i32>) {
-        self.engine.set_failed_flush(disk, errno);
-        self.warmth.images[usize::from(disk.0)].failed_flush = errno;
-        if let Some(state) = &self.warmth.state {
-            state.header().set_flush_failed(disk, errno);
-        }
-    }
-
-    /// Forgets that a flush of the disk `name` has failed: the operator says that its image is sound.
-    pub(super) fn clear_failed_flush(&mut self, name: &str) -> Result<(), String> {
-        if !self.migration.serves() {
-            return Err("its disks are with another process: say it there".into());
-        }
-        let Some((disk, index)) = self.disks.iter_mut().zip(0..).find(|(disk, _)| disk.name == name) else {
-            let names: Vec<_> = self.disks.iter().map(|disk| disk.name.as_str()).collect();
-            return Err(format!("it has no disk {name}, but {}", names.join(", ")));
-        };
-        disk.store.set_failed_flush(None);
-        tracing::warn!("{name}: the operator says that its image is sound: flushes succeed again");
-        self.keep_failed_flush(DiskIndex(index), None);
-        Ok(())
-    }
-
-    /// Forgets what a former process knew of images that may have changed since, and keeps a record of all of them.
-    pub(super) fn judge_images(&mut self) {
-        let Some(state) = &self.warmth.state else { return };
-        let (header, clock) = (state.header(), self.clock.of_files());
-        let mut warm = false;
-        for ((disk, image), index) in self.disks.iter().zip(&mut self.warmth.images).zip(0..) {
-            let index = DiskIndex(index);
-            let found = found(disk);
-            let kept = header.disk(index);
-            let verdict = match disk.kept_open && kept.identity == found.identity {
-                true => Ok(()),
-                false => judge(&kept, &found, clock, || disk.store.may_be_in_page_cache()),
-            };
-            match verdict {
-                Ok(()) => warm = true,
-                Err(doubt) => {
-                    self.engine.handle_content_uncertain(index);
-                    image.cold_reason = Some(doubt.to_string());
-                }
-            }
-            record(image, &header, index, &found, clock);
-        }
-        if self.warmth.cold_reason.is_none() && !warm {
-            self.warmth.cold_reason = self.warmth.images.iter().find_map(|image| image.cold_reason.clone());
-        }
-        self.tell_warmth();
-    }
-
-    /// Makes `state` the state file: a new engine has its index in its words.
-    pub(super) fn keep_in(&mut self, state: StateFile) {
-        let (header, clock) = (state.header(), self.clock.of_files());
-        for ((disk, image), index) in self.disks.iter().zip(&mut self.warmth.images).zip(0..) {
-            let index = DiskIndex(index);
-            record(image, &header, index, &found(disk), clock);
-            header.set_flush_failed(index, self.engine.index().flush_failed(index));
-        }
-        if let Some(link) = &mut self.link {
-            link.keep_in(header);
-        }
-        self.warmth.state = Some(state);
-        self.keep_settings();
-        let put = self.warmth.state.as_mut().map(|state| state.put_in_place(self.migration.config()));
-        if let Some(Err(error)) = put {
-            tracing::warn!("there is no state file: {error}. A restart will find the cache cold.");
-            self.warmth.state = None;
-        }
-    }
-
-    fn tell_warmth(&mut self) {
-        if let Some(reason) = &self.warmth.cold_reason {
-            tracing::info!("the cache starts cold: {reason}");
-            // Said once, for all of them.
-            self.warmth.images.iter_mut().for_each(|image| image.cold_reason = None);
-            return;
-        }
-        let status = self.engine.status();
-        tracing::info!(
-            "the cache starts warm: {} blocks known, {} pages cached, {}",
-            status.known_blocks.0,
-            status.slots.used,
-            if self.engine.index().was_closed() { "all in order" } else { "each looked at" }
-        );
-        for (disk, image) in self.disks.iter().zip(&self.warmth.images) {
-            if let Some(reason) = &image.cold_reason {
-                tracing::info!("{} starts cold: {reason}", disk.name);
-            }
-        }
-    }
-
-    /// Records that writes are about to be handed to the kernel, or are there.
-    pub(super) fn stamp_writes(&mut self) {
-        if !self.engine.index().words().outlives_process() {
-            // The engine is another one than that of the file, which is not told what is written from now on.
-            return self.warmth.abandon();
-        }
-        let Some(state) = &self.warmth.state else { return };
-        let mut clock = None;
-        for ((image, disk), index) in self.warmth.images.iter_mut().zip(&mut self.disks).zip(0..) {
-            if image.is_written_to() {
-                let clock = *clock.get_or_insert_with(|| self.clock.of_files());
-                image.note_writes(clock.real_ns);
-                state.note_writes(DiskIndex(index), clock);
-                look(image, disk, &state.header(), DiskIndex(index), clock.real_ns, &*self.clock);
-            }
-        }
-    }
-
-    /// Looks at images when the last write is long enough ago.
-    pub(super) fn settle_images(&mut self) {
-        let Some(state) = &self.warmth.state else { return };
-        if self.warmth.images.iter().all(|image| image.wait_ns().is_none()) {
-            return;
-        }
-        let now_ns = self.clock.of_files().real_ns;
-        for ((image, disk), index) in self.warmth.images.iter_mut().zip(&mut self.disks).zip(0..) {
-            if image.wait_ns().is_some() {
-                look(image, disk, &state.header(), DiskIndex(index), now_ns, &*self.clock);
-                disk.store.kick(self.clock.now());
-            }
-        }
-    }
-
-    /// Returns when [`Self::settle_images`] has something to do.
-    pub(super) fn settle_timeout(&self) -> Option<Duration> {
-        let waits = self.warmth.images.iter().filter_map(ImageState::wait_ns);
-        self.warmth.state.as_ref().and(waits.min()).map(Duration::from_nanos)
-    }
-
-    /// Follows the index into other words: those of `new`, or of a process that leaves nothing.
-    pub(super) fn follow_index(&mut self, new: Option<StateFile>) {
-        let (Some(new), Some(state)) = (new, &mut self.warmth.state) else {
-            // From now on it is not told what is written.
-            return self.warmth.abandon();
-        };
-        if let Err(error) = state.replace_with(new) {
-            tracing::warn!("the state file cannot be replaced: {error}. A restart will find the cache cold.");
-        }
-        if let Some(link) = &mut self.link {
-            link.keep_in(state.header());
-        }
     }
 }
 
@@ -339,4 +364,9 @@ fn found(disk: &Disk) -> ImageStamp {
 /// Returns what tells an image without a file from others: its name.
 fn named(image: &str) -> ImageStamp {
     ImageStamp { identity: [3, stable_hash(&[image]), 0, 0], changed_ns: None }
+}
+
+/// Returns the error by which all flushes of a disk fail.
+pub(super) fn failed_flush(disk: &Disk, index: DiskIndex, engine: &Engine) -> Option<i32> {
+    disk.store.failed_flush().or(engine.index().flush_failed(index))
 }

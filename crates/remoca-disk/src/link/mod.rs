@@ -12,7 +12,7 @@ pub use connect::{Answer, AnswerTo, HostNetwork, LinkError, Network, give_back};
 pub use session::Received;
 
 use crate::migration;
-use crate::state::{Header, RosterEntry};
+use crate::state::{Header, NUMBER_MAX, RosterEntry, SERVERS_MAX};
 use connect::bye;
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::PageCount;
@@ -26,11 +26,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
-
-/// Servers that one process knows at most.
-pub const SERVERS_MAX: usize = 16;
-/// Highest number that is taken over from another process: as many are left for new servers.
-pub const NUMBER_MAX: u32 = u32::MAX / 2;
 
 /// A server of the list.
 pub struct KnownServer {

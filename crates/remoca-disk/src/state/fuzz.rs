@@ -5,8 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a surprise is a failure")]
 
+use super::header::{NUMBER_MAX, SERVERS_MAX};
 use super::{Clock, Former, Header, RosterEntry, Settings, StateFile, judge};
-use crate::link::{NUMBER_MAX, SERVERS_MAX};
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::{DiskIndex, PageCount};
 use remoca_protocol::Token;

@@ -6,7 +6,6 @@
 //! Every field is one word that one store changes; records are made void, filled, and made valid, in this order. The
 //! I/O thread alone writes. Holds the fingerprint key and the tokens of pools: the file is for its owner only.
 
-use crate::link::{NUMBER_MAX, SERVERS_MAX};
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::{DiskIndex, PageCount};
 use remoca_io::address::Endpoint;
@@ -20,6 +19,10 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Servers that one process knows at most.
+pub const SERVERS_MAX: usize = 16;
+/// Highest number that is taken over from another process: as many are left for new servers.
+pub const NUMBER_MAX: u32 = u32::MAX / 2;
 /// `REMOCAST` and the version: whatever else is there is started cold from.
 pub const MAGIC: u64 = 0x5453_4143_4f4d_4552;
 pub const VERSION: u64 = 2;

@@ -317,10 +317,10 @@ fn what_cannot_be_opened_is_not_replaced_by_an_index_that_came() {
 #[test]
 fn a_file_system_is_not_filled_to_the_last_byte() {
     const GIB: u64 = 1 << 30;
-    assert!(leaves_reserve(GIB - (32 << 20), GIB, 10 * GIB));
-    assert!(!leaves_reserve(GIB - (31 << 20), GIB, 10 * GIB));
-    assert!(!leaves_reserve(u64::MAX, GIB, GIB));
-    assert!(leaves_reserve(15 << 20, 16 << 20, 16 << 20), "a small one");
+    assert!(file::leaves_reserve(GIB - (32 << 20), GIB, 10 * GIB));
+    assert!(!file::leaves_reserve(GIB - (31 << 20), GIB, 10 * GIB));
+    assert!(!file::leaves_reserve(u64::MAX, GIB, GIB));
+    assert!(file::leaves_reserve(15 << 20, 16 << 20, 16 << 20), "a small one");
     assert!(check_room(Path::new("/nowhere/x"), 1).is_err());
 }
 

@@ -1,8 +1,8 @@
 //! The disks come: what is offered is judged, an index received, the images locked, and the guest served.
 
 use super::Migration;
-use crate::driver::Driver;
 use crate::driver::poller::Source;
+use crate::driver::vm::Vm;
 use crate::link::ServerLink;
 use crate::migration::{IndexRoom, Offer, OfferedDisk, Receipt, StateHeader, VERSION};
 use crate::state::StateFile;
@@ -20,11 +20,11 @@ struct Served {
     link: Option<ServerLink>,
 }
 
-impl Driver {
+impl Migration {
     /// Judges an offer: does the source have what we were started for, or is it the same source after a link that
     /// broke?
-    pub(super) fn judge(&mut self, offer: &Offer) {
-        let holds = self.migration.ownership.holds();
+    pub(super) fn judge(&mut self, vm: &mut Vm, offer: &Offer) {
+        let holds = self.ownership.holds();
         let verdict = match (offer.returns, holds) {
             (false, true) => Err("this process has its disks already".into()),
             (true, false) => {
@@ -32,30 +32,28 @@ impl Driver {
                                   else, say `remoca migrate NAME --take-back`"
                     .into())
             }
-            _ => self.own_offer().and_then(|own| fits(offer, &own)),
+            _ => self.own_offer(vm).and_then(|own| fits(offer, &own)),
         };
         let verdict = verdict.and_then(|()| {
-            let words = usize::try_from(offer.words.min(self.words_max())).unwrap_or(usize::MAX);
+            let words = usize::try_from(offer.words.min(vm.size.words_max(&self.config))).unwrap_or(usize::MAX);
             IndexMemory::new(words).map(drop).map_err(|error| format!("no memory for the index: {error}"))
         });
-        let Some(peer) = &self.migration.peer else { return };
+        let Some(peer) = self.connection.peer() else { return };
         match verdict {
             Ok(()) => {
                 peer.send(Message::Accept);
-                self.migration.tell(match holds {
+                self.tell(match holds {
                     true => "the source is connected again".into(),
                     false => format!("waiting for the disks of {}", offer.name),
                 });
-                self.follow_queues();
-                self.migration.ownership.handle_linked(self.now);
-                self.do_migration();
+                self.follow_queues(vm);
+                self.ownership.handle_linked(vm.host.now());
+                self.do_migration(vm);
             }
             Err(why) => {
                 peer.refuse(&why);
-                self.migration.warn(format!("refused to take over {}: {why}", offer.name));
-                if let Some(peer) = self.migration.peer.take() {
-                    peer.end_politely();
-                }
+                self.warn(format!("refused to take over {}: {why}", offer.name));
+                self.connection.end_politely();
             }
         }
     }
@@ -63,23 +61,14 @@ impl Driver {
     /// Marks that the disks came. Until a guest runs with them here, the source's may continue, and a successor of this
     /// process must not lock them.
     pub(super) fn mark_that_disks_came(&self) {
-        if let Some(mark) = &self.migration.mark {
+        if let Some(mark) = &self.mark {
             mark.disks_came();
         }
     }
 
-    /// Returns the words that an index of this process could have, whatever the peer says: with its cache, and with the largest
-    /// guest that its operator allows.
-    fn words_max(&self) -> u64 {
-        let config = &self.migration.config;
-        let guest_memory = self.index_size.guest_memory_max.max(config.guest_memory);
-        let cache = PageCount(self.cache.max(config.cache).0.next_power_of_two());
-        layout(&EngineConfig { cache, guest_memory, ..*config }).words() as u64
-    }
-
-    pub(super) fn begin_receiving(&mut self, header: StateHeader) {
-        self.migration.ownership.handle_alive();
-        let words_max = self.words_max();
+    pub(super) fn begin_receiving(&mut self, vm: &mut Vm, header: StateHeader) {
+        self.ownership.handle_alive();
+        let words_max = vm.size.words_max(&self.config);
         if header.words > words_max {
             tracing::warn!(
                 "an index of {} MiB would come, and that of this process has at most {} MiB, so the cache starts cold: start it \
@@ -88,15 +77,15 @@ impl Driver {
                 words_max >> 18
             );
         }
-        self.migration.failed_flushes.clone_from(&header.failed_flushes);
-        self.migration.write_caches.clone_from(&header.write_caches);
-        self.migration.received = Some(Receipt::begin(header, words_max, |words| self.index_room(words)));
+        self.failed_flushes.clone_from(&header.failed_flushes);
+        self.write_caches.clone_from(&header.write_caches);
+        self.received = Some(Receipt::begin(header, words_max, |words| self.index_room(words)));
     }
 
     /// Returns room for an index that comes. In a state file none of it is reserved yet.
     fn index_room(&self, words: usize) -> Option<IndexRoom> {
-        if let Some(path) = &self.migration.state_path {
-            match StateFile::create_late(path, self.migration.config.disks, words) {
+        if let Some(path) = &self.state_path {
+            match StateFile::create_late(path, self.config.disks, words) {
                 Ok((state, words)) => return Some(IndexRoom { words, state: Some(state) }),
                 Err(error) => tracing::warn!("{error}"),
             }
@@ -112,42 +101,42 @@ impl Driver {
 
     /// Returns whether an index may come: once for each hand-over, and only before it.
     pub(super) fn may_receive(&self) -> bool {
-        let Migration { ownership, received, .. } = &self.migration;
+        let Migration { ownership, received, .. } = &self;
         ownership.is_linked() && !ownership.holds() && received.is_none()
     }
 
-    pub(super) fn receive_words(&mut self, bytes: &[u8]) {
-        self.migration.ownership.handle_alive();
-        let Some(received) = &mut self.migration.received else {
-            return self.lose_peer("it sends an index without its header");
+    pub(super) fn receive_words(&mut self, vm: &mut Vm, bytes: &[u8]) {
+        self.ownership.handle_alive();
+        let Some(received) = &mut self.received else {
+            return self.lose_peer(vm, "it sends an index without its header");
         };
         if let Err(why) = received.take(bytes) {
-            self.lose_peer(why);
+            self.lose_peer(vm, why);
         }
     }
 
     /// Opens and locks all images, or none.
-    pub(super) fn lock_disks(&mut self) {
-        self.migration.since = Some(self.clock.now());
-        let locked = match self.open_disks() {
+    pub(super) fn lock_disks(&mut self, vm: &mut Vm) {
+        self.since = Some(vm.host.instant());
+        let locked = match self.open_disks(vm) {
             Ok(unchanged) => match unchanged {
                 true => Locked::Unchanged,
                 false => Locked::Changed,
             },
             Err(error) => {
                 let what = if error.kind == OpenErrorKind::InUse { "are in use" } else { "cannot be opened" };
-                self.migration.warn(format!("the disks {what}: {error}"));
-                self.migration.received = None;
+                self.warn(format!("the disks {what}: {error}"));
+                self.received = None;
                 Locked::InUse
             }
         };
-        self.migration.ownership.handle_locked(self.now, locked);
+        self.ownership.handle_locked(vm.host.now(), locked);
     }
 
     /// Opens the images. Returns whether they are those that the received index describes.
-    fn open_disks(&mut self) -> Result<bool, OpenError> {
+    fn open_disks(&mut self, vm: &mut Vm) -> Result<bool, OpenError> {
         let mut stores = Vec::new();
-        for disk in &self.disks {
+        for disk in vm.guests.disks() {
             let store = (disk.open)()?;
             if store.geometry().size != disk.store.geometry().size {
                 return Err(OpenError::new(OpenErrorKind::OddSize, format!("{} has another size now", disk.image)));
@@ -156,68 +145,67 @@ impl Driver {
         }
         let stamps: Vec<_> = stores.iter().map(|store| store.shared_stamp(true)).collect();
         for (store, index) in stores.iter().zip(0..) {
-            if let Err(error) = self.poller.add(store.event_fd(), Source::Store(index), false) {
-                stores[..usize::from(index)].iter().for_each(|store| self.poller.remove(store.event_fd()));
+            if let Err(error) = vm.host.watch(store.event_fd(), Source::Store(index)) {
+                stores[..usize::from(index)].iter().for_each(|store| vm.host.unwatch(store.event_fd()));
                 return Err(OpenError::new(OpenErrorKind::System, format!("they cannot be watched: {error}")));
             }
         }
-        for (disk, store) in self.disks.iter_mut().zip(stores) {
-            self.poller.remove(disk.store.event_fd());
+        for (disk, store) in vm.guests.disks_mut().iter_mut().zip(stores) {
+            vm.host.unwatch(disk.store.event_fd());
             disk.store = store;
         }
-        let received = self.migration.received.as_ref().filter(|received| received.is_whole());
+        let received = self.received.as_ref().filter(|received| received.is_whole());
         Ok(received.is_some_and(|received| are_the_same(&received.header.stamps, &stamps)))
     }
 
-    pub(super) fn serve_disks(&mut self, warm: bool) {
-        let received = self.migration.received.take();
+    pub(super) fn serve_disks(&mut self, vm: &mut Vm, warm: bool) {
+        let received = self.received.take();
         if let Some(received) = &received {
-            self.follow_settings(&received.header);
+            self.follow_settings(vm, &received.header);
         }
         let resumed = received.filter(|_| warm).and_then(|received| self.resume(received));
         let is_warm = resumed.is_some();
         let mut state = None;
         if let Some(served) = resumed.or_else(|| self.start_cold()) {
-            self.change_engine(served.engine);
-            (self.link, state) = (served.link, served.state);
+            vm.change_engine(served.engine);
+            vm.servers.attach(served.link);
+            state = served.state;
         }
-        if let Some(link) = &self.link
-            && let Err(error) = self.poller.add(link.wake_fd(), Source::LinkWake, false)
-        {
+        if let Err(error) = vm.servers.register(&vm.host) {
             tracing::error!("cannot watch the server link: {error}");
-            self.link = None;
+            vm.servers.attach(None);
         }
-        self.describe_disks();
-        let former = std::mem::take(&mut self.migration.former);
-        self.inherit_failed_flushes(&former);
-        for (disk, is_on) in self.disks.iter_mut().zip(std::mem::take(&mut self.migration.write_caches)) {
+        vm.describe_disks();
+        let former = std::mem::take(&mut self.former);
+        vm.inherit_failed_flushes(&former);
+        for (disk, is_on) in vm.guests.disks_mut().iter_mut().zip(std::mem::take(&mut self.write_caches)) {
             disk.frontend.inherit_write_cache(is_on);
         }
-        for ((disk, failed), index) in self.disks.iter_mut().zip(&self.migration.failed_flushes).zip(0..) {
+        for ((disk, failed), index) in vm.guests.disks_mut().iter_mut().zip(&self.failed_flushes).zip(0..) {
             if let Some(errno) = failed.filter(|errno| (1..4096).contains(errno)) {
-                self.engine.set_failed_flush(DiskIndex(index), Some(errno));
+                vm.engine.set_failed_flush(DiskIndex(index), Some(errno));
                 disk.store.set_failed_flush(Some(errno));
             }
         }
         if let Some(state) = state {
-            self.keep_in(state);
+            vm.keep_in(state, &self.config);
         }
-        self.tell_servers();
-        self.migration.owes_mark = self.migration.lock_reaches && !self.is_running();
-        if !self.migration.owes_mark {
+        vm.tell_servers();
+        self.owes_mark = self.lock_reaches && !vm.guests.is_running();
+        if !self.owes_mark {
             self.mark_that_disks_came();
         }
-        self.migration.wrote = false;
+        vm.guests.forget_writes();
         let how = if is_warm { "warm" } else { "cold" };
-        self.warmth.cold_reason = (!is_warm).then(|| "the disks came without a cache".into());
-        let (how, pause) = (how, self.pause());
-        self.migration.tell(format!("has the disks, {how}, {} ms after they were to be had", pause.as_millis()));
+        vm.warmth.note_arrival(is_warm);
+        let (how, pause) = (how, self.pause(vm));
+        self.tell(format!("has the disks, {how}, {} ms after they were to be had", pause.as_millis()));
     }
 
     fn resume(&mut self, received: Receipt) -> Option<Served> {
         let Receipt { header, room, .. } = received;
         let IndexRoom { words, state } = room?;
-        let config = EngineConfig { key: header.key, seed: header.seed, ..self.migration.config };
+        let config = EngineConfig { key: header.key, seed: header.seed, ..self.config };
         let engine = match DiskEngine::resume(&config, words, remoca_core::index::Origin::Stranger) {
             Ok(engine) => engine,
             Err(unusable) => {
@@ -225,39 +213,40 @@ impl Driver {
                 return None;
             }
         };
-        let link = match self.migration.servers.is_empty() {
+        let link = match self.servers.is_empty() {
             true => None,
             false => {
-                let network = Arc::clone(&self.migration.network);
-                Some(ServerLink::resume(network, &self.migration.servers, &header.servers).ok()?)
+                let network = Arc::clone(&self.network);
+                Some(ServerLink::resume(network, &self.servers, &header.servers).ok()?)
             }
         };
-        self.migration.config = config;
+        self.config = config;
         Some(Served { engine, state, link })
     }
 
     /// Takes over the size of the cache that the operator set at the other process, and on or off, whether the index is
     /// usable or not.
-    fn follow_settings(&mut self, header: &StateHeader) {
+    fn follow_settings(&mut self, vm: &mut Vm, header: &StateHeader) {
         let cache = PageCount(header.cache_pages);
-        let config = EngineConfig { cache: if header.enabled { cache } else { PageCount(0) }, ..self.migration.config };
-        if self.migration.servers.is_empty() || layout(&config).words() as u64 > self.words_max() {
+        let config = EngineConfig { cache: if header.enabled { cache } else { PageCount(0) }, ..self.config };
+        if self.servers.is_empty() || layout(&config).words() as u64 > vm.size.words_max(&self.config) {
             return;
         }
-        (self.migration.config, self.cache) = (config, cache);
+        self.config = config;
+        vm.size.set_cache(cache);
     }
 
     /// Starts an empty cache. `None`: there is no memory for an index, and the idle engine stays.
     fn start_cold(&mut self) -> Option<Served> {
-        let config = self.migration.config;
+        let config = self.config;
         let IndexRoom { mut words, mut state } = self.index_room(layout(&config).words())?;
         if let Some(Err(error)) = state.as_ref().map(|state| state.reserve(0..words.len() as u64)) {
             tracing::warn!("{error}");
             (words, state) = (IndexMemory::new(words.len()).ok()?, None);
         }
-        let link = match self.migration.servers.is_empty() {
+        let link = match self.servers.is_empty() {
             true => None,
-            false => ServerLink::start(Arc::clone(&self.migration.network), &self.migration.servers, None)
+            false => ServerLink::start(Arc::clone(&self.network), &self.servers, None)
                 .inspect_err(|error| tracing::warn!("cannot start the server link: {error}"))
                 .ok(),
         };

@@ -1,230 +1,222 @@
 //! The disks go: they are offered, made durable, told about, and let go of.
 
-use super::{LINK_AGAIN_AFTER, Migration, idle_engine};
+use super::{Migration, idle_engine};
 use crate::control::Request;
-use crate::driver::Driver;
-use remoca_protocol::control::{Reply, Secret};
-
-use crate::driver::requests::{Origin, Pending};
+use crate::driver::snapshot::snapshot;
+use crate::driver::vm::Vm;
 use crate::link::ServerLink;
-use crate::migration::{Offer, StateHeader};
-use remoca_core::engine::GuestOp;
+use crate::migration::{Offer, OfferedDisk, StateHeader, VERSION};
 use remoca_core::migration::Message;
 use remoca_core::units::{DiskIndex, PageCount};
 use remoca_io::address::Endpoint;
+use remoca_protocol::control::Reply;
+use remoca_protocol::control::Secret;
 use remoca_store::VacantStore;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
-impl Driver {
+impl Migration {
     /// Offers the disks to another process, as the operator commands.
-    pub(in crate::driver) fn migrate(&mut self, to: &str, key: &Secret, client: Request) {
-        match self.offer(to, key) {
-            Ok(()) => self.migration.client = Some(client),
+    /// `is_draining`: nothing new is taken from guests.
+    pub(in crate::driver) fn migrate(
+        &mut self,
+        vm: &mut Vm,
+        to: &str,
+        key: &Secret,
+        client: Request,
+        is_draining: bool,
+    ) {
+        match self.offer(vm, to, key, is_draining) {
+            Ok(()) => self.connection.keep_client(client),
             Err(error) => client.answer(Reply::Error { error }),
         }
     }
 
-    fn offer(&mut self, to: &str, key: &Secret) -> Result<(), String> {
+    fn offer(&mut self, vm: &mut Vm, to: &str, key: &Secret, is_draining: bool) -> Result<(), String> {
         let endpoint: Endpoint = to.parse()?;
-        if !self.migration.ownership.serves() {
+        if !self.ownership.serves() {
             return Err("this process does not have the disks".into());
         }
-        if self.is_draining() {
+        if is_draining {
             return Err("an upgrade is under way".into());
         }
-        if self.migration.peer.is_some() {
-            return Err(format!("it is handing over to {}: --abort that first", self.migration.peer_name));
+        if self.connection.peer().is_some() {
+            return Err(format!("it is handing over to {}: --abort that first", self.connection.name()));
         }
         if let Some(disk) =
-            self.disks.iter().zip(self.failed_flushes()).find_map(|(disk, failed)| failed.and(Some(disk)))
+            vm.guests.disks().iter().zip(failed_flushes(vm)).find_map(|(disk, failed)| failed.and(Some(disk)))
         {
             return Err(format!(
                 "{}: a flush of this disk has failed, so writes may be lost, and the guest must hear of it: it is not handed over. \
                  Stop the guest, mend the image, and say `remoca set {} --clear-failed-flush {}`",
-                disk.name, self.name, disk.name
+                disk.name, vm.name, disk.name
             ));
         }
-        let offer = self.own_offer()?;
-        self.connect(endpoint, key, &offer).map_err(|error| error.to_string())
+        let offer = self.own_offer(vm)?;
+        self.connect(vm, endpoint, key, &offer).map_err(|error| error.to_string())
     }
 
-    fn connect(&mut self, endpoint: Endpoint, key: &Secret, offer: &Offer) -> io::Result<()> {
-        let peer = self.migration.peers.connect(endpoint.clone(), key, self.migration.wake_up.wake())?;
-        peer.offer(offer);
-        self.migration.peer_name = endpoint.to_string();
-        self.index_size.refuse_clients();
-        self.migration.peer = Some(peer);
-        self.migration.peer_since = Some(self.clock.now());
-        self.migration.links_again = offer.returns;
-        self.migration.way = Some((endpoint, key.clone()));
+    /// Returns what this process offers. All of its disks must come over vhost-user, whose queues say when a guest has stopped.
+    pub(super) fn own_offer(&self, vm: &Vm) -> Result<Offer, String> {
+        let disks = vm.guests.disks().iter().map(|disk| match disk.frontend.sector_to_hand_over() {
+            Some(sector) => Ok(OfferedDisk {
+                name: disk.name.clone(),
+                bytes: disk.store.geometry().size,
+                read_only: disk.frontend.is_read_only(),
+                sector,
+            }),
+            None => Err(format!("{}: an NBD export cannot be handed over, only a vhost-user disk can", disk.name)),
+        });
+        Ok(Offer {
+            version: VERSION,
+            name: vm.name.clone(),
+            disks: disks.collect::<Result<_, String>>()?,
+            has_port: vm.guests.port().get().is_some(),
+            lock_reaches: self.lock_reaches,
+            words: vm.engine.index().words().len() as u64,
+            returns: false,
+        })
+    }
+
+    fn connect(&mut self, vm: &mut Vm, endpoint: Endpoint, key: &Secret, offer: &Offer) -> io::Result<()> {
+        self.connection.connect(endpoint, key, offer, vm.host.instant())?;
+        vm.size.refuse_clients();
         Ok(())
     }
 
-    /// Returns whether the connection is one that this side made.
-    pub(super) fn asked(&self) -> bool {
-        self.migration.client.is_some() || self.migration.links_again
-    }
-
-    /// Returns the time until the next attempt to reach the process that has our disks; `None` if there is nothing to
-    /// attempt.
-    pub(super) fn link_again_left(&self) -> Option<Duration> {
-        let Migration { peer, ownership, way, link_again_after, .. } = &self.migration;
-        let is_due = peer.is_none() && !ownership.holds() && way.is_some();
-        is_due.then(|| link_again_after.saturating_sub(self.time_of_peer()))
-    }
-
-    pub(super) fn link_again(&mut self) {
-        let after = self.migration.link_again_after;
-        self.migration.link_again_after = LINK_AGAIN_AFTER.1.min(after * 2);
-        self.migration.peer_since = Some(self.clock.now());
-        let Some((endpoint, key)) = self.migration.way.clone() else { return };
+    pub(super) fn link_again(&mut self, vm: &mut Vm) {
+        let Some((endpoint, key)) = self.connection.begin_attempt(vm.host.instant()) else { return };
         let linked = self
-            .own_offer()
+            .own_offer(vm)
             .map_err(io::Error::other)
-            .and_then(|offer| self.connect(endpoint, &key, &Offer { returns: true, ..offer }));
+            .and_then(|offer| self.connect(vm, endpoint, &key, &Offer { returns: true, ..offer }));
         if let Err(error) = linked {
             tracing::warn!("cannot look for the process that has the disks: {error}");
         }
     }
 
     /// Tells the process that has our disks, which is there again, when the guest continues here.
-    pub(super) fn linked_again(&mut self) {
-        self.migration.link_again_after = LINK_AGAIN_AFTER.0;
-        self.migration.links_again = false;
-        let news = format!("connected again with {}, which has the disks", self.migration.peer_name);
-        self.migration.tell(news);
-        self.follow_queues();
-        self.migration.ownership.handle_linked(self.now);
-        self.do_migration();
+    pub(super) fn linked_again(&mut self, vm: &mut Vm) {
+        self.connection.note_answer();
+        let news = format!("connected again with {}, which has the disks", self.connection.name());
+        self.tell(news);
+        self.follow_queues(vm);
+        self.ownership.handle_linked(vm.host.now());
+        self.do_migration(vm);
     }
 
     /// Says once, and not at each attempt, what became of the process that had our disks.
     pub(super) fn tell_missing(&mut self, name: &str, why: &str) {
         let news = format!("{name} is to have the disks, and cannot be asked for them: {why}");
-        if !self.migration.ownership.holds() && self.migration.news.as_ref() != Some(&news) {
-            self.migration.warn(news);
+        if !self.ownership.holds() && self.news.as_ref() != Some(&news) {
+            self.warn(news);
         }
     }
 
-    fn failed_flushes(&self) -> Vec<Option<i32>> {
-        (0..).take(self.disks.len()).map(|disk| self.engine.index().flush_failed(DiskIndex(disk))).collect()
-    }
-
-    pub(super) fn accepted(&mut self) {
-        let news = format!("the disks go to {} when the guest stops", self.migration.peer_name);
-        self.migration.tell(news);
-        if let Some(client) = self.migration.client.take() {
-            client.answer(Reply::Status(Box::new(self.snapshot())));
+    pub(super) fn accepted(&mut self, vm: &mut Vm) {
+        let news = format!("the disks go to {} when the guest stops", self.connection.name());
+        self.tell(news);
+        if let Some(client) = self.connection.take_client() {
+            client.answer(Reply::Status(Box::new(snapshot(vm, self.status()))));
         }
-        self.follow_queues();
-        self.migration.link_again_after = LINK_AGAIN_AFTER.0;
-        self.migration.ownership.handle_linked(self.now);
-        self.migration.ownership.handle_message(self.now, Message::Accept);
-        self.do_migration();
+        self.follow_queues(vm);
+        self.connection.note_answer();
+        self.ownership.handle_linked(vm.host.now());
+        self.ownership.handle_message(vm.host.now(), Message::Accept);
+        self.do_migration(vm);
     }
 
     /// Returns whether disks are still on their way, for a process that is to end. Once the last word is sent the peer hears
     /// that no more comes, and ends the connection when it has everything.
     pub(in crate::driver) fn ends_hand_over(&mut self) -> bool {
-        let Migration { ownership, peer: Some(peer), .. } = &mut self.migration else { return false };
-        if !ownership.is_linked() {
+        let Self { ownership, connection, .. } = self;
+        if connection.peer().is_none() || !ownership.is_linked() {
             return false;
         }
         if !ownership.holds() {
-            peer.say_no_more();
+            connection.say_no_more();
         }
         ownership.is_leaving() || !ownership.holds()
     }
 
-    pub(super) fn begin_drain(&mut self) {
-        self.migration.draining = true;
-        self.migration.since = Some(self.clock.now());
-        for disk in (0..).take(self.disks.len()) {
-            if self.disks[usize::from(disk)].frontend.is_read_only() {
-                continue;
-            }
-            self.migration.flushes += 1;
-            let (op, origin) = (GuestOp::Flush, Origin::HandOver);
-            let pending = Pending { disk, op, issued: self.now, buffer: None, delivered: false, origin };
-            let id = self.requests.insert(pending);
-            self.engine.handle_request(self.now, id, DiskIndex(disk), op);
-            self.execute();
-        }
+    pub(super) fn begin_drain(&mut self, vm: &mut Vm) {
+        self.draining = true;
+        self.since = Some(vm.host.instant());
+        vm.flush_for_hand_over();
     }
 
     /// Sends the state. A failed flush is told even if the index stays.
-    pub(super) fn send_state(&mut self) {
-        self.migration.failed_flushes = self.failed_flushes();
-        let words = self.migration.ownership.gives_index().then(|| self.engine.index().words().to_vec());
+    pub(super) fn send_state(&mut self, vm: &mut Vm) {
+        self.failed_flushes = failed_flushes(vm);
+        let words = self.ownership.gives_index().then(|| vm.engine.index().words().to_vec());
         let words = Arc::new(words.unwrap_or_default());
-        let config = &self.migration.config;
-        self.migration.write_caches = self.disks.iter().map(|disk| disk.frontend.write_cache()).collect();
+        let config = &self.config;
+        self.write_caches = vm.guests.disks().iter().map(|disk| disk.frontend.write_cache()).collect();
         let header = StateHeader {
             key: config.key,
             seed: config.seed,
             words: words.len() as u64,
-            cache_pages: self.cache.0,
-            enabled: self.engine.status().enabled,
-            servers: self.link.as_ref().map(ServerLink::roster).unwrap_or_default(),
-            stamps: self.disks.iter().map(|disk| disk.store.shared_stamp(false)).collect(),
-            failed_flushes: self.migration.failed_flushes.clone(),
-            write_caches: self.migration.write_caches.clone(),
+            cache_pages: vm.size.cache().0,
+            enabled: vm.engine.status().enabled,
+            servers: vm.servers.link().map(ServerLink::roster).unwrap_or_default(),
+            stamps: vm.guests.disks().iter().map(|disk| disk.store.shared_stamp(false)).collect(),
+            failed_flushes: self.failed_flushes.clone(),
+            write_caches: self.write_caches.clone(),
         };
-        if let Some(peer) = &self.migration.peer {
+        if let Some(peer) = self.connection.peer() {
             peer.send_state(&header, words);
         }
     }
 
-    pub(super) fn release_disks(&mut self) {
-        self.warmth.abandon();
-        self.migration.owes_mark = false;
-        if let Some(mark) = &self.migration.mark {
+    pub(super) fn release_disks(&mut self, vm: &mut Vm) {
+        vm.warmth.abandon();
+        self.owes_mark = false;
+        if let Some(mark) = &self.mark {
             mark.disks_went();
         }
-        self.disks.iter_mut().for_each(|disk| disk.frontend.forget_write_cache());
-        self.leave_servers();
-        self.migration.config.cache = if self.engine.status().enabled { self.cache } else { PageCount(0) };
-        let vacated = self.vacate().and_then(|()| idle_engine(&self.migration.config));
+        vm.guests.disks_mut().iter_mut().for_each(|disk| disk.frontend.forget_write_cache());
+        self.leave_servers(vm);
+        self.config.cache = if vm.engine.status().enabled { vm.size.cache() } else { PageCount(0) };
+        let vacated = vacate(vm).and_then(|()| idle_engine(&self.config));
         match vacated {
-            Ok(engine) => self.change_engine(engine),
+            Ok(engine) => vm.change_engine(engine),
             // Nothing is taken from the guest any more, so whatever is left open does no harm but keep its lock.
             Err(error) => {
                 tracing::error!("no descriptors or memory left: {error}");
-                for disk in (0..).take(self.disks.len()) {
-                    self.engine.handle_content_uncertain(DiskIndex(disk));
+                for disk in (0..).take(vm.guests.disks().len()) {
+                    vm.engine.handle_content_uncertain(DiskIndex(disk));
                 }
             }
         }
-        let pause = self.pause();
-        self.migration.tell(format!(
+        let pause = self.pause(vm);
+        self.tell(format!(
             "handed the disks over to {}, {} ms after the guest had stopped",
-            self.migration.peer_name,
+            self.connection.name(),
             pause.as_millis()
         ));
     }
 
-    fn vacate(&mut self) -> io::Result<()> {
-        for disk in &mut self.disks {
-            let vacant = VacantStore::new(disk.store.geometry())?;
-            self.poller.remove(disk.store.event_fd());
-            // It never has news.
-            disk.store = Box::new(vacant);
-        }
-        Ok(())
-    }
-
     /// Leaves the memory servers without a word: the pool is the next owner's.
-    pub(super) fn leave_servers(&mut self) {
-        if let Some(link) = self.link.take() {
-            if let Some(socket) = link.socket_fd() {
-                self.poller.remove(socket);
-            }
-            self.poller.remove(link.wake_fd());
-            self.migration.network = link.network();
-            self.migration.servers = link.servers().iter().map(|server| server.endpoint.clone()).collect();
+    pub(super) fn leave_servers(&mut self, vm: &mut Vm) {
+        if let Some(link) = vm.servers.detach(&vm.host) {
+            self.network = link.network();
+            self.servers = link.servers().iter().map(|server| server.endpoint.clone()).collect();
         }
-        self.receive_again = false;
     }
+}
+
+fn failed_flushes(vm: &Vm) -> Vec<Option<i32>> {
+    (0..).take(vm.guests.disks().len()).map(|disk| vm.engine.index().flush_failed(DiskIndex(disk))).collect()
+}
+
+/// Puts stores that have nothing in the places of the disks' stores.
+fn vacate(vm: &mut Vm) -> io::Result<()> {
+    let Vm { guests, host, .. } = vm;
+    for disk in guests.disks_mut() {
+        let vacant = VacantStore::new(disk.store.geometry())?;
+        host.unwatch(disk.store.event_fd());
+        // It never has news.
+        disk.store = Box::new(vacant);
+    }
+    Ok(())
 }

@@ -209,7 +209,7 @@ impl Bench {
 
     fn turn(&mut self) {
         self.driver.handle(Source::Disk(0), false);
-        self.driver.end_turn();
+        self.driver.vm.end_turn();
     }
 
     /// Turns until `done`.
@@ -230,7 +230,7 @@ impl Bench {
             while !action.is_finished() {
                 driver.handle(Source::Disk(0), false);
                 while answer(script, 0, Ok(()), 0) {}
-                driver.end_turn();
+                driver.vm.end_turn();
                 std::thread::yield_now();
             }
             action.join().unwrap()
@@ -263,15 +263,14 @@ impl Bench {
         let ticket = self.read(0, 1);
         self.answer(0, Ok(()), 1);
         assert_eq!(self.guest.result(ticket), Some(OK));
-        assert!(matches!(self.driver.engine.handle_evicted(&[1; PAGE_SIZE]), Evicted::Admit(SlotIndex(0))));
+        assert!(matches!(self.driver.vm.engine.handle_evicted(&[1; PAGE_SIZE]), Evicted::Admit(SlotIndex(0))));
     }
 
     /// The page of the only request under way comes, whatever its number.
     fn page_comes(&mut self) {
         for number in 0..16 {
             let (request, page) = (RequestId(number), &[1; PAGE_SIZE]);
-            self.driver.handle_frame(&Frame::SendPage { request, slot: SlotIndex(0), page });
-            self.driver.execute();
+            self.driver.hear(&Frame::SendPage { request, slot: SlotIndex(0), page });
         }
         self.turn();
     }
@@ -309,7 +308,7 @@ fn nothing_of_a_failed_read_is_delivered() {
     bench.page_comes();
     assert_eq!(bench.guest.result(ticket), Some(OK));
     assert!(bench.guest.data(ticket, PAGE_SIZE) == [1; PAGE_SIZE], "what the failed read left");
-    assert!(bench.driver.requests.is_empty());
+    assert!(bench.driver.vm.in_flight.is_empty());
 }
 
 #[test]
@@ -319,10 +318,10 @@ fn a_departed_guest_writes_nothing() {
     bench.submit(Command::Write { sector: 0, data: &[7; PAGE_SIZE] });
     assert_eq!(bench.asked().len(), 1, "there is no buffer for the write");
     bench.guest.disconnect();
-    bench.turn_until(|bench| !bench.driver.disks[0].frontend.is_connected());
+    bench.turn_until(|bench| !bench.driver.vm.guests.disks()[0].frontend.is_connected());
     bench.answer(0, Ok(()), 1);
     assert_eq!(bench.asked(), [], "whatever the buffer held before");
-    assert!(bench.driver.requests.is_empty() && bench.driver.starved.is_empty());
+    assert!(bench.driver.vm.in_flight.is_empty() && bench.driver.vm.in_flight.is_fed());
 }
 
 #[test]
@@ -382,13 +381,13 @@ fn a_hedge_that_is_left_out_leaves_nothing_behind() {
     bench.driver.be_late();
     bench.turn();
     assert_eq!(bench.asked().len(), 1, "there is no buffer for the hedge");
-    assert!(bench.driver.starved.has(0));
+    assert!(bench.driver.vm.in_flight.starves(0));
     bench.page_comes();
     assert_eq!(bench.guest.result(ticket), Some(OK));
-    assert!(!bench.driver.starved.has(0), "nobody wants it any more");
+    assert!(!bench.driver.vm.in_flight.starves(0), "nobody wants it any more");
     bench.answer(0, Ok(()), 2);
     assert_eq!(bench.guest.result(other), Some(OK));
-    assert!(bench.driver.requests.is_empty(), "an upgrade would wait for it for ever");
+    assert!(bench.driver.vm.in_flight.is_empty(), "an upgrade would wait for it for ever");
 }
 
 /// The large read is asked for before any that came after it.
@@ -421,8 +420,7 @@ impl Bench {
                 true => Frame::SendPage { request, slot: SlotIndex(0), page },
                 false => Frame::Error(ErrorReply { request, code: ErrorCode::NotFound, detail: 0 }),
             };
-            self.driver.handle_frame(&frame);
-            self.driver.execute();
+            self.driver.hear(&frame);
         }
         self.turn();
     }
@@ -430,14 +428,13 @@ impl Bench {
     fn pages_are_lost(&mut self) {
         for number in 0..16 {
             let lost = ErrorReply { request: RequestId(number), code: ErrorCode::NotFound, detail: 0 };
-            self.driver.handle_frame(&Frame::Error(lost));
-            self.driver.execute();
+            self.driver.hear(&Frame::Error(lost));
         }
         self.turn();
     }
 
     fn frames_looked_at(&self) -> u64 {
-        self.driver.engine.stats().frames_looked_at
+        self.driver.vm.engine.stats().frames_looked_at
     }
 }
 
@@ -562,7 +559,7 @@ fn a_write_in_pieces_goes_out_again_once_for_each_loss() {
         bench.answer(0, Ok(()), 0);
         bench.turn();
         assert_eq!((bench.guest.result(ticket), bench.asked()), (Some(OK), vec![]), "after {losses} losses");
-        assert!(bench.driver.requests.is_empty());
+        assert!(bench.driver.vm.in_flight.is_empty());
     }
 }
 
@@ -576,19 +573,16 @@ fn an_upgrade_waits_for_all_of_a_request_that_was_begun() {
         parts.ask = Box::new(move |_, _| Ok(checking.lock().unwrap().take().expect("it is asked once")));
     });
     let ticket = bench.submit(Command::Write { sector: 0, data: &[7; 4 * PAGE_SIZE] });
-    bench.driver.begin_upgrade(Some("/next".into()), None);
+    bench.driver.begin_upgrade("/next");
     verdict.give(Ok("next".into()));
-    bench.driver.hear_program();
-    let waits = |bench: &mut Bench| {
-        assert!(bench.driver.advance_upgrade().is_none());
-        bench.driver.is_draining()
-    };
+    bench.driver.handle(Source::Upgrade, false);
+    let waits = |bench: &mut Bench| bench.driver.is_draining_for_upgrade();
     assert!(waits(&mut bench), "two pieces are in flight");
     bench.answer(0, Ok(()), 0);
     bench.script.lock().unwrap().answers.push_back(StoreEvent::ContentUncertain);
     bench.turn();
     bench.answer(0, Ok(()), 0);
-    bench.driver.end_turn();
+    bench.driver.vm.end_turn();
     assert!(bench.asked().is_empty() && waits(&mut bench), "they are to go out again");
     let other = bench.submit(Command::Read { sector: 8, length: PAGE_SIZE_U64 });
     assert_eq!(bench.asked().len(), 2, "the write, and nothing new");

@@ -1,0 +1,135 @@
+//! The control commands: what the process can be told.
+
+use super::Driver;
+use super::index_size::HANDED_OVER;
+use super::snapshot::cache_pages;
+use super::vm::Vm;
+use crate::control::{ControlServer, Request};
+use remoca_core::units::PageCount;
+use remoca_io::address::Endpoint;
+use remoca_io::narrow;
+use remoca_protocol::control::{Command, Reply};
+
+const NO_SERVER: &str = "this process has no memory server; start it with --server";
+
+impl Driver {
+    pub(super) fn answer_control(&mut self) {
+        while let Some(request) = self.operator.control().and_then(ControlServer::next_request) {
+            if let Command::Upgrade { program } = &request.command {
+                self.upgrades.begin(program.clone(), Some(request), &self.vm, self.migration.is_idle());
+                continue;
+            }
+            if let Command::Migrate { to, key } = &request.command {
+                let (to, key) = (to.clone(), key.clone());
+                let is_draining = self.is_draining();
+                self.migration.migrate(&mut self.vm, &to, &key, request, is_draining);
+                continue;
+            }
+            self.vm.size.try_again();
+            if self.waits_for_index(&request.command) {
+                self.vm.size.wait(request);
+                continue;
+            }
+            let reply = self.obey(&request);
+            request.answer(reply);
+        }
+    }
+
+    fn obey(&mut self, request: &Request) -> Reply {
+        let done = match &request.command {
+            Command::Status => Ok(()),
+            Command::MigrateAbort => self.migration.abort(&mut self.vm),
+            Command::MigrateTakeBack => self.migration.take_back(&mut self.vm),
+            Command::Migrate { .. } => Err("it is answered when the other process has answered".into()),
+            Command::ClearFailedFlush { disk } => self.clear_failed_flush(disk),
+            Command::Set { .. } if !self.migration.serves() => {
+                Err("its disks are with another process, and so is its cache".into())
+            }
+            Command::Set { servers: None, cache_bytes, enabled } => self.set_cache(*cache_bytes, *enabled),
+            Command::Set { servers: Some(servers), cache_bytes: None, enabled: None } => self.set_servers(servers),
+            Command::Upgrade { .. } => Err("an upgrade is answered when it is done".into()),
+            Command::Set { .. } => Err("the servers and the cache cannot be changed in one command".into()),
+        };
+        match done {
+            Ok(()) => Reply::Status(Box::new(self.snapshot())),
+            Err(error) => Reply::Error { error },
+        }
+    }
+
+    /// Forgets that a flush of the disk `name` has failed: the operator says that its image is sound.
+    fn clear_failed_flush(&mut self, name: &str) -> Result<(), String> {
+        if !self.migration.serves() {
+            return Err("its disks are with another process: say it there".into());
+        }
+        let Vm { warmth, guests, engine, .. } = &mut self.vm;
+        warmth.clear_failed_flush(name, guests.disks_mut(), engine)
+    }
+
+    /// Replaces the list of memory servers. The pool leaves a server that is not in it at once, and gives its memory
+    /// back.
+    fn set_servers(&mut self, servers: &[String]) -> Result<(), String> {
+        let Some(link) = self.vm.servers.link_mut() else { return Err(NO_SERVER.into()) };
+        let endpoints = servers.iter().map(|server| server.parse()).collect::<Result<Vec<Endpoint>, _>>()?;
+        link.replace(&endpoints).map_err(|error| error.to_string())?;
+        self.vm.keep_settings();
+        self.vm.tell_servers();
+        Ok(())
+    }
+
+    /// Sets the size of the cache, and on or off. A size alone keeps "off" off, and is what "on" brings back.
+    fn set_cache(&mut self, bytes: Option<u64>, enabled: Option<bool>) -> Result<(), String> {
+        let vm = &mut self.vm;
+        if vm.servers.link().is_none() {
+            return Err(NO_SERVER.into());
+        }
+        let size = match bytes {
+            None => vm.size.cache(),
+            Some(bytes) => cache_pages(bytes)?,
+        };
+        let on = enabled.unwrap_or(vm.engine.status().enabled);
+        if on && size > vm.engine.index().layout().slot_limit() {
+            return Err(match self.migration.is_idle() {
+                true => "there is no memory for an index of that size".into(),
+                false => HANDED_OVER.into(),
+            });
+        }
+        vm.size.set_cache(size);
+        vm.servers.forget_refusal();
+        vm.engine.resize(if on { size } else { PageCount(0) });
+        vm.keep_settings();
+        vm.fit_index(self.migration.is_idle());
+        narrow::passes("resize-begun");
+        vm.execute();
+        narrow::passes("resize-done");
+        Ok(())
+    }
+
+    /// Returns whether a command needs a larger index, which is being made then.
+    fn waits_for_index(&mut self, command: &Command) -> bool {
+        let Command::Set { servers: None, cache_bytes, enabled } = command else { return false };
+        let (vm, is_idle) = (&mut self.vm, self.migration.is_idle());
+        let Ok(size) = cache_bytes.map_or(Ok(vm.size.cache()), cache_pages) else { return false };
+        let on = enabled.unwrap_or(vm.engine.status().enabled);
+        if !on || vm.servers.link().is_none() || size <= vm.engine.index().layout().slot_limit() {
+            return false;
+        }
+        vm.size.aim_at(size);
+        vm.fit_index(is_idle);
+        // While disks are handed over no index is made larger.
+        vm.size.is_busy() && is_idle
+    }
+
+    /// Continues what a change of the index's size was for, and looks at what has changed meanwhile.
+    pub(super) fn go_on_with_size(&mut self) {
+        let Some(clients) = self.vm.size.take_clients() else { return };
+        for client in clients {
+            if self.waits_for_index(&client.command) {
+                self.vm.size.wait(client);
+            } else {
+                let reply = self.obey(&client);
+                client.answer(reply);
+            }
+        }
+        self.vm.fit_index(self.migration.is_idle());
+    }
+}

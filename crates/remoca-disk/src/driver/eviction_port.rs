@@ -1,0 +1,112 @@
+//! The eviction port, if the VM has one: its requests, and what its agent said.
+
+use super::disk::Port;
+use super::intake::Intake;
+use remoca_core::engine::DiskEngine;
+use remoca_core::units::PAGE_SIZE;
+use remoca_frontend::device::{Frontend, GuestRequest};
+use remoca_frontend::request::{CopyError, Outcome};
+use remoca_io::words::IndexMemory;
+use remoca_protocol::port::{self, AgentStats};
+
+/// The port of a VM.
+pub(super) struct EvictionPort {
+    port: Option<Port>,
+    agent: Option<AgentStats>,
+    /// The page that was copied out last.
+    page: Box<[u8; PAGE_SIZE]>,
+}
+
+impl EvictionPort {
+    /// Returns the part for this port, whose agent has said nothing.
+    pub(super) fn new(port: Option<Port>) -> Self {
+        Self { port, agent: None, page: Box::new([0; PAGE_SIZE]) }
+    }
+
+    /// Returns the port.
+    pub(super) fn get(&self) -> Option<&Port> {
+        self.port.as_ref()
+    }
+
+    /// Returns the frontend of the port.
+    pub(super) fn frontend(&self) -> Option<&Frontend> {
+        self.port.as_ref().map(|port| &port.frontend)
+    }
+
+    /// Returns the frontend of the port, to be changed.
+    pub(super) fn frontend_mut(&mut self) -> Option<&mut Frontend> {
+        self.port.as_mut().map(|port| &mut port.frontend)
+    }
+
+    /// Returns what the agent said of itself last.
+    pub(super) fn agent(&self) -> Option<AgentStats> {
+        self.agent
+    }
+
+    /// Takes what has come on the port's descriptor. Returns whether there may be requests.
+    pub(super) fn handle_events(&mut self) -> bool {
+        let Some(port) = &mut self.port else { return false };
+        let handled = port.frontend.handle_events();
+        handled.inspect_err(|error| tracing::warn!("eviction port: {error}")).is_ok()
+    }
+
+    /// Returns whether requests are taken; if the disks are elsewhere, answers what can be answered.
+    pub(super) fn admits(&mut self, intake: Intake) -> bool {
+        match intake {
+            Intake::Away { .. } => {
+                // What was evicted needs no flush.
+                if let Some(port) = &mut self.port {
+                    port.frontend.stand_aside(false);
+                }
+                false
+            }
+            Intake::Nothing => false,
+            Intake::Begun | Intake::All => true,
+        }
+    }
+
+    /// Returns the next request.
+    pub(super) fn pop(&mut self, intake: Intake) -> Option<GuestRequest> {
+        intake.pop(&mut self.port.as_mut()?.frontend)
+    }
+
+    /// Gives a request back to the guest.
+    pub(super) fn complete(&mut self, request: GuestRequest, outcome: Outcome) {
+        if let Some(port) = &mut self.port {
+            port.frontend.complete(request, outcome);
+        }
+    }
+
+    /// Answers a read: block 0 is the identification page, and everything else is zero.
+    pub(super) fn read(
+        &self,
+        engine: &DiskEngine<IndexMemory>,
+        request: &mut GuestRequest,
+        start: u64,
+    ) -> Result<(), CopyError> {
+        request.fill_zero(0, request.data_length())?;
+        if start == 0 {
+            let cookie = self.port.as_ref().map_or(0, |port| port.cookie);
+            let page = port::identification(&engine.stats(), cookie, engine.advice());
+            let length = request.data_length().min(PAGE_SIZE);
+            request.copy_to_guest(0, &page[..length])?;
+        }
+        Ok(())
+    }
+
+    /// Copies a page of a write out of guest memory before it is looked at: the guest may change it meanwhile. Returns an
+    /// evicted page; `None`: it was what the agent says of itself.
+    pub(super) fn take_page(
+        &mut self,
+        request: &GuestRequest,
+        start: u64,
+        offset: usize,
+    ) -> Result<Option<&[u8]>, CopyError> {
+        request.copy_from_guest(offset, &mut self.page[..])?;
+        if start == 0 && offset == 0 {
+            self.agent = port::agent_stats(&self.page[..]).or(self.agent);
+            return Ok(None);
+        }
+        Ok(Some(&self.page[..]))
+    }
+}

@@ -1,0 +1,81 @@
+//! What the I/O thread has of its host: the descriptors that it waits for, and the time.
+
+use super::poller::{Poller, Source};
+use crate::clock::Clock;
+use remoca_core::units::Nanos;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+/// The poller and the clock.
+pub(super) struct Host {
+    poller: Poller,
+    clock: Box<dyn Clock>,
+    started: Instant,
+    /// The time since the start, as the engine gets it.
+    now: Nanos,
+}
+
+impl Host {
+    /// Returns a host whose time begins now.
+    pub(super) fn new(clock: Box<dyn Clock>) -> io::Result<Self> {
+        Ok(Self { poller: Poller::new()?, started: clock.now(), clock, now: Nanos(0) })
+    }
+
+    /// Waits for events, and adds them to `ready` as [`Poller::wait`] does.
+    pub(super) fn wait(&mut self, ready: &mut Vec<(Source, bool)>, timeout: Option<Duration>) -> io::Result<()> {
+        self.poller.wait(ready, timeout)
+    }
+
+    /// Reports `source` whenever `fd` is readable.
+    pub(super) fn watch(&self, fd: BorrowedFd<'_>, source: Source) -> io::Result<()> {
+        self.poller.add(fd, source, false)
+    }
+
+    /// Changes whether `fd` is reported when writable.
+    pub(super) fn watch_room(&self, fd: BorrowedFd<'_>, source: Source, writable: bool) -> io::Result<()> {
+        self.poller.change(fd, source, writable)
+    }
+
+    /// Stops reporting `fd`.
+    pub(super) fn unwatch(&self, fd: BorrowedFd<'_>) {
+        self.poller.remove(fd);
+    }
+
+    /// Reads the clock for [`Self::now`].
+    pub(super) fn update(&mut self) {
+        let elapsed = self.uptime();
+        self.now = Nanos(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// Returns the time since the start, as it was read last.
+    pub(super) fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// Returns the time that nobody sets, read now.
+    pub(super) fn instant(&self) -> Instant {
+        self.clock.now()
+    }
+
+    /// Returns the time since `then`, read now.
+    pub(super) fn time_since(&self, then: Instant) -> Duration {
+        self.clock.now().saturating_duration_since(then)
+    }
+
+    /// Returns the time since the start, read now.
+    pub(super) fn uptime(&self) -> Duration {
+        self.time_since(self.started)
+    }
+
+    /// Returns the clocks.
+    pub(super) fn clock(&self) -> &dyn Clock {
+        &*self.clock
+    }
+
+    /// Lets time pass that the clock does not show.
+    #[cfg(test)]
+    pub(super) fn advance_to(&mut self, now: Nanos) {
+        self.now = now;
+    }
+}

@@ -1,0 +1,307 @@
+//! The requests of guests that are under way, with what they need: numbers, buffers, and a place in the queue for those.
+//!
+//! Data of a guest are copied once, here: read buffer -> guest, guest -> write buffer, receive buffer -> guest.
+
+use super::capture::CapturedFrames;
+use super::disk::Disk;
+use super::guests::Guests;
+use super::host::Host;
+use super::measured::Measured;
+use super::requests::{Origin, Pending, RequestTable, store_op};
+use super::starved::{DiskIo, Starved, Tried, Walk};
+use super::warmth::Warmth;
+use crate::trace::TraceWriter;
+use remoca_core::engine::{DiskEngine, DiskError, GuestOp, RequestId};
+use remoca_core::units::{DiskIndex, Nanos, PAGE_SIZE};
+use remoca_frontend::device::GuestRequest;
+use remoca_frontend::request::Outcome;
+use remoca_io::buffer::{BufferPool, IoBuffer};
+use remoca_io::narrow;
+use remoca_io::words::IndexMemory;
+
+type Engine = DiskEngine<IndexMemory>;
+
+/// Requests that the engine has not completed, and I/O that the stores have not.
+pub(super) struct InFlight {
+    requests: RequestTable,
+    buffers: BufferPool,
+    /// Disk I/O that waits for a buffer.
+    starved: Starved,
+    captured: CapturedFrames,
+    measured: Measured,
+    /// Flushes under way that belong to a hand-over.
+    hand_over_flushes: u32,
+}
+
+/// What became of an I/O that was to be placed.
+pub(super) enum Placing {
+    Tried(Tried),
+    /// The guest went away meanwhile, so there are no data to write.
+    GuestGone,
+}
+
+impl InFlight {
+    /// Returns an empty table of the requests of so many disks.
+    pub(super) fn new(disks: usize, buffers: BufferPool, trace: Option<TraceWriter>) -> Self {
+        Self {
+            requests: RequestTable::new(disks),
+            buffers,
+            starved: Starved::new(disks),
+            captured: CapturedFrames::default(),
+            measured: Measured::new(trace),
+            hand_over_flushes: 0,
+        }
+    }
+
+    /// Takes a request in; its number is the engine's name for it.
+    pub(super) fn begin(&mut self, disk: u16, op: GuestOp, now: Nanos, origin: Origin) -> RequestId {
+        self.hand_over_flushes += u32::from(matches!(origin, Origin::HandOver));
+        self.requests.insert(Pending { disk, op, issued: now, buffer: None, delivered: false, origin })
+    }
+
+    /// Returns whether no request is under way, and no store is working.
+    pub(super) fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// Returns whether a flush is under way.
+    pub(super) fn is_flushing(&self) -> bool {
+        self.requests.are_being_flushed()
+    }
+
+    /// Returns whether a flush is under way that belongs to a hand-over.
+    pub(super) fn is_flushing_for_hand_over(&self) -> bool {
+        self.hand_over_flushes > 0
+    }
+
+    /// Returns whether no disk I/O waits for a buffer.
+    pub(super) fn is_fed(&self) -> bool {
+        self.starved.is_empty()
+    }
+
+    /// Notes that `disk` may have lost what it has done of requests with several ranges.
+    pub(super) fn repeat_parts(&mut self, disk: u16) {
+        self.requests.repeat_parts(disk);
+    }
+
+    /// Returns the disk I/O of a request, if it can be placed now. It waits for a buffer otherwise: also if there is one, but I/O
+    /// of its disk waits that came before.
+    pub(super) fn take_up(&mut self, id: RequestId, disk: DiskIndex, op: GuestOp, too: bool, of: &Disk) -> DiskIo {
+        self.requests.begin_io(id);
+        let mut io = DiskIo { id, disk: usize::from(disk.0), op, too, bytes: 0 };
+        io.bytes = buffer_bytes(&io, of);
+        io
+    }
+
+    /// Returns whether I/O of its disk waits that came before.
+    pub(super) fn must_wait(&self, io: &DiskIo) -> bool {
+        io.bytes > 0 && self.starved.has(io.disk)
+    }
+
+    /// Lets an I/O wait for a buffer.
+    pub(super) fn starve(&mut self, io: DiskIo) {
+        self.starved.push(io);
+    }
+
+    /// Begins to walk over what waits for buffers, each disk's in turn. What nobody wants any more is left out.
+    pub(super) fn begin_walk(&mut self, engine: &mut Engine, disks: &[Disk]) -> Walk {
+        let Self { starved, requests, .. } = self;
+        starved.retain(|io| {
+            if io.too && requests.get_mut(io.id).is_none() {
+                // A memory server has answered the read.
+                engine.handle_disk_skipped(io.id);
+                requests.end_io(io.id);
+                return false;
+            }
+            // None of them has the page: now it is I/O that a guest waits for.
+            io.too &= engine.waits_for_server(io.id);
+            io.bytes = buffer_bytes(io, &disks[io.disk]);
+            true
+        });
+        self.starved.walk()
+    }
+
+    /// Returns the next I/O to place. [`Self::note`] has to be told what became of it.
+    pub(super) fn next_starved(&self, walk: &mut Walk) -> Option<DiskIo> {
+        self.starved.next(walk)
+    }
+
+    /// Notes what became of an I/O of a walk.
+    pub(super) fn note(&mut self, walk: &mut Walk, tried: Tried) {
+        self.starved.note(walk, tried);
+    }
+
+    /// Submits the I/O if its disk has room for it, and there is a buffer.
+    pub(super) fn place(&mut self, io: DiskIo, disk: &mut Disk, warmth: &mut Warmth) -> Placing {
+        if io.bytes > 0 {
+            let wanted = |disk| self.starved.wanted_bytes(disk);
+            let tried = self.requests.share(&io, self.buffers.limit_bytes(), wanted);
+            if tried != Tried::Placed {
+                return Placing::Tried(tried);
+            }
+        }
+        self.submit(io, disk, warmth)
+    }
+
+    /// Gives I/O to the store, if there is a buffer.
+    fn submit(&mut self, io: DiskIo, disk: &mut Disk, warmth: &mut Warmth) -> Placing {
+        let DiskIo { id, op, too, .. } = io;
+        let buffer = match op {
+            GuestOp::Read(range) | GuestOp::Write { range, .. } => {
+                let length = usize::try_from(range.length).unwrap_or(usize::MAX);
+                let mut origin = self.requests.get_mut(id).map(|pending| &mut pending.origin).filter(|_| !too);
+                let brought = match &mut origin {
+                    Some(Origin::Whole(request)) => request.take_buffer(),
+                    Some(Origin::Part(_) | Origin::HandOver) | None => None,
+                };
+                let must_copy = brought.is_none() && matches!(op, GuestOp::Write { .. });
+                let Some(mut buffer) = brought.or_else(|| self.buffers.take(length)) else {
+                    return Placing::Tried(Tried::NoBuffer);
+                };
+                let copied = match origin {
+                    Some(Origin::Whole(request)) if must_copy => request.copy_from_guest(0, &mut buffer).is_ok(),
+                    _ => !must_copy,
+                };
+                if !copied {
+                    return Placing::GuestGone;
+                }
+                Some(buffer)
+            }
+            GuestOp::Flush | GuestOp::Discard(_) | GuestOp::WriteZeroes { .. } => None,
+        };
+        if matches!(op, GuestOp::Write { .. }) {
+            narrow::passes("write-forgotten");
+        }
+        self.requests.take_share(&io);
+        warmth.begin(io.disk, &op);
+        disk.store.submit(u64::from(id.0), store_op(op), buffer);
+        Placing::Tried(Tried::Placed)
+    }
+
+    /// Returns what the store was asked for with this number, if the guest has no answer yet.
+    pub(super) fn op(&mut self, id: RequestId) -> Option<GuestOp> {
+        self.requests.get_mut(id).map(|pending| pending.op)
+    }
+
+    /// Handles the end of the store's part of a request. Only what it read or wrote well is the request's data: pages
+    /// of a memory server may still be.
+    pub(super) fn disk_done(
+        &mut self,
+        engine: &mut Engine,
+        now: Nanos,
+        id: RequestId,
+        result: Result<(), DiskError>,
+        buffer: Option<IoBuffer>,
+    ) {
+        engine.handle_disk_done(now, id, result, buffer.as_deref().unwrap_or(&[]));
+        if let Some(pending) = self.requests.get_mut(id)
+            && result.is_ok()
+        {
+            pending.buffer = buffer;
+        }
+        self.requests.end_io(id);
+    }
+
+    /// Delivers a page of a memory server as part of a read.
+    pub(super) fn deliver(&mut self, engine: &mut Engine, id: RequestId, offset: u32, page: &[u8]) {
+        if let Some(Pending { origin: Origin::Whole(request), delivered, .. }) = self.requests.get_mut(id) {
+            self.captured.capture(engine, request, offset as usize, page.len());
+            *delivered = true;
+            // The guest may be gone; its request still completes.
+            let _ = request.copy_to_guest(offset as usize, page);
+        }
+    }
+
+    /// Delivers zeroes as part of a read.
+    pub(super) fn fill_zero(&mut self, engine: &mut Engine, id: RequestId, offset: u32, length: u32) {
+        if let Some(Pending { origin: Origin::Whole(request), delivered, .. }) = self.requests.get_mut(id) {
+            self.captured.capture(engine, request, offset as usize, length as usize);
+            *delivered = true;
+            // The guest may be gone; its request still completes.
+            let _ = request.fill_zero(offset as usize, length as usize);
+        }
+    }
+
+    /// Returns the page at `offset` of what a request read or wrote.
+    pub(super) fn page(&mut self, id: RequestId, offset: u32) -> Option<&[u8]> {
+        let offset = offset as usize;
+        self.requests.get_mut(id)?.buffer.as_deref()?.get(offset..offset + PAGE_SIZE)
+    }
+
+    /// Judges the frames that were copied out before data were delivered into them.
+    pub(super) fn judge_frames(&mut self, judge: impl FnMut(&[u8])) {
+        self.captured.judge(judge);
+    }
+
+    /// Completes a request. Returns one that has to be begun again, with its disk: the disk may have lost what it has done of it.
+    pub(super) fn complete(
+        &mut self,
+        id: RequestId,
+        result: Result<(), DiskError>,
+        engine: &mut Engine,
+        guests: &mut Guests,
+        host: &mut Host,
+    ) -> Option<(u16, GuestRequest)> {
+        let mut pending = self.requests.remove(id)?;
+        let from_disk = pending.buffer.is_some() || result.is_err();
+        let mut outcome = Outcome::from(result);
+        match (pending.op, result, pending.buffer.take(), &mut pending.origin) {
+            (GuestOp::Read(_), Ok(()), Some(buffer), Origin::Whole(request)) => {
+                if !pending.delivered {
+                    self.captured.capture(engine, request, 0, buffer.len());
+                }
+                if request.deliver(buffer).is_err() {
+                    outcome = Outcome::BROKEN;
+                }
+            }
+            (GuestOp::Write { .. }, Ok(()), Some(buffer), Origin::Whole(request)) => request.give_back(buffer),
+            _ => {}
+        }
+        host.update();
+        self.measured.record(host.now(), &pending, from_disk);
+        match pending.origin {
+            Origin::Whole(request) => guests.complete(pending.disk, request, outcome),
+            Origin::HandOver => self.hand_over_flushes -= 1,
+            Origin::Part(group) => {
+                group.end_part(outcome);
+                if group.left.get() == 0
+                    && let Some(request) = group.request.take()
+                {
+                    match group.must_repeat() {
+                        true => return Some((pending.disk, request)),
+                        false => guests.complete(pending.disk, request, group.outcome.get()),
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Returns what is measured of requests.
+    pub(super) fn measured(&mut self) -> &mut Measured {
+        &mut self.measured
+    }
+
+    /// Returns the memory of the buffers.
+    pub(super) fn buffer_bytes(&self) -> usize {
+        self.buffers.allocated_bytes()
+    }
+
+    /// Returns whether disk I/O of this disk waits for a buffer.
+    #[cfg(test)]
+    pub(super) fn starves(&self, disk: usize) -> bool {
+        self.starved.has(disk)
+    }
+}
+
+/// Returns what an I/O takes of the driver's buffers.
+fn buffer_bytes(io: &DiskIo, disk: &Disk) -> usize {
+    match io.op {
+        // Buffers that requests bring are theirs.
+        _ if !io.too && disk.frontend.brings_buffers() => 0,
+        GuestOp::Read(range) | GuestOp::Write { range, .. } => {
+            BufferPool::footprint(usize::try_from(range.length).unwrap_or(usize::MAX))
+        }
+        GuestOp::Flush | GuestOp::Discard(_) | GuestOp::WriteZeroes { .. } => 0,
+    }
+}

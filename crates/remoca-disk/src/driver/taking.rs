@@ -1,0 +1,148 @@
+//! What guests ask for: requests are taken from disks and port, and given to the engine.
+
+use super::intake::Intake;
+use super::requests::{Group, Origin};
+use super::vm::Vm;
+use remoca_core::engine::{Evicted, GuestOp};
+use remoca_core::units::{ByteRange, DiskIndex, PAGE_SIZE};
+use remoca_frontend::device::GuestRequest;
+use remoca_frontend::request::{Operation, Outcome, ZeroRange};
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Requests taken from one device before others get their turn.
+const REQUESTS_PER_TURN: usize = 256;
+/// Bytes discarded or zeroed on one disk before others get their turn: the index is asked for each block of them.
+const UNKNOWN_BYTES_PER_TURN: u64 = 512 << 20;
+/// Evicted pages taken before the disks get their turn: all of them are copied and hashed here.
+const PORT_BYTES_PER_TURN: usize = 4 << 20;
+
+impl Vm {
+    /// Takes requests of a disk.
+    pub(super) fn pop_requests(&mut self, disk: u16, intake: Intake) {
+        if !self.guests.admits(disk, intake) {
+            return;
+        }
+        let mut bytes = 0_u64;
+        for _ in 0..REQUESTS_PER_TURN {
+            if bytes >= UNKNOWN_BYTES_PER_TURN {
+                break;
+            }
+            let Some(request) = self.guests.pop(disk, intake) else { return };
+            bytes += unknown_bytes(request.operation());
+            self.begin(disk, request);
+        }
+        self.guests.pop_again();
+    }
+
+    /// Gives a request to the engine.
+    pub(super) fn begin(&mut self, disk: u16, request: GuestRequest) {
+        let durable = self.guests.begin(disk, &request);
+        match request.operation().clone() {
+            Operation::Read { range } => {
+                self.begin_part(disk, GuestOp::Read(byte_range(&range)), Origin::Whole(request))
+            }
+            Operation::Write { range } => {
+                self.begin_part(disk, GuestOp::Write { range: byte_range(&range), durable }, Origin::Whole(request));
+            }
+            Operation::Flush => self.begin_part(disk, GuestOp::Flush, Origin::Whole(request)),
+            Operation::Discard { ranges } => {
+                let ops = ranges.iter().map(|range| GuestOp::Discard(byte_range(range))).collect();
+                self.begin_group(disk, request, ops);
+            }
+            Operation::WriteZeroes { ranges } => {
+                let op = |zero: &ZeroRange| GuestOp::WriteZeroes {
+                    range: byte_range(&zero.range),
+                    may_unmap: zero.unmap,
+                    durable,
+                };
+                let ops = ranges.iter().map(op).collect();
+                self.begin_group(disk, request, ops);
+            }
+        }
+    }
+
+    /// Begins a request of several ranges: each is a request of the engine, the last one completes the guest's. Empty
+    /// ranges need nothing.
+    fn begin_group(&mut self, disk: u16, request: GuestRequest, ops: Vec<GuestOp>) {
+        let is_empty = |op: &GuestOp| match op {
+            GuestOp::Discard(range) | GuestOp::WriteZeroes { range, .. } => range.length == 0,
+            GuestOp::Read(_) | GuestOp::Write { .. } | GuestOp::Flush => false,
+        };
+        let ops: Vec<_> = ops.into_iter().filter(|op| !is_empty(op)).collect();
+        if ops.is_empty() {
+            self.guests.complete(disk, request, Outcome::Done);
+            return;
+        }
+        let group = Rc::new(Group::new(Some(request), ops.len()));
+        for op in ops {
+            self.begin_part(disk, op, Origin::Part(Rc::clone(&group)));
+        }
+    }
+
+    fn begin_part(&mut self, disk: u16, op: GuestOp, origin: Origin) {
+        let id = self.in_flight.begin(disk, op, self.host.now(), origin);
+        self.engine.handle_request(self.host.now(), id, DiskIndex(disk), op);
+        self.execute();
+    }
+
+    /// Has all disks that can be written to make durable what they have, for a hand-over.
+    pub(super) fn flush_for_hand_over(&mut self) {
+        for disk in (0..).take(self.guests.disks().len()) {
+            if !self.guests.disks()[usize::from(disk)].frontend.is_read_only() {
+                self.begin_part(disk, GuestOp::Flush, Origin::HandOver);
+            }
+        }
+    }
+
+    /// Takes requests of the eviction port.
+    pub(super) fn pop_port(&mut self, intake: Intake) {
+        if !self.guests.port_mut().admits(intake) {
+            return;
+        }
+        let mut bytes = 0;
+        while bytes < PORT_BYTES_PER_TURN {
+            let Some(mut request) = self.guests.port_mut().pop(intake) else { return };
+            bytes += request.data_length().max(PAGE_SIZE);
+            let outcome = self.execute_port(&mut request);
+            self.guests.port_mut().complete(request, outcome);
+        }
+        self.guests.pop_again();
+    }
+
+    fn execute_port(&mut self, request: &mut GuestRequest) -> Outcome {
+        let done = match request.operation().clone() {
+            Operation::Read { range } => self.guests.port().read(&self.engine, request, range.start).is_ok(),
+            Operation::Write { range } => self.take_evictions(request, range.start),
+            Operation::Flush => true,
+            Operation::Discard { .. } | Operation::WriteZeroes { .. } => return Outcome::Unsupported,
+        };
+        if done { Outcome::Done } else { Outcome::BROKEN }
+    }
+
+    fn take_evictions(&mut self, request: &GuestRequest, start: u64) -> bool {
+        for offset in (0..request.data_length()).step_by(PAGE_SIZE) {
+            let Ok(page) = self.guests.port_mut().take_page(request, start, offset) else { return false };
+            let Some(page) = page else { continue };
+            if let Evicted::Admit(slot) = self.engine.handle_evicted(page) {
+                self.servers.send_page(slot, page);
+            }
+            self.execute();
+        }
+        true
+    }
+}
+
+fn byte_range(range: &Range<u64>) -> ByteRange {
+    ByteRange { offset: range.start, length: range.end - range.start }
+}
+
+/// Returns the bytes that a request makes unknown without bringing data.
+fn unknown_bytes(operation: &Operation) -> u64 {
+    let length = |range: &Range<u64>| range.end - range.start;
+    match operation {
+        Operation::Discard { ranges } => ranges.iter().map(length).sum(),
+        Operation::WriteZeroes { ranges } => ranges.iter().map(|zero| length(&zero.range)).sum(),
+        Operation::Read { .. } | Operation::Write { .. } | Operation::Flush => 0,
+    }
+}

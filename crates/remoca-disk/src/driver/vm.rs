@@ -1,0 +1,317 @@
+//! The parts that serve the guest, and what goes on between them: events of one become events of the engine, and the
+//! engine's actions are executed by the others.
+//!
+//! Actions are drained after every call of the engine, in order.
+
+use super::guests::Guests;
+use super::host::Host;
+use super::in_flight::{InFlight, Placing};
+use super::index_size::{IndexSize, Region};
+use super::servers::Servers;
+use super::starved::{DiskIo, Tried};
+use super::warmth::Warmth;
+use crate::link::ServerLink;
+use crate::state::{Former, StateFile};
+use remoca_core::engine::{Action, DiskEngine, DiskError, EngineConfig, Evicted, GuestOp, RequestId};
+use remoca_core::units::{DiskIndex, PageCount};
+use remoca_io::buffer::IoBuffer;
+use remoca_io::narrow;
+use remoca_io::words::IndexMemory;
+use remoca_protocol::Frame;
+use remoca_store::StoreEvent;
+use std::time::Instant;
+
+/// What serves the guest. Each part keeps its own state to itself.
+pub(super) struct Vm {
+    pub(super) name: String,
+    /// Hand-overs to this program and those before it.
+    pub(super) upgrades: u32,
+    pub(super) host: Host,
+    pub(super) engine: DiskEngine<IndexMemory>,
+    pub(super) guests: Guests,
+    pub(super) in_flight: InFlight,
+    pub(super) servers: Servers,
+    pub(super) warmth: Warmth,
+    pub(super) size: IndexSize,
+}
+
+impl Vm {
+    /// Executes all actions that the engine has.
+    pub(super) fn execute(&mut self) {
+        while let Some(action) = self.engine.poll_action() {
+            match action {
+                Action::Disk { request, disk, op } => self.begin_disk(request, disk, op, false),
+                Action::DiskToo { request, disk, op } => self.begin_disk(request, disk, op, true),
+                Action::ZeroFill { request, offset, length } => {
+                    self.in_flight.fill_zero(&mut self.engine, request, offset, length);
+                }
+                Action::Complete { request, result } => self.complete(request, result),
+                Action::Fetch { fetch, slot } => {
+                    self.servers.send(&Frame::Request { request: remoca_protocol::RequestId(fetch.0), slot });
+                }
+                Action::SendBlock { slot, request, offset } => {
+                    if let Some(page) = self.in_flight.page(request, offset) {
+                        self.servers.send_page(slot, page);
+                    }
+                }
+                Action::MovePage { from, to } => self.servers.send(&Frame::Move { from, to }),
+                Action::SetSize(npages) => {
+                    self.servers.send(&Frame::SetSize { request: remoca_protocol::RequestId(0), npages });
+                }
+                Action::Ask(server) => self.servers.ask(server),
+                Action::Release(server) => self.servers.release(server),
+                Action::Use(server) => {
+                    if let Err(why) = self.servers.begin_session(&self.host, server) {
+                        self.lose_session(&why);
+                    }
+                }
+                Action::GiveUp => self.servers.end_session(&self.host, |link| link.end("it does not answer")),
+                Action::Leave => self.servers.end_session(&self.host, ServerLink::leave),
+                Action::ForeignWriter(disk) => {
+                    let image = &self.guests.disks()[usize::from(disk.0)].image;
+                    tracing::error!(
+                        "{image} holds something else than this process wrote or read there: another program writes to it! \
+                         The cache was dropped. Stop the other writer, or the disk will be damaged."
+                    );
+                }
+            }
+        }
+        let Self { in_flight, engine, servers, .. } = self;
+        in_flight.judge_frames(|page| {
+            if let Evicted::Admit(slot) = engine.handle_frame(page) {
+                servers.send_page(slot, page);
+            }
+        });
+    }
+
+    /// Submits the disk I/O of a request, or lets it wait for a buffer: also if there is one, but I/O of its disk waits that came
+    /// before.
+    fn begin_disk(&mut self, id: RequestId, disk: DiskIndex, op: GuestOp, too: bool) {
+        let io = self.in_flight.take_up(id, disk, op, too, &self.guests.disks()[usize::from(disk.0)]);
+        if self.in_flight.must_wait(&io) || self.place(io) != Tried::Placed {
+            self.in_flight.starve(io);
+        }
+    }
+
+    /// Submits what there are buffers for, each disk's in turn.
+    pub(super) fn feed_starved(&mut self) {
+        if self.in_flight.is_fed() {
+            return;
+        }
+        let mut walk = self.in_flight.begin_walk(&mut self.engine, self.guests.disks());
+        while let Some(io) = self.in_flight.next_starved(&mut walk) {
+            let tried = self.place(io);
+            self.in_flight.note(&mut walk, tried);
+        }
+    }
+
+    fn place(&mut self, io: DiskIo) -> Tried {
+        match self.in_flight.place(io, self.guests.disk_mut(io.disk), &mut self.warmth) {
+            Placing::Tried(tried) => tried,
+            Placing::GuestGone => {
+                self.disk_done(io.id, Err(DiskError(libc::EIO)), None);
+                // Called from `execute` or from the end of a turn; either way the actions are drained next.
+                self.execute();
+                Tried::Placed
+            }
+        }
+    }
+
+    /// Handles the end of the store's part of a request.
+    pub(super) fn disk_done(&mut self, id: RequestId, result: Result<(), DiskError>, buffer: Option<IoBuffer>) {
+        self.in_flight.disk_done(&mut self.engine, self.host.now(), id, result, buffer);
+    }
+
+    fn complete(&mut self, id: RequestId, result: Result<(), DiskError>) {
+        let Self { in_flight, engine, guests, host, .. } = self;
+        if let Some((disk, request)) = in_flight.complete(id, result, engine, guests, host) {
+            self.begin(disk, request);
+        }
+    }
+
+    /// Takes what the store has to say, and tells the engine. False if that was nothing.
+    pub(super) fn take_store_events(&mut self, disk: usize) -> bool {
+        let mut any = false;
+        while let Some(event) = self.guests.disk_mut(disk).store.next_event() {
+            any = true;
+            match event {
+                StoreEvent::ContentUncertain => {
+                    let image = &self.guests.disks()[disk].image;
+                    tracing::warn!("{image}: its server came back; what was known of it is void");
+                    let index = DiskIndex(u16::try_from(disk).unwrap_or(u16::MAX));
+                    self.engine.handle_content_uncertain(index);
+                    self.in_flight.repeat_parts(index.0);
+                    self.guests.disk_mut(disk).frontend.repeat_parts();
+                }
+                StoreEvent::Looked { changed_ns } => self.warmth.end_look(disk, changed_ns),
+                StoreEvent::Completed(completion) => {
+                    narrow::passes("disk-done");
+                    let Ok(id) = u32::try_from(completion.token) else { continue };
+                    let id = RequestId(id);
+                    let result = completion.result.map_err(|error| DiskError(error.errno));
+                    if let Some(op) = self.in_flight.op(id) {
+                        self.warmth.end(disk, &op);
+                    }
+                    self.disk_done(id, result, completion.buffer);
+                }
+            }
+            self.execute();
+        }
+        self.warmth.note_failure(disk, &self.guests.disks()[disk], &mut self.engine);
+        any
+    }
+
+    /// Records that writes are about to be handed to the kernel, or are there.
+    pub(super) fn stamp_writes(&mut self) {
+        self.warmth.stamp_writes(self.guests.disks_mut(), &self.engine, &self.host);
+    }
+
+    /// Lets a store go on with what is ready on its descriptor.
+    pub(super) fn serve_store(&mut self, disk: usize) {
+        // The store goes on with writes, and hands over what this turn has queued.
+        self.stamp_writes();
+        self.guests.disk_mut(disk).store.handle_ready(self.host.instant());
+        self.take_store_events(disk);
+    }
+
+    /// Does what is due for stores.
+    pub(super) fn run_store_timers(&mut self, now: Instant) {
+        for disk in 0..self.guests.disks().len() {
+            if self.guests.disks()[disk].store.next_deadline().is_some_and(|at| at <= now) {
+                self.stamp_writes();
+                self.guests.disk_mut(disk).store.handle_timer(now);
+                self.take_store_events(disk);
+            }
+        }
+    }
+
+    /// Hands everything that was queued in this turn to the kernel. The server's socket comes first: if the connection
+    /// turns out to be lost, reads that waited for it go to the disk. What completes at once may free a buffer that
+    /// starved I/O waits for, so nothing is left behind that no event would bring up again.
+    pub(super) fn end_turn(&mut self) {
+        let now = self.host.instant();
+        let mut completed = true;
+        while completed {
+            self.feed_starved();
+            self.flush_link();
+            completed = false;
+            self.stamp_writes();
+            for disk in 0..self.guests.disks().len() {
+                let store = &mut self.guests.disk_mut(disk).store;
+                store.kick(now);
+                if cfg!(feature = "ablation") && store.in_flight() > 0 {
+                    narrow::passes("disk-submitted");
+                }
+                completed |= self.take_store_events(disk);
+            }
+        }
+        self.guests.notify();
+    }
+
+    /// Tells the engine the servers. It decides where the pool goes; from here on connections are made.
+    pub(super) fn tell_servers(&mut self) {
+        if let Some(numbers) = self.servers.numbers() {
+            self.engine.set_servers(self.host.now(), &numbers);
+            self.execute();
+        }
+    }
+
+    /// Takes the answers of servers that were asked.
+    pub(super) fn take_answers(&mut self) {
+        while let Some((server, offer)) = self.servers.next_answer(&self.host) {
+            self.engine.handle_answer(self.host.now(), server, offer);
+            self.execute();
+        }
+    }
+
+    /// Takes frames of the server.
+    pub(super) fn receive(&mut self) {
+        let Self { servers, engine, in_flight, host, .. } = self;
+        let Some(received) = servers.receive(engine, in_flight, host.now()) else { return };
+        self.execute();
+        if let Some(why) = self.servers.lost(received) {
+            self.lose_session(&why);
+        }
+    }
+
+    /// Ends a connection that is of no use any more, and tells the engine.
+    fn lose_session(&mut self, why: &str) {
+        self.servers.end_session(&self.host, |link| link.end(why));
+        self.engine.handle_disconnected(self.host.now());
+        self.execute();
+    }
+
+    /// Sends what is queued for the server.
+    fn flush_link(&mut self) {
+        match self.servers.flush(&self.host) {
+            Ok(0) => {}
+            Ok(pages) => self.engine.handle_sent(pages),
+            Err(error) => self.lose_session(&error.to_string()),
+        }
+    }
+
+    /// Tells the engine what the disks are.
+    pub(super) fn describe_disks(&mut self) {
+        for ((blocks, swap), index) in self.guests.sizes().zip(0..) {
+            self.engine.describe_disk(DiskIndex(index), blocks, swap);
+        }
+    }
+
+    /// Serves with another engine from now on.
+    pub(super) fn change_engine(&mut self, mut engine: DiskEngine<IndexMemory>) {
+        engine.count_on(self.engine.stats());
+        self.size.forget();
+        self.engine = engine;
+    }
+
+    /// Makes the index large enough for a cache of `cache` pages at once: nobody is served yet.
+    pub(super) fn fit_index_now(&mut self, cache: PageCount) {
+        if let Some(Region { index, state }) = self.size.make_now(cache, &self.engine, &self.warmth) {
+            self.engine.begin_move(index);
+            self.end_move(state);
+        }
+    }
+
+    /// Begins to make the index as large as it should be, unless that is under way. `is_idle`: no other process is
+    /// concerned with the disks.
+    pub(super) fn fit_index(&mut self, is_idle: bool) {
+        self.size.fit(is_idle, &self.engine, &self.guests, &self.warmth);
+    }
+
+    /// Moves the next piece of the index. Returns whether that was the last one.
+    pub(super) fn move_index(&mut self) -> bool {
+        let Some(state) = self.size.move_piece(&mut self.engine) else { return false };
+        self.end_move(state);
+        true
+    }
+
+    fn end_move(&mut self, state: Option<StateFile>) {
+        let old = self.engine.finish_move();
+        self.warmth.follow_index(state, self.servers.link_mut());
+        self.size.give_back(old);
+    }
+
+    /// Keeps what `remoca set` has set for a successor with the same options.
+    pub(super) fn keep_settings(&self) {
+        self.warmth.keep_settings(self.size.cache(), self.engine.status().enabled, self.servers.link());
+    }
+
+    /// Takes over flushes that failed for a former process, if the image is the same: its guest may be the same.
+    pub(super) fn inherit_failed_flushes(&mut self, former: &Former) {
+        self.warmth.inherit_failed_flushes(former, self.guests.disks_mut(), &mut self.engine, &self.name);
+    }
+
+    /// Makes `state` the state file: a new engine, of this configuration, has its index in its words.
+    pub(super) fn keep_in(&mut self, state: StateFile, config: &EngineConfig) {
+        let Self { warmth, guests, engine, servers, host, .. } = self;
+        warmth.keep_in(state, guests.disks(), engine, servers.link_mut(), host);
+        self.keep_settings();
+        self.warmth.put_in_place(config);
+    }
+
+    /// Returns whether images are being written to, or made durable: a settled image is known again for sure, and a flush
+    /// that fails for this process must also fail for the next one.
+    pub(super) fn is_writing(&self) -> bool {
+        self.warmth.is_written_to() || self.warmth.is_settling() || self.in_flight.is_flushing()
+    }
+}

@@ -1,0 +1,121 @@
+//! The place of a state file in the file system: locked by its process, and made beside its path before it is there.
+
+use crate::small_file::with_ending;
+use rustix::fs::OFlags;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long to wait for a previous process of this name to exit.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+/// Bytes of the file system that are left free, or a sixteenth if it is small.
+const RESERVE_BYTES: u64 = 32 << 20;
+
+/// Why the state file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    #[error("another process uses the state file {0}: two VM processes need two names (--name, --state)")]
+    InUse(PathBuf),
+    #[error("{0} is no regular file of this user, and cannot be the state file: remove it, or say --state PATH")]
+    NotOurs(PathBuf),
+    #[error(
+        "there is no room for a state file of {} MiB at {path}: {error}. A restart will find the cache cold. Make room, or say --state PATH",
+        bytes >> 20
+    )]
+    NoRoom { path: PathBuf, bytes: u64, error: io::Error },
+    #[error("the state file {0} cannot be used: {1}. A restart will find the cache cold")]
+    System(PathBuf, io::Error),
+}
+
+/// Checks that the file system of `path` has these bytes to give, and some left for others: services make their
+/// sockets there.
+pub(super) fn check_room(path: &Path, bytes: u64) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let system = rustix::fs::statvfs(folder)?;
+    let (available, total) =
+        (system.f_bavail.saturating_mul(system.f_frsize), system.f_blocks.saturating_mul(system.f_frsize));
+    if leaves_reserve(bytes, available, total) { Ok(()) } else { Err(io::ErrorKind::StorageFull.into()) }
+}
+
+pub(super) fn leaves_reserve(bytes: u64, available: u64, total: u64) -> bool {
+    bytes.saturating_add(RESERVE_BYTES.min(total / 16)) <= available
+}
+
+/// Returns whether `path` leads to this very file.
+pub(super) fn is_at(file: &File, path: &Path) -> bool {
+    let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+    let (ours, there) = (file.metadata().map(identity), std::fs::symlink_metadata(path).map(identity));
+    matches!((ours, there), (Ok(ours), Ok(there)) if ours == there)
+}
+
+pub(super) fn beside(path: &Path) -> PathBuf {
+    with_ending(path, ".new")
+}
+
+/// Removes what a process left beside `path` that was killed before it could put it in its place.
+pub(super) fn remove_beside(path: &Path) -> Result<(), StateError> {
+    let new = beside(path);
+    if let Ok(there) = open_file(&new, &mut OpenOptions::new()) {
+        lock(&there).map_err(|_| StateError::InUse(new.clone()))?;
+    }
+    let _ = std::fs::remove_file(new);
+    Ok(())
+}
+
+pub(super) fn open_file(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    options.read(true).write(true).mode(0o600).custom_flags(flags.bits().cast_signed()).open(path)
+}
+
+/// Returns a regular file that is for this user alone.
+pub(super) fn is_ours(metadata: &std::fs::Metadata) -> bool {
+    let owner = rustix::process::geteuid().as_raw();
+    metadata.is_file() && metadata.uid() == owner && metadata.mode() & 0o077 == 0
+}
+
+/// Opens the file at `path`, made if there is none, and locks it: whoever had it has ended.
+pub(super) fn open_locked(path: &Path) -> Result<File, StateError> {
+    let give_up_at = Instant::now() + LOCK_PATIENCE;
+    let system = |error| StateError::System(path.into(), error);
+    loop {
+        let file = match open_file(path, OpenOptions::new().create(true)) {
+            Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err(StateError::NotOurs(path.into())),
+            opened => opened.map_err(system)?,
+        };
+        let metadata = file.metadata().map_err(system)?;
+        if !is_ours(&metadata) {
+            return Err(StateError::NotOurs(path.into()));
+        }
+        match lock(&file) {
+            Ok(()) => {
+                // Its former owner may have put another file in its place just before it ended.
+                if is_at(&file, path) {
+                    return Ok(file);
+                }
+            }
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(system(error)),
+            Err(_) => std::thread::sleep(Duration::from_millis(10)),
+        }
+        if Instant::now() >= give_up_at {
+            return Err(StateError::InUse(path.into()));
+        }
+    }
+}
+
+/// Locks the open file description for this process, and those that it hands the descriptor to.
+pub(super) fn lock(file: &File) -> io::Result<()> {
+    // SAFETY: flock is a plain C structure, for which all zero is a valid value: the whole file.
+    let mut request: libc::flock = unsafe { std::mem::zeroed() };
+    request.l_type = i16::try_from(libc::F_WRLCK).unwrap_or(i16::MAX);
+    // SAFETY: F_OFD_SETLK reads the structure, which outlives the call; the descriptor is open.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut request) } {
+        0 => Ok(()),
+        _ => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::EACCES) => Err(io::ErrorKind::WouldBlock.into()),
+            error => Err(error),
+        },
+    }
+}
