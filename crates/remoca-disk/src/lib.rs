@@ -1,15 +1,11 @@
 //! The VM process: frontends, backing stores, and the driver of the disk engine.
 
 pub mod clock;
-pub mod control;
 pub mod driver;
 pub mod handover;
 pub mod latency;
 pub mod link;
 pub mod migration;
-pub mod secure;
-pub mod service;
-mod small_file;
 pub mod start;
 pub mod state;
 pub mod trace;

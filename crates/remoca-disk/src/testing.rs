@@ -5,7 +5,4 @@ pub use crate::migration::fuzz::{
     read_all as fuzz_migration_read, run as fuzz_migration, seeds as fuzz_migration_seeds,
 };
 pub use crate::migration::model::{FarEnd, Wanted, listening};
-pub use crate::secure::fuzz::{
-    LENGTH_MAX as FUZZ_HANDSHAKE_LENGTH_MAX, run as fuzz_handshake, seeds as fuzz_handshake_seeds,
-};
 pub use crate::state::fuzz::{run as fuzz_state_header, seeds as fuzz_state_header_seeds};

@@ -1,11 +1,11 @@
 //! What a stranger sends to a protected connection. The target is in `remoca-disk`.
 
 use crate::memory;
-use remoca_disk::testing::fuzz_handshake;
+use remoca_io::secure::fuzz;
 
 /// The library's buffers, keys and configuration, for both sides.
 const BYTES_MAX: usize = 512 << 10;
 
 pub fn run(data: &[u8]) {
-    memory::bounded(BYTES_MAX, || fuzz_handshake(data));
+    memory::bounded(BYTES_MAX, || fuzz::run(data));
 }

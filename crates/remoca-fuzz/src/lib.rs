@@ -23,8 +23,9 @@ mod session;
 mod source;
 mod trace;
 
-use remoca_disk::testing::{FUZZ_HANDSHAKE_LENGTH_MAX, fuzz_handshake_seeds, fuzz_migration_seeds};
+use remoca_disk::testing::fuzz_migration_seeds;
 use remoca_frontend::testing::{fuzz_nbd, fuzz_vhost_queue, fuzz_vhost_queue_seeds};
+use remoca_io::secure::fuzz as fuzz_secure;
 use remoca_store::testing::{fuzz_nbd_client, fuzz_nbd_client_seeds};
 
 /// One kind of input.
@@ -44,12 +45,7 @@ pub const TARGETS: [Target; 14] = [
     Target { name: "control", length_max: 1024, run: control::run, seeds: control::seeds },
     Target { name: "engine", length_max: 400, run: engine::run, seeds: engine::seeds },
     Target { name: "handover", length_max: 2048, run: handover::run, seeds: handover::seeds },
-    Target {
-        name: "handshake",
-        length_max: FUZZ_HANDSHAKE_LENGTH_MAX,
-        run: handshake::run,
-        seeds: fuzz_handshake_seeds,
-    },
+    Target { name: "handshake", length_max: fuzz_secure::LENGTH_MAX, run: handshake::run, seeds: fuzz_secure::seeds },
     Target { name: "migration", length_max: 4096, run: migration::run, seeds: fuzz_migration_seeds },
     Target { name: "nbd-client", length_max: 4096, run: fuzz_nbd_client, seeds: fuzz_nbd_client_seeds },
     Target { name: "nbd-server", length_max: 4096, run: fuzz_nbd, seeds: nbd_server::seeds },

@@ -1,5 +1,5 @@
-//! How a process reaches the kernel: addresses, sockets, wake-ups, locks, memory that is mapped, key files, and the client
-//! of a control socket.
+//! How a process reaches the kernel and other processes: addresses, sockets, protected connections, wake-ups, signals, locks,
+//! memory that is mapped, key files, the service manager, and the client of a control socket.
 //!
 //! Stores, frontends, links and the driver use these, and they know none of them.
 
@@ -9,6 +9,10 @@ pub mod control;
 pub mod key;
 pub mod lock;
 pub mod narrow;
+pub mod secure;
+pub mod service;
+pub mod signals;
+pub mod small_file;
 pub mod socket;
 pub mod undumped;
 pub mod wake;

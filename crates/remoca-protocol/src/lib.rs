@@ -1,5 +1,5 @@
-//! Formats that leave a process, and no I/O: in modules the control protocol, the description of an upgrade, the eviction
-//! port's pages, traces and the numbers of NBD; at the top the wire protocol between a VM process (client) and a memory server.
+//! Formats that leave a process, and no I/O: in modules the control protocol, the description of an upgrade, what two VM processes
+//! say when disks migrate, the eviction port's pages, traces and the numbers of NBD; at the top the wire protocol between a VM process (client) and a memory server.
 //!
 //! That one is called by the server's sessions and by the client's link. Both read what there is into a [`ReceiveBuffer`], take
 //! [`Frame`]s from it, and encode answers into a `Vec<u8>`; a [`Frame::SendPage`] borrows its page from the buffer, and
@@ -22,6 +22,7 @@ pub mod control;
 mod frame;
 pub mod handover;
 pub mod nbd;
+pub mod peer;
 pub mod port;
 pub mod trace;
 mod wire;

@@ -5,8 +5,8 @@ use super::migration::{address, expect_warm, has_disks, incoming, key, migrate, 
 use super::support::machine::{Machine, Other, Setup};
 use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, run};
 use super::support::wait_until;
-use remoca_disk::secure::Connector;
 use remoca_io::key;
+use remoca_io::secure::Connector;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -4,9 +4,9 @@ use super::Driver;
 use super::index_size::HANDED_OVER;
 use super::snapshot::cache_pages;
 use super::vm::Vm;
-use crate::control::{ControlServer, Request};
 use remoca_core::units::PageCount;
 use remoca_io::address::Endpoint;
+use remoca_io::control::{ControlServer, Request};
 use remoca_io::narrow;
 use remoca_protocol::control::{Command, Reply};
 

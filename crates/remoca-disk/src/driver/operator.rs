@@ -2,8 +2,8 @@
 
 use super::host::Host;
 use super::poller::Source;
-use crate::control::ControlServer;
-use crate::service::ServiceManager;
+use remoca_io::control::ControlServer;
+use remoca_io::service::ServiceManager;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};

@@ -5,16 +5,16 @@ use super::index_size::Aside;
 use super::migration::Migration;
 use super::upgrade::Start;
 use crate::clock::Clock;
-use crate::control::ControlServer;
 use crate::handover::Ask;
 use crate::link::ServerLink;
-use crate::service::ServiceManager;
 use crate::state::{Former, StateFile};
 use crate::trace::TraceWriter;
 use remoca_core::engine::DiskEngine;
 use remoca_core::units::PageCount;
 use remoca_frontend::nbd::NbdServer;
 use remoca_io::buffer::BufferPool;
+use remoca_io::control::ControlServer;
+use remoca_io::service::ServiceManager;
 use remoca_io::words::IndexMemory;
 use std::os::fd::OwnedFd;
 

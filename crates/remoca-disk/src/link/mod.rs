@@ -11,13 +11,13 @@ mod session;
 pub use connect::{Answer, AnswerTo, HostNetwork, LinkError, Network, give_back};
 pub use session::Received;
 
-use crate::migration;
 use crate::state::{Header, NUMBER_MAX, RosterEntry, SERVERS_MAX};
 use connect::bye;
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::PageCount;
 use remoca_io::address::Endpoint;
 use remoca_io::wake;
+use remoca_protocol::peer;
 use remoca_protocol::{Frame, RequestId, Token, Welcome, send_page_header};
 use session::Session;
 use std::io;
@@ -126,7 +126,7 @@ impl ServerLink {
     ///
     /// # Errors
     /// As for [`Self::start`].
-    pub fn resume(network: Arc<dyn Network>, endpoints: &[Endpoint], roster: &[migration::Server]) -> io::Result<Self> {
+    pub fn resume(network: Arc<dyn Network>, endpoints: &[Endpoint], roster: &[peer::Server]) -> io::Result<Self> {
         let mut link = Self::start(network, endpoints, None)?;
         let roster: Vec<_> = roster.iter().filter(|known| known.number <= NUMBER_MAX).collect();
         link.numbers = roster.iter().map(|known| known.number).max().map_or(0, |highest| highest.saturating_add(1));
@@ -147,8 +147,8 @@ impl ServerLink {
     }
 
     /// Returns what names this process, and so its pool, at each server.
-    pub fn roster(&self) -> Vec<migration::Server> {
-        let name = |server: &KnownServer| migration::Server {
+    pub fn roster(&self) -> Vec<peer::Server> {
+        let name = |server: &KnownServer| peer::Server {
             number: server.number.0,
             endpoint: server.endpoint.to_string(),
             token: server.token.0,

@@ -4,12 +4,14 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a surprise is a failure")]
 
-use super::wire::{self, HEADER_BYTES, Heard, Offer, OfferedDisk, PIECE_BYTES, Server, StateHeader, VERSION, kind};
 use super::{IndexRoom, Receipt};
 use crate::link::{HostNetwork, ServerLink};
 use remoca_core::migration::Message;
 use remoca_io::address::Endpoint;
 use remoca_io::words::IndexMemory;
+use remoca_protocol::peer::{
+    self, HEADER_BYTES, Offer, OfferedDisk, PIECE_BYTES, PeerFrame, Server, StateHeader, VERSION, kind,
+};
 use std::collections::HashSet;
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -46,13 +48,13 @@ pub fn run(data: &[u8]) {
 /// Reads everything, and keeps nothing of it.
 pub fn read_all(data: &[u8]) {
     let mut stream = data.get(2..).unwrap_or_default();
-    while wire::read(&mut stream).is_ok() {}
+    while peer::read(&mut stream).is_ok() {}
 }
 
 fn understand(source: &mut impl Read) -> Understood {
     let mut frames = Vec::new();
     loop {
-        match wire::read(source) {
+        match peer::read(source) {
             Ok(heard) => frames.push(written_again(&heard)),
             Err(error) => return Understood { frames, end: error.kind() },
         }
@@ -60,28 +62,27 @@ fn understand(source: &mut impl Read) -> Understood {
 }
 
 /// The frame that says the same, which must be read as the same.
-fn written_again(heard: &Heard) -> Vec<u8> {
+fn written_again(heard: &PeerFrame) -> Vec<u8> {
     let bytes = match heard {
-        Heard::Offer(offer) => wire::frame(kind::OFFER, &serde_json::to_vec(offer).unwrap()),
-        Heard::State(header) => wire::frame(kind::STATE, &serde_json::to_vec(header).unwrap()),
-        Heard::Refused(why) => {
+        PeerFrame::Offer(offer) => peer::frame(kind::OFFER, &serde_json::to_vec(offer).unwrap()),
+        PeerFrame::State(header) => peer::frame(kind::STATE, &serde_json::to_vec(header).unwrap()),
+        PeerFrame::Refused(why) => {
             assert!(!why.contains(char::is_control), "it goes to a terminal");
-            wire::frame(kind::REFUSE, why.as_bytes())
+            peer::frame(kind::REFUSE, why.as_bytes())
         }
-        Heard::Words(words) => wire::frame(kind::WORDS, words),
-        Heard::Message(message) => wire::message(*message),
-        Heard::Alive => wire::frame(kind::ALIVE, &[]),
-        Heard::Sent | Heard::Ended(_) => panic!("no frame says that"),
+        PeerFrame::Words(words) => peer::frame(kind::WORDS, words),
+        PeerFrame::Message(message) => peer::message(*message),
+        PeerFrame::Alive => peer::frame(kind::ALIVE, &[]),
     };
-    match (heard, wire::read(&mut &*bytes)) {
-        (Heard::Offer(first), Ok(Heard::Offer(again))) => assert_eq!(*first, again),
-        (Heard::State(first), Ok(Heard::State(again))) => assert!(*first == again, "another state"),
-        (Heard::Refused(first), Ok(Heard::Refused(again))) => assert_eq!(*first, again),
-        (Heard::Words(first), Ok(Heard::Words(again))) => assert_eq!(*first, again),
-        (Heard::Message(first), Ok(Heard::Message(again))) => assert_eq!(*first, again),
-        (Heard::Alive, Ok(Heard::Alive)) => {}
+    match (heard, peer::read(&mut &*bytes)) {
+        (PeerFrame::Offer(first), Ok(PeerFrame::Offer(again))) => assert_eq!(*first, again),
+        (PeerFrame::State(first), Ok(PeerFrame::State(again))) => assert!(*first == again, "another state"),
+        (PeerFrame::Refused(first), Ok(PeerFrame::Refused(again))) => assert_eq!(*first, again),
+        (PeerFrame::Words(first), Ok(PeerFrame::Words(again))) => assert_eq!(*first, again),
+        (PeerFrame::Message(first), Ok(PeerFrame::Message(again))) => assert_eq!(*first, again),
+        (PeerFrame::Alive, Ok(PeerFrame::Alive)) => {}
         // What is no text is replaced by something longer.
-        (Heard::Refused(why), Err(_)) => assert!(why.contains(char::REPLACEMENT_CHARACTER)),
+        (PeerFrame::Refused(why), Err(_)) => assert!(why.contains(char::REPLACEMENT_CHARACTER)),
         (_, again) => panic!("it is read as something else: {:?}", again.err()),
     }
     bytes
@@ -90,25 +91,25 @@ fn written_again(heard: &Heard) -> Vec<u8> {
 /// A peer that never ends its last frame: no more is taken than a frame may have.
 fn read_without_end(mut stream: &[u8]) {
     let mut last = stream;
-    while wire::read(&mut stream).is_ok() {
+    while peer::read(&mut stream).is_ok() {
         last = stream;
     }
     let most = (last.len() + PIECE_BYTES + HEADER_BYTES) as u64;
     let mut endless = last.chain(io::repeat(b' ')).take(most + 1);
-    let _ = wire::read(&mut endless);
+    let _ = peer::read(&mut endless);
     assert!(endless.limit() > 0, "one frame without end");
 }
 
 /// A state and its words, as the driver takes them.
 fn receive(mut stream: &[u8]) {
     let (mut receipt, mut sent) = (None::<Receipt>, Vec::new());
-    while let Ok(heard) = wire::read(&mut stream) {
+    while let Ok(heard) = peer::read(&mut stream) {
         match (heard, &mut receipt) {
-            (Heard::State(header), None) => {
+            (PeerFrame::State(header), None) => {
                 name_servers(&header);
                 receipt = Some(Receipt::begin(*header, WORDS_MAX, room_for));
             }
-            (Heard::Words(bytes), Some(receipt)) => match receipt.take(&bytes) {
+            (PeerFrame::Words(bytes), Some(receipt)) => match receipt.take(&bytes) {
                 Ok(()) => sent.extend_from_slice(bytes.as_chunks::<4>().0),
                 Err(_) => break,
             },
@@ -177,14 +178,14 @@ pub fn seeds() -> Vec<Vec<u8>> {
         failed_flushes: vec![None, Some(5)],
         write_caches: vec![true, false],
     };
-    let offer = wire::frame(kind::OFFER, &serde_json::to_vec(&offer).unwrap());
-    let state = wire::frame(kind::STATE, &serde_json::to_vec(&header).unwrap());
-    let words = wire::frame(kind::WORDS, &[1, 0, 0, 0, 2, 0, 0, 0]);
-    let more_words = wire::frame(kind::WORDS, &[3; 12]);
-    let yours = wire::message(Message::Yours { state: true });
-    let refusal = wire::frame(kind::REFUSE, b"no room\nhere \xff");
-    let answers = [Message::Accept, Message::Want, Message::Busy, Message::Yours { state: false }].map(wire::message);
-    let alive = wire::frame(kind::ALIVE, &[]);
+    let offer = peer::frame(kind::OFFER, &serde_json::to_vec(&offer).unwrap());
+    let state = peer::frame(kind::STATE, &serde_json::to_vec(&header).unwrap());
+    let words = peer::frame(kind::WORDS, &[1, 0, 0, 0, 2, 0, 0, 0]);
+    let more_words = peer::frame(kind::WORDS, &[3; 12]);
+    let yours = peer::message(Message::Yours { state: true });
+    let refusal = peer::frame(kind::REFUSE, b"no room\nhere \xff");
+    let answers = [Message::Accept, Message::Want, Message::Busy, Message::Yours { state: false }].map(peer::message);
+    let alive = peer::frame(kind::ALIVE, &[]);
     let endless = [kind::WORDS, 0xff, 0xff, 0x0f, 0];
     let seed = |frames: &[&[u8]]| [&[200, 201], &frames.concat()[..]].concat();
     vec![

@@ -2,8 +2,8 @@
 //! has the key; until then it has a thread, a few kilobytes, and nobody who listens to it.
 
 use super::peer::{Peer, SILENCE_MAX};
-use crate::secure::Acceptor;
 use remoca_io::address::Endpoint;
+use remoca_io::secure::Acceptor;
 use remoca_io::wake::{Wake, raise};
 use remoca_protocol::control::Secret;
 use std::io;
@@ -162,8 +162,8 @@ fn let_in(door: &Arc<Door>, socket: OwnedFd) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::secure::Connector;
     use remoca_io::key;
+    use remoca_io::secure::Connector;
     use remoca_io::wake::WakeUp;
     use std::io::Read;
     use std::os::unix::net::UnixStream;

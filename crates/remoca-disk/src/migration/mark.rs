@@ -5,7 +5,7 @@
 //! A VM that has moved on is noticed by the lock. Where the lock does not reach other hosts, `.gone` says that they went:
 //! without it a source that is started again would be an owner again.
 
-use crate::small_file::{self, with_ending};
+use remoca_io::small_file::{self, with_ending};
 use std::path::{Path, PathBuf};
 
 /// Length of a boot's id, and of every mark.

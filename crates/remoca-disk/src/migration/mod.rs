@@ -2,7 +2,7 @@
 //!
 //! Owned by the driver's I/O thread (`driver/migration/`), which has no wait in it: connecting, sending and receiving are
 //! on threads of their own, two for each connection. What may be said when, and who owns the disks, is decided by
-//! `remoca_core::migration`; here are bytes. A stranger is heard by nobody: the connection is one of [`crate::secure`], and
+//! `remoca_core::migration`; here are bytes. A stranger is heard by nobody: the connection is one of [`remoca_io::secure`], and
 //! the driver learns of it when the other side has proved that it has the key. Even so everything that a peer sends has a
 //! limit, and what does not fit ends the connection.
 
@@ -14,18 +14,26 @@ mod mark;
 pub(crate) mod model;
 mod peer;
 mod receipt;
-mod wire;
 
 pub use incoming::Incoming;
 pub use mark::Mark;
 pub use peer::Peer;
 pub use receipt::{IndexRoom, Receipt};
-pub use wire::{Heard, Offer, OfferedDisk, Server, StateHeader, VERSION};
 
 use remoca_io::address::Endpoint;
 use remoca_io::wake::Wake;
 use remoca_protocol::control::Secret;
+use remoca_protocol::peer::PeerFrame;
 use std::io;
+
+/// What the peer said, or what became of it.
+pub enum Heard {
+    Frame(PeerFrame),
+    /// Everything that was queued is sent.
+    Sent,
+    /// The connection is gone, or was never made.
+    Ended(String),
+}
 
 /// How a process reaches others, and is reached by them.
 pub trait PeerNetwork: Send {

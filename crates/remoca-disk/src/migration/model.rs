@@ -3,10 +3,10 @@
 //! Behind the feature `testing`; never part of the program.
 
 use super::peer::{Line, Parcel};
-use super::wire::{self, Heard, PIECE_BYTES, kind};
-use super::{Incoming, Peer};
+use super::{Heard, Incoming, Peer};
 use remoca_io::address::Endpoint;
 use remoca_io::wake::{Wake, WakeUp, raise};
+use remoca_protocol::peer::{self, PIECE_BYTES, kind};
 use std::collections::VecDeque;
 use std::sync::mpsc::{SyncSender, TryRecvError, TrySendError};
 
@@ -53,7 +53,7 @@ impl FarEnd {
                         .chunks(PIECE_BYTES / 4)
                         .flat_map(|piece| {
                             let bytes: Vec<u8> = piece.iter().flat_map(|word| word.to_le_bytes()).collect();
-                            wire::frame(kind::WORDS, &bytes)
+                            peer::frame(kind::WORDS, &bytes)
                         })
                         .collect(),
                 )),
@@ -70,8 +70,8 @@ impl FarEnd {
 
     /// Has the driver hear these frames.
     pub fn bring(&mut self, mut frames: &[u8]) {
-        while let Ok(heard) = wire::read(&mut frames) {
-            self.to_hear.push_back(heard);
+        while let Ok(heard) = peer::read(&mut frames) {
+            self.to_hear.push_back(Heard::Frame(heard));
         }
     }
 

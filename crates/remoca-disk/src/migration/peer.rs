@@ -1,11 +1,12 @@
 //! One connection to a process that has the key.
 
-use super::wire::{self, HEADER_BYTES, Heard, Offer, PIECE_BYTES, StateHeader, kind};
-use crate::secure::{Channel, Connector, SecureReader, SecureWriter};
+use super::Heard;
 use remoca_core::migration::Message;
 use remoca_io::address::Endpoint;
+use remoca_io::secure::{Channel, Connector, SecureReader, SecureWriter};
 use remoca_io::wake::{Wake, raise};
 use remoca_protocol::control::Secret;
+use remoca_protocol::peer::{self, HEADER_BYTES, Offer, PIECE_BYTES, PeerFrame, StateHeader, kind};
 use rustix::net::sockopt::{self, Timeout};
 use std::io::{self, BufReader, Write};
 use std::os::fd::OwnedFd;
@@ -113,11 +114,11 @@ impl Peer {
 
     pub fn refuse(&self, why: &str) {
         let end = why.len().min(4000);
-        self.queue(Parcel::Bytes(wire::frame(kind::REFUSE, &why.as_bytes()[..end])));
+        self.queue(Parcel::Bytes(peer::frame(kind::REFUSE, &why.as_bytes()[..end])));
     }
 
     pub fn send(&self, message: Message) {
-        self.queue(Parcel::Bytes(wire::message(message)));
+        self.queue(Parcel::Bytes(peer::message(message)));
     }
 
     /// Sends an index; [`Heard::Sent`] when that is done.
@@ -136,7 +137,7 @@ impl Peer {
 
     fn send_text(&self, kind: u8, text: serde_json::Result<Vec<u8>>) {
         if let Ok(text) = text {
-            self.queue(Parcel::Bytes(wire::frame(kind, &text)));
+            self.queue(Parcel::Bytes(peer::frame(kind, &text)));
         }
     }
 
@@ -198,17 +199,17 @@ fn converse(
 fn listen(reader: SecureReader, tell: &SyncSender<Heard>, wake: &Wake) -> io::Result<()> {
     let mut source = BufReader::with_capacity(PIECE_BYTES + HEADER_BYTES, reader);
     loop {
-        let heard = match wire::read(&mut source) {
+        let heard = match peer::read(&mut source) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Err(io::Error::new(io::ErrorKind::TimedOut, "it has said nothing for five seconds"));
             }
             heard => heard?,
         };
-        if matches!(heard, Heard::Alive) {
+        if matches!(heard, PeerFrame::Alive) {
             continue;
         }
-        if tell.send(heard).is_err() {
+        if tell.send(Heard::Frame(heard)).is_err() {
             return Ok(());
         }
         raise(wake);
@@ -226,12 +227,12 @@ fn write_all(
         match to_send.recv_timeout(ALIVE_EVERY) {
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
             Err(RecvTimeoutError::Timeout) if is_finished => {}
-            Err(RecvTimeoutError::Timeout) => writer.write_all(&wire::frame(kind::ALIVE, &[]))?,
+            Err(RecvTimeoutError::Timeout) => writer.write_all(&peer::frame(kind::ALIVE, &[]))?,
             Ok(Parcel::Bytes(bytes)) => writer.write_all(&bytes)?,
             Ok(Parcel::Words(words)) => {
                 for piece in words.chunks(PIECE_BYTES / 4) {
                     let bytes: Vec<u8> = piece.iter().flat_map(|word| word.to_le_bytes()).collect();
-                    writer.write_all(&wire::frame(kind::WORDS, &bytes))?;
+                    writer.write_all(&peer::frame(kind::WORDS, &bytes))?;
                 }
             }
             Ok(Parcel::End) => {
@@ -249,8 +250,8 @@ fn write_all(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::secure::Acceptor;
     use remoca_io::key;
+    use remoca_io::secure::Acceptor;
     use remoca_io::wake::WakeUp;
     use std::os::unix::net::UnixStream;
 
@@ -287,7 +288,7 @@ mod tests {
         let mut source = BufReader::new(reader);
         // It goes on saying that it is there, and does not hear that of us.
         for _ in 0..2 {
-            assert!(matches!(wire::read(&mut source), Ok(Heard::Alive)));
+            assert!(matches!(peer::read(&mut source), Ok(PeerFrame::Alive)));
         }
         let Ok(Heard::Ended(why)) = peer.heard.recv() else { panic!("nothing was said") };
         assert!(why.contains("five seconds"), "{why}");

@@ -1,8 +1,8 @@
 //! An index that comes over the connection: what was announced, and what of it is here.
 
-use super::StateHeader;
 use crate::state::StateFile;
 use remoca_io::words::IndexMemory;
+use remoca_protocol::peer::StateHeader;
 
 /// Memory for an index; in a state file, if it is to outlive this process.
 pub struct IndexRoom {

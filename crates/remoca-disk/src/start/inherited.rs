@@ -4,12 +4,12 @@
 //! crash. A store that cannot be taken over is opened again.
 
 use super::options::Options;
-use crate::control::ControlServer;
 use crate::handover::Inheritance;
 use anyhow::{Context, Result};
 use remoca_core::units::PageCount;
 use remoca_frontend::nbd::Listener;
 use remoca_io::address::Endpoint;
+use remoca_io::control::ControlServer;
 use remoca_io::socket::SocketSource;
 use remoca_protocol::handover::{Description, Listening, StoreKind};
 use remoca_store::{FileOptions, FileStore, NbdOptions, NbdStore, NbdUri, OpenError, Store};

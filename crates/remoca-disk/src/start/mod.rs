@@ -8,7 +8,6 @@ mod inherited;
 mod key;
 mod open;
 mod options;
-mod signals;
 mod whereabouts;
 
 pub use exports::Address;
@@ -16,13 +15,13 @@ pub use key::{ADVICE, KeySource};
 pub use options::{DiskOptions, Incoming, Options, PortOptions, QUEUES_DEFAULT};
 
 use crate::clock::SystemClock;
-use crate::control::{self, ControlServer};
 use crate::driver::{Disk, Driver, Ended, Migration, Parts, Start, cache_pages, on_a_thread};
 use crate::handover::Checking;
 use crate::link::{HostNetwork, ServerLink, check_list, give_back};
 use crate::migration::{HostPeers, Mark};
-use crate::service::ServiceManager;
-use crate::state::{Before, Caution, Deaths, EngineStart, Former, RosterEntry, StateFile, settings_at, stable_hash};
+use crate::state::{
+    self, Before, Caution, Deaths, EngineStart, Former, RosterEntry, StateFile, settings_at, stable_hash,
+};
 use crate::trace::TraceWriter;
 use anyhow::{Context, Result, bail};
 use exports::Exports;
@@ -32,10 +31,12 @@ use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::units::{PAGE_SIZE_U64, PageCount};
 use remoca_io::address::Endpoint;
 use remoca_io::buffer::{BUFFER_LEN_MAX, BufferPool};
+use remoca_io::control::{self, ControlServer};
 use remoca_io::narrow;
+use remoca_io::service::ServiceManager;
+use remoca_io::signals::Signals;
 use remoca_io::words::IndexMemory;
 use remoca_protocol::control::{Reply, Secret};
-use signals::Signals;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -59,7 +60,7 @@ const GUEST_PAGES_MAX: u32 = 1 << 28;
 pub fn run(options: &Options) -> Result<()> {
     let mut inherited = inherited::receive(options);
     // Before any thread starts and any socket exists: a signal that comes early must not be lost.
-    let signals = Signals::take()?;
+    let signals = Signals::take().context("cannot take signals")?;
     let client = inherited.as_mut().and_then(Inherited::client);
     let mut manager = ServiceManager::of_environment();
     manager.begin_start(Instant::now());
@@ -274,9 +275,9 @@ fn die_of_panics(note: impl Fn() + Send + Sync + 'static) {
 fn start_cautiously(path: &Path, config: &EngineConfig, caution: Caution) -> Result<EngineStart> {
     let (former, reason) = match caution {
         Caution::Plain => {
-            (StateFile::discard(path)?, "it died six times within a minute: it serves its disks without a cache")
+            (state::discard(path)?, "it died six times within a minute: it serves its disks without a cache")
         }
-        Caution::None | Caution::Cold => (StateFile::set_aside(path)?, "it died three times within a minute"),
+        Caution::None | Caution::Cold => (state::set_aside(path)?, "it died three times within a minute"),
     };
     tracing::error!(
         "{reason}. This is a bug of remoca: please report it, with the lines of this log that say `panicked`, and with {}.bad",
@@ -296,7 +297,7 @@ fn start_engine(
 ) -> Result<EngineStart> {
     let (former, cold_reason) = match &options.state {
         // Whatever a former process left there: the disks have been elsewhere since.
-        Some(path) if are_away => (StateFile::discard(path)?, "it waits for its disks"),
+        Some(path) if are_away => (state::discard(path)?, "it waits for its disks"),
         Some(path) if caution != Caution::None => return start_cautiously(path, config, caution),
         Some(path) => {
             let before = inherited.map_or(Before::Another, |inherited| Before::ThisProcess(inherited.state()));

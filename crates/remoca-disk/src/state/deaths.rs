@@ -2,7 +2,7 @@
 //! may do so again after each start: an index that is wrong, a guest's request. So the next process looks at how many there were.
 
 use super::boot_id;
-use crate::small_file;
+use remoca_io::small_file;
 use rustix::time::{ClockId, clock_gettime};
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,6 @@
 //! The place of a state file in the file system: locked by its process, and made beside its path before it is there.
 
-use crate::small_file::with_ending;
+use remoca_io::small_file::with_ending;
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -1,9 +1,12 @@
 //! What outlives an index that cannot be used any more: pools that are still ours, and flushes that failed.
 
+use super::file::{StateError, check_room, open_locked, remove_beside};
 use super::header::{Header, RosterEntry, Settings};
 use remoca_core::units::{DiskIndex, PageCount};
 use remoca_io::address::Endpoint;
+use remoca_io::small_file::with_ending;
 use std::fs::{File, OpenOptions};
+use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -71,13 +74,47 @@ impl Former {
 pub fn settings_at(path: &Path, options: u64) -> Option<(Vec<Endpoint>, PageCount, bool)> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).ok()?;
-    let former = super::is_ours(&file.metadata().ok()?).then(|| Former::of(&file))?;
+    let former = super::file::is_ours(&file.metadata().ok()?).then(|| Former::of(&file))?;
     let is_whole = |settings: &Settings| settings.servers == former.servers.len() && settings.cache.0 > 0;
     let settings = former.settings.filter(|settings| settings.options == options).filter(is_whole)?;
     (!former.servers.is_empty()).then(|| {
         let servers = former.servers.iter().map(|server| server.endpoint.clone()).collect();
         (servers, settings.cache, settings.enabled)
     })
+}
+
+/// Discards the index that a former process left at `path`, and returns what else it left.
+///
+/// # Errors
+/// If a process has it, or it is no state file of ours.
+pub fn discard(path: &Path) -> Result<Former, StateError> {
+    put_away(path, |path, _| std::fs::remove_file(path))
+}
+
+/// As [`discard`], but the file stays as `PATH.bad`, worthless, for whoever looks for the fault; not if the file system
+/// has no room for another one.
+///
+/// # Errors
+/// As for [`discard`].
+pub fn set_aside(path: &Path) -> Result<Former, StateError> {
+    put_away(path, |path, bytes| {
+        check_room(path, bytes)?;
+        std::fs::rename(path, with_ending(path, ".bad"))
+    })
+}
+
+fn put_away(path: &Path, put: impl FnOnce(&Path, u64) -> io::Result<()>) -> Result<Former, StateError> {
+    let locked = open_locked(path);
+    if let Err(error @ (StateError::InUse(_) | StateError::NotOurs(_))) = locked {
+        return Err(error);
+    }
+    let former = locked.as_ref().map(Former::of).unwrap_or_default();
+    let _ = remove_beside(path);
+    let bytes = locked.as_ref().map(Former::invalidate).unwrap_or_default();
+    if bytes == 0 || put(path, bytes).is_err() {
+        let _ = std::fs::remove_file(path);
+    }
+    Ok(former)
 }
 
 fn failed_flushes(header: &Header, disks: u16) -> Vec<FailedFlush> {

@@ -22,11 +22,10 @@ mod image;
 
 pub use deaths::{Caution, Deaths};
 pub use file::StateError;
-pub use former::{FailedFlush, Former, settings_at};
+pub use former::{FailedFlush, Former, discard, set_aside, settings_at};
 pub use header::{Clock, DiskRecord, Header, NUMBER_MAX, RosterEntry, SERVERS_MAX, Settings};
 pub use image::{Doubt, LOOK_NS, NotYet, SETTLE_NS, judge, settled_ns};
 
-use crate::small_file::with_ending;
 use file::{beside, check_room, is_at, is_ours, lock, open_file, open_locked, remove_beside};
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::index::Origin;
@@ -130,40 +129,6 @@ impl StateFile {
                 Self::without(path, config, &error, former)
             }
         }
-    }
-
-    /// Discards the index that a former process left at `path`, and returns what else it left.
-    ///
-    /// # Errors
-    /// If a process has it, or it is no state file of ours.
-    pub fn discard(path: &Path) -> Result<Former, StateError> {
-        Self::put_away(path, |path, _| std::fs::remove_file(path))
-    }
-
-    /// As [`Self::discard`], but the file stays as `PATH.bad`, worthless, for whoever looks for the fault; not if the file system
-    /// has no room for another one.
-    ///
-    /// # Errors
-    /// As for [`Self::discard`].
-    pub fn set_aside(path: &Path) -> Result<Former, StateError> {
-        Self::put_away(path, |path, bytes| {
-            check_room(path, bytes)?;
-            std::fs::rename(path, with_ending(path, ".bad"))
-        })
-    }
-
-    fn put_away(path: &Path, put: impl FnOnce(&Path, u64) -> io::Result<()>) -> Result<Former, StateError> {
-        let locked = open_locked(path);
-        if let Err(error @ (StateError::InUse(_) | StateError::NotOurs(_))) = locked {
-            return Err(error);
-        }
-        let former = locked.as_ref().map(Former::of).unwrap_or_default();
-        let _ = remove_beside(path);
-        let bytes = locked.as_ref().map(Former::invalidate).unwrap_or_default();
-        if bytes == 0 || put(path, bytes).is_err() {
-            let _ = std::fs::remove_file(path);
-        }
-        Ok(former)
     }
 
     /// Starts an engine without a state file. What a former process left is removed; what is another's stays.

@@ -146,9 +146,9 @@ fn a_file_that_is_set_aside_is_worthless_and_what_else_it_said_is_kept() {
     let header = start.state.as_ref().unwrap().header();
     header.set_server(0, Some(&entry(3, "unix:/x")));
     header.set_flush_failed(DiskIndex(1), Some(5));
-    assert!(matches!(StateFile::set_aside(&path), Err(StateError::InUse(_))));
+    assert!(matches!(set_aside(&path), Err(StateError::InUse(_))));
     drop((header, start));
-    let former = StateFile::set_aside(&path).unwrap();
+    let former = set_aside(&path).unwrap();
     assert_eq!((former.servers.len(), former.failed_flushes.len()), (1, 1));
     let bad = folder.path().join("vm.state.bad");
     assert!(!path.exists() && bad.exists());
@@ -158,7 +158,7 @@ fn a_file_that_is_set_aside_is_worthless_and_what_else_it_said_is_kept() {
     // One that was never there leaves nothing.
     drop(next);
     std::fs::remove_file(&path).unwrap();
-    assert_eq!(StateFile::set_aside(&path).unwrap().failed_flushes, []);
+    assert_eq!(set_aside(&path).unwrap().failed_flushes, []);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 

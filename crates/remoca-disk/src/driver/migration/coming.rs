@@ -4,12 +4,13 @@ use super::Migration;
 use crate::driver::poller::Source;
 use crate::driver::vm::Vm;
 use crate::link::ServerLink;
-use crate::migration::{IndexRoom, Offer, OfferedDisk, Receipt, StateHeader, VERSION};
+use crate::migration::{IndexRoom, Receipt};
 use crate::state::StateFile;
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::migration::{Locked, Message};
 use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
 use remoca_io::words::IndexMemory;
+use remoca_protocol::peer::{Offer, OfferedDisk, StateHeader, VERSION};
 use remoca_store::{OpenError, OpenErrorKind};
 use std::sync::Arc;
 

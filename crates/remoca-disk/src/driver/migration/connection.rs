@@ -1,15 +1,16 @@
 //! The connection to the process that gets the disks or has them: made by one side, made again while that process has our
 //! disks, and lost.
 
-use crate::control::Request;
 use crate::driver::host::Host;
 use crate::driver::poller::Source;
-use crate::migration::{Heard, Incoming, Offer, Peer, PeerNetwork};
+use crate::migration::{Heard, Incoming, Peer, PeerNetwork};
 use remoca_core::migration::Ownership;
 use remoca_io::address::Endpoint;
+use remoca_io::control::Request;
 use remoca_io::wake::WakeUp;
 use remoca_protocol::control::MigrationStatus;
 use remoca_protocol::control::Secret;
+use remoca_protocol::peer::Offer;
 use std::io;
 use std::time::{Duration, Instant};
 

@@ -1,16 +1,16 @@
 //! The disks go: they are offered, made durable, told about, and let go of.
 
 use super::{Migration, idle_engine};
-use crate::control::Request;
 use crate::driver::snapshot::snapshot;
 use crate::driver::vm::Vm;
 use crate::link::ServerLink;
-use crate::migration::{Offer, OfferedDisk, StateHeader, VERSION};
 use remoca_core::migration::Message;
 use remoca_core::units::{DiskIndex, PageCount};
 use remoca_io::address::Endpoint;
+use remoca_io::control::Request;
 use remoca_protocol::control::Reply;
 use remoca_protocol::control::Secret;
+use remoca_protocol::peer::{Offer, OfferedDisk, StateHeader, VERSION};
 use remoca_store::VacantStore;
 use std::io;
 use std::sync::Arc;

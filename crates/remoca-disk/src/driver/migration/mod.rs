@@ -23,6 +23,7 @@ use remoca_io::words::IndexMemory;
 use remoca_protocol::control::MigrationStatus;
 use remoca_protocol::control::Reply;
 use remoca_protocol::control::Secret;
+use remoca_protocol::peer::PeerFrame;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -201,31 +202,37 @@ impl Migration {
     }
 
     fn hear(&mut self, vm: &mut Vm, heard: Heard) {
-        let linked = self.ownership.is_linked();
         match heard {
-            // The side that connected does not hear offers.
-            Heard::Offer(offer) if !linked && !self.connection.asked() => self.judge(vm, &offer),
-            Heard::Refused(why) => {
-                let why = format!("it refuses: {why}");
-                self.lose_peer(vm, &why);
-            }
-            Heard::Message(Message::Accept) if !linked && self.connection.has_client() => self.accepted(vm),
-            Heard::Message(Message::Accept) if self.connection.links_again() && !self.ownership.holds() => {
-                self.linked_again(vm);
-            }
-            Heard::Message(message) if linked => {
-                self.ownership.handle_message(vm.host.now(), message);
-                self.do_migration(vm);
-            }
-            Heard::State(header) if self.may_receive() => self.begin_receiving(vm, *header),
-            Heard::Words(bytes) if linked && !self.ownership.holds() => self.receive_words(vm, &bytes),
+            Heard::Frame(frame) => self.hear_frame(vm, frame),
             Heard::Sent => {
                 self.ownership.handle_sent();
                 self.do_migration(vm);
             }
             Heard::Ended(why) => self.lose_peer(vm, &why),
-            Heard::Alive => {}
-            Heard::Offer(_) | Heard::Message(_) | Heard::State(_) | Heard::Words(_) => {
+        }
+    }
+
+    fn hear_frame(&mut self, vm: &mut Vm, frame: PeerFrame) {
+        let linked = self.ownership.is_linked();
+        match frame {
+            // The side that connected does not hear offers.
+            PeerFrame::Offer(offer) if !linked && !self.connection.asked() => self.judge(vm, &offer),
+            PeerFrame::Refused(why) => {
+                let why = format!("it refuses: {why}");
+                self.lose_peer(vm, &why);
+            }
+            PeerFrame::Message(Message::Accept) if !linked && self.connection.has_client() => self.accepted(vm),
+            PeerFrame::Message(Message::Accept) if self.connection.links_again() && !self.ownership.holds() => {
+                self.linked_again(vm);
+            }
+            PeerFrame::Message(message) if linked => {
+                self.ownership.handle_message(vm.host.now(), message);
+                self.do_migration(vm);
+            }
+            PeerFrame::State(header) if self.may_receive() => self.begin_receiving(vm, *header),
+            PeerFrame::Words(bytes) if linked && !self.ownership.holds() => self.receive_words(vm, &bytes),
+            PeerFrame::Alive => {}
+            PeerFrame::Offer(_) | PeerFrame::Message(_) | PeerFrame::State(_) | PeerFrame::Words(_) => {
                 self.lose_peer(vm, "it does not keep to the protocol");
             }
         }

@@ -4,8 +4,8 @@
 //! holds up nobody. The I/O thread answers from its own state: none is shared. Whoever may open the socket (mode 0600)
 //! may control the cache.
 
-use remoca_io::socket::{SocketPath, SocketSource};
-use remoca_io::wake;
+use crate::socket::{SocketPath, SocketSource};
+use crate::wake;
 use remoca_protocol::control::{Command, LINE_BYTES_MAX, PATIENCE, Reply};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::fs::Permissions;
@@ -160,22 +160,22 @@ impl ControlServer {
     }
 
     /// Returns how many are being served. [`Self::wake_fd`] tells when one has gone.
-    pub(crate) fn clients(&self) -> usize {
+    pub fn clients(&self) -> usize {
         self.gate.lock().clients
     }
 
     /// Lets nobody in until [`Self::open`].
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         self.gate.lock().closed = true;
     }
 
-    pub(crate) fn open(&self) {
+    pub fn open(&self) {
         self.gate.lock().closed = false;
         self.gate.opened.notify_one();
     }
 
     /// Returns the socket with its path and inode, for a program that takes over.
-    pub(crate) fn listener(&self) -> (BorrowedFd<'_>, Option<(PathBuf, u64)>) {
+    pub fn listener(&self) -> (BorrowedFd<'_>, Option<(PathBuf, u64)>) {
         (self.listener.as_fd(), self.guard.as_ref().map(SocketPath::name))
     }
 

@@ -5,7 +5,7 @@
 
 mod channel;
 #[cfg(feature = "testing")]
-pub(crate) mod fuzz;
+pub mod fuzz;
 mod tls;
 
 pub use channel::{Channel, SecureReader, SecureWriter};

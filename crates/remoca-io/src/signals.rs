@@ -1,9 +1,9 @@
 //! Signals as descriptors. They are blocked, in every thread: one that comes while another program takes the place of this
 //! one waits, and is that program's.
 
-use anyhow::{Context, Result};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use std::io;
 use std::os::fd::OwnedFd;
 
 /// What the process is told by signals.
@@ -19,14 +19,14 @@ impl Signals {
     ///
     /// # Errors
     /// If the system has no descriptors left.
-    pub fn take() -> Result<Self> {
+    pub fn take() -> io::Result<Self> {
         Ok(Self { stop: descriptor(&[Signal::SIGTERM, Signal::SIGINT])?, hangup: descriptor(&[Signal::SIGHUP])? })
     }
 }
 
-fn descriptor(signals: &[Signal]) -> Result<OwnedFd> {
+fn descriptor(signals: &[Signal]) -> io::Result<OwnedFd> {
     let mask: SigSet = signals.iter().copied().collect();
-    mask.thread_block().context("cannot block signals")?;
-    let fd = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).context("no descriptors")?;
+    mask.thread_block()?;
+    let fd = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
     Ok(fd.into())
 }

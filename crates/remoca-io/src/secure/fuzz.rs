@@ -89,7 +89,7 @@ fn with_length(body: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use remoca_io::key;
+    use crate::key;
 
     /// So that variations of it get further than the first message.
     #[test]

@@ -1,26 +1,28 @@
-//! What the two processes send each other: frames of a kind, a length, and so many bytes.
+//! What two VM processes send each other, of which one hands its disks to the other: frames of a kind, a length, and so many bytes.
 //!
 //! ```text
 //! kind u8 | length u32 | payload        1 offer (JSON)   2 refusal (text)   3 accept   4 state (JSON)   5 words
 //!                                       6 yours (one byte: 1 if the state came before)   7 want   8 busy   9 alive
 //! ```
 //! Numbers are little-endian. The one that hands over says what it offers, and sends the state as one frame 4 and as many
-//! frames 5 as its words take. All of it is inside a protected connection ([`crate::secure`]).
+//! frames 5 as its words take. All of it is inside a protected connection ([`remoca_io::secure`]).
 
 use remoca_core::migration::Message;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read};
 
-/// Of these frames and of the words of the index.
+/// Version of these frames and of the words of the index.
 pub const VERSION: u32 = 3;
-pub(super) const HEADER_BYTES: usize = 5;
+/// Size of the header of a frame, in bytes.
+pub const HEADER_BYTES: usize = 5;
 const TEXT_BYTES_MAX: usize = 256 << 10;
 /// Of a VM or a disk.
 const NAME_BYTES_MAX: usize = 256;
-/// Bytes of the index in one frame at most.
-pub(super) const PIECE_BYTES: usize = 1 << 20;
+/// Maximum bytes of the index in one frame.
+pub const PIECE_BYTES: usize = 1 << 20;
 
-pub(super) mod kind {
+/// Kinds of frames.
+pub mod kind {
     pub const OFFER: u8 = 1;
     pub const REFUSE: u8 = 2;
     pub const ACCEPT: u8 = 3;
@@ -86,8 +88,8 @@ pub struct Server {
     pub epoch: u64,
 }
 
-/// What the peer said, or what became of it.
-pub enum Heard {
+/// What a process says to its peer.
+pub enum PeerFrame {
     Offer(Box<Offer>),
     Refused(String),
     Message(Message),
@@ -95,13 +97,11 @@ pub enum Heard {
     Words(Vec<u8>),
     /// Nothing but that it is there.
     Alive,
-    /// Everything that was queued is sent.
-    Sent,
-    /// The connection is gone, or was never made.
-    Ended(String),
 }
 
-pub(super) fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
+/// Returns a frame of this kind.
+#[must_use]
+pub fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
     let mut frame = Vec::with_capacity(HEADER_BYTES + payload.len());
     frame.push(kind);
@@ -110,7 +110,9 @@ pub(super) fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-pub(super) fn message(message: Message) -> Vec<u8> {
+/// Returns the frame of a message about who owns the disks.
+#[must_use]
+pub fn message(message: Message) -> Vec<u8> {
     match message {
         Message::Accept => frame(kind::ACCEPT, &[]),
         Message::Yours { state } => frame(kind::YOURS, &[u8::from(state)]),
@@ -120,7 +122,10 @@ pub(super) fn message(message: Message) -> Vec<u8> {
 }
 
 /// Reads one frame. The memory that it takes grows with what has come, not with what was announced.
-pub(super) fn read(source: &mut impl Read) -> io::Result<Heard> {
+///
+/// # Errors
+/// If the source fails or ends, or what comes is no frame.
+pub fn read(source: &mut impl Read) -> io::Result<PeerFrame> {
     let mut header = [0; HEADER_BYTES];
     source.read_exact(&mut header)?;
     let [kind, length @ ..] = header;
@@ -141,15 +146,15 @@ pub(super) fn read(source: &mut impl Read) -> io::Result<Heard> {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     Ok(match kind {
-        kind::OFFER => Heard::Offer(read_offer(&payload)?),
-        kind::STATE => Heard::State(serde_json::from_slice(&payload).map_err(invalid)?),
-        kind::REFUSE => Heard::Refused(String::from_utf8_lossy(&payload).replace(char::is_control, " ")),
-        kind::WORDS => Heard::Words(payload),
-        kind::YOURS => Heard::Message(Message::Yours { state: payload == [1] }),
-        kind::ACCEPT => Heard::Message(Message::Accept),
-        kind::WANT => Heard::Message(Message::Want),
-        kind::ALIVE => Heard::Alive,
-        _ => Heard::Message(Message::Busy),
+        kind::OFFER => PeerFrame::Offer(read_offer(&payload)?),
+        kind::STATE => PeerFrame::State(serde_json::from_slice(&payload).map_err(invalid)?),
+        kind::REFUSE => PeerFrame::Refused(String::from_utf8_lossy(&payload).replace(char::is_control, " ")),
+        kind::WORDS => PeerFrame::Words(payload),
+        kind::YOURS => PeerFrame::Message(Message::Yours { state: payload == [1] }),
+        kind::ACCEPT => PeerFrame::Message(Message::Accept),
+        kind::WANT => PeerFrame::Message(Message::Want),
+        kind::ALIVE => PeerFrame::Alive,
+        _ => PeerFrame::Message(Message::Busy),
     })
 }
 
@@ -172,14 +177,14 @@ fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Er
 mod tests {
     use super::*;
 
-    fn heard(bytes: &[u8]) -> io::Result<Heard> {
+    fn heard(bytes: &[u8]) -> io::Result<PeerFrame> {
         read(&mut &bytes[..])
     }
 
     #[test]
     fn what_is_written_is_read() {
         for sent in [Message::Accept, Message::Yours { state: true }, Message::Yours { state: false }, Message::Want] {
-            assert!(matches!(heard(&message(sent)), Ok(Heard::Message(got)) if got == sent));
+            assert!(matches!(heard(&message(sent)), Ok(PeerFrame::Message(got)) if got == sent));
         }
         let offer = Offer {
             version: VERSION,
@@ -191,9 +196,9 @@ mod tests {
             returns: false,
         };
         let bytes = frame(kind::OFFER, &serde_json::to_vec(&offer).unwrap());
-        assert!(matches!(heard(&bytes), Ok(Heard::Offer(got)) if *got == offer));
-        assert!(matches!(heard(&frame(kind::WORDS, &[1, 2])), Ok(Heard::Words(words)) if words == [1, 2]));
-        assert!(matches!(heard(&frame(kind::REFUSE, b"a\nb")), Ok(Heard::Refused(text)) if text == "a b"));
+        assert!(matches!(heard(&bytes), Ok(PeerFrame::Offer(got)) if *got == offer));
+        assert!(matches!(heard(&frame(kind::WORDS, &[1, 2])), Ok(PeerFrame::Words(words)) if words == [1, 2]));
+        assert!(matches!(heard(&frame(kind::REFUSE, b"a\nb")), Ok(PeerFrame::Refused(text)) if text == "a b"));
     }
 
     #[test]

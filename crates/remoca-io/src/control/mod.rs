@@ -1,0 +1,7 @@
+//! The control socket of a VM process: one command and one reply for each connection, as lines of JSON.
+
+mod client;
+mod server;
+
+pub use client::call;
+pub use server::{ControlServer, Desk, Request, answer_for_former};
