@@ -5,8 +5,9 @@
 mod store_support;
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixListener;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -362,6 +363,106 @@ fn a_server_that_breaks_the_protocol_is_left_and_asked_again() {
         drop(driver);
         server.join().unwrap();
     }
+}
+
+#[test]
+fn what_was_sent_is_waited_for_at_the_end_and_what_was_not_is_never_sent() {
+    let folder = folder();
+    let socket = folder.path().join("nbd.sock");
+    let (seen, saw) = mpsc::channel();
+    let (release, released) = mpsc::channel();
+    let server = scripted(&socket, move |stream| {
+        while let Some((command, cookie, offset, _)) = next_request(stream) {
+            seen.send((command, offset)).unwrap();
+            if command == 1 {
+                released.recv().unwrap();
+                stream.write_all(&reply(0, cookie, &[])).unwrap();
+            }
+        }
+        false
+    });
+    let mut driver = open(&unix_uri(&socket));
+    let write = |offset| StoreOp::Write { offset, len: 4096, durable: false };
+    driver.start(write(0), Some(&[1; 4096]));
+    driver.queue(write(8192), Some(&[2; 4096]));
+    assert_eq!(saw.recv().unwrap(), (1, 0));
+    release.send(()).unwrap();
+    // Should the second one be sent all the same, it is answered.
+    release.send(()).unwrap();
+    assert!(driver.store.drain(), "nothing is left at the server");
+    drop(driver);
+    server.join().unwrap();
+    assert_eq!(saw.iter().map(|(command, _)| command).collect::<Vec<_>>(), [2], "a farewell, and nothing before it");
+}
+
+#[test]
+fn a_server_that_says_nothing_is_given_up_when_its_time_is_over() {
+    let folder = folder();
+    let socket = folder.path().join("nbd.sock");
+    let server = scripted(&socket, |stream| next_request(stream).is_none());
+    let mut driver = open(&unix_uri(&socket));
+    driver.start(StoreOp::Read { offset: 0, len: 512 }, None);
+    server.join().unwrap();
+    let _ = std::fs::remove_file(&socket);
+    let silent = UnixListener::bind(&socket).unwrap();
+    silent.set_nonblocking(true).unwrap();
+    let mut client = loop {
+        driver.turn(Duration::from_millis(10));
+        if let Ok((client, _)) = silent.accept() {
+            break client;
+        }
+    };
+    client.set_nonblocking(false).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    // To the moment.
+    driver.store.handle_timer(driver.store.next_deadline().unwrap());
+    assert_eq!(client.read(&mut [0; 64]).unwrap(), 0, "the client has left");
+}
+
+#[test]
+fn a_server_that_was_there_for_long_is_asked_again_soon() {
+    let folder = folder();
+    let socket = folder.path().join("nbd.sock");
+    let (asked, is_asked) = mpsc::channel();
+    let (answer, answers) = mpsc::channel();
+    // Leaves without an answer as long as it is told to.
+    let server = scripted(&socket, move |stream| {
+        let Some((_, cookie, ..)) = next_request(stream) else { return false };
+        asked.send(()).unwrap();
+        let answers = answers.recv().unwrap();
+        if answers {
+            stream.write_all(&reply(0, cookie, &[1; 512])).unwrap();
+        }
+        !answers
+    });
+    let mut driver = open(&unix_uri(&socket));
+    let read = driver.start(StoreOp::Read { offset: 0, len: 512 }, None);
+    let wait_for_request = |driver: &mut Driver| {
+        while is_asked.try_recv().is_err() {
+            driver.turn(Duration::from_millis(5));
+        }
+    };
+    // The time until the next attempt, for a connection that breaks when it is as old as this.
+    let lose = |driver: &mut Driver, age: Duration| {
+        wait_for_request(driver);
+        answer.send(false).unwrap();
+        loop {
+            let now = Instant::now() + age;
+            driver.store.handle_ready(now);
+            if driver.store.health() == StoreHealth::Waiting {
+                break driver.store.next_deadline().unwrap().saturating_duration_since(now);
+            }
+        }
+    };
+    let delays: Vec<_> = (0..5).map(|_| lose(&mut driver, Duration::ZERO)).collect();
+    assert!(delays[4] >= Duration::from_millis(160), "{delays:?}");
+    let delay = lose(&mut driver, Duration::from_secs(5));
+    assert!(delay <= Duration::from_millis(20), "{delay:?} after {delays:?}");
+    wait_for_request(&mut driver);
+    answer.send(true).unwrap();
+    driver.wait(read).result.unwrap();
+    drop(driver);
+    server.join().unwrap();
 }
 
 #[test]
