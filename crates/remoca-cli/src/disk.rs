@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use remoca_core::rules::Rules;
 use remoca_disk::handover;
-use remoca_disk::start::{self, ADVICE, Address, DiskOptions, Incoming, KeySource, Options, PortOptions};
+use remoca_disk::start::{self, Address, DiskOptions, Incoming, KeySource, Options, PortOptions};
 use remoca_io::address::Endpoint;
 use remoca_store::OnLostConnection;
 use std::io::Write;
@@ -191,12 +191,6 @@ fn options(args: DiskArgs) -> Result<Options> {
         let socket = args.socket.or(args.fd.map(|_| PathBuf::from("fd")));
         disks.push(DiskOptions { socket, read_only: args.read_only, ..DiskOptions::new(image) });
     }
-    let incoming = args.incoming.map(|endpoint| match args.incoming_key {
-        Some(key) => Ok(Incoming { endpoint, key }),
-        None => {
-            bail!("--incoming without --incoming-key FILE would give the disks to whoever connects first. {ADVICE}")
-        }
-    });
     Ok(Options {
         is_named: args.name.is_some() || args.control.is_some(),
         state: args.state.or_else(own_state),
@@ -212,7 +206,7 @@ fn options(args: DiskArgs) -> Result<Options> {
         guest_memory_max: args.guest_memory_max,
         servers: args.server,
         cache: args.cache,
-        incoming: incoming.transpose()?,
+        incoming: args.incoming.map(|endpoint| Incoming { endpoint, key: args.incoming_key }),
         buffers: args.buffers,
         trace: args.trace,
         uses_io_uring: !args.no_io_uring,

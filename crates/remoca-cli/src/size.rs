@@ -19,7 +19,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(error)
 }
 
-/// Returns a size as people read it: three digits and a unit.
+/// Returns a size for people: at most four digits and a unit, such as `1.5G`.
 #[must_use]
 pub fn show_size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "K", "M", "G", "T"];

@@ -97,7 +97,7 @@ impl VmProcess {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Does something, and tells when by its clock.
+    /// Runs `what`. Returns its result, and the time it took by the VM's clock.
     pub fn during<T>(&self, what: impl FnOnce() -> Result<T>) -> Result<(T, Window)> {
         let from_ns = self.now_ns();
         let done = what()?;

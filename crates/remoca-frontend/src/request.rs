@@ -44,7 +44,7 @@ impl Outcome {
     /// Something went wrong on this side of the disk.
     pub const BROKEN: Self = Self::Failed(DiskError(libc::EIO));
 
-    /// Returns the outcome of a request whose pieces had these two.
+    /// Returns the outcome of two pieces together: the first that is not `Done`, else `Done`.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         if self == Self::Done { other } else { self }

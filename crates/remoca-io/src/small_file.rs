@@ -3,15 +3,20 @@
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Reads the file at `path`, at most `most` bytes of it.
 ///
 /// # Errors
-/// If there is none, or none that this user may read, or it is no text.
+/// If there is none, or none of this user, or it is no text.
 pub fn read(path: &Path, most: u64) -> io::Result<String> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.uid() != rustix::process::geteuid().as_raw() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
     let mut text = String::new();
     file.take(most).read_to_string(&mut text)?;
     Ok(text)
@@ -55,5 +60,10 @@ mod tests {
         assert_eq!(read(&path, 4).unwrap(), "what");
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read(&other).unwrap(), b"of somebody else");
+        assert!(read(folder.path(), 4).is_err(), "no file");
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&path, Some(65_534), None).unwrap();
+            assert!(read(&path, 4).is_err(), "of another user");
+        }
     }
 }

@@ -127,7 +127,7 @@ impl Arena {
         pages_of(self.free().chunks.count())
     }
 
-    /// Returns all pages.
+    /// Returns the number of pages, free or used.
     pub(crate) fn pages(&self) -> PageCount {
         PageCount(self.chunks * CHUNK_PAGES_U32)
     }

@@ -254,7 +254,7 @@ impl NbdTask {
         self.operation.is_durable() || (self.operation.is_modification() && abilities.write_through)
     }
 
-    /// Returns the current piece within the buffer.
+    /// Returns the current piece's byte range in the buffer.
     fn piece_range(&self) -> Range<usize> {
         let start = usize::try_from(self.done).unwrap_or(usize::MAX);
         let len = usize::try_from(self.piece_len).unwrap_or(usize::MAX);

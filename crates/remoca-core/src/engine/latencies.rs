@@ -57,7 +57,7 @@ impl Latencies {
         normal.clamp(least, disk.p50_ns).min(timeout)
     }
 
-    /// Returns after how long the disk is asked without credit: twice its median, within bounds.
+    /// Returns the time after which a read goes to the disk even without credit: twice the disk's median, within bounds.
     pub(super) fn timeout_ns(&self) -> u64 {
         self.disk.known().map_or(0, |disk| disk.p50_ns * 2).clamp(TIMEOUT_MIN_NS, TIMEOUT_MAX_NS)
     }

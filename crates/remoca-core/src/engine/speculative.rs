@@ -72,7 +72,7 @@ impl SpeculativeReads {
         self.guest -= 1;
     }
 
-    /// Counts a disk read, and returns what is to be kept of its beginning.
+    /// Counts a disk read as begun. Returns when and why it began, and how many others were running.
     pub(super) fn begin_io(&mut self, now: Nanos, reason: ReadReason) -> DiskIo {
         let (is_undisturbed, others) = (self.abandoned.count == 0, self.disk);
         self.disk += 1;

@@ -315,7 +315,7 @@ impl<M: Words> CacheIndex<M> {
         self.slots.pin(&mut self.words, slot.0)
     }
 
-    /// Unpins `slot`: a request for it is no longer outstanding.
+    /// Takes one pin off `slot`.
     pub fn unpin(&mut self, slot: SlotIndex) {
         self.slots.unpin(&mut self.words, slot.0);
     }

@@ -160,6 +160,7 @@ impl Nodes {
         let NodeHint(node) = hint;
         let is_there =
             node < self.limit && self.high(words, node) & USED != 0 && self.is_about(words, node, Key::of(block));
+        debug_assert!(!is_there || self.find(words, block) == Some(node), "a block has two nodes");
         if is_there { Some(node) } else { self.find(words, block) }
     }
 
@@ -197,7 +198,7 @@ impl Nodes {
         self.free == NONE
     }
 
-    /// Inserts a block that has no node, where the table is not full, and returns its node.
+    /// Inserts a block and returns its node. The block must have none yet, and the table must have room.
     pub(super) fn insert<M: Words>(&mut self, words: &mut M, block: BlockId, content: Fingerprint) -> u32 {
         let node = self.free;
         self.free = self.table.get(words, node, KEY_CHAIN);

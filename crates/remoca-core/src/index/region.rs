@@ -73,9 +73,8 @@ impl<M: Words> CacheIndex<M> {
         }
     }
 
-    /// Closes the index: the process ends, or gives way to another program, and nothing changes after this. Its successor
-    /// takes the index as it is, where it would have to look at every entry (64 GiB of cache: seconds). Does nothing
-    /// while a slot is pinned, or lost pages are still in the tables.
+    /// Marks the index as complete, so that a successor need not look at every entry (64 GiB of cache: seconds). Does nothing
+    /// while a slot is pinned, or lost pages are still in the tables. Nothing may change after this until it is reopened.
     pub fn close(&mut self) {
         if self.slots.are_pinned() || !self.slots.are_whole() {
             return;

@@ -126,7 +126,7 @@ impl Guests {
         }
     }
 
-    /// Takes what has come on a disk's descriptor. Returns whether its guest is another one now; `None`: nothing could be taken.
+    /// Takes a disk's events. Returns whether its guest came, went or changed its memory; `None` on an error.
     pub(super) fn handle_events(&mut self, disk: u16) -> Option<bool> {
         let Disk { name, frontend, .. } = &mut self.disks[usize::from(disk)];
         let guest = |frontend: &Frontend| (frontend.guest_memory_bytes(), frontend.is_connected());

@@ -282,7 +282,7 @@ impl InFlight {
         &mut self.measured
     }
 
-    /// Returns the memory of the buffers.
+    /// Returns the bytes of all buffers, lent and free.
     pub(super) fn buffer_bytes(&self) -> usize {
         self.buffers.allocated_bytes()
     }

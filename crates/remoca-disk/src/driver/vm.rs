@@ -309,8 +309,7 @@ impl Vm {
         self.warmth.put_in_place(config);
     }
 
-    /// Returns whether images are being written to, or made durable: a settled image is known again for sure, and a flush
-    /// that fails for this process must also fail for the next one.
+    /// Returns whether a write, a flush or the settling of an image is under way.
     pub(super) fn is_writing(&self) -> bool {
         self.warmth.is_written_to() || self.warmth.is_settling() || self.in_flight.is_flushing()
     }

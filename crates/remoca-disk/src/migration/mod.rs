@@ -44,7 +44,7 @@ pub trait PeerNetwork: Send {
     /// If the system has no thread left.
     fn connect(&mut self, endpoint: Endpoint, secret: &Secret, wake: &Wake) -> io::Result<Peer>;
 
-    /// Listens at `endpoint` for a process that has the secret.
+    /// Begins to listen at `endpoint`, and returns the listener. It admits only a process that has the secret.
     ///
     /// # Errors
     /// If the address cannot be listened at.

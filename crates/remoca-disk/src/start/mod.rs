@@ -75,10 +75,10 @@ pub fn run(options: &Options) -> Result<()> {
     }
     loop {
         match driver.run().context("waiting for events failed")? {
-            Ended::Finished => return Ok(()),
+            Ended::Finished => break,
             Ended::Unsettled => {
                 std::mem::forget(driver);
-                return Ok(());
+                break;
             }
             Ended::HandOver(handover) => {
                 driver.manager().say_giving_way(Instant::now());
@@ -88,6 +88,10 @@ pub fn run(options: &Options) -> Result<()> {
             }
         }
     }
+    if let Some(state) = &options.state {
+        Deaths::beside(state).forget();
+    }
+    Ok(())
 }
 
 /// Opens everything, in the order in which one thing depends on another: sockets, images, the state file, servers.
@@ -102,6 +106,7 @@ fn parts(
     let mut found = whereabouts(options, mark.as_ref(), inherited.is_some())?;
     let caution = caution(options, inherited.is_some() || found.are_away);
     let (mut disks, mut exports) = disks(options, &mut found, inherited.as_mut())?;
+    let caution = if found.are_away { Caution::None } else { caution };
     let (servers, cache, cache_enabled) = match caution {
         Caution::Plain => (Vec::new(), PageCount(0), false),
         Caution::None | Caution::Cold => cache_settings(options, cache_as_said, found.are_away, inherited.as_ref()),
@@ -117,20 +122,18 @@ fn parts(
     let header = state.as_ref().map(StateFile::header);
     let (key, seed) = header.as_ref().map_or((config.key, config.seed), |header| (header.key(), header.seed()));
     let config = EngineConfig { key, seed, ..config };
-    let kept_at = options.state.clone();
+    let (host, kept_at) = (Box::new(HostPeers), options.state.clone());
     let incoming = found.incoming.as_ref().map(address_and_key).transpose()?;
-    let migration = Migration::new(Box::new(HostPeers), incoming, mark, kept_at, config, lock_reaches, found.are_away);
+    let migration = Migration::new(host, incoming, mark, kept_at, config, lock_reaches, found.are_away);
+    let migration = migration.context("--incoming")?;
     let control = match inherited.as_mut().and_then(Inherited::control) {
         Some(control) => control,
         None => ControlServer::start(&options.control).context("control socket")?,
     };
+    let trace = trace(options, inherited.is_some())?;
     give_back(pools_of_others(&former, if cold_reason.is_none() { &servers } else { &[] }));
-    let link = match &servers[..] {
-        [] => None,
-        servers => {
-            Some(ServerLink::start(Arc::new(HostNetwork), servers, header).context("cannot start the server link")?)
-        }
-    };
+    let link = (!servers.is_empty()).then(|| ServerLink::start(Arc::new(HostNetwork), &servers, header));
+    let link = link.transpose().context("cannot start the server link")?;
     let buffers = usize::try_from(buffer_bytes(options.buffers, disks.len())).unwrap_or(usize::MAX);
     Ok(Parts {
         name: options.name.clone(),
@@ -146,11 +149,11 @@ fn parts(
         port,
         nbd,
         link,
-        migration: migration.context("--incoming")?,
+        migration,
         control: Some(control),
         guest_memory_max: guest_pages(options.guest_memory_max.max(options.guest_memory)),
         buffers: BufferPool::new(buffers),
-        trace: trace(options, inherited.is_some())?,
+        trace,
         stop: signals.stop,
         hangup: signals.hangup,
         start: start_of(inherited.as_ref())?,
@@ -208,7 +211,10 @@ fn whereabouts(options: &Options, mark: Option<&Mark>, is_upgrade: bool) -> Resu
 
 /// Returns where disks may come to, and the key of whoever brings them.
 fn address_and_key(incoming: &Incoming) -> Result<(Endpoint, Secret)> {
-    Ok((incoming.endpoint.clone(), incoming.key.read().context("--incoming-key")?))
+    let Some(key) = &incoming.key else {
+        bail!("--incoming without --incoming-key FILE would give the disks to whoever connects first. {ADVICE}")
+    };
+    Ok((incoming.endpoint.clone(), key.read().context("--incoming-key")?))
 }
 
 /// Returns the pools of a former process that are not on servers which are `kept`.
@@ -273,17 +279,21 @@ fn die_of_panics(note: impl Fn() + Send + Sync + 'static) {
 
 /// Starts without the index that a former process left, since this program died with it again and again.
 fn start_cautiously(path: &Path, config: &EngineConfig, caution: Caution) -> Result<EngineStart> {
-    let (former, reason) = match caution {
-        Caution::Plain => {
-            (state::discard(path)?, "it died six times within a minute: it serves its disks without a cache")
-        }
-        Caution::None | Caution::Cold => (state::set_aside(path)?, "it died three times within a minute"),
+    let reason = match caution {
+        Caution::Plain => "it died six times within a minute: it serves its disks without a cache",
+        Caution::None | Caution::Cold => "it died three times within a minute",
     };
+    let former = state::set_aside(path)?;
     tracing::error!(
-        "{reason}. This is a bug of remoca: please report it, with the lines of this log that say `panicked`, and with {}.bad",
+        "{reason}. This is a bug of remoca: please report it, with the lines of this log that say `panicked`; what it died with is \
+         in {}.bad, if there was room for it",
         path.display()
     );
     let start = StateFile::start(path, config, Before::Another)?;
+    // A cold start with a cache keeps them itself, with new pools.
+    if let Some(state) = start.state.as_ref().filter(|_| caution == Caution::Plain) {
+        former.keep_settings(&state.header());
+    }
     Ok(EngineStart { former, cold_reason: Some(reason.into()), ..start })
 }
 

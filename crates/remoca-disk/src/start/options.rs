@@ -60,8 +60,8 @@ pub struct Options {
 #[derive(Clone, Debug)]
 pub struct Incoming {
     pub endpoint: Endpoint,
-    /// Where the key is that the process which brings them has; read only by a process that waits.
-    pub key: KeySource,
+    /// Where the key is that the process which brings them has; read, and needed, only by a process that waits.
+    pub key: Option<KeySource>,
 }
 
 /// Where evicted pages come from.

@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn disks_are_here_away_or_where_their_locks_say() {
-        let address = || Incoming { endpoint: "unix:/incoming".parse().unwrap(), key: "/key".parse().unwrap() };
+        let address = || Incoming { endpoint: "unix:/incoming".parse().unwrap(), key: None };
         // --incoming, upgrade, came, went -> away, waits, waits if the images are in use
         let table = [
             (false, false, false, false, (false, false, false)),

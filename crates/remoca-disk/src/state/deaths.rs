@@ -54,6 +54,12 @@ impl Deaths {
         self.note_at(now_ns());
     }
 
+    /// Forgets all deaths: a process has ended as it should.
+    pub fn forget(&self) {
+        // There may be none.
+        let _ = std::fs::remove_file(&self.path);
+    }
+
     /// Returns how the next process is to start.
     #[must_use]
     pub fn caution(&self) -> Caution {
@@ -121,6 +127,8 @@ mod tests {
         (0..7).for_each(|_| deaths.note());
         assert_eq!(deaths.caution(), Caution::Plain);
         let text = std::fs::read_to_string(&deaths.path).unwrap();
+        deaths.forget();
+        assert_eq!(deaths.caution(), Caution::None, "it ended as it should");
         let times = text.split_once(' ').unwrap().1.to_owned();
         for other in [format!("{:032x} {times}", 5), times, String::new(), "x ".repeat(4000), "\0".repeat(40)] {
             std::fs::write(&deaths.path, other).unwrap();

@@ -39,7 +39,7 @@ impl Former {
         Self::disks(file).map_or(0, Header::bytes)
     }
 
-    /// Makes a state file worthless for every process, and returns its size in bytes.
+    /// Makes a state file worthless for every process, without the keys to what it describes, and returns its size in bytes.
     pub(super) fn invalidate(file: &File) -> u64 {
         let bytes = file.metadata().map_or(0, |file| file.len());
         if let Some(disks) = Self::disks(file)
@@ -47,8 +47,18 @@ impl Former {
             && let Ok(header) = Header::map(file, disks)
         {
             header.set_valid(false);
+            header.forget_secrets();
         }
         bytes
+    }
+
+    /// Keeps in `header` what the operator had set, for a later process that may use it.
+    pub fn keep_settings(&self, header: &Header) {
+        let Some(settings) = &self.settings else { return };
+        for (slot, server) in self.servers.iter().enumerate() {
+            header.set_server(slot, Some(server));
+        }
+        header.set_settings(settings);
     }
 
     fn disks(file: &File) -> Option<u16> {
@@ -91,15 +101,16 @@ pub fn discard(path: &Path) -> Result<Former, StateError> {
     put_away(path, |path, _| std::fs::remove_file(path))
 }
 
-/// As [`discard`], but the file stays as `PATH.bad`, worthless, for whoever looks for the fault; not if the file system
-/// has no room for another one.
+/// As [`discard`], but the file stays as `PATH.bad`, worthless, for whoever looks for the fault; not if there is one already, or
+/// the file system has no room for another one.
 ///
 /// # Errors
 /// As for [`discard`].
 pub fn set_aside(path: &Path) -> Result<Former, StateError> {
     put_away(path, |path, bytes| {
+        let bad = with_ending(path, ".bad");
         check_room(path, bytes)?;
-        std::fs::rename(path, with_ending(path, ".bad"))
+        if bad.symlink_metadata().is_ok() { std::fs::remove_file(path) } else { std::fs::rename(path, bad) }
     })
 }
 

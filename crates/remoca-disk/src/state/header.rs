@@ -185,6 +185,12 @@ impl Header {
         self.set(AT_INDEX_WORDS, index_words);
     }
 
+    /// Forgets what would tell a stranger what the disks hold, or give him the pools.
+    pub fn forget_secrets(&self) {
+        self.set_pair(AT_KEY, [0; 16]);
+        (FIXED..FIXED + SERVERS_MAX * SERVER).for_each(|at| self.set(at, 0));
+    }
+
     /// Copies everything of `old` but its size.
     pub fn copy_from(&self, old: &Self) {
         for at in (0..self.words.min(old.words)).filter(|at| ![AT_MAGIC, AT_VERSION, AT_INDEX_WORDS].contains(at)) {

@@ -291,8 +291,7 @@ impl StateFile {
         Ok(())
     }
 
-    /// Makes `new` the state file, into whose words the engine has moved. Until here the old file was right; nothing
-    /// happened in between.
+    /// Makes `new` the state file. The engine must have moved its index there, and nothing may have changed since.
     ///
     /// # Errors
     /// If the file cannot be renamed: then neither file is of use, and both are gone.

@@ -146,12 +146,20 @@ fn a_file_that_is_set_aside_is_worthless_and_what_else_it_said_is_kept() {
     let header = start.state.as_ref().unwrap().header();
     header.set_server(0, Some(&entry(3, "unix:/x")));
     header.set_flush_failed(DiskIndex(1), Some(5));
+    let key = header.key();
     assert!(matches!(set_aside(&path), Err(StateError::InUse(_))));
     drop((header, start));
     let former = set_aside(&path).unwrap();
     assert_eq!((former.servers.len(), former.failed_flushes.len()), (1, 1));
     let bad = folder.path().join("vm.state.bad");
-    assert!(!path.exists() && bad.exists());
+    assert!(!path.exists());
+    let text = std::fs::read(&bad).unwrap();
+    let has = |secret: &[u8]| text.windows(secret.len()).any(|bytes| bytes == secret);
+    assert!(!has(&key) && !has(&entry(3, "unix:/x").token.0), "it may be sent to somebody");
+    // The first one is the one of interest.
+    drop(StateFile::start(&path, &config(), Before::Another).unwrap());
+    set_aside(&path).unwrap();
+    assert!(!path.exists() && std::fs::read(&bad).unwrap() == text);
     std::fs::rename(bad, &path).unwrap();
     let next = StateFile::start(&path, &config(), Before::Another).unwrap();
     assert!(next.cold_reason.is_some() && next.former.servers.is_empty());

@@ -121,7 +121,7 @@ impl Open {
         }
     }
 
-    /// Returns all of a request, if its pieces are back and some of them may be gone.
+    /// Returns the whole request, to be handed out again, if the disk may have lost a finished piece.
     pub(super) fn repeat(&mut self, slot: usize) -> Option<Rest> {
         let kept = self.kept.as_mut().filter(|kept| kept.again && self.error.is_none())?;
         (kept.done, kept.again) = (false, false);
@@ -135,7 +135,7 @@ impl Open {
         Some(rest)
     }
 
-    /// Answers; chunks with data are on their way already.
+    /// Puts the answer into `outbox`. Data chunks that went out with their pieces are not repeated.
     pub(super) fn answer(self, outbox: &mut Outbox) {
         let Self { cookie, form, offset, error, .. } = self;
         let error = error.map_or(0, |error| error_code(error.0));

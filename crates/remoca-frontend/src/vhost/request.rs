@@ -140,7 +140,7 @@ impl Parsed {
     const UNSUPPORTED: Parsed = Parsed::Answer(Status::Unsupported);
 }
 
-/// Judges a chain. Answers to GET_ID are written to the guest here.
+/// Returns the operation that a chain asks for, or the status to answer it with. Writes the answer to GET_ID into guest memory.
 pub(crate) fn parse(chain: &Chain, config: &DeviceConfig) -> Parsed {
     let mut header = [0; HEADER_BYTES];
     if !chain.reachable || chain.read(0, &mut header).is_err() {

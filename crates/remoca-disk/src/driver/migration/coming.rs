@@ -229,6 +229,10 @@ impl Migration {
     /// usable or not.
     fn follow_settings(&mut self, vm: &mut Vm, header: &StateHeader) {
         let cache = PageCount(header.cache_pages);
+        if cache == PageCount(0) {
+            // It had no memory servers, and so nothing to say.
+            return;
+        }
         let config = EngineConfig { cache: if header.enabled { cache } else { PageCount(0) }, ..self.config };
         if self.servers.is_empty() || layout(&config).words() as u64 > vm.size.words_max(&self.config) {
             return;

@@ -260,7 +260,7 @@ impl Migration {
         self.do_migration(vm);
     }
 
-    /// Does what the machine wants; whether that was anything.
+    /// Executes the actions of the ownership machine. Returns whether there were any.
     fn do_migration(&mut self, vm: &mut Vm) -> bool {
         let mut any = false;
         while let Some(action) = self.ownership.poll_action() {
