@@ -237,7 +237,10 @@ impl Life {
                 assert_eq!(self.index.known(block), None);
             }
             (4..=6, _) => self.offer(source.byte()),
-            (7, Some(slot)) => self.index.hit(block, slot, source.byte() & 1 == 0),
+            (7, Some(slot)) => {
+                let (hint, _) = self.index.look_up(block).expect("what is cached for it is known");
+                self.index.hit(hint, block, slot, source.byte() & 1 == 0);
+            }
             (8, Some(slot)) if self.index.pin(slot) => self.pinned.push_back(slot),
             (9, _) => self.pinned.pop_front().into_iter().for_each(|slot| self.index.unpin(slot)),
             (10, _) => {

@@ -3,7 +3,7 @@
 
 use super::ablation::binary;
 use super::support::machine::{Machine, Setup};
-use super::support::program::Serve;
+use super::support::program::{Serve, run};
 use remoca_frontend::testing::Command;
 
 #[test]
@@ -19,6 +19,9 @@ fn a_process_that_dies_again_and_again_ends_with_the_plain_disk() {
         machine.restart();
         assert_eq!(machine.status().started, "warm", "{}", machine.program.log());
     }
+    // What the operator set outlives all that follows.
+    let said = run(&["set", machine.control().to_str().unwrap(), "--cache", "2M"]);
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
     let bad = machine.state().with_extension("state.bad");
     assert!(!bad.exists());
     machine.outlives = true;
@@ -45,6 +48,13 @@ fn a_process_that_dies_again_and_again_ends_with_the_plain_disk() {
     assert!(bad.exists());
     machine.read_everything();
     assert_eq!(machine.disks[0].guest.run(0, Command::Flush), 0);
+    // The bug is mended, and the process is ended as it should.
+    machine.outlives = false;
+    machine.setup().arguments.clear();
+    machine.program.terminate();
+    machine.restart();
+    assert_eq!(machine.status().cache.wanted_bytes, 2 << 20, "{}", machine.program.log());
+    machine.run_until_hits(50);
     machine.pages_sent = machine.counter("evictions_reported");
     machine.finish();
 }

@@ -139,7 +139,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if self.index.holds(fetch.slot, fetch.content) {
             // Where pages are admitted as they are read, nobody sends it again.
             let promote = self.admit.admission() == Admission::Reads && !self.disks.is_swap(fetch.block);
-            self.index.hit_at(fetch.hint, fetch.block, fetch.slot, promote);
+            self.index.hit(fetch.hint, fetch.block, fetch.slot, promote);
         }
         if left > 1 {
             self.requests.set_pages_owed(fetch.request, left - 1, asked);

@@ -122,7 +122,7 @@ impl<M: Words> CacheIndex<M> {
         self.nodes.find(&self.words, block).map(|node| self.nodes.content(&self.words, node))
     }
 
-    /// Returns what the disk holds for `block`, if that is known, and a hint for [`Self::hit_at`].
+    /// Returns what the disk holds for `block`, if that is known, and a hint for [`Self::hit`].
     pub fn look_up(&self, block: BlockId) -> Option<(NodeHint, Fingerprint)> {
         self.nodes.look_up(&self.words, block)
     }
@@ -285,20 +285,9 @@ impl<M: Words> CacheIndex<M> {
     }
 
     /// Notes that a cached page was served to the guest: its slot becomes the next to be discarded, the copy stays
-    /// valid.
-    pub fn hit(&mut self, block: BlockId, slot: SlotIndex, promote: bool) {
-        let node = self.nodes.find(&self.words, block);
-        self.hit_node(node, slot, promote);
-    }
-
-    /// Does the same as [`Self::hit`] for a block that was found before, without a search where it still is there.
-    pub fn hit_at(&mut self, hint: NodeHint, block: BlockId, slot: SlotIndex, promote: bool) {
-        let node = self.nodes.find_again(&self.words, hint, block);
-        self.hit_node(node, slot, promote);
-    }
-
-    fn hit_node(&mut self, node: Option<u32>, slot: SlotIndex, promote: bool) {
-        if let Some(node) = node {
+    /// valid. `hint` says where the block was found before; it is searched for if it is there no longer.
+    pub fn hit(&mut self, hint: NodeHint, block: BlockId, slot: SlotIndex, promote: bool) {
+        if let Some(node) = self.nodes.find_again(&self.words, hint, block) {
             self.nodes.reference(&mut self.words, node);
         }
         if self.slots.is_used(&self.words, slot.0) {

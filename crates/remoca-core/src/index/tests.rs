@@ -53,11 +53,42 @@ fn a_hit_is_next_to_be_discarded_and_stays_valid() {
     }
     index.offer(content(1), Place::Tail);
     let Offer::Admitted(second) = index.offer(content(2), Place::Tail) else { panic!() };
-    index.hit(block(2), second, false);
+    let (hint, _) = index.look_up(block(2)).unwrap();
+    index.hit(hint, block(2), second, false);
     assert_eq!(index.cached(content(2)), Some(second));
     assert_eq!(index.offer(content(3), Place::Tail), Offer::Admitted(second));
     assert!(index.cached(content(1)).is_some(), "the page that was not hit stays");
     assert_eq!(index.known(block(2)), Some(content(2)), "the guest holds the page that was hit");
+}
+
+#[test]
+fn a_hit_finds_its_block_wherever_it_is_by_now() {
+    // A node that is free looks like one of the first disk.
+    let block = |bno| BlockId { disk: DiskIndex(0), ..block(bno) };
+    // Nothing happened; the block moved to another node; its node is another block's; it is gone.
+    for fate in 0..4 {
+        let mut index = index(4, 16);
+        [1, 2, 5].into_iter().for_each(|i| index.learn(block(u64::from(i)), content(i)));
+        let (hint, _) = index.look_up(block(1)).unwrap();
+        if fate > 0 {
+            index.forget(block(1));
+        }
+        if fate == 1 || fate == 2 {
+            index.learn(block(3), content(3));
+            assert_eq!(index.look_up(block(3)).unwrap().0, hint, "the node that was freed last");
+        }
+        if fate == 1 {
+            index.learn(block(1), content(1));
+        }
+        // Another block with the same content, in the node of a third.
+        index.forget(block(5));
+        index.learn(block(4), content(1));
+        let Offer::Admitted(slot) = index.offer(content(1), Place::Tail) else { panic!("known content is admitted") };
+        index.offer(content(2), Place::Tail);
+        index.hit(hint, block(1), slot, false);
+        assert_eq!(index.known(block(1)).is_some(), fate < 2);
+        assert_eq!(index.queue().next(), Some((slot, content(1))), "the next to be discarded");
+    }
 }
 
 /// More pages move than the log of sends has room for.
@@ -300,8 +331,10 @@ impl Model {
                 }
             }
             Step::Hit(bno, promote) => {
-                if let Some(slot) = index.known(block(bno)).and_then(|c| index.cached(c)) {
-                    index.hit(block(bno), slot, promote);
+                if let Some((hint, content)) = index.look_up(block(bno))
+                    && let Some(slot) = index.cached(content)
+                {
+                    index.hit(hint, block(bno), slot, promote);
                 }
             }
             Step::Pin(bno) => {

@@ -18,7 +18,7 @@ pub(super) struct EvictionPort {
 }
 
 impl EvictionPort {
-    /// Returns the part for this port, whose agent has said nothing.
+    /// Returns the port, whose agent has said nothing yet.
     pub(super) fn new(port: Option<Port>) -> Self {
         Self { port, agent: None, page: Box::new([0; PAGE_SIZE]) }
     }

@@ -24,7 +24,7 @@ pub(super) struct Guests {
 }
 
 impl Guests {
-    /// Returns the part for these devices. `nbd` brings the clients of those that are NBD exports.
+    /// Returns these devices. `nbd` brings the clients of those that are NBD exports.
     pub(super) fn new(disks: Vec<Disk>, port: Option<Port>, nbd: Option<NbdServer>) -> Self {
         Self { disks, port: EvictionPort::new(port), nbd, pop_again: false, wrote: false }
     }

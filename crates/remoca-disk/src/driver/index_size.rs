@@ -106,7 +106,7 @@ impl Plan {
 }
 
 impl IndexSize {
-    /// Returns the part for a cache of this size.
+    /// Returns the sizes of a process whose cache is `cache` when it is on.
     pub(super) fn new(
         cache: PageCount,
         guest_memory_min: PageCount,
@@ -127,7 +127,7 @@ impl IndexSize {
         })
     }
 
-    /// Has it reported when a region is made.
+    /// Watches for regions that are made.
     pub(super) fn register(&self, host: &Host) -> io::Result<()> {
         host.watch(self.wake_up.fd(), Source::Index)
     }
@@ -186,7 +186,7 @@ impl IndexSize {
         Some(std::mem::take(&mut self.clients))
     }
 
-    /// Makes room for a cache of this size what [`Self::fit`] aims at.
+    /// Has [`Self::fit`] make the index large enough for a cache of this size.
     pub(super) fn aim_at(&mut self, cache: PageCount) {
         self.awaited = self.awaited.max(cache);
     }

@@ -21,7 +21,7 @@ pub(super) struct Operator {
 }
 
 impl Operator {
-    /// Returns the part for these descriptors.
+    /// Returns the ways to the operator, of which none is watched yet.
     pub(super) fn new(control: Option<ControlServer>, stop: OwnedFd, hangup: OwnedFd, manager: ServiceManager) -> Self {
         Self { control, stop, hangup, stop_at: None, manager }
     }
@@ -33,7 +33,7 @@ impl Operator {
         self.control.as_ref().map_or(Ok(()), |control| host.watch(control.wake_fd(), Source::Control))
     }
 
-    /// Begins to stop: takes nothing new from guests, and waits so long for what is under way.
+    /// Begins to stop: nothing new is taken from guests, and `patience` is how long to wait for what is under way.
     pub(super) fn begin_stop(&mut self, host: &Host, patience: Duration) {
         host.unwatch(self.stop.as_fd());
         self.stop_at = Some(host.instant() + patience);

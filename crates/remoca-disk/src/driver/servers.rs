@@ -29,7 +29,7 @@ struct Said {
 }
 
 impl Servers {
-    /// Returns the part for this link.
+    /// Returns the connections of this link.
     pub(super) fn new(link: Option<ServerLink>) -> Self {
         Self { link, said: Said::default(), receive_again: false }
     }

@@ -1,7 +1,5 @@
 //! A driver whose disks hang and whose memory server is the test.
 
-mod guest;
-
 use super::requests::{Group, Origin};
 use super::*;
 use crate::clock::SystemClock;
@@ -23,6 +21,53 @@ use std::time::Instant;
 
 const DISK_SIZE: u64 = 1 << 20;
 const PAGE: GuestOp = GuestOp::Read(ByteRange { offset: 0, length: PAGE_SIZE_U64 });
+
+/// A store without an image: nobody can have changed it, and nothing of it outlives its use.
+macro_rules! leaves_nothing_behind {
+    ($store:ty) => {
+        impl Identity for $store {
+            fn look(&mut self) -> bool {
+                false
+            }
+
+            fn stamp_at_opening(&self) -> Option<ImageStamp> {
+                None
+            }
+
+            fn shared_stamp(&self, _: bool) -> Option<String> {
+                None
+            }
+
+            fn empty_page_cache(&mut self) {}
+
+            fn may_be_in_page_cache(&self) -> bool {
+                true
+            }
+        }
+
+        impl HandOver for $store {
+            fn failed_flush(&self) -> Option<i32> {
+                None
+            }
+
+            fn set_failed_flush(&mut self, _: Option<i32>) {}
+
+            fn is_still(&self) -> bool {
+                self.in_flight() == 0
+            }
+
+            fn drain(&mut self) -> bool {
+                true
+            }
+
+            fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {
+                Err("its store cannot be handed over".into())
+            }
+        }
+    };
+}
+
+mod guest;
 
 type Submitted = Arc<Mutex<Vec<(u64, Option<IoBuffer>)>>>;
 
@@ -77,45 +122,7 @@ impl DataPath for HangingStore {
     }
 }
 
-impl Identity for HangingStore {
-    fn look(&mut self) -> bool {
-        false
-    }
-
-    fn stamp_at_opening(&self) -> Option<ImageStamp> {
-        None
-    }
-
-    fn shared_stamp(&self, _: bool) -> Option<String> {
-        None
-    }
-
-    fn empty_page_cache(&mut self) {}
-
-    fn may_be_in_page_cache(&self) -> bool {
-        true
-    }
-}
-
-impl HandOver for HangingStore {
-    fn failed_flush(&self) -> Option<i32> {
-        None
-    }
-
-    fn set_failed_flush(&mut self, _: Option<i32>) {}
-
-    fn is_still(&self) -> bool {
-        self.in_flight() == 0
-    }
-
-    fn drain(&mut self) -> bool {
-        true
-    }
-
-    fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {
-        Err("its store cannot be handed over".into())
-    }
-}
+leaves_nothing_behind!(HangingStore);
 
 fn disk(submitted: &Submitted) -> Disk {
     let geometry = ExportGeometry { can_trim: false, can_write_zeroes: false, ..ExportGeometry::of_disk(DISK_SIZE) };

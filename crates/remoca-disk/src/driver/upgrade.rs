@@ -70,7 +70,7 @@ enum Stage {
 }
 
 impl Upgrades {
-    /// Returns the part without an upgrade under way.
+    /// Returns a way to upgrade, with no upgrade under way.
     pub(super) fn new(start: Start, ask: Ask) -> Self {
         Self { start, ask, under_way: None }
     }

@@ -27,7 +27,7 @@ pub(super) struct Warmth {
 type Engine = DiskEngine<IndexMemory>;
 
 impl Warmth {
-    /// Returns the part for so many disks. `cold_reason`: why nothing was found of a former process.
+    /// Returns what is known of so many disks' images. `cold_reason`: why nothing was found of a former process.
     pub(super) fn new(state: Option<StateFile>, cold_reason: Option<String>, options: u64, disks: usize) -> Self {
         let images = (0..disks).map(|_| ImageState::default()).collect();
         Self { state, cold_reason, images, options }

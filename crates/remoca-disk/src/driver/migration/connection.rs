@@ -52,7 +52,7 @@ pub(super) struct Lost {
 }
 
 impl Connection {
-    /// Returns the part without a peer. `incoming`: where others may connect, and the secret that they must have.
+    /// Returns a connection without a peer. `incoming`: where others may connect, and the secret that they must have.
     pub(super) fn new(mut peers: Box<dyn PeerNetwork>, incoming: Option<(Endpoint, Secret)>) -> io::Result<Self> {
         let wake_up = WakeUp::new()?;
         let incoming =

@@ -122,45 +122,7 @@ impl DataPath for ScriptedStore {
     }
 }
 
-impl Identity for ScriptedStore {
-    fn look(&mut self) -> bool {
-        false
-    }
-
-    fn stamp_at_opening(&self) -> Option<ImageStamp> {
-        None
-    }
-
-    fn shared_stamp(&self, _: bool) -> Option<String> {
-        None
-    }
-
-    fn empty_page_cache(&mut self) {}
-
-    fn may_be_in_page_cache(&self) -> bool {
-        true
-    }
-}
-
-impl HandOver for ScriptedStore {
-    fn failed_flush(&self) -> Option<i32> {
-        None
-    }
-
-    fn set_failed_flush(&mut self, _: Option<i32>) {}
-
-    fn is_still(&self) -> bool {
-        self.in_flight() == 0
-    }
-
-    fn drain(&mut self) -> bool {
-        true
-    }
-
-    fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {
-        Err("its store cannot be handed over".into())
-    }
-}
+leaves_nothing_behind!(ScriptedStore);
 
 fn device() -> DeviceConfig {
     let mut config = DeviceConfig::disk("test", "test", DISK_BYTES);
