@@ -4,6 +4,7 @@
 mod arrows;
 mod docs;
 mod measure;
+mod named;
 mod rules;
 mod source;
 

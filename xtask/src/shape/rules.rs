@@ -4,7 +4,8 @@
 
 use super::arrows;
 use super::measure::{FUNCTION_LINES_MAX, Measures};
-use super::source::{Crate, File};
+use super::named;
+use super::source::Crate;
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -82,31 +83,9 @@ pub fn broken(tree: &Path, crates: &[Crate], measures: &Measures) -> Result<Vec<
     broken.extend(long_functions(measures));
     let path = tree.join("ARCHITECTURE.md");
     let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    broken.extend(unknown_functions(&text, crates));
+    broken.extend(named::unknown_functions(&text, crates));
+    broken.extend(named::broken_chains(&text, crates));
     Ok(broken)
-}
-
-/// Returns those functions of types, written as `Type::function`, that no file has beside an `impl` or the trait of the type.
-fn unknown_functions(text: &str, crates: &[Crate]) -> Vec<String> {
-    let files: Vec<_> = crates.iter().flat_map(|owner| &owner.files).collect();
-    let has = |file: &&&File, words: [&str; 2]| {
-        let is_word = |rest: &str| !rest.starts_with(|next: char| next.is_alphanumeric() || next == '_');
-        let text = format!("{} {}", words[0], words[1]);
-        file.lines.iter().any(|line| line.match_indices(&text).any(|(at, _)| is_word(&line[at + text.len()..])))
-    };
-    let has_type = |file: &&&File, name: &str| {
-        let is_impl = |line: &String| {
-            line.starts_with("impl") && line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == name)
-        };
-        file.lines.iter().any(is_impl) || has(file, ["trait", name])
-    };
-    let quoted = text.split('`').skip(1).step_by(2).filter_map(|name| name.split_once("::"));
-    let functions = quoted.filter(|(owner, name)| {
-        owner.starts_with(|first: char| first.is_uppercase()) && name.chars().all(|c| c.is_lowercase() || c == '_')
-    });
-    let unknown =
-        functions.filter(|(owner, name)| !files.iter().any(|file| has_type(&file, owner) && has(&file, ["fn", name])));
-    unknown.map(|(owner, name)| format!("ARCHITECTURE.md: there is no `{owner}::{name}`: say what it is now")).collect()
 }
 
 fn crate_arrows(tree: &Path) -> Result<Vec<String>, String> {
@@ -163,15 +142,6 @@ mod tests {
         let tree = crate::run::project();
         let crates = crates(&tree).unwrap();
         assert_eq!(broken(&tree, &crates, &measure(&crates)).unwrap(), [""; 0]);
-    }
-
-    #[test]
-    fn a_function_that_a_document_names_must_be_there() {
-        let crates = crate::shape::source::crates(&crate::run::project()).unwrap();
-        let text = "`DiskEngine::handle_page` and `DataPath::kick`, `Vm::no_such_function`, `Nothing::kick`, `Action::Ask`, `a::b`";
-        let told = unknown_functions(text, &crates).join("\n");
-        assert!(told.contains("no `Vm::no_such_function`") && told.contains("no `Nothing::kick`"), "{told}");
-        assert_eq!(told.lines().count(), 2, "{told}");
     }
 
     #[test]

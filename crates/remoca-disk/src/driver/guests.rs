@@ -8,7 +8,7 @@ use super::poller::Source;
 use remoca_core::units::PAGE_SIZE_U64;
 use remoca_frontend::device::{Frontend, GuestRequest};
 use remoca_frontend::nbd::{NbdServer, Target};
-use remoca_frontend::request::{Operation, Outcome};
+use remoca_frontend::request::Operation;
 use std::io;
 use std::time::Instant;
 
@@ -165,9 +165,9 @@ impl Guests {
         request.is_durable() || !self.disks[usize::from(disk)].frontend.write_cache_enabled()
     }
 
-    /// Gives a request back to its guest.
-    pub(super) fn complete(&mut self, disk: u16, request: GuestRequest, outcome: Outcome) {
-        self.disks[usize::from(disk)].frontend.complete(request, outcome);
+    /// Returns what the guest of a disk attaches to.
+    pub(super) fn frontend_mut(&mut self, disk: u16) -> &mut Frontend {
+        &mut self.disks[usize::from(disk)].frontend
     }
 
     /// Tells guests what was completed.

@@ -260,7 +260,7 @@ impl InFlight {
         host.update();
         self.measured.record(host.now(), &pending, from_disk);
         match pending.origin {
-            Origin::Whole(request) => guests.complete(pending.disk, request, outcome),
+            Origin::Whole(request) => guests.frontend_mut(pending.disk).complete(request, outcome),
             Origin::HandOver => self.hand_over_flushes -= 1,
             Origin::Part(group) => {
                 group.end_part(outcome);
@@ -269,7 +269,7 @@ impl InFlight {
                 {
                     match group.must_repeat() {
                         true => return Some((pending.disk, request)),
-                        false => guests.complete(pending.disk, request, group.outcome.get()),
+                        false => guests.frontend_mut(pending.disk).complete(request, group.outcome.get()),
                     }
                 }
             }

@@ -3,7 +3,7 @@
 use super::host::Host;
 use super::in_flight::InFlight;
 use super::poller::Source;
-use crate::link::{Received, ServerLink};
+use crate::link::{Received, ServerLink, Session};
 use remoca_core::engine::{DiskEngine, FetchId, PageOutcome, PoolOffer, ServerNumber};
 use remoca_core::units::{Nanos, PAGE_SIZE_U64, PageCount, SlotIndex};
 use remoca_io::narrow;
@@ -14,14 +14,14 @@ use std::io;
 /// The link to memory servers, if there is one.
 pub(super) struct Servers {
     link: Option<ServerLink>,
-    said: Said,
+    hearing: Hearing,
     /// The server sent more than one turn takes.
     receive_again: bool,
 }
 
-/// What the server of the session said.
+/// What the server of the session said that outlives the turn.
 #[derive(Default)]
-struct Said {
+pub(super) struct Hearing {
     /// It ended the session with this.
     dismissal: Option<ErrorCode>,
     /// The operator was told that it has no room, in this session and for this size.
@@ -31,7 +31,7 @@ struct Said {
 impl Servers {
     /// Returns the connections of this link.
     pub(super) fn new(link: Option<ServerLink>) -> Self {
-        Self { link, said: Said::default(), receive_again: false }
+        Self { link, hearing: Hearing::default(), receive_again: false }
     }
 
     /// Returns the link.
@@ -57,9 +57,9 @@ impl Servers {
     /// Returns the link, whose descriptors are not reported any more.
     pub(super) fn detach(&mut self, host: &Host) -> Option<ServerLink> {
         self.receive_again = false;
-        let link = self.link.take()?;
-        if let Some(socket) = link.socket_fd() {
-            host.unwatch(socket);
+        let mut link = self.link.take()?;
+        if let Some(session) = link.session_mut() {
+            host.unwatch(session.socket_fd());
         }
         host.unwatch(link.wake_fd());
         Some(link)
@@ -71,17 +71,21 @@ impl Servers {
         Some(link.servers().iter().map(|server| server.number).collect())
     }
 
+    fn session(&mut self) -> Option<&mut Session> {
+        self.link.as_mut()?.session_mut()
+    }
+
     /// Queues a frame for the server.
     pub(super) fn send(&mut self, frame: &Frame<'_>) {
-        if let Some(link) = &mut self.link {
-            link.send(frame);
+        if let Some(session) = self.session() {
+            frame.encode(session.out());
         }
     }
 
     /// Queues a page for the server.
     pub(super) fn send_page(&mut self, slot: SlotIndex, page: &[u8]) {
-        if let Some(link) = &mut self.link {
-            link.send_page(slot, page);
+        if let Some(session) = self.session() {
+            session.send_page(slot, page);
         }
     }
 
@@ -102,9 +106,9 @@ impl Servers {
     /// Begins a session with a server that was asked.
     pub(super) fn begin_session(&mut self, host: &Host, server: ServerNumber) -> Result<(), String> {
         let Some(link) = &mut self.link else { return Ok(()) };
-        self.said.refusal_told = false;
-        let watched = match link.begin(server).then(|| link.socket_fd()).flatten() {
-            Some(socket) => host.watch(socket, Source::LinkSocket),
+        self.hearing.refusal_told = false;
+        let watched = match link.begin(server).then(|| link.session_mut()).flatten() {
+            Some(session) => host.watch(session.socket_fd(), Source::LinkSocket),
             None => Err(io::ErrorKind::NotConnected.into()),
         };
         narrow::passes("session-begun");
@@ -114,8 +118,8 @@ impl Servers {
     /// Ends the session, as `end` says it.
     pub(super) fn end_session(&mut self, host: &Host, end: impl FnOnce(&mut ServerLink)) {
         if let Some(link) = &mut self.link {
-            if let Some(socket) = link.socket_fd() {
-                host.unwatch(socket);
+            if let Some(session) = link.session_mut() {
+                host.unwatch(session.socket_fd());
             }
             end(link);
         }
@@ -124,7 +128,7 @@ impl Servers {
 
     /// Has the operator told again when the server has no room.
     pub(super) fn forget_refusal(&mut self) {
-        self.said.refusal_told = false;
+        self.hearing.refusal_told = false;
     }
 
     /// Returns the next answer of a server that was asked; `None` in it: there is none.
@@ -135,40 +139,31 @@ impl Servers {
 
     /// Notes that the socket has room.
     pub(super) fn note_writable(&mut self) {
-        if let Some(link) = &mut self.link {
-            link.note_writable();
+        if let Some(session) = self.session() {
+            session.note_writable();
         }
     }
 
     /// Sends what is queued. Returns how many pages that were.
     pub(super) fn flush(&mut self, host: &Host) -> io::Result<u32> {
-        let Some(link) = &mut self.link else { return Ok(0) };
-        let pages = link.flush()?;
-        if let Some(watch) = link.watch_change()
-            && let Some(socket) = link.socket_fd()
-            && let Err(error) = host.watch_room(socket, Source::LinkSocket, watch)
+        let Some(session) = self.session() else { return Ok(0) };
+        let pages = session.flush()?;
+        if let Some(watch) = session.watch_change()
+            && let Err(error) = host.watch_room(session.socket_fd(), Source::LinkSocket, watch)
         {
             tracing::warn!("cannot watch the server's socket: {error}");
         }
         Ok(pages)
     }
 
-    /// Takes frames of the server. What came of it is for [`Self::lost`], when the engine's actions are executed; `None`:
-    /// there is no link.
-    pub(super) fn receive(
-        &mut self,
-        engine: &mut DiskEngine<IndexMemory>,
-        in_flight: &mut InFlight,
-        now: Nanos,
-    ) -> Option<io::Result<Received>> {
-        let Self { link, said, .. } = self;
-        // The frames borrow the link's buffer while they are handled: nothing is sent meanwhile.
-        Some(link.as_mut()?.receive(|frame| said.hear(frame, engine, in_flight, now)))
+    /// Returns the session, and who hears what comes on it.
+    pub(super) fn listen(&mut self) -> Option<(&mut Session, &mut Hearing)> {
+        Some((self.link.as_mut()?.session_mut()?, &mut self.hearing))
     }
 
     /// Returns why the session is lost, if it is.
     pub(super) fn lost(&mut self, received: io::Result<Received>) -> Option<String> {
-        if let Some(code) = self.said.dismissal.take() {
+        if let Some(code) = self.hearing.dismissal.take() {
             return Some(format!("it ended the session: {code:?}"));
         }
         match received {
@@ -198,13 +193,19 @@ impl Servers {
         in_flight: &mut InFlight,
         now: Nanos,
     ) {
-        self.said.hear(frame, engine, in_flight, now);
+        self.hearing.hear(frame, engine, in_flight, now);
     }
 }
 
-impl Said {
+impl Hearing {
     /// Handles a frame of the server.
-    fn hear(&mut self, frame: &Frame<'_>, engine: &mut DiskEngine<IndexMemory>, in_flight: &mut InFlight, now: Nanos) {
+    pub(super) fn hear(
+        &mut self,
+        frame: &Frame<'_>,
+        engine: &mut DiskEngine<IndexMemory>,
+        in_flight: &mut InFlight,
+        now: Nanos,
+    ) {
         match *frame {
             Frame::SendPage { request, page, .. } => {
                 let outcome = engine.handle_page(now, FetchId(request.0), page);

@@ -71,7 +71,7 @@ impl Vm {
         };
         let ops: Vec<_> = ops.into_iter().filter(|op| !is_empty(op)).collect();
         if ops.is_empty() {
-            self.guests.complete(disk, request, Outcome::Done);
+            self.guests.frontend_mut(disk).complete(request, Outcome::Done);
             return;
         }
         let group = Rc::new(Group::new(Some(request), ops.len()));

@@ -45,7 +45,13 @@ impl Vm {
                 Action::ZeroFill { request, offset, length } => {
                     self.in_flight.fill_zero(&mut self.engine, request, offset, length);
                 }
-                Action::Complete { request, result } => self.complete(request, result),
+                Action::Complete { request, result } => {
+                    let Self { in_flight, engine, guests, host, .. } = self;
+                    // Some of its disk's work may be lost: then it begins again.
+                    if let Some((disk, request)) = in_flight.complete(request, result, engine, guests, host) {
+                        self.begin(disk, request);
+                    }
+                }
                 Action::Fetch { fetch, slot } => {
                     self.servers.send(&Frame::Request { request: remoca_protocol::RequestId(fetch.0), slot });
                 }
@@ -120,13 +126,6 @@ impl Vm {
     /// Handles the end of the store's part of a request.
     pub(super) fn disk_done(&mut self, id: RequestId, result: Result<(), DiskError>, buffer: Option<IoBuffer>) {
         self.in_flight.disk_done(&mut self.engine, self.host.now(), id, result, buffer);
-    }
-
-    fn complete(&mut self, id: RequestId, result: Result<(), DiskError>) {
-        let Self { in_flight, engine, guests, host, .. } = self;
-        if let Some((disk, request)) = in_flight.complete(id, result, engine, guests, host) {
-            self.begin(disk, request);
-        }
     }
 
     /// Takes what the store has to say, and tells the engine. False if that was nothing.
@@ -227,7 +226,9 @@ impl Vm {
     /// Takes frames of the server.
     pub(super) fn receive(&mut self) {
         let Self { servers, engine, in_flight, host, .. } = self;
-        let Some(received) = servers.receive(engine, in_flight, host.now()) else { return };
+        let Some((session, hearing)) = servers.listen() else { return };
+        // The frames borrow the session's buffer while they are handled: nothing is sent meanwhile.
+        let received = session.receive(|frame| hearing.hear(frame, engine, in_flight, host.now()));
         self.execute();
         if let Some(why) = self.servers.lost(received) {
             self.lose_session(&why);

@@ -9,7 +9,7 @@ mod connect;
 mod session;
 
 pub use connect::{Answer, AnswerTo, HostNetwork, LinkError, Network, give_back};
-pub use session::Received;
+pub use session::{Received, Session};
 
 use crate::state::{Header, NUMBER_MAX, RosterEntry, SERVERS_MAX};
 use connect::bye;
@@ -18,8 +18,7 @@ use remoca_core::units::PageCount;
 use remoca_io::address::Endpoint;
 use remoca_io::wake;
 use remoca_protocol::peer;
-use remoca_protocol::{Frame, RequestId, Token, Welcome, send_page_header};
-use session::Session;
+use remoca_protocol::{Frame, Token, Welcome};
 use std::io;
 use std::mem::discriminant;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -190,7 +189,7 @@ impl ServerLink {
 
     /// Returns the server that the pool is on.
     pub fn session(&self) -> Option<ServerNumber> {
-        self.session.as_ref().map(|session| session.server)
+        self.session.as_ref().map(Session::server)
     }
 
     /// Becomes readable when [`Self::take_answer`] has something.
@@ -198,9 +197,9 @@ impl ServerLink {
         self.wake.as_fd()
     }
 
-    /// Returns the socket of the session, if there is one.
-    pub fn socket_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.session.as_ref().map(|session| session.socket.as_fd())
+    /// Returns the session, to send and receive. Without one nothing is sent; the engine hears of the disconnection first.
+    pub fn session_mut(&mut self) -> Option<&mut Session> {
+        self.session.as_mut()
     }
 
     fn server(&mut self, number: ServerNumber) -> Option<&mut KnownServer> {
@@ -283,7 +282,7 @@ impl ServerLink {
     /// The session is over, if there is one; the server may still have the pool.
     pub fn end(&mut self, why: &str) {
         let Some(session) = self.session.take() else { return };
-        if let Some(server) = self.server(session.server) {
+        if let Some(server) = self.server(session.server()) {
             tracing::warn!(
                 "lost the memory server at {}: {why}. Reads go to the disk; connecting anew.",
                 server.endpoint
@@ -295,7 +294,7 @@ impl ServerLink {
     /// The session is over, if there is one, and the pool is given back.
     pub fn leave(&mut self) {
         let Some(session) = self.session.take() else { return };
-        match self.server(session.server) {
+        match self.server(session.server()) {
             Some(server) => tracing::info!("left the memory server at {}: another one can give more", server.endpoint),
             None => tracing::info!("left the memory server that is not in the list any more"),
         }
@@ -303,62 +302,10 @@ impl ServerLink {
         self.network.say_goodbye(socket, left);
     }
 
-    /// Queues a frame; dropped without a session (the engine then hears of the disconnection first).
-    pub fn send(&mut self, frame: &Frame<'_>) {
-        if let Some(session) = &mut self.session {
-            frame.encode(&mut session.out);
-        }
-    }
-
-    /// Queues a SENDPAGE, the one copy of the page on this side.
-    pub fn send_page(&mut self, slot: remoca_core::units::SlotIndex, page: &[u8]) {
-        if let Some(session) = &mut self.session {
-            session.out.extend_from_slice(&send_page_header(RequestId(0), slot));
-            session.out.extend_from_slice(page);
-            session.pages_waiting += 1;
-        }
-    }
-
-    /// Returns whether to watch for the socket to become writable, if that changed since the last call.
-    pub fn watch_change(&mut self) -> Option<bool> {
-        let session = self.session.as_mut()?;
-        let wanted = !session.writable;
-        (std::mem::replace(&mut session.watched, wanted) != wanted).then_some(wanted)
-    }
-
-    /// The socket is writable again.
-    pub fn note_writable(&mut self) {
-        if let Some(session) = &mut self.session {
-            session.writable = true;
-        }
-    }
-
-    /// Sends what is queued, in one system call where the socket takes it. Number of pages that left.
-    ///
-    /// # Errors
-    /// If the connection is lost.
-    pub fn flush(&mut self) -> io::Result<u32> {
-        match &mut self.session {
-            Some(session) => session.flush(),
-            None => Ok(0),
-        }
-    }
-
-    /// Receives, and gives every frame to `take`.
-    ///
-    /// # Errors
-    /// If the connection is lost, or the server does not keep to the protocol.
-    pub fn receive(&mut self, take: impl FnMut(&Frame<'_>)) -> io::Result<Received> {
-        match &mut self.session {
-            Some(session) => session.receive(take),
-            None => Ok(Received::Drained),
-        }
-    }
-
     /// Tells the server to free the pool, as far as it can be told without waiting.
     pub fn goodbye(&mut self) {
         if let Some(session) = &mut self.session {
-            Frame::Bye.encode(&mut session.out);
+            Frame::Bye.encode(session.out());
             let _ = session.flush();
         }
     }

@@ -1,10 +1,11 @@
 //! Bytes in and out of the session with a memory server. The socket does not block; only the I/O thread touches it.
 
 use remoca_core::engine::ServerNumber;
-use remoca_protocol::{DecodeError, FRAME_BYTES_MAX, Frame, ReceiveBuffer};
+use remoca_core::units::SlotIndex;
+use remoca_protocol::{DecodeError, FRAME_BYTES_MAX, Frame, ReceiveBuffer, RequestId, send_page_header};
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Bytes received in one system call at most.
 const RECEIVE_BYTES: usize = 256 * 1024;
@@ -20,21 +21,21 @@ pub enum Received {
     More,
 }
 
-/// The session, as the I/O thread has it.
-pub(super) struct Session {
-    pub(super) server: ServerNumber,
-    pub(super) socket: File,
+/// The connection that the pool is reached by.
+pub struct Session {
+    server: ServerNumber,
+    socket: File,
     /// What came and was not taken.
     receive: ReceiveBuffer,
-    pub(super) out: Vec<u8>,
+    out: Vec<u8>,
     /// Bytes of `out` that are sent.
     sent: usize,
     /// Pages in `out` that the engine was not told about, and bytes sent towards the next one.
-    pub(super) pages_waiting: u32,
+    pages_waiting: u32,
     bytes_towards_page: usize,
-    pub(super) writable: bool,
+    writable: bool,
     /// Whether the driver was told to watch for the socket to become writable.
-    pub(super) watched: bool,
+    watched: bool,
 }
 
 impl Session {
@@ -52,6 +53,39 @@ impl Session {
         }
     }
 
+    /// Returns the server at the other end.
+    pub(super) fn server(&self) -> ServerNumber {
+        self.server
+    }
+
+    /// Returns the socket.
+    pub fn socket_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Returns what waits to be sent, for frames other than pages to be added.
+    pub fn out(&mut self) -> &mut Vec<u8> {
+        &mut self.out
+    }
+
+    /// Queues a SENDPAGE, the one copy of the page on this side.
+    pub fn send_page(&mut self, slot: SlotIndex, page: &[u8]) {
+        self.out.extend_from_slice(&send_page_header(RequestId(0), slot));
+        self.out.extend_from_slice(page);
+        self.pages_waiting += 1;
+    }
+
+    /// Returns whether to watch for room in the socket, if that changed since the last call.
+    pub fn watch_change(&mut self) -> Option<bool> {
+        let wanted = !self.writable;
+        (std::mem::replace(&mut self.watched, wanted) != wanted).then_some(wanted)
+    }
+
+    /// Notes that the socket has room again.
+    pub fn note_writable(&mut self) {
+        self.writable = true;
+    }
+
     /// Ends the session, which is left in good order by sending what is returned.
     pub(super) fn leave(mut self) -> (OwnedFd, Vec<u8>) {
         self.out.drain(..self.sent);
@@ -59,7 +93,11 @@ impl Session {
         (self.socket.into(), self.out)
     }
 
-    pub(super) fn flush(&mut self) -> io::Result<u32> {
+    /// Sends what is queued, in one system call where the socket takes it. Returns the number of pages that left.
+    ///
+    /// # Errors
+    /// If the connection is lost.
+    pub fn flush(&mut self) -> io::Result<u32> {
         let mut left = 0;
         while self.writable && self.sent < self.out.len() {
             match rustix::io::write(&self.socket, &self.out[self.sent..]) {
@@ -93,7 +131,7 @@ impl Session {
     ///
     /// # Errors
     /// If the connection is lost, or the server does not keep to the protocol.
-    pub(super) fn receive(&mut self, mut take: impl FnMut(&Frame<'_>)) -> io::Result<Received> {
+    pub fn receive(&mut self, mut take: impl FnMut(&Frame<'_>)) -> io::Result<Received> {
         let mut frames = 0;
         loop {
             while let Some(frame) = self.receive.take().map_err(protocol_error)? {

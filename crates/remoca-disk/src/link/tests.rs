@@ -104,10 +104,10 @@ fn a_server_whose_pool_is_not_needed_any_more_is_told() {
     link.release(a);
     assert_eq!(told(), [(0, true)], "once");
 
-    (0..5).for_each(|slot| link.send_page(SlotIndex(slot), &[0; PAGE_SIZE]));
+    (0..5).for_each(|slot| link.session_mut().unwrap().send_page(SlotIndex(slot), &[0; PAGE_SIZE]));
     link.leave();
     assert_eq!(told(), [(5, true)], "what was queued goes before it");
-    assert!(link.session().is_none() && link.socket_fd().is_none());
+    assert!(link.session().is_none() && link.session_mut().is_none());
     link.leave();
     assert_eq!(told(), []);
 
