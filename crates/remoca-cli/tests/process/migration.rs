@@ -149,9 +149,15 @@ fn a_guest_that_goes_on_where_it_was_gets_its_disks_back_warm() {
     }
     // Before the guest has stopped it is only called off. Until then, this is no time for another program.
     let control = machine.control();
-    expect_refusal(&run(&["upgrade", control.to_str().unwrap()]), 1, &["about to go there"]);
-    let said = run(&["migrate", control.to_str().unwrap(), "--abort"]);
+    let control = control.to_str().unwrap();
+    expect_refusal(&run(&["upgrade", control]), 1, &["about to go there"]);
+    // An index that is about to be sent does not become larger.
+    let enlarge = || run(&["set", control, "--cache", "256M"]);
+    expect_refusal(&enlarge(), 1, &["the disks are being handed over: try again when that is done"]);
+    let said = run(&["migrate", control, "--abort"]);
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    wait_until("it is called off", || enlarge().status.success());
+    assert_eq!(machine.status().cache.wanted_bytes, 256 << 20);
     machine.stop_queues();
     machine.start_queues();
     machine.run_until_hits(100);
