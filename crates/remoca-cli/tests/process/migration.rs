@@ -278,6 +278,19 @@ fn whichever_process_dies_the_guest_has_its_disks() {
     machine.program.kill();
     drop(machine.move_to(other));
     expect_warm(&mut machine);
+    // This one, before it has said whether the guest still sends flushes.
+    machine.disks[0].guest.set_writeback(false).unwrap();
+    let other = incoming(&machine, "e");
+    offer(&machine, "e");
+    machine.program.kill();
+    drop(machine.move_to(other));
+    wait_until("the disks are there", || has_disks(&machine.status()));
+    let news = news(&machine.status());
+    assert!(news.contains("has the disks, cold") && news.contains("its write cache may be off"), "{news}");
+    let write_cache = |machine: &mut Machine, disk: usize| machine.disks[disk].guest.read_config(32, 1).unwrap();
+    assert_eq!((write_cache(&mut machine, 0), write_cache(&mut machine, 1)), (vec![0], vec![0]));
+    machine.disks[1].guest.set_writeback(true).unwrap();
+    machine.run_until_hits(100);
     machine.finish();
 }
 

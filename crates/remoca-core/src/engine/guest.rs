@@ -196,10 +196,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Handles the end of the I/O of an [`Action::Disk`] or [`Action::DiskToo`]. `data` is the buffer of that: the bytes
     /// read, or the bytes written (empty for other operations).
     pub fn handle_disk_done(&mut self, now: Nanos, id: RequestId, result: Result<(), DiskError>, data: &[u8]) {
-        let Some(request) = self.requests.get(id) else {
-            debug_assert!(false, "the disk completed a request that does not exist");
-            return;
-        };
+        let request = self.requests.get(id).expect("the disk completes requests that there are");
         if result.is_err() {
             self.stats.disk_errors += 1;
         }
@@ -223,8 +220,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     pub fn handle_disk_skipped(&mut self, id: RequestId) {
         let Some(Request { disk, op: GuestOp::Read(range), io: Some(io), answered: true, .. }) = self.requests.get(id)
         else {
-            debug_assert!(false, "the guest waits for an I/O that is left out");
-            return;
+            panic!("the guest waits for the I/O of request {}, which is left out", id.0);
         };
         self.disks.end_io(disk, id);
         self.race.end_io(disk, io.reason, range, true);
@@ -241,10 +237,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         data: &[u8],
     ) {
         let clean = self.disks.end_io(request.disk, id) && result.is_ok();
-        let Some(io) = request.io else {
-            debug_assert!(false, "the disk completed a read that it was not asked for");
-            return;
-        };
+        let io = request.io.expect("the disk completes reads that it was asked for");
         self.race.end_io(request.disk, io.reason, range, request.answered);
         if result.is_ok() {
             self.race.note_disk(now, request.disk, io);

@@ -82,7 +82,7 @@ impl Requests {
         if self.slots.len() <= at {
             self.slots.resize(at + 1, None);
         }
-        debug_assert!(self.slots[at].is_none(), "a request id is used twice");
+        assert!(self.slots[at].is_none(), "the number {} is given to two requests at once", id.0);
         self.serial += 1;
         let (serial, pages) = (self.serial, Pages::None);
         self.slots[at] =
@@ -149,7 +149,7 @@ impl Requests {
     #[inline]
     pub(super) fn begin_io(&mut self, id: RequestId, io: DiskIo) {
         if let Some(request) = &mut self.slots[id.0 as usize] {
-            debug_assert!(request.io.is_none(), "the disk reads for it already");
+            assert!(request.io.is_none(), "the disk is asked twice for request {}", id.0);
             request.io = Some(io);
         }
     }
@@ -174,6 +174,7 @@ impl Requests {
     pub(super) fn answer(&mut self, id: RequestId) -> Option<Request> {
         let slot = &mut self.slots[id.0 as usize];
         let request = slot.as_mut()?;
+        assert!(!request.answered, "request {} completes twice", id.0);
         request.answered = true;
         let answered = *request;
         if answered.io.is_none() {

@@ -107,6 +107,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     pub fn resize(&mut self, wanted: PageCount) {
         if wanted.0 == 0 {
             self.index.drop_everything();
+            let left = (self.index.slot_counts().used, self.index.known_blocks());
+            assert!(left == (0, PageCount(0)), "a cache that is off knows {left:?}");
         }
         self.placement.look_soon();
         self.pool.want(wanted, &mut self.index, &mut self.actions);

@@ -242,7 +242,7 @@ impl InFlight {
         guests: &mut Guests,
         host: &mut Host,
     ) -> Option<(u16, GuestRequest)> {
-        let mut pending = self.requests.remove(id)?;
+        let mut pending = self.requests.remove(id).expect("the engine completes what it was given, once");
         let from_disk = pending.buffer.is_some() || result.is_err();
         let mut outcome = Outcome::from(result);
         match (pending.op, result, pending.buffer.take(), &mut pending.origin) {

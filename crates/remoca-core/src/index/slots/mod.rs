@@ -189,6 +189,8 @@ impl Slots {
     /// Takes a free slot. If there is none although the page of `victim` was discarded, that slot is draining, and is taken as it is:
     /// pins are ignored (ablation).
     pub(in crate::index) fn take<M: Words>(&mut self, words: &mut M, victim: Option<u32>) -> u32 {
+        let counts = self.counts();
+        assert!(counts.free + counts.used + counts.draining == self.capacity, "{counts:?} of {} slots", self.capacity);
         match victim {
             Some(victim) if self.free.first() == NONE => {
                 self.draining -= 1;
@@ -197,6 +199,10 @@ impl Slots {
             _ => {
                 let slot = self.free.first();
                 self.free.remove(words, slot);
+                assert!(
+                    self.meta(words, slot) & (USED | PINS) == 0,
+                    "the free slot {slot} has a page or is waited for"
+                );
                 slot
             }
         }

@@ -179,7 +179,10 @@ impl Migration {
         vm.describe_disks();
         let former = std::mem::take(&mut self.former);
         vm.inherit_failed_flushes(&former);
-        for (disk, is_on) in vm.guests.disks_mut().iter_mut().zip(std::mem::take(&mut self.write_caches)) {
+        // A guest that has switched its write cache off sends no flushes. Of one that nobody has told about that is assumed.
+        let told = std::mem::take(&mut self.write_caches);
+        let write_caches = told.iter().copied().chain(std::iter::repeat(false));
+        for (disk, is_on) in vm.guests.disks_mut().iter_mut().zip(write_caches) {
             disk.frontend.inherit_write_cache(is_on);
         }
         for ((disk, failed), index) in vm.guests.disks_mut().iter_mut().zip(&self.failed_flushes).zip(0..) {
@@ -197,10 +200,13 @@ impl Migration {
             self.mark_that_disks_came();
         }
         vm.guests.forget_writes();
-        let how = if is_warm { "warm" } else { "cold" };
         vm.warmth.note_arrival(is_warm);
-        let (how, pause) = (how, self.pause(vm));
-        self.tell(format!("has the disks, {how}, {} ms after they were to be had", pause.as_millis()));
+        let (how, pause) = (if is_warm { "warm" } else { "cold" }, self.pause(vm));
+        let caution = match told.is_empty() && vm.guests.disks().iter().any(|disk| !disk.frontend.write_cache()) {
+            true => "; its write cache may be off, so each write is made durable until the guest switches it",
+            false => "",
+        };
+        self.tell(format!("has the disks, {how}, after {} ms{caution}", pause.as_millis()));
     }
 
     fn resume(&mut self, received: Receipt) -> Option<Served> {
