@@ -26,14 +26,14 @@ use crate::units::{ByteRange, DiskIndex, Nanos};
 use std::collections::VecDeque;
 
 /// Answers of the server that bring back the credit of one hedge.
-const COST: u32 = 32;
+const HEDGE_COST: u32 = 32;
 /// Maximum credit: that of 128 hedges in succession.
-const CREDIT_MAX: u32 = 128 * COST;
+const CREDIT_MAX: u32 = 128 * HEDGE_COST;
 /// Weight of a probe among the disk's latencies while the breaker is closed: where the server answers everything, probes are
 /// all that is known of the disk.
 const PROBE_WEIGHT: u16 = 8;
 /// Maximum slack of a timer: in times after which an answer is late, and in nanoseconds.
-const SLACK_MAX: usize = 4;
+const SLACK_READS_MAX: usize = 4;
 const SLACK_MAX_NS: u64 = 2_000_000;
 
 /// What is known of the race, and the reads that are in it.
@@ -53,7 +53,7 @@ pub(super) struct Race {
 
 /// How long a read may wait for the server.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct WaitLimits {
     /// Until the disk is also asked, with credit.
     late_after_ns: u64,
     /// Until it is asked without.
@@ -62,12 +62,12 @@ pub(super) struct Patience {
 
 /// A read whose answer is late.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Late {
+pub(super) struct LateRead {
     pub(super) id: RequestId,
     /// Why the disk is asked now, if it is.
     pub(super) reason: Option<ReadReason>,
     /// It was not late before.
-    pub(super) is_news: bool,
+    pub(super) is_newly_late: bool,
 }
 
 /// What is normal now, and what follows from it, for the status.
@@ -127,7 +127,7 @@ impl Race {
 
     pub(super) fn route(&self, now: Nanos, disk: DiskIndex) -> Route {
         match self.breaker.route(now) {
-            Route::Disk if self.speculative[usize::from(disk.0)].is_crowded() => Route::Server,
+            Route::Disk if self.speculative[usize::from(disk.0)].is_saturated() => Route::Server,
             route => route,
         }
     }
@@ -138,8 +138,8 @@ impl Race {
     }
 
     /// Notes a page that no read waits for any more, and that is not a probe's.
-    pub(super) fn note_life(&mut self, now: Nanos) {
-        self.breaker.note_life(now);
+    pub(super) fn note_server_alive(&mut self, now: Nanos) {
+        self.breaker.note_server_alive(now);
     }
 
     pub(super) fn begin_wait(&mut self, since: Nanos, id: RequestId, serial: u64) {
@@ -150,14 +150,14 @@ impl Race {
     /// Takes the latency of a disk read. One that may have waited for abandoned reads says nothing of the disk alone.
     pub(super) fn note_disk(&mut self, now: Nanos, disk: DiskIndex, io: DiskIo) {
         let ns = now.since_ns(io.since);
-        self.speculative(disk).note_latency(ns, io.others);
+        self.speculative(disk).note_latency(ns, io.queue_depth);
         if !io.is_undisturbed {
             return;
         }
-        let is_rare = io.reason == ReadReason::Probe && !self.breaker.is_open();
-        self.latencies.note_disk(ns, if is_rare { PROBE_WEIGHT } else { 1 });
+        let is_sample = io.reason == ReadReason::Probe && !self.breaker.is_open();
+        self.latencies.note_disk(ns, if is_sample { PROBE_WEIGHT } else { 1 });
         if let Some(server) = self.latencies.server() {
-            self.breaker.note_distance(server.p50_ns, ns);
+            self.breaker.adapt_probe_interval(server.p50_ns, ns);
         }
     }
 
@@ -170,7 +170,7 @@ impl Race {
     pub(super) fn end_io(&mut self, disk: DiskIndex, reason: ReadReason, range: ByteRange, answered: bool) {
         let speculative = &mut self.speculative[usize::from(disk.0)];
         speculative.end_io(reason, range, answered);
-        if answered && !speculative.is_full() {
+        if answered && !speculative.is_abandoned_full() {
             speculative.take_deferred().rev().for_each(|read| self.unhedged.push_front(read));
         }
     }
@@ -189,19 +189,19 @@ impl Race {
     /// Gives back the credit of a hedge that was not for nothing.
     fn refund(&mut self, reason: ReadReason) {
         if reason == ReadReason::Hedge {
-            self.credit = (self.credit + COST).min(CREDIT_MAX);
+            self.credit = (self.credit + HEDGE_COST).min(CREDIT_MAX);
         }
     }
 
     /// Takes the credit of a hedge. Returns whether the disk may be asked.
-    fn pay(&mut self, disk: DiskIndex, range: ByteRange) -> bool {
+    fn try_begin_hedge(&mut self, disk: DiskIndex, range: ByteRange) -> bool {
         let speculative = &mut self.speculative[usize::from(disk.0)];
-        let can = speculative.has_room_for_hedge() && self.credit >= COST;
-        if can {
-            self.credit -= COST;
+        let is_allowed = speculative.has_room_for_hedge() && self.credit >= HEDGE_COST;
+        if is_allowed {
+            self.credit -= HEDGE_COST;
             speculative.begin_hedge(range);
         }
-        can
+        is_allowed
     }
 
     /// Returns after how long an answer is late. While less than half of the credit is left, that grows.
@@ -225,13 +225,14 @@ impl Race {
     /// wait also wake it, so this is about all of them being late at once; and to be woken for nothing costs more than a
     /// read.
     pub(super) fn slack_ns(&self, requests: &Requests) -> u64 {
-        let others = self.waiting.iter().skip(1).filter(|read| is_waiting(requests, read)).take(SLACK_MAX).count();
+        let others =
+            self.waiting.iter().skip(1).filter(|read| is_waiting(requests, read)).take(SLACK_READS_MAX).count();
         (self.late_after_ns() * others as u64).min(SLACK_MAX_NS)
     }
 
     /// Returns how long reads may wait for the server from now on.
-    pub(super) fn patience(&self) -> Patience {
-        Patience { late_after_ns: self.late_after_ns(), timeout_ns: self.latencies.timeout_ns() }
+    pub(super) fn wait_limits(&self) -> WaitLimits {
+        WaitLimits { late_after_ns: self.late_after_ns(), timeout_ns: self.latencies.timeout_ns() }
     }
 
     /// Returns a read that has waited for longer than that, if there is one. If it has a reason the caller asks
@@ -239,27 +240,27 @@ impl Race {
     pub(super) fn next_late(
         &mut self,
         now: Nanos,
-        patience: &Patience,
+        wait_limits: &WaitLimits,
         requests: &Requests,
         stats: &mut EngineStats,
-    ) -> Option<Late> {
-        while let Some(read) = pop_due(&mut self.waiting, patience.late_after_ns, now) {
+    ) -> Option<LateRead> {
+        while let Some(read) = pop_due(&mut self.waiting, wait_limits.late_after_ns, now) {
             let Some((disk, range)) = requests.only_at_server(read.id, read.serial) else { continue };
             let reason = if !self.enabled {
-                self.ask_after_timeout(read, disk, stats)
-            } else if self.pay(disk, range) {
+                self.begin_timeout_read(read, disk, stats)
+            } else if self.try_begin_hedge(disk, range) {
                 stats.hedges += 1;
                 Some(ReadReason::Hedge)
             } else {
                 self.unhedged.push_back(read);
                 None
             };
-            return Some(Late { id: read.id, reason, is_news: true });
+            return Some(LateRead { id: read.id, reason, is_newly_late: true });
         }
-        while let Some(read) = pop_due(&mut self.unhedged, patience.timeout_ns, now) {
+        while let Some(read) = pop_due(&mut self.unhedged, wait_limits.timeout_ns, now) {
             let Some((disk, _)) = requests.only_at_server(read.id, read.serial) else { continue };
-            let reason = self.ask_after_timeout(read, disk, stats);
-            return Some(Late { id: read.id, reason, is_news: false });
+            let reason = self.begin_timeout_read(read, disk, stats);
+            return Some(LateRead { id: read.id, reason, is_newly_late: false });
         }
         // A disk may hang for long, and the server goes on answering what is deferred.
         for speculative in &mut self.speculative {
@@ -269,9 +270,9 @@ impl Race {
     }
 
     /// Returns why the disk is asked for a read that only the server is working on, unless the disk has too many abandoned reads.
-    fn ask_after_timeout(&mut self, read: Waiting, disk: DiskIndex, stats: &mut EngineStats) -> Option<ReadReason> {
+    fn begin_timeout_read(&mut self, read: Waiting, disk: DiskIndex, stats: &mut EngineStats) -> Option<ReadReason> {
         let speculative = self.speculative(disk);
-        if speculative.is_full() {
+        if speculative.is_abandoned_full() {
             speculative.defer(read);
             return None;
         }
@@ -289,15 +290,15 @@ impl Race {
         serial: u64,
         stats: &mut EngineStats,
     ) -> bool {
-        let has_rival = !self.speculative(disk).is_full();
-        if has_rival || self.breaker.is_open() {
+        let asks_disk = !self.speculative(disk).is_abandoned_full();
+        if asks_disk || self.breaker.is_open() {
             stats.probes += 1;
             self.breaker.begin_probe(serial);
         }
-        if !has_rival {
+        if !asks_disk {
             self.begin_wait(now, id, serial);
         }
-        has_rival
+        asks_disk
     }
 
     /// Keeps a read waiting for the server after the disk failed it. The server may still answer (for a probe that is a
@@ -310,7 +311,7 @@ impl Race {
     pub(super) fn note_server_first(&mut self, now: Nanos, request: &Request, stats: &mut EngineStats) {
         self.credit = (self.credit + 1).min(CREDIT_MAX);
         let took = now.since_ns(request.issued);
-        if self.breaker.note_win(now, request.serial, self.latencies.is_early(took)) {
+        if self.breaker.note_win(now, request.serial, self.latencies.is_timely(took)) {
             self.latencies.forget_server();
         }
         self.latencies.note_server(took);
@@ -324,8 +325,8 @@ impl Race {
         stats.hedges_won += u64::from(io.reason == ReadReason::Hedge);
         self.refund(io.reason);
         let took = now.since_ns(request.issued);
-        let was_early = self.latencies.is_early(io.since.since_ns(request.issued)) && io.is_undisturbed;
-        let is_overrun = self.latencies.is_overrun(took) && !was_early;
+        let was_timely = self.latencies.is_timely(io.since.since_ns(request.issued)) && io.is_undisturbed;
+        let is_overrun = self.latencies.is_overrun(took) && !was_timely;
         let is_worse = self.breaker.note_loss(now, request.serial);
         if (is_overrun && self.breaker.note_overrun(now)) || is_worse {
             stats.breaker_openings += 1;

@@ -38,7 +38,7 @@ pub(super) struct DiskIo {
     /// No abandoned read of this disk was in flight when it began.
     pub(super) is_undisturbed: bool,
     /// Reads of this disk that were in flight when it began.
-    pub(super) others: u32,
+    pub(super) queue_depth: u32,
 }
 
 /// A guest request at one moment.

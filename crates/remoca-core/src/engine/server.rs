@@ -126,7 +126,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let Some((left, asked)) = self.requests.pages_owed(fetch.request, fetch.serial) else {
             self.stats.fetch_late += 1;
             if !fetch.probe {
-                self.race.note_life(now);
+                self.race.note_server_alive(now);
             }
             return PageOutcome::Late;
         };
@@ -208,9 +208,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// Gives late reads to the disk.
     fn ask_for_late(&mut self, now: Nanos) {
-        let patience = self.race.patience();
-        while let Some(late) = self.race.next_late(now, &patience, &self.requests, &mut self.stats) {
-            if late.is_news {
+        let wait_limits = self.race.wait_limits();
+        while let Some(late) = self.race.next_late(now, &wait_limits, &self.requests, &mut self.stats) {
+            if late.is_newly_late {
                 self.pool.note_silence(now);
             }
             if let Some(reason) = late.reason {

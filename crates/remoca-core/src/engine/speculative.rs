@@ -1,13 +1,13 @@
 //! The reads of one disk that a memory server could also answer, and their limits: hedged reads, and disk reads whose answer is
 //! no longer needed.
 
-use super::estimate::Parallel;
+use super::estimate::Concurrency;
 use super::requests::{DiskIo, ReadReason};
 use super::types::RequestId;
 use crate::units::{ByteRange, Nanos};
 
 /// Per-disk limit on hedged reads in flight, and on abandoned disk reads. Each holds a buffer.
-const LOAD_MAX: Load = Load { count: 128, bytes: 16 << 20 };
+const LOAD_LIMIT: Load = Load { count: 128, bytes: 16 << 20 };
 
 /// A read that waits for the server.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +36,7 @@ impl Load {
     }
 
     fn is_full(&self) -> bool {
-        self.count >= LOAD_MAX.count || self.bytes >= LOAD_MAX.bytes
+        self.count >= LOAD_LIMIT.count || self.bytes >= LOAD_LIMIT.bytes
     }
 }
 
@@ -53,13 +53,13 @@ pub(super) struct SpeculativeReads {
     abandoned: Load,
     /// Reads that are due for the disk, and wait until it has fewer abandoned ones.
     deferred: Vec<Waiting>,
-    parallel: Parallel,
+    concurrency: Concurrency,
 }
 
 impl SpeculativeReads {
     /// Returns whether the disk has more reads in flight than it would have without a server, and may be slower for it.
-    pub(super) fn is_crowded(&self) -> bool {
-        self.disk > self.guest.max(self.parallel.reads())
+    pub(super) fn is_saturated(&self) -> bool {
+        self.disk > self.guest.max(self.concurrency.reads())
     }
 
     /// Counts a read of the guest.
@@ -74,9 +74,9 @@ impl SpeculativeReads {
 
     /// Counts a disk read as begun. Returns when and why it began, and how many others were running.
     pub(super) fn begin_io(&mut self, now: Nanos, reason: ReadReason) -> DiskIo {
-        let (is_undisturbed, others) = (self.abandoned.count == 0, self.disk);
+        let (is_undisturbed, queue_depth) = (self.abandoned.count == 0, self.disk);
         self.disk += 1;
-        DiskIo { since: now, reason, is_undisturbed, others }
+        DiskIo { since: now, reason, is_undisturbed, queue_depth }
     }
 
     /// Ends a disk read. `answered`: it was abandoned.
@@ -96,13 +96,13 @@ impl SpeculativeReads {
     }
 
     /// Returns whether the disk has as many abandoned reads as it may have.
-    pub(super) fn is_full(&self) -> bool {
+    pub(super) fn is_abandoned_full(&self) -> bool {
         self.abandoned.is_full()
     }
 
     /// Returns whether the disk may be asked for one more hedge.
     pub(super) fn has_room_for_hedge(&self) -> bool {
-        !self.is_crowded() && !self.hedged.is_full() && !self.abandoned.is_full()
+        !self.is_saturated() && !self.hedged.is_full() && !self.abandoned.is_full()
     }
 
     /// Counts a hedged read.
@@ -111,8 +111,8 @@ impl SpeculativeReads {
     }
 
     /// Takes the latency of a disk read that is done.
-    pub(super) fn note_latency(&mut self, ns: u64, others: u32) {
-        self.parallel.note(ns, others);
+    pub(super) fn note_latency(&mut self, ns: u64, queue_depth: u32) {
+        self.concurrency.note(ns, queue_depth);
     }
 
     /// Keeps a read that is due for the disk until the disk has fewer abandoned ones.
