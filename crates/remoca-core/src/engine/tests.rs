@@ -11,6 +11,7 @@ mod placement;
 mod ramps;
 mod reads;
 mod resume;
+mod scenario;
 mod swap;
 
 use super::*;
