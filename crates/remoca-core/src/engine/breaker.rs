@@ -1,46 +1,46 @@
-//! The circuit breaker: a server that is slower than the disk is left alone for a while.
+//! The circuit breaker: keeps reads away from a server that is slower than the disk.
 //!
-//! Reads that go to both at the same time are *probes*: they compare server and disk at one moment, and no read waits for
-//! either of them alone. One probe is in flight at a time.
-//! - Closed, one read in [`PROBE_INTERVAL`] is a probe. The breaker opens when the disk answers [`PROBE_LOSSES_MAX`]
-//!   of them in succession first, or [`LOSSES_MAX`] other reads in succession, or when the [`OverrunBudget`] is used up.
-//! - Open, reads go to the disk. Probes begin after a backoff that doubles with each one that the disk wins.
-//!   [`WINS_MIN`] in succession that the server wins close the breaker, if the budget or their latency permits it.
+//! A *probe* is a read that goes to server and disk at the same time. It compares the two at one moment, and its guest
+//! waits only for the faster one. At most one probe is in flight.
+//! - Closed: one read in [`PROBE_INTERVAL`] is a probe. The breaker opens when the disk wins [`PROBE_LOSSES_MAX`] probes
+//!   in a row, or [`LOSSES_MAX`] other reads in a row, or when the [`OverrunBudget`] is spent.
+//! - Open: reads go to the disk. Probes begin after a backoff that doubles with each one that the disk wins. The breaker
+//!   closes when the server wins [`WINS_MIN`] in a row, if the budget or the latency of the last one permits it.
 //!
-//! Without hedging nothing is compared: the breaker opens only where a server is silent.
+//! Without hedging, latencies are not compared: the breaker opens only for a server that stays silent.
 //!
 //! Decision 0022.
 
 use crate::units::Nanos;
 
-/// Reads in succession for which the disk was faster.
+/// Reads in a row that the disk wins before the breaker opens.
 const LOSSES_MAX: u32 = 16;
-/// Probes in succession for which the disk was faster, while the breaker is closed. The next read after a lost probe is a probe.
+/// Probes in a row that the disk wins before the breaker opens. The read after a lost probe is a probe again.
 const PROBE_LOSSES_MAX: u32 = 4;
-/// Probes in succession that beat the disk.
+/// Probes in a row that the server wins before the breaker closes.
 const WINS_MIN: u32 = 4;
 const BACKOFF_MIN_NS: u64 = 10_000_000;
 const BACKOFF_MAX_NS: u64 = 1_000_000_000;
-/// Reads from one probe to the next while the breaker is closed: far from the disk's latency, and near it.
+/// Reads between two probes while the breaker is closed: normally, and if the server is nearly as slow as the disk.
 const PROBE_INTERVAL: u32 = 256;
 const PROBE_INTERVAL_SHORT: u32 = 32;
-/// Near is a server that takes at least the disk's time divided by this.
+/// Divisor of the disk's latency from which on a server counts as nearly as slow.
 const NEAR_DIVISOR: u64 = 4;
-/// While the breaker is open, one admission of so many goes to the server, so that it has something to be probed with.
+/// Admissions per one that goes to the server while the breaker is open, so that there are pages to probe it with.
 const ADMISSION_INTERVAL: u32 = 16;
 
-/// What the breaker does, for people.
+/// State of the breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BreakerState {
     /// Reads of cached pages go to the server.
     Closed,
-    /// The server is left alone but for probes.
+    /// Only probes go to the server.
     Open,
-    /// The same, and the last probes were faster than the disk.
+    /// Only probes go to the server, which has won the last of them.
     HalfOpen,
 }
 
-/// Where a read of cached pages goes.
+/// Destination of a read of cached pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
     Server,
@@ -48,8 +48,8 @@ pub(super) enum Route {
     Disk,
 }
 
-/// Number of reads that may take clearly longer than the disk's slowest: [`Self::BURST`] at once, and one for every
-/// [`Self::OVERRUN_COST`] reads. A guest that sees 10 of 10,000 reads take longer sees its p99.9 grow; this allows 8.
+/// Token bucket of reads that may take clearly longer than the disk's slow reads. It allows [`Self::BURST`] at once, and one
+/// per [`Self::OVERRUN_COST`] reads. With 10 overruns in 10,000 reads a guest's p99.9 would grow; this allows 8.
 #[derive(Debug)]
 struct OverrunBudget {
     tokens: u32,
@@ -70,7 +70,7 @@ impl OverrunBudget {
         self.tokens = (self.tokens + 1).min(Self::CAPACITY);
     }
 
-    /// Counts a read that took too long. Returns whether no further one may.
+    /// Spends the budget of one overrun. Returns whether none is left for another.
     fn note_overrun(&mut self) -> bool {
         self.tokens = self.tokens.saturating_sub(Self::OVERRUN_COST);
         self.tokens < Self::OVERRUN_COST
@@ -89,12 +89,12 @@ struct Open {
 
 #[derive(Debug)]
 pub(super) struct Breaker {
-    /// Whether a server is judged by its latency, or only by its silence.
+    /// Whether a server is judged by its latency, or only by whether it answers.
     judges_latency: bool,
     open: Option<Open>,
-    /// The read that goes to both now.
+    /// Serial of the probe in flight.
     probe_in_flight: Option<u64>,
-    /// Closed: reads that go to the server before the next probe.
+    /// Reads that go to the server alone before the next probe, while closed.
     reads_until_probe: u32,
     consecutive_probe_losses: u32,
     consecutive_losses: u32,
@@ -120,7 +120,7 @@ impl Breaker {
         }
     }
 
-    /// Closes: there is another session, or none. What the guest has suffered is not forgotten.
+    /// Closes the breaker for a new session. The overrun budget stays as it is: the guest has suffered those overruns.
     pub(super) fn forget_server(&mut self) {
         let budget = std::mem::take(&mut self.budget);
         *self = Self { budget, ..Self::new(self.judges_latency) };
@@ -148,7 +148,7 @@ impl Breaker {
         }
     }
 
-    /// Notes that the read `serial` goes both ways.
+    /// Notes that the read `serial` goes to server and disk.
     pub(super) fn begin_probe(&mut self, serial: u64) {
         self.probe_in_flight = Some(serial);
     }
@@ -158,13 +158,12 @@ impl Breaker {
         self.reads_until_probe = self.reads_until_probe.saturating_sub(1);
     }
 
-    /// Notes that a read of the guest is done, whoever answered it.
+    /// Earns budget for an answered guest read.
     pub(super) fn note_read(&mut self) {
         self.budget.note_read();
     }
 
-    /// Notes that the disk took `disk_ns` where the server takes `server_ns`. The closer they are, the more often probes
-    /// compare them.
+    /// Adapts the probe interval to the latencies of server and disk: the closer they are, the more often they are compared.
     pub(super) fn adapt_probe_interval(&mut self, server_ns: u64, disk_ns: u64) {
         if server_ns * NEAR_DIVISOR < disk_ns {
             self.reads_until_probe = PROBE_INTERVAL;
@@ -173,8 +172,8 @@ impl Breaker {
         }
     }
 
-    /// Notes that the server answered a read before the disk did. Returns whether that closes the breaker. `is_timely`: so
-    /// much earlier than the disk that a hedge is in time.
+    /// Notes that the server answered a read before the disk did. Returns whether that closes the breaker. `is_timely`
+    /// says whether the answer came early enough that a hedge after it would still be timely.
     pub(super) fn note_win(&mut self, now: Nanos, serial: u64, is_timely: bool) -> bool {
         self.consecutive_losses = 0;
         if self.probe_in_flight != Some(serial) {
@@ -224,8 +223,8 @@ impl Breaker {
         }
     }
 
-    /// Notes a read that took clearly longer than the disk's slowest because it waited for the server. Returns whether
-    /// that opens the breaker.
+    /// Notes a read that waited for the server and took clearly longer than the disk's slow reads. Returns whether that
+    /// opens the breaker.
     pub(super) fn note_overrun(&mut self, now: Nanos) -> bool {
         self.judges_latency && self.budget.note_overrun() && self.open.is_none() && self.open(now)
     }
@@ -237,14 +236,14 @@ impl Breaker {
         }
     }
 
-    /// Notes a page for a read that the disk answered before the breaker opened: the server works again.
+    /// Makes the next probe due at once: a late page shows that the server works again.
     pub(super) fn note_server_alive(&mut self, now: Nanos) {
         if let Some(open) = &mut self.open {
             open.probe_at = open.probe_at.min(now);
         }
     }
 
-    /// Opens the breaker; always true. One that was closed for less than the longest backoff keeps the backoff it had.
+    /// Opens the breaker and returns true. The backoff starts small again only if the breaker was closed for long.
     fn open(&mut self, now: Nanos) -> bool {
         if now.since_ns(self.closed_at) > BACKOFF_MAX_NS {
             self.backoff_ns = BACKOFF_MIN_NS;

@@ -1,25 +1,24 @@
-//! What is normal now, in some hundred bytes and integers: running quantiles of a latency, and how many reads a disk does at a
-//! time.
+//! Running estimates in a few hundred bytes: quantiles of a latency, and the number of reads that a disk does at a time.
 //!
-//! Quantiles come from a histogram with eight buckets to the octave, from 1 us to 16 s, so a quantile is off by at most 6 %. After
-//! [`WINDOW`] values all counts are halved: what is long past fades out. Quantiles are computed again when an eighth of the
-//! values is new, which costs about one step for each value.
+//! Quantiles come from a histogram with eight buckets per octave, from 1 us to 16 s, so they are off by at most 6 %. After
+//! [`WINDOW`] values all counts are halved, so old values fade out. Quantiles are recomputed when an eighth of the values
+//! is new, which costs about one step for each value.
 
 const SUB_BUCKETS: usize = 8;
 const BUCKETS: usize = SUB_BUCKETS * 24;
-/// Counts are halved when there are so many.
+/// Number of values at which all counts are halved.
 const WINDOW: u32 = 1024;
-/// Fewer values say nothing.
+/// Minimum number of values for an estimate.
 const VALUES_MIN: u32 = 16;
 
-/// What is known of a latency.
+/// Quantiles of a latency.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Latency {
     pub p50_ns: u64,
     pub p99_ns: u64,
 }
 
-/// The running estimate of one latency.
+/// Running estimate of one latency.
 #[derive(Debug)]
 pub(super) struct Estimate {
     counts: [u16; BUCKETS],
@@ -35,7 +34,7 @@ impl Default for Estimate {
 }
 
 impl Estimate {
-    /// Takes a latency that stands for `weight` values.
+    /// Adds a latency, counted `weight` times.
     pub(super) fn note(&mut self, ns: u64, weight: u16) {
         self.counts[bucket(ns)] += weight;
         self.total += u32::from(weight);
@@ -55,7 +54,7 @@ impl Estimate {
         (self.total >= VALUES_MIN).then_some(self.quantiles)
     }
 
-    /// Returns the middle of the bucket in which the value lies that `percent` of all do not exceed.
+    /// Returns the middle of the bucket that contains this percentile.
     fn quantile(&self, percent: u32) -> u64 {
         let rank = (self.total * percent).div_ceil(100);
         let mut seen = 0;
@@ -90,24 +89,24 @@ impl RecentMax {
 /// Number of reads that a disk does at a time without becoming slower.
 #[derive(Debug, Default)]
 pub(super) struct Concurrency {
-    /// Running mean of the latency of reads that had the disk to themselves when they began; 0 before the first one.
+    /// Running mean of the latency of reads that found the disk idle; 0 before the first one.
     unloaded_ns: u64,
-    /// The number, times [`Self::SCORE_PER_READ`].
+    /// Number of reads at a time, times [`Self::SCORE_PER_READ`].
     score: u32,
 }
 
 impl Concurrency {
-    /// Reads that were as quick as one alone before the number is one more. Half as many slower ones make it one less.
+    /// Quick reads that raise the number by one; half as many slow ones lower it by one.
     const SCORE_PER_READ: u32 = 4;
     const MAX: u32 = 64 * Self::SCORE_PER_READ;
 
-    /// Returns the number; 0 while nothing is known.
+    /// Returns the number of reads that the disk does at a time; 0 while nothing is known.
     pub(super) fn reads(&self) -> u32 {
         self.score / Self::SCORE_PER_READ
     }
 
-    /// Takes the latency of a read that began while `others` were in flight. A quick one counts only if it had at least as many
-    /// beside it as the number says, and a slow one only if it had no more.
+    /// Adds the latency of a read that found `queue_depth` others in flight. A quick one counts only if that depth is at least
+    /// the number so far, a slow one only if it is at most that.
     pub(super) fn note(&mut self, ns: u64, queue_depth: u32) {
         if queue_depth == 0 {
             self.unloaded_ns =
@@ -209,14 +208,14 @@ mod tests {
         concurrency.note(1000, 0);
         (0..100).for_each(|_| concurrency.note(1000, 3));
         (0..100).for_each(|_| concurrency.note(9000, 5));
-        assert_eq!(concurrency.reads(), 4, "so many were never free");
+        assert_eq!(concurrency.reads(), 4, "deeper queues were never free of cost");
         (0..2).for_each(|_| concurrency.note(1260, 4));
         assert_eq!(concurrency.reads(), 3);
         (0..100).for_each(|_| concurrency.note(1260, 1));
         assert_eq!(concurrency.reads(), 0);
         (0..40).for_each(|_| concurrency.note(2000, 0));
         (0..8).for_each(|_| concurrency.note(2000, 1));
-        assert_eq!(concurrency.reads(), 2, "alone it is slower now, too");
+        assert_eq!(concurrency.reads(), 2, "an unloaded disk is slower now as well");
     }
 
     proptest! {

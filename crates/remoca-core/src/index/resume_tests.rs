@@ -62,7 +62,7 @@ fn resume_of(words: Vec<u32>, origin: Origin) -> CacheIndex<Vec<u32>> {
     CacheIndex::resume(words, origin, DISKS, 7, ZERO).map_err(|unusable| unusable.reason).unwrap()
 }
 
-/// What the server holds after it got so many of the frames, and how many SENDPAGEs were among them.
+/// Returns what the server holds after the first frames, and how many SENDPAGEs were among them.
 fn server_after(told: &[Told]) -> (HashMap<u32, Fingerprint>, u64) {
     let (mut server, mut sends) = (HashMap::new(), 0);
     for frame in told {
@@ -121,7 +121,7 @@ proptest! {
             model.apply(&mut index, step)?;
             let Some(left_behind) = index.words.left_behind.take() else { continue };
 
-            // The successor is killed, too, while it makes the index anew.
+            // The successor is also killed, while it rebuilds the index.
             let successor = Mortal::new(left_behind.clone(), stores_of_successor);
             let successor = CacheIndex::resume(successor, Origin::Own, DISKS, 7, ZERO).map_err(|u| u.reason).unwrap();
             let left_behind = successor.words.left_behind.unwrap_or(left_behind);
@@ -152,7 +152,7 @@ proptest! {
         }
     }
 
-    /// What is taken as it is is what would have been made anew.
+    /// An index that is used as it is equals the one that a rebuild makes.
     #[test]
     fn an_index_that_was_closed_is_the_same_again(steps in steps(), split in 0..60_usize) {
         let mut index = index(vec![0; layout().words()]);
@@ -172,14 +172,14 @@ proptest! {
         }
         prop_assert_ne!(index.words[header::CLOSED], 0);
         let (counts, blocks, words) = (index.slot_counts(), index.known_blocks(), index.words);
-        let anew = resume_of(words.clone(), Origin::Stranger);
+        let rebuilt = resume_of(words.clone(), Origin::Stranger);
         let mut resumed = resume_of(words, Origin::Own);
         prop_assert_eq!(resumed.words[header::CLOSED], 0);
-        for index in [&anew, &resumed] {
+        for index in [&rebuilt, &resumed] {
             prop_assert_eq!((index.slot_counts(), index.known_blocks()), (counts, blocks));
         }
-        prop_assert_eq!(queue(&resumed), queue(&anew));
-        prop_assert!(resumed.was_closed() && !anew.was_closed());
+        prop_assert_eq!(queue(&resumed), queue(&rebuilt));
+        prop_assert!(resumed.was_closed() && !rebuilt.was_closed());
         for step in after {
             model.apply(&mut resumed, step)?;
             model.check(&resumed)?;

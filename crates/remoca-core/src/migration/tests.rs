@@ -36,7 +36,7 @@ struct Plan {
     careless: bool,
     /// Takes a received index for that of the image without looking at the image.
     unchecked: bool,
-    /// Faults are over after so many steps.
+    /// Number of steps after which there are no more faults.
     faults_until: u32,
 }
 
@@ -360,7 +360,7 @@ fn the_ordinary_ways() {
     assert_eq!(drain(&mut target), [Action::SendState]);
     assert!(target.gives_index());
     wrote.handle_drained(true);
-    assert_eq!(drain(&mut wrote), [Action::SendState], "a flush that failed is told all the same");
+    assert_eq!(drain(&mut wrote), [Action::SendState], "a flush that failed is still reported");
     assert!(!wrote.gives_index());
     wrote.handle_sent();
     assert_eq!(drain(&mut wrote), [Action::Release, Action::Send(Message::Yours { state: false })]);
@@ -424,7 +424,7 @@ fn disks_of_a_peer_that_is_connected_are_not_taken_back_unless_a_lock_guards_the
 fn the_disks_are_not_lost_with_the_message_that_gives_them() {
     let now = Nanos(0);
     for lock_reaches in [true, false] {
-        // `Yours` was on its way when the connection broke: the guest starts where nobody ever had the disks.
+        // `Yours` was in transit when the connection broke: the guest starts where the disks never were.
         let mut target = Ownership::new(true, lock_reaches);
         target.handle_linked(now);
         target.handle_lost(now);

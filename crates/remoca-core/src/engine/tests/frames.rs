@@ -8,7 +8,7 @@ fn agentless() -> Bench {
     bench
 }
 
-/// The driver overwrites so many frames that hold `value`; how many of them were looked at.
+/// Overwrites `count` frames that hold `value`. Returns how many of them were examined.
 fn overwrite(bench: &mut Bench, count: usize, value: u8) -> usize {
     let mut looked_at = 0;
     for _ in 0..count {

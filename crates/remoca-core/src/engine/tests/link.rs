@@ -87,7 +87,7 @@ fn a_refusal_leads_to_what_there_is_and_is_tried_again() {
     bench.wait(retry.since_ns(bench.now));
     assert_eq!(bench.timer(), [Action::SetSize(PageCount(8))]);
     bench.engine.handle_size_refused(bench.now, PageCount(0));
-    assert_eq!(bench.actions(), [], "nothing can be had");
+    assert_eq!(bench.actions(), [], "the server has nothing to give");
     assert!(bench.engine.next_deadline().is_some());
 }
 
@@ -123,7 +123,7 @@ fn moves_that_were_on_the_way_are_given_up() {
     bench.engine.resize(PageCount(2));
     bench.actions();
     bench.disconnect();
-    // All sends arrived; whether the moves did, nobody can tell.
+    // All sends arrived; whether the moves did is unknown.
     bench.connect(1, 8, 8);
     assert!((0..8).all(|bno| !bench.cached(bno)));
 }
@@ -156,7 +156,7 @@ fn large(pages: u32, slots_per_turn: u32) -> Bench {
     bench
 }
 
-/// After so many turns some of the pages that do not fit have gone, and some of the slots.
+/// A number of turns after which some of the pages that do not fit have gone, and some of the slots.
 const TURNS: u32 = 28;
 
 fn numbered(bno: u32) -> Vec<u8> {
@@ -249,7 +249,7 @@ fn a_lost_connection_in_the_middle_of_a_shrink_leaves_a_pool_that_goes_on() {
     let capacity = bench.capacity();
     bench.disconnect();
     assert_eq!(bench.capacity(), capacity);
-    assert!(bench.engine.next_deadline() != Some(Nanos(0)), "nobody can be told of moves");
+    assert!(bench.engine.next_deadline() != Some(Nanos(0)), "there is no server to tell of moves");
     bench.greet(1, 2000, 2000);
     bench.grant_all();
     assert_eq!((bench.capacity(), bench.engine.status().granted), (500, PageCount(500)));
@@ -456,7 +456,7 @@ fn a_server_that_gives_less_than_it_was_asked_for_gets_no_page_beyond() {
     };
     let before = held(&bench);
     bench.engine.handle_sized(bench.now, PageCount(2));
-    assert_eq!((held(&bench), bench.actions()), (before, vec![]), "what its pages hold nobody has moved");
+    assert_eq!((held(&bench), bench.actions()), (before, vec![]), "the content of its pages was not moved");
     fill(&mut bench, 2);
 }
 

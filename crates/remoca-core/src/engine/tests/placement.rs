@@ -362,7 +362,7 @@ fn answers_of_servers_that_nobody_knows_any_more_are_released() {
     assert_eq!(bench.answer(C, room(1, 8)), begins(C));
 }
 
-/// A pool of 4 pages on A, which has no more; B says that it has 8, and the pool moves there.
+/// A pool of 4 pages on A, which has no more. B offers 8, and the pool moves there.
 fn moved_from_a_to_b() -> Bench {
     let mut bench = servers(&[A, B]);
     bench.answer(B, None);

@@ -108,7 +108,7 @@ struct Case {
     disk: Course,
     /// I/Os that the disk does at a time; the others wait in order.
     lanes: usize,
-    /// One read of so many is not cached; 0: none.
+    /// Number of reads per one that is not cached; 0 for none.
     miss_one_of: u32,
 }
 

@@ -44,7 +44,7 @@ fn pages_that_died_with_the_process_are_given_up() {
     let mut bench = bench.killed();
     bench.connect(1, 8, 1);
     assert_eq!([1, 2, 3].map(|bno| bench.cached(bno)), [true, false, false]);
-    assert!(bench.known(2), "what the disk holds is known all the same");
+    assert!(bench.known(2), "what the disk holds is still known");
     assert_eq!(bench.engine.stats().lost_sends, 2);
 }
 

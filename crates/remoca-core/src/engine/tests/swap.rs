@@ -119,7 +119,7 @@ fn an_area_is_forgotten_when_its_first_page_is_something_else() {
         assert_eq!(bench.engine.swap_areas(DISK), 0);
         assert!(!swap_out(&mut bench, 11, 1));
     }
-    // Written anew, with another size.
+    // The header is written again, with another size.
     let mut bench = swapping();
     bench.do_from_disk(write(blocks(10, 1)), &header(5));
     assert!(swap_out(&mut bench, 15, 1));
