@@ -1,8 +1,8 @@
-//! Evicted pages: which are admitted, and what is admitted when there are none.
+//! Evicted pages: which are admitted, and what is admitted without them.
 
 use super::*;
 
-/// Everything that was reported is in exactly one of the five counters.
+/// Asserts that every reported page is in exactly one of the five counters.
 fn assert_counted(bench: &Bench) {
     let s = bench.engine.stats();
     let sum =
