@@ -10,7 +10,8 @@
 //! 3. The abandoned reads of each disk are bounded ([`super::speculative`]). At the limit, its late reads keep waiting for
 //!    the server; those of other disks are not affected.
 //! 4. A saturated disk gets no hedge: it has more reads in flight than the guest has, and more than it can do at a time
-//!    without slowing down ([`super::estimate::Concurrency`]). The guest's reads must not queue behind abandoned ones.
+//!    without slowing down ([`super::estimate::Concurrency`]). While the breaker is open, its reads go to the server. The
+//!    guest's reads must not queue behind abandoned ones.
 //!
 //! Decision 0022.
 

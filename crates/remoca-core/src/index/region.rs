@@ -98,10 +98,10 @@ impl<M: Words> CacheIndex<M> {
     pub fn resume(words: M, origin: Origin, disks: u16, seed: u64, zero: Fingerprint) -> Result<Self, Unusable<M>> {
         let unusable = |words, reason| Err(Unusable { words, reason });
         let Some(layout) = Layout::read(&words) else {
-            return unusable(words, "it is no index of this version, or damaged");
+            return unusable(words, "it is not an index of this version, or is damaged");
         };
         if layout.disks() != disks {
-            return unusable(words, "it is the index of another number of disks");
+            return unusable(words, "it was made for another number of disks");
         }
         if words[header::ZERO..header::ZERO + 3] != zero.0 {
             return unusable(words, "its fingerprints were made with another key");
