@@ -1,19 +1,19 @@
-//! Fingerprints: 96 bits of a keyed hash of a page's bytes; the content's address everywhere in remoca.
+//! Fingerprints: 96 bits of a keyed hash of a page's bytes, which address content everywhere in remoca.
 //!
-//! Called by the engine for every page that goes to or comes from the disk, the guest or a memory server. The hash is
-//! AEGIS-128X2 used as a MAC with a secret key that never leaves the VM's process, so neither a guest nor a memory
-//! server can prepare two pages with one fingerprint. Taken as a pseudo-random function, the chance that `q` foreign
-//! pages hit any of `n` known fingerprints is at most `q * n / 2^96`: 2^-36 for 2^40 evictions (twelve days at a million
-//! a second) against 2^20 known blocks. Decision 0002 compares it with the alternatives.
+//! The engine computes one for every page that goes to or comes from the disk, the guest or a memory server. The hash is
+//! AEGIS-128X2 used as a MAC with a secret key that never leaves the VM's process. So neither a guest nor a memory server
+//! can prepare two pages with one fingerprint. For a pseudo-random function, the chance that `q` foreign pages hit any of
+//! `n` known fingerprints is at most `q * n / 2^96`: 2^-36 for 2^40 evictions (twelve days at a million a second) against
+//! 2^20 known blocks. Decision 0002 compares the alternatives.
 
 use crate::units::PAGE_SIZE;
 use aegis::aegis128x2::Aegis128X2Mac;
 
-/// The fingerprint of one page: 96 bits.
+/// Fingerprint of one page, 96 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u32; 3]);
 
-/// Computes fingerprints under one secret key.
+/// Hash function for fingerprints, with one secret key.
 #[derive(Clone)]
 pub struct Fingerprinter {
     mac: Aegis128X2Mac<16>,

@@ -1,6 +1,6 @@
-//! The pure core of remoca: units, fingerprints, cache index, disk engine, and who owns the disks of a VM that migrates.
+//! The pure core of remoca: units, fingerprints, cache index, disk engine, and disk ownership of a VM that migrates.
 //!
-//! No code in this crate opens a file or a socket, reads a clock, starts a thread or draws randomness: bytes, time and
+//! No code in this crate opens files or sockets, reads a clock, starts threads or draws random numbers: bytes, time and
 //! seeds are arguments. Drivers (`remoca-disk` and the simulator) do the I/O.
 
 #![cfg_attr(test, allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "a test may look at the clock"))]

@@ -1,15 +1,15 @@
-//! The engine's safety rules that a test build can leave out, one at a time, to show that the tests would notice.
+//! Safety rules of the engine. A test build can leave out one at a time, to show that the tests would notice.
 //!
-//! Without the feature `ablation` [`Rules::hold`] is a constant `true` and the compiler removes every other path.
+//! Without the feature `ablation`, [`Rules::hold`] is a constant `true` and the compiler removes every other path.
 
-/// A rule whose omission must be caught.
+/// Rule whose omission the tests must catch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// A read that a write overlapped sets no fingerprint, however late it completes.
     ReadOverlappedByWrite,
-    /// Writes that overlapped in flight leave their blocks without fingerprint.
+    /// Writes that overlapped in flight leave their blocks without a fingerprint.
     OverlappingWrites,
-    /// A write that covers part of a block leaves the block without fingerprint.
+    /// A write that covers part of a block leaves the block without a fingerprint.
     PartialWrite,
     /// A discard leaves blocks unknown, not zero.
     DiscardUnknown,
@@ -17,17 +17,17 @@ pub enum Rule {
     Invalidation,
     /// A slot with an outstanding request is not reused.
     PinnedSlot,
-    /// An evicted page is admitted only if it is what the disk holds for some block.
+    /// An evicted page is admitted only if the disk holds its content for some block.
     AdmissionCheck,
     /// A fetched page is served only if it has the fingerprint that was asked for.
     FetchCheck,
-    /// A pool is known by its server and its generation, not by the generation alone.
+    /// A pool is identified by its server and its generation, not by the generation alone.
     PoolOfOneServer,
-    /// What a lost connection took along is not in the pool.
+    /// A page in transit on a connection that broke counts as not stored.
     LostSends,
     /// A failed flush stays failed, also in the next process.
     StickyFlush,
-    /// What the index says of a block becomes valid by its last store.
+    /// An entry of the index becomes valid by its last store.
     StoreOrder,
 }
 
@@ -49,7 +49,7 @@ impl Rule {
     ];
 }
 
-/// Which rules hold: all of them, except in a test build.
+/// Set of rules in force: all of them, except in a test build.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rules {
     #[cfg(feature = "ablation")]

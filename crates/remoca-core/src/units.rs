@@ -1,37 +1,36 @@
-//! Units and names of things, as newtypes: a block is not a slot and a slot is not a byte.
+//! Units as newtypes: a block is not a slot, and a slot is not a byte.
 //!
-//! Called by every other crate; calls nothing. Blocks and pages are 4 KiB everywhere; 512-byte sectors exist only in
-//! frontends.
+//! Blocks and pages are 4 KiB everywhere; 512-byte sectors exist only in frontends.
 
 /// Bytes in a page and in a block (both are 4 KiB everywhere in remoca).
 pub const PAGE_SIZE: usize = 4096;
 /// [`PAGE_SIZE`] for arithmetic on disk offsets.
 pub const PAGE_SIZE_U64: u64 = 4096;
 
-/// Which disk of this VM (0 .. 4095).
+/// Number of a disk of this VM (0 .. 4095).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DiskIndex(pub u16);
 
-/// A 4 KiB block on one disk, counted from the disk's start (below 2^40, that is 4 PiB).
+/// Number of a 4 KiB block, counted from the start of its disk (below 2^40, that is 4 PiB).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockNumber(pub u64);
 
-/// A block of one of the VM's disks: (disk, block number).
+/// Block of one of the VM's disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId {
     pub disk: DiskIndex,
     pub bno: BlockNumber,
 }
 
-/// One page of the pool that a memory server keeps for this VM, numbered by the client from 0.
+/// Number of a page in the pool that a memory server keeps for this VM, assigned by the client from 0 on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotIndex(pub u32);
 
-/// A number of pages or slots.
+/// Number of pages or slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageCount(pub u32);
 
-/// A point in time in nanoseconds since an arbitrary origin; the core never reads a clock.
+/// Point in time, in nanoseconds since an arbitrary origin. The core never reads a clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanos(pub u64);
 
@@ -49,7 +48,7 @@ impl Nanos {
     }
 }
 
-/// A range of bytes of one disk.
+/// Range of bytes of one disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ByteRange {
     pub offset: u64,
@@ -63,7 +62,7 @@ impl ByteRange {
         self.offset + self.length
     }
 
-    /// Returns the blocks the range touches, whole or in part: `first..end` of block numbers.
+    /// Returns the numbers of the blocks that the range touches, whole or in part.
     #[must_use]
     pub fn touched_blocks(self) -> std::ops::Range<u64> {
         if self.length == 0 {
@@ -73,7 +72,7 @@ impl ByteRange {
         self.offset / PAGE_SIZE_U64..self.end().div_ceil(PAGE_SIZE_U64)
     }
 
-    /// Returns the blocks the range covers whole: `first..end` of block numbers (empty if none).
+    /// Returns the numbers of the blocks that the range covers whole.
     #[must_use]
     pub fn covered_blocks(self) -> std::ops::Range<u64> {
         let first = self.offset.div_ceil(PAGE_SIZE_U64);

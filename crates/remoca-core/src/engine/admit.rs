@@ -1,38 +1,38 @@
-//! Admission: which blocks enter the cache now, and what the guest is for that: one with an agent, one whose memory still shows
-//! what it evicted, or neither. And the advice to an agent where nothing that it sends is ever known content.
+//! Admission: which blocks enter the cache. That depends on the guest: it has an agent, or its memory still shows what it
+//! evicted, or neither. Also the advice to an agent that sends too much unknown content.
 //!
-//! A kernel that leaves freed pages as they were (`init_on_alloc=0`) has, in each frame that a read is about to
-//! overwrite, what it evicted from it. The driver asks [`super::DiskEngine::wants_frame`] before it overwrites one. While
-//! frames do not pay, only a sample is looked at, so another kernel after a reboot is noticed. Nothing of this is about
-//! safety: a frame is judged by its content, like any evicted page. Decision 0015.
+//! A kernel that does not clear freed pages (`init_on_alloc=0`) still has the evicted page in the frame that a read is about
+//! to overwrite. The driver asks [`super::DiskEngine::wants_frame`] before it overwrites one. While frames do not pay, only a
+//! sample is examined, which notices another kernel after a reboot. None of this affects safety: a frame is judged by its
+//! content, like any evicted page. Decision 0015.
 
 use super::stats::EngineStats;
 use super::types::Evicted;
 use crate::index::Place;
 
-/// Frames of one window while they do not pay, and while they do.
+/// Frames per window while they do not pay, and while they do.
 const PROBE_WINDOW: u32 = 32;
 const WINDOW: u32 = 1024;
-/// Pages in one window of the advice at full rate.
+/// Pages per window of the advice at full rate.
 const ADVICE_WINDOW: u32 = 4096;
-/// The agent is never told to send less than one page of so many.
+/// Largest advice: the agent sends one page in this many.
 pub(super) const ADVICE_MAX: u32 = 1024;
-/// One in so many blocks that are admitted on read enters as the newest, so that the cache follows a changing
-/// workload (bimodal insertion, Qureshi et al., ISCA 2007).
+/// Blocks admitted on read per one that enters as the newest. So the cache follows a changing workload (bimodal insertion,
+/// Qureshi et al., ISCA 2007).
 const BIMODAL: u64 = 32;
 
-/// Which blocks enter the cache now.
+/// Source of the pages that enter the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// Pages that the agent reports as evicted.
     Evictions,
-    /// What frames held before a read overwrites them: there is no agent, or it fell silent.
+    /// Frames, before a read overwrites them: there is no agent, or it fell silent.
     Frames,
-    /// Blocks the guest reads, next to be discarded: frames show nothing either.
+    /// Blocks that the guest reads: frames show nothing either. Most of them are the next to be discarded.
     Reads,
 }
 
-/// What is known of the three sources.
+/// State of the three sources.
 #[derive(Debug)]
 struct Sources {
     has_port: bool,
@@ -45,10 +45,10 @@ struct Sources {
 /// Whether frames hold known content, measured in windows.
 #[derive(Debug)]
 struct Frames {
-    /// One of so many is looked at while they do not pay.
+    /// Frames per one that is examined while they do not pay.
     sample: u32,
     pay: bool,
-    /// Frames since one was looked at.
+    /// Frames since the last one that was examined.
     passed: u32,
     looked: u32,
     known: u32,
@@ -73,8 +73,8 @@ impl Sources {
         self.agent = self.has_port;
     }
 
-    /// Counts blocks that the guest read. If it read more than the `resident` blocks that its memory holds and evicted
-    /// nothing, no agent works.
+    /// Counts blocks that the guest read. If it read more than its memory holds (`resident`) and evicted nothing, no agent
+    /// works.
     fn note_read(&mut self, blocks: u64, resident: u64) {
         self.blocks_since_eviction += blocks;
         self.agent &= self.blocks_since_eviction <= resident;
@@ -88,8 +88,8 @@ impl Sources {
         self.frames.pay || self.frames.passed == 0
     }
 
-    /// Counts a frame, known or not. More than a quarter known: they pay. Less than a sixteenth: no longer. Zeroes are
-    /// what an empty frame holds.
+    /// Counts a frame, and decides at the end of a window whether frames pay. They start to pay with more than a quarter
+    /// known, and stop with a sixteenth or less.
     fn note_frame(&mut self, known: bool) {
         let frames = &mut self.frames;
         frames.looked += 1;
@@ -102,12 +102,12 @@ impl Sources {
     }
 }
 
-/// How many of the guest's evictions are known content, in windows: what the port advises its agent to send.
+/// Share of the guest's evictions that is known content, and the advice that follows from it.
 #[derive(Debug, Default)]
 struct Feedback {
     received: u32,
     matched: u32,
-    /// 0: everything; else one page of so many.
+    /// Advice: 0 for every page, else one page in this many.
     one_of: u32,
 }
 
@@ -119,7 +119,7 @@ impl Feedback {
         if self.received < window {
             return;
         }
-        // Less than 2 % matches: four times less. More than 10 %: everything again.
+        // Below 2 % of matches the agent sends a quarter as much, above 10 % everything.
         if self.matched * 50 < self.received {
             self.one_of = (self.one_of.max(1) * 4).min(ADVICE_MAX);
         } else if self.matched * 10 > self.received {
@@ -129,12 +129,12 @@ impl Feedback {
     }
 }
 
-/// What decides about admission: the three sources, and how often their pages are known content.
+/// Admission policy: the state of the sources, and the feedback to the agent.
 #[derive(Debug)]
 pub(super) struct Admit {
     sources: Sources,
     feedback: Feedback,
-    /// Blocks that were offered as they were read.
+    /// Number of blocks offered as they were read.
     reads: u64,
 }
 
@@ -143,23 +143,23 @@ impl Admit {
         Self { sources: Sources::new(has_port, frame_sample), feedback: Feedback::default(), reads: 0 }
     }
 
-    /// Returns which blocks enter the cache now.
+    /// Returns the source of the pages that enter the cache now.
     pub(super) fn admission(&self) -> Admission {
         self.sources.admission()
     }
 
-    /// Counts blocks that the guest read from the disk. `resident`: how many its memory holds.
+    /// Counts blocks that the guest read from the disk. `resident` is how many its memory holds.
     pub(super) fn note_read(&mut self, blocks: u64, resident: u64) {
         self.sources.note_read(blocks, resident);
     }
 
-    /// Returns where a block that is admitted as it is read enters the queue, and counts it.
+    /// Counts a block that is admitted as it is read, and returns where it enters the queue.
     pub(super) fn place_of_read(&mut self) -> Place {
         self.reads += 1;
         if self.reads.is_multiple_of(BIMODAL) { Place::Tail } else { Place::Head }
     }
 
-    /// Returns whether to look at the frame that a read is about to overwrite.
+    /// Returns whether to examine the frame that a read is about to overwrite.
     pub(super) fn wants_frame(&mut self) -> bool {
         self.sources.wants_frame()
     }
@@ -169,7 +169,7 @@ impl Admit {
         self.sources.note_eviction();
     }
 
-    /// Counts what became of a page that the agent sent.
+    /// Counts the outcome for a page that the agent sent.
     pub(super) fn count_evicted(&mut self, evicted: Evicted, stats: &mut EngineStats) {
         stats.evictions_reported += 1;
         *match evicted {
@@ -182,7 +182,7 @@ impl Admit {
         self.feedback.note(evicted != Evicted::Unmatched);
     }
 
-    /// Counts what became of the page in a frame.
+    /// Counts the outcome for the page in a frame.
     pub(super) fn count_frame(&mut self, evicted: Evicted, stats: &mut EngineStats) {
         stats.frames_looked_at += 1;
         *match evicted {
@@ -195,7 +195,7 @@ impl Admit {
         self.sources.note_frame(!matches!(evicted, Evicted::Zero | Evicted::Unmatched));
     }
 
-    /// Returns what the agent should send: 0 everything, else one page of so many.
+    /// Returns the advice to the agent: 0 for every page, else one page in this many.
     pub(super) fn advice(&self) -> u32 {
         self.feedback.one_of
     }

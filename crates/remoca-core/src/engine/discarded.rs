@@ -1,22 +1,22 @@
-//! The blocks of one disk that were discarded and not written since. A device may say something else each time they are read, so
-//! such a difference does not show that anybody else writes to the image.
+//! Blocks of one disk that were discarded and not written since. A device may return different data for them on every read,
+//! so a difference there does not reveal a foreign writer.
 //!
-//! Bounded: where there are too many ranges, the nearest two become one. For a block between them that was not discarded a
-//! difference then shows less than it could; nothing else follows from that.
+//! The number of ranges is bounded: one too many joins the nearest two. A foreign writer to a block between those then goes
+//! unnoticed; that is the only consequence.
 
 use std::ops::Range;
 
-/// Ranges of one disk: 16 KiB.
+/// Maximum number of ranges of one disk, which take 16 KiB.
 const RANGES_MAX: usize = 1024;
 
-/// The ranges, in order; none touches another.
+/// Sorted ranges, none of which touches another.
 #[derive(Debug, Default)]
 pub(super) struct Discarded {
     ranges: Vec<Range<u64>>,
 }
 
 impl Discarded {
-    /// Adds `blocks`, which are about to be discarded, in whole or in part.
+    /// Adds `blocks` before they are discarded, in whole or in part.
     pub(super) fn add(&mut self, mut blocks: Range<u64>) {
         if blocks.is_empty() {
             return;
@@ -33,7 +33,7 @@ impl Discarded {
         }
     }
 
-    /// Removes `blocks`, which have been written whole. Where that would make too many ranges, they stay.
+    /// Removes `blocks` after they were written whole. They stay if the removal would make too many ranges.
     pub(super) fn remove(&mut self, blocks: &Range<u64>) {
         let from = self.ranges.partition_point(|range| range.end <= blocks.start);
         let to = self.ranges.partition_point(|range| range.start < blocks.end);

@@ -1,4 +1,4 @@
-//! What the engine keeps for each disk beside the index: the I/O in flight, what was discarded, and where swap areas are.
+//! State of each disk outside the index: I/O in flight, discarded blocks, and swap areas.
 
 use super::discarded::Discarded;
 use super::overlap::Overlaps;
@@ -16,7 +16,7 @@ struct Disk {
     swap: SwapAreas,
 }
 
-/// The disks of a VM.
+/// Disks of a VM.
 #[derive(Debug)]
 pub(super) struct Disks {
     disks: Vec<Disk>,
@@ -38,14 +38,14 @@ impl Disks {
         &mut self.disks[usize::from(disk.0)]
     }
 
-    /// Takes the swap areas from the index of a former process.
+    /// Takes over the swap areas from the index of a former process.
     pub(super) fn restore<M: DerefMut<Target = [u32]>>(&mut self, index: &CacheIndex<M>) {
         for (number, disk) in (0..).zip(&mut self.disks) {
             disk.swap.restore(index.swap_areas(DiskIndex(number)));
         }
     }
 
-    /// Describes a disk: its blocks, and with `swap` that all of them are a swap area.
+    /// Sets the number of blocks of a disk; `swap` declares all of them a swap area.
     pub(super) fn describe<M>(&mut self, disk: DiskIndex, blocks: u64, swap: bool, index: &mut CacheIndex<M>)
     where
         M: DerefMut<Target = [u32]>,
@@ -58,13 +58,13 @@ impl Disks {
         index.set_swap_areas(disk, self.at(disk).swap.areas());
     }
 
-    /// Notes that the disk is about to be read for a request.
+    /// Begins the disk read of a request.
     pub(super) fn begin_read(&mut self, disk: DiskIndex, id: RequestId, range: ByteRange) {
         let rules = self.rules;
         self.at_mut(disk).overlaps.begin(rules, id, range.touched_blocks(), false);
     }
 
-    /// Notes that `op` is about to change `range`. Swap areas whose header is there are forgotten.
+    /// Begins `op`, which changes `range`, and forgets swap areas whose header is in it.
     pub(super) fn begin_modification<M: DerefMut<Target = [u32]>>(
         &mut self,
         disk: DiskIndex,
@@ -95,17 +95,17 @@ impl Disks {
         self.disks.iter().all(|disk| disk.overlaps.is_empty())
     }
 
-    /// Keeps everything in flight from setting a fingerprint.
+    /// Taints all I/O in flight on `disk`, so that none of it sets a fingerprint.
     pub(super) fn taint_all(&mut self, disk: DiskIndex) {
         self.at_mut(disk).overlaps.taint_all();
     }
 
-    /// Notes that `blocks` hold what was written there: they are discarded no longer.
+    /// Notes that `blocks` were written, so they no longer count as discarded.
     pub(super) fn note_written(&mut self, disk: DiskIndex, blocks: &Range<u64>) {
         self.at_mut(disk).discarded.remove(blocks);
     }
 
-    /// Returns whether the block may have been discarded, so that it may read differently each time.
+    /// Returns whether the block may have been discarded, so that it may read differently every time.
     pub(super) fn may_be_discarded(&self, block: BlockId) -> bool {
         self.at(block.disk).discarded.contains(block.bno.0)
     }
@@ -126,7 +126,7 @@ impl Disks {
         }
     }
 
-    /// Returns the number of swap areas of `disk` that are known.
+    /// Returns the number of known swap areas of `disk`.
     pub(super) fn swap_areas(&self, disk: DiskIndex) -> usize {
         self.at(disk).swap.count()
     }

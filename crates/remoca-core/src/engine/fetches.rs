@@ -1,11 +1,11 @@
-//! Where the blocks of a read come from, and the REQUESTs to one pool that have no reply, by number.
+//! Sources of the blocks of a read, and the table of outstanding REQUESTs to one pool.
 
 use super::types::{FetchId, RequestId};
 use crate::fingerprint::Fingerprint;
 use crate::index::NodeHint;
 use crate::units::{BlockId, SlotIndex};
 
-/// Where one block of a read comes from.
+/// Source of one block of a read.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
     Zero,
@@ -17,20 +17,20 @@ pub(super) enum Source {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fetch {
     pub(super) request: RequestId,
-    /// Of the request, which tells it from later ones with the same number.
+    /// Serial of the request, which tells it from later ones with the same number.
     pub(super) serial: u64,
     pub(super) block: BlockId,
-    /// Where the index had the block.
+    /// Hint of where the index has the block.
     pub(super) hint: NodeHint,
     pub(super) slot: SlotIndex,
     pub(super) content: Fingerprint,
-    /// Where the page belongs in the request.
+    /// Offset of the page in the request.
     pub(super) offset: u32,
-    /// The server was on trial.
+    /// Whether the read is a probe.
     pub(super) probe: bool,
 }
 
-/// The outstanding REQUESTs, at most `limit`.
+/// Table of outstanding REQUESTs, at most `limit`.
 #[derive(Debug)]
 pub(super) struct Fetches {
     table: Vec<Option<Fetch>>,
@@ -43,14 +43,14 @@ impl Fetches {
         Self { table: Vec::new(), free: Vec::new(), limit }
     }
 
-    /// Returns whether `count` more may be outstanding.
+    /// Returns whether `count` more REQUESTs may be outstanding.
     #[inline]
     pub(super) fn has_room(&self, count: u32) -> bool {
         let used = self.table.len() - self.free.len();
         used + count as usize <= self.limit as usize
     }
 
-    /// Enters a REQUEST, for which there is room, and returns its number.
+    /// Adds a REQUEST, for which there must be room, and returns its number.
     #[inline]
     pub(super) fn begin(&mut self, fetch: Fetch) -> FetchId {
         if let Some(at) = self.free.pop() {
@@ -62,13 +62,13 @@ impl Fetches {
         FetchId(at)
     }
 
-    /// Returns whether none is outstanding.
+    /// Returns whether no REQUEST is outstanding.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.table.len() == self.free.len()
     }
 
-    /// Removes the REQUEST that is replied to, and returns it; `None` if there is none with this number.
+    /// Removes and returns a REQUEST that was replied to; `None` if the number is unknown.
     #[inline]
     pub(super) fn end(&mut self, id: FetchId) -> Option<Fetch> {
         let fetch = self.table.get_mut(id.0 as usize)?.take()?;
@@ -76,7 +76,7 @@ impl Fetches {
         Some(fetch)
     }
 
-    /// Removes all of them.
+    /// Removes and returns all REQUESTs.
     pub(super) fn drain(&mut self) -> Vec<Fetch> {
         self.free.clear();
         self.table.drain(..).flatten().collect()

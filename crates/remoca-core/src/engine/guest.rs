@@ -1,5 +1,5 @@
-//! What guests and their disks do: which blocks of a read the cache answers, what a write makes unreachable, and what the end of a
-//! disk I/O teaches about blocks.
+//! Events of guests and their disks: which blocks of a read the cache answers, which blocks a write makes unreachable, and
+//! what a completed disk I/O teaches about its blocks.
 
 use super::breaker::Route;
 use super::disks::page_of;
@@ -12,9 +12,9 @@ use crate::rules::Rule;
 use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PAGE_SIZE};
 use std::ops::{DerefMut, Range};
 
-/// Most blocks that one write-zeroes makes known: more would push out what the guest really reads.
+/// Maximum number of blocks that one write-zeroes makes known. More would push out blocks that the guest reads.
 const ZEROED_BLOCKS_MAX: usize = 1024;
-/// A page's length in an action.
+/// Length of a page, in the type that actions use.
 const PAGE_LENGTH: u32 = 4096;
 
 fn block_count(range: ByteRange) -> u64 {
@@ -23,8 +23,8 @@ fn block_count(range: ByteRange) -> u64 {
 }
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
-    /// Begins a guest request. Its data stays with the driver: a write's bytes were copied out of guest memory into the
-    /// request's buffer, which must not change until the request completes.
+    /// Begins a guest request. Its data stays with the driver, which has copied the bytes of a write out of guest memory. That
+    /// buffer must not change until the request completes.
     pub fn handle_request(&mut self, now: Nanos, id: RequestId, disk: DiskIndex, op: GuestOp) {
         self.requests.begin(now, id, disk, op);
         match op {
@@ -65,9 +65,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Returns `Ok(pages to fetch)` if no block needs the disk; else how many of the blocks were there. One block that must
-    /// come from the disk brings its neighbours with it for free (decision 0009). The source of each block is kept for
-    /// [`Self::read_from_cache`].
+    /// Returns the number of pages to fetch if no block needs the disk, else an error with the number of blocks that are
+    /// cached. A block that must come from the disk brings its neighbours along for free (decision 0009). The source of each
+    /// block is kept for [`Self::read_from_cache`].
     fn cacheable(&mut self, disk: DiskIndex, blocks: Range<u64>, route: Route) -> Result<u32, u64> {
         let (mut fetches, mut there) = (0, 0);
         let count = blocks.end - blocks.start;
@@ -141,8 +141,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Completes a read without the disk: with `fetched` pages of the server, and zeroes for the rest. Blocks are
-    /// counted here, and not as they come, because the disk may still have to answer for all of them.
+    /// Completes a read without the disk, with `fetched` pages of the server and zeroes for the rest. Blocks are counted here
+    /// and not as they arrive, because until now the disk could have had to answer for all of them.
     pub(super) fn complete_from_cache(&mut self, id: RequestId, fetched: u32) {
         if let Some(Request { op: GuestOp::Read(range), .. }) = self.requests.get(id) {
             self.stats.reads_from_cache += 1;
@@ -163,7 +163,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.actions.push_back(Action::Complete { request: id, result });
     }
 
-    /// Asks the disk for the whole of a read. If the server may still answer, both are working on it from now on.
+    /// Asks the disk for a whole read, which the server may still answer first.
     pub(super) fn ask_disk(&mut self, now: Nanos, id: RequestId, reason: ReadReason) {
         let Some(Request { disk, op: op @ GuestOp::Read(range), pages, .. }) = self.requests.get(id) else { return };
         self.requests.begin_io(id, self.race.begin_io(now, disk, reason));
@@ -174,7 +174,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         });
     }
 
-    /// Gives up the pages of a read, which only the disk can answer now. It may already be reading.
+    /// Gives up the pages of a read, and asks the disk unless it is already reading.
     pub(super) fn give_up_pages(&mut self, now: Nanos, id: RequestId) {
         let Some(request) = self.requests.give_up_pages(id) else { return };
         self.race.note_no_page(&request);
@@ -193,8 +193,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.actions.push_back(Action::Disk { request: id, disk, op });
     }
 
-    /// Handles the end of the I/O of an [`Action::Disk`] or [`Action::DiskToo`]. `data` is the buffer of that: the bytes
-    /// read, or the bytes written (empty for other operations).
+    /// Handles the end of an [`Action::Disk`] or [`Action::DiskToo`]. `data` is its buffer: the bytes read or written, empty
+    /// for other operations.
     pub fn handle_disk_done(&mut self, now: Nanos, id: RequestId, result: Result<(), DiskError>, data: &[u8]) {
         let request = self.requests.get(id).expect("the disk completes requests that there are");
         if result.is_err() {
@@ -216,7 +216,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Handles an [`Action::DiskToo`] that the driver dropped because its read was answered meanwhile.
+    /// Handles an [`Action::DiskToo`] that the driver dropped because its read had been answered.
     pub fn handle_disk_skipped(&mut self, id: RequestId) {
         let Some(Request { disk, op: GuestOp::Read(range), io: Some(io), answered: true, .. }) = self.requests.get(id)
         else {
@@ -269,7 +269,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.complete(id, result);
     }
 
-    /// Returns what the guest hears of a flush. After one that failed, and lost acknowledged writes, none succeeds.
+    /// Returns the result of a flush for the guest. After a failed one, which lost acknowledged writes, no flush succeeds.
     fn flush_result(&mut self, disk: DiskIndex, result: Result<(), DiskError>) -> Result<(), DiskError> {
         if let Some(errno) = self.index.flush_failed(disk).filter(|_| self.rules.hold(Rule::StickyFlush)) {
             return Err(DiskError(errno));
@@ -280,8 +280,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         result
     }
 
-    /// Forgets what is known of a disk that may not hold what was acknowledged (its server came back). I/O under way
-    /// teaches nothing.
+    /// Forgets all blocks of a disk that may have lost acknowledged writes, for example because its server came back. I/O in
+    /// flight teaches nothing.
     pub fn handle_content_uncertain(&mut self, disk: DiskIndex) {
         self.index.forget_range(disk, 0..u64::MAX);
         self.disks.taint_all(disk);
@@ -322,7 +322,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Admits a page that the guest wrote to a swap area: an eviction.
+    /// Admits a page that the guest evicted by writing it to a swap area.
     fn admit_swapped_out(&mut self, id: RequestId, content: Fingerprint, offset: u32) {
         if content == self.prints.zero() {
             return;
@@ -335,8 +335,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Admits a page that came from a swap area's disk, where that costs nothing: the guest may drop its clean copy
-    /// without a write.
+    /// Admits a page that was read from a swap area, if a slot is free. The guest may drop its clean copy without a write.
     fn admit_swapped_in(&mut self, id: RequestId, content: Fingerprint, offset: u32) {
         let wanted = content != self.prints.zero() && self.index.cached(content).is_none();
         if wanted && self.index.slot_counts().free > 0 && self.may_send() {
@@ -344,7 +343,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Offers a block to the index, and sends it if it is admitted. Returns whether it is.
+    /// Offers a block to the index, and sends it if it is admitted. Returns whether it was.
     fn admit_block(&mut self, id: RequestId, content: Fingerprint, offset: u32, place: Place) -> bool {
         let Offer::Admitted(slot) = self.index.offer(content, place) else { return false };
         self.pool.note_send();

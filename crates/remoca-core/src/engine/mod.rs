@@ -1,14 +1,14 @@
-//! The disk engine: decides for every guest request what comes from the memory server and what from the disk, and for
-//! every evicted page whether it may be cached. Pure: events go in by `handle_*`, actions come out of `poll_action`.
+//! The disk engine. It decides for every guest request what comes from the memory server and what from the disk, and for
+//! every evicted page whether to cache it. It is pure: events go in by `handle_*`, actions come out of `poll_action`.
 //!
-//! A driver (`remoca-disk`, or the simulator) calls it and executes the actions in order. It drains `poll_action` after
-//! every `handle_*` call before the next; only messages of a server may be handled several at a time. [`DiskEngine`] owns
-//! the parts and says which of them hears of what: `requests`, `disks`, `pool` (one memory server), `placement` (all
-//! of them), `race` (between server and disk), `admit`, and the index.
-//! 1. A completed read returns for each sector the last write completed before it began, or a concurrent one.
-//! 2. A block that a write touches is unreachable before the write is issued ([`overlap`] guards reads under way).
-//! 3. Every request completes exactly once; nothing a server does reaches the guest.
-//! 4. A write completes after the disk completed it. A failed flush stays failed.
+//! A driver (`remoca-disk`, or the simulator) calls it and executes the actions in order. After every `handle_*` call it
+//! drains `poll_action` before the next one, except that several messages of a server may be handled in a row.
+//! [`DiskEngine`] routes events to its parts: `requests`, `disks`, `pool` (one memory server), `placement` (all servers),
+//! `race` (between server and disk), `admit`, and the index.
+//! 1. A completed read returns, for each sector, the last write that completed before the read began, or a concurrent one.
+//! 2. A block that a write touches is unreachable before the write is issued ([`overlap`] guards reads in flight).
+//! 3. Every request completes exactly once. No fault of a server reaches the guest.
+//! 4. A write completes only after the disk has completed it. A failed flush stays failed.
 //! 5. A page is admitted only if it is known content, and delivered only if it is the content asked for.
 //!
 //! Papers: remoca.txt II; hypervisor-exclusive-cache.txt 3. Decision 0001 (content decides), 0009 (reads).
@@ -53,43 +53,43 @@ use requests::Requests;
 use std::collections::VecDeque;
 use std::ops::DerefMut;
 
-/// What an engine is made from.
+/// Configuration of an engine.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineConfig {
     /// Number of disks of the VM (1 .. 4096).
     pub disks: u16,
     /// Secret key of the fingerprints, random for each VM.
     pub key: [u8; 16],
-    /// Seed of the index's hash chains, and of what must not be the same in all VMs.
+    /// Seed of the index's hash chains, and of choices that must differ between VMs.
     pub seed: u64,
-    /// Size of the cache that is asked of the server; 0 is off.
+    /// Size of the cache to ask the server for; 0 turns it off.
     pub cache: PageCount,
-    /// Pages of memory the guest has: so many blocks beyond the cached ones are known at most.
+    /// Guest memory, in pages. It bounds the number of known blocks beyond the cached ones.
     pub guest_memory: PageCount,
-    /// Whether the VM has an eviction port, which an agent may write to.
+    /// Whether the VM has an eviction port, to which an agent may write.
     pub has_port: bool,
-    /// While the guest's frames do not show what it evicted, one of so many is looked at. 0: none ever is.
+    /// Frames per one that is examined while they do not show what the guest evicted; 0 for none.
     pub frame_sample: u32,
-    /// Most pages that may wait for the connection to the server.
+    /// Maximum number of pages that wait for the connection to the server.
     pub send_window: u32,
-    /// Most REQUESTs without reply.
+    /// Maximum number of outstanding REQUESTs.
     pub fetch_limit: u32,
-    /// Slots that are looked at in one turn while the cache changes its size.
+    /// Maximum number of slots processed in one turn while the cache changes its size.
     pub slots_per_turn: u32,
-    /// Whether the disk is also asked as soon as the server's answer is late; else only when it is very late.
+    /// Whether late reads are hedged. Otherwise the disk is asked only after a timeout.
     pub hedge: bool,
-    /// All rules, except in a build that shows what they are for.
+    /// Safety rules in force: all of them, except in a test build.
     pub rules: Rules,
 }
 
-/// Sizes and states of an engine at one moment.
+/// Snapshot of an engine's sizes and states.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineStatus {
     pub enabled: bool,
     pub connected: bool,
-    /// What the operator asked for.
+    /// Size that the operator wants.
     pub wanted: PageCount,
-    /// What the server granted.
+    /// Size that the server granted.
     pub granted: PageCount,
     pub slots: SlotCounts,
     pub known_blocks: PageCount,
@@ -98,17 +98,17 @@ pub struct EngineStatus {
     pub hedging: HedgingStatus,
 }
 
-/// The engine, with its index in the words `M`.
+/// Disk engine, with its index in the words `M`.
 pub struct DiskEngine<M> {
     rules: Rules,
     prints: Fingerprinter,
     seed: u64,
     index: CacheIndex<M>,
     requests: Requests,
-    /// Of the blocks of the read that begins, in their order.
+    /// Sources of the blocks of the current read, in order; kept to reuse the memory.
     sources: Vec<Source>,
     disks: Disks,
-    /// The servers among which the pool is placed.
+    /// State of all servers, among which the pool is placed.
     placement: Placement,
     pool: Pool,
     race: Race,
@@ -117,7 +117,7 @@ pub struct DiskEngine<M> {
     stats: EngineStats,
 }
 
-/// Makes indexes for one engine, on any thread: all of the memory is touched.
+/// Maker of indexes for one engine, usable on any thread because it touches all of the memory.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexMaker {
     seed: u64,
@@ -131,7 +131,7 @@ impl IndexMaker {
     }
 }
 
-/// Returns the index layout an engine of this configuration needs.
+/// Returns the index layout that an engine of this configuration needs.
 #[must_use]
 pub fn layout(config: &EngineConfig) -> Layout {
     Layout::new(config.cache, config.guest_memory, config.disks)
@@ -145,14 +145,15 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         Self::over(config, prints, index)
     }
 
-    /// Returns an engine that goes on where a former process stopped, or was killed: with what that process knew and
-    /// cached, its pool, its failed flushes and its swap areas. The key is that process's. No request is outstanding. What
-    /// a write of that process was going to touch was forgotten before the write was issued; whether anybody else has
-    /// written since then is for the caller to know ([`Self::handle_content_uncertain`]). With a cache of no pages nothing
-    /// is kept but failed flushes and swap areas: off is off.
+    /// Returns an engine that continues where a former process stopped or was killed, with its key. It keeps what that
+    /// process knew and cached, its pool, its failed flushes and its swap areas, but no requests.
+    ///
+    /// Blocks that the process was about to write were forgotten before the write was issued. If anything else may have
+    /// written since, the caller must say so ([`Self::handle_content_uncertain`]). If the cache is off, only failed flushes
+    /// and swap areas are kept.
     ///
     /// # Errors
-    /// If the words are no index of this version, key and number of disks. They can be given to [`Self::new`].
+    /// If the words are no index of this version, key and number of disks. [`Self::new`] can use the words again.
     pub fn resume(config: &EngineConfig, words: M, origin: Origin) -> Result<Self, Unusable<M>> {
         let prints = Fingerprinter::new(&config.key);
         let index = CacheIndex::resume(words, origin, config.disks, config.seed, prints.zero())?;
@@ -185,23 +186,23 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Returns whether memory servers owe pages, also for reads that the disk answered first.
+    /// Returns whether REQUESTs are outstanding, including those of reads that the disk answered first.
     pub fn is_owed_pages(&self) -> bool {
         self.pool.is_owed_pages()
     }
 
-    /// Closes the engine for another program to take over. Only [`Self::reopen`] may follow, if it does not. While
-    /// [pages are owed](Self::is_owed_pages) this changes nothing, and the successor makes a new index.
+    /// Closes the engine so that another program can take over; only [`Self::reopen`] may follow. Does nothing while
+    /// [pages are owed](Self::is_owed_pages); the successor then rebuilds the index.
     pub fn close(&mut self) {
         self.index.close();
     }
 
-    /// Reopens the engine: no other program took over.
+    /// Reopens the engine if no other program took over.
     pub fn reopen(&mut self) {
         self.index.reopen();
     }
 
-    /// Ends the engine with the process: nothing may follow. Does not wait for what memory servers owe.
+    /// Ends the engine with its process, without waiting for outstanding REQUESTs. No call may follow.
     pub fn end(&mut self) {
         self.pool.take_fetches(&mut self.index);
         self.index.close();
@@ -212,17 +213,17 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.actions.pop_front()
     }
 
-    /// Continues the counters of a former engine of the same process.
+    /// Continues with the counters of a former engine of the same process.
     pub fn count_on(&mut self, stats: EngineStats) {
         self.stats = stats;
     }
 
-    /// Counters since the start.
+    /// Returns the counters since the start.
     pub fn stats(&self) -> EngineStats {
         self.stats
     }
 
-    /// Sizes and states now.
+    /// Returns the current sizes and states.
     pub fn status(&self) -> EngineStatus {
         EngineStatus {
             enabled: self.pool.is_enabled(),
@@ -237,13 +238,13 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Returns the index, to look at.
+    /// Returns the index for inspection.
     pub fn index(&self) -> &CacheIndex<M> {
         &self.index
     }
 
-    /// Returns the layout to move to, if a cache of `cache` pages or a guest of `guest_memory` pages needs a larger index
-    /// than there is. A larger cache gets the next power of two, so it is rare.
+    /// Returns the layout to move to if a cache of `cache` pages or a guest of `guest_memory` pages needs a larger index. A
+    /// larger cache gets the next power of two, so that moves are rare.
     pub fn needs_layout(&self, cache: PageCount, guest_memory: PageCount) -> Option<Layout> {
         let now = self.index.layout();
         let resident = now.resident_limit().0;
@@ -254,15 +255,14 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         Some(Layout::new(PageCount(slots), PageCount(guest_memory.0.max(resident)), now.disks()))
     }
 
-    /// Returns the layout to move to, if the index was made for a guest that is clearly larger than one of
-    /// `guest_memory` pages.
+    /// Returns the layout to move to if a guest of `guest_memory` pages needs at least an eighth less memory for the index.
     pub fn spare_layout(&self, guest_memory: PageCount) -> Option<Layout> {
         let now = self.index.layout();
         let layout = Layout::new(now.slot_limit(), guest_memory, now.disks());
         (layout.words() < now.words() - now.words() / 8).then_some(layout)
     }
 
-    /// Returns what makes an index that this engine can move to.
+    /// Returns a maker of indexes that this engine can move to.
     pub fn index_maker(&self) -> IndexMaker {
         IndexMaker { seed: self.seed, zero: self.prints.zero() }
     }
@@ -272,17 +272,17 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.index.begin_move(target);
     }
 
-    /// Moves `nodes` more nodes, about 100 ns each. Returns whether only [`Self::finish_move`] is left.
+    /// Moves `nodes` more nodes, about 100 ns each. Returns whether only [`Self::finish_move`] is left to do.
     pub fn move_index(&mut self, nodes: u32) -> bool {
         self.index.move_nodes(nodes)
     }
 
-    /// Switches to the index in its new region, with nothing lost, and returns the old words.
+    /// Switches to the index in its new region, and returns the old words.
     pub fn finish_move(&mut self) -> Option<M> {
         self.index.finish_move()
     }
 
-    /// Moves the index to another region at once; nothing is lost. Returns the old words.
+    /// Moves the index to another region in one step, and returns the old words.
     pub fn replace_index(&mut self, layout: Layout, words: M) -> Option<M> {
         self.begin_move(self.index_maker().make(layout, words));
         self.finish_move()
@@ -293,24 +293,23 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.requests.in_flight()
     }
 
-    /// Describes a disk: its blocks, and with `swap` that all of them are a swap area. Call it once for each disk, at
-    /// the start.
+    /// Sets the number of blocks of a disk; `swap` declares all of them a swap area. To be called once for each disk at the
+    /// start.
     pub fn describe_disk(&mut self, disk: DiskIndex, blocks: u64, swap: bool) {
         self.disks.describe(disk, blocks, swap, &mut self.index);
     }
 
-    /// Sets whether a flush or a durable write of the disk failed, now or for a former process; `None`: none did.
+    /// Records the errno of a flush or durable write of the disk that failed, now or in a former process; `None` clears it.
     pub fn set_failed_flush(&mut self, disk: DiskIndex, errno: Option<i32>) {
         self.index.set_flush_failed(disk, errno);
     }
 
-    /// Returns the swap areas of `disk` that are known.
+    /// Returns the number of known swap areas of `disk`.
     pub fn swap_areas(&self, disk: DiskIndex) -> usize {
         self.disks.swap_areas(disk)
     }
 
-    /// Handles `page`, which the guest evicted (4 KiB, copied out of guest memory). With [`Evicted::Admit`] the caller
-    /// sends it.
+    /// Handles an evicted `page` (4 KiB, copied out of guest memory). After [`Evicted::Admit`] the caller must send it.
     pub fn handle_evicted(&mut self, page: &[u8]) -> Evicted {
         self.admit.note_eviction();
         let evicted = self.judge(page);
@@ -318,27 +317,26 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         evicted
     }
 
-    /// Returns what the agent should send: 0 everything, else one page of so many (at most 1024). Nothing is wanted
-    /// while the cache is off.
+    /// Returns the advice to the agent: 0 for every page, else one page in this many (at most 1024, also while the cache is
+    /// off).
     pub fn advice(&self) -> u32 {
         if self.pool.is_enabled() { self.admit.advice() } else { ADVICE_MAX }
     }
 
-    /// Returns whether to call [`Self::handle_frame`] with the page of guest memory that a read is about to
-    /// overwrite, and what it still holds.
+    /// Returns whether to call [`Self::handle_frame`] with the page of guest memory that a read is about to overwrite.
     pub fn wants_frame(&mut self) -> bool {
         self.pool.is_enabled() && self.pool.can_send() && self.admit.wants_frame()
     }
 
-    /// Handles what a frame held before a read overwrote it: `page`, 4 KiB, copied out of guest memory. With
-    /// [`Evicted::Admit`] the caller sends it.
+    /// Handles the `page` (4 KiB, copied out of guest memory) that a frame held before a read overwrote it. After
+    /// [`Evicted::Admit`] the caller must send it.
     pub fn handle_frame(&mut self, page: &[u8]) -> Evicted {
         let evicted = self.judge(page);
         self.admit.count_frame(evicted, &mut self.stats);
         evicted
     }
 
-    /// Decides about a page that the guest evicted. It is admitted if its content is what the disk holds for some block.
+    /// Decides about an evicted page, which is admitted if the disk is known to hold its content for some block.
     fn judge(&mut self, page: &[u8]) -> Evicted {
         if !self.pool.is_enabled() {
             return Evicted::Dropped;

@@ -1,7 +1,7 @@
-//! Which disk I/O of one disk overlaps in flight: the rule that decides whether an I/O may set a fingerprint.
+//! Overlapping I/O in flight on one disk, which decides whether an I/O may set a fingerprint.
 //!
-//! A range is *tainted* once a modification overlapped it between issue and completion: the disk may have applied them
-//! in any order. Frontends bound how many requests there are (a few thousand), so a scan is cheap and exact.
+//! An I/O is *tainted* once a modification overlapped it between issue and completion: the disk may have applied the two
+//! in either order. Frontends bound the number of requests to a few thousand, so a linear scan is cheap.
 
 use super::types::RequestId;
 use crate::rules::{Rule, Rules};
@@ -15,14 +15,14 @@ struct InFlight {
     tainted: bool,
 }
 
-/// The disk I/O in flight on one disk.
+/// Disk I/O in flight on one disk.
 #[derive(Debug, Default)]
 pub struct Overlaps {
     in_flight: Vec<InFlight>,
 }
 
 impl Overlaps {
-    /// Notes that an I/O on `blocks` is about to be issued.
+    /// Adds an I/O on `blocks`, and taints it and others where they overlap.
     pub fn begin(&mut self, rules: Rules, request: RequestId, blocks: Range<u64>, modifies: bool) {
         let mut tainted = false;
         for other in &mut self.in_flight {
@@ -52,7 +52,7 @@ impl Overlaps {
         }
     }
 
-    /// Keeps everything in flight from setting a fingerprint.
+    /// Taints all I/O in flight, so that none of it sets a fingerprint.
     pub fn taint_all(&mut self) {
         for io in &mut self.in_flight {
             io.tainted = true;

@@ -1,11 +1,10 @@
-//! Which memory server has the pool: which servers are asked, which answer is taken, when the pool moves.
+//! Placement of the pool: which servers are asked, which offer is taken, and when the pool moves.
 //!
-//! Called by the engine with the clock after an answer, a loss, a timer or a new list; owns what is known of each server.
-//! While there is no session, every server is asked as soon as its backoff allows. The server that still has the pool is
-//! taken at once; otherwise the answers are waited for, but not long, and one is drawn among those that can give what is
-//! wanted. With a session the others are asked only while the pool is smaller than wanted, and it moves only for clearly
-//! more: a move costs all that is cached.
-//! 1. Every `Ask` gets one answer, and every connection that answered is used or released.
+//! Without a session, every server is asked as soon as its backoff allows. A server that still has the pool is taken at
+//! once. Otherwise the other answers are awaited for a short time, and one server is drawn among those that can give what is
+//! wanted. With a session, the others are asked only while the pool is smaller than wanted. The pool moves only if another
+//! server offers at least a quarter more, because a move loses everything that is cached.
+//! 1. Every `Ask` gets one answer, and every connection that answered is either used or released.
 //! 2. A session begins and ends in `handle_answer`, `handle_timer`, `handle_disconnected` and `set_servers` only, never
 //!    while frames of a server are handled.
 //!
@@ -17,34 +16,34 @@ use std::collections::VecDeque;
 
 const BACKOFF_MIN_NS: u64 = 100_000_000;
 const BACKOFF_MAX_NS: u64 = 5_000_000_000;
-/// How long after the first answer the others are waited for.
+/// How long to wait for other answers after the first one.
 const PATIENCE_NS: u64 = 500_000_000;
-/// With a pool that is too small the others are asked no more often, and the pool moves no more often.
+/// Minimum interval between searches for a larger pool, and between moves of the pool.
 const LOOK_PAUSE_NS: u64 = 60_000_000_000;
-/// The same with no pool at all: there is nothing to lose.
+/// Minimum interval between searches while the server grants nothing, so that there is nothing to lose.
 const EMPTY_PAUSE_NS: u64 = 10_000_000_000;
-/// A server that gave less than it had said is not believed to have more for so long.
+/// How long a server that gave less than it offered is not believed to have more.
 const DISTRUST_NS: u64 = 600_000_000_000;
 
-/// What the pool is and should be.
+/// State of the pool, as far as placement needs it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Need {
     pub(super) wanted: PageCount,
     pub(super) granted: PageCount,
-    /// No answer to a SETSIZE is owed.
+    /// Whether no SETSIZE is outstanding or planned.
     pub(super) settled: bool,
-    /// The pool that the index is about: its server and its generation.
+    /// Server and generation of the pool that the index describes.
     pub(super) pool: Option<(ServerNumber, u64)>,
-    /// The server that has the pool now.
+    /// Seat of the pool while there is a session.
     pub(super) seat: Option<Seat>,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// May be asked from this time on.
+    /// It may be asked from this time on.
     Idle(Nanos),
     Asked,
-    /// Its connection waits to be used or released.
+    /// It made this offer at this time; its connection waits to be used or released.
     Answered(PoolOffer, Nanos),
     InUse,
 }
@@ -54,18 +53,18 @@ struct Server {
     number: ServerNumber,
     state: State,
     backoff_ns: u64,
-    /// It gave only so much, at this time, though it had said that it had more.
+    /// Size that it granted, and when, if it had offered more.
     gave: Option<(PageCount, Nanos)>,
 }
 
 impl Server {
-    /// Keeps the server from being asked again before a pause, which grows.
+    /// Delays the next question to this server by its backoff, which doubles.
     fn fail(&mut self, now: Nanos, random: &mut Random) {
         self.state = State::Idle(now.plus_ns(random.stretch(self.backoff_ns)));
         self.backoff_ns = (self.backoff_ns * 2).clamp(BACKOFF_MIN_NS, BACKOFF_MAX_NS);
     }
 
-    /// Returns what it can give to this VM, as far as it is believed.
+    /// Returns the size that it can give this VM, as far as its offer is believed.
     fn can_give(&self, offer: &PoolOffer, now: Nanos) -> PageCount {
         match self.gave {
             Some((gave, at)) if now.since_ns(at) < DISTRUST_NS => offer.possible().min(gave),
@@ -74,16 +73,16 @@ impl Server {
     }
 }
 
-/// The place of a pool during one session.
+/// Place of a pool during one session.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seat {
     server: ServerNumber,
     since: Nanos,
-    /// What the server said it could give.
+    /// Size that the server offered.
     possible: PageCount,
 }
 
-/// SplitMix64, from the engine's seed: enough to keep the VMs of a host out of step.
+/// SplitMix64 from the engine's seed, which is enough to keep the VMs of a host out of step.
 #[derive(Debug)]
 struct Random(u64);
 
@@ -95,21 +94,21 @@ impl Random {
         (mixed ^ (mixed >> 31)) % end.max(1)
     }
 
-    /// `ns`, and up to a quarter more.
+    /// Returns `ns` plus a random part of up to a quarter.
     fn stretch(&mut self, ns: u64) -> u64 {
         ns + self.below(ns / 4 + 1)
     }
 }
 
-/// The state of all servers.
+/// State of all servers.
 #[derive(Debug)]
 pub(super) struct Placement {
     servers: Vec<Server>,
-    /// With a pool: the others were asked whether they can give more.
+    /// Whether the others were asked for a larger pool, and the decision is open.
     looking: bool,
-    /// When they were asked last, unless the operator has changed something since.
+    /// Time of the last such question; `None` if the operator has changed something since.
     looked_at: Option<Nanos>,
-    /// Up to 255: how much of the jitter the next pause gets.
+    /// Random share of the jitter in the next pause, 0 to 255.
     jitter: u64,
     moved_at: Option<Nanos>,
     random: Random,
@@ -124,7 +123,7 @@ impl Placement {
         self.servers.iter_mut().find(|server| server.number == number)
     }
 
-    /// Replaces the list of servers. Returns whether the server of `seat` is not among them.
+    /// Replaces the list of servers. Returns whether the server of `seat` is no longer in it.
     pub(super) fn replace(
         &mut self,
         now: Nanos,
@@ -151,7 +150,7 @@ impl Placement {
         seat.is_some_and(|seat| !numbers.contains(&seat.server))
     }
 
-    /// Takes the answer of a server. Returns whether the server is still known.
+    /// Handles the answer of a server. Returns whether the server is still in the list.
     pub(super) fn answer(&mut self, now: Nanos, number: ServerNumber, offer: Option<PoolOffer>) -> bool {
         let Some(at) = self.servers.iter().position(|server| server.number == number) else { return false };
         match offer {
@@ -161,7 +160,7 @@ impl Placement {
         true
     }
 
-    /// Handles the loss of the connection. A server that greets and then hangs up is not stormed.
+    /// Handles the loss of the session's connection. A server that hangs up soon after its offer is not asked in a tight loop.
     pub(super) fn lost(&mut self, now: Nanos, seat: Seat) {
         let lasted = now.since_ns(seat.since) >= BACKOFF_MAX_NS;
         if !lasted {
@@ -170,13 +169,13 @@ impl Placement {
         self.end(now, seat, lasted.then_some(0));
     }
 
-    /// Handles a server that was silent for long: the others come first.
+    /// Handles a server that was silent for too long, with the longest backoff, so that others come first.
     pub(super) fn silent(&mut self, now: Nanos, seat: Seat) {
         self.distrust(now, seat.server);
         self.end(now, seat, Some(BACKOFF_MAX_NS));
     }
 
-    /// Distrusts a server that offered memory and did not serve: for a while no pool moves for its offers.
+    /// Disregards the offers of a server for a while, because it offered memory and did not serve.
     fn distrust(&mut self, now: Nanos, number: ServerNumber) {
         if let Some(server) = self.server(number) {
             server.gave = Some((PageCount(0), now));
@@ -191,19 +190,19 @@ impl Placement {
         }
     }
 
-    /// Asks the other servers soon, because the operator's wish changed, unless the pool has just moved.
+    /// Makes the next search for a larger pool due at once, unless the pool has just moved.
     pub(super) fn look_soon(&mut self) {
         self.looked_at = None;
     }
 
-    /// Returns when the others are asked, if the pool is short.
+    /// Returns when the others are asked, if the pool is smaller than wanted.
     fn look_at(&self, need: &Need) -> Nanos {
         let pause = if need.granted.0 == 0 { EMPTY_PAUSE_NS } else { LOOK_PAUSE_NS };
         let last = self.looked_at.max(self.moved_at);
         last.map_or(Nanos(0), |at| at.plus_ns(pause + pause / 1024 * self.jitter))
     }
 
-    /// Notes the size that the server of `seat` has decided on.
+    /// Notes the size that the server of `seat` granted.
     pub(super) fn note_size(&mut self, now: Nanos, seat: Seat, granted: PageCount, wanted: PageCount) {
         let Seat { server, possible, .. } = seat;
         if let Some(server) = self.server(server) {
@@ -236,7 +235,7 @@ impl Placement {
         self.servers.iter().filter_map(at).min()
     }
 
-    /// Asks servers whose time has come.
+    /// Asks servers that are due.
     pub(super) fn ask(&mut self, now: Nanos, need: &Need, actions: &mut VecDeque<Action>) {
         if need.seat.is_some() {
             let nobody = self.first_idle().is_none_or(|at| now < at);
@@ -255,7 +254,7 @@ impl Placement {
         }
     }
 
-    /// Returns the server that gets the pool now, if that is decided and it is not where it was.
+    /// Returns the server that the pool goes to now, with its offer, if one is chosen.
     pub(super) fn choose(&mut self, now: Nanos, need: &Need) -> Option<(ServerNumber, PoolOffer)> {
         if need.seat.is_none()
             && let Some(warm) = self.warm(need)
@@ -269,12 +268,12 @@ impl Placement {
         }
         self.looking = false;
         let (server, offer, gives) = self.draw(now, need.wanted)?;
-        // Its own server may be about to give what is wanted.
+        // With a SETSIZE outstanding, the current server may be about to grant what is wanted.
         let worth_it = need.settled && gives > need.granted && gives.0 - need.granted.0 >= need.granted.0 / 4;
         (need.seat.is_none() || worth_it).then_some((server, offer))
     }
 
-    /// Returns the server that still has the pool of the index.
+    /// Returns the server that still has the pool that the index describes.
     fn warm(&self, need: &Need) -> Option<(ServerNumber, PoolOffer)> {
         let (number, generation) = need.pool?;
         self.servers.iter().find_map(|server| match server.state {
@@ -285,8 +284,8 @@ impl Placement {
         })
     }
 
-    /// Returns one of the servers that can give what is wanted, or as much as any: the more it has, the likelier. VMs
-    /// that ask at the same time see the same figures, and must not all go to one server.
+    /// Returns a random server among those that can give what is wanted, or among the largest; more memory makes one
+    /// likelier. VMs that ask at the same time see the same figures, and must not all go to one server.
     fn draw(&mut self, now: Nanos, wanted: PageCount) -> Option<(ServerNumber, PoolOffer, PageCount)> {
         let answered = self.servers.iter().filter_map(|server| match server.state {
             State::Answered(offer, _) => Some((server.number, offer, server.can_give(&offer, now))),
@@ -305,7 +304,7 @@ impl Placement {
         Some((server, offer, gives.min(wanted)))
     }
 
-    /// Gives the pool to a server, which may be another one than `left`. Returns its place there.
+    /// Gives the pool to a server, after it has left the seat `left`. Returns its new seat.
     pub(super) fn begin(&mut self, now: Nanos, number: ServerNumber, offer: &PoolOffer, left: Option<Seat>) -> Seat {
         if let Some(left) = left {
             self.moved_at = Some(now);
@@ -319,7 +318,7 @@ impl Placement {
         Seat { server: number, since: now, possible: offer.possible() }
     }
 
-    /// Releases answers that are no longer waited for.
+    /// Releases the connections of servers that answered and were not chosen.
     pub(super) fn release(&mut self, now: Nanos, has_seat: bool, actions: &mut VecDeque<Action>) {
         if !has_seat || self.looking {
             return;

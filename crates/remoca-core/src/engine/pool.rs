@@ -1,9 +1,8 @@
-//! One pool: the session with the memory server that has it, its size, the room on the way there, and the REQUESTs that have no
-//! reply.
+//! One pool: the session with its memory server, its size, its send window, and its outstanding REQUESTs.
 //!
-//! The size: what the operator wants, what the server grants, and which slots are usable meanwhile. It is asked for when the
-//! pages have been moved out of the part that is cut off, some in each turn. All that there is once for each pool is here; the
-//! index and the servers among which the pool is placed are given as arguments.
+//! The size has three parts: what the operator wants, what the server grants, and which slots are usable meanwhile. Before a
+//! smaller size is asked for, pages are moved out of the slots that go, some in each turn. Everything that exists once for
+//! each pool is here; the index and the placement are arguments.
 
 use super::fetches::{Fetch, Fetches};
 use super::placement::{Need, Placement, Seat};
@@ -13,48 +12,48 @@ use crate::units::{Nanos, PageCount};
 use std::collections::VecDeque;
 use std::ops::DerefMut;
 
-/// How long a server may owe an answer before it is given up, and connected to again.
+/// How long a server may owe an answer before the session is given up.
 const SILENCE_NS: u64 = 10_000_000_000;
 
-/// After a refusal, or with less than was asked for, the size is asked for again after this time.
+/// Pause before a size is asked for again that was refused, or granted only in part.
 const RESIZE_RETRY_NS: u64 = 10_000_000_000;
 
-/// Most moves on the way to the server, of which its answer to a SETSIZE shows that it has taken them. The log of sends has room
-/// for them.
+/// Maximum number of moves between two SETSIZEs, for which the log of sends has room. The answer to a SETSIZE shows that the
+/// server has done all moves before it.
 const MOVES_MAX: u32 = 4096;
 
-/// A session with the server that has the pool.
+/// Session with the server that has the pool.
 #[derive(Clone, Copy, Debug)]
 struct Session {
     seat: Seat,
-    /// The size of a SETSIZE that waits for its answer.
+    /// Size in the outstanding SETSIZE.
     asked: Option<PageCount>,
 }
 
-/// A pool, with a session or without.
+/// Pool, with or without a session.
 #[derive(Debug)]
 pub(super) struct Pool {
     session: Option<Session>,
-    /// What the operator asked for.
+    /// Size that the operator wants.
     wanted: PageCount,
-    /// What the server granted.
+    /// Size that the server granted.
     granted: PageCount,
     retry_at: Option<Nanos>,
-    /// Size that the server is asked for as soon as no more slots are usable.
+    /// Size to ask for once no slot beyond it is usable.
     to_ask: Option<PageCount>,
     /// Moves since the last SETSIZE.
     moves: u32,
-    /// The size asked for last is what a refusal left possible, not what is wanted.
+    /// Whether the size asked for last is what a refusal left possible, not what is wanted.
     reduced: bool,
-    /// Since when the server owes answers and has given none.
+    /// Start of the time in which the server has owed answers and given none.
     silent_since: Option<Nanos>,
-    /// Since when the server owes an answer to a SETSIZE; set by the first timer after it was sent.
+    /// Start of the wait for the answer to a SETSIZE, set by the first timer after it was sent.
     size_owed_since: Option<Nanos>,
-    /// Where the log of sends ended when the SETSIZE was sent.
+    /// End of the log of sends when the SETSIZE was sent.
     log_end: Option<LogEnd>,
     slots_per_turn: u32,
     window: u32,
-    /// Pages that may still be sent before some have left for the network.
+    /// Pages that may be sent before some have left for the network.
     room: u32,
     fetches: Fetches,
 }
@@ -79,7 +78,7 @@ impl Pool {
         }
     }
 
-    /// Takes the size that the pool had for a former process, with this index.
+    /// Takes over the size that the pool had in a former process, from its index.
     pub(super) fn restore<M: DerefMut<Target = [u32]>>(&mut self, index: &CacheIndex<M>) {
         self.granted = index.capacity();
         self.wanted = self.wanted.min(index.layout().slot_limit());
@@ -111,14 +110,14 @@ impl Pool {
         self.session.map(|session| session.seat)
     }
 
-    /// Returns what the pool is and should be.
+    /// Returns what placement needs to know of the pool.
     pub(super) fn need<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> Need {
         let pool = index.pool().map(|pool| (ServerNumber(pool.server), pool.generation));
         let settled = !self.is_size_owed() && self.to_ask.is_none();
         Need { wanted: self.wanted, granted: self.granted, settled, pool, seat: self.seat() }
     }
 
-    /// Begins the session at `seat`, whose server made this offer.
+    /// Begins a session with the server of `seat`, which made this offer.
     pub(super) fn begin_session<M: DerefMut<Target = [u32]>>(
         &mut self,
         seat: Seat,
@@ -133,7 +132,7 @@ impl Pool {
         self.ask_size(None, index, actions);
     }
 
-    /// Ends the session. What was asked of the server stays in the table until [`Self::take_fetches`].
+    /// Ends the session. Outstanding REQUESTs stay in the table until [`Self::take_fetches`].
     pub(super) fn end_session<M>(&mut self, index: &mut CacheIndex<M>, actions: &mut VecDeque<Action>)
     where
         M: DerefMut<Target = [u32]>,
@@ -147,7 +146,7 @@ impl Pool {
         self.fit_capacity(index, actions);
     }
 
-    // The way to the server.
+    // Pages and REQUESTs.
 
     /// Returns whether one more page may be sent.
     #[inline]
@@ -155,13 +154,13 @@ impl Pool {
         self.is_up() && self.room > 0
     }
 
-    /// Notes that a page is about to be sent.
+    /// Takes the room of a page that is about to be sent.
     pub(super) fn note_send(&mut self) {
         assert!(self.room > 0, "a page is sent for which there is no room");
         self.room -= 1;
     }
 
-    /// Notes that pages left for the network, which makes room for as many.
+    /// Gives back the room of pages that left for the network.
     pub(super) fn note_sent(&mut self, pages: u32) {
         self.room = self.room.saturating_add(pages).min(self.window);
     }
@@ -172,13 +171,13 @@ impl Pool {
         self.is_up() && self.fetches.has_room(count)
     }
 
-    /// Enters a REQUEST, and returns its number.
+    /// Adds a REQUEST and returns its number.
     #[inline]
     pub(super) fn begin_fetch(&mut self, fetch: Fetch) -> FetchId {
         self.fetches.begin(fetch)
     }
 
-    /// Returns the REQUEST that the server replies to, which unpins its slot; `None` if there is none with this number.
+    /// Removes a REQUEST that the server replied to, unpins its slot and returns it; `None` if the number is unknown.
     pub(super) fn end_fetch<M>(&mut self, now: Nanos, id: FetchId, index: &mut CacheIndex<M>) -> Option<Fetch>
     where
         M: DerefMut<Target = [u32]>,
@@ -194,20 +193,20 @@ impl Pool {
         !self.fetches.is_empty()
     }
 
-    /// Removes all outstanding REQUESTs: no reply to them comes any more.
+    /// Removes all outstanding REQUESTs and unpins their slots. No replies to them may follow.
     pub(super) fn take_fetches<M: DerefMut<Target = [u32]>>(&mut self, index: &mut CacheIndex<M>) {
         for fetch in self.fetches.drain() {
             index.unpin(fetch.slot);
         }
     }
 
-    /// Notes that an answer is late.
+    /// Starts the clock on the server's silence, if it is not running: an answer is late.
     pub(super) fn note_silence(&mut self, now: Nanos) {
         self.silent_since.get_or_insert(now);
     }
 
-    /// Notes an answer that the server owed. What was not asked for is no sign of life: a server could send it for ever
-    /// and never answer.
+    /// Restarts the clock on the server's silence after an answer that it owed. Unsolicited replies do not count: a server
+    /// could send them for ever and never answer.
     fn note_answer(&mut self, now: Nanos) {
         self.silent_since = (!self.fetches.is_empty()).then_some(now);
     }
@@ -216,7 +215,7 @@ impl Pool {
         self.session.is_some_and(|session| session.asked.is_some())
     }
 
-    /// Returns when a server that owes an answer is given up; at once where nobody has looked at the clock yet.
+    /// Returns when a server that owes an answer is given up. For a SETSIZE whose clock does not run yet, that is at once.
     fn silence_deadline(&self) -> Option<Nanos> {
         let silent = self.silent_since.map(|since| since.plus_ns(SILENCE_NS));
         let owed = self.is_size_owed().then(|| self.size_owed_since.map_or(Nanos(0), |at| at.plus_ns(SILENCE_NS)));
@@ -229,7 +228,8 @@ impl Pool {
         [self.retry_at, self.silence_deadline(), size].into_iter().flatten().min()
     }
 
-    /// Goes on with the size, and asks for it again where that is due. Returns whether the server has been silent for too long.
+    /// Continues a change of size, and asks for the size again if that is due. Returns whether the server has been silent for
+    /// too long.
     pub(super) fn handle_timer<M>(
         &mut self,
         now: Nanos,
@@ -254,7 +254,7 @@ impl Pool {
 
     // The size.
 
-    /// Takes the size that the server gave the pool.
+    /// Handles the size that the server gave the pool.
     pub(super) fn take_size<M: DerefMut<Target = [u32]>>(
         &mut self,
         now: Nanos,
@@ -266,7 +266,7 @@ impl Pool {
         let Some((seat, asked)) = self.take_asked(now, index) else { return };
         self.granted = npages;
         placement.note_size(now, seat, npages, self.wanted);
-        // Never at once after an answer that is not what was asked for: such a server would be asked without end.
+        // Another size than asked for is retried only after a pause: such a server would be asked without end.
         if npages != asked || (self.reduced && npages < self.wanted) {
             self.retry_at = Some(now.plus_ns(RESIZE_RETRY_NS));
             self.fit_capacity(index, actions);
@@ -275,7 +275,7 @@ impl Pool {
         }
     }
 
-    /// Takes the refusal of a size by a server that could give `available` pages more than the pool has.
+    /// Handles the refusal of a size by a server that could give `available` pages more than the pool has.
     pub(super) fn take_refusal<M: DerefMut<Target = [u32]>>(
         &mut self,
         now: Nanos,
@@ -287,7 +287,7 @@ impl Pool {
         let Some((seat, asked)) = self.take_asked(now, index) else { return };
         let possible = PageCount(self.granted.0.saturating_add(available.0));
         if self.wanted < asked {
-            // The operator wants less by now.
+            // Meanwhile the operator wants less.
             self.ask_size(None, index, actions);
         } else if possible > self.granted && possible < asked && !self.reduced {
             self.ask_size(Some(possible), index, actions);
@@ -298,7 +298,7 @@ impl Pool {
         }
     }
 
-    /// Returns the size that the server was asked for, now that it has answered, and its place.
+    /// Ends the wait for the answer to a SETSIZE. Returns the seat and the size that was asked for.
     fn take_asked<M>(&mut self, now: Nanos, index: &mut CacheIndex<M>) -> Option<(Seat, PageCount)>
     where
         M: DerefMut<Target = [u32]>,
@@ -324,8 +324,8 @@ impl Pool {
         self.ask_size(None, index, actions);
     }
 
-    /// Asks for the operator's size, or the `reduced` one that a refusal left, if the pool has another one. A smaller one is
-    /// asked for when the pages have been moved out of the part that is cut off, some in each turn.
+    /// Plans to ask for the operator's size, or for the `reduced` one that a refusal left, unless the pool has that size. A
+    /// smaller size is asked for only after pages have been moved out of the slots that go.
     fn ask_size<M: DerefMut<Target = [u32]>>(
         &mut self,
         reduced: Option<PageCount>,
@@ -343,14 +343,14 @@ impl Pool {
         self.fit_capacity(index, actions);
     }
 
-    /// Has the index make as many slots usable as the pool has and the operator wants, and does the first part of that.
+    /// Makes the usable slots follow the granted and the wanted size, and does the first part of that.
     fn fit_capacity<M: DerefMut<Target = [u32]>>(&mut self, index: &mut CacheIndex<M>, actions: &mut VecDeque<Action>) {
         self.aim(index);
         self.go_on_with_size(index, actions);
     }
 
-    /// Tells the index how many slots there should be. Pages are moved only while the server has nothing to answer about sizes, and
-    /// not without end.
+    /// Sets the capacity that the index works towards. It shrinks, which moves pages, only while no SETSIZE is outstanding
+    /// and fewer than [`MOVES_MAX`] moves were made.
     fn aim<M: DerefMut<Target = [u32]>>(&self, index: &mut CacheIndex<M>) {
         let (granted, wanted, capacity) = (self.granted, self.wanted, index.capacity());
         if self.is_up() {
@@ -363,7 +363,7 @@ impl Pool {
         });
     }
 
-    /// Does the next part of a change of size; SETSIZE follows where it was for that, or where many pages were moved.
+    /// Does the next part of a change of size. Sends the SETSIZE once the capacity fits it, or after many moves.
     fn go_on_with_size<M>(&mut self, index: &mut CacheIndex<M>, actions: &mut VecDeque<Action>)
     where
         M: DerefMut<Target = [u32]>,

@@ -1,72 +1,72 @@
-//! The table of guest requests: which there are, what each expects of the memory server, and whether the disk reads for it.
+//! Table of guest requests: what each expects of the memory server, and the disk read in flight for it.
 //!
-//! A request leaves the table when the guest has its answer and the disk is done with it. Its number may then come again; the
-//! serial tells the two apart. What is handed out is a copy: only the methods of [`Requests`] change a request.
+//! A request leaves the table when it is answered and the disk is done with it. Its number may then be reused; the serial
+//! tells the two apart. Callers get copies: only the methods of [`Requests`] change a request.
 
 use super::types::{GuestOp, RequestId};
 use crate::units::{ByteRange, DiskIndex, Nanos};
 
-/// What a read expects of the memory server.
+/// Pages that a read expects from the memory server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pages {
-    /// It was not asked.
+    /// The server was not asked.
     None,
-    /// `left` of the `asked` pages.
+    /// `left` of the `asked` pages are outstanding.
     Waiting { left: u32, asked: u32 },
-    /// Nothing any more.
+    /// The pages were given up: only the disk can answer.
     GivenUp,
 }
 
 /// Reason of a disk read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadReason {
-    /// Nobody else can answer it.
+    /// Only the disk can answer it.
     Needed,
     /// The server's answer is late.
     Hedge,
-    /// It is very late.
+    /// The wait for the server reached the timeout.
     Timeout,
-    /// The server is on trial.
+    /// The read compares server and disk.
     Probe,
 }
 
-/// A disk read in flight.
+/// Disk read in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DiskIo {
     pub(super) since: Nanos,
     pub(super) reason: ReadReason,
-    /// No abandoned read of this disk was in flight when it began.
+    /// Whether no abandoned read of this disk was in flight when it began.
     pub(super) is_undisturbed: bool,
-    /// Reads of this disk that were in flight when it began.
-    pub(super) others: u32,
+    /// Number of other reads of this disk in flight when it began.
+    pub(super) queue_depth: u32,
 }
 
-/// A guest request at one moment.
+/// Copy of a guest request at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
     pub(super) disk: DiskIndex,
     pub(super) op: GuestOp,
     pub(super) issued: Nanos,
-    /// Tells this request from later ones with the same id.
+    /// Number of all requests up to this one, which tells it from later ones with the same id.
     pub(super) serial: u64,
     pub(super) pages: Pages,
-    /// The disk read in flight for it.
+    /// Disk read in flight for it.
     pub(super) io: Option<DiskIo>,
-    /// A read that the disk failed once.
+    /// Whether the disk has failed this read once.
     pub(super) failed: bool,
-    /// The guest has its answer; only the disk's is to come.
+    /// Whether the guest has its answer, while the disk still reads.
     pub(super) answered: bool,
 }
 
 impl Request {
-    /// Returns whether the server's answer would be the guest's.
+    /// Returns whether the server may still answer this read.
     #[inline]
     pub(super) fn waits(&self) -> bool {
         matches!(self.pages, Pages::Waiting { .. }) && !self.answered
     }
 }
 
-/// The requests that are not over, by number.
+/// Requests that are not over, by number.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     slots: Vec<Option<Request>>,
@@ -75,7 +75,7 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// Enters a request of the guest.
+    /// Adds a guest request.
     #[inline]
     pub(super) fn begin(&mut self, now: Nanos, id: RequestId, disk: DiskIndex, op: GuestOp) {
         let at = id.0 as usize;
@@ -101,17 +101,17 @@ impl Requests {
         self.slots.get(id.0 as usize).copied().flatten()
     }
 
-    /// Returns all numbers that the table has a place for.
+    /// Returns all numbers that a request may have, used or not.
     pub(super) fn ids(&self) -> impl Iterator<Item = RequestId> + use<> {
         (0..).take(self.slots.len()).map(RequestId)
     }
 
-    /// Returns the number of requests whose answer the guest does not have.
+    /// Returns the number of unanswered requests.
     pub(super) fn in_flight(&self) -> usize {
         self.slots.iter().flatten().filter(|request| !request.answered).count()
     }
 
-    /// Returns the disk and the range of the read `serial`, if only the server is working on it.
+    /// Returns disk and range of the read `serial`, if it waits for the server alone.
     pub(super) fn only_at_server(&self, id: RequestId, serial: u64) -> Option<(DiskIndex, ByteRange)> {
         let waits = |request: &Request| request.serial == serial && request.waits() && request.io.is_none();
         match self.get(id).filter(waits)? {
@@ -120,7 +120,7 @@ impl Requests {
         }
     }
 
-    /// Returns how many pages the read `serial` still waits for, and of how many; `None` if it was answered some other way.
+    /// Returns how many pages the read `serial` still waits for, and of how many; `None` if it waits for none.
     #[inline]
     pub(super) fn pages_owed(&self, id: RequestId, serial: u64) -> Option<(u32, u32)> {
         let request = self.get(id)?;
@@ -138,14 +138,14 @@ impl Requests {
         }
     }
 
-    /// Keeps a read from expecting pages, and returns it.
+    /// Gives up the pages of a read, and returns it.
     pub(super) fn give_up_pages(&mut self, id: RequestId) -> Option<Request> {
         let request = self.slots[id.0 as usize].as_mut()?;
         request.pages = Pages::GivenUp;
         Some(*request)
     }
 
-    /// Notes that the disk reads for a request.
+    /// Records the disk read of a request.
     #[inline]
     pub(super) fn begin_io(&mut self, id: RequestId, io: DiskIo) {
         if let Some(request) = &mut self.slots[id.0 as usize] {
@@ -154,7 +154,7 @@ impl Requests {
         }
     }
 
-    /// Notes that the disk is done with a read that was not answered before.
+    /// Removes the record of a disk read whose request was not answered before.
     #[inline]
     pub(super) fn end_io(&mut self, id: RequestId) {
         if let Some(request) = &mut self.slots[id.0 as usize] {
@@ -162,14 +162,14 @@ impl Requests {
         }
     }
 
-    /// Notes that the disk failed a read that the server may still answer.
+    /// Removes the record of a disk read that failed, while the server may still answer the request.
     pub(super) fn fail_io(&mut self, id: RequestId) {
         if let Some(request) = &mut self.slots[id.0 as usize] {
             (request.io, request.failed) = (None, true);
         }
     }
 
-    /// Notes that the guest has its answer, and returns the request. It stays in the table while the disk reads for it.
+    /// Marks a request as answered, and returns it. It stays in the table while the disk reads for it.
     #[inline]
     pub(super) fn answer(&mut self, id: RequestId) -> Option<Request> {
         let slot = &mut self.slots[id.0 as usize];
@@ -183,7 +183,7 @@ impl Requests {
         Some(answered)
     }
 
-    /// Removes an answered request, which the disk is done with.
+    /// Removes an answered request that the disk is done with.
     #[inline]
     pub(super) fn remove(&mut self, id: RequestId) {
         self.slots[id.0 as usize] = None;

@@ -1,4 +1,4 @@
-//! What memory servers do: answers, sessions, pages and sizes; and what time does to all of that.
+//! Events of memory servers (answers, sessions, pages and sizes) and of the timer.
 
 use super::fetches::Fetch;
 use super::{Action, Admission, DiskEngine, FetchId, PageOutcome, PoolOffer, RequestId, ServerNumber};
@@ -8,8 +8,8 @@ use crate::units::{Nanos, PageCount};
 use std::ops::DerefMut;
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
-    /// Sets the memory servers that may have the pool, in no order. If the one that has it is not among them, it is
-    /// left at once and gets its memory back.
+    /// Sets the memory servers that may have the pool, in no order. If the current one is not among them, the pool is given
+    /// back at once.
     pub fn set_servers(&mut self, now: Nanos, servers: &[ServerNumber]) {
         let seat = self.pool.seat();
         if self.placement.replace(now, servers, seat, &mut self.actions) {
@@ -19,7 +19,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.place(now);
     }
 
-    /// Handles the result of an `Ask`: what the server said, or `None` if there is no connection to it.
+    /// Handles the result of an `Ask`: the server's offer, or `None` if there is no connection to it.
     pub fn handle_answer(&mut self, now: Nanos, server: ServerNumber, offer: Option<PoolOffer>) {
         if !self.placement.answer(now, server, offer) && offer.is_some() {
             self.actions.push_back(Action::Release(server));
@@ -27,7 +27,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.place(now);
     }
 
-    /// Handles the loss of the connection: no more replies come.
+    /// Handles the loss of the session's connection. No replies may follow.
     pub fn handle_disconnected(&mut self, now: Nanos) {
         if self.pool.is_up() {
             self.stats.disconnections += 1;
@@ -43,7 +43,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.end_session(now);
     }
 
-    /// Asks servers whose time has come, and begins a session where that is decided.
+    /// Asks servers that are due, and begins a session once one is chosen.
     fn place(&mut self, now: Nanos) {
         let need = self.pool.need(&self.index);
         self.placement.ask(now, &need, &mut self.actions);
@@ -62,14 +62,14 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.placement.release(now, self.pool.is_up(), &mut self.actions);
     }
 
-    /// Begins the pool in the index. What is cached stays if it is the pool that the index is about, but for what it has not
-    /// received.
+    /// Begins a pool in the index. If the index already describes this pool, its pages stay, except those that the server
+    /// has not received.
     fn keep_pages_of(&mut self, pool: Pool, sends_received: u64) {
         let is_same = |known: Pool| {
             known.generation == pool.generation && (known == pool || !self.rules.hold(Rule::PoolOfOneServer))
         };
         if self.index.pool().is_some_and(is_same) {
-            // Pages that were on the way when the connection broke: their slots hold something older.
+            // Pages were in transit when the connection broke, so their slots hold something older.
             if self.rules.hold(Rule::LostSends) {
                 self.stats.lost_sends += self.index.give_up_sends(sends_received);
             }
@@ -79,7 +79,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.index.begin_pool(pool, sends_received);
     }
 
-    /// Ends the session: what was asked of the server is asked of the disk.
+    /// Ends the session, and gives all reads that wait for the server to the disk.
     fn end_session(&mut self, now: Nanos) {
         self.pool.end_session(&mut self.index, &mut self.actions);
         self.race.forget_server();
@@ -102,8 +102,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.pool.take_refusal(now, available, &mut self.placement, &mut self.index, &mut self.actions);
     }
 
-    /// Sets the size of the cache; 0 turns it off and forgets everything (a later size starts cold). The index must be
-    /// large enough, see [`Self::needs_layout`].
+    /// Sets the size of the cache; 0 turns it off and forgets everything, so a later size starts cold. The index must be
+    /// large enough (see [`Self::needs_layout`]).
     pub fn resize(&mut self, wanted: PageCount) {
         if wanted.0 == 0 {
             self.index.drop_everything();
@@ -114,7 +114,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.pool.want(wanted, &mut self.index, &mut self.actions);
     }
 
-    /// Notes that pages left for the network, which makes room for as many.
+    /// Gives back the room of pages that left for the network.
     pub fn handle_sent(&mut self, pages: u32) {
         self.pool.note_sent(pages);
     }
@@ -128,7 +128,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let Some((left, asked)) = self.requests.pages_owed(fetch.request, fetch.serial) else {
             self.stats.fetch_late += 1;
             if !fetch.probe {
-                self.race.note_life(now);
+                self.race.note_server_alive(now);
             }
             return PageOutcome::Late;
         };
@@ -139,7 +139,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
         // The block may have been written meanwhile; then the slot is only a copy of what it was.
         if self.index.holds(fetch.slot, fetch.content) {
-            // Where pages are admitted as they are read, nobody sends it again.
+            // If pages are admitted as they are read, this one will not be sent again.
             let promote = self.admit.admission() == Admission::Reads && !self.disks.is_swap(fetch.block);
             self.index.hit(fetch.hint, fetch.block, fetch.slot, promote);
         }
@@ -152,7 +152,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         PageOutcome::Deliver { request: fetch.request, offset: fetch.offset }
     }
 
-    /// Handles the answer that the server does not have the page for `fetch`.
+    /// Handles the reply that the server does not have the page for `fetch`.
     pub fn handle_missing(&mut self, now: Nanos, fetch: FetchId) {
         let Some(fetch) = self.pool.end_fetch(now, fetch, &mut self.index) else {
             self.stats.fetch_unexpected += 1;
@@ -176,13 +176,13 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.requests.get(id).is_some_and(|request| request.waits())
     }
 
-    /// Returns when `handle_timer` wants to be called at the latest.
+    /// Returns when `handle_timer` must be called at the latest.
     pub fn next_deadline(&mut self) -> Option<Nanos> {
         [self.race.late_deadline(&self.requests), self.other_deadline()].into_iter().flatten().min()
     }
 
-    /// Returns when to wake up if nothing happens before: later than the deadline, where that is about one late read of
-    /// several.
+    /// Returns when to wake up if nothing happens before. That may be a little after [`Self::next_deadline`] if several reads
+    /// wait.
     pub fn next_wake(&mut self) -> Option<Nanos> {
         let late = self.race.late_deadline(&self.requests).map(|at| at.plus_ns(self.race.slack_ns(&self.requests)));
         [late, self.other_deadline()].into_iter().flatten().min()
@@ -193,8 +193,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         [self.pool.deadline(&self.index), place].into_iter().flatten().min()
     }
 
-    /// Does what is due: late reads also go to the disk, sizes are asked for again, a silent server is given up, others
-    /// are asked.
+    /// Does what is due: gives late reads to the disk, asks for sizes again, gives up a silent server, asks others.
     pub fn handle_timer(&mut self, now: Nanos) {
         self.ask_for_late(now);
         if self.pool.handle_timer(now, &mut self.index, &mut self.actions) {
@@ -208,11 +207,11 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.place(now);
     }
 
-    /// Gives late reads to the disk.
+    /// Gives late reads to the disk where the race permits it.
     fn ask_for_late(&mut self, now: Nanos) {
-        let patience = self.race.patience();
-        while let Some(late) = self.race.next_late(now, &patience, &self.requests, &mut self.stats) {
-            if late.is_news {
+        let wait_limits = self.race.wait_limits();
+        while let Some(late) = self.race.next_late(now, &wait_limits, &self.requests, &mut self.stats) {
+            if late.is_newly_late {
                 self.pool.note_silence(now);
             }
             if let Some(reason) = late.reason {

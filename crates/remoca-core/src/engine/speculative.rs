@@ -1,15 +1,14 @@
-//! The reads of one disk that a memory server could also answer, and their limits: hedged reads, and disk reads whose answer is
-//! no longer needed.
+//! Speculative reads of one disk and their limits: hedged reads, and abandoned reads, whose answer is no longer needed.
 
-use super::estimate::Parallel;
+use super::estimate::Concurrency;
 use super::requests::{DiskIo, ReadReason};
 use super::types::RequestId;
 use crate::units::{ByteRange, Nanos};
 
 /// Per-disk limit on hedged reads in flight, and on abandoned disk reads. Each holds a buffer.
-const LOAD_MAX: Load = Load { count: 128, bytes: 16 << 20 };
+const LOAD_LIMIT: Load = Load { count: 128, bytes: 16 << 20 };
 
-/// A read that waits for the server.
+/// Read that waits for the server.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
     pub(super) since: Nanos,
@@ -17,7 +16,7 @@ pub(super) struct Waiting {
     pub(super) serial: u64,
 }
 
-/// Disk reads whose answer may not be needed.
+/// Number and size of disk reads whose answer may not be needed.
 #[derive(Debug, Default)]
 struct Load {
     count: u32,
@@ -36,14 +35,14 @@ impl Load {
     }
 
     fn is_full(&self) -> bool {
-        self.count >= LOAD_MAX.count || self.bytes >= LOAD_MAX.bytes
+        self.count >= LOAD_LIMIT.count || self.bytes >= LOAD_LIMIT.bytes
     }
 }
 
-/// Reads of one disk, and those among them that a memory server could also have answered.
+/// Counts of the reads of one disk, and of those among them that are speculative.
 #[derive(Debug, Default)]
 pub(super) struct SpeculativeReads {
-    /// Reads of the guest in flight.
+    /// Guest reads in flight, whether the server or the disk answers them.
     guest: u32,
     /// Disk reads in flight.
     disk: u32,
@@ -51,35 +50,35 @@ pub(super) struct SpeculativeReads {
     hedged: Load,
     /// Disk reads in flight whose request the server has answered.
     abandoned: Load,
-    /// Reads that are due for the disk, and wait until it has fewer abandoned ones.
+    /// Late reads that wait until the disk has fewer abandoned ones.
     deferred: Vec<Waiting>,
-    parallel: Parallel,
+    concurrency: Concurrency,
 }
 
 impl SpeculativeReads {
-    /// Returns whether the disk has more reads in flight than it would have without a server, and may be slower for it.
-    pub(super) fn is_crowded(&self) -> bool {
-        self.disk > self.guest.max(self.parallel.reads())
+    /// Returns whether the disk has more reads in flight than it would have without a server, and may be slower because of it.
+    pub(super) fn is_saturated(&self) -> bool {
+        self.disk > self.guest.max(self.concurrency.reads())
     }
 
-    /// Counts a read of the guest.
+    /// Counts a guest read as begun.
     pub(super) fn begin_read(&mut self) {
         self.guest += 1;
     }
 
-    /// Ends a read of the guest.
+    /// Counts a guest read as answered.
     pub(super) fn end_read(&mut self) {
         self.guest -= 1;
     }
 
-    /// Counts a disk read as begun. Returns when and why it began, and how many others were running.
+    /// Counts a disk read as begun. Returns when and why it began, and the queue depth that it found.
     pub(super) fn begin_io(&mut self, now: Nanos, reason: ReadReason) -> DiskIo {
-        let (is_undisturbed, others) = (self.abandoned.count == 0, self.disk);
+        let (is_undisturbed, queue_depth) = (self.abandoned.count == 0, self.disk);
         self.disk += 1;
-        DiskIo { since: now, reason, is_undisturbed, others }
+        DiskIo { since: now, reason, is_undisturbed, queue_depth }
     }
 
-    /// Ends a disk read. `answered`: it was abandoned.
+    /// Counts a disk read as ended. `answered` says whether it was abandoned.
     pub(super) fn end_io(&mut self, reason: ReadReason, range: ByteRange, answered: bool) {
         self.disk -= 1;
         if reason == ReadReason::Hedge {
@@ -90,47 +89,47 @@ impl SpeculativeReads {
         }
     }
 
-    /// Counts the disk read of a request that is answered now.
+    /// Counts a disk read as abandoned: its request has just been answered.
     pub(super) fn begin_abandoned(&mut self, range: ByteRange) {
         self.abandoned.add(range);
     }
 
-    /// Returns whether the disk has as many abandoned reads as it may have.
-    pub(super) fn is_full(&self) -> bool {
+    /// Returns whether the abandoned reads have reached their limit.
+    pub(super) fn is_abandoned_full(&self) -> bool {
         self.abandoned.is_full()
     }
 
-    /// Returns whether the disk may be asked for one more hedge.
+    /// Returns whether one more hedge may go to the disk.
     pub(super) fn has_room_for_hedge(&self) -> bool {
-        !self.is_crowded() && !self.hedged.is_full() && !self.abandoned.is_full()
+        !self.is_saturated() && !self.hedged.is_full() && !self.abandoned.is_full()
     }
 
-    /// Counts a hedged read.
+    /// Counts a hedged read as begun.
     pub(super) fn begin_hedge(&mut self, range: ByteRange) {
         self.hedged.add(range);
     }
 
-    /// Takes the latency of a disk read that is done.
-    pub(super) fn note_latency(&mut self, ns: u64, others: u32) {
-        self.parallel.note(ns, others);
+    /// Adds the latency of a completed disk read, and the queue depth that it found.
+    pub(super) fn note_latency(&mut self, ns: u64, queue_depth: u32) {
+        self.concurrency.note(ns, queue_depth);
     }
 
-    /// Keeps a read that is due for the disk until the disk has fewer abandoned ones.
+    /// Defers a late read until the disk has fewer abandoned ones.
     pub(super) fn defer(&mut self, read: Waiting) {
         self.deferred.push(read);
     }
 
-    /// Removes the reads that were kept for the disk, and returns them.
+    /// Removes and returns the deferred reads.
     pub(super) fn take_deferred(&mut self) -> impl DoubleEndedIterator<Item = Waiting> + '_ {
         self.deferred.drain(..)
     }
 
-    /// Removes those reads that were kept for the disk and need it no longer.
+    /// Removes deferred reads that no longer wait.
     pub(super) fn retain_deferred(&mut self, is_waiting: impl Fn(&Waiting) -> bool) {
         self.deferred.retain(is_waiting);
     }
 
-    /// Returns the number of reads that are kept for the disk.
+    /// Returns the number of deferred reads.
     #[cfg(test)]
     pub(super) fn deferred(&self) -> usize {
         self.deferred.len()

@@ -1,4 +1,4 @@
-//! Counters of one engine; all of them only grow, except `latency` estimates and sizes in [`super::EngineStatus`].
+//! Counters of one engine, which only grow. Sizes and latency estimates are in [`super::EngineStatus`].
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
@@ -13,7 +13,7 @@ macro_rules! counters {
                 vec![$((stringify!($name), self.$name)),*]
             }
 
-            /// Adds what another engine counted.
+            /// Adds the counters of another engine.
             pub fn add(&mut self, other: &Self) {
                 $(self.$name += other.$name;)*
             }
@@ -22,11 +22,11 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Guest reads completed, whatever answered them.
+    /// Guest reads completed, from any source.
     reads,
     /// Guest reads answered without the disk.
     reads_from_cache,
-    /// 4 KiB blocks read by the guest.
+    /// Blocks (4 KiB) read by the guest.
     read_blocks,
     /// Blocks answered by the memory server.
     hit_blocks,
@@ -34,23 +34,23 @@ counters! {
     zero_blocks,
     /// Blocks that were cached but read from the disk along with their neighbours.
     covered_blocks,
-    /// Blocks the disk was asked for and that were not cached.
+    /// Blocks read from the disk that were not cached.
     missed_blocks,
-    /// Reads that were not whole blocks.
+    /// Reads that did not consist of whole blocks.
     misaligned_reads,
     writes,
     written_blocks,
     flushes,
     discards,
     disk_errors,
-    /// Evicted pages reported by the guest; the next five add up to it.
+    /// Evicted pages reported by the guest; the next five counters add up to it.
     evictions_reported,
     evictions_admitted,
     evictions_duplicate,
     evictions_zero,
     evictions_unmatched,
     evictions_dropped,
-    /// Frames of guest memory looked at before a read overwrote them; the next five add up to it.
+    /// Frames of guest memory examined before a read overwrote them; the next five counters add up to it.
     frames_looked_at,
     frames_admitted,
     frames_duplicate,
@@ -59,36 +59,36 @@ counters! {
     frames_dropped,
     /// Blocks of swap areas admitted when they were written or read.
     swap_admissions,
-    /// Blocks written to swap areas that were not sent, because the server was busy, slow or away.
+    /// Blocks written to swap areas that were not sent, because the server was busy, slow or not connected.
     swap_dropped,
-    /// Blocks admitted when they were read, for lack of evictions.
+    /// Blocks admitted when they were read, because nothing shows evictions.
     read_admissions,
-    /// Reads that were also given to the disk, because the server's answer was late.
+    /// Reads hedged with a disk read, because the server's answer was late.
     hedges,
-    /// Of these, those that the disk answered first.
+    /// Hedged reads that the disk answered first.
     hedges_won,
-    /// Reads that were given to the disk because the server's answer was very late, or the server is left alone.
+    /// Reads given to the disk because the wait for the server reached the timeout.
     fetch_timeouts,
-    /// Reads that went both ways while the server was left alone.
+    /// Reads that went to server and disk at the same time, to compare them.
     probes,
-    /// Times from which on the server was left alone.
+    /// Times that the breaker opened.
     breaker_openings,
-    /// Pages the server did not have.
+    /// Pages that the server did not have.
     fetch_missing,
-    /// Pages that were not what was asked for.
+    /// Pages whose content was not the one asked for.
     fetch_wrong,
-    /// Pages that came after their request was answered.
+    /// Pages that arrived after their read was answered.
     fetch_late,
-    /// Replies nobody asked for.
+    /// Replies to no outstanding REQUEST.
     fetch_unexpected,
-    /// Reads that lost the connection while they waited for the server.
+    /// Reads whose connection was lost while they waited for the server.
     fetch_disconnected,
-    /// Times a foreign writer was noticed and the index dropped.
+    /// Times that a foreign writer was noticed and the index dropped.
     foreign_writes,
     connections,
     disconnections,
-    /// Times the pool was given back because another server could give more.
+    /// Times that the pool moved because another server could give more.
     pool_moves,
-    /// Slots given up because their page was on the way when a connection was lost.
+    /// Slots given up because their page was in transit when a connection was lost.
     lost_sends,
 }

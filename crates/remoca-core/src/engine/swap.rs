@@ -1,11 +1,11 @@
-//! Swap areas: where a write is an eviction. They are recognised by Linux's signature, or declared.
+//! Swap areas, where a write is an eviction. They are recognised by Linux's signature, or declared.
 //!
 //! ```text
 //! page 0 of an area: .. 1024: version u32 (1) | last page u32 | bad pages u32 | .. 4086: "SWAPSPACE2"
 //! ```
-//! The page is looked at when an I/O shows it, and an area whose first page changes is forgotten. To be wrong here costs
-//! hits and is never unsafe: content decides what is admitted. A swap file is taken for as contiguous as its header says;
-//! what lies elsewhere is written like any file. Called by [`super::disks`]; owns the areas of one disk. Decision 0016.
+//! Page 0 is examined when an I/O shows it, and an area whose first page changes is forgotten. A mistake here costs hits
+//! and is never unsafe: content decides what is admitted. A swap file is assumed to be contiguous; parts of it that lie
+//! elsewhere are handled like any other file. Decision 0016.
 
 use crate::index::SWAP_AREAS_MAX;
 use crate::units::PAGE_SIZE;
@@ -15,12 +15,12 @@ use std::ops::Range;
 const SIGNATURE: &[u8; 10] = b"SWAPSPACE2";
 const VERSION: u32 = 1;
 
-/// The swap areas of one disk.
+/// Swap areas of one disk.
 #[derive(Debug)]
 pub(super) struct SwapAreas {
     blocks: u64,
     declared: bool,
-    /// From the block with the header to the last page; with one too many the oldest is forgotten.
+    /// Blocks from the header to the last page of each area, oldest first. One area too many pushes out the oldest.
     areas: VecDeque<Range<u64>>,
 }
 
@@ -42,7 +42,7 @@ impl SwapAreas {
         self.areas.retain(|area| area.end <= blocks);
     }
 
-    /// Returns the areas that were recognised, the oldest first.
+    /// Returns the recognised areas, oldest first.
     pub(super) fn areas(&self) -> impl Iterator<Item = &Range<u64>> {
         self.areas.iter()
     }
@@ -59,7 +59,7 @@ impl SwapAreas {
         self.areas.len() < count
     }
 
-    /// Looks for the header of a swap area in block `bno`, which holds `page`. Returns whether that changes anything.
+    /// Looks for the header of a swap area in `page`, the content of block `bno`. Returns whether the areas change.
     pub(super) fn note(&mut self, bno: u64, page: &[u8]) -> bool {
         let area = last_page(page).and_then(|last| Some(bno..bno.checked_add(u64::from(last))?.checked_add(1)?));
         let area = area.filter(|area| area.end <= self.blocks);
@@ -80,7 +80,7 @@ impl SwapAreas {
     }
 }
 
-/// Returns the last page of the area of which `page` is the header.
+/// Returns the last page of a swap area from its header page; `None` if `page` is no such header.
 fn last_page(page: &[u8]) -> Option<u32> {
     let word = |at: usize| Some(u32::from_le_bytes(*page.get(at..)?.first_chunk()?));
     let is_header = page.get(PAGE_SIZE - SIGNATURE.len()..) == Some(SIGNATURE) && word(1024) == Some(VERSION);

@@ -1,6 +1,6 @@
-//! The engine by hand: one event after the other, each with the actions that must follow.
+//! Tests of the engine, event by event, each with the actions that must follow.
 //!
-//! The simulator (`remoca-sim`) drives the same engine with millions of random events; here stands what each rule means.
+//! The simulator (`remoca-sim`) drives the same engine with millions of random events; these tests say what each rule means.
 
 mod frames;
 mod hedging;
@@ -11,6 +11,7 @@ mod placement;
 mod ramps;
 mod reads;
 mod resume;
+mod scenario;
 mod swap;
 
 use super::*;
@@ -40,7 +41,7 @@ fn config() -> EngineConfig {
     }
 }
 
-/// A page that holds `value` everywhere.
+/// Returns a page that holds `value` everywhere.
 fn page(value: u8) -> Vec<u8> {
     vec![value; PAGE_SIZE]
 }
@@ -53,7 +54,7 @@ fn write(range: ByteRange) -> GuestOp {
     GuestOp::Write { range, durable: false }
 }
 
-/// An engine with a clock, and the shortcuts of a driver that is never late.
+/// Engine with a clock, and the shortcuts of a driver that is never late.
 struct Bench {
     engine: DiskEngine<Vec<u32>>,
     now: Nanos,
@@ -67,20 +68,20 @@ impl Bench {
         bench
     }
 
-    /// Connected to a new pool, with the size that the configuration asks for.
+    /// Returns a bench connected to a new pool, with the size that the configuration asks for.
     fn connected() -> Self {
         let mut bench = Self::new(config());
         bench.connect(1, 8, 0);
         bench
     }
 
-    /// Connected to a pool that has `npages` already; a SETSIZE that follows is granted.
+    /// Connects to a pool that has `npages` already. A SETSIZE that follows is granted.
     fn connect(&mut self, generation: u64, npages: u32, sends_received: u64) {
         self.greet(generation, npages, sends_received);
         self.grant();
     }
 
-    /// The server answers, and becomes the session's at once: there is no other.
+    /// Handles the answer of the only server, which becomes the session's at once.
     fn greet(&mut self, generation: u64, npages: u32, sends_received: u64) {
         let offer = PoolOffer { generation, npages: PageCount(npages), available: PageCount(8), sends_received };
         self.engine.handle_answer(self.now, SERVER, Some(offer));
@@ -90,7 +91,7 @@ impl Bench {
         self.engine.handle_disconnected(self.now);
     }
 
-    /// Answers SETSIZEs as asked, and gives all other actions.
+    /// Answers SETSIZEs as asked, and returns all other actions.
     fn grant(&mut self) -> Vec<Action> {
         let mut others = Vec::new();
         loop {
@@ -111,7 +112,7 @@ impl Bench {
         self.now = self.now.plus_ns(ns);
     }
 
-    /// All actions, but for the connecting.
+    /// Returns all actions that are not about connecting.
     fn actions(&mut self) -> Vec<Action> {
         let connecting = |action: &Action| matches!(action, Action::Ask(_) | Action::Use(_));
         self.all_actions().into_iter().filter(|action| !connecting(action)).collect()
@@ -135,14 +136,14 @@ impl Bench {
         self.actions()
     }
 
-    /// A whole request that the disk answers.
+    /// Executes a whole request, which the disk answers.
     fn do_from_disk(&mut self, op: GuestOp, data: &[u8]) {
         let id = 99;
         assert_eq!(self.request(id, DISK, op), [disk_action(id, op)]);
         assert_eq!(self.disk_done(id, Ok(()), data).last(), Some(&complete(id)));
     }
 
-    /// The guest reads block `bno`, which holds `value`, from the disk and evicts it: it is cached in the slot.
+    /// Caches block `bno`, which holds `value`: the guest reads it from the disk and evicts it. Returns its slot.
     fn cache(&mut self, bno: u64, value: u8) -> SlotIndex {
         self.do_from_disk(GuestOp::Read(blocks(bno, 1)), &page(value));
         match self.engine.handle_evicted(&page(value)) {
@@ -190,7 +191,7 @@ fn disk_too(id: u32, range: ByteRange) -> Action {
     Action::DiskToo { request: RequestId(id), disk: DISK, op: GuestOp::Read(range) }
 }
 
-/// The only action is a REQUEST: its number.
+/// Returns the number of the REQUEST that is the only action.
 fn only_fetch(actions: &[Action]) -> FetchId {
     match actions {
         [Action::Fetch { fetch, .. }] => *fetch,

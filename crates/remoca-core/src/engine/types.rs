@@ -1,25 +1,25 @@
-//! What goes into the engine and what comes out of it.
+//! Types of the engine's events and actions.
 
 use crate::units::{ByteRange, DiskIndex, PageCount, SlotIndex};
 
-/// A guest request, numbered by the driver; unique among the requests that are not completed, and those that are but for
-/// which the disk is still at work. Small numbers: the engine keeps a table indexed by it.
+/// Number of a guest request, assigned by the driver. It is free again when the request is completed and its disk I/O is
+/// done. Numbers should be small: the engine keeps a table indexed by them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u32);
 
-/// A REQUEST to the memory server, numbered by the engine; it comes back with the reply.
+/// Number of a REQUEST to the memory server, assigned by the engine. The reply carries it back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FetchId(pub u32);
 
-/// A memory server, numbered by the driver. No number is used for two of them.
+/// Number of a memory server, assigned by the driver and never reused for another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerNumber(pub u32);
 
-/// An error of the backing store, as the errno it reported. It reaches the guest as it is.
+/// Errno of a failed I/O on the backing store. It reaches the guest unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskError(pub i32);
 
-/// What a guest asks of a disk. Ranges lie inside the disk and are multiples of 512 bytes: frontends validate.
+/// Operation of a guest on a disk. Frontends ensure that ranges lie inside the disk and are multiples of 512 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestOp {
     Read(ByteRange),
@@ -29,83 +29,83 @@ pub enum GuestOp {
     WriteZeroes { range: ByteRange, may_unmap: bool, durable: bool },
 }
 
-/// What the driver is to do, in this order.
+/// Action for the driver. Actions are executed in the order in which they come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Do `op` on the backing store, with the request's buffer; then call `handle_disk_done`.
+    /// Execute `op` on the backing store with the request's buffer, then call `handle_disk_done`.
     Disk { request: RequestId, disk: DiskIndex, op: GuestOp },
-    /// The same for a read that may still get pages of the server: with a buffer of its own, which lives until the disk is
-    /// done, even if the request completes before.
+    /// Execute a read that the server may still answer. It needs a buffer of its own, which lives until the disk is done
+    /// even if the request completes earlier.
     DiskToo { request: RequestId, disk: DiskIndex, op: GuestOp },
-    /// Put zeroes into the guest's buffer, `length` bytes at `offset` of the request.
+    /// Fill `length` bytes at `offset` of the guest's buffer with zeroes.
     ZeroFill { request: RequestId, offset: u32, length: u32 },
-    /// Tell the guest. If the disk is done with a read, and this is `Ok`, its buffer is copied to the guest first.
+    /// Complete the request. If the disk answered a read and this is `Ok`, copy its buffer to the guest first.
     Complete { request: RequestId, result: Result<(), DiskError> },
-    /// REQUEST to the server.
+    /// Send REQUEST to the server.
     Fetch { fetch: FetchId, slot: SlotIndex },
-    /// SENDPAGE to the server: the page at `offset` of the request's buffer, to be copied now.
+    /// Send SENDPAGE to the server, with the page at `offset` of the request's buffer. Copy the page now.
     SendBlock { slot: SlotIndex, request: RequestId, offset: u32 },
-    /// MOVE to the server.
+    /// Send MOVE to the server.
     MovePage { from: SlotIndex, to: SlotIndex },
-    /// SETSIZE to the server.
+    /// Send SETSIZE to the server.
     SetSize(PageCount),
-    /// Connect to this server and ask for its offer; then call `handle_answer`, once.
+    /// Connect to this server and ask for its offer, then call `handle_answer` once.
     Ask(ServerNumber),
-    /// The connection on which this server answered last is the session from now on.
+    /// Use the connection on which this server answered last as the session.
     Use(ServerNumber),
-    /// The connection on which this server answered is not needed: BYE, and close it.
+    /// Say BYE on the connection on which this server answered, and close it.
     Release(ServerNumber),
-    /// The session's server does not answer: close the connection. What is on its way to us must not arrive any more.
+    /// Close the session's connection, whose server does not answer. Nothing in transit on it may arrive after this.
     GiveUp,
-    /// The pool is given back: BYE, and close the connection. What is on its way to us must not arrive any more.
+    /// Give the pool back: say BYE and close the session's connection. Nothing in transit on it may arrive after this.
     Leave,
-    /// Someone else writes to the image of this disk: say so loudly. The index was dropped.
+    /// Warn the operator that another program writes to the image of this disk. The index was dropped.
     ForeignWriter(DiskIndex),
 }
 
-/// What became of an evicted page.
+/// Outcome for an evicted page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evicted {
-    /// SENDPAGE this page into the slot, now.
+    /// Send this page into the slot (SENDPAGE) now.
     Admit(SlotIndex),
     /// Its content is cached already.
     Duplicate,
     /// It is all zeroes, which need no memory.
     Zero,
-    /// The disk is not known to hold this content: garbage, stale, or never written.
+    /// The disk is not known to hold this content: it is garbage, stale, or was never written.
     Unmatched,
-    /// Known content, but there is no room on the way to the server, or no server.
+    /// The content is known, but there is no session, or no room in the send window.
     Dropped,
 }
 
-/// What to do with a page that the server sent.
+/// Outcome for a page that the server sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageOutcome {
-    /// Copy it to the guest, at `offset` of the request, before the next `poll_action`.
+    /// Copy it to `offset` of the guest's buffer before the next `poll_action`.
     Deliver { request: RequestId, offset: u32 },
-    /// Its request was answered some other way.
+    /// Drop it: its request was already answered.
     Late,
-    /// Not the content that was asked for.
+    /// Drop it: it is not the content that was asked for.
     Wrong,
-    /// Nobody asked.
+    /// Drop it: no REQUEST with this number is outstanding.
     Unexpected,
 }
 
-/// What a memory server says when a connection is made.
+/// Offer of a memory server on a new connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolOffer {
-    /// Changes whenever the pool starts empty.
+    /// Number that changes whenever the pool starts empty.
     pub generation: u64,
-    /// Size of the pool now.
+    /// Current size of the pool.
     pub npages: PageCount,
-    /// Pages that are available beyond that.
+    /// Pages available beyond the current size.
     pub available: PageCount,
-    /// SENDPAGEs the pool has stored since it started.
+    /// SENDPAGEs that the pool has stored since it started.
     pub sends_received: u64,
 }
 
 impl PoolOffer {
-    /// Returns the pages that the pool could have.
+    /// Returns the largest size that the pool could have.
     #[must_use]
     pub fn possible(&self) -> PageCount {
         PageCount(self.npages.0.saturating_add(self.available.0))

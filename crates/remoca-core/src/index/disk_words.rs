@@ -1,4 +1,4 @@
-//! What the engine keeps of each disk for a successor of its process: a failed flush, and where swap areas are.
+//! State of each disk that the engine keeps for a successor of its process: a failed flush, and the swap areas.
 //!
 //! ```text
 //! disk: errno of the failed flush, number of areas, (first block x2, last page) x8
@@ -11,7 +11,7 @@ use super::layout::{
 use crate::units::DiskIndex;
 use std::ops::Range;
 
-/// The words of all disks.
+/// Words of all disks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DiskWords {
     disks: u16,
@@ -33,13 +33,13 @@ impl DiskWords {
         (errno != 0).then_some(errno)
     }
 
-    /// Sets the error of the flush of `disk` that failed.
+    /// Sets the errno of the flush of `disk` that failed; `None` clears it.
     pub(super) fn set_flush_failed<M: Words>(self, words: &mut M, disk: DiskIndex, errno: Option<i32>) {
         let at = self.at(disk);
         words[at] = errno.unwrap_or(0).cast_unsigned();
     }
 
-    /// Returns the swap areas of `disk`, as they were set.
+    /// Returns the swap areas of `disk`.
     pub(super) fn swap_areas<M: Words>(self, words: &M, disk: DiskIndex) -> Vec<Range<u64>> {
         let at = self.at(disk);
         let count = (words[at + 1] as usize).min(SWAP_AREAS_MAX);

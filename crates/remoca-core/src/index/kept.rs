@@ -1,5 +1,5 @@
-//! What the index keeps beside blocks and pages: how many slots are usable, the pool that they are about with what is on the way
-//! there, and some words of each disk.
+//! Parts of the index beside blocks and pages: the number of usable slots, the pool with the sends to it, and some words of
+//! each disk.
 
 use super::log::Lost;
 use super::slots::Step;
@@ -7,7 +7,7 @@ use super::{CacheIndex, LogEnd, Pool, Words};
 use crate::units::{DiskIndex, PageCount, SlotIndex};
 use std::ops::Range;
 
-/// One move of a shrink: the server is to copy page `from` to slot `to`.
+/// Move of a shrink: the server must copy page `from` to slot `to`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
     pub from: SlotIndex,
@@ -17,8 +17,8 @@ pub struct Move {
 impl<M: Words> CacheIndex<M> {
     // The number of usable slots.
 
-    /// Returns the number of slots that are free, used or draining now. While pages are [lost](Self::lose_from) not all of them are
-    /// usable.
+    /// Returns the number of slots that are free, used or draining. While pages are [lost](Self::lose_from), not all of them
+    /// are usable.
     pub fn capacity(&self) -> PageCount {
         PageCount(self.slots.capacity())
     }
@@ -28,7 +28,7 @@ impl<M: Words> CacheIndex<M> {
         self.slots.aim(capacity.0);
     }
 
-    /// Gives up the pages of all slots from `slots` on, which the server does not have any more: none is found after this.
+    /// Gives up the pages of all slots from `slots` on, which the server no longer has. None of them is found after this.
     pub fn lose_from(&mut self, slots: PageCount) {
         self.slots.lose_from(&mut self.words, slots.0);
     }
@@ -38,8 +38,8 @@ impl<M: Words> CacheIndex<M> {
         self.slots.are_resizing()
     }
 
-    /// Goes on towards the wanted capacity by looking at no more than `slots` slots. When it shrinks, the oldest pages that do
-    /// not fit are given up, and the others move to free slots further down (`moves` tells the server).
+    /// Works towards the wanted capacity by processing at most `slots` slots. A shrink gives up the oldest pages that do not
+    /// fit. The others move to free slots further down, each with a call of `moves`.
     pub fn resize(&mut self, slots: u32, mut moves: impl FnMut(Move)) {
         for _ in 0..slots {
             match self.slots.step(&mut self.words) {
@@ -55,14 +55,14 @@ impl<M: Words> CacheIndex<M> {
         }
     }
 
-    // The pool, and what is on the way there.
+    // The pool, and the sends to it.
 
-    /// Returns the pool that the slots are about, if there is one.
+    /// Returns the pool that the slots describe, if there is one.
     pub fn pool(&self) -> Option<Pool> {
         self.log.pool(&self.words)
     }
 
-    /// Begins a pool that has stored `sends` pages: the slots are its slots, and nothing is on the way.
+    /// Begins a pool that has stored `sends` pages, with an empty log. From now on the slots describe this pool.
     pub fn begin_pool(&mut self, pool: Pool, sends: u64) {
         self.log.begin_pool(&mut self.words, pool, sends);
     }
@@ -72,18 +72,18 @@ impl<M: Words> CacheIndex<M> {
         self.log.sends(&self.words)
     }
 
-    /// Returns how far the log of sends goes now, for [`Self::note_taken`].
+    /// Returns the current end of the log of sends, for [`Self::note_taken`].
     pub fn log_end(&self) -> LogEnd {
         self.log.end(&self.words)
     }
 
-    /// Notes that the server has taken all that was logged before `end`: it answered what was sent after that.
+    /// Notes that the server has received everything logged before `end`, because it answered something sent later.
     pub fn note_taken(&mut self, end: LogEnd) {
         self.log.note_taken(&mut self.words, end);
     }
 
-    /// Gives up the slots whose page the pool does not have, which says on another connection that it has stored `received`
-    /// pages. Returns how many.
+    /// Gives up the slots whose page was lost with a connection, and returns their number. `received` is the number of pages
+    /// that the pool has stored, by its own count on a new connection.
     pub fn give_up_sends(&mut self, received: u64) -> u64 {
         match self.log.lost(&self.words, received) {
             Lost::All => {
@@ -105,12 +105,12 @@ impl<M: Words> CacheIndex<M> {
         self.disks.flush_failed(&self.words, disk)
     }
 
-    /// Sets the error of the flush of `disk` that failed; `None`: the disk is another one now.
+    /// Sets the errno of the flush of `disk` that failed; `None` clears it, for a disk that was replaced.
     pub fn set_flush_failed(&mut self, disk: DiskIndex, errno: Option<i32>) {
         self.disks.set_flush_failed(&mut self.words, disk, errno);
     }
 
-    /// Returns the swap areas of `disk`, as they were set.
+    /// Returns the swap areas of `disk`.
     pub fn swap_areas(&self, disk: DiskIndex) -> Vec<Range<u64>> {
         self.disks.swap_areas(&self.words, disk)
     }

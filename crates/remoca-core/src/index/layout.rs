@@ -1,4 +1,4 @@
-//! Where everything is in the region of words, and the words of its header.
+//! Layout of the region of words, and the words of its header.
 
 use crate::units::PageCount;
 use std::ops::DerefMut;
@@ -11,7 +11,7 @@ pub(super) const HEADER_WORDS: usize = 32;
 pub(super) const SLOT_WORDS: usize = 7;
 pub(super) const NODE_WORDS: usize = 7;
 
-/// Swap areas of one disk at most.
+/// Maximum number of swap areas of one disk.
 pub const SWAP_AREAS_MAX: usize = 8;
 pub(super) const AREA_WORDS: usize = 3;
 /// Words of a disk before its swap areas.
@@ -19,41 +19,41 @@ pub(super) const AREAS: usize = 2;
 pub(super) const DISK_WORDS: usize = AREAS + SWAP_AREAS_MAX * AREA_WORDS;
 
 pub(super) const LOG_WORDS: usize = 2;
-/// Sends that are remembered, a power of two.
+/// Number of entries of the log of sends, a power of two.
 pub(super) const LOG_ENTRIES: u32 = 16 * 1024;
 
 /// Highest block number plus one: 40 bits.
 pub(super) const BLOCK_LIMIT: u64 = 1 << 40;
 
-/// Words of the header; those that are not named are 0.
+/// Positions of the words of the header. Words without a name are 0.
 pub(super) mod header {
     pub(in super::super) const MAGIC: usize = 0;
     pub(in super::super) const VERSION: usize = 1;
     pub(in super::super) const SLOTS: usize = 2;
     pub(in super::super) const NODES: usize = 3;
     pub(in super::super) const DISKS: usize = 4;
-    /// Fingerprint of a page of zeroes: tells whether the key is the same.
+    /// Fingerprint of a page of zeroes, which tells whether the key is the same.
     pub(in super::super) const ZERO: usize = 5;
-    /// 0 while the node table is cleared: then it holds nothing.
+    /// 0 while the node table is being cleared, and so holds nothing.
     pub(in super::super) const NODES_VALID: usize = 8;
     pub(in super::super) const CAPACITY: usize = 9;
-    /// First of the queue; the rest of it is in the slots.
+    /// First slot of the queue; the rest of it is linked in the slots.
     pub(in super::super) const QUEUE: usize = 10;
-    /// 1: the words from here on name the pool that the slots are about.
+    /// 1 if the words from here on name the pool that the slots describe.
     pub(in super::super) const POOL_VALID: usize = 16;
     pub(in super::super) const SERVER: usize = 17;
     pub(in super::super) const GENERATION: usize = 18;
-    /// SENDPAGEs the pool had stored when the log began.
+    /// Number of SENDPAGEs that the pool had stored when the log began.
     pub(in super::super) const BASE: usize = 20;
-    /// SENDPAGEs since then.
+    /// Number of SENDPAGEs since then.
     pub(in super::super) const SENDS: usize = 22;
-    /// Entries of the log since then.
+    /// Number of entries of the log since then.
     pub(in super::super) const LOGGED: usize = 23;
-    /// Number of these entries, and of sends, that the server is known to have taken.
+    /// Number of these entries, and of sends, that the server is known to have received.
     pub(in super::super) const TAKEN: usize = 24;
     pub(in super::super) const TAKEN_SENDS: usize = 25;
-    /// Not 0: the checksum of all other words of the header. Everything is in order, and the words from here on are those
-    /// of the index that it keeps outside.
+    /// Checksum of all other words of the header if the index is closed, else 0. Then everything is in order, and the words
+    /// from here on hold what the index keeps outside the region.
     pub(in super::super) const CLOSED: usize = 26;
     pub(in super::super) const TAIL: usize = 27;
     pub(in super::super) const FREE_SLOT: usize = 28;
@@ -62,14 +62,14 @@ pub(super) mod header {
     pub(in super::super) const SLOTS_USED: usize = 31;
 }
 
-/// A region of words. Each access goes to it anew, so a region may count or stop them.
+/// Region of words. Every access dereferences it again, so an implementation may count or stop accesses.
 pub trait Words: DerefMut<Target = [u32]> {}
 
 impl<M: DerefMut<Target = [u32]>> Words for M {}
 
-/// Keeps the compiler from moving a store across this point. That is all the order that a killed process needs: its
-/// stores go to memory that outlives it, the processor makes those of one thread visible in program order, and a kill
-/// falls between two instructions. (After a power cut nothing of the region is left to be read.)
+/// Keeps the compiler from moving a store across this point. A killed process needs no stronger order. Its stores go to
+/// memory that outlives it, and the processor makes those of one thread visible in program order. A kill falls between two
+/// instructions. (After a power cut nothing is left of the region.)
 pub(super) fn settle() {
     compiler_fence(Ordering::SeqCst);
 }
@@ -87,7 +87,7 @@ pub(super) fn set_long<M: Words>(words: &mut M, at: usize, value: u64) {
     }
 }
 
-/// Sizes and places of the tables inside the region.
+/// Sizes and positions of the tables in the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     slots: u32,
@@ -98,8 +98,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Returns a layout for the blocks of `disks` disks: at most `slots` cached pages and, beyond those, `resident`
-    /// blocks that the guest holds.
+    /// Returns a layout for `disks` disks, with at most `slots` cached pages and, beyond those, `resident` blocks that the
+    /// guest holds.
     #[must_use]
     pub fn new(slots: PageCount, resident: PageCount, disks: u16) -> Self {
         // NONE and the sums below need head room; 2^30 pages are 4 TiB.
@@ -128,44 +128,44 @@ impl Layout {
         PageCount(self.nodes)
     }
 
-    /// Returns the number of blocks that it can know beside those that are cached.
+    /// Returns the maximum number of known blocks beyond the cached ones.
     #[must_use]
     pub fn resident_limit(&self) -> PageCount {
         PageCount(self.nodes - self.slots)
     }
 
-    /// Returns the number of disks whose blocks it knows.
+    /// Returns the number of disks.
     #[must_use]
     pub fn disks(&self) -> u16 {
         self.disks
     }
 
-    /// Returns where the log of sends begins.
+    /// Returns the position of the log of sends.
     pub(super) fn log_at(&self) -> usize {
         HEADER_WORDS + usize::from(self.disks) * DISK_WORDS
     }
 
-    /// Returns where the slots begin.
+    /// Returns the position of the slots.
     pub(super) fn slots_at(&self) -> usize {
         self.log_at() + LOG_ENTRIES as usize * LOG_WORDS
     }
 
-    /// Returns where the heads of the slots' chains begin.
+    /// Returns the position of the heads of the slots' chains.
     pub(super) fn slot_heads_at(&self) -> usize {
         self.slots_at() + self.slots as usize * SLOT_WORDS
     }
 
-    /// Returns where the nodes begin.
+    /// Returns the position of the nodes.
     pub(super) fn nodes_at(&self) -> usize {
         self.slot_heads_at() + self.slot_heads as usize
     }
 
-    /// Returns where the heads of the nodes' chains by block begin.
+    /// Returns the position of the heads of the nodes' chains by block.
     pub(super) fn key_heads_at(&self) -> usize {
         self.nodes_at() + self.nodes as usize * NODE_WORDS
     }
 
-    /// Returns where the heads of the nodes' chains by content begin.
+    /// Returns the position of the heads of the nodes' chains by content.
     pub(super) fn content_heads_at(&self) -> usize {
         self.key_heads_at() + self.node_heads as usize
     }
@@ -175,13 +175,12 @@ impl Layout {
         self.slot_heads
     }
 
-    /// Returns the number of chains of nodes by block, and by content, a power of two.
+    /// Returns the number of chains of nodes by block, and also by content, a power of two.
     pub(super) fn node_chains(&self) -> u32 {
         self.node_heads
     }
 
-    /// Reads the layout of what a former process left in `words`; `None` if that is no index of this version, or cut
-    /// off.
+    /// Reads the layout of the index that a former process left in `words`; `None` if it is truncated or of another version.
     #[must_use]
     pub fn read(words: &[u32]) -> Option<Self> {
         let header = words.first_chunk::<HEADER_WORDS>()?;

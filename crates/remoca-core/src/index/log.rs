@@ -1,23 +1,23 @@
-//! The pool that the slots are about, and the log of sends to it.
+//! The pool that the slots describe, and the log of sends to it.
 //!
 //! ```text
 //! log entry: number, slot
 //! ```
-//! A page that is admitted is in the log before its slot is valid: whether the process dies or the connection breaks, what
-//! the server has not stored by its own count is given up. Numbers count from `BASE`.
+//! An admitted page enters the log before its slot becomes valid. So whether the process dies or the connection breaks, pages
+//! that the server has not stored by its own count are given up. Numbers count from `BASE`.
 
 use super::layout::{LOG_ENTRIES, LOG_WORDS, Layout, Words, header, long, set_long, settle};
 use crate::units::SlotIndex;
 
-/// The pool that the slots are about.
+/// Pool that the slots describe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool {
-    /// The driver's number of its server.
+    /// Number of its server, assigned by the driver.
     pub server: u32,
     pub generation: u64,
 }
 
-/// How far the log of sends went at some moment.
+/// End of the log of sends at some moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogEnd {
     base: u64,
@@ -25,15 +25,15 @@ pub struct LogEnd {
     sends: u32,
 }
 
-/// What is lost with a connection.
+/// Slots whose page was lost with a connection.
 #[derive(Debug)]
 pub(super) enum Lost {
-    /// Nobody knows what: the log does not go back far enough, or the pool counts otherwise.
+    /// Unknown: the log does not go back far enough, or the pool's count does not match it.
     All,
     Slots(Vec<SlotIndex>),
 }
 
-/// The log of sends, with its pool.
+/// Log of sends, with its pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SendLog {
     at: usize,
@@ -50,7 +50,7 @@ impl SendLog {
         (words[header::POOL_VALID] == 1).then_some(pool)
     }
 
-    /// Begins a pool that has stored `sends` pages: nothing is on the way.
+    /// Begins a pool that has stored `sends` pages, with an empty log.
     pub(super) fn begin_pool<M: Words>(self, words: &mut M, pool: Pool, sends: u64) {
         words[header::POOL_VALID] = 0;
         settle();
@@ -61,7 +61,7 @@ impl SendLog {
         words[header::POOL_VALID] = 1;
     }
 
-    /// Empties the log. Its next number is `sends`.
+    /// Empties the log and sets its next number to `sends`.
     fn begin<M: Words>(self, words: &mut M, sends: u64) {
         set_long(words, header::BASE, sends);
         words[header::SENDS] = 0;
@@ -82,11 +82,11 @@ impl SendLog {
         settle();
     }
 
-    /// Logs that the page of `slot` is about to be moved there, like a send.
+    /// Logs that a page is about to be moved to `slot`, like a send.
     pub(super) fn note_move<M: Words>(self, words: &mut M, slot: u32) {
         // Sends are entries as well, but not in an index that a stranger made up.
         if words[header::LOGGED].max(words[header::SENDS]) == u32::MAX {
-            // Every four thousand million sends what is on the way would be lost with a connection.
+            // Every 2^32 sends, a lost connection would take all pages in transit with it.
             let sends = self.sends(words);
             match self.pool(words) {
                 Some(pool) => self.begin_pool(words, pool, sends),
@@ -101,14 +101,14 @@ impl SendLog {
         settle();
     }
 
-    /// Returns how far the log goes now.
+    /// Returns the current end of the log.
     pub(super) fn end<M: Words>(self, words: &M) -> LogEnd {
         LogEnd { base: long(words, header::BASE), entries: words[header::LOGGED], sends: words[header::SENDS] }
     }
 
-    /// Notes that the server has taken all that was logged before `end`.
+    /// Notes that the server has received everything logged before `end`.
     pub(super) fn note_taken<M: Words>(self, words: &mut M, end: LogEnd) {
-        // Another pool or another log meanwhile: it says nothing about them.
+        // If pool or log have changed since, `end` says nothing about them.
         if end.base == long(words, header::BASE) && end.entries <= words[header::LOGGED] {
             words[header::TAKEN] = end.entries;
             words[header::TAKEN_SENDS] = end.sends;
@@ -119,11 +119,11 @@ impl SendLog {
         self.at + (entry & (LOG_ENTRIES - 1)) as usize * LOG_WORDS
     }
 
-    /// Returns which slots have a page that a pool with `received` stored pages does not have.
+    /// Returns the slots whose page a pool with `received` stored pages does not have.
     pub(super) fn lost<M: Words>(self, words: &M, received: u64) -> Lost {
         let (base, logged) = (long(words, header::BASE), words[header::LOGGED]);
         let outstanding = logged.saturating_sub(words[header::TAKEN]);
-        // The oldest entry may be in the middle of being written over.
+        // The oldest entry may be half overwritten.
         let entries = outstanding.min(LOG_ENTRIES - 1);
         let number = |back: u32| base.saturating_add(u64::from(words[self.entry_at(logged - back)]));
         let complete_from = match entries < outstanding {

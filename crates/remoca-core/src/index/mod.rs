@@ -1,6 +1,6 @@
 //! The cache index: which content each known block has, and in which slot of the pool that content is cached.
 //!
-//! Called by the engine only. It owns one region of 32-bit words with a fixed layout, which may outlive the process:
+//! It owns one region of 32-bit words with a fixed layout, which may outlive the process:
 //! ```text
 //! header 32 | disks: 26 each | log of sends | slots: 7 each | slot heads | nodes: 7 each | key heads | content heads
 //! slot: previous, next, fingerprint x3, chain, used:1 hit:1 pins:16      node: block 52 bits + flags, fingerprint x3, key chain, content chain
@@ -9,11 +9,12 @@
 //! -> slot (papers/remoca.txt II.B names blocks only; decision 0001 says why content is the address here).
 //! 1. Every slot below the capacity is free, used, or draining (given up while a request for it is outstanding).
 //! 2. At most one used slot has a given fingerprint, and at most one node of that fingerprint is on its content chain.
-//! 3. A node that is gone is reachable by neither chain. Nodes and slots end, and begin, with one store (`layout.rs: settle`).
+//! 3. A removed node is reachable by neither chain. Nodes and slots become valid and invalid with one store
+//!    (`layout.rs: settle`).
 //!
-//! It does no I/O and never allocates after it was made; both tables are bounded. Each part of the words has a type that alone
-//! reaches it; what concerns two of them is here. How the region is made, taken over
-//! and left is in `region.rs`; what is kept of sizes, pool and disks in `kept.rs`.
+//! The index does no I/O and allocates only when it is made; both tables are bounded. Each part of the words belongs to one
+//! type; operations on two of them are here. `region.rs` makes, resumes and moves the region; `kept.rs` handles size, pool
+//! and disks.
 
 mod disk_words;
 mod kept;
@@ -42,20 +43,20 @@ pub use nodes::NodeHint;
 pub use region::{Origin, Unusable};
 pub use slots::{Place, SlotCounts};
 
-/// What became of an evicted page that was offered to the index.
+/// Outcome for an evicted page that was offered to the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offer {
-    /// Known content, not cached yet: store it in this slot.
+    /// The content is known and not cached yet: store it in this slot.
     Admitted(SlotIndex),
-    /// The content is cached already; it is the newest of the queue now.
+    /// The content is cached already, and now the newest of the queue.
     Duplicate,
-    /// The disk holds this content for no block that is known.
+    /// No known block has this content.
     Unmatched,
-    /// Known content, but every slot near the head is waiting for a reply, or the server has just taken slots away.
+    /// The content is known, but every slot near the head is pinned, or the server has just taken slots away.
     NoSlot,
 }
 
-/// The index over a region of words `M` (a mapped file, or a plain vector).
+/// Index in a region of words `M`, such as a mapped file or a vector.
 pub struct CacheIndex<M> {
     words: M,
     layout: Layout,
@@ -66,36 +67,36 @@ pub struct CacheIndex<M> {
     taken_as_it_was: bool,
     zero: Fingerprint,
     rules: Rules,
-    /// Where it is moving to, if it is.
+    /// Target of the move in progress.
     target: Option<Box<Target<M>>>,
 }
 
-/// Where an index is moving to.
+/// Target of a move.
 struct Target<M> {
     index: CacheIndex<M>,
-    /// First node that is still to be moved.
+    /// First node that has not been moved.
     moved: u32,
 }
 
 impl<M: Words> CacheIndex<M> {
-    /// Keeps to these rules only (to show that tests notice when one is left out).
+    /// Sets the rules in force, so that tests can show that they notice when one is left out.
     pub fn keep_to(&mut self, rules: Rules) {
         self.rules = rules;
         self.nodes.keep_to(rules);
         self.slots.keep_to(rules);
     }
 
-    /// Returns the words, to be saved or to be made into something else.
+    /// Returns the words of the region.
     pub fn words(&self) -> &M {
         &self.words
     }
 
-    /// Returns the layout this index was made with.
+    /// Returns the layout of the region.
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// Returns whether it was resumed, and its former process had closed it.
+    /// Returns whether it was resumed from an index that its former process had closed.
     pub fn was_closed(&self) -> bool {
         self.taken_as_it_was
     }
@@ -110,7 +111,7 @@ impl<M: Words> CacheIndex<M> {
         PageCount(self.nodes.used())
     }
 
-    /// Returns the bytes of memory that the region takes.
+    /// Returns the size of the region in bytes.
     pub fn region_bytes(&self) -> usize {
         self.layout.words() * 4
     }
@@ -127,8 +128,7 @@ impl<M: Words> CacheIndex<M> {
         self.nodes.look_up(&self.words, block)
     }
 
-    /// Learns that the disk holds `content` for `block` (an I/O of the guest just showed it), so the guest holds it
-    /// too.
+    /// Learns from a guest I/O that the disk holds `content` for `block`, so the guest also holds it.
     pub fn learn(&mut self, block: BlockId, content: Fingerprint) {
         match self.nodes.find(&self.words, block) {
             Some(node) if self.nodes.content(&self.words, node) == content => {
@@ -143,7 +143,7 @@ impl<M: Words> CacheIndex<M> {
         self.slots.note_in_guest(&mut self.words, content);
     }
 
-    /// Forgets what the disk holds for `block`; its cached copy cannot be reached through it any more.
+    /// Forgets what the disk holds for `block`, through which its cached copy is then unreachable.
     pub fn forget(&mut self, block: BlockId) {
         if let Some(node) = self.nodes.find(&self.words, block) {
             self.forget_node(node);
@@ -160,7 +160,7 @@ impl<M: Words> CacheIndex<M> {
         }
     }
 
-    /// Forgets every block of `disk` in `blocks`, in time bounded by the smaller of the range and the table.
+    /// Forgets all blocks of `disk` in `blocks`, in time bounded by the smaller of range and table.
     pub fn forget_range(&mut self, disk: DiskIndex, blocks: Range<u64>) {
         if self.nodes.used() == 0 {
             return;
@@ -187,8 +187,8 @@ impl<M: Words> CacheIndex<M> {
         self.nodes.find_content(&self.words, content).is_some()
     }
 
-    /// Returns a known block whose content is not cached (the oldest the clock finds): what an engine that trusts the
-    /// guest's word would take an unknown page for. Only the ablation of the admission check asks.
+    /// Returns a known block whose content is not cached, the oldest that the clock finds. Used only if the rule of the
+    /// admission check is left out: an unknown page is then taken for this block.
     pub fn any_resident(&mut self) -> Option<BlockId> {
         self.nodes.any_resident(&self.words, &self.slots)
     }
@@ -234,8 +234,7 @@ impl<M: Words> CacheIndex<M> {
         holds
     }
 
-    /// Decides about a page of `content` that the guest evicted. What is admitted is in the log of sends: the caller
-    /// sends it.
+    /// Decides about an evicted page with this `content`. An admitted page is in the log of sends, and the caller must send it.
     pub fn offer(&mut self, content: Fingerprint, place: Place) -> Offer {
         if let Some(slot) = self.slots.find(&self.words, content) {
             if self.slots.is_lost(slot) {
@@ -254,14 +253,14 @@ impl<M: Words> CacheIndex<M> {
         self.log.note_send(&mut self.words, slot);
         self.slots.fill(&mut self.words, slot, content, Place::Tail);
         if place == Place::Head {
-            // It is admitted as it is read, so the guest holds it.
+            // A page that is admitted as it is read is still in the guest.
             self.slots.move_to_head(&mut self.words, slot, true);
         }
         Offer::Admitted(SlotIndex(slot))
     }
 
-    /// Takes a free slot, else that of the first victim that no request is outstanding for. A cache that shrinks takes no
-    /// more pages than it will have room for.
+    /// Takes a free slot, else that of the first victim that is not pinned. Takes none while lost pages are released. A cache
+    /// that shrinks takes no more pages than it will have room for.
     fn take_slot(&mut self) -> Option<u32> {
         if self.slots.are_losing() {
             return None;
@@ -274,7 +273,7 @@ impl<M: Words> CacheIndex<M> {
         Some(self.slots.take(&mut self.words, victim))
     }
 
-    /// Discards the content of `slot`. Unless the guest got the page back, nobody holds it any more, and its node goes
+    /// Discards the content of `slot`. Unless the guest got the page back, no copy is left in memory, and its node is removed
     /// with it.
     fn discard(&mut self, slot: u32) {
         let (content, hit) = self.slots.page(&self.words, slot);
@@ -284,8 +283,8 @@ impl<M: Words> CacheIndex<M> {
         self.slots.release(&mut self.words, slot);
     }
 
-    /// Notes that a cached page was served to the guest: its slot becomes the next to be discarded, the copy stays
-    /// valid. `hint` says where the block was found before; it is searched for if it is there no longer.
+    /// Notes that a cached page was served to the guest. Its slot becomes the newest with `promote`, else the next to be
+    /// discarded; the copy stays valid. `hint` says where the block was found before, which saves a search.
     pub fn hit(&mut self, hint: NodeHint, block: BlockId, slot: SlotIndex, promote: bool) {
         if let Some(node) = self.nodes.find_again(&self.words, hint, block) {
             self.nodes.reference(&mut self.words, node);
@@ -299,18 +298,17 @@ impl<M: Words> CacheIndex<M> {
         }
     }
 
-    /// Marks a request for `slot` as outstanding. False if too many are (the caller goes to the disk).
+    /// Pins `slot` for a request. Returns false if it has too many pins; the caller then goes to the disk.
     pub fn pin(&mut self, slot: SlotIndex) -> bool {
         self.slots.pin(&mut self.words, slot.0)
     }
 
-    /// Takes one pin off `slot`.
+    /// Removes one pin from `slot`.
     pub fn unpin(&mut self, slot: SlotIndex) {
         self.slots.unpin(&mut self.words, slot.0);
     }
 
-    /// Returns the number of slots with an outstanding request, those beyond the capacity included. Looks at every
-    /// slot.
+    /// Returns the number of pinned slots, including those beyond the capacity. Looks at every slot.
     pub fn pinned_slots(&self) -> PageCount {
         self.slots.pinned(&self.words)
     }
@@ -320,20 +318,19 @@ impl<M: Words> CacheIndex<M> {
         self.slots.queue(&self.words)
     }
 
-    /// Gives up the content of `slot` (the server lost it or lied about it).
+    /// Gives up the content of `slot`, which the server lost or lied about.
     pub fn drop_slot(&mut self, slot: SlotIndex) {
         if self.slots.is_used(&self.words, slot.0) {
             self.slots.release(&mut self.words, slot.0);
         }
     }
 
-    /// Gives up all cached content, and keeps what is known about blocks. The slots are usable again when [`Self::resize`] has
-    /// looked at them.
+    /// Gives up all cached content, and keeps the known blocks. Slots become usable again as [`Self::resize`] processes them.
     pub fn drop_all_slots(&mut self) {
         self.slots.clear(&mut self.words);
     }
 
-    /// Forgets everything: what is cached and what is known.
+    /// Forgets all cached content and all known blocks.
     pub fn drop_everything(&mut self) {
         self.drop_all_slots();
         self.clear_nodes();

@@ -1,5 +1,5 @@
-//! The node table: what the disk holds for each known block. Bounded by CLOCK (second chance), so it keeps the blocks
-//! that the guest touched last; a block whose content is cached is passed over.
+//! The node table: what the disk holds for each known block. It is bounded by CLOCK (second chance), so it keeps the blocks
+//! that the guest touched last. A block whose content is cached is passed over.
 
 use super::layout::{BLOCK_LIMIT, Layout, NODE_WORDS, NONE, Words, header, settle};
 use super::slots::Slots;
@@ -16,14 +16,14 @@ const CONTENT_CHAIN: usize = 6;
 
 const USED: u32 = 1 << 31;
 const REFERENCED: u32 = 1 << 30;
-/// On its content chain: the node that stands for this content.
+/// Flag of the one node of its content that is on the content chain.
 const STANDS: u32 = 1 << 29;
 const KEY_BITS: u32 = (1 << 20) - 1;
 
-/// How far the clock's hand moves before it takes whatever it points at.
+/// Maximum number of steps of the clock's hand before it takes any node.
 const CLOCK_STEPS: u32 = 64;
 
-/// A block as its node names it.
+/// Name of a block in its node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Key {
     low: u32,
@@ -40,7 +40,7 @@ impl Key {
         Self { low: word(0), high: word(4) & KEY_BITS }
     }
 
-    /// Returns the key that the words of a node have.
+    /// Returns the key in the words of a node.
     #[inline]
     fn read(low: u32, high: u32) -> Self {
         Self { low, high: high & KEY_BITS }
@@ -53,11 +53,11 @@ impl Key {
     }
 }
 
-/// Where the node of a block was found. A hint for later: the node may be about another block by then.
+/// Position of a block's node at some moment. It is a hint: the node may belong to another block later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeHint(u32);
 
-/// The table of nodes, and what is kept of it outside the words.
+/// Table of nodes, with the part of its state that is kept outside the words.
 #[derive(Debug)]
 pub(super) struct Nodes {
     table: Table<NODE_WORDS>,
@@ -66,17 +66,17 @@ pub(super) struct Nodes {
     limit: u32,
     disks: u16,
     seed: u64,
-    /// First of the free nodes, which are chained by `KEY_CHAIN`.
+    /// First free node; free nodes are chained by `KEY_CHAIN`.
     free: u32,
     used: u32,
-    /// The clock's hand.
+    /// Position of the clock's hand.
     hand: u32,
     zero: Fingerprint,
     rules: Rules,
 }
 
 impl Nodes {
-    /// Returns the table of a layout, with nothing in it and nothing free.
+    /// Returns the table of a layout, with neither used nor free nodes.
     pub(super) fn new(layout: &Layout, seed: u64, zero: Fingerprint) -> Self {
         let table = Table::new(layout.nodes_at());
         let chains = |at, next| Chains::new(table, at, layout.node_chains(), next);
@@ -95,7 +95,7 @@ impl Nodes {
         }
     }
 
-    /// Keeps to these rules only.
+    /// Sets the rules in force.
     pub(super) fn keep_to(&mut self, rules: Rules) {
         self.rules = rules;
     }
@@ -150,12 +150,12 @@ impl Nodes {
         self.keys.find(words, self.key_head(key), |node| self.is_about(words, node, key))
     }
 
-    /// Returns what the disk holds for a block, and where that was found.
+    /// Returns what the disk holds for a block, and a hint of where its node is.
     pub(super) fn look_up<M: Words>(&self, words: &M, block: BlockId) -> Option<(NodeHint, Fingerprint)> {
         self.find(words, block).map(|node| (NodeHint(node), self.content(words, node)))
     }
 
-    /// Returns the node of a block, which most likely is where it was found before: then without a search.
+    /// Returns the node of a block, without a search if it is still where `hint` says.
     pub(super) fn find_again<M: Words>(&self, words: &M, hint: NodeHint, block: BlockId) -> Option<u32> {
         let NodeHint(node) = hint;
         let is_there =
@@ -164,25 +164,25 @@ impl Nodes {
         if is_there { Some(node) } else { self.find(words, block) }
     }
 
-    /// Returns the node that stands for `content`, if the disk is known to hold it anywhere.
+    /// Returns the node on the content chain for `content`, if any known block has it.
     pub(super) fn find_content<M: Words>(&self, words: &M, content: Fingerprint) -> Option<u32> {
         self.contents.find(words, self.content_head(content), |node| self.content(words, node) == content)
     }
 
-    /// Notes that the guest touched the block of a node.
+    /// Marks a node as referenced: the guest touched its block.
     pub(super) fn reference<M: Words>(&self, words: &mut M, node: u32) {
         let high = self.high(words, node);
         self.set_high(words, node, high | REFERENCED);
         self.stand_for_content(words, node);
     }
 
-    /// Makes a node one that the guest has not touched lately.
+    /// Clears the reference of a node.
     pub(super) fn clear_reference<M: Words>(&self, words: &mut M, node: u32) {
         let high = self.high(words, node);
         self.set_high(words, node, high & !REFERENCED);
     }
 
-    /// Puts `node` on its content chain unless another node stands there for the same content.
+    /// Puts `node` on its content chain, unless another node of the same content is there.
     fn stand_for_content<M: Words>(&self, words: &mut M, node: u32) {
         let high = self.high(words, node);
         let content = self.content(words, node);
@@ -198,7 +198,7 @@ impl Nodes {
         self.free == NONE
     }
 
-    /// Inserts a block and returns its node. The block must have none yet, and the table must have room.
+    /// Inserts a block and returns its node. The block must not have one, and the table must have room.
     pub(super) fn insert<M: Words>(&mut self, words: &mut M, block: BlockId, content: Fingerprint) -> u32 {
         let node = self.free;
         self.free = self.table.get(words, node, KEY_CHAIN);
@@ -217,8 +217,8 @@ impl Nodes {
         node
     }
 
-    /// Returns the node to reuse when all are in use: the first that was not referenced since the hand passed and whose
-    /// content is not cached.
+    /// Returns the node to reuse when all are in use: the first whose content is not cached, and that was not referenced since
+    /// the hand passed.
     pub(super) fn clock_victim<M: Words>(&mut self, words: &mut M, slots: &Slots) -> u32 {
         for _ in 0..CLOCK_STEPS {
             let node = self.hand;
@@ -233,10 +233,10 @@ impl Nodes {
         self.hand
     }
 
-    /// Removes a node, and returns the block that it was about.
+    /// Removes a node, and returns its block.
     pub(super) fn remove<M: Words>(&mut self, words: &mut M, node: u32) -> BlockId {
         let (key, high) = (self.key(words, node), self.high(words, node));
-        // This store makes it void, whatever becomes of the chains.
+        // This store makes it invalid, even if a kill leaves it on its chains.
         self.set_high(words, node, 0);
         settle();
         self.keys.remove(words, self.key_head(key), node);
@@ -270,12 +270,12 @@ impl Nodes {
         words[header::NODES_VALID] = 1;
     }
 
-    /// Returns the block that `node` is about.
+    /// Returns the block of `node`, if it is used.
     pub(super) fn block<M: Words>(&self, words: &M, node: u32) -> Option<BlockId> {
         (self.high(words, node) & USED != 0).then(|| self.key(words, node).block())
     }
 
-    /// Returns the block that `node` is about, what the disk holds there, and whether it was referenced lately.
+    /// Returns the block of `node`, what the disk holds there, and whether it was referenced lately.
     pub(super) fn get<M: Words>(&self, words: &M, node: u32) -> Option<(BlockId, Fingerprint, bool)> {
         let high = self.high(words, node);
         (high & USED != 0).then(|| (self.key(words, node).block(), self.content(words, node), high & REFERENCED != 0))
@@ -295,20 +295,20 @@ impl Nodes {
         None
     }
 
-    /// Stores what is kept outside the words.
+    /// Stores the state that is kept outside the words.
     pub(super) fn close<M: Words>(&self, words: &mut M) {
         words[header::FREE_NODE] = self.free;
         words[header::NODES_USED] = self.used;
     }
 
-    /// Takes from the header what is kept outside the words.
+    /// Loads the state that is kept outside the words from the header.
     pub(super) fn take_as_closed<M: Words>(&mut self, words: &M) {
         self.free = words[header::FREE_NODE];
         self.used = words[header::NODES_USED];
     }
 
-    /// Chains the nodes that a former process left. A node is believed if its block is one of these disks' and no other
-    /// node names the block.
+    /// Rebuilds the chains from the nodes of a former process. A node is believed if its block is on one of these disks, and
+    /// no other node has that block.
     pub(super) fn rebuild<M: Words>(&mut self, words: &mut M) {
         if words[header::NODES_VALID] != 1 {
             return self.clear(words);
@@ -331,7 +331,7 @@ impl Nodes {
         }
     }
 
-    /// Has the processor load what the nodes up to `to` are about to be compared with: all at a time, not one by one.
+    /// Prefetches the chain entries that the nodes up to `to` will be compared with, so that the loads overlap.
     fn touch_chains<M: Words>(&self, words: &M, to: u32) {
         let mut firsts = [[NONE; 2]; BATCH as usize];
         for (first, node) in firsts.iter_mut().zip((0..=to).rev()) {
@@ -343,7 +343,7 @@ impl Nodes {
         black_box(nodes.fold(0, |sum, first| sum ^ self.table.get(words, *first, KEY_LOW)));
     }
 
-    /// Puts a node that a former process left on its chains, unless another one has its block.
+    /// Puts a node of a former process on its chains, unless another node has its block.
     fn chain<M: Words>(&self, words: &mut M, node: u32) -> bool {
         let (key, content) = (self.key(words, node), self.content(words, node));
         let (key_head, content_head) = (self.key_head(key), self.content_head(content));

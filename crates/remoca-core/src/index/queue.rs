@@ -1,5 +1,5 @@
-//! The queue of used slots, from the next to be discarded (head) to the newest (tail), and the list of free ones. A slot is on one
-//! of them at most, so both go through the same two words.
+//! The queue of used slots, from the next to be discarded (head) to the newest (tail), and the list of free ones. A slot is on
+//! at most one of them, so both use the same two words of a slot.
 
 use super::layout::{NONE, SLOT_WORDS, Words, header, settle};
 use super::table::Table;
@@ -7,7 +7,7 @@ use super::table::Table;
 pub(super) const PREVIOUS: usize = 0;
 pub(super) const NEXT: usize = 1;
 
-/// The queue. Its first slot is in the header: from there along the next ones the queue is whole after each store.
+/// Queue of used slots. Its head is in the header; followed from there, the queue is consistent after every store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Queue {
     slots: Table<SLOT_WORDS>,
@@ -20,17 +20,17 @@ impl Queue {
         Self { slots, tail: NONE }
     }
 
-    /// Returns the next to be discarded, or [`NONE`].
+    /// Returns the next slot to be discarded, or [`NONE`].
     pub(super) fn first<M: Words>(&self, words: &M) -> u32 {
         words[header::QUEUE]
     }
 
-    /// Returns the newest, or [`NONE`].
+    /// Returns the newest slot, or [`NONE`].
     pub(super) fn last(&self) -> u32 {
         self.tail
     }
 
-    /// Sets the newest, which a former process left.
+    /// Sets the newest slot, as a former process left it.
     pub(super) fn set_last(&mut self, tail: u32) {
         self.tail = tail;
     }
@@ -45,7 +45,7 @@ impl Queue {
         self.slots.get(words, slot, PREVIOUS)
     }
 
-    /// Sets the slot that follows `slot`, or comes first.
+    /// Sets the slot after `slot`, or the first slot if `slot` is [`NONE`].
     fn set_next<M: Words>(&self, words: &mut M, slot: u32, next: u32) {
         if slot == NONE {
             words[header::QUEUE] = next;
@@ -60,7 +60,7 @@ impl Queue {
         self.tail = NONE;
     }
 
-    /// Takes a slot out.
+    /// Removes a slot.
     pub(super) fn remove<M: Words>(&mut self, words: &mut M, slot: u32) {
         let (previous, next) = (self.before(words, slot), self.after(words, slot));
         self.set_next(words, previous, next);
@@ -72,7 +72,7 @@ impl Queue {
         settle();
     }
 
-    /// Puts a slot where it is the next to be discarded.
+    /// Inserts a slot as the next to be discarded.
     pub(super) fn add_first<M: Words>(&mut self, words: &mut M, slot: u32) {
         let first = self.first(words);
         self.slots.set(words, slot, PREVIOUS, NONE);
@@ -86,7 +86,7 @@ impl Queue {
         words[header::QUEUE] = slot;
     }
 
-    /// Puts a slot where it is the newest.
+    /// Inserts a slot as the newest.
     pub(super) fn add_last<M: Words>(&mut self, words: &mut M, slot: u32) {
         self.slots.set(words, slot, NEXT, NONE);
         self.slots.set(words, slot, PREVIOUS, self.tail);
@@ -95,7 +95,7 @@ impl Queue {
         self.tail = slot;
     }
 
-    /// Puts a slot behind `previous`.
+    /// Inserts a slot behind `previous`.
     pub(super) fn add_after<M: Words>(&mut self, words: &mut M, previous: u32, slot: u32) {
         let next = self.after(words, previous);
         self.slots.set(words, slot, PREVIOUS, previous);
@@ -105,7 +105,7 @@ impl Queue {
         if next == NONE { self.tail = slot } else { self.slots.set(words, next, PREVIOUS, slot) }
     }
 
-    /// Links `slot` behind `last`, where a queue is made anew from its first slot on; [`NONE`] ends it.
+    /// Appends `slot` behind `last` while the queue is rebuilt from its head; [`NONE`] ends it.
     pub(super) fn relink<M: Words>(&mut self, words: &mut M, last: u32, slot: u32) {
         if slot == NONE {
             self.tail = last;
@@ -116,7 +116,7 @@ impl Queue {
     }
 }
 
-/// The free slots, linked both ways, so that any of them can be taken off. The first one's `PREVIOUS` is the last.
+/// Free slots, doubly linked, so that any of them can be removed. The first one's `PREVIOUS` is the last one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FreeSlots {
     slots: Table<SLOT_WORDS>,
@@ -130,7 +130,7 @@ impl FreeSlots {
         Self { slots, first: NONE, count: 0 }
     }
 
-    /// Returns the next to be taken, or [`NONE`].
+    /// Returns the next slot to be taken, or [`NONE`].
     pub(super) fn first(&self) -> u32 {
         self.first
     }
@@ -140,7 +140,7 @@ impl FreeSlots {
         self.count
     }
 
-    /// Takes the list as a former process left it.
+    /// Takes over the list of a former process.
     pub(super) fn restore(&mut self, first: u32, count: u32) {
         (self.first, self.count) = (first, count);
     }
@@ -150,7 +150,7 @@ impl FreeSlots {
         self.restore(NONE, 0);
     }
 
-    /// Puts `slot` where it is the next to be taken.
+    /// Inserts `slot` as the next to be taken.
     pub(super) fn add_first<M: Words>(&mut self, words: &mut M, slot: u32) {
         let first = self.first;
         self.add_last(words, slot);
@@ -162,7 +162,7 @@ impl FreeSlots {
         self.first = slot;
     }
 
-    /// Puts `slot` where it is the last to be taken.
+    /// Inserts `slot` as the last to be taken.
     pub(super) fn add_last<M: Words>(&mut self, words: &mut M, slot: u32) {
         let first = self.first;
         let last = if first == NONE { slot } else { self.slots.get(words, first, PREVIOUS) };
@@ -177,7 +177,7 @@ impl FreeSlots {
         self.count += 1;
     }
 
-    /// Takes `slot` off the list.
+    /// Removes `slot` from the list.
     pub(super) fn remove<M: Words>(&mut self, words: &mut M, slot: u32) {
         let (previous, next) = (self.slots.get(words, slot, PREVIOUS), self.slots.get(words, slot, NEXT));
         if slot == self.first {

@@ -1,31 +1,30 @@
-//! The region of an index: how it is made, what a former process left in one, and the move into another.
+//! The region of an index: creating one, resuming from what a former process left, and moving into another.
 //!
-//! Where that process closed it ([`CacheIndex::close`]), and the checksum of its header is right, it is taken as it is: the
-//! tables are not looked at. Else the process may have been killed between
-//! any two stores, so nothing is believed but the words of the tables themselves: chains, queue, free lists and counts are
-//! made anew. Whoever sends such words (a migration) may have made them up, so they are treated like that, too:
-//! then the index holds nonsense, but is whole. Its contents are judged by the same rules as ever: a page of the
-//! server is compared with its fingerprint; that a block has a fingerprint is as true as the words' origin.
+//! A region that the former process closed ([`CacheIndex::close`]) is used as it is if the checksum of its header matches. Otherwise the process may have been killed between any two stores. Then only the
+//! entries of the tables are believed; chains, queue, free lists and counts are rebuilt.
+//! Words from another process (a migration) may be forged, so they are rebuilt as well. The index then may hold nonsense,
+//! but is consistent. Pages of the server are still compared with their fingerprints. Which block has which fingerprint is
+//! only as true as the origin of the words.
 //!
-//! A move goes on a piece at a time, while the index is in use. Until the end the old region is the index; the new one follows it.
-//! Nodes below `moved` are in both, so what becomes of them there becomes of them here. Slots follow at the end, in one piece: as
-//! they are if there are as many as before. A kill before the end finds the old region, which a move only reads.
+//! A move proceeds in pieces, while the index is in use. Until its end the old region is the index, and the new one follows.
+//! Nodes below `moved` are in both, so changes to them are made in both. The slots follow at the end in one piece, as a plain
+//! copy if their number is unchanged. After a kill before the end the old region is intact, because a move only reads it.
 
 use super::layout::{HEADER_WORDS, LAYOUT_VERSION, MAGIC, header, settle};
 use super::{CacheIndex, DiskWords, Layout, Nodes, SendLog, Slots, Target, Words};
 use crate::fingerprint::Fingerprint;
 use crate::rules::Rules;
 
-/// Who wrote the words that an index is resumed from.
+/// Origin of the words that an index is resumed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// A process of this user, in a file that nobody else may write to.
+    /// A process of this user, in a file that only this user may write.
     Own,
-    /// Somebody who may have made them up.
+    /// Another process, which may have forged them.
     Stranger,
 }
 
-/// Words that cannot be resumed from, given back.
+/// Error of a resume, which gives the words back.
 #[derive(Debug)]
 pub struct Unusable<M> {
     pub words: M,
@@ -33,12 +32,12 @@ pub struct Unusable<M> {
 }
 
 impl<M: Words> CacheIndex<M> {
-    /// Returns an empty index in `words`, which holds at least [`Layout::words`]. `seed` spreads the keys; `zero` is
-    /// the fingerprint of a page of zeroes, which never takes a slot. No slot is usable until [`Self::aim`] and
+    /// Returns an empty index in `words`, which hold at least [`Layout::words`]. `seed` is the seed of the hash chains; `zero`
+    /// is the fingerprint of a page of zeroes, which never takes a slot. No slot is usable until [`Self::aim`] and
     /// [`Self::resize`].
     ///
     /// # Panics
-    /// If `words` is too short, a mistake of the caller.
+    /// If `words` is too short.
     pub fn new(words: M, layout: Layout, seed: u64, zero: Fingerprint) -> Self {
         let mut this = Self::over(words, layout, seed, zero);
         this.words[header::MAGIC] = 0;
@@ -73,8 +72,8 @@ impl<M: Words> CacheIndex<M> {
         }
     }
 
-    /// Marks the index as complete, so that a successor need not look at every entry (64 GiB of cache: seconds). Does nothing
-    /// while a slot is pinned, or lost pages are still in the tables. Nothing may change after this until it is reopened.
+    /// Marks the index as complete, so that a successor need not rebuild it (which takes seconds for 64 GiB of cache). Does
+    /// nothing while a slot is pinned, or lost pages are still in the tables. The index must not change until it is reopened.
     pub fn close(&mut self) {
         if self.slots.are_pinned() || !self.slots.are_whole() {
             return;
@@ -85,24 +84,24 @@ impl<M: Words> CacheIndex<M> {
         self.words[header::CLOSED] = checksum(&self.words);
     }
 
-    /// Reopens the index: it may change again.
+    /// Reopens the index for changes.
     pub fn reopen(&mut self) {
         self.words[header::CLOSED] = 0;
         settle();
     }
 
-    /// Returns the index that a former process left in `words`, all of whose requests are over. `zero` tells whether its
-    /// key was the same.
+    /// Returns the index that a former process left in `words`; none of its requests may be outstanding. `zero` tells
+    /// whether its key was the same.
     ///
     /// # Errors
     /// If the words hold no index of this version and key for `disks` disks.
     pub fn resume(words: M, origin: Origin, disks: u16, seed: u64, zero: Fingerprint) -> Result<Self, Unusable<M>> {
         let unusable = |words, reason| Err(Unusable { words, reason });
         let Some(layout) = Layout::read(&words) else {
-            return unusable(words, "it is no index of this version, or damaged");
+            return unusable(words, "it is not an index of this version, or is damaged");
         };
         if layout.disks() != disks {
-            return unusable(words, "it is the index of another number of disks");
+            return unusable(words, "it was made for another number of disks");
         }
         if words[header::ZERO..header::ZERO + 3] != zero.0 {
             return unusable(words, "its fingerprints were made with another key");
@@ -121,15 +120,15 @@ impl<M: Words> CacheIndex<M> {
         Ok(this)
     }
 
-    /// Begins the move into `target`, an empty index with the same disks, seed and key. Ends one that was under way.
+    /// Begins the move into `target`, an empty index with the same disks, seed and key. Cancels a move in progress.
     pub fn begin_move(&mut self, mut target: Self) {
         assert_eq!(self.layout.disks(), target.layout.disks(), "an index moves with its disks");
         target.keep_to(self.rules);
         self.target = Some(Box::new(Target { index: target, moved: 0 }));
     }
 
-    /// Moves what is known in the next `nodes` nodes; returns whether that were the last ones. A smaller table keeps what is cached
-    /// rather than what is not.
+    /// Copies the next `nodes` nodes to the target. Returns whether they were the last ones. A smaller table prefers blocks
+    /// whose content is cached.
     pub fn move_nodes(&mut self, nodes: u32) -> bool {
         let Some(mut target) = self.target.take() else { return true };
         let end = target.moved.saturating_add(nodes).min(self.nodes.limit());
@@ -150,8 +149,8 @@ impl<M: Words> CacheIndex<M> {
         end == self.nodes.limit()
     }
 
-    /// Ends the move: from now on this is the index in the new region. Returns the old words. Slots above the new layout's
-    /// are given up; pins stay.
+    /// Ends the move, switches to the new region, and returns the old words. Slots beyond the new layout are given up; pins
+    /// stay.
     pub fn finish_move(&mut self) -> Option<M> {
         while !self.move_nodes(u32::MAX) {}
         let Target { mut index, .. } = *self.target.take()?;
@@ -162,8 +161,8 @@ impl<M: Words> CacheIndex<M> {
     }
 }
 
-/// Where the checksum begins. It is another one than that of programs whose free slots were linked one way only: what they closed
-/// is looked at like what a killed process left.
+/// Start value of the checksum. Older programs, whose free slots were linked one way only, used another one: a region that
+/// they closed is rebuilt like that of a killed process.
 const CHECKSUM_BASIS: u32 = 0x811c_9dc6;
 
 /// Returns a checksum of all words of the header but [`header::CLOSED`]; never 0 (FNV-1a of whole words, rotated).

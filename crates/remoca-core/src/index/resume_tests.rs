@@ -1,4 +1,4 @@
-//! The index of a process that was killed between any two stores, and of words that somebody made up.
+//! The index of a process that was killed between any two stores, and forged words.
 
 use super::layout::{HEADER_WORDS, NODE_WORDS, header};
 use super::tests::{Model, Step, Told, ZERO, block, content, steps};
@@ -62,7 +62,7 @@ fn resume_of(words: Vec<u32>, origin: Origin) -> CacheIndex<Vec<u32>> {
     CacheIndex::resume(words, origin, DISKS, 7, ZERO).map_err(|unusable| unusable.reason).unwrap()
 }
 
-/// What the server holds after it got so many of the frames, and how many SENDPAGEs were among them.
+/// Returns what the server holds after the first frames, and how many SENDPAGEs were among them.
 fn server_after(told: &[Told]) -> (HashMap<u32, Fingerprint>, u64) {
     let (mut server, mut sends) = (HashMap::new(), 0);
     for frame in told {
@@ -81,7 +81,7 @@ fn server_after(told: &[Told]) -> (HashMap<u32, Fingerprint>, u64) {
     (server, sends)
 }
 
-/// Contents whose place in the queue may differ, since the process was killed during `step`.
+/// Returns the contents whose place in the queue may differ, because the process was killed during `step`.
 fn touched(step: &Step, before: &Model, queues: [&[(SlotIndex, Fingerprint)]; 2]) -> HashSet<Fingerprint> {
     let known = |bno: u64| before.learned.get(&bno).copied();
     let mut touched: HashSet<_> = match *step {
@@ -113,7 +113,7 @@ proptest! {
         let mut model = Model::default();
         for (done, step) in steps.iter().enumerate() {
             let (before, queue_before) = (model.clone(), queue(&index));
-            // An upgrade that comes to nothing, now and then.
+            // Now and then, an upgrade that fails.
             if done % 4 == 3 {
                 index.close();
                 index.reopen();
@@ -121,7 +121,7 @@ proptest! {
             model.apply(&mut index, step)?;
             let Some(left_behind) = index.words.left_behind.take() else { continue };
 
-            // The successor is killed, too, while it makes the index anew.
+            // The successor is also killed, while it rebuilds the index.
             let successor = Mortal::new(left_behind.clone(), stores_of_successor);
             let successor = CacheIndex::resume(successor, Origin::Own, DISKS, 7, ZERO).map_err(|u| u.reason).unwrap();
             let left_behind = successor.words.left_behind.unwrap_or(left_behind);
@@ -136,7 +136,7 @@ proptest! {
             let rest = |queue: Vec<(_, _)>| queue.into_iter().filter(|(_, c)| !touched.contains(c)).collect::<Vec<_>>();
             prop_assert_eq!(rest(queue(&resumed)), rest(queue_before), "the order of the queue after {:?}", step);
 
-            // The server got some of what was sent before, and says so.
+            // The server received some of what was sent before, and says so.
             let (server, received) = server_after(&before.told[..got.min(before.told.len())]);
             prop_assert_eq!(resumed.pool(), Some(POOL));
             resumed.give_up_sends(received);
@@ -152,7 +152,7 @@ proptest! {
         }
     }
 
-    /// What is taken as it is is what would have been made anew.
+    /// An index that is used as it is equals the one that a rebuild makes.
     #[test]
     fn an_index_that_was_closed_is_the_same_again(steps in steps(), split in 0..60_usize) {
         let mut index = index(vec![0; layout().words()]);
@@ -172,14 +172,14 @@ proptest! {
         }
         prop_assert_ne!(index.words[header::CLOSED], 0);
         let (counts, blocks, words) = (index.slot_counts(), index.known_blocks(), index.words);
-        let anew = resume_of(words.clone(), Origin::Stranger);
+        let rebuilt = resume_of(words.clone(), Origin::Stranger);
         let mut resumed = resume_of(words, Origin::Own);
         prop_assert_eq!(resumed.words[header::CLOSED], 0);
-        for index in [&anew, &resumed] {
+        for index in [&rebuilt, &resumed] {
             prop_assert_eq!((index.slot_counts(), index.known_blocks()), (counts, blocks));
         }
-        prop_assert_eq!(queue(&resumed), queue(&anew));
-        prop_assert!(resumed.was_closed() && !anew.was_closed());
+        prop_assert_eq!(queue(&resumed), queue(&rebuilt));
+        prop_assert!(resumed.was_closed() && !rebuilt.was_closed());
         for step in after {
             model.apply(&mut resumed, step)?;
             model.check(&resumed)?;
@@ -208,7 +208,7 @@ proptest! {
             let areas = index.swap_areas(DiskIndex(disk));
             index.set_swap_areas(DiskIndex(disk), areas.iter());
         }
-        // Whatever it says, the server and the guest are taken at that.
+        // The model starts from what the index says about server and guest.
         let server = index.queue().map(|(slot, content)| (slot.0, content)).collect();
         let learned = (0..24).filter_map(|b| Some((b, index.known(block(b))?))).collect();
         let mut model = Model { server, learned, ..Model::default() };
@@ -281,7 +281,7 @@ fn chains_that_somebody_made_long_cost_little() {
     let layout = Layout::new(PageCount(1 << 16), PageCount(1 << 16), 1);
     let mut index = CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO);
     index.set_capacity(PageCount(1 << 16), |_| {});
-    // The same in every word that chooses a chain.
+    // The same value in every word that chooses a chain.
     for node in 0..1_u32 << 16 {
         index.learn(BlockId { disk: DiskIndex(0), bno: BlockNumber(u64::from(node)) }, Fingerprint([5, node, 5]));
     }
@@ -320,7 +320,7 @@ fn resume_cost() {
     let mut index = CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO);
     index.begin_pool(POOL, 0);
     index.set_capacity(PageCount(pages), |_| {});
-    // As keyed hashes: no order among them.
+    // Numbers without any order, like keyed hashes.
     let content = |i: u32| Fingerprint([1, 2, 3].map(|k: u32| i.wrapping_mul(0x9e37_79b1).rotate_left(k * 7) ^ i));
     for i in 0..pages + (1 << 17) {
         index.learn(BlockId { disk: DiskIndex(0), bno: BlockNumber(u64::from(i)) }, content(i));

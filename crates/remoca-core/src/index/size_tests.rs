@@ -1,4 +1,4 @@
-//! A change of size: how much one call does, and that it ends.
+//! Changes of size: how much one call does, and that the change ends.
 
 use super::tests::{Model, Step, ZERO, block, content, index, steps};
 use super::*;
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
 
-/// Words that count how often they are looked at.
+/// Words that count accesses.
 struct Counted {
     words: Vec<u32>,
     looks: Cell<u64>,
@@ -29,7 +29,7 @@ impl DerefMut for Counted {
 }
 
 const SLOTS: u32 = 4096;
-/// More than what belongs to one slot is looked at: its chain, its neighbours on the queue, those of the slot it moves to.
+/// Maximum number of accesses for one slot: its chain, its neighbours on the queue, and those of the slot it moves to.
 const LOOKS_MAX: u64 = 300;
 
 fn full() -> CacheIndex<Counted> {
@@ -51,7 +51,7 @@ fn looks<R>(index: &mut CacheIndex<Counted>, work: impl FnOnce(&mut CacheIndex<C
     index.words.looks.get() - before
 }
 
-/// Goes on slot by slot, with bounded work for each; returns after how many.
+/// Changes the size slot by slot, with bounded work for each. Returns the number of slots.
 fn go_on(index: &mut CacheIndex<Counted>) -> u32 {
     let mut turns = 0;
     while index.is_resizing() {
@@ -99,7 +99,7 @@ fn lost_pages_are_not_found_and_their_slots_not_filled() {
     assert!(lost.iter().all(|(_, content)| index.cached(*content).is_none()));
 }
 
-/// As many pages come as are given up.
+/// As many pages are admitted as are given up.
 #[test]
 fn admissions_do_not_keep_a_shrink_from_its_end() {
     let mut index = index(64, 64);
@@ -123,7 +123,7 @@ fn admissions_do_not_keep_a_shrink_from_its_end() {
 }
 
 proptest! {
-    /// Whatever comes between the slots of a shrink: admissions, hits, pins and losses do not keep it from its end.
+    /// A shrink ends, whatever comes between its steps: admissions, hits, pins and losses.
     #[test]
     fn a_change_of_size_ends_whatever_comes_between(steps in steps(), from in 1..16_u32, to in 0..16_u32) {
         let mut index = index(16, 16);

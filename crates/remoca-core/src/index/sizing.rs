@@ -1,19 +1,19 @@
-//! What the number of usable slots becomes, and what is left to be done for that.
+//! Progress of a change in the number of usable slots.
 
 use super::layout::NONE;
 use std::ops::Range;
 
-/// Chain heads that are cleared in place of looking at one slot: two pages of memory.
+/// Chain heads cleared in one step, instead of processing a slot: two pages of memory.
 const HEADS_PER_STEP: u32 = 2048;
 
-/// What the capacity becomes.
+/// Target of a change of the capacity, and how far it has come.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizing {
     /// Wanted capacity.
     wanted: u32,
     /// First slot whose page is lost; `NONE` unless some are below the capacity.
     kept: u32,
-    /// First slot that has not been looked at in search of a free one.
+    /// Next slot to look at in the search for a free one.
     spare: u32,
     /// First chain head that is still to be cleared; `NONE` if none is.
     stale_heads: u32,
@@ -24,7 +24,7 @@ impl Sizing {
         Self { wanted: 0, kept: NONE, spare: 0, stale_heads: NONE }
     }
 
-    /// Returns the same for a new table of `slots` slots.
+    /// Returns the same target for a new table of `slots` slots.
     pub(super) fn within(self, slots: u32) -> Self {
         Self { wanted: self.wanted.min(slots), stale_heads: NONE, ..self }
     }
@@ -34,19 +34,19 @@ impl Sizing {
         self.wanted
     }
 
-    /// Sets the wanted capacity. Another one has free slots searched for from the first on.
+    /// Sets the wanted capacity. A new value restarts the search for free slots.
     pub(super) fn aim(&mut self, wanted: u32) {
         if wanted != self.wanted {
             (self.wanted, self.spare) = (wanted, 0);
         }
     }
 
-    /// Loses the pages of all slots from `slots` on.
+    /// Marks the pages of all slots from `slots` on as lost.
     pub(super) fn lose_from(&mut self, slots: u32) {
         self.kept = slots;
     }
 
-    /// Ends a loss: all such slots are beyond the capacity.
+    /// Ends a loss, when all such slots are beyond the capacity.
     pub(super) fn end_loss(&mut self) {
         self.kept = NONE;
     }
@@ -61,17 +61,17 @@ impl Sizing {
         capacity.min(self.kept)
     }
 
-    /// Begins anew with no page in any slot, and with heads of chains that mean nothing.
+    /// Begins a clear: no slot has a page, and all chain heads are stale.
     pub(super) fn begin_clear(&mut self) {
         *self = Self { kept: NONE, spare: 0, stale_heads: 0, ..*self };
     }
 
-    /// Returns whether heads of chains are to be cleared.
+    /// Returns whether stale chain heads are left.
     pub(super) fn has_stale_heads(&self) -> bool {
         self.stale_heads != NONE
     }
 
-    /// Returns the next heads to clear, of `all`.
+    /// Returns the next of `all` heads to clear, if any are left.
     pub(super) fn next_stale_heads(&mut self, all: u32) -> Option<Range<u32>> {
         let from = self.stale_heads;
         if from == NONE {
@@ -82,12 +82,12 @@ impl Sizing {
         Some(from..to)
     }
 
-    /// Returns whether there may be a free slot below the wanted capacity. `free`: the first of the free ones.
+    /// Returns whether there may be a free slot below the wanted capacity. `free` is the first slot of the free list.
     pub(super) fn may_find_spare(&self, free: u32) -> bool {
         free < self.wanted || self.spare < self.wanted
     }
 
-    /// Looks at one slot below the wanted capacity, and returns it if it is free.
+    /// Returns a free slot below the wanted capacity, after looking at one slot at most.
     pub(super) fn next_spare(&mut self, free: u32, is_free: impl Fn(u32) -> bool) -> Option<u32> {
         if free < self.wanted {
             return Some(free);

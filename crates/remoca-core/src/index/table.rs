@@ -1,20 +1,20 @@
-//! The tables of slots and nodes: entries of as many words each, with a fingerprint, and hash chains through them.
+//! Tables of slots and nodes: entries of a fixed number of words, with a fingerprint, and hash chains through them.
 
 use super::layout::{NONE, Words};
 use crate::fingerprint::Fingerprint;
 use std::ops::Range;
 
-/// First word of the fingerprint, in both tables.
+/// Position of the fingerprint in an entry of either table.
 pub(super) const CONTENT: usize = 2;
 
-/// Entries of one chain that are looked at. Keyed hashes make chains of a dozen at most; words that were made up must not
-/// cost time without end.
+/// Maximum number of entries of a chain that are looked at. Keyed hashes make chains of a dozen at most; forged words must
+/// not cost unbounded time.
 const CHAIN_MAX: u32 = 64;
 
-/// Entries whose chains are loaded together: as many loads as a processor has under way, and some more.
+/// Number of entries whose chains are loaded together: a few more than the loads that a processor has in flight.
 pub(super) const BATCH: u32 = 32;
 
-/// A table of entries of `SIZE` words each, from word `at` on.
+/// Table of entries of `SIZE` words each, from word `at` on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Table<const SIZE: usize> {
     at: usize,
@@ -49,16 +49,16 @@ impl<const SIZE: usize> Table<SIZE> {
     }
 }
 
-/// What a chain has for a new entry.
+/// Whether a chain takes a new entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Room {
     Free,
-    /// The same is on it.
+    /// An equal entry is already on it.
     Taken,
     TooLong,
 }
 
-/// The head of a chain: where in the region it is.
+/// Position of the head of a chain in the region.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Head(usize);
 
@@ -78,7 +78,7 @@ impl<const SIZE: usize> Chains<SIZE> {
         Self { table, heads_at, heads, next }
     }
 
-    /// Returns the head of the chain of this hash.
+    /// Returns the head of the chain for this hash.
     pub(super) fn head(&self, hash: u32) -> Head {
         Head(self.heads_at + (hash & (self.heads - 1)) as usize)
     }
@@ -100,8 +100,7 @@ impl<const SIZE: usize> Chains<SIZE> {
         None
     }
 
-    /// Returns whether a chain, whose entries are known to be chained well, has room for an entry that is like those for which
-    /// `is_same` holds.
+    /// Returns whether a well-formed chain has room for a new entry, or has one already for which `is_same` holds.
     pub(super) fn room<M: Words>(&self, words: &M, head: Head, is_same: impl Fn(u32) -> bool) -> Room {
         let mut entry = words[head.0];
         for _ in 0..CHAIN_MAX {
@@ -149,7 +148,7 @@ impl<const SIZE: usize> Chains<SIZE> {
         words[self.heads_at + heads.start as usize..self.heads_at + heads.end as usize].fill(NONE);
     }
 
-    /// Returns the words of a table of `entries` entries, and of the heads behind it.
+    /// Returns the range of the words of a table of `entries` entries and of the heads behind it.
     pub(super) fn with_table(&self, entries: u32) -> Range<usize> {
         debug_assert_eq!(self.table.at + entries as usize * SIZE, self.heads_at, "the heads follow the table");
         self.table.at..self.heads_at + self.heads as usize

@@ -9,7 +9,7 @@ use std::ops::DerefMut;
 pub(super) const ZERO: Fingerprint = Fingerprint([9, 9, 9]);
 
 impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
-    /// Changes the capacity in one go.
+    /// Changes the capacity in one step.
     pub(super) fn set_capacity(&mut self, capacity: PageCount, moves: impl FnMut(Move)) {
         self.aim(capacity);
         self.resize(u32::MAX, moves);
@@ -28,7 +28,7 @@ pub(super) fn block(bno: u64) -> BlockId {
     BlockId { disk: DiskIndex(1), bno: BlockNumber(bno) }
 }
 
-/// Few distinct values, so that chains and duplicates are common.
+/// Few distinct values, so that long chains and duplicates are common.
 pub(super) fn content(value: u32) -> Fingerprint {
     Fingerprint([value % 3, value % 5, value])
 }
@@ -63,7 +63,7 @@ fn a_hit_is_next_to_be_discarded_and_stays_valid() {
 
 #[test]
 fn a_hit_finds_its_block_wherever_it_is_by_now() {
-    // A node that is free looks like one of the first disk.
+    // A free node looks like one of the first disk.
     let block = |bno| BlockId { disk: DiskIndex(0), ..block(bno) };
     // Nothing happened; the block moved to another node; its node is another block's; it is gone.
     for fate in 0..4 {
@@ -237,7 +237,7 @@ pub(super) enum Step {
     Unpin,
     /// Wants another capacity.
     Aim(u32),
-    /// Goes on towards it.
+    /// Works towards it.
     Resize(u32),
     /// The server drops the slots from here on.
     Lose(u32),
@@ -262,7 +262,7 @@ pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..200)
 }
 
-/// A SENDPAGE, a MOVE, or the server's own word that it has dropped the slots from one on.
+/// SENDPAGE, MOVE, or the server's word that it dropped the slots from one on.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Told {
     Page(u32, Fingerprint),
@@ -270,13 +270,13 @@ pub(super) enum Told {
     Lost(u32),
 }
 
-/// What the server would hold in each slot, and what was learned of each block and not forgotten since.
+/// Model of what the server holds in each slot, and of what was learnt of each block and not forgotten.
 #[derive(Clone, Default)]
 pub(super) struct Model {
     pub(super) server: HashMap<u32, Fingerprint>,
     pub(super) learned: HashMap<u64, Fingerprint>,
     pub(super) pinned: VecDeque<SlotIndex>,
-    /// What it was told to store and to move, in this order.
+    /// Everything that it was told to store and to move, in order.
     pub(super) told: Vec<Told>,
 }
 

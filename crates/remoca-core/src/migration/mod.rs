@@ -1,13 +1,14 @@
-//! Who owns the disks of a VM that migrates between two processes, and how the ownership moves. Pure: events go in by
-//! `handle_*`, actions come out of `poll_action`, in the order in which they are to be done.
+//! Ownership of the disks of a VM that migrates between two processes. The machine is pure: events go in by `handle_*`,
+//! actions come out of `poll_action`, in the order in which they are to be executed.
 //!
-//! Both processes run this machine. An owner has the image locked, the session with the memory server, and serves its guest;
-//! the other has none of that, and its guest waits. Ownership is one message, [`Message::Yours`]; before it is sent anything
-//! may be given up by closing the connection, and what was received before it is forgotten with the connection.
-//! 1. Who has not the ownership serves nothing until it gets it, or, with the peer out of reach, has the image's lock: then cold.
+//! Both processes run this machine. The owner holds the image lock and the session with the memory server, and serves its
+//! guest. The other process has none of these, and its guest waits. Ownership moves with one message, [`Message::Yours`].
+//! Until it is sent, closing the connection cancels everything, and both sides forget what they received.
+//! 1. A process without ownership serves nothing until it receives it or, if the peer is unreachable, takes the image lock;
+//!    it then starts cold.
 //! 2. An owner whose guest runs gives nothing away.
-//! 3. What goes back after the other side has written goes back cold.
-//! 4. A lock that does not reach other hosts (block devices, NBD) decides nothing: then only the operator can.
+//! 3. Disks that go back after the other side wrote to them go back cold.
+//! 4. A lock that other hosts do not see (block devices, NBD) decides nothing: then only the operator can.
 //!
 //! Driven by `remoca-disk`'s driver; checked by a model with loss and death at every step (`tests`). Decision 0023.
 
@@ -17,56 +18,57 @@ mod tests;
 use crate::units::Nanos;
 use std::collections::VecDeque;
 
-/// A peer that was asked for the ownership and says nothing for so long is out of reach.
+/// How long a peer that was asked for the disks may be silent before it counts as unreachable.
 const PEER_PATIENCE: u64 = 10_000_000_000;
-/// Between two attempts to lock an image that is in use.
+/// Pause between two attempts to lock an image that is in use.
 const LOCK_AGAIN_AFTER: u64 = 1_000_000_000;
 
-/// What the two sides tell each other, in order, over a connection that loses nothing but its end.
+/// Message between the two sides. The connection delivers them in order, and may lose only the last ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// The disks fit: hand them over as soon as your guest stops.
+    /// The disks match: hand them over as soon as your guest stops.
     Accept,
-    /// The disks are yours. With `state`, the index came before this message, and is what the disks hold.
+    /// The disks are yours. `state` says that the index sent before this message describes their content.
     Yours { state: bool },
     /// My guest runs: give the disks back.
     Want,
-    /// Not yet: mine also runs, or what it did is still being made durable. Answers every `Want`.
+    /// Not yet: my guest also runs, or its writes are not durable yet. Answers every `Want`.
     Busy,
 }
 
-/// What the driver is to do, in this order.
+/// Action for the driver. Actions are executed in the order in which they come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Wait until no request is in flight and all writes are durable; then call `handle_drained`. One that comes while
-    /// another is under way starts it over.
+    /// Wait until no request is in flight and all writes are durable, then call `handle_drained`. A second one restarts the
+    /// first.
     Drain,
-    /// Send the state, then call `handle_sent`; `handle_lost` if that fails. With the index, if [`Ownership::gives_index`].
+    /// Send the state, with the index if [`Ownership::gives_index`] says so. Then call `handle_sent`, or `handle_lost` if that
+    /// fails.
     SendState,
-    /// Unlock and close the images, and leave the memory server without giving the pool up.
+    /// Unlock and close the images, and leave the memory server without giving up the pool.
     Release,
     Send(Message),
-    /// Close the connection; what is on its way is lost.
+    /// Close the connection to the peer; messages in transit are lost.
     Disconnect,
-    /// What was received of an index is void.
+    /// Discard what was received of an index.
     Forget,
-    /// Open and lock the images, with bounded patience; then call `handle_locked`.
+    /// Open and lock the images, with a bounded wait, then call `handle_locked`.
     Lock,
-    /// The disks are ours: serve. `warm`: with the index that was received.
+    /// Serve the guest: the disks are ours. `warm` says whether to use the received index.
     Serve {
         warm: bool,
     },
-    /// Our guest waits for a disk that only the operator can give it: the peer is out of reach, and the image's lock says
-    /// nothing about other hosts.
+    /// Tell the operator that our guest waits for a disk that only the operator can give it: the peer is unreachable, and the
+    /// image lock says nothing about other hosts.
     TellStuck,
 }
 
-/// What came of [`Action::Lock`].
+/// Result of [`Action::Lock`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Locked {
     /// The images are those that the received index describes.
     Unchanged,
-    /// Or may be others, or there is no received index.
+    /// The images may have changed, or no index was received.
     Changed,
     InUse,
 }
@@ -74,36 +76,36 @@ pub enum Locked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Own,
-    /// Still the owner; the peer is to have it.
+    /// Still the owner, about to give the disks to the peer.
     Draining,
     Sending,
     Gone,
-    /// Locks the images: was `given` the ownership over this connection, else tries for it.
+    /// Locking the images. `given` says that the peer gave the ownership over this connection.
     Entering {
         warm: bool,
         given: bool,
     },
 }
 
-/// One side.
+/// Ownership as one of the two sides sees it.
 #[derive(Clone, Debug)]
 pub struct Ownership {
     state: State,
-    /// Whether other hosts see the image's lock.
+    /// Whether other hosts see the image lock.
     lock_reaches: bool,
-    /// Owned the disks before, and so may have a way back to them.
+    /// Whether this process has owned the disks, and so may have a way back to them.
     has_owned: bool,
     linked: bool,
     peer_wants: bool,
-    /// A queue of our guest runs.
+    /// Whether any queue of our guest runs.
     running: bool,
-    /// Owns what came over this connection.
+    /// Whether the disks came over this connection.
     came_from_peer: bool,
-    /// What goes to the peer, goes with the index.
+    /// Whether the disks go to the peer with the index.
     gives_index: bool,
-    /// `Want` was sent over this connection.
+    /// Whether `Want` was sent over this connection.
     asked: bool,
-    /// By then an answer to it is due.
+    /// Deadline for an answer to it.
     answer_due: Option<Nanos>,
     answered: bool,
     lock_again: Option<Nanos>,
@@ -112,7 +114,7 @@ pub struct Ownership {
 }
 
 impl Ownership {
-    /// Returns a process that starts with the disks, or (`incoming`) waits for another one to give it them.
+    /// Returns the ownership of a process that starts with the disks or, if `incoming`, waits to be given them.
     #[must_use]
     pub fn new(incoming: bool, lock_reaches: bool) -> Self {
         Self {
@@ -144,7 +146,7 @@ impl Ownership {
         self.state == State::Own
     }
 
-    /// Returns whether the image is locked by us, or about to be.
+    /// Returns whether we have locked the image, or are about to.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.state != State::Gone
@@ -156,7 +158,7 @@ impl Ownership {
         matches!(self.state, State::Draining | State::Sending)
     }
 
-    /// Returns whether [`Action::SendState`] is to send the index, or only what else the peer has to know.
+    /// Returns whether [`Action::SendState`] includes the index.
     #[must_use]
     pub fn gives_index(&self) -> bool {
         self.gives_index
@@ -174,12 +176,12 @@ impl Ownership {
         self.seek(now);
     }
 
-    /// Handles a sign of life of the peer, if only a piece of an index.
+    /// Handles a sign of life of the peer, such as a piece of an index.
     pub fn handle_alive(&mut self) {
         self.answered = true;
     }
 
-    /// Handles the loss of the connection. Before `Yours` nothing was given away, after it nothing comes back.
+    /// Handles the loss of the connection. Before `Yours` the disks stay with the sender, after it with the receiver.
     pub fn handle_lost(&mut self, now: Nanos) {
         (self.linked, self.peer_wants, self.came_from_peer) = (false, false, false);
         (self.asked, self.answer_due) = (false, None);
@@ -189,7 +191,7 @@ impl Ownership {
                 self.actions.push_back(Action::Forget);
                 self.seek(now);
             }
-            // It is ours now; there is nobody to give it back to.
+            // The disks are ours now, and there is no peer to give them back to.
             State::Entering { warm, .. } => self.state = State::Entering { warm, given: false },
             State::Own => {}
         }
@@ -231,8 +233,8 @@ impl Ownership {
         }
     }
 
-    /// Handles the end of a drain: nothing is in flight and everything is durable. `wrote`: something was written since
-    /// the disks became ours.
+    /// Handles the end of a drain: nothing is in flight and everything is durable. `wrote` says whether anything was written
+    /// since the disks became ours.
     pub fn handle_drained(&mut self, wrote: bool) {
         if self.state != State::Draining {
             return;
@@ -242,7 +244,7 @@ impl Ownership {
         self.actions.push_back(Action::SendState);
     }
 
-    /// Handles that the index is on its way.
+    /// Handles the end of [`Action::SendState`]: gives the disks to the peer.
     pub fn handle_sent(&mut self) {
         if self.state == State::Sending {
             self.go();
@@ -254,7 +256,7 @@ impl Ownership {
         if locked == Locked::InUse {
             self.state = State::Gone;
             if given {
-                // The peer had them a moment ago, so it may have more luck; what was never given is not given back.
+                // The peer had them a moment ago, so it may succeed. Disks that were never given are not given back.
                 self.peer_wants = false;
                 self.actions.push_back(Action::Send(Message::Yours { state: false }));
             }
@@ -267,8 +269,8 @@ impl Ownership {
         self.leave();
     }
 
-    /// Takes the disks back on the operator's word that the peer is gone, or never had them. Returns false if they are not
-    /// away, or if the peer is connected and no lock would tell that it has them.
+    /// Takes the disks back, on the operator's word that the peer is gone or never had them. Returns false if they are ours,
+    /// or if the peer is connected and no lock would show that it has them.
     pub fn take_back(&mut self, now: Nanos) -> bool {
         if self.state != State::Gone || (self.linked && !self.lock_reaches) {
             return false;
@@ -300,7 +302,7 @@ impl Ownership {
         }
     }
 
-    /// Begins to hand over, if all agree.
+    /// Begins the hand-over if the peer wants the disks and our guest does not run.
     fn leave(&mut self) {
         if self.state == State::Own && self.linked && self.peer_wants && !self.running {
             self.state = State::Draining;
@@ -315,14 +317,14 @@ impl Ownership {
         self.actions.push_back(Action::Send(Message::Yours { state: self.gives_index }));
     }
 
-    /// Seeks the disks that our guest wants: asks for them, or tries to take them.
+    /// Asks the peer for the disks that our guest wants, or tries to take them.
     fn seek(&mut self, now: Nanos) {
         if self.state != State::Gone || !self.running {
             return;
         }
         if self.linked {
             if !std::mem::replace(&mut self.asked, true) {
-                // Who waits for its first disks has nothing to gain by giving the source up.
+                // A process that waits for its first disks gains nothing from giving up on the source.
                 self.answered = false;
                 self.answer_due = self.has_owned.then(|| Nanos(now.0.saturating_add(PEER_PATIENCE)));
                 self.actions.push_back(Action::Send(Message::Want));

@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// What travels: an index that knows the image at some version, or a message.
+/// Item in transit: an index that describes the image at some version, or a message.
 #[derive(Clone, Copy, Debug)]
 enum Parcel {
     Index(u64),
@@ -16,27 +16,27 @@ struct Side {
     running: bool,
     /// The images are open and, as far as locks reach, locked.
     open: bool,
-    /// Version of the image that the index knows.
+    /// Version of the image that the index describes.
     index: Option<u64>,
     received: Option<u64>,
     wrote: bool,
     drains: u32,
     sends: bool,
     locks: bool,
-    /// Still to be told that the connection is gone.
+    /// Whether it has yet to hear that the connection is gone.
     lost: bool,
     inbox: VecDeque<Parcel>,
 }
 
-/// How a run is made.
+/// Options of a run.
 #[derive(Clone, Copy)]
 struct Plan {
     lock_reaches: bool,
-    /// Guests run wherever and whenever they like.
+    /// Whether guests run wherever and whenever they like.
     careless: bool,
-    /// Takes a received index for that of the image without looking at the image.
+    /// Whether a received index is used without a look at the image.
     unchecked: bool,
-    /// Faults are over after so many steps.
+    /// Number of steps after which there are no more faults.
     faults_until: u32,
 }
 
@@ -145,7 +145,7 @@ impl World {
         }
     }
 
-    /// One thing happens; false if that was none of those which lie ahead by themselves.
+    /// Makes one thing happen. Returns false if it was none of those that happen by themselves.
     fn step(&mut self, faults: bool) -> bool {
         let at = usize::try_from(self.draw(2)).unwrap();
         let kind = self.draw(if faults { 12 } else { 6 });
@@ -168,7 +168,7 @@ impl World {
             3 if self.sides[at].sends => {
                 self.sides[at].sends = false;
                 if !self.linked {
-                    // It will hear of that; what it sends goes nowhere.
+                    // It will hear of that; its messages are lost.
                 } else if let Some(index) = self.sides[at].index
                     && self.sides[at].machine.gives_index()
                 {
@@ -230,7 +230,7 @@ impl World {
         }
     }
 
-    /// A hypervisor starts a guest only where no other one runs it, unless it is careless.
+    /// Starts or stops a guest. Unless it is careless, the hypervisor starts one only where no other runs.
     fn move_guest(&mut self, at: usize) -> bool {
         let running = self.sides[at].running;
         if !running && !self.plan.careless && self.sides[1 - at].running {
@@ -250,7 +250,7 @@ impl World {
         true
     }
 
-    /// What is on its way may arrive or not.
+    /// Messages in transit may arrive or not.
     fn cut(&mut self, at: usize) {
         if !std::mem::replace(&mut self.linked, false) {
             return;
@@ -275,7 +275,7 @@ impl World {
             self.step(step < self.plan.faults_until);
             self.check();
         }
-        // Whatever lies ahead happens.
+        // Everything that is pending happens.
         for _ in 0..400 {
             self.step(false);
             self.check();
@@ -312,7 +312,7 @@ fn a_guest_that_runs_alone_gets_its_disks_unless_only_the_operator_can_tell() {
                 if !side.alive || !side.running || side.machine.serves() {
                     continue;
                 }
-                // Its connection is gone, and the other one holds the disks, or may: the operator was told.
+                // Its connection is gone, and the other one holds the disks, or may hold them: the operator was told.
                 let excused = !world.linked && (other.open || side.machine.told_stuck);
                 assert!(lock_reaches || world.linked || side.machine.told_stuck, "seed {seed}: side {at} says nothing");
                 assert!(excused, "seed {seed}: side {at} waits for ever: {:#?}", world.log);
@@ -343,7 +343,7 @@ fn the_ordinary_ways() {
     source.handle_sent();
     assert_eq!(drain(&mut source), [Action::Release, Action::Send(Message::Yours { state: true })]);
     assert!(!source.holds());
-    // The hypervisor gives up: the guest goes on here.
+    // The hypervisor gives up: the guest continues here.
     source.handle_queues(now, true);
     assert_eq!(drain(&mut source), [Action::Send(Message::Want)]);
 
@@ -360,7 +360,7 @@ fn the_ordinary_ways() {
     assert_eq!(drain(&mut target), [Action::SendState]);
     assert!(target.gives_index());
     wrote.handle_drained(true);
-    assert_eq!(drain(&mut wrote), [Action::SendState], "a flush that failed is told all the same");
+    assert_eq!(drain(&mut wrote), [Action::SendState], "a flush that failed is still reported");
     assert!(!wrote.gives_index());
     wrote.handle_sent();
     assert_eq!(drain(&mut wrote), [Action::Release, Action::Send(Message::Yours { state: false })]);
@@ -424,7 +424,7 @@ fn disks_of_a_peer_that_is_connected_are_not_taken_back_unless_a_lock_guards_the
 fn the_disks_are_not_lost_with_the_message_that_gives_them() {
     let now = Nanos(0);
     for lock_reaches in [true, false] {
-        // `Yours` was on its way when the connection broke: the guest starts where nobody ever had the disks.
+        // `Yours` was in transit when the connection broke: the guest starts where the disks never were.
         let mut target = Ownership::new(true, lock_reaches);
         target.handle_linked(now);
         target.handle_lost(now);

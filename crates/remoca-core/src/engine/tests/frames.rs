@@ -8,7 +8,7 @@ fn agentless() -> Bench {
     bench
 }
 
-/// The driver overwrites so many frames that hold `value`; how many of them were looked at.
+/// Overwrites `count` frames that hold `value`. Returns how many of them were examined.
 fn overwrite(bench: &mut Bench, count: usize, value: u8) -> usize {
     let mut looked_at = 0;
     for _ in 0..count {
@@ -20,7 +20,7 @@ fn overwrite(bench: &mut Bench, count: usize, value: u8) -> usize {
     looked_at
 }
 
-/// Enough of them show that what this guest evicts is known.
+/// Shows the engine enough frames with known content that frames pay.
 fn frames_pay() -> Bench {
     let mut bench = agentless();
     bench.do_from_disk(GuestOp::Read(blocks(3, 1)), &page(1));
@@ -33,11 +33,11 @@ fn frames_pay() -> Bench {
 fn frames_that_hold_what_was_evicted_become_the_source() {
     let mut bench = frames_pay();
     assert_eq!(overwrite(&mut bench, 10, 1), 10, "all of them now");
-    // Reads no longer are one: the cache would hold what the guest holds.
+    // Reads are no longer admitted: the cache would hold what the guest holds.
     bench.do_from_disk(GuestOp::Read(blocks(4, 1)), &page(2));
     assert!(!bench.cached(4));
     assert!(matches!(bench.engine.handle_frame(&page(2)), Evicted::Admit(_)));
-    // And a hit is the next to be discarded.
+    // A hit is the next to be discarded.
     let fetch = only_fetch(&bench.read(0, blocks(4, 1)));
     bench.page_comes(fetch, 2);
     let oldest = bench.engine.index().queue().next().map(|(slot, _)| slot);
@@ -73,7 +73,7 @@ fn zeroed_frames_are_left_alone_but_for_a_sample() {
     // The guest comes back with another kernel.
     overwrite(&mut bench, 64 * 64, 1);
     assert_eq!(bench.engine.status().admission, Admission::Frames);
-    // And again with the first.
+    // The first kernel comes back.
     overwrite(&mut bench, 2048, 0);
     assert_eq!(bench.engine.status().admission, Admission::Reads);
 }
@@ -94,7 +94,7 @@ fn with_an_agent_no_frame_is_looked_at() {
     let mut bench = frames_pay();
     let mut with_port = Bench::connected();
     assert_eq!(overwrite(&mut with_port, 1000, 1), 0);
-    // It falls silent: the guest reads more than its memory holds, and reports nothing.
+    // The agent falls silent: the guest reads more than its memory holds, and reports nothing.
     for bno in 0..=64 {
         with_port.do_from_disk(GuestOp::Read(blocks(100 + bno, 1)), &page(100));
     }
@@ -107,7 +107,7 @@ fn with_an_agent_no_frame_is_looked_at() {
     let mut never = Bench::new(EngineConfig { has_port: false, frame_sample: 0, ..config() });
     never.connect(1, 8, 0);
     assert_eq!(overwrite(&mut never, 1000, 0), 0);
-    // Nor while the cache is off, or there is no server.
+    // The same holds while the cache is off, or there is no server.
     bench.engine.resize(PageCount(0));
     assert_eq!(overwrite(&mut bench, 1000, 1), 0);
     bench.engine.resize(PageCount(8));

@@ -42,7 +42,7 @@ fn pages_that_were_on_the_way_are_given_up() {
     assert!(bench.cached(0) && bench.cached(1));
     assert!(!bench.cached(2) && !bench.cached(3));
     assert_eq!(bench.engine.stats().lost_sends, 2);
-    // And counting goes on from what the server has.
+    // Counting continues from the server's number.
     bench.cache(5, 6);
     bench.disconnect();
     bench.connect(1, 8, 3);
@@ -87,7 +87,7 @@ fn a_refusal_leads_to_what_there_is_and_is_tried_again() {
     bench.wait(retry.since_ns(bench.now));
     assert_eq!(bench.timer(), [Action::SetSize(PageCount(8))]);
     bench.engine.handle_size_refused(bench.now, PageCount(0));
-    assert_eq!(bench.actions(), [], "nothing can be had");
+    assert_eq!(bench.actions(), [], "the server has nothing to give");
     assert!(bench.engine.next_deadline().is_some());
 }
 
@@ -123,7 +123,7 @@ fn moves_that_were_on_the_way_are_given_up() {
     bench.engine.resize(PageCount(2));
     bench.actions();
     bench.disconnect();
-    // All sends arrived; whether the moves did, nobody can tell.
+    // All sends arrived; whether the moves did is unknown.
     bench.connect(1, 8, 8);
     assert!((0..8).all(|bno| !bench.cached(bno)));
 }
@@ -143,7 +143,7 @@ fn no_slot_is_used_that_the_server_was_told_to_drop() {
     assert!(matches!(bench.engine.handle_evicted(&page(1)), Evicted::Admit(_)));
 }
 
-/// A full cache of `pages` pages, of which a turn looks at `slots_per_turn`. The older half of them is of no use any more.
+/// Returns a full cache of `pages` pages, whose older half is no longer needed. A turn processes `slots_per_turn` of them.
 fn large(pages: u32, slots_per_turn: u32) -> Bench {
     let config = EngineConfig { cache: PageCount(pages), guest_memory: PageCount(pages), slots_per_turn, ..config() };
     let mut bench = Bench::new(config);
@@ -156,7 +156,7 @@ fn large(pages: u32, slots_per_turn: u32) -> Bench {
     bench
 }
 
-/// After so many turns some of the pages that do not fit have gone, and some of the slots.
+/// A number of turns after which some of the pages that do not fit have gone, and some of the slots.
 const TURNS: u32 = 28;
 
 fn numbered(bno: u32) -> Vec<u8> {
@@ -170,7 +170,7 @@ impl Bench {
         self.engine.handle_sent(1);
     }
 
-    /// Lets a change of size come to its end: all other actions.
+    /// Runs a change of size to its end. Returns all other actions.
     fn grant_all(&mut self) -> Vec<Action> {
         let mut others = self.grant();
         while self.engine.next_deadline() == Some(Nanos(0)) {
@@ -249,7 +249,7 @@ fn a_lost_connection_in_the_middle_of_a_shrink_leaves_a_pool_that_goes_on() {
     let capacity = bench.capacity();
     bench.disconnect();
     assert_eq!(bench.capacity(), capacity);
-    assert!(bench.engine.next_deadline() != Some(Nanos(0)), "nobody can be told of moves");
+    assert!(bench.engine.next_deadline() != Some(Nanos(0)), "there is no server to tell of moves");
     bench.greet(1, 2000, 2000);
     bench.grant_all();
     assert_eq!((bench.capacity(), bench.engine.status().granted), (500, PageCount(500)));
@@ -281,7 +281,7 @@ fn a_process_that_is_replaced_in_the_middle_of_a_shrink_leaves_a_pool_that_goes_
     }
 }
 
-/// The pages beyond what the server grants are lost at once, however long it takes to release them.
+/// Pages beyond what the server grants are lost at once, however long it takes to release them.
 #[test]
 fn a_server_that_grants_less_is_asked_for_nothing_that_it_does_not_have() {
     let mut bench = large(2000, 64);
@@ -311,7 +311,7 @@ fn a_server_that_grants_less_is_asked_for_nothing_that_it_does_not_have() {
     bench.grant_all();
 }
 
-/// The log of sends, and the way to the server, have room for some.
+/// The log of sends and the send window bound how many pages move at a time.
 #[test]
 fn a_server_answers_for_some_moves_before_there_are_more() {
     let mut bench = large(20_000, 1024);
@@ -426,7 +426,7 @@ fn a_server_that_never_answers_a_setsize_is_given_up() {
     assert_eq!(bench.engine.next_deadline(), None);
 }
 
-/// It gave less than it was asked for, at once or when more was wanted: it has no page beyond that, whatever was sent there.
+/// A grant below the request, at once or later, means that the server has no page beyond it, whatever was sent there.
 #[test]
 fn a_server_that_gives_less_than_it_was_asked_for_gets_no_page_beyond() {
     let mut bench = Bench::new(config());
@@ -456,7 +456,7 @@ fn a_server_that_gives_less_than_it_was_asked_for_gets_no_page_beyond() {
     };
     let before = held(&bench);
     bench.engine.handle_sized(bench.now, PageCount(2));
-    assert_eq!((held(&bench), bench.actions()), (before, vec![]), "what its pages hold nobody has moved");
+    assert_eq!((held(&bench), bench.actions()), (before, vec![]), "the content of its pages was not moved");
     fill(&mut bench, 2);
 }
 
@@ -470,7 +470,7 @@ fn a_server_that_gives_another_size_is_not_asked_without_end() {
     let retry = bench.engine.next_deadline().expect("it is asked again later");
     bench.wait(retry.since_ns(bench.now));
     assert_eq!(bench.timer(), [Action::SetSize(PageCount(8))]);
-    // Nor one that offers a page less with each refusal.
+    // The same holds for a server that offers a page less with each refusal.
     bench.engine.handle_size_refused(bench.now, PageCount(4));
     assert_eq!(bench.actions(), [Action::SetSize(PageCount(7))]);
     bench.engine.handle_size_refused(bench.now, PageCount(3));

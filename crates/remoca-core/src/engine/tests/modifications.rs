@@ -1,4 +1,4 @@
-//! What writes, discards, failures and overlaps leave of what is known, and what flushes promise.
+//! What is still known after writes, discards, failures and overlaps, and what flushes promise.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn a_write_is_unreachable_until_the_disk_has_it() {
     assert_eq!(bench.read(1, blocks(3, 1)), [disk_action(1, GuestOp::Read(blocks(3, 1)))]);
     assert_eq!(bench.disk_done(0, Ok(()), &page(2)), [complete(0)]);
     assert!(bench.known(3) && !bench.cached(3));
-    // The read began while the write was under way: what it brings counts for nothing, whatever it is.
+    // The read began while the write was in flight: whatever it returns teaches nothing.
     assert_eq!(bench.disk_done(1, Ok(()), &page(1)), [complete(1)]);
     assert!(!bench.cached(3));
     assert!(matches!(bench.engine.handle_evicted(&page(2)), Evicted::Admit(_)));
@@ -127,7 +127,7 @@ fn an_uncertain_disk_is_forgotten_with_all_that_is_under_way() {
     assert!((3..6).all(|bno| !bench.known(bno)));
 }
 
-/// A device may make up what a discarded block holds, again for each read.
+/// A device may return different data for a discarded block on each read.
 #[test]
 fn a_discarded_block_that_reads_differently_each_time_leaves_the_cache_alone() {
     let mut bench = Bench::connected();
@@ -142,14 +142,14 @@ fn a_discarded_block_that_reads_differently_each_time_leaves_the_cache_alone() {
     }
     assert!(bench.cached(3));
     assert_eq!(bench.engine.stats().foreign_writes, 0);
-    // What is written afterwards is what the disk holds.
+    // A write afterwards determines what the disk holds.
     bench.do_from_disk(write(blocks(4, 1)), &page(7));
     bench.read(0, blocks(4, 1));
     assert_eq!(bench.disk_done(0, Ok(()), &page(8)), [Action::ForeignWriter(DISK), complete(0)]);
     assert!(!bench.cached(3));
 }
 
-/// Only a write of the whole block, which nothing overlapped, says what it holds.
+/// Only a write of the whole block, which nothing overlapped, determines its content.
 #[test]
 fn a_discarded_block_stays_uncertain_until_it_is_known_what_it_holds() {
     let mut bench = Bench::connected();

@@ -1,8 +1,8 @@
-//! Evicted pages: which are admitted, and what is admitted when there are none.
+//! Evicted pages: which are admitted, and what is admitted without them.
 
 use super::*;
 
-/// Everything that was reported is in exactly one of the five counters.
+/// Asserts that every reported page is in exactly one of the five counters.
 fn assert_counted(bench: &Bench) {
     let s = bench.engine.stats();
     let sum =
@@ -120,7 +120,7 @@ fn without_an_agent_blocks_are_admitted_as_they_are_read() {
     let actions = bench.disk_done(0, Ok(()), &[page(1), page(2)].concat());
     let send = |slot, offset| Action::SendBlock { slot: SlotIndex(slot), request: RequestId(0), offset };
     assert_eq!(actions, [send(0, 0), send(1, 4096), complete(0)]);
-    // A read that hits keeps the page: there is nobody to send it again.
+    // A read that hits keeps the page: it will not be sent again.
     let fetch = only_fetch(&bench.read(0, blocks(3, 1)));
     bench.page_comes(fetch, 1);
     bench.actions();

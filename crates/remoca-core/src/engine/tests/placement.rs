@@ -7,7 +7,7 @@ const B: ServerNumber = ServerNumber(11);
 const C: ServerNumber = ServerNumber(12);
 const SECOND: u64 = 1000 * MS;
 
-/// A pool without pages at a server that has `available` for it.
+/// Returns the offer of a server that has no pool for us, and `available` pages.
 fn room(generation: u64, available: u32) -> Option<PoolOffer> {
     Some(PoolOffer { generation, npages: PageCount(0), available: PageCount(available), sends_received: 0 })
 }
@@ -16,7 +16,7 @@ fn servers(numbers: &[ServerNumber]) -> Bench {
     seeded(1, numbers)
 }
 
-/// An engine that knows these servers, and has asked all of them.
+/// Returns an engine that knows these servers, and has asked all of them.
 fn seeded(seed: u64, numbers: &[ServerNumber]) -> Bench {
     let config = EngineConfig { seed, ..config() };
     let mut bench = Bench::new(config);
@@ -32,7 +32,7 @@ impl Bench {
         self.all_actions()
     }
 
-    /// Time passes until the engine wants to do something; what that is.
+    /// Lets time pass until the engine wants to do something. Returns its actions.
     fn until_next(&mut self) -> Vec<Action> {
         let deadline = self.engine.next_deadline().expect("there is something to do");
         self.now = self.now.max(deadline);
@@ -45,7 +45,7 @@ impl Bench {
         self.all_actions()
     }
 
-    /// The server refuses what was asked for, and gives the `npages` that it has.
+    /// Refuses the size that was asked for, and gives the `npages` that the server has.
     fn gives_only(&mut self, npages: u32) {
         let more = npages - self.engine.status().granted.0;
         self.engine.handle_size_refused(self.now, PageCount(more));
@@ -55,7 +55,7 @@ impl Bench {
         }
     }
 
-    /// What the engine does in so many seconds, in which its server refuses to give more, and answers nothing else.
+    /// Returns the engine's actions in a number of seconds, in which its server refuses to give more and answers nothing else.
     fn refused_for(&mut self, seconds: u64) -> Vec<(u64, Action)> {
         let (start, mut done) = (self.now, Vec::new());
         let end = start.plus_ns(seconds * SECOND);
@@ -176,7 +176,7 @@ fn with_the_server_lost_the_next_one_has_the_pool_at_once() {
     bench.wait(SECOND);
     bench.read(0, blocks(3, 1));
     bench.engine.handle_disconnected(bench.now);
-    // The session was short: A has to wait, B has not.
+    // The session was short: A has to wait, B does not.
     assert_eq!(bench.all_actions(), [disk_action(0, GuestOp::Read(blocks(3, 1))), Action::Ask(B)]);
     assert_eq!(bench.answer(B, room(1, 8)), begins(B));
     assert_eq!(bench.grants(8), []);
@@ -202,7 +202,7 @@ fn nobody_is_stormed_when_all_are_gone() {
         }
     }
     assert!(asked.iter().all(|times| (10..=18).contains(times)), "{asked:?} times in a minute");
-    // And the first that is back gets the pool.
+    // The first that is back gets the pool.
     while bench.until_next() != [Action::Ask(B)] {
         bench.engine.handle_answer(bench.now, A, None);
     }
@@ -235,7 +235,7 @@ fn a_refusal_leads_to_another_server() {
     bench.answer(B, None);
     assert_eq!(bench.answer(C, None), begins(A));
     bench.wait(SECOND);
-    // Somebody else was faster.
+    // Another VM was faster.
     bench.gives_only(4);
     assert_eq!(bench.until_next(), [Action::Ask(B), Action::Ask(C)]);
     bench.answer(B, room(1, 4));
@@ -273,7 +273,7 @@ fn a_pool_moves_once_a_minute_at_most() {
     bench.until_next();
     assert_eq!(bench.answer(B, room(1, 8)), [vec![Action::Leave], begins(B)].concat());
     bench.gives_only(3);
-    // A has what B had promised, and the operator wants it.
+    // A has what B had offered, and the operator wants it.
     bench.engine.resize(PageCount(7));
     assert_eq!(bench.all_actions(), [Action::SetSize(PageCount(7))]);
     bench.engine.handle_size_refused(bench.now, PageCount(0));
@@ -282,7 +282,7 @@ fn a_pool_moves_once_a_minute_at_most() {
     assert!(bench.answer(A, room(2, 7)).starts_with(&[Action::Leave, Action::Use(A)]));
 }
 
-/// Where nothing was granted nothing can be lost.
+/// A pool that was granted nothing has nothing to lose.
 #[test]
 fn without_any_page_the_others_are_asked_more_often() {
     let mut bench = servers(&[A, B]);
@@ -362,7 +362,7 @@ fn answers_of_servers_that_nobody_knows_any_more_are_released() {
     assert_eq!(bench.answer(C, room(1, 8)), begins(C));
 }
 
-/// A pool of 4 pages on A, which has no more; B says that it has 8, and the pool moves there.
+/// A pool of 4 pages on A, which has no more. B offers 8, and the pool moves there.
 fn moved_from_a_to_b() -> Bench {
     let mut bench = servers(&[A, B]);
     bench.answer(B, None);
@@ -374,7 +374,7 @@ fn moved_from_a_to_b() -> Bench {
     bench
 }
 
-/// After the loss of B, with which the engine does `actions`, A has the pool again; B is asked, and not believed.
+/// After the loss of B, which makes the engine do `actions`, A has the pool again. B is asked, but not believed.
 fn stays_on_a(mut bench: Bench, mut actions: Vec<Action>) {
     while !bench.engine.status().connected {
         for action in actions {

@@ -1,7 +1,7 @@
-//! Everything becomes slower or quicker step by step, in virtual time: what the guest pays against the disk alone.
+//! Latencies that rise or fall step by step, in virtual time: what the guest pays compared with the disk alone.
 //!
-//! A guest with a fixed number of reads in flight reads what is cached. The server and the disk take what two courses say
-//! of the read's number; the disk alone is given the same reads. Compared are all windows of 10,000 reads.
+//! A guest with a fixed number of reads in flight reads cached blocks. Two courses give the latencies of server and disk for
+//! each read; the disk alone gets the same reads. All windows of 10,000 reads are compared.
 
 use super::*;
 use std::cmp::Reverse;
@@ -10,30 +10,30 @@ use std::collections::BinaryHeap;
 const US: u64 = 1000;
 const WINDOW: usize = 10_000;
 const RANGE: ByteRange = ByteRange { offset: 3 * 4096, length: 4096 };
-/// Reads of this block go to the disk.
+/// Block whose reads go to the disk.
 const UNCACHED: ByteRange = ByteRange { offset: 50 * 4096, length: 4096 };
 
-/// How a latency changes with the number of the read.
+/// Course of a latency over the number of the read.
 #[derive(Clone, Copy, Debug)]
 enum Shape {
     Steady,
-    /// From the first factor to the second one, and then on at that.
+    /// From the first factor to the second one, where it stays.
     Ramp,
-    /// To the second one and back, again and again.
+    /// To the second factor and back, again and again.
     Triangle,
-    /// To the second one, and back at once.
+    /// To the second factor, then back at once.
     Sawtooth,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Course {
     median_ns: u64,
-    /// Of the logarithm; 0 is a fixed latency.
+    /// Standard deviation of the logarithm; 0 for a fixed latency.
     sigma: f64,
     shape: Shape,
     from: f64,
     to: f64,
-    /// Reads that one change takes.
+    /// Number of reads that one change takes.
     length: u32,
 }
 
@@ -88,13 +88,13 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Between 0 and 1, neither of them.
+    /// Returns a number between 0 and 1, both excluded.
     fn unit(&mut self) -> f64 {
         let high = u32::try_from(self.bits() >> 32).expect("32 bits");
         (f64::from(high) + 0.5) / 4_294_967_296.0
     }
 
-    /// Box and Muller.
+    /// Returns a normally distributed number (Box and Muller).
     fn normal(&mut self) -> f64 {
         (-2.0 * self.unit().ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
     }
@@ -106,13 +106,13 @@ struct Case {
     depth: usize,
     server: Course,
     disk: Course,
-    /// I/Os that the disk does at a time; the others wait in order.
+    /// Number of I/Os that the disk does at a time; the others wait in order.
     lanes: usize,
-    /// One read of so many is not cached; 0: none.
+    /// Number of reads per one that is not cached; 0 for none.
     miss_one_of: u32,
 }
 
-/// The disk: when each I/O ends.
+/// Disk, as the end times of its I/Os.
 struct Lanes(BinaryHeap<Reverse<u64>>);
 
 impl Lanes {
@@ -141,7 +141,7 @@ struct Entry {
     answered: bool,
 }
 
-/// A guest, an engine, a server and a disk in virtual time.
+/// Guest, engine, server and disk in virtual time.
 struct World<'a> {
     bench: Bench,
     case: &'a Case,
@@ -171,7 +171,7 @@ fn draws(case: &Case) -> Vec<Draw> {
     (0..case.reads).map(draw).collect()
 }
 
-/// The latencies of the same reads with no server.
+/// Returns the latencies of the same reads without a server.
 fn disk_alone(case: &Case, draws: &[Draw]) -> Vec<u64> {
     let mut lanes = Lanes::new(case.lanes);
     let mut guest: BinaryHeap<Reverse<u64>> = std::iter::repeat_n(Reverse(0), case.depth).collect();
@@ -306,16 +306,16 @@ impl<'a> World<'a> {
     }
 }
 
-/// The worst windows of a run, against the disk alone in the same window.
+/// Worst windows of a run, compared with the disk alone in the same window.
 #[derive(Clone, Copy, Debug)]
 struct Worst {
     mean: f64,
     p999: f64,
-    /// Most reads of a window above 1.10 of the disk's p99.9.
+    /// Maximum number of reads of a window above 1.10 of the disk's p99.9.
     slow: usize,
 }
 
-/// The value at a rank of a window that slides over latencies.
+/// Value at a rank of a window that slides over latencies.
 struct Ranked {
     sorted: Vec<u64>,
     tree: Vec<u32>,
@@ -338,7 +338,7 @@ impl Ranked {
         }
     }
 
-    /// The value that `rank` values of the window do not exceed.
+    /// Returns the value that `rank` values of the window do not exceed.
     fn at_rank(&self, mut rank: u32) -> u64 {
         let (mut at, mut step) = (0, self.tree.len() - 1);
         while step > 0 {
@@ -393,7 +393,7 @@ fn run(case: &Case) -> (Worst, EngineStats) {
     (worst(&world.latencies, &alone), world.bench.engine.stats())
 }
 
-/// What changes, by which factors of the disk's median, and within how many reads.
+/// Name and shape of each change, its factors of the disk's median, and the number of reads that it takes.
 const CHANGES: [(&str, Shape, f64, f64, u32); 10] = [
     ("rises slowly", Shape::Ramp, 0.03, 4.0, 25_000),
     ("rises quickly", Shape::Ramp, 0.03, 4.0, 5_000),
@@ -407,7 +407,7 @@ const CHANGES: [(&str, Shape, f64, f64, u32); 10] = [
     ("falls quickly, rises at once", Shape::Sawtooth, 3.0, 0.2, 3_000),
 ];
 
-/// A disk's median in microseconds, its sigma, and the server's.
+/// Median of a disk in microseconds, its sigma, and that of the server.
 type Kind = (u64, f64, f64);
 
 /// Server and disk change, one at a time, in all ways.
@@ -461,15 +461,15 @@ fn no_window_is_slower_than_the_disk_alone_for_many_reads_at_a_time() {
     check(cases, is_as_promised);
 }
 
-/// What is read for nothing stands in the way of the other reads.
+/// Abandoned reads delay the other reads of the disk.
 #[test]
 fn no_window_is_slower_than_the_disk_alone_where_it_does_one_read_at_a_time() {
     let cases = [table(1, 1, &[(7_000, 0.5, 0.3)]), table(32, 1, &[(500, 0.3, 0.0), (7_000, 0.0, 0.0)])].concat();
     check(cases, is_as_promised);
 }
 
-/// The p99.9 of a disk without any variance is that of its fastest read. Where more reads are in flight at a jump than the p99.9
-/// leaves out, or one more read in the queue is more than 10 %, only the mean can be promised.
+/// The p99.9 of a disk without any variance is that of its fastest read. Only the mean can be promised if more reads are in
+/// flight at a jump than the p99.9 leaves out, or if one more read in the queue is more than 10 %.
 #[test]
 fn the_mean_is_kept_where_the_disk_always_takes_the_same() {
     let cases = [table(32, LANES, &[(100, 0.0, 0.0)]), table(8, 2, &[(500, 0.0, 0.3)])].concat();
@@ -503,7 +503,7 @@ fn a_server_that_is_far_from_the_disk_costs_the_disk_one_read_in_256() {
     assert_eq!(stats.probes, 0, "reads that only the disk can answer say enough of it");
 }
 
-/// The disk is asked for many reads that the server answers a little later, and does them beside those that it must answer.
+/// The disk gets many reads that the server answers a little later, and does them beside those that it must answer.
 #[test]
 fn late_pages_of_a_noisy_server_are_hedged_where_the_disk_reads_in_parallel() {
     for (depth, sigma) in [(1, 0.3), (1, 0.6), (1, 0.9), (8, 0.3), (8, 0.6)] {

@@ -1,4 +1,4 @@
-//! Reads: what the server answers, and everything that makes the disk answer instead.
+//! Reads: what the server answers, and every reason for the disk to answer instead.
 
 use super::*;
 

@@ -1,10 +1,10 @@
-//! An engine that goes on where a former process was killed.
+//! An engine that continues where a former process was killed.
 
 use super::*;
 use crate::index::Origin;
 
 impl Bench {
-    /// The process is killed, and its successor finds the words.
+    /// Kills the process, whose successor finds the words.
     fn killed(self) -> Self {
         let words = self.engine.index().words().clone();
         let engine = DiskEngine::resume(&config(), words, Origin::Own).map_err(|unusable| unusable.reason).unwrap();
@@ -44,7 +44,7 @@ fn pages_that_died_with_the_process_are_given_up() {
     let mut bench = bench.killed();
     bench.connect(1, 8, 1);
     assert_eq!([1, 2, 3].map(|bno| bench.cached(bno)), [true, false, false]);
-    assert!(bench.known(2), "what the disk holds is known all the same");
+    assert!(bench.known(2), "what the disk holds is still known");
     assert_eq!(bench.engine.stats().lost_sends, 2);
 }
 
@@ -131,8 +131,8 @@ fn a_smaller_cache_than_before_keeps_the_newest_pages() {
     assert_eq!((1..=8).filter(|bno| bench.cached(*bno)).collect::<Vec<_>>(), [7, 8]);
 }
 
-/// An upgrade that does not wait for a server that owes pages: its slot has a request outstanding, so the successor must not
-/// take the index as it is.
+/// An upgrade that does not wait for a server that owes pages: the slot of such a page is pinned, so the successor must not
+/// use the index as it is.
 #[test]
 fn an_engine_that_is_owed_pages_is_not_closed() {
     let mut bench = Bench::connected();

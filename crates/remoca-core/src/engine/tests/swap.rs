@@ -1,8 +1,8 @@
-//! Swap areas: how they are recognised and forgotten, and what is admitted of them.
+//! Swap areas: how they are recognised and forgotten, and which of their pages are admitted.
 
 use super::*;
 
-/// First page of an area whose last page is `last`, as mkswap writes it.
+/// Returns the first page of an area whose last page is `last`, as mkswap writes it.
 fn header(last: u32) -> Vec<u8> {
     let mut page = page(0);
     page[1024..1028].copy_from_slice(&1_u32.to_le_bytes());
@@ -11,7 +11,7 @@ fn header(last: u32) -> Vec<u8> {
     page
 }
 
-/// A disk of 1000 blocks with an area in blocks 10 .. 30, whose header the guest read.
+/// Returns a disk of 1000 blocks with an area in blocks 10 .. 30, whose header the guest has read.
 fn swapping() -> Bench {
     let mut bench = Bench::connected();
     bench.engine.describe_disk(DISK, 1000, false);
@@ -20,7 +20,7 @@ fn swapping() -> Bench {
     bench
 }
 
-/// The guest writes `value` to block `bno`: whether it is admitted, before the guest hears of the write.
+/// Writes `value` to block `bno`. Returns whether it is admitted, which happens before the guest hears of the write.
 fn swap_out(bench: &mut Bench, bno: u64, value: u8) -> bool {
     bench.request(0, DISK, write(blocks(bno, 1)));
     let actions = bench.disk_done(0, Ok(()), &page(value));
@@ -47,7 +47,7 @@ fn a_page_written_to_swap_is_admitted_as_the_newest() {
     let known = bench.engine.index().known(BlockId { disk: DISK, bno: BlockNumber(29) });
     assert_eq!(newest, known.and_then(|content| bench.engine.index().cached(content)));
     assert_eq!((bench.engine.stats().swap_admissions, bench.engine.stats().swap_dropped), (2, 0));
-    // Swapped in, and dropped clean: it is there once more.
+    // Swapped in, and dropped clean: it is cached again.
     for _ in 0..2 {
         let fetch = only_fetch(&bench.read(0, blocks(11, 1)));
         assert_eq!(bench.page_comes(fetch, 1), deliver(0, 0));
@@ -119,12 +119,12 @@ fn an_area_is_forgotten_when_its_first_page_is_something_else() {
         assert_eq!(bench.engine.swap_areas(DISK), 0);
         assert!(!swap_out(&mut bench, 11, 1));
     }
-    // Written anew, with another size.
+    // The header is written again, with another size.
     let mut bench = swapping();
     bench.do_from_disk(write(blocks(10, 1)), &header(5));
     assert!(swap_out(&mut bench, 15, 1));
     assert!(!swap_out(&mut bench, 16, 2));
-    // Something else, in the middle of a large write.
+    // Other content, in the middle of a large write.
     bench.do_from_disk(write(ByteRange { offset: 8 * 4096, length: 100 * 512 }), &[1; 100 * 512]);
     assert_eq!(bench.engine.swap_areas(DISK), 0);
 }

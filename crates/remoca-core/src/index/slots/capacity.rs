@@ -1,30 +1,32 @@
-//! How many slots are usable. That changes slot by slot at the end of the table, some in each turn: a large cache has millions.
+//! Changes in the number of usable slots. They happen slot by slot at the end of the table, some in each turn, because a
+//! large cache has millions.
 //!
-//! [`Slots::aim`] and [`Slots::lose_from`] say what should be, [`Slots::step`] does a part of it. The table is whole after each of
-//! them, so anything may come between: another aim, a connection that ends, a close.
-//! 1. The free slots below the capacity are linked both ways, so that any of them can be cut off.
-//! 2. What is beyond the capacity means nothing, but for pins. Nor do the chain heads after a clear, until they are cleared.
-//! 3. Pages that are lost (`sizing.rs`) are not found, and released as the capacity sinks. The header has the number of those that are
-//!    kept as the capacity, if that is smaller, so a successor does not find them either.
+//! [`Slots::aim`] and [`Slots::lose_from`] set the target, and [`Slots::step`] does a part of the work. The table is
+//! consistent after each of them, so anything may come in between: another target, a lost connection, a close.
+//! 1. The free slots below the capacity are doubly linked, so that any of them can be cut off.
+//! 2. Words of slots beyond the capacity mean nothing, except for pins. After a clear, chain heads mean nothing until they
+//!    are cleared as well.
+//! 3. Lost pages (`sizing.rs`) are not found, and are released as the capacity falls. Until then the header has the number of
+//!    slots that keep their page as the capacity, so that a successor does not find lost pages either.
 
 use super::{HIT, META, PINS, Place, Slots, USED};
 use crate::index::layout::{NONE, Words, settle};
 
-/// What a change of the capacity needs next.
+/// Next step of a change of the capacity, for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::index) enum Step {
-    /// Nothing: it is as it should be.
+    /// Nothing is left to do.
     Done,
-    /// Nothing: a part of it has been done.
+    /// A part has been done.
     Taken,
-    /// This page is discarded: there is no room for all.
+    /// Discard this page: there is no room for all.
     Discard(u32),
-    /// The page of the last slot moves to another one, which is taken for it; then [`Slots::end_move`].
+    /// Move the page of the last slot to another one, which is taken for it, then call [`Slots::end_move`].
     Move { from: u32, to: u32 },
 }
 
 impl Slots {
-    /// Gives up the content of all slots. None is usable until [`Self::step`] has looked at them.
+    /// Gives up the content of all slots. They become usable again as [`Self::step`] processes them.
     pub(in crate::index) fn clear<M: Words>(&mut self, words: &mut M) {
         if self.used == 0 {
             return;
@@ -60,12 +62,12 @@ impl Slots {
         self.sizing.has_stale_heads() || self.are_losing() || self.capacity != self.sizing.wanted()
     }
 
-    /// Returns whether the words hold all that a successor needs to take them as they are.
+    /// Returns whether a successor could use the words as they are.
     pub(in crate::index) fn are_whole(&self) -> bool {
         !self.sizing.has_stale_heads() && !self.are_losing()
     }
 
-    /// Goes on towards the wanted capacity by looking at one slot, and returns what the caller has to do for that.
+    /// Works towards the wanted capacity by processing one slot. Returns what the caller must do.
     pub(in crate::index) fn step<M: Words>(&mut self, words: &mut M) -> Step {
         if let Some(heads) = self.sizing.next_stale_heads(self.chains.count()) {
             self.chains.clear_some(words, heads);
@@ -107,7 +109,7 @@ impl Slots {
         Step::Taken
     }
 
-    /// Re-labels the page of the last slot, `from`, as the page of `to`, at the same place of the queue, and takes the last slot away.
+    /// Relabels the page of the last slot `from` as that of `to`, at the same position in the queue, and cuts off `from`.
     pub(in crate::index) fn end_move<M: Words>(&mut self, words: &mut M, from: u32, to: u32) {
         let content = self.table.content(words, from);
         let (previous, hit) = (self.queue.before(words, from), self.meta(words, from) & HIT);
@@ -122,7 +124,7 @@ impl Slots {
         self.cut_off(words, from);
     }
 
-    /// Takes the last slot away, which is free or draining.
+    /// Cuts off the last slot, which is free or draining.
     fn cut_off<M: Words>(&mut self, words: &mut M, last: u32) {
         if self.meta(words, last) == 0 {
             self.free.remove(words, last);

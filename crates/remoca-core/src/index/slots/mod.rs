@@ -1,7 +1,7 @@
-//! The slots: what the server holds in each page of the pool. A chain for each fingerprint, one queue from the next to be discarded
-//! to the newest, and the free ones.
+//! The slots: what the server holds in each page of the pool. They have hash chains by fingerprint, one queue from the next to
+//! be discarded to the newest, and a list of free slots.
 //!
-//! How many are usable changes in `capacity.rs`. What another process or another region left is taken in `rebuild.rs`.
+//! `capacity.rs` changes the number of usable slots; `rebuild.rs` takes over slots from another process or region.
 
 mod capacity;
 mod rebuild;
@@ -21,13 +21,13 @@ const META: usize = 6;
 
 const PINS: u32 = 0xffff;
 const USED: u32 = 1 << 16;
-/// The guest got this page back since it was admitted.
+/// Flag of a page that the guest got back since it was admitted.
 const HIT: u32 = 1 << 17;
 
-/// How many pinned slots at the head are passed over in search of a victim.
+/// Maximum number of slots examined at the head in the search for a victim.
 const VICTIM_TRIES: u32 = 64;
 
-/// Where an admitted page enters the queue.
+/// End of the queue at which an admitted page enters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Newest: discarded last.
@@ -36,7 +36,7 @@ pub enum Place {
     Head,
 }
 
-/// Slot counts; `free + used + draining` is the capacity.
+/// Numbers of slots by state, whose sum is the capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlotCounts {
     pub free: u32,
@@ -44,7 +44,7 @@ pub struct SlotCounts {
     pub draining: u32,
 }
 
-/// The table of slots, and what is kept of it outside the words.
+/// Table of slots, with the part of its state that is kept outside the words.
 #[derive(Debug)]
 pub(in crate::index) struct Slots {
     table: Table<SLOT_WORDS>,
@@ -55,7 +55,7 @@ pub(in crate::index) struct Slots {
     free: FreeSlots,
     used: u32,
     draining: u32,
-    /// Of all slots.
+    /// Sum of the pins of all slots.
     pins: u64,
     sizing: Sizing,
     zero: Fingerprint,
@@ -63,7 +63,7 @@ pub(in crate::index) struct Slots {
 }
 
 impl Slots {
-    /// Returns the table of a layout, with nothing in it.
+    /// Returns the empty table of a layout.
     pub(in crate::index) fn new(layout: &Layout, zero: Fingerprint) -> Self {
         let table = Table::new(layout.slots_at());
         Self {
@@ -82,7 +82,7 @@ impl Slots {
         }
     }
 
-    /// Empties the words of the table: no slot is used, and no chain has any.
+    /// Clears the words of the table, so that no slot is used and all chains are empty.
     pub(in crate::index) fn clear_words<M: Words>(&mut self, words: &mut M) {
         self.chains.clear(words);
         self.queue.clear(words);
@@ -102,7 +102,7 @@ impl Slots {
         self.capacity
     }
 
-    /// Returns whether a request is outstanding for any slot.
+    /// Returns whether any slot is pinned.
     #[inline]
     pub(in crate::index) fn are_pinned(&self) -> bool {
         self.pins > 0
@@ -126,10 +126,10 @@ impl Slots {
         slot < self.capacity && self.meta(words, slot) & USED != 0
     }
 
-    /// Returns the slot that has a page of this content, lost or not.
+    /// Returns the slot with a page of this content, lost or not.
     pub(in crate::index) fn find<M: Words>(&self, words: &M, content: Fingerprint) -> Option<u32> {
         if self.used == 0 {
-            // The heads of an index that was cleared may name slots.
+            // The heads of an index that was cleared may still name slots.
             return None;
         }
         self.chains.find(words, self.head(content), |slot| self.table.content(words, slot) == content)
@@ -143,8 +143,8 @@ impl Slots {
         self.find(words, content).filter(|slot| !self.sizing.is_lost(*slot))
     }
 
-    /// Returns whether `slot` has the page of this content, and has not lost it. That is what [`Self::cached`] finds, without a
-    /// search: no other slot has it.
+    /// Returns whether `slot` has a page of this content that is not lost. That is the slot that [`Self::cached`] finds with a
+    /// search, because no other slot has this content.
     pub(in crate::index) fn holds<M: Words>(&self, words: &M, slot: u32, content: Fingerprint) -> bool {
         self.is_used(words, slot) && !self.is_lost(slot) && self.table.content(words, slot) == content
     }
@@ -154,7 +154,7 @@ impl Slots {
         self.sizing.is_lost(slot)
     }
 
-    /// Makes a used slot the next to be discarded. `hit`: the guest has the page.
+    /// Makes a used slot the next to be discarded. `hit` says whether the guest has the page.
     pub(in crate::index) fn move_to_head<M: Words>(&mut self, words: &mut M, slot: u32, hit: bool) {
         self.queue.remove(words, slot);
         self.queue.add_first(words, slot);
@@ -164,7 +164,7 @@ impl Slots {
         }
     }
 
-    /// Makes a used slot the newest, whose page the guest does not have.
+    /// Makes a used slot the newest. The guest does not have its page.
     pub(in crate::index) fn move_to_tail<M: Words>(&mut self, words: &mut M, slot: u32) {
         self.queue.remove(words, slot);
         self.queue.add_last(words, slot);
@@ -172,7 +172,7 @@ impl Slots {
         self.set_meta(words, slot, meta & !HIT);
     }
 
-    /// Notes that the guest holds `content` again: a cached copy of it is the next to be discarded.
+    /// Makes the cached copy of `content`, which the guest holds again, the next to be discarded.
     pub(in crate::index) fn note_in_guest<M: Words>(&mut self, words: &mut M, content: Fingerprint) {
         if content != self.zero
             && let Some(slot) = self.find(words, content)
@@ -186,8 +186,8 @@ impl Slots {
         self.free.first() == NONE || self.used >= self.sizing.wanted()
     }
 
-    /// Takes a free slot. If there is none although the page of `victim` was discarded, that slot is draining, and is taken as it is:
-    /// pins are ignored (ablation).
+    /// Takes a free slot. If there is none after the page of `victim` was discarded, `victim` is pinned and the rule about
+    /// pinned slots is left out: then it is taken despite its pins.
     pub(in crate::index) fn take<M: Words>(&mut self, words: &mut M, victim: Option<u32>) -> u32 {
         let counts = self.counts();
         assert!(counts.free + counts.used + counts.draining == self.capacity, "{counts:?} of {} slots", self.capacity);
@@ -208,7 +208,7 @@ impl Slots {
         }
     }
 
-    /// Returns the slot to discard next: the first that no request is outstanding for.
+    /// Returns the slot to discard next: the first near the head that is not pinned.
     pub(in crate::index) fn find_victim<M: Words>(&self, words: &M) -> Option<u32> {
         let mut slot = self.queue.first(words);
         for _ in 0..VICTIM_TRIES {
@@ -243,7 +243,7 @@ impl Slots {
         }
     }
 
-    /// Takes a used slot out of queue and chain; it is free, or draining while it is pinned.
+    /// Removes a used slot from queue and chain. It becomes free, or draining while it is pinned.
     pub(in crate::index) fn release<M: Words>(&mut self, words: &mut M, slot: u32) {
         let pins = self.meta(words, slot) & PINS;
         self.set_meta(words, slot, pins);
@@ -258,7 +258,7 @@ impl Slots {
         }
     }
 
-    /// Marks a request for `slot` as outstanding. False if too many are.
+    /// Adds a pin to `slot`. Returns false if it has too many.
     pub(in crate::index) fn pin<M: Words>(&mut self, words: &mut M, slot: u32) -> bool {
         let meta = self.meta(words, slot);
         if meta & PINS == PINS {
@@ -269,7 +269,7 @@ impl Slots {
         true
     }
 
-    /// Unpins `slot`: a request for it is no longer outstanding.
+    /// Removes a pin from `slot`, which becomes free if it was draining and this was the last one.
     pub(in crate::index) fn unpin<M: Words>(&mut self, words: &mut M, slot: u32) {
         let meta = self.meta(words, slot);
         assert!(meta & PINS != 0, "a slot is unpinned more often than pinned");
@@ -281,7 +281,7 @@ impl Slots {
         }
     }
 
-    /// Returns the number of slots with an outstanding request. Looks at every slot.
+    /// Returns the number of pinned slots. Looks at every slot.
     pub(in crate::index) fn pinned<M: Words>(&self, words: &M) -> PageCount {
         PageCount((0..self.limit).map(|slot| u32::from(self.meta(words, slot) & PINS != 0)).sum())
     }

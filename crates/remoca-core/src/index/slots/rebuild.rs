@@ -1,22 +1,22 @@
-//! Slots that another process or another region left.
+//! Taking over slots from another process or another region.
 
 use super::{HIT, PINS, Place, Slots, USED};
 use crate::index::layout::{NONE, Words, header};
 use crate::index::table::{BATCH, CONTENT, Room};
 use std::hint::black_box;
 
-/// Found on the queue while it is rebuilt.
+/// Flag of a slot that was found on the queue while it is rebuilt.
 const SEEN: u32 = 1 << 18;
 
 impl Slots {
-    /// Stores what is kept outside the words.
+    /// Stores the state that is kept outside the words.
     pub(in crate::index) fn close<M: Words>(&self, words: &mut M) {
         words[header::TAIL] = self.queue.last();
         words[header::FREE_SLOT] = self.free.first();
         words[header::SLOTS_USED] = self.used;
     }
 
-    /// Takes from the header what is kept outside the words.
+    /// Loads the state that is kept outside the words from the header.
     pub(in crate::index) fn take_as_closed<M: Words>(&mut self, words: &M) {
         self.capacity = words[header::CAPACITY];
         self.sizing.aim(self.capacity);
@@ -25,7 +25,7 @@ impl Slots {
         self.free.restore(words[header::FREE_SLOT], self.capacity - self.used);
     }
 
-    /// Makes queue, chains and free list of what a former process left. No request of its is outstanding here.
+    /// Rebuilds queue, chains and free list from the slots of a former process, and drops its pins.
     pub(in crate::index) fn rebuild<M: Words>(&mut self, words: &mut M) {
         self.chains.clear(words);
         let capacity = words[header::CAPACITY].min(self.limit);
@@ -44,7 +44,7 @@ impl Slots {
         self.rebuild_free(words);
     }
 
-    /// Has the processor load what the slots from `from` on are about to be compared with: all at a time, not one by one.
+    /// Prefetches the chain entries that the slots from `from` on will be compared with, so that the loads overlap.
     fn touch_chains<M: Words>(&self, words: &M, from: u32) {
         let batch = from..from.saturating_add(BATCH).min(self.limit);
         let mut firsts = [NONE; BATCH as usize];
@@ -66,8 +66,7 @@ impl Slots {
         true
     }
 
-    /// Rebuilds the queue of used slots in the order that their words give, as far as they do; the others come before
-    /// them.
+    /// Rebuilds the queue of used slots in the order of their links, as far as that goes. The others come before those.
     fn rebuild_queue<M: Words>(&mut self, words: &mut M) {
         let (mut slot, mut last) = (self.queue.first(words), NONE);
         while slot < self.limit {
@@ -104,7 +103,7 @@ impl Slots {
         }
     }
 
-    /// Fills the slots with what `old` has in them; those above this table's limit are given up. Pins stay.
+    /// Fills the slots with the pages of `old`. Slots beyond the limit of this table are given up; pins stay.
     pub(in crate::index) fn take_from<M: Words>(&mut self, words: &mut M, old: &Self, old_words: &M) {
         self.pins = old.pins;
         if self.limit == old.limit {
@@ -126,7 +125,7 @@ impl Slots {
         self.rebuild_free(words);
     }
 
-    /// Copies a table of the same size, place by place.
+    /// Copies the words of a table of the same size.
     fn copy_from<M: Words>(&mut self, words: &mut M, old: &Self, old_words: &M) {
         let all = self.chains.with_table(self.limit);
         words[all].copy_from_slice(&old_words[old.chains.with_table(old.limit)]);
