@@ -103,7 +103,7 @@ pub enum ErrorCode {
     NoMemory,
     /// A SETSIZE above the quota; detail: pages available beyond the present size.
     Quota,
-    /// The slot of a REQUEST holds no page: never sent, discarded, or beyond the size of the pool.
+    /// The slot of a REQUEST holds no page: never sent, moved away, or beyond the size of the pool.
     NotFound,
     /// The input is no frame, or not one that may come now. The connection is closed.
     Malformed,
@@ -167,14 +167,8 @@ pub enum Frame<'a> {
     SendPage { request: RequestId, slot: SlotIndex, page: &'a [u8; PAGE_SIZE] },
     /// Client: answered by [`Frame::SendPage`] or [`ErrorCode::NotFound`]. The slot keeps its page.
     Request { request: RequestId, slot: SlotIndex },
-    /// Client: these slots become empty; no reply.
-    Discard { first: SlotIndex, count: PageCount },
     /// Client: `to` gets what `from` holds, and `from` becomes empty; no reply. An empty `from` empties `to`.
     Move { from: SlotIndex, to: SlotIndex },
-    /// Client: answered by [`Frame::Pong`].
-    Ping { cookie: u64 },
-    /// Server: the cookie comes back.
-    Pong { cookie: u64 },
     /// Server: a refusal.
     Error(ErrorReply),
     /// Client: frees the pool at once; no reply, the connection is closed.
