@@ -59,8 +59,8 @@ impl VersionRange {
     /// Reads the versions from the detail of [`ErrorCode::VersionMismatch`].
     #[must_use]
     pub fn from_detail(detail: u32) -> Self {
-        let [high, low] = [detail >> 16, detail & 0xffff].map(|half| u16::try_from(half).unwrap_or(u16::MAX));
-        Self { lowest: high, highest: low }
+        let [a, b, c, d] = detail.to_be_bytes();
+        Self { lowest: u16::from_be_bytes([a, b]), highest: u16::from_be_bytes([c, d]) }
     }
 }
 

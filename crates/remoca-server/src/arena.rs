@@ -189,7 +189,8 @@ impl Drop for Chunk {
 }
 
 fn pages_of(chunks: usize) -> PageCount {
-    PageCount(u32::try_from(chunks).unwrap_or(u32::MAX).saturating_mul(CHUNK_PAGES_U32))
+    let chunks = u32::try_from(chunks).expect("an arena has fewer than 2^23 chunks");
+    PageCount(chunks * CHUNK_PAGES_U32)
 }
 
 /// A mapped range, aligned to chunks.

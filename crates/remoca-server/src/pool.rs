@@ -55,8 +55,7 @@ impl Pool {
     }
 
     pub(crate) fn npages(&self) -> PageCount {
-        // Resizing takes a `u32`.
-        PageCount(u32::try_from(self.npages).unwrap_or(u32::MAX))
+        PageCount(u32::try_from(self.npages).expect("resizing takes a `u32`"))
     }
 
     pub(crate) fn quota(&self) -> PageCount {

@@ -335,10 +335,9 @@ fn file_alignment(file: &File) -> Option<u32> {
 
 fn probed_alignment(file: &File) -> Option<u32> {
     let mut page = BufferPool::new(4096).take(4096)?;
-    [512, 1024, 2048, 4096].into_iter().find(|&len| {
-        let len = usize::try_from(len).unwrap_or(usize::MAX);
-        page.get_mut(..len).is_some_and(|target| file.read_at(target, 0).is_ok())
-    })
+    [512, 1024, 2048, 4096]
+        .into_iter()
+        .find(|&len: &u32| page.get_mut(..len as usize).is_some_and(|target| file.read_at(target, 0).is_ok()))
 }
 
 /// Returns whether `RWF_DSYNC` works here. Of the file systems that are not local, FUSE is known to drop `RWF_DSYNC`

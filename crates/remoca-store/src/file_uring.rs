@@ -6,6 +6,7 @@
 //!    the ring when the ring is dropped are leaked, because the kernel may still read or write their buffers.
 //! 2. A task is in exactly one place: in the ring, or waiting for it.
 
+use remoca_io::sizes;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -114,7 +115,7 @@ impl Ring {
             let mut taken = 0;
             for entry in self.ring.completion() {
                 taken += 1;
-                let key = usize::try_from(entry.user_data()).unwrap_or(usize::MAX);
+                let key = sizes::in_memory(entry.user_data());
                 let task = &self.tasks[key];
                 // What is asked beside the guest's operations needs no journal: its answers say nothing of them.
                 if matches!(task.purpose, Purpose::Operation { .. }) {
@@ -194,5 +195,5 @@ fn entry(image: &Image, call: Call<'_>) -> squeue::Entry {
 }
 
 fn len_of(bytes: &[u8]) -> u32 {
-    u32::try_from(bytes.len()).unwrap_or(u32::MAX)
+    sizes::short(bytes.len())
 }

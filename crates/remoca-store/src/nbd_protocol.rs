@@ -211,7 +211,7 @@ fn split_option_reply(input: &[u8]) -> Result<Option<(u32, &[u8])>, HandshakeErr
     if magic != Some(OPTION_REPLY_MAGIC) || option != Some(OPTION_GO) {
         return Err(HandshakeError::Malformed("an answer to an option that was not sent"));
     }
-    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    let len = len as usize;
     if len > OPTION_REPLY_LEN_MAX {
         return Err(HandshakeError::Malformed("an answer to an option is too long"));
     }

@@ -9,6 +9,7 @@
 //! FUA does two things, and its error does not say which of them failed: servers make the whole file durable for it. A refusal for
 //! want of space is told apart by the same piece without FUA: refused again, it was the piece.
 
+use remoca_io::sizes;
 use std::ops::Range;
 
 use super::file_task::{Progress, ZERO_CHUNK_LEN};
@@ -189,9 +190,7 @@ impl NbdTask {
             (Command::Write, _) => Payload::Buffer(self.piece_range()),
             _ => Payload::None,
         };
-        // All limits are below 32 bits.
-        let len = u32::try_from(self.piece_len).unwrap_or(u32::MAX);
-        Piece { command, flags, offset, len, payload }
+        Piece { command, flags, offset, len: sizes::short(self.piece_len), payload }
     }
 
     /// Returns where the payload of the reply to the current piece goes: empty unless it is a read.
@@ -256,9 +255,7 @@ impl NbdTask {
 
     /// Returns the current piece's byte range in the buffer.
     fn piece_range(&self) -> Range<usize> {
-        let start = usize::try_from(self.done).unwrap_or(usize::MAX);
-        let len = usize::try_from(self.piece_len).unwrap_or(usize::MAX);
-        start..start.saturating_add(len)
+        sizes::in_memory(self.done)..sizes::in_memory(self.done + self.piece_len)
     }
 }
 

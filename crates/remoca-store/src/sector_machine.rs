@@ -7,6 +7,7 @@
 //! 2. While a block is being rewritten, no other modification of it is in flight: neither may undo the other.
 //! 3. Memory for copies is bounded; a task takes all it needs for a chunk before it begins with it, or waits.
 
+use remoca_io::sizes;
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -131,7 +132,7 @@ impl SectorMachine {
 
     /// Takes what the store below reports about one of the requests.
     pub(super) fn handle_completion(&mut self, completion: StoreCompletion) {
-        let key = usize::try_from(completion.token).unwrap_or(usize::MAX);
+        let key = sizes::in_memory(completion.token);
         let task = &mut self.tasks[key];
         match task.step {
             Step::Pass => task.buffer = completion.buffer,
@@ -339,19 +340,18 @@ impl Chunk {
     }
 
     fn request(&mut self, step: Step, block: u64, durable: bool) -> (StoreOp, Option<IoBuffer>) {
-        let len_of = |len: u64| u32::try_from(len).unwrap_or(u32::MAX);
         let Range { start, end } = self.outer;
         match step {
             Step::ReadHead | Step::ReadTail => {
                 let offset = if step == Step::ReadHead { start } else { end - block };
                 let buffer = if self.is_one_block { self.copy.take() } else { self.edge.take() };
-                (StoreOp::Read { offset, len: len_of(block) }, buffer)
+                (StoreOp::Read { offset, len: sizes::short(block) }, buffer)
             }
             Step::WriteBlocks => {
-                (StoreOp::Write { offset: start, len: len_of(end - start), durable }, self.copy.take())
+                (StoreOp::Write { offset: start, len: sizes::short(end - start), durable }, self.copy.take())
             }
             Step::Pass | Step::NextChunk | Step::ReadBlocks | Step::ZeroBlocks { .. } => {
-                (StoreOp::Read { offset: start, len: len_of(end - start) }, self.copy.take())
+                (StoreOp::Read { offset: start, len: sizes::short(end - start) }, self.copy.take())
             }
         }
     }

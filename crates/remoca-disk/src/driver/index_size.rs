@@ -208,6 +208,7 @@ impl IndexSize {
 
     /// Returns the memory that the index is made for: never less than the operator said, and never more than he allows.
     fn guest_memory(&self, guests: &Guests) -> PageCount {
+        // Somebody says so, and it may be any number: it is bounded either way.
         let pages = guests.memory_bytes() / PAGE_SIZE_U64;
         let pages = PageCount(u32::try_from(pages).unwrap_or(u32::MAX));
         pages.min(self.guest_memory_max).max(self.guest_memory_min)

@@ -9,6 +9,7 @@
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::{DiskIndex, PageCount};
 use remoca_io::address::Endpoint;
+use remoca_io::sizes;
 use remoca_io::undumped;
 use remoca_protocol::Token;
 use remoca_store::ImageStamp;
@@ -253,7 +254,7 @@ impl Header {
 
     /// Returns the number that the next new server gets.
     pub fn server_numbers(&self) -> u32 {
-        u32::try_from(self.get(AT_NUMBERS)).unwrap_or(NUMBER_MAX).min(NUMBER_MAX)
+        sizes::short(self.get(AT_NUMBERS).min(NUMBER_MAX.into()))
     }
 
     pub fn set_server_numbers(&self, numbers: u32) {
