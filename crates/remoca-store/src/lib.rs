@@ -47,7 +47,7 @@ pub use aligned::AlignedStore;
 pub use faulty::{Fault, FaultPlan, FaultyStore};
 pub use file::{FileOptions, FileStore, UringUse};
 pub use nbd::{NbdOptions, NbdStore, OnLostConnection};
-pub use nbd_uri::{NbdServer, NbdUri, NbdUriError};
+pub use nbd_uri::{NbdAddress, NbdUri, NbdUriError};
 pub use vacant::VacantStore;
 
 /// Bytes in the smallest unit that a frontend may ask for.

@@ -69,14 +69,14 @@ const TOO_SHORT: HandshakeError = HandshakeError::Malformed("an answer is too sh
 #[derive(Debug)]
 pub(super) struct Handshake {
     export_name: String,
-    stage: Stage,
+    stage: HandshakeStage,
     replies: u32,
     size_and_flags: Option<(u64, ExportFlags)>,
     block_sizes: Option<[u32; 3]>,
 }
 
 #[derive(Debug)]
-enum Stage {
+enum HandshakeStage {
     Greeting,
     OptionReply,
 }
@@ -85,7 +85,7 @@ impl Handshake {
     pub(super) fn new(export_name: &str) -> Self {
         Self {
             export_name: export_name.to_owned(),
-            stage: Stage::Greeting,
+            stage: HandshakeStage::Greeting,
             replies: 0,
             size_and_flags: None,
             block_sizes: None,
@@ -101,13 +101,13 @@ impl Handshake {
     ) -> Result<Option<Export>, HandshakeError> {
         loop {
             let (consumed, export) = match self.stage {
-                Stage::Greeting if input.len() < GREETING_LEN => return Ok(None),
-                Stage::Greeting => {
+                HandshakeStage::Greeting if input.len() < GREETING_LEN => return Ok(None),
+                HandshakeStage::Greeting => {
                     self.handle_greeting(input, output)?;
-                    self.stage = Stage::OptionReply;
+                    self.stage = HandshakeStage::OptionReply;
                     (GREETING_LEN, None)
                 }
-                Stage::OptionReply => {
+                HandshakeStage::OptionReply => {
                     let Some((code, data)) = split_option_reply(input)? else { return Ok(None) };
                     (OPTION_REPLY_HEADER_LEN + data.len(), self.handle_option_reply(code, data)?)
                 }

@@ -60,7 +60,7 @@ pub(super) struct NbdTask {
     /// Writes that had completed when it was submitted and need a flush: this one, if it is a flush, or ends with one.
     pub(super) writes_before: u64,
     pub(super) wire: WireState,
-    stage: Stage,
+    stage: NbdStage,
     /// Bytes done in this stage.
     done: u64,
     /// Bytes of the current piece.
@@ -85,7 +85,7 @@ pub(super) enum WireState {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum NbdStage {
     Body,
     /// Zeroes are written, because the server cannot make them.
     WriteZeroes,
@@ -120,19 +120,19 @@ impl NbdTask {
         sequence: u64,
         writes_before: u64,
     ) -> Self {
-        let (wire, stage) = (WireState::Queued, Stage::Body);
+        let (wire, stage) = (WireState::Queued, NbdStage::Body);
         Self { token, operation, buffer, sequence, writes_before, wire, stage, done: 0, piece_len: 0, doubtful: None }
     }
 
     /// Goes back to the start of the operation, to be sent over another connection.
     pub(super) fn restart(&mut self) {
-        (self.wire, self.stage) = (WireState::Queued, Stage::Body);
+        (self.wire, self.stage) = (WireState::Queued, NbdStage::Body);
         (self.done, self.piece_len, self.doubtful) = (0, 0, None);
     }
 
     /// Returns the part of a finished operation to which its error belongs.
     pub(super) fn failed_at(&self) -> FailedAt {
-        let is_sync = self.stage == Stage::Sync || self.operation == StoreOp::Flush;
+        let is_sync = self.stage == NbdStage::Sync || self.operation == StoreOp::Flush;
         if is_sync { FailedAt::Sync } else { FailedAt::Body }
     }
 
@@ -166,16 +166,18 @@ impl NbdTask {
         let offset = start + self.done;
         let remaining = len - self.done;
         let fua = if self.asks_for_fua(abilities) { COMMAND_FUA } else { 0 };
-        if matches!(self.operation, StoreOp::WriteZeroes { .. }) && !abilities.write_zeroes && self.stage == Stage::Body
+        if matches!(self.operation, StoreOp::WriteZeroes { .. })
+            && !abilities.write_zeroes
+            && self.stage == NbdStage::Body
         {
-            self.stage = Stage::WriteZeroes;
+            self.stage = NbdStage::WriteZeroes;
         }
         let (command, flags, len_max) = match (self.stage, self.operation) {
-            (Stage::Sync, _) | (_, StoreOp::Flush) => {
+            (NbdStage::Sync, _) | (_, StoreOp::Flush) => {
                 self.piece_len = 0;
                 return Piece { command: Command::Flush, flags: 0, offset: 0, len: 0, payload: Payload::None };
             }
-            (Stage::WriteZeroes, _) => (Command::Write, fua, abilities.payload_max.min(ZERO_CHUNK_LEN as u64)),
+            (NbdStage::WriteZeroes, _) => (Command::Write, fua, abilities.payload_max.min(ZERO_CHUNK_LEN as u64)),
             (_, StoreOp::Read { .. }) => (Command::Read, 0, abilities.payload_max),
             (_, StoreOp::Write { .. }) => (Command::Write, fua, abilities.payload_max),
             (_, StoreOp::Discard { .. }) => (Command::Trim, fua, RANGE_LEN_MAX),
@@ -186,7 +188,7 @@ impl NbdTask {
         };
         self.piece_len = remaining.min(len_max);
         let payload = match (command, self.stage) {
-            (Command::Write, Stage::WriteZeroes) => Payload::Zeroes(self.piece_range().len()),
+            (Command::Write, NbdStage::WriteZeroes) => Payload::Zeroes(self.piece_range().len()),
             (Command::Write, _) => Payload::Buffer(self.piece_range()),
             _ => Payload::None,
         };
@@ -209,36 +211,36 @@ impl NbdTask {
         }
         if let Some(error) = self.doubtful {
             // There is room: it was the sync that failed.
-            self.stage = Stage::Sync;
+            self.stage = NbdStage::Sync;
             return Progress::Finished(Err(error));
         }
         self.done += self.piece_len;
         let len = self.operation.range().map_or(0, |(_, len)| len);
-        if self.stage == Stage::Sync || matches!(self.operation, StoreOp::Flush) {
+        if self.stage == NbdStage::Sync || matches!(self.operation, StoreOp::Flush) {
             return Progress::Finished(Ok(()));
         }
         if self.done == len {
             if abilities.fua || !self.must_be_durable(abilities) {
                 return Progress::Finished(Ok(()));
             }
-            self.stage = Stage::Sync;
+            self.stage = NbdStage::Sync;
         }
         Progress::MoreCalls
     }
 
     fn handle_error(&mut self, errno: i32, abilities: &Abilities) -> Progress {
-        if errno == libc::EOPNOTSUPP && self.stage == Stage::Body {
+        if errno == libc::EOPNOTSUPP && self.stage == NbdStage::Body {
             match self.operation {
                 StoreOp::Discard { .. } => return Progress::Finished(Ok(())),
                 StoreOp::WriteZeroes { .. } => {
-                    self.stage = Stage::WriteZeroes;
+                    self.stage = NbdStage::WriteZeroes;
                     return Progress::MoreCalls;
                 }
                 StoreOp::Read { .. } | StoreOp::Write { .. } | StoreOp::Flush => {}
             }
         }
         let error = StoreError { errno };
-        if is_clean_refusal(error) && self.stage != Stage::Sync && self.asks_for_fua(abilities) {
+        if is_clean_refusal(error) && self.stage != NbdStage::Sync && self.asks_for_fua(abilities) {
             self.doubtful = Some(error);
             return Progress::MoreCalls;
         }

@@ -41,7 +41,7 @@ pub(super) struct SectorMachine {
 }
 
 /// A request to the store below; its token comes back in the completion.
-pub(super) struct Request {
+pub(super) struct AlignedRequest {
     pub(super) token: u64,
     pub(super) operation: StoreOp,
     pub(super) buffer: Option<IoBuffer>,
@@ -121,7 +121,7 @@ impl SectorMachine {
         }
     }
 
-    pub(super) fn next_request(&mut self) -> Option<Request> {
+    pub(super) fn next_request(&mut self) -> Option<AlignedRequest> {
         loop {
             let key = self.runnable.pop_front()?;
             if let Some(request) = self.request_for(key) {
@@ -181,7 +181,7 @@ impl SectorMachine {
     }
 
     /// Returns the next request of a runnable task; `None` if it has to wait for memory.
-    fn request_for(&mut self, key: usize) -> Option<Request> {
+    fn request_for(&mut self, key: usize) -> Option<AlignedRequest> {
         self.tasks[key].restart_if_due();
         if self.tasks[key].step == Step::NextChunk && !self.begin_chunk(key) {
             self.starving.push_back(key);
@@ -192,7 +192,7 @@ impl SectorMachine {
             Some(chunk) => chunk.request(task.step, self.limits.block, task.operation.is_durable()),
             None => (task.whole_blocks(), task.buffer.take()),
         };
-        Some(Request { token: key as u64, operation, buffer })
+        Some(AlignedRequest { token: key as u64, operation, buffer })
     }
 
     /// Decides what comes next and takes the memory for it; `false` if there is not enough.
