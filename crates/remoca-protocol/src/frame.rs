@@ -11,7 +11,7 @@ use remoca_core::units::{PAGE_SIZE, PageCount, SlotIndex};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u32);
 
-/// Names and guards a pool: 16 random bytes, chosen by the client. Whoever knows it has the pool.
+/// Names and guards a pool: 16 random bytes, chosen by the client. Knowing them is the only right to the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token(pub [u8; 16]);
 
@@ -50,7 +50,7 @@ impl VersionRange {
         (highest >= self.lowest.max(other.lowest)).then_some(highest)
     }
 
-    /// As the detail of [`ErrorCode::VersionMismatch`].
+    /// Returns the versions as the detail of [`ErrorCode::VersionMismatch`].
     #[must_use]
     pub fn to_detail(self) -> u32 {
         u32::from(self.lowest) << 16 | u32::from(self.highest)

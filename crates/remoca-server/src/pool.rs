@@ -4,8 +4,8 @@
 //! pool's counters. Beyond the pages it takes 1 bit and 24/512 bytes a page.
 //!
 //! 1. A slot's page is readable only while its bit is set. It is set by [`Pool::store`] or [`Pool::relocate`], which
-//!    write the whole page, and cleared when the slot is moved away or cut off. So memory that had another owner, or was
-//!    cut off before, is unreachable until it is written again, and need not be zeroed.
+//!    write the whole page. It is cleared when the page is moved away or the slot is cut off. So memory that had another
+//!    owner, or was cut off before, is unreachable until it is written again, and need not be zeroed.
 //! 2. Bits at and above `npages` are clear.
 //! 3. The chunks cover `npages` slots and no chunk is without one.
 

@@ -280,7 +280,7 @@ mod tests {
         NbdTask::new(1, operation, buffer, 1, 0)
     }
 
-    /// The requests of a task whose pieces all succeed: command, flags, offset, length.
+    /// Returns the requests of a task whose pieces all succeed: command, flags, offset, length.
     fn requests(operation: StoreOp, abilities: &Abilities) -> Vec<(Command, u16, u64, u32)> {
         rest_of(task(operation), abilities)
     }
@@ -380,7 +380,7 @@ mod tests {
 
     /// Whatever was done of it, and whatever the next server can do.
     #[test]
-    fn an_operation_that_begins_anew_is_done_in_full() {
+    fn an_operation_that_begins_again_is_done_in_full() {
         let servers = [
             ALL,
             Abilities { fua: false, ..ALL },

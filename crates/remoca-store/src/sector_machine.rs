@@ -156,8 +156,8 @@ impl SectorMachine {
         }
     }
 
-    /// Makes modifications that go in steps begin anew, each when the store below has answered what it was asked for: what
-    /// that had done of them may be gone.
+    /// Restarts all modifications that go in steps: what the store below has done of them may be gone. Each restarts once the
+    /// request that it has below is answered.
     pub(super) fn repeat_modifications(&mut self) {
         for (_, task) in &mut self.tasks {
             task.again |= task.operation.is_modification() && task.step != Step::Pass;

@@ -1,5 +1,5 @@
-//! The machine against a model: a store below that completes in any order, fails now and then, applies a modification at
-//! any moment between its submission and its completion, and forgets what was not flushed when its connection is lost.
+//! The machine against a model of the store below. It completes in any order, fails now and then, and applies a modification
+//! at any moment between its submission and its completion. When its connection is lost, it forgets what was not flushed.
 
 use proptest::prelude::*;
 

@@ -136,7 +136,7 @@ impl VolatileNbd {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is said to whoever connects from now on.
+    /// Sets what clients are offered that connect from now on.
     pub fn set_offer(&self, offer: NbdOffer) {
         self.state().offer = offer;
     }
