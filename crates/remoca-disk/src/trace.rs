@@ -131,6 +131,7 @@ impl TraceWriter {
         self.shared.settle(records);
         match refused {
             TrySendError::Full(chunk) => {
+                // The record has 32 bits for it: that many or more.
                 let untold = u64::from(lost_before(&chunk)) + records;
                 self.untold = u32::try_from(untold).unwrap_or(u32::MAX);
                 self.lost += records;

@@ -51,7 +51,7 @@ fn frames_of(data: &[u8]) -> Vec<u8> {
             let base = [0, 56, 504, 692][usize::from(source.below(4))];
             SlotIndex(base + u32::from(source.below(16)))
         };
-        match source.below(10) {
+        match source.below(8) {
             0 => Frame::SetSize { request, npages: PageCount(slot(&mut source).0) }.encode(&mut bytes),
             1 => Frame::SetSize { request, npages: PageCount(source.word()) }.encode(&mut bytes),
             2 | 3 => {
@@ -59,12 +59,7 @@ fn frames_of(data: &[u8]) -> Vec<u8> {
                 Frame::SendPage { request, slot: slot(&mut source), page: &page }.encode(&mut bytes);
             }
             4 | 5 => Frame::Request { request, slot: slot(&mut source) }.encode(&mut bytes),
-            6 => {
-                let (first, count) = (slot(&mut source), PageCount(source.word()));
-                Frame::Discard { first, count }.encode(&mut bytes);
-            }
-            7 => Frame::Move { from: slot(&mut source), to: slot(&mut source) }.encode(&mut bytes),
-            8 => Frame::Ping { cookie: u64::from(source.word()) }.encode(&mut bytes),
+            6 => Frame::Move { from: slot(&mut source), to: slot(&mut source) }.encode(&mut bytes),
             _ => {
                 bytes.extend_from_slice(source.0);
                 break;
@@ -98,15 +93,10 @@ impl Model {
                 },
                 Frame::SendPage { slot, page, .. } if slot.0 < self.npages => drop(self.pages.insert(slot.0, *page)),
                 Frame::SendPage { .. } => {}
-                Frame::Discard { first, count } => {
-                    let end = first.0.saturating_add(count.0);
-                    self.pages.retain(|slot, _| !(first.0..end).contains(slot));
-                }
                 Frame::Move { from, to } => self.relocate(from.0, to.0),
                 Frame::SetSize { request, npages } => self.resize(request, npages.0, replies),
-                Frame::Ping { cookie } => Frame::Pong { cookie }.encode(replies),
                 Frame::Bye => return,
-                Frame::Hello(_) | Frame::Welcome(_) | Frame::Sized { .. } | Frame::Pong { .. } | Frame::Error(_) => {
+                Frame::Hello(_) | Frame::Welcome(_) | Frame::Sized { .. } | Frame::Error(_) => {
                     return malformed(replies);
                 }
             }
@@ -150,16 +140,16 @@ fn error(replies: &mut Vec<u8>, request: RequestId, code: ErrorCode, detail: u32
 }
 
 pub fn seeds() -> Vec<Vec<u8>> {
-    let mut raw = vec![9];
+    let mut raw = vec![7];
     Frame::SetSize { request: RequestId(1), npages: PageCount(16) }.encode(&mut raw);
     Frame::Request { request: RequestId(2), slot: SlotIndex(3) }.encode(&mut raw);
     Frame::Bye.encode(&mut raw);
     vec![
         raw,
-        // A size, pages, requests for them, a move, a discard, a smaller size, requests again.
+        // A size, pages, requests for them, a move, a smaller size, requests again.
         vec![
-            0, 3, 8, 2, 7, 0, 1, 3, 8, 1, 9, 4, 0, 1, 5, 1, 9, 7, 0, 1, 2, 3, 4, 2, 3, 4, 0, 1, 6, 1, 0, 0xff, 0, 0, 0,
-            4, 1, 9, 0, 0, 4, 4, 0, 1, 8, 1, 2, 3, 4,
+            0, 3, 8, 2, 7, 0, 1, 3, 8, 1, 9, 4, 0, 1, 5, 1, 9, 6, 0, 1, 2, 3, 4, 2, 3, 4, 0, 1, 4, 1, 9, 0, 0, 4, 4, 0,
+            1,
         ],
         vec![1, 0xff, 0xff, 0, 0, 0, 3, 8, 2, 5, 3, 7, 4, 3, 7, 0, 3, 6, 4, 3, 7, 0, 3, 8, 4, 3, 7],
     ]

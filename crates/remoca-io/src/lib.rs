@@ -12,6 +12,7 @@ pub mod narrow;
 pub mod secure;
 pub mod service;
 pub mod signals;
+pub mod sizes;
 pub mod small_file;
 pub mod socket;
 pub mod undumped;

@@ -95,7 +95,7 @@ fn is_locked_by_another(file: &File, byte: i64) -> Result<bool, LockFailure> {
 fn lock_request(kind: i32, byte: i64) -> libc::flock {
     // SAFETY: flock is a plain C structure, for which all zero is a valid value; l_pid must be zero for OFD locks.
     let mut request: libc::flock = unsafe { std::mem::zeroed() };
-    request.l_type = i16::try_from(kind).unwrap_or(i16::MAX);
+    request.l_type = i16::try_from(kind).expect("kinds of locks are small numbers");
     request.l_whence = i16::try_from(libc::SEEK_SET).unwrap_or(0);
     request.l_start = byte;
     request.l_len = 1;

@@ -1,4 +1,4 @@
-//! Where front ends come from: a socket path, or a descriptor that whoever started us passes.
+//! Where front ends come from: a socket path, or a descriptor passed by the process that started this one.
 
 use std::fs::Permissions;
 use std::io;

@@ -44,8 +44,8 @@ impl IndexMemory {
         Self::of_mapping(start, words, true)
     }
 
-    /// Each read of the guest looks into the index, on the I/O thread: it must not wait for a swap device. So what was touched
-    /// stays in memory, where that is allowed.
+    /// Wraps a new mapping. What is touched of it stays in memory, where that is allowed: each read of the guest looks into
+    /// the index on the I/O thread, which must not wait for a swap device.
     fn of_mapping(start: *mut c_void, words: usize, outlives_process: bool) -> io::Result<Self> {
         // SAFETY: the mapping was just made, has so many words, and belongs to the caller.
         unsafe { undumped::leave_out(start, words * 4) };

@@ -55,10 +55,7 @@ impl Frame<'_> {
             }
             Frame::SendPage { request, slot, page } => put(out, kind::SENDPAGE, [request.0, slot.0, 0], page),
             Frame::Request { request, slot } => put(out, kind::REQUEST, [request.0, slot.0, 0], &[]),
-            Frame::Discard { first, count } => put(out, kind::DISCARD, [0, first.0, count.0], &[]),
             Frame::Move { from, to } => put(out, kind::MOVE, [0, from.0, to.0], &[]),
-            Frame::Ping { cookie } => put_cookie(out, kind::PING, cookie),
-            Frame::Pong { cookie } => put_cookie(out, kind::PONG, cookie),
             Frame::Error(ErrorReply { request, code, detail }) => {
                 put(out, kind::ERROR, [request.0, detail, u32::from(code.to_wire())], &[]);
             }
@@ -77,10 +74,7 @@ impl Frame<'_> {
                 Frame::SetSize { .. }
                 | Frame::Sized { .. }
                 | Frame::Request { .. }
-                | Frame::Discard { .. }
                 | Frame::Move { .. }
-                | Frame::Ping { .. }
-                | Frame::Pong { .. }
                 | Frame::Error(_)
                 | Frame::Bye => 0,
             }
@@ -96,7 +90,7 @@ fn check_header(header: &Header) -> Result<usize, DecodeError> {
         kind::SENDPAGE => (PAGE_SIZE, [true, true, false]),
         kind::SETSIZE | kind::REQUEST => (0, [true, true, false]),
         kind::SIZED | kind::ERROR => (0, [true; 3]),
-        kind::DISCARD | kind::MOVE | kind::PING | kind::PONG => (0, [false, true, true]),
+        kind::MOVE => (0, [false, true, true]),
         kind::BYE => (0, [false; 3]),
         unknown => return Err(DecodeError::UnknownKind(unknown)),
     };
@@ -114,7 +108,6 @@ fn check_header(header: &Header) -> Result<usize, DecodeError> {
 fn frame<'a>(header: &Header, payload: &'a [u8]) -> Result<Frame<'a>, DecodeError> {
     let [a, b, c] = [header.a.get(), header.b.get(), header.c.get()];
     let wrong_length = DecodeError::WrongLength { kind: header.kind, length: header.length.get() };
-    let cookie = || u64::from(b) | u64::from(c) << 32;
     Ok(match header.kind {
         kind::HELLO => hello(HelloPayload::ref_from_bytes(payload).map_err(|_| wrong_length)?)?,
         kind::WELCOME => welcome(WelcomePayload::ref_from_bytes(payload).map_err(|_| wrong_length)?)?,
@@ -126,10 +119,7 @@ fn frame<'a>(header: &Header, payload: &'a [u8]) -> Result<Frame<'a>, DecodeErro
             page: payload.try_into().map_err(|_| wrong_length)?,
         },
         kind::REQUEST => Frame::Request { request: RequestId(a), slot: SlotIndex(b) },
-        kind::DISCARD => Frame::Discard { first: SlotIndex(b), count: PageCount(c) },
         kind::MOVE => Frame::Move { from: SlotIndex(b), to: SlotIndex(c) },
-        kind::PING => Frame::Ping { cookie: cookie() },
-        kind::PONG => Frame::Pong { cookie: cookie() },
         kind::ERROR => {
             let code = u16::try_from(c).map_err(|_| DecodeError::BadErrorCode(c))?;
             Frame::Error(ErrorReply { request: RequestId(a), code: ErrorCode::from_wire(code), detail: b })
@@ -210,9 +200,4 @@ fn put(out: &mut Vec<u8>, kind: u8, fields: [u32; 3], payload: &[u8]) {
     debug_assert_eq!(usize::from(header.length.get()), payload.len(), "the kind fixes the length of the payload");
     out.extend_from_slice(header.as_bytes());
     out.extend_from_slice(payload);
-}
-
-fn put_cookie(out: &mut Vec<u8>, kind: u8, cookie: u64) {
-    let [lower, upper] = [cookie & 0xffff_ffff, cookie >> 32].map(|half| u32::try_from(half).unwrap_or(u32::MAX));
-    put(out, kind, [0, lower, upper], &[]);
 }

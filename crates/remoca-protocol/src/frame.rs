@@ -11,7 +11,7 @@ use remoca_core::units::{PAGE_SIZE, PageCount, SlotIndex};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u32);
 
-/// Names and guards a pool: 16 random bytes, chosen by the client. Whoever knows it has the pool.
+/// Names and guards a pool: 16 random bytes, chosen by the client. Knowing them is the only right to the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token(pub [u8; 16]);
 
@@ -50,7 +50,7 @@ impl VersionRange {
         (highest >= self.lowest.max(other.lowest)).then_some(highest)
     }
 
-    /// As the detail of [`ErrorCode::VersionMismatch`].
+    /// Returns the versions as the detail of [`ErrorCode::VersionMismatch`].
     #[must_use]
     pub fn to_detail(self) -> u32 {
         u32::from(self.lowest) << 16 | u32::from(self.highest)
@@ -59,8 +59,8 @@ impl VersionRange {
     /// Reads the versions from the detail of [`ErrorCode::VersionMismatch`].
     #[must_use]
     pub fn from_detail(detail: u32) -> Self {
-        let [high, low] = [detail >> 16, detail & 0xffff].map(|half| u16::try_from(half).unwrap_or(u16::MAX));
-        Self { lowest: high, highest: low }
+        let [a, b, c, d] = detail.to_be_bytes();
+        Self { lowest: u16::from_be_bytes([a, b]), highest: u16::from_be_bytes([c, d]) }
     }
 }
 
@@ -103,7 +103,7 @@ pub enum ErrorCode {
     NoMemory,
     /// A SETSIZE above the quota; detail: pages available beyond the present size.
     Quota,
-    /// The slot of a REQUEST holds no page: never sent, discarded, or beyond the size of the pool.
+    /// The slot of a REQUEST holds no page: never sent, moved away, or beyond the size of the pool.
     NotFound,
     /// The input is no frame, or not one that may come now. The connection is closed.
     Malformed,
@@ -167,14 +167,8 @@ pub enum Frame<'a> {
     SendPage { request: RequestId, slot: SlotIndex, page: &'a [u8; PAGE_SIZE] },
     /// Client: answered by [`Frame::SendPage`] or [`ErrorCode::NotFound`]. The slot keeps its page.
     Request { request: RequestId, slot: SlotIndex },
-    /// Client: these slots become empty; no reply.
-    Discard { first: SlotIndex, count: PageCount },
     /// Client: `to` gets what `from` holds, and `from` becomes empty; no reply. An empty `from` empties `to`.
     Move { from: SlotIndex, to: SlotIndex },
-    /// Client: answered by [`Frame::Pong`].
-    Ping { cookie: u64 },
-    /// Server: the cookie comes back.
-    Pong { cookie: u64 },
     /// Server: a refusal.
     Error(ErrorReply),
     /// Client: frees the pool at once; no reply, the connection is closed.

@@ -1,9 +1,12 @@
-//! Formats that leave a process, and no I/O: in modules the control protocol, the description of an upgrade, what two VM processes
-//! say when disks migrate, the eviction port's pages, traces and the numbers of NBD; at the top the wire protocol between a VM process (client) and a memory server.
+//! Formats that leave a process, and no I/O.
 //!
-//! That one is called by the server's sessions and by the client's link. Both read what there is into a [`ReceiveBuffer`], take
-//! [`Frame`]s from it, and encode answers into a `Vec<u8>`; a [`Frame::SendPage`] borrows its page from the buffer, and
-//! [`send_page_header`] serves a vectored write straight from the page's own place.
+//! In modules: the control protocol, the description of an upgrade, what two VM processes say when disks migrate, the
+//! eviction port's pages, traces, and the numbers of NBD. At the top: the wire protocol between a VM process (client) and a
+//! memory server.
+//!
+//! The wire protocol is used by the server's sessions and by the client's link. Both read what there is into a
+//! [`ReceiveBuffer`], take [`Frame`]s from it, and encode answers into a `Vec<u8>`. A [`Frame::SendPage`] borrows its page
+//! from the buffer. [`send_page_header`] serves a vectored write straight from the page's own place.
 //!
 //! 1. Whatever the bytes are, decoding a frame neither panics nor allocates.
 //! 2. A frame that decodes encodes to the same bytes again: each frame has one form, and unused fields are zero.

@@ -102,7 +102,7 @@ pub enum PeerFrame {
 /// Returns a frame of this kind.
 #[must_use]
 pub fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+    let length = u32::try_from(payload.len()).expect("payloads are sent in pieces");
     let mut frame = Vec::with_capacity(HEADER_BYTES + payload.len());
     frame.push(kind);
     frame.extend_from_slice(&length.to_le_bytes());

@@ -7,6 +7,8 @@
 //! identification: "REMOCAEP" | version u32 | batch pages u32 | received u64 | matched u64 | unmatched u64 | dropped u64 | cookie u64 | advice u32
 //! statistics:     "REMOCAST" | version u32 | 0 u32 | captured u64 | lost u64 | sampled out u64 | written u64 | agent's cookie u64
 //! ```
+//! The agent, which depends on no crate of the project, has its own reader and writer (`remoca-agent/src/page.rs`). The fuzz
+//! target `agent-page` holds both together.
 
 use remoca_core::engine::EngineStats;
 use remoca_core::units::PAGE_SIZE;

@@ -12,13 +12,11 @@
 //!   4 SIZED     request  npages      available  -
 //!   5 SENDPAGE  request  slot        -          the page
 //!   6 REQUEST   request  slot        -          -
-//!   7 DISCARD   -        first slot  count      -
 //!   8 MOVE      -        from        to         -
-//!   9 PING      -        cookie, lower and upper half
-//!  10 PONG      -        cookie, lower and upper half
 //!  11 ERROR     request  detail      code       -
 //!  12 BYE       -        -           -          -
 //! ```
+//! 7, 9 and 10 are not used.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -33,10 +31,7 @@ pub(crate) mod kind {
     pub(crate) const SIZED: u8 = 4;
     pub(crate) const SENDPAGE: u8 = 5;
     pub(crate) const REQUEST: u8 = 6;
-    pub(crate) const DISCARD: u8 = 7;
     pub(crate) const MOVE: u8 = 8;
-    pub(crate) const PING: u8 = 9;
-    pub(crate) const PONG: u8 = 10;
     pub(crate) const ERROR: u8 = 11;
     pub(crate) const BYE: u8 = 12;
 }

@@ -57,10 +57,7 @@ fn any_frame() -> impl Strategy<Value = Frame<'static>> {
             Just(Frame::Request { request, slot: SlotIndex(y) }),
             Just(Frame::SendPage { request, slot: SlotIndex(y), page: PAGE_A }),
             Just(Frame::SendPage { request, slot: SlotIndex(y), page: PAGE_B }),
-            Just(Frame::Discard { first: SlotIndex(x), count: PageCount(y) }),
             Just(Frame::Move { from: SlotIndex(x), to: SlotIndex(y) }),
-            Just(Frame::Ping { cookie: u64::from(x) << 32 | u64::from(y) }),
-            Just(Frame::Pong { cookie: u64::from(x) << 32 | u64::from(y) }),
             Just(Frame::Bye),
         ]
     });

@@ -4,8 +4,8 @@
 //!
 //! 1. A chunk has at most one owner; its pages are reached through that owner only.
 //! 2. The memory of a chunk is whatever its last owner left (or zero): `pool.rs` makes sure nobody reads it.
-//! 3. Unlocked memory that is freed goes back to the host on a thread of its own, one chunk at a time: whoever frees it makes no
-//!    system call.
+//! 3. Unlocked memory that is freed goes back to the host on a thread of its own, one chunk at a time: a pool that frees it makes
+//!    no system call.
 //!
 //! The only unsafe code of this crate is here: the pages are mapped memory, not Rust's.
 
@@ -189,7 +189,8 @@ impl Drop for Chunk {
 }
 
 fn pages_of(chunks: usize) -> PageCount {
-    PageCount(u32::try_from(chunks).unwrap_or(u32::MAX).saturating_mul(CHUNK_PAGES_U32))
+    let chunks = u32::try_from(chunks).expect("an arena has fewer than 2^23 chunks");
+    PageCount(chunks * CHUNK_PAGES_U32)
 }
 
 /// A mapped range, aligned to chunks.

@@ -1,7 +1,7 @@
 //! Which chunks of an arena nobody has, and which of those still hold memory of the host.
 //!
 //! Pure; the arena calls it under a lock that is never held during a system call. A chunk that was used waits here until a
-//! thread of its own gives its memory back to the host, one chunk at a time. Whoever needs it sooner gets it as it is.
+//! thread of its own gives its memory back to the host, one chunk at a time. A pool that needs a chunk sooner gets it as it is.
 //! 1. Each chunk is owned by a pool, or free; and a free one is clean, used, or being given back: at most one is (property-tested).
 //! 2. A free chunk counts as free, whatever its memory.
 

@@ -1,7 +1,7 @@
 //! Accepts connections, reads each one's HELLO, and hands it to the worker that has its pool.
 //!
 //! Runs on the server's first thread. The number of connections between accept and session is bounded, as is that of one peer:
-//! whoever says nothing makes room for those who come after it (`doorway.rs`).
+//! one that says nothing makes room for those that come after it (`doorway.rs`).
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};

@@ -4,8 +4,8 @@
 //! pool's counters. Beyond the pages it takes 1 bit and 24/512 bytes a page.
 //!
 //! 1. A slot's page is readable only while its bit is set. It is set by [`Pool::store`] or [`Pool::relocate`], which
-//!    write the whole page, and cleared when the slot is discarded or cut off. So memory that had another owner, or was
-//!    cut off before, is unreachable until it is written again, and need not be zeroed.
+//!    write the whole page. It is cleared when the page is moved away or the slot is cut off. So memory that had another
+//!    owner, or was cut off before, is unreachable until it is written again, and need not be zeroed.
 //! 2. Bits at and above `npages` are clear.
 //! 3. The chunks cover `npages` slots and no chunk is without one.
 
@@ -27,7 +27,6 @@ pub(crate) struct Counters {
     pub(crate) not_found: u64,
     /// SENDPAGE frames, those beyond the pool's size included: the client compares it with what it sent.
     pub(crate) sends: u64,
-    pub(crate) discards: u64,
     pub(crate) moves: u64,
     pub(crate) resizes_refused: u64,
 }
@@ -56,8 +55,7 @@ impl Pool {
     }
 
     pub(crate) fn npages(&self) -> PageCount {
-        // Resizing takes a `u32`.
-        PageCount(u32::try_from(self.npages).unwrap_or(u32::MAX))
+        PageCount(u32::try_from(self.npages).expect("resizing takes a `u32`"))
     }
 
     pub(crate) fn quota(&self) -> PageCount {
@@ -137,21 +135,11 @@ impl Pool {
 
     /// Returns the memory of a slot that held a page when it was requested, `None` beyond the size.
     ///
-    /// A slot that was discarded in the meantime still has its page's memory: the reply was due before the discard.
+    /// A slot whose page was moved away in the meantime still has the bytes: the reply was due before the move.
     #[inline]
     pub(crate) fn requested_page(&self, slot: SlotIndex) -> Option<&[u8; PAGE_SIZE]> {
         let slot = slot.0 as usize;
         Some(self.chunks.get(slot / CHUNK_PAGES)?.page(slot % CHUNK_PAGES))
-    }
-
-    /// Empties `count` slots from `first` on.
-    pub(crate) fn discard(&mut self, first: SlotIndex, count: PageCount) {
-        self.counters.discards += 1;
-        let first = first.0 as usize;
-        let end = first.saturating_add(count.0 as usize).min(self.npages);
-        if first < end {
-            self.clear(first, end);
-        }
     }
 
     /// Copies what `from` holds to `to` and empties `from`; returns how much work that was. Where `from` holds nothing, `to`
@@ -212,7 +200,6 @@ mod tests {
         Resize(u32),
         Store(u32, u8),
         Request(u32),
-        Discard(u32, u32),
         Relocate(u32, u32),
     }
 
@@ -224,8 +211,7 @@ mod tests {
             1 => prop_oneof![0u32..200, 0u32..2_100].prop_map(Operation::Resize),
             6 => (slot(), any::<u8>()).prop_map(|(slot, byte)| Operation::Store(slot, byte)),
             6 => slot().prop_map(Operation::Request),
-            2 => (slot(), slot()).prop_map(|(first, count)| Operation::Discard(first, count)),
-            2 => (slot(), slot()).prop_map(|(from, to)| Operation::Relocate(from, to)),
+            3 => (slot(), slot()).prop_map(|(from, to)| Operation::Relocate(from, to)),
         ]
     }
 
@@ -245,9 +231,6 @@ mod tests {
                 }
                 Operation::Store(slot, byte) if slot < self.npages => drop(self.pages.insert(slot, byte)),
                 Operation::Store(..) | Operation::Request(_) => {}
-                Operation::Discard(first, count) => {
-                    self.pages.retain(|slot, _| *slot < first || *slot >= first.saturating_add(count));
-                }
                 Operation::Relocate(from, to) if from == to => {}
                 Operation::Relocate(from, to) => match self.pages.remove(&from) {
                     Some(byte) if to < self.npages => drop(self.pages.insert(to, byte)),
@@ -262,7 +245,6 @@ mod tests {
             Operation::Resize(npages) => pool.resize(PageCount(npages))?,
             Operation::Store(slot, byte) => drop(pool.store(SlotIndex(slot), &[byte; PAGE_SIZE])),
             Operation::Request(_) => {}
-            Operation::Discard(first, count) => pool.discard(SlotIndex(first), PageCount(count)),
             Operation::Relocate(from, to) => drop(pool.relocate(SlotIndex(from), SlotIndex(to))),
         }
         Ok(())

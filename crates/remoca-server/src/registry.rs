@@ -182,7 +182,6 @@ fn totals_of(pool: &Pool) -> Totals {
         gets: counters.gets,
         not_found: counters.not_found,
         sends: counters.sends,
-        discards: counters.discards,
         moves: counters.moves,
         resizes_refused: counters.resizes_refused,
         ..Totals::default()

@@ -113,6 +113,10 @@ mod tests {
     use crate::arena::Arena;
     use crate::config::PageLocking;
 
+    fn sized(request: u32) -> Frame<'static> {
+        Frame::Sized { request: RequestId(request), npages: PageCount(16), available: PageCount(0) }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         /// However few bytes the socket takes at a time, the stream is the replies in their order.
@@ -131,7 +135,7 @@ mod tests {
             for (request, slot) in (0..).zip(&replies) {
                 match slot {
                     Some(slot) => queue.push_page(RequestId(request), SlotIndex((*slot).into())),
-                    None => queue.push(Frame::Pong { cookie: request.into() }),
+                    None => queue.push(sized(request)),
                 }
             }
             let mut stream = Vec::new();
@@ -152,7 +156,7 @@ mod tests {
                     Some(slot) => {
                         Frame::SendPage { request: RequestId(request), slot: SlotIndex((*slot).into()), page: &expected_page }
                     }
-                    None => Frame::Pong { cookie: request.into() },
+                    None => sized(request),
                 };
                 prop_assert_eq!(buffer.take(), Ok(Some(expected)));
             }

@@ -234,7 +234,7 @@ async fn answer_control(control: Listener, reporter: Arc<Reporter>) {
             Ok(stream) => {
                 let Ok(mut json) = serde_json::to_vec_pretty(&reporter.status().await) else { continue };
                 json.push(b'\n');
-                // Who does not read it, does not get it.
+                // A client that does not read it does not get it.
                 let _answered = timeout(CONTROL_TIMEOUT, stream.answer(&json)).await;
             }
             Err(error) => {

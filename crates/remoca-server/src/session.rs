@@ -56,8 +56,6 @@ enum Pause {
 
 /// Work after which other sessions have their turn, in pages moved.
 const WORK_MAX: u32 = 128;
-/// Slots that can be discarded with the work of moving one page.
-const DISCARDS_PER_WORK: u32 = 1 << 14;
 
 pub(crate) struct Session {
     stream: Stream,
@@ -187,16 +185,13 @@ impl Session {
 /// Returns whether the frame changes what a waiting reply points to.
 fn must_wait(frame: &Frame<'_>, replies: &Replies, pool: &Pool) -> bool {
     match *frame {
+        // The slot that a page is moved from keeps its bytes until it is stored to again.
         Frame::SendPage { slot, .. } | Frame::Move { to: slot, .. } => replies.points_to(slot),
         Frame::SetSize { npages, .. } => npages < pool.npages() && !replies.is_empty(),
-        // A discarded slot keeps its bytes until it is stored to again.
-        Frame::Discard { .. }
-        | Frame::Hello(_)
+        Frame::Hello(_)
         | Frame::Welcome(_)
         | Frame::Sized { .. }
         | Frame::Request { .. }
-        | Frame::Ping { .. }
-        | Frame::Pong { .. }
         | Frame::Error(_)
         | Frame::Bye => false,
     }
@@ -214,22 +209,14 @@ fn handle(frame: Frame<'_>, pool: &mut Pool, replies: &mut Replies) -> Result<u3
             }
         }
         Frame::SendPage { slot, page, .. } => return Ok(pool.store(slot, page)),
-        Frame::Discard { first, count } => {
-            pool.discard(first, count);
-            return Ok(1 + count.0.min(pool.npages().0) / DISCARDS_PER_WORK);
-        }
         Frame::Move { from, to } => return Ok(pool.relocate(from, to)),
         Frame::SetSize { request, npages } => {
             replies.push(resize(pool, request, npages));
             return Ok(WORK_MAX);
         }
-        Frame::Ping { cookie } => replies.push(Frame::Pong { cookie }),
-        Frame::Hello(_)
-        | Frame::Welcome(_)
-        | Frame::Sized { .. }
-        | Frame::Pong { .. }
-        | Frame::Error(_)
-        | Frame::Bye => return Err(Violation::OutOfPlace),
+        Frame::Hello(_) | Frame::Welcome(_) | Frame::Sized { .. } | Frame::Error(_) | Frame::Bye => {
+            return Err(Violation::OutOfPlace);
+        }
     }
     Ok(1)
 }

@@ -40,7 +40,6 @@ pub struct Totals {
     pub not_found: u64,
     /// Pages received from clients.
     pub sends: u64,
-    pub discards: u64,
     pub moves: u64,
     /// SETSIZEs refused.
     pub resizes_refused: u64,
@@ -70,12 +69,11 @@ pub struct PoolStatus {
 
 impl Totals {
     pub(crate) fn add(&mut self, other: &Self) {
-        let Self { gets, not_found, sends, discards, moves, resizes_refused, sessions, fenced, expired } = other;
+        let Self { gets, not_found, sends, moves, resizes_refused, sessions, fenced, expired } = other;
         for (sum, term) in [
             (&mut self.gets, gets),
             (&mut self.not_found, not_found),
             (&mut self.sends, sends),
-            (&mut self.discards, discards),
             (&mut self.moves, moves),
             (&mut self.resizes_refused, resizes_refused),
             (&mut self.sessions, sessions),

@@ -68,6 +68,7 @@ impl Stream {
         sockopt::set_tcp_keepidle(fd, KEEPALIVE_IDLE)?;
         sockopt::set_tcp_keepintvl(fd, KEEPALIVE_INTERVAL)?;
         sockopt::set_tcp_keepcnt(fd, KEEPALIVE_COUNT)?;
+        // Longer than the field can say is 49 days.
         sockopt::set_tcp_user_timeout(fd, u32::try_from(stall_timeout.as_millis()).unwrap_or(u32::MAX))?;
         Ok(())
     }

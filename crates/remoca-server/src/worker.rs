@@ -94,7 +94,7 @@ impl Worker {
                 _ = stopped.changed() => return,
                 message = messages.recv() => match message {
                     Some(Message::Arrival(arrival)) => self.admit(arrival).await,
-                    // Whoever asked may have gone.
+                    // The client may have gone.
                     Some(Message::Report(reply)) => drop(reply.send(self.registry.borrow().report())),
                     None => return,
                 },

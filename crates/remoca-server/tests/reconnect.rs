@@ -6,7 +6,7 @@ mod common;
 use std::net::Shutdown;
 use std::time::Duration;
 
-use common::{Client, config, discard, encode, page, request, send_page, start, token, wait_for};
+use common::{Client, config, encode, moved, page, request, send_page, start, token, wait_for};
 use remoca_protocol::{ErrorCode, Frame, PageCount, SendCount};
 use remoca_server::{Config, ListenAddress, PageLocking};
 
@@ -51,7 +51,7 @@ fn what_a_replaced_connection_sent_late_does_nothing() {
     older.barrier();
     let (mut newer, _) = Client::greeted(&server, token(1), 2);
     // The connection is reset at the latest when the server's host sees more.
-    let late = encode(&[send_page(0, &page(2)), discard(0, 10), Frame::Bye]);
+    let late = encode(&[send_page(0, &page(2)), moved(0, 5), Frame::Bye]);
     let _reset = older.socket.write_all(&late);
     newer.barrier();
     newer.expect_held(0, 1);
@@ -195,8 +195,9 @@ fn what_was_lost_with_a_connection_can_be_told() {
     let mut client = Client::with_pages(&server, token(1), 1000);
     let (mut epoch, mut known) = (1, 0);
     for round in 0..20 {
-        client.send(&[discard(0, 1000)]);
-        client.barrier();
+        // Without pages.
+        client.resize(0);
+        client.resize(1000);
         (0..1000).for_each(|slot| client.store(slot, round * 1000 + slot));
         // Without waiting for anything; the server may have seen all of it, or nothing.
         drop(client);

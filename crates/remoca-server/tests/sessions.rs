@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::{Client, config, discard, encode, page, request, send_page, start, token};
-use remoca_protocol::{ErrorCode, Frame, Hello, PageCount, RequestId, SendCount, SlotIndex, VERSION, VERSIONS};
+use common::{BEYOND, Client, config, encode, moved, page, request, send_page, start, token};
+use remoca_protocol::{ErrorCode, Frame, Hello, PageCount, RequestId, SendCount, VERSION, VERSIONS};
 
 #[test]
 fn a_session_over_each_kind_of_socket() {
@@ -48,7 +48,7 @@ fn replies_come_in_the_order_of_their_requests() {
     let mut frames = Vec::new();
     for round in 0..100 {
         frames.extend((0..64).map(|slot| request(round * 64 + slot, slot)));
-        frames.push(Frame::Ping { cookie: round.into() });
+        frames.push(Frame::SetSize { request: RequestId(round), npages: PageCount(64) });
     }
     let bytes = encode(&frames);
     std::thread::scope(|threads| {
@@ -63,7 +63,8 @@ fn replies_come_in_the_order_of_their_requests() {
                     _ => client.expect_not_found(round * 64 + slot),
                 }
             }
-            client.expect(Frame::Pong { cookie: round.into() });
+            let (request, npages) = (RequestId(round), PageCount(64));
+            client.expect(Frame::Sized { request, npages, available: PageCount(1984) });
         }
     });
 }
@@ -73,7 +74,6 @@ fn a_reply_holds_the_page_of_its_time() {
     let server = start(config());
     let mut client = Client::with_pages(&server, token(1), 1024);
     let pages: Vec<_> = (0..8).map(page).collect();
-    let moved = |from, to| Frame::Move { from: SlotIndex(from), to: SlotIndex(to) };
     let resized = |request, npages| Frame::SetSize { request: RequestId(request), npages: PageCount(npages) };
     for round in 0..20 {
         // All in one write: each reply must show the slot as it was between the frames around it.
@@ -87,7 +87,7 @@ fn a_reply_holds_the_page_of_its_time() {
             moved(600, 601),
             request(4, 601),
             request(5, 600),
-            discard(601, 1),
+            moved(601, BEYOND),
             request(6, 601),
             send_page(601, &pages[4]),
             request(7, 601),
@@ -186,12 +186,12 @@ fn a_refusal_says_what_can_be_had_and_changes_nothing() {
 }
 
 #[test]
-fn discard_and_move() {
+fn pages_move() {
     let server = start(config());
     let mut client = Client::with_pages(&server, token(1), 1000);
-    let moved = |from, to| Frame::Move { from: SlotIndex(from), to: SlotIndex(to) };
     (0..10).for_each(|slot| client.store(slot, slot));
-    client.send(&[discard(2, 3), discard(9, u32::MAX), discard(1000, 5), discard(u32::MAX, u32::MAX)]);
+    // Empties them.
+    client.send(&[moved(2, BEYOND), moved(3, 1000), moved(500, 4), moved(1000, 9), moved(BEYOND, 2000)]);
     [2, 3, 4, 9].into_iter().for_each(|slot| client.expect_empty(slot));
     [0, 1, 5, 6, 7, 8].into_iter().for_each(|slot| client.expect_held(slot, slot));
     // To another chunk; onto a page; of nothing; onto itself; beyond the size.
@@ -226,18 +226,18 @@ fn status_counts() {
     (0..5).for_each(|slot| client.store(slot, slot));
     client.expect_held(1, 1);
     client.expect_empty(6);
-    client.send(&[discard(0, 2)]);
+    client.send(&[moved(0, BEYOND), moved(6, 1)]);
     client.barrier();
     let status = server.status();
     assert_eq!((status.pages, status.pages_free, status.quota_pages), (2048, 1024, 2048));
     let pool = &status.pools[0];
     assert_eq!((pool.token.as_str(), pool.connected, pool.npages, pool.pages_written), ("abababab", true, 700, 3));
     assert!(pool.peer.starts_with("tcp:127.0.0.1:"));
-    assert_eq!((pool.gets, pool.not_found, pool.sends), (1, 1, 5));
+    assert_eq!((pool.gets, pool.not_found, pool.sends), (1, 2, 5));
     client.send(&[Frame::Bye]);
     client.expect_closed();
     common::wait_for(&server, "the pool is gone", |status| status.pools.is_empty());
     let totals = server.status().totals;
-    assert_eq!((totals.gets, totals.not_found, totals.sends, totals.discards, totals.sessions), (1, 1, 5, 1, 1));
+    assert_eq!((totals.gets, totals.not_found, totals.sends, totals.moves, totals.sessions), (1, 2, 5, 2, 1));
     assert_eq!(server.status().pages_free, 2048);
 }

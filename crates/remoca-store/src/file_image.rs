@@ -335,20 +335,19 @@ fn file_alignment(file: &File) -> Option<u32> {
 
 fn probed_alignment(file: &File) -> Option<u32> {
     let mut page = BufferPool::new(4096).take(4096)?;
-    [512, 1024, 2048, 4096].into_iter().find(|&len| {
-        let len = usize::try_from(len).unwrap_or(usize::MAX);
-        page.get_mut(..len).is_some_and(|target| file.read_at(target, 0).is_ok())
-    })
+    [512, 1024, 2048, 4096]
+        .into_iter()
+        .find(|&len: &u32| page.get_mut(..len as usize).is_some_and(|target| file.read_at(target, 0).is_ok()))
 }
 
-/// Returns whether `RWF_DSYNC` works here. Of the file systems that are not local, FUSE is known to drop `RWF_DSYNC`
-/// when an O_DIRECT write is made by io_uring (seen on Linux 6.18).
+/// Returns whether `RWF_DSYNC` works here. Among other file systems, FUSE drops it from an O_DIRECT write made by io_uring
+/// (seen on Linux 6.18).
 fn file_system_honours_dsync(file: &File) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|fs| [libc::EXT4_SUPER_MAGIC, libc::XFS_SUPER_MAGIC].contains(&fs.f_type))
 }
 
-/// Returns whether holes can be punched; where that is not known, tries it beyond the end, where there is nothing to
-/// lose; it changes the file's times.
+/// Returns whether holes can be punched. Where that is not known, it is tried beyond the end, where there is nothing to
+/// lose. That changes the file's times.
 fn file_can_punch_holes(file: &File, size: u64) -> bool {
     if file_stamp::is_local(file) {
         return true;

@@ -13,6 +13,7 @@ use super::file_stamp::ChangeTime;
 use super::flush_latch::{FailedAt, is_clean_refusal};
 use super::{StoreError, StoreOp};
 use remoca_io::buffer::IoBuffer;
+use remoca_io::sizes;
 
 /// Interruptions of one call in a row before it counts as failed.
 const RETRIES_MAX: u32 = 100;
@@ -278,7 +279,7 @@ impl FileTask {
 
     /// Returns the part of the buffer that is still to be transferred.
     fn remaining_buffer(&mut self) -> &mut [u8] {
-        let done = usize::try_from(self.done).unwrap_or(usize::MAX);
+        let done = sizes::in_memory(self.done);
         self.buffer.as_deref_mut().and_then(|buffer| buffer.get_mut(done..)).unwrap_or_default()
     }
 }

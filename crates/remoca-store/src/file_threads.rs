@@ -4,6 +4,7 @@
 //! Owned by a `FileStore` on the I/O thread. Tasks move to a worker and come back with their result through one eventfd.
 //! Workers end when the pool is dropped, after the calls they are in; a task that was not begun is dropped with its buffer.
 
+use remoca_io::sizes;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -168,5 +169,5 @@ fn write_durably(fd: i32, source: &[u8], offset: u64) -> io::Result<usize> {
 
 /// Returns the length of a transfer. It is at most that of a buffer, so it fits.
 fn transferred(len: usize) -> u32 {
-    u32::try_from(len).unwrap_or(u32::MAX)
+    sizes::short(len)
 }

@@ -6,6 +6,7 @@
 //!    the ring when the ring is dropped are leaked, because the kernel may still read or write their buffers.
 //! 2. A task is in exactly one place: in the ring, or waiting for it.
 
+use remoca_io::sizes;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -114,7 +115,7 @@ impl Ring {
             let mut taken = 0;
             for entry in self.ring.completion() {
                 taken += 1;
-                let key = usize::try_from(entry.user_data()).unwrap_or(usize::MAX);
+                let key = sizes::in_memory(entry.user_data());
                 let task = &self.tasks[key];
                 // What is asked beside the guest's operations needs no journal: its answers say nothing of them.
                 if matches!(task.purpose, Purpose::Operation { .. }) {
@@ -136,10 +137,10 @@ impl Ring {
     }
 
     /// Returns whether a call may wait on this thread. By default the kernel tries each call on it first, and takes the file
-    /// system's word that it does not wait. FUSE waits for its server. Ext4 waits for its journal, to change a time of the file
-    /// or to read a map of its blocks, and the journal for the device (both seen on Linux 6.18): so a regular file is trusted
-    /// only while it answers. It costs too much to have the kernel's threads make all calls: below Linux 6.5 they write
-    /// to a file one after the other.
+    /// system's word that it does not wait. FUSE waits for its server. Ext4 waits for its journal, and the journal for the
+    /// device, when a time of the file changes or a map of its blocks is read. Both were seen on Linux 6.18. So a regular file is
+    /// trusted only while it answers. To have the kernel's threads make all calls costs too much: below Linux 6.5 they
+    /// write to a file one after the other.
     fn may_wait(&self, now: Instant, reads: bool) -> bool {
         let answers =
             || self.answered_at[usize::from(reads)].is_some_and(|at| now.saturating_duration_since(at) < SILENCE_MAX);
@@ -194,5 +195,5 @@ fn entry(image: &Image, call: Call<'_>) -> squeue::Entry {
 }
 
 fn len_of(bytes: &[u8]) -> u32 {
-    u32::try_from(bytes.len()).unwrap_or(u32::MAX)
+    sizes::short(bytes.len())
 }

@@ -37,7 +37,7 @@ impl FlushLatch {
     }
 
     /// Returns the result to report for an operation that ended with `result`; an error belongs to the part `at`.
-    /// `is_durable`: it was to be durable when it ended, whoever wanted that.
+    /// `is_durable`: it was to be durable when it ended, for whatever reason.
     pub(super) fn filter(
         &mut self,
         is_durable: bool,
@@ -67,7 +67,7 @@ mod tests {
     const DURABLE: bool = true;
     const FULL: StoreError = StoreError { errno: libc::ENOSPC };
 
-    /// What the latch says of a flush and of both kinds of write that went well.
+    /// Returns what the latch says of a flush and of both kinds of write that went well.
     fn outcomes(latch: &mut FlushLatch) -> [Result<(), StoreError>; 3] {
         let mut outcome = |is_durable, at| latch.filter(is_durable, at, Ok(()));
         [outcome(DURABLE, FailedAt::Sync), outcome(DURABLE, FailedAt::Body), outcome(WRITE, FailedAt::Body)]

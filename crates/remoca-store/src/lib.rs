@@ -47,7 +47,7 @@ pub use aligned::AlignedStore;
 pub use faulty::{Fault, FaultPlan, FaultyStore};
 pub use file::{FileOptions, FileStore, UringUse};
 pub use nbd::{NbdOptions, NbdStore, OnLostConnection};
-pub use nbd_uri::{NbdServer, NbdUri, NbdUriError};
+pub use nbd_uri::{NbdAddress, NbdUri, NbdUriError};
 pub use vacant::VacantStore;
 
 /// Bytes in the smallest unit that a frontend may ask for.
@@ -95,19 +95,20 @@ pub trait DataPath: Send {
 
 /// Which image a store has, and what others may have done to it or seen of it.
 pub trait Identity {
-    /// Begins to learn when the image was changed last: one [`StoreEvent::Looked`] follows, late, or never where the file system
-    /// hangs; before that, further calls do nothing. False where the image's change time says nothing of what others do.
+    /// Begins to learn when the image was changed last. One [`StoreEvent::Looked`] follows, late, or never where the file
+    /// system hangs; before that, further calls do nothing. Returns false where the image's change time says nothing of what
+    /// others do.
     fn look(&mut self) -> bool;
 
-    /// Returns what tells the image from others and whether it was changed, as it was when the image was opened and locked,
-    /// before anything was done to it; `None`: the system says nothing.
+    /// Returns what tells the image from others and whether it was changed. It is as it was when the image was opened and
+    /// locked, before anything was done to it. `None`: the system says nothing.
     fn stamp_at_opening(&self) -> Option<ImageStamp>;
 
     /// Returns what names the image on all hosts, and changes when an image file is written: now, or when the image
     /// was locked (`at_opening`). `None`: nothing does.
     fn shared_stamp(&self, at_opening: bool) -> Option<String>;
 
-    /// Drops, some time soon, what the page cache has of an image that is used around it.
+    /// Begins to drop what the page cache has of an image that is used around it.
     fn empty_page_cache(&mut self);
 
     /// Returns whether the page cache may hold something of the image: then others may have read or written it.

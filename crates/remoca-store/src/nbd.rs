@@ -1,8 +1,8 @@
 //! An NBD export as a backing store: nbdkit, qemu-nbd and all that they can reach.
 //!
 //! Owned by the I/O thread, which it never blocks once it is open. Operations become requests (`nbd_task`) on one
-//! connection (`nbd_link`). When that is lost, outstanding operations wait and are sent again on the next, each from its
-//! start and in the order in which they were submitted. Invariants:
+//! connection (`nbd_link`). When that is lost, outstanding operations wait for the next one. There each is sent
+//! again from its start, in the order in which they were submitted. Invariants:
 //! 1. Of overlapping modifications only one is on its way at a time, so that sending it again cannot undo a newer one that
 //!    was acknowledged.
 //! 2. After a reconnect `ContentUncertain` is reported before anything that came over the new connection.

@@ -5,6 +5,7 @@
 //! 1. A reply is accepted only for a task whose request was sent in full and has had no reply yet.
 //! 2. What the server sends is stored only in a fixed buffer and in the buffer of the read it answers.
 
+use remoca_io::sizes;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -248,7 +249,7 @@ impl Connection {
 
 /// Returns the task that waits for a reply with `cookie`.
 fn expected_by(tasks: &Slab<NbdTask>, cookie: u64) -> Result<usize, Lost> {
-    let key = usize::try_from(cookie & u64::from(u32::MAX)).unwrap_or(usize::MAX);
+    let key = sizes::in_memory(cookie & u64::from(u32::MAX));
     match tasks.get(key).map(|task| task.wire) {
         Some(WireState::AwaitsReply { cookie: expected }) if expected == cookie => Ok(key),
         _ => Err(Lost::Protocol("it answers a request that it was not sent")),

@@ -19,7 +19,7 @@ use remoca_io::buffer::BufferPool;
 /// Most bytes that a handshake keeps: the longest answer to an option.
 const KEPT_MAX: usize = 20 + (16 << 10);
 
-/// One byte cuts the stream, the rest is the stream.
+/// Feeds a server's stream to the client. The first byte says where the stream is cut, the rest is the stream.
 pub fn run(data: &[u8]) {
     let Some((&cut, mut stream)) = data.split_first() else { return };
     let Some(export) = shake_hands(&mut stream, usize::from(cut) + 1) else { return };
@@ -31,7 +31,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// The export that was agreed on; `stream` is then what follows.
+/// Returns the export that was agreed on, and leaves in `stream` what follows.
 fn shake_hands(stream: &mut &[u8], piece: usize) -> Option<Export> {
     let mut handshake = Handshake::new("vm");
     let (mut input, mut output) = (Vec::new(), Vec::new());
@@ -49,7 +49,7 @@ fn shake_hands(stream: &mut &[u8], piece: usize) -> Option<Export> {
     None
 }
 
-/// Four requests in flight, and whatever the server says to them.
+/// Sends four requests, and hands over what the server says to them.
 fn transfer(export: &Export, replies: &[u8]) {
     let pool = BufferPool::new(1 << 20);
     let (ours, mut servers) = UnixStream::pair().unwrap();
@@ -95,7 +95,7 @@ fn transfer(export: &Export, replies: &[u8]) {
     assert!(replies.len() >= least, "every reply was sent by the server");
 }
 
-/// A server that answers everything, and one that refuses.
+/// Returns the streams of a server that answers everything, and of one that refuses.
 pub fn seeds() -> Vec<Vec<u8>> {
     let greeting = b"\x63NBDMAGICIHAVEOPT\0\x03".to_vec();
     let answer = |code: u32, data: &[u8]| {

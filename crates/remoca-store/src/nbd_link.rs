@@ -15,7 +15,7 @@ use slab::Slab;
 use super::nbd_connection::{Connection, Lost, TaskReply};
 use super::nbd_protocol::{Export, Handshake, HandshakeError};
 use super::nbd_task::NbdTask;
-use super::nbd_uri::NbdServer;
+use super::nbd_uri::NbdAddress;
 
 /// A connection attempt with its handshake may take this long.
 const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
@@ -33,10 +33,10 @@ pub(super) enum Address {
 
 impl Address {
     /// Resolves all addresses of a server. Blocks.
-    pub(super) fn resolve(server: &NbdServer) -> io::Result<Vec<Address>> {
+    pub(super) fn resolve(server: &NbdAddress) -> io::Result<Vec<Address>> {
         match server {
-            NbdServer::Unix(path) => Ok(vec![Address::Unix(SocketAddrUnix::new(path)?)]),
-            NbdServer::Tcp { host, port } => {
+            NbdAddress::Unix(path) => Ok(vec![Address::Unix(SocketAddrUnix::new(path)?)]),
+            NbdAddress::Tcp { host, port } => {
                 let addresses: Vec<_> = (host.as_str(), *port).to_socket_addrs()?.map(Address::Tcp).collect();
                 if addresses.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(addresses) }
             }
@@ -93,12 +93,12 @@ pub(super) struct Link {
     next_address: usize,
     export_name: String,
     ready: OwnedFd,
-    state: State,
+    state: LinkState,
     /// Whether the socket is watched for room to send.
     watches_output: bool,
 }
 
-enum State {
+enum LinkState {
     Down,
     Attempting(Attempt),
     Up(Connection),
@@ -120,7 +120,7 @@ impl Link {
             next_address: 0,
             export_name: export_name.to_owned(),
             ready,
-            state: State::Down,
+            state: LinkState::Down,
             watches_output: false,
         })
     }
@@ -135,8 +135,8 @@ impl Link {
 
     pub(super) fn connection(&mut self) -> Option<&mut Connection> {
         match &mut self.state {
-            State::Up(connection) => Some(connection),
-            State::Down | State::Attempting(_) => None,
+            LinkState::Up(connection) => Some(connection),
+            LinkState::Down | LinkState::Attempting(_) => None,
         }
     }
 
@@ -144,15 +144,15 @@ impl Link {
     pub(super) fn adopt(&mut self, socket: OwnedFd, now: Instant) -> io::Result<()> {
         sockopt::socket_type(&socket)?;
         epoll::add(&self.ready, &socket, EventData::new_u64(0), EventFlags::IN)?;
-        self.state = State::Up(Connection::new(socket, now));
+        self.state = LinkState::Up(Connection::new(socket, now));
         Ok(())
     }
 
     /// Returns the socket, if nothing is on its way in either direction.
     pub(super) fn idle_connection(&self) -> Option<BorrowedFd<'_>> {
         match &self.state {
-            State::Up(connection) if connection.is_idle() => Some(connection.socket()),
-            State::Up(_) | State::Down | State::Attempting(_) => None,
+            LinkState::Up(connection) if connection.is_idle() => Some(connection.socket()),
+            LinkState::Up(_) | LinkState::Down | LinkState::Attempting(_) => None,
         }
     }
 
@@ -168,14 +168,14 @@ impl Link {
     /// Returns when the current attempt has to be over.
     pub(super) fn attempt_deadline(&self) -> Option<Instant> {
         match &self.state {
-            State::Attempting(attempt) => Some(attempt.deadline),
-            State::Down | State::Up(_) => None,
+            LinkState::Attempting(attempt) => Some(attempt.deadline),
+            LinkState::Down | LinkState::Up(_) => None,
         }
     }
 
     /// Closes what there is. Closing also takes the socket out of the epoll set.
     pub(super) fn close(&mut self) {
-        self.state = State::Down;
+        self.state = LinkState::Down;
     }
 
     /// Begins to connect to the next of the addresses; on to `handle_ready`.
@@ -186,7 +186,7 @@ impl Link {
         let socket = address.connect()?;
         epoll::add(&self.ready, &socket, EventData::new_u64(0), EventFlags::IN)?;
         self.watches_output = false;
-        self.state = State::Attempting(Attempt {
+        self.state = LinkState::Attempting(Attempt {
             socket,
             handshake: Handshake::new(&self.export_name),
             input: Vec::new(),
@@ -198,7 +198,7 @@ impl Link {
 
     /// Continues an attempt to connect, if there is one. Returns the export once the link is up.
     pub(super) fn advance_attempt(&mut self, now: Instant) -> Result<Option<Export>, LinkError> {
-        let State::Attempting(attempt) = &mut self.state else { return Ok(None) };
+        let LinkState::Attempting(attempt) = &mut self.state else { return Ok(None) };
         let Some(export) = attempt.advance()? else {
             if attempt.deadline <= now {
                 return Err(LinkError::TimedOut);
@@ -207,8 +207,8 @@ impl Link {
             self.watch_output(has_output)?;
             return Ok(None);
         };
-        if let State::Attempting(attempt) = std::mem::replace(&mut self.state, State::Down) {
-            self.state = State::Up(Connection::new(attempt.socket, now));
+        if let LinkState::Attempting(attempt) = std::mem::replace(&mut self.state, LinkState::Down) {
+            self.state = LinkState::Up(Connection::new(attempt.socket, now));
         }
         Ok(Some(export))
     }
@@ -220,7 +220,7 @@ impl Link {
         replies: &mut Vec<TaskReply>,
         direction: Direction,
     ) -> Result<(), LinkError> {
-        let State::Up(connection) = &mut self.state else { return Ok(()) };
+        let LinkState::Up(connection) = &mut self.state else { return Ok(()) };
         if direction == Direction::Both {
             connection.receive(tasks, replies)?;
         }
@@ -235,9 +235,9 @@ impl Link {
             return Ok(());
         }
         let socket = match &self.state {
-            State::Down => return Ok(()),
-            State::Attempting(attempt) => attempt.socket.as_fd(),
-            State::Up(connection) => connection.socket(),
+            LinkState::Down => return Ok(()),
+            LinkState::Attempting(attempt) => attempt.socket.as_fd(),
+            LinkState::Up(connection) => connection.socket(),
         };
         let flags = if wanted { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
         epoll::modify(&self.ready, socket, EventData::new_u64(0), flags)?;

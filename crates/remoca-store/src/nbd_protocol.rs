@@ -69,14 +69,14 @@ const TOO_SHORT: HandshakeError = HandshakeError::Malformed("an answer is too sh
 #[derive(Debug)]
 pub(super) struct Handshake {
     export_name: String,
-    stage: Stage,
+    stage: HandshakeStage,
     replies: u32,
     size_and_flags: Option<(u64, ExportFlags)>,
     block_sizes: Option<[u32; 3]>,
 }
 
 #[derive(Debug)]
-enum Stage {
+enum HandshakeStage {
     Greeting,
     OptionReply,
 }
@@ -85,7 +85,7 @@ impl Handshake {
     pub(super) fn new(export_name: &str) -> Self {
         Self {
             export_name: export_name.to_owned(),
-            stage: Stage::Greeting,
+            stage: HandshakeStage::Greeting,
             replies: 0,
             size_and_flags: None,
             block_sizes: None,
@@ -101,13 +101,13 @@ impl Handshake {
     ) -> Result<Option<Export>, HandshakeError> {
         loop {
             let (consumed, export) = match self.stage {
-                Stage::Greeting if input.len() < GREETING_LEN => return Ok(None),
-                Stage::Greeting => {
+                HandshakeStage::Greeting if input.len() < GREETING_LEN => return Ok(None),
+                HandshakeStage::Greeting => {
                     self.handle_greeting(input, output)?;
-                    self.stage = Stage::OptionReply;
+                    self.stage = HandshakeStage::OptionReply;
                     (GREETING_LEN, None)
                 }
-                Stage::OptionReply => {
+                HandshakeStage::OptionReply => {
                     let Some((code, data)) = split_option_reply(input)? else { return Ok(None) };
                     (OPTION_REPLY_HEADER_LEN + data.len(), self.handle_option_reply(code, data)?)
                 }
@@ -211,7 +211,7 @@ fn split_option_reply(input: &[u8]) -> Result<Option<(u32, &[u8])>, HandshakeErr
     if magic != Some(OPTION_REPLY_MAGIC) || option != Some(OPTION_GO) {
         return Err(HandshakeError::Malformed("an answer to an option that was not sent"));
     }
-    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    let len = len as usize;
     if len > OPTION_REPLY_LEN_MAX {
         return Err(HandshakeError::Malformed("an answer to an option is too long"));
     }

@@ -9,6 +9,7 @@
 //! FUA does two things, and its error does not say which of them failed: servers make the whole file durable for it. A refusal for
 //! want of space is told apart by the same piece without FUA: refused again, it was the piece.
 
+use remoca_io::sizes;
 use std::ops::Range;
 
 use super::file_task::{Progress, ZERO_CHUNK_LEN};
@@ -59,7 +60,7 @@ pub(super) struct NbdTask {
     /// Writes that had completed when it was submitted and need a flush: this one, if it is a flush, or ends with one.
     pub(super) writes_before: u64,
     pub(super) wire: WireState,
-    stage: Stage,
+    stage: NbdStage,
     /// Bytes done in this stage.
     done: u64,
     /// Bytes of the current piece.
@@ -84,7 +85,7 @@ pub(super) enum WireState {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum NbdStage {
     Body,
     /// Zeroes are written, because the server cannot make them.
     WriteZeroes,
@@ -119,19 +120,19 @@ impl NbdTask {
         sequence: u64,
         writes_before: u64,
     ) -> Self {
-        let (wire, stage) = (WireState::Queued, Stage::Body);
+        let (wire, stage) = (WireState::Queued, NbdStage::Body);
         Self { token, operation, buffer, sequence, writes_before, wire, stage, done: 0, piece_len: 0, doubtful: None }
     }
 
     /// Goes back to the start of the operation, to be sent over another connection.
     pub(super) fn restart(&mut self) {
-        (self.wire, self.stage) = (WireState::Queued, Stage::Body);
+        (self.wire, self.stage) = (WireState::Queued, NbdStage::Body);
         (self.done, self.piece_len, self.doubtful) = (0, 0, None);
     }
 
     /// Returns the part of a finished operation to which its error belongs.
     pub(super) fn failed_at(&self) -> FailedAt {
-        let is_sync = self.stage == Stage::Sync || self.operation == StoreOp::Flush;
+        let is_sync = self.stage == NbdStage::Sync || self.operation == StoreOp::Flush;
         if is_sync { FailedAt::Sync } else { FailedAt::Body }
     }
 
@@ -165,16 +166,18 @@ impl NbdTask {
         let offset = start + self.done;
         let remaining = len - self.done;
         let fua = if self.asks_for_fua(abilities) { COMMAND_FUA } else { 0 };
-        if matches!(self.operation, StoreOp::WriteZeroes { .. }) && !abilities.write_zeroes && self.stage == Stage::Body
+        if matches!(self.operation, StoreOp::WriteZeroes { .. })
+            && !abilities.write_zeroes
+            && self.stage == NbdStage::Body
         {
-            self.stage = Stage::WriteZeroes;
+            self.stage = NbdStage::WriteZeroes;
         }
         let (command, flags, len_max) = match (self.stage, self.operation) {
-            (Stage::Sync, _) | (_, StoreOp::Flush) => {
+            (NbdStage::Sync, _) | (_, StoreOp::Flush) => {
                 self.piece_len = 0;
                 return Piece { command: Command::Flush, flags: 0, offset: 0, len: 0, payload: Payload::None };
             }
-            (Stage::WriteZeroes, _) => (Command::Write, fua, abilities.payload_max.min(ZERO_CHUNK_LEN as u64)),
+            (NbdStage::WriteZeroes, _) => (Command::Write, fua, abilities.payload_max.min(ZERO_CHUNK_LEN as u64)),
             (_, StoreOp::Read { .. }) => (Command::Read, 0, abilities.payload_max),
             (_, StoreOp::Write { .. }) => (Command::Write, fua, abilities.payload_max),
             (_, StoreOp::Discard { .. }) => (Command::Trim, fua, RANGE_LEN_MAX),
@@ -185,13 +188,11 @@ impl NbdTask {
         };
         self.piece_len = remaining.min(len_max);
         let payload = match (command, self.stage) {
-            (Command::Write, Stage::WriteZeroes) => Payload::Zeroes(self.piece_range().len()),
+            (Command::Write, NbdStage::WriteZeroes) => Payload::Zeroes(self.piece_range().len()),
             (Command::Write, _) => Payload::Buffer(self.piece_range()),
             _ => Payload::None,
         };
-        // All limits are below 32 bits.
-        let len = u32::try_from(self.piece_len).unwrap_or(u32::MAX);
-        Piece { command, flags, offset, len, payload }
+        Piece { command, flags, offset, len: sizes::short(self.piece_len), payload }
     }
 
     /// Returns where the payload of the reply to the current piece goes: empty unless it is a read.
@@ -210,36 +211,36 @@ impl NbdTask {
         }
         if let Some(error) = self.doubtful {
             // There is room: it was the sync that failed.
-            self.stage = Stage::Sync;
+            self.stage = NbdStage::Sync;
             return Progress::Finished(Err(error));
         }
         self.done += self.piece_len;
         let len = self.operation.range().map_or(0, |(_, len)| len);
-        if self.stage == Stage::Sync || matches!(self.operation, StoreOp::Flush) {
+        if self.stage == NbdStage::Sync || matches!(self.operation, StoreOp::Flush) {
             return Progress::Finished(Ok(()));
         }
         if self.done == len {
             if abilities.fua || !self.must_be_durable(abilities) {
                 return Progress::Finished(Ok(()));
             }
-            self.stage = Stage::Sync;
+            self.stage = NbdStage::Sync;
         }
         Progress::MoreCalls
     }
 
     fn handle_error(&mut self, errno: i32, abilities: &Abilities) -> Progress {
-        if errno == libc::EOPNOTSUPP && self.stage == Stage::Body {
+        if errno == libc::EOPNOTSUPP && self.stage == NbdStage::Body {
             match self.operation {
                 StoreOp::Discard { .. } => return Progress::Finished(Ok(())),
                 StoreOp::WriteZeroes { .. } => {
-                    self.stage = Stage::WriteZeroes;
+                    self.stage = NbdStage::WriteZeroes;
                     return Progress::MoreCalls;
                 }
                 StoreOp::Read { .. } | StoreOp::Write { .. } | StoreOp::Flush => {}
             }
         }
         let error = StoreError { errno };
-        if is_clean_refusal(error) && self.stage != Stage::Sync && self.asks_for_fua(abilities) {
+        if is_clean_refusal(error) && self.stage != NbdStage::Sync && self.asks_for_fua(abilities) {
             self.doubtful = Some(error);
             return Progress::MoreCalls;
         }
@@ -256,9 +257,7 @@ impl NbdTask {
 
     /// Returns the current piece's byte range in the buffer.
     fn piece_range(&self) -> Range<usize> {
-        let start = usize::try_from(self.done).unwrap_or(usize::MAX);
-        let len = usize::try_from(self.piece_len).unwrap_or(usize::MAX);
-        start..start.saturating_add(len)
+        sizes::in_memory(self.done)..sizes::in_memory(self.done + self.piece_len)
     }
 }
 
@@ -281,7 +280,7 @@ mod tests {
         NbdTask::new(1, operation, buffer, 1, 0)
     }
 
-    /// The requests of a task whose pieces all succeed: command, flags, offset, length.
+    /// Returns the requests of a task whose pieces all succeed: command, flags, offset, length.
     fn requests(operation: StoreOp, abilities: &Abilities) -> Vec<(Command, u16, u64, u32)> {
         rest_of(task(operation), abilities)
     }
@@ -381,7 +380,7 @@ mod tests {
 
     /// Whatever was done of it, and whatever the next server can do.
     #[test]
-    fn an_operation_that_begins_anew_is_done_in_full() {
+    fn an_operation_that_begins_again_is_done_in_full() {
         let servers = [
             ALL,
             Abilities { fua: false, ..ALL },

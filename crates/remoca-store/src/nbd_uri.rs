@@ -13,13 +13,13 @@ const EXPORT_LEN_MAX: usize = 4096;
 /// A parsed URI.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdUri {
-    pub server: NbdServer,
+    pub server: NbdAddress,
     /// Empty for the server's default export.
     pub export: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NbdServer {
+pub enum NbdAddress {
     Tcp { host: String, port: u16 },
     Unix(PathBuf),
 }
@@ -45,12 +45,12 @@ pub enum NbdUriError {
     ExportTooLong,
 }
 
-impl std::fmt::Display for NbdServer {
+impl std::fmt::Display for NbdAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            NbdServer::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
-            NbdServer::Tcp { host, port } => write!(f, "{host}:{port}"),
-            NbdServer::Unix(path) => write!(f, "{}", path.display()),
+            NbdAddress::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            NbdAddress::Tcp { host, port } => write!(f, "{host}:{port}"),
+            NbdAddress::Unix(path) => write!(f, "{}", path.display()),
         }
     }
 }
@@ -76,7 +76,7 @@ impl FromStr for NbdUri {
     }
 }
 
-fn tcp_server(authority: &str, query: &str) -> Result<NbdServer, NbdUriError> {
+fn tcp_server(authority: &str, query: &str) -> Result<NbdAddress, NbdUriError> {
     if !query.is_empty() {
         return Err(NbdUriError::Parameter(query.to_owned()));
     }
@@ -96,10 +96,10 @@ fn tcp_server(authority: &str, query: &str) -> Result<NbdServer, NbdUriError> {
     if port == 0 {
         return Err(NbdUriError::Port);
     }
-    Ok(NbdServer::Tcp { host: unescape(host)?, port })
+    Ok(NbdAddress::Tcp { host: unescape(host)?, port })
 }
 
-fn unix_server(query: &str) -> Result<NbdServer, NbdUriError> {
+fn unix_server(query: &str) -> Result<NbdAddress, NbdUriError> {
     let mut socket = None;
     for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
         match parameter.split_once('=') {
@@ -107,7 +107,7 @@ fn unix_server(query: &str) -> Result<NbdServer, NbdUriError> {
             _ => return Err(NbdUriError::Parameter(parameter.to_owned())),
         }
     }
-    socket.map(NbdServer::Unix).ok_or(NbdUriError::NoSocket)
+    socket.map(NbdAddress::Unix).ok_or(NbdUriError::NoSocket)
 }
 
 fn unescape(text: &str) -> Result<String, NbdUriError> {
@@ -131,11 +131,11 @@ mod tests {
     use proptest::prelude::*;
 
     fn tcp(host: &str, port: u16, export: &str) -> Result<NbdUri, NbdUriError> {
-        Ok(NbdUri { server: NbdServer::Tcp { host: host.into(), port }, export: export.into() })
+        Ok(NbdUri { server: NbdAddress::Tcp { host: host.into(), port }, export: export.into() })
     }
 
     fn unix(path: &str, export: &str) -> Result<NbdUri, NbdUriError> {
-        Ok(NbdUri { server: NbdServer::Unix(path.into()), export: export.into() })
+        Ok(NbdUri { server: NbdAddress::Unix(path.into()), export: export.into() })
     }
 
     #[test]

@@ -3,15 +3,15 @@
 //! Owned by a store that must not let overlapping modifications race: pure bookkeeping. Requests are granted in the order
 //! of their arrival wherever two of them conflict, which is when they overlap and at least one is exclusive.
 //! Invariants (property-tested):
-//! 1. No two granted requests conflict.
-//! 2. Of two conflicting requests the earlier is granted, and released, first.
+//! 1. No two granted claims conflict.
+//! 2. Of two conflicting claims the earlier is granted, and released, first.
 //! 3. Once everything granted is released, again and again, nothing waits for ever.
 
 use std::ops::Range;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// May be in flight together with other shared requests.
+    /// May be in flight together with other shared claims.
     Shared,
     Exclusive,
 }
@@ -23,24 +23,24 @@ pub(super) enum Grant {
     Waits,
 }
 
-/// Requests by the caller's keys, in order of arrival. As many as the caller has operations at once.
+/// Claims by the caller's keys, in order of arrival. As many as the caller has operations at once.
 #[derive(Debug, Default)]
 pub(super) struct RangeLocks {
-    requests: Vec<Request>,
+    claims: Vec<Claim>,
     exclusive_count: usize,
     waiting_count: usize,
 }
 
 #[derive(Debug)]
-struct Request {
+struct Claim {
     key: usize,
     range: Range<u64>,
     mode: Mode,
     is_granted: bool,
 }
 
-impl Request {
-    fn conflicts(&self, other: &Request) -> bool {
+impl Claim {
+    fn conflicts(&self, other: &Claim) -> bool {
         let is_overlapping = self.range.start < other.range.end && other.range.start < self.range.end;
         is_overlapping && (self.mode == Mode::Exclusive || other.mode == Mode::Exclusive)
     }
@@ -49,31 +49,31 @@ impl Request {
 impl RangeLocks {
     /// Locks a range under `key`, which must not be in use.
     pub(super) fn acquire(&mut self, key: usize, range: Range<u64>, mode: Mode) -> Grant {
-        let mut request = Request { key, range, mode, is_granted: true };
+        let mut claim = Claim { key, range, mode, is_granted: true };
         self.exclusive_count += usize::from(mode == Mode::Exclusive);
-        request.is_granted = self.exclusive_count == 0 || !self.requests.iter().any(|other| other.conflicts(&request));
-        self.waiting_count += usize::from(!request.is_granted);
-        let grant = if request.is_granted { Grant::Granted } else { Grant::Waits };
-        self.requests.push(request);
+        claim.is_granted = self.exclusive_count == 0 || !self.claims.iter().any(|other| other.conflicts(&claim));
+        self.waiting_count += usize::from(!claim.is_granted);
+        let grant = if claim.is_granted { Grant::Granted } else { Grant::Waits };
+        self.claims.push(claim);
         grant
     }
 
-    /// Ends a granted request, and adds those that are granted in consequence to `granted`.
+    /// Ends a granted claim, and adds those that are granted in consequence to `granted`.
     pub(super) fn release(&mut self, key: usize, granted: &mut Vec<usize>) {
-        let index = self.requests.iter().position(|request| request.key == key);
-        let released = self.requests.remove(index.expect("a request that was made"));
-        assert!(released.is_granted, "only a granted request can end");
+        let index = self.claims.iter().position(|claim| claim.key == key);
+        let released = self.claims.remove(index.expect("a claim that was made"));
+        assert!(released.is_granted, "only a granted claim can end");
         self.exclusive_count -= usize::from(released.mode == Mode::Exclusive);
         if self.waiting_count == 0 {
             return;
         }
-        for index in 0..self.requests.len() {
-            let (earlier, rest) = self.requests.split_at_mut(index);
-            let request = &mut rest[0];
-            if !request.is_granted && request.conflicts(&released) && !earlier.iter().any(|e| e.conflicts(request)) {
-                request.is_granted = true;
+        for index in 0..self.claims.len() {
+            let (earlier, rest) = self.claims.split_at_mut(index);
+            let claim = &mut rest[0];
+            if !claim.is_granted && claim.conflicts(&released) && !earlier.iter().any(|e| e.conflicts(claim)) {
+                claim.is_granted = true;
                 self.waiting_count -= 1;
-                granted.push(request.key);
+                granted.push(claim.key);
             }
         }
     }
@@ -127,7 +127,7 @@ mod tests {
                         earlier.1.start < later.1.end && later.1.start < earlier.1.end
                             && (earlier.2 == Mode::Exclusive || later.2 == Mode::Exclusive)
                     });
-                    assert_eq!(later.3, !is_blocked, "granted exactly when no earlier request conflicts");
+                    assert_eq!(later.3, !is_blocked, "granted exactly when no earlier claim conflicts");
                 }
             };
             for (key, (start, len, is_exclusive, pick, do_release)) in steps.iter().enumerate() {

@@ -7,6 +7,7 @@
 //! 2. While a block is being rewritten, no other modification of it is in flight: neither may undo the other.
 //! 3. Memory for copies is bounded; a task takes all it needs for a chunk before it begins with it, or waits.
 
+use remoca_io::sizes;
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -40,7 +41,7 @@ pub(super) struct SectorMachine {
 }
 
 /// A request to the store below; its token comes back in the completion.
-pub(super) struct Request {
+pub(super) struct AlignedRequest {
     pub(super) token: u64,
     pub(super) operation: StoreOp,
     pub(super) buffer: Option<IoBuffer>,
@@ -120,7 +121,7 @@ impl SectorMachine {
         }
     }
 
-    pub(super) fn next_request(&mut self) -> Option<Request> {
+    pub(super) fn next_request(&mut self) -> Option<AlignedRequest> {
         loop {
             let key = self.runnable.pop_front()?;
             if let Some(request) = self.request_for(key) {
@@ -131,7 +132,7 @@ impl SectorMachine {
 
     /// Takes what the store below reports about one of the requests.
     pub(super) fn handle_completion(&mut self, completion: StoreCompletion) {
-        let key = usize::try_from(completion.token).unwrap_or(usize::MAX);
+        let key = sizes::in_memory(completion.token);
         let task = &mut self.tasks[key];
         match task.step {
             Step::Pass => task.buffer = completion.buffer,
@@ -155,8 +156,8 @@ impl SectorMachine {
         }
     }
 
-    /// Makes modifications that go in steps begin anew, each when the store below has answered what it was asked for: what
-    /// that had done of them may be gone.
+    /// Restarts all modifications that go in steps: what the store below has done of them may be gone. Each restarts once the
+    /// request that it has below is answered.
     pub(super) fn repeat_modifications(&mut self) {
         for (_, task) in &mut self.tasks {
             task.again |= task.operation.is_modification() && task.step != Step::Pass;
@@ -180,7 +181,7 @@ impl SectorMachine {
     }
 
     /// Returns the next request of a runnable task; `None` if it has to wait for memory.
-    fn request_for(&mut self, key: usize) -> Option<Request> {
+    fn request_for(&mut self, key: usize) -> Option<AlignedRequest> {
         self.tasks[key].restart_if_due();
         if self.tasks[key].step == Step::NextChunk && !self.begin_chunk(key) {
             self.starving.push_back(key);
@@ -191,7 +192,7 @@ impl SectorMachine {
             Some(chunk) => chunk.request(task.step, self.limits.block, task.operation.is_durable()),
             None => (task.whole_blocks(), task.buffer.take()),
         };
-        Some(Request { token: key as u64, operation, buffer })
+        Some(AlignedRequest { token: key as u64, operation, buffer })
     }
 
     /// Decides what comes next and takes the memory for it; `false` if there is not enough.
@@ -339,19 +340,18 @@ impl Chunk {
     }
 
     fn request(&mut self, step: Step, block: u64, durable: bool) -> (StoreOp, Option<IoBuffer>) {
-        let len_of = |len: u64| u32::try_from(len).unwrap_or(u32::MAX);
         let Range { start, end } = self.outer;
         match step {
             Step::ReadHead | Step::ReadTail => {
                 let offset = if step == Step::ReadHead { start } else { end - block };
                 let buffer = if self.is_one_block { self.copy.take() } else { self.edge.take() };
-                (StoreOp::Read { offset, len: len_of(block) }, buffer)
+                (StoreOp::Read { offset, len: sizes::short(block) }, buffer)
             }
             Step::WriteBlocks => {
-                (StoreOp::Write { offset: start, len: len_of(end - start), durable }, self.copy.take())
+                (StoreOp::Write { offset: start, len: sizes::short(end - start), durable }, self.copy.take())
             }
             Step::Pass | Step::NextChunk | Step::ReadBlocks | Step::ZeroBlocks { .. } => {
-                (StoreOp::Read { offset: start, len: len_of(end - start) }, self.copy.take())
+                (StoreOp::Read { offset: start, len: sizes::short(end - start) }, self.copy.take())
             }
         }
     }

@@ -1,5 +1,5 @@
-//! The machine against a model: a store below that completes in any order, fails now and then, applies a modification at
-//! any moment between its submission and its completion, and forgets what was not flushed when its connection is lost.
+//! The machine against a model of the store below. It completes in any order, fails now and then, and applies a modification
+//! at any moment between its submission and its completion. When its connection is lost, it forgets what was not flushed.
 
 use proptest::prelude::*;
 
@@ -19,12 +19,12 @@ struct Below {
 }
 
 struct Pending {
-    request: Request,
+    request: AlignedRequest,
     is_applied: bool,
 }
 
 impl Below {
-    fn accept(&mut self, request: Request) {
+    fn accept(&mut self, request: AlignedRequest) {
         let (offset, len) = request.operation.range().unwrap_or_default();
         assert!(offset % BLOCK == 0 && len % BLOCK == 0, "{:?} is not aligned", request.operation);
         assert!(offset + len <= BLOCKS * BLOCK);
@@ -63,7 +63,7 @@ impl Below {
         if !fails {
             self.apply(index);
         }
-        let Request { token, buffer, .. } = self.pending.swap_remove(index).request;
+        let AlignedRequest { token, buffer, .. } = self.pending.swap_remove(index).request;
         StoreCompletion { token, result: if fails { Err(StoreError::IO) } else { Ok(()) }, buffer }
     }
 }
@@ -214,7 +214,7 @@ impl World {
     }
 
     /// No write may be in flight together with another request of a task that rewrites the same block.
-    fn check_not_rewritten(&self, request: &Request) {
+    fn check_not_rewritten(&self, request: &AlignedRequest) {
         let rewrites = |token: u64| {
             let task = &self.machine.tasks[usize::try_from(token).unwrap()];
             task.step != Step::Pass && task.operation.is_modification()

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use remoca_store::testing::hold_port;
 use remoca_store::{
-    DataPath, NbdOptions, NbdServer, NbdStore, NbdUri, OpenErrorKind, StoreError, StoreHealth, StoreOp,
+    DataPath, NbdAddress, NbdOptions, NbdStore, NbdUri, OpenErrorKind, StoreError, StoreHealth, StoreOp,
 };
 use store_support::servers::{Server, next_request, reply, scripted, unix_uri};
 use store_support::{Driver, Random, pattern};
@@ -509,7 +509,7 @@ fn what_cannot_be_a_disk_is_refused_with_a_message() {
     let dead = std::os::unix::net::UnixListener::bind(path("dead")).unwrap();
     // A child that another test forks may have a copy for a moment: shut down, not only closed.
     rustix::net::shutdown(dead, rustix::net::Shutdown::Both).unwrap();
-    let nobody = NbdServer::Tcp { host: "127.0.0.1".into(), port: 1 };
+    let nobody = NbdAddress::Tcp { host: "127.0.0.1".into(), port: 1 };
     let nobody = NbdUri { server: nobody, export: String::new() };
 
     let refused = |uri: &NbdUri| NbdStore::open(uri, NbdOptions::default()).err().expect("a refusal");

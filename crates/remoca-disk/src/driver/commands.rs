@@ -6,7 +6,7 @@ use super::snapshot::cache_pages;
 use super::vm::Vm;
 use remoca_core::units::PageCount;
 use remoca_io::address::Endpoint;
-use remoca_io::control::{ControlServer, Request};
+use remoca_io::control::{ControlRequest, ControlServer};
 use remoca_io::narrow;
 use remoca_protocol::control::{Command, Reply};
 
@@ -35,7 +35,7 @@ impl Driver {
         }
     }
 
-    fn obey(&mut self, request: &Request) -> Reply {
+    fn obey(&mut self, request: &ControlRequest) -> Reply {
         let done = match &request.command {
             Command::Status => Ok(()),
             Command::MigrateAbort => self.migration.abort(&mut self.vm),

@@ -1,5 +1,6 @@
 //! The devices of a VM, as they are given to the driver.
 
+use remoca_core::units::DiskIndex;
 use remoca_frontend::device::Frontend;
 use remoca_store::{OpenError, Store};
 use std::time::Instant;
@@ -25,6 +26,11 @@ pub struct Disk {
     /// nobody else can have changed it.
     pub kept_open: bool,
     pub frontend: Frontend,
+}
+
+/// Returns the engine's name for the disk at this place.
+pub(super) fn disk_index(disk: usize) -> DiskIndex {
+    DiskIndex(u16::try_from(disk).expect("a VM has fewer than 4096 disks"))
 }
 
 /// The eviction port of the VM.

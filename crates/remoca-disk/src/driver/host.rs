@@ -45,7 +45,7 @@ impl Host {
     /// Reads the clock for [`Self::now`].
     pub(super) fn update(&mut self) {
         let elapsed = self.uptime();
-        self.now = Nanos(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX));
+        self.now = Nanos(u64::try_from(elapsed.as_nanos()).expect("a process runs for less than 584 years"));
     }
 
     /// Returns the time since the start, as it was read last.

@@ -14,7 +14,7 @@ use crate::state::StateFile;
 use remoca_core::engine::{DiskEngine, EngineConfig, IndexMaker, layout};
 use remoca_core::index::{CacheIndex, Layout};
 use remoca_core::units::{PAGE_SIZE_U64, PageCount};
-use remoca_io::control::Request;
+use remoca_io::control::ControlRequest;
 use remoca_io::wake::WakeUp;
 use remoca_io::words::IndexMemory;
 use remoca_protocol::control::Reply;
@@ -54,7 +54,7 @@ pub(super) struct IndexSize {
     /// The layout for which there was no memory.
     refused: Option<Layout>,
     /// Commands that wait for a larger index, and the largest cache that they ask for.
-    clients: Vec<Request>,
+    clients: Vec<ControlRequest>,
     awaited: PageCount,
     /// The operator was told that the guest is too large.
     told: bool,
@@ -173,12 +173,12 @@ impl IndexSize {
     }
 
     /// Keeps a command until there is a larger index, or no memory for it.
-    pub(super) fn wait(&mut self, client: Request) {
+    pub(super) fn wait(&mut self, client: ControlRequest) {
         self.clients.push(client);
     }
 
     /// Returns the commands that wait, if nothing is under way that they wait for.
-    pub(super) fn take_clients(&mut self) -> Option<Vec<Request>> {
+    pub(super) fn take_clients(&mut self) -> Option<Vec<ControlRequest>> {
         if self.is_busy() {
             return None;
         }
@@ -208,6 +208,7 @@ impl IndexSize {
 
     /// Returns the memory that the index is made for: never less than the operator said, and never more than he allows.
     fn guest_memory(&self, guests: &Guests) -> PageCount {
+        // Somebody says so, and it may be any number: it is bounded either way.
         let pages = guests.memory_bytes() / PAGE_SIZE_U64;
         let pages = PageCount(u32::try_from(pages).unwrap_or(u32::MAX));
         pages.min(self.guest_memory_max).max(self.guest_memory_min)

@@ -168,6 +168,7 @@ impl Poller {
         // Zero would be never.
         let left = until.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
         let it_value = Timespec {
+            // Longer is never.
             tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(left.subsec_nanos()),
         };

@@ -234,7 +234,7 @@ impl Hearing {
                     tracing::debug!("the memory server says error {code}, which means nothing here")
                 }
             },
-            // A PONG too: nobody asked, and a server that owes an answer must not pass for alive by it.
+            // Nobody asked for one, and a server that owes an answer must not pass for alive by it.
             _ => tracing::debug!("the memory server sent a frame that means nothing here"),
         }
     }

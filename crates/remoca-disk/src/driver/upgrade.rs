@@ -11,7 +11,7 @@ use super::vm::Vm;
 use crate::handover::{Ask, Checking, Handover};
 use crate::link::ServerLink;
 use remoca_frontend::device::{Entrance, Frontend};
-use remoca_io::control::{ControlServer, Request};
+use remoca_io::control::{ControlRequest, ControlServer};
 use remoca_io::narrow;
 use remoca_protocol::control::Reply;
 use remoca_protocol::handover::{Listening, PassedDisk, PassedStore};
@@ -51,11 +51,11 @@ pub(super) struct Upgrades {
 /// An upgrade under way.
 struct Upgrade {
     program: PathBuf,
-    client: Option<Request>,
-    stage: Stage,
+    client: Option<ControlRequest>,
+    stage: UpgradeStage,
 }
 
-enum Stage {
+enum UpgradeStage {
     Asking {
         checking: Checking,
         since: Instant,
@@ -77,11 +77,11 @@ impl Upgrades {
 
     /// Returns whether nothing new is taken from guests.
     pub(super) fn is_draining(&self) -> bool {
-        matches!(self.under_way, Some(Upgrade { stage: Stage::Draining { .. }, .. }))
+        matches!(self.under_way, Some(Upgrade { stage: UpgradeStage::Draining { .. }, .. }))
     }
 
     /// Asks `program`, or the file of this one as it is now, whether it can take over.
-    pub(super) fn begin(&mut self, program: Option<PathBuf>, client: Option<Request>, vm: &Vm, is_idle: bool) {
+    pub(super) fn begin(&mut self, program: Option<PathBuf>, client: Option<ControlRequest>, vm: &Vm, is_idle: bool) {
         let program = program.unwrap_or_else(|| self.start.program.clone());
         let asked = match &self.under_way {
             Some(_) => Err("another upgrade is under way".into()),
@@ -94,7 +94,7 @@ impl Upgrades {
         };
         match asked {
             Ok(checking) => {
-                let stage = Stage::Asking { checking, since: vm.host.instant() };
+                let stage = UpgradeStage::Asking { checking, since: vm.host.instant() };
                 self.under_way = Some(Upgrade { program, client, stage });
             }
             Err(error) => refuse(client, &error),
@@ -113,15 +113,17 @@ impl Upgrades {
 
     /// Handles the answer of the new program.
     pub(super) fn hear_program(&mut self, vm: &mut Vm, control: Option<&ControlServer>, is_idle: bool) {
-        let Some(Upgrade { program, stage: stage @ Stage::Asking { .. }, .. }) = &mut self.under_way else { return };
-        let Stage::Asking { checking, .. } = &*stage else { return };
+        let Some(Upgrade { program, stage: stage @ UpgradeStage::Asking { .. }, .. }) = &mut self.under_way else {
+            return;
+        };
+        let UpgradeStage::Asking { checking, .. } = &*stage else { return };
         match checking.verdict() {
             None => {}
             Some(Ok(_)) if !is_idle => self.refuse(MIGRATES, vm, control),
             Some(Ok(version)) => {
                 tracing::info!("{} (version {version}) takes over when nothing is in flight", program.display());
                 vm.host.unwatch(checking.wake_fd());
-                *stage = Stage::Answering { since: vm.host.instant() };
+                *stage = UpgradeStage::Answering { since: vm.host.instant() };
                 if let Some(control) = control {
                     control.close();
                 }
@@ -133,9 +135,9 @@ impl Upgrades {
     /// Returns when to look at it again, whatever happens.
     pub(super) fn next_deadline(&self, host: &Host) -> Option<Instant> {
         match &self.under_way {
-            Some(Upgrade { stage: Stage::Asking { since, .. }, .. }) => Some(*since + ASK_TIME_MAX),
-            Some(Upgrade { stage: Stage::Answering { since }, .. }) => Some(*since + ANSWER_TIME_MAX),
-            Some(Upgrade { stage: Stage::Draining { since }, .. }) => {
+            Some(Upgrade { stage: UpgradeStage::Asking { since, .. }, .. }) => Some(*since + ASK_TIME_MAX),
+            Some(Upgrade { stage: UpgradeStage::Answering { since }, .. }) => Some(*since + ANSWER_TIME_MAX),
+            Some(Upgrade { stage: UpgradeStage::Draining { since }, .. }) => {
                 let next = if host.time_since(*since) < ANSWER_TIME_MAX { ANSWER_TIME_MAX } else { DRAIN_TIME_MAX };
                 Some(*since + next)
             }
@@ -145,7 +147,7 @@ impl Upgrades {
 
     /// Hands over at the end of a turn if nothing is in flight, and gives up if that takes too long.
     pub(super) fn advance(&mut self, vm: &mut Vm, control: Option<&ControlServer>, is_idle: bool) -> Option<Handover> {
-        if let Some(Upgrade { stage: Stage::Asking { since, .. }, program, .. }) = &self.under_way
+        if let Some(Upgrade { stage: UpgradeStage::Asking { since, .. }, program, .. }) = &self.under_way
             && vm.host.time_since(*since) >= ASK_TIME_MAX
         {
             let seconds = ASK_TIME_MAX.as_secs();
@@ -153,7 +155,7 @@ impl Upgrades {
             self.refuse(&error, vm, control);
         }
         self.begin_drain(vm, control, is_idle);
-        let Some(Upgrade { stage: Stage::Draining { since }, .. }) = &self.under_way else { return None };
+        let Some(Upgrade { stage: UpgradeStage::Draining { since }, .. }) = &self.under_way else { return None };
         let waited = vm.host.time_since(*since);
         let is_drained = is_drained(vm, waited >= ANSWER_TIME_MAX);
         if !is_drained || !is_trace_written(vm) {
@@ -178,14 +180,16 @@ impl Upgrades {
 
     /// Begins to drain once no control client is served but the one that waits for the upgrade.
     fn begin_drain(&mut self, vm: &mut Vm, control: Option<&ControlServer>, is_idle: bool) {
-        let Some(Upgrade { client, stage: stage @ Stage::Answering { .. }, .. }) = &mut self.under_way else { return };
-        let Stage::Answering { since } = *stage else { return };
+        let Some(Upgrade { client, stage: stage @ UpgradeStage::Answering { .. }, .. }) = &mut self.under_way else {
+            return;
+        };
+        let UpgradeStage::Answering { since } = *stage else { return };
         let is_asked = control.is_some_and(|control| control.clients() > usize::from(client.is_some()));
         let now = vm.host.instant();
         if is_asked && now.saturating_duration_since(since) < ANSWER_TIME_MAX {
             return;
         }
-        *stage = Stage::Draining { since: now };
+        *stage = UpgradeStage::Draining { since: now };
         if !is_idle {
             self.refuse(MIGRATES, vm, control);
         }
@@ -194,7 +198,7 @@ impl Upgrades {
     /// Refuses the upgrade: this program continues.
     pub(super) fn refuse(&mut self, error: &str, vm: &mut Vm, control: Option<&ControlServer>) {
         let Some(Upgrade { client, stage, .. }) = self.under_way.take() else { return };
-        if let Stage::Asking { checking, .. } = &stage {
+        if let UpgradeStage::Asking { checking, .. } = &stage {
             vm.host.unwatch(checking.wake_fd());
         }
         vm.engine.reopen();
@@ -284,7 +288,7 @@ fn pass_frontend(handover: &mut Handover, frontend: &Frontend, name: &str) -> Re
     }
 }
 
-fn refuse(client: Option<Request>, error: &str) {
+fn refuse(client: Option<ControlRequest>, error: &str) {
     tracing::error!("no upgrade: {error}. This program goes on as before.");
     if let Some(client) = client {
         client.answer(Reply::Error { error: format!("no upgrade: {error}; the process goes on as before") });

@@ -3,6 +3,7 @@
 //!
 //! Actions are drained after every call of the engine, in order.
 
+use super::disk::disk_index;
 use super::guests::Guests;
 use super::host::Host;
 use super::in_flight::{InFlight, Placing};
@@ -137,7 +138,7 @@ impl Vm {
                 StoreEvent::ContentUncertain => {
                     let image = &self.guests.disks()[disk].image;
                     tracing::warn!("{image}: its server came back; what was known of it is void");
-                    let index = DiskIndex(u16::try_from(disk).unwrap_or(u16::MAX));
+                    let index = disk_index(disk);
                     self.engine.handle_content_uncertain(index);
                     self.in_flight.repeat_parts(index.0);
                     self.guests.disk_mut(disk).frontend.repeat_parts();

@@ -1,7 +1,7 @@
 //! What outlives this process: the images are judged at the start, and from then on the state file says when a write may
 //! be under way.
 
-use super::disk::Disk;
+use super::disk::{Disk, disk_index};
 use super::host::Host;
 use super::image_state::{ImageState, Sight};
 use crate::link::ServerLink;
@@ -96,10 +96,10 @@ impl Warmth {
 
     /// Records when an image was changed last, as the system said at last.
     pub(super) fn end_look(&mut self, disk: usize, changed_ns: Option<u64>) {
-        let (Some(state), Ok(index)) = (&self.state, u16::try_from(disk)) else { return };
+        let Some(state) = &self.state else { return };
         match self.images[disk].end_look(changed_ns) {
-            Some(Sight::Settled(seen_ns)) => state.header().set_settled(DiskIndex(index), seen_ns),
-            Some(Sight::Seen(seen_ns)) => state.header().set_seen(DiskIndex(index), seen_ns),
+            Some(Sight::Settled(seen_ns)) => state.header().set_settled(disk_index(disk), seen_ns),
+            Some(Sight::Seen(seen_ns)) => state.header().set_seen(disk_index(disk), seen_ns),
             None => {}
         }
     }
@@ -146,7 +146,7 @@ impl Warmth {
     /// Notes a failed flush that is new, whatever showed it, so that this process and its successors remember it before the guest
     /// hears of it.
     pub(super) fn note_failure(&mut self, disk: usize, of: &Disk, engine: &mut Engine) {
-        let index = DiskIndex(u16::try_from(disk).unwrap_or(u16::MAX));
+        let index = disk_index(disk);
         let recorded = self.images[disk].failed_flush;
         let Some(errno) = failed_flush(of, index, engine).filter(|_| recorded.is_none()) else { return };
         let name = &of.name;

@@ -35,6 +35,7 @@ use remoca_io::control::{self, ControlServer};
 use remoca_io::narrow;
 use remoca_io::service::ServiceManager;
 use remoca_io::signals::Signals;
+use remoca_io::sizes;
 use remoca_io::words::IndexMemory;
 use remoca_protocol::control::{Reply, Secret};
 use std::path::Path;
@@ -134,7 +135,7 @@ fn parts(
     give_back(pools_of_others(&former, if cold_reason.is_none() { &servers } else { &[] }));
     let link = (!servers.is_empty()).then(|| ServerLink::start(Arc::new(HostNetwork), &servers, header));
     let link = link.transpose().context("cannot start the server link")?;
-    let buffers = usize::try_from(buffer_bytes(options.buffers, disks.len())).unwrap_or(usize::MAX);
+    let buffers = sizes::in_memory(buffer_bytes(options.buffers, disks.len()));
     Ok(Parts {
         name: options.name.clone(),
         clock: Box::new(SystemClock),
@@ -328,7 +329,8 @@ fn buffer_bytes(asked: u64, disks: usize) -> u64 {
 
 /// Returns the pages of a guest's memory, as far as they can be indexed.
 fn guest_pages(bytes: u64) -> PageCount {
-    PageCount(u32::try_from(bytes / PAGE_SIZE_U64).unwrap_or(u32::MAX).min(GUEST_PAGES_MAX))
+    let pages = (bytes / PAGE_SIZE_U64).min(GUEST_PAGES_MAX.into());
+    PageCount(sizes::short(pages))
 }
 
 fn engine_config(options: &Options, cache: PageCount, disks: usize) -> Result<EngineConfig> {

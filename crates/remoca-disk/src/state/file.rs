@@ -109,7 +109,7 @@ pub(super) fn open_locked(path: &Path) -> Result<File, StateError> {
 pub(super) fn lock(file: &File) -> io::Result<()> {
     // SAFETY: flock is a plain C structure, for which all zero is a valid value: the whole file.
     let mut request: libc::flock = unsafe { std::mem::zeroed() };
-    request.l_type = i16::try_from(libc::F_WRLCK).unwrap_or(i16::MAX);
+    request.l_type = i16::try_from(libc::F_WRLCK).expect("kinds of locks are small numbers");
     // SAFETY: F_OFD_SETLK reads the structure, which outlives the call; the descriptor is open.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut request) } {
         0 => Ok(()),

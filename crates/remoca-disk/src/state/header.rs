@@ -9,6 +9,7 @@
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::{DiskIndex, PageCount};
 use remoca_io::address::Endpoint;
+use remoca_io::sizes;
 use remoca_io::undumped;
 use remoca_protocol::Token;
 use remoca_store::ImageStamp;
@@ -23,9 +24,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const SERVERS_MAX: usize = 16;
 /// Highest number that is taken over from another process: as many are left for new servers.
 pub const NUMBER_MAX: u32 = u32::MAX / 2;
-/// `REMOCAST` and the version: whatever else is there is started cold from.
-pub const MAGIC: u64 = 0x5453_4143_4f4d_4552;
-pub const VERSION: u64 = 2;
+/// First word of a valid file. Versions 1 and 2 began with `REMOCAST`, as the page of the agent's statistics does.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"REMOCASF");
+/// Version of the layout. A process starts cold from a file of any other.
+pub const VERSION: u64 = 3;
 
 const AT_MAGIC: usize = 0;
 const AT_VERSION: usize = 1;
@@ -252,7 +254,7 @@ impl Header {
 
     /// Returns the number that the next new server gets.
     pub fn server_numbers(&self) -> u32 {
-        u32::try_from(self.get(AT_NUMBERS)).unwrap_or(NUMBER_MAX).min(NUMBER_MAX)
+        sizes::short(self.get(AT_NUMBERS).min(NUMBER_MAX.into()))
     }
 
     pub fn set_server_numbers(&self, numbers: u32) {

@@ -30,6 +30,7 @@ use file::{beside, check_room, is_at, is_ours, lock, open_file, open_locked, rem
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::index::Origin;
 use remoca_core::units::DiskIndex;
+use remoca_io::sizes;
 use remoca_io::words::{IndexMemory, check_available};
 use rustix::fs::FallocateFlags;
 use std::fs::{File, OpenOptions};
@@ -251,7 +252,7 @@ impl StateFile {
         let no_room = |error| StateError::NoRoom { path: path.into(), bytes, error };
         let system = |error| StateError::System(path.into(), error);
         remove_beside(path)?;
-        check_available(usize::try_from(bytes).unwrap_or(usize::MAX)).map_err(no_room)?;
+        check_available(sizes::in_memory(bytes)).map_err(no_room)?;
         check_room(path, bytes).map_err(no_room)?;
         let file = open_file(&beside(path), OpenOptions::new().create_new(true)).map_err(system)?;
         let made = lock(&file).and_then(|()| {

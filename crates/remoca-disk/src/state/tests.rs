@@ -96,6 +96,29 @@ fn another_number_of_disks_is_another_vm() {
 }
 
 #[test]
+fn a_file_of_the_former_version_is_replaced_by_a_cold_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vm.state");
+    // The former magic with the former version, and each of them alone.
+    for (magic, version) in [(b"REMOCAST", 2), (b"REMOCAST", 3), (b"REMOCASF", 2_u64)] {
+        let _ = std::fs::remove_file(&path);
+        let start = StateFile::start(&path, &config(), Before::Another).unwrap();
+        start.state.as_ref().unwrap().header().set_server(0, Some(&entry(3, "unix:/x")));
+        drop(start);
+        let mut bytes = std::fs::read(&path).unwrap();
+        assert_eq!(&bytes[..9], b"REMOCASF\x03");
+        bytes[..8].copy_from_slice(magic);
+        bytes[8..16].copy_from_slice(&version.to_le_bytes());
+        std::fs::write(&path, bytes).unwrap();
+        let next = StateFile::start(&path, &config(), Before::Another).unwrap();
+        assert!(next.cold_reason.unwrap().contains("another version"));
+        assert_eq!(next.former.servers, [], "nothing of it is believed");
+        assert!(next.state.unwrap().header().is_valid());
+        assert_eq!(std::fs::read(&path).unwrap()[..9], *b"REMOCASF\x03");
+    }
+}
+
+#[test]
 fn failed_flushes_and_servers_are_found_by_those_that_cannot_use_the_index() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("vm.state");

@@ -12,6 +12,7 @@ use super::socket;
 use super::transmission::{End, Transmission};
 use crate::request::{CopyError, Operation, Outcome};
 use remoca_io::buffer::IoBuffer;
+use remoca_io::sizes;
 use remoca_io::wake;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::time::Timespec;
@@ -141,13 +142,14 @@ impl NbdExport {
                 wake::clear(&self.wake);
                 continue;
             }
-            let Some(client) = usize::try_from(data).ok().and_then(|key| self.clients.get_mut(key)) else { continue };
+            let key = sizes::in_memory(data);
+            let Some(client) = self.clients.get_mut(key) else { continue };
             client.readable |= flags.contains(EventFlags::IN);
             client.writable |= flags.contains(EventFlags::OUT);
             client.closing |= flags.contains(EventFlags::RDHUP);
             if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
                 // Nobody waits for answers any more, and what was not answered need not be done.
-                self.remove::<()>(usize::try_from(data).unwrap_or(usize::MAX), "closed");
+                self.remove::<()>(key, "closed");
             }
         }
         Ok(())

@@ -7,6 +7,7 @@
 use super::offer::{Export, ExportGeometry};
 use super::outbox::Outbox;
 use super::staging::Staging;
+use remoca_io::sizes;
 use remoca_protocol::nbd::{
     ExportFlags, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, Fields, INFO_BLOCK_SIZE, INFO_EXPORT, INFO_NAME, OPTION_ABORT,
     OPTION_EXPORT_NAME, OPTION_GO, OPTION_HEADER_LEN, OPTION_INFO, OPTION_LIST, OPTION_MAGIC, OPTION_REPLY_MAGIC,
@@ -100,12 +101,10 @@ impl Negotiation {
                 self.stage = Stage::Option;
             }
             Stage::Skip { option, left } => {
-                let there = u32::try_from(self.staging.pending().len()).unwrap_or(u32::MAX).min(left);
-                if there == 0 {
+                if self.staging.pending().is_empty() {
                     return Some(Step::Wait);
                 }
-                self.staging.consume(there as usize);
-                self.stage = Stage::Skip { option, left: left - there };
+                self.stage = Stage::Skip { option, left: self.staging.skip(left) };
             }
             Stage::Data { option, len } => {
                 let data = self.staging.pending().get(..len as usize).map(<[u8]>::to_vec);
@@ -130,7 +129,7 @@ impl Negotiation {
             OPTION_LIST => {
                 for export in exports {
                     let name = export.name.as_bytes();
-                    let len = u32::try_from(name.len()).unwrap_or(u32::MAX);
+                    let len = sizes::short(name.len());
                     self.reply(option, REPLY_SERVER, &[&len.to_be_bytes(), name].concat());
                 }
                 self.reply(option, REPLY_ACK, &[]);
@@ -199,7 +198,7 @@ impl Negotiation {
         self.outbox.push(&OPTION_REPLY_MAGIC.to_be_bytes());
         self.outbox.push(&option.to_be_bytes());
         self.outbox.push(&reply.to_be_bytes());
-        self.outbox.push(&u32::try_from(data.len()).unwrap_or(u32::MAX).to_be_bytes());
+        self.outbox.push(&sizes::short(data.len()).to_be_bytes());
         self.outbox.push(data);
     }
 }

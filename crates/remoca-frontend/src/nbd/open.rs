@@ -6,6 +6,7 @@ use super::pieces::{Kind, Piece, Rest};
 use crate::request::{Operation, Outcome};
 use remoca_core::engine::DiskError;
 use remoca_io::buffer::IoBuffer;
+use remoca_io::sizes;
 use std::ops::Range;
 
 /// A request that was not answered.
@@ -101,7 +102,7 @@ impl Open {
             }
             (Form::Chunks, Operation::Read { range }, Some(buffer), Outcome::Done) => {
                 let is_last = self.left == 0 && self.error.is_none();
-                let length = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
+                let length = sizes::short(buffer.len());
                 outbox.push_data_chunk(self.cookie, range.start, length, is_last);
                 outbox.push_data(buffer);
             }

@@ -3,6 +3,7 @@
 use crate::request::{Operation, ZeroRange};
 use remoca_core::units::PAGE_SIZE_U64;
 use remoca_io::buffer::IoBuffer;
+use remoca_io::sizes;
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -96,5 +97,5 @@ fn piece_end(range: &Range<u64>, kind: Kind) -> u64 {
 }
 
 fn length_of(range: &Range<u64>) -> usize {
-    usize::try_from(range.end - range.start).unwrap_or(usize::MAX)
+    sizes::in_memory(range.end - range.start)
 }

@@ -1,5 +1,7 @@
 //! A small buffer between a socket and a parser.
 
+use remoca_io::sizes;
+
 const STAGING_LEN: usize = 8192;
 
 /// Bytes that were received and not parsed.
@@ -24,6 +26,13 @@ impl Staging {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         }
+    }
+
+    /// Drops what is there of the next `left` bytes, and returns how many are still to come.
+    pub(super) fn skip(&mut self, left: u32) -> u32 {
+        let there = self.pending().len().min(left as usize);
+        self.consume(there);
+        left - sizes::short(there)
     }
 
     /// Returns the next `N` bytes, once they are all there.

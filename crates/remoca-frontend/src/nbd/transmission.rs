@@ -339,10 +339,9 @@ impl Transmission {
     }
 
     fn skip(&mut self, left: u32, cookie: u64, error: i32) -> Step {
-        let there = u32::try_from(self.staging.pending().len()).unwrap_or(u32::MAX).min(left);
-        self.staging.consume(there as usize);
-        if there < left {
-            self.state = State::Skip { left: left - there, cookie, error };
+        let left = self.staging.skip(left);
+        if left > 0 {
+            self.state = State::Skip { left, cookie, error };
             return Step::Input;
         }
         self.outbox.push_simple_reply(cookie, error_code(error));

@@ -222,8 +222,7 @@ impl Chain {
     }
 
     fn add(&mut self, address: GuestAddress, length: u32, writable: bool) -> Result<(), ChainError> {
-        let bytes = usize::try_from(length).unwrap_or(usize::MAX);
-        self.reachable &= self.memory.check_range(address, bytes);
+        self.reachable &= self.memory.check_range(address, length as usize);
         match writable {
             true => self.writable.push(address, length),
             false if self.writable.total > 0 => return Err(ChainError::Order),

@@ -151,6 +151,7 @@ impl DeviceConfig {
 
     /// Returns a `struct virtio_blk_config`, little-endian.
     pub(crate) fn configuration_space(&self, writeback: bool) -> [u8; CONFIG_SPACE_BYTES] {
+        // A limit that the field cannot say is none for a guest.
         let sectors = |bytes: u64| u32::try_from(bytes / SECTOR_BYTES).unwrap_or(u32::MAX);
         let blocks_per_physical = self.physical_block_bytes / self.logical_block_bytes;
         let exponent = u8::try_from(blocks_per_physical.trailing_zeros()).unwrap_or(0);

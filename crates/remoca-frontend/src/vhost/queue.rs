@@ -307,6 +307,7 @@ impl Queue {
     fn finish(&mut self, chain: &Chain, status: Status) {
         let Some(ring) = &self.ring else { return };
         let written = match status {
+            // A guest may give more than the field can say.
             Status::Ok => u32::try_from(chain.writable.total()).unwrap_or(u32::MAX),
             Status::IoError | Status::Unsupported => 0,
         };

@@ -4,6 +4,7 @@
 //! the right direction. Everything else is answered here.
 
 use crate::request::{CopyError, Operation, ZeroRange};
+use remoca_io::sizes;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -190,7 +191,7 @@ fn data_range(config: &DeviceConfig, sector: u64, length: u64) -> Option<Range<u
 fn answer_serial(chain: &Chain, config: &DeviceConfig, writable: u64) -> Parsed {
     let mut answer = [0; SERIAL_BYTES_MAX];
     answer[..config.serial.len()].copy_from_slice(config.serial.as_bytes());
-    let length = usize::try_from(writable).unwrap_or(usize::MAX).min(answer.len());
+    let length = sizes::in_memory(writable).min(answer.len());
     match chain.write(0, &answer[..length]) {
         Ok(()) => Parsed::Answer(Status::Ok),
         Err(_) => Parsed::IO_ERROR,
@@ -202,7 +203,7 @@ fn ranges_of(chain: &Chain, config: &DeviceConfig, readable: u64, zeroes: bool) 
     if config.read_only {
         return Parsed::IO_ERROR;
     }
-    let length = usize::try_from(readable).unwrap_or(usize::MAX);
+    let length = sizes::in_memory(readable);
     let most = usize::from(config.range_count_max) * RANGE_BYTES;
     if length == 0 || length > most || !length.is_multiple_of(RANGE_BYTES) {
         return Parsed::IO_ERROR;

@@ -16,8 +16,8 @@ pub fn call(path: &Path, command: Command) -> io::Result<Reply> {
     stream.set_read_timeout(Some(patience))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let line = command.line().map_err(io::Error::other)?;
-    // Whoever has no time for us may answer and close before it has our line: the answer counts, not the broken pipe. And
-    // it ends with its line: what follows is an error where a part of ours was left unread.
+    // A busy process may answer and close before it has our line: the answer counts, not the broken pipe. The answer is
+    // one line: an error follows where a part of ours was left unread.
     let sent = stream.write_all(&line);
     let mut text = Vec::new();
     BufReader::new(stream).read_until(b'\n', &mut text).map_err(|error| explain_silence(error, patience))?;

@@ -4,4 +4,4 @@ mod client;
 mod server;
 
 pub use client::call;
-pub use server::{ControlServer, Desk, Request, answer_for_former};
+pub use server::{ControlRequest, ControlServer, Desk, answer_for_former};

@@ -22,13 +22,13 @@ use std::time::{Duration, Instant};
 const CLIENTS_MAX: usize = 16;
 
 /// A command with the way back.
-pub struct Request {
+pub struct ControlRequest {
     pub command: Command,
     answer: SyncSender<Reply>,
     connection: UnixStream,
 }
 
-impl Request {
+impl ControlRequest {
     /// Sends the answer; the other side may be gone.
     pub fn answer(self, reply: Reply) {
         let _ = self.answer.send(reply);
@@ -58,7 +58,7 @@ pub struct ControlServer {
     listener: OwnedFd,
     /// Removes the socket at the end.
     guard: Option<SocketPath>,
-    requests: Receiver<Request>,
+    requests: Receiver<ControlRequest>,
     wake: Arc<OwnedFd>,
     gate: Arc<Gate>,
 }
@@ -66,7 +66,7 @@ pub struct ControlServer {
 /// Where commands are handed to the I/O thread.
 #[derive(Clone)]
 pub struct Desk {
-    requests: Sender<Request>,
+    requests: Sender<ControlRequest>,
     wake: Arc<OwnedFd>,
 }
 
@@ -77,7 +77,7 @@ impl Desk {
     /// If the I/O thread is about to end.
     pub fn hand_in(&self, command: Command, connection: UnixStream) -> io::Result<Receiver<Reply>> {
         let (answer, reply) = sync_channel(1);
-        self.requests.send(Request { command, answer, connection }).map_err(|_| io::ErrorKind::BrokenPipe)?;
+        self.requests.send(ControlRequest { command, answer, connection }).map_err(|_| io::ErrorKind::BrokenPipe)?;
         wake::raise(&*self.wake);
         Ok(reply)
     }
@@ -185,7 +185,7 @@ impl ControlServer {
     }
 
     /// Returns the next request, if any.
-    pub fn next_request(&self) -> Option<Request> {
+    pub fn next_request(&self) -> Option<ControlRequest> {
         wake::clear(&*self.wake);
         self.requests.try_recv().ok()
     }

@@ -47,7 +47,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     vec![hello, cut, twice, alert, b"GET / HTTP/1.1\r\n\r\n".to_vec(), server_hello()]
 }
 
-/// A greeting that the target answers: TLS 1.3 with raw public keys, and a key share that it can use.
+/// Returns a greeting that the target answers: TLS 1.3 with raw public keys, and a key share that it can use.
 fn client_hello() -> Vec<u8> {
     // The base point is a valid share of X25519, and zeroes are one of ML-KEM-768.
     let share = [vec![0; 1184], vec![9], vec![0; 31]].concat();
@@ -65,7 +65,7 @@ fn client_hello() -> Vec<u8> {
     record(1, &[start, with_length(&extensions)].concat())
 }
 
-/// An answer with the share of nobody.
+/// Returns an answer with the share of nobody.
 fn server_hello() -> Vec<u8> {
     let share = [vec![0; 1088], vec![9], vec![0; 31]].concat();
     let extensions =

@@ -86,7 +86,7 @@ impl Acceptor {
                 .with_protocol_versions(&[&TLS13])?
                 .with_client_cert_verifier(Arc::new(Pinned::new(secret, Role::Source)?))
                 .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(own)));
-            // No session is taken up again: each connection proves itself anew, and nothing that was seen serves twice.
+            // No session is taken up again: each connection proves itself, and nothing that was overheard serves twice.
             config.session_storage = Arc::new(NoServerSessionStorage {});
             config.send_tls13_tickets = 0;
             Ok(config)
@@ -229,7 +229,7 @@ mod tests {
         Instant::now() + PATIENCE
     }
 
-    /// What each side makes of the other.
+    /// Connects both sides, and returns what each makes of the other.
     fn meet(source: &Secret, target: &Secret) -> (io::Result<Channel>, io::Result<Channel>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let acceptor = Acceptor::new(target).unwrap();
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn who_takes_any_key_of_the_target_is_refused_by_it() {
-        // Whoever connects sees the public key of the target, and need not mind that it is none that he knows.
+        // Any client sees the target's public key, and may ignore that it does not know it.
         let (ours, theirs) = UnixStream::pair().unwrap();
         let acceptor = Acceptor::new(&secret(1)).unwrap();
         let accepting = thread::spawn(move || acceptor.accept(theirs.into(), deadline()));
@@ -298,7 +298,7 @@ mod tests {
         mirror.join().unwrap();
     }
 
-    /// A link between the two sides through this test, which keeps what the source says, and changes one byte of it.
+    /// Connects both sides through this test, and returns what the source said. One byte of it may be changed on the way.
     fn overhear(secret: &Secret, changed: Option<usize>) -> (Vec<u8>, io::Result<Channel>) {
         let [(ours, source_end), (theirs, target_end)] = [(); 2].map(|()| UnixStream::pair().unwrap());
         let (acceptor, connector) = (Acceptor::new(secret).unwrap(), Connector::new(secret).unwrap());

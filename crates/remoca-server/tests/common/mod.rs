@@ -16,6 +16,8 @@ use remoca_server::{Config, Limits, ListenAddress, PageLocking, Server, Status};
 
 /// Longer than anything here takes; only so that a test that goes wrong ends.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// A slot beyond the size of every pool.
+pub const BEYOND: u32 = 1 << 31;
 
 /// 8 MiB on a TCP port, everything else as generous as it needs to be.
 pub fn config() -> Config {
@@ -240,10 +242,9 @@ impl Client {
         });
     }
 
-    /// Returns when the server has handled all that was sent.
+    /// Returns when the server has handled all that was sent: it answers in order. Counted as a page that was not found.
     pub fn barrier(&mut self) {
-        self.send(&[Frame::Ping { cookie: 0x00c0_ffee }]);
-        self.expect(Frame::Pong { cookie: 0x00c0_ffee });
+        self.expect_empty(BEYOND);
     }
 }
 
@@ -274,8 +275,8 @@ pub fn send_page(slot: u32, page: &[u8; PAGE_SIZE]) -> Frame<'_> {
     Frame::SendPage { request: RequestId(0), slot: SlotIndex(slot), page }
 }
 
-pub fn discard(first: u32, count: u32) -> Frame<'static> {
-    Frame::Discard { first: SlotIndex(first), count: PageCount(count) }
+pub fn moved(from: u32, to: u32) -> Frame<'static> {
+    Frame::Move { from: SlotIndex(from), to: SlotIndex(to) }
 }
 
 /// Waits until the server's status is as wanted.

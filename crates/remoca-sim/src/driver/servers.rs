@@ -155,11 +155,6 @@ impl Donor {
                 Some(page) => Frame::SendPage { request, slot: at, page }.encode(out),
                 None => Frame::Error(ErrorReply { request, code: ErrorCode::NotFound, detail: 0 }).encode(out),
             },
-            Frame::Discard { first, count } => {
-                let first = slot(first)?;
-                pool.slots.iter_mut().skip(first).take(count.0 as usize).for_each(|slot| *slot = None);
-            }
-            Frame::Ping { cookie } => Frame::Pong { cookie }.encode(out),
             Frame::Bye => {
                 self.pools.remove(&token.0);
             }

@@ -6,7 +6,7 @@ use crate::nbd_export;
 use crate::nbd_link::{Address, Direction, Link};
 use crate::nbd_protocol::Export;
 use crate::nbd_task::{NbdTask, WireState};
-use crate::nbd_uri::{NbdServer, NbdUri};
+use crate::nbd_uri::{NbdAddress, NbdUri};
 use crate::{HandOver, NbdOptions, OpenError};
 use remoca_protocol::handover::{PassedExport, StoreKind};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -24,8 +24,8 @@ impl NbdStore {
         let server = uri.server.to_string();
         let unreachable = |error: &dyn std::fmt::Display| nbd_export::explain_unreachable(&server, error);
         let addresses = match &uri.server {
-            NbdServer::Unix(_) => Address::resolve(&uri.server).map_err(|error| unreachable(&error))?,
-            NbdServer::Tcp { .. } => passed.addresses.iter().copied().map(Address::Tcp).collect(),
+            NbdAddress::Unix(_) => Address::resolve(&uri.server).map_err(|error| unreachable(&error))?,
+            NbdAddress::Tcp { .. } => passed.addresses.iter().copied().map(Address::Tcp).collect(),
         };
         if addresses.is_empty() {
             return Err(unreachable(&"no address was passed"));

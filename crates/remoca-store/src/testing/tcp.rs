@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
 
 /// A port of 127.0.0.1 that nobody is given by chance as long as the socket lives. That is bound and never listens, so a
-/// server that reuses addresses can have the port all the same.
+/// server that reuses addresses can still have the port.
 pub fn hold_port() -> (OwnedFd, u16) {
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
     sockopt::set_socket_reuseaddr(&socket, true).unwrap();

@@ -3,6 +3,7 @@
 //! One thread for each connection; requests are done one after the other. What was written is in the cache until a flush, or
 //! until `FUA` with the write; [`Verdict::LosePower`] throws the cache away and cuts all connections.
 
+use remoca_io::sizes;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::ops::Range;
@@ -135,7 +136,7 @@ impl VolatileNbd {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is said to whoever connects from now on.
+    /// Sets what clients are offered that connect from now on.
     pub fn set_offer(&self, offer: NbdOffer) {
         self.state().offer = offer;
     }
@@ -239,7 +240,7 @@ fn shake_hands(stream: &mut UnixStream, offer: &NbdOffer) -> io::Result<()> {
     stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
     stream.read_exact(&mut [0; 4])?;
     let reply = |option: u32, code: u32, data: &[u8]| {
-        let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        let len = sizes::short(data.len());
         let magic = OPTION_REPLY_MAGIC.to_be_bytes();
         [&magic[..], &option.to_be_bytes(), &code.to_be_bytes(), &len.to_be_bytes(), data].concat()
     };

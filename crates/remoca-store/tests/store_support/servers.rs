@@ -7,7 +7,7 @@ use std::process::{Child, Command};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use remoca_store::{NbdServer, NbdUri};
+use remoca_store::{NbdAddress, NbdUri};
 
 /// A server process on a Unix socket; killed when dropped.
 pub struct Server {
@@ -76,7 +76,7 @@ fn greet(socket: &Path) -> std::io::Result<()> {
 }
 
 pub fn unix_uri(socket: &Path) -> NbdUri {
-    NbdUri { server: NbdServer::Unix(socket.to_owned()), export: String::new() }
+    NbdUri { server: NbdAddress::Unix(socket.to_owned()), export: String::new() }
 }
 
 /// Bytes of the disk that [`scripted`] offers.

@@ -217,7 +217,7 @@ impl Connection {
                 Frame::Request { request, slot } => self.answer(lie, request, slot, replies)?,
                 Frame::SendPage { slot, page, .. } => self.shared.pool.lock().unwrap().store(slot.0, page),
                 Frame::Move { from, to } => self.shared.pool.lock().unwrap().relocate(from.0, to.0),
-                Frame::Discard { .. } | Frame::Ping { .. } | Frame::Bye => {}
+                Frame::Bye => {}
                 other => panic!("the client sent {other:?}"),
             }
         }
@@ -358,7 +358,8 @@ impl Connection {
             let request = RequestId(1000 + self.noise() % 64);
             Frame::Error(ErrorReply { request, code, detail: self.noise() }).encode(replies);
         }
-        Frame::Pong { cookie: u64::from(self.noise()) }.encode(replies);
+        // Of a kind that only a client sends.
+        Frame::Request { request: RequestId(self.noise()), slot: SlotIndex(self.noise()) }.encode(replies);
         Frame::Welcome(Pool::default().welcome()).encode(replies);
     }
 
@@ -391,7 +392,7 @@ impl Connection {
         let request = RequestId(request | 1 << 20);
         if lie == Lie::Flood {
             return match kind % 2 {
-                0 => Frame::Pong { cookie: u64::from(detail) },
+                0 => Frame::Request { request, slot: SlotIndex(detail) },
                 _ => Frame::Sized { request, npages: PageCount(detail), available: PageCount(kind) },
             };
         }

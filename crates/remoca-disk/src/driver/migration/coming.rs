@@ -9,6 +9,7 @@ use crate::state::StateFile;
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::migration::{Locked, Message};
 use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
+use remoca_io::sizes;
 use remoca_io::words::IndexMemory;
 use remoca_protocol::peer::{Offer, OfferedDisk, StateHeader, VERSION};
 use remoca_store::{OpenError, OpenErrorKind};
@@ -36,7 +37,7 @@ impl Migration {
             _ => self.own_offer(vm).and_then(|own| fits(offer, &own)),
         };
         let verdict = verdict.and_then(|()| {
-            let words = usize::try_from(offer.words.min(vm.size.words_max(&self.config))).unwrap_or(usize::MAX);
+            let words = sizes::in_memory(offer.words.min(vm.size.words_max(&self.config)));
             IndexMemory::new(words).map(drop).map_err(|error| format!("no memory for the index: {error}"))
         });
         let Some(peer) = self.connection.peer() else { return };

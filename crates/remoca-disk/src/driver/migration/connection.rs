@@ -6,7 +6,7 @@ use crate::driver::poller::Source;
 use crate::migration::{Heard, Incoming, Peer, PeerNetwork};
 use remoca_core::migration::Ownership;
 use remoca_io::address::Endpoint;
-use remoca_io::control::Request;
+use remoca_io::control::ControlRequest;
 use remoca_io::wake::WakeUp;
 use remoca_protocol::control::MigrationStatus;
 use remoca_protocol::control::Secret;
@@ -40,13 +40,13 @@ pub(super) struct Connection {
     /// The peer is to have the disks already.
     links_again: bool,
     /// Who waits for the peer's answer to the offer.
-    client: Option<Request>,
+    client: Option<ControlRequest>,
 }
 
 /// What is left of a connection that was lost.
 pub(super) struct Lost {
     pub(super) name: String,
-    pub(super) client: Option<Request>,
+    pub(super) client: Option<ControlRequest>,
     /// The peer was to have the disks already.
     pub(super) linked_again: bool,
 }
@@ -138,12 +138,12 @@ impl Connection {
     }
 
     /// Keeps the client that waits for the answer to an offer.
-    pub(super) fn keep_client(&mut self, client: Request) {
+    pub(super) fn keep_client(&mut self, client: ControlRequest) {
         self.client = Some(client);
     }
 
     /// Returns the client that waits for the answer to an offer.
-    pub(super) fn take_client(&mut self) -> Option<Request> {
+    pub(super) fn take_client(&mut self) -> Option<ControlRequest> {
         self.client.take()
     }
 

@@ -7,7 +7,7 @@ use crate::link::ServerLink;
 use remoca_core::migration::Message;
 use remoca_core::units::{DiskIndex, PageCount};
 use remoca_io::address::Endpoint;
-use remoca_io::control::Request;
+use remoca_io::control::ControlRequest;
 use remoca_protocol::control::Reply;
 use remoca_protocol::control::Secret;
 use remoca_protocol::peer::{Offer, OfferedDisk, StateHeader, VERSION};
@@ -23,7 +23,7 @@ impl Migration {
         vm: &mut Vm,
         to: &str,
         key: &Secret,
-        client: Request,
+        client: ControlRequest,
         is_draining: bool,
     ) {
         match self.offer(vm, to, key, is_draining) {
