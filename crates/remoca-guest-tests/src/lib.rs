@@ -23,23 +23,23 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// What a test may fail with: its text is for people.
+/// Result of a test; the error's text is for people.
 pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Time that anything on a busy machine may take before a test gives up.
+/// Time limit for any single step on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(240);
 
-/// The `remoca` program, built once for each process.
+/// Builds the `remoca` program, once per process, and returns its path.
 pub fn remoca() -> Result<PathBuf> {
     built(&[], "debug/remoca")
 }
 
-/// The `remoca` program as operators run it, for measurements.
+/// Builds the `remoca` program as operators run it, for measurements.
 pub fn remoca_release() -> Result<PathBuf> {
     built(&["--release"], "release/remoca")
 }
 
-/// The `remoca` program whose safety rules can be left out.
+/// Builds the `remoca` program whose safety rules can be left out.
 pub fn remoca_ablation() -> Result<PathBuf> {
     built(&["--features", "ablation", "--bin", "remoca-ablation"], "debug/remoca-ablation")
 }
@@ -66,7 +66,7 @@ fn built(options: &[&str], program: &str) -> Result<PathBuf> {
 pub struct Image {
     pub name: &'static str,
     pub path: PathBuf,
-    /// More for `--disk`, such as `sector=512`.
+    /// More options for `--disk`, such as `sector=512`.
     pub options: &'static str,
 }
 
@@ -83,7 +83,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// A host whose memory server has `memory` (such as `512M`).
+    /// Makes a host whose memory server has `memory` (such as `512M`).
     pub fn new(program: PathBuf, memory: &'static str) -> Result<Self> {
         let folder = TempDir::new()?;
         let memory_socket = folder.path().join("memory.sock");
@@ -99,17 +99,17 @@ impl Host {
         })
     }
 
-    /// The VM process will have no eviction port: its guest has no agent.
+    /// Starts the VM process without an eviction port from now on: its guest has no agent.
     pub fn without_port(&mut self) {
         self.has_port = false;
     }
 
-    /// What is started from now on is another build of `remoca`.
+    /// Starts another build of `remoca` from now on.
     pub fn use_program(&mut self, program: PathBuf) {
         self.program = program;
     }
 
-    /// Where its sockets and logs are.
+    /// Returns the folder of its sockets and logs.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
