@@ -1,6 +1,6 @@
-//! What `cargo xtask lint` refuses: a wrong arrow between crates or modules, a long function, and a new circle of files.
+//! Rules of `cargo xtask lint`: arrows between crates and modules, long functions, and circles of files.
 //!
-//! Each table says what is allowed today. What it allows and nobody needs any more is refused as well, so tables only shrink.
+//! Each table says what is allowed today. An entry that nobody needs any more is also refused, so tables only shrink.
 
 use super::arrows;
 use super::measure::{FUNCTION_LINES_MAX, Measures};
@@ -54,7 +54,7 @@ const STRANGERS: [(&str, &str, &str); 12] = [
     ("remoca-disk", "state", "driver"),
 ];
 
-/// Returns what is against the rules, each with what to do.
+/// Returns the broken rules, each with what to do.
 ///
 /// # Errors
 /// Names the file that cannot be read or parsed.
@@ -86,7 +86,7 @@ pub fn broken(tree: &Path, crates: &[Crate], measures: &Measures) -> Result<Vec<
     Ok(broken)
 }
 
-/// Returns those functions of types, written as `Type::function`, that no file has beside an `impl` or the trait of the type.
+/// Returns the functions, written as `Type::function`, that no file has beside an `impl` or the trait of the type.
 fn unknown_functions(text: &str, crates: &[Crate]) -> Vec<String> {
     let files: Vec<_> = crates.iter().flat_map(|owner| &owner.files).collect();
     let has = |file: &&&File, words: [&str; 2]| {
