@@ -69,7 +69,7 @@ fn act(world: &mut World, source: &mut Source, steps: usize) {
     }
 }
 
-/// Five blocks are written with five contents, read, and evicted.
+/// Returns a life in which five blocks are written with five contents, read, and evicted.
 fn busy_life() -> Vec<u8> {
     let (write, read) = (|content: u8| [0, content, 0, 3, content], |content: u8| [0, content, 0, 0, 0]);
     (1..6)

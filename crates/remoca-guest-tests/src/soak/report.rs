@@ -295,7 +295,7 @@ mod tests {
         let happened =
             [happened(Event::KillDisk, 1000), happened(Event::CutConnections, 1700), happened(Event::KillDisk, 4000)];
         let pause = |from: u64, to: u64| Pause { end: at(to), length: Duration::from_millis(to - from) };
-        // Before all events; under way at the kill, and ended after the next event; a short one; the second kill.
+        // Before all events; in flight at the kill, and ended after the next event; a short one; the second kill.
         let seen = [pause(0, 800), pause(990, 2000), pause(2500, 2560), pause(4050, 4350)];
         let by_event = pauses(&happened, &seen);
         assert_eq!((by_event["kill_disk"].median_ms, by_event["kill_disk"].longest_ms), (1010, 1010));

@@ -142,7 +142,7 @@ impl Account {
         self.ended("churn", said, status);
     }
 
-    /// The result line of a program that looked at sectors.
+    /// Adds the result line of a program that checked sectors.
     fn result(&mut self, line: &str) {
         let Ok(line) = serde_json::from_str::<Value>(line) else {
             return self.said.push(format!("no result: {line}"));
