@@ -13,7 +13,7 @@ demo: deps
 test: deps
 	cargo xtask test
 
-# SEED=N repeats the order of what an earlier one did.
+# SEED=N repeats the order of events of an earlier run.
 soak: deps
 	cargo run --package remoca-guest-tests --bin soak -- $(MINUTES) $(SEED)
 

@@ -1,19 +1,19 @@
 #!/bin/sh
-# Installs what building, testing and the demonstration need, on Debian 12 or later and Ubuntu 22.04 or later.
-# May be run again at any time; says nothing and changes nothing when everything is there.
+# Installs what building, testing and the demonstration need, on Debian 12 or later and Ubuntu 22.04 or later. May be
+# run again at any time; prints nothing and changes nothing when everything is installed.
 # shellcheck disable=SC1091
 set -eu
 
 RUST_VERSION_LEAST=1.88
 
 # Building: a C tool chain for the eBPF parts. Guests: QEMU, Debian packages, file systems. Tests: slow disks, network
-# name spaces. Benchmarks: what the memory server is compared with.
+# name spaces. Benchmarks: servers to compare the memory server with.
 PACKAGES="build-essential pkg-config clang llvm libbpf-dev libelf-dev zlib1g-dev
     mmdebstrap debian-archive-keyring gpg uidmap cpio e2fsprogs
     nbdkit libnbd-bin python3-libnbd fio iproute2
     memcached redis-server"
 QEMU_PACKAGES="qemu-system-x86 qemu-utils"
-# Packages that start a daemon which nobody here needs.
+# Packages that start a daemon nobody here needs.
 DAEMONS="memcached redis-server"
 
 say() { echo "install-deps: $*" >&2; }
@@ -37,7 +37,7 @@ missing_of() {
     done
 }
 
-# Whether apt could install the package; `apt-cache show` also knows packages that others merely mention.
+# Succeeds if apt could install the package; `apt-cache show` also knows packages that others merely mention.
 has_candidate() { apt-cache policy "$1" | grep -q '^ *Candidate: [^(]'; }
 
 has_bpftool() { bpftool version > /dev/null 2>&1 || /usr/sbin/bpftool version > /dev/null 2>&1; }
@@ -46,7 +46,7 @@ apt_get() {
     as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 "$@"
 }
 
-# Never at the price of a package that is there: apt would solve a conflict by removing it.
+# Never removes an installed package: apt would solve a conflict that way.
 install_packages() { apt_get install --no-install-recommends --no-remove "$@"; }
 
 # Keeps packages from starting their daemons while they are installed, unless the machine has a rule of its own.
@@ -74,7 +74,7 @@ disable_daemon() {
     fi
 }
 
-# Where some QEMU packages came from backports, the rest must come from there too. The source is this machine's own Debian
+# If some QEMU packages came from backports, the rest must also come from there. The source is this machine's own Debian
 # mirror with the suite changed, in a private folder: the machine's configuration stays as it is.
 install_qemu_from_backports() {
     # shellcheck disable=SC2016
@@ -105,8 +105,8 @@ install_qemu() {
     install_qemu_from_backports "$@" seabios
 }
 
-# Debian has a package; on Ubuntu it comes with the kernel's tools, behind a wrapper that wants those of the very kernel
-# that runs.
+# Debian has a package; on Ubuntu it comes with the kernel's tools, behind a wrapper that wants those of the running
+# kernel.
 install_bpftool() {
     if has_bpftool; then
         return 0

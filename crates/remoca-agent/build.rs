@@ -1,6 +1,6 @@
 //! Compiles the eBPF object with clang, and arranges for a binary with no shared libraries at all: a guest may have an
-//! older libc than the build machine, and has no libelf. Where the static libraries are missing the ordinary ones are
-//! taken, and cargo says so.
+//! older libc than the build machine, and has no libelf. If static libraries are missing, the shared ones are linked,
+//! and cargo warns.
 
 use std::env;
 use std::fs;
@@ -34,10 +34,11 @@ fn compile_capture_program(out_directory: &Path) {
     }
 }
 
-/// The linker takes the first directory that has a library under either name, and ours have only archives.
+/// Links the static libraries: the linker takes the first directory that has a library under either name, and ours have
+/// only archives.
 fn link_statically(out_directory: &Path) {
     if env::var_os("HOST") != env::var_os("TARGET") {
-        // This machine's archives are for this machine.
+        // This machine's archives suit only this machine as the target.
         return;
     }
     let mut wanted = vec![("elf", "elf"), ("z", "z")];
@@ -57,13 +58,13 @@ fn link_statically(out_directory: &Path) {
 
     let features = env::var("CARGO_CFG_TARGET_FEATURE").unwrap_or_default();
     if features.split(',').any(|name| name == "crt-static") {
-        // rustc links a static libc by itself. It is named again for what comes after it.
+        // rustc links a static libc by itself. It is named again for the libraries after it.
         pass_to_linker("link-arg", &["-Wl,-Bstatic"]);
         pass_to_linker("link-arg", &after_libelf);
         return pass_to_linker("link-arg", &["-lc"]);
     }
     pass_to_linker("link-arg", &after_libelf);
-    // For the binary alone: test programs stay ordinary ones.
+    // Only for the binary: test programs stay ordinary ones.
     let libc = [("c", "c"), ("m", "m"), ("rt", "rt"), ("pthread", "pthread"), ("util", "util"), ("dl", "dl")];
     let wanted = [libc.as_slice(), &[("gcc_eh", "gcc_s")]].concat();
     let Some(directory) = collect_archives(out_directory.join("libc-archives"), &wanted) else {
@@ -79,7 +80,8 @@ fn pass_to_linker(instruction: &str, arguments: &[&str]) {
     }
 }
 
-/// A directory of links to the archives, each by (its name, the name it is linked under); `None` if one is missing.
+/// Makes a directory of links to the archives, each by (its name, the name it is linked under); `None` if one is
+/// missing.
 fn collect_archives(directory: PathBuf, wanted: &[(&str, &str)]) -> Option<PathBuf> {
     fs::remove_dir_all(&directory).ok();
     fs::create_dir_all(&directory).expect("OUT_DIR is writable");

@@ -1,6 +1,6 @@
 //! `cargo xtask dist`: the Debian packages `remoca` (for hosts) and `remoca-agent` (for guests), in `out/dist`.
 //!
-//! The programs are cargo's; dpkg's own tools find what they depend on and pack them. What else is in a package is in
+//! Cargo builds the programs; dpkg's own tools find their dependencies and pack them. The rest of a package is in
 //! `packaging/`. The same tree and compiler give the same bytes: times are those of the changelog, owners are root.
 
 use crate::run::{cargo, output, project};
@@ -18,11 +18,11 @@ usage: cargo xtask dist [--profile NAME] [--out DIR]
 
 struct Package {
     name: &'static str,
-    /// Where the program goes; cargo's name of it is the last part.
+    /// Path of the program; its last part is cargo's name of it.
     program: &'static str,
-    /// File of the project, where it goes, mode.
+    /// Files of the project, with destination and mode.
     files: &'static [(&'static str, &'static str, u32)],
-    /// Folders of the project, and where they go.
+    /// Folders of the project, with their destinations.
     folders: &'static [(&'static str, &'static str)],
 }
 
@@ -53,7 +53,7 @@ const PACKAGES: [Package; 2] = [
     },
 ];
 
-/// What all packages have in common.
+/// Common parts of all packages.
 struct Release {
     version: String,
     architecture: String,
@@ -106,7 +106,7 @@ impl Release {
         let architecture = output(architecture)?;
 
         let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| project().join("target"), PathBuf::from);
-        // One after the other: together each would get the features that the other one wants of what they share.
+        // One after the other: together, each would be built with the features that the other needs in shared crates.
         for package in ["remoca-cli", "remoca-agent"] {
             let mut build = cargo(["build", "--quiet", "--profile", profile, "--package", package, "--target-dir"]);
             build.current_dir(project()).arg(&target);
@@ -135,7 +135,7 @@ impl Package {
         Ok(deb)
     }
 
-    /// Everything but the control files.
+    /// Places everything but the control files.
     fn stage(&self, release: &Release, tree: &Path) -> Result<(), String> {
         for (source, target, mode) in self.files {
             copy(&project().join(source), &tree.join(target), *mode)?;
@@ -193,9 +193,9 @@ impl Package {
         write(&control.join("control"), &(fields + rest))
     }
 
-    /// The libraries that the program needs, as packages; none for one that is linked statically.
+    /// Returns the libraries that the program needs, as packages; none for one that is linked statically.
     fn dependencies(&self, scratch: &Path, tree: &Path) -> Result<String, String> {
-        // It wants to stand in an unpacked source package.
+        // dpkg-shlibdeps needs an unpacked source package around it.
         write(
             &scratch.join("debian/control"),
             &format!("Source: remoca\n\nPackage: {}\nArchitecture: any\n", self.name),
@@ -207,7 +207,7 @@ impl Package {
     }
 }
 
-/// All files below a folder, sorted.
+/// Returns all files below a folder, sorted.
 fn files_below(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let mut found = Vec::new();
     for path in entries(folder)? {
@@ -216,7 +216,7 @@ fn files_below(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(found)
 }
 
-/// Whatever the umask.
+/// Sets the modes of folders, whatever the umask.
 fn set_folder_modes(folder: &Path) -> Result<(), String> {
     set_mode(folder, 0o755)?;
     entries(folder)?.iter().filter(|path| path.is_dir()).try_for_each(|path| set_folder_modes(path))

@@ -26,7 +26,7 @@ const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-l
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing";
 
-/// Longest time for one input: none takes a thousandth of it.
+/// Time limit for one input: none takes a thousandth of it.
 const TIMEOUT_SECONDS: u32 = 20;
 const MEMORY_MIB: u32 = 1024;
 
@@ -36,7 +36,7 @@ enum Length {
     Seeds,
 }
 
-/// Fuzzes what the arguments say.
+/// Fuzzes the targets of the arguments.
 ///
 /// # Errors
 /// Names the target that failed.
@@ -87,10 +87,10 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     })
 }
 
-/// The instrumented fuzzer. The platform is named so that build scripts and macros are left as they are.
+/// Builds the instrumented fuzzer. The platform is named so that build scripts and macros are not instrumented.
 ///
 /// # Errors
-/// The compiler's, which it has shown.
+/// The compiler's error, which it has already shown.
 pub fn build() -> Result<PathBuf, String> {
     let mut ask = Command::new("rustc");
     ask.args(["--print", "host-tuple"]);
@@ -108,7 +108,7 @@ struct Target {
     length_max: String,
 }
 
-/// Those that the fuzzer has.
+/// Returns the fuzzer's targets.
 fn targets(program: &Path) -> Result<Vec<Target>, String> {
     let list = Command::new(program).env("REMOCA_FUZZ_LIST", "1").output();
     let list = list.map_err(|error| format!("the fuzzer cannot be started: {error}"))?.stdout;
@@ -146,7 +146,7 @@ impl Target {
     }
 }
 
-/// Shows what the fuzzer says only if it found something.
+/// Runs the fuzzer, and shows its output only if it found something.
 fn fuzz_quietly(name: &str, mut command: Command) -> Result<(), String> {
     let done = command.output().map_err(|error| format!("fuzzing {name}: cannot start: {error}"))?;
     let said = String::from_utf8_lossy(&done.stderr);

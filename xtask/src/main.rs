@@ -1,4 +1,5 @@
-//! `cargo xtask <command>`: what developers of remoca run. One module and one line of [`COMMANDS`] for each command.
+//! `cargo xtask <command>`: commands for developers of remoca. One module and one line of [`COMMANDS`] for each
+//! command.
 
 mod dist;
 mod fuzz;

@@ -1,4 +1,4 @@
-//! Steps of a developer command: a name, a program, and how long it took.
+//! Steps of a developer command: a name, a program, and its duration.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -12,12 +12,12 @@ pub struct Step {
 }
 
 impl Step {
-    /// A step that succeeds if the command does.
+    /// Makes a step that succeeds if the command does.
     pub fn new(name: &str, command: Command) -> Self {
         Self { name: name.into(), command }
     }
 
-    /// Runs it, with its output shown.
+    /// Runs the step, with its output shown.
     ///
     /// # Errors
     /// If it cannot be started or fails.
@@ -34,19 +34,19 @@ impl Step {
     }
 }
 
-/// This cargo, with arguments.
+/// Returns this cargo, with arguments.
 pub fn cargo<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments);
     command
 }
 
-/// The folder of the project.
+/// Returns the folder of the project.
 pub fn project() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(PathBuf::new, Path::to_owned)
 }
 
-/// What a command says on its standard output, without the last line end; errors are shown as they come.
+/// Returns a command's standard output, without the last line end; errors are shown as they come.
 ///
 /// # Errors
 /// If it cannot be started or fails.

@@ -12,13 +12,13 @@ const GUESTS: [&str; 4] = ["remoca-lab", "remoca-agent", "remoca-demo", "remoca-
 const GUEST_TEST: &str = "tests/vhost_guest.rs";
 /// The systems of these guests.
 const SYSTEMS: [&str; 3] = ["debian12", "debian13", "debian12-systemd"];
-/// The compiler whose lints the sources are free of. A later one may know more, which is no reason to fail where somebody
+/// Compiler whose lints the sources are free of. A later one may know more, which is no reason to fail for somebody who
 /// only wants to know whether remoca works.
 const LINTED_WITH: &str = "rustc 1.95.";
-/// What the tests build by themselves, built before: a build beside tests slows them down.
+/// Programs that the tests need, built before: a build beside tests slows them down.
 const PROGRAMS: [&[&str]; 2] = [&["--bin", "remoca"], &["--bin", "remoca-ablation", "--features", "ablation"]];
 
-/// Formatting, the structure of the sources, and lints.
+/// Checks formatting, the structure of the sources, and lints.
 ///
 /// # Errors
 /// Names the step that failed.
@@ -35,7 +35,7 @@ pub fn lint(_: Vec<OsString>) -> Result<(), String> {
     Step::new("lints", clippy).run()
 }
 
-/// Lints and all tests; stops at the first step that fails.
+/// Runs lints and all tests; stops at the first step that fails.
 ///
 /// # Errors
 /// Names the step.
@@ -43,9 +43,9 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     let started = Instant::now();
     lint(arguments)?;
     let (programs, lab) = build_tests()?;
-    // Mostly downloads: beside what follows.
+    // Mostly downloads, so they run beside the next steps.
     let images = std::thread::spawn(move || build_for_guests(&lab));
-    // Its linking and the chain of crates in what follows leave a processor to each other.
+    // Its linking and the chain of crates below leave a processor to each other.
     let fuzzer = std::thread::spawn(crate::fuzz::build);
     for options in PROGRAMS {
         let mut build = cargo(["build", "--quiet", "--locked", "--package", "remoca-cli"]);
@@ -53,14 +53,14 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
         Step::new(&format!("building {}", options[1]), build).run()?;
     }
     let (guests, others): (Vec<_>, Vec<_>) = programs.iter().partition(|program| program.boots_guests());
-    // For processes, servers and timers.
+    // More threads than processors, for processes, servers and timers.
     let threads = std::thread::available_parallelism().map_or(2, usize::from) * 3;
     for program in others {
         program.run(threads)?;
     }
     Step::new("examples in the documentation", cargo(["test", "--quiet", "--workspace", "--doc"])).run()?;
     fuzzer.join().map_err(|_| "the fuzzer's build panicked")??;
-    // Not a search: what chance finds is no fault of the change that is tested.
+    // Not a search: a chance finding is no fault of the tested change.
     crate::fuzz::run(vec!["--seeds".into()])?;
     let _ = images.join();
     for program in guests {
@@ -71,7 +71,7 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     Ok(())
 }
 
-/// Builds the tests of all crates at once: crate by crate, what they share would be built once for each set of its features.
+/// Builds the tests of all crates at once: crate by crate, shared parts would be built once for each set of features.
 /// Returns them and the laboratory's program.
 fn build_tests() -> Result<(Vec<TestProgram>, PathBuf), String> {
     println!("== building the tests");
@@ -88,26 +88,26 @@ fn build_tests() -> Result<(Vec<TestProgram>, PathBuf), String> {
     Ok((messages.iter().filter_map(TestProgram::of_message).collect(), lab))
 }
 
-/// Builds what the guests of the tests boot and run, if it is not there.
+/// Builds the images and programs for the guests of the tests, if they are missing.
 fn build_for_guests(lab: &Path) {
     let systems = SYSTEMS.map(|system| vec!["image", "--system", system]);
     for arguments in systems.into_iter().chain([vec!["programs"]]) {
-        // Its progress is shown; the paths that it ends with say nothing here. A test that needs what could not be built says why.
+        // Its progress is shown; the paths at its end are not needed. A test that needs a missing part says why.
         let _ = Command::new(lab).args(arguments).current_dir(project()).stdout(Stdio::null()).status();
     }
 }
 
 /// A test program that cargo has built.
 struct TestProgram {
-    /// The folder of its crate, in which it runs.
+    /// Folder of its crate, in which it runs.
     folder: PathBuf,
-    /// Its source, within that folder.
+    /// Path of its source, within that folder.
     source: String,
     path: PathBuf,
 }
 
 impl TestProgram {
-    /// What a message of cargo says was built; `None` if that is no test.
+    /// Returns the program that a message of cargo says was built; `None` if that is not a test.
     fn of_message(message: &Value) -> Option<Self> {
         if message["profile"]["test"] != true {
             return None;

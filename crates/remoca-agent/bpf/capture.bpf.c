@@ -4,7 +4,7 @@
  *
  * __filemap_remove_folio(folio, shadow) is called with a shadow exactly when reclaim evicts: truncation and drop_caches
  * pass none. It runs with interrupts off and the lock of the mapping held, so nothing here waits: a page that finds the
- * ring full is counted and lost. The host knows pages by their content, so all that is needed of one is its bytes.
+ * ring full is counted and lost. The host knows pages by their content, so only the bytes of a page are needed.
  *
  * The slots are whole pages that the reader has mapped, so it hands them to the disk as they are: each page is copied
  * once. Ticket t owns slot t mod slot count; it is taken by advancing `taken`, and given back by the reader's `freed`.
@@ -17,10 +17,10 @@
 #define PAGE_BYTES 4096
 #define PAGE_SHIFT 12
 
-/* How often a ticket is tried for while other CPUs take theirs. */
+/* Attempts to take a ticket while other CPUs take theirs. */
 #define TICKET_ATTEMPTS 16
 
-/* State of a slot: its ticket + 1 once the page is in, with this bit where the copy failed. */
+/* State of a slot: its ticket + 1 once the page is in, with this bit if the copy failed. */
 #define COPY_FAILED (1ULL << 63)
 
 /* Shared with capture.rs (`Shared`), which maps it. Words written by the reader and by us lie on different lines. */
@@ -60,7 +60,7 @@ struct {
 	__uint(value_size, sizeof(__u64));
 } slot_states SEC(".maps");
 
-/* Carries nothing: what the reader sleeps on. */
+/* Carries no data: the reader sleeps on it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);
@@ -79,7 +79,7 @@ static __always_inline bool sampled(__u32 one_in)
 	return one_in <= 1 || ((__u64)bpf_get_prandom_u32() * one_in) >> 32 == 0;
 }
 
-/* Tells whether a slot was free; the ticket for it is `*ticket`. */
+/* Takes a slot, with its ticket in `*ticket`; returns whether one was free. */
 static __always_inline bool take_slot(__u64 *ticket)
 {
 	__u64 next = shared.taken;
@@ -99,7 +99,7 @@ static __always_inline bool take_slot(__u64 *ticket)
 	return false;
 }
 
-/* Once for many pages; at once for a reader that had nothing to do. */
+/* Wakes the reader: once for many pages, at once if it had nothing to do. */
 static __always_inline void wake_reader(__u64 ticket)
 {
 	void *nothing;
@@ -176,7 +176,7 @@ static __always_inline bool on_a_disk(struct folio *folio)
 	return inode->i_rdev || inode->i_sb->s_type->fs_flags & FS_REQUIRES_DEV;
 }
 
-/* The address of the page's bytes in the direct map; 0 when the kernel's bases cannot be read. */
+/* Returns the address of the page's bytes in the direct map; 0 if the kernel's bases cannot be read. */
 static __always_inline __u64 address_of(__u64 folio)
 {
 	if (!shared.vmemmap_base) {

@@ -24,7 +24,7 @@ const WAKEUPS_MAP: &str = "wakeups";
 
 /// Pages for each wakeup of the reader, where the ring is large enough: about half a batch.
 const PAGES_PER_WAKEUP: u32 = 256;
-/// Of a refusal's log, the part that says why.
+/// Number of lines kept of a refusal's log: the part that says why.
 const LOG_LINE_COUNT_MAX: usize = 25;
 
 #[repr(C)]
@@ -53,7 +53,7 @@ pub struct CaptureCounters {
     pub sampled_out: u64,
 }
 
-/// The program in the kernel; gone with this value.
+/// The program in the kernel; unloaded when this value is dropped.
 pub struct Capture {
     object: Object,
     shared: Mapping,
@@ -85,7 +85,7 @@ impl Capture {
         Ok(capture)
     }
 
-    /// Captures evictions from now on, as long as the result lives.
+    /// Captures evictions as long as the result lives.
     pub fn attach(&self) -> Result<Link, AgentError> {
         let missing = || refused("it has no program")(not_found());
         let program = self.object.progs_mut().next().ok_or_else(missing)?;
@@ -111,7 +111,7 @@ impl Capture {
         self.shared().sample_one_in.store(one_in, Ordering::Relaxed);
     }
 
-    /// Returns the pages captured. There is one reader: a second one would give slots back that are not its own.
+    /// Returns the pages captured. There is one reader: a second one would free slots that are not its own.
     pub fn ring(&mut self) -> Result<(&Capture, PageRing<'_>), AgentError> {
         let capture = &*self;
         let map = find_map(&capture.object, WAKEUPS_MAP)?;
@@ -141,7 +141,7 @@ pub struct PageRing<'a> {
 }
 
 impl PageRing<'_> {
-    /// Returns the pages that are ready and lie side by side, at most so many: whole pages, page-aligned.
+    /// Returns pages that are ready and adjacent, at most this many: whole pages, page-aligned.
     pub fn ready(&mut self, page_count_max: usize) -> &[u8] {
         let Run { first_slot, page_count } = self.reader.ready(page_count_max);
         // Slots without content were passed over.
@@ -154,12 +154,12 @@ impl PageRing<'_> {
         }
     }
 
-    /// Returns how many pages lie side by side from the next one to the end of the ring.
+    /// Returns how many pages are adjacent from the next one to the end of the ring.
     pub fn page_count_to_end(&mut self) -> usize {
         self.capture.slot_count - self.reader.ready(0).first_slot
     }
 
-    /// Gives the first pages of what was ready back.
+    /// Frees the first of the pages that were ready.
     pub fn free(&mut self, page_count: usize) {
         let freed = self.reader.free(page_count);
         self.capture.shared().freed.store(freed, Ordering::Release);
@@ -170,16 +170,16 @@ impl PageRing<'_> {
         self.reader.free(0) < self.capture.shared().taken.load(Ordering::Acquire)
     }
 
-    /// Forgets the wakeups that have come; with `from_first_page`, asks for one by the very next page.
+    /// Clears the pending wakeups; with `from_first_page`, asks for one at the very next page.
     pub fn arm_wakeup(&self, from_first_page: bool) {
-        // It carries nothing and cannot fail in a way that the next tick does not mend.
+        // It carries nothing, and the next tick repairs any failure.
         self.wakeups.consume_raw();
         self.capture.shared().reader_idle.store(u32::from(from_first_page), Ordering::SeqCst);
     }
 
     /// Returns a descriptor that is readable when the program woke the reader.
     pub fn wakeups(&self) -> BorrowedFd<'_> {
-        // SAFETY: the ring owns this descriptor and keeps it open as long as it lives, which the lifetime says.
+        // SAFETY: the ring owns this descriptor and keeps it open as long as it lives, as the lifetime says.
         unsafe { BorrowedFd::borrow_raw(self.wakeups.epoll_fd()) }
     }
 }
@@ -235,7 +235,7 @@ fn not_found() -> libbpf_rs::Error {
     libbpf_rs::Error::from_raw_os_error(libc::ENOENT)
 }
 
-/// What libbpf says while it loads. Its errors alone do not tell why.
+/// Messages of libbpf while it loads. Its errors alone do not tell why.
 static LOG: Log = Log(Mutex::new(String::new()));
 
 struct Log(Mutex<String>);
@@ -259,7 +259,7 @@ fn refused(what: &'static str) -> impl Fn(libbpf_rs::Error) -> AgentError {
     }
 }
 
-/// Returns what the usual refusals mean.
+/// Returns an explanation of the usual refusals.
 fn hint(log: &str) -> &'static str {
     if log.contains("page_offset_base") && log.contains("not resolved") {
         ". The kernel does not list its data symbols (CONFIG_KALLSYMS_ALL), or hides them (kernel.kptr_restrict=2)"

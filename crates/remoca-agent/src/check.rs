@@ -8,7 +8,7 @@ use crate::error::AgentError;
 use crate::port::Port;
 use crate::process;
 
-/// Prints the findings; the first failure is the result, so that the exit code is the one that a start would give.
+/// Prints the findings. Returns the first failure, so that the exit code is the one that a start would give.
 pub fn check(port: Option<&Path>, ring_bytes: u32) -> Result<(), AgentError> {
     let steps: [(&str, Result<String, AgentError>); 6] = [
         ("kernel BTF", process::check_btf().map(|()| "there".to_owned())),
@@ -24,7 +24,7 @@ pub fn check(port: Option<&Path>, ring_bytes: u32) -> Result<(), AgentError> {
             Ok(finding) => format!("{what:<16} ok      {finding}"),
             Err(error) => format!("{what:<16} FAILED  {error}"),
         };
-        // The exit code tells too, where nobody reads on.
+        // The exit code also tells, if nobody reads on.
         writeln!(io::stdout(), "{line}").ok();
         first_failure = first_failure.and(result.map(drop));
     }
@@ -41,7 +41,7 @@ fn check_port(port: Option<&Path>) -> Result<String, AgentError> {
     Ok(format!("{}, {page_count_max} pages at once, {advice}", port.device().display()))
 }
 
-/// Loads and attaches, and takes it away again.
+/// Loads and attaches the program, and removes it again.
 fn check_program(ring_bytes: u32) -> Result<String, AgentError> {
     let capture = Capture::load(ring_bytes)?;
     capture.set_paused(true);

@@ -1,4 +1,4 @@
-//! What can keep the agent from starting, each with the exit code that scripts and the systemd unit go by.
+//! Errors that keep the agent from starting, each with an exit code for scripts and the systemd unit.
 //!
 //! None of them ends an agent that runs: a port that fails or vanishes is waited for.
 
@@ -70,7 +70,7 @@ impl AgentError {
     }
 }
 
-/// For `--help`.
+/// Table of exit codes, for `--help`.
 pub const EXIT_CODES: &str = "\
 Exit codes:
    0  done, or ended by SIGTERM or SIGINT

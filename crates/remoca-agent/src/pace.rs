@@ -4,15 +4,15 @@
 
 use std::time::{Duration, Instant};
 
-/// How long a page waits for others: long enough that waking and writing are shared by many pages also where a slow disk
-/// sets the rate, short beside the time after which a guest reads a page again. Decision 0006 has the figures.
+/// How long a page waits for others. Long enough that many pages share a wakeup and a write, even when a slow disk sets
+/// the rate; short compared with the time until a guest reads a page again. Decision 0006 has the figures.
 pub const PAGE_AGE_MAX: Duration = Duration::from_millis(50);
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Write what waits.
+    /// Write the waiting pages.
     Write,
-    /// Look again then, or when woken.
+    /// Look again at this time, or when woken.
     WaitUntil(Instant),
     /// Nothing waits.
     Idle,
@@ -25,8 +25,8 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Decides what to do with `waiting` pages that are ready, where `worthwhile` would be worth a write or reach the
-    /// end of the ring.
+    /// Decides what to do with `waiting` ready pages. `worthwhile` pages would be worth a write or reach the end of the
+    /// ring.
     pub fn next(&mut self, waiting: usize, worthwhile: usize, now: Instant) -> Next {
         if waiting == 0 {
             self.since = None;

@@ -5,21 +5,21 @@
 //!        | 48 boot cookie | 56 advice u32                                                    (u64, little-endian)
 //! write: 0 "REMOCAST" | 8 version u32 | 16 captured | 24 lost | 32 sampled out | 40 written | 48 start cookie
 //! ```
-//! Pure: bytes in, values out. What the VM process sends is checked here and nowhere else.
+//! Pure: bytes in, values out. The VM process's input is checked here and nowhere else.
 
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 pub const PAGE_BYTES: usize = 4096;
 pub const PORT_VERSION: u32 = 1;
-/// No batch is larger, whatever the port says.
+/// Largest batch, whatever the port says.
 pub const BATCH_PAGE_COUNT_MAX: u32 = 256;
-/// No advice thins out further.
+/// Highest advice that is followed.
 pub const ADVICE_MAX: u32 = 1024;
 
 const IDENTIFICATION_MAGIC: &[u8; 8] = b"REMOCAEP";
 const STATISTICS_MAGIC: &[u8; 8] = b"REMOCAST";
 
-/// A page as direct I/O wants it: aligned to its size.
+/// A page as direct I/O needs it: aligned to its size.
 #[derive(Clone, Copy, FromZeros, IntoBytes, Immutable)]
 #[repr(C, align(4096))]
 pub struct Page(pub [u8; PAGE_BYTES]);
@@ -48,7 +48,7 @@ pub enum PageError {
     OtherVersion(u32),
 }
 
-/// What the VM process says of its port. Counters restart with it, and then the cookie is another one.
+/// The VM process's report on its port. Counters restart with the process, and then the cookie changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdentificationPage {
     /// Pages that one request may carry, 1 to [`BATCH_PAGE_COUNT_MAX`].
@@ -58,7 +58,7 @@ pub struct IdentificationPage {
     pub unmatched: u64,
     pub dropped: u64,
     pub boot_cookie: u64,
-    /// Send about one page of so many, 1 to [`ADVICE_MAX`].
+    /// Advice to send about one page of this many, 1 to [`ADVICE_MAX`].
     pub sample_one_in: u32,
 }
 
@@ -83,18 +83,18 @@ impl IdentificationPage {
     }
 }
 
-/// What the agent says of itself, counted in pages since its start.
+/// The agent's report on itself, counted in pages since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StatisticsPage {
-    /// Copied into the ring.
+    /// Pages copied into the ring.
     pub captured: u64,
-    /// Not captured: the ring was full, the copy failed, or there was no port.
+    /// Pages not captured: the ring was full, the copy failed, or there was no port.
     pub lost: u64,
-    /// Not captured because of the port's advice.
+    /// Pages not captured because of the port's advice.
     pub sampled_out: u64,
-    /// Written to the port.
+    /// Pages written to the port.
     pub written: u64,
-    /// Random for each start of the agent.
+    /// Random number, new at each start of the agent.
     pub start_cookie: u64,
 }
 
@@ -114,7 +114,7 @@ impl StatisticsPage {
 mod tests {
     use super::*;
 
-    /// The bytes as the contract has them, written out by hand.
+    /// Returns the bytes of the contract, written out by hand.
     fn golden_identification() -> Page {
         let mut page = Page::ZERO;
         let bytes: [&[u8]; 9] = [

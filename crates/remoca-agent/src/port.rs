@@ -1,8 +1,8 @@
 //! The eviction port as the guest sees it: a virtio disk that answers `remoca-port` as its serial number.
 //!
-//! Nothing is written to a disk before its serial number and its identification page have been read through the very
-//! descriptor that will write. That descriptor claims the disk (O_EXCL): a mounted disk is refused, and so is a second
-//! agent. Direct I/O throughout: a page cache of evicted pages would evict itself.
+//! Nothing is written to a disk before its serial number and its identification page have been read through the same
+//! descriptor. That descriptor claims the disk (O_EXCL): a mounted disk is refused, and so is a second agent. I/O is
+//! always direct: a page cache of evicted pages would evict itself.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -16,16 +16,17 @@ use crate::page::{IdentificationPage, PAGE_BYTES, Page, PageError, StatisticsPag
 use zerocopy::IntoBytes;
 
 const SERIAL: &str = "remoca-port";
-/// While the port works on one request the next are on their way: a port on a busy host takes long to answer, not to work.
+/// Requests in flight at once: a port on a busy host is slow to answer, not slow to work.
 const REQUESTS_AT_ONCE: usize = 4;
-/// Sectors as sysfs counts them.
+/// Bytes of a sector, as sysfs counts them.
 const SECTOR_BYTES: u64 = 512;
 
 pub struct Port {
     disk: File,
     device: PathBuf,
     block_count: u64,
-    /// Where the next batch goes. Positions mean nothing to the port; walking over all of them keeps a trace readable.
+    /// First block of the next batch. Positions mean nothing to the port; walking over all of them keeps a trace
+    /// readable.
     next_block: u64,
     /// Pages that make exactly one request of this disk's queue.
     queue_page_count_max: usize,
@@ -33,7 +34,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// Finds and opens the port: the chosen device, or the one disk that says it is one.
+    /// Finds and opens the port: the chosen device, or the one disk with the port's serial number.
     pub fn open(choice: Option<&Path>) -> Result<(Port, IdentificationPage), AgentError> {
         if let Some(device) = choice {
             return Port::open_device(device);
@@ -85,7 +86,7 @@ impl Port {
     pub fn batch_page_count_max(&self, identification: &IdentificationPage) -> usize {
         let room = usize::try_from(self.block_count - 1).unwrap_or(usize::MAX);
         let port_max = identification.batch_page_count_max as usize;
-        // The kernel cuts a write where the queue's limit is; the port's limit it does not know.
+        // The kernel cuts a write at the queue's limit; it does not know the port's limit.
         let requests = if port_max < self.queue_page_count_max { 1 } else { REQUESTS_AT_ONCE };
         (port_max.min(self.queue_page_count_max) * requests).min(room)
     }
@@ -104,7 +105,8 @@ impl Port {
         self.disk.write_all_at(self.page.as_bytes(), 0)
     }
 
-    /// Writes evicted pages, and returns when the port has them. `pages` is a whole number of pages, at most a batch, and page-aligned.
+    /// Writes evicted pages, and returns when the port has them. `pages` is a whole number of pages, at most a batch,
+    /// and page-aligned.
     pub fn write_pages(&mut self, pages: &[u8]) -> io::Result<()> {
         let page_count = (pages.len() / PAGE_BYTES) as u64;
         let block = batch_position(self.next_block, page_count, self.block_count);
@@ -147,7 +149,7 @@ fn attribute(directory: &Path, name: &str) -> Option<String> {
     fs::read_to_string(directory.join(name)).ok().map(|text| text.trim().to_owned())
 }
 
-/// What sysfs tells about a disk before it is opened.
+/// Facts that sysfs tells about a disk before it is opened.
 #[derive(Debug)]
 struct DiskFacts {
     is_partition: bool,

@@ -1,4 +1,4 @@
-//! What the agent asks of the kernel for itself: the right to run, memory that stays, and signals as a descriptor.
+//! The agent's requests to the kernel for itself: the right to run, locked memory, and signals as a descriptor.
 //!
 //! The agent is needed most when the guest has no memory left. So it must not be paged out, must not be the victim of the
 //! out-of-memory killer, and must not wait for reclaim that waits for disks.
@@ -32,7 +32,7 @@ pub fn check_capabilities() -> Result<(), AgentError> {
 }
 
 fn missing_capabilities(held: CapabilitySet) -> Vec<&'static str> {
-    // What came before these two were split off.
+    // The capability that held before these two were split off.
     if held.contains(CapabilitySet::SYS_ADMIN) {
         return Vec::new();
     }
@@ -56,7 +56,7 @@ fn addresses_are_hidden(kallsyms: &str) -> bool {
     kallsyms.lines().all(|line| line.split(' ').next().is_none_or(|address| address.bytes().all(|digit| digit == b'0')))
 }
 
-/// Locks all memory that the agent has and will have. What loading left behind is given back first.
+/// Locks all present and future memory of the agent. Memory left over from loading is freed first.
 pub fn lock_memory() -> Result<(), AgentError> {
     // SAFETY: malloc_trim takes no pointer and may be called at any time.
     unsafe { libc::malloc_trim(0) };
@@ -64,7 +64,7 @@ pub fn lock_memory() -> Result<(), AgentError> {
     rustix::mm::mlockall(flags).map_err(|error| AgentError::MemoryNotLocked(error.into()))
 }
 
-/// Gives what can be done without, each with what is at stake if it is refused.
+/// Applies the optional protections, and returns for each refused one what is at stake.
 pub fn prepare_for_memory_pressure() -> Vec<String> {
     let steps: [(&str, io::Result<()>); 3] = [
         ("out-of-memory killer may choose the agent", fs::write("/proc/self/oom_score_adj", "-1000")),
@@ -78,7 +78,7 @@ pub fn prepare_for_memory_pressure() -> Vec<String> {
     refused.map(|(stake, error)| format!("the {stake}: {error}")).collect()
 }
 
-/// SIGTERM and SIGINT, blocked from now on and readable here instead.
+/// SIGTERM and SIGINT, blocked and readable here instead.
 pub struct StopSignals(OwnedFd);
 
 impl StopSignals {
@@ -105,14 +105,14 @@ impl StopSignals {
         self.0.as_fd()
     }
 
-    /// Returns whether one has come.
+    /// Returns whether a signal has come.
     pub fn arrived(&self) -> bool {
         let mut signal = [0; size_of::<libc::signalfd_siginfo>()];
         matches!(rustix::io::read(&self.0, &mut signal), Ok(length) if length > 0)
     }
 }
 
-/// Returns a number that tells this start of the agent from any other.
+/// Returns a number that distinguishes this start of the agent from any other.
 pub fn start_cookie() -> u64 {
     let mut bytes = [0; 8];
     match fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes)) {

@@ -4,8 +4,8 @@
 //! tickets:  ... done with | freed .. the run that is ready .. | being copied | taken .. not given out yet
 //! slot of a ticket: ticket mod slot count;   state of a slot: ticket + 1, top bit set where the copy failed
 //! ```
-//! Slots are used in the order of their tickets, so what is ready and lies side by side goes out in one piece. Pure: it sees
-//! the states and counts slots; the bytes in them are its caller's business. Invariants:
+//! Slots are used in the order of their tickets, so adjacent ready pages go out in one piece. Pure: it sees the states
+//! and counts slots; the bytes in them are its caller's business. Invariants:
 //! 1. A run covers only slots whose copy is complete, up to the end of the ring, never beyond.
 //! 2. A slot is given back once, in order.
 
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const COPY_FAILED: u64 = 1 << 63;
 
-/// Slots side by side whose pages are complete.
+/// A run of adjacent slots whose pages are complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
     pub first_slot: usize,
@@ -21,9 +21,9 @@ pub struct Run {
 }
 
 pub struct RingReader<'a> {
-    /// As many as there are slots, a power of two.
+    /// State of each slot; a power of two of them.
     states: &'a [AtomicU64],
-    /// The first ticket that is not done with.
+    /// First ticket that is not freed.
     freed: u64,
 }
 
@@ -33,7 +33,7 @@ impl<'a> RingReader<'a> {
         RingReader { states, freed: 0 }
     }
 
-    /// Returns what is ready, at most so many pages. Slots without content are passed over.
+    /// Returns the run of ready pages, at most this many. Slots without content are passed over.
     pub fn ready(&mut self, page_count_max: usize) -> Run {
         while self.state(self.freed) == (self.freed + 1) | COPY_FAILED {
             self.freed += 1;
@@ -44,7 +44,7 @@ impl<'a> RingReader<'a> {
         Run { first_slot, page_count }
     }
 
-    /// Gives the first slots of what is ready back; returns the first ticket that is not done with, for the program.
+    /// Frees the first slots of the run; returns the first ticket that is not freed, for the program.
     pub fn free(&mut self, page_count: usize) -> u64 {
         self.freed += page_count as u64;
         self.freed
@@ -55,7 +55,7 @@ impl<'a> RingReader<'a> {
     }
 
     fn slot(&self, ticket: u64) -> usize {
-        // The mask leaves nothing that a usize does not hold.
+        // The masked value fits a usize.
         usize::try_from(ticket & (self.states.len() as u64 - 1)).unwrap_or_default()
     }
 }
@@ -109,7 +109,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any mixture of producing, out-of-order completion and reading: every good page is read once, in order.
+        /// Checks any mixture of producing, out-of-order completion and reading: every good page is read once, in
+        /// order.
         #[test]
         fn each_page_is_read_once_and_in_order(steps in prop::collection::vec((0u8..3, 1usize..7, any::<bool>()), 1..300)) {
             const SLOT_COUNT: u64 = 8;
@@ -144,7 +145,7 @@ mod tests {
             for (ticket, failed) in copying {
                 put(&states, ticket, failed);
             }
-            // Two turns at most: to the end of the ring, and from its beginning.
+            // At most two turns: to the end of the ring, and from its beginning.
             for _ in 0..3 * SLOT_COUNT {
                 let run = reader.ready(8);
                 let first = reader.free(0);

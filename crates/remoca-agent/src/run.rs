@@ -1,9 +1,10 @@
-//! The agent at work: pages from the ring to the port, a batch at a time; once a second the pages of block 0.
+//! Moves pages from the ring to the port, a batch at a time, and exchanges the pages of block 0 once a second.
 //!
-//! One thread, one write at a time, straight from the ring's memory; while it is under way the rest of the ring takes what
-//! reclaim evicts, and what finds no room is counted and lost. Nothing is allocated on the way of a page. Invariants:
-//! 1. Nothing here is waited for by reclaim.
-//! 2. Once started, only a signal ends it: a port that fails or vanishes is closed, and looked for again ever more rarely.
+//! One thread, one write at a time, straight from the ring's memory. Meanwhile the rest of the ring takes what reclaim
+//! evicts; pages that find no room are counted and lost. Nothing is allocated while a page is handled. Invariants:
+//! 1. Reclaim never waits for anything here.
+//! 2. Once started, only a signal ends it: a port that fails or vanishes is closed, and looked for again ever more
+//!    rarely.
 //! 3. While there is no port, nothing is copied.
 
 use std::io::{self, Write};
@@ -21,7 +22,7 @@ use crate::port::Port;
 use crate::process::{self, StopSignals};
 
 const TICK: Duration = Duration::from_secs(1);
-/// For a page that another processor is copying when the agent ends.
+/// How long to wait at the end for a page that another processor is copying.
 const LAST_PAGES_TIME_MAX: Duration = Duration::from_secs(5);
 const RETRY_DELAY_MIN: Duration = Duration::from_secs(1);
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(30);
@@ -29,7 +30,7 @@ const RETRY_DELAY_MAX: Duration = Duration::from_secs(30);
 pub struct Options {
     pub port: Option<PathBuf>,
     pub ring_bytes: u32,
-    /// Wait for a port where there is none.
+    /// Wait for a port if there is none.
     pub wait: bool,
 }
 
@@ -60,7 +61,7 @@ pub fn run(options: &Options) -> Result<(), AgentError> {
         reported: None,
     };
     agent.take_port(port, identification);
-    // Last: what is evicted before the reader is ready would be lost.
+    // Last: pages evicted before the reader is ready would be lost.
     let _attached = capture.attach()?;
     notify(&[NotifyState::Ready]);
     agent.work(&signals);
@@ -98,13 +99,13 @@ struct Agent<'a> {
     pace: Pace,
     batch_page_count_max: usize,
     port: PortState,
-    /// Which start of the VM process the port belongs to.
+    /// Identifies the start of the VM process that the port belongs to.
     boot_cookie: Option<u64>,
     sample_one_in: u32,
-    /// Pages.
+    /// Pages written.
     written: u64,
     start_cookie: u64,
-    /// What the port was last told.
+    /// Statistics that the port was last told.
     reported: Option<StatisticsPage>,
 }
 
@@ -147,7 +148,7 @@ impl Agent<'_> {
         next
     }
 
-    /// Writes what is ready, at most so many pages, and tells how many. Without a port they are dropped.
+    /// Writes ready pages, at most this many, and returns their number. Without a port they are dropped.
     fn write_pages(&mut self, page_count_max: usize) -> usize {
         let pages = self.ring.ready(page_count_max);
         let page_count = pages.len() / PAGE_BYTES;
@@ -164,8 +165,8 @@ impl Agent<'_> {
         page_count
     }
 
-    /// Sleeps until the program wakes us, or until then. A page that slipped in between the last look at the ring and the
-    /// request for a wakeup waits for the next page or the next tick.
+    /// Sleeps until the program wakes us, or until the given time. A page that slipped in between the last look at the
+    /// ring and the request for a wakeup waits for the next page or the next tick.
     fn sleep(&self, signals: &StopSignals, until: Instant) {
         let timeout = until.saturating_duration_since(Instant::now());
         let (wakeups, stop) = (self.ring.wakeups(), signals.fd());
@@ -249,7 +250,7 @@ impl Agent<'_> {
         }
     }
 
-    /// Writes what is ready and what is being copied.
+    /// Writes the pages that are ready and those being copied.
     fn write_all_pages(&mut self, give_up_at: Instant) {
         while self.write_pages(self.batch_page_count_max) > 0
             || (self.ring.is_being_filled() && Instant::now() < give_up_at)
@@ -258,12 +259,12 @@ impl Agent<'_> {
         }
     }
 
-    /// Writes what is captured by now. Does not wait for a port that is away.
+    /// Writes the pages captured by now. Does not wait for a port that is away.
     fn finish(&mut self) {
         self.capture.set_paused(true);
         let give_up_at = Instant::now() + LAST_PAGES_TIME_MAX;
         self.write_all_pages(give_up_at);
-        // A processor may have seen just before that nothing is paused, and takes its ticket now.
+        // A processor may just have seen that nothing is paused, and take its ticket now.
         std::thread::sleep(Duration::from_millis(10));
         self.write_all_pages(give_up_at);
         let statistics = self.statistics();
@@ -277,7 +278,7 @@ impl Agent<'_> {
     }
 }
 
-/// When to look for the port again: after one second, then ever more rarely.
+/// Schedule for looking for the port again: after one second, then ever more rarely.
 #[derive(Debug, Clone, Copy)]
 struct Retry {
     delay: Duration,

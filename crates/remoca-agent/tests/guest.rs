@@ -11,7 +11,7 @@ use support::blocks::BlockSet;
 use support::port::TestPort;
 use support::{LIMIT, data_disk, empty_disk, guest, read_data, snapshot, start_agent, stop_agent, vmstat};
 
-/// Waits for what comes by itself, such as the agent's next statistics.
+/// Waits for something that comes by itself, such as the agent's next statistics.
 fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let started = Instant::now();
     while !done() {
@@ -20,20 +20,20 @@ fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Every page that reclaim evicts reaches the port, and holds what the disks hold.
+/// Checks that every page that reclaim evicts reaches the port, and holds what the disks hold.
 #[test]
 fn evicted_pages_reach_the_port_with_the_content_of_the_disks() {
     check_content("agent-content", &Recipe::bookworm(), MOUNT_EXT4);
 }
 
-/// XFS keeps files in folios of many pages; they arrive page by page.
+/// Checks that large folios arrive page by page: XFS keeps files in folios of many pages.
 #[test]
 fn large_folios_reach_the_port_page_by_page() {
     let orders = check_content("agent-folios", &Recipe::bookworm(), MOUNT_XFS);
     assert_large_folios(&orders);
 }
 
-/// The same binary on the kernel of Debian 13, with multi-gen LRU and large folios at once.
+/// Runs the same binary on the kernel of Debian 13, with multi-gen LRU and large folios.
 #[test]
 fn same_binary_on_linux_6_12() {
     let orders = check_content("agent-6.12", &Recipe::trixie(), MOUNT_XFS);
@@ -52,7 +52,7 @@ const MOUNT_XFS: &str = "mkdir -p /tmp/from && mount -o ro,noatime $(disk-by-ser
     disk=$(disk-by-serial empty) && mkfs.xfs -q $disk && mount -o noatime $disk /mnt
     cp /tmp/from/big /mnt/ && umount /mnt /tmp/from && mount -o ro,noatime $disk /mnt";
 
-/// Reads more than fits while the agent runs; returns how many folios of which order left the page cache.
+/// Reads more than fits while the agent runs; returns how many folios of each order left the page cache.
 fn check_content(name: &str, recipe: &Recipe, mount: &str) -> String {
     const FOLIO_ORDERS: &str = "/sys/kernel/tracing/events/filemap/mm_filemap_delete_from_page_cache";
     let lab = Lab::open().unwrap();
@@ -70,7 +70,7 @@ fn check_content(name: &str, recipe: &Recipe, mount: &str) -> String {
     guest.run(mount, LIMIT).unwrap();
     guest.run(&format!("echo hist:keys=order > {FOLIO_ORDERS}/trigger"), LIMIT).unwrap();
     start_agent(&mut guest, "remoca-agent");
-    // It has found the port before it captures, and captures before it tells of that.
+    // It has found the port before it captures, and captures before it sends statistics.
     wait_until("first statistics", || port.state().statistics_count > 0);
     let stolen_before = vmstat(&mut guest, "pgsteal_file");
     read_data(&mut guest);
@@ -100,7 +100,7 @@ fn check_content(name: &str, recipe: &Recipe, mount: &str) -> String {
     orders
 }
 
-/// A port may thin the agent out, fail and come back, and start anew: the agent follows and runs on.
+/// Checks that the agent obeys advice and keeps running while its port fails, returns and restarts.
 #[test]
 fn agent_obeys_advice_and_outlives_failures_of_its_port() {
     let lab = Lab::open().unwrap();
@@ -129,7 +129,7 @@ fn agent_obeys_advice_and_outlives_failures_of_its_port() {
     assert!(sampled_out > 0);
     assert!((captured * 32) < sampled_out && captured * 128 > sampled_out, "{captured} captured, {sampled_out} not");
 
-    // The VM process starts anew and forgets that nothing matched.
+    // The VM process restarts and forgets that nothing matched.
     {
         let mut state = port.state();
         state.advice = 0;

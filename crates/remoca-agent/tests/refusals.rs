@@ -1,4 +1,4 @@
-//! What keeps the agent from starting: each with its message and exit code, and no wrong disk ever written to.
+//! Errors that keep the agent from starting: each with its message and exit code, and no wrong disk ever written to.
 
 #![allow(clippy::unwrap_used, reason = "the helpers are part of the tests")]
 
@@ -14,7 +14,7 @@ use support::blocks::BlockSet;
 use support::port::TestPort;
 use support::{LIMIT, guest, start_agent, stop_agent};
 
-/// A file of 1 MiB that begins with an identification page of the given version, or with another text.
+/// Makes a file of 1 MiB that begins with an identification page of the given version, or with another text.
 fn disk_image(folder: &Path, name: &str, magic: &[u8], version: u32) -> Disk {
     let path = folder.join(name);
     fs::write(&path, vec![0x5a; 1 << 20]).unwrap();
@@ -24,7 +24,7 @@ fn disk_image(folder: &Path, name: &str, magic: &[u8], version: u32) -> Disk {
     Disk::file(name, &path)
 }
 
-/// Runs the agent, which must end by itself with this code and say this.
+/// Runs the agent, which must end by itself with this code and this text.
 fn expect_refusal(guest: &mut Guest, command: &str, code: i32, text: &str) {
     let output = guest.try_run(command, LIMIT).unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -69,7 +69,7 @@ fn agent_refuses_to_start_with_a_reason_and_an_exit_code() {
     assert_eq!(stop_agent(&mut guest).0, "0");
     guest.run("remoca-agent check --port /dev/vdf", LIMIT).unwrap();
 
-    // With what the systemd unit leaves it, it has all that it needs.
+    // With the rights that the systemd unit leaves it, it has all that it needs.
     let unit = include_str!("../../../packaging/remoca-agent.service");
     let held = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
     let held = held.to_lowercase().replace("cap_", "+").replace(' ', ",");
@@ -99,7 +99,7 @@ fn agent_refuses_to_start_with_a_reason_and_an_exit_code() {
     }
 }
 
-/// A guest without a port: the agent says so, or waits for one if it is asked to.
+/// Checks that in a guest without a port the agent says so, or waits for one if asked to.
 #[test]
 fn guest_without_a_port() {
     let lab = Lab::open().unwrap();

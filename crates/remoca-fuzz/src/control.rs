@@ -1,4 +1,4 @@
-//! The control socket: a line of JSON from whoever may open it, and one from whatever listens there.
+//! The control socket: a line of JSON from any client, and one from any server.
 
 use remoca_protocol::control::{Command, Reply};
 

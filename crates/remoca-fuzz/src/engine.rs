@@ -1,8 +1,8 @@
-//! The disk engine under an arbitrary sequence of events: a guest, its disk and memory servers that lie, lose and break off,
-//! against a model that knows what each block may read as.
+//! The disk engine under an arbitrary sequence of events: a guest, its disk and memory servers that lie, lose and
+//! disconnect, against a model of what each block may read as.
 //!
-//! A small brother of the simulator: one disk of 16 blocks, a cache of 8 pages, contents that are one byte. The fuzzer
-//! chooses the order of events where the simulator draws it.
+//! A small version of the simulator: one disk of 16 blocks, a cache of 8 pages, contents of one byte. The fuzzer
+//! chooses the order of events; the simulator draws it.
 
 use crate::pool::Pool;
 use crate::source::Source;
@@ -20,7 +20,7 @@ const CACHE: PageCount = PageCount(8);
 const REQUESTS_MAX: u32 = 8;
 const SERVERS_MAX: usize = 3;
 
-/// What the engine is made from, with a port or without.
+/// Returns the engine's configuration, with a port or without.
 pub fn config(has_port: bool) -> EngineConfig {
     EngineConfig {
         disks: 1,
@@ -51,33 +51,33 @@ pub fn run(data: &[u8]) {
 struct Request {
     op: GuestOp,
     first: usize,
-    /// What it writes, or has read so far: one byte for each block.
+    /// Data that it writes, or has read so far: one byte for each block.
     buffer: Vec<u8>,
-    /// For a read: what each block may be.
+    /// For a read: possible contents of each block.
     allowed: Vec<Vec<u8>>,
-    /// What the disk held when it was asked.
+    /// The disk's content when it was asked.
     sampled: Vec<u8>,
 }
 
 pub struct World {
     pub engine: DiskEngine<Vec<u32>>,
     options: u8,
-    /// What the index says of the disk is true, as far as is known here.
+    /// Whether the index's knowledge of the disk is true, as far as is known here.
     trusted: bool,
     now: Nanos,
     disk: [u8; BLOCKS as usize],
     requests: BTreeMap<u32, Request>,
-    /// Requests that the disk works on; reads that the server may still answer, and such as it has answered, too.
+    /// Requests that the disk works on, also reads that the server may still answer, or has answered.
     disk_queue: VecDeque<u32>,
     hedged: BTreeSet<u32>,
-    /// By number; those of servers that are no longer on the list, too.
+    /// Pools by server number, also of servers no longer on the list.
     pools: Vec<Pool>,
     servers: Vec<ServerNumber>,
     asked: Vec<ServerNumber>,
-    /// Answered, and neither used nor released.
+    /// Servers that answered, and are neither used nor released.
     answered: Vec<ServerNumber>,
     session: Option<ServerNumber>,
-    /// Replies on the way, and what the server has for them.
+    /// Replies in flight, and the server's content for them.
     replies: VecDeque<(FetchId, Option<u8>)>,
     sizes: VecDeque<PageCount>,
 }
@@ -87,12 +87,12 @@ fn page(content: u8) -> Vec<u8> {
 }
 
 fn pages(contents: &[u8]) -> Vec<u8> {
-    // Not one byte after the other, which the fuzzer would count.
+    // Not byte by byte, which the fuzzer would count.
     contents.iter().map(|content| page(*content)).collect::<Vec<_>>().concat()
 }
 
 impl World {
-    /// By the bits of `options`: no port, a swap disk, one server only, and no pool.
+    /// Makes a world by the bits of `options`: no port, a swap disk, one server only, and no pool.
     pub fn new(options: u8) -> Self {
         let config = config(options & 1 == 0);
         let mut engine = DiskEngine::new(&config, vec![0; layout(&config).words()]);
@@ -114,7 +114,7 @@ impl World {
             replies: VecDeque::new(),
             sizes: VecDeque::new(),
         };
-        // Most inputs begin with a pool of the size that is wanted.
+        // Most inputs begin with a pool of the wanted size.
         world.change_servers(0x80);
         if options & 4 == 0 {
             world.change_servers(0x80);
@@ -129,8 +129,8 @@ impl World {
         world
     }
 
-    /// Another process has taken the place of this one, with an engine made of the words that it left, in which it may say
-    /// anything unless they are `trusted`. Of the writes under way one half is done.
+    /// Replaces the process by another one, with an engine made of the words that it left. Unless they are `trusted`,
+    /// the engine may claim anything. One half of the writes in flight is done.
     pub fn succeed(&mut self, engine: DiskEngine<Vec<u32>>, trusted: bool) {
         for id in std::mem::take(&mut self.disk_queue) {
             let write = self.requests.get(&id).filter(|request| !matches!(request.op, GuestOp::Read(_)));
@@ -179,7 +179,7 @@ impl World {
         }
     }
 
-    /// One server more, with a number that no other had, or one less.
+    /// Adds a server with a number that no other had, or removes one.
     fn change_servers(&mut self, kind: u8) {
         if kind & 0x80 != 0 && self.servers.len() < SERVERS_MAX {
             self.servers.push(ServerNumber(u32::try_from(self.pools.len()).unwrap()));
@@ -228,7 +228,7 @@ impl World {
         self.engine.handle_request(self.now, RequestId(id), DISK, op);
     }
 
-    /// What a read that begins now may find: what the disk holds, and what is being written.
+    /// Returns what a read that begins now may find: the disk's content, and data being written.
     fn contents_of(&self, block: usize) -> Vec<u8> {
         let mut contents = vec![self.disk[block]];
         for write in self.requests.values().filter(|other| !matches!(other.op, GuestOp::Read(_))) {
@@ -237,7 +237,7 @@ impl World {
         contents
     }
 
-    /// The disk is done with one of its requests: in any order, well or not.
+    /// Completes one of the disk's requests: in any order, with success or not.
     fn disk_done(&mut self, source: &mut Source) {
         if self.disk_queue.is_empty() {
             return;
@@ -258,11 +258,11 @@ impl World {
         };
         let blocks = request.first..request.first + request.buffer.len();
         if let GuestOp::Read(_) = request.op {
-            // The disk read at the beginning or at the end.
+            // The disk reads at the beginning or at the end.
             let sampled = if outcome & 16 == 0 { request.sampled.clone() } else { self.disk[blocks].to_vec() };
             request.buffer = sampled;
         } else if !failed || outcome & 16 == 0 {
-            // A write that failed may have been done all the same; a discard may have been ignored.
+            // A failed write may still have been done; a discard may have been ignored.
             let ignored = matches!(request.op, GuestOp::Discard(_)) && outcome & 32 != 0;
             if !ignored {
                 self.disk[blocks].copy_from_slice(&request.buffer);
@@ -277,7 +277,7 @@ impl World {
         self.engine.handle_disk_done(self.now, RequestId(id), result, &data);
     }
 
-    /// A page that the agent sends, or one that is about to be overwritten in its frame.
+    /// Evicts a page that the agent sends, or one that is about to be overwritten in its frame.
     fn evict(&mut self, kind: u8) {
         let content = kind % 6;
         let evicted = match kind & 0x80 {
@@ -299,7 +299,7 @@ impl World {
         self.pool().store(slot, content);
     }
 
-    /// The server answers the oldest REQUEST: as it should, with something else, or with nothing.
+    /// Answers the oldest REQUEST: correctly, with something else, or with nothing.
     fn reply(&mut self, source: &mut Source) {
         let Some((fetch, content)) = self.replies.pop_front() else { return };
         self.pool().note_answer();
@@ -321,7 +321,8 @@ impl World {
         request.buffer[offset as usize / PAGE_SIZE] = content;
     }
 
-    /// What comes of an `Ask`: nothing, or an offer of a pool that may have lost something, or everything; or just numbers.
+    /// Answers an `Ask`: with nothing, with an offer of a pool that may have lost something or everything, or with
+    /// arbitrary numbers.
     fn answer(&mut self, source: &mut Source) {
         if self.asked.is_empty() {
             return;
@@ -356,7 +357,7 @@ impl World {
         self.sizes.clear();
     }
 
-    /// The connection to this server is used or closed.
+    /// Checks that the connection to this server is used or closed.
     fn take_answered(&mut self, number: ServerNumber) {
         let at = self.answered.iter().position(|answered| *answered == number);
         self.answered.remove(at.expect("it answered, and was neither used nor released"));
@@ -381,7 +382,7 @@ impl World {
         }
     }
 
-    /// Does what the engine wants.
+    /// Executes the engine's actions.
     fn act(&mut self) {
         while let Some(action) = self.engine.poll_action() {
             match action {
@@ -422,7 +423,7 @@ impl World {
                     self.pool().restart(PageCount(0));
                     self.hang_up();
                 }
-                // A lying model could make the engine believe in one; the index is dropped, nothing else.
+                // A lying model could make the engine believe in one; then only the index is dropped.
                 Action::ForeignWriter(_) => {}
             }
         }
@@ -448,7 +449,7 @@ impl World {
         }
     }
 
-    /// The index gets the size that it is to have.
+    /// Runs until the index has its wanted size.
     pub fn come_to_rest(&mut self) {
         while self.engine.index().is_resizing() {
             self.engine.handle_timer(self.now);
@@ -456,7 +457,7 @@ impl World {
         }
     }
 
-    /// Everything comes to an end, whatever happened.
+    /// Brings everything to an end, whatever happened.
     pub fn finish(&mut self) {
         self.servers.clear();
         self.engine.set_servers(self.now, &[]);
@@ -476,11 +477,11 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let read = [0, 3, 0, 0, 0];
     let done = [3, 0, 1];
     let hit = [&[0][..], &read, &done, &[5, 1], &read, &[7, 1]].concat();
-    // The same with a write under way, a lie, and a lost connection.
+    // The same with a write in flight, a lie, and a lost connection.
     let write = [0, 3, 0, 3, 4];
     let race = [&[4][..], &read, &done, &[5, 1], &read, &write, &[7, 4], &done, &done, &[10]].concat();
     let swap = [&[2][..], &write, &done, &read, &[7, 1], &write, &read, &done, &done].concat();
-    // The page is sent, lost, and asked for on the next connection.
+    // The page is sent, lost, and requested on the next connection.
     let lost = [&[0][..], &read, &done, &[5, 1, 10, 13, 200, 20, 9, 0, 4, 0x80], &read, &[7, 1], &done].concat();
     vec![hit, race, swap, lost]
 }

@@ -1,11 +1,11 @@
-//! What a successor of a process finds: the description of an upgrade (text), or the header of a state file (anything that does
-//! not begin like text). The target of the latter is in `remoca-disk`.
+//! Input of a process's successor: the description of an upgrade (text), or the header of a state file (anything that
+//! does not begin like text). The target of the latter is in `remoca-disk`.
 
 use crate::memory;
 use remoca_disk::testing::{fuzz_state_header, fuzz_state_header_seeds};
 use remoca_protocol::handover::{Description, Listening, PassedDisk, PassedExport, PassedStore, StoreKind, VERSION};
 
-/// A list in JSON takes so many bytes for each of its own, at most; an error some more.
+/// Maximum bytes that a list in JSON takes for each of its own; an error takes some more.
 const BYTES_FOR_ONE: usize = 64;
 const SOME_MORE: usize = 16 << 10;
 
@@ -18,7 +18,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// What is read is the same when it is written and read again.
+/// Checks that reading, writing and reading again changes nothing.
 fn understand(data: &[u8]) {
     let Ok(description) = Description::parse(data) else { return };
     assert_eq!(description.version, VERSION);

@@ -1,9 +1,9 @@
-//! What a stranger sends to a protected connection. The target is in `remoca-disk`.
+//! A stranger's input to a protected connection. The target is in `remoca-disk`.
 
 use crate::memory;
 use remoca_io::secure::fuzz;
 
-/// The library's buffers, keys and configuration, for both sides.
+/// Size of the library's buffers, keys and configuration, for both sides.
 const BYTES_MAX: usize = 512 << 10;
 
 pub fn run(data: &[u8]) {

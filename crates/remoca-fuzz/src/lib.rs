@@ -1,9 +1,9 @@
-//! Fuzz targets: for each kind of bytes that strangers send, a function that feeds them to the code which meets them first,
-//! and asserts what must hold whatever they are.
+//! Fuzz targets: for each kind of bytes that strangers send, a function that feeds them to the code that receives them
+//! first, and asserts what must hold whatever they are.
 //!
-//! Called by the fuzzer (`cargo xtask fuzz`, `main.rs`) and, with the seeds and everything that was ever found, by an
-//! ordinary test. A target is deterministic, keeps nothing from one input to the next, and is a function of its input alone.
-//! How to run, reproduce and add one: `docs/fuzzing.md`.
+//! Called by the fuzzer (`cargo xtask fuzz`, `main.rs`) and, with the seeds and all earlier findings, by an ordinary
+//! test. A target is deterministic, keeps nothing from one input to the next, and is a function of its input alone. How
+//! to run, reproduce and add one: `docs/fuzzing.md`.
 
 #![allow(clippy::unwrap_used, reason = "a target that meets an error has failed")]
 
@@ -33,13 +33,13 @@ pub struct Target {
     pub name: &'static str,
     /// Longest input that the fuzzer tries, in bytes.
     pub length_max: usize,
-    /// Panics where something does not hold.
+    /// The target; panics if something does not hold.
     pub run: fn(&[u8]),
     /// Inputs to start from.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: [Target; 14] = [
     Target { name: "agent-page", length_max: 4200, run: agent_page::run, seeds: agent_page::seeds },
     Target { name: "control", length_max: 1024, run: control::run, seeds: control::seeds },

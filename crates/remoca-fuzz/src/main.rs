@@ -14,7 +14,7 @@ fn target() -> &'static Target {
     })
 }
 
-/// Before the first input: lists the targets, or puts the seeds where the fuzzer looks for inputs.
+/// Prepares for the first input: lists the targets, or puts the seeds where the fuzzer looks for inputs.
 fn prepare() {
     if std::env::var_os("REMOCA_FUZZ_LIST").is_some() {
         TARGETS.iter().for_each(|target| println!("{} {}", target.name, target.length_max));

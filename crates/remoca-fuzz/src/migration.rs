@@ -1,9 +1,9 @@
-//! What another VM process sends over the migration connection. The target is in `remoca-disk`.
+//! Another VM process's input to the migration connection. The target is in `remoca-disk`.
 
 use crate::memory;
 use remoca_disk::testing::{fuzz_migration, fuzz_migration_read};
 
-/// A list in JSON takes so many bytes for each of its own, at most; a stream buffer and an error some more.
+/// Maximum bytes that a list in JSON takes for each of its own; a stream buffer and an error take some more.
 const BYTES_FOR_ONE: usize = 64;
 const SOME_MORE: usize = 64 << 10;
 

@@ -1,11 +1,11 @@
-//! Who owns the disks of a VM that migrates, told anything at any time by a peer that lies, beside what happens here: the guest,
-//! the images' lock, time, the operator.
+//! The ownership of a migrating VM's disks, told anything at any time by a peer that lies, beside local events: the
+//! guest, the images' lock, time, the operator.
 
 use crate::source::Source;
 use remoca_core::migration::{Action, Locked, Message, Ownership};
 use remoca_core::units::Nanos;
 
-/// One event leads to no more than this.
+/// Maximum number of actions after one event.
 const ACTIONS_MAX: usize = 8;
 
 pub fn run(data: &[u8]) {
@@ -37,15 +37,15 @@ struct Side {
     lock_reaches: bool,
     running: bool,
     linked: bool,
-    /// The images are open.
+    /// Whether the images are open.
     open: bool,
-    /// The peer gave the disks away, or the operator says that nobody has them.
+    /// Whether the peer gave the disks away, or the operator says that nobody has them.
     entitled: bool,
-    /// The peer said that an index came with them.
+    /// Whether the peer said that an index came with them.
     has_state: bool,
     locking: bool,
     locked: Option<Locked>,
-    /// Nothing is in flight since the guest stopped, and everything is durable.
+    /// Whether nothing is in flight since the guest stopped, and everything is durable.
     drained: bool,
 }
 
@@ -154,7 +154,7 @@ impl Side {
     }
 }
 
-/// There and back; a peer that gives what it was not asked for; one that never answers.
+/// Returns the seeds: there and back; a peer that gives unasked; one that never answers.
 pub fn seeds() -> Vec<Vec<u8>> {
     let (accept, want, yours) = ([8, 0], [8, 1], [8, 3]);
     let [out, back] =

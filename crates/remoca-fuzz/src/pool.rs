@@ -1,5 +1,5 @@
-//! A memory server as the engine's target sees it: a pool whose pages are one byte each, and which may turn out never to
-//! have got the last of what was sent to it.
+//! A memory server as the engine's target sees it: a pool whose pages are one byte each, and which may never have
+//! received the last messages sent to it.
 
 use remoca_core::engine::PoolOffer;
 use remoca_core::units::{PageCount, SlotIndex};
@@ -42,12 +42,12 @@ impl Pool {
         self.slots.retain(|slot, _| *slot < npages.0);
     }
 
-    /// The server answered: everything up to now has arrived.
+    /// Notes that the server answered: everything up to now has arrived.
     pub fn note_answer(&mut self) {
         self.history.clear();
     }
 
-    /// The last messages never arrived.
+    /// Loses the last messages, which never arrive.
     pub fn lose(&mut self, count: u8) {
         for _ in 0..count {
             if let Some((slots, sends)) = self.history.pop() {
@@ -57,7 +57,7 @@ impl Pool {
         self.history.clear();
     }
 
-    /// Starts from nothing.
+    /// Resets the pool.
     pub fn restart(&mut self, npages: PageCount) {
         *self = Self { generation: self.generation + 1, npages, ..Self::default() };
     }

@@ -5,10 +5,10 @@ use remoca_protocol::{
     ReceiveBuffer, RequestId, SendCount, ServerId, SlotIndex, Token, VERSIONS, Welcome, decode,
 };
 
-/// Frames as bytes, and what ended them.
+/// Frames as bytes, and the result that ended them.
 type Taken = (Vec<Vec<u8>>, Result<(), DecodeError>);
 
-/// The first two bytes cut the stream, the rest is the stream.
+/// Decodes a stream: the first two bytes say where to cut it, the rest is the stream.
 pub fn run(data: &[u8]) {
     let Some(([room, cut], stream)) = data.split_first_chunk() else { return };
     let whole = take_at_once(stream);

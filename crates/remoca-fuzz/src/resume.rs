@@ -1,7 +1,7 @@
-//! An index that a former process left, or a stranger sends: words of the input in the place of some of its own, and then what
-//! an index, or an engine with its guest, disk and servers, goes through.
+//! An index from a former process or a stranger: words of the input replace some of its own. Then an index, or an
+//! engine with its guest, disk and servers, continues with it.
 //!
-//! With no word changed this is a restart after a kill, and what the engine's target asserts of reads holds across it.
+//! With no word changed this is a restart after a kill, and the engine target's assertions on reads hold across it.
 
 use crate::engine::{self, BLOCKS, DISK, World};
 use crate::source::Source;
@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 type Index = CacheIndex<Vec<u32>>;
 
-/// Where the words are that matter, and those of the log, of which there are many: of an index for one disk.
+/// Positions of the words that matter, and of the log, which has many: of an index for one disk.
 const LOG_AT: usize = 32 + 26;
 const LOG_WORDS: usize = 2 * 16 * 1024;
 const LOG_SHOWN: usize = 32;
@@ -58,7 +58,7 @@ pub fn run(data: &[u8]) {
     come_back(former.engine.index());
 }
 
-/// So many steps, or as many as there are.
+/// Performs this many steps, or as many as there are.
 fn act(world: &mut World, source: &mut Source, steps: usize) {
     for _ in 0..steps {
         if source.is_empty() {
@@ -69,7 +69,7 @@ fn act(world: &mut World, source: &mut Source, steps: usize) {
     }
 }
 
-/// Five blocks are written with five contents, read, and evicted.
+/// Returns a life in which five blocks are written with five contents, read, and evicted.
 fn busy_life() -> Vec<u8> {
     let (write, read) = (|content: u8| [0, content, 0, 3, content], |content: u8| [0, content, 0, 0, 0]);
     (1..6)
@@ -77,7 +77,7 @@ fn busy_life() -> Vec<u8> {
         .collect()
 }
 
-/// A place in the words: in the log only at its ends.
+/// Returns a position in the words: in the log only at its ends.
 fn place(words: &[u32], number: usize) -> usize {
     let shown = words.len() - LOG_WORDS + LOG_SHOWN;
     match number % shown {
@@ -86,7 +86,7 @@ fn place(words: &[u32], number: usize) -> usize {
     }
 }
 
-/// Puts numbers in the place of some words. Whether there were any.
+/// Replaces some words by numbers. Returns whether there were any.
 fn change(words: &mut [u32], source: &mut Source) -> bool {
     let count = source.below(16);
     for _ in 0..count {
@@ -105,7 +105,7 @@ fn change(words: &mut [u32], source: &mut Source) -> bool {
     count > 0
 }
 
-/// Nonsense in all words but those that say how many there are, and the key.
+/// Fills all words with nonsense, except the counts and the key.
 fn fill(words: &mut [u32], seed: u32) {
     let mut state = u64::from(seed);
     for word in &mut words[8..] {
@@ -116,7 +116,7 @@ fn fill(words: &mut [u32], seed: u32) {
     words[8] = 1;
 }
 
-/// What holds of an index at any moment.
+/// Checks what holds for an index at any moment.
 fn check(index: &Index) {
     let (counts, capacity) = (index.slot_counts(), index.capacity().0);
     assert_eq!(counts.free + counts.used + counts.draining, capacity, "{counts:?}");
@@ -151,7 +151,7 @@ fn resume(words: Vec<u32>, origin: Origin) -> Option<Index> {
     CacheIndex::resume(words, origin, config.disks, config.seed, prints().zero()).ok()
 }
 
-/// An index that was closed is the same again, whether it is believed or made anew.
+/// Checks that a closed index comes back the same, whether it is believed or rebuilt.
 fn come_back(closed: &Index) {
     for origin in [Origin::Own, Origin::Stranger] {
         let again = resume(closed.words().clone(), origin).unwrap();
@@ -166,7 +166,7 @@ fn come_back(closed: &Index) {
     }
 }
 
-/// What is said to be free can be had.
+/// Checks that everything said to be free can be used.
 fn fill_up(mut index: Index) {
     let unknown = |number: u32| {
         let content = Fingerprint([number, u32::MAX, number]);
@@ -187,7 +187,7 @@ fn fill_up(mut index: Index) {
     check(&index);
 }
 
-/// The index without an engine, which would keep some of this from it.
+/// Tests the index without an engine, which would keep some of this from it.
 fn alone(words: Vec<u32>, origin: Origin, changed: bool, source: &mut Source) {
     let Some(mut index) = resume(words, origin) else { return assert!(changed) };
     check(&index);
@@ -217,9 +217,9 @@ fn alone(words: Vec<u32>, origin: Origin, changed: bool, source: &mut Source) {
 
 struct Life {
     index: Index,
-    /// As few as make collisions likely.
+    /// Few contents, to make collisions likely.
     contents: Vec<Fingerprint>,
-    /// What the server was told to have in each slot.
+    /// Content of each slot, as the server was told.
     server: HashMap<u32, Fingerprint>,
     pinned: VecDeque<SlotIndex>,
     log_end: LogEnd,
@@ -254,7 +254,7 @@ impl Life {
             }
             (12, _) if bno == 0 => self.index.drop_all_slots(),
             (12, _) => self.index.drop_slot(SlotIndex(bno.into())),
-            // The connection is another one. What it had not told the server is not there.
+            // A new connection. Sends that the server has not received are lost.
             (13, _) => drop(self.index.give_up_sends(self.index.sends().saturating_sub(bno.into()))),
             (14, _) if bno & 1 == 0 => self.index.note_taken(self.log_end),
             (14, _) => self.log_end = self.index.log_end(),
@@ -304,7 +304,7 @@ impl Life {
         }
     }
 
-    /// Moves into a larger region.
+    /// Moves the index into a larger region.
     fn grow(&mut self, more: u8) {
         let layout = self.index.layout();
         if layout.slot_limit().0 > 64 {
@@ -323,13 +323,13 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let warm = [&read(2)[..], &[7, 1], &read(3), &[7, 1], &read(4), &[3, 0, 1]].concat();
     let connect = [9, 0, 2, 0x80, 11, 2];
     let again = |mode: u8, changes: &[u8]| [&[mode, 0], changes, &connect, &warm].concat();
-    // Something of everything.
+    // Some of everything.
     let operations: Vec<u8> =
         (0..16).flat_map(|kind| [kind, 1 + kind % 5, kind, 4, 2, kind, 5, 1, kind, 3, 1 + kind % 4]).collect();
     let index = |mode: u8, changes: &[u8]| [&[mode | INDEX_ALONE, 0], changes, &[0], &operations].concat();
     // The capacity; the queue's first; a slot's next; a node's chain.
     let changes = [4, 0, 9, 0, 0, 200, 0, 10, 0, 0, 3, 3, 91, 0, 0, 0, 1, 0, 0, 0, 4, 160, 0, 0, 0];
-    // A node, and a slot, that are there twice.
+    // A node, and a slot, that exist twice.
     let nodes_at = u8::try_from(LOG_AT + LOG_SHOWN + 9 * 7 + 1).unwrap();
     let slots_at = u8::try_from(LOG_AT + LOG_SHOWN).unwrap();
     let twice = [nodes_at, slots_at].map(|at| [[7, at + 35, 0, at, 0], [7, at + 42, 0, at + 14, 0]].concat());

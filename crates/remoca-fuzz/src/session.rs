@@ -1,6 +1,7 @@
 //! A session of the memory server: a client's frames, or anything else, against a model of a pool.
 //!
-//! The input is a list of operations, so that whole pages come cheap; the last of them sends the rest of the input as it is.
+//! The input is a list of operations, so that whole pages cost little; the last of them sends the rest of the input as
+//! it is.
 
 use crate::source::Source;
 use remoca_protocol::{
@@ -11,7 +12,7 @@ use remoca_server::testing::{PoolSetup, serve_bytes};
 use std::collections::HashMap;
 
 const SETUP: PoolSetup = PoolSetup { memory_bytes: 4 << 20, quota: PageCount(700) };
-/// Pages of the memory.
+/// Number of pages of the memory.
 const MEMORY: u32 = 1024;
 
 pub fn run(data: &[u8]) {
@@ -37,7 +38,7 @@ pub fn run(data: &[u8]) {
     );
 }
 
-/// What a client sends.
+/// Returns the frames that a client sends.
 fn frames_of(data: &[u8]) -> Vec<u8> {
     let mut source = Source(data);
     let mut bytes = Vec::new();
@@ -69,7 +70,7 @@ fn frames_of(data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A pool, as simple as can be.
+/// A model of a pool, as simple as possible.
 #[derive(Default)]
 struct Model {
     pages: HashMap<u32, [u8; PAGE_SIZE]>,
@@ -77,7 +78,7 @@ struct Model {
 }
 
 impl Model {
-    /// The replies to a stream of bytes, up to its end or to what ends the session.
+    /// Writes the replies to a stream of bytes, up to its end or to what ends the session.
     fn answer(&mut self, mut input: &[u8], replies: &mut Vec<u8>) {
         loop {
             let (frame, length) = match decode(input) {

@@ -1,6 +1,6 @@
 //! An input read as a sequence of small numbers.
 
-/// What is left of an input. Beyond its end there are zeroes.
+/// Rest of an input, followed by zeroes without end.
 pub struct Source<'a>(pub &'a [u8]);
 
 impl Source<'_> {
@@ -18,7 +18,7 @@ impl Source<'_> {
         u32::from_le_bytes([(); 4].map(|()| self.byte()))
     }
 
-    /// A small number, or any at all.
+    /// Reads a number, often a small one.
     pub fn count(&mut self) -> u32 {
         match self.byte() {
             255 => self.word(),
@@ -26,7 +26,7 @@ impl Source<'_> {
         }
     }
 
-    /// A number below `end`.
+    /// Reads a number below `end`.
     pub fn below(&mut self, end: u8) -> u8 {
         self.byte() % end
     }

@@ -1,5 +1,5 @@
-//! The seeds of each target, every input that once made it fail (`regressions/TARGET/*`), and variations of the seeds: the
-//! same ones each time, so that a change is not stopped for what chance finds. Looking for more is the fuzzer's work.
+//! Runs the seeds of each target, every input that once made it fail (`regressions/TARGET/*`), and variations of the
+//! seeds. They are the same each time, so that chance stops no change. The search for more is the fuzzer's work.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::thread;
 
-/// Of each target.
+/// Number of variations of each target.
 const VARIATIONS: usize = 20_000;
 
 #[test]
@@ -40,7 +40,7 @@ fn findings_belong_to_a_target() {
     }
 }
 
-/// What is changed next, and to what: numbers that follow from a constant.
+/// Choices of the next change: numbers that follow from a constant.
 struct Choices(u64);
 
 impl Choices {
@@ -65,7 +65,7 @@ impl Choices {
         start..start + self.below((length - start).min(16) + 1)
     }
 
-    /// One of the seeds with up to eight changes.
+    /// Returns one of the seeds with up to eight changes.
     fn variation(&mut self, seeds: &[Vec<u8>], length_max: usize) -> Vec<u8> {
         let mut input = seeds[self.below(seeds.len())].clone();
         for _ in 0..=self.below(8) {

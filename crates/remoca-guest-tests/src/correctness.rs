@@ -33,7 +33,7 @@ const SEED: u64 = 62;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evictions {
     Agent,
-    /// What guest memory held before reads overwrote it; there is no agent.
+    /// The content of guest memory before reads overwrote it; there is no agent.
     Frames,
 }
 
@@ -55,7 +55,7 @@ pub struct Cell {
     pub seconds: u64,
 }
 
-/// What a cell found.
+/// Findings of a cell.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     pub records_read: u64,
@@ -64,12 +64,12 @@ pub struct Found {
     pub io_errors: u64,
     pub disk_kills: u64,
     pub server_kills: u64,
-    /// Times that a new VM process found the cache warm.
+    /// Number of times that a new VM process found the cache warm.
     pub warm_restarts: u64,
-    /// Blocks that reached the VM process, and those that it had in the cache.
+    /// Blocks that reached the VM process, and those of them in the cache.
     pub read_blocks: u64,
     pub hit_blocks: u64,
-    /// What was wrong, for people.
+    /// Descriptions of the faults.
     pub examples: Vec<String>,
 }
 
@@ -99,7 +99,7 @@ impl Found {
         self.examples.extend(other.examples);
     }
 
-    /// From the last line that `remoca-workload --json` prints.
+    /// Adds the last line that `remoca-workload --json` prints.
     fn note(&mut self, said: &str) -> Result<()> {
         let result = said.lines().rev().find(|line| line.contains("\"event\":\"result\""));
         let result: Value = serde_json::from_str(result.ok_or_else(|| format!("no result: {said}"))?)?;
@@ -136,7 +136,7 @@ impl Found {
 /// A check of the engine that is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ablation {
-    /// Nothing is left out: what the others are compared with.
+    /// Nothing is left out: the baseline for the others.
     None,
     Admission,
     Fetch,
@@ -152,7 +152,7 @@ impl Ablation {
     }
 }
 
-/// A guest at work and everything beside it.
+/// A working guest and everything beside it.
 pub struct Bench {
     host: Host,
     guest: Guest,
@@ -163,7 +163,7 @@ pub struct Bench {
     more: Vec<&'static str>,
     kills: u64,
     next_kill: Instant,
-    /// Of the counters of the VM process, what is accounted for.
+    /// Counters of the VM process that are accounted for.
     seen: (u64, u64),
 }
 
@@ -215,7 +215,7 @@ impl Bench {
         })
     }
 
-    /// Reads and rewrites records for a time, and kills what is beside the guest meanwhile.
+    /// Reads and rewrites records for a time, and meanwhile kills processes beside the guest.
     pub fn run(&mut self, cell: &Cell) -> Result<Found> {
         self.cache = format!("{}M", cell.cache_mib);
         self.host.set(Some(cell.cache_mib << 20), Some(true))?;
@@ -241,7 +241,7 @@ impl Bench {
         Ok(found)
     }
 
-    /// The VM process, less often the memory server, with which what is cached goes, or both.
+    /// Kills the VM process, less often the memory server and with it the cached pages, or both.
     fn kill(&mut self, found: &mut Found) -> Result<()> {
         let (disk, server) = (self.kills % 6 != 2, self.kills % 3 == 2);
         self.kills += 1;
@@ -270,7 +270,7 @@ impl Bench {
         self.host.start_process(&self.images, &self.cache, &self.more)
     }
 
-    /// Adds what the VM process counted since this was done last.
+    /// Adds the VM process's counts since the last call.
     fn account(&mut self, found: &mut Found) -> Result<()> {
         let status = self.host.status()?;
         let count = |name: &str| status.counters.get(name).copied().unwrap_or_default();
@@ -281,25 +281,25 @@ impl Bench {
         Ok(())
     }
 
-    /// After the cells: every byte, through the cache with the guest's own memory emptied.
+    /// Verifies every byte after the cells, through the cache and with the guest's own memory emptied.
     pub fn verify(&mut self) -> Result<()> {
         self.guest.run("umount /mnt && mount -o noatime $(disk-by-serial data) /mnt", LIMIT)?;
         self.guest.run("remoca-workload verify --dir /mnt/set --journal /tmp/journal", LIMIT)?;
         assert_kernel_is_content(&mut self.guest)
     }
 
-    /// Reads with a check left out, from files that nobody changes, until something is wrong or `rounds` are over.
-    /// No cell may follow.
+    /// Reads with a check left out, from unchanging files, until something is wrong or `rounds` are over. No cell may
+    /// follow.
     pub fn ablate(&mut self, ablation: Ablation, lies: bool, rounds: u32) -> Result<Found> {
         let program = if ablation == Ablation::None { remoca()? } else { remoca_ablation()? };
         self.host.kill_process()?;
         self.host.use_program(program);
         self.host.connect_to(&self.host.folder().join(if lies { "liar.sock" } else { "memory.sock" }));
-        // A hedge that the disk wins would show that the index is wrong, and the whole of it would be dropped.
+        // A hedge won by the disk would show that the index is wrong, and all of it would be dropped.
         self.more =
             if ablation == Ablation::None { vec![] } else { vec!["--omit-rule", ablation.name(), "--no-hedge"] };
         self.start_process()?;
-        // What the guest holds of the last ablation may be wrong.
+        // The guest's pages from the last ablation may be wrong.
         self.guest.run("umount /mnt; mount -o ro,noatime $(disk-by-serial data) /mnt; dmesg -C", LIMIT)?;
         let mut found = Found::default();
         for round in 0..=rounds {
@@ -310,7 +310,7 @@ impl Bench {
             );
             let output = self.guest.try_run(&read, LIMIT)?;
             if let Err(error) = found.note(&output.text()) {
-                // It could not even open its files: what was wrong is of the file system.
+                // It could not even open its files: wrong data of the file system.
                 let complaints = kernel_complaints(&mut self.guest)?;
                 if complaints.is_empty() {
                     return Err(error);

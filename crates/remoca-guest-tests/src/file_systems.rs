@@ -1,5 +1,5 @@
-//! One kernel and one file system through the whole system: a guest with less memory than data, every byte checked, and what
-//! became of the pages that it evicted.
+//! Runs one kernel and one file system through the whole system: a guest with less memory than data, every byte
+//! checked, and the fate of the pages that it evicted.
 //!
 //! Called by the test `file_systems` with two short cases, and by the program `matrix` with all of them.
 
@@ -7,7 +7,7 @@ use crate::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, slow, 
 use remoca_lab::{Guest, Lab, Recipe, store};
 use std::collections::BTreeMap;
 
-/// The event of a folio that leaves the page cache, for whatever reason.
+/// Trace event of a folio that leaves the page cache, for any reason.
 const FOLIO_LEAVES: &str = "/sys/kernel/tracing/events/filemap/mm_filemap_delete_from_page_cache";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,11 +39,11 @@ pub struct FileSystem {
     pub(crate) make: &'static str,
     pub(crate) mount_options: &'static str,
     pub(crate) check: &'static str,
-    /// Its files are text instead of signed sectors, which do not compress.
+    /// Whether its files are text instead of signed sectors, which do not compress.
     text: bool,
 }
 
-/// Each with blocks of 4 KiB, whatever the size of the disk.
+/// ext4 with blocks of 4 KiB, whatever the size of the disk.
 pub const EXT4: FileSystem = FileSystem {
     name: "ext4",
     make: "mkfs.ext4 -q -b 4096",
@@ -58,54 +58,54 @@ pub const XFS: FileSystem =
 pub const BTRFS: FileSystem =
     FileSystem { name: "btrfs", make: "mkfs.btrfs -q -f", mount_options: "noatime", check: "btrfs check", text: false };
 
-/// No checksums, and blocks are written in place.
+/// btrfs without checksums, and with blocks written in place.
 pub const BTRFS_NODATACOW: FileSystem =
     FileSystem { name: "btrfs, nodatacow", mount_options: "noatime,nodatacow", ..BTRFS };
 
-/// What the page cache holds is not what the disk holds.
+/// btrfs with compression: the page cache holds what the disk does not.
 pub const BTRFS_COMPRESSED: FileSystem =
     FileSystem { name: "btrfs, compressed text", mount_options: "noatime,compress=zstd:1", text: true, ..BTRFS };
 
-/// How much work. The guest has 256 MiB.
+/// Amount of work. The guest has 256 MiB.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     pub file_count: u32,
     pub file_mib: u32,
-    /// Records of 96 KiB read, one of ten rewritten.
+    /// Number of records of 96 KiB read, one of ten rewritten.
     pub accesses: u32,
-    /// Times that all is read in sequence after that.
+    /// Number of sequential reads of everything after that.
     pub rounds: u32,
 }
 
-/// What became of the evicted pages, and of the reads.
+/// Fate of the evicted pages, and of the reads.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Pages of files that reclaim took, as the guest's kernel counts them.
     pub stolen: u64,
-    /// Taken by the agent.
+    /// Pages taken by the agent.
     pub captured: u64,
-    /// Not taken, for want of room in its ring.
+    /// Pages not taken, for lack of room in its ring.
     pub lost: u64,
-    /// Left out by the port's advice.
+    /// Pages left out by the port's advice.
     pub sampled_out: u64,
-    /// Arrived at the port.
+    /// Pages that arrived at the port.
     pub reported: u64,
-    /// Of them, not known to be the disk's.
+    /// Arrived pages not known to be the disk's.
     pub unmatched: u64,
-    /// Of them, with no room on the way to the memory server.
+    /// Arrived pages with no room on the way to the memory server.
     pub dropped: u64,
     pub read_blocks: u64,
-    /// Of them, answered by the memory server or known to be zero.
+    /// Blocks read that the memory server answered or that were known to be zero.
     pub hit_blocks: u64,
     pub folios: Folios,
 }
 
-/// Pages that left the page cache, for whatever reason.
+/// Pages that left the page cache, for any reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Folios {
-    /// Of the file system under test, by the order of their folio.
+    /// Pages of the file system under test, by the order of their folio.
     pub page_counts: BTreeMap<u32, u64>,
-    /// Of the guest's root and payload disks, which are not cached: evictions that cannot match.
+    /// Pages of the guest's root and payload disks, which are not cached: evictions that cannot match.
     pub elsewhere: u64,
 }
 
@@ -116,7 +116,8 @@ impl Folios {
         Ok(Folios::parse(&histogram, &others))
     }
 
-    /// From lines such as `{ s_dev:  266338336, order:          2 } hitcount:        978`, and others such as `254:0`.
+    /// Parses lines such as `{ s_dev:  266338336, order:          2 } hitcount:        978`, and others such as
+    /// `254:0`.
     fn parse(histogram: &str, others: &str) -> Folios {
         let number = |line: &str| {
             let (major, minor) = line.split_once(':')?;
@@ -140,7 +141,7 @@ impl Folios {
         folios
     }
 
-    /// Share of the pages in folios of more than one.
+    /// Returns the share of the pages in folios of more than one.
     pub fn large_share(&self) -> f64 {
         share(self.page_counts.range(1..).map(|(_, count)| count).sum(), self.page_counts.values().sum())
     }
@@ -161,13 +162,13 @@ impl Outcome {
 }
 
 pub fn share(part: u64, whole: u64) -> f64 {
-    // Counts far below 2^52.
+    // The counts are far below 2^52.
     #[expect(clippy::cast_precision_loss, reason = "a share is rounded anyway")]
     let share = part as f64 / whole.max(1) as f64;
     share
 }
 
-/// Runs one case; an error, or a panic, is a wrong byte or a complaint of the guest.
+/// Runs one case; a wrong byte or a complaint of the guest is an error, or a panic.
 pub fn run(kernel: Kernel, file_system: &FileSystem, scale: &Scale) -> Result<Outcome> {
     let lab = Lab::open()?;
     let mut host = Host::new(remoca()?, "640M")?;
@@ -184,7 +185,7 @@ pub fn run(kernel: Kernel, file_system: &FileSystem, scale: &Scale) -> Result<Ou
     mount(&mut guest, file_system)?;
     guest.run(&format!("echo hist:keys=s_dev,order > {FOLIO_LEAVES}/trigger"), LIMIT)?;
     start_agent(&mut guest)?;
-    // It has found the port before it captures, and captures before it tells of that.
+    // It has found the port before it captures, and captures before it sends statistics.
     host.wait_until("the agent captures", |status| status.port.as_ref().is_some_and(|port| port.agent.is_some()))?;
 
     let stolen_before = stolen(&mut guest)?;

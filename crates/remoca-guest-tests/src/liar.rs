@@ -1,5 +1,5 @@
-//! A memory server that lies: something between the VM process and the real one that changes one page in forty on its way
-//! back. Called by the tests `lies` and `correctness`.
+//! A memory server that lies: a proxy between the VM process and the real server that changes one page in forty on its
+//! way back. Called by the tests `lies` and `correctness`.
 
 use crate::Result;
 use remoca_protocol::{Frame, PAGE_SIZE, ReceiveBuffer};
@@ -9,8 +9,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread;
 
-/// Listens on one socket and passes everything on to another, both ways, until this process ends. What comes back from
-/// the server is now and then a page with a flipped bit, an earlier page, or zeroes.
+/// Listens on one socket and forwards to another, both ways, until this process ends. Now and then a page from the
+/// server has a flipped bit, is an earlier page, or is zeroes.
 pub fn lie_between(listen: &Path, server: PathBuf) -> Result<()> {
     let listener = UnixListener::bind(listen)?;
     thread::spawn(move || {

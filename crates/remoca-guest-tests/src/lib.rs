@@ -23,23 +23,23 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// What a test may fail with: its text is for people.
+/// Result of a test; the error's text is for people.
 pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Time that anything on a busy machine may take before a test gives up.
+/// Time limit for any single step on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(240);
 
-/// The `remoca` program, built once for each process.
+/// Builds the `remoca` program, once per process, and returns its path.
 pub fn remoca() -> Result<PathBuf> {
     built(&[], "debug/remoca")
 }
 
-/// The `remoca` program as operators run it, for measurements.
+/// Builds the `remoca` program as operators run it, for measurements.
 pub fn remoca_release() -> Result<PathBuf> {
     built(&["--release"], "release/remoca")
 }
 
-/// The `remoca` program whose safety rules can be left out.
+/// Builds the `remoca` program whose safety rules can be left out.
 pub fn remoca_ablation() -> Result<PathBuf> {
     built(&["--features", "ablation", "--bin", "remoca-ablation"], "debug/remoca-ablation")
 }
@@ -66,7 +66,7 @@ fn built(options: &[&str], program: &str) -> Result<PathBuf> {
 pub struct Image {
     pub name: &'static str,
     pub path: PathBuf,
-    /// More for `--disk`, such as `sector=512`.
+    /// More options for `--disk`, such as `sector=512`.
     pub options: &'static str,
 }
 
@@ -83,7 +83,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// A host whose memory server has `memory` (such as `512M`).
+    /// Makes a host whose memory server has `memory` (such as `512M`).
     pub fn new(program: PathBuf, memory: &'static str) -> Result<Self> {
         let folder = TempDir::new()?;
         let memory_socket = folder.path().join("memory.sock");
@@ -99,17 +99,17 @@ impl Host {
         })
     }
 
-    /// The VM process will have no eviction port: its guest has no agent.
+    /// Starts the VM process without an eviction port from now on: its guest has no agent.
     pub fn without_port(&mut self) {
         self.has_port = false;
     }
 
-    /// What is started from now on is another build of `remoca`.
+    /// Starts another build of `remoca` from now on.
     pub fn use_program(&mut self, program: PathBuf) {
         self.program = program;
     }
 
-    /// Where its sockets and logs are.
+    /// Returns the folder of its sockets and logs.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -131,12 +131,12 @@ impl Host {
         Ok(())
     }
 
-    /// The VM process will look for its memory server at another socket: that of something in between.
+    /// Makes the VM process look for its memory server at another socket: that of a proxy.
     pub fn connect_to(&mut self, socket: &Path) {
         self.memory_socket = socket.to_owned();
     }
 
-    /// The memory server's process.
+    /// Returns the memory server's process.
     pub fn server(&mut self) -> Result<&mut Service> {
         self.server.as_mut().ok_or_else(|| "the memory server does not run".into())
     }
@@ -166,7 +166,7 @@ impl Host {
             command.arg("--disk").arg(spec);
         }
         command.args(more);
-        // One that was killed left its control socket behind, and this waits for the new one.
+        // A killed process left its control socket behind, and this waits for the new one.
         let _ = std::fs::remove_file(self.path("vm.ctl"));
         let mut process = Service::start("remoca disk", command, &self.path("disk.log"))?;
         process.wait_for_socket(&self.path("vm.ctl"), LIMIT)?;
@@ -186,7 +186,7 @@ impl Host {
         Ok(())
     }
 
-    /// The VM process.
+    /// Returns the VM process.
     pub fn process(&mut self) -> Result<&mut Service> {
         self.process.as_mut().ok_or_else(|| "the VM process does not run".into())
     }
@@ -199,12 +199,12 @@ impl Host {
         Ok(())
     }
 
-    /// What the VM process logged.
+    /// Returns the log of the VM process.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.path("disk.log")).unwrap_or_default()
     }
 
-    /// A guest of 256 MiB and two processors with the disks, the agent and the workload program.
+    /// Returns a guest of 256 MiB and two processors with the disks, the agent and the workload program.
     pub fn guest(&self, lab: &Lab, name: &str) -> Result<GuestConfig> {
         let mut config = GuestConfig::new(name, 256);
         for disk in self.names.iter().copied().chain(self.has_port.then_some("port")) {
@@ -218,38 +218,38 @@ impl Host {
         Ok(config)
     }
 
-    /// Where the hypervisor connects to a disk, or to `port`.
+    /// Returns the socket at which the hypervisor connects to a disk, or to `port`.
     pub fn socket(&self, disk: &str) -> PathBuf {
         self.path(&format!("{disk}.sock"))
     }
 
-    /// What `remoca status` would show.
+    /// Returns the status that `remoca status` would show.
     pub fn status(&self) -> Result<Status> {
         self.ask(Ask::Status)
     }
 
-    /// What `remoca set` would do.
+    /// Sets size and state as `remoca set` does.
     pub fn set(&self, cache_bytes: Option<u64>, enabled: Option<bool>) -> Result<Status> {
         self.ask(Ask::Set { cache_bytes, enabled, servers: None })
     }
 
-    /// What `remoca set --server` would do.
+    /// Sets the servers as `remoca set --server` does.
     pub fn set_servers(&self, servers: Vec<String>) -> Result<Status> {
         self.ask(Ask::Set { cache_bytes: None, enabled: None, servers: Some(servers) })
     }
 
-    /// What `remoca upgrade` would do: the program runs on, from its file as it is now.
+    /// Upgrades as `remoca upgrade` does, to the program's present file.
     pub fn upgrade(&self) -> Result<Status> {
         self.ask(Ask::Upgrade { program: None })
     }
 
-    /// The same, on a thread of its own.
+    /// Upgrades on a thread of its own.
     pub fn upgrade_in_background(&self) -> JoinHandle<std::io::Result<Reply>> {
         let control = self.control();
         std::thread::spawn(move || control::call(&control, Ask::Upgrade { program: None }))
     }
 
-    /// The control socket of the VM process.
+    /// Returns the control socket of the VM process.
     pub fn control(&self) -> PathBuf {
         self.path("vm.ctl")
     }
@@ -261,13 +261,13 @@ impl Host {
         }
     }
 
-    /// A counter of the VM process.
+    /// Returns a counter of the VM process.
     pub fn counter(&self, name: &str) -> Result<u64> {
         let status = self.status()?;
         status.counters.get(name).copied().ok_or_else(|| format!("there is no counter {name}").into())
     }
 
-    /// Waits until `done` holds of the status; `what` is for the error.
+    /// Waits until `done` holds for the status; `what` is for the error.
     pub fn wait_until(&self, what: &str, mut done: impl FnMut(&Status) -> bool) -> Result<Status> {
         let deadline = Instant::now() + LIMIT;
         loop {
@@ -283,14 +283,14 @@ impl Host {
     }
 }
 
-/// Puts an image behind an NBD server that takes longer than a memory server would, on a busy machine too: 1 ms for reads of a
-/// few pages, 5 ms for those of a MiB. How much comes from the cache does not depend then on how fast the disk of this machine
-/// is: a faster one is rightly preferred.
+/// Puts an image behind an NBD server that takes longer than a memory server would, even on a busy machine: 1 ms for
+/// reads of a few pages, 5 ms for those of a MiB. So the hit ratio does not depend on how fast this machine's disk is:
+/// a faster one is rightly preferred.
 pub fn slow(image: &Path, host: &Host, read_ms: u64) -> Result<Nbdkit> {
     Ok(NbdkitConfig::slow_file(image, Duration::from_millis(read_ms)).start(host.folder())?)
 }
 
-/// Starts the agent in the guest and waits until it says that it sends.
+/// Starts the agent in the guest and waits until it reports that it sends.
 pub fn start_agent(guest: &mut Guest) -> Result<()> {
     launch_agent(guest)?;
     wait_for_agent(guest)
@@ -302,7 +302,7 @@ pub fn launch_agent(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the agent says that it sends.
+/// Waits until the agent reports that it sends.
 pub fn wait_for_agent(guest: &mut Guest) -> Result<()> {
     let wait =
         "for i in $(seq 600); do grep -q sending /tmp/agent.log && exit 0; sleep 0.1; done; cat /tmp/agent.log; exit 1";
@@ -330,7 +330,7 @@ pub fn wait_for_disk(guest: &mut Guest, serial: &str, there: bool) -> Result<()>
     Ok(())
 }
 
-/// Ends the agent; what it has captured arrives first.
+/// Ends the agent; its captured pages arrive first.
 pub fn stop_agent(guest: &mut Guest) -> Result<()> {
     end_agent(guest, "TERM")
 }
@@ -344,13 +344,13 @@ pub fn end_agent(guest: &mut Guest, signal: &str) -> Result<()> {
     Ok(())
 }
 
-/// Fails if the guest's kernel complained of its disks.
+/// Fails if the guest's kernel complained about its disks.
 pub fn assert_kernel_is_content(guest: &mut Guest) -> Result<()> {
     let found = kernel_complaints(guest)?;
     if found.is_empty() { Ok(()) } else { Err(format!("the guest's kernel says: {found}").into()) }
 }
 
-/// What the guest's kernel complained of, of its disks; one line each.
+/// Returns the complaints of the guest's kernel about its disks, one per line.
 pub fn kernel_complaints(guest: &mut Guest) -> Result<String> {
     let complaints = "dmesg | grep -iE 'I/O error|EXT4-fs (error|warning)|XFS .*(error|corrupt)|BTRFS (error|warning|critical)|blocked for more than|corrupt' ; true";
     Ok(guest.run(complaints, LIMIT)?)

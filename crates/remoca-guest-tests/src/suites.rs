@@ -1,7 +1,8 @@
-//! File-system test suites of others in a guest, on a plain disk and on a cached one: the same tests must end the same way.
+//! Third-party file-system test suites in a guest, on a plain disk and on a cached one: the same tests must end the
+//! same way.
 //!
 //! pjdfstest (what each system call must do), fsx (one file, random operations, every byte compared) and the file-system
-//! stressors of stress-ng (with its verification). Data of the same disk are read and checked meanwhile, more than the
+//! stressors of stress-ng (with its verification). Data of the same disk is read and checked meanwhile, more than the
 //! guest's memory holds, so that what the tests touch is evicted and read again. Called by the program `suites`.
 
 use crate::file_systems::FileSystem;
@@ -14,14 +15,14 @@ use std::time::{Duration, Instant};
 
 const DISK_BYTES: u64 = 3 << 30;
 const GUEST_MIB: u32 = 256;
-/// MiB that are read all the while.
+/// Amount of data read during the tests, in MiB.
 const DATA_MIB: u64 = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskKind {
     Plain,
     Cached,
-    /// Cached, and the VM process is killed and started again during each test.
+    /// Cached disk whose VM process is killed and started again during each test.
     Killed,
 }
 
@@ -43,7 +44,7 @@ pub struct Test {
     prints_results: bool,
 }
 
-/// What one file system on one disk showed.
+/// Results of one file system on one disk.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// "passed", "failed" or "skipped", by the test's name.
@@ -59,7 +60,7 @@ impl Outcome {
         self.results.iter().filter(|(name, found)| name.starts_with(suite) && **found == result).count()
     }
 
-    /// Tests that did not end as in the other, as `TEST: HERE, THERE there`.
+    /// Returns the tests that ended differently in the other, as `TEST: HERE, THERE there`.
     pub fn differences(&self, other: &Outcome) -> Vec<String> {
         let names = self.results.keys().chain(other.results.keys().filter(|name| !self.results.contains_key(*name)));
         let found = |outcome: &Outcome, name: &str| outcome.results.get(name).copied().unwrap_or("missing");
@@ -73,7 +74,7 @@ impl Outcome {
 
 pub const SUITES: [&str; 4] = ["pjdfstest", "fsx", "stress-ng", "after"];
 
-/// Settings of fsx: what it does besides reading and writing, and in what sizes.
+/// Settings of fsx: its operations besides reading and writing, and their sizes.
 const FSX_SETTINGS: [(&str, u32, &str); 5] = [
     ("reads, writes, maps, truncates", 8000, ""),
     (
@@ -92,9 +93,9 @@ const FSX_SETTINGS: [(&str, u32, &str); 5] = [
 ];
 const FSX_SEEDS: [u32; 3] = [1, 2, 3];
 
-/// Stressors of stress-ng that work on files, and more of their options. Left out are those of its class `filesystem` that
-/// need no disk (dup, eventfd, fault, inotify, procfs and the like), that need what the guest's kernel has not (binderfs,
-/// verity), and `dirmany`, which fills the disk and ends by a timeout.
+/// Stressors of stress-ng that work on files, and more of their options. Of its class `filesystem`, those are left out
+/// that need no disk (dup, eventfd, fault, inotify, procfs and the like) or kernel features that the guest lacks
+/// (binderfs, verity), and `dirmany`, which fills the disk and ends by a timeout.
 const STRESSORS: [(&str, &str); 36] = [
     ("access", ""),
     ("aio", ""),
@@ -139,7 +140,7 @@ const PJDFSTEST_SETTINGS: &str = "[features]\nposix_fallocate = {}\nrename_ctime
     [settings]\nnaptime = 0.02\nallow_remount = false\n\
     [dummy_auth]\nentries = [[\"nobody\", \"nogroup\"], [\"daemon\", \"daemon\"]]\n";
 
-/// All tests whose name contains `wanted`.
+/// Returns all tests whose name contains `wanted`.
 pub fn tests(wanted: &str) -> Vec<Test> {
     let mut tests = vec![Test {
         name: "pjdfstest".into(),
@@ -193,7 +194,7 @@ pub fn run(kind: DiskKind, file_system: &FileSystem, tests: &[Test]) -> Result<O
     Ok(outcome)
 }
 
-/// From lines such as `unlink::enoent_named_file      ok`.
+/// Parses lines such as `unlink::enoent_named_file      ok`.
 fn printed_results(suite: &str, text: &str) -> Vec<(String, &'static str)> {
     let result = |line: &str| {
         let (name, found) = line.rsplit_once(' ')?;
@@ -272,7 +273,7 @@ impl Stage {
         Ok(self.guest.wait(&job, TEST_LIMIT)?)
     }
 
-    /// What has to be in order when all is over, as results of the suite "after".
+    /// Checks the end state, as results of the suite "after".
     fn end(mut self, file_system: &FileSystem, outcome: &mut Outcome) -> Result<()> {
         let mut note = |what: &str, is_right: bool, said: &str| {
             if !is_right {

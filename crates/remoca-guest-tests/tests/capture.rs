@@ -1,5 +1,5 @@
-//! A guest without an agent. Where its kernel leaves freed pages as they were, what a read overwrites is what the guest
-//! evicted: it fills the cache. Where the kernel zeroes pages, as Debian's does, blocks are admitted as they are read.
+//! A guest without an agent. If its kernel leaves freed pages as they were, a read overwrites what the guest evicted:
+//! these pages fill the cache. If the kernel zeroes pages, as Debian's does, blocks are admitted as they are read.
 
 use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, slow};
 use remoca_lab::{Lab, store, workload::dataset};

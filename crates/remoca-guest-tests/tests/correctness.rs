@@ -12,7 +12,7 @@ fn no_signature_is_wrong_while_everything_is_killed_and_each_check_is_needed() -
     let mut all = Found::default();
     let patterns = (0..).zip(PATTERNS);
     let cells = patterns.flat_map(|(number, pattern)| WRITE_PERCENTS.map(|percent| (number, pattern, percent)));
-    // Chance decides when something is killed: the same again if there was too little of it.
+    // Chance decides when something is killed: repeat the same if there were too few kills.
     for (turn, (number, pattern, write_percent)) in (0..).zip(cells.clone().cycle().take(3 * cells.count())) {
         if turn >= PATTERNS.len() * WRITE_PERCENTS.len() && is_enough(&all) {
             break;

@@ -1,5 +1,5 @@
-//! Guests work on through everything that can happen to their memory server, and their files are right afterwards: seen
-//! from inside, after another boot, and from outside with the cache gone.
+//! Guests keep working through every fault of their memory server, and their files are right afterwards: seen from
+//! inside, after another boot, and from outside with the cache gone.
 
 use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, start_agent};
 use remoca_lab::store::{self, LoopDevice};
@@ -14,7 +14,7 @@ const FIO: &str = "fio --name=v --rw=randrw --bsrange=512-128k --bs_unaligned=0 
     --iodepth=8 --verify=crc32c --verify_backlog=64 --verify_fatal=1 --randrepeat=0 --size=48m --loops=1000 \
     --time_based --output=/tmp/fio.log --output-format=terse";
 
-/// Everything that happens to the memory server while the guest works, so many times.
+/// Causes every fault of the memory server while the guest works, this many times.
 fn torment(host: &mut Host, times: u32) -> Result<()> {
     for _ in 0..times {
         sleep(Duration::from_secs(2));
@@ -46,7 +46,7 @@ fn torment(host: &mut Host, times: u32) -> Result<()> {
     Ok(())
 }
 
-/// Work in the folder `dir` of the guest until `/tmp/stop` appears; its jobs are named by `tag`.
+/// Starts work in the folder `dir` of the guest until `/tmp/stop` appears; its jobs are named by `tag`.
 fn start_work(guest: &mut Guest, dir: &str, tag: &str, fio_more: &str) -> Result<()> {
     guest.run(&format!("{CREATE} {dir}/set && mkdir {dir}/churn {dir}/fio"), LIMIT)?;
     let jobs = [
@@ -89,7 +89,7 @@ fn verify(guest: &mut Guest, dir: &str, tag: &str) -> Result<()> {
     Ok(())
 }
 
-/// With the cache gone: the file system and every byte of the data set, straight from the image.
+/// Checks the file system and every byte of the data set, straight from the image with the cache gone.
 fn check_from_outside(image: &Path, journal: &[u8], folder: &Path) -> Result<()> {
     store::check_ext4(image)?;
     let path = folder.join("journal");

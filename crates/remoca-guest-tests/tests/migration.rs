@@ -85,7 +85,7 @@ impl Process {
         let mut command = stage.network.command(at, &stage.program);
         let disk = format!("name=data,image={},socket={}", stage.image.display(), folder.join("data").display());
         command.args(["disk", "--name", "vm", "--cache", "256M", "--server", "tcp:10.99.9.9:7070", "--disk", &disk]);
-        // A disk as fast as this one is rightly preferred to a memory server that is busy for a moment.
+        // A disk this fast is rightly preferred to a memory server that is busy for a moment.
         command.arg("--no-hedge");
         command.arg("--port").arg(folder.join("port")).arg("--control").arg(folder.join("ctl"));
         if incoming {
@@ -123,7 +123,7 @@ impl Process {
         Ok(self.ask(Ask::Status)?.counters[name])
     }
 
-    /// Share of blocks that the cache answered, of so many that the guest read from now on.
+    /// Returns the share of blocks that the cache answered, of this many that the guest reads from now on.
     fn hit_ratio(&self) -> Result<f64> {
         const BLOCKS: u64 = 4000;
         let counts = || -> Result<(u64, u64)> {
@@ -145,7 +145,7 @@ impl Process {
     }
 }
 
-/// Where the processes of a host listen, as the other host sees it.
+/// Returns the address at which the processes of a host listen, as the other host sees it.
 fn address(at: usize, port: u16) -> String {
     format!("tcp:10.99.1.{}:{port}", at + 1)
 }
@@ -169,7 +169,7 @@ fn wait_until(what: &str, mut done: impl FnMut() -> Result<bool>) -> Result<()> 
     Ok(())
 }
 
-/// What QEMU says of the migration.
+/// Waits until QEMU reports this state of the migration.
 fn wait_for_migration(qmp: &mut Qmp, wanted: &str) -> Result<Value> {
     let mut seen = Value::Null;
     wait_until(wanted, || {
@@ -182,7 +182,7 @@ fn wait_for_migration(qmp: &mut Qmp, wanted: &str) -> Result<Value> {
     Ok(seen)
 }
 
-/// The VM process and the QEMU to which the guest is to go.
+/// Starts the VM process and the QEMU to which the guest is to move.
 fn prepare(stage: &Stage, guest: &mut Guest, from: &Process, number: u32) -> Result<(Process, Incoming)> {
     let to = Process::start(stage, 1 - from.at, number, true)?;
     from.ask(Ask::Migrate { to: address(to.at, HANDOVER_PORT), key: stage.key.clone() })?;
@@ -193,7 +193,7 @@ fn prepare(stage: &Stage, guest: &mut Guest, from: &Process, number: u32) -> Res
     Ok((to, incoming))
 }
 
-/// The guest migrates as an operator would have it do.
+/// Migrates the guest as an operator would.
 fn migrate(stage: &Stage, guest: &mut Guest, qmp: &mut Qmp, from: &mut Process, number: u32) -> Result<()> {
     let before = from.hit_ratio()?;
     let (to, incoming) = prepare(stage, guest, from, number)?;
@@ -221,7 +221,7 @@ fn migrate(stage: &Stage, guest: &mut Guest, qmp: &mut Qmp, from: &mut Process, 
     Ok(())
 }
 
-/// The hypervisor calls the migration off when the guest has stopped already and its disks have gone.
+/// Calls the migration off when the guest has already stopped and its disks have gone.
 fn call_off(stage: &Stage, guest: &mut Guest, qmp: &mut Qmp, from: &Process, number: u32) -> Result<()> {
     let (mut to, incoming) = prepare(stage, guest, from, number)?;
     let switch = |on: bool| json!({"capabilities": [{"capability": "pause-before-switchover", "state": on}]});
@@ -261,7 +261,7 @@ fn a_guest_migrates_there_and_back_with_its_disk_and_its_cache() -> Result<()> {
     config.disks = process.disks();
     config.name_space = Some(stage.network.names[0].clone());
     (config.migratable, config.boot_limit) = (true, LIMIT);
-    // A kernel that clears pages before a disk fills them would hide from QEMU's copy that the disk's write is not logged.
+    // A kernel that clears pages before a disk fills them would hide an unlogged write of the disk from QEMU's copy.
     config.kernel_args.push("init_on_alloc=0".into());
     for (package, program) in [("remoca-agent", "remoca-agent"), ("remoca-lab", "remoca-workload")] {
         config = config.payload(program, &program::build(&lab, package, program)?);

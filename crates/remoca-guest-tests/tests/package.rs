@@ -1,12 +1,12 @@
-//! The Debian packages, installed in a guest with systemd: the agent's with one command, before there is a port; the host's
-//! beside it. Upgraded, removed and purged while they are at work.
+//! The Debian packages, installed in a guest with systemd: the agent's with one command, before there is a port; the
+//! host's beside it. They are upgraded, removed and purged while in use.
 
 use remoca_guest_tests::{Host, Image, LIMIT, Result, attach, remoca};
 use remoca_lab::{Guest, Lab, Recipe, store};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Both packages, in a new folder.
+/// Builds both packages in a new folder.
 fn packages(folder: &Path) -> Result<[PathBuf; 2]> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -23,12 +23,12 @@ fn packages(folder: &Path) -> Result<[PathBuf; 2]> {
     Ok([find("remoca_")?, find("remoca-agent_")?])
 }
 
-/// Process of a unit; 0 if there is none.
+/// Returns the process of a unit; 0 if there is none.
 fn process_of(guest: &mut Guest, unit: &str) -> Result<u32> {
     Ok(guest.run(&format!("systemctl show --property MainPID --value {unit}"), LIMIT)?.trim().parse()?)
 }
 
-/// Fails with what the journal has of the unit, unless it is active.
+/// Fails with the unit's journal unless the unit is active.
 fn assert_active(guest: &mut Guest, unit: &str) -> Result<()> {
     guest.run(&format!("systemctl is-active {unit} || {{ journalctl --no-pager -u {unit}; exit 1; }}"), LIMIT)?;
     Ok(())
@@ -43,7 +43,7 @@ fn install_the_agent(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// Where systemd does not run, as in a container: nothing is started, and nothing fails.
+/// Installs and removes a package where systemd does not run, as in a container: nothing is started, and nothing fails.
 fn come_and_go_without_systemd(guest: &mut Guest, package: &str) -> Result<()> {
     let script = format!("mount -t tmpfs none /run/systemd && dpkg -i /payload/{package}.deb && dpkg -P {package}");
     guest.run(&format!("unshare --mount sh -c '{script}' 2>&1"), LIMIT)?;
@@ -82,8 +82,8 @@ fn use_the_exports(guest: &mut Guest, round: u32) -> Result<()> {
     Ok(())
 }
 
-/// What the VM process may not do, and that its disks work all the same: with io_uring and without, and after an upgrade to a
-/// program that makes a system call which is refused.
+/// Checks what the VM process may not do, and that its disks still work: with io_uring and without, and after an
+/// upgrade to a program that makes a refused system call.
 fn confined_disk(guest: &mut Guest) -> Result<()> {
     const UNIT: &str = "remoca-disk@web1";
     let process = process_of(guest, UNIT)?;
@@ -165,7 +165,7 @@ fn host_package(guest: &mut Guest) -> Result<()> {
     let refused = guest.try_run("dpkg -r remoca 2>&1", LIMIT)?;
     assert!(!refused.success() && refused.text().contains("still in use: remoca-disk@web1.service"), "{refused:?}");
     assert_eq!(process_of(guest, "remoca-disk@web1")?, former[1]);
-    // Killed, and waiting for its restart: it is in use all the same.
+    // Killed, and waiting for its restart: still in use.
     let drop_in = "/run/systemd/system/remoca-disk@web1.service.d";
     let slow = format!("mkdir -p {drop_in} && printf '[Service]\\nRestartSec=1h\\n' > {drop_in}/slow.conf");
     guest.run(&format!("{slow} && systemctl daemon-reload && systemctl kill --signal=KILL remoca-disk@web1"), LIMIT)?;
@@ -177,7 +177,7 @@ fn host_package(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// The version of the C library of this machine and that of the guest.
+/// Returns the versions of the C library of this machine and of the guest.
 fn libc_versions(guest: &mut Guest) -> Result<[Vec<u32>; 2]> {
     const ASK: &str = "getconf GNU_LIBC_VERSION";
     let here = Command::new("sh").args(["-c", ASK]).output()?;

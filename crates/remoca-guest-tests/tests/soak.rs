@@ -1,5 +1,5 @@
-//! Two minutes of `make soak`: whatever is killed, stopped, restarted, resized or cut off around a working guest, it waits, loses
-//! no request and sees no error, and the cache fills again.
+//! Two minutes of `make soak`: everything around a working guest is killed, stopped, restarted, resized or cut off. The
+//! guest waits, loses no request and sees no error, and the cache fills again.
 
 use remoca_guest_tests::soak::events::Event;
 use remoca_guest_tests::soak::{self, Options, Report, StoreKind};

@@ -1,5 +1,5 @@
-//! In and out of a running guest: a disk and the eviction port are attached, the disk is cached, turned off, detached, and
-//! attached again as an ordinary disk, while the guest runs.
+//! Attaches a disk and the eviction port to a running guest, caches the disk, turns it off, detaches it, and attaches
+//! it again as an ordinary disk.
 
 use remoca_guest_tests::{
     Host, Image, LIMIT, Result, assert_kernel_is_content, attach, remoca, start_agent, wait_for_disk,
@@ -7,7 +7,7 @@ use remoca_guest_tests::{
 use remoca_lab::{Guest, Lab, Qmp, store};
 use serde_json::json;
 
-/// Detaches it. QEMU lets go of the device some time after the guest, and keeps the connection until it is told.
+/// Detaches the disk. QEMU releases the device some time after the guest, and keeps the connection until told.
 fn detach(qmp: &mut Qmp, host: &Host, guest: &mut Guest, disk: &str, serial: &str) -> Result<()> {
     qmp.execute("device_del", json!({"id": disk}))?;
     wait_for_disk(guest, serial, false)?;

@@ -52,7 +52,7 @@ done
 install -m 755 "$LAB_GUEST_FILES/init" "$root/usr/sbin/lab-init"
 install -m 755 "$LAB_GUEST_FILES/disk-by-serial" "$root/usr/local/bin/disk-by-serial"
 mkdir -p "$root/payload" "$root/mnt"
-# With systemd as init (package systemd-sysv) the command server is a service, and nobody logs in.
+# With systemd as init (package systemd-sysv) the command server is a service, and there is no login.
 if [ -h "$root/usr/sbin/init" ]; then
     units=$root/etc/systemd/system
     mkdir -p "$units/multi-user.target.wants"
@@ -71,7 +71,7 @@ mkdir "$work/out"
 cp "$work/kernel/boot/vmlinuz-$kver" "$work/out/kernel"
 echo "$kver" > "$work/out/kernel-version"
 
-# Only what belongs to the root: not the package lists and the file systems mounted for the build.
+# Only the root's own files: not the package lists and the file systems mounted for the build.
 tree=$work/tree
 mkdir "$tree"
 (cd "$root" && tar -c --one-file-system --exclude=./proc/* --exclude=./sys/* --exclude=./dev/* --exclude=./tmp/* \

@@ -22,7 +22,7 @@ pub enum Accelerator {
 }
 
 impl Accelerator {
-    /// What works on this machine. Tried once for each boot of the machine.
+    /// Returns what works on this machine. Tried once for each boot of the machine.
     pub fn of_this_machine(lab: &Lab, image: &Image) -> Result<Accelerator> {
         static FOUND: OnceLock<Accelerator> = OnceLock::new();
         if let Some(&found) = FOUND.get() {
@@ -62,8 +62,8 @@ fn kvm_works_remembered(lab: &Lab, image: &Image) -> Result<bool> {
 
 /// Boots the kernel without a disk and waits for its first program.
 ///
-/// Less does not tell: there are machines where /dev/kvm opens, creates virtual machines and runs the firmware, and where
-/// QEMU then fails to set a register, or the kernel hangs on its way to protected mode.
+/// Nothing less is reliable: there are machines where /dev/kvm opens, creates virtual machines and runs the firmware,
+/// and where QEMU then fails to set a register, or the kernel hangs on its way to protected mode.
 fn kvm_boots_a_kernel(lab: &Lab, image: &Image) -> Result<bool> {
     let mut command = service::tool("qemu-system-x86_64");
     command

@@ -1,7 +1,7 @@
 //! Jobs in a running guest, over its virtio-serial port: the host's side of [`crate::frame`].
 //!
 //! One thread reads the port and files everything under its job; callers wait on a condition variable. Output beyond
-//! [`OUTPUT_SIZE_MAX`] is dropped and said to be.
+//! [`OUTPUT_SIZE_MAX`] is dropped, and marked as truncated.
 
 use std::{
     collections::HashMap,
@@ -15,17 +15,17 @@ use std::{
 
 use crate::frame::{Frame, Kind};
 
-/// Of one stream of one job.
+/// Limit for one stream of one job.
 const OUTPUT_SIZE_MAX: usize = 256 << 20;
 
-/// What a job said and how it ended.
+/// A job's output and exit status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
     /// Exit code, or minus the signal that killed it.
     pub status: i32,
-    /// Output was longer than the laboratory keeps.
+    /// Whether the output was longer than the laboratory keeps.
     pub truncated: bool,
 }
 
@@ -34,13 +34,13 @@ impl Output {
         self.status == 0 && !self.truncated
     }
 
-    /// Standard output as text, without the final line end.
+    /// Returns standard output as text, without the final line end.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).trim_end().to_owned()
     }
 }
 
-/// A job that runs in a guest. Dropping it forgets it; it runs on.
+/// A job that runs in a guest. Dropping it forgets the job, which keeps running.
 #[derive(Debug)]
 pub struct Job {
     pub(crate) id: u32,
@@ -50,7 +50,7 @@ pub struct Job {
     channel: Channel,
 }
 
-/// Why a wait ended without what was waited for.
+/// Reason why a wait failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
     TimedOut,
@@ -102,7 +102,7 @@ impl Channel {
         Ok(channel)
     }
 
-    /// Waits until the guest's command server has come up more than `seen_count` times; how often it has.
+    /// Waits until the guest's command server has come up more than `seen_count` times; returns how often it has.
     pub fn wait_for_hello(&self, seen_count: u32, limit: Duration) -> Result<u32, Failure> {
         self.shared.wait(limit, |state| match state.hello_count {
             count if count > seen_count => Some(Ok(count)),
@@ -141,7 +141,7 @@ impl Channel {
 }
 
 impl Job {
-    /// Waits for the end of the job.
+    /// Waits for the end of the job, and returns its output.
     pub(crate) fn output(&self, limit: Duration) -> Result<Output, Failure> {
         let id = self.id;
         self.channel.shared.wait(limit, |state| {
@@ -158,7 +158,7 @@ impl Job {
         })
     }
 
-    /// The next line of its standard output, without the line end; `None` after the last.
+    /// Returns the next line of its standard output, without the line end; `None` after the last.
     pub(crate) fn next_line(&mut self, limit: Duration) -> Result<Option<String>, Failure> {
         let (id, start) = (self.id, self.consumed_size);
         let bytes = self.channel.shared.wait(limit, |state| {
@@ -241,7 +241,7 @@ impl State {
             self.lose_jobs();
             return;
         }
-        // A job nobody holds any more is not recorded.
+        // A job that nobody holds is not recorded.
         let Some(job) = self.jobs.get_mut(&frame.job) else { return };
         match frame.kind {
             Kind::Stdout => keep(&mut job.stdout, &mut job.truncated, &frame.payload),

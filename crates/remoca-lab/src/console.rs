@@ -1,4 +1,4 @@
-//! The guest's serial console: every line with its time, in a file and for whoever waits for one.
+//! The guest's serial console: every line with its time, in a file and for anyone who waits for one.
 
 use std::{
     collections::VecDeque,
@@ -12,19 +12,19 @@ use std::{
 
 use crate::error::{Context, Result};
 
-/// A guest may print for ever and without line ends; what is kept is bounded.
+/// Number of lines kept. A guest may print for ever and without line ends.
 const LINE_COUNT_MAX: usize = 4096;
 const LINE_SIZE_MAX: u64 = 4096;
 const FILE_SIZE_MAX: usize = 64 << 20;
 
 #[derive(Clone, Debug)]
 pub struct ConsoleLine {
-    /// Since the guest's start.
+    /// Time since the guest's start.
     pub at: Duration,
     pub text: String,
 }
 
-/// What a guest has said on its serial console. Clones show the same console.
+/// Console output of a guest. Clones show the same console.
 #[derive(Clone, Debug)]
 pub struct Console {
     shared: Arc<Shared>,
@@ -39,13 +39,13 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     lines: VecDeque<ConsoleLine>,
-    /// Lines that were dropped from the front of `lines`.
+    /// Number of lines dropped from the front of `lines`.
     dropped_count: usize,
     closed: bool,
     subscribers: Vec<mpsc::SyncSender<ConsoleLine>>,
 }
 
-/// Why a wait for a line ended.
+/// Reason why a wait for a line ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Waited {
     Found(String),
@@ -63,7 +63,7 @@ impl Console {
         Ok(console)
     }
 
-    /// The last lines, for error messages.
+    /// Returns the last lines, for error messages.
     pub fn tail(&self, line_count: usize) -> String {
         let state = self.shared.lock();
         let skipped = state.lines.len().saturating_sub(line_count);
@@ -71,14 +71,14 @@ impl Console {
         lines.join("\n")
     }
 
-    /// Waits until the guest can say no more.
+    /// Waits for the end of the guest's output.
     pub(crate) fn wait_for_end(&self, limit: Duration) {
         let state = self.shared.lock();
         let wait = self.shared.changed.wait_timeout_while(state, limit, |state| !state.closed);
         drop(wait.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Every line from now on. A receiver that falls 1024 lines behind misses some.
+    /// Returns a receiver of every line from now on. One that falls 1024 lines behind misses some.
     pub fn subscribe(&self) -> mpsc::Receiver<ConsoleLine> {
         let (sender, receiver) = mpsc::sync_channel(1024);
         self.shared.lock().subscribers.push(sender);

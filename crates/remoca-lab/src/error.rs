@@ -1,4 +1,4 @@
-//! What can go wrong in the laboratory.
+//! Errors of the laboratory.
 
 use std::{fmt::Display, io, path::Path, time::Duration};
 
@@ -12,7 +12,7 @@ pub enum Error {
     Io { what: String, source: io::Error },
     #[error("`{command}` failed ({status}):\n{output}")]
     Command { command: String, status: String, output: String },
-    /// The guest was killed because of this.
+    /// A time limit that was missed, for which the guest was killed.
     #[error("guest {guest}: {what} took more than {} s; it was killed. Last console lines:\n{console}", limit.as_secs_f32())]
     GuestTimeout { guest: String, what: String, limit: Duration, console: String },
     #[error("guest {guest} ended during {what}. Last console lines:\n{console}")]
@@ -29,7 +29,7 @@ pub enum Error {
     Qmp(String),
 }
 
-/// Adds what was being done to an I/O error.
+/// Adds a description of the failed action to an I/O error.
 pub(crate) trait Context<T> {
     fn context(self, what: impl Display) -> Result<T>;
     fn context_path(self, what: &str, path: &Path) -> Result<T>;

@@ -5,8 +5,8 @@
 //!  | magic | job  | kind | length   | payload ...        all numbers little-endian
 //! ```
 //!
-//! Each request of the host opens a job with a number of its choice; everything the guest says about it carries that
-//! number, and [`Kind::Exit`] is its last word. A guest that reboots may leave half a frame behind: a reader skips bytes
+//! Each request of the host opens a job with a number of its choice. Everything the guest says about it carries that
+//! number, and [`Kind::Exit`] comes last. A guest that reboots may leave half a frame behind: a reader skips bytes
 //! until it finds the magic again.
 
 use std::io::{self, Read, Write};
@@ -84,7 +84,7 @@ impl Frame {
         data.chunks(PAYLOAD_SIZE_MAX).try_for_each(|chunk| write_one(writer, job, kind, chunk))
     }
 
-    /// The payload as a number, for [`Kind::Exit`] and [`Kind::Signal`].
+    /// Returns the payload as a number, for [`Kind::Exit`] and [`Kind::Signal`].
     pub fn number(&self) -> i32 {
         self.payload.first_chunk().map_or(i32::MIN, |bytes| i32::from_le_bytes(*bytes))
     }
@@ -110,7 +110,7 @@ fn parse_header(header: &[u8; HEADER_SIZE]) -> Option<(u32, Kind, usize)> {
     sane.then_some((u32::from_le_bytes(*job), Kind::from_byte(kind)?, length))
 }
 
-/// Fills the buffer; `false` when the stream ends before that.
+/// Fills the buffer; returns `false` if the stream ends before that.
 fn fill(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<bool> {
     match reader.read_exact(buffer) {
         Ok(()) => Ok(true),

@@ -30,15 +30,15 @@ use crate::{
 
 const TAIL_LINE_COUNT: usize = 25;
 const TRANSFER_LIMIT: Duration = Duration::from_secs(120);
-/// For the console of a hypervisor that has ended.
+/// How long to wait for the console of a hypervisor that has ended.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(60);
 
 /// A disk of a guest. In the guest, `disk-by-serial NAME` prints its device.
 #[derive(Clone, Debug)]
 pub struct Disk {
-    /// What the disk answers when the guest asks for its serial number, at most 20 bytes. A vhost-user disk is named by
-    /// its back end instead.
+    /// Serial number that the disk reports to the guest, at most 20 bytes. A vhost-user disk is named by its back end
+    /// instead.
     pub serial: String,
     pub source: DiskSource,
 }
@@ -48,7 +48,7 @@ pub enum DiskSource {
     File {
         path: PathBuf,
         read_only: bool,
-        /// Writes go to a throw-away layer.
+        /// Whether writes go to a throw-away layer.
         snapshot: bool,
     },
     /// A layer in the qcow2 format, which the guest may write.
@@ -57,13 +57,13 @@ pub enum DiskSource {
         socket: PathBuf,
         queue_count: u16,
         queue_size: u16,
-        /// QEMU connects again, every second, when the back end goes away.
+        /// Whether QEMU reconnects, every second, when the back end goes away.
         reconnect: bool,
     },
 }
 
 impl Disk {
-    /// A file or block device that the guest may write.
+    /// Returns a file or block device that the guest may write.
     pub fn file(serial: &str, path: &Path) -> Disk {
         Disk {
             serial: serial.to_owned(),
@@ -71,7 +71,7 @@ impl Disk {
         }
     }
 
-    /// A disk behind a vhost-user socket, with two queues of 128 entries.
+    /// Returns a disk behind a vhost-user socket, with two queues of 128 entries.
     pub fn vhost_user(serial: &str, socket: &Path) -> Disk {
         Disk {
             serial: serial.to_owned(),
@@ -85,15 +85,16 @@ impl Disk {
     }
 }
 
-/// What a guest is made of.
+/// Configuration of a guest.
 #[derive(Clone, Debug)]
 pub struct GuestConfig {
-    /// Names its folder of logs, `out/lab/NAME`.
+    /// Name of its folder of logs, `out/lab/NAME`.
     pub name: String,
-    /// The image it boots; Debian 12 unless said otherwise.
+    /// Image that it boots; Debian 12 by default.
     pub recipe: Recipe,
     pub memory_mib: u32,
-    /// Two at least under software emulation: with one, it drops memory barriers, and a vhost-user device can lose a kick.
+    /// Number of processors, at least two under software emulation: with one, it drops memory barriers, and a
+    /// vhost-user device can lose a kick.
     pub smp: u32,
     pub disks: Vec<Disk>,
     /// Files to find in the guest's `/payload` (which is in its PATH), by name.
@@ -104,12 +105,13 @@ pub struct GuestConfig {
     pub qemu_args: Vec<String>,
     /// Whether the guest may reboot; else a reboot ends it.
     pub may_reboot: bool,
-    /// The guest can move to another QEMU ([`Guest::incoming`]): what it writes to its root is in a file that both can open.
+    /// Whether the guest can move to another QEMU ([`Guest::incoming`]): its root's changes are then in a file that
+    /// both can open.
     pub migratable: bool,
-    /// QEMU runs in this network name space (`ip netns`), which needs root.
+    /// Network name space (`ip netns`) that QEMU runs in, which needs root.
     pub name_space: Option<String>,
-    /// The guest's clock counts instructions, a nanosecond for each of any processor, so that a busy host does not matter.
-    /// Always by software emulation.
+    /// Whether the guest's clock counts instructions, a nanosecond for each of any processor, so that a busy host does
+    /// not matter. Always by software emulation.
     pub count_instructions: bool,
     pub boot_limit: Duration,
 }
@@ -139,14 +141,14 @@ impl GuestConfig {
         self
     }
 
-    /// Puts a file of the host at `/payload/NAME`.
+    /// Adds a file of the host as `/payload/NAME`.
     #[must_use]
     pub fn payload(mut self, name: &str, path: &Path) -> GuestConfig {
         self.payload.push((name.to_owned(), path.to_owned()));
         self
     }
 
-    /// Boots the guest and waits until it takes jobs. The first with a recipe builds its image.
+    /// Boots the guest and waits until it takes jobs. The first boot with a recipe builds its image.
     pub fn boot(mut self, lab: &Lab) -> Result<Guest> {
         let image = Image::ensure(lab, &self.recipe)?;
         let accelerator =
@@ -181,7 +183,7 @@ impl GuestConfig {
     }
 }
 
-/// What its QEMU is started with.
+/// The parts that a QEMU is started with.
 #[derive(Clone, Debug)]
 pub(crate) struct Parts {
     pub(crate) config: GuestConfig,
@@ -202,7 +204,7 @@ pub(crate) struct Qemu {
 }
 
 impl Qemu {
-    /// `number` tells the logs of several QEMUs of one guest apart.
+    /// Starts a QEMU. `number` distinguishes the logs of several QEMUs of one guest.
     pub(crate) fn start(parts: &Parts, folder: &Path, number: u32) -> Result<Qemu> {
         let name = |kind: &str| if number == 0 { format!("{kind}.log") } else { format!("{kind}-{number}.log") };
         let (port, qemu_port) = UnixStream::pair().context("creating a socket pair")?;
@@ -237,17 +239,17 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Where its logs are: `console.log`, `jobs.log` (what its jobs said), `qemu.log`.
+    /// Returns the folder of its logs: `console.log`, `jobs.log` (output of its jobs), `qemu.log`.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Process id of its QEMU.
+    /// Returns the process id of its QEMU.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Time since QEMU was started.
+    /// Returns the time since QEMU was started.
     pub fn age(&self) -> Duration {
         self.started.elapsed()
     }
@@ -256,14 +258,14 @@ impl Guest {
         &self.console
     }
 
-    /// The monitor of its QEMU; there is one.
+    /// Returns the monitor of its QEMU; there is one.
     pub fn qmp(&mut self) -> Result<Qmp> {
         let monitor = self.monitor.take().ok_or_else(|| Error::Qmp("the monitor is already open".into()))?;
         Qmp::open(monitor)
     }
 
-    /// Starts another QEMU, which waits at `address` (as QEMU writes it: `tcp:HOST:PORT`) for this guest. `change` says what is
-    /// different there, such as the sockets of its disks. Needs [`GuestConfig::migratable`].
+    /// Starts another QEMU, which waits at `address` (as QEMU writes it: `tcp:HOST:PORT`) for this guest. `change`
+    /// makes the differences there, such as the sockets of its disks. Needs [`GuestConfig::migratable`].
     pub fn incoming(&mut self, address: &str, change: impl FnOnce(&mut GuestConfig)) -> Result<Incoming> {
         let mut parts = self.parts.clone();
         change(&mut parts.config);
@@ -278,11 +280,12 @@ impl Guest {
         Ok(Incoming { waiting: Some((qemu, qmp)), config: changed })
     }
 
-    /// The guest runs in this other QEMU now: the one before is killed, and jobs go there. Returns its monitor.
+    /// Switches to this other QEMU, in which the guest now runs: kills the previous one, and sends jobs there. Returns
+    /// its monitor.
     pub fn go_on(&mut self, mut incoming: Incoming) -> Result<Qmp> {
         let (qemu, qmp) = incoming.waiting.take().ok_or_else(|| Error::Invalid("no QEMU waits".into()))?;
         let relay = self.relay.take().ok_or_else(|| Error::Invalid("the guest is not migratable".into()))?;
-        // In this order: with a QEMU that ends before another has come, the port ends, too.
+        // In this order: if a QEMU ends before another has come, the port also ends.
         self.relay = Some(relay.switch(qemu.port)?);
         self.kill()?;
         (self.child, self.console, self.monitor) = (qemu.child, qemu.console, None);
@@ -295,13 +298,13 @@ impl Guest {
         self.channel.start(Kind::Run, command.as_bytes()).context(format_args!("starting a job in {}", self.name))
     }
 
-    /// Runs a shell command to its end, however it ends.
+    /// Runs a shell command until it ends, with or without success.
     pub fn try_run(&mut self, command: &str, limit: Duration) -> Result<Output> {
         let job = self.start(command)?;
         self.wait(&job, limit)
     }
 
-    /// Runs a shell command and returns its standard output as text; an error when it fails.
+    /// Runs a shell command and returns its standard output as text; an error if it fails.
     pub fn run(&mut self, command: &str, limit: Duration) -> Result<String> {
         let output = self.try_run(command, limit)?;
         if output.success() { Ok(output.text()) } else { Err(self.job_failed(command, &output)) }
@@ -312,7 +315,7 @@ impl Guest {
         job.output(limit).map_err(|failure| self.failed(failure, format_args!("`{}`", job.command), limit))
     }
 
-    /// The next line of a job's standard output; `None` when it has ended.
+    /// Returns the next line of a job's standard output; `None` when it has ended.
     pub fn next_line(&mut self, job: &mut Job, limit: Duration) -> Result<Option<String>> {
         job.next_line(limit)
             .map_err(|failure| self.failed(failure, format_args!("the next line of `{}`", job.command), limit))
@@ -344,7 +347,7 @@ impl Guest {
         Err(self.failed(failure, format_args!("the console line '{text}'"), limit))
     }
 
-    /// The content of a file in the guest.
+    /// Returns the content of a file in the guest.
     pub fn fetch(&mut self, path: &str) -> Result<Vec<u8>> {
         let job = self.channel.start(Kind::Get, path.as_bytes()).context("asking the guest for a file")?;
         let output = self.wait(&job, TRANSFER_LIMIT)?;
@@ -387,7 +390,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Pulls the plug.
+    /// Kills QEMU, like pulling the plug.
     pub fn kill(&mut self) -> Result<()> {
         self.child.kill().context("killing QEMU")?;
         self.child.wait().context("waiting for QEMU")?;
@@ -414,7 +417,7 @@ impl Guest {
         Error::Job { guest: self.name.clone(), command: command.to_owned(), status, output: tail }
     }
 
-    /// A guest that ended or took too long is of no more use: it is killed, and the error tells what it said last.
+    /// Kills a guest that ended or took too long, and returns an error with its last output.
     fn failed(&mut self, failure: Failure, what: impl Display, limit: Duration) -> Error {
         // It may have ended already; the reason to report is the first one.
         let _ = self.kill();

@@ -1,8 +1,8 @@
 //! Guest images: kernel, initramfs and root file system built from Debian packages, and kept.
 //!
 //! An image is a folder in the laboratory's cache, named after everything it is made from. Builders take a file lock,
-//! build beside it and rename, so a folder that exists is complete. Package versions are not part of the name: an image
-//! stays the same until its recipe changes or it is built anew on request.
+//! build beside it and rename, so an existing folder is complete. Package versions are not part of the name: an image
+//! stays the same until its recipe changes or it is rebuilt on request.
 
 use std::{
     fs::{self, File, Permissions},
@@ -23,7 +23,7 @@ use crate::{
     service,
 };
 
-/// Raised when this file changes what an image holds.
+/// Version of the recipe, raised when this file changes what an image holds.
 const RECIPE_VERSION: u32 = 1;
 
 /// Files that go into the image or make it.
@@ -35,7 +35,7 @@ const GUEST_FILES: [(&str, &str); 5] = [
     ("disk-by-serial", include_str!("../guest/disk-by-serial")),
 ];
 
-/// What an image is made from.
+/// Everything an image is made from.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     pub suite: String,
@@ -44,12 +44,12 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// Debian 12, Linux 6.1.
+    /// Returns Debian 12 with Linux 6.1.
     pub fn bookworm() -> Recipe {
         Recipe::of_suite("bookworm")
     }
 
-    /// Debian 13, Linux 6.12: multi-gen LRU by default, large folios in more file systems.
+    /// Returns Debian 13 with Linux 6.12: multi-gen LRU by default, large folios in more file systems.
     pub fn trixie() -> Recipe {
         Recipe::of_suite("trixie")
     }
@@ -75,19 +75,19 @@ impl Recipe {
         }
     }
 
-    /// The same with systemd as its init, as on a machine that somebody uses.
+    /// Returns the same with systemd as its init, as on an ordinary machine.
     pub fn bookworm_with_systemd() -> Recipe {
         Recipe::bookworm().with(&["systemd-sysv"])
     }
 
-    /// The same with more packages.
+    /// Adds packages.
     #[must_use]
     pub fn with(mut self, packages: &[&str]) -> Recipe {
         self.packages.extend(packages.iter().copied().map(str::to_owned));
         self
     }
 
-    /// The suite and a number that stands for everything the image is made from.
+    /// Returns the suite and a number that stands for everything the image is made from.
     fn name(&self) -> String {
         let mut text = format!("{RECIPE_VERSION} {} {} {}", self.suite, self.kernel_package, self.packages.join(","));
         for (name, content) in GUEST_FILES {
@@ -98,14 +98,14 @@ impl Recipe {
     }
 }
 
-/// A built image. Its files are read by guests, never written.
+/// A built image. Guests read its files, and never write them.
 #[derive(Clone, Debug)]
 pub struct Image {
     folder: PathBuf,
 }
 
 impl Image {
-    /// The image of the recipe: from the cache, or built now (about a minute).
+    /// Returns the image of the recipe: from the cache, or built now (about a minute).
     pub fn ensure(lab: &Lab, recipe: &Recipe) -> Result<Image> {
         let folder = lab.cache().join(recipe.name());
         if !folder.is_dir() {
@@ -114,7 +114,7 @@ impl Image {
         Ok(Image { folder })
     }
 
-    /// Builds the image again, with the packages of today.
+    /// Builds the image again, with today's packages.
     pub fn rebuild(lab: &Lab, recipe: &Recipe) -> Result<Image> {
         let folder = lab.cache().join(recipe.name());
         Image::build_locked(lab, recipe, &folder, true)?;
@@ -183,8 +183,8 @@ fn build(lab: &Lab, recipe: &Recipe, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The guest's files in a folder that the build can read: without root it runs as another user, who may not look into
-/// somebody's home.
+/// Copies the guest's files to a folder that the build can read: without root it runs as another user, who may not look
+/// into somebody's home.
 fn guest_files() -> Result<TempDir> {
     let everyone = Permissions::from_mode(0o755);
     let folder = Builder::new().prefix("lab-").permissions(everyone.clone()).tempdir();
@@ -245,7 +245,7 @@ fn run_with_progress(mut command: Command, log_path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// FNV-1a: tells recipes apart; nobody gains from a collision.
+/// Hashes with FNV-1a, to distinguish recipes; nobody gains from a collision.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

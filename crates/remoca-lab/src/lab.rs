@@ -1,4 +1,4 @@
-//! The laboratory's places in the project folder, and progress lines.
+//! The laboratory's folders in the project, and progress lines.
 
 use std::{
     fmt::Display,
@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::error::{Context, Result};
 
-/// Where the laboratory keeps things: the cache (images, programs) and the logs of guests and services.
+/// The laboratory's folders: the cache (images, programs) and the logs of guests and services.
 #[derive(Clone, Debug)]
 pub struct Lab {
     cache: PathBuf,
@@ -19,7 +19,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// The laboratory of the source tree this was built from: `.cache/lab` and `out/lab` in it.
+    /// Opens the laboratory of the source tree this was built from: `.cache/lab` and `out/lab` in it.
     pub fn open() -> Result<Lab> {
         let project = project_folder();
         Lab::at(&project.join(".cache/lab"), &project.join("out/lab"))
@@ -36,7 +36,7 @@ impl Lab {
         &self.cache
     }
 
-    /// An empty folder `out/lab/NAME` for the logs of one guest or service, or `NAME.1` and so on while another
+    /// Returns an empty folder `out/lab/NAME` for the logs of one guest or service, or `NAME.1` and so on while another
     /// process uses it. The folder is in use as long as the file lives.
     pub fn log_folder(&self, name: &str) -> Result<(PathBuf, File)> {
         let mut attempt = 0;
@@ -71,8 +71,8 @@ fn empty(folder: &Path, keep: &Path) -> Result<()> {
     Ok(())
 }
 
-/// One line for the person who waits. Goes to standard error past the test harness, which would hold it back.
+/// Prints one line for the person who waits. It goes to standard error past the test harness, which would hold it back.
 pub(crate) fn progress(line: impl Display) {
-    // Nobody to tell when standard error is closed.
+    // Nobody reads it if standard error is closed.
     let _ = writeln!(io::stderr(), "lab: {line}");
 }

@@ -6,10 +6,11 @@
 //! Called by tests, by the demonstration and by the `remoca-lab` program; calls mmdebstrap, QEMU, nbdkit, e2fsprogs.
 //!
 //! 1. Every guest and daemon ends when this process ends, however it ends.
-//! 2. Every wait for a guest or daemon has a limit; a guest that misses one is killed and the error shows its last words.
+//! 2. Every wait for a guest or daemon has a limit; a guest that misses one is killed, and the error shows its last
+//!    output.
 //! 3. The image is shared and never written to: guests run on a throw-away layer above it.
 //!
-//! Not here: what the guests are to show. See docs/decisions/0005-guest-laboratory.md.
+//! Not here: the subject of the tests. See docs/decisions/0005-guest-laboratory.md.
 
 mod accel;
 mod channel;

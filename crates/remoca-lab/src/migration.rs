@@ -1,7 +1,7 @@
 //! A guest that moves from one QEMU to another: what both must be able to open, and the port that its jobs go over.
 //!
-//! The laboratory's end of the port stays the same; when the guest has moved, a thread for each direction carries bytes
-//! between the end that the first QEMU had and the QEMU of the day.
+//! The laboratory's end of the port stays the same. After the guest has moved, a thread for each direction carries
+//! bytes between the first QEMU's end and the current QEMU.
 
 use std::{
     fmt::Debug,
@@ -23,7 +23,7 @@ use crate::{
 
 /// A QEMU that waits for a guest. Killed when dropped.
 pub struct Incoming {
-    /// `None` when the guest has gone on in it.
+    /// `None` once the guest continues in it.
     pub(crate) waiting: Option<(Qemu, Qmp)>,
     pub(crate) config: GuestConfig,
 }
@@ -38,7 +38,7 @@ impl Drop for Incoming {
     }
 }
 
-/// A layer of its own over the image's root file system, in `folder`.
+/// Makes a layer of its own over the image's root file system, in `folder`.
 pub(crate) fn own_root(image: &Image, folder: &Path) -> Result<DiskSource> {
     let path = folder.join("root.qcow2");
     let mut command = service::tool("qemu-img");
@@ -47,7 +47,7 @@ pub(crate) fn own_root(image: &Image, folder: &Path) -> Result<DiskSource> {
     Ok(DiskSource::Layer { path })
 }
 
-/// How the port's bytes find their QEMU.
+/// Route of the port's bytes to their QEMU.
 pub(crate) enum Relay {
     /// The first QEMU has the port itself; this is a copy of its end.
     Waiting(UnixStream),
@@ -57,7 +57,7 @@ pub(crate) enum Relay {
     },
 }
 
-/// The QEMU of the day.
+/// The current QEMU.
 pub(crate) struct Now {
     number: u32,
     port: UnixStream,
@@ -70,12 +70,12 @@ impl Debug for Relay {
 }
 
 impl Relay {
-    /// From now on the port is this one.
+    /// Switches to this port.
     pub(crate) fn switch(self, port: UnixStream) -> Result<Relay> {
         let copy = |stream: &UnixStream| stream.try_clone().context("copying a socket");
         let (far, now, number) = match self {
             Relay::Waiting(far) => {
-                // The first QEMU shared this with us, and wanted it otherwise.
+                // The first QEMU shared this with us, in non-blocking mode.
                 far.set_nonblocking(false).context("taking the port over")?;
                 let now = Arc::new(Mutex::new(Now { number: 1, port: copy(&port)? }));
                 let (mut source, target) = (copy(&far)?, Arc::clone(&now));
@@ -83,7 +83,7 @@ impl Relay {
                     let mut bytes = [0; 65536];
                     while let Ok(count @ 1..) = source.read(&mut bytes) {
                         let mut now = target.lock().unwrap_or_else(PoisonError::into_inner);
-                        // A QEMU that is gone is noticed by the other direction.
+                        // The other direction notices a QEMU that is gone.
                         let _ = now.port.write_all(&bytes[..count]);
                     }
                 });

@@ -1,10 +1,10 @@
-//! Where Debian packages come from: the mirror this machine itself uses, so that none is written into the project.
+//! The source of Debian packages: the mirror this machine itself uses, so that none is written into the project.
 
 use std::process::Command;
 
 use crate::error::{Context, Error, Result};
 
-/// Used where the machine has no Debian source of its own, such as on Ubuntu.
+/// Mirror for a machine without a Debian source of its own, such as one with Ubuntu.
 const DEFAULT_MIRROR: &str = "http://deb.debian.org/debian";
 
 /// A package source and the settings that reach it.
@@ -16,8 +16,8 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// The mirror for Debian's `suite`: the machine's own source of that suite, else any Debian source it has (a mirror
-    /// carries all suites), else Debian's own.
+    /// Returns the mirror for Debian's `suite`: the machine's own source of that suite, else any Debian source it has
+    /// (a mirror carries all suites), else Debian's own.
     pub fn of_this_machine(suite: &str) -> Result<Mirror> {
         let targets = stdout_of(Command::new("apt-get").args([
             "indextargets",
@@ -45,7 +45,7 @@ fn stdout_of(command: &mut Command) -> Result<String> {
 }
 
 /// Picks from lines of `URI|ORIGIN|RELEASE|COMPONENT`. The origin is known only after an `apt-get update`; before it, a
-/// source is taken for Debian's by its path.
+/// source counts as Debian's by its path.
 fn choose<'a>(targets: &'a str, suite: &str) -> Option<&'a str> {
     let mut fallback = None;
     for line in targets.lines() {

@@ -44,7 +44,7 @@ pub fn build(lab: &Lab, package: &str, program: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Builds a program of the crate registry for guests, as its authors locked it, and returns its path. Once.
+/// Builds a program of the crate registry for guests, once, as its authors locked it, and returns its path.
 pub fn install(lab: &Lab, package: &str, version: &str) -> Result<PathBuf> {
     let folder = lab.cache().join("registry").join(format!("{package}-{version}"));
     let path = folder.join("bin").join(package);
@@ -55,7 +55,7 @@ pub fn install(lab: &Lab, package: &str, version: &str) -> Result<PathBuf> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     service::run(
         statically_linked(Command::new(cargo))
-            // Outside of the project, whose settings are not for it.
+            // Outside of the project, whose settings must not apply.
             .current_dir(lab.cache())
             .args(["install", "--quiet", "--locked", "--target", TARGET, "--version", version, "--root"])
             .arg(&folder)

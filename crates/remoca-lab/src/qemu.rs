@@ -19,13 +19,14 @@ use crate::{
     service,
 };
 
-/// `tsc=reliable`: under emulation the kernel would distrust its clock for nothing. `panic=-1`: a panic ends the guest.
+/// `tsc=reliable`: under emulation the kernel would distrust its clock without reason. `panic=-1`: a panic ends the
+/// guest.
 const KERNEL_ARGS: &str = "console=ttyS0 quiet panic=-1 tsc=reliable";
 
 const QEMU: &str = "qemu-system-x86_64";
 
-/// Builds the command. QEMU inherits its ends of the two sockets, so there are no socket files to clean up, to wait for
-/// or to name too long.
+/// Builds the command. QEMU inherits its ends of the two sockets, so no socket file needs cleaning up, waiting for, or
+/// a short name.
 pub(crate) fn command(parts: &Parts, port: &UnixStream, monitor: &UnixStream) -> Command {
     let Parts { config, image, accelerator, root, payload } = parts;
     let mut command = match &config.name_space {
@@ -82,7 +83,7 @@ fn kernel_command_line(config: &GuestConfig, accelerator: Accelerator) -> String
     clock.iter().chain(&config.kernel_args).fold(KERNEL_ARGS.to_owned(), |line, argument| line + " " + argument)
 }
 
-/// A disk whose changes are gone with its QEMU.
+/// Returns a disk whose changes end with its QEMU.
 pub(crate) fn throw_away(path: &Path) -> DiskSource {
     DiskSource::File { path: path.to_owned(), read_only: false, snapshot: true }
 }
@@ -124,7 +125,8 @@ fn disk_args(index: usize, disk: &Disk) -> Vec<String> {
     }
 }
 
-/// How often QEMU looks for a back end that is gone: each 100 ms, or each second before QEMU 9.2, which knew no less.
+/// Returns the option for how often QEMU looks for a back end that is gone: every 100 ms, or every second before QEMU
+/// 9.2.
 fn reconnect_option() -> &'static str {
     static OPTION: OnceLock<&str> = OnceLock::new();
     OPTION.get_or_init(|| {
@@ -136,13 +138,13 @@ fn reconnect_option() -> &'static str {
     })
 }
 
-/// Major and minor number in `QEMU emulator version 10.0.2 (...)`.
+/// Parses the major and minor number from `QEMU emulator version 10.0.2 (...)`.
 fn version(said: &str) -> Option<(u32, u32)> {
     let mut numbers = said.split_once("version ")?.1.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// In QEMU's options a comma is written twice.
+/// Doubles commas, as QEMU's options need.
 fn escaped(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }

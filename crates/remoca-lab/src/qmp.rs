@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 
-/// QEMU answers at once unless it hangs.
+/// Time limit for an answer: QEMU answers at once unless it hangs.
 const LIMIT: Duration = Duration::from_secs(30);
 const MESSAGE_SIZE_MAX: u64 = 16 << 20;
 
@@ -33,7 +33,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Runs a command and returns what it returns.
+    /// Runs a command and returns its result.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
         let request = json!({ "execute": command, "arguments": arguments });
         writeln!(self.writer, "{request}").map_err(failed)?;
@@ -42,20 +42,20 @@ impl Qmp {
             if let Some(error) = message.get("error") {
                 return Err(Error::Qmp(format!("{command}: {error}")));
             }
-            // Events come in between.
+            // Events may come in between.
             if let Some(result) = message.get_mut("return") {
                 return Ok(result.take());
             }
         }
     }
 
-    /// Whether the guest's processors run.
+    /// Returns whether the guest's processors run.
     pub fn is_running(&mut self) -> Result<bool> {
         let status = self.execute("query-status", json!({}))?;
         Ok(status["running"].as_bool().unwrap_or(false))
     }
 
-    /// Holds the guest's processors.
+    /// Stops the guest's processors.
     pub fn pause(&mut self) -> Result<()> {
         self.execute("stop", json!({})).map(drop)
     }

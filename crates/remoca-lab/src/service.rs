@@ -40,12 +40,12 @@ impl Service {
         self.child.id()
     }
 
-    /// The last lines the daemon wrote.
+    /// Returns the daemon's last lines of output.
     pub fn log_tail(&self) -> String {
         tail_of(&self.log)
     }
 
-    /// How it ended, if it has.
+    /// Returns its exit status, if it has ended.
     pub fn exit_status(&mut self) -> Result<Option<ExitStatus>> {
         self.child.try_wait().context(format_args!("waiting for {}", self.name))
     }
@@ -55,7 +55,7 @@ impl Service {
         self.wait_until("opening its socket", limit, || UnixStream::connect(socket).is_ok())
     }
 
-    /// Waits until the file is there. For daemons that take one connection only, where a try would use it up.
+    /// Waits until the file exists. For daemons that accept only one connection, which a try would use up.
     pub fn wait_for_file(&mut self, path: &Path, limit: Duration) -> Result<()> {
         self.wait_until("creating its socket", limit, || path.exists())
     }
@@ -115,7 +115,7 @@ impl Service {
         self.signal(Signal::STOP)
     }
 
-    /// Lets it run on after [`freeze`](Service::freeze).
+    /// Lets it continue after [`freeze`](Service::freeze).
     pub fn thaw(&self) -> Result<()> {
         self.signal(Signal::CONT)
     }
@@ -141,7 +141,7 @@ impl Drop for Service {
     }
 }
 
-/// A program of the system. Those for disks are where the PATH of a normal user does not look.
+/// Returns a command for a program of the system. Disk programs lie outside the PATH of a normal user.
 pub(crate) fn tool(program: &str) -> Command {
     let mut command = Command::new(program);
     let path = env::var("PATH").unwrap_or_default();

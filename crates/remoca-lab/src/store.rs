@@ -1,4 +1,4 @@
-//! Disks for guests, made, served slowly and looked at on the host.
+//! Disks for guests: created, served slowly and inspected on the host.
 
 use std::{
     fs::{self, File},
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// For a host that writes gigabytes meanwhile.
+/// Time limit for a start, on a host that meanwhile writes gigabytes.
 const START_LIMIT: Duration = Duration::from_secs(120);
 const STOP_LIMIT: Duration = Duration::from_secs(120);
 
@@ -34,7 +34,7 @@ pub fn format_ext4(image: &Path) -> Result<()> {
     run(tool("mke2fs").args(["-q", "-F", "-t", "ext4"]).arg(image)).map(drop)
 }
 
-/// Makes an image with an ext4 file system that holds what the folder holds. Holes stay holes.
+/// Makes an image with an ext4 file system of the folder's content. Holes stay holes.
 pub fn ext4_of_folder(image: &Path, size: u64, folder: &Path) -> Result<()> {
     sparse_image(image, size)?;
     run(tool("mke2fs").args(["-q", "-F", "-t", "ext4", "-d"]).arg(folder).arg(image)).map(drop)
@@ -60,7 +60,7 @@ pub(crate) fn image_of_files(image: &Path, files: &[(String, PathBuf)]) -> Resul
     fs::remove_dir_all(&folder).context_path("removing", &folder)
 }
 
-/// Checks the ext4 file system of an image without changing it; an error when anything is wrong with it.
+/// Checks the ext4 file system of an image without changing it; an error if anything is wrong with it.
 ///
 /// The image must have been unmounted: a journal that was not replayed counts as wrong.
 pub fn check_ext4(image: &Path) -> Result<()> {
@@ -78,7 +78,7 @@ pub fn dump_ext4(image: &Path, source: &str, target: &Path) -> Result<()> {
     let mut command = tool("debugfs");
     command.args(["-R", &request]).arg(image);
     let output = command.output().context("running debugfs")?;
-    // It ends with success whatever happened; what it says after its version tells.
+    // It always exits with success; its output after the version tells the result.
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let complaints: Vec<&str> =
         said.lines().skip(1).filter(|line| !line.contains("while changing ownership")).collect();
@@ -89,7 +89,7 @@ pub fn dump_ext4(image: &Path, source: &str, target: &Path) -> Result<()> {
             output: complaints.join("\n"),
         });
     }
-    // What it makes is a folder in the one it was given, named like the source.
+    // It makes a folder in the given one, named like the source.
     let name = Path::new(source).file_name();
     let made = name.map_or_else(|| inner.clone(), |name| inner.join(name));
     for entry in fs::read_dir(&made).context_path("reading", &made)? {
@@ -99,7 +99,7 @@ pub fn dump_ext4(image: &Path, source: &str, target: &Path) -> Result<()> {
     fs::remove_dir_all(&inner).context_path("removing", &inner)
 }
 
-/// Takes the data set in a folder of an image's ext4 file system out of the image and checks every byte of it.
+/// Copies the data set in a folder of an image's ext4 file system out of the image and checks every byte of it.
 pub fn verify_ext4(image: &Path, source: &str, versions: &Versions) -> Result<Verified> {
     let beside = image.parent().unwrap_or(Path::new("."));
     let folder = TempDir::new_in(beside).context_path("creating a folder in", beside)?;
@@ -108,25 +108,25 @@ pub fn verify_ext4(image: &Path, source: &str, versions: &Versions) -> Result<Ve
     Ok(dataset::verify(folder.path(), &manifest, versions, false))
 }
 
-/// What nbdkit serves, and how slowly.
+/// The store that nbdkit serves, and its speed.
 #[derive(Clone, Debug)]
 pub struct NbdkitConfig {
     pub source: NbdkitSource,
     pub read_delay: Duration,
     pub write_delay: Duration,
-    /// Requests under way at once; with 1 each waits for the one before, like on one disk arm.
+    /// Requests in flight at once; with 1 each waits for the previous one, as on one disk arm.
     pub thread_count: u32,
 }
 
 #[derive(Clone, Debug)]
 pub enum NbdkitSource {
     File(PathBuf),
-    /// That many bytes of memory.
+    /// This many bytes of memory.
     Memory(u64),
 }
 
 impl NbdkitConfig {
-    /// A disk that takes this long for each read, one after another.
+    /// Returns a disk that takes this long for each read, one after another.
     pub fn slow_file(path: &Path, read_delay: Duration) -> NbdkitConfig {
         NbdkitConfig {
             source: NbdkitSource::File(path.to_owned()),
@@ -183,7 +183,7 @@ impl Nbdkit {
         &self.socket
     }
 
-    /// Its address, such as `nbd+unix:///?socket=/tmp/lab-x/nbd`.
+    /// Returns its address, such as `nbd+unix:///?socket=/tmp/lab-x/nbd`.
     pub fn uri(&self) -> String {
         format!("nbd+unix:///?socket={}", self.socket.display())
     }
@@ -199,7 +199,7 @@ impl Nbdkit {
         self.start_again()
     }
 
-    /// Starts it again if it has ended by itself; whether it had.
+    /// Starts it again if it has ended by itself; returns whether it had.
     pub fn revive(&mut self) -> Result<bool> {
         let has_ended = self.service.exit_status()?.is_some();
         if has_ended {
@@ -209,26 +209,26 @@ impl Nbdkit {
     }
 
     fn start_again(&mut self) -> Result<()> {
-        // nbdkit does not take the place of one that left its socket behind.
+        // nbdkit does not start where another left its socket behind.
         fs::remove_file(&self.socket).context_path("removing", &self.socket)?;
         self.service = self.config.start_at(&self.socket, &self.log)?;
         Ok(())
     }
 
-    /// Lets it finish what it has begun, and ends it.
+    /// Lets it finish its work, and ends it.
     pub fn stop(mut self) -> Result<ExitStatus> {
         self.service.terminate(STOP_LIMIT)
     }
 }
 
-/// A loop device over an image; taken away when dropped. Needs root.
+/// A loop device over an image; removed when dropped. Needs root.
 #[derive(Debug)]
 pub struct LoopDevice {
     path: PathBuf,
 }
 
 impl LoopDevice {
-    /// With `sector_size` 4096 it takes no smaller reads and writes.
+    /// Attaches an image. With `sector_size` 4096 the device takes no smaller reads and writes.
     pub fn attach(image: &Path, sector_size: u32) -> Result<LoopDevice> {
         let said =
             run(tool("losetup").args(["--find", "--show", "--sector-size", &sector_size.to_string()]).arg(image))?;

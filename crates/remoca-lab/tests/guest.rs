@@ -1,4 +1,4 @@
-//! The laboratory itself, with real guests.
+//! Tests of the laboratory itself, with real guests.
 
 use std::{
     fs,

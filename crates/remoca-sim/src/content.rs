@@ -1,13 +1,13 @@
-//! What sectors hold: a number for each content, which stands for 512 bytes, and says where the content came from.
+//! Content of sectors: a number for each content, which stands for 512 bytes and says where the content came from.
 //!
 //! The model keeps numbers; bytes are made only where the engine looks at them.
 
 use crate::random::Random;
 use std::fmt;
 
-/// Bytes in a sector.
+/// Number of bytes in a sector.
 pub const SECTOR_SIZE: usize = 512;
-/// Sectors in a block.
+/// Number of sectors in a block.
 pub const BLOCK_SECTORS: usize = 8;
 
 const KIND_SHIFT: u32 = 56;
@@ -29,28 +29,29 @@ pub type Block = [Sector; BLOCK_SECTORS];
 impl Sector {
     /// All bytes zero.
     pub const ZERO: Self = Self(0);
-    /// In a buffer that nobody filled.
+    /// Content of a buffer that nobody filled.
     pub const UNFILLED: Self = Self(UNSET << KIND_SHIFT);
 
-    /// What the disk held at the beginning.
+    /// Returns the disk's content at the beginning.
     #[must_use]
     pub fn initial(disk: u16, sector: usize) -> Self {
         Self(INITIAL << KIND_SHIFT | u64::from(disk) << 32 | sector as u64)
     }
 
-    /// What the write of step `step` puts into the sector at `index` of its range: found nowhere else.
+    /// Returns the content that the write of step `step` puts into the sector at `index` of its range: found nowhere
+    /// else.
     #[must_use]
     pub fn written(step: usize, index: usize) -> Self {
         Self(WRITTEN << KIND_SHIFT | (step as u64) << 16 | index as u64)
     }
 
-    /// Content that is written to many places.
+    /// Returns content that is written to many places.
     #[must_use]
     pub fn template(class: u64) -> Self {
         Self(TEMPLATE << KIND_SHIFT | class)
     }
 
-    /// The first block of a swap area whose last page is `last`.
+    /// Returns the first block of a swap area whose last page is `last`.
     #[must_use]
     pub fn swap_header(last: u32) -> Block {
         let mut block = [Self::ZERO; BLOCK_SECTORS];
@@ -59,12 +60,12 @@ impl Sector {
         block
     }
 
-    /// Content that no disk ever held.
+    /// Returns content that no disk ever held.
     pub fn garbage(random: &mut Random) -> Self {
         Self(GARBAGE << KIND_SHIFT | random.bits() >> 16)
     }
 
-    /// Whether only one place of one disk can hold this.
+    /// Returns whether only one place of one disk can hold this.
     #[must_use]
     pub fn is_unique(self) -> bool {
         matches!(self.0 >> KIND_SHIFT, INITIAL | WRITTEN)
@@ -93,7 +94,7 @@ impl fmt::Debug for Sector {
     }
 }
 
-/// The content of 512 bytes; [`Sector::UNFILLED`] stands for bytes that are no content.
+/// Returns the content of 512 bytes; [`Sector::UNFILLED`] stands for bytes that are no content.
 #[must_use]
 pub fn sector_of(bytes: &[u8]) -> Sector {
     let (words, _) = bytes.as_chunks::<8>();
@@ -103,13 +104,13 @@ pub fn sector_of(bytes: &[u8]) -> Sector {
     }
 }
 
-/// The contents of `bytes`, sector by sector.
+/// Returns the contents of `bytes`, sector by sector.
 #[must_use]
 pub fn sectors_of(bytes: &[u8]) -> Vec<Sector> {
     bytes.chunks(SECTOR_SIZE).map(sector_of).collect()
 }
 
-/// The bytes of `sectors`.
+/// Returns the bytes of `sectors`.
 #[must_use]
 pub fn bytes(sectors: &[Sector]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(sectors.len() * SECTOR_SIZE);
@@ -131,13 +132,13 @@ pub fn bytes(sectors: &[Sector]) -> Vec<u8> {
     bytes
 }
 
-/// The block at sector `at` of a buffer.
+/// Returns the block at sector `at` of a buffer.
 #[must_use]
 pub fn block_at(sectors: &[Sector], at: usize) -> Block {
     std::array::from_fn(|i| sectors[at + i])
 }
 
-/// A block in short: one content if all sectors have the same.
+/// Describes a block in short: one content if all sectors have the same.
 #[must_use]
 pub fn describe(block: &[Sector]) -> String {
     match block {

@@ -5,10 +5,10 @@
 //! 2. A failed write took effect for any part of its sectors, at the latest when it completes.
 //! 3. A discarded sector keeps its content, or has zeroes or garbage from then on.
 //! 4. The write cache is volatile: a version is durable after a flush that was issued later, or if its write was
-//!    durable. A failed flush loses versions for good, and the next one succeeds all the same.
+//!    durable. A failed flush loses versions for good, and the next one still succeeds.
 //!
-//! 5. I/O of a process that died takes effect in whole, in part or not at all, and nobody hears of it. The error of a
-//!    flush that nobody heard of is that of the next one.
+//! 5. I/O of a process that died takes effect in whole, in part or not at all, and nobody gets its result. The error of
+//!    a flush that was never reported is that of the next one.
 //!
 //! The world schedules the portions; this file keeps no time but the number of the event.
 
@@ -17,16 +17,16 @@ use crate::random::Random;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// The portions of an I/O that takes effect late.
+/// Portions of an I/O that takes effect late.
 pub const LATE_PORTIONS: Range<u8> = 4..7;
-/// The portion of sectors that an I/O never gets to.
+/// Portion of sectors that an I/O never reaches.
 const NEVER: u8 = u8::MAX;
 
-/// Names one I/O of one disk.
+/// Number of one I/O of one disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct IoId(pub u64);
 
-/// What an I/O does.
+/// Operation of an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoKind {
     Read,
@@ -42,11 +42,11 @@ pub struct Io {
     pub kind: IoKind,
     pub sectors: Range<usize>,
     pub durable: bool,
-    /// What is written; empty for everything else.
+    /// Data to write; empty for everything else.
     pub data: Vec<Sector>,
-    /// The errno it is going to fail with.
+    /// The errno with which it will fail.
     pub error: Option<i32>,
-    /// The event in which it was issued.
+    /// Event in which it was issued.
     pub issued: u64,
 }
 
@@ -54,12 +54,12 @@ pub struct Io {
 #[derive(Debug)]
 pub struct Finished {
     pub result: Result<(), i32>,
-    /// What was read.
+    /// Data that was read.
     pub data: Vec<Sector>,
     pub write: Option<Applied>,
 }
 
-/// Where a modification took effect: for each of its sectors the number of its version, if it made one.
+/// Effect of a modification: for each of its sectors the number of its version, if it made one.
 #[derive(Debug)]
 pub struct Applied {
     first: usize,
@@ -68,7 +68,7 @@ pub struct Applied {
 }
 
 impl Applied {
-    /// Nowhere.
+    /// Returns the effect of no modification.
     #[must_use]
     pub fn none() -> Self {
         Self { first: 0, versions: Vec::new(), durable: false }
@@ -80,11 +80,11 @@ struct Running {
     io: Io,
     portions: Vec<u8>,
     versions: Vec<Option<usize>>,
-    /// The process that issued it died in this event.
+    /// Event in which the process that issued it died.
     orphan: Option<u64>,
-    /// The guest that it is for went away in this event.
+    /// Event in which the guest that it is for went away.
     gone: Option<u64>,
-    /// Its first completion is void.
+    /// Whether its first completion is void.
     late: bool,
 }
 
@@ -99,9 +99,9 @@ struct History {
     versions: Vec<Version>,
     /// Newest version that survives a power failure.
     durable: usize,
-    /// Versions below this will never become durable.
+    /// First version that may still become durable; those below are lost.
     lost: usize,
-    /// Newest version whose write the guest was told of.
+    /// Newest version whose write was reported to the guest.
     acknowledged: usize,
 }
 
@@ -115,7 +115,7 @@ impl History {
         self.versions[self.versions.len() - 1].value
     }
 
-    /// The versions that were in force at some time between the events `from` and `to`.
+    /// Returns the versions that were in force at some time between the events `from` and `to`.
     fn during(&self, from: u64, to: u64) -> impl Iterator<Item = Sector> + '_ {
         let first = self.versions.partition_point(|v| v.since <= from).saturating_sub(1);
         self.versions[first..].iter().take_while(move |v| v.since <= to).map(|v| v.value)
@@ -127,16 +127,16 @@ impl History {
 pub struct ModelDisk {
     sectors: Vec<History>,
     running: BTreeMap<IoId, Running>,
-    /// Acknowledged writes are lost: flushes fail from now on.
+    /// Whether acknowledged writes are lost: flushes fail from now on.
     spoiled: bool,
-    /// The error of a flush that nobody heard of.
+    /// Error of a flush that was never reported.
     unheard: Option<i32>,
-    /// What a dead process asked for, or a guest that has gone, has come over something newer here.
+    /// Sector in which a request of a dead process, or of a guest that has gone, has overwritten something newer.
     overwritten: Option<usize>,
 }
 
 impl ModelDisk {
-    /// A disk that holds `content`, all of it durable.
+    /// Makes a disk that holds `content`, all of it durable.
     pub fn new(content: impl Iterator<Item = Sector>) -> Self {
         let sectors = content
             .map(|value| History { versions: vec![Version { since: 0, value }], durable: 0, lost: 0, acknowledged: 0 })
@@ -144,7 +144,7 @@ impl ModelDisk {
         Self { sectors, running: BTreeMap::new(), spoiled: false, unheard: None, overwritten: None }
     }
 
-    /// What `range` holds now.
+    /// Returns the present content of `range`.
     pub fn content(&self, range: Range<usize>) -> impl Iterator<Item = Sector> + '_ {
         self.sectors[range].iter().map(History::now)
     }
@@ -160,7 +160,7 @@ impl ModelDisk {
             .insert(id, Running { io: Io { data, ..io }, portions, versions, orphan: None, gone: None, late: false });
     }
 
-    /// One portion of `id` takes effect.
+    /// Lets one portion of `id` take effect.
     pub fn advance(&mut self, id: IoId, portion: u8, event: u64, random: &mut Random) {
         let Some(running) = self.running.get_mut(&id) else { return };
         let io = &mut running.io;
@@ -192,25 +192,25 @@ impl ModelDisk {
         }
     }
 
-    /// The guest goes away in this event, with what it has asked for under way.
+    /// Marks the I/O in flight as that of a guest that goes away in this event.
     pub fn leave(&mut self, event: u64) {
         self.running.values_mut().for_each(|running| running.gone = running.gone.or(Some(event)));
     }
 
-    /// This I/O is for a guest that has gone.
+    /// Marks this I/O as that of a guest that has gone.
     pub fn leave_io(&mut self, id: IoId, event: u64) {
         if let Some(running) = self.running.get_mut(&id) {
             running.gone = Some(event);
         }
     }
 
-    /// Returns a sector in which a dead process, or one for a guest that had gone, has put something over what was written and
+    /// Returns a sector in which a dead process, or one for a guest that had gone, has overwritten what was written and
     /// acknowledged later.
     pub fn take_overwritten(&mut self) -> Option<usize> {
         self.overwritten.take()
     }
 
-    /// `id` completes. All its portions have taken effect.
+    /// Completes `id`, all of whose portions have taken effect.
     pub fn finish(&mut self, id: IoId, random: &mut Random) -> Option<Finished> {
         let running = self.running.get_mut(&id)?;
         if std::mem::take(&mut running.late) {
@@ -218,7 +218,7 @@ impl ModelDisk {
         }
         let Running { mut io, versions, orphan, .. } = self.running.remove(&id)?;
         if io.kind == IoKind::Read && io.error.is_some() {
-            // A read that fails fills its buffer in part.
+            // A failed read fills its buffer in part.
             let filled = random.index(io.data.len() + 1);
             io.data[filled..].fill(Sector::UNFILLED);
         }
@@ -256,13 +256,13 @@ impl ModelDisk {
         error.map_or(Ok(()), Err)
     }
 
-    /// Nobody heard how a flush ended.
+    /// Notes that nobody got the result of a flush.
     pub fn result_unheard(&mut self, result: Result<(), i32>) {
         self.unheard = self.unheard.or(result.err());
     }
 
-    /// The process that issued all this is dead. What has not taken effect by now does so in whole, in part, late, or never.
-    /// The I/Os that are late have [`LATE_PORTIONS`], and complete once more.
+    /// Orphans the I/O of a dead process. Portions that have not taken effect by now do so in whole, in part, late, or
+    /// never. Returns the I/Os that are late: they have [`LATE_PORTIONS`], and complete once more.
     pub fn orphan(&mut self, event: u64, random: &mut Random) -> Vec<IoId> {
         let mut late = Vec::new();
         for (id, running) in self.running.iter_mut().filter(|(_, running)| running.orphan.is_none()) {
@@ -282,7 +282,7 @@ impl ModelDisk {
         late
     }
 
-    /// Somebody else writes to some sectors of `range`.
+    /// Overwrites some sectors of `range` as a foreign writer.
     pub fn overwrite(&mut self, range: Range<usize>, event: u64, random: &mut Random) {
         for history in &mut self.sectors[range] {
             let value = match random.below(3) {
@@ -293,13 +293,13 @@ impl ModelDisk {
         }
     }
 
-    /// The store comes back from a crash that its client was told of: every flush fails from now on.
+    /// Makes every flush fail from now on: the store comes back from a crash that its client was told of.
     pub fn spoil(&mut self) {
         self.spoiled = true;
     }
 
-    /// The store crashes and comes back: what was not durable may be gone. Writes under way are done again, so their
-    /// sectors stay as they are.
+    /// Crashes the store and brings it back: versions that were not durable may be gone. Writes in flight are repeated,
+    /// so their sectors stay as they are.
     pub fn crash(&mut self, event: u64, random: &mut Random) {
         let writes = self.running.values().filter(|r| r.io.kind != IoKind::Read);
         let busy: Vec<_> = writes.map(|r| r.io.sectors.clone()).collect();
@@ -313,23 +313,23 @@ impl ModelDisk {
         }
     }
 
-    /// Whether any I/O is under way.
+    /// Returns whether no I/O is in flight.
     pub fn is_idle(&self) -> bool {
         self.running.is_empty()
     }
 
-    /// Whether `sector` held `value` at some time between the events `from` and `to`.
+    /// Returns whether `sector` held `value` at some time between the events `from` and `to`.
     pub fn held(&self, sector: usize, value: Sector, from: u64, to: u64) -> bool {
         self.sectors[sector].during(from, to).any(|v| v == value)
     }
 
-    /// Everything `sector` held between the events `from` and `to`.
+    /// Returns everything `sector` held between the events `from` and `to`.
     pub fn values(&self, sector: usize, from: u64, to: u64) -> Vec<Sector> {
         self.sectors[sector].during(from, to).collect()
     }
 
-    /// The guest was told that a modification is complete. The first sector for which that is not true, if any: it has
-    /// to be on the disk, and durable if that was asked for. (A discard need not change anything.)
+    /// Notes that the guest was told that a modification is complete. The error is the first sector for which that is
+    /// not true: it must be on the disk, and durable if requested. (A discard need not change anything.)
     pub fn acknowledge(&mut self, applied: &Applied, is_discard: bool) -> Result<(), usize> {
         for (at, version) in (applied.first..).zip(&applied.versions) {
             let history = &mut self.sectors[at];
@@ -343,8 +343,8 @@ impl ModelDisk {
         Ok(())
     }
 
-    /// The guest was told that `sector` holds `value` by a write that it submitted in event `since`. Whether it came to be
-    /// there, and whether it is durable.
+    /// Notes that the guest was told that `sector` holds `value` by a write that it submitted in event `since`. Returns
+    /// whether it got there, and whether it is durable.
     pub fn acknowledge_value(&mut self, sector: usize, value: Sector, since: u64) -> (bool, bool) {
         let history = &mut self.sectors[sector];
         let found = history.versions.iter().position(|version| version.since >= since && version.value == value);
@@ -353,26 +353,26 @@ impl ModelDisk {
         (true, history.durable >= found)
     }
 
-    /// For each sector, the version that a flush beginning now has to make durable.
+    /// Returns for each sector the version that a flush beginning now must make durable.
     pub fn flush_promise(&self) -> Vec<usize> {
         self.sectors.iter().map(|history| history.acknowledged).collect()
     }
 
-    /// The guest was told that a flush failed: what was lost with it is not promised any more.
+    /// Cancels the promises about data lost with a failed flush: the guest was told of it.
     pub fn forgive(&mut self) {
         for history in self.sectors.iter_mut().filter(|history| history.acknowledged < history.lost) {
             history.acknowledged = history.acknowledged.min(history.durable);
         }
     }
 
-    /// Nobody is left to whom anything was promised that is not durable.
+    /// Cancels all promises about data that is not durable: nobody is left who has them.
     pub fn forget_promises(&mut self) {
         for history in &mut self.sectors {
             history.acknowledged = history.acknowledged.min(history.durable);
         }
     }
 
-    /// The first sector for which a promise was broken.
+    /// Returns the first sector for which a promise was broken.
     pub fn broken_promise(&self, promise: &[usize]) -> Option<usize> {
         self.sectors.iter().zip(promise).position(|(history, promised)| history.durable < *promised)
     }

@@ -1,5 +1,5 @@
-//! Plans as files: one line of JSON for the conditions, one for each step. A plan that was cut down is kept as such, because
-//! a change of what is drawn from a seed gives every seed another meaning.
+//! Plans as files: one line of JSON for the conditions, one for each step. A reduced plan is kept as such, because a
+//! change of what is drawn from a seed gives every seed another meaning.
 
 use crate::plan::{Origin, Plan, Step};
 use crate::scenario::Scenario;
@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Header {
-    /// What it is a plan for, for people.
+    /// Purpose of the plan, for people.
     what: String,
-    /// The rule that has to be left out for it to fail.
+    /// Rule that must be left out for it to fail.
     #[serde(skip_serializing_if = "Option::is_none")]
     omit: Option<String>,
     agentless: bool,
@@ -29,7 +29,7 @@ pub struct Saved {
     pub what: String,
 }
 
-/// The text of a plan: of its steps those that `options` include.
+/// Returns the text of a plan, with those of its steps that `options` include.
 ///
 /// # Errors
 /// If a value cannot be written as JSON, which does not happen.
@@ -50,10 +50,10 @@ pub fn save(plan: &Plan, options: &Options, what: &str) -> Result<String, serde_
     Ok(text)
 }
 
-/// The plan in `text`, which came from a file called `name`.
+/// Returns the plan in `text`, which came from a file called `name`.
 ///
 /// # Errors
-/// If it is none; the text says why.
+/// If it is not a plan; the text says why.
 pub fn load(name: &str, text: &str) -> Result<Saved, String> {
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     let first = lines.next().ok_or_else(|| format!("{name} is empty"))?;

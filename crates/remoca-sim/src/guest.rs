@@ -1,6 +1,6 @@
-//! The model guest: its requests under way, and its page cache, whose pages it reports when it drops them.
+//! The model guest: its requests in flight, and its page cache, whose pages it reports when it drops them.
 //!
-//! It remembers which contents the engine has to know by now, from requests that nothing overlapped: a page that is
+//! It remembers which contents the engine must know by now, from requests that nothing overlapped: a page that is
 //! reported while it is known may not be called unknown.
 
 use crate::content::{BLOCK_SECTORS, Block, Sector, block_at};
@@ -14,19 +14,19 @@ use std::ops::Range;
 /// A block of a disk.
 pub type Key = (u16, usize);
 
-/// Contents of the past that are kept for stale evictions.
+/// Number of past contents kept for stale evictions.
 const PAST: usize = 48;
 
-/// Where a request stands with the disk.
+/// State of a request at the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskState {
     NotAsked,
     Running,
-    /// It is to be asked beside the server, as soon as there is a buffer.
+    /// To be asked beside the server, as soon as there is a buffer.
     Starved,
-    /// It is asked beside the server, and the first answer counts.
+    /// Asked beside the server; the first answer counts.
     Hedged,
-    /// It failed, and the server may still answer.
+    /// Failed; the server may still answer.
     Failed(i32),
     Done(Result<(), i32>),
 }
@@ -37,32 +37,32 @@ pub struct Pending {
     pub disk: u16,
     pub sectors: Range<usize>,
     pub kind: Kind,
-    /// What the engine was asked.
+    /// Operation that the engine was asked for.
     pub op: GuestOp,
-    /// The event in which it was asked.
+    /// Event in which it was submitted.
     pub submitted: u64,
-    /// What is written, or was read.
+    /// Data to write, or that was read.
     pub buffer: Vec<Sector>,
-    /// The event in which the process took it.
+    /// Event in which the process took it.
     pub taken: Option<u64>,
     pub state: DiskState,
-    /// The I/O that the disk does for it.
+    /// I/O that the disk does for it.
     pub io: Option<IoId>,
     pub applied: Option<Applied>,
-    /// A read: what the whole pages of its destination hold until they are overwritten.
+    /// For a read: the content of its destination's whole pages until they are overwritten.
     pub frames: Vec<Option<Block>>,
-    /// No modification of its blocks was under way when it began.
+    /// Whether no modification of its blocks was in flight when it began.
     pub undisturbed: bool,
-    /// A flush: what it has to make durable.
+    /// For a flush: the versions it must make durable.
     pub promise: Vec<usize>,
 }
 
-/// The blocks that `sectors` touch, whole or in part.
+/// Returns the blocks that `sectors` touch, whole or in part.
 pub fn touched(sectors: &Range<usize>) -> Range<usize> {
     sectors.start / BLOCK_SECTORS..sectors.end.div_ceil(BLOCK_SECTORS)
 }
 
-/// The blocks that `sectors` cover whole.
+/// Returns the blocks that `sectors` cover whole.
 pub fn covered(sectors: &Range<usize>) -> Range<usize> {
     let first = sectors.start.div_ceil(BLOCK_SECTORS);
     first..(sectors.end / BLOCK_SECTORS).max(first)
@@ -80,21 +80,21 @@ struct Changes {
 #[derive(Debug)]
 pub struct Guest {
     requests: Vec<Option<Pending>>,
-    /// Reads that are completed while the disk is still at them, or (`None`) was still to be asked.
+    /// Completed reads whose disk I/O is still running, or (`None`) was still to be asked.
     losers: BTreeMap<u32, Option<IoId>>,
     pages: BTreeMap<Key, Block>,
     /// Pages from the least to the most recently used.
     order: VecDeque<Key>,
     capacity: usize,
     past: VecDeque<Block>,
-    /// What its free pages hold, the next to be used last.
+    /// Content of its free pages, the next to be used last.
     free: Vec<Block>,
     changes: BTreeMap<Key, Changes>,
     known: BTreeMap<Key, Block>,
 }
 
 impl Guest {
-    /// A guest with at most `depth` requests under way and `capacity` pages.
+    /// Makes a guest with at most `depth` requests in flight and `capacity` pages.
     #[must_use]
     pub fn new(depth: usize, capacity: usize) -> Self {
         Self {
@@ -110,14 +110,14 @@ impl Guest {
         }
     }
 
-    /// A number for one more request.
+    /// Returns a number for one more request.
     #[must_use]
     pub fn free_id(&self) -> Option<RequestId> {
         let free = |id: &u32| self.requests[*id as usize].is_none() && !self.losers.contains_key(id);
         (0..u32::try_from(self.requests.len()).ok()?).find(free).map(RequestId)
     }
 
-    /// A request begins.
+    /// Begins a request.
     pub fn begin(&mut self, id: RequestId, mut pending: Pending) {
         let blocks = touched(&pending.sectors);
         pending.undisturbed = self.range(pending.disk, blocks.clone()).all(|c| c.under_way == 0);
@@ -138,12 +138,12 @@ impl Guest {
         blocks.map(move |block| self.changes.get(&(disk, block)).copied().unwrap_or_default())
     }
 
-    /// The request of `id`.
+    /// Returns the request of `id`.
     pub fn pending(&mut self, id: RequestId) -> Option<&mut Pending> {
         self.requests.get_mut(id.0 as usize)?.as_mut()
     }
 
-    /// A request ends.
+    /// Ends a request.
     pub fn end(&mut self, id: RequestId) -> Option<Pending> {
         let pending = self.requests.get_mut(id.0 as usize)?.take()?;
         if matches!(pending.state, DiskState::Hedged | DiskState::Starved) {
@@ -157,7 +157,7 @@ impl Guest {
         Some(pending)
     }
 
-    /// The disk is done with a read that is completed already. True if there was one.
+    /// Ends the disk I/O of a read that is already completed. Returns whether there was one.
     pub fn end_loser(&mut self, id: RequestId, io: IoId) -> bool {
         let was = self.losers.get(&id.0) == Some(&Some(io));
         if was {
@@ -166,7 +166,7 @@ impl Guest {
         was
     }
 
-    /// The disk need not be asked for a read that is completed already. True if there was one.
+    /// Cancels the disk I/O of a read that is already completed. Returns whether there was one.
     pub fn skip_loser(&mut self, id: RequestId) -> bool {
         let was = self.losers.get(&id.0) == Some(&None);
         if was {
@@ -175,7 +175,7 @@ impl Guest {
         was
     }
 
-    /// Pages for what is read, with what they hold.
+    /// Takes pages for data to be read, with their content.
     pub fn take_frames(&mut self, count: usize, leaves_pages: bool, random: &mut Random) -> Vec<Option<Block>> {
         let mut frame = || match random.below(16) {
             0 => std::array::from_fn(|_| Sector::garbage(random)),
@@ -185,7 +185,7 @@ impl Guest {
         (0..count).map(|_| Some(frame())).collect()
     }
 
-    /// The process that served the disks is dead: what it was at is asked of the next one, in the order of arrival.
+    /// Resets the requests for the next process, which gets those of the dead one in the order of arrival.
     pub fn begin_anew(&mut self) {
         self.known.clear();
         self.losers.clear();
@@ -201,7 +201,7 @@ impl Guest {
         }
     }
 
-    /// Requests under way, in the order of their arrival.
+    /// Returns the requests in flight, in the order of their arrival.
     #[must_use]
     pub fn by_arrival(&self) -> Vec<RequestId> {
         let pending = self.requests.iter().enumerate().filter_map(|(id, p)| Some((p.as_ref()?.submitted, id)));
@@ -210,7 +210,7 @@ impl Guest {
         pending.into_iter().filter_map(|(_, id)| u32::try_from(id).ok().map(RequestId)).collect()
     }
 
-    /// The VM is gone and starts anew: nothing is under way, and its memory is empty.
+    /// Restarts the VM: nothing is in flight, and its memory is empty.
     pub fn reboot(&mut self) {
         self.requests.fill_with(|| None);
         self.losers.clear();
@@ -221,25 +221,25 @@ impl Guest {
         self.free.clear();
     }
 
-    /// Requests that the process has and the disk does not work on.
+    /// Returns the requests that the process has and the disk does not work on.
     pub fn waiting(&self) -> impl Iterator<Item = &Pending> {
         self.requests.iter().flatten().filter(|pending| {
             pending.taken.is_some() && matches!(pending.state, DiskState::NotAsked | DiskState::Failed(_))
         })
     }
 
-    /// Requests under way.
+    /// Returns the number of requests in flight.
     pub fn in_flight(&self) -> usize {
         self.requests.iter().flatten().count()
     }
 
-    /// Whether a modification of the block is under way.
+    /// Returns whether a modification of the block is in flight.
     #[must_use]
     pub fn is_changing(&self, key: Key) -> bool {
         self.changes.get(&key).is_some_and(|c| c.under_way > 0)
     }
 
-    /// Whether nothing changed the blocks of a request but the request itself since it began.
+    /// Returns whether nothing but the request itself changed its blocks since it began.
     #[must_use]
     pub fn was_alone(&self, id: RequestId) -> bool {
         let Some(pending) = self.requests.get(id.0 as usize).and_then(Option::as_ref) else { return false };
@@ -247,21 +247,21 @@ impl Guest {
         pending.undisturbed && self.range(pending.disk, blocks).all(|c| c.last <= pending.submitted)
     }
 
-    /// An I/O showed what the disk holds; if that is `certain`, the engine has to know it from now on.
+    /// Notes the disk's content that an I/O showed; if that is `certain`, the engine must know it from now on.
     pub fn note_known(&mut self, key: Key, content: Block, certain: bool) {
         self.known.remove(&key);
-        // What several blocks hold may be forgotten along with one of them.
+        // Content of several blocks may be forgotten along with one of them.
         if certain && content.iter().any(|s| s.is_unique()) {
             self.known.insert(key, content);
         }
     }
 
-    /// The engine need not know anything any more.
+    /// Forgets all known content: the engine need not know anything any more.
     pub fn forget_known(&mut self) {
         self.known.clear();
     }
 
-    /// What the disk holds is uncertain: nothing of it need be known, and what is under way teaches nothing.
+    /// Marks the disk's content as uncertain: nothing of it need be known, and I/O in flight sets no fingerprints.
     pub fn disturb(&mut self, disk: u16) {
         self.known.retain(|key, _| key.0 != disk);
         for pending in self.requests.iter_mut().flatten().filter(|p| p.disk == disk) {
@@ -269,14 +269,14 @@ impl Guest {
         }
     }
 
-    /// `content` is reported as evicted. True if the engine has to know it; from now on it need not.
+    /// Reports `content` as evicted. Returns whether the engine must know it; from now on it need not.
     pub fn take_known(&mut self, content: &Block) -> bool {
         let before = self.known.len();
         self.known.retain(|_, known| known != content);
         self.known.len() < before
     }
 
-    /// A page for what was read; the page that has to make room for it.
+    /// Keeps a page of read data; returns the page dropped for it.
     pub fn hold(&mut self, key: Key, content: Block) -> Option<Block> {
         self.put(key, content);
         if self.pages.len() <= self.capacity {
@@ -306,7 +306,7 @@ impl Guest {
         Some(page)
     }
 
-    /// What a modification makes of the page of a block, as soon as it is submitted.
+    /// Applies a modification to the page of a block, as soon as it is submitted.
     fn change_page(&mut self, key: Key, pending: &Pending) {
         let start = key.1 * BLOCK_SECTORS;
         let whole = covered(&pending.sectors).contains(&key.1);
@@ -340,14 +340,14 @@ impl Guest {
         if keep { self.pages.get(&key).copied() } else { self.drop_page(key) }
     }
 
-    /// A content that some page had.
+    /// Returns a content that some page had.
     pub fn past_page(&mut self, random: &mut Random) -> Option<Block> {
         if self.past.is_empty() { None } else { Some(self.past[random.index(self.past.len())]) }
     }
 }
 
 impl Pending {
-    /// Whether the request changes what the disk holds.
+    /// Returns whether the request changes what the disk holds.
     #[must_use]
     pub fn modifies(&self) -> bool {
         !matches!(self.kind, Kind::Read | Kind::Flush)

@@ -1,9 +1,9 @@
 //! The deterministic simulator: guest, disks, engine, network and memory server on one thread, from one seed.
 //!
-//! [`Plan::draw`] makes a plan from a seed (`plan`, `scenario`); [`run`] lets the world act it out in virtual time (`world`, with the
-//! models in `guest`, `disk`, `wire` and `server`), and stops at the first broken promise (`violation`). [`shrink`] cuts a
-//! plan that fails down to the steps that matter, [`trace`] tells what happened. The engine is the real one, driven as
-//! `remoca-disk` drives it; nothing else of a host is here: no rings, no sockets, no frames.
+//! [`Plan::draw`] makes a plan from a seed (`plan`, `scenario`). [`run`] lets the world act it out in virtual time
+//! (`world`, with the models in `guest`, `disk`, `wire` and `server`), and stops at the first broken promise
+//! (`violation`). [`shrink`] reduces a failing plan to the steps that matter, [`trace`] tells what happened. The engine
+//! is the real one, driven as `remoca-disk` drives it; nothing else of a host is here: no rings, no sockets, no frames.
 //!
 //! The same seed and options give the same run, on every machine. Decision 0010 says why it is built this way,
 //! `docs/simulator.md` how to use it.
@@ -43,17 +43,17 @@ pub use violation::{Promise, Violation};
 /// A rule that the processes around the engine and their hosts keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostRule {
-    /// A process asks its disks for nothing before what its predecessor asked for has happened, or never will.
+    /// A process sends its disks nothing until each request of its predecessor has taken effect, or never will.
     ImageLock,
-    /// What arrives on a connection after a newer one has been greeted is void.
+    /// Messages on a connection are void once a newer one has been greeted.
     Fence,
-    /// What a process left is void if somebody else wrote to an image meanwhile.
+    /// A process's state is void if somebody else wrote to an image meanwhile.
     ImageUnchanged,
-    /// What a process left is void after its host was down.
+    /// A process's state is void after its host was down.
     SameBoot,
-    /// What a process that was killed left is void if its store is remote, and could have come back from a crash.
+    /// A killed process's state is void if its store is remote, and could have come back from a crash.
     LocalStore,
-    /// What a process knew before another one had the disks is void.
+    /// A process's knowledge from before another one had the disks is void.
     MovedIsCold,
 }
 
@@ -69,20 +69,20 @@ impl HostRule {
     ];
 }
 
-/// How a seed is run.
+/// Options of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// A rule that the engine leaves out.
+    /// Rule that the engine leaves out.
     pub omit: Option<Rule>,
-    /// A rule that processes and hosts leave out.
+    /// Rule that processes and hosts leave out.
     pub omit_host: Option<HostRule>,
-    /// Only so many steps of the plan.
+    /// Number of steps of the plan to run.
     pub steps: Option<usize>,
     /// Steps of the plan that are left out.
     pub without: BTreeSet<usize>,
-    /// There is no agent in the guest, and no port.
+    /// Whether there is no agent in the guest, and no port.
     pub agentless: bool,
-    /// Only what the guest itself can notice ends a run, not what a look into the engine shows.
+    /// Whether only faults that the guest itself can notice end a run, not those seen by inspecting the engine.
     pub guest_visible_only: bool,
 }
 
@@ -94,12 +94,12 @@ impl Options {
 
 macro_rules! tally {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// What happened in a run: whether it was worth anything.
+        /// Counters of a run, which show whether it was worth anything.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Tally { $($(#[$doc])* pub $name: u64,)* pub stats: EngineStats }
 
         impl Tally {
-            /// All counters, the engine's included, with their names.
+            /// Returns all counters, the engine's included, with their names.
             #[must_use]
             pub fn named(&self) -> Vec<(&'static str, u64)> {
                 let mut all = vec![$((stringify!($name), self.$name)),*];
@@ -113,7 +113,7 @@ macro_rules! tally {
 tally! {
     events,
     requests,
-    /// Steps for which the guest had too many requests under way.
+    /// Steps for which the guest had too many requests in flight.
     skipped,
     disk_ios,
     sectors_checked,
@@ -133,24 +133,24 @@ tally! {
     /// Attempts to connect that failed.
     unanswered,
     hangs,
-    /// Reads of the disk beside a server that waited for a buffer, and those that were not needed any more then.
+    /// Disk reads beside a server that waited for a buffer, and those not needed any more then.
     hedges_starved,
     hedges_skipped,
     refusals,
     messages_lost,
     index_growths,
-    /// Times that there was no memory for a larger index.
+    /// Number of times that there was no memory for a larger index.
     index_refusals,
     store_crashes,
     flushes_failed,
     /// VM processes that died.
     kills,
-    /// Those that died between two stores.
+    /// VM processes that died between two stores.
     torn_indexes,
     cold_starts,
     warm_starts,
     upgrades,
-    /// Those of processes to which servers owed pages.
+    /// Upgrades of processes to which servers owed pages.
     upgrades_owed,
     migrations,
     /// Processes that got the disks from another one, with the index and without.
@@ -164,9 +164,9 @@ tally! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
     pub tally: Tally,
-    /// Nothing went wrong in it, and nobody interfered.
+    /// Whether it had no faults and no interference.
     pub fault_free: bool,
-    /// What is read most fits the caches.
+    /// Whether most of what is read fits the caches.
     pub is_cosy: bool,
 }
 

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// Lines of the trace that are shown of a failure.
+/// Number of trace lines shown of a failure.
 const LINES_SHOWN: usize = 40;
 const SHRINK_RUNS: usize = 3_000;
 
@@ -22,19 +22,19 @@ struct Arguments {
     /// How many seeds to run, one after the other.
     #[arg(long)]
     seeds: Option<u64>,
-    /// The first seed; with no --seeds the only one. Otherwise the time decides.
+    /// The first seed; with no --seeds the only one. Otherwise it comes from the time.
     #[arg(long)]
     seed: Option<u64>,
     /// Run the plan in this file.
     #[arg(long, conflicts_with_all = ["seed", "seeds"])]
     plan: Option<PathBuf>,
-    /// Write a plan that fails to this file, cut down.
+    /// Write a plan that fails to this file, reduced.
     #[arg(long)]
     save: Option<PathBuf>,
-    /// Leave out one rule of the engine, or of what is around it: the run has to fail.
+    /// Leave out one rule of the engine, or of its surroundings: the run must fail.
     #[arg(long, value_parser = rule)]
     omit: Option<AnyRule>,
-    /// Only so many steps of the plan.
+    /// Run only this many steps of the plan.
     #[arg(long)]
     steps: Option<usize>,
     /// Steps of the plan to leave out, as 3,7-9.
@@ -52,7 +52,7 @@ struct Arguments {
     /// Simulate the whole VM process: its real driver, frontends, link and state file.
     #[arg(long, conflicts_with_all = ["plan", "save", "omit", "without", "agentless", "guest_visible_only"])]
     driver: bool,
-    /// Something that goes wrong around the driver: the run has to fail.
+    /// A fault around the driver: the run must fail.
     #[arg(long, requires = "driver", value_parser = flaw)]
     flaw: Option<Flaw>,
     /// Do not look for a shorter plan that fails in the same way.
@@ -110,7 +110,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs seeds of the driver. One that fails is cut down to the fewest steps from its beginning.
+/// Runs seeds of the driver. A failing one is reduced to the fewest steps from its beginning.
 fn simulate_driver(arguments: &Arguments) -> anyhow::Result<()> {
     let options = DriverOptions { flaw: arguments.flaw, steps: arguments.steps, tell: arguments.trace };
     let first = arguments.seed.map_or_else(seed_of_the_day, Ok)?;
@@ -138,7 +138,7 @@ fn simulate_driver(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Halving finds a number of steps that fails while one less does not.
+/// Finds, by halving, a number of steps that fails while one less does not.
 fn fewest_steps(seed: u64, options: &DriverOptions) -> usize {
     let fails =
         |steps| run_driver(seed, &DriverOptions { steps: Some(steps), tell: false, ..options.clone() }).is_err();
@@ -166,7 +166,7 @@ fn simulate(arguments: &Arguments) -> anyhow::Result<()> {
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let saved = load(&path.display().to_string(), &text).map_err(anyhow::Error::msg)?;
         println!("{}", saved.what);
-        // Its own options hold where none are given.
+        // Its own options apply if none are given.
         let rule_is_given = arguments.omit.is_some();
         let options = Options {
             omit: if rule_is_given { options.omit } else { saved.options.omit },
@@ -219,7 +219,7 @@ fn run_one(plan: &Plan, options: &Options, arguments: &Arguments) -> anyhow::Res
     Ok(())
 }
 
-/// Another million of seeds in each second, so that runs do not repeat each other.
+/// Returns the first of another million of seeds in each second, so that runs do not repeat each other.
 fn seed_of_the_day() -> anyhow::Result<u64> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).context("the clock is before 1970")?;
     Ok(since.as_secs() * 1_000_000)
@@ -238,12 +238,12 @@ fn print_trace(plan: &Plan, options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The conditions of a plan, for people.
+/// Returns the conditions of a plan, for people.
 fn describe(plan: &Plan) -> String {
     format!("{} steps; {:?}", plan.steps.len(), plan.scenario)
 }
 
-/// Prints what failed, the last events of the block it failed at, and how to see it again.
+/// Prints the failure, the last events of the block it failed at, and how to see it again.
 fn explain(plan: &Plan, failure: &Failure, options: &Options, arguments: &Arguments) -> anyhow::Result<()> {
     println!("\n{failure}\n{}\n", describe(plan));
     print_last_lines(plan, failure, options);

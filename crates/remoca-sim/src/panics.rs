@@ -12,7 +12,7 @@ thread_local! {
 /// Runs `body`.
 ///
 /// # Errors
-/// What it panicked with.
+/// The text of the panic.
 pub(crate) fn catch<T>(body: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

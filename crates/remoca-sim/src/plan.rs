@@ -1,5 +1,5 @@
 //! The plan of one run: every stimulus from outside with its time, as plain data, drawn from the seed before anything
-//! runs. Leaving steps out leaves the others as they are; that is how a failing run is cut down.
+//! runs. Leaving steps out leaves the others as they are; that is how a failing run is reduced.
 
 use crate::content::BLOCK_SECTORS;
 use crate::random::Random;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
 
-/// What a guest's write puts into a block.
+/// Content that a guest's write puts into a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fill {
     /// Content that is nowhere else.
@@ -16,13 +16,13 @@ pub enum Fill {
     /// The same content in all blocks of a class.
     Template(u64),
     Zero,
-    /// What the disk holds there already.
+    /// The disk's present content there.
     Same,
-    /// The header of a swap area with so many more pages.
+    /// The header of a swap area with this many more pages.
     SwapHeader(u32),
 }
 
-/// What a guest asks of a disk.
+/// A guest's request to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     Read,
@@ -32,14 +32,14 @@ pub enum Kind {
     WriteZeroes { may_unmap: bool, durable: bool },
 }
 
-/// Which page a guest reports as evicted, besides those that its page cache really pushes out.
+/// A page that a guest reports as evicted, besides those that its page cache really pushes out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Eviction {
     /// One of its pages, which it drops.
     Current,
     /// One of its pages, which it keeps.
     Kept,
-    /// What one of its pages held some time ago.
+    /// A content that one of its pages had some time ago.
     Stale,
     /// A page of somebody else.
     Foreign,
@@ -48,29 +48,29 @@ pub enum Eviction {
     Zero,
 }
 
-/// When a process dies.
+/// Moment at which a process dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Point {
     Now,
-    /// In the middle of the actions of an event: after so many more.
+    /// In the middle of the actions of an event: after this many more.
     Actions(u32),
-    /// Between two stores into the words of the index: before the one after so many more.
+    /// Between two stores into the words of the index: before the one after this many more.
     Stores(u32),
 }
 
-/// How a VM process dies and comes back.
+/// Death of a VM process, and its return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kill {
     pub point: Point,
     /// Time until it is started again.
     pub down_ns: u64,
-    /// What it left behind is lost.
+    /// Whether its state is lost.
     pub cold: bool,
-    /// Somebody else writes to an image meanwhile.
+    /// Whether somebody else writes to an image meanwhile.
     pub changed: bool,
 }
 
-/// One thing that happens to the system from outside; to one VM, where no server or host is named.
+/// An event from outside; for one VM if it names no server or host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stimulus {
     /// A request on `sectors` of `disk`.
@@ -82,7 +82,7 @@ pub enum Stimulus {
     Evict(Eviction),
     /// The operator sets the size of the cache (0: off).
     Resize(u32),
-    /// The operator gives the guest so much memory.
+    /// The operator gives the guest this much memory.
     GuestMemory(u32),
     /// The connection breaks; the client notices after this time.
     Cut(u64),
@@ -92,13 +92,13 @@ pub enum Stimulus {
     Hang,
     /// A server does nothing for this time.
     Stop(usize, u64),
-    /// A server starts anew: its pages are gone.
+    /// A server restarts: its pages are gone.
     Restart(usize),
-    /// A server is gone for this time, and then starts anew.
+    /// A server is gone for this time, and then restarts.
     Gone(usize, u64),
-    /// So many pages are taken from the pool of a server.
+    /// This many pages are taken from the pool of a server.
     Take(usize, u32),
-    /// A server has so many pages for this VM from now on.
+    /// A server has this many pages for this VM from now on.
     Memory(usize, u32),
     /// The operator lists other servers: those whose bits are set.
     Servers(u32),
@@ -106,20 +106,20 @@ pub enum Stimulus {
     StoreCrash(u16),
     /// The VM process is killed, and started again after a while.
     Kill(Kill),
-    /// A host fails, with all that runs on it, and comes back after this time.
+    /// A host fails, with everything that runs on it, and comes back after this time.
     HostFault(usize, u64),
     /// Another program takes over the VM process.
     Upgrade,
-    /// The VM migrates to this host; its guest runs at these sides (1: there), one after the other.
+    /// The VM migrates to this host; its guest runs at these sides in turn (1: there).
     Migrate(usize, Vec<usize>),
     /// The VM's host is suspended: its clock jumps forward by this time.
     ClockJump(u64),
 }
 
-/// A stimulus with its time and the seed of what follows from it.
+/// A stimulus with its time and the seed of its consequences.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Step {
-    /// Its place in the plan that was drawn: what options and traces call it.
+    /// Place in the plan that was drawn, by which options and traces name it.
     pub number: usize,
     pub at_ns: u64,
     pub vm: usize,
@@ -127,7 +127,7 @@ pub struct Step {
     pub stimulus: Stimulus,
 }
 
-/// Where a plan comes from.
+/// Origin of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     Seed(u64),
@@ -143,7 +143,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// All there is to know about a run before it starts.
+/// Everything known about a run before it starts.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub origin: Origin,
@@ -152,7 +152,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The plan of `seed`.
+    /// Draws the plan of `seed`.
     #[must_use]
     pub fn draw(seed: u64) -> Self {
         let mut random = Random::new(seed);
@@ -175,10 +175,10 @@ impl Plan {
         Self { origin: Origin::Seed(seed), scenario, steps }
     }
 
-    /// Whether a plan that was not drawn speaks of what there is.
+    /// Checks that a plan that was not drawn names only what exists.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault of the plan.
     pub fn check(&self) -> Result<(), String> {
         let scenario = &self.scenario;
         let machines = &scenario.machines;
@@ -209,7 +209,7 @@ impl Plan {
     }
 }
 
-/// Mostly a moment; now and then long enough for every timer to run out.
+/// Draws a pause: mostly a moment, now and then long enough for every timer to run out.
 fn pause(scenario: &Scenario, random: &mut Random) -> u64 {
     match random.below(100) {
         0 => random.between(20_000_000..=15_000_000_000),
@@ -245,8 +245,8 @@ fn stimulus(scenario: &Scenario, machine: &Machine, random: &mut Random) -> Stim
     }
 }
 
-/// What is worst while a size changes: the connection breaks before all of it has arrived. And while a process is dead: its
-/// store comes back from a crash.
+/// Adds the worst event after a step. After a change of size, the connection breaks before all of it has arrived; after
+/// the death of a process, its store comes back from a crash.
 fn aftermath(
     scenario: &Scenario,
     machine: &Machine,
@@ -265,7 +265,7 @@ fn aftermath(
     }
 }
 
-/// Often less than is in use, so that pages have to move.
+/// Draws a size, often smaller than what is in use, so that pages must move.
 fn size(machine: &Machine, random: &mut Random) -> u32 {
     match random.below(8) {
         0 => 0,
@@ -279,7 +279,7 @@ fn server(scenario: &Scenario, random: &mut Random) -> usize {
     random.index(scenario.memory.len())
 }
 
-/// A bit for every server.
+/// Returns a bit for every server.
 fn every(scenario: &Scenario) -> u32 {
     (1 << scenario.memory.len()) - 1
 }
@@ -302,7 +302,7 @@ fn eviction(random: &mut Random) -> Eviction {
     ])
 }
 
-/// Often back at once; sometimes after servers have given its pool away.
+/// Draws a downtime, often short, sometimes until servers have given its pool away.
 fn down(random: &mut Random) -> u64 {
     match random.below(6) {
         0..=2 => 0,
@@ -320,7 +320,7 @@ fn kill(random: &mut Random) -> Kill {
     Kill { point, down_ns: down(random), cold: random.one_in(6), changed: random.one_in(6) }
 }
 
-/// There; or not there after all; or there and back.
+/// Draws a migration: there; or not there after all; or there and back.
 fn hops(random: &mut Random) -> Vec<usize> {
     (0..random.between(1..=3)).map(|_| random.index(3).min(1)).collect()
 }
@@ -360,7 +360,8 @@ fn fill(machine: &Machine, random: &mut Random) -> Fill {
     }
 }
 
-/// Mostly single blocks, half of them in the first quarter of the disk; also runs of blocks, and any sectors at all.
+/// Draws sectors: mostly single blocks, half of them in the first quarter of the disk; also runs of blocks, and any
+/// sectors at all.
 fn sectors(total: usize, random: &mut Random) -> Range<usize> {
     let blocks = total / BLOCK_SECTORS;
     let reach = if random.one_in(2) { blocks.div_ceil(4) } else { blocks };

@@ -28,13 +28,13 @@ impl<E> PartialOrd for Scheduled<E> {
 }
 
 impl<E> Ord for Scheduled<E> {
-    /// The heap gives its largest first: the earliest event is the largest.
+    /// Compares in reverse: the heap gives its largest first, so the earliest event is the largest.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.order).cmp(&(self.at, self.order))
     }
 }
 
-/// Events that are still to come.
+/// Events still to come.
 #[derive(Debug)]
 pub struct Queue<E> {
     heap: BinaryHeap<Scheduled<E>>,

@@ -1,8 +1,8 @@
 //! The only source of randomness: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), seeded from the seed of a run.
 //!
 //! Every event carries its own seed, drawn when it was scheduled, and everything that happens in its course draws from
-//! it. So what one step of a plan does depends on the other steps only through the state of the world, and a plan can be
-//! cut down without becoming another plan.
+//! it. So the effect of one step of a plan depends on the other steps only through the state of the world, and a plan
+//! can be reduced without becoming another plan.
 
 use std::ops::RangeInclusive;
 
@@ -11,13 +11,13 @@ use std::ops::RangeInclusive;
 pub struct Random(u64);
 
 impl Random {
-    /// The stream of `seed`.
+    /// Makes the stream of `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next 64 bits.
+    /// Draws the next 64 bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -25,32 +25,32 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `end`; 0 if `end` is 0.
+    /// Draws a number below `end`; 0 if `end` is 0.
     pub fn below(&mut self, end: u64) -> u64 {
         if end == 0 { 0 } else { self.bits() % end }
     }
 
-    /// A number of `range`, both ends included.
+    /// Draws a number of `range`, both ends included.
     pub fn between(&mut self, range: RangeInclusive<u64>) -> u64 {
         range.start() + self.below(range.end() - range.start() + 1)
     }
 
-    /// [`Self::between`] for counts of pages and the like.
+    /// Draws like [`Self::between`], for counts of pages and the like.
     pub fn count(&mut self, range: RangeInclusive<u32>) -> u32 {
         u32::try_from(self.between(u64::from(*range.start())..=u64::from(*range.end()))).unwrap_or(u32::MAX)
     }
 
-    /// An index below `len`, which is not 0.
+    /// Draws an index below `len`, which is not 0.
     pub fn index(&mut self, len: usize) -> usize {
         usize::try_from(self.below(len as u64)).unwrap_or(0)
     }
 
-    /// True once in `n` times.
+    /// Returns true once in `n` times.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 
-    /// One of `from`, which is not empty.
+    /// Picks one of `from`, which is not empty.
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.index(from.len())]
     }

@@ -1,20 +1,20 @@
-//! The conditions of one run, drawn from its seed: sizes, latencies, and what may go wrong.
+//! The conditions of one run, drawn from its seed: sizes, latencies, and possible faults.
 //!
-//! Everything is small on purpose: few blocks and fewer slots make the same ones meet again and again.
+//! Everything is small on purpose: with few blocks and fewer slots, the same ones meet repeatedly.
 
 use crate::content::BLOCK_SECTORS;
 use crate::random::Random;
 use serde::{Deserialize, Serialize};
 
-/// What may go wrong in a run.
+/// Faults that may happen in a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Faults {
-    /// Connections are lost, with any part of what was on the way.
+    /// Connections are lost, with any part of the messages in flight.
     pub network: bool,
-    /// A server stops for a while, hangs for good, is gone, or starts anew with nothing.
+    /// A server stops for a while, hangs for good, is gone, or restarts empty.
     pub server: bool,
-    /// The server gives wrong, old, foreign, double or no answers, and says wrong numbers.
+    /// The server gives wrong, old, foreign, double or no answers, and reports wrong numbers.
     pub lies: bool,
     /// The server loses single pages, and has more or less memory to give.
     pub memory: bool,
@@ -27,13 +27,13 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Whether nothing goes wrong and nobody interferes.
+    /// Returns whether there are no faults and no interference.
     #[must_use]
     pub fn none(self) -> bool {
         self == Self::default()
     }
 
-    /// One run in four without faults; each kind in every second of the others.
+    /// Draws faults: none in one run of four; in the others, each kind with a chance of one half.
     fn draw(random: &mut Random) -> Self {
         if random.one_in(4) {
             return Self::default();
@@ -56,40 +56,41 @@ impl Faults {
 #[serde(default)]
 pub struct Machine {
     pub key: [u8; 16],
-    /// The host it runs on at the start.
+    /// Host it runs on at the start.
     pub host: usize,
     pub disks: u16,
-    /// Sectors of each disk; often no whole number of blocks.
+    /// Number of sectors of each disk; often not a whole number of blocks.
     pub sectors: usize,
-    /// Its disks are served by another process, which may crash and come back.
+    /// Whether its disks are served by another process, which may crash and come back.
     pub remote_store: bool,
     /// Size of the cache at the start.
     pub slots: u32,
-    /// Blocks beyond the cached ones that the engine remembers.
+    /// Number of blocks beyond the cached ones that the engine remembers.
     pub resident: u32,
-    /// Pages in the guest's page cache.
+    /// Number of pages in the guest's page cache.
     pub guest_pages: usize,
     pub has_port: bool,
-    /// The guest reports what it evicts.
+    /// Whether the guest reports what it evicts.
     pub agent: bool,
-    /// Freed pages of the guest stay as they were; else they are zeroes when they are used again.
+    /// Whether freed pages of the guest stay as they were; else they are zeroes when they are used again.
     pub leaves_pages: bool,
     pub frame_sample: u32,
-    /// The guest makes swap areas.
+    /// Whether the guest makes swap areas.
     pub swap: bool,
-    /// All of the first disk is one.
+    /// Whether all of the first disk is one.
     pub declared_swap: bool,
-    /// Requests the guest has under way at most.
+    /// Maximum number of the guest's requests in flight.
     pub depth: usize,
     pub send_window: u32,
     pub fetch_limit: u32,
-    /// The disk is asked, too, as soon as the server is late.
+    /// Whether the disk is also asked as soon as the server is late.
     pub hedge: bool,
     /// Percentage of reads among the requests.
     pub reads: u64,
-    /// Blocks from the first on that most reads are for, more than the guest keeps and fewer than the cache does; 0: all are alike.
+    /// Number of first blocks that most reads are for, more than the guest keeps and fewer than the cache does; 0: all
+    /// are alike.
     pub working_set: usize,
-    /// Buffers run out, so that the disk is asked late where it is asked beside a server.
+    /// Whether buffers run out, so that the disk is asked late when it is asked beside a server.
     pub starves: bool,
 }
 
@@ -126,13 +127,13 @@ impl Machine {
         }
     }
 
-    /// Makes the cache worth having.
+    /// Adjusts the sizes so that the cache is worth having.
     fn settle(&mut self) {
         self.working_set = 8;
         (self.slots, self.guest_pages) = (self.slots.max(24), self.guest_pages.min(4));
     }
 
-    /// Blocks of all disks together, cut-off ones included.
+    /// Returns the number of blocks of all disks together, partial ones included.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         u64::from(self.disks) * self.sectors.div_ceil(BLOCK_SECTORS) as u64
@@ -146,24 +147,24 @@ pub struct Scenario {
     pub faults: Faults,
     pub hosts: usize,
     pub machines: Vec<Machine>,
-    /// Messages the network takes before the server has read them.
+    /// Number of messages that the network takes before the server has read them.
     pub wire_limit: u32,
-    /// Pages each memory server has for all VMs together.
+    /// Number of pages that each memory server has for all VMs together.
     pub memory: Vec<u32>,
     pub disk_ns: u64,
     pub network_ns: u64,
-    /// A server is slow with one page of so many; 0: with none.
+    /// A server is slow with one page of this many; 0: with none.
     pub slow_replies: u64,
-    /// A slow page comes so much later.
+    /// Extra delay of a slow page.
     pub slow_ns: u64,
-    /// Time between two steps of the plan, about.
+    /// Approximate time between two steps of the plan.
     pub pace_ns: u64,
-    /// The server keeps the pool of a lost client for so long.
+    /// How long the server keeps the pool of a lost client.
     pub grace_ns: u64,
 }
 
 impl Scenario {
-    /// The conditions that `random` gives.
+    /// Draws the conditions.
     pub fn draw(random: &mut Random) -> Self {
         let faults = Faults::draw(random);
         let hosts = random.index(3) + 1;
@@ -190,7 +191,7 @@ impl Scenario {
         }
     }
 
-    /// The host of a memory server.
+    /// Returns the host of a memory server.
     #[must_use]
     pub fn host_of_server(&self, server: usize) -> usize {
         server % self.hosts.max(1)

@@ -8,7 +8,7 @@ use crate::wire::ConnectionId;
 use remoca_core::engine::{FetchId, PoolOffer};
 use remoca_core::units::{Nanos, PageCount, SlotIndex};
 
-/// What a client sends.
+/// A message of a client.
 #[derive(Clone, Debug)]
 pub enum Message {
     SetSize(PageCount),
@@ -17,7 +17,7 @@ pub enum Message {
     Request { fetch: FetchId, slot: SlotIndex },
 }
 
-/// What a server sends.
+/// A message of a server.
 #[derive(Clone, Debug)]
 pub enum Reply {
     Sized(PageCount),
@@ -26,7 +26,7 @@ pub enum Reply {
     Missing { fetch: FetchId },
 }
 
-/// One page of the pool, with what it held before.
+/// One page of the pool, with its previous content.
 #[derive(Clone, Debug, Default)]
 struct Slot {
     page: Option<Block>,
@@ -50,15 +50,15 @@ pub struct Pool {
     pool: Vec<Slot>,
     generation: u64,
     sends_received: u64,
-    /// The newest connection to it. 0: there is none.
+    /// Newest connection to it. 0: there is none.
     pub connection: ConnectionId,
-    /// Messages of that connection from this one on never arrive.
+    /// First message of that connection that never arrives, nor any after it.
     pub lost_from: u64,
-    /// When it lost its client.
+    /// Time at which it lost its client.
     pub abandoned: Option<Nanos>,
-    /// What is still on the way of a connection that is gone arrives no earlier.
+    /// Earliest arrival of messages still in flight on a connection that is gone.
     pub slow_until: Nanos,
-    /// Older connections are gone for good.
+    /// First connection that is not gone for good.
     pub void_below: ConnectionId,
 }
 
@@ -89,7 +89,7 @@ impl Pool {
         self.void_below = void_below;
     }
 
-    /// What WELCOME says, with `free` pages left on the server.
+    /// Returns the offer in a WELCOME, with `free` pages left on the server.
     #[must_use]
     pub fn offer(&self, free: u32) -> PoolOffer {
         PoolOffer {
@@ -100,13 +100,13 @@ impl Pool {
         }
     }
 
-    /// Number of pages in the pool, empty ones included.
+    /// Returns the number of pages in the pool, empty ones included.
     #[must_use]
     pub fn size(&self) -> PageCount {
         PageCount(u32::try_from(self.pool.len()).unwrap_or(u32::MAX))
     }
 
-    /// What `slot` holds.
+    /// Returns the content of `slot`.
     #[must_use]
     pub fn page(&self, slot: SlotIndex) -> Option<Block> {
         self.pool.get(slot.0 as usize)?.page
@@ -123,7 +123,7 @@ impl Pool {
         }
     }
 
-    /// Does what `message` asks, with `free` pages left on the server.
+    /// Executes `message`, with `free` pages left on the server.
     ///
     /// # Errors
     /// If the message names a slot outside the pool.
@@ -160,7 +160,7 @@ impl Pool {
         Reply::Sized(size)
     }
 
-    /// Turns an honest reply into what a lying server sends instead: none, one or two replies.
+    /// Turns an honest reply into those of a lying server: none, one or two replies.
     pub fn lie(&self, honest: Reply, random: &mut Random) -> Vec<Reply> {
         if !random.one_in(6) {
             return vec![honest];
@@ -197,7 +197,7 @@ impl Pool {
         }
     }
 
-    /// Wrong numbers in a WELCOME.
+    /// Puts wrong numbers into a WELCOME.
     pub fn lie_about_pool(&self, honest: PoolOffer, random: &mut Random) -> PoolOffer {
         match random.below(8) {
             0 => PoolOffer { sends_received: random.below(honest.sends_received + 10), ..honest },

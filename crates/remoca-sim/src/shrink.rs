@@ -1,21 +1,22 @@
-//! Cuts a failing plan down: first to the fewest steps from its beginning, then by leaving out whatever is not needed
-//! (delta debugging: Zeller and Hildebrandt, IEEE TSE 28(2), 2002). A shorter plan counts if it breaks the same promise.
+//! Reduces a failing plan: first to the fewest steps from its beginning, then by leaving out everything not needed
+//! (delta debugging: Zeller and Hildebrandt, IEEE TSE 28(2), 2002). A shorter plan counts if it breaks the same
+//! promise.
 
 use crate::plan::Plan;
 use crate::{Failure, Options, run};
 use std::collections::BTreeSet;
 
-/// A plan that was cut down.
+/// A reduced plan.
 #[derive(Clone, Debug)]
 pub struct Shrunk {
-    /// Reproduce it: what is left of the plan.
+    /// Options that reproduce it: the rest of the plan.
     pub options: Options,
     pub failure: Failure,
-    /// Steps that are left.
+    /// Number of remaining steps.
     pub steps: usize,
 }
 
-/// Cuts down a plan that failed, in at most `runs_max` runs.
+/// Reduces a plan that failed, in at most `runs_max` runs.
 #[must_use]
 pub fn shrink(plan: &Plan, failure: &Failure, options: &Options, runs_max: usize) -> Shrunk {
     let mut search = Search { plan, best: failure.clone(), runs_left: runs_max };
@@ -36,7 +37,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Whether the same promise is broken with these options.
+    /// Returns whether the same promise is broken with these options.
     fn fails(&mut self, options: &Options) -> bool {
         if self.runs_left == 0 {
             return false;
@@ -51,7 +52,7 @@ impl Search<'_> {
         }
     }
 
-    /// Halving finds a number of steps that fails while one less does not.
+    /// Finds, by halving, a number of steps that fails while one less does not.
     fn fewest_steps(&mut self, options: &Options, total: usize) -> usize {
         let (mut passes, mut fails) = (0, total);
         while fails - passes > 1 {

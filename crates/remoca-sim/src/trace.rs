@@ -1,4 +1,4 @@
-//! What happened in a run, line by line. Kept only when somebody is going to read it: a run that fails is run again.
+//! The events of a run, line by line. Kept only when somebody will read it: a failing run is repeated.
 
 use crate::guest::Key;
 use remoca_core::units::Nanos;
@@ -12,13 +12,13 @@ pub struct Line {
     pub event: u64,
     pub at: Nanos,
     pub vm: usize,
-    /// The blocks it is about; none if it is about all of them.
+    /// Blocks it is about; none if it is about all of them.
     pub blocks: Option<(u16, Range<usize>)>,
     pub text: String,
 }
 
 impl Line {
-    /// Whether the line tells something about a VM, and about `key` if there is one.
+    /// Returns whether the line is about a VM, and about `key` if there is one.
     #[must_use]
     pub fn concerns(&self, vm: usize, key: Option<Key>) -> bool {
         let about = |(disk, blocks): &(u16, Range<usize>)| key.is_none_or(|(d, b)| *disk == d && blocks.contains(&b));

@@ -1,9 +1,9 @@
-//! What a checker can find.
+//! Violations that a checker can find.
 
 use crate::guest::Key;
 use std::fmt;
 
-/// Which promise was broken.
+/// A promise that can be broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Promise {
     /// A read returns for each sector the last write completed before it began, or a concurrent one.
@@ -14,9 +14,9 @@ pub enum Promise {
     DiskErrorsOnly,
     /// A write that completed is on the disk.
     WriteThrough,
-    /// What completed before a flush that succeeded is durable.
+    /// Writes that completed before a successful flush are durable.
     FlushIsDurable,
-    /// The disk is asked for what the guest asked for, once.
+    /// The disk is asked for the guest's requests, once.
     DiskOnlyAsAsked,
     /// A page never goes into a slot with an outstanding REQUEST.
     SlotNotReused,
@@ -28,15 +28,15 @@ pub enum Promise {
     SlotsAddUp,
     /// Every message fits the connection and the size of the pool.
     ProtocolKept,
-    /// What is known about a block is what the disk holds.
+    /// The fingerprint known for a block is that of what the disk holds.
     KnownIsTrue,
-    /// What the index has in a slot is what an honest server has there.
+    /// The index's content of a slot is that on an honest server.
     CachedIsThere,
-    /// A cache that is off knows nothing, so that it is cold when it is on again.
+    /// A cache that is off knows nothing, so that it is cold when switched on again.
     OffIsCold,
     /// Nobody else writes to the disks, so nobody may be accused of it.
     NoFalseAlarm,
-    /// No two processes have a disk.
+    /// No two processes own a disk.
     OneOwner,
     /// Queues keep to their limits.
     Bounded,
@@ -44,14 +44,14 @@ pub enum Promise {
     NothingLeft,
     /// Counters add up.
     CountersAddUp,
-    /// Known pages are admitted while there is room, and the size that was asked for is reached where it can be.
+    /// Known pages are admitted while there is room, and the requested size is reached if possible.
     Useful,
     /// The engine does not panic.
     NoPanic,
 }
 
 impl Promise {
-    /// Whether the guest itself could notice, without looking into the engine.
+    /// Returns whether the guest itself could notice, without inspecting the engine.
     #[must_use]
     pub fn is_visible_to_guest(self) -> bool {
         matches!(
@@ -65,20 +65,20 @@ impl Promise {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     pub promise: Promise,
-    /// The VM that was looked at.
+    /// Number of the VM in question.
     pub vm: usize,
-    /// The block it was noticed at.
+    /// Block at which it was noticed.
     pub at: Option<Key>,
     pub detail: String,
 }
 
 impl Violation {
-    /// A violation that is about no single block.
+    /// Makes a violation that is about no single block.
     pub fn new(promise: Promise, detail: impl Into<String>) -> Self {
         Self { promise, vm: 0, at: None, detail: detail.into() }
     }
 
-    /// A violation at a block.
+    /// Makes a violation at a block.
     pub fn at(promise: Promise, key: Key, detail: impl Into<String>) -> Self {
         Self { promise, vm: 0, at: Some(key), detail: detail.into() }
     }

@@ -1,16 +1,16 @@
-//! The connection between the VM process and the server: what waits, what is on the way, and what is lost with it.
+//! The connection between the VM process and the server: what waits, what is in flight, and what is lost with it.
 //!
-//! Messages arrive in order. When a connection breaks, any number of those on the way (the newest) never arrive; until
-//! the client notices, it goes on sending into nothing.
+//! Messages arrive in order. When a connection breaks, any number of those in flight (the newest) never arrive; until
+//! the client notices, it keeps sending into nothing.
 
 use crate::server::Message;
 use remoca_core::units::Nanos;
 use std::collections::VecDeque;
 
-/// Names a connection; counted up at each connect, from 1.
+/// Number of a connection; counted up at each connect, from 1.
 pub type ConnectionId = usize;
 
-/// What the client thinks of the connection.
+/// State of the connection as the client sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     Down,
@@ -24,17 +24,17 @@ pub struct Wire {
     /// The server at the other end.
     pub server: usize,
     pub phase: Phase,
-    /// What the engine asked to be sent and that has not left.
+    /// Messages of the engine that have not left.
     pub queue: VecDeque<Message>,
-    /// A [`Self::queue`] that is not empty is being worked on.
+    /// Whether a non-empty [`Self::queue`] is being worked on.
     pub leaving: bool,
-    /// Pages that left without the engine having been told.
+    /// Number of pages that left without the engine having been told.
     pub unreported: u32,
-    /// Messages that left on this connection.
+    /// Number of messages that left on this connection.
     pub left: u64,
-    /// Messages the server has taken off the wire.
+    /// Number of messages the server has taken off the wire.
     pub taken: u64,
-    /// Nothing that the server sends arrives any more.
+    /// Whether nothing that the server sends arrives any more.
     pub deaf: bool,
     /// Arrival of the last message, in each direction: the next comes no earlier.
     pub to_server_at: Nanos,
@@ -42,7 +42,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// No connection yet.
+    /// Makes a wire without a connection.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -60,25 +60,25 @@ impl Wire {
         }
     }
 
-    /// A connection that a server has answered on.
+    /// Makes a connection on which a server has answered.
     #[must_use]
     pub fn to(server: usize, id: ConnectionId) -> Self {
         Self { id, server, phase: Phase::Up, ..Self::new() }
     }
 
-    /// Whether the client hears what the server says.
+    /// Returns whether the client receives the server's messages.
     #[must_use]
     pub fn can_hear(&self) -> bool {
         self.phase == Phase::Up && !self.deaf
     }
 
-    /// Messages on the way.
+    /// Returns the number of messages in flight.
     #[must_use]
     pub fn on_the_way(&self) -> u64 {
         self.left - self.taken
     }
 
-    /// Pages that wait, or whose leaving was not reported: what the engine's send window bounds.
+    /// Returns the number of pages that wait, or whose leaving was not reported: the engine's send window bounds them.
     #[must_use]
     pub fn pages_waiting(&self) -> u32 {
         let queued = self.queue.iter().filter(|m| matches!(m, Message::SendPage { .. })).count();

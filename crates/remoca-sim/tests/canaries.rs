@@ -1,10 +1,10 @@
-//! Every safety rule of the engine is left out once, and the simulator has to notice: a checker that never fails
-//! anybody proves nothing. Run with `--nocapture` to see which seed noticed what.
+//! Leaves out every safety rule of the engine once, and expects the simulator to notice: a checker that never fails
+//! anybody proves nothing. With `--nocapture` the tests print which seed noticed what.
 
 use remoca_core::rules::Rule;
 use remoca_sim::{HostRule, Options, Plan, Promise, Shrunk, run, shrink, trace};
 
-/// Seeds within which each rule's absence has to be noticed.
+/// Number of seeds within which each rule's absence must be noticed.
 const SEEDS: u64 = 200;
 
 fn caught(options: &Options) -> remoca_sim::Failure {
@@ -22,7 +22,8 @@ fn caught_within(seeds: u64, options: &Options) -> (Plan, remoca_sim::Failure) {
     panic!("{:?} {:?} was left out, and {seeds} seeds noticed nothing", options.omit, options.omit_host)
 }
 
-/// Caught by some checker; and, unless another rule keeps it from the guest, by the bytes that the guest reads.
+/// Checks that some checker notices the rule's absence, and, unless another rule keeps it from the guest, the bytes
+/// that the guest reads.
 fn is_noticed(rule: Rule) {
     caught(&Options { omit: Some(rule), ..Options::default() });
     let failure = caught(&Options { omit: Some(rule), guest_visible_only: true, ..Options::default() });
@@ -59,7 +60,7 @@ fn no_check_at_admission() {
     is_noticed(Rule::AdmissionCheck);
 }
 
-/// The same, where all that is judged is what frames held before they were overwritten.
+/// Checks the same where only the content of overwritten frames is judged.
 #[test]
 fn no_check_at_admission_of_frames() {
     let options = Options { agentless: true, guest_visible_only: true, ..Options::default() };
@@ -73,22 +74,22 @@ fn no_check_at_fetch() {
     is_noticed(Rule::FetchCheck);
 }
 
-/// The check at fetch keeps this one from the guest; but the servers are honest, and no page may be wrong. It takes a pool
-/// that waits at one server while another one has a pool of the same generation: one seed in some hundred.
+/// Checks that no page is wrong although the servers are honest; the check at fetch keeps this one from the guest. It
+/// takes a pool that waits at one server while another one has a pool of the same generation: one seed in some hundred.
 #[test]
 fn a_pool_taken_for_that_of_another_server() {
     let (_, failure) = caught_within(10 * SEEDS, &Options { omit: Some(Rule::PoolOfOneServer), ..Options::default() });
     assert_eq!(failure.violation.promise, Promise::CachedIsThere);
 }
 
-/// The check at fetch keeps this one from the guest; it is caught by watching the slots.
+/// Checks that watching the slots catches this one, which the check at fetch keeps from the guest.
 #[test]
 fn a_slot_reused_under_an_outstanding_request() {
     let failure = caught(&Options { omit: Some(Rule::PinnedSlot), ..Options::default() });
     assert_eq!(failure.violation.promise, Promise::SlotNotReused);
 }
 
-/// The servers are honest, and no page may be wrong.
+/// Checks that no page is wrong although the servers are honest.
 #[test]
 fn pages_that_were_lost_with_a_connection_taken_for_cached() {
     let (_, failure) = caught_within(SEEDS, &Options { omit: Some(Rule::LostSends), ..Options::default() });
@@ -102,21 +103,21 @@ fn a_failed_flush_that_is_forgotten() {
     assert!(matches!(failure.violation.promise, Promise::DiskErrorsOnly | Promise::FlushIsDurable));
 }
 
-/// A process has to die between two certain stores.
+/// Checks a case that needs the death of a process between two certain stores.
 #[test]
 fn an_entry_that_is_valid_before_it_is_complete() {
     let (_, failure) = caught_within(10 * SEEDS, &Options { omit: Some(Rule::StoreOrder), ..Options::default() });
     assert!(matches!(failure.violation.promise, Promise::KnownIsTrue | Promise::NoFalseAlarm));
 }
 
-/// A rule of the processes around the engine: its absence has to be noticed by the bytes that the guest reads, or has written.
+/// Checks that the absence of a rule around the engine is noticed by the bytes that the guest reads, or has written.
 fn host_rule_is_noticed(rule: HostRule) {
     let options = Options { omit_host: Some(rule), guest_visible_only: true, ..Options::default() };
     let (_, failure) = caught_within(10 * SEEDS, &options);
     assert!(matches!(failure.violation.promise, Promise::NoStaleRead | Promise::WriteThrough), "{failure}");
 }
 
-/// An old process's write lands behind the replay of its successor.
+/// Checks a case in which an old process's write lands after the replay of its successor.
 #[test]
 fn a_successor_that_does_not_wait_for_the_lock() {
     host_rule_is_noticed(HostRule::ImageLock);
@@ -142,7 +143,7 @@ fn words_trusted_after_another_process_had_the_disks() {
     host_rule_is_noticed(HostRule::MovedIsCold);
 }
 
-/// Kept from the guest by the check at fetch; but the servers are honest.
+/// Checks a case that the check at fetch keeps from the guest; but the servers are honest.
 #[test]
 fn an_old_connection_that_is_still_heard() {
     let (_, failure) = caught_within(20 * SEEDS, &Options { omit_host: Some(HostRule::Fence), ..Options::default() });

@@ -1,13 +1,14 @@
-//! The real driver, with its frontends, link and state file, in virtual time. Other seeds: `cargo xtask sim --driver --seeds N`.
+//! Tests of the real driver, with its frontends, link and state file, in virtual time. Other seeds: `cargo xtask sim
+//! --driver --seeds N`.
 
 use remoca_sim::{DriverOptions, Flaw, Promise, run_driver};
 use std::collections::BTreeMap;
 
 const SEEDS: u64 = 1_000;
-/// Seeds within which each flaw has to be noticed.
+/// Number of seeds within which each flaw must be noticed.
 const FLAW_SEEDS: u64 = 400;
 
-/// What never happens is never tested. Each counter has to reach the number beside it.
+/// Counters that must reach the number beside them: what never happens is never tested.
 const HAPPENS: [(&str, u64); 34] = [
     ("completed", 80_000),
     ("failed", 2_000),
@@ -45,8 +46,8 @@ const HAPPENS: [(&str, u64); 34] = [
     ("fetch_wrong", 100),
 ];
 
-/// Percentage of the blocks read that the memory servers answer at least: of all, and of those that are read where the working
-/// set fits the cache and nothing goes wrong.
+/// Least percentage of the blocks read that the memory servers must answer: of all, and of those read in runs without
+/// faults whose working set fits the cache.
 const HITS: u64 = 13;
 const COSY_HITS: u64 = 45;
 
@@ -65,7 +66,7 @@ fn totals(seeds: u64, options: &DriverOptions) -> Totals {
     totals
 }
 
-/// Whether enough of what was read came from memory servers.
+/// Checks that memory servers answered enough of the reads.
 fn is_useful(totals: &Totals) -> Result<(), String> {
     for (hits, reads, least) in
         [("hit_blocks", "read_blocks", HITS), ("cosy_hit_blocks", "cosy_read_blocks", COSY_HITS)]
@@ -95,8 +96,8 @@ fn a_seed_gives_the_same_run_again() {
     }
 }
 
-/// A check that never fails anybody proves nothing: what goes wrong around the driver, as it could go wrong in it, is noticed
-/// by what a guest gets, by what the disk is asked for, or by what never ends.
+/// Checks that a fault around the driver, as the driver itself could commit it, is noticed by a guest's results, by the
+/// disk's requests, or by something that never ends. A check that never fails anybody proves nothing.
 fn is_noticed(flaw: Flaw, by: &[Promise]) {
     let options = DriverOptions { flaw: Some(flaw), ..DriverOptions::default() };
     let failure = (0..FLAW_SEEDS).find_map(|seed| run_driver(seed, &options).err());
@@ -130,31 +131,31 @@ fn other_data_than_the_guest_gave() {
     is_noticed(Flaw::OtherDataWritten, &[Promise::DiskOnlyAsAsked]);
 }
 
-/// Kept from the guest by the check at fetch; but the servers are honest.
+/// Checks a case that the check at fetch keeps from the guest; but the servers are honest.
 #[test]
 fn a_page_that_is_sent_as_another_one() {
     is_noticed(Flaw::WrongPageSent, &[Promise::CachedIsThere]);
 }
 
-/// Everybody has an answer, and no upgrade is possible any more.
+/// Checks a case in which everybody has an answer, and no upgrade is possible any more.
 #[test]
 fn a_disk_read_that_never_ends() {
     is_noticed(Flaw::LoserKept, &[Promise::NothingLeft]);
 }
 
-/// A guest that has its answer may write there, and lose it.
+/// Checks a case in which a guest that has its answer may write there, and lose it.
 #[test]
 fn a_discard_that_is_answered_before_it_is_done() {
     is_noticed(Flaw::DiscardAnsweredEarly, &[Promise::ExactlyOnce, Promise::WriteThrough]);
 }
 
-/// What the dead process had sent lands behind what its successor has done again.
+/// Checks a case in which a dead process's writes land after its successor has repeated them.
 #[test]
 fn requests_that_are_done_again_while_the_former_ones_may_be_on_their_way() {
     is_noticed(Flaw::NotSettled, &[Promise::WriteThrough, Promise::NoStaleRead]);
 }
 
-/// No guest notices a cache that is of no use.
+/// Checks a case that no guest notices: the cache is useless.
 #[test]
 fn a_server_that_forgets_every_page() {
     let options = DriverOptions { flaw: Some(Flaw::PagesForgotten), ..DriverOptions::default() };

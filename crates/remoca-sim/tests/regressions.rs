@@ -1,7 +1,7 @@
-//! Plans that once failed: each file of `regressions/` is one, with what it was in its first line. One that names a rule
-//! fails without that rule, and passes with it; the others have to pass.
+//! Plans that once failed: each file of `regressions/` is one, with a description in its first line. A plan that names
+//! a rule fails without that rule, and passes with it; the others must pass.
 //!
-//! To add one: `cargo xtask sim --seed S --save crates/remoca-sim/regressions/NAME.plan`, and say in `what` what it was.
+//! To add one: `cargo xtask sim --seed S --save crates/remoca-sim/regressions/NAME.plan`, and describe it in `what`.
 
 use remoca_sim::{Options, Saved, load, run};
 use std::fs;

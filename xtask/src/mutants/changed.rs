@@ -1,4 +1,4 @@
-//! What changed since a commit.
+//! Changes since a commit.
 
 use crate::run::output;
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Lines that are not as they were, for each file, counted from 0.
+/// Changed lines of each file, counted from 0.
 pub struct Changed(BTreeMap<PathBuf, Vec<Range<usize>>>);
 
 impl Changed {
@@ -42,7 +42,7 @@ impl Changed {
     }
 }
 
-/// Returns the new lines of a hunk, from what follows `@@ `: `-1,2 +3,4 @@`. Where lines are only gone, those beside.
+/// Returns the new lines of a hunk, from the text after `@@ `: `-1,2 +3,4 @@`. If lines are only removed, those beside.
 fn lines_of(hunk: &str) -> Option<Range<usize>> {
     let new = hunk.split(' ').find_map(|part| part.strip_prefix('+'))?;
     let (start, count) = new.split_once(',').unwrap_or((new, "1"));

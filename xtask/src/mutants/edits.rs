@@ -8,7 +8,7 @@ use syn::visit::{self, Visit};
 /// A change of the source of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edit {
-    /// What is replaced, as bytes of the file.
+    /// Replaced range, as bytes of the file.
     pub range: Range<usize>,
     pub text: String,
     pub kind: &'static str,
@@ -21,7 +21,7 @@ impl Edit {
         format!("{}{}{}", &text[..self.range.start - start], self.text, &text[self.range.end - start..])
     }
 
-    /// Returns what is replaced and by what, each on one line.
+    /// Returns the old and the new text, each on one line.
     pub fn describe(&self, function: &Function) -> String {
         let line = |text: &str| {
             let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -57,7 +57,7 @@ pub fn generate(function: &Function) -> Vec<(String, Edit)> {
     named.collect()
 }
 
-/// Returns where the innermost statement around a place of the body begins.
+/// Returns the start of the innermost statement around a position of the body.
 pub fn statement_at(function: &Function, at: usize) -> usize {
     struct Statements {
         at: usize,
@@ -66,7 +66,7 @@ pub fn statement_at(function: &Function, at: usize) -> usize {
     impl<'a> Visit<'a> for Statements {
         fn visit_stmt(&mut self, statement: &'a syn::Stmt) {
             let range = statement.span().byte_range();
-            // What is not around the place has nothing in it that is.
+            // A node that is not around the position contains none that is.
             if range.contains(&self.at) {
                 if !matches!(statement, syn::Stmt::Item(_)) {
                     self.found = Some(range);
@@ -90,7 +90,7 @@ impl Finder<'_> {
         self.edits.push(Edit { range, text: text.into(), kind });
     }
 
-    /// Nothing is done, or a value of the type is returned at once.
+    /// Adds edits of the whole body: nothing is done, or a value of the type is returned at once.
     fn whole(&mut self, function: &Function) {
         if function.block.stmts.is_empty() {
             return;
@@ -183,7 +183,7 @@ impl<'a> Visit<'a> for Finder<'_> {
         }
     }
 
-    // Patterns, types and constants are the compiler's; bodies of items inside are theirs.
+    // Patterns, types and constants belong to the compiler; bodies of inner items belong to these.
     fn visit_pat(&mut self, _: &'a syn::Pat) {}
     fn visit_type(&mut self, _: &'a syn::Type) {}
     fn visit_item(&mut self, _: &'a syn::Item) {}

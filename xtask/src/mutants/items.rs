@@ -1,4 +1,4 @@
-//! The functions of a crate, by name and place.
+//! The functions of a crate, by name and position.
 
 use std::fs;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use syn::spanned::Spanned;
 
 /// A source file.
 pub struct Source {
-    /// Within the tree.
+    /// Path within the tree.
     pub path: PathBuf,
     pub text: String,
 }
@@ -18,7 +18,7 @@ pub struct Function {
     /// `crate::module::Type::function`, or `crate::module::<Type as Trait>::function`.
     pub item: String,
     pub source: Rc<Source>,
-    /// Where its body is in the source, with the braces.
+    /// Range of its body in the source, with the braces.
     pub body: Range<usize>,
     pub block: syn::Block,
     pub output: syn::ReturnType,
@@ -43,7 +43,7 @@ pub fn functions(tree: &Path, folder: &Path) -> Result<Vec<Function>, String> {
     Ok(found)
 }
 
-/// Returns the file that a crate begins with.
+/// Returns the root file of a crate.
 pub fn root(tree: &Path, folder: &Path) -> PathBuf {
     let library = folder.join("src/lib.rs");
     if tree.join(&library).is_file() { library } else { folder.join("src/main.rs") }
@@ -55,7 +55,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Reads a file; `children` is where the files of its modules are.
+    /// Reads a file; `children` is the folder of its modules' files.
     fn file(&mut self, path: &Path, children: &Path, module: &str) -> Result<(), String> {
         let text = fs::read_to_string(self.tree.join(path)).map_err(|error| format!("{}: {error}", path.display()))?;
         let file = syn::parse_file(&text).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -113,7 +113,7 @@ impl Walk<'_> {
     }
 
     fn function(&mut self, owner: &str, source: &Rc<Source>, signature: &syn::Signature, block: &syn::Block) {
-        // What is run by the compiler has no run time at which to choose.
+        // A const function may run in the compiler, without a run time at which to choose.
         if signature.constness.is_none() {
             self.found.push(Function {
                 item: format!("{owner}::{}", signature.ident),
@@ -139,7 +139,7 @@ fn owner(block: &syn::ItemImpl) -> String {
     }
 }
 
-/// Whether the item is a test, or part of a build for tests or the fuzzer only.
+/// Returns whether the item is a test, or part of a build only for tests or the fuzzer.
 fn is_for_tests(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         syn::Meta::Path(path) => path.is_ident("test"),

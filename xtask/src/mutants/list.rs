@@ -1,4 +1,4 @@
-//! The list that the project keeps: mutants that tests must see, and those that are harmless.
+//! The list that the project keeps: mutants that tests must notice, and harmless ones.
 
 use super::edits::Edit;
 use super::items::Function;
@@ -11,18 +11,18 @@ use std::path::Path;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Listed {
-    /// Short, and the only one of its item.
+    /// Short name, unique within its item.
     pub name: String,
     pub item: String,
-    /// What goes wrong, for people.
+    /// Description of the fault, for people.
     pub change: String,
-    /// Text that stands once in the function, however it is wrapped.
+    /// Text that occurs once in the function, however it is wrapped.
     pub from: String,
     pub to: String,
-    /// Parts of the names of tests that see it: they are tried first.
+    /// Parts of the names of tests that notice it: they are tried first.
     #[serde(default)]
     pub seen_by: Vec<String>,
-    /// Why nobody has to see it.
+    /// Reason why nobody must notice it.
     pub harmless: Option<String>,
 }
 
@@ -65,7 +65,7 @@ impl Listed {
     /// Returns the function and the change of it.
     ///
     /// # Errors
-    /// Says why it does not match the tree; then the list has to be mended.
+    /// Says why it does not match the tree; then the list must be repaired.
     pub fn find<'f>(&self, functions: &'f [Function]) -> Result<(&'f Function, Edit), String> {
         let stale = |why: String| format!("{}: {why}", self.full_name());
         let mut named = functions.iter().filter(|function| function.item == self.item);
@@ -86,13 +86,13 @@ impl Listed {
     }
 }
 
-/// Returns whether two texts differ in space only.
+/// Returns whether two texts differ only in space.
 pub fn same(one: &str, other: &str) -> bool {
     let visible = |text: &str| text.chars().filter(|c| !c.is_whitespace()).collect::<String>();
     visible(one) == visible(other)
 }
 
-/// Returns where `wanted` stands in `text`, space aside. Places may not overlap.
+/// Returns where `wanted` occurs in `text`, ignoring space. Occurrences may not overlap.
 fn find_wrapped(text: &str, wanted: &str) -> Vec<Range<usize>> {
     let visible: Vec<_> = text.char_indices().filter(|(_, c)| !c.is_whitespace()).collect();
     let wanted: Vec<_> = wanted.chars().filter(|c| !c.is_whitespace()).collect();

@@ -1,8 +1,8 @@
-//! `cargo xtask mutants`: what would tests say if the code did something else?
+//! `cargo xtask mutants`: would tests notice if the code did something else?
 //!
-//! All mutants of a run are in one build of a copy of the tree ([`schemata`]); a variable of the environment says which one
-//! a process is, also for the processes that a test starts. Each test is run once without a mutant to learn which ones it
-//! reaches, and then a mutant meets only those, quick ones first, until one fails.
+//! All mutants of a run are in one build of a copy of the tree ([`schemata`]); an environment variable selects the
+//! mutant of a process and of the processes that it starts. Each test is run once without a mutant to learn which ones
+//! it reaches. Then each mutant is run against only those tests, quick ones first, until one fails.
 
 mod changed;
 mod edits;
@@ -40,10 +40,10 @@ const CRATES: [&str; 10] = [
     "remoca-fuzz",
     "remoca-cli",
 ];
-/// Of these only the tests count.
+/// Crates of which only the tests count.
 const TESTERS: [&str; 2] = ["remoca-sim", "remoca-fuzz"];
 
-/// What became of a mutant.
+/// Result of a mutant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Fate {
     Seen { by: String },
@@ -114,7 +114,8 @@ fn functions(tree: &Path) -> Result<Vec<Function>, String> {
     Ok(functions)
 }
 
-/// Returns those of [`CRATES`] whose tests can meet a mutant in one of `mutated`: they are these, or are built from them.
+/// Returns those of [`CRATES`] whose tests can reach a mutant in one of `mutated`: these crates, and those built from
+/// them.
 fn testers(tree: &Path, mutated: BTreeSet<String>) -> Result<Vec<String>, String> {
     let mut metadata = cargo(["metadata", "--no-deps", "--format-version", "1"]);
     metadata.current_dir(tree);
@@ -174,7 +175,7 @@ fn choose(options: &Options, tree: &Path, functions: &[Function], listed: &[List
     };
     let mut chosen: Vec<Mutant> = Vec::new();
     for mutant in generated {
-        // What the list has is known by the list's name, and what it says about it.
+        // A mutant of the list keeps the list's name and entry.
         match known.iter().position(|known| is_same(known, &mutant)) {
             Some(at) => chosen.push(known.swap_remove(at)),
             None if chosen.iter().all(|other| !is_same(other, &mutant)) => chosen.push(mutant),
@@ -186,8 +187,8 @@ fn choose(options: &Options, tree: &Path, functions: &[Function], listed: &[List
     Ok(chosen)
 }
 
-/// Returns a sample of each module, or of the changed lines. It depends on names only: another tree has the same one, as far as
-/// it has these mutants.
+/// Returns a sample of each module, or of the changed lines. It depends only on names: another tree has the same
+/// sample, as far as it has these mutants.
 fn generated(
     options: &Options,
     functions: &[Function],
@@ -220,12 +221,12 @@ fn generated(
     groups.into_values().flat_map(sample).collect()
 }
 
-/// Returns the crate and its module that an item is of.
+/// Returns the crate and the module of an item.
 fn module(item: &str) -> String {
     item.split("::").take(2).collect::<Vec<_>>().join("::")
 }
 
-/// FNV-1a over the seed and the name, mixed: neighbours in the alphabet are none here.
+/// Returns FNV-1a over the seed and the name, mixed, so that names close in the alphabet are not close in rank.
 fn rank(seed: u64, name: &str) -> u64 {
     let bytes = seed.to_le_bytes().into_iter().chain(name.bytes());
     let hash =
@@ -270,7 +271,7 @@ fn try_all(
     fates.into_inner().map_err(|error| error.to_string())
 }
 
-/// Runs tests, ordered by their time, against a mutant: first those whose names the list has.
+/// Runs tests, ordered by their time, against a mutant: first those named in the list.
 fn try_one(number: usize, tests: &[Test], first: &[String], budget: Duration, folder: &Path) -> Result<Fate, String> {
     let is_first = |test: &&Test| first.iter().any(|part| test.name.contains(&**part));
     let reaching: Vec<_> = tests.iter().filter(|test| test.reaches.contains(&number)).collect();

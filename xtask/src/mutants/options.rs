@@ -1,4 +1,4 @@
-//! What `cargo xtask mutants` was asked for.
+//! Options of `cargo xtask mutants`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ not call harmless.
   --tree FOLDER     another tree of the project; what of the list it has not is left out
   --names           say which mutants there are, and do not try them";
 
-/// Which mutants are tried, and how.
+/// Selection of mutants, and how they are tried.
 #[derive(Default)]
 pub struct Options {
     pub changed: Option<String>,
@@ -38,7 +38,7 @@ pub struct Options {
     pub only: Option<String>,
     pub generated: bool,
     pub unit: bool,
-    /// Number of seeds of the simulator that are run in place of tests.
+    /// Number of seeds of the simulator that are run instead of tests.
     pub sim: Option<u64>,
     pub budget: Duration,
     pub workers: usize,

@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 
 const RUNTIME: &str = include_str!("runtime.rs");
 const RUNTIME_FILE: &str = "mutants_rt.rs";
-/// What no build needs, and what may be large.
+/// Folders that no build needs, and that may be large.
 const LEFT_OUT: [&str; 4] = ["target", "out", ".git", ".cache"];
-/// Each round drops what the compiler refused, and it refuses in a few stages.
+/// Maximum number of rounds: each drops what the compiler refused, and it refuses in a few stages.
 const ROUNDS_MAX: usize = 12;
 
 /// A mutant of one function.
@@ -25,21 +25,21 @@ pub struct Mutant {
     pub edit: Edit,
     /// Index in the list of the project.
     pub listed: Option<usize>,
-    /// What the compiler says against it.
+    /// The compiler's error for it.
     pub refused: Option<String>,
 }
 
-/// Where the copy is and is built.
+/// Folder of the copy, and of its build.
 pub struct Workshop {
     pub tree: PathBuf,
     pub copy: PathBuf,
     pub target: PathBuf,
 }
 
-/// A place of the mutated text, and the mutants that an error there speaks against.
+/// A range of the mutated text, and the mutants that an error there blames.
 type Region = (Range<usize>, Vec<usize>);
 
-/// Returns the file with all mutants of its functions, given with their numbers, and which text is whose.
+/// Returns the file with all mutants of its functions, given with their numbers, and the ranges of their texts.
 fn render(text: &str, functions: &[(&Function, Vec<(usize, &Edit)>)]) -> (String, Vec<Region>) {
     let (mut out, mut regions, mut done) = (String::new(), Vec::new(), 0);
     for (function, mutants) in functions {
@@ -64,7 +64,7 @@ fn render(text: &str, functions: &[(&Function, Vec<(usize, &Edit)>)]) -> (String
         }
         out.push_str(&own);
         out.push_str(" }");
-        // An error outside each of them is about all of them together.
+        // An error outside each mutant's text blames all of them together.
         regions.push((start..out.len(), mutants.iter().map(|(number, _)| *number).collect()));
         done = function.body.end;
     }
@@ -73,8 +73,8 @@ fn render(text: &str, functions: &[(&Function, Vec<(usize, &Edit)>)]) -> (String
 }
 
 impl Workshop {
-    /// Builds the tests (`tests` is what cargo is asked for) with all mutants that compile; the others learn why they do not.
-    /// Returns cargo's messages.
+    /// Builds the tests (`tests` are cargo's arguments) with all mutants that compile; the others get the compiler's
+    /// reason. Returns cargo's messages.
     ///
     /// # Errors
     /// If the tree does not build for another reason.
@@ -146,7 +146,7 @@ impl Workshop {
             let root = wanted.get_mut(&items::root(&self.tree, &folder)).ok_or("a crate without a root")?;
             root.extend_from_slice(format!("\n#[path = \"{RUNTIME_FILE}\"]\nmod mutants_rt;\n").as_bytes());
         }
-        // Mutants leave variables unused; that is no reason to refuse them.
+        // Mutants leave variables unused; that must not refuse them.
         if let Some(manifest) = wanted.get_mut(Path::new("Cargo.toml")) {
             *manifest = String::from_utf8_lossy(manifest).replace("= \"deny\"", "= \"allow\"").into_bytes();
         }
@@ -155,12 +155,12 @@ impl Workshop {
     }
 }
 
-/// Returns what tells cargo of these packages.
+/// Returns cargo's arguments for these packages.
 pub fn packages(names: impl IntoIterator<Item = String>) -> impl Iterator<Item = String> {
     names.into_iter().flat_map(|name| ["--package".into(), name])
 }
 
-/// Returns the package that a function is of.
+/// Returns the package of a function.
 pub fn package_of(function: &Function) -> String {
     function.item.split("::").next().unwrap_or_default().replace('_', "-")
 }

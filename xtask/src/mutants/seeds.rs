@@ -1,4 +1,4 @@
-//! `cargo xtask mutants --sim SEEDS`: the first seed of the simulator that sees each mutant.
+//! `cargo xtask mutants --sim SEEDS`: finds the first seed of the simulator that notices each mutant.
 
 use super::list::Listed;
 use super::schemata::Mutant;
@@ -9,10 +9,10 @@ use std::sync::Mutex;
 
 /// Package and program of the simulator.
 pub const SIMULATOR: &str = "remoca-sim";
-/// Longest time of one mutant's seeds, in seconds: with a mutant a seed may not end.
+/// Time limit for one mutant's seeds, in seconds: with a mutant a seed may not end.
 const PATIENCE_SECONDS: u32 = 1800;
 
-/// Returns whether the list says that a seed of the simulator sees this mutant.
+/// Returns whether the list says that a seed of the simulator notices this mutant.
 pub fn is_of_simulator(mutant: &Mutant, listed: &[Listed]) -> bool {
     mutant.listed.is_some_and(|index| listed[index].seen_by.iter().any(|test| test.starts_with("sim/")))
 }
@@ -20,7 +20,7 @@ pub fn is_of_simulator(mutant: &Mutant, listed: &[Listed]) -> bool {
 /// Runs seeds 0 to `seeds` with each mutant, the driver's and the engine's simulator, and prints the first one that fails.
 ///
 /// # Errors
-/// If the simulator cannot be run, or no seed sees one of the mutants.
+/// If the simulator cannot be run, or no seed notices one of the mutants.
 pub fn find(bench: &Bench, mutants: &[Mutant], messages: &[Value], seeds: u64) -> Result<(), String> {
     let is_simulator =
         |message: &&Value| message["target"]["name"] == SIMULATOR && message["executable"].as_str().is_some();

@@ -1,7 +1,7 @@
 use super::*;
 use std::fs;
 
-/// A tree with one crate and its functions.
+/// Makes a tree with one crate, and returns it with its functions.
 fn tree_of(source: &str) -> (tempfile::TempDir, Vec<Function>) {
     let tree = tempfile::tempdir().unwrap();
     let folder = tree.path().join("crates/some-crate/src");
@@ -109,7 +109,7 @@ fn samples_depend_on_names_and_seed_only() {
     assert_ne!(sample(source, 1), sample(source, 2));
 }
 
-/// A program that adds, and a test of it that sees neither of two mutants.
+/// Checks a program that adds, with a test that notices neither of two mutants.
 #[test]
 fn all_mutants_are_in_one_build_and_chosen_when_it_runs() {
     let (tree, functions) = tree_of(

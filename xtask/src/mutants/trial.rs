@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 
 /// Sources of test programs that boot guests.
 const GUESTS: [&str; 1] = ["tests/vhost_guest.rs"];
-/// Most private memory of a test with a mutant, in KiB: one may take all there is.
+/// Most private memory of a test with a mutant, in KiB: a mutant may take all there is.
 const MEMORY_KIB: u32 = 4 << 20;
-/// Longest time of a test without a mutant.
+/// Time limit for a test without a mutant.
 const TIME_MAX: Duration = Duration::from_secs(600);
 
 /// A test that passes without a mutant.
 pub struct Test {
-    /// `disk/store_nbd::name::of::the::test`; `unit` for those beside the code.
+    /// Name such as `disk/store_nbd::name::of::the::test`; `unit` for tests beside the code.
     pub name: String,
     program: PathBuf,
     folder: PathBuf,
@@ -35,7 +35,7 @@ pub enum End {
     TimedOut,
 }
 
-/// A folder of each worker for what tests leave behind.
+/// A folder for each worker, for files that tests leave behind.
 pub struct Bench {
     pub folder: PathBuf,
     pub workers: usize,
@@ -108,10 +108,10 @@ impl Bench {
         Ok(tests.filter(|test| test.time < TIME_MAX).collect())
     }
 
-    /// Does `count` pieces of work on all workers, each with an empty folder.
+    /// Shares `count` pieces of work among all workers, each with an empty folder.
     ///
     /// # Errors
-    /// The first of `work`.
+    /// The first error of `work`.
     pub fn share(&self, count: usize, work: impl Fn(usize, &Path) -> Result<(), String> + Sync) -> Result<(), String> {
         let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));
         thread::scope(|scope| {
@@ -139,8 +139,8 @@ impl Bench {
 }
 
 impl Test {
-    /// Returns whether the test notices a mutant: it fails with it, passes without it, and fails with it again. Once may be
-    /// chance, and a machine that is too busy is none of the mutant's doing.
+    /// Returns whether the test notices a mutant: it fails with it, passes without it, and fails with it again. A
+    /// single failure may be chance, or due to a busy machine.
     ///
     /// # Errors
     /// If it cannot be run.
@@ -177,7 +177,7 @@ fn wait(mut child: Child, patience: Duration) -> Result<End, String> {
         pause = (pause * 2).min(Duration::from_millis(50));
     };
     if end != End::Passed {
-        // What it started, too: a group of its own.
+        // Kills also the processes that it started: a group of its own.
         let group = format!("-{}", child.id());
         let _ = Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status();
         let _ = child.wait();

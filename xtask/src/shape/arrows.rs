@@ -1,6 +1,6 @@
-//! Who uses whom: files of one crate, by the paths that they name.
+//! Arrows between the files of one crate, by the paths that they name.
 //!
-//! A path to a name that another file only passes on (`use` of a child's item) is an arrow to the file that has it.
+//! A path to a name that another file only re-exports (`use` of a child's item) is an arrow to the file that has it.
 
 use super::source::{Crate, File};
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,7 +61,7 @@ fn reachable<'a>(arrows: &'a Arrows, from: &Module) -> BTreeSet<&'a Module> {
     found
 }
 
-/// Returns the names that a file takes from its children or neighbours, with the module of each.
+/// Returns the names that a file re-exports from its children or neighbours, with the module of each.
 fn names_passed_on(file: &File, modules: &BTreeSet<&Module>) -> BTreeMap<String, Module> {
     let mut names = BTreeMap::new();
     for item in &file.items {
@@ -95,7 +95,7 @@ fn paths_of(tree: &syn::UseTree, before: &mut Vec<String>, found: &mut dyn FnMut
     }
 }
 
-/// Returns the module that a path leads to, and what follows; `None` if it leaves the crate.
+/// Returns the module that a path leads to, and the rest of the path; `None` if it leaves the crate.
 fn resolve(here: &Module, path: &[String], modules: &BTreeSet<&Module>) -> Option<(Module, Vec<String>)> {
     let (mut at, mut rest) = match path.first()?.as_str() {
         "crate" => (Vec::new(), &path[1..]),

@@ -1,6 +1,6 @@
-//! What the first line of a function's documentation does, judged by its first word.
+//! Judges the first line of a function's documentation by its first word.
 
-/// What a first line does.
+/// Kind of a first line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doc {
     /// Says what the function does or returns.
@@ -11,7 +11,7 @@ pub enum Doc {
     States,
 }
 
-/// Words that end like a verb and are none.
+/// Words that end like a verb but are not one.
 const NOUNS: [&str; 38] = [
     "addresses",
     "always",
@@ -52,10 +52,10 @@ const NOUNS: [&str; 38] = [
     "words",
     "yes",
 ];
-/// Words with which a line begins that names the result.
+/// Words that begin a line that names the result.
 const NAMES: [&str; 11] = ["a", "all", "an", "how", "the", "what", "when", "where", "whether", "which", "why"];
 
-/// Judges the first line of a documentation; `None` without one.
+/// Judges the first line of a documentation; returns `None` without one.
 pub fn judge(text: &str) -> Option<Doc> {
     let first = text.split_whitespace().next()?;
     let word: String = first.chars().filter(|letter| letter.is_alphabetic()).collect::<String>().to_lowercase();
@@ -68,7 +68,7 @@ pub fn judge(text: &str) -> Option<Doc> {
                 && !["of", "that", "which", "are", "in", "from", "on"].contains(&second));
     Some(match word.as_str() {
         _ if is_verb => Doc::Says,
-        // The heading of an error's documentation, where there is nothing else.
+        // A heading of errors stands alone.
         "" => Doc::States,
         word if NAMES.contains(&word) => Doc::Names,
         _ => Doc::States,

@@ -1,4 +1,4 @@
-//! Sizes: of files, functions and crates, and what is written beside the code.
+//! Sizes of files, functions and crates, and their documentation.
 
 use super::docs::{self, Doc};
 use super::source::{Crate, File, is_for_tests};
@@ -9,7 +9,7 @@ use syn::visit::{self, Visit};
 
 /// Longest function without an exception.
 pub const FUNCTION_LINES_MAX: usize = 70;
-/// Lines above an unsafe block in which its reason stands.
+/// Number of lines above an unsafe block in which its reason must stand.
 const REASON_LINES: usize = 6;
 
 /// One function.
@@ -22,21 +22,21 @@ pub struct Function {
     pub text: Option<String>,
 }
 
-/// What was counted in all files.
+/// Counts of all files.
 #[derive(Default)]
 pub struct Measures {
-    /// Lines before the tests, by file.
+    /// Number of lines before the tests, by file.
     pub file_lines: Vec<(PathBuf, usize)>,
     pub functions: Vec<Function>,
     pub unsafe_blocks: usize,
     pub unsafe_without_reason: Vec<(PathBuf, usize)>,
     pub comment_lines: usize,
     pub lines: usize,
-    /// Lines before the tests, by crate.
+    /// Number of lines before the tests, by crate.
     pub crate_lines: BTreeMap<String, usize>,
-    /// Public functions, by crate.
+    /// Number of public functions, by crate.
     pub public_functions: BTreeMap<String, usize>,
-    /// Fields that other modules reach, by crate.
+    /// Number of fields that other modules reach, by crate.
     pub open_fields: BTreeMap<String, usize>,
     /// Files with `impl` blocks of a type.
     pub impls: BTreeMap<String, BTreeSet<PathBuf>>,

@@ -26,7 +26,7 @@ first lines of documentation, public functions, types that are spread over files
   --seed S       which ones these are [default: 1]
   --tree FOLDER  another tree of the project
 ";
-/// A type whose `impl` blocks stand in more files than this has no wall around it.
+/// Maximum number of files with `impl` blocks of a type; a type with more has no wall around it.
 const IMPL_FILES_MAX: usize = 3;
 /// Longest file, before its tests.
 const FILE_LINES_MAX: usize = 400;
@@ -58,10 +58,10 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     Ok(())
 }
 
-/// Refuses a tree that breaks a rule of its structure.
+/// Checks that the tree keeps the rules of its structure.
 ///
 /// # Errors
-/// Says which, and what to do.
+/// The broken rules, and what to do.
 pub fn check() -> Result<(), String> {
     let tree = project();
     let crates = source::crates(&tree)?;

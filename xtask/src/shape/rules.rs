@@ -1,6 +1,6 @@
-//! What `cargo xtask lint` refuses: a wrong arrow between crates or modules, a long function, and a new circle of files.
+//! Rules of `cargo xtask lint`: arrows between crates and modules, long functions, and circles of files.
 //!
-//! Each table says what is allowed today. What it allows and nobody needs any more is refused as well, so tables only shrink.
+//! Each table says what is allowed today. An entry that nobody needs any more is also refused, so tables only shrink.
 
 use super::arrows;
 use super::measure::{FUNCTION_LINES_MAX, Measures};
@@ -55,7 +55,7 @@ const STRANGERS: [(&str, &str, &str); 12] = [
     ("remoca-disk", "state", "driver"),
 ];
 
-/// Returns what is against the rules, each with what to do.
+/// Returns the broken rules, each with what to do.
 ///
 /// # Errors
 /// Names the file that cannot be read or parsed.

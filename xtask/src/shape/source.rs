@@ -1,4 +1,4 @@
-//! The product's source files, without what is for tests alone.
+//! The product's source files, without code only for tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Blocks by content: files no block of which is like another, and the set of all blocks of an image.
+//! Blocks by content: files whose blocks all differ, and the set of all blocks of an image.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -23,7 +23,7 @@ pub fn write_distinct(path: &Path, mib: usize) {
     file.flush().unwrap();
 }
 
-/// Enough to tell the blocks of a test apart.
+/// Returns a hash that is enough to tell the blocks of a test apart.
 fn fingerprint(block: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(block);

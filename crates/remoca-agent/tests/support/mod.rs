@@ -1,4 +1,4 @@
-//! What the tests of the agent in a guest share: the guest, its data disk, and a port to look behind.
+//! Shared parts of the agent's tests in a guest: the guest, its data disk, and a port to look behind.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 #![allow(clippy::unwrap_used, reason = "these are tests")]
@@ -17,13 +17,13 @@ use tempfile::NamedTempFile;
 pub const DATA_MIB: usize = 600;
 pub const LIMIT: Duration = Duration::from_secs(120);
 
-/// A disk of ext4 with one file of [`DATA_MIB`], no page of which is like another; kept in the laboratory's cache.
+/// Returns a disk of ext4 with one file of [`DATA_MIB`] whose pages all differ; kept in the laboratory's cache.
 pub fn data_disk(lab: &Lab) -> PathBuf {
     static MAKING: Mutex<()> = Mutex::new(());
     let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
     let image = lab.cache().join(format!("distinct-blocks-{DATA_MIB}.img"));
     if !image.exists() {
-        // Made beside it and renamed: what exists is complete.
+        // Made beside it and renamed, so that an existing file is complete.
         let folder = tempfile::tempdir_in(lab.cache()).unwrap();
         let (files, unfinished) = (folder.path().join("files"), folder.path().join("data.img"));
         std::fs::create_dir(&files).unwrap();
@@ -37,7 +37,7 @@ pub fn data_disk(lab: &Lab) -> PathBuf {
     image
 }
 
-/// As large, and empty.
+/// Returns an empty disk of the same size.
 pub fn empty_disk() -> NamedTempFile {
     let file = NamedTempFile::new().unwrap();
     file.as_file().set_len((DATA_MIB as u64 + 200) << 20).unwrap();
@@ -49,13 +49,13 @@ pub fn snapshot(serial: &str, path: &Path) -> Disk {
     Disk { serial: serial.to_owned(), source }
 }
 
-/// A guest of 256 MiB with the agent in it, and the data disk if there is one.
+/// Returns a guest of 256 MiB with the agent in it, and the data disk if there is one.
 pub fn guest(lab: &Lab, name: &str) -> GuestConfig {
     let agent = program::build(lab, "remoca-agent", "remoca-agent").unwrap();
     GuestConfig::new(name, 256).payload("remoca-agent", &agent)
 }
 
-/// Reads the whole file; what does not fit into memory is evicted.
+/// Reads the whole file; pages that do not fit into memory are evicted.
 pub fn read_data(guest: &mut Guest) {
     guest.run("cat /mnt/big > /dev/null", LIMIT).unwrap();
 }
@@ -72,14 +72,14 @@ pub fn start_agent(guest: &mut Guest, command: &str) {
     guest.run(&command, LIMIT).unwrap();
 }
 
-/// Asks the agent to end and returns its exit code and what it said.
+/// Asks the agent to end and returns its exit code and output.
 pub fn stop_agent(guest: &mut Guest) -> (String, String) {
     guest.run("kill -TERM $(pidof remoca-agent)", LIMIT).unwrap();
     let code = guest.run("until [ -s /run/agent.code ]; do sleep 0.05; done; cat /run/agent.code", LIMIT).unwrap();
     (code, guest.run("cat /run/agent.log", LIMIT).unwrap())
 }
 
-/// A counter of /proc/vmstat.
+/// Reads a counter of /proc/vmstat.
 pub fn vmstat(guest: &mut Guest, name: &str) -> u64 {
     guest.run(&format!("sed -n 's/^{name} //p' /proc/vmstat"), LIMIT).unwrap().parse().unwrap()
 }

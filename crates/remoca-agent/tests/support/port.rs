@@ -1,7 +1,7 @@
 //! An eviction port that the tests can look behind: speaks the port's contract to the guest through QEMU's NBD client.
 //!
-//! It stands in for the VM process, so that what the agent does can be seen page by page, and so that a port can do what
-//! a good one does not: advise at will, fail, restart under another cookie.
+//! It stands in for the VM process, so that the agent's actions can be seen page by page, and so that a port can do
+//! what a good one does not: advise at will, fail, restart under another cookie.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -15,7 +15,7 @@ use super::blocks::{BLOCK_BYTES, BlockSet};
 
 pub const PORT_BYTES: u64 = 64 << 20;
 
-/// What the port knows and does. Tests change it while the guest runs.
+/// The port's knowledge and settings. Tests change it while the guest runs.
 #[derive(Default)]
 pub struct State {
     pub known: BlockSet,
@@ -27,7 +27,7 @@ pub struct State {
     pub received: u64,
     pub matched: u64,
     pub request_count: u64,
-    /// Pages of the largest request.
+    /// Largest request, in pages.
     pub request_page_count_max: u64,
     pub failed_request_count: u64,
     pub statistics_count: u64,
@@ -48,7 +48,7 @@ pub struct Statistics {
 #[derive(Clone)]
 pub struct TestPort {
     state: Arc<Mutex<State>>,
-    /// Holds the socket; a short path, as sockets want.
+    /// Folder that holds the socket; a short path, as sockets want.
     folder: Arc<TempDir>,
 }
 
@@ -62,7 +62,7 @@ impl TestPort {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let served = served.clone();
-                // A connection that breaks is QEMU's end.
+                // A broken connection means that QEMU has ended.
                 thread::spawn(move || served.serve(stream).ok());
             }
         });
@@ -77,7 +77,7 @@ impl TestPort {
         self.state.lock().unwrap()
     }
 
-    /// The disk, as arguments for QEMU.
+    /// Returns QEMU's arguments for the disk.
     pub fn qemu_args(&self) -> Vec<String> {
         let server = format!("driver=nbd,node-name=port,server.type=unix,server.path={}", self.socket().display());
         let device = "virtio-blk-pci,drive=port,serial=remoca-port,logical_block_size=4096,physical_block_size=4096";
@@ -191,7 +191,8 @@ impl State {
     }
 }
 
-/// NBD's fixed newstyle negotiation, as far as QEMU's client needs it. Tells whether the client wants to go on.
+/// Performs NBD's fixed newstyle negotiation, as far as QEMU's client needs it. Returns whether the client wants to go
+/// on.
 fn negotiate(stream: &mut UnixStream) -> io::Result<bool> {
     const GO: u32 = 7;
     const INFO: u32 = 3;

@@ -1,10 +1,11 @@
-//! What the agent costs a guest: the same work without it and with it, in turns, through the real VM process.
+//! Measures what the agent costs a guest: the same work without it and with it, in turns, through the real VM process.
 //!
-//! One guest of 256 MiB with two processors, and 600 MiB of files on each of two disks: one in memory, where the agent's cost is
-//! largest beside the rest, and one of 7 ms for each read. Without the agent the cache is off; with it the cache holds 16 MiB,
-//! so that pages are taken and sent but hardly ever found again: cost without gain. The medians of the rounds' ratios are
-//! printed. `time` also gives the processor time of the guest's QEMU. `instructions` counts those that both processors
-//! execute, which does not depend on what else the machine does; it is for the disk in memory alone.
+//! The guest has 256 MiB and two processors, and 600 MiB of files on each of two disks: one in memory, where the
+//! agent's relative cost is largest, and one of 7 ms for each read. Without the agent the cache is off; with it the
+//! cache holds 16 MiB, so that pages are taken and sent but hardly ever found again: cost without gain. The medians of
+//! the rounds' ratios are printed. `time` also gives the processor time of the guest's QEMU. `instructions` counts
+//! those that both processors execute, which does not depend on the load of the machine; it is for the disk in memory
+//! alone.
 //!
 //! `cargo run --release -p remoca-guest-tests --bin agent-cost [time|instructions [ROUNDS [PART OF A WORK'S NAME]]]`; without
 //! arguments both, 7 and 1.
@@ -22,9 +23,9 @@ struct Work {
     name: &'static str,
     /// A name of [`DISKS`].
     disk: &'static str,
-    /// Done before, not measured.
+    /// Command run before the measurement.
     prepare: &'static str,
-    /// `$n` is the number of the run.
+    /// Measured command; `$n` is the number of the run.
     command: &'static str,
 }
 
@@ -71,17 +72,17 @@ enum Clock {
     Instructions,
 }
 
-/// Of one work, once.
+/// Cost of one work, once.
 #[derive(Clone, Copy, Default)]
 struct Cost {
-    /// Seconds, or 10^9 instructions.
+    /// Time in seconds, or 10^9 instructions.
     elapsed: f64,
-    /// Seconds of processor time of the guest's QEMU.
+    /// Processor time of the guest's QEMU, in seconds.
     processor_s: f64,
     /// Pages that the agent took, and those for which it had no room.
     captured: u64,
     lost: u64,
-    /// Those that the port did not want. Where there are many, it is not the cost of taking pages that was measured.
+    /// Pages that the port did not want. If there are many, the cost of taking pages was not measured.
     sampled_out: u64,
 }
 
@@ -150,19 +151,19 @@ struct Bench {
     guest: Guest,
     monitor: Option<Qmp>,
     run: u32,
-    /// What this start of the agent had told before this work.
+    /// Counters that this start of the agent had reported before this work.
     seen: AgentStats,
 }
 
 impl Bench {
-    /// Each work once, with the agent or without.
+    /// Runs each work once, with the agent or without.
     fn turn(&mut self, works: &[&Work], agent: bool) -> Result<Vec<Cost>> {
         self.host.set(None, Some(agent))?;
         if agent {
             self.host.wait_until("the cache is on", |s| s.cache.granted_bytes > 0)?;
             start_agent(&mut self.guest)?;
         }
-        // What was read while the cache was off would be unknown when it is evicted, and the agent told to send less.
+        // Pages read while the cache was off would be unknown when evicted, and the agent told to send less.
         self.guest.run("echo 3 > /proc/sys/vm/drop_caches; head -c 300M /ram/f00000 > /dev/null", LIMIT)?;
         if agent {
             self.seen = self.told()?;
@@ -202,7 +203,7 @@ impl Bench {
         })
     }
 
-    /// The agent tells the port once a second, by the guest's clock.
+    /// Waits for the agent's next statistics, which it sends once a second by the guest's clock.
     fn told(&mut self) -> Result<AgentStats> {
         self.guest.run("sleep 1.1", LIMIT)?;
         Ok(self.host.status()?.port.and_then(|port| port.agent).ok_or("the agent said nothing of itself")?)
@@ -216,7 +217,7 @@ impl Bench {
         Ok(ticks / 100.0)
     }
 
-    /// 10^9 instructions that the guest's processors have executed; 0 where they are not counted.
+    /// Returns the 10^9 instructions that the guest's processors have executed; 0 if they are not counted.
     fn instructions(&mut self) -> Result<f64> {
         let Some(monitor) = &mut self.monitor else { return Ok(0.0) };
         let answer = monitor.execute("query-replay", serde_json::json!({}))?;

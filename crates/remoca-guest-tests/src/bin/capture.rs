@@ -1,5 +1,5 @@
-//! How well the cache does with an agent in the guest, without one, and where only reads fill it: the same zipf reads in
-//! the same guest, one row for each. `--quick` is a small one.
+//! Compares the cache with an agent in the guest, without one, and filled by reads only: the same zipf reads in the
+//! same guest, one row for each. `--quick` is a small run.
 //!
 //! Hit ratio: of the 4 KiB blocks that reach the VM process in the measured phase, those that the cache answered. The
 //! bound is an exact LRU of the guest's page cache and the cache together, fed with the requests of the trace.
@@ -31,7 +31,7 @@ struct Way {
     name: &'static str,
     agent: bool,
     kernel_arg: &'static str,
-    /// For `remoca disk`.
+    /// More options for `remoca disk`.
     option: &'static [&'static str],
 }
 

@@ -1,6 +1,7 @@
-//! The correctness experiment with every combination: guests of three sizes, caches of three sizes, four access patterns, three
-//! shares of writes, kills at random moments; then each check left out. Prints a table in Markdown, writes
-//! `out/correctness/report.json`, and fails if a signature was wrong, or if nothing was noticed without a check.
+//! The correctness experiment with every combination: guests of three sizes, caches of three sizes, four access
+//! patterns, three shares of writes, kills at random moments; then with each check left out. Prints a table in
+//! Markdown, writes `out/correctness/report.json`, and fails if a signature was wrong, or if leaving out a check went
+//! unnoticed.
 //!
 //! `cargo run --release -p remoca-guest-tests --bin correctness [SECONDS OF A CELL [GUEST MIB]]`; 12 seconds and all guests without
 //! arguments.
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// 384 MiB of files, more than any of the guests can hold.
+/// Number of files: 384 MiB, more than any of the guests can hold.
 const FILE_COUNT: u64 = 96;
 const KILL_INTERVAL: Duration = Duration::from_secs(4);
 
@@ -118,7 +119,7 @@ fn evictions_name(evictions: Evictions) -> &'static str {
     }
 }
 
-/// Prints and returns what each ablation showed, and how many of them were not as expected.
+/// Prints and returns the result of each ablation, and how many were not as expected.
 fn ablate() -> Result<(Vec<Value>, u32)> {
     println!(
         "\n| left out | evictions | memory server | reads | wrong signatures | expected |\n|---|---|---|---|---|---|"

@@ -1,4 +1,4 @@
-//! What becomes of evicted pages under each kernel and file system, as a table in Markdown.
+//! Prints the fate of evicted pages under each kernel and file system, as a table in Markdown.
 //!
 //! `cargo run --release -p remoca-guest-tests --bin matrix [PART OF A ROW'S NAME]`
 

@@ -1,5 +1,5 @@
-//! File-system test suites of others on a plain and on a cached disk, with ext4 and XFS: a table in Markdown,
-//! `out/suites/report.json`, and failure if a test did not end the same way on both.
+//! Runs third-party file-system test suites on a plain and on a cached disk, with ext4 and XFS. Prints a table in
+//! Markdown, writes `out/suites/report.json`, and fails if a test did not end the same way on both.
 //!
 //! `cargo run --release -p remoca-guest-tests --bin suites [--kills] [PART OF A TEST'S NAME]`; with `--kills` the VM process of the cached
 //! disk is killed and started again during each test.

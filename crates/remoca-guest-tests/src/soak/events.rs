@@ -1,6 +1,7 @@
-//! What can happen during a soak, and in which order it does.
+//! Events of a soak, and their order.
 //!
-//! A deck with every event that is possible on a store is dealt in random order, again and again: a short soak sees each of them.
+//! A deck with every event that is possible on a store is dealt in random order, repeatedly: a short soak sees each of
+//! them.
 
 use remoca_lab::workload::pattern::Random;
 
@@ -8,14 +9,14 @@ use remoca_lab::workload::pattern::Random;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Event {
     KillDisk,
-    /// As soon as the second one serves, it is killed, too.
+    /// The VM process is killed, and its successor as soon as it serves.
     KillDiskTwice,
-    /// Both memory servers, too.
+    /// The VM process and both memory servers are killed.
     KillAll,
     StopDisk,
     RestartDisk,
     UpgradeDisk,
-    /// It is killed while it hands over to its successor.
+    /// The VM process is killed during the hand-over to its successor.
     KillInUpgrade,
     ResizeCache,
     SwitchCache,
@@ -35,7 +36,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// On every store.
+    /// Events possible on every store.
     pub const ALWAYS: [Event; 20] = [
         Event::KillDisk,
         Event::KillDiskTwice,
@@ -59,10 +60,10 @@ impl Event {
         Event::RestartAgent,
     ];
 
-    /// Where the store has a process of its own.
+    /// Events possible on a store with a process of its own.
     pub const OF_STORE: [Event; 2] = [Event::KillStore, Event::StopStore];
 
-    /// In the report.
+    /// Returns the name in the report.
     pub fn name(self) -> &'static str {
         match self {
             Event::KillDisk => "kill_disk",
@@ -90,22 +91,22 @@ impl Event {
         }
     }
 
-    /// Whether the VM process is killed: with an NBD server its successor gives the server time.
+    /// Returns whether the VM process is killed: with an NBD server its successor gives the server time.
     pub fn kills_disk(self) -> bool {
         matches!(self, Event::KillDisk | Event::KillDiskTwice | Event::KillAll | Event::KillInUpgrade)
     }
 
-    /// Whether it takes as long as the guest's disk waits.
+    /// Returns whether the event takes as long as the guest's disk waits.
     pub fn needs_the_disk(self) -> bool {
         matches!(self, Event::UpgradeDisk | Event::RestartAgent)
     }
 
-    /// Whether the guest's agent is started, which takes its time.
+    /// Returns whether the guest's agent is started, which takes its time.
     pub fn starts_agent(self) -> bool {
         matches!(self, Event::KillAgent | Event::RestartAgent)
     }
 
-    /// Whether another VM process serves the disk afterwards.
+    /// Returns whether another VM process serves the disk afterwards.
     pub fn restarts_disk(self) -> bool {
         matches!(
             self,
@@ -119,11 +120,11 @@ impl Event {
     }
 }
 
-/// Deals events: each once in a round, or later where it does not suit.
+/// Deals events: each once in a round, or later if it does not suit.
 pub struct Deck {
     kinds: Vec<Event>,
     left: Vec<Event>,
-    /// Never dealt so far.
+    /// Events never dealt so far.
     missing: Vec<Event>,
 }
 
@@ -132,7 +133,7 @@ impl Deck {
         Deck { left: Vec::new(), missing: kinds.clone(), kinds }
     }
 
-    /// One that suits, as some kind must. Where none that is left does, the next round is shuffled in.
+    /// Deals an event that suits; some kind must. If none of the rest does, the next round is shuffled in.
     pub fn deal(&mut self, random: &mut Random, suits: impl Fn(Event) -> bool) -> Event {
         if !self.left.iter().any(|event| suits(*event)) {
             self.left.extend(&self.kinds);
@@ -144,7 +145,7 @@ impl Deck {
         event
     }
 
-    /// Each event has been dealt.
+    /// Returns whether each event has been dealt.
     pub fn is_complete(&self) -> bool {
         self.missing.is_empty()
     }

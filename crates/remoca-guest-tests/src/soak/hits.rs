@@ -1,4 +1,5 @@
-//! Hits over time, and what must not be counted, over all lives of the VM process: a thread that asks it four times a second.
+//! Hits over time, and counters of faults, over all lives of the VM process: a thread reads its status four times a
+//! second.
 
 use remoca_io::control;
 use remoca_protocol::control::{Command, Reply, Status};
@@ -47,7 +48,7 @@ impl Watch {
         let of_thread = Arc::clone(&shared);
         let thread = thread::spawn(move || {
             while !of_thread.stop.load(Ordering::Relaxed) {
-                // There are times without a process.
+                // At times there is no process.
                 if let Ok(Reply::Status(status)) = control::call(&control, Command::Status) {
                     of_thread.seen().take(*status);
                 }
@@ -57,7 +58,8 @@ impl Watch {
         Watch { shared, thread: Some(thread) }
     }
 
-    /// Share of the blocks read between two moments that were answered without the disk; `None` if none were.
+    /// Returns the share of the blocks read between two moments that were answered without the disk; `None` if none
+    /// were read.
     pub fn ratio(&self, from: Instant, to: Instant) -> Option<f64> {
         let seen = self.shared.seen();
         let first = seen.samples.iter().rev().find(|sample| sample.at <= from).or(seen.samples.first())?;
@@ -66,7 +68,7 @@ impl Watch {
         (reads > 0).then(|| crate::file_systems::share(last.hits.saturating_sub(first.hits), reads))
     }
 
-    /// Sums of the counters in [`WRONG`].
+    /// Returns the sums of the counters in [`WRONG`].
     pub fn wrong(&self) -> BTreeMap<&'static str, u64> {
         self.shared.seen().wrong.clone()
     }
@@ -89,7 +91,7 @@ impl Shared {
 
 impl Seen {
     fn take(&mut self, status: Status) {
-        // A process that runs for less than the last one did is another one: it counts from zero.
+        // A process with a shorter uptime than the last is another one: it counts from zero.
         let before = self.last.take().filter(|last| last.pid == status.pid && last.uptime_s <= status.uptime_s);
         let grown = |name: &str| {
             let earlier = before.as_ref().and_then(|before| before.counters.get(name)).copied().unwrap_or_default();

@@ -1,5 +1,4 @@
-//! A network that breaks: between the VM process and one memory server, it passes bytes on, until it is told to cut, hang or
-//! delay.
+//! A faulty network: forwards bytes between the VM process and one memory server, until told to cut, hang or delay.
 
 use crate::Result;
 use std::io::{Read, Write};
@@ -11,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// In place of a delay: nothing passes.
+/// Value in place of a delay: nothing passes.
 const HANG: u64 = u64::MAX;
 const POLL: Duration = Duration::from_millis(10);
 
@@ -23,7 +22,7 @@ pub struct Proxy {
 
 #[derive(Default)]
 struct Shared {
-    /// Of each piece, in microseconds, or [`HANG`].
+    /// Delay of each piece, in microseconds, or [`HANG`].
     delay_us: AtomicU64,
     streams: Mutex<Streams>,
 }
@@ -54,24 +53,24 @@ impl Proxy {
         &self.socket
     }
 
-    /// Where the VM process finds the server.
+    /// Returns the address at which the VM process finds the server.
     pub fn address(&self) -> String {
         format!("unix:{}", self.socket.display())
     }
 
-    /// Ends every connection, now.
+    /// Ends every connection now.
     pub fn cut(&self) {
         for (_, stream) in self.shared.streams().open.drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// Nothing passes until [`Self::pass`].
+    /// Holds everything back until [`Self::pass`].
     pub fn hang(&self) {
         self.shared.delay_us.store(HANG, Ordering::Relaxed);
     }
 
-    /// Every piece waits for so long until [`Self::pass`].
+    /// Delays every piece by this much until [`Self::pass`].
     pub fn delay(&self, delay: Duration) {
         self.shared.delay_us.store(u64::try_from(delay.as_micros()).unwrap_or(HANG), Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! What a soak found: counts, hit ratios around restarts, and the longest time the guest waited, for each event.
+//! Results of a soak: counts, hit ratios around restarts, and the longest time the guest waited, for each event.
 
 use super::events::Event;
 use super::hits::Watch;
@@ -23,7 +23,7 @@ pub struct Report {
     pub verify_errors: u64,
     pub warm_restarts: u64,
     pub cold_restarts: u64,
-    /// Of the calm restarts: means of the ten seconds before and after.
+    /// Mean hit ratios of the ten seconds before and after the calm restarts.
     pub hit_ratio_before: Option<f64>,
     pub hit_ratio_after: Option<f64>,
     pub runs: Vec<RunReport>,
@@ -33,10 +33,10 @@ pub struct Report {
 #[derive(Debug, Serialize)]
 pub struct RunReport {
     pub store: &'static str,
-    /// Of the torment.
+    /// Seconds of the fault phase.
     pub seconds: u64,
     pub events: BTreeMap<&'static str, u64>,
-    /// From the beginning of an event to that of the next, at most.
+    /// Longest time from the beginning of an event to that of the next.
     pub longest_gap_ms: u64,
     /// How often the store's server ended by itself, and was started again.
     pub store_crashes: u64,
@@ -53,17 +53,17 @@ pub struct RunReport {
     pub pauses: BTreeMap<&'static str, Pauses>,
     /// Counters of the VM process that must stay at zero.
     pub wrong: BTreeMap<&'static str, u64>,
-    /// What went wrong, in words.
+    /// Descriptions of the faults.
     pub failures: Vec<String>,
 }
 
-/// The VM process ended, and another one began.
+/// The end of a VM process and the start of another.
 #[derive(Clone, Debug, Serialize)]
 pub struct Restart {
     pub event: &'static str,
     pub warm: bool,
     pub cold_reason: Option<String>,
-    /// Nothing else happened in the ten seconds before and after.
+    /// Whether nothing else happened in the ten seconds before and after.
     pub calm: bool,
     pub hit_ratio_before: Option<f64>,
     pub hit_ratio_after: Option<f64>,
@@ -73,7 +73,7 @@ pub struct Restart {
     ended: Instant,
 }
 
-/// The longest call of the guest around each event of a kind; 0 where none took more than 50 ms.
+/// The longest call of the guest around each event of a kind; 0 if none took more than 50 ms.
 #[derive(Debug, Serialize)]
 pub struct Pauses {
     pub events: usize,
@@ -90,7 +90,7 @@ pub struct Happened {
 impl Restart {
     pub fn of(event: Event, begun: Instant, ended: Instant, status: &Status) -> Result<Restart> {
         let status = serde_json::to_value(status)?;
-        // The process may know of other disks, and nothing of this one.
+        // The process may know other disks, and nothing of this one.
         let reason = status["cold_reason"].as_str().or(status["disks"][0]["cold_reason"].as_str());
         let warm = status["started"] == "warm" && reason.is_none();
         let cold_reason = (!warm).then(|| reason.unwrap_or("nothing survives").to_owned());
@@ -140,7 +140,7 @@ impl RunReport {
         }
     }
 
-    /// Nothing is wrong.
+    /// Returns whether nothing is wrong.
     pub fn passed(&self) -> bool {
         self.failures.is_empty()
             && self.guest_io_errors + self.verify_errors == 0
@@ -159,7 +159,7 @@ impl RunReport {
         self.restarts.push(restart);
     }
 
-    /// The last restart was a calm one.
+    /// Marks the last restart as calm.
     pub(super) fn calm(&mut self) {
         if let Some(restart) = self.restarts.last_mut() {
             restart.calm = true;
@@ -254,10 +254,10 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     (count > 0.0).then(|| sum / count)
 }
 
-/// A call that was under way when its event began had begun shortly before.
+/// How long before an event a call may have begun that was in flight then.
 const LEAD: Duration = Duration::from_millis(100);
 
-/// Each pause belongs to the last event that had begun when it began.
+/// Assigns each pause to the last event that had begun when it began.
 fn pauses(happened: &[Happened], pauses: &[Pause]) -> BTreeMap<&'static str, Pauses> {
     let mut longest: Vec<Duration> = vec![Duration::ZERO; happened.len()];
     for pause in pauses {
@@ -295,7 +295,7 @@ mod tests {
         let happened =
             [happened(Event::KillDisk, 1000), happened(Event::CutConnections, 1700), happened(Event::KillDisk, 4000)];
         let pause = |from: u64, to: u64| Pause { end: at(to), length: Duration::from_millis(to - from) };
-        // Before all events; under way at the kill, and ended after the next event; a short one; the second kill.
+        // Before all events; in flight at the kill, and ended after the next event; a short one; the second kill.
         let seen = [pause(0, 800), pause(990, 2000), pause(2500, 2560), pause(4050, 4350)];
         let by_event = pauses(&happened, &seen);
         assert_eq!((by_event["kill_disk"].median_ms, by_event["kill_disk"].longest_ms), (1010, 1010));

@@ -1,5 +1,5 @@
-//! The processes of a soak, and what is done to them: one VM process, two memory servers behind networks that break, a guest
-//! with its agent, and the store's server if it has one.
+//! The processes of a soak, and the faults done to them: one VM process, two memory servers behind faulty networks, a
+//! guest with its agent, and the store's server if it has one.
 
 use super::events::Event;
 use super::proxy::Proxy;
@@ -20,7 +20,7 @@ const CACHE: &str = "256M";
 pub const CACHE_BYTES: u64 = 256 * MIB;
 const SERVER_MEMORY: [&str; 3] = ["64M", "256M", "384M"];
 
-/// What the guest's disk is kept in.
+/// Kind of store of the guest's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreKind {
     RawFile,
@@ -28,7 +28,7 @@ pub enum StoreKind {
 }
 
 impl StoreKind {
-    /// In the report.
+    /// Returns the name in the report.
     pub fn name(self) -> &'static str {
         match self {
             StoreKind::RawFile => "raw file",
@@ -76,7 +76,7 @@ pub struct Stage {
     pub host: Host,
     donors: [Donor; 2],
     nbdkit: Option<Nbdkit>,
-    /// How often its server ended by itself.
+    /// Number of times that its server ended by itself.
     pub store_crashes: u64,
     images: [Image; 1],
     pub image: PathBuf,
@@ -115,7 +115,7 @@ impl Stage {
         Ok(Stage { guest, host, donors, nbdkit, store_crashes: 0, images, image })
     }
 
-    /// Lets one thing happen, to its end: what was stopped runs again, what was killed has been started again.
+    /// Performs one event to its end: stopped processes run again, killed ones have been restarted.
     pub fn perform(&mut self, event: Event, random: &mut Random) -> Result<()> {
         self.revive_store()?;
         let away = Duration::from_millis(random.below(700));
@@ -156,7 +156,7 @@ impl Stage {
                 let upgrade = self.host.upgrade_in_background();
                 sleep(away / 2);
                 self.host.kill_process()?;
-                // It was killed before, during or after it: any answer is right.
+                // The process was killed before, during or after the upgrade: any answer is right.
                 let _ = upgrade.join();
                 self.wait_for_silence()?;
                 self.start_disk()?;
@@ -221,7 +221,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Servers, cache and agent as at the start.
+    /// Restores servers, cache and agent to their initial state.
     pub fn heal(&mut self) -> Result<()> {
         self.revive_store()?;
         for donor in &mut self.donors {
@@ -233,7 +233,7 @@ impl Stage {
         wait_for_agent(&mut self.guest)
     }
 
-    /// The VM process ends, then the store's server: nobody uses the image any more.
+    /// Ends the VM process, then the store's server: nobody uses the image any more.
     pub fn release_image(&mut self) -> Result<()> {
         self.revive_store()?;
         self.host.stop_process()?;
@@ -245,7 +245,8 @@ impl Stage {
         }
     }
 
-    /// Waits until nobody has the sockets of a process that was killed: a program that it was starting may have them for a moment.
+    /// Waits until nobody has the sockets of a killed process: a program that it was starting may have them for a
+    /// moment.
     fn wait_for_silence(&self) -> Result<()> {
         let give_up_at = Instant::now() + LIMIT;
         let sockets = [self.host.socket("data"), self.host.socket("port"), self.host.control()];
@@ -258,7 +259,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Lets nothing happen for a time.
+    /// Waits for a time without events.
     pub fn rest(&mut self, time: Duration) -> Result<()> {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -289,15 +290,15 @@ impl Stage {
         }
     }
 
-    /// nbdkit 1.32 ends with an assertion (`raw_send_socket`, `sock >= 0`) now and then, when its client is gone while it
-    /// answers. It is started again, as a service manager would.
+    /// Starts nbdkit again if it ended, as a service manager would. nbdkit 1.32 sometimes ends with an assertion
+    /// (`raw_send_socket`, `sock >= 0`) when its client is gone while it answers.
     fn revive_store(&mut self) -> Result<bool> {
         let has_ended = self.nbdkit.as_mut().map_or(Ok(false), Nbdkit::revive)?;
         self.store_crashes += u64::from(has_ended);
         Ok(has_ended)
     }
 
-    /// It is refused while an NBD server has its time after a crash, and may be asked for again then.
+    /// Upgrades, and retries if refused: it is refused while an NBD server has its time after a crash.
     fn upgrade(&mut self) -> Result<()> {
         let started = Instant::now();
         loop {

@@ -1,5 +1,5 @@
-//! The guest's part of a soak: fio with verification, files that come and go, and records that are read, checked and rewritten
-//! with a journal; then the account of all that was verified.
+//! The guest's part of a soak: fio with verification, files that come and go, and records that are read, checked and
+//! rewritten with a journal; then the account of everything verified.
 
 use crate::{LIMIT, Result, kernel_complaints, start_agent};
 use remoca_lab::{Guest, Job};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 const FILE_COUNT: u64 = 20;
 const FILE_MIB: u64 = 16;
-/// Of the data set.
+/// Number of sectors of the data set.
 pub const SECTORS: u64 = FILE_COUNT * (FILE_MIB << 20) / 512;
 pub const JOURNAL: &str = "/tmp/journal";
 
@@ -16,20 +16,20 @@ const MIX: &str = "remoca-workload write-mix --dir /mnt/set --ratio 20 --record 
     --sync-every 20 --stop-file /tmp/stop --pauses-over 50 --json";
 const CHURN: &str = "n=0; until [ -e /tmp/stop ]; do n=$((n+1)); remoca-workload churn --dir /mnt/churn --files 24 --file-size 1M \
     --steps 100 --seed $n --json >> /tmp/churn.out 2>&1 || break; done; [ -e /tmp/stop ]; echo $? > /tmp/churn.status";
-/// Every read of it is a read of something that it wrote, and is verified. Not as fast as it can: its blocks are never evicted,
-/// so never cached, and most reads are to be those of others.
+/// Script of fio: every read is of something that it wrote, and is verified. It is throttled: its blocks are never
+/// evicted, so never cached, and most reads should be those of others.
 const FIO: &str = "until [ -e /tmp/stop ]; do fio --name=v --rw=randwrite --bsrange=4k-64k --blockalign=4k --ioengine=libaio \
     --direct=1 --iodepth=16 --verify=crc32c --verify_backlog=32 --verify_fatal=1 --randrepeat=0 --size=64m --loops=1000 \
     --rate_iops=150,150 --time_based --runtime=10 --directory=/mnt/fio --output-format=terse >> /tmp/fio.out 2>&1 || break; done; \
     [ -e /tmp/stop ]; echo $? > /tmp/fio.status";
 
-/// What the guest found.
+/// Findings of the guest.
 #[derive(Clone, Debug, Default)]
 pub struct Account {
     pub verified_bytes: u64,
     pub io_errors: u64,
     pub verify_errors: u64,
-    /// What was wrong, in words.
+    /// Descriptions of the faults.
     pub said: Vec<String>,
     pub pauses: Vec<Pause>,
 }
@@ -41,7 +41,7 @@ pub struct Pause {
     pub length: Duration,
 }
 
-/// Work that goes on in a guest.
+/// Work that runs in a guest.
 pub struct Work {
     mix: Job,
     started: Instant,
@@ -50,7 +50,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// Makes the files, starts the agent, and lets all begin.
+    /// Makes the files, starts the agent, and starts the work.
     pub fn start(guest: &mut Guest) -> Result<Work> {
         guest.run("mount $(disk-by-serial data) /mnt", LIMIT)?;
         start_agent(guest)?;
@@ -92,7 +92,7 @@ impl Work {
         Ok(account)
     }
 
-    /// Compares the clocks by a progress line that comes while it is waited for.
+    /// Compares the clocks by the next progress line.
     fn set_clock(&mut self, guest: &mut Guest) -> Result<()> {
         loop {
             let asked = Instant::now();
@@ -142,7 +142,7 @@ impl Account {
         self.ended("churn", said, status);
     }
 
-    /// The result line of a program that looked at sectors.
+    /// Adds the result line of a program that checked sectors.
     fn result(&mut self, line: &str) {
         let Ok(line) = serde_json::from_str::<Value>(line) else {
             return self.said.push(format!("no result: {line}"));

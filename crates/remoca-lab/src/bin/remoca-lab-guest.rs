@@ -1,4 +1,4 @@
-//! The command server in a laboratory guest: runs what the host asks for on a virtio-serial port.
+//! The command server in a laboratory guest: executes the host's requests from a virtio-serial port.
 //!
 //! Started by the guest's init with the port's device. Speaks [`remoca_lab::frame`].
 
@@ -33,7 +33,7 @@ const LATE_OUTPUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 fn main() -> anyhow::Result<()> {
     let path = env::args().nth(1).context("the port's device is missing")?;
     let mut port = File::options().read(true).write(true).open(&path).with_context(|| format!("opening {path}"))?;
-    // The guest is put under memory pressure on purpose; the way to look at it must stay.
+    // The guest is put under memory pressure on purpose; access to it must survive.
     fs::write("/proc/self/oom_score_adj", "-1000").context("setting the OOM score")?;
     let server = Arc::new(Server { port: Mutex::new(port.try_clone()?), groups: Mutex::default() });
     server.send(0, Kind::Hello, &[]);
@@ -130,8 +130,8 @@ impl Server {
         }
     }
 
-    /// Sends a stream as it comes, until its end. Drops `drained` when all has been sent that the shell wrote: the other end
-    /// of `ended` is closed, and nothing more comes.
+    /// Sends a stream as it comes, until its end. Drops `drained` when everything that the shell wrote has been sent:
+    /// the other end of `ended` is closed, and nothing more comes.
     fn forward(
         self: &Arc<Self>,
         job: u32,
@@ -192,10 +192,10 @@ impl Server {
     }
 }
 
-/// Waits for something to read in the stream, and no longer than [`LATE_OUTPUT`] once the shell has ended.
+/// Waits for data in the stream, and no longer than [`LATE_OUTPUT`] once the shell has ended.
 fn is_more_expected(stream: impl AsFd, ended: impl AsFd) -> bool {
     let either = &mut [PollFd::new(&stream, PollFlags::IN), PollFd::new(&ended, PollFlags::IN)];
-    // A poll that fails leaves it to the read.
+    // If the poll fails, the read decides.
     if retry_on_intr(|| poll(either, None)).is_err() || !either[0].revents().is_empty() {
         return true;
     }
@@ -203,7 +203,7 @@ fn is_more_expected(stream: impl AsFd, ended: impl AsFd) -> bool {
     retry_on_intr(|| poll(late, Some(&LATE_OUTPUT))) != Ok(0)
 }
 
-/// Unmounts what jobs have mounted, newest first, and leaves.
+/// Unmounts what jobs have mounted, newest first, and powers off or reboots.
 fn leave(command: RebootCommand) {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     for line in mounts.lines().rev() {

@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
 use remoca_lab::{Disk, DiskSource, GuestConfig, Image, Lab, Recipe, program};
 
-/// With their packages.
+/// Programs that run in guests, with their packages.
 const GUEST_PROGRAMS: [(&str, &str); 3] =
     [("remoca-lab", "remoca-lab-guest"), ("remoca-lab", "remoca-workload"), ("remoca-agent", "remoca-agent")];
 
@@ -57,7 +57,7 @@ struct RunArguments {
     command: Vec<String>,
 }
 
-/// What guests run.
+/// System of a guest.
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum System {
     /// Debian 12, Linux 6.1

@@ -1,6 +1,6 @@
 //! `remoca-workload`: makes data that shows any wrong byte, and reads, rewrites and checks it. Runs in guests and on hosts.
 //!
-//! Exit code 0: everything was right; 1: something was not; 2: it could not be tried.
+//! Exit code 0: everything was right; 1: something was wrong; 2: the check could not run.
 
 use std::{
     path::PathBuf,
@@ -37,7 +37,7 @@ enum Action {
         dir: PathBuf,
         #[arg(long, default_value_t = 1)]
         files: u64,
-        /// Of each file, such as 16M
+        /// Size of each file, such as 16M
         #[arg(long, value_parser = parse_size)]
         file_size: u64,
         #[arg(long, default_value_t = 1)]
@@ -47,13 +47,13 @@ enum Action {
     Verify {
         #[arg(long)]
         dir: PathBuf,
-        /// What was written since the files were created
+        /// Journal of what was written since the files were created
         #[arg(long)]
         journal: Option<PathBuf>,
         /// Writes that were not durable may be lost
         #[arg(long)]
         after_crash: bool,
-        /// Past the page cache (O_DIRECT)
+        /// Bypass the page cache (O_DIRECT)
         #[arg(long)]
         direct: bool,
         #[arg(long)]
@@ -68,7 +68,7 @@ enum Action {
         /// How many of 100 accesses write
         #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=100))]
         ratio: u64,
-        /// File on another disk that learns what was written
+        /// File on another disk that records what was written
         #[arg(long)]
         journal: PathBuf,
         /// Writes between two fsyncs; 0 for one at the end
@@ -83,7 +83,7 @@ enum Action {
         steps: u64,
         #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..))]
         files: u64,
-        /// Of each file at most, such as 2M
+        /// Largest size of a file, such as 2M
         #[arg(long, default_value = "1M", value_parser = parse_size)]
         file_size: u64,
         #[arg(long, default_value_t = 1)]
@@ -91,9 +91,9 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Sort records in memory, in place, and look at each of them
+    /// Sort records in memory, in place, and check each of them
     Sort {
-        /// Of the records, such as 64M
+        /// Size of all records, such as 64M
         #[arg(long, value_parser = parse_size)]
         size: u64,
         #[arg(long, default_value_t = 1)]
@@ -136,10 +136,10 @@ struct AccessArguments {
     /// End when this file appears
     #[arg(long)]
     stop_file: Option<PathBuf>,
-    /// Past the page cache (O_DIRECT)
+    /// Bypass the page cache (O_DIRECT)
     #[arg(long)]
     direct: bool,
-    /// Tell of each access that takes longer than so many milliseconds
+    /// Report each access that takes longer than this many milliseconds
     #[arg(long, value_name = "MS")]
     pauses_over: Option<u64>,
     /// One JSON object on each line: progress every second, the result last
@@ -253,7 +253,7 @@ fn tell(event: &Event, json: bool) {
     }
 }
 
-/// The last line: the result, for people or as `{"event":"result", ...}`.
+/// Prints the last line: the result, for people or as `{"event":"result", ...}`.
 fn report(result: &impl Serialize, said: &str, faults: &Faults, json: bool) {
     #[derive(Serialize)]
     struct Tagged<'a, T> {
@@ -286,7 +286,7 @@ fn hold_memory(mib: usize, duration: Duration) {
         for page in memory.chunks_mut(4096) {
             page[0] = round;
         }
-        // Keeps the compiler from leaving the writes out.
+        // Keeps the compiler from removing the writes.
         std::hint::black_box(&mut memory);
         std::thread::sleep(Duration::from_millis(50));
     }

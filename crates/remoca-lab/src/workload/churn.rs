@@ -1,4 +1,4 @@
-//! Files that come and go: blocks are freed and used again for other files, which shows content kept too long.
+//! Files that come and go: blocks are freed and reused for other files, which reveals content kept too long.
 
 use std::{
     fs::{self, File},
@@ -20,9 +20,9 @@ use crate::error::{Context, Result};
 #[derive(Clone, Debug)]
 pub struct Options {
     pub step_count: u64,
-    /// Files there can be at once, at least 1.
+    /// Largest number of files at once, at least 1.
     pub file_count_max: u64,
-    /// In sectors of 512 bytes, at least 1.
+    /// Largest size of a file in sectors of 512 bytes, at least 1.
     pub file_sectors_max: u64,
     pub seed: u64,
 }
@@ -39,10 +39,10 @@ pub struct Report {
     pub faults: Faults,
 }
 
-/// Creates, reads, shortens, renames and deletes files. A folder that was churned before is taken up where it was left.
+/// Creates, reads, shortens, renames and deletes files. A folder that was churned before is continued.
 ///
-/// Every file ever made has a number of its own, so a block that still holds an earlier file is told apart. The manifest
-/// of what is left is written at the end.
+/// Every file ever made has a number of its own, so a block that still holds an earlier file is recognised. The
+/// manifest of the remaining files is written at the end.
 pub fn churn(folder: &Path, options: &Options) -> Result<Report> {
     fs::create_dir_all(folder).context_path("creating", folder)?;
     let manifest = if folder.join(MANIFEST_NAME).exists() {
@@ -51,7 +51,7 @@ pub fn churn(folder: &Path, options: &Options) -> Result<Report> {
         Manifest { seed: options.seed, files: Vec::new() }
     };
     let next_id = manifest.files.iter().map(|entry| entry.id + 1).max().unwrap_or_default();
-    // With the number of the next file, so that a second round is not the first one again.
+    // With the number of the next file, so that a second round does not repeat the first.
     let random = Random::new(options.seed ^ (next_id << 32));
     let mut churn = Churn { folder, manifest, next_id, random, report: Report::default() };
     for _ in 0..options.step_count {

@@ -1,4 +1,4 @@
-//! Files full of signatures: made, and read back in full.
+//! Files full of signatures: created, and read back in full.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -32,11 +32,11 @@ pub struct Manifest {
 pub struct FileEntry {
     pub name: String,
     pub id: u64,
-    /// In bytes, a multiple of 512.
+    /// Size in bytes, a multiple of 512.
     pub size: u64,
 }
 
-/// What reading a whole data set found.
+/// Result of reading a whole data set.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Verified {
     pub sectors: u64,
@@ -53,7 +53,7 @@ impl Manifest {
             .map_err(|error| Error::Invalid(format!("{} is no manifest: {error}", path.display())))
     }
 
-    /// Writes it into the folder, durably.
+    /// Writes the manifest into the folder, durably.
     pub fn write(&self, folder: &Path) -> Result<()> {
         let path = folder.join(MANIFEST_NAME);
         let text = serde_json::to_vec(self).map_err(|error| Error::Invalid(error.to_string()))?;
@@ -169,7 +169,7 @@ fn first_bytes(buffer: &mut [u8], limit: u64) -> &mut [u8] {
     &mut buffer[..size]
 }
 
-/// Bytes at an address that direct I/O takes.
+/// Bytes at an address suitable for direct I/O.
 pub(super) struct AlignedBuffer {
     memory: Vec<u8>,
     start: usize,

@@ -1,4 +1,5 @@
-//! A latency histogram with logarithmic buckets, 16 to each doubling: figures are exact to 6 %, mean and maximum fully.
+//! A latency histogram with logarithmic buckets, 16 to each doubling: quantiles are exact to 6 %, mean and maximum
+//! fully.
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ pub struct Histogram {
     max_ns: u64,
 }
 
-/// What a histogram says, in microseconds.
+/// Summary of a histogram, in microseconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
     pub count: u64,
@@ -64,7 +65,7 @@ impl Histogram {
         }
     }
 
-    /// Upper end of the bucket in which the value lies, but no more than the largest value.
+    /// Returns the upper end of the bucket in which the value lies, but no more than the largest value.
     fn quantile_us(&self, quantile: f64) -> f64 {
         let rank = quantile * self.count as f64;
         let mut seen = 0;
@@ -78,7 +79,7 @@ impl Histogram {
     }
 }
 
-/// Values below 16 ns have a bucket each; above, the top bit and the four below it choose.
+/// Returns the bucket of a value. Values below 16 ns have one each; above, the top bit and the four below it choose.
 fn bucket_of(ns: u64) -> usize {
     let shift = (u64::BITS - ns.leading_zeros()).saturating_sub(SUB_BITS + 1);
     let index = u64::from(shift) * SUB_COUNT + (ns >> shift);

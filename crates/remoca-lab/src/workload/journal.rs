@@ -1,9 +1,9 @@
 //! Which versions each sector of a data set may hold.
 //!
 //! A writer appends to a text file: `W FILE OFFSET LENGTH VERSION` before a write, `D` with the same when it has ended,
-//! `S` when everything before is durable. The file belongs on another disk than the data. Whoever reads the data later
-//! learns from it the range of versions that is right: with everything in order, exactly the newest; after a crash, from
-//! the newest durable one to the newest that was begun.
+//! `S` when everything before is durable. The file belongs on another disk than the data. A later reader of the data
+//! learns from it the range of versions that is right: normally exactly the newest; after a crash, from the newest
+//! durable one to the newest that was begun.
 
 use std::{
     collections::HashMap,
@@ -32,7 +32,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Appends to the file, which is created if it is not there.
+    /// Opens the file for appending, and creates it if needed.
     pub fn open(path: &Path) -> io::Result<Writer> {
         Ok(Writer { file: File::options().create(true).append(true).open(path)? })
     }
@@ -50,24 +50,24 @@ impl Writer {
     }
 
     fn line(&mut self, kind: char, Written { file, offset, length, version }: Written) -> io::Result<()> {
-        // One system call for each line, so that what was said survives the end of this process.
+        // One system call per line, so that the record survives the end of this process.
         self.file.write_all(format!("{kind} {file} {offset} {length} {version}\n").as_bytes())
     }
 }
 
-/// What the data may be after.
+/// Event after which the data is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
-    /// Everything that was done is there.
+    /// A normal end: everything that was done is there.
     Order,
-    /// What was durable is there; the rest may be.
+    /// A crash: durable writes are there; the rest may be.
     Crash,
 }
 
-/// The versions of every sector; 0 where nothing was said.
+/// The versions of every sector; 0 for sectors never recorded.
 #[derive(Debug, Default)]
 pub struct Versions {
-    /// By file, then by sector.
+    /// Ranges by file, then by sector.
     files: HashMap<u64, Vec<Range>>,
     newest: u64,
 }
@@ -79,12 +79,12 @@ struct Range {
 }
 
 impl Versions {
-    /// Reads a journal. Its last line may be cut short.
+    /// Reads a journal. Its last line may be truncated.
     pub fn read(path: &Path, after: After) -> io::Result<Versions> {
         let mut versions = Versions::default();
         let mut not_durable = Vec::new();
         let file = File::open(path)?;
-        // Rubbish must not take all memory: 8 GiB of file at most.
+        // Garbage must not take all memory: 8 GiB of file at most.
         let sector_count_max = 1 << 24;
         for line in BufReader::new(file).lines() {
             let line = line?;
@@ -106,12 +106,12 @@ impl Versions {
         Ok(versions)
     }
 
-    /// The highest version ever begun.
+    /// Returns the highest version ever begun.
     pub fn newest(&self) -> u64 {
         self.newest
     }
 
-    /// A write may or may not have reached the sectors.
+    /// Records a write that may or may not have reached the sectors.
     pub fn begun(&mut self, write: Written) {
         self.newest = self.newest.max(write.version);
         for range in self.sectors(write) {
@@ -119,7 +119,7 @@ impl Versions {
         }
     }
 
-    /// A write has reached the sectors.
+    /// Records that a write has reached the sectors.
     pub fn done(&mut self, write: Written) {
         for range in self.sectors(write) {
             range.least = range.least.max(write.version);
@@ -127,7 +127,7 @@ impl Versions {
         }
     }
 
-    /// The versions that are right for the sector at an offset.
+    /// Returns the versions that are right for the sector at an offset.
     pub fn of(&self, file: u64, offset: u64) -> RangeInclusive<u64> {
         let index = usize::try_from(offset / SECTOR_BYTES).unwrap_or(usize::MAX);
         let range = self.files.get(&file).and_then(|sectors| sectors.get(index)).copied().unwrap_or_default();

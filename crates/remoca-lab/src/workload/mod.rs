@@ -1,4 +1,4 @@
-//! Data that shows any wrong byte, and the access patterns of the papers over it.
+//! Data that reveals any wrong byte, and the access patterns of the papers over it.
 //!
 //! The `remoca-workload` program runs this in guests; tests and the demonstration run the same code on the host over
 //! files taken out of an image. A data set is a folder of files in which every 512 bytes carry a signature
@@ -15,14 +15,14 @@ pub mod sort;
 
 use std::io;
 
-/// What went wrong while data was read or written.
+/// Faults found while data was read or written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Faults {
-    /// Reads and writes that failed or came short.
+    /// Number of reads and writes that failed or came short.
     pub io_errors: u64,
-    /// Sectors that did not hold what they must.
+    /// Number of sectors with wrong content.
     pub wrong_signatures: u64,
-    /// The first few, described.
+    /// Descriptions of the first few.
     pub examples: Vec<String>,
 }
 

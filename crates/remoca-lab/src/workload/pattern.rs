@@ -16,18 +16,18 @@ impl Random {
         mix(self.state)
     }
 
-    /// Below `bound`, which is at least 1.
+    /// Draws a number below `bound`, which is at least 1.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.draw() % bound
     }
 
-    /// From 0 up to, not including, 1.
+    /// Draws a number from 0 up to, not including, 1.
     fn unit(&mut self) -> f64 {
         (self.draw() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
-/// The finishing step of SplitMix64: every bit of the result depends on every bit of the word.
+/// Mixes a word with the finishing step of SplitMix64: every bit of the result depends on every bit of the word.
 pub(super) fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -36,7 +36,7 @@ pub(super) fn mix(word: u64) -> u64 {
 
 #[derive(Clone, Copy, Debug, PartialEq, clap::ValueEnum)]
 pub enum Pattern {
-    /// First to last, again and again.
+    /// First to last, repeatedly.
     Seq,
     /// Each record equally likely.
     Rand,
@@ -58,12 +58,12 @@ pub struct Chooser {
 enum Choice {
     Next(u64),
     Uniform,
-    /// Sum of the weights up to and with each record.
+    /// Sum of the weights up to and including each record.
     Weighted(Vec<f64>),
 }
 
 impl Chooser {
-    /// `alpha` matters to [`Pattern::Zipf`] only; `record_count` is at least 1.
+    /// Makes a chooser. `alpha` matters only to [`Pattern::Zipf`]; `record_count` is at least 1.
     pub fn new(pattern: Pattern, alpha: f64, record_count: u64, seed: u64) -> Chooser {
         let choice = match pattern {
             Pattern::Seq => Choice::Next(0),
@@ -119,7 +119,7 @@ mod tests {
         counts
     }
 
-    /// Draws from a seed are always the same, so these bounds hold always or never.
+    /// Checks a share. Draws from a seed are always the same, so these bounds hold always or never.
     fn near(count: u64, share: f64) -> bool {
         (count as f64 / DRAW_COUNT as f64 - share).abs() < 0.01
     }

@@ -25,35 +25,35 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct Options {
     pub folder: PathBuf,
-    /// In bytes, a multiple of 512.
+    /// Size in bytes, a multiple of 512.
     pub record_size: usize,
     pub pattern: Pattern,
     pub alpha: f64,
     pub seed: u64,
-    /// Accesses that are made first and reported apart.
+    /// Number of accesses that are made first and reported apart.
     pub warmup_count: u64,
-    /// Accesses after that, unless the time or the stop file ends them first.
+    /// Number of accesses after that, unless the time or the stop file ends them first.
     pub count: u64,
     pub time_limit: Option<Duration>,
-    /// The accesses end when this file appears.
+    /// File whose appearance ends the accesses.
     pub stop_file: Option<PathBuf>,
     pub direct: bool,
     pub writes: Option<WriteOptions>,
-    /// Accesses that take longer are told of one by one.
+    /// Duration above which accesses are reported one by one.
     pub pause: Option<Duration>,
 }
 
 #[derive(Clone, Debug)]
 pub struct WriteOptions {
-    /// How many of 100 accesses rewrite the record.
+    /// Number of accesses out of 100 that rewrite the record.
     pub percent: u64,
-    /// On another disk than the data. Versions go on from what it says.
+    /// Journal file, on another disk than the data. Versions continue from its content.
     pub journal: PathBuf,
-    /// Writes between two fsyncs; 0 for none.
+    /// Number of writes between two fsyncs; 0 for none.
     pub sync_interval: u64,
 }
 
-/// Said while accesses go on: once a second, once when the warm-up is over, and of pauses if they are wanted.
+/// Event during the accesses: progress once a second, the end of the warm-up, and pauses on request.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
@@ -61,28 +61,28 @@ pub enum Event {
     WarmupDone {
         seconds: f64,
     },
-    /// Pauses are looked for from now on.
+    /// Pauses are reported from now on.
     Started,
     Pause(Pause),
 }
 
-/// An access that took long, with the fsync after it.
+/// A slow access, including the fsync after it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Pause {
-    /// From [`Event::Started`] to the end of the access.
+    /// Time from [`Event::Started`] to the end of the access.
     pub end_us: u64,
     pub length_us: u64,
 }
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Progress {
-    /// Since the first access.
+    /// Time since the first access.
     pub seconds: f64,
     pub warmup: bool,
-    /// Since the first access, warm-up included.
+    /// Reads since the first access, warm-up included.
     pub reads: u64,
     pub writes: u64,
-    /// Of the reads since the last progress event.
+    /// Latencies of the reads since the last progress event.
     pub interval_reads: u64,
     pub interval_mean_us: f64,
     pub io_errors: u64,
@@ -108,7 +108,7 @@ pub struct Phase {
     pub writes: Summary,
 }
 
-/// Accesses records and tells what it found. Errors of single accesses are counted, not returned.
+/// Accesses records and reports the results. Errors of single accesses are counted, not returned.
 pub fn access(options: &Options, mut tell: impl FnMut(&Event)) -> Result<Report> {
     let mut run = Run::new(options)?;
     let started = Instant::now();
@@ -131,9 +131,9 @@ pub fn access(options: &Options, mut tell: impl FnMut(&Event)) -> Result<Report>
     })
 }
 
-/// Where records are: each file holds as many whole ones as fit.
+/// Positions of the records: each file holds as many whole ones as fit.
 struct Records {
-    /// Records before and in each file.
+    /// Number of records before and in each file.
     ends: Vec<u64>,
     size: u64,
 }
@@ -152,7 +152,7 @@ impl Records {
         self.ends.last().copied().unwrap_or_default()
     }
 
-    /// Index of the file, and the offset in it.
+    /// Returns the index of the file, and the offset in it.
     fn locate(&self, record: u64) -> (usize, u64) {
         let file = self.ends.partition_point(|&end| end <= record);
         let before = if file == 0 { 0 } else { self.ends[file - 1] };
@@ -166,7 +166,7 @@ struct Run<'a> {
     files: Vec<File>,
     records: Records,
     chooser: Chooser,
-    /// Decides which accesses write; apart from the chooser, so that the same records are accessed with any share.
+    /// Decides which accesses write; separate from the chooser, so that any share accesses the same records.
     coin: Random,
     versions: Versions,
     journal: Option<Writer>,
@@ -176,7 +176,7 @@ struct Run<'a> {
     faults: Faults,
 }
 
-/// For progress events.
+/// State of the progress events.
 struct Pace {
     started: Instant,
     last: Instant,
@@ -207,7 +207,7 @@ impl<'a> Run<'a> {
             }
             journal = Some(Writer::open(&writes.journal).context_path("opening", &writes.journal)?);
         }
-        // With no writes the files may be on a file system that is mounted read-only.
+        // Without writes the files may be on a file system that is mounted read-only.
         let writes = options.writes.as_ref().is_some_and(|writes| writes.percent > 0);
         let mut files = Vec::new();
         for entry in &manifest.files {
@@ -272,7 +272,7 @@ impl<'a> Run<'a> {
         Phase { seconds: started.elapsed().as_secs_f64(), reads: reads.summary(), writes: writes.summary() }
     }
 
-    /// Reads one record and checks it; how long the read took.
+    /// Reads one record and checks it; returns how long the read took.
     fn read(&mut self, file: usize, offset: u64) -> Duration {
         let entry = &self.manifest.files[file];
         let bytes = self.buffer.bytes();
@@ -289,7 +289,7 @@ impl<'a> Run<'a> {
         latency
     }
 
-    /// Rewrites one record with the next version; how long the write took.
+    /// Rewrites one record with the next version; returns how long the write took.
     fn write(&mut self, file: usize, offset: u64) -> Duration {
         let entry = &self.manifest.files[file];
         let length = self.records.size;

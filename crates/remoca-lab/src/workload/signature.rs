@@ -1,4 +1,4 @@
-//! The content of one 512-byte sector: who it is, and bytes that follow from that.
+//! The content of one 512-byte sector: its identity, and bytes that follow from it.
 //!
 //! ```text
 //!  0       8      16      24       32        40         48                512
@@ -6,9 +6,9 @@
 //!  |       |      |       |        |         |          | all of the left |
 //! ```
 //!
-//! Little-endian words. The checksum covers the other 63 words in order, so any changed, moved or old byte is seen, and
-//! because the content can be made again, it can be told what is there instead. 512 bytes, where the papers sign every
-//! 1 KiB, because that is the smallest write a disk takes: a torn or misplaced sector is caught as such.
+//! Little-endian words. The checksum covers the other 63 words in order, so any changed, moved or old byte is detected.
+//! Since the content can be regenerated, a fault can be identified. 512 bytes, where the papers sign every 1 KiB,
+//! because that is the smallest write of a disk: a torn or misplaced sector is detected as such.
 
 use std::{fmt, ops::RangeInclusive};
 
@@ -21,16 +21,16 @@ const WORD_COUNT: usize = SECTOR_SIZE / 8;
 const HEADER_WORD_COUNT: usize = 6;
 const CHECKSUM_INDEX: usize = 5;
 
-/// Which sector, of which data set.
+/// A sector of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     pub seed: u64,
     pub file: u64,
-    /// In the file, in bytes.
+    /// Offset in the file, in bytes.
     pub offset: u64,
 }
 
-/// What a sector holds instead of what it must.
+/// The wrong content of a sector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wrong {
     Zeroes,
@@ -57,7 +57,7 @@ pub fn fill(sector: &mut [u8; SECTOR_SIZE], place: Place, version: u64) {
     }
 }
 
-/// Checks a sector; its version when it is right.
+/// Checks a sector; returns its version if it is right.
 pub fn check(sector: &[u8; SECTOR_SIZE], place: Place, versions: RangeInclusive<u64>) -> Result<u64, Wrong> {
     let mut words = [0; WORD_COUNT];
     for (word, bytes) in words.iter_mut().zip(sector.as_chunks::<8>().0) {
@@ -86,7 +86,7 @@ fn describe(
         let first_bytes = sector.first_chunk().copied().unwrap_or_default();
         return Wrong::NoSignature { first_bytes };
     }
-    // With a wrong checksum the header may be what is damaged; it is taken at its word when that explains the most.
+    // With a wrong checksum the header may be what is damaged; it is believed if that explains the most.
     let mut expected = [0; SECTOR_SIZE];
     fill(&mut expected, found, version);
     let intact = expected == *sector;

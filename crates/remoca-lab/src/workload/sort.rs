@@ -1,5 +1,5 @@
-//! An in-place sort of records in memory, for guests that have less memory than it needs: what comes back from swap wrong
-//! shows as a record that is damaged, missing, or out of order.
+//! An in-place sort of records in memory, for guests with less memory than it needs: wrong data from swap shows as a
+//! record that is damaged, missing, or out of order.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::pattern::{Random, mix};
 
-/// A key, and what follows from it.
+/// A record: a key, and words derived from it.
 type Record = [u64; 8];
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -16,9 +16,9 @@ pub struct Report {
     pub fill_seconds: f64,
     pub sort_seconds: f64,
     pub verify_seconds: f64,
-    /// Records that do not follow from their key.
+    /// Number of records that do not follow from their key.
     pub damaged: u64,
-    /// Records with a smaller key than the one before.
+    /// Number of records with a smaller key than the one before.
     pub out_of_order: u64,
     /// Whether the keys are still the same, by their sum and by the sum of their hashes.
     pub complete: bool,
@@ -30,7 +30,7 @@ impl Report {
     }
 }
 
-/// Fills `bytes` of memory with records of random keys, sorts them in place, and looks at each of them.
+/// Fills `bytes` of memory with records of random keys, sorts them in place, and checks each of them.
 pub fn sort(bytes: usize, seed: u64) -> Report {
     let mut random = Random::new(seed);
     let mut expected = Sums::default();
@@ -72,7 +72,7 @@ impl Sums {
     }
 }
 
-/// Damaged records, records out of order, and the sums of the keys.
+/// Counts damaged records and records out of order, and sums the keys.
 fn look_at(records: &[Record]) -> (u64, u64, Sums) {
     let (mut damaged, mut out_of_order, mut sums) = (0, 0, Sums::default());
     let mut before = 0;

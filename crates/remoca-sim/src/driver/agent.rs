@@ -1,4 +1,4 @@
-//! What guests keep in memory and evict, and the agent that writes it to the eviction port.
+//! Pages that guests keep in memory and evict, and the agent that writes them to the eviction port.
 
 use super::plan::Eviction;
 use super::world::{Event, Outcome, World};
@@ -14,9 +14,9 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 const QUEUE_SIZE: u16 = 8;
-/// Pages of one message at most.
+/// Maximum number of pages in one message.
 const BATCH: usize = 4;
-/// Pages that wait for a message at most; more are dropped, as by a full ring.
+/// Maximum number of pages that wait for a message; more are dropped, as by a full ring.
 const WAITING_MAX: usize = 64;
 const PAST_MAX: usize = 32;
 const PAGE: usize = 4096;
@@ -33,7 +33,7 @@ impl PageCache {
         Self { room, pages: VecDeque::new(), past: VecDeque::new() }
     }
 
-    /// Keeps what `block` holds; returns what is dropped for it.
+    /// Keeps the content of `block`; returns the page dropped for it.
     pub(super) fn hold(&mut self, block: usize, content: Block) -> Option<Block> {
         if let Some((_, kept)) = self.pages.iter_mut().find(|(kept, _)| *kept == block) {
             let before = std::mem::replace(kept, content);
@@ -58,7 +58,7 @@ impl PageCache {
         }
     }
 
-    /// The guest is gone, and its memory with it.
+    /// Forgets all pages: the guest's memory is gone.
     pub(super) fn clear(&mut self) {
         self.pages.clear();
     }
@@ -80,7 +80,7 @@ impl PageCache {
     }
 }
 
-/// What was asked of the port.
+/// A request to the port.
 enum Message {
     Pages(u64),
     Identification,
@@ -128,7 +128,7 @@ impl Agent {
         self.front = None;
     }
 
-    /// The guest starts anew.
+    /// Resets the agent for a new guest.
     pub(super) fn reboot(&mut self) {
         self.guest.reset();
         self.record = Record::new(&self.guest, true);
@@ -142,7 +142,7 @@ impl Agent {
         self.under_way.push((ticket, message));
     }
 
-    /// Writes what waits, as far as the ring has room.
+    /// Writes waiting messages, as far as the ring has room.
     fn write(&mut self) {
         while !self.waiting.is_empty() && self.guest.has_free_slot(0) {
             let count = self.waiting.len().min(BATCH);
@@ -173,7 +173,7 @@ impl Agent {
 }
 
 impl World<'_> {
-    /// The guest of a disk has read or written these sectors whole: its memory keeps them, and drops others.
+    /// Keeps sectors that the guest has read or written whole in its memory, and drops others.
     pub(super) fn keep_pages(&mut self, number: usize, start: usize, data: &[Sector]) {
         if self.agent.is_none() {
             return;
@@ -187,7 +187,7 @@ impl World<'_> {
         }
     }
 
-    /// The agent reports something; `None`: it has nothing of that kind.
+    /// Reports a page to the agent, if it has one of that kind.
     pub(super) fn evict(&mut self, eviction: Eviction) {
         let disk = self.random.index(self.disks.len());
         if let Some(page) = self.disks[disk].guest.memory.pick(eviction, &mut self.random) {
@@ -195,7 +195,7 @@ impl World<'_> {
         }
     }
 
-    /// A page is on its way through the agent; now and then it takes long.
+    /// Sends a page through the agent, which sometimes takes long.
     fn report(&mut self, page: Block) {
         let lag = if self.random.one_in(16) { 50_000_000 } else { 300_000 };
         let in_ns = self.random.below(lag);
@@ -216,7 +216,7 @@ impl World<'_> {
         }
     }
 
-    /// Takes what the port has answered: it refuses nothing, and its counters add up.
+    /// Takes the port's answers, and checks that it refuses nothing and that its counters add up.
     pub(super) fn hear_port(&mut self) -> Outcome {
         while let Some((message, status, page)) = self.agent.as_mut().and_then(Agent::take) {
             if status != 0 {
@@ -244,7 +244,7 @@ impl World<'_> {
         Err(Violation::new(Promise::CountersAddUp, text))
     }
 
-    /// Returns what tells the process from others.
+    /// Returns the number that distinguishes the process from others.
     pub(super) fn cookie(&self) -> u64 {
         self.lives + 1
     }

@@ -1,4 +1,4 @@
-//! What a guest was promised, looked at from outside.
+//! Promises to a guest, checked from outside.
 
 use super::guests::Request;
 use super::plan::Ask;
@@ -11,7 +11,7 @@ impl World<'_> {
         Violation::at(promise, (u16::try_from(disk).unwrap_or(0), sector / BLOCK_SECTORS), text)
     }
 
-    /// A request is completed: everything that its guest was promised about it has to be true now.
+    /// Checks, when a request completes, everything that its guest was promised about it.
     pub(super) fn completed(&mut self, disk: usize, request: &Request, result: Result<Vec<Sector>, ()>) -> Outcome {
         let step = request.step;
         self.note(|| format!("disk {disk}: request {step} completes: {:?}", result.as_ref().map(Vec::len)));
@@ -104,7 +104,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A while after everything was healed.
+    /// Checks the state a while after everything was healed.
     pub(super) fn check_rest(&mut self) -> Outcome {
         if self.process.is_none() {
             return Err(Violation::new(Promise::NothingLeft, "the process does not come back"));
@@ -121,7 +121,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The last upgrade needs that nothing is under way: no request, no disk I/O, no number that stays taken.
+    /// Checks that nothing is in flight, as the last upgrade needs: no request, no disk I/O, no number that stays
+    /// taken.
     pub(super) fn check_end(&mut self, upgraded: Option<bool>) -> Outcome {
         self.check_process()?;
         if upgraded != Some(true) {

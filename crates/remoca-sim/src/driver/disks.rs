@@ -1,5 +1,5 @@
-//! The disks behind the driver's stores: what it asks of them is done in portions, late, or not, and has to be what a guest
-//! asked for.
+//! The disks behind the driver's stores: its requests to them take effect in portions, late, or not at all, and must be
+//! what a guest asked for.
 
 use super::guests::{Guest, Request};
 use super::plan::{Ask, DiskPlan};
@@ -24,7 +24,7 @@ pub(super) struct Running {
     token: u64,
     op: StoreOp,
     buffer: Option<IoBuffer>,
-    /// The steps of the requests that it may be for.
+    /// Steps of the requests that it may be for.
     requests: Vec<usize>,
     is_answered: bool,
 }
@@ -35,13 +35,13 @@ pub(super) struct DiskSide {
     pub(super) plan: DiskPlan,
     pub(super) model: ModelDisk,
     pub(super) image: Arc<Image>,
-    /// Of the process that runs, or of the last one.
+    /// Store of the process that runs, or of the last one.
     pub(super) store: StoreDesk,
     running: BTreeMap<u64, Running>,
     ios: u64,
-    /// When all that was asked of it so far has happened.
+    /// Time at which all requests to it so far have taken effect.
     pub(super) busy_until_ns: u64,
-    /// The end of the time in which what a dead process asked for may still happen beside this one.
+    /// End of the time in which requests of a dead process may still take effect beside this one.
     pub(super) settles_until_ns: u64,
     pub(super) guest: Guest,
 }
@@ -68,13 +68,14 @@ impl DiskSide {
         }
     }
 
-    /// The process is dead. What it asked for happens in whole, in part, late, or not at all.
+    /// Orphans the I/O of a dead process: it takes effect in whole, in part, late, or not at all.
     pub(super) fn orphan(&mut self, event: u64, random: &mut crate::random::Random) -> Vec<IoId> {
         self.running.clear();
         self.model.orphan(event, random)
     }
 
-    /// Its guest loses the process, and with it perhaps (not `keeps`) the knowledge that not everything came to be durable.
+    /// Tells the guest that its process is lost, and perhaps (not `keeps`) the knowledge that not everything became
+    /// durable.
     pub(super) fn lose_process(&mut self, keeps: bool) {
         self.guest.lose_process();
         if !keeps {
@@ -82,7 +83,7 @@ impl DiskSide {
         }
     }
 
-    /// What the process knew of failed flushes is gone with it.
+    /// Forgets the failed flushes that the process knew of.
     pub(super) fn lose_knowledge(&mut self) {
         if self.guest.flush_may_fail {
             self.guest.flush_must_fail = false;
@@ -90,7 +91,7 @@ impl DiskSide {
         }
     }
 
-    /// What was acknowledged and not made durable is not promised any more.
+    /// Forgets promises about writes acknowledged but not made durable.
     fn forget_unflushed(&mut self) {
         self.model.forget_promises();
         let promise = self.model.flush_promise();
@@ -101,23 +102,23 @@ impl DiskSide {
         }
     }
 
-    /// Whether a process may start, though the disk may still do what a dead one asked for: of a remote disk there is no lock. A
-    /// guest that has gone does not say what it had asked for.
+    /// Returns whether a process may start although the disk may still execute requests of a dead one: a remote disk
+    /// has no lock. A guest that has gone does not say what it had asked for.
     pub(super) fn lets_start(&self) -> bool {
         self.model.is_idle() || self.plan.remote && !self.guest.is_gone && self.guest.departed.is_empty()
     }
 
-    /// Whether a store works for it.
+    /// Returns whether a store works for it.
     pub(super) fn is_busy(&self) -> bool {
         !self.running.is_empty()
     }
 
-    /// Whether the store is at a modification that only this request can be the reason of.
+    /// Returns whether the store works on a modification that only this request can have caused.
     pub(super) fn is_modifying_for(&self, step: usize) -> bool {
         self.running.values().any(|running| running.requests == [step] && running.op.is_modification())
     }
 
-    /// Whether any request of a departed guest may still be under way.
+    /// Returns the requests, also of departed guests, that the operation may be for.
     fn asked_by(&self, op: &StoreOp, data: Option<&[Sector]>) -> Vec<&Request> {
         let requests = self.guest.requests.iter().chain(&self.guest.departed);
         let content = |sector| self.model.content(sector..sector + 1).next();
@@ -142,7 +143,7 @@ fn kind(op: &StoreOp) -> IoKind {
 }
 
 impl World<'_> {
-    /// The store begins what the driver has handed over.
+    /// Begins the I/O that the driver has handed over.
     pub(super) fn begin_ios(&mut self, disk: usize) -> Outcome {
         if std::mem::take(&mut self.disks[disk].store.lock().is_asked_to_look) {
             let in_ns = self.random.below(10 * MS);
@@ -218,7 +219,7 @@ impl World<'_> {
         *busy_until_ns = (*busy_until_ns).max(self.now + for_ns);
     }
 
-    /// A part of an I/O takes effect.
+    /// Lets a portion of an I/O take effect.
     pub(super) fn advance(&mut self, number: usize, io: IoId, portion: u8) -> Outcome {
         let model = &mut self.disks[number].model;
         model.advance(io, portion, self.event, &mut self.random);
@@ -229,7 +230,7 @@ impl World<'_> {
         Err(self.at(Promise::WriteThrough, number, sector, text))
     }
 
-    /// The store is done with an operation.
+    /// Completes an operation of the store.
     pub(super) fn io_done(&mut self, number: usize, io: IoId) {
         let disk = &mut self.disks[number];
         let Some(done) = disk.model.finish(io, &mut self.random) else { return };
@@ -263,8 +264,8 @@ impl World<'_> {
         self.disks[number].store.tell(StoreEvent::Completed(StoreCompletion { token, result, buffer }));
     }
 
-    /// The store of a disk was down, and comes back: its flushes fail from now on, or what is done after it is durable with the
-    /// next one (`on-loss`). The driver hears of it before anything else.
+    /// Brings a disk's store back from a crash. Its flushes fail from now on, or later writes are durable with the next
+    /// one (`on-loss`). The driver hears of it before anything else.
     pub(super) fn store_crash(&mut self, number: usize) -> Option<Source> {
         self.process.as_ref()?;
         self.note(|| format!("the store of disk {number} comes back from a crash"));
@@ -287,7 +288,7 @@ impl World<'_> {
         u16::try_from(number).ok().map(Source::Store)
     }
 
-    /// Has the I/Os of a dead process, of which these are late, take effect.
+    /// Schedules the late I/Os of a dead process.
     pub(super) fn schedule_late(&mut self, disk: usize, late: Vec<IoId>) {
         for io in late {
             let total = self.random.between(1..=50 * MS);
@@ -301,14 +302,14 @@ impl World<'_> {
     }
 }
 
-/// Whether the store's operation is this request, or a part of it.
+/// Returns whether the store's operation is this request, or a part of it.
 pub(super) fn is_part(ask: &Ask, op: &StoreOp, is_coarse: bool) -> bool {
     let part = sectors(op);
     let unit = if is_coarse { BLOCK_SECTORS } else { 1 };
     let within =
         |range: &Range<usize>| range.start / unit * unit <= part.start && part.end <= range.end.next_multiple_of(unit);
     match (ask, op) {
-        // Sectors beside what is written are read before, and written as they are.
+        // Sectors beside the written ones are read first, and written unchanged.
         (Ask::Write { range, .. }, StoreOp::Read { .. }) => is_coarse && within(range),
         (Ask::WriteZeroes { ranges, .. }, StoreOp::Read { .. } | StoreOp::Write { .. }) => {
             is_coarse && ranges.iter().any(within)

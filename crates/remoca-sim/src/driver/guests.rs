@@ -1,4 +1,4 @@
-//! The guests: each has a disk, over a ring in its memory or as an NBD client, with requests under way.
+//! The guests: each has a disk, over a ring in its memory or as an NBD client, with requests in flight.
 
 use super::agent::PageCache;
 use super::disks::{is_part, sectors};
@@ -11,7 +11,7 @@ use std::ops::Range;
 use vm_memory::{Bytes, GuestAddress};
 
 pub(super) const QUEUE_SIZE: u16 = 16;
-/// Where the test guest has the data of a slot.
+/// Offset of a slot's data in the test guest.
 const DATA_OFFSET: u64 = 4096;
 const SECTOR: u64 = 512;
 
@@ -19,28 +19,28 @@ const SECTOR: u64 = 512;
 pub(super) struct Request {
     pub(super) step: usize,
     pub(super) ask: Ask,
-    /// What is written.
+    /// Data to write.
     pub(super) data: Vec<Sector>,
-    /// The event in which it was submitted.
+    /// Event in which it was submitted.
     pub(super) submitted: u64,
     pub(super) ticket: Option<Ticket>,
-    /// It must be durable when it completes, ...
+    /// Whether it must be durable when it completes, ...
     pub(super) is_durable: bool,
     /// ... unless the write cache was switched since.
     pub(super) switches: u32,
-    /// A part of it failed for sure, or perhaps.
+    /// Whether a part of it failed for sure, or perhaps.
     pub(super) failed: bool,
     pub(super) may_have_failed: bool,
-    /// What the store has begun for it, ...
+    /// Number of I/Os that the store has begun for it, ...
     pub(super) ios: u32,
     /// ... and the sectors that it has modified.
     pub(super) done: Vec<Range<usize>>,
-    /// A flush: what it has to make durable.
+    /// For a flush: the versions it must make durable.
     pub(super) promise: Vec<usize>,
 }
 
 impl Request {
-    /// Whether `op` with this data is it, or a part of it.
+    /// Returns whether `op` with this data is this request, or a part of it.
     pub(super) fn asks_for(
         &self,
         op: &StoreOp,
@@ -65,7 +65,7 @@ impl Request {
         }
     }
 
-    /// What was written, sector by sector, for what is one write.
+    /// Returns the written content, sector by sector, if it is one write.
     pub(super) fn written(&self) -> Vec<(usize, Sector)> {
         match &self.ask {
             Ask::Write { range, .. } => range.clone().zip(self.data.iter().copied()).collect(),
@@ -82,10 +82,10 @@ impl Request {
     }
 }
 
-/// The place of a request that is completed, and what came of it: the data of a read, or an error.
+/// Index of a completed request, and its result: the data of a read, or an error.
 pub(super) type Completion = (usize, Result<Vec<Sector>, ()>);
 
-/// How a guest is attached.
+/// Attachment of a guest.
 pub(super) enum Attachment {
     Vhost { guest: Box<TestGuest>, record: Option<Record>, front: Option<DirectFrontEnd> },
     Nbd(Option<NbdClient>),
@@ -95,28 +95,28 @@ pub(super) enum Attachment {
 pub(super) struct Guest {
     pub(super) attachment: Attachment,
     pub(super) requests: Vec<Request>,
-    /// Those of guests that have gone.
+    /// Requests of guests that have gone.
     pub(super) departed: Vec<Request>,
-    /// It is away.
+    /// Whether it is away.
     pub(super) is_gone: bool,
-    /// Its processors are stopped: it moves to another host.
+    /// Whether its processors are stopped because it moves to another host.
     pub(super) is_paused: bool,
-    /// Queues that are still to be stopped then.
+    /// Number of queues still to be stopped then.
     pub(super) queues_to_stop: u16,
-    /// What it has of its disk in memory.
+    /// Pages of its disk that it has in memory.
     pub(super) memory: PageCache,
     zeroes_pages: bool,
     has_record: bool,
-    /// The write cache as it was switched last, if that was answered.
+    /// State of the write cache as last switched, if the switch was answered.
     pub(super) cache_is_on: Option<bool>,
     pub(super) switches: u32,
-    /// What was acknowledged when it was asked to be switched off.
+    /// Writes acknowledged when it was asked to switch off.
     pub(super) switch_promise: Vec<usize>,
-    /// The store has failed to make something durable.
+    /// Whether the store has failed to make something durable.
     pub(super) flush_may_fail: bool,
-    /// The guest was told so.
+    /// Whether the guest was told so.
     pub(super) flush_must_fail: bool,
-    /// The store has crashed, and its flushes do not fail for it.
+    /// Whether the store has crashed, and its flushes do not fail because of that.
     pub(super) has_lost: bool,
 }
 
@@ -155,7 +155,7 @@ impl Guest {
         }
     }
 
-    /// A part of one of these requests failed.
+    /// Notes that a part of one of these requests failed.
     pub(super) fn note_error(&mut self, steps: &[usize], is_durable: bool) {
         self.flush_may_fail |= is_durable;
         for request in self.requests.iter_mut().filter(|request| steps.contains(&request.step)) {
@@ -164,13 +164,13 @@ impl Guest {
         }
     }
 
-    /// The process is gone; the next one does everything again.
+    /// Resets the guest for the next process, which repeats all requests.
     pub(super) fn lose_process(&mut self) {
         for request in &mut self.requests {
             (request.failed, request.ios) = (false, 0);
             request.done.clear();
         }
-        // Who has asked for it and got no answer does not know.
+        // A guest that switched it and got no answer does not know.
         self.cache_is_on = self.cache_is_on.filter(|_| !self.is_switching());
         match &mut self.attachment {
             Attachment::Vhost { front, .. } => *front = None,
@@ -182,7 +182,7 @@ impl Guest {
         matches!(&self.attachment, Attachment::Vhost { front: Some(front), .. } if !front.is_idle())
     }
 
-    /// The guest is gone, with its memory.
+    /// Removes the guest, with its memory.
     pub(super) fn depart(&mut self) {
         self.departed.append(&mut self.requests);
         self.memory.clear();

@@ -1,10 +1,10 @@
 //! The VM process under the simulator: the real driver with its frontends, its link and its state file, on one thread, in
 //! virtual time, from a seed.
 //!
-//! What has a thread in the program answers at any later step here: stores ([`store`]), attempts to connect and memory
-//! servers ([`servers`]), front ends, NBD clients ([`nbd`]), and the program that an upgrade asks. The world (`world`) moves
-//! them, hands the driver what is ready in any order, and judges what the guests see (`checks`) and what the stores are
-//! asked (`disks`).
+//! Parts that are threads in the program answer at any later step here: stores ([`store`]), attempts to connect and
+//! memory servers ([`servers`]), front ends, NBD clients ([`nbd`]), and the program that an upgrade asks. The world
+//! (`world`) moves them, hands the driver ready events in any order, and checks what the guests see (`checks`) and what
+//! the stores are asked (`disks`).
 
 mod agent;
 mod checks;
@@ -29,33 +29,33 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use world::World;
 
-/// What somebody around the driver does wrong, as the driver could: each has to be noticed.
+/// A fault around the driver that the driver itself could commit: each must be noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
-    /// Writes that have to be durable are not.
+    /// Writes that must be durable are not.
     NotDurable,
-    /// The error of a modification is not told.
+    /// The error of a modification is not reported.
     ErrorHidden,
-    /// A store that comes back says nothing.
+    /// A store that comes back from a crash does not report it.
     CrashHidden,
-    /// A read that fails is said to be good.
+    /// A failed read is reported as good.
     FailedReadBelieved,
-    /// Something else is written than what the guest gave.
+    /// Other data is written than the guest gave.
     OtherDataWritten,
     /// A page goes to the memory server as another one.
     WrongPageSent,
-    /// A disk read whose answer nobody needs any more never ends.
+    /// An abandoned disk read never ends.
     LoserKept,
-    /// A discard is said to be done as soon as it is begun.
+    /// A discard is reported as done as soon as it begins.
     DiscardAnsweredEarly,
-    /// A successor does not wait for what a dead process may still have on its way to a remote disk.
+    /// A successor does not wait for requests that a dead process may still have in flight to a remote disk.
     NotSettled,
     /// The memory server forgets every page.
     PagesForgotten,
 }
 
 impl Flaw {
-    /// All of them, with their names.
+    /// All flaws, with their names.
     pub const ALL: [(&'static str, Self); 10] = [
         ("not-durable", Self::NotDurable),
         ("error-hidden", Self::ErrorHidden),
@@ -74,20 +74,20 @@ impl Flaw {
 #[derive(Clone, Debug, Default)]
 pub struct DriverOptions {
     pub flaw: Option<Flaw>,
-    /// Only so many steps of the plan.
+    /// Number of steps of the plan to run.
     pub steps: Option<usize>,
-    /// Prints everything that happens.
+    /// Whether to print everything that happens.
     pub tell: bool,
 }
 
 macro_rules! tally {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// What happened in a run.
+        /// Counters of a run.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct DriverTally { $($(#[$doc])* pub $name: u64,)* }
 
         impl DriverTally {
-            /// All counters with their names.
+            /// Returns all counters with their names.
             #[must_use]
             pub fn named(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name)),*]
@@ -106,7 +106,7 @@ tally! {
     sectors_checked,
     store_reads,
     store_writes,
-    /// Requests that the store did in several parts.
+    /// Requests that the store executed in several parts.
     in_pieces,
     durable_writes,
     cache_switches,
@@ -120,9 +120,9 @@ tally! {
     cuts,
     store_crashes,
     flushes_after_loss,
-    /// Blocks that were read to be written back with a part of them changed.
+    /// Blocks that were read to be written back with a part changed.
     rewritten,
-    /// Requests of an NBD client that are longer than a buffer.
+    /// Requests of an NBD client longer than a buffer.
     long_requests,
     /// Requests on another queue than the first.
     on_other_queues,
@@ -130,7 +130,7 @@ tally! {
     evictions,
     identifications,
     server_lists,
-    /// Guests that went on at another host, ...
+    /// Guests that continued at another host, ...
     moves,
     /// ... or where they were.
     moves_back,
@@ -138,12 +138,12 @@ tally! {
     /// Guests that found their cache at the other host.
     moved_warm,
     lines_cut,
-    /// Disks whose requests of before were held back, as the dead process's may still be on their way.
+    /// Disks whose earlier requests were held back, since the dead process's may still be in flight.
     settlings,
-    /// Of the engine, over all processes.
+    /// Blocks read, by the engines of all processes.
     read_blocks,
     hit_blocks,
-    /// The same of runs whose working set fits the cache, and in which nothing goes wrong.
+    /// The same in runs whose working set fits the cache, and which have no faults.
     cosy_read_blocks,
     cosy_hit_blocks,
     evictions_admitted,
@@ -168,7 +168,7 @@ impl fmt::Display for DriverFailure {
     }
 }
 
-/// Runs the driver with what `seed` gives.
+/// Runs the driver with the plan of `seed`.
 ///
 /// # Errors
 /// The first broken promise.
@@ -181,7 +181,7 @@ pub fn run_driver(seed: u64, options: &DriverOptions) -> Result<DriverTally, Box
     match outcome {
         Ok(()) => Ok(world.tally()),
         Err(violation) => {
-            // What panicked may panic again.
+            // A panic may repeat here.
             let _ = panics::catch(|| drop(world));
             Err(Box::new(DriverFailure { seed, event, violation }))
         }

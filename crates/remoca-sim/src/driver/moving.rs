@@ -1,6 +1,7 @@
 //! The VM moves: another process is started for its disks, the guest stops at one and runs at the other, or comes back.
 //!
-//! [`World::process`] is the one at which the guest is, `other` the other one. Which of them has the disks is theirs to agree on.
+//! [`World::process`] is the process at which the guest is, `other` the other one. They agree among themselves which
+//! has the disks.
 
 use super::guests::Attachment;
 use super::plan::Way;
@@ -23,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const MS: u64 = 1_000_000;
 
-/// Connections between processes, as their drivers have them.
+/// Connections between processes, as their drivers see them.
 #[derive(Clone, Default)]
 pub(super) struct ModelPeers(Arc<Mutex<PeerDesk>>);
 
@@ -31,9 +32,9 @@ pub(super) struct ModelPeers(Arc<Mutex<PeerDesk>>);
 pub(super) struct PeerDesk {
     /// Connections that were begun.
     begun: Vec<FarEnd>,
-    /// Where connections arrive, and what wakes that process.
+    /// Receiver of incoming connections, and the wake-up of that process.
     listening: Option<(SyncSender<Peer>, Wake)>,
-    /// Images that were opened since the world looked.
+    /// Images that were opened since the world last looked.
     opened: Vec<(usize, StoreDesk)>,
 }
 
@@ -60,12 +61,12 @@ impl PeerNetwork for ModelPeers {
 /// A connection between the two processes: the side that made it, and the other one.
 pub(super) struct PeerLine {
     ends: [FarEnd; 2],
-    /// When all that was said so far has arrived at each.
+    /// Time at which everything said so far has arrived, at each side.
     until_ns: [u64; 2],
     is_cut: bool,
 }
 
-/// How far a move has got.
+/// Progress of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// The guest runs, and the disks are offered.
@@ -74,29 +75,29 @@ pub(super) enum Stage {
     Stopping,
     /// It runs nowhere.
     Stopped,
-    /// It runs where it is to stay.
+    /// It runs where it will stay.
     Settled,
 }
 
-/// A move under way.
+/// A move in progress.
 pub(super) struct Move {
     pub(super) way: Way,
     stage: Stage,
-    /// Counts moves, for their events.
+    /// Number of the move, for its events.
     number: u64,
-    /// Whether the disks may go.
+    /// Reply that says whether the disks may go.
     answer: Receiver<Reply>,
 }
 
 impl Move {
-    /// Whether its line breaks.
+    /// Returns whether its line breaks.
     pub(super) fn is_cut(&self) -> bool {
         self.way == Way::Cut
     }
 }
 
 impl World<'_> {
-    /// Opens the image of a disk for a process to which its disks come.
+    /// Returns the opener of a disk's image, for a process to which its disks come.
     pub(super) fn opener(&self, number: usize) -> Opener {
         let disk = &self.disks[number];
         let (image, plan, clock) = (Arc::clone(&disk.image), disk.plan.clone(), self.clock.clone());
@@ -109,7 +110,7 @@ impl World<'_> {
         })
     }
 
-    /// The operator starts a process for the disks on another host, and tells this one to offer them.
+    /// Starts a process for the disks on another host, and tells this one to offer them.
     pub(super) fn begin_move(&mut self, way: Way) {
         let ready = self.disks.iter().all(|disk| !disk.guest.is_gone && !disk.guest.is_switching());
         let Some(process) = self.process.as_mut().filter(|_| ready && self.moving.is_none()) else {
@@ -159,7 +160,7 @@ impl World<'_> {
         }
     }
 
-    /// The hypervisor stops the guest, and then its queues.
+    /// Stops the guest, and then its queues.
     pub(super) fn guest_stops(&mut self, number: u64) {
         if !self.is_at(number, Stage::Offered) {
             return;
@@ -204,7 +205,7 @@ impl World<'_> {
         }
     }
 
-    /// Goes on with a move where something was waited for.
+    /// Continues a move that waited for something.
     pub(super) fn follow_move(&mut self) {
         let Some(Move { way, stage: Stage::Stopping, number, .. }) = self.moving else { return };
         if self.disks.iter().any(|disk| disk.guest.queues_to_stop > 0) {
@@ -226,13 +227,13 @@ impl World<'_> {
         self.schedule(in_ns, Event::GuestRuns(number));
     }
 
-    /// The guest runs again, here or there.
+    /// Resumes the guest, here or there.
     pub(super) fn guest_runs(&mut self, number: u64) {
         if !self.is_at(number, Stage::Stopped) {
             return;
         }
         self.enter(Stage::Settled);
-        // A target without its line waits for the lock.
+        // A target without its connection waits for the lock.
         let goes_anyway = self.random.one_in(2);
         let way = self.moving.as_ref().map(|moving| moving.way);
         let goes = self.other.is_some() && (way == Some(Way::Goes) || way == Some(Way::Cut) && goes_anyway);
@@ -260,7 +261,7 @@ impl World<'_> {
         self.schedule(in_ns, Event::OtherEnds(number));
     }
 
-    /// The process that is not needed any more is ended, once the other one has the disks.
+    /// Ends the process that is no longer needed, once the other one has the disks.
     pub(super) fn other_ends(&mut self, number: u64) {
         if !self.is_at(number, Stage::Settled) {
             return;
@@ -273,9 +274,9 @@ impl World<'_> {
             .and_then(|state| state.news.as_ref())
             .is_some_and(|news| news.starts_with("has the disks, warm"));
         if here.is_some_and(|state| !state.has_disks) {
-            // The guest waits for them: in the end the other process has to go first.
+            // The guest waits for them: at last the other process must end first.
             self.waits += 1;
-            // What it asked for of a local disk is done before the system ends it.
+            // Its requests to a local disk complete before the system ends it.
             if self.waits >= 50 && self.other.is_some() && !self.disks.iter().any(super::disks::DiskSide::is_busy) {
                 self.other = None;
                 self.disks.iter_mut().for_each(super::disks::DiskSide::lose_knowledge);
@@ -286,7 +287,7 @@ impl World<'_> {
         self.end_move();
     }
 
-    /// Ends the other process, and what is between the two.
+    /// Ends the other process, and the connection between the two.
     pub(super) fn end_move(&mut self) {
         self.other = None;
         self.moving = None;
@@ -310,7 +311,7 @@ impl World<'_> {
         }
     }
 
-    /// Takes what drivers have said to each other, and the images that were opened.
+    /// Takes the messages between the drivers, and the images that were opened.
     pub(super) fn collect_peers(&mut self) -> Outcome {
         let begun = std::mem::take(&mut self.peers.lock().begun);
         for far in begun {

@@ -1,4 +1,4 @@
-//! The model NBD client: it attaches without waiting for anything, and says again what was not answered.
+//! The model NBD client: it attaches without waiting for anything, and repeats unanswered requests.
 
 use crate::random::Random;
 use std::collections::VecDeque;
@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 const GREETING_BYTES: usize = 8 + 8 + 2;
-/// Size and flags: the client wants no zeroes behind them.
+/// Bytes of size and flags: the client wants no zeroes behind them.
 const EXPORT_BYTES: usize = 8 + 2;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
@@ -45,7 +45,7 @@ pub(super) struct NbdClient {
 }
 
 impl NbdClient {
-    /// Connects; `None` if nobody listens.
+    /// Connects to an export; `None` if nobody listens.
     pub(super) fn connect(path: &Path, export: &str) -> Option<Self> {
         let socket = UnixStream::connect(path).ok()?;
         socket.set_nonblocking(true).ok()?;
@@ -74,7 +74,7 @@ impl NbdClient {
         self.out.extend(*data);
     }
 
-    /// Sends what is queued, sometimes only a part. Whether anything was sent.
+    /// Sends queued bytes, sometimes only a part. Returns whether anything was sent.
     pub(super) fn push(&mut self, random: &mut Random) -> bool {
         let Some(socket) = &mut self.socket else { return false };
         let mut some = false;
@@ -97,12 +97,12 @@ impl NbdClient {
         some
     }
 
-    /// Whether something waits to be sent.
+    /// Returns whether something waits to be sent.
     pub(super) fn has_more(&self) -> bool {
         self.is_connected() && !self.out.is_empty()
     }
 
-    /// The next answer; `length` says how many bytes a request reads.
+    /// Takes the next answer; `length` returns how many bytes a request reads.
     pub(super) fn take(&mut self, length: impl Fn(u64) -> Option<usize>) -> Result<Option<Answer>, String> {
         if let Some(socket) = &mut self.socket {
             let ended = match socket.read_to_end(&mut self.inbox) {

@@ -1,4 +1,4 @@
-//! The way between the driver and the memory servers: latencies, losses, and answers that come in parts.
+//! The network between the driver and the memory servers: latencies, losses, and answers that come in parts.
 
 use super::Flaw;
 use super::servers::{Attempt, Connection, ConnectionId, Donor};
@@ -65,7 +65,7 @@ impl World<'_> {
         }
         let connection = &mut self.connections[number];
         if !connection.is_open() && self.random.one_in(2) {
-            // Lost with the connection, or on its way still.
+            // Lost with the connection, or still in flight.
             return Ok(());
         }
         let donor = &mut self.donors[connection.server];

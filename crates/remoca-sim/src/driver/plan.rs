@@ -10,16 +10,16 @@ const LONG_BLOCKS: usize = 1400;
 /// ... and the sectors of the shortest of these: more than a piece.
 const LONG_SECTORS: usize = 3000;
 
-/// What may go wrong in a run.
+/// Faults that may happen in a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Faults {
-    /// Disks fail I/O, and those that are served by another process come back from crashes.
+    /// Disks fail I/O, and those served by another process come back from crashes.
     pub(super) disk: bool,
-    /// Connections to memory servers are lost, servers start anew and lose pages.
+    /// Connections to memory servers are lost; servers restart and lose pages.
     pub(super) server: bool,
     /// Servers send pages that nobody sent to them.
     pub(super) lies: bool,
-    /// Guests go away with requests under way.
+    /// Guests go away with requests in flight.
     pub(super) guest: bool,
     /// The process is killed and upgraded, and its host loses power.
     pub(super) process: bool,
@@ -32,26 +32,26 @@ pub(super) struct Faults {
 pub(super) struct DiskPlan {
     pub(super) nbd: bool,
     pub(super) sectors: usize,
-    /// Its store has sectors of 4 KiB.
+    /// Whether its store has sectors of 4 KiB.
     pub(super) is_coarse: bool,
-    /// Some requests are of several pieces of the frontend, and of more than a buffer holds.
+    /// Whether some requests have several pieces of the frontend, and more than a buffer holds.
     pub(super) is_long: bool,
-    /// Its store is a server that may crash and come back.
+    /// Whether its store is a server that may crash and come back.
     pub(super) remote: bool,
     pub(super) swap: bool,
-    /// The guest gives the device zeroed pages to read into.
+    /// Whether the guest gives the device zeroed pages to read into.
     pub(super) zeroes_pages: bool,
     pub(super) has_record: bool,
     pub(super) segments: usize,
-    /// Queues of a vhost-user device.
+    /// Number of queues of a vhost-user device.
     pub(super) queues: u16,
     /// Mean time of an I/O.
     pub(super) ns: u64,
-    /// Blocks from the first on that most requests are for; 0: all are alike.
+    /// Number of first blocks that most requests are for; 0: all are alike.
     pub(super) working_set: usize,
-    /// Blocks that its guest keeps in memory.
+    /// Number of blocks that its guest keeps in memory.
     pub(super) pages: usize,
-    /// Requests under way at most.
+    /// Maximum number of requests in flight.
     pub(super) depth: usize,
     /// Longest request, in sectors.
     pub(super) longest: usize,
@@ -61,9 +61,9 @@ pub(super) struct DiskPlan {
 #[derive(Clone, Debug)]
 pub(super) struct Conditions {
     pub(super) faults: Faults,
-    /// The working set fits the cache, and the network is quick.
+    /// Whether the working set fits the cache, and the network is quick.
     pub(super) is_cosy: bool,
-    /// The VM has an eviction port, and an agent that uses it.
+    /// Whether the VM has an eviction port, and an agent that uses it.
     pub(super) has_port: bool,
     pub(super) key: [u8; 16],
     pub(super) disks: Vec<DiskPlan>,
@@ -83,12 +83,12 @@ pub(super) struct Conditions {
     pub(super) reads: u64,
     pub(super) disk_ns: u64,
     pub(super) network_ns: u64,
-    /// One page in so many comes late; 0: none.
+    /// One page of this many comes late; 0: none.
     pub(super) slow_replies: u64,
     pub(super) pace_ns: u64,
 }
 
-/// What a guest asks of a disk.
+/// A guest's request to a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ask {
     Read(Range<usize>),
@@ -98,17 +98,17 @@ pub(super) enum Ask {
     WriteZeroes { ranges: Vec<Range<usize>>, unmap: bool, durable: bool },
 }
 
-/// One thing that happens from outside.
+/// An event from outside.
 #[derive(Clone, Debug)]
 pub(super) enum Stimulus {
     Ask(usize, Ask),
     /// The guest switches the write cache of a disk.
     WriteCache(usize, bool),
-    /// The guest of a disk goes, and another one comes after this time.
+    /// The guest of a disk goes away, and another one comes after this time.
     GuestGone(usize, u64),
     /// The session is lost.
     Cut,
-    /// A server starts anew.
+    /// A server restarts.
     ServerRestart(usize),
     /// A server loses some pages.
     PagesLost(usize, u32),
@@ -129,40 +129,40 @@ pub(super) enum Stimulus {
     Kill(u64),
     /// The host loses power.
     PowerFailure,
-    /// Another program is to take over.
+    /// Another program takes over.
     Upgrade(Fate),
-    /// The VM is to move to another host.
+    /// The VM moves to another host.
     Move(Way),
 }
 
-/// What becomes of a move.
+/// Outcome of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// The guest goes on there, ...
+    /// The guest continues there, ...
     Goes,
     /// ... or here.
     ComesBack,
-    /// The line is cut meanwhile, and it goes on here or there.
+    /// The line is cut meanwhile, and the guest continues here or there.
     Cut,
     /// The other process dies.
     OtherDies,
 }
 
-/// What the agent reports, beside what its guest drops.
+/// A page that the agent reports, beside those that its guest drops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Eviction {
     /// A page that the guest still has.
     Kept,
-    /// One that was dropped, or overwritten, some time ago.
+    /// A page that was dropped, or overwritten, some time ago.
     Past,
     /// Content that no disk ever held.
     Foreign,
-    /// Half of one page, half of another one.
+    /// Half of one page and half of another.
     Torn,
     Zero,
 }
 
-/// What becomes of an upgrade.
+/// Outcome of an upgrade.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     TakesOver,
@@ -172,7 +172,7 @@ pub(super) enum Fate {
     CannotStart,
 }
 
-/// A stimulus with its time and the seed of what follows.
+/// A stimulus with its time and the seed of its consequences.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) at_ns: u64,
@@ -180,7 +180,7 @@ pub(super) struct Step {
     pub(super) stimulus: Stimulus,
 }
 
-/// All there is to know about a run before it starts.
+/// Everything known about a run before it starts.
 #[derive(Clone, Debug)]
 pub(super) struct DriverPlan {
     pub(super) conditions: Conditions,
@@ -191,7 +191,7 @@ impl DriverPlan {
     pub(super) fn draw(seed: u64) -> Self {
         let mut random = Random::new(seed ^ 0x6472_6976_6572);
         let mut conditions = Conditions::draw(&mut random);
-        // Drawn apart: what does not move is as it was.
+        // Drawn apart, so that runs without a move stay as they were.
         let mut moves = Random::new(seed ^ 0x6d6f_7665);
         let is_moved = moves.one_in(6) && !conditions.disks.iter().any(|disk| disk.is_long);
         if is_moved {
@@ -235,7 +235,7 @@ impl Conditions {
         let count = random.between(1..=2);
         let disks: Vec<_> = (0..count).map(|_| DiskPlan::draw(faults, is_cosy, disk_ns, random)).collect();
         let has_long = disks.iter().any(|disk| disk.is_long);
-        // One piece of the longest read has room; little more does, often.
+        // There is room for one piece of the longest read, and often for little more.
         let scarce = usize::try_from(piece_bytes).unwrap_or(65536) * *random.pick(&[1, 2, 4]);
         Self {
             faults,
@@ -251,7 +251,7 @@ impl Conditions {
             fetch_limit: random.count(1..=16),
             hedge: !random.one_in(4),
             piece_bytes,
-            // A hedge has a buffer of the driver for all of a frontend's piece.
+            // A hedge needs a driver's buffer for the whole piece of a frontend.
             buffer_bytes: if has_long {
                 8 << 20
             } else if random.one_in(2) {
@@ -268,7 +268,7 @@ impl Conditions {
         }
     }
 
-    /// A VM that can move has disks over vhost-user alone, on storage whose lock reaches both hosts.
+    /// Adapts the conditions for a VM that moves: disks only over vhost-user, on storage whose lock reaches both hosts.
     fn make_movable(&mut self) {
         (self.has_port, self.is_named) = (false, false);
         for disk in &mut self.disks {
@@ -313,7 +313,7 @@ impl Conditions {
 }
 
 impl Faults {
-    /// Nothing goes wrong, and nobody interferes.
+    /// Returns whether there are no faults and no interference.
     pub(super) fn none(&self) -> bool {
         *self == Self::default()
     }

@@ -1,4 +1,4 @@
-//! The process of the VM: how it starts, dies, is commanded, and gives way to another program.
+//! The process of the VM: its start, death, commands, and replacement by another program.
 
 use super::Flaw;
 use super::disks::DiskSide;
@@ -38,13 +38,13 @@ const MS: u64 = 1_000_000;
 pub(super) struct Process {
     pub(super) driver: Driver,
     pub(super) desk: Desk,
-    /// Of commands; kept so that answers find somebody.
+    /// Replies to commands; kept so that answers find a receiver.
     pub(super) replies: Vec<Receiver<Reply>>,
-    /// Of its disks, while the guest is at another host.
+    /// Front ends of its disks, while the guest is at another host.
     pub(super) fronts: Vec<DirectFrontEnd>,
 }
 
-/// What tells an image from others.
+/// Returns the number that distinguishes an image from others.
 pub(super) fn image_number(disk: usize) -> u64 {
     77 + disk as u64
 }
@@ -76,8 +76,8 @@ impl World<'_> {
         }
     }
 
-    /// Starts the process, once nothing that a former one asked of the disks can happen any more. `handed_over`: by
-    /// a former program, with these failed flushes.
+    /// Starts the process, once no request of a former one can still take effect on the disks. `handed_over`: by a
+    /// former program, with these failed flushes.
     pub(super) fn start(&mut self, handed_over: Option<&[Option<i32>]>) {
         if self.process.is_some() {
             return;
@@ -257,7 +257,7 @@ impl World<'_> {
         DirectFrontEnd::device(config, Some(listener.into()))
     }
 
-    /// The process is gone, whatever it was doing. `keeps`: the next one hears which flushes have failed.
+    /// Ends the process, whatever it was doing. `keeps`: the next one hears which flushes have failed.
     pub(super) fn die(&mut self, keeps: bool) -> Outcome {
         self.check_process()?;
         self.note(|| "the process is gone".into());
@@ -277,7 +277,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Everything that is not durable is gone, or not.
+    /// Ends everything, with all, part or none of what is not durable.
     pub(super) fn power_failure(&mut self) -> Outcome {
         self.note(|| "the host loses power".into());
         self.tally.power_failures += 1;
@@ -299,7 +299,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The operator commands something.
+    /// Sends a command of the operator.
     pub(super) fn command(&mut self, command: Command) {
         let Some(process) = &mut self.process else { return };
         let (connection, _) = UnixStream::pair().expect("the system has sockets left");
@@ -327,7 +327,7 @@ impl World<'_> {
         self.command(Command::Set { cache_bytes: None, enabled: None, servers: Some(servers) });
     }
 
-    /// What a process says of itself has to be right when it ends.
+    /// Checks, at the end of a process, what it says of itself.
     pub(super) fn check_process(&mut self) -> Outcome {
         let Some(process) = &mut self.process else { return Ok(()) };
         let counters = process.driver.snapshot().counters;

@@ -1,4 +1,4 @@
-//! What guests do: ask, switch their write caches, go and come, and hear what became of their requests.
+//! Actions of guests: requests, switches of write caches, departures and arrivals, and the results of their requests.
 
 use super::guests::{Attachment, Completion, QUEUE_SIZE, Request, send_nbd};
 use super::moving::Move;
@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 impl World<'_> {
-    /// A guest asks for something, if it may have one more request under way.
+    /// Submits a guest's request, if it may have one more in flight.
     pub(super) fn ask(&mut self, step: usize, number: usize, ask: &Ask) {
         let event = self.event;
         let disk = &mut self.disks[number];
@@ -64,7 +64,7 @@ impl World<'_> {
         self.push(number);
     }
 
-    /// An NBD client sends some of what it has queued.
+    /// Sends some of the bytes that an NBD client has queued.
     pub(super) fn push(&mut self, number: usize) {
         let Attachment::Nbd(Some(client)) = &mut self.disks[number].guest.attachment else { return };
         client.push(&mut self.random);
@@ -74,7 +74,7 @@ impl World<'_> {
         }
     }
 
-    /// A guest switches its write cache.
+    /// Switches a guest's write cache.
     pub(super) fn switch_cache(&mut self, number: usize, is_on: bool) {
         let disk = &mut self.disks[number];
         let promise = disk.model.flush_promise();
@@ -94,9 +94,9 @@ impl World<'_> {
         self.note(|| format!("disk {number}: the guest switches its write cache: {is_on}"));
     }
 
-    /// A guest goes; another one comes after a while.
+    /// Removes a guest; another one comes after a while.
     pub(super) fn guest_gone(&mut self, number: usize, in_ns: u64) {
-        // The next guest's requests are not held back for those of this one.
+        // The next guest's requests are not held back for this one's.
         let is_busy = self.process.is_some() && self.disks[number].settles_until_ns > self.now;
         let guest = &mut self.disks[number].guest;
         if guest.is_gone || guest.is_paused || guest.is_switching() || is_busy {
@@ -120,7 +120,7 @@ impl World<'_> {
         self.reattach(number);
     }
 
-    /// A guest connects to the process that there is.
+    /// Connects a guest to the present process.
     pub(super) fn reattach(&mut self, number: usize) {
         let path = self.nbd_path();
         let runs = self.process.is_some();
@@ -145,7 +145,7 @@ impl World<'_> {
         self.push(number);
     }
 
-    /// Takes what the process has told a guest.
+    /// Takes the process's answers to a guest.
     pub(super) fn hear(&mut self, number: usize) -> Outcome {
         if let Attachment::Vhost { front: Some(front), .. } = &mut self.disks[number].guest.attachment
             && let Some(answered) = front.pump()
@@ -160,7 +160,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A client whose connection was closed comes back.
+    /// Reconnects a client whose connection was closed.
     fn push_idle(&mut self, number: usize) {
         let guest = &self.disks[number].guest;
         let Attachment::Nbd(client) = &guest.attachment else { return };
@@ -187,13 +187,13 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The next request that the process has completed.
+    /// Returns the next request that the process has completed.
     fn next_completion(&mut self, number: usize) -> Result<Option<Completion>, Violation> {
         let guest = &mut self.disks[number].guest;
         let requests = &guest.requests;
         match &mut guest.attachment {
             Attachment::Vhost { guest: memory, .. } => {
-                // A guest looks when it is told to.
+                // A guest looks when it is notified.
                 for queue in 0..memory.options.queue_count {
                     memory.interrupted(queue, Duration::ZERO).then(|| memory.poll(queue));
                 }
@@ -220,7 +220,7 @@ impl World<'_> {
     }
 }
 
-/// Where the data of a request are.
+/// Returns the sectors of a request's data.
 fn disk_range(ask: &Ask) -> Option<&Range<usize>> {
     match ask {
         Ask::Read(range) | Ask::Write { range, .. } => Some(range),

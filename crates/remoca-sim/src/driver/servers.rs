@@ -1,4 +1,5 @@
-//! The model memory servers, with the way to them: real frames over socket pairs, of which the world holds the other ends.
+//! The model memory servers and the network to them: real frames over socket pairs, of which the world holds the other
+//! ends.
 
 use crate::random::Random;
 use remoca_core::units::{PAGE_SIZE, PageCount};
@@ -11,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Names a connection, from 0 in the order of their making.
+/// Number of a connection, from 0 in the order of their making.
 pub(super) type ConnectionId = usize;
 
 /// An attempt of the driver to connect.
@@ -23,14 +24,14 @@ pub(super) struct Attempt {
     pub(super) answer: AnswerTo,
 }
 
-/// What the driver asked of the network.
+/// The driver's requests to the network.
 #[derive(Default)]
 pub(super) struct Asked {
     pub(super) attempts: Vec<Attempt>,
     tokens: u64,
 }
 
-/// The network, as the driver has it.
+/// The network, as the driver sees it.
 #[derive(Clone, Default)]
 pub(super) struct ModelNetwork(Arc<Mutex<Asked>>);
 
@@ -40,7 +41,7 @@ impl ModelNetwork {
     }
 }
 
-/// Where a model server listens.
+/// Returns the endpoint at which a model server listens.
 pub(super) fn endpoint(server: usize) -> Endpoint {
     Endpoint::Tcp(format!("server{server}:1"))
 }
@@ -58,7 +59,7 @@ impl Network for ModelNetwork {
     }
 
     fn say_goodbye(&self, socket: OwnedFd, left: Vec<u8>) {
-        // The world takes what a socket holds after every turn: there is room.
+        // The world empties the socket after every turn: there is room.
         let _ = UnixStream::from(socket).write_all(&left);
     }
 }
@@ -81,7 +82,7 @@ pub(super) struct Donor {
     generations: u64,
 }
 
-/// What a WELCOME says of a pool.
+/// Offer of a pool in a WELCOME.
 pub(super) struct Offer {
     pub(super) generation: u64,
     pub(super) npages: PageCount,
@@ -89,17 +90,17 @@ pub(super) struct Offer {
 }
 
 impl Donor {
-    /// Every pool is gone.
+    /// Loses every pool.
     pub(super) fn restart(&mut self) {
         self.pools.clear();
     }
 
-    /// Every page is gone.
+    /// Loses every page.
     pub(super) fn forget(&mut self) {
         self.pools.values_mut().for_each(|pool| pool.slots.fill_with(|| None));
     }
 
-    /// Some pages of some pool are gone.
+    /// Loses some pages of some pool.
     pub(super) fn lose(&mut self, count: u32, random: &mut Random) {
         for pool in self.pools.values_mut().filter(|pool| !pool.slots.is_empty()) {
             for _ in 0..count {
@@ -109,7 +110,7 @@ impl Donor {
         }
     }
 
-    /// Greets a client; an epoch that is not newer is refused.
+    /// Greets a client; refuses an epoch that is not newer.
     pub(super) fn greet(&mut self, token: Token, epoch: u64) -> Option<Offer> {
         let pool = self.pools.entry(token.0).or_insert_with(|| {
             self.generations += 1;
@@ -123,12 +124,12 @@ impl Donor {
         Some(Offer { generation: pool.generation, npages, received: pool.received })
     }
 
-    /// Whether what comes with this epoch is still heard.
+    /// Returns whether messages with this epoch are still accepted.
     fn hears(&self, connection: &Connection) -> bool {
         self.pools.get(&connection.token.0).is_some_and(|pool| pool.epoch == connection.epoch)
     }
 
-    /// Does what a frame asks; what is answered goes to `out`. An error: the client broke the protocol.
+    /// Executes a frame; answers go to `out`. An error: the client broke the protocol.
     fn handle(&mut self, token: Token, frame: &Frame<'_>, out: &mut Vec<u8>, corrupts: bool) -> Result<(), String> {
         let Some(pool) = self.pools.get_mut(&token.0) else { return Ok(()) };
         let size = pool.slots.len();
@@ -169,19 +170,19 @@ pub(super) struct Connection {
     pub(super) server: usize,
     token: Token,
     epoch: u64,
-    /// `None`: it is broken.
+    /// Socket; `None` if it is broken.
     socket: Option<UnixStream>,
-    /// What has arrived and makes no frame yet.
+    /// Received bytes that do not make a frame yet.
     inbox: Vec<u8>,
-    /// What the client's socket has no room for.
+    /// Bytes that the client's socket has no room for.
     outbox: VecDeque<u8>,
-    /// When the last bytes arrive, in each direction: none overtake others.
+    /// Arrival time of the last bytes, in each direction: none overtake others.
     pub(super) to_server_ns: u64,
     pub(super) to_client_ns: u64,
 }
 
 impl Connection {
-    /// A connection, and the client's end of it.
+    /// Makes a connection, and the client's end of it.
     pub(super) fn new(server: usize, token: Token, epoch: u64) -> io::Result<(Self, UnixStream)> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
@@ -191,7 +192,7 @@ impl Connection {
         Ok((Self { server, token, epoch, socket, inbox, outbox, to_server_ns: 0, to_client_ns: 0 }, theirs))
     }
 
-    /// It breaks, with what is on the way.
+    /// Breaks the connection, with everything in flight.
     pub(super) fn cut(&mut self) {
         self.socket = None;
     }
@@ -200,7 +201,7 @@ impl Connection {
         self.socket.is_some()
     }
 
-    /// What the client has sent since.
+    /// Takes the bytes that the client has sent since.
     pub(super) fn take_sent(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let Some(socket) = &mut self.socket else { return bytes };
@@ -214,7 +215,7 @@ impl Connection {
         bytes
     }
 
-    /// These bytes have arrived. What the server answers.
+    /// Receives bytes from the client. Returns the server's answer.
     pub(super) fn arrive(&mut self, bytes: &[u8], donor: &mut Donor, corrupts: bool) -> Result<Vec<Vec<u8>>, String> {
         let mut answers = Vec::new();
         if !donor.hears(self) {
@@ -234,13 +235,13 @@ impl Connection {
         Ok(answers)
     }
 
-    /// These bytes have arrived at the client.
+    /// Delivers bytes to the client.
     pub(super) fn deliver(&mut self, bytes: &[u8]) {
         self.outbox.extend(bytes);
         self.push();
     }
 
-    /// Gives the client what it has room for.
+    /// Writes as much as the client has room for.
     pub(super) fn push(&mut self) {
         let Some(socket) = &mut self.socket else { return };
         while !self.outbox.is_empty() {

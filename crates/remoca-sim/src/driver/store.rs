@@ -1,5 +1,5 @@
-//! The model store, as the driver has it: it holds what it was given until the world takes it, and reports what the world
-//! says became of it.
+//! The model store, as the driver sees it: it holds requests until the world takes them, and reports the results that
+//! the world decides.
 
 use super::plan::DiskPlan;
 use super::time::VirtualClock;
@@ -22,24 +22,24 @@ pub(super) struct Submitted {
     pub(super) buffer: Option<IoBuffer>,
 }
 
-/// What the store and the world share.
+/// State that the store and the world share.
 #[derive(Default)]
 pub(super) struct Desk {
     submitted: Vec<Submitted>,
     issued: Vec<Submitted>,
     events: VecDeque<StoreEvent>,
     in_flight: usize,
-    /// The driver wants to know when the image was changed.
+    /// Whether the driver asks when the image was changed.
     pub(super) is_asked_to_look: bool,
-    /// The first flush or durable write that failed.
+    /// Error of the first flush or durable write that failed.
     pub(super) failed: Option<i32>,
 }
 
-/// What all that open an image see of it.
+/// State of an image shared by all that open it.
 pub(super) struct Image {
-    /// When it was changed last.
+    /// Time of its last change.
     changed_ns: AtomicU64,
-    /// Somebody has it open.
+    /// Whether somebody has it open.
     is_locked: AtomicBool,
 }
 
@@ -70,18 +70,18 @@ impl StoreDesk {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what the driver has handed over for good.
+    /// Takes the requests that the driver has handed over for good.
     pub(super) fn take_issued(&self) -> Vec<Submitted> {
         std::mem::take(&mut self.lock().issued)
     }
 
-    /// The driver hears when the image was changed last.
+    /// Tells the driver when the image was last changed.
     pub(super) fn tell_change(&self) {
         let changed_ns = Some(self.image.changed_ns());
         self.tell(StoreEvent::Looked { changed_ns });
     }
 
-    /// Something happened; the driver hears of it when it looks.
+    /// Queues an event, which the driver gets when it looks.
     pub(super) fn tell(&self, event: StoreEvent) {
         self.lock().events.push_back(event);
         super::raise(&self.wake);
@@ -94,13 +94,14 @@ pub(super) struct ModelStore {
     geometry: Geometry,
     at_opening: Option<ImageStamp>,
     clock: VirtualClock,
-    /// What tells its image from others on all hosts.
+    /// Name that distinguishes its image from others on all hosts.
     name: String,
     changed_at_opening_ns: u64,
 }
 
 impl ModelStore {
-    /// Opens and locks the image of a disk; `number` tells it from others. With a remote one nobody can tell whether it changed.
+    /// Opens and locks the image of a disk; `number` distinguishes it from others. Whether a remote image changed
+    /// cannot be told.
     pub(super) fn open(
         shared: StoreDesk,
         plan: &DiskPlan,
@@ -223,7 +224,7 @@ impl HandOver for ModelStore {
         self.in_flight() == 0
     }
 
-    /// Returns that nothing is left: the image is on this host, and what it was given it does before anybody else opens it.
+    /// Returns that nothing is left: the image is on this host, and executes its requests before anybody else opens it.
     fn drain(&mut self) -> bool {
         true
     }

@@ -1,4 +1,4 @@
-//! Virtual time, for everything that the driver reads a clock for.
+//! Virtual time, for every clock that the driver reads.
 
 use remoca_disk::clock::Clock;
 use remoca_disk::state;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// When a run begins, in real time: some day, no whole second.
+/// Real time at which a run begins: some day, no whole second.
 const BEGINNING_NS: u64 = 1_700_000_000_123_456_789;
-/// The tick of the kernel whose file stamps these are.
+/// Tick of the kernel that makes these file stamps.
 const TICK_NS: u64 = 4_000_000;
 
 /// A clock that stands still until the world sets it.
@@ -20,7 +20,7 @@ pub(super) struct VirtualClock {
 
 impl VirtualClock {
     pub(super) fn new() -> Self {
-        // Only differences are ever looked at.
+        // Only differences are ever used.
         Self { beginning: Instant::now(), ns: Arc::default() }
     }
 

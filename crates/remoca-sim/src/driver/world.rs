@@ -23,21 +23,21 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use tempfile::TempDir;
 
-/// Virtual time after the last step in which everything has to come to rest.
+/// Virtual time after the last step in which everything must come to rest.
 const SETTLING_NS: u64 = 30_000_000_000;
-/// And that an upgrade may take then.
+/// Virtual time that an upgrade may then take.
 const UPGRADE_NS: u64 = 20_000_000_000;
 const EVENTS_MAX: u64 = 100_000;
-/// Turns of the driver in one event.
+/// Maximum number of the driver's turns in one event.
 const TURNS_MAX: u64 = 20_000;
 const MS: u64 = 1_000_000;
 
-/// What another thread does for the driver, all at once.
+/// Work of another thread for the driver, all at once.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
 pub(super) type Outcome = Result<(), Violation>;
 
-/// Something that happens at its time.
+/// An event at its time.
 pub(super) enum Event {
     Step(usize),
     Portion {
@@ -57,19 +57,19 @@ pub(super) enum Event {
     ToClient(ConnectionId, Vec<u8>),
     /// A guest comes back to its disk.
     GuestBack(usize),
-    /// An NBD client goes on sending.
+    /// An NBD client continues to send.
     Push(usize),
     /// The process is started.
     Start,
-    /// The program that was asked answers.
+    /// The new program answers the check.
     Verdict(Verdict, Fate),
-    /// Something beside the I/O thread of this process is done.
+    /// Work beside the I/O thread of this process is done.
     Aside(u64, Job),
     /// A store of this process has looked at its image.
     Looked(u64, usize),
     /// A page has come through the agent.
     Evicted(Block),
-    /// The guest stops for this move, runs again, and what is left behind ends.
+    /// The guest stops for this move, runs again, and the process left behind ends.
     GuestStops(u64),
     GuestSettles(u64),
     GuestRuns(u64),
@@ -77,13 +77,13 @@ pub(super) enum Event {
     LineCut(u64),
     /// A connection between processes arrives, ...
     PeerArrives(Box<FarEnd>),
-    /// ... and what is said over it.
+    /// ... and messages over it.
     ToPeer(usize, usize, Vec<u8>),
     PeerEnds(usize, usize),
     /// The driver's timeout.
     Wake,
     Heal,
-    /// Everything has come to rest: it can be looked at, and upgraded.
+    /// Everything has come to rest: it can be checked, and upgraded.
     Rest,
     End,
 }
@@ -94,7 +94,7 @@ pub(super) struct World<'a> {
     pub(super) now: u64,
     pub(super) event: u64,
     queue: Queue<Event>,
-    /// Draws for the event that is being handled.
+    /// Random numbers for the present event.
     pub(super) random: Random,
     pub(super) clock: VirtualClock,
     pub(super) directory: TempDir,
@@ -104,29 +104,29 @@ pub(super) struct World<'a> {
     pub(super) network: ModelNetwork,
     pub(super) donors: Vec<Donor>,
     pub(super) connections: Vec<Connection>,
-    /// The servers of the operator's list.
+    /// Servers of the operator's list.
     pub(super) listed: Vec<usize>,
-    /// The process at which the guests are.
+    /// Process at which the guests are.
     pub(super) process: Option<Process>,
-    /// The one that they move to, or come from.
+    /// Process that they move to, or come from.
     pub(super) other: Option<Process>,
     pub(super) moving: Option<Move>,
     pub(super) moves: u64,
-    /// How often the end of a move was put off.
+    /// How often the end of a move was postponed.
     pub(super) waits: u64,
     pub(super) peers: ModelPeers,
     pub(super) lines: Vec<PeerLine>,
-    /// Processes that have ended.
+    /// Number of processes that have ended.
     pub(super) lives: u64,
-    /// Checks that were begun, and not given a verdict.
+    /// Checks begun, and not given a verdict yet.
     pub(super) verdicts: Arc<Mutex<Vec<Verdict>>>,
-    /// What is to be done beside the I/O thread.
+    /// Work to do beside the I/O thread.
     pub(super) jobs: Arc<Mutex<Vec<Job>>>,
-    /// What becomes of the upgrade under way.
+    /// Outcome of the upgrade in progress.
     fate: Option<Fate>,
-    /// Nothing goes wrong any more.
+    /// Whether faults have ended.
     pub(super) healed: bool,
-    /// The last upgrade is under way; true: it is done.
+    /// Whether the last upgrade is done; `None` before it begins.
     last_upgrade: Option<bool>,
     wake_at: Option<u64>,
     pub(super) tally: DriverTally,
@@ -225,7 +225,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// What has to be looked at before anything else, if so.
+    /// Handles an event. Returns what must be handled before anything else, if so.
     fn handle(&mut self, event: Event) -> Result<Option<Source>, Violation> {
         match event {
             Event::Step(number) => return self.step(number),
@@ -315,7 +315,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Lets the driver do all that it has to do now.
+    /// Runs the driver until it has nothing to do now.
     fn drive(&mut self, mut first: Option<Source>) -> Outcome {
         for _ in 0..TURNS_MAX {
             let other_rests = self.drive_other()?;
@@ -348,7 +348,7 @@ impl<'a> World<'a> {
         Err(Violation::new(Promise::Bounded, "the driver does not come to rest"))
     }
 
-    /// Lets the other process do what it has to do now; returns whether that was nothing.
+    /// Runs the other process; returns whether it had nothing to do.
     fn drive_other(&mut self) -> Result<bool, Violation> {
         let Some(mut other) = self.other.take() else { return Ok(true) };
         let mut ready = Vec::new();
@@ -374,7 +374,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Timers are never early, and sometimes late.
+    /// Sets the timer, which is never early, and sometimes late.
     fn wake_in(&mut self, in_ns: u64) {
         let late = if self.random.one_in(8) { self.random.below(2 * MS) } else { 0 };
         let at = self.now.saturating_add(in_ns).saturating_add(late);
@@ -384,7 +384,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Takes what the driver has said to the world.
+    /// Takes the driver's messages to the world.
     fn collect(&mut self) -> Outcome {
         for disk in 0..self.disks.len() {
             self.begin_ios(disk)?;
@@ -441,7 +441,7 @@ impl<'a> World<'a> {
     }
 }
 
-/// What is ready may be taken in any order, and some of it later.
+/// Shuffles the ready events, and leaves some for later.
 fn disorder(ready: &mut Vec<(Source, bool)>, random: &mut Random) {
     for at in (1..ready.len()).rev() {
         ready.swap(at, random.index(at + 1));

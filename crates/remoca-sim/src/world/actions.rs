@@ -1,4 +1,4 @@
-//! What the engine wants done. Every action is checked against what the engine may want.
+//! The engine's actions. Every action is checked against what the engine may want.
 
 use super::{Event, Outcome, Outstanding, World};
 use crate::content::{BLOCK_SECTORS, Block, SECTOR_SIZE, Sector, block_at, describe};
@@ -11,7 +11,7 @@ use remoca_core::engine::{Action, FetchId, GuestOp, RequestId};
 use remoca_core::units::{DiskIndex, PageCount, SlotIndex};
 
 impl World<'_> {
-    /// Does everything the engine wants done now.
+    /// Executes everything that the engine wants done now.
     pub(super) fn execute(&mut self) -> Outcome {
         while let Some(action) = self.next_action() {
             match action {
@@ -57,7 +57,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// None, too, if the process dies here.
+    /// Returns the next action; `None` also if the process dies here.
     fn next_action(&mut self) -> Option<Action> {
         if let Some(left) = &mut self.vm.actions_left {
             *left = left.saturating_sub(1);
@@ -83,7 +83,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The disk is asked later, when there is a buffer.
+    /// Postpones a disk read until there is a buffer.
     fn starve(&mut self, id: RequestId) {
         self.tally.hedges_starved += 1;
         self.vm.ios += 1;
@@ -96,7 +96,7 @@ impl World<'_> {
         self.schedule(ns, Event::Feed(id, serial));
     }
 
-    /// There is a buffer for a read of the disk, unless it is not needed any more.
+    /// Provides a buffer for a read of the disk, unless it is not needed any more.
     pub(super) fn feed(&mut self, id: RequestId, serial: u64) -> Outcome {
         if self.vm.starved.get(&id) != Some(&serial) {
             return Ok(());
@@ -160,7 +160,7 @@ impl World<'_> {
         self.send_page(slot, page)
     }
 
-    /// SENDPAGE to the server.
+    /// Sends SENDPAGE to the server.
     pub(super) fn send_page(&mut self, slot: SlotIndex, page: Block) -> Outcome {
         self.check_not_reused(slot)?;
         self.tally.pages_sent += 1;

@@ -1,5 +1,5 @@
-//! The checkers: what a guest was promised when a request completes, what has to hold at any time, and what has to be
-//! left when everything has come to rest.
+//! The checkers: what a guest was promised when a request completes, what must hold at any time, and what must be left
+//! when everything has come to rest.
 
 use super::vm::FlushFailure;
 use super::{Outcome, World};
@@ -12,7 +12,7 @@ use remoca_core::engine::{DiskError, RequestId};
 use remoca_core::units::{BlockId, BlockNumber, DiskIndex};
 
 impl World<'_> {
-    /// A request has the result that the disk gave it; without the disk only reads complete.
+    /// Checks that a request has the result that the disk gave it; without the disk only reads complete.
     pub(super) fn check_result(&mut self, id: RequestId, pending: &Pending, result: Result<(), DiskError>) -> Outcome {
         let key = (pending.disk, pending.sectors.start / BLOCK_SECTORS);
         let failed = self.vm.flush_failed[usize::from(pending.disk)];
@@ -23,10 +23,10 @@ impl World<'_> {
             }
             (DiskState::NotAsked | DiskState::Starved | DiskState::Hedged, Kind::Read) => result.is_ok(),
             (DiskState::NotAsked | DiskState::Starved | DiskState::Hedged, _) => false,
-            // The server has answered after all.
+            // The server has still answered.
             (DiskState::Failed(said), _) => result.is_ok() || result == Err(DiskError(*said)),
             (DiskState::Done(_), Kind::Flush) if failed.told => result.is_err(),
-            // One that nobody was told of may have been lost along with its process.
+            // An error that was never reported may have been lost along with its process.
             (DiskState::Done(said), Kind::Flush) if failed.heard => result.is_err() || said.is_ok(),
             (DiskState::Done(said), _) => result.map_err(|e| e.0) == *said,
         };
@@ -41,7 +41,7 @@ impl World<'_> {
         self.fail(Violation::at(Promise::DiskErrorsOnly, key, text))
     }
 
-    /// Every sector that was read was on the disk at some time while the read was under way.
+    /// Checks that every sector read was on the disk at some time while the read was in flight.
     pub(super) fn check_read(&mut self, id: RequestId, pending: &Pending) -> Outcome {
         let disk = &self.vm.disks[usize::from(pending.disk)];
         let sectors = pending.sectors.clone().zip(&pending.buffer);
@@ -53,14 +53,14 @@ impl World<'_> {
         self.fail(Violation::at(Promise::NoStaleRead, (pending.disk, at / BLOCK_SECTORS), text))
     }
 
-    /// What was acknowledged before a flush began is durable when the flush succeeds.
+    /// Checks that the writes acknowledged before a flush began are durable when it succeeds.
     pub(super) fn check_flush(&mut self, id: RequestId, pending: &Pending) -> Outcome {
         let Some(at) = self.vm.disks[usize::from(pending.disk)].broken_promise(&pending.promise) else { return Ok(()) };
         let text = format!("flush {} succeeds, and sector {at} is not durable", id.0);
         self.fail(Violation::at(Promise::FlushIsDurable, (pending.disk, at / BLOCK_SECTORS), text))
     }
 
-    /// What has to hold after every event.
+    /// Checks what must hold after every event.
     pub(super) fn check_always(&mut self) -> Outcome {
         if let Some(violation) = self.waits_in_vain() {
             return self.fail(violation);
@@ -85,7 +85,7 @@ impl World<'_> {
         Some(Violation::at(Promise::NoWaitInVain, key, text))
     }
 
-    /// For every block that is not being changed: what is known is what the disk holds.
+    /// Checks for every block that is not being changed that what is known is what the disk holds.
     pub(super) fn check_known_blocks(&mut self) -> Outcome {
         let blocks = self.vm.machine.sectors / BLOCK_SECTORS;
         for disk in 0..self.vm.machine.disks {
@@ -110,7 +110,7 @@ impl World<'_> {
         })
     }
 
-    /// Everything has come to rest.
+    /// Checks the state when everything has come to rest.
     pub(super) fn check_end(&mut self) -> Outcome {
         self.check_up()?;
         self.check_known_blocks()?;
@@ -181,8 +181,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// With servers that work: connected to one of the list, as large as was asked for, or as that server can give; and then
-    /// no other one can give clearly more, unless other VMs want the same memory.
+    /// Checks, with servers that work, that the pool is at a listed server, and as large as requested or as that server
+    /// can give. Then no other one can give clearly more, unless other VMs want the same memory.
     fn check_size(&mut self) -> Outcome {
         let status = self.vm.engine.status();
         let donor = &self.donors[self.vm.wire.server];
@@ -201,7 +201,7 @@ impl World<'_> {
         self.fail(Violation::new(Promise::Useful, text))
     }
 
-    /// No lies, no loss: every page of the index is on the server.
+    /// Checks, without lies or losses, that every page of the index is on the server.
     fn check_cached_pages(&mut self) -> Outcome {
         let Some(server) = self.donors[self.vm.wire.server].pools.get(&self.owner()) else { return Ok(()) };
         let wrong = self.vm.engine.index().queue().find(|(slot, content)| {

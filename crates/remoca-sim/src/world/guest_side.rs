@@ -11,7 +11,7 @@ use remoca_core::units::{ByteRange, DiskIndex, PageCount};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// What a failing disk says: EIO.
+/// Error of a failing disk: EIO.
 const EIO: i32 = 5;
 
 pub(super) fn byte_range(sectors: &Range<usize>) -> ByteRange {
@@ -31,7 +31,7 @@ fn guest_op(kind: Kind, sectors: &Range<usize>) -> GuestOp {
 }
 
 impl World<'_> {
-    /// The guest submits a request, if it may have one more.
+    /// Submits a request of the guest, if it may have one more.
     pub(super) fn submit(&mut self, number: usize, disk: u16, sectors: Range<usize>, kind: Kind) -> Outcome {
         let runs = self.guest_runs();
         let Some(id) = self.vm.guest.free_id().filter(|_| runs) else {
@@ -70,7 +70,7 @@ impl World<'_> {
         if self.accepts() { self.hand_over(id) } else { Ok(()) }
     }
 
-    /// The process takes a request of the guest.
+    /// Hands a request of the guest to the process.
     pub(super) fn hand_over(&mut self, id: RequestId) -> Outcome {
         let Some(pending) = self.vm.guest.pending(id) else { return Ok(()) };
         let (disk, op) = (pending.disk, pending.op);
@@ -132,7 +132,7 @@ impl World<'_> {
         self.schedule(total, Event::IoDone { disk, io });
     }
 
-    /// The disk is done with an I/O.
+    /// Completes an I/O of a disk.
     pub(super) fn io_done(&mut self, disk: u16, io: IoId) -> Outcome {
         let Some(done) = self.vm.disks[usize::from(disk)].finish(io, &mut self.random) else { return Ok(()) };
         let id = RequestId(u32::try_from(io.0 & 0xff).unwrap_or(0));
@@ -165,7 +165,7 @@ impl World<'_> {
         });
         self.vm.engine.handle_disk_done(self.clock(), id, done.result.map_err(DiskError), &bytes(&buffer));
         if teaches {
-            // What is swapped out need not be known once it is discarded.
+            // A swapped-out page need not be known once it is discarded.
             let by_eviction = self.vm.engine.status().admission == Admission::Evictions
                 && self.vm.engine.swap_areas(DiskIndex(disk)) == 0;
             for block in covered(&sectors) {
@@ -176,7 +176,7 @@ impl World<'_> {
         self.execute()
     }
 
-    /// The engine completes a request: everything the guest was promised about it has to be true now.
+    /// Completes a request: everything the guest was promised about it must be true now.
     pub(super) fn completed(&mut self, id: RequestId, result: Result<(), DiskError>) -> Outcome {
         let from_disk =
             self.vm.guest.pending(id).filter(|p| p.state == DiskState::Done(Ok(())) && p.kind == Kind::Read);
@@ -211,7 +211,7 @@ impl World<'_> {
         }
     }
 
-    /// The guest's page cache takes what was read; what it drops for it is reported.
+    /// Keeps the pages that were read in the guest's page cache, and reports those dropped for them.
     fn keep_pages(&mut self, pending: &Pending) {
         for block in covered(&pending.sectors) {
             let content = block_at(&pending.buffer, block * BLOCK_SECTORS - pending.sectors.start);
@@ -224,14 +224,14 @@ impl World<'_> {
         }
     }
 
-    /// A page is on its way to the port; now and then it takes long.
+    /// Sends a page to the port, which sometimes takes long.
     fn report(&mut self, page: Block) {
         let lag = if self.random.one_in(16) { 200_000_000 } else { 1_000_000 };
         let at = self.random.below(lag);
         self.schedule(at, Event::Evicted(page));
     }
 
-    /// A step of the plan: some page is reported as evicted.
+    /// Reports some page as evicted: a step of the plan.
     pub(super) fn evict(&mut self, eviction: Eviction) {
         let random = &mut self.random;
         let page = match eviction {
@@ -251,7 +251,7 @@ impl World<'_> {
         }
     }
 
-    /// An evicted page reaches the port.
+    /// Delivers an evicted page to the port.
     pub(super) fn evicted(&mut self, page: Block) -> Outcome {
         if !self.vm.up {
             return Ok(());
@@ -262,7 +262,7 @@ impl World<'_> {
         let room = status.connected
             && status.hedging.breaker == BreakerState::Closed
             && self.vm.wire.pages_waiting() < self.vm.machine.send_window
-            // While it changes its size not every slot may be filled.
+            // During a resize not every slot may be filled.
             && !self.vm.engine.index().is_resizing()
             && PageCount(u32::try_from(pinned.len()).unwrap_or(u32::MAX)) < self.vm.engine.index().capacity();
         let evicted = self.vm.engine.handle_evicted(&bytes(&page));
@@ -287,7 +287,7 @@ impl World<'_> {
         self.execute()
     }
 
-    /// These sectors of the buffer of a read are overwritten: what their pages held is looked at, if the engine wants it.
+    /// Captures the pages under these sectors of a read's buffer before they are overwritten, if the engine wants them.
     pub(super) fn capture(&mut self, id: RequestId, sectors: Range<usize>) {
         let Some(pending) = self.vm.guest.pending(id) else { return };
         for frame in covered(&sectors) {
@@ -299,7 +299,7 @@ impl World<'_> {
         }
     }
 
-    /// A frame held `page`; all actions are done.
+    /// Judges a frame that held `page`, after all actions are done.
     pub(super) fn judge_frame(&mut self, page: Block) -> Outcome {
         let must_know = self.vm.guest.take_known(&page) && self.vm.engine.status().enabled && self.knows_all_blocks();
         let judged = self.vm.engine.handle_frame(&bytes(&page));
@@ -325,7 +325,7 @@ impl World<'_> {
         }
     }
 
-    /// Whether the engine can remember every block there is.
+    /// Returns whether the engine can remember every block there is.
     pub(super) fn knows_all_blocks(&self) -> bool {
         u64::from(self.vm.engine.index().layout().node_limit().0) >= self.vm.machine.blocks()
     }

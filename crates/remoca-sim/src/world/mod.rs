@@ -2,7 +2,7 @@
 //!
 //! It is the engine's driver, in place of `remoca-disk`: it executes the engine's actions in their order, and drains
 //! them after every call. `run` is called once; the first violation ends it.
-//! `guest_side`, `actions` and `network` hold the events; `checks` what is looked at from outside.
+//! `guest_side`, `actions` and `network` hold the events; `checks` the checks from outside.
 
 mod actions;
 mod checks;
@@ -32,17 +32,17 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use vm::{Outstanding, Vm};
 
-/// Virtual time after the last step in which everything has to come to rest: longer than every timer of the engine, the ten
-/// minutes included in which a server that broke its promise is not believed.
+/// Virtual time after the last step in which everything must come to rest. It is longer than every timer of the engine,
+/// including the ten minutes in which a server that broke its promise is not believed.
 const SETTLING_NS: u64 = 800_000_000_000;
-/// A run that does not come to rest within so many events never does.
+/// Maximum number of events; a run that has more never comes to rest.
 const EVENTS_MAX: u64 = 200_000;
-/// What is known about blocks is compared with the disk after so many events.
+/// Number of events between two comparisons of the known blocks with the disk.
 const AUDIT_EVERY: u64 = 32;
 
 type Outcome = Result<(), Violation>;
 
-/// Something that happens at its time.
+/// An event at its time.
 #[derive(Debug)]
 pub(crate) enum Event {
     Step(usize),
@@ -58,7 +58,7 @@ pub(crate) enum Event {
     },
     /// A page that the guest evicted reaches the port.
     Evicted(Block),
-    /// The oldest message that waits leaves.
+    /// The oldest waiting message leaves.
     Leave(ConnectionId),
     ToServer {
         server: usize,
@@ -78,7 +78,7 @@ pub(crate) enum Event {
         connection: ConnectionId,
         since: Nanos,
     },
-    /// The client hears what came of it.
+    /// The client gets the result.
     Answer {
         server: ServerNumber,
         connection: ConnectionId,
@@ -89,7 +89,7 @@ pub(crate) enum Event {
         server: usize,
         connection: ConnectionId,
     },
-    /// A stopped server goes on.
+    /// A stopped server continues.
     Resume(usize),
     /// The driver's timer for the engine.
     Timer,
@@ -99,25 +99,25 @@ pub(crate) enum Event {
     Upgrade,
     /// There is a buffer for a read of the disk that waited for one.
     Feed(RequestId, u64),
-    /// Something happens in this migration.
+    /// An event in this migration.
     Move(u64, Move),
     /// The plan is over: the servers work, and dead connections are noticed.
     Heal,
 }
 
-/// The pools of a VM have a name of their own at the servers, and another one each time that it starts cold.
+/// The name of a VM's pools at the servers, new each time that it starts cold.
 type Owner = (usize, u64);
 
 /// A memory server.
 #[derive(Debug)]
 struct Donor {
     pools: BTreeMap<Owner, Pool>,
-    /// Pages it has for all VMs, those in pools included.
+    /// Pages it has for all VMs, including those in pools.
     memory: u32,
     stopped_until: Option<Nanos>,
-    /// What arrived while it was stopped.
+    /// Messages that arrived while it was stopped.
     backlog: VecDeque<(usize, ConnectionId, u64, Message)>,
-    /// Nobody listens until then.
+    /// Time until which nobody listens.
     gone_until: Nanos,
 }
 
@@ -126,7 +126,7 @@ impl Donor {
         Self { pools: BTreeMap::new(), memory, stopped_until: None, backlog: VecDeque::new(), gone_until: Nanos(0) }
     }
 
-    /// Pages that are in no pool.
+    /// Returns the number of pages that are in no pool.
     fn free(&self) -> u32 {
         self.memory.saturating_sub(self.pools.values().map(|pool| pool.size().0).sum())
     }
@@ -140,22 +140,22 @@ pub(crate) struct World<'a> {
     event: u64,
     /// Events with the VM they are about.
     queue: Queue<(usize, Event)>,
-    /// Draws for the event that is being handled.
+    /// Random numbers for the present event.
     random: Random,
     /// The VM that the event is about, and the others.
     vm: Vm<'a>,
     others: Vec<Vm<'a>>,
     donors: Vec<Donor>,
-    /// Until when each host is down.
+    /// Time until which each host is down.
     hosts: Vec<Nanos>,
-    /// Whose connections there were; number 0 is none.
+    /// Owners of the connections so far; number 0 is none.
     connections: Vec<Owner>,
     tally: Tally,
     lines: Option<Vec<Line>>,
 }
 
 impl<'a> World<'a> {
-    /// None if the plan has no VM.
+    /// Makes the world of a plan; `None` if the plan has no VM.
     pub(crate) fn new(plan: &'a Plan, options: &'a Options, trace: bool) -> Option<Self> {
         let scenario = &plan.scenario;
         let rules = options.omit.map_or_else(Rules::default, Rules::without);
@@ -181,14 +181,14 @@ impl<'a> World<'a> {
         Some(world)
     }
 
-    /// From here on it is about this VM.
+    /// Switches to this VM.
     fn enter(&mut self, number: usize) {
         if let Some(other) = self.others.iter_mut().find(|vm| vm.number == number) {
             std::mem::swap(&mut self.vm, other);
         }
     }
 
-    /// Does something for each VM; at the end it is about the same one as before.
+    /// Runs `body` for each VM, and returns to the present one at the end.
     fn for_each_vm(&mut self, mut body: impl FnMut(&mut Self) -> Outcome) -> Outcome {
         let before = self.vm.number;
         for number in 0..=self.others.len() {
@@ -199,12 +199,12 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Whether a rule that processes and hosts keep is kept in this run.
+    /// Returns whether a rule of processes and hosts is kept in this run.
     fn holds(&self, rule: HostRule) -> bool {
         self.options.omit_host != Some(rule)
     }
 
-    /// What the VM's process reads from its clock.
+    /// Returns the time on the clock of the VM's process.
     fn clock(&self) -> Nanos {
         self.now.plus_ns(self.vm.ahead_ns)
     }
@@ -293,7 +293,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// One step of the plan.
+    /// Performs one step of the plan.
     fn step(&mut self, at: usize) -> Outcome {
         let plan = self.plan;
         let step = &plan.steps[at];
@@ -349,7 +349,7 @@ impl<'a> World<'a> {
         self.execute()
     }
 
-    /// The operator lists the servers whose bits are set.
+    /// Sets the operator's list to the servers whose bits are set.
     fn set_servers(&mut self, bits: u32) -> Outcome {
         for server in 0..self.donors.len() {
             if self.vm.listed >> server & 1 == 1 && bits >> server & 1 == 0 {
@@ -371,7 +371,7 @@ impl<'a> World<'a> {
         listed.map(|server| self.vm.server_number(server)).collect()
     }
 
-    /// Grows the index where the sizes ask for it, as a driver has to before a resize; unless there is no memory for it.
+    /// Grows the index if the sizes need it, as a driver must before a resize; unless there is no memory for it.
     fn fit_index(&mut self, cache: PageCount) {
         if let Some(layout) = self.vm.engine.needs_layout(cache, PageCount(self.vm.resident)) {
             if self.plan.scenario.faults.memory && self.random.one_in(3) {
@@ -416,7 +416,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Drivers are never early, and sometimes late.
+    /// Arms the timer, which is never early, and sometimes late.
     fn arm_timer(&mut self) {
         let Some(Nanos(deadline)) = self.vm.engine.next_deadline() else { return };
         let deadline = Nanos(deadline.saturating_sub(self.vm.ahead_ns));

@@ -1,8 +1,8 @@
 //! A VM process that is replaced in order: by another program on the same host, or by a process on another one.
 //!
-//! An upgrade waits for what the guest has in flight, and goes on in the next process with the words as they are. A migration
-//! is two [`Ownership`] machines and a connection between them, which breaks at any time; where the hypervisor runs the
-//! guest is for the plan to say, also back and forth. There is only one process with an engine: the owner's.
+//! An upgrade waits for the guest's requests in flight, and continues in the next process with the words as they are. A
+//! migration is two [`Ownership`] machines and a connection between them, which breaks at any time. The plan decides
+//! where the hypervisor runs the guest, also back and forth. Only one process has an engine: the owner's.
 
 use super::process::End;
 use super::{Event, Outcome, World};
@@ -13,33 +13,33 @@ use remoca_core::index::Origin;
 use remoca_core::migration::{Action, Locked, Message, Ownership};
 use remoca_core::units::Nanos;
 
-/// An upgrade that cannot have everything drained by then is given up.
+/// How long an upgrade may take to drain.
 const DRAIN_PATIENCE_NS: u64 = 1_000_000_000;
 
-/// A migration under way.
+/// A migration in progress.
 #[derive(Debug)]
 pub(super) struct Moving {
     id: u64,
     sides: [Ownership; 2],
     hosts: [usize; 2],
-    /// Where the guest runs next, one after the other; the last is the next.
+    /// Hosts where the guest runs next; the last is the next.
     hops: Vec<usize>,
     guest_at: Option<usize>,
-    /// Who has the image locked.
+    /// The side that has the image locked.
     owner: Option<usize>,
-    /// Something was written since then.
+    /// Whether something was written since then.
     pub(super) wrote: bool,
     /// Counts connections; odd while there is one.
     link: u64,
-    /// What is sent arrives no earlier than what was sent before.
+    /// Arrival time of the last message: the next comes no earlier.
     arrived_at: Nanos,
     received: [Option<Vec<u32>>; 2],
-    /// What a side had when it gave the disks away: worthless.
+    /// A side's index when it gave the disks away: worthless.
     kept: [Option<Vec<u32>>; 2],
     timer_at: Option<Nanos>,
 }
 
-/// What happens in the course of a migration.
+/// An event of a migration.
 #[derive(Debug)]
 pub(crate) enum Move {
     Link,
@@ -55,7 +55,7 @@ pub(crate) enum Move {
 }
 
 impl World<'_> {
-    /// A step of the plan: another program takes over the process.
+    /// Begins the takeover by another program: a step of the plan.
     pub(super) fn upgrade(&mut self) {
         if self.vm.up && self.vm.doom.is_none() && self.vm.moving.is_none() && self.vm.upgrade_since.is_none() {
             self.note(None, || "the process is to be upgraded".into());
@@ -64,7 +64,7 @@ impl World<'_> {
         }
     }
 
-    /// Whether everything is drained by now.
+    /// Continues an upgrade if everything is drained by now.
     pub(super) fn go_on_with_upgrade(&mut self) -> Outcome {
         let Some(since) = self.vm.upgrade_since.filter(|_| self.vm.up) else { return Ok(()) };
         if !self.is_drained() {
@@ -85,7 +85,7 @@ impl World<'_> {
         self.vm.engine.requests_in_flight() == 0 && self.vm.disks.iter().all(ModelDisk::is_idle)
     }
 
-    /// A step of the plan: the VM migrates to `host`, and on from there.
+    /// Begins the VM's migration to `host`, and on from there: a step of the plan.
     pub(super) fn migrate(&mut self, host: usize, hops: &[usize]) {
         if !self.vm.up || self.vm.doom.is_some() || self.vm.moving.is_some() || self.vm.upgrade_since.is_some() {
             return;
@@ -123,25 +123,25 @@ impl World<'_> {
         }
     }
 
-    /// Whether the guest's requests are taken now.
+    /// Returns whether the guest's requests are taken now.
     pub(super) fn accepts(&self) -> bool {
         let here =
             self.vm.moving.as_ref().is_none_or(|moving| moving.guest_at.is_some() && moving.guest_at == moving.owner);
         self.vm.up && here && self.vm.upgrade_since.is_none()
     }
 
-    /// Whether there is a guest that could submit anything.
+    /// Returns whether there is a guest that could submit anything.
     pub(super) fn guest_runs(&self) -> bool {
         self.hosts[self.vm.host] <= self.now && self.vm.moving.as_ref().is_none_or(|moving| moving.guest_at.is_some())
     }
 
-    /// Something happens in the course of a migration.
+    /// Handles an event of a migration.
     pub(super) fn go_on_with_move(&mut self, id: u64, what: Move) -> Outcome {
         let (now, random) = (self.now, self.random.bits());
         let drained = self.is_drained();
         let up = self.vm.up;
         let disk_ns = self.plan.scenario.disk_ns;
-        // A remote store has nothing that shows whether it was written or came back from a crash.
+        // A remote store does not show whether it was written or came back from a crash.
         let shows_changes = !self.vm.machine.remote_store || !self.holds(HostRule::LocalStore);
         let Some(moving) = self.vm.moving.as_mut().filter(|moving| moving.id == id) else { return Ok(()) };
         match what {
@@ -202,7 +202,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The connection between the two sides breaks; the operator makes another one.
+    /// Breaks the connection between the two sides; the operator makes another one.
     fn cut_link(&mut self) {
         let now = self.now;
         let ns = self.random.between(1_000_000..=3_000_000_000);
@@ -305,7 +305,7 @@ impl World<'_> {
         self.start_process()
     }
 
-    /// The guest is where it is to be, and has its disks.
+    /// Ends the migration: the guest is at its destination, and has its disks.
     fn finish_move(&mut self) {
         let done = self.vm.moving.as_ref().is_some_and(|moving| {
             let at = moving.guest_at;
@@ -317,7 +317,7 @@ impl World<'_> {
         }
     }
 
-    /// The process takes all that the guest waits for, if it takes anything.
+    /// Hands all waiting requests of the guest to the process, if it takes any.
     pub(super) fn hand_over_all(&mut self) -> Outcome {
         for id in self.vm.guest.by_arrival() {
             if self.accepts() && !self.vm.is_dead() && !self.vm.engine_has(id) {

@@ -1,4 +1,4 @@
-//! The connection's side of the world: messages on their way, the servers, and everything that breaks.
+//! The connection's side of the world: messages in flight, the servers, and everything that breaks.
 
 use super::{Event, Outcome, Owner, World};
 use crate::HostRule;
@@ -9,11 +9,11 @@ use crate::wire::{ConnectionId, Phase, Wire};
 use remoca_core::engine::{Admission, FetchId, PageOutcome, PoolOffer, ServerNumber};
 use remoca_core::units::Nanos;
 
-/// A client that waits for a WELCOME gives up after this time.
+/// Time after which a client that waits for a WELCOME gives up.
 const CONNECT_TIMEOUT_NS: u64 = 5_000_000_000;
 
 impl World<'_> {
-    /// The oldest message that waits leaves the client.
+    /// Sends the oldest waiting message of the client.
     pub(super) fn leave(&mut self, connection: ConnectionId) -> Outcome {
         if connection != self.vm.wire.id || self.vm.wire.phase != Phase::Up {
             return Ok(());
@@ -44,7 +44,7 @@ impl World<'_> {
         self.random.between(base / 4..=base * 2) * spike
     }
 
-    /// A message arrives at a server.
+    /// Delivers a message to a server.
     pub(super) fn arrive_at_server(
         &mut self,
         server: usize,
@@ -101,7 +101,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// When a reply arrives: in order, but for slow ones, which others overtake.
+    /// Returns the arrival time of a reply: in order, except for slow ones, which others overtake.
     fn arrival_of(&mut self, reply: &Reply) -> Nanos {
         let at = self.now.plus_ns(self.latency()).max(self.vm.wire.to_client_at);
         let slow = self.plan.scenario.slow_replies;
@@ -112,7 +112,7 @@ impl World<'_> {
         at
     }
 
-    /// A reply arrives at the client.
+    /// Delivers a reply to the client.
     pub(super) fn arrive_at_client(&mut self, connection: ConnectionId, reply: Reply) -> Outcome {
         if connection != self.vm.wire.id || self.vm.wire.phase != Phase::Up || self.vm.wire.deaf {
             return Ok(());
@@ -123,7 +123,7 @@ impl World<'_> {
                 let outcome = self.vm.engine.handle_page(self.clock(), fetch, &bytes(&page));
                 self.note(None, || format!("page {} for request {}: {outcome:?}", describe(&page), fetch.0));
                 if let PageOutcome::Deliver { request, offset } = outcome {
-                    // Where nothing is evicted, a block that is discarded is forgotten, though the guest holds it.
+                    // Without evictions, a discarded block is forgotten, though the guest holds it.
                     if self.vm.engine.status().admission == Admission::Reads {
                         self.vm.guest.forget_known();
                     }
@@ -156,7 +156,7 @@ impl World<'_> {
         self.vm.engine.handle_missing(self.clock(), fetch);
     }
 
-    /// The newest of the messages on the way, any number of them, never arrive.
+    /// Loses the newest of the messages in flight, any number of them.
     fn lose_messages(&mut self) {
         let arriving = self.random.below(self.vm.wire.on_the_way() + 1);
         let wire = &self.vm.wire;
@@ -166,7 +166,7 @@ impl World<'_> {
         }
     }
 
-    /// What the VM's pools are called now.
+    /// Returns the present name of the VM's pools.
     pub(super) fn owner(&self) -> Owner {
         (self.vm.number, self.vm.token)
     }
@@ -175,13 +175,13 @@ impl World<'_> {
         self.connections[connection]
     }
 
-    /// The pool of a connection, as long as it has no newer one.
+    /// Returns the pool of a connection, unless it has a newer one.
     fn pool_of(&mut self, server: usize, connection: ConnectionId) -> Option<&mut Pool> {
         let owner = self.connections[connection];
         self.donors[server].pools.get_mut(&owner).filter(|pool| pool.connection == connection)
     }
 
-    /// A step of the plan: the connection breaks.
+    /// Breaks the connection: a step of the plan.
     pub(super) fn cut(&mut self, notice_ns: u64) {
         if self.vm.wire.phase == Phase::Up {
             self.note(None, || "the connection breaks".into());
@@ -191,7 +191,7 @@ impl World<'_> {
         }
     }
 
-    /// A step of the plan: nothing gets through any more, and nobody says so.
+    /// Lets nothing through any more, silently: a step of the plan.
     pub(super) fn hang(&mut self) {
         if self.vm.wire.phase == Phase::Up {
             self.note(None, || "the connection hangs".into());
@@ -201,14 +201,14 @@ impl World<'_> {
         }
     }
 
-    /// A step of the plan: a server is stopped.
+    /// Stops a server: a step of the plan.
     pub(super) fn stop(&mut self, server: usize, ns: u64) {
         self.note(None, || format!("server {server} stops for {} ms", ns / 1_000_000));
         self.donors[server].stopped_until = Some(self.now.plus_ns(ns));
         self.schedule(ns, Event::Resume(server));
     }
 
-    /// A stopped server goes on.
+    /// Continues a stopped server.
     pub(super) fn resume(&mut self, server: usize) -> Outcome {
         let donor = &mut self.donors[server];
         if donor.stopped_until.is_none_or(|until| until > self.now) {
@@ -225,7 +225,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A step of the plan: pages are taken from the pools of a server.
+    /// Takes pages from the pools of a server: a step of the plan.
     pub(super) fn take_pages(&mut self, server: usize, count: u32) {
         self.note(None, || format!("server {server} loses up to {count} pages of each pool"));
         for pool in self.donors[server].pools.values_mut() {
@@ -233,7 +233,7 @@ impl World<'_> {
         }
     }
 
-    /// A step of the plan: a server starts anew.
+    /// Restarts a server, which loses everything: a step of the plan.
     pub(super) fn restart(&mut self, server: usize) {
         self.note(None, || format!("server {server} starts anew"));
         let donor = &mut self.donors[server];
@@ -249,7 +249,7 @@ impl World<'_> {
         });
     }
 
-    /// Does something for each VM with a session at `server`.
+    /// Runs `body` for each VM with a session at `server`.
     fn each_client(&mut self, server: usize, body: impl Fn(&mut Self)) {
         let before = self.vm.number;
         for number in 0..=self.others.len() {
@@ -261,7 +261,7 @@ impl World<'_> {
         self.enter(before);
     }
 
-    /// A step of the plan: nothing gets through to a server for a while, and its clients notice soon.
+    /// Cuts a server off for a while, which its clients notice soon: a step of the plan.
     pub(super) fn away(&mut self, server: usize, ns: u64) {
         self.note(None, || format!("server {server} cannot be reached for {} ms", ns / 1_000_000));
         self.donors[server].gone_until = self.now.plus_ns(ns);
@@ -271,14 +271,14 @@ impl World<'_> {
         });
     }
 
-    /// A step of the plan: a server ends, and is started again after a while.
+    /// Ends a server, and starts it again after a while: a step of the plan.
     pub(super) fn gone(&mut self, server: usize, ns: u64) {
         self.note(None, || format!("server {server} is gone for {} ms", ns / 1_000_000));
         self.restart(server);
         self.donors[server].gone_until = self.now.plus_ns(ns);
     }
 
-    /// The client notices that its connection is gone.
+    /// Tells the client that its connection is gone.
     pub(super) fn notice(&mut self, connection: ConnectionId) -> Outcome {
         if connection != self.vm.wire.id || self.vm.wire.phase != Phase::Up {
             return Ok(());
@@ -289,7 +289,7 @@ impl World<'_> {
         self.execute()
     }
 
-    /// The client closes its end.
+    /// Closes the client's end.
     pub(super) fn drop_connection(&mut self) {
         self.lose_messages();
         self.abandon(self.vm.wire.server, self.vm.wire.id);
@@ -298,7 +298,7 @@ impl World<'_> {
         self.vm.wire = Wire { server: self.vm.wire.server, ..Wire::new() };
     }
 
-    /// A server notices that a client is gone that did not say goodbye.
+    /// Tells a server that a client is gone without a goodbye.
     pub(super) fn abandon(&mut self, server: usize, connection: ConnectionId) {
         let now = self.now;
         let slow_ns = if self.random.one_in(3) { self.random.below(3_000_000_000) } else { 0 };
@@ -308,7 +308,7 @@ impl World<'_> {
         }
     }
 
-    /// The engine wants to know what a server has.
+    /// Asks a server what it has, for the engine.
     pub(super) fn ask(&mut self, server: ServerNumber) -> Outcome {
         let connection = self.connections.len();
         self.connections.push(self.owner());
@@ -321,7 +321,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A server gets a HELLO: whatever is still on the way on an older connection is void from here on.
+    /// Delivers a HELLO to a server: from here on, anything in flight on an older connection is void.
     pub(super) fn connect(&mut self, server: ServerNumber, connection: ConnectionId, since: Nanos) -> Outcome {
         let (now, patient) = (self.now, self.now.since_ns(since) < CONNECT_TIMEOUT_NS);
         let at = self.vm.server(server);
@@ -344,7 +344,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The server's side of a HELLO. One of an older connection than the newest is refused.
+    /// Handles a HELLO at the server. Refuses a connection older than the newest.
     fn welcome(&mut self, at: usize, connection: ConnectionId) -> Option<PoolOffer> {
         let owner = self.connections[connection];
         let lies = self.plan.scenario.faults.lies;
@@ -362,7 +362,7 @@ impl World<'_> {
         Some(if lies { pool.lie_about_pool(honest, &mut self.random) } else { honest })
     }
 
-    /// The pools of clients that have been away for too long are free.
+    /// Frees the pools of clients that have been away for too long.
     pub(super) fn expire_pools(&mut self, server: usize) {
         let (now, grace) = (self.now, self.plan.scenario.grace_ns);
         let donor = &mut self.donors[server];
@@ -373,7 +373,7 @@ impl World<'_> {
         }
     }
 
-    /// The client gets a WELCOME, or hears that there is none.
+    /// Delivers a WELCOME to the client, or the news that there is none.
     pub(super) fn answer(
         &mut self,
         server: ServerNumber,
@@ -393,7 +393,7 @@ impl World<'_> {
         self.execute()
     }
 
-    /// The engine makes an answered connection its session.
+    /// Makes an answered connection the engine's session.
     pub(super) fn use_connection(&mut self, server: ServerNumber) -> Outcome {
         self.note(None, || format!("the pool is on {server:?}"));
         let Some(connection) = self.vm.answered.remove(&server) else {
@@ -411,7 +411,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// An answered connection is not needed.
+    /// Releases an answered connection that is not needed.
     pub(super) fn release(&mut self, server: ServerNumber) -> Outcome {
         self.note(None, || format!("{server:?} is not needed"));
         self.tally.released += 1;
@@ -423,7 +423,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The engine leaves the session's server, which may still have replies on the way.
+    /// Leaves the session's server, which may still have replies in flight.
     pub(super) fn leave_server(&mut self) -> Outcome {
         self.note(None, || "the engine leaves the server".into());
         self.tally.left += 1;
@@ -438,7 +438,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A BYE that arrives behind everything else, or never.
+    /// Sends a BYE that arrives after everything else, or never.
     fn say_goodbye(&mut self, server: usize, connection: ConnectionId, after: Nanos) {
         if self.plan.scenario.faults.network && self.random.one_in(4) {
             return self.abandon(server, connection);
@@ -447,7 +447,7 @@ impl World<'_> {
         self.schedule_at(at, Event::Bye { server, connection });
     }
 
-    /// A server gets a BYE: the pool is free at once.
+    /// Delivers a BYE to a server, which frees the pool at once.
     pub(super) fn bye(&mut self, server: usize, connection: ConnectionId) -> Outcome {
         let is_stopped = self.donors[server].stopped_until.is_some();
         let Some(pool) = self.pool_of(server, connection) else { return Ok(()) };
@@ -459,8 +459,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The plan is over: all servers and hosts work from here on. A connection that hangs is noticed, by the engine itself if
-    /// the server owes it an answer, else by the system.
+    /// Ends all faults: all servers and hosts work from here on. A connection that hangs is noticed, by the engine
+    /// itself if the server owes it an answer, else by the system.
     pub(super) fn heal(&mut self) -> Outcome {
         self.note(None, || "the plan is over".into());
         self.hosts.fill(self.now);

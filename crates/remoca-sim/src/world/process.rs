@@ -1,7 +1,7 @@
-//! VM processes die, in the middle of whatever they are doing, and are started again; so do hosts.
+//! VM processes die, at any point of their work, and are started again; so do hosts.
 //!
-//! What the dead process asked of a disk takes effect later, in part or never, but before the image's lock is granted to
-//! its successor. That one is asked, in the order of arrival, for everything that the guest waits for.
+//! Requests of the dead process to a disk take effect later, in part or never, but before its successor gets the
+//! image's lock. The successor then gets all pending requests of the guest, in the order of arrival.
 
 use super::region::{Fuse, Region};
 use super::vm::{cold_engine, warm_engine};
@@ -17,7 +17,7 @@ use remoca_core::index::Origin;
 use remoca_core::units::PageCount;
 use std::rc::Rc;
 
-/// How a process ends.
+/// Kind of end of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// Another program takes its place, with nothing of the guest in flight: servers may owe pages.
@@ -28,7 +28,7 @@ pub(super) enum End {
 }
 
 impl World<'_> {
-    /// A step of the plan: the process is going to die.
+    /// Arranges the death of the process: a step of the plan.
     pub(super) fn kill(&mut self, kill: Kill) {
         if !self.vm.up || self.vm.moving.is_some() {
             return;
@@ -42,7 +42,7 @@ impl World<'_> {
         }
     }
 
-    /// At the end of an event: it is dead.
+    /// Buries a process that died in the course of an event.
     pub(super) fn bury(&mut self) {
         let kill = self.vm.doom.unwrap_or(Kill { point: Point::Now, down_ns: 0, cold: true, changed: false });
         self.note(None, || "the process dies".into());
@@ -57,7 +57,7 @@ impl World<'_> {
         self.schedule(kill.down_ns, Event::Start);
     }
 
-    /// There is no process any more. What was on its way stays there, as far as it got.
+    /// Removes the process. Messages in flight stay there, as far as they got.
     pub(super) fn end_process(&mut self, end: End) {
         self.lose_session();
         let vm = &mut self.vm;
@@ -96,7 +96,7 @@ impl World<'_> {
         }
     }
 
-    /// What the dead process asked of its disks happens later, or not at all.
+    /// Orphans the dead process's disk I/O: it takes effect later, or not at all.
     fn orphan_ios(&mut self) {
         for disk in 0..self.vm.machine.disks {
             for io in self.vm.disks[usize::from(disk)].orphan(self.event, &mut self.random) {
@@ -110,7 +110,7 @@ impl World<'_> {
         }
     }
 
-    /// The plan is over: no process dies any more, and all are there.
+    /// Stops all deaths, and starts all processes: the plan is over.
     pub(super) fn spare(&mut self) {
         if self.vm.up && !self.vm.is_dead() {
             self.vm.fuse.put_out();
@@ -119,7 +119,7 @@ impl World<'_> {
         self.schedule(0, Event::Start);
     }
 
-    /// All connections of the process are gone.
+    /// Loses all connections of the process.
     fn lose_session(&mut self) {
         self.drop_connection();
         for (server, connection) in std::mem::take(&mut self.vm.answered) {
@@ -130,7 +130,7 @@ impl World<'_> {
         self.vm.wire = Wire { server: self.vm.wire.server, ..Wire::new() };
     }
 
-    /// Somebody else writes to an image.
+    /// Writes to an image as a foreign writer.
     fn change_image(&mut self) {
         let disk = self.random.index(self.vm.disks.len());
         let first = self.random.index(self.vm.machine.sectors);
@@ -141,14 +141,14 @@ impl World<'_> {
         self.image_changed();
     }
 
-    /// While there was no process, an image got another content than that process knew.
+    /// Notes that an image changed while there was no process.
     pub(super) fn image_changed(&mut self) {
         if self.holds(HostRule::ImageUnchanged) {
             self.vm.remains = None;
         }
     }
 
-    /// The process is started, as soon as it gets the lock of its images.
+    /// Starts the process, as soon as it gets the lock of its images.
     pub(super) fn start(&mut self) -> Outcome {
         if self.vm.up || self.vm.moving.is_some() {
             return Ok(());
@@ -163,7 +163,7 @@ impl World<'_> {
         self.start_process()
     }
 
-    /// A process has the lock of the images.
+    /// Starts the process, which has the lock of the images.
     pub(super) fn start_process(&mut self) -> Outcome {
         self.vm.config.guest_memory = PageCount(self.vm.resident);
         let origin = std::mem::replace(&mut self.vm.origin, Origin::Own);
@@ -177,7 +177,7 @@ impl World<'_> {
         self.hand_over_all()
     }
 
-    /// A process that starts cold does not know that a flush failed, of which the guest was told.
+    /// Forgets failed flushes that the guest was told of: a process that starts cold does not know them.
     fn forget_flush_failures(&mut self) {
         let vm = &mut self.vm;
         for (disk, failed) in vm.disks.iter_mut().zip(&mut vm.flush_failed) {
@@ -218,7 +218,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A step of the plan: a host fails with all that runs on it.
+    /// Fails a host with everything on it: a step of the plan.
     pub(super) fn host_fault(&mut self, host: usize, down_ns: u64) -> Outcome {
         self.note(None, || format!("host {host} fails for {} ms", down_ns / 1_000_000));
         self.tally.host_faults += 1;
@@ -237,7 +237,7 @@ impl World<'_> {
         })
     }
 
-    /// The host of a VM failed: the process is gone, the guest, and what was not durable.
+    /// Fails the host of a VM: the process is gone, the guest, and everything that was not durable.
     fn vm_fails(&mut self) {
         self.vm.moving = None;
         if self.vm.up {
@@ -252,7 +252,7 @@ impl World<'_> {
         }
     }
 
-    /// Every process has to be there in the end.
+    /// Checks that every process is there in the end.
     pub(super) fn check_up(&mut self) -> Outcome {
         if self.vm.up {
             return Ok(());

@@ -7,7 +7,7 @@ use std::rc::Rc;
 /// Never.
 const NEVER: u64 = u64::MAX;
 
-/// When a process dies, and what it leaves.
+/// Moment of a process's death, and its remains.
 #[derive(Debug)]
 pub(super) struct Fuse {
     stores_left: Cell<u64>,
@@ -19,22 +19,22 @@ impl Fuse {
         Rc::new(Self { stores_left: Cell::new(NEVER), remains: RefCell::new(None) })
     }
 
-    /// The process dies after so many more stores.
+    /// Lets the process die after this many more stores.
     pub(super) fn light(&self, stores: u32) {
         self.stores_left.set(u64::from(stores));
     }
 
-    /// It lives on.
+    /// Cancels the death.
     pub(super) fn put_out(&self) {
         self.stores_left.set(NEVER);
     }
 
-    /// Whether it is dead.
+    /// Returns whether it is dead.
     pub(super) fn has_burnt(&self) -> bool {
         self.remains.borrow().is_some()
     }
 
-    /// What it left; the engine has to be dropped before.
+    /// Returns its remains; the engine must be dropped before.
     pub(super) fn take_remains(&self) -> Option<Vec<u32>> {
         self.remains.take()
     }

@@ -16,15 +16,15 @@ use remoca_core::units::{BlockId, BlockNumber, DiskIndex, Nanos, PageCount, Slot
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// A REQUEST whose reply the engine has not got.
+/// A REQUEST whose reply the engine has not received.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outstanding {
     pub(super) slot: SlotIndex,
-    /// The event in which the request for which it was sent was taken.
+    /// Event in which its read was taken.
     pub(super) event: u64,
 }
 
-/// What happened in the life of one process.
+/// Events in the life of one process.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Life {
     pub(super) evictions: u64,
@@ -33,19 +33,19 @@ pub(super) struct Life {
     pub(super) misaligned_blocks: u64,
 }
 
-/// What an index knows: of each block, and of each slot in the order of the queue.
+/// Knowledge of an index: of each block, and of each slot in the order of the queue.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Knowledge {
     blocks: Vec<(BlockId, Fingerprint)>,
     slots: Vec<(SlotIndex, Fingerprint)>,
 }
 
-/// What is known of failed flushes of a disk.
+/// Knowledge of failed flushes of a disk.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FlushFailure {
-    /// The process has heard of one, so it may say so for ever.
+    /// Whether the process has heard of one, so that it may report it for ever.
     pub(super) heard: bool,
-    /// The guest was told of one, so it has to.
+    /// Whether the guest was told of one, so that the process must.
     pub(super) told: bool,
 }
 
@@ -56,47 +56,47 @@ pub(super) struct Vm<'a> {
     pub(super) disks: Vec<ModelDisk>,
     pub(super) guest: Guest,
     pub(super) prints: Fingerprinter,
-    /// What the next process is started with.
+    /// Configuration of the next process.
     pub(super) config: EngineConfig,
     pub(super) resident: u32,
-    /// The process runs, and owns the disks.
+    /// Whether the process runs, and owns the disks.
     pub(super) up: bool,
-    /// Of the process; where there is none, an empty one.
+    /// Engine of the process; an empty one if there is none.
     pub(super) engine: DiskEngine<Region>,
     pub(super) fuse: Rc<Fuse>,
-    /// The words that the last process left, if they may be used.
+    /// Words that the last process left, if they may be used.
     pub(super) remains: Option<Vec<u32>>,
-    /// Who wrote them.
+    /// Writer of these words.
     pub(super) origin: Origin,
-    /// What the last process knew when it died between two events or actions.
+    /// Knowledge of the last process when it died between two events or actions.
     pub(super) knew: Option<Knowledge>,
-    /// It is to be upgraded, and takes no requests.
+    /// Since when it drains for an upgrade, and takes no requests.
     pub(super) upgrade_since: Option<Nanos>,
     pub(super) moving: Option<Moving>,
-    /// It dies in the course of one of the next events.
+    /// Death that is to come in one of the next events.
     pub(super) doom: Option<Kill>,
-    /// It dies after so many more actions.
+    /// Number of further actions before it dies.
     pub(super) actions_left: Option<u32>,
     pub(super) life: Life,
     /// How far its clock is ahead.
     pub(super) ahead_ns: u64,
     pub(super) timer_at: Option<Nanos>,
     pub(super) wire: Wire,
-    /// The name its pools have at the servers.
+    /// Name of its pools at the servers.
     pub(super) token: u64,
-    /// The servers in the operator's list, a bit for each.
+    /// Servers in the operator's list, a bit for each.
     pub(super) listed: u32,
     /// How often each server was taken out of the list.
     pub(super) listings: Vec<usize>,
-    /// Attempts to connect that the engine has not heard of.
+    /// Attempts to connect that the engine has no answer to.
     pub(super) asked: BTreeMap<ServerNumber, ConnectionId>,
     /// Connections that wait to be used or released.
     pub(super) answered: BTreeMap<ServerNumber, ConnectionId>,
-    /// REQUESTs whose reply the engine has not got.
+    /// REQUESTs whose reply the engine has not received.
     pub(super) outstanding: BTreeMap<FetchId, Outstanding>,
-    /// What frames held that were overwritten since the actions were drained.
+    /// Content of frames that were overwritten since the actions were drained.
     pub(super) captured: Vec<Block>,
-    /// Reads of disks that wait for a buffer, each with what tells it from others of the same number.
+    /// Disk reads that wait for a buffer, each with a number that distinguishes it from others of the same id.
     pub(super) starved: BTreeMap<RequestId, u64>,
     pub(super) size_asked: bool,
     pub(super) ios: u64,
@@ -157,17 +157,17 @@ impl<'a> Vm<'a> {
         }
     }
 
-    /// Its process died in the course of this event: nothing of what follows happens.
+    /// Returns whether its process died in the course of this event: then nothing further happens.
     pub(super) fn is_dead(&self) -> bool {
         self.fuse.has_burnt() || self.actions_left == Some(0)
     }
 
-    /// Whether the process took this request already.
+    /// Returns whether the process has already taken this request.
     pub(super) fn engine_has(&mut self, id: RequestId) -> bool {
         self.guest.pending(id).is_some_and(|pending| pending.taken.is_some())
     }
 
-    /// A process begins with this engine.
+    /// Begins a process with this engine.
     pub(super) fn begin(&mut self, engine: DiskEngine<Region>, fuse: Rc<Fuse>) {
         self.engine = engine;
         self.fuse = fuse;
@@ -179,7 +179,7 @@ impl<'a> Vm<'a> {
         }
     }
 
-    /// What its engine knows.
+    /// Returns what its engine knows.
     pub(super) fn knowledge(&self) -> Knowledge {
         let index = self.engine.index();
         let blocks = (self.machine.sectors / BLOCK_SECTORS) as u64;
@@ -189,7 +189,7 @@ impl<'a> Vm<'a> {
         Knowledge { blocks, slots: index.queue().collect() }
     }
 
-    /// The number that the engine knows a server by: another one each time that it comes into the list.
+    /// Returns the number by which the engine knows a server: a new one each time that it comes into the list.
     pub(super) fn server_number(&self, server: usize) -> ServerNumber {
         let number = self.listings[server] * self.listings.len() + server;
         ServerNumber(u32::try_from(number).unwrap_or(u32::MAX))
@@ -200,7 +200,7 @@ impl<'a> Vm<'a> {
     }
 }
 
-/// An engine that goes on where another process died, unless it cannot make sense of what that one left.
+/// Makes an engine that continues where another process died, unless that one's remains make no sense.
 pub(super) fn warm_engine(
     config: &EngineConfig,
     words: Vec<u32>,
@@ -210,13 +210,13 @@ pub(super) fn warm_engine(
     DiskEngine::resume(config, region, origin).ok().map(|engine| (engine, fuse))
 }
 
-/// An engine that knows nothing.
+/// Makes an engine that knows nothing.
 pub(super) fn cold_engine(config: &EngineConfig) -> (DiskEngine<Region>, Rc<Fuse>) {
     let (region, fuse) = Region::new(vec![0; layout(config).words()]);
     (DiskEngine::new(config, region), fuse)
 }
 
-/// A disk with content of its own in most blocks, shared content and zeroes in some.
+/// Makes a disk with content of its own in most blocks, shared content and zeroes in some.
 fn new_disk(vm: usize, disk: u16, sectors: usize) -> ModelDisk {
     let name = disk + 16 * u16::try_from(vm).unwrap_or(0);
     ModelDisk::new((0..sectors).map(|sector| match sector / BLOCK_SECTORS % 8 {
