@@ -1,5 +1,7 @@
 //! The two charts of the page: latencies, and everything over time.
 
+use maud::{Markup, html};
+
 use super::numbers::{GIB, ms, thousands, tick_ms};
 use crate::{
     analysis::{Bin, ReadFigures, ratio},
@@ -13,7 +15,7 @@ const RIGHT: f64 = 14.0;
 
 /// Returns three panels with the same axis of latency: the shares of reads without and with the cache, and both summed
 /// up.
-pub fn latency_chart(report: &Report) -> String {
+pub fn latency_chart(report: &Report) -> Markup {
     let runs = [
         ("without the cache", "disk-line", &report.baseline.measured.vm),
         ("with the cache", "remote-line", &report.cached.run.measured.vm),
@@ -52,7 +54,7 @@ pub fn latency_chart(report: &Report) -> String {
         ("c-remote", "from the memory server (curve: with the cache)"),
         ("c-disk", "from the disk (curve: without)"),
     ]);
-    picture.finish("Distribution of read latencies without and with the cache") + &key
+    html! { (picture.finish("Distribution of read latencies without and with the cache")) (key) }
 }
 
 /// The reads of some latency.
@@ -135,7 +137,7 @@ fn decade_ticks(scale: Scale) -> Vec<f64> {
 }
 
 /// Returns three panels over one time axis: hit ratio, mean latency, memory in use.
-pub fn time_chart(report: &Report) -> String {
+pub fn time_chart(report: &Report) -> Markup {
     let timeline = &report.timeline;
     let x = Scale::Linear { from: 0.0, to: timeline.end_s };
     let heights = [150.0, 92.0, 92.0];
@@ -209,8 +211,7 @@ fn mark_moments(picture: &mut Picture, panel: &Panel, report: &Report) {
     }
 }
 
-/// Returns the same in one line, for below a chart.
-fn key_line(rows: &[(&str, &str)]) -> String {
-    let rows: String = rows.iter().map(|(class, name)| format!(r#"<li><i class="{class}"></i>{name}</li>"#)).collect();
-    format!(r#"<ul class="keyline">{rows}</ul>"#)
+/// Returns a key in one line, for below a chart.
+fn key_line(rows: &[(&str, &str)]) -> Markup {
+    html! { ul.keyline { @for (class, name) in rows { li { i.(class) {} (name) } } } }
 }
