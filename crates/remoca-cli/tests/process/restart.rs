@@ -1,7 +1,7 @@
 //! The VM process is killed or stopped, and its successor starts warm; or cold, where the disk or the state file may have
 //! changed meanwhile. Every byte that the guest reads is compared with the model.
 
-use super::support::machine::{DISK_SEEN, Machine, Setup, VirtualDisk};
+use super::support::machine::{Machine, Setup, VirtualDisk};
 use super::support::model::BLOCK;
 use super::support::program::{REMOCA, Serve, command, run};
 use super::support::{PATIENCE, wait_until};
@@ -464,7 +464,7 @@ fn a_busy_image_is_looked_at_again_and_again() {
         if let Some(ticket) = tickets.pop_front() {
             assert_eq!(machine.disks[0].guest.wait(ticket), 0);
         }
-        times.insert(machine.word_of_disk(0, DISK_SEEN));
+        times.insert(machine.record_of_disk(0).seen_ns);
     }
     for ticket in tickets {
         assert_eq!(machine.disks[0].guest.wait(ticket), 0);
