@@ -1,10 +1,10 @@
-//! Charts as SVG text. Colours are classes of the page's style sheet, so that they follow its light and dark forms.
+//! Draws charts as SVG. Colours are classes of the page's style sheet, so they follow its light and dark forms.
 //!
-//! Pure; nothing here knows what the figures mean. Used by [`crate::page`].
+//! Pure, and independent of what the figures mean. Used by [`crate::page`].
 
 use maud::{Markup, PreEscaped, html};
 
-/// Where an axis puts a value: 0 at its start, 1 at its end.
+/// Maps values to places on an axis: 0 is its start, 1 its end.
 #[derive(Clone, Copy, Debug)]
 pub enum Scale {
     Linear { from: f64, to: f64 },
@@ -12,6 +12,7 @@ pub enum Scale {
 }
 
 impl Scale {
+    /// Returns the place of a value; one outside goes to the nearer end.
     pub fn place(&self, value: f64) -> f64 {
         let place = match *self {
             Scale::Linear { from, to } => (value - from) / (to - from),
@@ -49,7 +50,7 @@ pub fn ticks(to: f64, count: f64) -> Vec<f64> {
     (0u32..).map(|index| f64::from(index) * step).take_while(|&tick| tick <= to * (1.0 + 1e-9)).collect()
 }
 
-/// A picture that panels are drawn in.
+/// An SVG picture under construction.
 pub struct Picture {
     width: f64,
     height: f64,
@@ -97,11 +98,12 @@ impl Picture {
         self.text.push('\n');
     }
 
-    /// Adds a text; `anchor` is "start", "middle" or "end".
+    /// Adds a text. `anchor` is "start", "middle" or "end".
     pub fn text(&mut self, x: f64, y: f64, anchor: &str, class: &str, text: &str) {
         self.add(html! { text x=(tenths(x)) y=(tenths(y)) text-anchor=(anchor) class=(class) { (text) } });
     }
 
+    /// Adds a line.
     pub fn line(&mut self, from: (f64, f64), to: (f64, f64), class: &str) {
         let ((x1, y1), (x2, y2)) = (from, to);
         self.add(html! { line x1=(tenths(x1)) y1=(tenths(y1)) x2=(tenths(x2)) y2=(tenths(y2)) class=(class) {} });
@@ -165,7 +167,7 @@ fn path(panel: &Panel, points: &[(f64, f64)]) -> String {
     points.join("L")
 }
 
-/// Returns the stretches that have values.
+/// Splits points into stretches without missing values.
 fn runs(points: &[(f64, Option<f64>)]) -> Vec<Vec<(f64, f64)>> {
     let stretches = points.split(|(_, value)| value.is_none());
     let known = stretches.map(|run| run.iter().filter_map(|&(x, y)| Some((x, y?))).collect::<Vec<_>>());

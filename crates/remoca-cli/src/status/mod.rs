@@ -23,19 +23,19 @@ pub struct StatusArgs {
     #[arg(value_name = "NAME")]
     name: Option<String>,
 
-    /// Show again every so many seconds; the figures are then those of the interval
+    /// Repeat every so many seconds; later figures are those of the interval
     #[arg(short, long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86400))]
     interval: Option<u32>,
 
-    /// Stop after so many lines [default: never]
+    /// Stop after this many repetitions [default: never]
     #[arg(short, long, value_name = "N", requires = "interval")]
     count: Option<u32>,
 
-    /// Everything, not only one line for each VM
+    /// Show everything, not only one line per VM
     #[arg(short, long)]
     verbose: bool,
 
-    /// Form of the output
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Form::Table)]
     output: Form,
 }
@@ -49,7 +49,7 @@ enum Form {
 /// Runs the subcommand.
 ///
 /// # Errors
-/// If the VM that was named does not answer.
+/// If the VM that was named does not answer, or the table has no VM to show.
 pub fn run(args: &StatusArgs) -> Result<()> {
     let mut before: Vec<Status> = Vec::new();
     let mut shown = 0;
@@ -65,12 +65,13 @@ pub fn run(args: &StatusArgs) -> Result<()> {
     }
 }
 
+/// Returns the status of each VM that was asked for.
 fn collect(args: &StatusArgs) -> Result<Vec<Status>> {
     let sockets = runtime::sockets(args.name.as_deref())?;
     if args.name.is_some() {
         return sockets.iter().map(|socket| runtime::ask(socket, Command::Status)).collect();
     }
-    // A process that died leaves its socket behind; the others are still shown.
+    // A process that was killed leaves its socket behind; the others are still shown.
     let answer = |socket: &PathBuf| match runtime::ask(socket, Command::Status) {
         Ok(status) => Some(status),
         Err(error) => {
@@ -81,6 +82,7 @@ fn collect(args: &StatusArgs) -> Result<Vec<Status>> {
     Ok(sockets.iter().filter_map(answer).collect())
 }
 
+/// Prints the status of all VMs, over the time since `before` where that has them.
 fn show(args: &StatusArgs, now: &[Status], before: &[Status]) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if args.output == Form::Json {
@@ -89,7 +91,7 @@ fn show(args: &StatusArgs, now: &[Status], before: &[Status]) -> Result<()> {
         return Ok(());
     }
     if now.is_empty() {
-        bail!("no VM process runs here (start one with `remoca disk`)");
+        bail!("no VM process runs here: start one with `remoca disk`");
     }
     if args.verbose {
         for status in now {

@@ -13,8 +13,7 @@ const WIDTH: f64 = 990.0;
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 14.0;
 
-/// Returns three panels with the same axis of latency: the shares of reads without and with the cache, and both summed
-/// up.
+/// Returns three panels over one axis of latency: shares of reads without and with the cache, and both cumulated.
 pub fn latency_chart(report: &Report) -> Markup {
     let runs = [
         ("without the cache", "disk-line", &report.baseline.measured.vm),
@@ -57,7 +56,7 @@ pub fn latency_chart(report: &Report) -> Markup {
     html! { (picture.finish("Distribution of read latencies without and with the cache")) (key) }
 }
 
-/// The reads of some latency.
+/// Reads of similar latency.
 struct LatencyBar {
     lower_ms: f64,
     upper_ms: f64,
@@ -71,7 +70,7 @@ struct LatencyBar {
 fn latency_bars(vm: &ReadFigures) -> Vec<LatencyBar> {
     let mut bars: Vec<LatencyBar> = Vec::new();
     for &(upper, from_cache, from_disk) in &vm.histogram {
-        // A little less than the bin's upper end, so that rounding does not put it into the next bar.
+        // Slightly below the bin's upper end, so that rounding does not move it to the next bar.
         let exponent = (upper.log10() * 10.0 - 0.1).floor();
         let (lower_ms, upper_ms) = (10f64.powf(exponent / 10.0), 10f64.powf((exponent + 1.0) / 10.0));
         if bars.last().is_none_or(|bar| bar.lower_ms < lower_ms) {
@@ -111,7 +110,7 @@ impl LatencyBar {
     }
 }
 
-/// Returns the share of reads that take no longer, by latency.
+/// Returns the share of reads that take at most a given latency, as a curve.
 fn cumulated(vm: &ReadFigures) -> Vec<(f64, Option<f64>)> {
     let mut seen = 0;
     let mut points = vec![(0.0, Some(0.0))];

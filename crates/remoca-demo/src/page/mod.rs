@@ -336,7 +336,7 @@ fn method(report: &Report) -> Markup {
 mod tests {
     use super::*;
 
-    /// A report of nothing still makes a page, which loads nothing from elsewhere.
+    /// An empty report still makes a page, which loads nothing from elsewhere.
     #[test]
     fn page_is_whole_and_alone() {
         let mut report = Report::default();
