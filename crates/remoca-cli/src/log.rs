@@ -1,4 +1,4 @@
-//! The log on standard error. Writing it never blocks: lines that do not fit into a pipe or a socket are dropped and counted.
+//! The log on standard error. It never waits for a reader: lines that do not fit into a pipe or a socket are dropped and counted.
 //!
 //! A process that serves a guest must not stop because its journal does. The writer waits only where standard error is a
 //! file. Other processes may share standard error, so it is not made non-blocking. A pipe or a terminal is opened again

@@ -23,7 +23,7 @@ pub struct StatusArgs {
     #[arg(value_name = "NAME")]
     name: Option<String>,
 
-    /// Repeat every so many seconds; later figures are those of the interval
+    /// Repeat at this interval; later figures are those of the interval
     #[arg(short, long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86400))]
     interval: Option<u32>,
 

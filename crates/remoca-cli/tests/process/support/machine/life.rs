@@ -23,7 +23,7 @@ impl Other {
 }
 
 impl Machine {
-    /// Starts `remoca disk` anew, after it was killed.
+    /// Starts `remoca disk` again after it was killed.
     pub fn restart(&mut self) {
         for (disk, number) in self.disks.iter_mut().zip(0..) {
             disk.socket = socket(&self.host, number);
@@ -114,7 +114,7 @@ impl Machine {
         let port = self.host.join("port");
         let disks = self.disks.iter_mut().map(|disk| (&mut disk.guest, disk.socket.as_path()));
         for (guest, socket) in disks.chain([(&mut self.port, port.as_path())]) {
-            // Nobody may listen yet, or die again meanwhile.
+            // The process may not listen yet, or may die again meanwhile.
             if !guest.is_connected() && guest.connect(socket).is_err() {
                 guest.disconnect();
             }

@@ -75,7 +75,7 @@ impl Machine {
         }
     }
 
-    /// Does rounds until so many more blocks came from the server. May take long, as long as some come.
+    /// Does rounds until `count` more blocks came from the server. Has no time limit while some come.
     #[track_caller]
     pub fn run_until_hits(&mut self, count: u64) {
         let mut hits = self.counter("hit_blocks");
@@ -88,7 +88,8 @@ impl Machine {
         }
     }
 
-    /// The same with reads alone: what the server holds stays of use, however long it takes. May take long, too.
+    /// Reads until `count` more blocks came from the server. Without writes, pages on the server stay useful. Has no time limit
+    /// while some come.
     #[track_caller]
     pub fn read_until_hits(&mut self, count: u64) {
         let mut hits = self.counter("hit_blocks");
