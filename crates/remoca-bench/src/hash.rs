@@ -1,6 +1,6 @@
 //! Candidates for the fingerprint of a page, beside an unkeyed hash (decision 0002).
 //!
-//! Each hashes one page again and again (hot), and 256 MiB once through (cold); the candidates take turns, medians over the
+//! Each hashes one page repeatedly (hot), and 256 MiB once (cold). The candidates take turns; the figures are medians over the
 //! rounds.
 
 use aegis::aegis128l::Aegis128LMac;
@@ -22,7 +22,7 @@ type Hash = Box<dyn Fn(&[u8]) -> u8>;
 /// Runs the benchmark and prints its table.
 ///
 /// # Errors
-/// Never; it is a benchmark like the others.
+/// Never. It has the signature of the other benchmarks.
 pub fn run() -> Result<()> {
     let cold = vec![3; 256 << 20];
     let hot = vec![7; PAGE_BYTES];
@@ -37,7 +37,7 @@ pub fn run() -> Result<()> {
             rounds[at][1].push(ns_each(cold.chunks_exact(PAGE_BYTES), hash));
         }
     }
-    println!("ns for each page of 4 KiB, medians of {ROUND_COUNT} rounds that took turns");
+    println!("ns per 4 KiB page, medians of {ROUND_COUNT} rounds in alternation");
     println!("{:24} {:>6} {:>6}", "", "hot", "cold");
     for ((name, _), mut figures) in candidates.iter().zip(rounds) {
         figures.iter_mut().for_each(|figures| figures.sort_by(f64::total_cmp));

@@ -1,6 +1,6 @@
-//! What a guest sees of a memory server that is late with one page in a hundred, of one that stops, and of one that becomes
-//! slower, and quicker again, with every read: the disk alone, the cache with hedging off, and with hedging on, in
-//! alternating rounds. Decision 0022.
+//! Measures what a guest sees of a slow memory server: one that is late with one page in a hundred, one that stops, and one
+//! that becomes slower and faster again with every read. Rounds alternate between the disk alone, the cache with hedging
+//! off, and with hedging on. Decision 0022.
 
 use crate::vm::proxy::Proxy;
 use crate::vm::{Folder, Vm, VmOptions, memory_server, save};
@@ -15,13 +15,13 @@ pub struct HedgingArgs {
     /// Rounds of each kind
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Reads of the cache in each round, at one read at a time; four times as many at depth 8
+    /// Cache reads in each round at depth 1; four times as many at depth 8
     #[arg(long, default_value_t = 20_000)]
     reads: usize,
     /// How long the disk takes
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     disk_ms: u32,
-    /// How long a late page takes: 100 times what the others do
+    /// How long a late page takes: 100 times as long as the others
     #[arg(long, default_value_t = 20_000)]
     late_us: u64,
     /// How long the server stops
@@ -35,7 +35,7 @@ struct Row {
     server: &'static str,
     depth: usize,
     way: &'static str,
-    /// Reads of each round.
+    /// Number of reads in each round.
     reads: usize,
     mean_us: u64,
     p50_us: u64,
@@ -57,14 +57,14 @@ struct Report {
 
 const WAYS: [&str; 3] = ["disk alone", "hedging off", "hedging on"];
 
-/// What is wrong with the memory server.
+/// Fault of the memory server.
 #[derive(Clone, Copy)]
 enum Trouble {
     Late,
     Stops,
     /// Its latency grows with each read, from its own to three times the disk's at the end of the round.
     Slower,
-    /// The same up to the middle of the round, and back.
+    /// Its latency grows like this to the middle of the round, and shrinks again.
     SlowerAndBack,
 }
 
@@ -158,7 +158,7 @@ fn show(args: &HedgingArgs, rows: &[Row]) {
 }
 
 fn round(args: &HedgingArgs, setup: &mut Setup, trouble: Trouble, depth: usize) -> Result<Vec<u64>> {
-    // Where the disk answers most reads, fewer of them say as much of it.
+    // Where the disk answers most reads, fewer of them are enough.
     let share = match (setup.proxy.is_some(), trouble.is_ramp()) {
         (false, _) => 10,
         (true, true) => 4,
@@ -189,7 +189,7 @@ fn round(args: &HedgingArgs, setup: &mut Setup, trouble: Trouble, depth: usize) 
     latencies
 }
 
-/// Summarizes the rounds, by themselves.
+/// Returns the medians over the rounds, not yet compared with the disk alone.
 fn row(trouble: Trouble, depth: usize, way: &'static str, rounds: &mut [Vec<u64>]) -> Row {
     let reads = rounds[0].len();
     let mut median_us = |of: &dyn Fn(&mut [u64]) -> u64| {

@@ -1,4 +1,4 @@
-//! Benchmarks: each measures remoca beside what it is compared with, in one run, in alternation.
+//! Benchmarks: each measures remoca and what it is compared with in one run, in alternation.
 
 mod cost;
 mod hash;

@@ -1,10 +1,10 @@
-//! What a change costs while nothing goes wrong: CPU time of the VM process for each hit, miss and evicted page, of this
-//! build and of another one, pinned to one processor, in alternating rounds of new processes. A second process of this
-//! build shows the noise: a difference inside the interval of A/A says nothing.
+//! Measures what a change costs while nothing goes wrong: CPU time of the VM process for each hit, miss and evicted page.
+//! This build and another one are pinned to one processor, in alternating rounds of new processes. A second process of this
+//! build shows the noise: a difference inside the interval of A/A means nothing.
 //!
-//! Where the noise is larger than the difference, callgrind counts instructions instead: those of the program itself, without
-//! the kernel's. What a process takes to start and to end is in the counts of two runs of different length, and so not in
-//! their difference. There an evicted page is also read once.
+//! Where the noise exceeds the difference, callgrind counts instructions of the program instead, without the kernel's.
+//! Start and end of a process cancel out in the difference of two runs of different length. There an evicted page is also
+//! read once.
 
 use crate::vm::{Folder, IMAGE_BYTES, Vm, VmOptions, memory_server, save};
 use anyhow::{Context, Result, ensure};
@@ -36,7 +36,7 @@ pub struct VersusArgs {
     instructions: bool,
 }
 
-/// CPU time in microseconds, or instructions, for one operation, with ratios to the other build.
+/// Cost of one operation, in microseconds of CPU time or in instructions, with ratios to the other build.
 #[derive(Serialize)]
 struct Row {
     operation: &'static str,
@@ -46,14 +46,14 @@ struct Row {
     ratio: f64,
     /// Lower and upper quartile of the rounds' ratios.
     ratio_quartiles: [f64; 2],
-    /// The same for two processes of this build.
+    /// The same ratios for two processes of this build.
     same_ratio: f64,
     same_quartiles: [f64; 2],
 }
 
 #[derive(Serialize)]
 struct Report {
-    /// What costs are in.
+    /// Unit of the costs.
     unit: &'static str,
     rounds: usize,
     reads: usize,
@@ -61,7 +61,7 @@ struct Report {
     rows: Vec<Row>,
 }
 
-/// What is measured.
+/// Kind of operation that is measured.
 #[derive(Clone, Copy)]
 enum Operation {
     Hit,
@@ -114,11 +114,11 @@ pub fn run(args: &VersusArgs) -> Result<()> {
     save("versus", &Report { unit, rounds: args.rounds, reads: args.reads, depth: args.depth, rows })
 }
 
-/// Leaves the processor to the VM processes: this process and its other children run elsewhere.
+/// Moves this process and its other children to the other processors.
 fn leave_processor(processor: usize) -> Result<()> {
     let mut processors = sched_getaffinity(None)?;
     processors.unset(processor);
-    ensure!(processors.count() > 0, "the machine has no second processor for the client");
+    ensure!(processors.count() > 0, "there is no second processor for the client: run on a machine with at least two");
     Ok(sched_setaffinity(None, &processors)?)
 }
 
@@ -137,12 +137,12 @@ fn compare(args: &VersusArgs, operation: Operation) -> Result<Row> {
                 program: (build == 1).then_some(&args.other),
                 processor: Some(args.processor),
                 port: matches!(operation, Operation::Evicted),
-                // Smaller than the image: most evicted pages are admitted anew.
+                // Smaller than the image, so that most evicted pages are admitted again.
                 cache: matches!(operation, Operation::Evicted).then_some("8M"),
                 callgrind: args.instructions.then_some(&counts),
                 ..VmOptions::default()
             };
-            // A process keeps the memory that it happened to get: that alone makes one some percent quicker than its like.
+            // The memory that a process happens to get makes it some percent faster or slower for its whole life.
             let name = |run| format!("vm{round}-{step}-{run}");
             let mut vm = Vm::start(&folder.0, &name(1), &options)?;
             let once = work(&mut vm, args, operation)?;
@@ -173,14 +173,14 @@ fn compare(args: &VersusArgs, operation: Operation) -> Result<Row> {
     })
 }
 
-/// What was measured in one go.
+/// Result of one measurement.
 struct Work {
     /// CPU time.
     spent: Duration,
     operations: f64,
 }
 
-/// Reads what is evicted next: what the process has not seen since it was cached last is unknown to it.
+/// Reads the pages that are evicted next: the process knows only content that it has seen since it last cached it.
 fn prepare(vm: &mut Vm, operation: Operation) -> Result<()> {
     if matches!(operation, Operation::Evicted) { vm.pass(32) } else { Ok(()) }
 }
@@ -211,12 +211,13 @@ fn work(vm: &mut Vm, args: &VersusArgs, operation: Operation) -> Result<Work> {
 
 /// Returns the number of instructions in one of callgrind's files.
 fn total(counts: &Path) -> Result<f64> {
-    let text = std::fs::read_to_string(counts).with_context(|| format!("callgrind wrote no {}", counts.display()))?;
+    let text =
+        std::fs::read_to_string(counts).with_context(|| format!("callgrind did not write {}", counts.display()))?;
     let total = text.lines().find_map(|line| line.strip_prefix("totals: ")).context("callgrind counted nothing")?;
     Ok(total.trim().parse()?)
 }
 
-/// Returns the value below which so many quarters of the values lie.
+/// Returns the value below which the given number of quarters of the values lie.
 fn quantile(values: &[f64], quarters: usize) -> f64 {
     let mut values = values.to_vec();
     values.sort_unstable_by(f64::total_cmp);

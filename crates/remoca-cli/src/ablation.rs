@@ -1,4 +1,4 @@
-//! The `remoca` program as tests want it: with the feature `ablation`, which the other never has.
+//! The `remoca` program for tests: always built with the feature `ablation`, which the shipped one never has.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `remoca disk`: what the user typed, as the options of a VM process.
+//! `remoca disk`: turns the command line into the options of a VM process.
 
 use crate::group::parse_group;
 use crate::runtime;
@@ -39,10 +39,10 @@ pub struct DiskArgs {
     read_only: bool,
 
     /// A disk: image=IMAGE,socket=PATH[,name=NAME][,read-only][,swap][,sector=512|4096][,queues=N]; may be repeated.
-    /// With `swap` all of it is taken for a swap area; areas with a signature are recognised without. With --nbd, disks
-    /// without socket= are NBD exports. Of an NBD image: [,on-loss=continue|fail][,write-through]. A server that comes back may
-    /// have lost what it had not flushed: with `fail` the next flush then fails, and with `write-through` there is nothing to
-    /// lose, at the price of a sync for each write
+    /// `swap` declares the whole disk a swap area; areas with a signature are recognised without it. With --nbd, disks
+    /// without socket= are NBD exports. An NBD image also takes [,on-loss=continue|fail][,write-through]: a server that comes
+    /// back may have lost writes that it had not flushed. With `fail` the next flush then fails. With `write-through` nothing
+    /// can be lost, but each write costs a sync
     #[arg(long, value_name = "KEY=VALUE,...", value_parser = parse_disk)]
     disk: Vec<DiskOptions>,
 
@@ -51,7 +51,7 @@ pub struct DiskArgs {
     port: Option<PathBuf>,
 
     /// Offer disks that have no socket to NBD clients, under their names: unix:PATH, tcp:HOST:PORT, or systemd (the sockets
-    /// that it passed); may be repeated. Whoever can connect can read and write the disks
+    /// that it passed); may be repeated. Anyone who can connect can read and write the disks
     #[arg(long, value_name = "ADDRESS")]
     nbd: Vec<Address>,
 
@@ -59,17 +59,17 @@ pub struct DiskArgs {
     #[arg(long, requires = "nbd", conflicts_with = "port")]
     nbd_port: bool,
 
-    /// Group whose members may connect to the sockets of disks, port and NBD, such as that of libvirt's QEMU; its name or number.
-    /// Without it only the user of this process may
+    /// Group whose members may connect to the sockets of disks, port and NBD, such as that of libvirt's QEMU; its name or
+    /// number [default: only the user of this process]
     #[arg(long, value_name = "GROUP", value_parser = parse_group)]
     socket_group: Option<u32>,
 
-    /// Memory of the guest, which the index is made for; a vhost-user front end tells it by itself, an NBD client does not
+    /// Guest memory that the index is sized for; a vhost-user front end reports it, an NBD client does not
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
     guest_memory: u64,
 
-    /// Most memory of a guest that the index is made for, whatever a vhost-user front end tells: a guest with more is served all
-    /// the same, and fewer of its blocks are known. Costs 12 MiB for each GiB, while such a guest is attached [at least --guest-memory]
+    /// Maximum guest memory that the index is sized for, whatever a vhost-user front end reports. A larger guest is still served,
+    /// but fewer of its blocks are known. Costs 12 MiB per GiB while such a guest is attached [at least --guest-memory]
     #[arg(long, value_name = "SIZE", default_value = "16G", value_parser = parse_size)]
     guest_memory_max: u64,
 
@@ -86,27 +86,27 @@ pub struct DiskArgs {
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 
-    /// Seconds before requests that a killed predecessor had in flight are sent to an NBD image again: so long its server may
-    /// still do what that one sent
+    /// Seconds to wait before sending an NBD image the requests that a killed predecessor had in flight: its server may still
+    /// be working on them
     #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(..=3600))]
     nbd_settle: u64,
 
-    /// State file, by which a restarted process finds its cache warm; locked, for the owner only, as large as the index
+    /// State file that keeps the cache warm across restarts; locked, readable only by its owner, as large as the index
     /// [default: with --name, NAME.state beside the control socket]
     #[arg(long, value_name = "PATH")]
     state: Option<PathBuf>,
 
-    /// Start without the disks, and wait at tcp:HOST:PORT or unix:PATH for the process that has them: the VM migrates to this
-    /// host. Needs --incoming-key. See `remoca migrate`
+    /// Start without the disks, and wait at tcp:HOST:PORT or unix:PATH for the process that has them, because the VM migrates
+    /// to this host. Needs --incoming-key. See `remoca migrate`
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["nbd", "fd"])]
     incoming: Option<Endpoint>,
 
-    /// The key by which this process and the one that has the disks know each other: FILE (for nobody else to read), or
-    /// credential:NAME (LoadCredential= of the systemd unit). `remoca migrate --new-key FILE` makes one. Without --incoming it is not used
+    /// Key that this process shares with the one that has the disks: FILE (readable only by its owner), or credential:NAME
+    /// (LoadCredential= of the systemd unit). `remoca migrate --new-key FILE` makes one. Ignored without --incoming
     #[arg(long, value_name = "FILE")]
     incoming_key: Option<KeySource>,
 
-    /// Memory for the data of requests in flight; at least 8M for each disk
+    /// Memory for the data of requests in flight; at least 8M per disk
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_size)]
     buffers: u64,
 
@@ -114,16 +114,16 @@ pub struct DiskArgs {
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 
-    /// Use threads in place of io_uring, as where the system refuses it
+    /// Use threads instead of io_uring, as on systems that refuse it
     #[arg(long)]
     no_io_uring: bool,
 
-    /// Ask the disk for a cached page only if the memory server takes twice the disk's time and 5 ms at least, or fails, even where
-    /// the disk is the faster one: spares the disk at the cost of slower reads
+    /// Read a cached page from the disk only if the memory server fails, or takes at least 5 ms and twice the disk's time, even
+    /// where the disk is faster. Spares the disk at the cost of slower reads
     #[arg(long)]
     no_hedge: bool,
 
-    /// Never look at what guest memory holds before a read overwrites it, to find evicted pages without an agent
+    /// Do not search guest memory for evicted pages before reads overwrite it (which finds them without an agent)
     #[arg(long)]
     no_frames: bool,
 
@@ -131,11 +131,11 @@ pub struct DiskArgs {
     #[arg(long)]
     print_capabilities: bool,
 
-    /// Print, as JSON, that this program could take over from a running one that has these options, and exit
+    /// Print as JSON that this program can take over from a running one with these options, and exit
     #[arg(long)]
     check_handover: bool,
 
-    /// Leave out one safety rule, to see that the tests notice
+    /// Leave out one safety rule, to check that the tests notice
     #[cfg(feature = "ablation")]
     #[arg(long, value_name = "RULE")]
     omit_rule: Option<String>,
@@ -154,7 +154,7 @@ pub struct DiskArgs {
 /// Runs the subcommand.
 ///
 /// # Errors
-/// If something that was given cannot be used; the text says what to do.
+/// If an option cannot be used; the text says what to do.
 pub fn run(args: DiskArgs) -> Result<()> {
     if args.print_capabilities {
         return Ok(writeln!(std::io::stdout(), r#"{{"type": "block", "features": ["read-only", "blk-file"]}}"#)?);
@@ -167,16 +167,17 @@ pub fn run(args: DiskArgs) -> Result<()> {
     start::run(&options(args)?)
 }
 
+/// Returns what the process is to do, with defaults that depend on other options filled in.
 fn options(args: DiskArgs) -> Result<Options> {
     let name = args.name.clone().unwrap_or_else(|| std::process::id().to_string());
     if name.is_empty() || name.contains('/') {
-        bail!("`{name}` cannot be the name of a VM: it is part of a file's name");
+        bail!("invalid VM name `{name}`: names are used in file names and must not be empty or contain `/`");
     }
     let control = match &args.control {
         Some(path) => path.clone(),
         None => {
             let directory = runtime::directory()?;
-            std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+            std::fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
             runtime::socket_of(&name)?
         }
     };
@@ -219,7 +220,7 @@ fn options(args: DiskArgs) -> Result<Options> {
     })
 }
 
-/// Reads `--disk KEY=VALUE,...`.
+/// Parses `--disk KEY=VALUE,...`.
 fn parse_disk(text: &str) -> Result<DiskOptions, String> {
     let (mut disk, mut image) = (DiskOptions::new(String::new()), None);
     for field in text.split(',') {
@@ -234,19 +235,19 @@ fn parse_disk(text: &str) -> Result<DiskOptions, String> {
             ("swap", "off") => disk.swap = false,
             ("sector", "512") => disk.sector = 512,
             ("sector", "4096") => disk.sector = 4096,
-            ("sector", _) => return Err("sector is 512 or 4096".into()),
+            ("sector", _) => return Err("sector must be 512 or 4096".into()),
             ("queues", count) => {
-                disk.queues = count.parse().map_err(|_| format!("`{count}` is no number of queues"))?
+                disk.queues = count.parse().map_err(|_| format!("`{count}` is not a number of queues"))?
             }
             ("on-loss", "continue") => disk.on_loss = OnLostConnection::Continue,
             ("on-loss", "fail") => disk.on_loss = OnLostConnection::FailFlush,
-            ("on-loss", _) => return Err("on-loss is continue or fail".into()),
+            ("on-loss", _) => return Err("on-loss must be continue or fail".into()),
             ("write-through", "" | "on") => disk.write_through = true,
             ("write-through", "off") => disk.write_through = false,
             _ => {
                 return Err(format!(
-                    "`{field}`: a disk has image=, socket=, name=, read-only, swap, sector=, queues=, on-loss= and \
-                     write-through"
+                    "invalid disk field `{field}`: known are image=, socket=, name=, read-only, swap, sector=, queues=, \
+                     on-loss= and write-through"
                 ));
             }
         }
@@ -254,6 +255,7 @@ fn parse_disk(text: &str) -> Result<DiskOptions, String> {
     Ok(DiskOptions { image: image.ok_or("a disk needs image=IMAGE")?, ..disk })
 }
 
+/// Arms the narrow places at which the process is to end.
 #[cfg(feature = "ablation")]
 fn arm(args: &DiskArgs) -> Result<()> {
     use remoca_io::narrow::{End, end_at};
@@ -265,6 +267,7 @@ fn arm(args: &DiskArgs) -> Result<()> {
     Ok(())
 }
 
+/// Returns all safety rules, or all but the one named.
 #[cfg(feature = "ablation")]
 fn rules(omitted: Option<&str>) -> Result<Rules> {
     use remoca_core::rules::Rule;

@@ -2,18 +2,18 @@
 
 use nix::unistd::Group;
 
-/// Returns the number of a group that is given by name or number.
+/// Returns the number of a group, given by name or number.
 ///
 /// # Errors
-/// If there is no such group; the text is for people.
+/// If there is no such group.
 pub fn parse_group(text: &str) -> Result<u32, String> {
     if let Ok(number) = text.parse() {
         return Ok(number);
     }
     match Group::from_name(text) {
         Ok(Some(group)) => Ok(group.gid.as_raw()),
-        Ok(None) => Err(format!("there is no group `{text}` on this machine")),
-        Err(error) => Err(format!("group `{text}` cannot be looked up: {error}")),
+        Ok(None) => Err(format!("there is no group `{text}` on this host")),
+        Err(error) => Err(format!("cannot look up group `{text}`: {error}")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The `remoca` program: what the user typed goes to the module of its subcommand.
+//! The `remoca` program: hands the command line to the module of its subcommand.
 
 mod disk;
 mod group;
@@ -32,7 +32,7 @@ enum Command {
     Migrate(migrate::MigrateArgs),
 }
 
-/// Does what the command line says.
+/// Runs the subcommand, and returns the exit code.
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     log::start();

@@ -1,8 +1,8 @@
-//! The log on standard error, which nobody waits for: lines that a pipe or a socket has no room for are counted and lost.
+//! The log on standard error. It never waits for a reader: lines that do not fit into a pipe or a socket are dropped and counted.
 //!
-//! A process that serves a guest must not stop because its journal does. Only where standard error is a file does the writer
-//! wait for that file's system. Others may use the same standard error, so it is not made non-blocking: a pipe or a terminal is
-//! opened once more, and of a socket each write says that it does not wait.
+//! A process that serves a guest must not stop because its journal does. The writer waits only where standard error is a
+//! file. Other processes may share standard error, so it is not made non-blocking. A pipe or a terminal is opened again
+//! instead, and each write to a socket is marked as non-blocking.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags};
@@ -12,20 +12,20 @@ use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// A pipe that is writable has room for so many bytes.
+/// Number of bytes that a writable pipe has room for.
 const PIECE_BYTES_MAX: usize = 4096;
 
 static TARGET: OnceLock<Target> = OnceLock::new();
 static STATE: Mutex<State> = Mutex::new(State { lost: 0, is_torn: false });
 
 struct State {
-    /// Lines since the last one that was written.
+    /// Number of lines dropped since the last one that was written.
     lost: u64,
-    /// The last line was written in part.
+    /// Whether the last line was written only in part.
     is_torn: bool,
 }
 
-/// Sends warnings and news to standard error; `REMOCA_LOG` chooses more or less (for instance `debug`). So do panics.
+/// Starts the log, panics included. `REMOCA_LOG` sets how much is logged (for instance `debug`).
 pub fn start() {
     TARGET.get_or_init(Target::of_process);
     let filter = tracing_subscriber::EnvFilter::try_from_env("REMOCA_LOG")
@@ -40,7 +40,7 @@ pub fn start() {
     }));
 }
 
-/// Writes one line.
+/// Writer of one line.
 struct Line;
 
 impl Write for Line {
@@ -54,13 +54,14 @@ impl Write for Line {
     }
 }
 
+/// Writes a line, after a note about lines that were dropped before it.
 fn put(line: &[u8]) {
     let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
     let before = match (state.is_torn, state.lost) {
         (false, 0) => String::new(),
         (is_torn, lost) => {
             let end = if is_torn { "\n" } else { "" };
-            format!("{end}{lost} lines of this log were lost: there was no room for them\n")
+            format!("{end}{lost} lines of this log were dropped: its reader was too slow\n")
         }
     };
     let text = [before.as_bytes(), line].concat();
@@ -73,12 +74,12 @@ fn put(line: &[u8]) {
     }
 }
 
-/// Standard error, as something that is written to without waiting.
+/// Standard error, in the form in which it can be written without blocking.
 enum Target {
     Socket,
-    /// A descriptor of our own, not blocking.
+    /// Our own non-blocking descriptor.
     Reopened(OwnedFd),
-    /// A file; or a pipe or terminal that this user may not open, such as one of the program that started this one.
+    /// A file, or a pipe or terminal that this user may not open again, such as one of another user.
     Shared,
 }
 
@@ -96,7 +97,7 @@ impl Target {
     }
 }
 
-/// Writes what can be written without waiting, and returns how many bytes.
+/// Writes what fits without blocking, and returns the number of bytes.
 fn write_at_once(text: &[u8]) -> usize {
     match TARGET.get_or_init(Target::of_process) {
         Target::Socket => send(stderr(), text, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).unwrap_or(0),
@@ -105,8 +106,7 @@ fn write_at_once(text: &[u8]) -> usize {
     }
 }
 
-/// Writes to a descriptor that waits where there is no room, piece by piece, as long as it says that there is some. Returns how
-/// many bytes.
+/// Writes to a blocking descriptor piece by piece, for as long as it has room. Returns the number of bytes.
 fn write_where_there_is_room(descriptor: impl AsFd, text: &[u8]) -> usize {
     let mut written = 0;
     for piece in text.chunks(PIECE_BYTES_MAX) {
@@ -127,7 +127,7 @@ fn write_where_there_is_room(descriptor: impl AsFd, text: &[u8]) -> usize {
 mod tests {
     use super::*;
 
-    /// It belongs to another user, say: it cannot be opened once more.
+    /// Like a pipe of another user, which cannot be opened again.
     #[test]
     fn a_pipe_that_nobody_reads_is_not_waited_for() {
         let (_reader, writer) = rustix::pipe::pipe().unwrap();

@@ -10,9 +10,8 @@ use remoca_protocol::control::Command;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// Hand the disks and the cache of a VM that migrates to the process on the other host. Say it before the hypervisor
-/// migrates; the other process was started with --incoming. The disks go over when the guest stops here, and come back if it
-/// goes on here
+/// Hand the disks and the cache of a migrating VM to the process on the other host, which was started with --incoming. Run
+/// this before the hypervisor migrates. The disks move when the guest stops here, and come back if it resumes here
 #[derive(Args, Debug)]
 #[command(group(ArgGroup::new("what").required(true)))]
 pub struct MigrateArgs {
@@ -20,26 +19,26 @@ pub struct MigrateArgs {
     #[arg(value_name = "NAME", required_unless_present = "new_key", conflicts_with = "new_key")]
     name: Option<String>,
 
-    /// Where the other process waits: what its --incoming says, with the name of its host
+    /// Where the other process waits: the address of its --incoming, with the name of its host
     #[arg(long, value_name = "ADDRESS", group = "what")]
     to: Option<Endpoint>,
 
-    /// The key that both processes have: FILE, or credential:NAME. It is read here, and the VM process gets it over its control
-    /// socket
+    /// Key that both processes share: FILE, or credential:NAME. This command reads it, and passes it to the VM process over its
+    /// control socket
     #[arg(long, value_name = "FILE", requires = "to")]
     key: Option<KeySource>,
 
-    /// Make a key in a new file, for --key here and for --incoming-key at the other process. Copy it there over a protected
-    /// way: whoever has it can take the disks of a VM that migrates with it
+    /// Make a key in a new file, for --key here and --incoming-key at the other process. Copy it there over a protected
+    /// channel: anyone who has it can take the disks of a VM that migrates with it
     #[arg(long, value_name = "FILE", group = "what")]
     new_key: Option<PathBuf>,
 
-    /// Do not hand the disks over after all
+    /// Cancel the migration: keep the disks here
     #[arg(long, group = "what")]
     abort: bool,
 
-    /// Take disks back that were handed over, with a cold cache, when the other process is out of reach. Only if the VM runs
-    /// nowhere else: two VMs on one disk destroy it
+    /// Take back disks that were handed over when the other process cannot be reached; the cache is then cold. Only if the VM
+    /// runs nowhere else: two VMs on one disk destroy it
     #[arg(long, group = "what")]
     take_back: bool,
 }
@@ -52,13 +51,17 @@ pub fn run(args: &MigrateArgs) -> Result<()> {
     if let Some(path) = &args.new_key {
         let written = key::generate().and_then(|secret| key::write_new(&secret, path));
         written.with_context(|| format!("cannot make the key {}", path.display()))?;
-        return Ok(writeln!(std::io::stdout(), "{}: a new key; keep it as you keep the disks", path.display())?);
+        return Ok(writeln!(
+            std::io::stdout(),
+            "{}: new key written; protect it as you protect the disks",
+            path.display()
+        )?);
     }
-    let Some(socket) = runtime::sockets(args.name.as_deref())?.pop() else { bail!("no such VM process") };
+    let Some(socket) = runtime::sockets(args.name.as_deref())?.pop() else { bail!("there is no such VM process") };
     let command = match (&args.to, &args.key) {
         (Some(to), Some(key)) => Command::Migrate { to: to.to_string(), key: key.read()? },
         (Some(_), None) => {
-            bail!("say --key FILE, the one that the other process has as --incoming-key. {ADVICE}")
+            bail!("--key FILE is missing: give the key that the other process has as --incoming-key. {ADVICE}")
         }
         _ if args.abort => Command::MigrateAbort,
         _ => Command::MigrateTakeBack,

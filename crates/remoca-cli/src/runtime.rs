@@ -1,4 +1,4 @@
-//! Where running VM processes are found: their control sockets.
+//! Finds running VM processes by their control sockets, and asks them.
 
 use anyhow::{Context, Result, bail};
 use remoca_io::control;
@@ -17,7 +17,9 @@ pub fn directory() -> Result<PathBuf> {
     }
     match std::env::var_os("XDG_RUNTIME_DIR") {
         Some(runtime) => Ok(PathBuf::from(runtime).join("remoca")),
-        None => bail!("there is no $XDG_RUNTIME_DIR for the control socket: set it, or say --control PATH"),
+        None => bail!(
+            "$XDG_RUNTIME_DIR is not set, so there is no directory for the control socket: set it, or give --control PATH"
+        ),
     }
 }
 
@@ -29,10 +31,10 @@ pub fn socket_of(name: &str) -> Result<PathBuf> {
     Ok(directory()?.join(format!("{name}.{SUFFIX}")))
 }
 
-/// Returns the control sockets a user means by `name`: a path, a name, or all.
+/// Returns the control socket with this path or of the VM with this name, or all sockets without a name.
 ///
 /// # Errors
-/// If the directory cannot be read.
+/// If there is no directory for control sockets.
 pub fn sockets(name: Option<&str>) -> Result<Vec<PathBuf>> {
     match name {
         Some(path) if path.contains('/') => Ok(vec![path.into()]),
@@ -50,10 +52,10 @@ pub fn sockets(name: Option<&str>) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// Asks the VM process behind `socket`.
+/// Sends a command to the VM process behind `socket`, and returns its status after it.
 ///
 /// # Errors
-/// If it is not there, or refuses.
+/// If the process does not answer, or refuses.
 pub fn ask(socket: &Path, command: Command) -> Result<Status> {
     let shown = socket.display();
     let reply = control::call(socket, command)

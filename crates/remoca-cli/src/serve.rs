@@ -1,4 +1,4 @@
-//! `remoca serve`: gives memory of this host to the VM processes of others.
+//! `remoca serve`: serves memory of this host to VM processes of other hosts.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -19,27 +19,27 @@ pub struct ServeArgs {
     #[arg(long, required = true, value_name = "ADDRESS")]
     listen: Vec<ListenAddress>,
 
-    /// Memory to serve, a multiple of 2 MiB; taken and locked at the start
+    /// Memory to serve, a multiple of 2 MiB; allocated and locked at the start
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: u64,
 
-    /// Most memory for one client [default: all]
+    /// Maximum memory of one client [default: all]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     quota: Option<u64>,
 
-    /// How long the pages of a client that vanished are kept for it
+    /// How long to keep the pages of a client that lost its connection
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
     grace: Duration,
 
-    /// Let the host swap pages out, and take memory only when it is used
+    /// Let the host swap pages out, and allocate memory only when it is used
     #[arg(long)]
     no_lock: bool,
 
-    /// Threads that serve clients [default: one for each processor]
+    /// Threads that serve clients [default: one per processor]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
 
-    /// Most clients at a time
+    /// Maximum number of clients at a time
     #[arg(long, value_name = "N", default_value_t = Limits::default().sessions)]
     max_clients: usize,
 
@@ -77,10 +77,10 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     };
     let server = Server::start(args.config())?;
     let addresses: Vec<String> = server.local_addresses().iter().map(ListenAddress::to_string).collect();
-    // Whoever started us may not read what we say; that is no reason to stop.
+    // The parent may not read our output; that is no reason to stop.
     let _said = writeln!(std::io::stdout(), "listening on {}", addresses.join(" "));
     if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
-        tracing::warn!(%error, "the service manager could not be told that the server is ready");
+        tracing::warn!(%error, "cannot tell the service manager that the server is ready");
     }
     let name = runtime.block_on(async {
         tokio::select! {
@@ -94,7 +94,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns a time from `500ms`, `60s`, `5m`, `1h`.
+/// Parses a time such as `500ms`, `60s`, `5m` or `1h`.
 fn parse_duration(text: &str) -> Result<Duration, String> {
     const MONTH_MS: u64 = 31 * 24 * 3_600_000;
     let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -166,7 +166,7 @@ mod tests {
         }
     }
 
-    /// The program itself, as a child, so that it can be sent signals.
+    /// Runs the program itself, as a child that can be sent signals.
     #[test]
     #[ignore = "only a child of the tests below"]
     fn as_a_child() {
@@ -174,7 +174,7 @@ mod tests {
         run(parse(&arguments).expect("good")).expect("a server that runs until it is told to stop");
     }
 
-    /// Starts the program and returns when it says that it listens, with what it said.
+    /// Starts the program, and returns it with the line that says where it listens.
     fn spawn(arguments: &str, notify: Option<&Path>) -> (Child, String) {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command.args(["--exact", "serve::tests::as_a_child", "--ignored", "--nocapture"]);

@@ -1,4 +1,4 @@
-//! `remoca set`: changes the cache of a running VM, or clears what a failed flush left.
+//! `remoca set`: changes the cache of a running VM, or clears a failed flush.
 
 use crate::runtime;
 use crate::size::{parse_size, show_size};
@@ -8,14 +8,14 @@ use remoca_io::address::Endpoint;
 use remoca_protocol::control::Command;
 use std::io::Write;
 
-/// Change the cache of a running VM: its size, on, off, its memory servers. Or let flushes of a disk succeed again.
+/// Change the cache of a running VM: its size, on, off, its memory servers. Or clear the failed flush of a disk.
 #[derive(Args, Debug)]
 pub struct SetArgs {
     /// Name of the VM process, or the path of its control socket
     #[arg(value_name = "NAME")]
     name: String,
 
-    /// New size of the cache, such as 2G; pages that still fit stay
+    /// New size of the cache, such as 2G; pages that still fit are kept
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     cache: Option<u64>,
 
@@ -23,17 +23,17 @@ pub struct SetArgs {
     #[arg(long, conflicts_with = "off")]
     on: bool,
 
-    /// Turn the cache off, and give its memory back; the disk works on
+    /// Turn the cache off, and release its memory; the disk keeps working
     #[arg(long)]
     off: bool,
 
-    /// Memory servers in place of those that it has, such as tcp:HOST:PORT; may be repeated. A server that is not named is
-    /// left at once and gets its memory back
+    /// New list of memory servers, such as tcp:HOST:PORT; may be repeated. Servers that are not named are left at once and get
+    /// their memory back
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["cache", "on", "off"])]
     server: Vec<Endpoint>,
 
-    /// Let flushes of this disk succeed again, after one had failed: its image is known to be sound, or was mended while the
-    /// guest was off
+    /// Let flushes of this disk succeed again after one failed. Only if its image is known to be sound, or was repaired while
+    /// the guest was off
     #[arg(long, value_name = "DISK", conflicts_with_all = ["cache", "on", "off", "server"])]
     clear_failed_flush: Option<String>,
 }
@@ -44,7 +44,7 @@ pub struct SetArgs {
 /// If there is nothing to change, or the VM process does not answer or refuses.
 pub fn run(args: &SetArgs) -> Result<()> {
     if let Some(disk) = &args.clear_failed_flush {
-        let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("no such VM process") };
+        let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };
         let status = runtime::ask(&socket, Command::ClearFailedFlush { disk: disk.clone() })?;
         return Ok(writeln!(std::io::stdout(), "{}: flushes of {disk} succeed again", status.name)?);
     }
@@ -56,9 +56,9 @@ pub fn run(args: &SetArgs) -> Result<()> {
     let servers: Option<Vec<_>> =
         (!args.server.is_empty()).then(|| args.server.iter().map(Endpoint::to_string).collect());
     if enabled.is_none() && args.cache.is_none() && servers.is_none() {
-        bail!("nothing to change: say --cache SIZE, --on, --off, --server ADDRESS or --clear-failed-flush DISK");
+        bail!("nothing to change: give --cache SIZE, --on, --off, --server ADDRESS or --clear-failed-flush DISK");
     }
-    let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("no such VM process") };
+    let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };
     let status = runtime::ask(&socket, Command::Set { cache_bytes: args.cache, enabled, servers })?;
     if !args.server.is_empty() {
         let servers: Vec<_> = status.servers.iter().map(|server| server.endpoint.as_str()).collect();

@@ -7,9 +7,9 @@ use remoca_protocol::control::Command;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// Upgrade a running VM process in place: the guest waits for a second, nothing is restarted.
+/// Upgrade a running VM process in place: the guest pauses for about a second, and nothing is restarted.
 ///
-/// The new program is asked first whether it can take over; if it cannot, nothing changes. SIGHUP does the same, with the
+/// First the new program is asked whether it can take over; if it cannot, nothing changes. SIGHUP does the same with the
 /// program at the path from which the process was started.
 #[derive(Args, Debug)]
 pub struct UpgradeArgs {
@@ -25,11 +25,11 @@ pub struct UpgradeArgs {
 /// Runs the subcommand.
 ///
 /// # Errors
-/// If the VM process does not answer, or goes on as it was.
+/// If the VM process does not answer, or continues without the upgrade.
 pub fn run(args: &UpgradeArgs) -> Result<()> {
     let program = args.program.as_ref().map(std::path::absolute).transpose().context("no working directory")?;
-    let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("no such VM process") };
+    let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };
     let status = runtime::ask(&socket, Command::Upgrade { program })?;
     let (name, pid, version) = (&status.name, status.pid, &status.version);
-    Ok(writeln!(std::io::stdout(), "{name}: process {pid} runs version {version} now")?)
+    Ok(writeln!(std::io::stdout(), "{name}: process {pid} runs version {version}")?)
 }

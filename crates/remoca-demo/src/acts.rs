@@ -22,7 +22,7 @@ use crate::{
     vm::{VmConfig, VmProcess},
 };
 
-/// Until the agent has told its counters, which it does once a second.
+/// How long to wait for the agent's counters, which it sends once a second.
 const AGENT_TICK: Duration = Duration::from_millis(1500);
 
 /// Performs everything, from preparation to report.
@@ -73,7 +73,7 @@ fn perform_baseline(plan: &Plan, stage: &Stage, progress: &Progress) -> Result<A
 
 fn perform_cached(plan: &Plan, stage: &Stage, progress: &Progress) -> Result<(CacheAct, String)> {
     let mib = plan.cache_bytes >> 20;
-    progress.begin(&format!("booting the guest anew, with a cache of {mib} MiB in a memory server's memory"), 0);
+    progress.begin(&format!("booting the guest again, with a cache of {mib} MiB in a memory server's memory"), 0);
     let server = stage.memory_server(plan, "tcp:127.0.0.1:0", "serve")?;
     let address = stage.address_of(&server)?;
     let disk = stage.slow_disk(plan)?;
@@ -152,7 +152,7 @@ fn note(pace: &Pace) -> String {
     format!("{} reads, {:.2} ms each in the last second{faults}", pace.reads, pace.interval_mean_us / 1e3)
 }
 
-/// How far the last act is, and since when.
+/// Progress of the last act, and when it began.
 #[derive(Clone, Copy)]
 enum KillStage {
     Before(Instant),
@@ -161,7 +161,7 @@ enum KillStage {
     Over,
 }
 
-/// Kills the memory server by SIGKILL while the guest reads, leaves it away for a while, and starts it again.
+/// Kills the memory server (SIGKILL) while the guest reads, and starts it again after a while.
 fn kill_server(
     plan: &Plan,
     stage: &Stage,
@@ -193,7 +193,7 @@ fn kill_server(
                 progress.say("the memory server is killed (SIGKILL); the guest reads on");
             }
             KillStage::Away(since) if since.elapsed() >= times.away => {
-                // Its first answer may come before the call returns.
+                // Its first answer may arrive before the call returns.
                 restarted = Some(vm.now_ns());
                 server = Some(stage.memory_server(plan, address, "serve-again")?);
                 now = KillStage::Back(Instant::now());

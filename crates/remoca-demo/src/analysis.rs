@@ -1,7 +1,7 @@
 //! Figures from the trace of the VM process.
 //!
-//! Pure: records and windows go in, figures come out. A *read* is a read request of the guest as the VM process got it; it
-//! came *from the cache* if no part of it needed the disk. Latency is from its arrival to its completion there.
+//! Pure: records and windows go in, figures come out. A *read* is a read request of the guest as the VM process got it. It
+//! is *from the cache* if no part of it needed the disk. Its latency is the time from arrival to completion there.
 
 use remoca_protocol::trace::{TraceRecord, TracedOp, TracedSource};
 use serde::{Deserialize, Serialize};
@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use crate::lru::ExactLru;
 
 pub const BLOCK_BYTES: u64 = 4096;
-/// Of the histograms: the latencies of one bin differ by at most 12 %.
+/// Resolution of the histograms: latencies of one bin differ by at most 12 %.
 const BINS_PER_DECADE: f64 = 20.0;
 const NS_PER_MS: f64 = 1e6;
 
-/// A span of the VM process's time, in nanoseconds since its start. Requests belong to it by their arrival.
+/// Span of time, in nanoseconds since the start of the VM process. It holds the requests that arrived in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     pub from_ns: u64,
@@ -30,7 +30,7 @@ impl Window {
     }
 }
 
-/// The reads of one window.
+/// Figures of the reads of one window.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ReadFigures {
     pub reads: u64,
@@ -41,32 +41,32 @@ pub struct ReadFigures {
     pub max_ms: f64,
     pub reads_from_cache: u64,
     pub reads_from_disk: u64,
-    /// Of the reads; 0 if there is none.
+    /// Mean latency of the reads; 0 without reads.
     pub mean_cache_read_ms: f64,
     pub mean_disk_read_ms: f64,
-    /// 4 KiB blocks asked for, and those of them in reads that the cache answered.
+    /// Number of 4 KiB blocks that were read, and of those in reads from the cache.
     pub blocks: u64,
     pub blocks_from_cache: u64,
-    /// Of the reads, those that the cache answered.
+    /// Share of the reads that the cache answered.
     pub hit_ratio: f64,
-    /// The same by blocks.
+    /// The same share, by blocks.
     pub block_hit_ratio: f64,
-    /// Upper end of each bin that is not empty, in ms; reads from the cache; reads from the disk.
+    /// For each bin that is not empty: upper end in ms, reads from the cache, reads from the disk.
     pub histogram: Vec<(f64, u64, u64)>,
 }
 
 /// What an exact LRU would have done with the reads of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LruFigures {
-    /// Pages it holds.
+    /// Number of pages that it holds.
     pub pages: u64,
-    /// Of the reads, those whose blocks it all held.
+    /// Share of the reads of which it held all blocks.
     pub hit_ratio: f64,
-    /// Of the blocks read, those it held.
+    /// Share of the blocks read that it held.
     pub block_hit_ratio: f64,
 }
 
-/// The reads of a short span, for curves over time.
+/// Figures of the reads of a short span, for curves over time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Bin {
     /// Middle of the bin, in seconds since the start of the curve.
@@ -85,6 +85,7 @@ fn blocks(record: &TraceRecord) -> std::ops::Range<u64> {
     record.offset / BLOCK_BYTES..(record.offset + record.length).div_ceil(BLOCK_BYTES)
 }
 
+/// Returns the share of `part` in `all`; 0 if that is 0.
 pub fn ratio(part: u64, all: u64) -> f64 {
     if all == 0 { 0.0 } else { part as f64 / all as f64 }
 }
@@ -93,7 +94,7 @@ fn mean_ms(sum_ns: u64, count: u64) -> f64 {
     ratio(sum_ns, count) / NS_PER_MS
 }
 
-/// Returns everything about the reads of a window.
+/// Returns the figures of the reads of a window.
 pub fn reads_in(records: &[TraceRecord], window: Window) -> ReadFigures {
     let mut latencies = Vec::new();
     let (mut cache_ns, mut disk_ns, mut figures) = (0, 0, ReadFigures::default());
@@ -149,11 +150,11 @@ fn histogram(latencies: &[(u64, TracedSource)]) -> Vec<(f64, u64, u64)> {
     bins
 }
 
-/// Feeds every block that was read or written, from the first request on, through an exact LRU of `pages`, and tells what
-/// it would have answered in the window.
+/// Returns what an exact LRU of `pages` would have answered in the window. It is fed with every block that was read or
+/// written from the first request on.
 pub fn exact_lru(records: &[TraceRecord], window: Window, pages: u64) -> LruFigures {
     let mut order: Vec<&TraceRecord> = records.iter().collect();
-    // The trace is in the order of completions; a cache sees requests as they come.
+    // The trace is in order of completion; a cache sees requests in order of arrival.
     order.sort_by_key(|record| record.issued_ns);
     let mut lru = ExactLru::new(usize::try_from(pages).unwrap_or(usize::MAX));
     let (mut reads, mut hits, mut block_count, mut block_hits) = (0, 0, 0, 0);

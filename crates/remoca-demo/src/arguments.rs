@@ -1,4 +1,4 @@
-//! What the user typed.
+//! The command line.
 
 use std::{
     path::{Path, PathBuf},
@@ -24,7 +24,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FOLDER")]
     pub out: Option<PathBuf>,
 
-    /// Run nothing: make report.html again from the report.json of an earlier run
+    /// Run nothing: only write report.html again from the report.json of an earlier run
     #[arg(long)]
     pub render: bool,
 
@@ -40,11 +40,11 @@ pub struct Arguments {
     #[arg(long, value_name = "N")]
     pub warmup: Option<u64>,
 
-    /// Reads that are measured, in both runs
+    /// Measured reads, in both runs
     #[arg(long, value_name = "N")]
     pub reads: Option<u64>,
 
-    /// What the choice of records starts from
+    /// Seed of the choice of records
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 
@@ -52,7 +52,7 @@ pub struct Arguments {
     #[arg(long, value_name = "MIB", default_value_t = 1024)]
     pub cache: u64,
 
-    /// What a read request costs at the disk, in milliseconds
+    /// Time that the disk takes for a read request, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 7)]
     pub delay: u64,
 
@@ -93,11 +93,26 @@ impl Arguments {
             server_kill,
             lock_memory: !self.no_lock,
         };
-        ensure!((1..=4096).contains(&self.record), "--record {}: a record has 1 to 4096 KiB", self.record);
-        ensure!((64..=65536).contains(&(plan.set_bytes() >> 20)), "--set: a file set has 64 to 65536 MiB");
-        ensure!(self.cache >= 2 && self.cache.is_multiple_of(2), "--cache {}: an even number of MiB", self.cache);
-        ensure!(plan.measured_reads > 0, "--reads 0: there is nothing to measure");
-        ensure!((1..=1000).contains(&self.delay), "--delay {}: a disk read takes 1 to 1000 ms", self.delay);
+        ensure!(
+            (1..=4096).contains(&self.record),
+            "--record {} is out of range: a record has 1 to 4096 KiB",
+            self.record
+        );
+        ensure!(
+            (64..=65536).contains(&(plan.set_bytes() >> 20)),
+            "--set is out of range: a file set has 64 to 65536 MiB"
+        );
+        ensure!(
+            self.cache >= 2 && self.cache.is_multiple_of(2),
+            "--cache {} is not possible: give an even number of MiB",
+            self.cache
+        );
+        ensure!(plan.measured_reads > 0, "--reads 0 leaves nothing to measure: give a larger number");
+        ensure!(
+            (1..=1000).contains(&self.delay),
+            "--delay {} is out of range: a disk read takes 1 to 1000 ms",
+            self.delay
+        );
         Ok(plan)
     }
 }

@@ -1,10 +1,10 @@
-//! Charts as SVG text. Colours are classes of the page's style sheet, so that they follow its light and dark forms.
+//! Draws charts as SVG. Colours are classes of the page's style sheet, so they follow its light and dark forms.
 //!
-//! Pure; nothing here knows what the figures mean. Used by [`crate::page`].
+//! Pure, and independent of what the figures mean. Used by [`crate::page`].
 
-use std::fmt::{Display, Write};
+use maud::{Markup, PreEscaped, html};
 
-/// Where an axis puts a value: 0 at its start, 1 at its end.
+/// Maps values to places on an axis: 0 is its start, 1 its end.
 #[derive(Clone, Copy, Debug)]
 pub enum Scale {
     Linear { from: f64, to: f64 },
@@ -12,6 +12,7 @@ pub enum Scale {
 }
 
 impl Scale {
+    /// Returns the place of a value; one outside goes to the nearer end.
     pub fn place(&self, value: f64) -> f64 {
         let place = match *self {
             Scale::Linear { from, to } => (value - from) / (to - from),
@@ -49,7 +50,7 @@ pub fn ticks(to: f64, count: f64) -> Vec<f64> {
     (0u32..).map(|index| f64::from(index) * step).take_while(|&tick| tick <= to * (1.0 + 1e-9)).collect()
 }
 
-/// A picture that panels are drawn in.
+/// An SVG picture under construction.
 pub struct Picture {
     width: f64,
     height: f64,
@@ -86,28 +87,26 @@ impl Picture {
         Picture { width, height, text: String::new() }
     }
 
-    /// Returns the finished SVG; `label` is read to those who cannot see it.
-    pub fn finish(self, label: &str) -> String {
+    /// Returns the finished SVG; `label` is for screen readers.
+    pub fn finish(self, label: &str) -> Markup {
         let Picture { width, height, text } = self;
-        format!(r#"<svg viewBox="0 0 {width} {height}" role="img" aria-label="{}">{text}</svg>"#, escape(label))
+        html! { svg viewBox=(format_args!("0 0 {width} {height}")) role="img" aria-label=(label) { (PreEscaped(text)) } }
     }
 
-    fn add(&mut self, element: impl Display) {
-        // Writing to a string cannot fail.
-        let _ = writeln!(self.text, "{element}");
+    fn add(&mut self, element: Markup) {
+        self.text += &element.0;
+        self.text.push('\n');
     }
 
-    /// Adds a text; `anchor` is "start", "middle" or "end".
+    /// Adds a text. `anchor` is "start", "middle" or "end".
     pub fn text(&mut self, x: f64, y: f64, anchor: &str, class: &str, text: &str) {
-        self.add(format_args!(
-            r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" class="{class}">{}</text>"#,
-            escape(text)
-        ));
+        self.add(html! { text x=(tenths(x)) y=(tenths(y)) text-anchor=(anchor) class=(class) { (text) } });
     }
 
+    /// Adds a line.
     pub fn line(&mut self, from: (f64, f64), to: (f64, f64), class: &str) {
         let ((x1, y1), (x2, y2)) = (from, to);
-        self.add(format_args!(r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" class="{class}"/>"#));
+        self.add(html! { line x1=(tenths(x1)) y1=(tenths(y1)) x2=(tenths(x2)) y2=(tenths(y2)) class=(class) {} });
     }
 
     /// Adds a rectangle between two values of the x axis, over the panel's whole height.
@@ -118,11 +117,10 @@ impl Picture {
 
     /// Adds a rectangle; `tip` is shown when the pointer rests on it, none if empty.
     pub fn rect(&mut self, x: f64, y: f64, width: f64, height: f64, class: &str, tip: &str) {
-        let tip = if tip.is_empty() { String::new() } else { format!("<title>{}</title>", escape(tip)) };
-        let (width, height) = (width.max(0.0), height.max(0.0));
-        self.add(format_args!(
-            r#"<rect x="{x:.2}" y="{y:.2}" width="{width:.2}" height="{height:.2}" class="{class}">{tip}</rect>"#
-        ));
+        let [x, y, width, height] = [x, y, width.max(0.0), height.max(0.0)].map(|value| format!("{value:.2}"));
+        self.add(html! {
+            rect x=(x) y=(y) width=(width) height=(height) class=(class) { @if !tip.is_empty() { title { (tip) } } }
+        });
     }
 
     /// Adds grid lines and numbers of the y axis.
@@ -149,7 +147,7 @@ impl Picture {
     pub fn curve(&mut self, panel: &Panel, points: &[(f64, Option<f64>)], class: &str) {
         for run in runs(points) {
             let path = path(panel, &run);
-            self.add(format_args!(r#"<path d="M{path}" class="{class}"/>"#));
+            self.add(html! { path d={ "M" (path) } class=(class) {} });
         }
     }
 
@@ -158,8 +156,8 @@ impl Picture {
         for run in runs(points) {
             let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
             let (from, to, bottom) = (panel.x_at(first.0), panel.x_at(last.0), panel.bottom());
-            let path = path(panel, &run);
-            self.add(format_args!(r#"<path d="M{from:.1} {bottom:.1}L{path}L{to:.1} {bottom:.1}Z" class="{class}"/>"#));
+            let path = format!("M{from:.1} {bottom:.1}L{}L{to:.1} {bottom:.1}Z", path(panel, &run));
+            self.add(html! { path d=(path) class=(class) {} });
         }
     }
 }
@@ -169,16 +167,16 @@ fn path(panel: &Panel, points: &[(f64, f64)]) -> String {
     points.join("L")
 }
 
-/// Returns the stretches that have values.
+/// Splits points into stretches without missing values.
 fn runs(points: &[(f64, Option<f64>)]) -> Vec<Vec<(f64, f64)>> {
     let stretches = points.split(|(_, value)| value.is_none());
     let known = stretches.map(|run| run.iter().filter_map(|&(x, y)| Some((x, y?))).collect::<Vec<_>>());
     known.filter(|run| !run.is_empty()).collect()
 }
 
-/// Returns text that may stand in HTML and in its attributes.
-pub fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+/// Returns a coordinate with the digits that can be seen.
+fn tenths(value: f64) -> String {
+    format!("{value:.1}")
 }
 
 #[cfg(test)]
@@ -215,7 +213,7 @@ mod tests {
         picture.curve(&panel, &[(0.0, Some(0.0)), (1.0, None), (2.0, Some(1.0)), (3.0, Some(1.0))], "c");
         assert_eq!(picture.text.lines().count(), 2);
         assert!(picture.text.contains("M6.7 0.0L10.0 0.0"), "{}", picture.text);
-        let svg = picture.finish(r#"a "b" <c>"#);
+        let svg = picture.finish(r#"a "b" <c>"#).into_string();
         assert!(svg.contains("a &quot;b&quot; &lt;c&gt;") && svg.ends_with("</svg>"));
     }
 }

@@ -1,4 +1,4 @@
-//! On what the figures were measured.
+//! The conditions under which the figures were measured.
 
 use std::{
     fs,
@@ -44,7 +44,7 @@ pub struct Conditions {
     pub cache_bytes: u64,
     pub memory_server: String,
     pub memory_locked: bool,
-    /// Load averages of one minute, before and after.
+    /// Load average of the last minute, before and after.
     pub load_before: f64,
     pub load_after: f64,
     pub prepare_seconds: f64,
@@ -122,7 +122,7 @@ fn first_number(text: &str) -> u64 {
     text.split(' ').next().and_then(|number| number.parse().ok()).unwrap_or_default()
 }
 
-/// Returns the first line of what a program says; what is unknown is no reason to fail.
+/// Returns the first line of what a program prints. A program that cannot be run is no reason to fail.
 fn said(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The figures of a report, out of what the acts observed.
+//! Makes the figures of a report from what the acts observed.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::{
 };
 
 const BIN_NS: u64 = 1_000_000_000;
-/// The last part of the last act, by which the refill is judged.
+/// Length of the last part of the last act, by which the refill is judged.
 const LAST_NS: u64 = 5_000_000_000;
 
 pub(crate) fn make(
@@ -55,12 +55,12 @@ pub(crate) fn make(
     report
 }
 
-/// Returns the speed-up of a cache with the hit ratio `h` if everything else costs nothing.
+/// Returns the speed-up of a cache with hit ratio `h` that costs nothing besides its hits.
 fn ideal_speedup(h: f64, t_remote_ms: f64, t_disk_ms: f64) -> f64 {
     over(1.0, (1.0 - h) + h * over(t_remote_ms, t_disk_ms))
 }
 
-/// Returns a quotient; 0 where there is none, since JSON knows no infinity.
+/// Returns a quotient; 0 where there is none, because JSON has no infinity.
 fn over(value: f64, by: f64) -> f64 {
     if by > 0.0 { value / by } else { 0.0 }
 }

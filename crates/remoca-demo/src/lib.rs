@@ -1,12 +1,12 @@
 //! The demonstration: a guest reads more than its memory holds from a slow disk, first without the cache, then with it;
 //! then the memory server is killed under it and started again.
 //!
-//! [`Arguments`] become a [`plan::Plan`]; [`acts`] runs it on a [`stage`] of real processes and a real guest;
-//! [`analysis`] makes figures of the trace of the VM process, [`figures`] all others, [`report`] the JSON, [`page`] the HTML, [`table`] the text.
-//! Everything that starts and watches processes comes from the guest laboratory (`remoca-lab`).
+//! [`Arguments`] become a [`plan::Plan`], which [`acts`] runs on a [`stage`] of real processes and a real guest.
+//! [`analysis`] makes figures of the VM process's trace, [`figures`] makes all others. [`report`] is the JSON, [`page`] the
+//! HTML, [`table`] the text. The guest laboratory (`remoca-lab`) starts and watches the processes.
 //!
-//! What is measured where, and what h, t_remote and t_disk are: docs/decisions/0011-demo-measures.md. The access pattern is
-//! that of papers/remoca.txt IV.B.
+//! Decision 0011 defines what is measured where, and h, t_remote and t_disk. The access pattern is that of papers/remoca.txt
+//! IV.B.
 
 mod acts;
 pub mod analysis;
@@ -30,10 +30,10 @@ use anyhow::Result;
 pub use arguments::Arguments;
 use report::Report;
 
-/// Runs the demonstration and leaves `report.json` and `report.html` in the folder that was asked for.
+/// Runs the demonstration, and writes `report.json` and `report.html` to the folder of the arguments.
 ///
 /// # Errors
-/// If it could not be carried out. What went wrong in the guest is no error here but in [`Report::problems`].
+/// If the demonstration could not be carried out. What went wrong in the guest is in [`Report::problems`].
 pub fn run(arguments: &Arguments) -> Result<Report> {
     let out = arguments.out();
     let report = if arguments.render { page::read(&out)? } else { acts::perform(&arguments.plan()?, &out)? };

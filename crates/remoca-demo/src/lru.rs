@@ -1,6 +1,6 @@
 //! An exact LRU over block numbers: what a perfect cache of a given size would have answered.
 //!
-//! Called by [`crate::analysis`]. It owns a doubly linked list in a vector, most recent first, and a map to its nodes.
+//! Called by [`crate::analysis`]. Owns a doubly linked list in a vector, most recent first, and a map to its nodes.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ struct Node {
     older: usize,
 }
 
-/// The `capacity` blocks that were touched last.
+/// Set of the `capacity` blocks that were touched last.
 pub struct ExactLru {
     capacity: usize,
     nodes: Vec<Node>,
@@ -27,12 +27,12 @@ impl ExactLru {
         ExactLru { capacity, nodes: Vec::new(), places: HashMap::new(), newest: NONE, oldest: NONE }
     }
 
-    /// Returns whether the block is held, which changes nothing.
+    /// Returns whether the block is held, without touching it.
     pub fn holds(&self, block: u64) -> bool {
         self.places.contains_key(&block)
     }
 
-    /// Makes the block the newest; the oldest goes if there is no room. Whether it was held before.
+    /// Makes the block the newest, removing the oldest if there is no room. Returns whether it was held before.
     pub fn touch(&mut self, block: u64) -> bool {
         if let Some(&place) = self.places.get(&block) {
             self.unlink(place);

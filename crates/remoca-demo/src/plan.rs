@@ -1,4 +1,4 @@
-//! What the demonstration does: sizes, counts, times.
+//! The plan of the demonstration: sizes, counts, times.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub struct Plan {
     pub lock_memory: bool,
 }
 
-/// The last act: how long the guest reads on before the memory server is killed, without it, and with the new one.
+/// Timing of the last act: how long the guest reads before the memory server is killed, without it, and with the new one.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerKill {
     pub before: Duration,
@@ -37,13 +37,13 @@ impl Plan {
         self.set_bytes() / self.record_bytes
     }
 
-    /// Returns the size of the guest's disk: the files, and room for what ext4 needs beside them.
+    /// Returns the size of the guest's disk: the files, and room for the metadata of ext4.
     pub fn image_bytes(&self) -> u64 {
         let bytes = self.set_bytes() + self.set_bytes() / 8 + (64 << 20);
         bytes.next_multiple_of(1 << 20)
     }
 
-    /// Returns what the disk is, as one would type it.
+    /// Returns the command line of the disk.
     pub fn disk_command(&self) -> String {
         format!("nbdkit -t 1 --filter=delay file IMAGE rdelay={}ms", self.disk_delay.as_millis())
     }

@@ -1,4 +1,4 @@
-//! What the person who waits sees: a bar at a terminal, plain lines elsewhere.
+//! Shows progress: a bar at a terminal, plain lines elsewhere.
 
 use std::{
     cell::{Cell, RefCell},
@@ -48,7 +48,7 @@ impl Progress {
         self.say(text);
     }
 
-    /// Begins a step that takes a while. `total` is what [`Progress::advance`] counts up to; 0 if that is not known.
+    /// Begins a long step. `total` is what [`Progress::advance`] counts up to; 0 if unknown.
     pub fn begin(&self, step: &str, total: u64) {
         self.end(step);
         if self.at_terminal {

@@ -1,4 +1,4 @@
-//! The reader in the guest (`remoca-workload read-records`): started, followed, and what it found.
+//! The reader in the guest (`remoca-workload read-records`): starts it, follows it, and parses its output.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use serde::Deserialize;
 
 use crate::plan::Plan;
 
-/// Where the file set is in the guest.
+/// Folder of the file set in the guest.
 pub const FOLDER: &str = "/mnt/records";
 const STOP_FILE: &str = "/run/stop-reading";
-/// It says something every second; a read that the disk process loses would end that.
+/// Time without output after which the reader counts as hung. It prints every second, unless the VM process loses a read.
 const SILENCE_LIMIT: Duration = Duration::from_secs(120);
 
 /// Which records to read.
@@ -24,11 +24,11 @@ pub struct Reading {
 #[derive(Clone, Copy, Debug)]
 pub enum Until {
     Reads(u64),
-    /// [`stop`] is called.
+    /// Until [`stop`] is called.
     Stopped,
 }
 
-/// Said once a second.
+/// What the reader prints once a second.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Pace {
     pub reads: u64,
@@ -37,7 +37,7 @@ pub struct Pace {
     pub wrong_signatures: u64,
 }
 
-/// Said at the end.
+/// What the reader prints at its end.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Outcome {
     pub measured: Phase,
@@ -52,7 +52,7 @@ pub struct Phase {
     pub reads: Latency,
 }
 
-/// Time in the read call alone.
+/// Latencies of the read call alone.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Latency {
     pub count: u64,
@@ -83,7 +83,7 @@ impl Reading {
         )
     }
 
-    /// Runs it to its end. `each` hears of its progress and may do things meanwhile.
+    /// Runs the reader to its end, and returns its outcome. Calls `each` with its progress once a second.
     pub fn run(
         &self,
         guest: &mut Guest,
@@ -101,7 +101,7 @@ impl Reading {
         }
         let ended = guest.wait(&job, SILENCE_LIMIT)?;
         match (outcome, ended.status) {
-            // 1 says that it found something wrong, which the outcome tells in full.
+            // Status 1 means that it found something wrong, which is in the outcome.
             (Some(outcome), 0 | 1) => Ok(outcome),
             (_, status) => {
                 let said = String::from_utf8_lossy(&ended.stderr).into_owned();
@@ -111,14 +111,15 @@ impl Reading {
     }
 }
 
-/// Lets a reader that reads until [`Until::Stopped`] end within a second.
+/// Stops a reader that reads until [`Until::Stopped`], within a second.
 pub fn stop(guest: &mut Guest) -> Result<()> {
     guest.put(STOP_FILE, b"")?;
     Ok(())
 }
 
 fn parse(line: &str) -> Result<Line> {
-    serde_json::from_str(line).with_context(|| format!("the reader in the guest said `{line}`"))
+    serde_json::from_str(line)
+        .with_context(|| format!("cannot understand the line `{line}` of the reader in the guest"))
 }
 
 #[cfg(test)]
@@ -129,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    /// What the real reader says is understood.
+    /// Lines are those of the real reader.
     #[test]
     fn lines_of_the_reader_are_understood() {
         let folder = tempfile::tempdir().unwrap();

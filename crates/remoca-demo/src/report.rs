@@ -1,6 +1,6 @@
-//! The report: what `report.json` holds, and what is judged by it.
+//! The report: the content of `report.json`, and the verdicts on it.
 //!
-//! Pure: it gets what the acts observed. Definitions: docs/decisions/0011-demo-measures.md.
+//! Pure. Decision 0011 defines the figures.
 
 use std::collections::BTreeMap;
 
@@ -13,30 +13,30 @@ use crate::{
     reading::Outcome,
 };
 
-/// The files that are written.
+/// Names of the files of a report.
 pub const REPORT_NAMES: [&str; 2] = ["report.json", "report.html"];
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
-    /// Mean read latency at the VM process, without the cache over with it.
+    /// Mean read latency at the VM process without the cache, divided by that with it.
     pub speedup: f64,
-    /// The same in the guest, hits in its page cache included.
+    /// The same ratio in the guest, hits in its page cache included.
     pub app_speedup: f64,
     /// 1 / ((1 - h) + h * t_remote / t_disk), with h the hit ratio of an exact LRU.
     pub ideal_speedup: f64,
-    /// `speedup` over `ideal_speedup`.
+    /// `speedup` divided by `ideal_speedup`.
     pub p15_ratio: f64,
-    /// Mean latency of a read that the cache answered, in the measured reads.
+    /// Mean latency of the measured reads that the cache answered.
     pub t_remote_ms: f64,
-    /// Mean latency of a read without the cache, in the same reads.
+    /// Mean latency of the same reads without the cache.
     pub t_disk_ms: f64,
     pub baseline: Run,
     pub cached: CachedRun,
-    /// From the start of the agent to the end of the measured reads.
+    /// Evictions from the start of the agent to the end of the measured reads.
     pub evictions: Evictions,
-    /// Sectors that did not hold what they must, in all runs.
+    /// Number of sectors with wrong content, in all runs.
     pub verify_errors: u64,
-    /// Failed reads in the guest, and complaints of its kernel, in all runs.
+    /// Number of failed reads in the guest and of failures in its kernel log, in all runs.
     pub guest_io_errors: u64,
     pub server_kill: KillFigures,
     pub timeline: Timeline,
@@ -46,12 +46,12 @@ pub struct Report {
     pub conditions: Conditions,
 }
 
-/// One guest's reads.
+/// Reads of one guest.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Run {
-    /// At the VM process, of the measured reads.
+    /// Mean latency of the measured reads at the VM process.
     pub mean_read_ms: f64,
-    /// In the guest, of the measured reads.
+    /// Mean latency of the measured reads in the guest.
     pub app_mean_read_ms: f64,
     pub measured: PhaseFigures,
     pub warmup: PhaseFigures,
@@ -61,21 +61,21 @@ pub struct Run {
 pub struct CachedRun {
     #[serde(flatten)]
     pub run: Run,
-    /// Of the measured reads at the VM process, those that needed no disk.
+    /// Share of the measured reads at the VM process that needed no disk.
     pub hit_ratio: f64,
     pub block_hit_ratio: f64,
-    /// The same of an exact LRU as large as the guest's page cache and the cache together.
+    /// The same share for an exact LRU as large as the guest's page cache and the cache together.
     pub lru_hit_ratio: f64,
     pub lru_block_hit_ratio: f64,
     pub lru_pages: u64,
-    /// And of one as large as the cache alone.
+    /// Figures of an exact LRU as large as the cache alone.
     pub lru_of_cache_alone: LruFigures,
     pub guest_page_cache_pages: u64,
-    /// What the VM process counted from the start of the warm-up to the end of the measured reads.
+    /// Counters of the VM process from the start of the warm-up to the end of the measured reads.
     pub counters: BTreeMap<String, u64>,
 }
 
-/// Some reads, as the reader in the guest and as the VM process saw them.
+/// Reads of a phase, as seen by the reader in the guest and by the VM process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PhaseFigures {
     pub seconds: f64,
@@ -94,8 +94,8 @@ pub struct AppFigures {
     pub max_ms: f64,
 }
 
-/// Where the 4 KiB blocks of the records came from. What the guest's kernel read ahead counts where it came from, so the
-/// first figure is a little too small.
+/// Sources of the 4 KiB blocks of the records. Blocks that the guest's kernel read ahead count at their source, so the
+/// first figure is slightly too small.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sources {
     pub guest_page_cache: u64,
@@ -108,26 +108,26 @@ pub struct Sources {
 pub struct Evictions {
     pub reported: u64,
     pub admitted: u64,
-    /// Its content was cached already.
+    /// Pages whose content was already cached.
     pub duplicate: u64,
     pub zero: u64,
-    /// The disk is not known to hold this content.
+    /// Pages whose content the disk is not known to hold.
     pub unmatched: u64,
-    /// Known, but there was no room on the way to the server, or no server.
+    /// Known pages for which there was no room on the way to the server, or no server.
     pub dropped: u64,
-    /// In the guest: the agent's ring was full.
+    /// Pages lost in the guest because the agent's ring was full.
     pub lost: u64,
-    /// Of those reported, all but the unmatched.
+    /// Share of the reported pages that are not unmatched.
     pub known_ratio: f64,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct KillFigures {
-    /// Reads at the VM process from the kill to the end.
+    /// Number of reads at the VM process from the kill to the end.
     pub reads_after: u64,
-    /// Record reads in the guest from the kill to the end.
+    /// Number of record reads in the guest from the kill to the end.
     pub app_reads_after: u64,
-    /// Failed reads in the guest in this act.
+    /// Number of failed reads in the guest in this act.
     pub io_errors: u64,
     pub verify_errors: u64,
     pub seconds_before: f64,
@@ -135,12 +135,12 @@ pub struct KillFigures {
     pub seconds_after: f64,
     pub hit_ratio_before: f64,
     pub hit_ratio_away: f64,
-    /// In the last five seconds.
+    /// Hit ratio of the last five seconds.
     pub hit_ratio_end: f64,
     pub longest_read_ms: f64,
     pub cache_used_bytes_before: u64,
     pub cache_used_bytes_end: u64,
-    /// From the end of the measured reads to the end of the agent.
+    /// Evictions from the end of the measured reads to the end of the agent.
     pub evictions: Evictions,
 }
 
@@ -153,7 +153,7 @@ pub struct Timeline {
     pub restarted_s: f64,
     pub end_s: f64,
     pub bins: Vec<Bin>,
-    /// Seconds, bytes of the cache in use.
+    /// Time in seconds, and bytes of the cache in use then.
     pub cache_used: Vec<(f64, u64)>,
 }
 
@@ -166,13 +166,14 @@ pub struct Expectation {
 }
 
 impl Evictions {
+    /// Returns whether every reported page has exactly one fate.
     pub fn adds_up(&self) -> bool {
         self.reported == self.admitted + self.duplicate + self.zero + self.unmatched + self.dropped
     }
 }
 
 impl Report {
-    /// Returns what went wrong, for people.
+    /// Returns what went wrong, as sentences.
     pub(crate) fn find_problems(
         &self,
         end: &Status,
@@ -195,9 +196,9 @@ impl Report {
         }
         for (counter, what) in [
             ("disk_errors", "errors of the disk"),
-            ("fetch_wrong", "pages that were not what was asked for"),
-            ("fetch_unexpected", "replies nobody asked for"),
-            ("foreign_writes", "times the image seemed to be written by someone else"),
+            ("fetch_wrong", "pages with wrong content"),
+            ("fetch_unexpected", "unexpected replies"),
+            ("foreign_writes", "signs that another program wrote to the image"),
         ] {
             let count = end.counters.get(counter).copied().unwrap_or_default();
             if count > 0 {
@@ -207,7 +208,7 @@ impl Report {
         problems
     }
 
-    /// Returns what the demonstration is expected to show. A short run is too cold to show it.
+    /// Returns what the demonstration is expected to show, with verdicts. A quick run is too cold for all of it.
     pub(crate) fn judge(&self) -> Vec<Expectation> {
         let at_least = |what: &str, least: f64, found: f64, digits: usize| Expectation {
             what: what.to_owned(),

@@ -1,4 +1,4 @@
-//! Asks the VM process for its status twice a second while something else goes on, for curves over time.
+//! Samples the status of the VM process twice a second, for curves over time.
 
 use std::{
     path::Path,
@@ -15,7 +15,7 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// The cache at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// Since the start of the VM process.
+    /// Time since the start of the VM process.
     pub at_s: f64,
     pub used_bytes: u64,
 }
@@ -42,7 +42,7 @@ impl Sampler {
 fn sample(control: &Path, stopped: &Receiver<()>) -> Vec<Sample> {
     let mut samples = Vec::new();
     while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(INTERVAL) {
-        // One that is missed is only a gap in a curve.
+        // A missed sample is only a gap in a curve.
         if let Ok(Reply::Status(status)) = control::call(control, Command::Status) {
             samples.push(Sample { at_s: status.uptime_s, used_bytes: status.cache.used_bytes });
         }

@@ -1,4 +1,4 @@
-//! What the acts are played on: programs, the image with the file set, the slow disk, the memory server, the guest.
+//! Sets up what the acts need: programs, the image with the file set, the slow disk, the memory server, the guest.
 
 use std::{
     env,
@@ -24,78 +24,78 @@ use crate::{plan::Plan, progress::Progress, reading::FOLDER, report::REPORT_NAME
 
 const START_LIMIT: Duration = Duration::from_secs(120);
 pub const JOB_LIMIT: Duration = Duration::from_secs(120);
-/// What the programs need beside the cache and the guest's memory.
+/// Memory that the programs need beside the cache and the guest's memory.
 const SPARE_BYTES: u64 = 400 << 20;
 const CAP_IPC_LOCK: u32 = 14;
-/// Lines of the guest's kernel log that say that a disk or a file system failed, or that something hung.
-/// A soft lockup is none: an emulated processor that the host does not run looks like one.
+/// Lines of the guest's kernel log that report a failed disk or file system, or a hang. Soft lockups are left out: an
+/// emulated processor that the host does not run looks like one.
 const KERNEL_FAULTS: &str = "I/O error|blk_update_request|EXT4-fs (error|warning)|critical|blocked for more than|BUG: (Bad|unable|kernel|KASAN)";
 
 pub struct Stage {
     pub lab: Lab,
     pub accelerator: Accelerator,
-    /// `remoca`.
+    /// Path of `remoca`.
     pub program: PathBuf,
     workload: PathBuf,
     agent: PathBuf,
-    /// The guest's disk.
+    /// Image of the guest's disk.
     pub disk: PathBuf,
-    /// Logs and traces.
+    /// Folder for logs and traces.
     pub logs: PathBuf,
     sockets: TempDir,
     pub lock_memory: bool,
     _work: WorkFolder,
-    /// Locks the folder of the report.
+    /// Lock on the folder of the report.
     _lock: File,
 }
 
-/// Holds the disk. Removed at the end, or at the next start where there was no end.
+/// Folder that holds the disk. Removed at the end, or at the next start after a kill.
 struct WorkFolder(PathBuf);
 
 impl WorkFolder {
     fn create(path: PathBuf) -> Result<WorkFolder> {
         remove_folder(&path)?;
-        fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
         Ok(WorkFolder(path))
     }
 }
 
 impl Drop for WorkFolder {
     fn drop(&mut self) {
-        // What is left is removed at the next start.
+        // A folder that cannot be removed now is removed at the next start.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
 impl Stage {
-    /// Checks that the machine has what it takes, builds what is not built, and makes the file set.
+    /// Checks that the machine has enough memory and space, builds images and programs, and makes the file set.
     pub fn prepare(plan: &Plan, out: &Path, progress: &Progress) -> Result<Stage> {
         let lock = lock_folder(out)?;
         let logs = out.join("logs");
         remove_folder(&logs)?;
-        // Those of an earlier run must not be taken for this one's if it fails.
+        // Reports of an earlier run must not be taken for this one's if it fails.
         for name in REPORT_NAMES {
             let _ = fs::remove_file(out.join(name));
         }
-        fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
+        fs::create_dir_all(&logs).with_context(|| format!("cannot create {}", logs.display()))?;
         let program = remoca_program()?;
         check_memory(plan)?;
         let lock_memory = plan.lock_memory && may_lock(plan.cache_bytes);
         if plan.lock_memory && !lock_memory {
             progress.say(
-                "the memory server runs with unlocked memory: this user may not lock as much as the cache \
-                 (for locked memory: run as root, or raise the limit that `ulimit -l` shows)",
+                "the memory server runs with unlocked memory, because this user may not lock as much as the cache; \
+                 to lock it, run as root or raise the limit that `ulimit -l` shows",
             );
         }
         progress.begin("preparing the guest's image and programs (a few minutes the first time)", 0);
         let lab = Lab::open()?;
         let image = Image::ensure(&lab, &Recipe::bookworm())?;
         let accelerator = Accelerator::of_this_machine(&lab, &image)?;
-        // The guest's own server is built here too, so that no boot has to wait for it.
+        // The guest's own server is also built here, so that no boot has to wait for it.
         program::build(&lab, "remoca-lab", "remoca-lab-guest")?;
         let workload = program::build(&lab, "remoca-lab", "remoca-workload")?;
         let agent = program::build(&lab, "remoca-agent", "remoca-agent")?;
-        let sockets = TempDir::with_prefix("remoca-demo-").context("cannot make a folder for sockets")?;
+        let sockets = TempDir::with_prefix("remoca-demo-").context("cannot create a folder for sockets")?;
         let work = WorkFolder::create(out.join("work"))?;
         let disk = work.0.join("disk.img");
         let stage = Stage {
@@ -125,19 +125,24 @@ impl Stage {
         let folder = self.disk.with_extension("files");
         let free = free_bytes(self.disk.parent().unwrap_or(Path::new(".")))?;
         let needed = plan.set_bytes() + plan.image_bytes();
-        ensure!(free > needed, "{} MiB of disk space are needed, {} are free", needed >> 20, free >> 20);
-        let name = Path::new(FOLDER).file_name().context("the folder of the file set has a name")?;
+        ensure!(
+            free > needed,
+            "not enough disk space: {} MiB are needed, {} are free; choose another folder with --out",
+            needed >> 20,
+            free >> 20
+        );
+        let name = Path::new(FOLDER).file_name().context("the folder of the file set has no name")?;
         dataset::create(&folder.join(name), plan.file_count, plan.file_bytes, plan.seed)?;
         store::ext4_of_folder(&self.disk, plan.image_bytes(), &folder)?;
         fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
     }
 
-    /// Starts the disk behind nbdkit, which lets every read request wait.
+    /// Starts nbdkit for the disk, with a delay for every read request.
     pub fn slow_disk(&self, plan: &Plan) -> Result<Nbdkit> {
         Ok(NbdkitConfig::slow_file(&self.disk, plan.disk_delay).start(&self.logs)?)
     }
 
-    /// Starts `remoca serve` with just the memory of the cache, at the address.
+    /// Starts `remoca serve` at the address, with exactly the memory of the cache.
     pub fn memory_server(&self, plan: &Plan, address: &str, name: &str) -> Result<Service> {
         let mut command = Command::new(&self.program);
         command.arg("serve").args(["--listen", address, "--memory", &plan.cache_bytes.to_string()]);
@@ -149,7 +154,7 @@ impl Stage {
         Ok(service)
     }
 
-    /// Returns where a memory server that was told to choose a port listens.
+    /// Returns the address of a memory server that chose its port itself.
     pub fn address_of(&self, server: &Service) -> Result<String> {
         let said = server.log_tail();
         let address = said.lines().find_map(|line| line.strip_prefix("listening on "));
@@ -166,7 +171,7 @@ impl Stage {
             config = config.disk(Disk::vhost_user("port", port));
         }
         let mut guest = config.boot(&self.lab)?;
-        // Without lazy initialisation in the background, which would be writes that are no part of the demonstration.
+        // Lazy initialisation would add writes in the background that are not part of the demonstration.
         guest.run("mount -o noatime,noinit_itable $(disk-by-serial data) /mnt", JOB_LIMIT)?;
         guest.run("sync; echo 3 > /proc/sys/vm/drop_caches", JOB_LIMIT)?;
         Ok(guest)
@@ -180,7 +185,7 @@ pub fn start_agent(guest: &mut Guest) -> Result<Job> {
     Ok(job)
 }
 
-/// Ends the agent; it sends what it still has, and its last statistics.
+/// Ends the agent, which sends the rest of its pages and its last statistics.
 pub fn stop_agent(guest: &mut Guest, job: &Job) -> Result<()> {
     guest.run("kill -TERM $(pidof remoca-agent)", JOB_LIMIT)?;
     let ended = guest.wait(job, JOB_LIMIT)?;
@@ -188,7 +193,7 @@ pub fn stop_agent(guest: &mut Guest, job: &Job) -> Result<()> {
     Ok(())
 }
 
-/// Returns the pages of the guest's page cache.
+/// Returns the number of pages in the guest's page cache.
 pub fn page_cache_pages(guest: &mut Guest) -> Result<u64> {
     let said = guest
         .run("sed -n 's/^Cached: *\\([0-9]*\\) kB/\\1/p; s/^Shmem: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo", JOB_LIMIT)?;
@@ -197,7 +202,7 @@ pub fn page_cache_pages(guest: &mut Guest) -> Result<u64> {
     Ok(cached_kib.saturating_sub(shmem_kib) / 4)
 }
 
-/// Returns lines of the guest's kernel log that tell of failed I/O.
+/// Returns the lines of the guest's kernel log that report failures.
 pub fn kernel_faults(guest: &mut Guest) -> Result<Vec<String>> {
     let said = guest.run(&format!("dmesg | grep -E '{KERNEL_FAULTS}' || true"), JOB_LIMIT)?;
     Ok(said.lines().map(str::to_owned).collect())
@@ -205,10 +210,10 @@ pub fn kernel_faults(guest: &mut Guest) -> Result<Vec<String>> {
 
 /// Locks a folder for one demonstration at a time.
 fn lock_folder(folder: &Path) -> Result<File> {
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let lock = File::open(folder).with_context(|| format!("cannot open {}", folder.display()))?;
     let taken = flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err();
-    ensure!(!taken, "another demonstration runs in {}; choose another folder with --out", folder.display());
+    ensure!(!taken, "another demonstration is running in {}: choose another folder with --out", folder.display());
     Ok(lock)
 }
 
@@ -221,11 +226,11 @@ fn remove_folder(folder: &Path) -> Result<()> {
 
 /// Returns the path of `remoca`, beside this program.
 fn remoca_program() -> Result<PathBuf> {
-    let own = env::current_exe().context("this program cannot find itself")?;
+    let own = env::current_exe().context("cannot find the path of this program")?;
     let path = own.with_file_name("remoca");
     ensure!(
         path.exists(),
-        "{} is not there; build it (cargo build --release -p remoca-cli), or use `make demo`",
+        "{} does not exist: build it (cargo build --release -p remoca-cli), or use `make demo`",
         path.display()
     );
     Ok(path)
@@ -236,17 +241,17 @@ fn check_memory(plan: &Plan) -> Result<()> {
     let text = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kib = line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    let available = kib.context("/proc/meminfo does not say what is available")? << 10;
+    let available = kib.context("/proc/meminfo has no MemAvailable")? << 10;
     ensure!(
         available >= needed,
-        "{} MiB of memory are needed (cache, guest, programs), {} are available; a smaller --cache needs less",
+        "not enough memory: {} MiB are needed (cache, guest, programs), {} are available; choose a smaller --cache",
         needed >> 20,
         available >> 20
     );
     Ok(())
 }
 
-/// Returns whether this user may lock so much memory, with the server's tables.
+/// Returns whether this user may lock this much memory and the server's tables.
 fn may_lock(bytes: u64) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
@@ -256,6 +261,7 @@ fn may_lock(bytes: u64) -> bool {
 }
 
 fn free_bytes(folder: &Path) -> Result<u64> {
-    let stat = rustix::fs::statvfs(folder).with_context(|| format!("cannot look at {}", folder.display()))?;
+    let stat =
+        rustix::fs::statvfs(folder).with_context(|| format!("cannot read the free space of {}", folder.display()))?;
     Ok(stat.f_bavail * stat.f_frsize)
 }

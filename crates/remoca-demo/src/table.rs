@@ -1,9 +1,10 @@
-//! The report as a table of text.
+//! Prints the report as a table of text.
 
 use std::fmt::Write;
 
 use crate::report::{PhaseFigures, Report};
 
+/// Returns the whole table.
 pub fn render(report: &Report) -> String {
     let mut text = String::from("\n");
     let (base, cached) = (&report.baseline, &report.cached.run);

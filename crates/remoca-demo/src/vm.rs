@@ -18,17 +18,17 @@ use crate::analysis::Window;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What to start it with.
+/// What to start the VM process with.
 pub struct VmConfig<'a> {
     pub program: &'a Path,
     pub name: &'a str,
-    /// Folder for its sockets; short, for the name of a socket takes 107 bytes.
+    /// Folder for its sockets. Its path is short: that of a socket has at most 107 bytes.
     pub sockets: &'a Path,
     /// Folder for its log and its trace.
     pub logs: &'a Path,
     /// URI of the disk.
     pub image: &'a str,
-    /// The memory server and the size of the cache; without them nothing is cached, and there is no eviction port.
+    /// Memory server and size of the cache; without them nothing is cached, and there is no eviction port.
     pub cache: Option<(&'a str, u64)>,
 }
 
@@ -36,7 +36,7 @@ pub struct VmProcess {
     service: Service,
     control: PathBuf,
     trace: PathBuf,
-    /// When its clock was zero.
+    /// Instant at which its clock was zero.
     started: Instant,
 }
 
@@ -68,7 +68,7 @@ impl VmConfig<'_> {
     }
 }
 
-/// Returns when the clock of a VM process was zero, by the quickest of some answers.
+/// Returns the instant at which the clock of a VM process was zero, by the fastest of ten answers.
 fn clock_zero(control: &Path) -> Result<Instant> {
     let mut best: Option<(Duration, Instant)> = None;
     for _ in 0..10 {
@@ -76,11 +76,13 @@ fn clock_zero(control: &Path) -> Result<Instant> {
         let uptime = Duration::from_secs_f64(ask(control)?.uptime_s);
         let took = asked.elapsed();
         if best.is_none_or(|(shortest, _)| took < shortest) {
-            let zero = (asked + took / 2).checked_sub(uptime).context("the VM process is older than the machine")?;
+            let zero = (asked + took / 2)
+                .checked_sub(uptime)
+                .context("the uptime of the VM process exceeds that of the machine")?;
             best = Some((took, zero));
         }
     }
-    best.map(|(_, zero)| zero).context("the VM process was not asked")
+    best.map(|(_, zero)| zero).context("the VM process gave no uptime")
 }
 
 impl VmProcess {
@@ -92,39 +94,39 @@ impl VmProcess {
         ask(&self.control)
     }
 
-    /// Returns its clock, in nanoseconds since its start.
+    /// Returns the time since the start of the process, in nanoseconds.
     pub fn now_ns(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Runs `what`. Returns its result, and the time it took by the VM's clock.
+    /// Runs `what`, and returns its result with the span it took on the clock of the process.
     pub fn during<T>(&self, what: impl FnOnce() -> Result<T>) -> Result<(T, Window)> {
         let from_ns = self.now_ns();
         let done = what()?;
         Ok((done, Window { from_ns, to_ns: self.now_ns() }))
     }
 
-    /// Waits until it is connected to its memory server and has all of its cache.
+    /// Waits until the memory server grants all of the cache.
     pub fn wait_for_cache(&mut self) -> Result<()> {
         let control = self.control.clone();
         let ready = || ask(&control).is_ok_and(|status| status.cache.granted_bytes >= status.cache.wanted_bytes);
         Ok(self.service.wait_until("getting its cache", LIMIT, ready)?)
     }
 
-    /// Ends it, and returns what it did.
+    /// Ends the process, and returns its trace.
     pub fn stop(mut self) -> Result<Vec<TraceRecord>> {
         let status = self.service.terminate(LIMIT)?;
         ensure!(status.success(), "remoca disk ended with {status}:\n{}", self.service.log_tail());
-        let trace = std::fs::read(&self.trace).with_context(|| format!("reading {}", self.trace.display()))?;
-        let records = parse_trace(&trace).with_context(|| format!("reading {}", self.trace.display()))?;
+        let trace = std::fs::read(&self.trace).with_context(|| format!("cannot read {}", self.trace.display()))?;
+        let records = parse_trace(&trace).with_context(|| format!("cannot read {}", self.trace.display()))?;
         let lost: u64 = records.iter().map(|record| u64::from(record.lost)).sum();
-        ensure!(lost == 0, "{lost} requests are missing in {}", self.trace.display());
+        ensure!(lost == 0, "{lost} requests are missing in the trace {}", self.trace.display());
         Ok(records)
     }
 }
 
 fn ask(control: &Path) -> Result<Status> {
-    match control::call(control, Ask::Status).context("asking remoca disk for its status")? {
+    match control::call(control, Ask::Status).context("cannot ask remoca disk for its status")? {
         Reply::Status(status) => Ok(*status),
         Reply::Error { error } => bail!("remoca disk: {error}"),
     }

@@ -1,7 +1,7 @@
 //! The client of the benchmark: one thread and the same code for all servers.
 //!
-//! Keeps a window of requests open on each connection: reads what is there, checks each page, and asks for as many new
-//! ones with one write. One connection is read blocking, several through epoll.
+//! Keeps a window of requests open on each connection: reads what has arrived, checks each page, and asks for as many new
+//! pages with one write. A single connection is read blocking, several through epoll.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -16,12 +16,12 @@ use rustix::event::{Timespec, epoll};
 use super::dialect::Dialect;
 use super::pattern;
 
-/// Longest time without any answer.
+/// Maximum time without any answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Pages in one write when they are stored.
+/// Number of pages in one write that stores them.
 const STORE_BATCH: u32 = 32;
 
-/// A connection and the pages that are asked for over it.
+/// A connection, and the pages that are read over it.
 pub(crate) struct Connection {
     stream: TcpStream,
     dialect: Dialect,
@@ -35,7 +35,7 @@ pub(crate) struct Connection {
     answered: u32,
 }
 
-/// What was measured of one server in one go.
+/// Result of one measurement of one server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measure {
     pub(crate) pages: u64,
@@ -44,7 +44,7 @@ pub(crate) struct Measure {
 }
 
 impl Connection {
-    /// Connects; to a memory server also opens a pool for `pages` that the number `pool` names.
+    /// Connects. Also opens the pool number `pool` for `pages` on a memory server.
     pub(crate) fn open(address: SocketAddr, dialect: Dialect, pages: Range<u32>, pool: u8) -> Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
@@ -90,7 +90,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Number of the page on its server.
+    /// Returns the number of the page on its server.
     fn slot(&self, page: u32) -> u32 {
         if self.dialect == Dialect::Remoca { page - self.pages.start } else { page }
     }
@@ -110,13 +110,13 @@ impl Connection {
             let expected = self.dialect.stored();
             let mut answer = vec![0; expected.len() * (end - page) as usize];
             self.stream.read_exact(&mut answer)?;
-            ensure!(answer == expected.repeat((end - page) as usize), "pages were not stored: {answer:?}");
+            ensure!(answer == expected.repeat((end - page) as usize), "the server did not store the pages: {answer:?}");
             page = end;
         }
         Ok(())
     }
 
-    /// What stores some of the pages, spread over all of them, with the content that they have anyway.
+    /// Returns requests that store a sample of the pages again, with the content that they have.
     fn store_batches(&self) -> Vec<Vec<u8>> {
         let mut content = [0; PAGE_SIZE];
         let count = u64::from(self.pages.end - self.pages.start);
@@ -147,7 +147,7 @@ impl Connection {
             self.stream.write_all(&self.out)?;
             self.receive()?;
             self.take_pages(|page, content, _| whole &= pattern::check_whole(page, content))?;
-            ensure!(whole, "a page is not what was stored");
+            ensure!(whole, "the server sent a page with wrong content");
         }
         Ok(())
     }
@@ -164,11 +164,11 @@ impl Connection {
         Ok(self.stream.write_all(&self.out)?)
     }
 
-    /// Takes what has come, checks it, and returns how many pages it was.
+    /// Checks the pages that have arrived, and returns their number.
     fn take_checked(&mut self) -> Result<usize> {
         let mut right = true;
         let taken = self.take_pages(|page, content, sequence| right &= pattern::check(page, content, sequence))?;
-        ensure!(right, "a page is not what was stored");
+        ensure!(right, "the server sent a page with wrong content");
         Ok(taken)
     }
 
@@ -193,7 +193,7 @@ impl Connection {
         self.filled -= used;
     }
 
-    /// Reads what is there; `false` if that is nothing (non-blocking only).
+    /// Reads what has arrived. Returns `false` if that is nothing (non-blocking only).
     fn receive(&mut self) -> Result<bool> {
         match self.stream.read(&mut self.buffer[self.filled..]) {
             Ok(0) => bail!("the server closed the connection"),
@@ -277,8 +277,8 @@ fn get_by_events(connections: &mut [Connection], depth: usize, deadline: Instant
     Ok(pages)
 }
 
-/// Stores pages for `time`, [`STORE_BATCH`] at a time: the next ones when the server has shown that it has these, by its
-/// answers, or by answering a get sent after them.
+/// Stores pages for `time`, [`STORE_BATCH`] at a time. Sends the next batch when the server has confirmed the last one, by its
+/// answers or by answering a get sent after it.
 pub(crate) fn set(connection: &mut Connection, time: Duration) -> Result<Measure> {
     let batches = connection.store_batches();
     connection.stream.set_nonblocking(false)?;
@@ -294,7 +294,7 @@ pub(crate) fn set(connection: &mut Connection, time: Duration) -> Result<Measure
             get_blocking(connection, 1, started)?;
         } else {
             connection.stream.read_exact(&mut received)?;
-            ensure!(received == answers, "pages were not stored");
+            ensure!(received == answers, "the server did not store the pages");
         }
         pages += u64::from(STORE_BATCH);
         if started.elapsed() >= time {

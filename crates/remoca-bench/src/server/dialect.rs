@@ -1,4 +1,4 @@
-//! How each server is asked for a page and given one.
+//! How to get a page from each server, and store one.
 
 use anyhow::{Result, bail, ensure};
 use remoca_protocol::{Frame, PAGE_SIZE, RequestId, SlotIndex, decode};
@@ -6,7 +6,7 @@ use remoca_protocol::{Frame, PAGE_SIZE, RequestId, SlotIndex, decode};
 /// The protocol of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dialect {
-    /// Eight bytes (what, page number); the reply is the bare page. See `raw.rs`.
+    /// Eight bytes (operation, page number); the reply is the bare page. See `raw.rs`.
     Raw,
     /// The memory server's protocol.
     Remoca,
@@ -16,16 +16,16 @@ pub(crate) enum Dialect {
     Redis,
 }
 
-/// The first word of a raw message.
+/// First word of a raw message.
 pub(crate) const RAW_GET: u32 = 1;
 pub(crate) const RAW_SET: u32 = 2;
 
-/// Where things are in the bytes received.
+/// Position of a reply and its page in the bytes received.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reply {
-    /// Bytes of the whole reply.
+    /// Length of the whole reply in bytes.
     pub(crate) length: usize,
-    /// Where the page begins in it.
+    /// Offset of the page in the reply.
     pub(crate) page_at: usize,
 }
 
@@ -51,7 +51,7 @@ impl Dialect {
         }
     }
 
-    /// The reply to a request that `bytes` begin with, `None` if it is not whole yet.
+    /// Returns the reply that `bytes` begin with, or `None` if it is not complete yet.
     pub(crate) fn take_page(self, slot: u32, bytes: &[u8]) -> Result<Option<Reply>> {
         match self {
             Self::Raw => Ok((bytes.len() >= PAGE_SIZE).then_some(Reply { length: PAGE_SIZE, page_at: 0 })),
@@ -60,7 +60,7 @@ impl Dialect {
                     ensure!((request.0, of.0) == (slot, slot), "the reply is for slot {}, not {slot}", of.0);
                     Ok(Some(Reply { length, page_at: length - PAGE_SIZE }))
                 }
-                Some((other, _)) => bail!("instead of page {slot}: {other:?}"),
+                Some((other, _)) => bail!("the server sent {other:?} instead of page {slot}"),
                 None => Ok(None),
             },
             Self::Memcached => framed(b"VA 4096\r\n", bytes),
@@ -68,7 +68,7 @@ impl Dialect {
         }
     }
 
-    /// Appends what stores a page.
+    /// Appends a request that stores a page.
     pub(crate) fn put_set(self, slot: u32, page: &[u8; PAGE_SIZE], out: &mut Vec<u8>) {
         match self {
             Self::Raw => {
@@ -94,7 +94,7 @@ impl Dialect {
         }
     }
 
-    /// What the server answers to a page that it has stored.
+    /// Returns the server's answer to a page that it stored.
     pub(crate) fn stored(self) -> &'static [u8] {
         match self {
             Self::Raw | Self::Remoca => b"",
@@ -104,13 +104,13 @@ impl Dialect {
     }
 }
 
-/// The key of a page: eight hexadecimal digits.
+/// Returns the key of a page: eight hexadecimal digits.
 fn key(slot: u32) -> [u8; 8] {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     std::array::from_fn(|place| DIGITS[(slot >> (28 - 4 * place) & 15) as usize])
 }
 
-/// A page between `before` and an end of line.
+/// Returns the place of a page between `before` and an end of line.
 fn framed(before: &[u8], bytes: &[u8]) -> Result<Option<Reply>> {
     let seen = before.len().min(bytes.len());
     ensure!(bytes[..seen] == before[..seen], "unexpected reply: {:?}", String::from_utf8_lossy(&bytes[..seen]));

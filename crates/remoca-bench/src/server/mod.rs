@@ -1,6 +1,6 @@
-//! The memory server beside memcached, Redis and a plain batched TCP server: 4 KiB gets over 1 GiB of random pages.
+//! Compares the memory server with memcached, Redis and a plain batched TCP server: 4 KiB gets over 1 GiB of random pages.
 //!
-//! One client program for all. All servers run at the same time with one serving thread each; they are measured one after
+//! One client program serves all. All servers run at the same time with one serving thread each. They are measured one after
 //! the other, in another order in each round, and compared within a round.
 
 mod client;
@@ -33,7 +33,7 @@ pub(crate) struct ServerBenchArgs {
     #[arg(long)]
     quick: bool,
 
-    /// Rounds, each of which measures every server in every situation
+    /// Rounds; each measures every server in every situation
     #[arg(long, value_name = "N", default_value_t = 7)]
     rounds: usize,
 
@@ -49,7 +49,7 @@ pub(crate) struct ServerBenchArgs {
     #[arg(long, value_name = "CELL")]
     cell: Vec<String>,
 
-    /// Where the figures go
+    /// File for the figures
     #[arg(long, value_name = "PATH", default_value = "out/bench/server.json")]
     out: PathBuf,
 }
@@ -75,7 +75,10 @@ pub(crate) fn run(args: &ServerBenchArgs) -> Result<()> {
         true => (2, Duration::from_millis(100), args.pages.min(1 << 14)),
         false => (args.rounds, Duration::from_millis(args.slice_ms), args.pages),
     };
-    ensure!(rounds > 0 && pages > 0 && pages.is_multiple_of(4), "rounds and pages (a multiple of 4) are needed");
+    ensure!(
+        rounds > 0 && pages > 0 && pages.is_multiple_of(4),
+        "--rounds and --pages must be above 0, and --pages a multiple of 4"
+    );
     let cells = cells(&args.cell)?;
     let cpus = choose_cpus()?;
     eprintln!("starting the servers and storing {} MiB of pages on each", pages >> 8);
@@ -109,10 +112,10 @@ fn cells(names: &[String]) -> Result<Vec<Cell>> {
         return Ok(Cell::ALL.to_vec());
     }
     let find = |name: &String| Cell::ALL.into_iter().find(|cell| cell.name() == name);
-    names.iter().map(|name| find(name).with_context(|| format!("there is no situation {name}"))).collect()
+    names.iter().map(|name| find(name).with_context(|| format!("there is no situation `{name}`"))).collect()
 }
 
-/// The client has the first processor that this process may use, the server the last.
+/// Returns the first processor that this process may use for the client, and the last for the server.
 fn choose_cpus() -> Result<Cpus> {
     let allowed = sched_getaffinity(None)?;
     let mut cpus = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
@@ -129,7 +132,7 @@ fn place(targets: &[Target], cpus: Cpus, placement: Placement) -> Result<()> {
     targets.iter().try_for_each(|target| target.pin(server))
 }
 
-/// One connection to all pages, and four to a quarter of them each, for every contender.
+/// Opens one connection to all pages, and four to a quarter of them each, for every contender.
 fn connect(targets: &[Target], pages: u32) -> Result<Vec<Lane>> {
     let lane = |contender: Contender| {
         let found = targets.iter().position(|target| target.dialect == contender.dialect());
@@ -164,7 +167,7 @@ fn load(lanes: &mut [Lane], targets: &[Target]) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of the memory server beside each page it holds (each page is there twice).
+/// Returns the memory server's bytes per page it holds, beside the page itself (each page is there twice).
 fn beside_payload(targets: &[Target], pages: u32) -> Result<f64> {
     let remoca = targets.iter().find(|target| target.name == "remoca").context("it was started")?;
     let payload = 2.0 * 4096.0 * f64::from(pages);
@@ -182,7 +185,7 @@ fn measure(lane: &mut Lane, targets: &[Target], cell: Cell, slice: Duration, rou
         (_, connections) => client::get(connections, cell.depth(), slice, round as u64 + 1),
     };
     let measure = measured.with_context(|| format!("{} in {}", target.name, cell.name()))?;
-    // It sleeps as soon as it has nothing to do, and only then its time is exact.
+    // The server sleeps as soon as it is idle, and its time is exact only then.
     std::thread::sleep(Duration::from_millis(2));
     let server_cpu_us = (target.cpu()? - before).as_secs_f64() * 1e6;
     Ok(Sample { cell, contender: lane.contender, round, measure, server_cpu_us })

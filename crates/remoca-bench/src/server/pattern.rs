@@ -1,15 +1,15 @@
-//! What the pages of the benchmark hold, and how it is checked.
+//! The content of the benchmark's pages, and its check.
 //!
-//! Each 64-bit word depends on the number of its page and its place in it, so that a page of another number, a shifted
-//! page or a torn one differs in every word.
+//! Each 64-bit word depends on the number of its page and its place in it. So a page of another number, a shifted page and
+//! a torn one differ in every word.
 
 use remoca_protocol::PAGE_SIZE;
 
 const WORDS: u32 = 512;
 const _: () = assert!(WORDS as usize * 8 == PAGE_SIZE);
-/// Words looked at in each page.
+/// Number of words checked in each page.
 const SAMPLES: u32 = 8;
-/// One in so many pages is compared whole.
+/// Number of pages of which one is compared whole.
 const WHOLE_EVERY: u32 = 64;
 
 fn word(page: u32, index: u32) -> u64 {
@@ -18,14 +18,14 @@ fn word(page: u32, index: u32) -> u64 {
     x ^ (x >> 29)
 }
 
-/// The content of page number `page`.
+/// Fills `content` with that of page number `page`.
 pub(crate) fn fill(page: u32, content: &mut [u8; PAGE_SIZE]) {
     for (index, bytes) in (0..).zip(content.chunks_exact_mut(8)) {
         bytes.copy_from_slice(&word(page, index).to_le_bytes());
     }
 }
 
-/// Whether `content` is what page number `page` holds: some words of each page, and all words of some.
+/// Returns whether `content` is that of page number `page`. Compares some words of each page, and all words of some.
 pub(crate) fn check(page: u32, content: &[u8], sequence: u32) -> bool {
     if sequence.is_multiple_of(WHOLE_EVERY) {
         return check_whole(page, content);
@@ -38,7 +38,7 @@ pub(crate) fn check(page: u32, content: &[u8], sequence: u32) -> bool {
         })
 }
 
-/// Whether each byte of `content` is right.
+/// Returns whether each byte of `content` is right.
 pub(crate) fn check_whole(page: u32, content: &[u8]) -> bool {
     content.len() == PAGE_SIZE && (0..WORDS).all(|index| word_at(content, index) == Some(word(page, index)))
 }

@@ -1,4 +1,4 @@
-//! What is measured: which servers, in which situations, in which order.
+//! The plan: which servers are measured, in which situations, in which order.
 
 use super::dialect::Dialect;
 
@@ -34,7 +34,7 @@ impl Contender {
         }
     }
 
-    /// The contenders of a round: each time another begins, and every other time in reverse.
+    /// Returns the contenders of a round in its order: each round begins with another one, every second one is reversed.
     pub(crate) fn order(round: usize) -> [Self; 5] {
         let mut order = Self::ALL;
         order.rotate_left(round % Self::ALL.len());
@@ -51,7 +51,7 @@ pub(crate) enum Cell {
     D1,
     D32,
     D32x4,
-    /// Pages to the server.
+    /// Stores pages on the server.
     SetD32,
     D1OneCpu,
     D32OneCpu,
@@ -59,12 +59,12 @@ pub(crate) enum Cell {
     SetD32OneCpu,
 }
 
-/// Where client and server run.
+/// Placement of client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {
     /// The client on one processor, the server on another.
     Apart,
-    /// Both on one: nothing waits for another processor to wake up, and the sum of their work is the time.
+    /// Both on one processor: none waits for another to wake up, and the time is the sum of their work.
     OneCpu,
 }
 
@@ -100,7 +100,7 @@ impl Cell {
         }
     }
 
-    /// Requests in flight on each connection.
+    /// Returns the number of requests in flight on each connection.
     pub(crate) fn depth(self) -> usize {
         match self {
             Self::D1 | Self::D1OneCpu => 1,

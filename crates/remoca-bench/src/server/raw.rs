@@ -1,5 +1,5 @@
-//! The plain batched TCP server that the memory server is measured against: one thread, reads what is there, answers with
-//! one vectored write of bare pages. No sessions, no limits, no checks of what it is sent: the least that can be done.
+//! The plain batched TCP server that the memory server is compared with: one thread reads what has arrived, and answers with
+//! one vectored write of bare pages. It has no sessions, limits or checks of its input: the minimum that can be done.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
@@ -15,10 +15,10 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use super::dialect::{RAW_GET, RAW_SET};
 
 const BUFFER_BYTES: usize = 128 << 10;
-/// The listener's number among the events.
+/// Number of the listener among the events.
 const LISTENER: u64 = u64::MAX;
 
-/// Serves `pages` pages, until killed.
+/// Serves `pages` pages until it is killed.
 pub(crate) fn serve(listener: &TcpListener, pages: u32) -> Result<()> {
     let memory = huge_memory(pages as usize * PAGE_SIZE).context("cannot map the pages")?;
     let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -62,7 +62,7 @@ impl Connection {
         Ok(Self { stream, buffer: vec![0; BUFFER_BYTES], filled: 0 })
     }
 
-    /// One read, and one write of all that it asks for.
+    /// Reads once, and answers all requests in it with one write.
     fn turn(&mut self, memory: &mut [[u8; PAGE_SIZE]]) -> io::Result<()> {
         let count = self.stream.read(&mut self.buffer[self.filled..])?;
         if count == 0 {
@@ -110,7 +110,7 @@ fn write_all(mut stream: &TcpStream, mut slices: &mut [IoSlice<'_>]) -> io::Resu
     Ok(())
 }
 
-/// Zeroed memory in transparent huge pages where there are any, as the memory server has it; never given back.
+/// Returns zeroed memory that is never freed, in transparent huge pages where possible, like the memory server's.
 fn huge_memory(length: usize) -> Result<&'static mut [[u8; PAGE_SIZE]]> {
     const HUGE: usize = 2 << 20;
     let prot = ProtFlags::READ | ProtFlags::WRITE;
@@ -121,7 +121,7 @@ fn huge_memory(length: usize) -> Result<&'static mut [[u8; PAGE_SIZE]]> {
     // pages, referred to by nothing else, and never unmapped.
     unsafe {
         let aligned = base.byte_add(base.align_offset(HUGE));
-        // Without huge pages it only gets slower.
+        // Without huge pages it is only slower.
         let _advised = madvise(aligned.as_ptr(), length, Advice::LinuxHugepage);
         let _populated = madvise(aligned.as_ptr(), length, Advice::LinuxPopulateWrite);
         Ok(std::slice::from_raw_parts_mut(aligned.cast().as_ptr(), length / PAGE_SIZE))

@@ -1,4 +1,4 @@
-//! What was measured, as ratios of the same round, for people and for programs.
+//! Reports what was measured, as ratios of the same round, as a table and as JSON.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ impl Sample {
     }
 }
 
-/// Median, least and greatest over the rounds.
+/// Median, minimum and maximum over the rounds.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Spread {
     median: f64,
@@ -75,7 +75,7 @@ impl Report {
         matching.next().map(figure)
     }
 
-    /// Raw is measured twice in each round; others are compared with the mean of both.
+    /// Returns the figure of the raw server: the mean of its two measurements in the round.
     fn raw(&self, cell: Cell, round: usize, figure: Figure) -> Option<f64> {
         let twice = [Contender::RawA, Contender::RawB].map(|raw| self.value(cell, raw, round, figure));
         let [Some(a), Some(b)] = twice else { return None };
@@ -86,7 +86,7 @@ impl Report {
         Spread::of((0..self.rounds).filter_map(of_round).collect())
     }
 
-    /// The memory server's figure over another's.
+    /// Returns the memory server's figure divided by another's.
     fn ratio(&self, cell: Cell, other: Contender, figure: Figure) -> Option<Spread> {
         self.spread(|round| {
             let theirs = match other {
@@ -104,7 +104,7 @@ impl Report {
         })
     }
 
-    /// All ratios, by name.
+    /// Returns all ratios, by name.
     pub(crate) fn ratios(&self) -> BTreeMap<String, Spread> {
         let mut ratios = BTreeMap::new();
         for cell in Cell::ALL {
@@ -155,7 +155,7 @@ impl Report {
         Value::Array(cells)
     }
 
-    /// For people.
+    /// Returns the figures as a table.
     pub(crate) fn table(&self) -> String {
         let mut text = String::new();
         let mut line = |arguments: std::fmt::Arguments<'_>| text += &format!("{arguments}\n");
@@ -190,7 +190,7 @@ impl Report {
     }
 }
 
-/// What the design asks for, and what was measured.
+/// A requirement of the design, and what was measured.
 #[derive(Serialize)]
 struct Expectation {
     what: &'static str,

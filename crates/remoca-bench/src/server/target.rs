@@ -1,4 +1,4 @@
-//! The servers that are measured: started with enough memory and nothing written to disk, pinned, stopped at the end.
+//! The measured servers: started with enough memory and without writes to disk, pinned, and stopped at the end.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,10 +16,10 @@ use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 use super::dialect::Dialect;
 use super::raw;
 
-/// Time for a server to come up; the pages of two of them are locked or populated first.
+/// How long a server may take to start; two of them first lock or populate their pages.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Becomes a server.
+/// Options of a server process of our own.
 #[derive(Args)]
 pub(crate) struct TargetArgs {
     #[command(subcommand)]
@@ -41,11 +41,11 @@ enum Which {
 #[derive(Args)]
 struct Own {
     port: u16,
-    /// Pages to have room for.
+    /// Number of pages to have room for.
     pages: u32,
 }
 
-/// Runs a server until it is killed, or the benchmark ends in whatever way: nothing shall be left that holds gigabytes.
+/// Runs a server until it is killed, or the benchmark ends for any reason: no process may be left that holds gigabytes.
 pub(crate) fn run_target(args: &TargetArgs) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     match &args.which {
@@ -65,7 +65,7 @@ pub(crate) fn run_target(args: &TargetArgs) -> Result<()> {
     }
 }
 
-/// With locked memory, or without where this user may not lock so much.
+/// Starts the server with locked memory, or without where this user may not lock as much.
 fn start_remoca(address: ListenAddress, memory_bytes: u64) -> Result<Server> {
     let mut config = Config {
         listen: vec![address],
@@ -79,7 +79,7 @@ fn start_remoca(address: ListenAddress, memory_bytes: u64) -> Result<Server> {
     };
     match Server::start(config.clone()) {
         Err(StartError::LockLimit { .. }) => {
-            eprintln!("this user may not lock that much memory: measuring with --no-lock");
+            eprintln!("this user may not lock that much memory: measuring with --no-lock instead");
             config.locking = PageLocking::Unlocked;
             Ok(Server::start(config)?)
         }
@@ -92,9 +92,9 @@ pub(crate) struct Target {
     pub(crate) name: &'static str,
     pub(crate) dialect: Dialect,
     pub(crate) address: SocketAddr,
-    /// As it calls itself.
+    /// Version that it reports.
     pub(crate) version: String,
-    /// How it was started.
+    /// Command line that started it.
     pub(crate) command: String,
     child: Child,
 }
@@ -106,7 +106,7 @@ impl Target {
         Self::start("raw", Dialect::Raw, port, command, "plain batched TCP server of this benchmark".to_owned())
     }
 
-    /// With room for each page twice: in one pool, and in one of four.
+    /// Starts the memory server with room for each page twice: in one pool, and in one of four.
     pub(crate) fn remoca(pages: u32) -> Result<Self> {
         let port = free_port()?;
         let command = own_target("remoca", port, 2 * pages.next_multiple_of(2048))?;
@@ -117,9 +117,9 @@ impl Target {
     pub(crate) fn memcached(pages: u32) -> Result<Self> {
         let port = free_port()?;
         let mut command = target("program")?;
-        // One thread, as all others have. A user must be named where it is started by root: the same, as a change would
-        // undo that it ends with the benchmark. Twice the pages' size, so that nothing is evicted. It serves 20 requests
-        // of a connection in a row by default: 1024 makes it faster here.
+        // One thread, like all others. Started by root it needs a user; another one would keep it from ending with the
+        // benchmark. Memory is twice the pages' size, so that nothing is evicted. By default it serves 20 requests of a
+        // connection in a row; 1024 makes it faster here.
         command.args(["memcached", "-u", "root", "-l", "127.0.0.1", "-U", "0", "-t", "1", "-c", "64", "-R", "1024"]);
         command.args(["-p", &port.to_string(), "-m", &(2 * (pages >> 8)).max(64).to_string()]);
         let version = version_of("memcached", "-V")?;
@@ -159,7 +159,7 @@ impl Target {
         let started = Instant::now();
         while TcpStream::connect(self.address).is_err() {
             if let Some(status) = self.child.try_wait()? {
-                bail!("{} ended at once: {status}", self.command);
+                bail!("{} ended right after its start: {status}", self.command);
             }
             if started.elapsed() > PATIENCE {
                 bail!("{} does not listen on {}", self.command, self.address);
@@ -169,7 +169,7 @@ impl Target {
         Ok(())
     }
 
-    /// Puts all its threads on one processor.
+    /// Pins all its threads to one processor.
     pub(crate) fn pin(&self, cpu: usize) -> Result<()> {
         for thread in fs::read_dir(self.proc("task"))? {
             let id: i32 = thread?.file_name().to_string_lossy().parse()?;
@@ -178,7 +178,7 @@ impl Target {
         Ok(())
     }
 
-    /// Processor time of all its threads, to the nanosecond while they sleep.
+    /// Returns the CPU time of all its threads, exact to the nanosecond while they sleep.
     pub(crate) fn cpu(&self) -> Result<Duration> {
         let mut ns = 0;
         for thread in fs::read_dir(self.proc("task"))? {
@@ -188,12 +188,12 @@ impl Target {
         Ok(Duration::from_nanos(ns))
     }
 
-    /// Anonymous memory that it occupies.
+    /// Returns the bytes of anonymous memory that it occupies.
     pub(crate) fn resident_bytes(&self) -> Result<u64> {
         Ok(self.kib("status", "RssAnon:")? << 10)
     }
 
-    /// Part of it in transparent huge pages.
+    /// Returns the bytes of that in transparent huge pages.
     pub(crate) fn huge_bytes(&self) -> Result<u64> {
         Ok(self.kib("smaps_rollup", "AnonHugePages:")? << 10)
     }
@@ -211,13 +211,13 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may already have ended.
         let _killed = self.child.kill();
         let _reaped = self.child.wait();
     }
 }
 
-/// A set of this processor only.
+/// Returns a set of this processor only.
 pub(crate) fn one_cpu(cpu: usize) -> CpuSet {
     let mut set = CpuSet::new();
     set.set(cpu);
@@ -230,7 +230,7 @@ fn own_target(which: &str, port: u16, pages: u32) -> Result<Command> {
     Ok(command)
 }
 
-/// This program, to become a server.
+/// Returns the command that runs this program as a server.
 fn target(which: &str) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
     command.args(["target", which]);
@@ -242,9 +242,8 @@ fn free_port() -> Result<u16> {
 }
 
 fn version_of(program: &str, flag: &str) -> Result<String> {
-    let output = Command::new(program)
-        .arg(flag)
-        .output()
-        .with_context(|| format!("{program} is needed for comparison (apt install memcached redis-server)"))?;
+    let output = Command::new(program).arg(flag).output().with_context(|| {
+        format!("cannot run {program}, which is needed for comparison (apt install memcached redis-server)")
+    })?;
     Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned())
 }

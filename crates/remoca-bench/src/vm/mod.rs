@@ -1,7 +1,7 @@
-//! A VM process with its disk and its memory server, as real programs, and a polling client in closed loop.
+//! A VM process with its disk and its memory server, all of them real programs, and a polling client in a closed loop.
 //!
-//! The disk is an image of distinct blocks behind nbdkit, which delays each request; with no delay, a raw file. Without an
-//! agent blocks are admitted as they are read, so one pass over the image caches all of it.
+//! The disk is an image of distinct blocks behind nbdkit, which delays each request, or a raw file if there is no delay.
+//! Without an agent, blocks are admitted when they are read, so one pass over the image caches all of it.
 
 pub mod proxy;
 
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 pub const IMAGE_BYTES: u64 = 16 << 20;
 const BLOCK: u64 = 4096;
-/// Bytes of evicted pages in one write to the port.
+/// Size of one write of evicted pages to the port, in bytes.
 const BATCH_BYTES: u64 = 256 << 10;
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -37,7 +37,7 @@ impl Program {
         Ok(program)
     }
 
-    /// CPU time that its threads have used so far.
+    /// Returns the CPU time that its threads have used.
     pub fn cpu_time(&self) -> Result<Duration> {
         let mut total = Duration::ZERO;
         for task in std::fs::read_dir(format!("/proc/{}/task", self.0.id()))? {
@@ -47,12 +47,12 @@ impl Program {
         Ok(total)
     }
 
-    /// Ends the program as its operator does, so that it can write what it has counted.
+    /// Ends the program with SIGTERM, so that it can write its results.
     fn end(mut self) -> Result<()> {
         kill_process(Pid::from_child(&self.0), Signal::TERM)?;
         let started = Instant::now();
         while self.0.try_wait()?.is_none() {
-            ensure!(started.elapsed() < PATIENCE, "a program does not end");
+            ensure!(started.elapsed() < PATIENCE, "a program did not end after SIGTERM");
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(())
@@ -66,11 +66,11 @@ impl Drop for Program {
     }
 }
 
-/// The program `remoca`, beside this one.
+/// Returns the path of `remoca`, beside this program.
 pub fn remoca() -> Result<PathBuf> {
     let path = std::env::current_exe()?.with_file_name("remoca");
     if !path.exists() {
-        bail!("{} does not exist; build it: cargo build --release -p remoca-cli", path.display());
+        bail!("{} does not exist: build it with cargo build --release -p remoca-cli", path.display());
     }
     Ok(path)
 }
@@ -89,7 +89,7 @@ pub struct Vm {
     pub process: Program,
     control: PathBuf,
     guest: TestGuest,
-    /// The guest's driver of the eviction port, if there is one.
+    /// Guest driver of the eviction port, if the VM has one.
     port: Option<TestGuest>,
     random: u64,
     // The disk must outlive the process.
@@ -98,20 +98,20 @@ pub struct Vm {
 
 #[derive(Default)]
 pub struct VmOptions<'a> {
-    /// Delay of each disk read; 0: a raw file without a delay.
+    /// Delay of each disk read; 0 means a raw file without delay.
     pub disk_ms: u32,
     pub server: Option<&'a Path>,
     pub inflight: bool,
     pub arguments: &'a [String],
-    /// Size of the cache, as the program takes it; `None`: all of the image and more.
+    /// Size of the cache, as on the command line; `None` means more than the image.
     pub cache: Option<&'a str>,
-    /// Program to measure; `None`: the one beside this benchmark.
+    /// Program to measure; `None` means the one beside this benchmark.
     pub program: Option<&'a Path>,
     /// Processor that all threads of the VM process are pinned to.
     pub processor: Option<usize>,
     /// Whether the VM has an eviction port.
     pub port: bool,
-    /// File for callgrind's count of the instructions of the VM process, which runs under valgrind then.
+    /// File for callgrind's instruction counts of the VM process; with it, the process runs under valgrind.
     pub callgrind: Option<&'a Path>,
 }
 
@@ -148,7 +148,7 @@ impl Vm {
         guest.queues[0].suppress_interrupts(true);
         let port = options.port.then(|| connect_port(&port_socket)).transpose()?;
         let mut vm = Self { process, control, guest, port, random: 0x9e37_79b9_7f4a_7c15, _disk: disk };
-        // The pool is there soon; then everything is cached.
+        // Wait for the pool: from then on everything is cached.
         std::thread::sleep(Duration::from_millis(1500));
         for _ in 0..2 {
             vm.pass(32)?;
@@ -156,12 +156,12 @@ impl Vm {
         Ok(vm)
     }
 
-    /// Ends the VM process, and its disk.
+    /// Ends the VM process and its disk.
     pub fn end(self) -> Result<()> {
         self.process.end()
     }
 
-    /// One of the counters of the process.
+    /// Returns one of the counters of the process.
     pub fn counter(&self, name: &str) -> Result<u64> {
         match control::call(&self.control, Ask::Status)? {
             Reply::Status(status) => status.counters.get(name).copied().with_context(|| format!("no counter {name}")),
@@ -169,7 +169,7 @@ impl Vm {
         }
     }
 
-    /// `count` reads of random blocks, `depth` at a time: how long each took, in nanoseconds.
+    /// Reads `count` random blocks, `depth` at a time, and returns the latency of each in nanoseconds.
     pub fn measure(&mut self, depth: usize, count: usize, mut at: impl FnMut(usize)) -> Result<Vec<u64>> {
         let mut random = self.random;
         let mut begun = 0;
@@ -233,7 +233,7 @@ impl Vm {
     }
 }
 
-/// Returns what the image holds in this range of bytes: the same as nbdkit's pattern plugin.
+/// Returns the content of the image in this range of bytes, which is that of nbdkit's pattern plugin.
 fn content(bytes: Range<u64>) -> Vec<u8> {
     (bytes.start / 8..bytes.end / 8).flat_map(|at| (at * 8).to_be_bytes()).collect()
 }
@@ -258,7 +258,7 @@ fn disk(folder: &Path, name: &str, delay_ms: u32) -> Result<(Option<Program>, St
     Ok((Some(program), format!("nbd+unix:///?socket={}", socket.display())))
 }
 
-/// A folder that goes with its owner.
+/// A folder that is removed with its owner.
 pub struct Folder(pub PathBuf);
 
 impl Folder {

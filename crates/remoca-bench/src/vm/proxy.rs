@@ -1,6 +1,6 @@
-//! A way to the memory server on which single pages come later, or nothing comes for a while.
+//! A proxy in front of the memory server that delays single pages, or stops for a while.
 //!
-//! Frames of the client pass as they are. Of the pages that the server sends, some are held back and overtaken by others.
+//! Frames of the client pass unchanged. Some pages of the server are held back, and others overtake them.
 
 use anyhow::Result;
 use remoca_protocol::{Frame, decode};
@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// What is wrong now; all of it may change at any time.
+/// Faults of the moment; all of them may change at any time.
 #[derive(Default)]
 pub struct Trouble {
-    /// One page of so many is late; 0: none.
+    /// Number of pages of which one is late; 0 means none.
     pub late_one_of: AtomicU64,
     pub late_us: AtomicU64,
-    /// Nothing gets through before this time, in microseconds since the proxy began.
+    /// Time before which nothing passes, in microseconds since the start of the proxy.
     pub stopped_until_us: AtomicU64,
 }
 
@@ -52,7 +52,7 @@ impl Proxy {
     }
 }
 
-/// Starts the threads of one connection; they end with it.
+/// Starts the threads of one connection, which end with it.
 fn carry(client: UnixStream, upstream: UnixStream, trouble: &Arc<Trouble>, began: Instant) {
     let (Ok(mut from_client), Ok(mut to_server)) = (client.try_clone(), upstream.try_clone()) else { return };
     std::thread::spawn(move || {
@@ -88,7 +88,7 @@ fn carry(client: UnixStream, upstream: UnixStream, trouble: &Arc<Trouble>, began
     std::thread::spawn(move || deliver(client, &receiver, &shared, began));
 }
 
-/// Writes each frame when it is due, and nothing while the server is stopped.
+/// Writes each frame when it is due, and none while the server is stopped.
 fn deliver(mut client: UnixStream, frames: &Receiver<(Instant, Vec<u8>)>, trouble: &Trouble, began: Instant) {
     let mut waiting = BTreeMap::new();
     let mut number = 0_u64;

@@ -246,11 +246,11 @@ fn disks_described_wrongly() {
     let good = format!("image={image},socket={socket}");
     let with = |more: &str| format!("{good},{more}");
     for (disk, words) in [
-        (with("colour=red"), "`colour=red`: a disk has image=, socket="),
-        (with("readonly"), "`readonly`: a disk has"),
+        (with("colour=red"), "invalid disk field `colour=red`: known are image=, socket="),
+        (with("readonly"), "invalid disk field `readonly`"),
         (with("read-only=perhaps"), "`read-only=perhaps`"),
-        (with("sector=1000"), "sector is 512 or 4096"),
-        (with("queues=many"), "`many` is no number of queues"),
+        (with("sector=1000"), "sector must be 512 or 4096"),
+        (with("queues=many"), "`many` is not a number of queues"),
         (format!("socket={socket}"), "a disk needs image=IMAGE"),
         (format!("image=,socket={socket}"), "`image=`"),
     ] {
@@ -270,7 +270,7 @@ fn disks_described_wrongly() {
     expect_refusal(&run(&no_socket), FAILURE, &["Say --socket PATH"]);
     expect_refusal(&run(&["disk", "--socket", "x"]), USAGE, &["--image"]);
     expect_refusal(&run(&["disk", "--socket", "x", "--disk", &good]), USAGE, &["--disk", "--socket"]);
-    scene.expect(&["--name", "a/b"], FAILURE, &["`a/b` cannot be the name of a VM"]);
+    scene.expect(&["--name", "a/b"], FAILURE, &["invalid VM name `a/b`"]);
     scene.expect(&["--trace", "/no/such/folder/trace"], FAILURE, &["cannot make the trace file"]);
 }
 

@@ -133,7 +133,7 @@ fn a_guest_that_goes_on_where_it_was_gets_its_disks_back_warm() {
         machine.stop_queues();
         wait_for_disks(&other);
         assert!(!has_disks(&machine.status()));
-        expect_shown(&machine, "the disks are not here, connected with unix:");
+        expect_shown(&machine, "the disks are not here, connected to unix:");
         // The other process has heard that they are on; and one without disks does not let the guest wait.
         machine.disks[0].guest.set_writeback(false).unwrap();
         machine.port.set_writeback(false).unwrap();
@@ -142,7 +142,7 @@ fn a_guest_that_goes_on_where_it_was_gets_its_disks_back_warm() {
         assert_eq!(machine.disks[0].guest.read_config(32, 1).unwrap(), [0]);
         machine.disks[0].guest.set_writeback(true).unwrap();
         machine.port.set_writeback(true).unwrap();
-        expect_shown(&machine, "the disks are here, connected with unix:");
+        expect_shown(&machine, "the disks are here, connected to unix:");
         assert!(!has_disks(&other.status()));
         machine.run_until_hits(100);
         offer_again(&machine);

@@ -1,10 +1,11 @@
 //! The VM process is killed or stopped, and its successor starts warm; or cold, where the disk or the state file may have
 //! changed meanwhile. Every byte that the guest reads is compared with the model.
 
-use super::support::machine::{DISK_SEEN, Machine, Setup, VirtualDisk};
+use super::support::machine::{Machine, Setup, VirtualDisk};
 use super::support::model::BLOCK;
 use super::support::program::{REMOCA, Serve, command, run};
 use super::support::{PATIENCE, wait_until};
+use remoca_disk::state::Header;
 use remoca_frontend::testing::Command;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -274,16 +275,27 @@ fn of_two_disks_only_the_one_that_changed_is_cold() {
 /// What happens to the state file of a dead process.
 type Damage = fn(&Path);
 
+/// Where the version is: in front of it is only the magic number.
+const VERSION_AT: u64 = 8;
+
 fn overwrite(state: &Path, offset: u64, bytes: &[u8]) {
     OpenOptions::new().write(true).open(state).unwrap().write_all_at(bytes, offset).unwrap();
+}
+
+/// Gives the state file of a machine with one disk another boot id or another key.
+fn describe(state: &Path, boot_id: Option<[u8; 16]>, key: Option<[u8; 16]>) {
+    let file = OpenOptions::new().read(true).write(true).open(state).unwrap();
+    let header = Header::map(&file, 1).unwrap();
+    let (boot_id, key) = (boot_id.unwrap_or(header.boot_id()), key.unwrap_or(header.key()));
+    header.describe(boot_id, key, header.seed(), 1, header.index_words());
 }
 
 #[test]
 fn a_state_file_that_is_not_as_it_was_left_is_not_believed() {
     let damages: [(&str, Damage, &str); 7] = [
-        ("boot id", |state| overwrite(state, 16, &[1; 16]), "booted"),
-        ("version", |state| overwrite(state, 8, &[99]), "version"),
-        ("key", |state| overwrite(state, 32, &[7; 16]), "another key"),
+        ("boot id", |state| describe(state, Some([1; 16]), None), "booted"),
+        ("version", |state| overwrite(state, VERSION_AT, &[99]), "version"),
+        ("key", |state| describe(state, None, Some([7; 16])), "another key"),
         ("cut off", |state| File::options().write(true).open(state).unwrap().set_len(1 << 20).unwrap(), "size"),
         (
             "cut off in the header",
@@ -464,7 +476,7 @@ fn a_busy_image_is_looked_at_again_and_again() {
         if let Some(ticket) = tickets.pop_front() {
             assert_eq!(machine.disks[0].guest.wait(ticket), 0);
         }
-        times.insert(machine.word_of_disk(0, DISK_SEEN));
+        times.insert(machine.record_of_disk(0).seen_ns);
     }
     for ticket in tickets {
         assert_eq!(machine.disks[0].guest.wait(ticket), 0);

@@ -178,7 +178,7 @@ fn a_log_that_nobody_reads_holds_up_nobody() {
         if let Ok(count) = rustix::io::read(&reader, &mut text[..]) {
             said.push_str(&String::from_utf8_lossy(&text[..count]));
         }
-        said.contains("3 lines of this log were lost")
+        said.contains("3 lines of this log were dropped")
     });
     machine.run(2);
     machine.finish();

@@ -1,5 +1,7 @@
 //! The two charts of the page: latencies, and everything over time.
 
+use maud::{Markup, html};
+
 use super::numbers::{GIB, ms, thousands, tick_ms};
 use crate::{
     analysis::{Bin, ReadFigures, ratio},
@@ -11,9 +13,8 @@ const WIDTH: f64 = 990.0;
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 14.0;
 
-/// Returns three panels with the same axis of latency: the shares of reads without and with the cache, and both summed
-/// up.
-pub fn latency_chart(report: &Report) -> String {
+/// Returns three panels over one axis of latency: shares of reads without and with the cache, and both cumulated.
+pub fn latency_chart(report: &Report) -> Markup {
     let runs = [
         ("without the cache", "disk-line", &report.baseline.measured.vm),
         ("with the cache", "remote-line", &report.cached.run.measured.vm),
@@ -52,10 +53,10 @@ pub fn latency_chart(report: &Report) -> String {
         ("c-remote", "from the memory server (curve: with the cache)"),
         ("c-disk", "from the disk (curve: without)"),
     ]);
-    picture.finish("Distribution of read latencies without and with the cache") + &key
+    html! { (picture.finish("Distribution of read latencies without and with the cache")) (key) }
 }
 
-/// The reads of some latency.
+/// Reads of similar latency.
 struct LatencyBar {
     lower_ms: f64,
     upper_ms: f64,
@@ -69,7 +70,7 @@ struct LatencyBar {
 fn latency_bars(vm: &ReadFigures) -> Vec<LatencyBar> {
     let mut bars: Vec<LatencyBar> = Vec::new();
     for &(upper, from_cache, from_disk) in &vm.histogram {
-        // A little less than the bin's upper end, so that rounding does not put it into the next bar.
+        // Slightly below the bin's upper end, so that rounding does not move it to the next bar.
         let exponent = (upper.log10() * 10.0 - 0.1).floor();
         let (lower_ms, upper_ms) = (10f64.powf(exponent / 10.0), 10f64.powf((exponent + 1.0) / 10.0));
         if bars.last().is_none_or(|bar| bar.lower_ms < lower_ms) {
@@ -109,7 +110,7 @@ impl LatencyBar {
     }
 }
 
-/// Returns the share of reads that take no longer, by latency.
+/// Returns the share of reads that take at most a given latency, as a curve.
 fn cumulated(vm: &ReadFigures) -> Vec<(f64, Option<f64>)> {
     let mut seen = 0;
     let mut points = vec![(0.0, Some(0.0))];
@@ -135,7 +136,7 @@ fn decade_ticks(scale: Scale) -> Vec<f64> {
 }
 
 /// Returns three panels over one time axis: hit ratio, mean latency, memory in use.
-pub fn time_chart(report: &Report) -> String {
+pub fn time_chart(report: &Report) -> Markup {
     let timeline = &report.timeline;
     let x = Scale::Linear { from: 0.0, to: timeline.end_s };
     let heights = [150.0, 92.0, 92.0];
@@ -209,8 +210,7 @@ fn mark_moments(picture: &mut Picture, panel: &Panel, report: &Report) {
     }
 }
 
-/// Returns the same in one line, for below a chart.
-fn key_line(rows: &[(&str, &str)]) -> String {
-    let rows: String = rows.iter().map(|(class, name)| format!(r#"<li><i class="{class}"></i>{name}</li>"#)).collect();
-    format!(r#"<ul class="keyline">{rows}</ul>"#)
+/// Returns a key in one line, for below a chart.
+fn key_line(rows: &[(&str, &str)]) -> Markup {
+    html! { ul.keyline { @for (class, name) in rows { li { i.(class) {} (name) } } } }
 }

@@ -1,8 +1,8 @@
-//! Numbers as the page shows them.
+//! Formats numbers for the page.
 
 pub const GIB: f64 = 1_073_741_824.0;
 
-/// Returns a power of ten.
+/// Formats a power of ten, in milliseconds, for an axis.
 pub fn tick_ms(value: f64) -> String {
     if value >= 999.0 {
         format!("{:.0} s", value / 1000.0)
@@ -13,7 +13,7 @@ pub fn tick_ms(value: f64) -> String {
     }
 }
 
-/// Returns three digits in the unit that fits; a dash where there is no value.
+/// Formats milliseconds with three digits in the unit that fits; 0 is a dash, for no value.
 pub fn ms(value: f64) -> String {
     if value == 0.0 {
         return "\u{2013}".into();
@@ -40,7 +40,7 @@ pub fn percent(value: f64) -> String {
     format!("{:.1} %", value * 100.0)
 }
 
-/// Returns digits in groups of three.
+/// Formats a count with its digits in groups of three.
 pub fn thousands(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::new();

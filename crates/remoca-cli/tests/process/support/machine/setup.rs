@@ -1,0 +1,67 @@
+//! How a machine is started: its images, and the arguments of `remoca disk`.
+
+use super::disk::{SECTOR, VirtualDisk};
+use crate::support::model::BLOCK;
+use crate::support::program::{Nbdkit, Program, REMOCA, command};
+use std::path::{Path, PathBuf};
+
+/// How to start a machine.
+pub struct Setup {
+    pub binary: PathBuf,
+    /// The sector of each disk.
+    pub sectors: Vec<usize>,
+    pub blocks: usize,
+    /// The images are files behind NBD servers.
+    pub nbd: bool,
+    /// What those take requests in.
+    pub nbd_block: usize,
+    pub cache: &'static str,
+    pub server: Option<String>,
+    /// The process has a name, and so leaves something to its successor.
+    pub named: bool,
+    pub arguments: Vec<String>,
+    pub environment: Vec<(&'static str, String)>,
+    pub seed: u64,
+}
+
+impl Default for Setup {
+    /// One disk of 8 MiB, and a cache of half of it.
+    fn default() -> Self {
+        Self {
+            binary: REMOCA.into(),
+            sectors: vec![SECTOR],
+            blocks: 2048,
+            nbd: false,
+            nbd_block: BLOCK,
+            cache: "4M",
+            server: None,
+            named: true,
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            seed: 1,
+        }
+    }
+}
+
+pub fn socket(host: &Path, number: usize) -> PathBuf {
+    host.join(format!("socket{number}"))
+}
+
+pub fn spawn(setup: &Setup, folder: &Path, disks: &[VirtualDisk], arguments: &[String]) -> Program {
+    let mut command = command(&setup.binary);
+    command.envs(setup.environment.iter().cloned());
+    command.args(["disk", "--cache", setup.cache]).args(setup.named.then_some("--name=test"));
+    for (name, path) in [("--port", "port"), ("--control", "control")] {
+        command.arg(name).arg(folder.join(path));
+    }
+    for (disk, number) in disks.iter().zip(0..) {
+        let image = disk.nbd.as_ref().map_or(disk.image.display().to_string(), Nbdkit::uri);
+        let socket = socket(folder, number);
+        let socket = socket.display();
+        command.arg("--disk").arg(format!("image={image},socket={socket},sector={}", disk.sector));
+    }
+    if let Some(server) = &setup.server {
+        command.args(["--server", server]);
+    }
+    Program::start(command.args(&setup.arguments).args(arguments), &folder.join("disk.log"))
+}
