@@ -1,4 +1,4 @@
-//! Latency histograms: logarithmic buckets, eight to the octave, so that a quantile is off by at most 9 %.
+//! Latency histograms: logarithmic buckets, eight to the octave, so that a quantile is off by at most 13 %.
 //!
 //! Owned by the I/O thread; copies go to the control socket.
 
