@@ -1,7 +1,7 @@
 //! A raw image file or a block device as a backing store.
 //!
-//! Owned by the I/O thread. Operations become system calls (`file_task`) that are made by io_uring (`file_uring`), or by a
-//! few threads (`file_threads`) where io_uring is refused. Both give the same results.
+//! Owned by the I/O thread. Operations become system calls (`file_task`) that are made by io_uring and threads (`file_uring`), or
+//! by a few threads alone (`file_threads`) where io_uring is refused. Both give the same results.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,8 +9,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use rustix::event::epoll;
 
 use super::file_image::Image;
 use super::file_stamp;
@@ -28,7 +26,7 @@ use remoca_io::buffer::IoBuffer;
 use remoca_io::lock::ImageLock;
 
 /// Threads in place of io_uring: enough that flushes do not hold up reads.
-const WORKER_COUNT: usize = 8;
+const WORKERS_MAX: usize = 8;
 /// How soon to try again when the kernel had no memory for a submission.
 const SUBMIT_AGAIN_AFTER: Duration = Duration::from_millis(1);
 
@@ -66,9 +64,7 @@ pub struct FileStore {
 
 /// Who makes the system calls.
 enum Calls {
-    Ring(Ring),
-    /// A ring, and a thread for what the ring cannot do; the last field becomes readable when either has something.
-    RingAndHelper(Ring, WorkerPool, OwnedFd),
+    Ring(Box<Ring>),
     Workers(WorkerPool),
 }
 
@@ -124,7 +120,7 @@ impl FileStore {
     #[must_use]
     pub fn uses_uring(&self) -> bool {
         match self.calls {
-            Calls::Ring(_) | Calls::RingAndHelper(..) => true,
+            Calls::Ring(_) => true,
             Calls::Workers(_) => false,
         }
     }
@@ -156,7 +152,6 @@ impl DataPath for FileStore {
     fn event_fd(&self) -> BorrowedFd<'_> {
         match &self.calls {
             Calls::Ring(ring) => ring.event_fd(),
-            Calls::RingAndHelper(_, _, either) => either.as_fd(),
             Calls::Workers(workers) => workers.event_fd(),
         }
     }
@@ -176,10 +171,6 @@ impl DataPath for FileStore {
     fn kick(&mut self, now: Instant) {
         let outcome = match &mut self.calls {
             Calls::Ring(ring) => ring.kick(now),
-            Calls::RingAndHelper(ring, helper, _) => {
-                helper.kick();
-                ring.kick(now)
-            }
             Calls::Workers(workers) => {
                 workers.kick();
                 return;
@@ -201,10 +192,6 @@ impl DataPath for FileStore {
         let mut finished = std::mem::take(&mut self.finished);
         match &mut self.calls {
             Calls::Ring(ring) => ring.collect(now, &mut finished),
-            Calls::RingAndHelper(ring, helper, _) => {
-                ring.collect(now, &mut finished);
-                finished.append(&mut helper.take_finished());
-            }
             Calls::Workers(workers) => finished.append(&mut workers.take_finished()),
         }
         for (task, result) in finished.drain(..) {
@@ -302,29 +289,20 @@ impl Calls {
             UringUse::Auto => match Ring::new(image) {
                 Ok(ring) => Some(ring),
                 Err(error) => {
-                    tracing::warn!(%error, "io_uring is not available: {WORKER_COUNT} threads do the disk I/O");
+                    tracing::warn!(%error, "io_uring is not available: {WORKERS_MAX} threads do the disk I/O");
                     None
                 }
             },
         };
-        match ring {
-            None => Ok(Calls::Workers(WorkerPool::start(image, WORKER_COUNT)?)),
-            Some(ring) if image.facts.is_block_device && image.geometry.can_discard => {
-                let helper = WorkerPool::start(image, 1)?;
-                let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-                for fd in [ring.event_fd(), helper.event_fd()] {
-                    epoll::add(&either, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-                }
-                Ok(Calls::RingAndHelper(ring, helper, either))
-            }
-            Some(ring) => Ok(Calls::Ring(ring)),
-        }
+        Ok(match ring {
+            Some(ring) => Calls::Ring(Box::new(ring)),
+            None => Calls::Workers(WorkerPool::start(image, WORKERS_MAX)?),
+        })
     }
 
     fn submit(&mut self, task: FileTask) {
         match self {
-            Calls::RingAndHelper(_, helper, _) if task.needs_blocking_thread() => helper.submit(task),
-            Calls::Ring(ring) | Calls::RingAndHelper(ring, ..) => ring.submit(task),
+            Calls::Ring(ring) => ring.submit(task),
             Calls::Workers(workers) => workers.submit(task),
         }
     }

@@ -166,9 +166,14 @@ impl FileTask {
         if self.stage == Stage::Sync { FailedAt::Sync } else { FailedAt::Body }
     }
 
-    /// Returns whether the next call can only be made on a thread that may block.
-    pub(super) fn needs_blocking_thread(&self) -> bool {
-        self.stage == Stage::DiscardByIoctl
+    /// Returns whether the kernel can be asked to refuse the next call if it would wait: a read or a write. A file system may
+    /// sync a durable write all the same; a block device does not wait for it.
+    pub(super) fn may_be_refused(&self) -> bool {
+        match self.stage {
+            Stage::Read | Stage::WriteZeroes => true,
+            Stage::Write => self.image.is_block_device || !self.writes_durably(),
+            _ => false,
+        }
     }
 
     pub(super) fn next_call(&mut self) -> Call<'_> {
@@ -412,7 +417,7 @@ mod tests {
     fn a_discard_that_is_not_supported_succeeds_and_other_errors_are_reported() {
         for is_block_device in [false, true] {
             let operation = StoreOp::Discard { offset: 0, len: 4096 };
-            assert_eq!(task(operation, is_block_device).needs_blocking_thread(), is_block_device);
+            assert!(!task(operation, is_block_device).may_be_refused(), "it is made by a thread");
             assert_eq!(unsupported(&mut task(operation, is_block_device)), Progress::Finished(Ok(())));
             assert_eq!(
                 task(operation, is_block_device).handle_result(Err(libc::EIO)),

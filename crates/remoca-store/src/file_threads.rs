@@ -1,8 +1,11 @@
-//! Blocking system calls on a few threads: the way to the image where io_uring is not allowed, and for the calls that
-//! io_uring does not have.
+//! Blocking system calls on threads: the way to the image for what may wait, and for everything where io_uring is not
+//! allowed.
 //!
 //! Owned by a `FileStore` on the I/O thread. Tasks move to a worker and come back with their result through one eventfd.
 //! Workers end when the pool is dropped, after the calls they are in; a task that was not begun is dropped with its buffer.
+//!
+//! Invariant: below the bound, one worker waits for a task or is being started, so a call that hangs keeps no other. Workers are
+//! started by workers: that costs the I/O thread nothing.
 
 use remoca_io::sizes;
 use std::collections::VecDeque;
@@ -11,6 +14,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use remoca_io::wake;
 use rustix::fs::Advice;
@@ -19,6 +23,11 @@ use super::StoreError;
 use super::file_image::Image;
 use super::file_task::{Call, FileTask, Progress};
 
+/// How long a worker waits for a task if another one waits too.
+const IDLE_MAX: Duration = Duration::from_secs(10);
+/// Enough for a system call and for a panic's message.
+const STACK_BYTES: usize = 256 << 10;
+
 /// A task and how it ended.
 pub(super) type Finished = (FileTask, Result<(), StoreError>);
 
@@ -26,10 +35,12 @@ pub(super) struct WorkerPool {
     shared: Arc<Shared>,
     /// Tasks of this round, handed over together by `kick`.
     queued: Vec<FileTask>,
+    /// Tasks that were not taken back yet.
+    outstanding: usize,
 }
 
 struct Shared {
-    image: Arc<Image>,
+    workers_max: usize,
     state: Mutex<State>,
     work_added: Condvar,
     finished_added: OwnedFd,
@@ -39,24 +50,27 @@ struct Shared {
 struct State {
     waiting: VecDeque<FileTask>,
     finished: Vec<Finished>,
-    is_stopping: bool,
+    /// `None`: the pool was dropped. A worker holds it only while it makes calls, so that the image is closed with the pool.
+    image: Option<Arc<Image>>,
+    /// Workers that run or are being started, and those of them that wait for a task.
+    workers: usize,
+    idle: usize,
+    /// A worker could not be started: once more with the next tasks.
+    start_failed: bool,
 }
 
 impl WorkerPool {
-    pub(super) fn start(image: &Arc<Image>, worker_count: usize) -> io::Result<Self> {
+    /// Starts a worker, and up to `workers_max` when they are needed.
+    pub(super) fn start(image: &Arc<Image>, workers_max: usize) -> io::Result<Self> {
         let finished_added = wake::new()?;
         let shared = Arc::new(Shared {
-            image: Arc::clone(image),
-            state: Mutex::default(),
+            workers_max,
+            state: Mutex::new(State { image: Some(Arc::clone(image)), workers: 1, ..State::default() }),
             work_added: Condvar::new(),
             finished_added,
         });
-        let pool = Self { shared: Arc::clone(&shared), queued: Vec::new() };
-        for index in 0..worker_count {
-            let shared = Arc::clone(&shared);
-            thread::Builder::new().name(format!("disk-io-{index}")).spawn(move || shared.work())?;
-        }
-        Ok(pool)
+        shared.spawn()?;
+        Ok(Self { shared, queued: Vec::new(), outstanding: 0 })
     }
 
     /// Returns a descriptor that is readable when tasks have finished.
@@ -65,32 +79,41 @@ impl WorkerPool {
     }
 
     pub(super) fn submit(&mut self, task: FileTask) {
+        self.outstanding += 1;
         self.queued.push(task);
     }
 
+    /// Returns whether there are tasks that were not taken back.
+    pub(super) fn is_busy(&self) -> bool {
+        self.outstanding > 0
+    }
+
     pub(super) fn kick(&mut self) {
-        let count = self.queued.len();
-        if count == 0 {
+        if self.queued.is_empty() {
             return;
         }
-        self.shared.lock().waiting.extend(self.queued.drain(..));
-        match count {
-            1 => self.shared.work_added.notify_one(),
-            _ => self.shared.work_added.notify_all(),
+        let mut state = self.shared.lock();
+        state.waiting.extend(self.queued.drain(..));
+        if std::mem::take(&mut state.start_failed) {
+            self.shared.start_another(state);
         }
+        // One wakes the next, if that is needed.
+        self.shared.work_added.notify_one();
     }
 
     pub(super) fn take_finished(&mut self) -> Vec<Finished> {
         // Cleared before the list is read: what finishes in between sets it again.
         wake::clear(&self.shared.finished_added);
-        std::mem::take(&mut self.shared.lock().finished)
+        let finished = std::mem::take(&mut self.shared.lock().finished);
+        self.outstanding -= finished.len();
+        finished
     }
 }
 
 impl Drop for WorkerPool {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
-        state.is_stopping = true;
+        state.image = None;
         state.waiting.clear();
         self.shared.work_added.notify_all();
     }
@@ -101,9 +124,31 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn work(&self) {
-        while let Some(mut task) = self.next_task() {
-            let result = run(&self.image, &mut task);
+    /// Starts a worker that is counted already.
+    fn spawn(self: &Arc<Self>) -> io::Result<()> {
+        let shared = Arc::clone(self);
+        let worker = thread::Builder::new().name("disk-io".into()).stack_size(STACK_BYTES);
+        worker.spawn(move || shared.work()).map(drop)
+    }
+
+    /// Starts one more worker, if the bound and the system allow it.
+    fn start_another(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+        if state.workers == self.workers_max {
+            return;
+        }
+        state.workers += 1;
+        drop(state);
+        if self.spawn().is_err() {
+            let mut state = self.lock();
+            state.workers -= 1;
+            state.start_failed = true;
+        }
+    }
+
+    fn work(self: &Arc<Self>) {
+        while let Some((mut task, image)) = self.next_task() {
+            let result = run(&image, &mut task);
+            drop(image);
             let mut state = self.lock();
             state.finished.push((task, result));
             let is_first = state.finished.len() == 1;
@@ -115,16 +160,29 @@ impl Shared {
         }
     }
 
-    fn next_task(&self) -> Option<FileTask> {
+    /// Returns the next task, and sees to it that another worker waits for the one after it. `None`: this worker is to end.
+    fn next_task(self: &Arc<Self>) -> Option<(FileTask, Arc<Image>)> {
         let mut state = self.lock();
         loop {
-            if state.is_stopping {
+            let image = Arc::clone(state.image.as_ref()?);
+            if let Some(task) = state.waiting.pop_front() {
+                if state.idle == 0 {
+                    self.start_another(state);
+                } else if !state.waiting.is_empty() {
+                    self.work_added.notify_one();
+                }
+                return Some((task, image));
+            }
+            drop(image);
+            state.idle += 1;
+            let (woken, timeout) =
+                self.work_added.wait_timeout(state, IDLE_MAX).unwrap_or_else(PoisonError::into_inner);
+            state = woken;
+            state.idle -= 1;
+            if timeout.timed_out() && state.waiting.is_empty() && state.idle > 0 {
+                state.workers -= 1;
                 return None;
             }
-            if let Some(task) = state.waiting.pop_front() {
-                return Some(task);
-            }
-            state = self.work_added.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }

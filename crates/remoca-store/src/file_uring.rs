@@ -1,10 +1,12 @@
-//! Asynchronous system calls through one io_uring.
+//! Asynchronous system calls: reads and writes that need not wait through one io_uring, all others on threads.
 //!
 //! Owned by a `FileStore` on the I/O thread. At most [`IN_RING_MAX`] calls are in the ring, the rest wait here, so the
 //! completion queue (twice as long) cannot overflow by our own doing. Invariants:
 //! 1. The memory of a call in the ring stays where it is until its completion was taken, or for ever: tasks that are in
 //!    the ring when the ring is dropped are leaked, because the kernel may still read or write their buffers.
-//! 2. A task is in exactly one place: in the ring, or waiting for it.
+//! 2. A task is in exactly one place: in the ring, waiting for it, or with the threads.
+//! 3. No call is left to the threads that the kernel has for a ring (io-wq): the count of them goes wrong (seen on Linux 6.18), and
+//!    then calls wait for ever. Each call in the ring has `RWF_NOWAIT`, with which the kernel refuses what would wait.
 
 use remoca_io::sizes;
 use std::collections::VecDeque;
@@ -17,16 +19,19 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 use slab::Slab;
 
 use super::file_image::Image;
-use super::file_stamp::ChangeTime;
 use super::file_task::{Call, FileTask, Progress, Purpose};
-use super::file_threads::Finished;
+use super::file_threads::{Finished, WorkerPool};
 
 /// Calls in the ring at once.
 const IN_RING_MAX: u32 = 256;
+/// The same for a file: its file system may wait for the device's queue to have room, which `RWF_NOWAIT` does not prevent.
+const IN_RING_MAX_OF_FILE: u32 = 16;
 /// An image that has not answered for this long may be about to hang.
 const SILENCE_MAX: Duration = Duration::from_millis(25);
-/// Threads of the kernel for calls that block: no bound but the number of calls in all rings.
-const WORKERS_MAX: u32 = i32::MAX.cast_unsigned();
+/// Threads for calls that wait: as many as calls in the ring.
+const THREADS_MAX: usize = 256;
+/// What the ring says when a thread has finished; no task has this key.
+const THREADS: u64 = u64::MAX;
 
 pub(super) struct Ring {
     ring: IoUring,
@@ -37,6 +42,11 @@ pub(super) struct Ring {
     in_ring: u32,
     /// When a read, and when any other call, completed last: a file system that is frozen still answers reads.
     answered_at: [Option<Instant>; 2],
+    threads: WorkerPool,
+    /// The ring tells when a thread has finished.
+    is_watching: bool,
+    /// The file knows no `RWF_NOWAIT` for other calls, and for reads.
+    only_waits: [bool; 2],
 }
 
 /// What became of handing calls to the kernel.
@@ -50,23 +60,14 @@ pub(super) enum Submission {
 impl Ring {
     /// Sets up a ring. Fails where the kernel does not allow io_uring, or not all that is needed.
     pub(super) fn new(image: &Arc<Image>) -> io::Result<Self> {
-        let ring = IoUring::new(IN_RING_MAX)?;
+        // One more than calls: the ring also watches the threads.
+        let ring = IoUring::new(IN_RING_MAX + 1)?;
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe)?;
-        let needed = [
-            opcode::Read::CODE,
-            opcode::Write::CODE,
-            opcode::Fsync::CODE,
-            opcode::Fallocate::CODE,
-            opcode::Statx::CODE,
-            opcode::Fadvise::CODE,
-        ];
+        let needed = [opcode::Read::CODE, opcode::Write::CODE, opcode::PollAdd::CODE];
         if !needed.into_iter().all(|code| probe.is_supported(code)) || !ring.params().is_feature_nodrop() {
             return Err(io::Error::from_raw_os_error(libc::ENOSYS));
         }
-        // The kernel's threads for calls that block belong to the I/O thread, whatever the ring: a few in all, unless it is
-        // told otherwise. Calls of an image whose file system hangs would take all of them, and other images wait for ever.
-        ring.submitter().register_iowq_max_workers(&mut [WORKERS_MAX, WORKERS_MAX])?;
         Ok(Self {
             ring,
             image: Arc::clone(image),
@@ -74,6 +75,9 @@ impl Ring {
             waiting: VecDeque::new(),
             in_ring: 0,
             answered_at: [None; 2],
+            threads: WorkerPool::start(image, THREADS_MAX)?,
+            is_watching: false,
+            only_waits: [false; 2],
         })
     }
 
@@ -84,16 +88,28 @@ impl Ring {
     }
 
     pub(super) fn submit(&mut self, task: FileTask) {
-        let key = self.tasks.insert(task);
-        self.waiting.push_back(key);
+        if task.may_be_refused() {
+            let key = self.tasks.insert(task);
+            self.waiting.push_back(key);
+        } else {
+            self.threads.submit(task);
+        }
     }
 
     pub(super) fn kick(&mut self, now: Instant) -> io::Result<Submission> {
         let may_wait = [false, true].map(|reads| self.may_wait(now, reads));
-        while self.in_ring < IN_RING_MAX {
-            let Some(key) = self.waiting.pop_front() else { break };
-            self.push(key, may_wait[usize::from(self.tasks[key].reads())]);
+        let is_file = !self.image.facts.is_block_device;
+        while let Some(key) = self.waiting.pop_front() {
+            let is_crowded = is_file && self.in_ring >= IN_RING_MAX_OF_FILE;
+            if is_crowded || may_wait[usize::from(self.tasks[key].reads())] {
+                self.threads.submit(self.tasks.remove(key));
+            } else if self.in_ring == IN_RING_MAX || !self.push(key) {
+                self.waiting.push_front(key);
+                break;
+            }
         }
+        self.threads.kick();
+        self.watch_threads();
         // One call is the rule; more are needed when the kernel stops behind an entry that it refuses.
         while !self.ring.submission().is_empty() {
             match self.ring.submit() {
@@ -115,51 +131,82 @@ impl Ring {
             let mut taken = 0;
             for entry in self.ring.completion() {
                 taken += 1;
-                let key = sizes::in_memory(entry.user_data());
-                let task = &self.tasks[key];
-                // What is asked beside the guest's operations needs no journal: its answers say nothing of them.
-                if matches!(task.purpose, Purpose::Operation { .. }) {
-                    self.answered_at[usize::from(task.reads())] = Some(now);
+                if entry.user_data() == THREADS {
+                    self.is_watching = false;
+                    continue;
                 }
-                let result = u32::try_from(entry.result()).map_err(|_| entry.result().saturating_neg());
+                let key = sizes::in_memory(entry.user_data());
                 self.in_ring -= 1;
-                match self.tasks[key].handle_result(result) {
-                    Progress::MoreCalls => self.waiting.push_back(key),
+                let task = &mut self.tasks[key];
+                let result = u32::try_from(entry.result()).map_err(|_| entry.result().saturating_neg());
+                if matches!(result, Ok(0) | Err(libc::EAGAIN | libc::EOPNOTSUPP)) {
+                    // It would wait, or the file does not know how not to. Linux 5.10 says that with nothing read, as at the end
+                    // of the file; the thread is told which it is.
+                    self.only_waits[usize::from(task.reads())] |= result == Err(libc::EOPNOTSUPP);
+                    self.threads.submit(self.tasks.remove(key));
+                    continue;
+                }
+                note_answer(&mut self.answered_at, task, now);
+                match task.handle_result(result) {
+                    Progress::MoreCalls if task.may_be_refused() => self.waiting.push_back(key),
+                    Progress::MoreCalls => self.threads.submit(self.tasks.remove(key)),
                     Progress::Finished(result) => finished.push((self.tasks.remove(key), result)),
                 }
             }
             // The kernel keeps completions that found no room until it is entered again.
             let has_overflowed = self.ring.submission().cq_overflow();
             if has_overflowed && self.ring.submit().is_err() || !has_overflowed && taken == 0 {
-                return;
+                break;
+            }
+        }
+        if self.threads.is_busy() && !self.is_watching {
+            for (task, result) in self.threads.take_finished() {
+                note_answer(&mut self.answered_at, &task, now);
+                finished.push((task, result));
             }
         }
     }
 
-    /// Returns whether a call may wait on this thread. By default the kernel tries each call on it first, and takes the file
-    /// system's word that it does not wait. FUSE waits for its server. Ext4 waits for its journal, and the journal for the
-    /// device, when a time of the file changes or a map of its blocks is read. Both were seen on Linux 6.18. So a regular file is
-    /// trusted only while it answers. To have the kernel's threads make all calls costs too much: below Linux 6.5 they
-    /// write to a file one after the other.
+    /// Has the ring tell when a thread finishes, if there is anything to wait for.
+    fn watch_threads(&mut self) {
+        if self.is_watching || !self.threads.is_busy() {
+            return;
+        }
+        let finished = types::Fd(self.threads.event_fd().as_raw_fd());
+        let events = u32::from(libc::POLLIN.cast_unsigned());
+        let entry = opcode::PollAdd::new(finished, events).build().user_data(THREADS);
+        // SAFETY: the entry has no memory; the kernel holds the descriptor as long as it polls it.
+        self.is_watching = unsafe { self.ring.submission().push(&entry) }.is_ok();
+    }
+
+    /// Returns whether a call may wait on this thread. The kernel tries each call of the ring on it, and takes the file system's
+    /// word that it does not wait. FUSE waits for its server. Ext4 waits for its journal, and the journal for the device, when a
+    /// time of the file changes or a map of its blocks is read. Both were seen on Linux 6.18. So a regular file is trusted only
+    /// while it answers.
     fn may_wait(&self, now: Instant, reads: bool) -> bool {
         let answers =
             || self.answered_at[usize::from(reads)].is_some_and(|at| now.saturating_duration_since(at) < SILENCE_MAX);
-        self.image.facts.may_wait || !self.image.facts.is_block_device && !answers()
+        let facts = &self.image.facts;
+        facts.may_wait || self.only_waits[usize::from(reads)] || !facts.is_block_device && !answers()
     }
 
-    fn push(&mut self, key: usize, may_wait: bool) {
-        let mut entry = entry(&self.image, self.tasks[key].next_call()).user_data(key as u64);
-        if may_wait {
-            entry = entry.flags(squeue::Flags::ASYNC);
-        }
+    /// Puts the next call of a task into the ring. False if that has no room.
+    fn push(&mut self, key: usize) -> bool {
+        let Some(entry) = entry(&self.image, self.tasks[key].next_call()) else {
+            unreachable!("only reads and writes go to the ring");
+        };
         // SAFETY: the entry points to the task's buffer or to static zeroes. The buffer is heap memory owned by the task,
         // which stays in `tasks` until its completion was taken, or is leaked; nothing touches it in the meantime.
-        let pushed = unsafe { self.ring.submission().push(&entry) };
-        // The queue is as long as IN_RING_MAX and emptied by each kick, but a kick that could not submit leaves entries.
-        match pushed {
-            Ok(()) => self.in_ring += 1,
-            Err(_) => self.waiting.push_front(key),
-        }
+        let pushed = unsafe { self.ring.submission().push(&entry.user_data(key as u64)) };
+        self.in_ring += u32::from(pushed.is_ok());
+        pushed.is_ok()
+    }
+}
+
+/// Notes that the image answers. What is asked beside the guest's operations needs no journal: its answers say nothing of them.
+fn note_answer(answered_at: &mut [Option<Instant>; 2], task: &FileTask, now: Instant) {
+    if matches!(task.purpose, Purpose::Operation { .. }) {
+        answered_at[usize::from(task.reads())] = Some(now);
     }
 }
 
@@ -171,26 +218,19 @@ impl Drop for Ring {
     }
 }
 
-fn entry(image: &Image, call: Call<'_>) -> squeue::Entry {
+/// Returns a read or a write for the ring; `None` for any other call.
+fn entry(image: &Image, call: Call<'_>) -> Option<squeue::Entry> {
     let fd = types::Fd(image.file.as_raw_fd());
     match call {
         Call::Read { offset, target } => {
-            opcode::Read::new(fd, target.as_mut_ptr(), len_of(target)).offset(offset).build()
+            let read = opcode::Read::new(fd, target.as_mut_ptr(), len_of(target)).offset(offset);
+            Some(read.rw_flags(libc::RWF_NOWAIT).build())
         }
         Call::Write { offset, source, durable } => {
-            let flags = if durable { libc::RWF_DSYNC } else { 0 };
-            opcode::Write::new(fd, source.as_ptr(), len_of(source)).offset(offset).rw_flags(flags).build()
+            let flags = libc::RWF_NOWAIT | if durable { libc::RWF_DSYNC } else { 0 };
+            Some(opcode::Write::new(fd, source.as_ptr(), len_of(source)).offset(offset).rw_flags(flags).build())
         }
-        Call::Fallocate { mode, offset, len } => opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build(),
-        // A length of 0 is up to the end.
-        Call::EmptyPageCache => opcode::Fadvise::new(fd, 0, libc::POSIX_FADV_DONTNEED).build(),
-        Call::Look(changed) => opcode::Statx::new(fd, c"".as_ptr(), changed.as_mut_ptr().cast())
-            .flags(ChangeTime::FLAGS)
-            .mask(ChangeTime::MASK)
-            .build(),
-        Call::SyncData => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
-        // `FileStore` gives these to its helper thread.
-        Call::DiscardBlocks { .. } => unreachable!("a blocking call in the ring"),
+        _ => None,
     }
 }
 

@@ -168,18 +168,43 @@ fn memory_that_the_kernel_may_still_fill_is_not_used_again() {
     if !is_root() {
         return;
     }
-    for uring in BOTH {
+    // A file of this file system is read by threads, a device by the ring.
+    for is_device in [false, true] {
         let disk = ObservedDisk::new();
-        let mut store = open(&disk.image, uring);
+        let device = is_device.then(|| LoopDevice::attach(&disk.image, &["--direct-io=off"]));
+        let mut store = open(device.as_ref().map_or(&disk.image, |device| &device.0), UringUse::Auto);
         let pool = BufferPool::new(4096);
         let before = disk.count("Read");
         disk.control(b'p');
-        store.submit(1, StoreOp::Read { offset: 0, len: 4096 }, pool.take(4096));
+        store.submit(1, StoreOp::Read { offset: 8 << 20, len: 4096 }, pool.take(4096));
         store.kick(Instant::now());
         wait_until("the read is on its way", || disk.count("Read") > before);
         drop(store);
         assert!(pool.take(4096).is_none(), "the only buffer was given out while a read into it is under way");
         disk.control(b'r');
+    }
+}
+
+#[test]
+fn a_call_that_hangs_keeps_no_other_from_the_disk() {
+    if !is_root() {
+        return;
+    }
+    for uring in BOTH {
+        let disk = ObservedDisk::new();
+        let mut driver = Driver::new(open(&disk.image, uring));
+        let before = disk.count("Read");
+        disk.control(b'p');
+        let reads: Vec<_> = (0..2_usize)
+            .map(|in_flight| {
+                // The second finds the first in the kernel.
+                let token = driver.start(StoreOp::Read { offset: (in_flight as u64) << 20, len: 4096 }, None);
+                wait_until("the read is on its way", || disk.count("Read") > before + in_flight);
+                token
+            })
+            .collect();
+        disk.control(b'r');
+        assert!(reads.into_iter().all(|token| driver.wait(token).result.is_ok()));
     }
 }
 

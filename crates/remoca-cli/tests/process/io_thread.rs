@@ -34,8 +34,11 @@ const ALLOWED: &[(&str, &str)] = &[
     ("write eventfd", "nonblocking: a full counter is a signal already"),
     ("eventfd2", "makes one, for a new answer or queue"),
     ("close eventfd", "nobody waits for the last one to close it"),
-    // Images: only by the ring, whose calls go to threads of the kernel, or by threads of the store.
-    ("io_uring_enter io_uring", "submits; what a file system may wait for is submitted with IOSQE_ASYNC"),
+    // Images: only by the ring, or by threads of the store.
+    (
+        "io_uring_enter io_uring",
+        "submits reads and writes with RWF_NOWAIT: what would wait is refused, and made by a thread",
+    ),
     // Memory of this process.
     ("brk", "memory of this process"),
     ("mmap nothing", "memory of this process: buffers, stacks of threads"),
