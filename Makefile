@@ -8,7 +8,7 @@ MINUTES ?= 30
 
 demo: deps
 	cargo build --release -p remoca-cli -p remoca-demo
-	target/release/remoca-demo
+	cargo run --release --quiet -p remoca-demo
 
 test: deps
 	cargo xtask test
