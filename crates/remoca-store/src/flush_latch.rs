@@ -2,8 +2,8 @@
 //!
 //! After a failed fsync the kernel considers the lost pages clean, so that the next fsync succeeds although the data
 //! are gone. Each store passes its results through one latch; the first failed flush or durable write decides all later
-//! ones. A write that was refused for lack of space does not latch, because no acknowledged data are lost. A sync after
-//! a write that fails does latch, whatever its error, because the error may concern writes that were acknowledged
+//! ones. A write that was refused for lack of space does not latch, because no acknowledged data are lost. A failed
+//! sync after a write does latch, whatever its error, because the error may concern writes that were acknowledged
 //! before.
 
 use super::StoreError;
