@@ -1,6 +1,6 @@
 //! Random reads against a vhost-user-blk socket, without a VM: `vhost_load SOCKET [SECONDS] [DEPTH] [BYTES]`.
 //!
-//! It polls for completions, so interrupts are not part of what is measured; kicks are.
+//! It polls for completions, so the measurement includes kicks but no interrupts.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! A RAM disk for QEMU: `vhost_ram SOCKET [MEBIBYTES] [QUEUES]`. What the frontend costs, without a store behind it.
+//! A RAM disk for QEMU: `vhost_ram SOCKET [MEBIBYTES] [QUEUES]`. It measures the cost of the frontend without a store.
 
 use std::path::Path;
 

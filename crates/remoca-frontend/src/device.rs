@@ -1,8 +1,10 @@
-//! What a guest attaches to, as the driver sees it: a device with requests to execute, whatever protocol brings them.
+//! The driver's view of the devices that guests attach to. A device yields requests to execute, independent of the
+//! protocol that carries them.
 //!
-//! The driver owns a [`Frontend`] for each disk and one for the port, and treats all kinds alike: when `event_fd()` is readable
-//! `handle_events()`, then `pop()` until there is nothing, `complete()` in any order, and `notify()` before it waits again.
-//! Requests come out validated: ranges lie within the device and on its blocks, writes to read-only devices never come.
+//! The driver owns a [`Frontend`] for each disk and one for the port, and treats all kinds alike. When `event_fd()` is
+//! readable, it calls `handle_events()`, then `pop()` until that returns `None`, `complete()` in any order, and
+//! `notify()` before it waits again. Requests come out validated: ranges lie within the device and on its block
+//! boundaries, and writes to read-only devices never come out.
 
 use crate::nbd::{Attached, NbdExport, NbdRequest};
 use crate::request::{CopyError, Operation, Outcome};
@@ -19,8 +21,8 @@ pub enum Frontend {
 }
 
 impl Frontend {
-    /// Returns a descriptor that is readable when [`Self::handle_events`] has something to do; the same for the whole
-    /// life.
+    /// Returns a descriptor that is readable when [`Self::handle_events`] has something to do. The descriptor never
+    /// changes.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Vhost(device) => device.event_fd(),
@@ -28,10 +30,10 @@ impl Frontend {
         }
     }
 
-    /// Takes what has come. Call [`Self::pop`] afterwards until it has nothing, then [`Self::notify`].
+    /// Handles pending events. Call [`Self::pop`] afterwards until it returns `None`, then [`Self::notify`].
     ///
     /// # Errors
-    /// If the system refuses to say what has come.
+    /// If the system refuses to report events.
     pub fn handle_events(&mut self) -> io::Result<()> {
         match self {
             Self::Vhost(device) => device.handle_events(),
@@ -39,7 +41,7 @@ impl Frontend {
         }
     }
 
-    /// Returns the next request.
+    /// Returns the next request, or `None` if there is none now.
     pub fn pop(&mut self) -> Option<GuestRequest> {
         match self {
             Self::Vhost(device) => device.pop().map(GuestRequest::Vhost),
@@ -47,7 +49,8 @@ impl Frontend {
         }
     }
 
-    /// Returns more of a request of which a part was handed out. NBD clients repeat what was not answered.
+    /// Returns another piece of a request of which a piece was handed out before, or `None` if there is none. For an
+    /// NBD export it always returns `None`: NBD clients repeat the requests that were not answered.
     pub fn pop_begun(&mut self) -> Option<GuestRequest> {
         match self {
             Self::Vhost(device) => device.pop_begun().map(GuestRequest::Vhost),
@@ -55,7 +58,7 @@ impl Frontend {
         }
     }
 
-    /// Gives a request back; the guest hears of it after the next [`Self::notify`].
+    /// Completes a request with `outcome`. The guest sees the completion after the next [`Self::notify`].
     pub fn complete(&mut self, request: GuestRequest, outcome: Outcome) {
         match (self, request) {
             (Self::Vhost(device), GuestRequest::Vhost(request)) => device.complete(request, status(outcome)),
@@ -64,8 +67,8 @@ impl Frontend {
         }
     }
 
-    /// Notes that the disk may have lost what it has done of requests in several parts that are not completed. They come out
-    /// of [`Self::pop`] again when all of their parts are back.
+    /// Notes that the disk may have lost the finished parts of requests that are not complete yet. Such requests come
+    /// out of [`Self::pop`] again when all of their parts are back.
     pub fn repeat_parts(&mut self) {
         match self {
             Self::Vhost(device) => device.repeat_parts(),
@@ -73,7 +76,7 @@ impl Frontend {
         }
     }
 
-    /// Tells the guest what was completed since the last call.
+    /// Publishes the requests completed since the last call to the guest.
     pub fn notify(&mut self) {
         match self {
             Self::Vhost(device) => device.notify(),
@@ -81,7 +84,8 @@ impl Frontend {
         }
     }
 
-    /// Returns whether the guest has its write cache on, as far as a guest of this kind can switch it.
+    /// Returns whether the guest has its write cache on. Returns true for an NBD export, whose clients cannot switch
+    /// it.
     pub fn write_cache(&self) -> bool {
         match self {
             Self::Vhost(device) => device.write_cache(),
@@ -89,21 +93,23 @@ impl Frontend {
         }
     }
 
-    /// As it was at the process that had the disk, and made durable what it completed.
+    /// Takes over the state of the write cache from the process that had the disk. That process made durable everything
+    /// that it completed.
     pub fn inherit_write_cache(&mut self, is_on: bool) {
         if let Self::Vhost(device) = self {
             device.inherit_write_cache(is_on);
         }
     }
 
-    /// Forgets the state of the write cache: the disk goes to another process.
+    /// Forgets the state of the write cache, because the disk goes to another process.
     pub fn forget_write_cache(&mut self) {
         if let Self::Vhost(device) = self {
             device.forget_write_cache();
         }
     }
 
-    /// Answers the guest what can be answered while another process has the disk. `comes`: that process is about to hand it over.
+    /// Answers the commands of the front end that can be answered while another process has the disk. `comes` means
+    /// that the other process is about to hand the disk over.
     pub fn stand_aside(&mut self, comes: bool) {
         if let Self::Vhost(device) = self {
             device.stand_aside(comes);
@@ -118,7 +124,7 @@ impl Frontend {
         }
     }
 
-    /// Returns the size of the guest's memory, as far as the frontend knows it.
+    /// Returns the size of the guest's memory in bytes, or zero if the frontend does not know it.
     pub fn guest_memory_bytes(&self) -> u64 {
         match self {
             Self::Vhost(device) => device.guest_memory_bytes(),
@@ -126,10 +132,10 @@ impl Frontend {
         }
     }
 
-    /// Takes an NBD client that chose this device.
+    /// Attaches an NBD client that chose this device.
     ///
     /// # Errors
-    /// If the system refuses to watch its socket; the client is gone then.
+    /// If the system refuses to watch the client's socket. The client is disconnected then.
     pub fn attach(&mut self, client: Attached) -> io::Result<()> {
         match self {
             Self::Vhost(_) => Ok(()),
@@ -137,7 +143,7 @@ impl Frontend {
         }
     }
 
-    /// Returns the number of attached NBD clients.
+    /// Returns the number of attached NBD clients, or `None` if the device is not an NBD export.
     pub fn nbd_clients(&self) -> Option<usize> {
         match self {
             Self::Vhost(_) => None,
@@ -152,7 +158,7 @@ impl Frontend {
         }
     }
 
-    /// Returns whether a guest works with it: any of its queues runs.
+    /// Returns whether a guest uses the device: at least one of its queues is running, or an NBD client is attached.
     pub fn is_running(&self) -> bool {
         match self {
             Self::Vhost(device) => device.is_running(),
@@ -160,7 +166,7 @@ impl Frontend {
         }
     }
 
-    /// Returns whether nobody can attach any more.
+    /// Returns whether no guest can attach any longer.
     pub fn is_finished(&self) -> bool {
         match self {
             Self::Vhost(device) => device.is_finished(),
@@ -168,8 +174,8 @@ impl Frontend {
         }
     }
 
-    /// Returns whether the next requests may be repetitions of what an earlier process had in flight. NBD clients do
-    /// not tell.
+    /// Returns whether the next requests may repeat requests that an earlier process had in flight. Always true for
+    /// NBD, because its clients do not tell.
     pub fn may_repeat(&self) -> bool {
         match self {
             Self::Vhost(device) => device.repeats(),
@@ -177,7 +183,8 @@ impl Frontend {
         }
     }
 
-    /// Returns whether every request that was begun is handed out, and every answer is on its way: the guest can be left now.
+    /// Returns whether every request that was begun is handed out entirely, and every answer has been sent. The
+    /// connection to the guest can be dropped then.
     pub fn is_quiet(&self) -> bool {
         match self {
             Self::Vhost(device) => !device.has_begun(),
@@ -185,7 +192,7 @@ impl Frontend {
         }
     }
 
-    /// Returns whether its requests bring the buffers for their disk I/O.
+    /// Returns whether the device's requests carry the buffers for their disk I/O.
     pub fn brings_buffers(&self) -> bool {
         match self {
             Self::Vhost(_) => false,
@@ -193,7 +200,7 @@ impl Frontend {
         }
     }
 
-    /// Returns where its guest comes from.
+    /// Returns where the guest of the device comes from.
     pub fn entrance(&self) -> Entrance<'_> {
         match self {
             Self::Vhost(device) => device.listener().map_or(Entrance::Passed, Entrance::Own),
@@ -201,8 +208,8 @@ impl Frontend {
         }
     }
 
-    /// Returns the sector of a device that another process can take over, because its queues say when its guest has stopped
-    /// there; `None`: nothing says that.
+    /// Returns the sector size in bytes if another process can take the device over, or `None` if it cannot. A
+    /// hand-over needs queues that show when the guest has stopped using them here.
     pub fn sector_to_hand_over(&self) -> Option<u32> {
         match self {
             Self::Vhost(device) => Some(device.config().logical_block_bytes),
@@ -223,13 +230,13 @@ impl Frontend {
 pub enum Entrance<'device> {
     /// A listening socket of the device, and its path.
     Own(&'device ListeningCopy),
-    /// A socket of somebody else who brings the guests of several devices.
+    /// A socket that belongs to another object and serves the guests of several devices.
     Shared,
     /// A connection that was passed to this process. No other can take its place.
     Passed,
 }
 
-/// A request of the guest. The driver gives it back to the [`Frontend`] that it came from.
+/// A request of the guest. The driver returns it to the [`Frontend`] that it came from.
 #[derive(Debug)]
 #[must_use = "a request that is not completed stays in flight for ever"]
 pub enum GuestRequest {
@@ -245,7 +252,7 @@ impl GuestRequest {
         }
     }
 
-    /// Returns whether this write must be durable when it completes, whatever the device's write cache.
+    /// Returns whether this write must be durable when it completes, regardless of the device's write cache.
     pub fn is_durable(&self) -> bool {
         match self {
             Self::Vhost(_) => false,
@@ -253,7 +260,7 @@ impl GuestRequest {
         }
     }
 
-    /// Returns the bytes to copy to or from the guest; zero for anything but a read or write.
+    /// Returns the number of bytes to copy to or from the guest. It is zero for anything but a read or write.
     pub fn data_length(&self) -> usize {
         match self {
             Self::Vhost(request) => request.data_length(),
@@ -261,8 +268,8 @@ impl GuestRequest {
         }
     }
 
-    /// Returns the buffer that the request brought for its disk I/O, with the data of a write. `None`: the driver's own
-    /// buffers are used, and data are copied.
+    /// Returns the buffer that the request carries for its disk I/O; for a write it holds the data. If it returns
+    /// `None`, the driver uses its own buffers and copies the data.
     pub fn take_buffer(&mut self) -> Option<IoBuffer> {
         match self {
             Self::Vhost(_) => None,
@@ -270,7 +277,7 @@ impl GuestRequest {
         }
     }
 
-    /// Takes back the buffer of a write that is done: it may have to be written again.
+    /// Puts back the buffer of a finished write, which may have to be written again.
     pub fn give_back(&mut self, buffer: IoBuffer) {
         match self {
             // The data are still in guest memory.
@@ -279,8 +286,8 @@ impl GuestRequest {
         }
     }
 
-    /// Returns the whole pages of guest memory that `length` bytes at `offset` of a read's data will overwrite: none where
-    /// the guest's memory is not shared.
+    /// Returns the whole pages of guest memory that `length` bytes at `offset` of a read's data will overwrite. There
+    /// are none if the guest's memory is not shared.
     pub fn frames(&self, offset: usize, length: usize) -> impl Iterator<Item = Frame> {
         let frames = match self {
             Self::Vhost(request) => Some(request.frames(offset, length)),
@@ -289,19 +296,19 @@ impl GuestRequest {
         frames.into_iter().flatten()
     }
 
-    /// Copies what a frame of this request holds now.
+    /// Copies the current content of a frame of this request to `target`.
     ///
     /// # Errors
     /// As [`Self::copy_to_guest`].
     pub fn copy_frame(&self, frame: Frame, target: &mut [u8]) -> Result<(), CopyError> {
         match self {
             Self::Vhost(request) => request.copy_frame(frame, target),
-            // It has no frames to ask for.
+            // An NBD request has no frames.
             Self::Nbd(_) => Err(CopyError::OutOfRange),
         }
     }
 
-    /// Delivers all data of a read, in the buffer in which the disk put them.
+    /// Delivers all data of a read in the buffer that the disk filled.
     ///
     /// # Errors
     /// If the guest is gone.
@@ -315,10 +322,10 @@ impl GuestRequest {
         }
     }
 
-    /// Some data of a read.
+    /// Copies part of a read's data, starting at `offset`, to the guest.
     ///
     /// # Errors
-    /// If the guest is gone, or the data do not fit the request.
+    /// If the guest is gone, its memory is not accessible, or the data do not fit the request.
     pub fn copy_to_guest(&mut self, offset: usize, source: &[u8]) -> Result<(), CopyError> {
         match self {
             Self::Vhost(request) => request.copy_to_guest(offset, source),
@@ -326,7 +333,7 @@ impl GuestRequest {
         }
     }
 
-    /// Zeroes as data of a read.
+    /// Fills `length` bytes at `offset` of a read's data with zeroes.
     ///
     /// # Errors
     /// As [`Self::copy_to_guest`].
@@ -337,7 +344,8 @@ impl GuestRequest {
         }
     }
 
-    /// Data of a write. A guest that shares its memory may change them at any time: two copies need not be equal.
+    /// Copies part of a write's data, starting at `offset`, to `target`. A guest that shares its memory may change them
+    /// at any time: two copies need not be equal.
     ///
     /// # Errors
     /// As [`Self::copy_to_guest`].

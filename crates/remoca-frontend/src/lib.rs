@@ -1,4 +1,5 @@
-//! What a guest attaches to: a device with requests to execute, whatever protocol brings them.
+//! The devices that guests attach to. A device yields requests to execute, independent of the protocol that carries
+//! them.
 //!
 //! [`device::Frontend`] is a vhost-user device ([`vhost`]) or an NBD export ([`nbd`]). The driver of the VM process owns it,
 //! executes the requests, and knows neither protocol.

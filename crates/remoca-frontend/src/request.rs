@@ -1,9 +1,9 @@
-//! What guests ask for, and what becomes of it, whatever protocol brings it.
+//! Requests of guests and their outcomes, independent of the protocol that carries them.
 
 use remoca_core::engine::DiskError;
 use std::ops::Range;
 
-/// What the guest wants. Ranges are bytes of the device, on block boundaries and within its capacity.
+/// An operation that the guest requests. Ranges are bytes of the device, on block boundaries and within its capacity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation {
     Read { range: Range<u64> },
@@ -21,7 +21,7 @@ pub struct ZeroRange {
     pub unmap: bool,
 }
 
-/// Why bytes could not be copied between a request and its guest. None is worth a retry.
+/// Why bytes could not be copied between a request and its guest. A retry would not help in any of these cases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CopyError {
     #[error("the front end of the request is gone")]
@@ -32,7 +32,7 @@ pub enum CopyError {
     GuestMemory,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Done,
@@ -44,7 +44,7 @@ impl Outcome {
     /// Something went wrong on this side of the disk.
     pub const BROKEN: Self = Self::Failed(DiskError(libc::EIO));
 
-    /// Returns the outcome of two pieces together: the first that is not `Done`, else `Done`.
+    /// Combines the outcomes of two pieces. Returns the first one that is not `Done`, or `Done` if both are.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         if self == Self::Done { other } else { self }

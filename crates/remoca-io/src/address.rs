@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Where a memory server listens.
+/// An address at which a memory server or another VM process listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
-    /// `HOST:PORT`; the name is looked up at each connect.
+    /// `HOST:PORT`. The name is resolved at each connect.
     Tcp(String),
     Unix(PathBuf),
 }
@@ -51,10 +51,10 @@ impl fmt::Display for Endpoint {
 }
 
 impl Endpoint {
-    /// Listens there. A socket file that nobody listens at is replaced.
+    /// Listens at the address. Replaces a socket file that no process listens on.
     ///
     /// # Errors
-    /// If the address is not one of this host, or taken.
+    /// If the address is not one of this host, or is in use.
     pub fn listen(&self) -> io::Result<Listener> {
         match self {
             Self::Unix(path) => match SocketSource::bind(path, None).map_err(io::Error::other)? {
@@ -65,11 +65,11 @@ impl Endpoint {
         }
     }
 
-    /// Connects within `timeout` (for each address a name has); the socket blocks and has that timeout for reads and
-    /// writes until the caller changes it.
+    /// Connects within `timeout`, which applies to each address of a name. The socket is blocking, and has the same
+    /// timeout for reads and writes until the caller changes it.
     ///
     /// # Errors
-    /// The last address's, if none answers.
+    /// If no address answers; the error is that of the last one.
     pub fn connect(&self, timeout: Duration) -> io::Result<OwnedFd> {
         match self {
             Self::Unix(path) => connect_unix(path, timeout),
@@ -87,14 +87,14 @@ impl Endpoint {
     }
 }
 
-/// A listening socket; a path goes with it.
+/// A listening socket, with its path if it has one.
 pub enum Listener {
     Tcp(TcpListener),
     Unix(UnixListener, Option<SocketPath>),
 }
 
 impl Listener {
-    /// Accepts the next connection, however long that takes; what it sends and takes has no limit in time.
+    /// Accepts the next connection, without a time limit. Reads and writes on it have no timeout either.
     ///
     /// # Errors
     /// If the system refuses.
@@ -110,8 +110,8 @@ impl Listener {
     }
 }
 
-/// Connects to a Unix socket within a time. If the server does not accept, its queue fills up, and a connect would
-/// wait.
+/// Connects to a Unix socket within `timeout`. Without a limit the connect would wait if the server does not accept and
+/// its queue is full.
 fn connect_unix(path: &Path, timeout: Duration) -> io::Result<OwnedFd> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     for direction in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
@@ -135,7 +135,8 @@ fn notice_death(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_tcp_keepidle(stream, Duration::from_secs(10))?;
     sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5))?;
     sockopt::set_tcp_keepcnt(stream, 3)?;
-    // Keepalive is silent while something is on its way: what a dead host never acknowledges must end as well.
+    // Keepalive sends no probes while sent data are not acknowledged. A connection to a dead host must end in that case
+    // too.
     sockopt::set_tcp_user_timeout(stream, 25_000)?;
     Ok(())
 }

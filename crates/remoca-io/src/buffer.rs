@@ -1,7 +1,7 @@
 //! Page-aligned I/O buffers from a bounded pool.
 //!
-//! Called by the driver, the frontends and the stores. A buffer goes back to its pool when it is dropped, on whatever
-//! thread. Sizes are powers of two from one page to [`BUFFER_LEN_MAX`]. Invariants:
+//! Called by the driver, the frontends and the stores. A buffer returns to its pool when it is dropped, on any thread.
+//! Sizes are powers of two from one page to [`BUFFER_LEN_MAX`]. Invariants:
 //! 1. The bytes of all buffers of a pool, lent or free, never exceed the pool's limit (property-tested).
 //! 2. Memory of a buffer is initialised, but may hold what an earlier user of the pool left there.
 
@@ -18,9 +18,9 @@ use crate::undumped;
 
 const BUFFER_ALIGNMENT: usize = 4096;
 const CLASS_COUNT: usize = 11;
-/// Longest buffer, and so the longest read or write of a store: 4 MiB.
+/// Longest buffer in bytes, and so the longest read or write of a store: 4 MiB.
 pub const BUFFER_LEN_MAX: usize = BUFFER_ALIGNMENT << (CLASS_COUNT - 1);
-/// Free buffers kept in each class for reuse; more are given back to the allocator.
+/// The most free buffers kept in each class for reuse. Others are unmapped.
 const FREE_PER_CLASS_MAX: usize = 1024;
 
 /// A source of [`IoBuffer`]s with a limit on their total size. Clones share the limit.
@@ -30,15 +30,15 @@ pub struct BufferPool {
 }
 
 impl BufferPool {
-    /// Returns a pool that never holds more than `limit_bytes`.
+    /// Creates a pool whose buffers never exceed `limit_bytes` in total.
     #[must_use]
     pub fn new(limit_bytes: usize) -> Self {
         let free = std::array::from_fn(|_| ArrayQueue::new(FREE_PER_CLASS_MAX));
         Self { shared: Arc::new(Shared { free, allocated_bytes: AtomicUsize::new(0), limit_bytes }) }
     }
 
-    /// Returns a buffer of `len` bytes (1 ..= [`BUFFER_LEN_MAX`]); `None` when the pool is used up or the length is
-    /// out of range: try again when a buffer has been dropped.
+    /// Returns a buffer of `len` bytes (1 ..= [`BUFFER_LEN_MAX`]). Returns `None` if the length is out of range, or the
+    /// pool is used up; in that case try again when a buffer has been dropped.
     #[must_use]
     pub fn take(&self, len: usize) -> Option<IoBuffer> {
         let class = class_of(len)?;
@@ -49,24 +49,24 @@ impl BufferPool {
         Some(IoBuffer { memory, class, len, shared: Arc::clone(&self.shared) })
     }
 
-    /// Returns what a buffer of `len` bytes takes of the limit; nothing if there is none of that length.
+    /// Returns the bytes of the limit that a buffer of `len` bytes takes, or zero if a buffer cannot have that length.
     #[must_use]
     pub fn footprint(len: usize) -> usize {
         class_of(len).map_or(0, class_len)
     }
 
-    /// Returns the maximum bytes of all buffers.
+    /// Returns the maximum total bytes of all buffers.
     #[must_use]
     pub fn limit_bytes(&self) -> usize {
         self.shared.limit_bytes
     }
 
-    /// Gives all free buffers back to the allocator.
+    /// Unmaps all free buffers.
     pub fn release_free(&self) {
         while self.shared.release_some_free().is_some() {}
     }
 
-    /// Returns the bytes of all buffers, lent and free.
+    /// Returns the total bytes of all buffers, lent and free.
     #[must_use]
     pub fn allocated_bytes(&self) -> usize {
         self.shared.allocated_bytes.load(Ordering::Relaxed)
@@ -92,7 +92,7 @@ pub struct IoBuffer {
 }
 
 impl IoBuffer {
-    /// Shortens or lengthens the buffer within what was allocated for it.
+    /// Shortens or lengthens the buffer within its allocation.
     ///
     /// # Panics
     /// If `len` is zero or more than the allocation holds (the power of two at or above the first length).
@@ -132,7 +132,7 @@ impl fmt::Debug for IoBuffer {
     }
 }
 
-/// Memory of some class's length, owned.
+/// Owned memory with the length of some class.
 struct Memory(NonNull<u8>);
 
 // SAFETY: the pointer is the only one to its allocation, which belongs to no thread.
@@ -163,7 +163,8 @@ impl Shared {
         self.allocated_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
     }
 
-    /// Gives one free buffer back to the allocator, the longest there is, to make room for another class.
+    /// Unmaps one of the longest free buffers, to make room for another class. Returns `None` if there is no free
+    /// buffer.
     fn release_some_free(&self) -> Option<()> {
         let (class, memory) =
             (0..CLASS_COUNT).rev().find_map(|class| self.free[class].pop().map(|memory| (class, memory)))?;
@@ -185,7 +186,7 @@ impl Drop for Shared {
     }
 }
 
-/// Returns the smallest class that holds `len` bytes.
+/// Returns the smallest class that holds `len` bytes, or `None` if `len` is zero or too long.
 fn class_of(len: usize) -> Option<usize> {
     if len == 0 {
         return None;
@@ -197,7 +198,8 @@ fn class_len(class: usize) -> usize {
     BUFFER_ALIGNMENT << class
 }
 
-/// Returns zeroed memory of its own, which the kernel leaves out of core dumps: neighbours become one mapping.
+/// Maps zeroed memory that the kernel leaves out of core dumps. The kernel merges adjacent mappings. Returns `None` if
+/// it has no memory.
 fn map(length: usize) -> Option<NonNull<u8>> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.

@@ -1,4 +1,4 @@
-//! The file that a secret is in, which only its owner can read.
+//! Key files: each contains a secret, and only its owner can read it.
 
 use remoca_protocol::control::{SECRET_BYTES, SECRET_TEXT_BYTES, Secret};
 use rustix::fs::{Mode, OFlags};
@@ -7,13 +7,13 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Permissions that make a key file anybody's: reading and writing by others, writing by the group.
+/// Permission bits that expose a key file: any access by others, and writing by the group.
 const TOO_OPEN: u32 = 0o027;
 
-/// Returns a new secret.
+/// Generates a new secret.
 ///
 /// # Errors
-/// If the system gives no random numbers.
+/// If the system provides no random numbers.
 pub fn generate() -> io::Result<Secret> {
     let mut bytes = [0; SECRET_BYTES];
     match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())? {
@@ -25,7 +25,7 @@ pub fn generate() -> io::Result<Secret> {
 /// Writes a secret to a new file that only its owner can read.
 ///
 /// # Errors
-/// If there is such a file, or it cannot be made.
+/// If the file exists already or cannot be made.
 pub fn write_new(secret: &Secret, path: &Path) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
@@ -33,10 +33,10 @@ pub fn write_new(secret: &Secret, path: &Path) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Reads a secret from a file. With `is_private`, one that others can read or change is refused.
+/// Reads a secret from a file. With `is_private`, refuses a file that others can read or change.
 ///
 /// # Errors
-/// If it cannot be read, is no key, or is open to others; the text says what to do.
+/// If the file cannot be read, is not a valid key, or is open to others. The text says what to do.
 pub fn read(path: &Path, is_private: bool) -> Result<Secret, String> {
     let shown = path.display();
     let open = || -> io::Result<File> {

@@ -1,7 +1,7 @@
-//! How a process reaches the kernel and other processes: addresses, sockets, protected connections, wake-ups, signals, locks,
-//! memory that is mapped, key files, the service manager, and the client of a control socket.
+//! Interfaces to the kernel and to other processes: addresses, sockets, protected connections, wake-ups, signals,
+//! locks, mapped memory, key files, the service manager, and the control socket.
 //!
-//! Stores, frontends, links and the driver use these, and they know none of them.
+//! Stores, frontends, links and the driver use these modules, which depend on none of them.
 
 pub mod address;
 pub mod buffer;

@@ -1,14 +1,14 @@
-//! The lock on an image, in the dialect that QEMU speaks.
+//! Locks on images, compatible with QEMU's.
 //!
-//! Called once when an image is opened. Locks belong to the open file description that does the I/O (OFD locks), so they
-//! last until the last write of a killed process has landed, and closing another descriptor does not drop them.
-//! Layout, as in QEMU's `file-posix.c` (bytes of the image that are only locked, never read for it):
+//! Called once when an image is opened. Locks belong to the open file description that does the I/O (OFD locks), so
+//! they last until the last write of a killed process has landed, and closing another descriptor does not drop them.
+//! Layout, as in QEMU's `file-posix.c` (bytes of the image that are locked; locking neither reads nor writes them):
 //! ```text
 //!   100 + p   "I use permission p"             read lock while used
 //!   200 + p   "nobody else may use p"          read lock while not shared      p: 0 read, 1 write, 3 resize
 //! ```
-//! A second user takes its own read locks first and then looks whether anybody holds a byte that contradicts it; of two
-//! at the same time at least one sees the other. Does not protect against programs that look at no lock.
+//! A second user takes its own read locks first, and then checks whether another process holds a conflicting byte. Of
+//! two users at the same time, at least one sees the other. The locks do not protect against programs that ignore them.
 
 use std::fs::File;
 use std::io;
@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 /// How an image is protected from other processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageLock {
-    /// Locked, or the opening fails. Waits this long for another process to let go: a killed predecessor holds the lock
-    /// until its last write has landed.
+    /// The image must be locked, or opening it fails. Waits up to `wait` for another process to release it: a killed
+    /// predecessor holds the lock until its last write has landed.
     Required { wait: Duration },
-    /// For file systems that cannot lock, where something else keeps others away.
+    /// No lock, for file systems that cannot lock. Other processes must be kept away by other means.
     Off,
 }
 
@@ -44,7 +44,7 @@ const WRITE: i64 = 1;
 const RESIZE: i64 = 3;
 const RETRY_EVERY: Duration = Duration::from_millis(10);
 
-/// Calls `attempt` until it is no longer refused as in use, at most for `wait`. Blocks: for the start-up only.
+/// Calls `attempt` until it no longer fails with `InUse`, or `wait` has passed. Blocks, so it is for the start-up only.
 pub fn retry_while_in_use<T>(
     wait: Duration,
     mut attempt: impl FnMut() -> Result<T, LockFailure>,
@@ -58,8 +58,8 @@ pub fn retry_while_in_use<T>(
     }
 }
 
-/// Locks `file`: a writer shares with nobody that writes or opens for writing, a reader with other readers. After an error
-/// the file must be closed, so that nobody takes the locks of a failed attempt for a user's.
+/// Locks `file`. A writer tolerates no other writer, and a reader tolerates only other readers. After an error the file
+/// must be closed, so that the locks of a failed attempt are not mistaken for those of a user.
 pub fn lock(file: &File, read_only: bool) -> Result<(), LockFailure> {
     let used: &[i64] = if read_only { &[READ] } else { &[READ, WRITE] };
     let unshared = [WRITE, RESIZE];

@@ -1,7 +1,8 @@
-//! Places at which a build for tests kills itself (feature `ablation`; nothing in any other build).
+//! Places at which a build for tests kills itself (feature `ablation`; no effect in any other build).
 //!
-//! `--kill-at PLACE:N` has the process send itself SIGKILL when it passes a place for the N-th time: the moments between two
-//! stores or two system calls that a kill from outside hits once in a million. With `--panic-at PLACE:N` it panics there.
+//! `--kill-at PLACE:N` makes the process send itself SIGKILL when it passes a place for the N-th time. Such places are
+//! moments between two stores or two system calls that a kill from outside would hit once in a million. With
+//! `--panic-at PLACE:N` it panics there.
 
 /// The narrow places.
 pub const PLACES: [&str; 15] = [
@@ -9,14 +10,14 @@ pub const PLACES: [&str; 15] = [
     "publish-begun",
     "publish-seen",
     "publish-half-cleared",
-    // Nothing is known of the block any more; its write is the kernel's; it is done.
+    // The index has forgotten the block; its write is submitted to the kernel; the write is done.
     "write-forgotten",
     "disk-submitted",
     "disk-done",
     // The index has its new size; the memory server was told.
     "resize-begun",
     "resize-done",
-    // A front end came (back); one of its requests is being repeated.
+    // A front end connected (again); one of its requests is being repeated.
     "queue-recovered",
     "request-repeated",
     // A connection to a memory server became the session.
@@ -48,10 +49,10 @@ mod armed {
         Panic,
     }
 
-    /// Dies at the `passage`-th passage of `place`, the first being 1.
+    /// Makes the process end at the `passage`-th passage of `place`, the first being 1.
     ///
     /// # Errors
-    /// If there is no such place.
+    /// If there is no such place, `passage` is zero, or a place was set before.
     pub fn end_at(place: &str, passage: u64, end: End) -> Result<(), String> {
         if !super::PLACES.contains(&place) || passage == 0 {
             return Err(format!("no passage {passage} of `{place}`; places are {}", super::PLACES.join(", ")));
@@ -67,7 +68,7 @@ mod armed {
             && armed.left.fetch_sub(1, Ordering::Relaxed) == 1
         {
             match armed.end {
-                // Nothing else happens in this process after it, in no thread.
+                // No thread of this process continues after the kill.
                 End::Kill => {
                     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
                 }

@@ -1,8 +1,9 @@
-//! What the service manager (systemd) is told: that the process is ready, gives way to another program, and lives.
+//! Notifications to the service manager (systemd): that the process is ready, gives way to another program, or is
+//! alive.
 //!
-//! Owned by the I/O thread, which never waits for the manager: what finds its socket full is told again later. The sign of life
-//! comes from the thread's own turn, so that a thread that hangs is noticed: the manager then kills the process, and starts it
-//! again.
+//! Owned by the I/O thread, which never waits for the manager: a message that finds the manager's socket full is sent
+//! again later. The I/O thread itself sends the sign of life in its turns, so that a hanging thread is noticed: the
+//! manager then kills the process, and starts it again.
 
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sendto, socket_with};
 use std::ffi::OsStr;
@@ -11,24 +12,24 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
-/// Time for a start, and for another program to take over: an index of terabytes can be rebuilt in it.
+/// The longest time for a start, and for another program to take over. It is enough to rebuild an index of terabytes.
 const START_TIME_MAX: Duration = Duration::from_secs(600);
-/// How soon to try again when the manager has taken nothing for long.
+/// Delay before the next attempt when the manager's socket is full.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// The manager of this process, if there is one.
 #[derive(Debug, Default)]
 pub struct ServiceManager {
     socket: Option<(OwnedFd, SocketAddrUnix)>,
-    /// The manager kills a process that gives no sign of life for so long.
+    /// The manager kills a process that gives no sign of life for this long.
     patience: Option<Duration>,
-    /// What it was not told yet, in order.
+    /// The newest state that could not be sent to the manager yet; empty if there is none.
     owed: String,
     next_sign: Option<Instant>,
 }
 
 impl ServiceManager {
-    /// Returns the manager that the environment names.
+    /// Creates the manager that the environment names, or one that ignores everything if the environment names none.
     #[must_use]
     pub fn of_environment() -> Self {
         let variable = |name| std::env::var_os(name);
@@ -41,19 +42,19 @@ impl ServiceManager {
         Self { patience: patience.filter(|_| socket.is_some()), socket, ..Self::default() }
     }
 
-    /// Says that the start may take long.
+    /// Reports that the start may take long.
     pub fn begin_start(&mut self, now: Instant) {
         self.tell(now, &format!("EXTEND_TIMEOUT_USEC={}\n", START_TIME_MAX.as_micros()));
     }
 
-    /// Says that requests are served, and how often a sign of life will come from now on.
+    /// Reports that requests are served, and sets how long the manager waits for a sign of life from now on.
     pub fn say_ready(&mut self, now: Instant) {
         let patience = self.patience.map(|patience| format!("WATCHDOG_USEC={}\nWATCHDOG=1\n", patience.as_micros()));
         self.tell(now, &format!("READY=1\n{}", patience.unwrap_or_default()));
         self.next_sign = self.sign_every().map(|every| now + every);
     }
 
-    /// Says that another program is about to take over, which may take as long as a start.
+    /// Reports that another program is about to take over, which may take as long as a start.
     pub fn say_giving_way(&mut self, now: Instant) {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now_usec = time.tv_sec.saturating_mul(1_000_000).saturating_add(time.tv_nsec / 1000);
@@ -65,13 +66,13 @@ impl ServiceManager {
         );
     }
 
-    /// Returns when [`Self::handle_timer`] is due.
+    /// Returns when [`Self::handle_timer`] is due, or `None` if no timer is running.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         self.next_sign
     }
 
-    /// Gives a sign of life if one is due, and tells what is owed.
+    /// If the timer is due, sends the state that is still owed, and then a sign of life.
     pub fn handle_timer(&mut self, now: Instant) {
         if self.next_sign.is_none_or(|at| now < at) {
             return;
@@ -85,20 +86,21 @@ impl ServiceManager {
         self.next_sign = if has_signed { every.map(|every| now + every) } else { Some(now + AGAIN_AFTER) };
     }
 
-    /// Returns a third of the manager's patience: two signs may be late.
+    /// Returns the interval between signs of life, a third of the manager's patience, so that two may be late. Returns
+    /// `None` if the manager expects none.
     fn sign_every(&self) -> Option<Duration> {
         self.patience.map(|patience| patience / 3)
     }
 
     fn tell(&mut self, now: Instant, state: &str) {
         if !self.owed.is_empty() || !self.send(state) {
-            // The newest state is what counts; all of them are bounded.
+            // Only the newest state matters. Its length is bounded.
             state.clone_into(&mut self.owed);
             self.next_sign.get_or_insert(now + AGAIN_AFTER);
         }
     }
 
-    /// Tells the manager. Returns false if it has not taken what it was told before.
+    /// Sends `state` to the manager. Returns false if the manager's socket is full.
     fn send(&self, state: &str) -> bool {
         let Some((socket, address)) = &self.socket else { return true };
         match sendto(socket, state.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL, address) {

@@ -1,12 +1,12 @@
-//! Signals as descriptors. They are blocked, in every thread: one that comes while another program takes the place of this
-//! one waits, and is that program's.
+//! Signals as descriptors. The signals are blocked in every thread. A signal that arrives while another program takes
+//! the place of this one stays pending for that program.
 
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// What the process is told by signals.
+/// Descriptors that report signals to the process.
 pub struct Signals {
     /// Readable after SIGTERM or SIGINT.
     pub stop: OwnedFd,
@@ -15,7 +15,8 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Takes the signals that this process handles. Call it before any thread starts: a thread inherits the mask.
+    /// Blocks the signals that this process handles, and returns descriptors for them. Call it before any thread
+    /// starts: a thread inherits the mask.
     ///
     /// # Errors
     /// If the system has no descriptors left.

@@ -1,18 +1,19 @@
 //! Conversions of sizes and numbers that cannot fail.
 
-/// Returns a number of 64 bits as one of the machine word, which has as many.
+/// Converts a 64-bit number to `usize`, which has 64 bits too.
 #[must_use]
 #[inline]
 pub const fn in_memory(size: u64) -> usize {
     usize::from_ne_bytes(size.to_ne_bytes())
 }
 
-/// Returns a length of ours, whose limit is below 4 GiB, as the 32 bits that formats and system calls have for it.
+/// Converts a length to the 32 bits that formats and system calls have for it. The length must have a limit below 4
+/// GiB.
 ///
-/// What a guest, a peer or a file says is compared with its limit first.
+/// A length from a guest, a peer or a file must be compared with its limit first.
 ///
 /// # Panics
-/// If the length is 4 GiB or more: its limit was not kept.
+/// If the length is 4 GiB or more, because its limit was not enforced.
 #[must_use]
 #[inline]
 pub fn short(length: impl TryInto<u32>) -> u32 {

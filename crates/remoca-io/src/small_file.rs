@@ -1,4 +1,5 @@
-//! Files of a few bytes that one process leaves for the next: whole or not there, for this user alone, never a link.
+//! Files of a few bytes that one process leaves for the next. Such a file is complete or does not exist, belongs to
+//! this user only, and is never a link.
 
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
@@ -6,10 +7,10 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Reads the file at `path`, at most `most` bytes of it.
+/// Reads at most `most` bytes of the file at `path`.
 ///
 /// # Errors
-/// If there is none, or none of this user, or it is no text.
+/// If there is no regular file of this user at `path`, or it is not valid UTF-8.
 pub fn read(path: &Path, most: u64) -> io::Result<String> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
@@ -22,20 +23,20 @@ pub fn read(path: &Path, most: u64) -> io::Result<String> {
     Ok(text)
 }
 
-/// Makes a file with this text at `path`, in place of one that is there.
+/// Writes a file with this text at `path`. Replaces an existing file atomically.
 ///
 /// # Errors
-/// If the system refuses; then what was there is there still.
+/// If the system refuses. An existing file is unchanged then.
 pub fn write(path: &Path, text: &str) -> io::Result<()> {
     let new = with_ending(path, ".new");
-    // One that a process left which was killed.
+    // A killed process may have left such a file.
     let _ = std::fs::remove_file(&new);
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     File::from(rustix::fs::open(&new, flags, Mode::RUSR | Mode::WUSR)?).write_all(text.as_bytes())?;
     std::fs::rename(&new, path)
 }
 
-/// Returns `path` with more at its end.
+/// Returns `path` with `ending` appended.
 #[must_use]
 pub fn with_ending(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();

@@ -1,4 +1,4 @@
-//! Where front ends come from: a socket path, or a descriptor passed by the process that started this one.
+//! Sockets for front ends: a socket path, or a descriptor passed by the process that started this one.
 
 use std::fs::Permissions;
 use std::io;
@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use rustix::net::sockopt;
 use rustix::net::{AddressFamily, SocketType};
 
-/// sizeof(sun_path) less the terminating zero.
+/// Longest socket path in bytes: sizeof(sun_path) less the terminating zero.
 const PATH_BYTES_MAX: usize = 107;
-/// Of a socket that belongs to a group: who can write to it can connect.
+/// Mode of a socket that belongs to a group. Whoever may write to it may connect.
 const GROUP_MODE: u32 = 0o660;
 
 /// Why a socket cannot be used.
@@ -36,37 +36,37 @@ pub enum SocketError {
     Descriptor(#[source] io::Error),
 }
 
-/// Where the front ends of a device come from.
+/// The socket over which the front ends of a device connect.
 #[derive(Debug)]
 pub enum SocketSource {
-    /// One front end after the other; a path that we made is removed at the end.
+    /// Front ends connect one after the other. A path that this program made is removed at the end.
     Listener { listener: UnixListener, path: Option<SocketPath> },
     /// A single front end.
     Stream(UnixStream),
 }
 
-/// A socket in the file system, removed when dropped unless another has taken its place.
+/// A socket in the file system. It is removed on drop unless another file has taken its place.
 #[derive(Debug)]
 pub struct SocketPath {
     path: PathBuf,
     inode: u64,
 }
 
-/// A listening socket, and its path and inode if it has one of ours.
+/// A listening socket, and its path and inode if this program made the path.
 pub type ListeningCopy = (OwnedFd, Option<(PathBuf, u64)>);
 
 impl SocketPath {
-    /// Returns what [`SocketSource::adopt`] needs to know of it in another program.
+    /// Returns path and inode, which [`SocketSource::adopt`] needs in another program.
     pub fn name(&self) -> (PathBuf, u64) {
         (self.path.clone(), self.inode)
     }
 }
 
 impl SocketSource {
-    /// Takes a listening socket that a former program of this process made.
+    /// Takes over a listening socket that a previous program of this process made.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the descriptor is not a valid listening socket.
     pub fn adopt(descriptor: OwnedFd, path: Option<(PathBuf, u64)>) -> Result<Self, SocketError> {
         match Self::from_descriptor(descriptor)? {
             SocketSource::Listener { listener, .. } => {
@@ -77,11 +77,11 @@ impl SocketSource {
         }
     }
 
-    /// Returns a copy of a listening socket and its name, for [`Self::adopt`] in another program. `None` for a single
-    /// connection.
+    /// Returns a copy of a listening socket and its name, for [`Self::adopt`] in another program. Returns `None` for a
+    /// single connection.
     ///
     /// # Errors
-    /// If the process has no room for a copy.
+    /// If the process has no descriptor left for a copy.
     pub fn copy(&self) -> io::Result<Option<ListeningCopy>> {
         match self {
             SocketSource::Listener { listener, path } => {
@@ -91,8 +91,8 @@ impl SocketSource {
         }
     }
 
-    /// Listens on `path`. A socket that nobody listens on any more is replaced. With `group` (its number), members of that
-    /// group may connect; else the umask decides.
+    /// Listens on `path`. Replaces a socket that no process listens on any longer. With `group` (a group ID), members
+    /// of that group may connect. Without it, the umask decides.
     pub fn bind(path: &Path, group: Option<u32>) -> Result<Self, SocketError> {
         let length = path.as_os_str().len();
         if length > PATH_BYTES_MAX {
@@ -111,7 +111,7 @@ impl SocketSource {
         Ok(SocketSource::Listener { listener, path: Some(made) })
     }
 
-    /// Takes a listening or a connected socket (`--fd`, socket activation).
+    /// Takes over a listening or a connected socket (`--fd`, socket activation).
     pub fn from_descriptor(descriptor: OwnedFd) -> Result<Self, SocketError> {
         let socket_error = |errno: rustix::io::Errno| match errno {
             rustix::io::Errno::NOTSOCK => SocketError::WrongDescriptor,

@@ -1,9 +1,9 @@
-//! Memory that holds what guests wrote, or how to read it: never in a core dump, which would bring it to a disk.
+//! Keeps memory with guests' data, or with the means to read them, out of core dumps, which would write it to a disk.
 
 use rustix::mm::{Advice, madvise};
 use std::ffi::c_void;
 
-/// Leaves a mapping out of core dumps, where the kernel takes the advice.
+/// Leaves a mapping out of core dumps, if the kernel accepts the advice.
 ///
 /// # Safety
 /// `length` bytes from `start` on are mapped, and belong to the caller.

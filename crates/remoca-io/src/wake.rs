@@ -1,4 +1,4 @@
-//! Eventfds: how threads, and a front end and its device, wake each other.
+//! Eventfds, with which threads, and a front end and its device, wake each other.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,7 +8,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{FdFlags, fcntl_setfd};
 
-/// Makes an eventfd that blocks nobody.
+/// Makes a non-blocking eventfd.
 ///
 /// # Errors
 /// If the system has no eventfd left.
@@ -16,14 +16,14 @@ pub fn new() -> io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
-/// Wakes the other side. A counter that is full already does that, and a dead peer needs no waking.
+/// Wakes the other side. Errors are only logged: a full counter wakes it already, and a dead peer needs no waking.
 pub fn raise(event: impl AsFd) {
     if let Err(error) = rustix::io::write(event, &1u64.to_ne_bytes()) {
         tracing::debug!(%error, "cannot signal an eventfd");
     }
 }
 
-/// Takes the signal back, so that a level-triggered wait sees the next one.
+/// Clears the signal, so that a level-triggered wait sees the next one.
 pub fn clear(event: impl AsFd) {
     let mut counter = [0; 8];
     if let Err(error) = rustix::io::read(event, &mut counter) {
@@ -31,10 +31,11 @@ pub fn clear(event: impl AsFd) {
     }
 }
 
-/// Takes an eventfd that a front end passed: it must not be able to block us, nor go to a program that is started.
+/// Makes an eventfd that a front end passed non-blocking and close-on-exec, and returns it. It must neither block this
+/// process nor reach programs that this process starts.
 ///
 /// # Errors
-/// If it is no descriptor of which flags can be changed.
+/// If the flags of the descriptor cannot be changed.
 pub fn received(event: OwnedFd) -> io::Result<OwnedFd> {
     let flags = fcntl_getfl(&event)?;
     if !flags.contains(OFlags::NONBLOCK) {
@@ -44,7 +45,8 @@ pub fn received(event: OwnedFd) -> io::Result<OwnedFd> {
     Ok(event)
 }
 
-/// Keeps a descriptor that a front end passed from programs that are started: it comes without close-on-exec.
+/// Sets close-on-exec on a descriptor that a front end passed, which arrives without it, so that it does not reach
+/// programs that this process starts.
 ///
 /// # Errors
 /// If the system refuses to change its flags.
@@ -52,10 +54,10 @@ pub fn keep(fd: impl AsFd) -> io::Result<()> {
     Ok(fcntl_setfd(fd, FdFlags::CLOEXEC)?)
 }
 
-/// A descriptor that wakes a thread; others keep it.
+/// A descriptor that wakes a thread. Other threads hold it.
 pub type Wake = Arc<OwnedFd>;
 
-/// What a thread waits for: readable when somebody has raised it.
+/// The eventfd that a thread waits for. It is readable when it has been raised.
 pub struct WakeUp(Wake);
 
 impl WakeUp {
@@ -67,22 +69,22 @@ impl WakeUp {
         Ok(Self(Arc::new(new()?)))
     }
 
-    /// Returns the descriptor that is readable.
+    /// Returns the descriptor to wait for.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 
-    /// Returns what others raise.
+    /// Returns the descriptor that others raise.
     pub fn wake(&self) -> &Wake {
         &self.0
     }
 
-    /// Wakes the thread itself, for what is left of a turn.
+    /// Raises the eventfd, so that the thread continues the rest of its work in another turn.
     pub fn raise(&self) {
         raise(&*self.0);
     }
 
-    /// Takes the signal back.
+    /// Clears the signal.
     pub fn clear(&self) {
         clear(&*self.0);
     }
@@ -93,7 +95,8 @@ mod tests {
     use super::*;
     use rustix::io::fcntl_getfd;
 
-    /// QEMU's are nonblocking; another front end's need not be. One that is full would hold up the I/O thread, and all disks.
+    /// QEMU's eventfds are non-blocking; another front end's need not be. A full one would block the I/O thread, and
+    /// all disks.
     #[test]
     fn an_eventfd_of_a_front_end_holds_nobody_up() {
         for flags in [EventfdFlags::empty(), EventfdFlags::NONBLOCK, EventfdFlags::SEMAPHORE] {

@@ -1,5 +1,4 @@
-//! The memory of the index: a mapping of its own. Nobody else has it, or it is a part of the state file and outlives the
-//! process.
+//! The memory of the index. It is a private mapping, or a part of the state file that outlives the process.
 
 use crate::undumped;
 use rustix::mm::{MapFlags, MlockFlags, ProtFlags, mlock_with, mmap, mmap_anonymous, munmap};
@@ -9,7 +8,7 @@ use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-/// 32-bit words, zero at the start unless they are a file's.
+/// A mapping of 32-bit words, initially zero unless they belong to a file.
 pub struct IndexMemory {
     start: NonNull<u32>,
     words: usize,
@@ -20,11 +19,11 @@ pub struct IndexMemory {
 unsafe impl Send for IndexMemory {}
 
 impl IndexMemory {
-    /// Returns memory for this many words.
+    /// Allocates memory for `words` words.
     ///
     /// # Errors
-    /// If the system has no memory for them. All of it is used from the start, so a promise of the kernel is not enough:
-    /// one that it cannot keep would kill this process later.
+    /// If the system has too little memory available. All of it will be used, so a mere promise of the kernel is not
+    /// enough: if the kernel could not keep it, it would kill this process later.
     pub fn new(words: usize) -> io::Result<Self> {
         let bytes = words.checked_mul(4).ok_or(io::ErrorKind::OutOfMemory)?;
         check_available(bytes)?;
@@ -35,7 +34,8 @@ impl IndexMemory {
         Self::of_mapping(start, words, false)
     }
 
-    /// Maps this many words of `file`, which has them, from byte `offset` on. Nobody else may change them or cut the file off.
+    /// Maps `words` words of `file` from byte `offset` on. The file must contain them, and no other process may change
+    /// them or truncate the file.
     pub fn of_file(file: &File, offset: u64, words: usize) -> io::Result<Self> {
         let bytes = words.checked_mul(4).filter(|bytes| *bytes > 0).ok_or(io::ErrorKind::InvalidInput)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -44,8 +44,8 @@ impl IndexMemory {
         Self::of_mapping(start, words, true)
     }
 
-    /// Wraps a new mapping. What is touched of it stays in memory, where that is allowed: each read of the guest looks into
-    /// the index on the I/O thread, which must not wait for a swap device.
+    /// Wraps a new mapping. Pages that were touched stay in memory, if the system allows that: each read of the guest
+    /// looks into the index on the I/O thread, which must not wait for a swap device.
     fn of_mapping(start: *mut c_void, words: usize, outlives_process: bool) -> io::Result<Self> {
         // SAFETY: the mapping was just made, has so many words, and belongs to the caller.
         unsafe { undumped::leave_out(start, words * 4) };
@@ -57,13 +57,13 @@ impl IndexMemory {
         Ok(Self { start, words, outlives_process })
     }
 
-    /// Returns whether a successor of the process finds these words.
+    /// Returns whether the words remain available to a successor of the process.
     pub fn outlives_process(&self) -> bool {
         self.outlives_process
     }
 }
 
-/// Checks that the host has these bytes to give.
+/// Checks that the host has `bytes` bytes of memory available. Succeeds if the host does not report that.
 pub fn check_available(bytes: usize) -> io::Result<()> {
     match available_bytes() {
         Some(available) if bytes > available => {
@@ -74,7 +74,7 @@ pub fn check_available(bytes: usize) -> io::Result<()> {
     }
 }
 
-/// Returns what the host could give without swapping, if it says so.
+/// Returns the bytes that the host can provide without swapping, or `None` if it does not report them.
 fn available_bytes() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

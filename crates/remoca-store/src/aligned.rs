@@ -1,7 +1,7 @@
-//! 512-byte sectors on a store whose own are larger.
+//! 512-byte sectors on a store whose own sectors are larger.
 //!
-//! Owned by the I/O thread like the store that it wraps. The work is done by [`super::sector_machine`]; here its requests
-//! and completions are carried to and from the store below.
+//! Owned by the I/O thread like the store that it wraps. [`super::sector_machine`] does the work; this module passes
+//! its requests to the store below, and the completions back.
 
 use remoca_protocol::handover::StoreKind;
 use std::collections::VecDeque;
@@ -15,9 +15,9 @@ use super::{
 };
 use remoca_io::buffer::{BufferPool, IoBuffer};
 
-/// Longest copy of an unaligned operation; longer ones go in chunks.
+/// Longest copy of an unaligned operation, in bytes. Longer operations are split into chunks.
 const CHUNK_LEN_MAX: u32 = 1 << 20;
-/// Memory for all copies.
+/// The most bytes of memory for all copies.
 const COPIES_BYTES_MAX: usize = 8 << 20;
 
 /// A store with 512-byte sectors.
@@ -29,7 +29,7 @@ pub struct AlignedStore {
 }
 
 impl AlignedStore {
-    /// Offers `store` with 512-byte sectors: as it is, if it has them.
+    /// Wraps `store` so that it has 512-byte sectors. Returns `store` itself if it has them already.
     #[must_use]
     pub fn wrap(store: Box<dyn Store>) -> Box<dyn Store> {
         let block = store.geometry().logical_sector;
@@ -41,7 +41,7 @@ impl AlignedStore {
         Box::new(Self { below: store, machine, events: VecDeque::new(), in_flight: 0 })
     }
 
-    /// Carries requests down and completions up until neither leads to more.
+    /// Passes requests down and completions up until no more requests result.
     fn exchange(&mut self, now: Instant) {
         loop {
             while let Some(event) = self.below.next_event() {

@@ -1,4 +1,5 @@
-//! When to try again: doubling delays with jitter, so that the clients of a server that comes back do not come together.
+//! Retry delays: they double and have jitter, so that the clients of a server that comes back do not all reconnect at
+//! once.
 
 use std::time::Duration;
 
@@ -20,7 +21,8 @@ impl Backoff {
         self.next = DELAY_MIN;
     }
 
-    /// Returns a delay between half of the current one and all of it.
+    /// Returns a random delay between half and all of the current delay, and doubles the current delay up to its
+    /// maximum.
     pub(super) fn next_delay(&mut self) -> Duration {
         let delay = self.next;
         self.next = (delay * 2).min(DELAY_MAX);

@@ -15,15 +15,15 @@ use remoca_protocol::handover::StoreKind;
 /// What happens to an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Fails with this error number and is not done (`EIO`, `ENOSPC`, ...).
+    /// The operation is not executed, and fails with this error number (`EIO`, `ENOSPC`, ...).
     Fail(i32),
-    /// Reaches the store below only after this time.
+    /// The operation reaches the store below only after this time.
     Delay(Duration),
 }
 
 type Rule = Box<dyn FnMut(&StoreOp) -> Option<Fault> + Send>;
 
-/// The rule of a [`FaultyStore`]; clones change the same one, from any thread.
+/// The rule of a [`FaultyStore`]. Clones share the rule, and can change it from any thread.
 #[derive(Clone, Default)]
 pub struct FaultPlan(Arc<Mutex<Option<Rule>>>);
 
@@ -48,7 +48,7 @@ pub struct FaultyStore {
     below: Box<dyn Store>,
     plan: FaultPlan,
     failed: VecDeque<StoreCompletion>,
-    /// Submitted since the last kick, each with its delay.
+    /// Delayed operations submitted since the last kick, each with its delay.
     arrived: Vec<(Duration, Operation)>,
     delayed: Vec<(Instant, Operation)>,
 }
@@ -148,7 +148,7 @@ impl HandOver for FaultyStore {
         self.in_flight() == 0 && self.below.is_still()
     }
 
-    /// Waits for the store below; what is delayed here has not been sent anywhere.
+    /// Waits for the store below. Operations that are delayed here have not been sent anywhere.
     fn drain(&mut self) -> bool {
         self.below.drain()
     }

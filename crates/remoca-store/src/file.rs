@@ -1,7 +1,7 @@
 //! A raw image file or a block device as a backing store.
 //!
-//! Owned by the I/O thread. Operations become system calls (`file_task`) that are made by io_uring and threads (`file_uring`), or
-//! by a few threads alone (`file_threads`) where io_uring is refused. Both give the same results.
+//! Owned by the I/O thread. Operations become system calls (`file_task`) that are made by io_uring and threads
+//! (`file_uring`), or only by a few threads (`file_threads`) if io_uring is refused. Both give the same results.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,9 +25,9 @@ use super::{
 use remoca_io::buffer::IoBuffer;
 use remoca_io::lock::ImageLock;
 
-/// Threads in place of io_uring: enough that flushes do not hold up reads.
+/// The most threads in place of io_uring: enough that flushes do not delay reads.
 const WORKERS_MAX: usize = 8;
-/// How soon to try again when the kernel had no memory for a submission.
+/// Delay before the next attempt when the kernel had no memory for a submission.
 const SUBMIT_AGAIN_AFTER: Duration = Duration::from_millis(1);
 
 /// How to open an image.
@@ -41,13 +41,13 @@ pub struct FileOptions {
 /// Whether to use io_uring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UringUse {
-    /// Where the kernel allows it.
+    /// Use it if the kernel allows it.
     #[default]
     Auto,
     Off,
 }
 
-/// An open image. Dropping it with operations in flight is sound, but the image stays locked until they have ended.
+/// An open image. It may be dropped with operations in flight, but the image stays locked until they have ended.
 pub struct FileStore {
     image: Arc<Image>,
     calls: Calls,
@@ -56,13 +56,13 @@ pub struct FileStore {
     latch: FlushLatch,
     in_flight: usize,
     submit_again_at: Option<Instant>,
-    /// The system was asked for the change time, and has not answered.
+    /// A query of the change time is in flight.
     looks: bool,
-    /// The page cache is being emptied of the image.
+    /// The image is being dropped from the page cache.
     empties_page_cache: bool,
 }
 
-/// Who makes the system calls.
+/// The mechanism that makes the system calls.
 enum Calls {
     Ring(Box<Ring>),
     Workers(WorkerPool),
@@ -72,16 +72,17 @@ impl FileStore {
     /// Opens and locks the image. Blocks.
     ///
     /// # Errors
-    /// Says what is wrong with the path, the file or its size, or who else uses it; and what to do.
+    /// The text says what is wrong with the path, the file or its size, or that another process uses it, and what to
+    /// do.
     pub fn open(path: &Path, options: FileOptions) -> Result<Self, OpenError> {
         Self::start(Image::open(path, options.read_only, options.lock)?, path, options, None)
     }
 
-    /// Takes over an image that a former program of this process opened and locked; nobody else came in between. The
-    /// number of the error, if a flush has failed.
+    /// Takes over an image that a previous program of this process opened and locked; no other process had it in
+    /// between. `flush_failed` is the error number of the first failed flush, or `None` if none has failed.
     ///
     /// # Errors
-    /// If the descriptor is not what `path` and `options` ask for.
+    /// If the descriptor does not match `path` and `options`, or cannot be locked again.
     pub fn adopt(
         file: OwnedFd,
         path: &Path,
@@ -116,7 +117,7 @@ impl FileStore {
         self.image.is_direct
     }
 
-    /// Returns whether io_uring makes the system calls.
+    /// Returns whether io_uring is used for system calls.
     #[must_use]
     pub fn uses_uring(&self) -> bool {
         match self.calls {
@@ -138,7 +139,7 @@ impl FileStore {
                 let changed_ns = result.ok().and_then(|()| changed.nanoseconds());
                 self.events.push_back(StoreEvent::Looked { changed_ns });
             }
-            // Whether it could: what is in there then makes the image cold.
+            // The result does not matter: pages that stay in the page cache make the image cold.
             Purpose::EmptyPageCache => self.empties_page_cache = false,
         }
     }
@@ -223,7 +224,7 @@ impl DataPath for FileStore {
         self.in_flight
     }
 
-    /// Returns that it is up: an image that hangs is seen by the requests that take long, not here.
+    /// Returns that the store is up. An image that hangs shows in slow requests, not here.
     fn health(&self) -> StoreHealth {
         StoreHealth::Up
     }
@@ -272,7 +273,7 @@ impl HandOver for FileStore {
         self.in_flight == 0 && !self.looks && !self.empties_page_cache
     }
 
-    /// Returns that nothing is left: the lock of the image is there until the kernel has done what it was given.
+    /// Returns true: the image stays locked until the kernel has finished all calls.
     fn drain(&mut self) -> bool {
         true
     }

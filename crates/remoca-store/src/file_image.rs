@@ -1,7 +1,7 @@
 //! Opening a raw image or a block device: checks, lock, direct I/O and its alignment.
 //!
-//! Called by `FileStore::open`; blocks, so only at start-up. What comes out fits its geometry for as long as nobody
-//! changes the file from outside; operations that find it changed fail with `EIO`.
+//! Called by `FileStore::open`. It blocks, so it is used only at start-up. The image fits its geometry as long as no
+//! other process changes the file. Operations that find it shorter fail with `EIO`.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -18,7 +18,7 @@ use remoca_io::buffer::BufferPool;
 use remoca_io::lock;
 use remoca_io::lock::{ImageLock, LockFailure};
 
-/// Coarsest alignment of direct I/O that is used; beyond it the page cache does the work.
+/// Coarsest alignment at which direct I/O is used. If it needs a coarser one, the page cache is used.
 const DIRECT_ALIGNMENT_MAX: u32 = 4096;
 /// `BLKROGET` and `BLKDISCARD` of `linux/fs.h`, which the libc crate does not have.
 const BLKROGET: libc::Ioctl = 0x125E;
@@ -30,9 +30,9 @@ pub(super) struct Image {
     pub(super) file: File,
     pub(super) geometry: Geometry,
     pub(super) facts: ImageFacts,
-    /// Bypasses the page cache.
+    /// Whether the image bypasses the page cache.
     pub(super) is_direct: bool,
-    /// The file system keeps change times that say whether somebody else has written.
+    /// Whether the file system keeps change times that reveal writes of other processes.
     pub(super) tells_changes: bool,
     pub(super) stamp_at_opening: Option<ImageStamp>,
     pub(super) shared_stamp_at_opening: Option<String>,
@@ -41,14 +41,14 @@ pub(super) struct Image {
 impl Image {
     pub(super) fn open(path: &Path, read_only: bool, lock: ImageLock) -> Result<Image, OpenError> {
         let opening = Opening { path: path.to_owned(), read_only };
-        // Before opening: opening some device nodes has effects, and opening a FIFO may block.
+        // Checked before opening: opening some device nodes has side effects, and opening a FIFO may block.
         let is_block_device = opening.check_kind(&std::fs::metadata(path).map_err(|e| opening.explain_open(&e))?)?;
         let file = opening.open_locked(is_block_device, lock)?;
         opening.finish(file, is_block_device)
     }
 
-    /// Takes over an image that is open already, and its lock again, which changes nothing for others. Somebody who tries to
-    /// get it at this moment has locks until he sees ours, which are kept meanwhile.
+    /// Takes over an image that is already open, and locks it again, which changes nothing for other processes. A
+    /// process that tries to lock the image at this moment holds locks until it sees ours; ours are kept meanwhile.
     pub(super) fn adopt(file: File, path: &Path, read_only: bool, lock: ImageLock) -> Result<Image, OpenError> {
         let opening = Opening { path: path.to_owned(), read_only };
         let system = |error: io::Error| opening.explain_system("go on with", &error);
@@ -69,7 +69,7 @@ impl Image {
         opening.finish(file, is_block_device)
     }
 
-    /// Gives the blocks of a block device back; waits until it has.
+    /// Discards blocks of a block device. Blocks until the device has done it.
     pub(super) fn discard_blocks(&self, offset: u64, len: u64) -> io::Result<()> {
         let range = [offset, len];
         // SAFETY: BLKDISCARD reads two u64 from the pointer, which is valid for the call; the descriptor is open.
@@ -80,7 +80,8 @@ impl Image {
     }
 }
 
-/// Returns whether both are the same file. Of a device, the device counts; a node that was made again is the same one.
+/// Returns whether both are the same file. For block devices the device number is compared, so a node that was made
+/// again counts as the same.
 fn is_same_file(a: &Metadata, b: &Metadata) -> bool {
     if a.file_type().is_block_device() && b.file_type().is_block_device() {
         return a.rdev() == b.rdev();
@@ -88,17 +89,17 @@ fn is_same_file(a: &Metadata, b: &Metadata) -> bool {
     (a.dev(), a.ino()) == (b.dev(), b.ino())
 }
 
-/// What is being opened, for the checks and their messages.
+/// The image that is being opened, for the checks and their messages.
 struct Opening {
     path: PathBuf,
     read_only: bool,
 }
 
 impl Opening {
-    /// Learns what an open, locked image is like.
+    /// Determines the properties of an open, locked image.
     fn finish(&self, mut file: File, is_block_device: bool) -> Result<Image, OpenError> {
         let (opening, path, read_only) = (self, &self.path, self.read_only);
-        // What follows may change the image's times.
+        // The calls below may change the image's times.
         let (stamp_at_opening, shared_stamp_at_opening) = (file_stamp::stamp(&file), file_stamp::shared(&file));
         opening.check_kind(&file.metadata().map_err(|error| opening.explain_system("look at", &error))?)?;
         if is_block_device && !read_only && is_write_protected(&file) {
@@ -130,7 +131,7 @@ impl Opening {
         Ok(Image { file, geometry, facts, is_direct, tells_changes, stamp_at_opening, shared_stamp_at_opening })
     }
 
-    /// Checks that it is an image. Returns whether it is a block device.
+    /// Checks that the file is an image. Returns whether it is a block device.
     fn check_kind(&self, metadata: &Metadata) -> Result<bool, OpenError> {
         let kind = metadata.file_type();
         let path = self.path.display();
@@ -164,13 +165,14 @@ impl Opening {
         Ok(())
     }
 
-    /// Opens and locks, waiting for a predecessor as `lock` says.
+    /// Opens and locks the image. Waits for a predecessor as long as `lock` allows.
     fn open_locked(&self, is_block_device: bool, lock: ImageLock) -> Result<File, OpenError> {
         let wait = match lock {
             ImageLock::Required { wait } => wait,
             ImageLock::Off => return self.open_file(false, true).map_err(|error| self.explain_open(&error)),
         };
-        // The kernel's own claim, which a mounted file system, LVM or swap has too. Readers may be several.
+        // The kernel's own exclusive claim, which a mounted file system, LVM or swap has too. There may be several
+        // readers.
         let exclusive = is_block_device && !self.read_only;
         let outcome = lock::retry_while_in_use(wait, || match self.open_file(exclusive, true) {
             Ok(file) => lock::lock(&file, self.read_only).map(|()| Ok(file)),
@@ -201,8 +203,8 @@ impl Opening {
         }
     }
 
-    /// Returns the alignment for direct I/O on `file`; `None` if it has to go through the page cache, with a warning
-    /// why.
+    /// Returns the alignment for direct I/O on `file`. Returns `None` if the page cache has to be used, and logs a
+    /// warning with the reason.
     fn direct_alignment(&self, file: &File, is_block_device: bool, size: u64) -> Option<u32> {
         let path = self.path.display();
         if !is_direct(file) {
@@ -241,9 +243,9 @@ impl Opening {
             physical_block: physical_block.max(logical_sector),
             read_only: self.read_only,
             can_discard,
-            // Whatever cannot zero a range is written zeroes to, with less traffic than the frontend would cause.
+            // If the image cannot zero a range, zeroes are written, with less traffic than the frontend would cause.
             can_write_zeroes: !self.read_only,
-            // The kernel forgets nothing, and the image stays locked until it has done what it was given.
+            // The kernel loses nothing, and the image stays locked until the kernel has finished all calls.
             may_forget: false,
             outlives_process: false,
         }
@@ -312,8 +314,8 @@ fn set_buffered(file: &File) -> io::Result<()> {
     Ok(rustix::fs::fcntl_setfl(file, flags - rustix::fs::OFlags::DIRECT)?)
 }
 
-/// Keeps reads from changing the file's access time, which may wait for the file system's journal. Only its owner and
-/// who may act as him (`CAP_FOWNER`) can ask for it.
+/// Keeps reads from changing the file's access time, which may wait for the file system's journal. Only the file's
+/// owner or a process with `CAP_FOWNER` can request it.
 fn leave_access_time(file: &File) {
     let _ = rustix::fs::fcntl_getfl(file).and_then(|flags| rustix::fs::fcntl_setfl(file, flags | OFlags::NOATIME));
 }
@@ -323,7 +325,8 @@ fn starts_with_qcow2_magic(file: &File) -> bool {
     file.read_at(&mut page, 0).is_ok_and(|len| len >= 4) && page.starts_with(b"QFI\xFB")
 }
 
-/// Returns what the kernel says about direct I/O on a file (Linux 6.1 and later), or else what it accepts.
+/// Returns the alignment of direct I/O that the kernel reports for a file (Linux 6.1 and later), or the smallest one
+/// that it accepts if it reports none. Returns `None` if direct I/O is not possible.
 fn file_alignment(file: &File) -> Option<u32> {
     let said = rustix::fs::statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
     match said.filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0) {
@@ -340,14 +343,14 @@ fn probed_alignment(file: &File) -> Option<u32> {
         .find(|&len: &u32| page.get_mut(..len as usize).is_some_and(|target| file.read_at(target, 0).is_ok()))
 }
 
-/// Returns whether `RWF_DSYNC` works here. Among other file systems, FUSE drops it from an O_DIRECT write made by io_uring
-/// (seen on Linux 6.18).
+/// Returns whether `RWF_DSYNC` is known to work on this file system. FUSE, for example, drops it from an O_DIRECT write
+/// made by io_uring (seen on Linux 6.18).
 fn file_system_honours_dsync(file: &File) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|fs| [libc::EXT4_SUPER_MAGIC, libc::XFS_SUPER_MAGIC].contains(&fs.f_type))
 }
 
-/// Returns whether holes can be punched. Where that is not known, it is tried beyond the end, where there is nothing to
-/// lose. That changes the file's times.
+/// Returns whether holes can be punched. If that is not known, it is tried after the end of the file, where no data can
+/// be lost. The attempt changes the file's times.
 fn file_can_punch_holes(file: &File, size: u64) -> bool {
     if file_stamp::is_local(file) {
         return true;

@@ -1,4 +1,4 @@
-//! What the system says about an image's identity and last change.
+//! An image's identity and the time of its last change, as the system reports them.
 
 use super::ImageStamp;
 use rustix::fs::FileType;
@@ -8,7 +8,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 
-/// File systems of this host alone, which set the change time of a file at every write, and with its clock.
+/// Magic numbers of file systems that only this host uses, and that set the change time of a file at every write by
+/// this host's clock.
 const LOCAL: [u32; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
 const REGULAR: u64 = 1;
 const DEVICE: u64 = 2;
@@ -18,7 +19,8 @@ pub(super) fn is_local(file: &File) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|fs| LOCAL.iter().any(|magic| i128::from(fs.f_type) == i128::from(*magic)))
 }
 
-/// Returns the image as it is now; nothing if the system does not say. Blocks as long as the file system likes.
+/// Returns the stamp of the image as it is now, or `None` if the system does not provide it. May block for as long as
+/// the file system does.
 pub(super) fn stamp(file: &File) -> Option<ImageStamp> {
     let stat = rustix::fs::fstat(file).ok()?;
     if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
@@ -33,7 +35,7 @@ pub(super) fn stamp(file: &File) -> Option<ImageStamp> {
     })
 }
 
-/// When a file was changed last, as `statx` says it.
+/// The time of a file's last change, as `statx` reports it.
 pub(super) struct ChangeTime(libc::statx);
 
 impl Default for ChangeTime {
@@ -62,12 +64,12 @@ impl ChangeTime {
     pub(super) const FLAGS: i32 = libc::AT_EMPTY_PATH;
     pub(super) const MASK: u32 = libc::STATX_CTIME;
 
-    /// Returns where `statx` writes its answer.
+    /// Returns the structure that `statx` fills in.
     pub(super) fn as_mut_ptr(&mut self) -> *mut libc::statx {
         &raw mut self.0
     }
 
-    /// Asks the system. Blocks as long as the file system likes.
+    /// Queries the change time of `file`. May block for as long as the file system does.
     pub(super) fn read(&mut self, file: &File) -> io::Result<()> {
         // SAFETY: the path is a C string, the structure is ours and outlives the call, and the descriptor is open.
         let outcome =
@@ -75,15 +77,15 @@ impl ChangeTime {
         if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Returns nanoseconds of real time; `None` if the system did not say.
+    /// Returns the time in nanoseconds of real time, or `None` if the system did not provide it.
     pub(super) fn nanoseconds(&self) -> Option<u64> {
         let time = Some(&self.0).filter(|stat| stat.stx_mask & Self::MASK != 0)?.stx_ctime;
         u64::try_from(time.tv_sec).ok()?.checked_mul(1_000_000_000)?.checked_add(time.tv_nsec.into())
     }
 }
 
-/// Returns what changes when an image file is written: nothing else tells so on another host. Of a block device only
-/// which one it is.
+/// Returns a text that changes when an image file is written, because another host has no other means to notice it. For
+/// a block device, it only names the device. Returns `None` if the system does not provide it.
 pub(super) fn shared(file: &File) -> Option<String> {
     let file = file.metadata().ok()?;
     match file.is_file() {
@@ -92,8 +94,8 @@ pub(super) fn shared(file: &File) -> Option<String> {
     }
 }
 
-/// Returns a WWID, a serial number, or the name that the device mapper gives: the same on all hosts. Not for
-/// partitions.
+/// Returns a WWID, a serial number, or the UUID from the device mapper, which are the same on all hosts. Returns `None`
+/// if the device has none of them, as is the case for partitions.
 fn device_name(device: u64) -> Option<String> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     ["wwid", "device/wwid", "dm/uuid", "serial"].iter().find_map(|attribute| {
@@ -106,9 +108,10 @@ fn device_name(device: u64) -> Option<String> {
 /// `cachestat` of Linux 6.5 and later, which the libc crate does not have.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-/// Returns whether the page cache has pages of the file, or the system does not say.
+/// Returns whether the page cache has pages of the file. Returns true if the system does not provide that.
 pub(super) fn may_be_in_page_cache(file: &File) -> bool {
-    // Offset and length; a length of 0 is up to the end. Cached, dirty, written back, evicted, recently evicted.
+    // The range is offset and length; a length of 0 means up to the end. The counts are cached, dirty, written back,
+    // evicted, recently evicted.
     let (range, mut counts) = ([0_u64; 2], [0_u64; 5]);
     // SAFETY: the call reads `range` and fills `counts`, which have the sizes that it expects and outlive it.
     let outcome = unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range.as_ptr(), counts.as_mut_ptr(), 0_u32) };

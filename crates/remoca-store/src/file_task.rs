@@ -1,13 +1,15 @@
-//! One operation on an image as a sequence of system calls, without making them.
+//! One operation on an image as a sequence of system calls, which are made elsewhere.
 //!
-//! Called by both ways of making the calls: the ring (`file_uring`) and the worker threads (`file_threads`). They ask for
-//! the [`FileTask::next_call`], make it, and hand its result to [`FileTask::handle_result`] until that says finished.
-//! Here are the rules for short transfers, interruptions, and file systems that lack an operation. Invariants:
-//! 1. A read finishes well only when every byte was read; the end of the file inside it is an error.
-//! 2. A durable operation finishes well only after a call that makes it durable.
+//! Called by both ways of making the calls: the ring (`file_uring`) and the worker threads (`file_threads`). They get
+//! the [`FileTask::next_call`], make it, and pass its result to [`FileTask::handle_result`] until that returns
+//! `Finished`. This module has the rules for short transfers, interruptions, and file systems that lack an operation.
+//! Invariants:
+//! 1. A read succeeds only when every byte was read. The end of the file inside its range is an error.
+//! 2. A durable operation succeeds only after a call that makes it durable.
 //!
-//! A write with `RWF_DSYNC` does two things, and its error does not say which of them failed. The kernel syncs only what was
-//! written, so a refusal for want of space is told apart by a second call without the flag: refused again, it was the write.
+//! A write with `RWF_DSYNC` does two things, and its error does not say which of them failed. The kernel syncs only the
+//! bytes that it wrote, so a refusal for lack of space is settled by a second call without the flag. If that call is
+//! refused too, the write had failed.
 
 use super::file_stamp::ChangeTime;
 use super::flush_latch::{FailedAt, is_clean_refusal};
@@ -15,12 +17,12 @@ use super::{StoreError, StoreOp};
 use remoca_io::buffer::IoBuffer;
 use remoca_io::sizes;
 
-/// Interruptions of one call in a row before it counts as failed.
+/// The most interruptions of one call in a row before it counts as failed.
 const RETRIES_MAX: u32 = 100;
-/// Bytes of zeroes written by one call where the file system cannot zero a range.
+/// The most bytes of zeroes written by one call if the file system cannot zero a range.
 pub(super) const ZERO_CHUNK_LEN: usize = 256 * 1024;
 
-/// Returns page-aligned zeroes, at most [`ZERO_CHUNK_LEN`].
+/// Returns `len` page-aligned zeroes. `len` is at most [`ZERO_CHUNK_LEN`].
 pub(super) fn zeroes(len: usize) -> &'static [u8] {
     #[repr(align(4096))]
     struct Zeroes([u8; ZERO_CHUNK_LEN]);
@@ -38,30 +40,30 @@ pub(super) struct FileTask {
     /// Bytes of the range done in this stage.
     done: u64,
     retries: u32,
-    /// A write with `RWF_DSYNC` failed with this: was it the write, or the sync?
+    /// Error of a write with `RWF_DSYNC`, while it is not known whether the write or the sync failed.
     doubtful: Option<StoreError>,
 }
 
-/// Why calls are made.
+/// The purpose of a task's calls.
 #[derive(Debug)]
 pub(super) enum Purpose {
     Operation {
         token: u64,
         operation: StoreOp,
     },
-    /// To learn when the image was changed last.
+    /// Queries when the image was last changed.
     Look(Box<ChangeTime>),
-    /// To drop what the page cache has of an image that is used around it.
+    /// Drops the image, which is used with direct I/O, from the page cache.
     EmptyPageCache,
 }
 
-/// What has to be known of an image to choose the calls.
+/// The facts about an image that determine the calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ImageFacts {
     pub(super) is_block_device: bool,
-    /// `RWF_DSYNC` makes a write durable, in whatever way it is made.
+    /// `RWF_DSYNC` makes a write durable, whether it is made by io_uring or by a thread.
     pub(super) honours_dsync: bool,
-    /// The file system may wait in a call that it was asked not to wait in: no call is tried on the I/O thread.
+    /// The file system may wait even in a call with `RWF_NOWAIT`, so no call is tried on the I/O thread.
     pub(super) may_wait: bool,
 }
 
@@ -98,15 +100,15 @@ pub(super) enum Call<'a> {
         offset: u64,
         len: u64,
     },
-    /// Blocks its thread whatever the flags: never on the I/O thread.
+    /// Blocks its thread regardless of flags: never made on the I/O thread.
     DiscardBlocks {
         offset: u64,
         len: u64,
     },
     SyncData,
-    /// Waits where the file system asks a server of its own: never on the I/O thread.
+    /// Blocks if the file system has to ask its server: never made on the I/O thread.
     Look(&'a mut ChangeTime),
-    /// Takes long where much is cached.
+    /// Takes long if much is cached.
     EmptyPageCache,
 }
 
@@ -131,12 +133,12 @@ impl FileTask {
         Self { purpose, buffer, image, stage, done: 0, retries: 0, doubtful: None }
     }
 
-    /// Returns a task that learns when the image was changed last.
+    /// Returns a task that queries when the image was last changed.
     pub(super) fn look(image: ImageFacts) -> Self {
         Self::aside(Purpose::Look(Box::default()), Stage::Look, image)
     }
 
-    /// Returns a task that drops what the page cache has of the image.
+    /// Returns a task that drops the image from the page cache.
     pub(super) fn empty_page_cache(image: ImageFacts) -> Self {
         Self::aside(Purpose::EmptyPageCache, Stage::EmptyPageCache, image)
     }
@@ -145,7 +147,7 @@ impl FileTask {
         Self { purpose, buffer: None, image, stage, done: 0, retries: 0, doubtful: None }
     }
 
-    /// Returns whether it reads data of the image.
+    /// Returns whether the task reads data of the image.
     pub(super) fn reads(&self) -> bool {
         self.stage == Stage::Read
     }
@@ -166,8 +168,9 @@ impl FileTask {
         if self.stage == Stage::Sync { FailedAt::Sync } else { FailedAt::Body }
     }
 
-    /// Returns whether the kernel can be asked to refuse the next call if it would wait: a read or a write. A file system may
-    /// sync a durable write all the same; a block device does not wait for it.
+    /// Returns whether the kernel can be asked to refuse the next call if it would wait. That is so for a read or a
+    /// write, but not for a durable write to a file, which a file system may sync all the same. A block device does not
+    /// wait for the sync.
     pub(super) fn may_be_refused(&self) -> bool {
         match self.stage {
             Stage::Read | Stage::WriteZeroes => true,
@@ -207,7 +210,7 @@ impl FileTask {
         }
     }
 
-    /// Takes what the call gave: bytes transferred, or 0 where there is nothing to count; or the error number.
+    /// Handles the result of a call: the bytes transferred (0 for a call that transfers none), or the error number.
     pub(super) fn handle_result(&mut self, result: Result<u32, i32>) -> Progress {
         match result {
             Err(libc::EINTR | libc::EAGAIN) if self.retries < RETRIES_MAX => {
@@ -228,7 +231,7 @@ impl FileTask {
                 let len = self.range().map_or(0, |(_, len)| len);
                 self.done += transferred;
                 if self.done < len {
-                    // Zero bytes: the image has become shorter than it was when it was opened.
+                    // Zero bytes mean that the image has become shorter since it was opened.
                     return if transferred == 0 {
                         Progress::Finished(Err(StoreError::IO))
                     } else {
@@ -237,7 +240,7 @@ impl FileTask {
                 }
                 match (self.stage, self.doubtful) {
                     (Stage::Write, Some(error)) => {
-                        // There is room: it was the sync that failed.
+                        // There is room, so it was the sync that failed.
                         self.stage = Stage::Sync;
                         Progress::Finished(Err(error))
                     }
@@ -264,9 +267,9 @@ impl FileTask {
         match self.stage {
             Stage::PunchHole if unsupported => self.stage = Stage::ZeroRange,
             Stage::ZeroRange if unsupported => self.stage = Stage::WriteZeroes,
-            // A discard is a hint; not taking it is no error.
+            // A discard is a hint; ignoring it is not an error.
             Stage::DiscardByHole | Stage::DiscardByIoctl if unsupported => return Progress::Finished(Ok(())),
-            // The rest of a transfer that was cut inside a sector by the end of the image.
+            // The rest of a transfer that the end of the image cut inside a sector.
             Stage::Read if errno == libc::EINVAL && self.done > 0 => return Progress::Finished(Err(StoreError::IO)),
             Stage::Write
                 if self.writes_durably() && self.doubtful.is_none() && is_clean_refusal(StoreError { errno }) =>

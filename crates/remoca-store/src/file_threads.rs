@@ -1,11 +1,11 @@
-//! Blocking system calls on threads: the way to the image for what may wait, and for everything where io_uring is not
-//! allowed.
+//! Blocking system calls on threads: for calls that may wait, and for all calls if io_uring is not allowed.
 //!
-//! Owned by a `FileStore` on the I/O thread. Tasks move to a worker and come back with their result through one eventfd.
-//! Workers end when the pool is dropped, after the calls they are in; a task that was not begun is dropped with its buffer.
+//! Owned by a `FileStore` on the I/O thread. Tasks move to a worker and come back with their result through one
+//! eventfd. When the pool is dropped, each worker ends after its current call; a task that was not begun is dropped
+//! with its buffer.
 //!
-//! Invariant: below the bound, one worker waits for a task or is being started, so a call that hangs keeps no other. Workers are
-//! started by workers: that costs the I/O thread nothing.
+//! Invariant: below the bound, one worker waits for a task or is being started, so a call that hangs does not delay
+//! others. Workers are started by workers, which costs the I/O thread nothing.
 
 use remoca_io::sizes;
 use std::collections::VecDeque;
@@ -23,19 +23,19 @@ use super::StoreError;
 use super::file_image::Image;
 use super::file_task::{Call, FileTask, Progress};
 
-/// How long a worker waits for a task if another one waits too.
+/// How long a worker waits for a task if another worker waits too.
 const IDLE_MAX: Duration = Duration::from_secs(10);
-/// Enough for a system call and for a panic's message.
+/// Stack size of a worker: enough for a system call and for a panic's message.
 const STACK_BYTES: usize = 256 << 10;
 
-/// A task and how it ended.
+/// A task and its result.
 pub(super) type Finished = (FileTask, Result<(), StoreError>);
 
 pub(super) struct WorkerPool {
     shared: Arc<Shared>,
-    /// Tasks of this round, handed over together by `kick`.
+    /// Tasks submitted since the last `kick`, which hands them over together.
     queued: Vec<FileTask>,
-    /// Tasks that were not taken back yet.
+    /// Number of tasks that were submitted and not taken back yet.
     outstanding: usize,
 }
 
@@ -50,17 +50,18 @@ struct Shared {
 struct State {
     waiting: VecDeque<FileTask>,
     finished: Vec<Finished>,
-    /// `None`: the pool was dropped. A worker holds it only while it makes calls, so that the image is closed with the pool.
+    /// `None` once the pool was dropped. A worker holds the image only while it makes calls, so that the image is
+    /// closed with the pool.
     image: Option<Arc<Image>>,
     /// Workers that run or are being started, and those of them that wait for a task.
     workers: usize,
     idle: usize,
-    /// A worker could not be started: once more with the next tasks.
+    /// A worker could not be started; the next `kick` with tasks tries again.
     start_failed: bool,
 }
 
 impl WorkerPool {
-    /// Starts a worker, and up to `workers_max` when they are needed.
+    /// Starts a pool with one worker. More workers are started when they are needed, up to `workers_max`.
     pub(super) fn start(image: &Arc<Image>, workers_max: usize) -> io::Result<Self> {
         let finished_added = wake::new()?;
         let shared = Arc::new(Shared {
@@ -83,7 +84,7 @@ impl WorkerPool {
         self.queued.push(task);
     }
 
-    /// Returns whether there are tasks that were not taken back.
+    /// Returns whether there are tasks that were not taken back yet.
     pub(super) fn is_busy(&self) -> bool {
         self.outstanding > 0
     }
@@ -97,12 +98,12 @@ impl WorkerPool {
         if std::mem::take(&mut state.start_failed) {
             self.shared.start_another(state);
         }
-        // One wakes the next, if that is needed.
+        // One worker wakes the next if needed.
         self.shared.work_added.notify_one();
     }
 
     pub(super) fn take_finished(&mut self) -> Vec<Finished> {
-        // Cleared before the list is read: what finishes in between sets it again.
+        // Cleared before the list is read: a task that finishes in between raises it again.
         wake::clear(&self.shared.finished_added);
         let finished = std::mem::take(&mut self.shared.lock().finished);
         self.outstanding -= finished.len();
@@ -124,7 +125,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts a worker that is counted already.
+    /// Starts a worker that is already counted.
     fn spawn(self: &Arc<Self>) -> io::Result<()> {
         let shared = Arc::clone(self);
         let worker = thread::Builder::new().name("disk-io".into()).stack_size(STACK_BYTES);
@@ -160,7 +161,8 @@ impl Shared {
         }
     }
 
-    /// Returns the next task, and sees to it that another worker waits for the one after it. `None`: this worker is to end.
+    /// Returns the next task, and makes sure that another worker waits for the one after it. Returns `None` if this
+    /// worker is to end.
     fn next_task(self: &Arc<Self>) -> Option<(FileTask, Arc<Image>)> {
         let mut state = self.lock();
         loop {
@@ -187,7 +189,7 @@ impl Shared {
     }
 }
 
-/// Makes all calls of a task, one after the other.
+/// Makes all calls of a task, one after the other, and returns the task's result.
 fn run(image: &Image, task: &mut FileTask) -> Result<(), StoreError> {
     loop {
         let result = call(image, task.next_call());
@@ -225,7 +227,7 @@ fn write_durably(fd: i32, source: &[u8], offset: u64) -> io::Result<usize> {
     usize::try_from(written).map_err(|_| io::Error::last_os_error())
 }
 
-/// Returns the length of a transfer. It is at most that of a buffer, so it fits.
+/// Converts the length of a transfer to 32 bits. It is at most the length of a buffer, so it fits.
 fn transferred(len: usize) -> u32 {
     sizes::short(len)
 }

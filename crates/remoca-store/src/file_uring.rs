@@ -1,12 +1,13 @@
 //! Asynchronous system calls: reads and writes that need not wait through one io_uring, all others on threads.
 //!
-//! Owned by a `FileStore` on the I/O thread. At most [`IN_RING_MAX`] calls are in the ring, the rest wait here, so the
-//! completion queue (twice as long) cannot overflow by our own doing. Invariants:
-//! 1. The memory of a call in the ring stays where it is until its completion was taken, or for ever: tasks that are in
+//! Owned by a `FileStore` on the I/O thread. At most [`IN_RING_MAX`] calls are in the ring, and the rest wait here, so
+//! these calls cannot overflow the completion queue, which is twice as long. Invariants:
+//! 1. The memory of a call in the ring stays where it is until its completion was taken, or for ever. Tasks that are in
 //!    the ring when the ring is dropped are leaked, because the kernel may still read or write their buffers.
 //! 2. A task is in exactly one place: in the ring, waiting for it, or with the threads.
-//! 3. No call is left to the threads that the kernel has for a ring (io-wq): the count of them goes wrong (seen on Linux 6.18), and
-//!    then calls wait for ever. Each call in the ring has `RWF_NOWAIT`, with which the kernel refuses what would wait.
+//! 3. No call is left to the kernel's threads for a ring (io-wq): their count can go wrong (seen on Linux 6.18), and
+//!    then calls wait for ever. Each call in the ring has `RWF_NOWAIT`, with which the kernel refuses a call that would
+//!    wait.
 
 use remoca_io::sizes;
 use std::collections::VecDeque;
@@ -22,15 +23,16 @@ use super::file_image::Image;
 use super::file_task::{Call, FileTask, Progress, Purpose};
 use super::file_threads::{Finished, WorkerPool};
 
-/// Calls in the ring at once.
+/// The most calls in the ring at once.
 const IN_RING_MAX: u32 = 256;
-/// The same for a file: its file system may wait for the device's queue to have room, which `RWF_NOWAIT` does not prevent.
+/// The most calls in the ring at once for a regular file. Its file system may wait for room in the device's queue,
+/// which `RWF_NOWAIT` does not prevent.
 const IN_RING_MAX_OF_FILE: u32 = 16;
 /// An image that has not answered for this long may be about to hang.
 const SILENCE_MAX: Duration = Duration::from_millis(25);
-/// Threads for calls that wait: as many as calls in the ring.
+/// The most threads for calls that wait: as many as calls in the ring.
 const THREADS_MAX: usize = 256;
-/// What the ring says when a thread has finished; no task has this key.
+/// User data of the ring's completion when a thread has finished; no task has this key.
 const THREADS: u64 = u64::MAX;
 
 pub(super) struct Ring {
@@ -40,25 +42,26 @@ pub(super) struct Ring {
     /// Keys of tasks whose next call is not in the ring yet.
     waiting: VecDeque<usize>,
     in_ring: u32,
-    /// When a read, and when any other call, completed last: a file system that is frozen still answers reads.
+    /// Times of the last completion of any other call, and of a read. They are separate because a file system that is
+    /// frozen still answers reads.
     answered_at: [Option<Instant>; 2],
     threads: WorkerPool,
-    /// The ring tells when a thread has finished.
+    /// The ring is watching for a finished thread.
     is_watching: bool,
-    /// The file knows no `RWF_NOWAIT` for other calls, and for reads.
+    /// Whether the file does not support `RWF_NOWAIT`, for other calls and for reads.
     only_waits: [bool; 2],
 }
 
-/// What became of handing calls to the kernel.
+/// The outcome of submitting calls to the kernel.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Submission {
     Done,
-    /// The kernel had no room for it: once more in a moment.
+    /// The kernel had no room for the calls: try again in a moment.
     Again,
 }
 
 impl Ring {
-    /// Sets up a ring. Fails where the kernel does not allow io_uring, or not all that is needed.
+    /// Sets up a ring. Fails if the kernel does not allow io_uring or lacks a needed feature.
     pub(super) fn new(image: &Arc<Image>) -> io::Result<Self> {
         // One more than calls: the ring also watches the threads.
         let ring = IoUring::new(IN_RING_MAX + 1)?;
@@ -110,7 +113,7 @@ impl Ring {
         }
         self.threads.kick();
         self.watch_threads();
-        // One call is the rule; more are needed when the kernel stops behind an entry that it refuses.
+        // Usually one call is enough. More are needed when the kernel stops after an entry that it refuses.
         while !self.ring.submission().is_empty() {
             match self.ring.submit() {
                 Ok(0) => return Ok(Submission::Again),
@@ -125,7 +128,8 @@ impl Ring {
         Ok(Submission::Done)
     }
 
-    /// Takes what has completed: finished tasks go to `finished`, the others wait for their next call.
+    /// Takes the completions. Finished tasks go to `finished`; the others wait for their next call or go to the
+    /// threads.
     pub(super) fn collect(&mut self, now: Instant, finished: &mut Vec<Finished>) {
         loop {
             let mut taken = 0;
@@ -140,8 +144,9 @@ impl Ring {
                 let task = &mut self.tasks[key];
                 let result = u32::try_from(entry.result()).map_err(|_| entry.result().saturating_neg());
                 if matches!(result, Ok(0) | Err(libc::EAGAIN | libc::EOPNOTSUPP)) {
-                    // It would wait, or the file does not know how not to. Linux 5.10 says that with nothing read, as at the end
-                    // of the file; the thread is told which it is.
+                    // The call would wait, or the file does not support `RWF_NOWAIT`. Linux 5.10 reports a call that
+                    // would wait as zero bytes read, as at the end of the file; the call on a thread shows which of the
+                    // two it is.
                     self.only_waits[usize::from(task.reads())] |= result == Err(libc::EOPNOTSUPP);
                     self.threads.submit(self.tasks.remove(key));
                     continue;
@@ -167,7 +172,7 @@ impl Ring {
         }
     }
 
-    /// Has the ring tell when a thread finishes, if there is anything to wait for.
+    /// Makes the ring report when a thread finishes, if the threads have tasks.
     fn watch_threads(&mut self) {
         if self.is_watching || !self.threads.is_busy() {
             return;
@@ -179,10 +184,10 @@ impl Ring {
         self.is_watching = unsafe { self.ring.submission().push(&entry) }.is_ok();
     }
 
-    /// Returns whether a call may wait on this thread. The kernel tries each call of the ring on it, and takes the file system's
-    /// word that it does not wait. FUSE waits for its server. Ext4 waits for its journal, and the journal for the device, when a
-    /// time of the file changes or a map of its blocks is read. Both were seen on Linux 6.18. So a regular file is trusted only
-    /// while it answers.
+    /// Returns whether a call may block this thread. The kernel tries each call of the ring on this thread, and relies
+    /// on the file system not to wait. FUSE waits for its server. Ext4 waits for its journal, and the journal for the
+    /// device, when a time of the file changes or a map of its blocks is read. Both were seen on Linux 6.18. So a
+    /// regular file is trusted only while it has answered recently.
     fn may_wait(&self, now: Instant, reads: bool) -> bool {
         let answers =
             || self.answered_at[usize::from(reads)].is_some_and(|at| now.saturating_duration_since(at) < SILENCE_MAX);
@@ -190,7 +195,7 @@ impl Ring {
         facts.may_wait || self.only_waits[usize::from(reads)] || !facts.is_block_device && !answers()
     }
 
-    /// Puts the next call of a task into the ring. False if that has no room.
+    /// Puts the next call of a task into the ring. Returns false if the ring has no room.
     fn push(&mut self, key: usize) -> bool {
         let Some(entry) = entry(&self.image, self.tasks[key].next_call()) else {
             unreachable!("only reads and writes go to the ring");
@@ -203,7 +208,8 @@ impl Ring {
     }
 }
 
-/// Notes that the image answers. What is asked beside the guest's operations needs no journal: its answers say nothing of them.
+/// Notes that the image answered an operation of the guest. Other calls do not count: they need no journal, so their
+/// answers say nothing about such operations.
 fn note_answer(answered_at: &mut [Option<Instant>; 2], task: &FileTask, now: Instant) {
     if matches!(task.purpose, Purpose::Operation { .. }) {
         answered_at[usize::from(task.reads())] = Some(now);
@@ -218,7 +224,7 @@ impl Drop for Ring {
     }
 }
 
-/// Returns a read or a write for the ring; `None` for any other call.
+/// Returns the ring entry for a read or a write, or `None` for any other call.
 fn entry(image: &Image, call: Call<'_>) -> Option<squeue::Entry> {
     let fd = types::Fd(image.file.as_raw_fd());
     match call {

@@ -1,9 +1,10 @@
 //! A failed flush stays failed.
 //!
-//! After a failed fsync the kernel considers the lost pages clean, so that the next fsync succeeds although the data are
-//! gone. Each store passes its results through one latch; the first failed flush or durable write decides all later ones.
-//! A write that was refused for want of space is no reason to latch: nothing that was acknowledged is lost. A sync behind
-//! a write that fails is one, whatever its error: it may speak of writes that were acknowledged before.
+//! After a failed fsync the kernel considers the lost pages clean, so that the next fsync succeeds although the data
+//! are gone. Each store passes its results through one latch; the first failed flush or durable write decides all later
+//! ones. A write that was refused for lack of space does not latch, because no acknowledged data are lost. A failed
+//! sync after a write does latch, whatever its error, because the error may concern writes that were acknowledged
+//! before.
 
 use super::StoreError;
 
@@ -15,14 +16,14 @@ pub(super) struct FlushLatch {
 /// The part of an operation to which its error belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FailedAt {
-    /// Its own bytes.
+    /// The operation's own bytes.
     Body,
-    /// What makes it durable, and all before it.
+    /// The sync that makes it and all earlier writes durable.
     Sync,
 }
 
 impl FlushLatch {
-    /// Returns a latch that has seen this error, or none.
+    /// Creates a latch that has seen this error, or none if `errno` is `None`.
     pub(super) fn with(errno: Option<i32>) -> Self {
         Self { failed: errno.map(|errno| StoreError { errno }) }
     }
@@ -31,13 +32,14 @@ impl FlushLatch {
         self.failed.map(|error| error.errno)
     }
 
-    /// Latches for a reason that is no operation's result.
+    /// Latches `error`, which is not the result of an operation (for example, a lost NBD connection). Keeps an earlier
+    /// error if there is one.
     pub(super) fn fail(&mut self, error: StoreError) {
         self.failed.get_or_insert(error);
     }
 
     /// Returns the result to report for an operation that ended with `result`; an error belongs to the part `at`.
-    /// `is_durable`: it was to be durable when it ended, for whatever reason.
+    /// `is_durable` means that the operation was to be durable when it ended, for whatever reason.
     pub(super) fn filter(
         &mut self,
         is_durable: bool,
@@ -54,7 +56,7 @@ impl FlushLatch {
     }
 }
 
-/// Returns whether a write that fails so has left everything acknowledged before as it was.
+/// Returns whether a write that fails with this error has left everything acknowledged before unchanged.
 pub(super) fn is_clean_refusal(error: StoreError) -> bool {
     matches!(error.errno, libc::ENOSPC | libc::EDQUOT | libc::EINVAL | libc::EROFS | libc::ENOMEM)
 }
@@ -67,7 +69,7 @@ mod tests {
     const DURABLE: bool = true;
     const FULL: StoreError = StoreError { errno: libc::ENOSPC };
 
-    /// Returns what the latch says of a flush and of both kinds of write that went well.
+    /// Returns the latch's results for a flush, a durable write and a plain write that succeeded.
     fn outcomes(latch: &mut FlushLatch) -> [Result<(), StoreError>; 3] {
         let mut outcome = |is_durable, at| latch.filter(is_durable, at, Ok(()));
         [outcome(DURABLE, FailedAt::Sync), outcome(DURABLE, FailedAt::Body), outcome(WRITE, FailedAt::Body)]

@@ -1,12 +1,14 @@
-//! Backing stores: what holds a disk's blocks for good (raw file, block device, NBD export).
+//! Backing stores: the permanent storage of a disk's blocks (raw file, block device, NBD export).
 //!
-//! Called by the driver's I/O thread, which owns each store and polls its [`DataPath::event_fd`]; calls the kernel. A store
-//! never blocks that thread once it is open. Invariants:
-//! 1. Every submitted operation completes exactly once, and gives its buffer back.
+//! The driver's I/O thread owns each store and polls its [`DataPath::event_fd`]. A store calls the kernel, and never
+//! blocks that thread once it is open. Invariants:
+//! 1. Every submitted operation completes exactly once, and returns its buffer.
 //! 2. A read that completes without an error filled its whole buffer.
 //! 3. A durable write, and a flush after any completed write, complete only when the data survive a power failure.
-//! 4. A failed flush stays failed: no later flush or durable write of the same store succeeds, until the operator says so.
-//! 5. What completes after a `ContentUncertain` was done in full after it, whatever had been done of it before.
+//! 4. A failed flush stays failed: no later flush or durable write of the same store succeeds until the operator clears
+//!    the failure.
+//! 5. An operation that completes after a `ContentUncertain` was done in full after it, even if parts of it had been
+//!    done before.
 //!
 //! Stores neither cache nor order operations: overlapping operations in flight may take effect in any order.
 //! See `docs/decisions/0008-backing-stores.md`.
@@ -50,92 +52,95 @@ pub use nbd::{NbdOptions, NbdStore, OnLostConnection};
 pub use nbd_uri::{NbdAddress, NbdUri, NbdUriError};
 pub use vacant::VacantStore;
 
-/// Bytes in the smallest unit that a frontend may ask for.
+/// Bytes in the smallest unit of a frontend's request.
 pub const SECTOR_SIZE: u32 = 512;
 
-/// A backing store: each part must be said for each store and each layer, so no method has a default.
+/// A backing store. No method of its parts has a default implementation: each store and each layer must define all of
+/// them.
 pub trait Store: DataPath + Identity + HandOver {}
 
 impl<T: DataPath + Identity + HandOver> Store for T {}
 
-/// The way of a store's data. Calls never block; after any of them, [`DataPath::next_event`] may have something to say.
+/// The I/O operations of a store. Calls never block. After any of them, [`DataPath::next_event`] may have an event.
 pub trait DataPath: Send {
-    /// Returns the geometry, which does not change after the opening.
+    /// Returns the geometry, which does not change once the store is open.
     fn geometry(&self) -> Geometry;
 
-    /// Returns a descriptor that is readable (`EPOLLIN`, level-triggered) when [`DataPath::handle_ready`] is due; the same
-    /// for the store's life.
+    /// Returns a descriptor that is readable (`EPOLLIN`, level-triggered) when [`DataPath::handle_ready`] is due. It
+    /// stays the same for the store's whole life.
     fn event_fd(&self) -> BorrowedFd<'_>;
 
-    /// Queues `operation`. Reads and writes come with a buffer of exactly their length, the others with none. An
-    /// operation that does not fit the geometry completes with `EINVAL`, a modification of a read-only store with `EROFS`.
+    /// Queues `operation`. A read or write must come with a buffer of exactly its length, any other operation without a
+    /// buffer. An operation that does not fit the geometry completes with `EINVAL`, and a modification of a read-only
+    /// store with `EROFS`.
     fn submit(&mut self, token: u64, operation: StoreOp, buffer: Option<IoBuffer>);
 
-    /// Hands everything queued to the kernel, in one system call where possible.
+    /// Submits everything queued to the kernel, in one system call where possible.
     fn kick(&mut self, now: Instant);
 
-    /// Collects what the kernel has finished, and continues what it did in part.
+    /// Collects the operations that the kernel has finished, and continues those that it did in part.
     fn handle_ready(&mut self, now: Instant);
 
-    /// Returns the next completion or notice, in the order in which they happened.
+    /// Returns the next completion or notice in the order in which they happened, or `None` if there is none.
     fn next_event(&mut self) -> Option<StoreEvent>;
 
-    /// Returns when [`DataPath::handle_timer`] is due; `None` while nothing waits for a time.
+    /// Returns when [`DataPath::handle_timer`] is due, or `None` while no timer is running.
     fn next_deadline(&self) -> Option<Instant>;
 
-    /// Does what was due at [`DataPath::next_deadline`]; harmless when called early.
+    /// Does the work that is due at [`DataPath::next_deadline`]. Calling it early is harmless.
     fn handle_timer(&mut self, now: Instant);
 
-    /// Returns how many operations were submitted whose completion has not been taken with [`DataPath::next_event`].
+    /// Returns the number of submitted operations whose completion has not been taken with [`DataPath::next_event`].
     fn in_flight(&self) -> usize;
 
-    /// Returns whether operations get through, for the status display.
+    /// Returns whether operations reach the storage, for the status display.
     fn health(&self) -> StoreHealth;
 }
 
-/// Which image a store has, and what others may have done to it or seen of it.
+/// The identity of a store's image, and whether others may have changed or read it.
 pub trait Identity {
-    /// Begins to learn when the image was changed last. One [`StoreEvent::Looked`] follows, late, or never where the file
-    /// system hangs; before that, further calls do nothing. Returns false where the image's change time says nothing of what
-    /// others do.
+    /// Starts to query when the image was last changed. One [`StoreEvent::Looked`] follows later, or never if the file
+    /// system hangs. Until then further calls do nothing. Returns false if the image's change time does not reveal
+    /// writes of others; then no event follows.
     fn look(&mut self) -> bool;
 
-    /// Returns what tells the image from others and whether it was changed. It is as it was when the image was opened and
-    /// locked, before anything was done to it. `None`: the system says nothing.
+    /// Returns the stamp that identifies the image and shows whether it was changed, or `None` if the system does not
+    /// provide it. It was taken when the image was opened and locked, before anything was done to it.
     fn stamp_at_opening(&self) -> Option<ImageStamp>;
 
-    /// Returns what names the image on all hosts, and changes when an image file is written: now, or when the image
-    /// was locked (`at_opening`). `None`: nothing does.
+    /// Returns a text that names the image on all hosts, and changes when an image file is written. Returns `None` if
+    /// there is no such text. The text describes the image now, or with `at_opening` when it was locked.
     fn shared_stamp(&self, at_opening: bool) -> Option<String>;
 
-    /// Begins to drop what the page cache has of an image that is used around it.
+    /// Starts to drop the image from the page cache, if the image is used with direct I/O.
     fn empty_page_cache(&mut self);
 
-    /// Returns whether the page cache may hold something of the image: then others may have read or written it.
+    /// Returns whether the page cache may hold parts of the image. If so, others may have read or written it.
     fn may_be_in_page_cache(&self) -> bool;
 }
 
-/// What of a store outlives its use: durability that was lost, operations that are still under way, and the store itself
-/// where another program goes on with it.
+/// The state of a store that outlives its use: lost durability, operations that are still in flight, and the store
+/// itself if another program continues to use it.
 pub trait HandOver {
-    /// Returns the error number of the first flush or durable write that failed: it decides all later ones.
+    /// Returns the error number of the first flush or durable write that failed, or `None` if none has. All later ones
+    /// fail with it.
     fn failed_flush(&self) -> Option<i32>;
 
-    /// Makes all later flushes and durable writes fail with this error; with `None`, forgets that one has failed.
+    /// Makes all later flushes and durable writes fail with this error. With `None`, forgets that one has failed.
     fn set_failed_flush(&mut self, errno: Option<i32>);
 
-    /// Returns whether nothing of this store is in the kernel, not even what the driver does not wait for: a thread that
-    /// hangs there cannot end, and another program cannot take the place of this one.
+    /// Returns whether no operation of this store is in the kernel, including those that the driver does not wait for.
+    /// A thread that hangs in the kernel cannot end, and then another program cannot take the place of this one.
     fn is_still(&self) -> bool;
 
-    /// Waits a moment, at the end of the process, for what was sent elsewhere. False: some modification may still take
-    /// effect later.
+    /// Waits briefly, at the end of the process, for operations that were sent to a server. Returns false if a
+    /// modification may still take effect later.
     fn drain(&mut self) -> bool;
 
-    /// Returns what another program needs in order to go on where this store is, with nothing in flight.
+    /// Returns what another program needs in order to continue with this store, with no operation in flight.
     ///
     /// # Errors
-    /// If that is impossible now; the text says why.
+    /// If the store cannot be handed over now. The text says why.
     fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String>;
 }
 
@@ -144,46 +149,48 @@ pub trait HandOver {
 pub struct ImageStamp {
     /// Kind, device, inode and size.
     pub identity: [u64; 4],
-    /// When it was changed last, in nanoseconds of real time, by a clock that is this host's and by all who can change it.
+    /// Time of the last change, in nanoseconds of real time by this host's clock, whoever made it. `None` if that is
+    /// not known.
     pub changed_ns: Option<u64>,
 }
 
-/// What a store is like.
+/// Size, alignment and abilities of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Bytes; a multiple of `logical_sector`.
+    /// Size in bytes, a multiple of `logical_sector`.
     pub size: u64,
     /// Offsets and lengths of operations are multiples of this: 512 or 4096 bytes.
     pub logical_sector: u32,
-    /// Operations aligned to this many bytes avoid a read-modify-write below; at least `logical_sector`.
+    /// Operations aligned to this many bytes avoid a read-modify-write in the storage. At least `logical_sector`.
     pub physical_block: u32,
     pub read_only: bool,
-    /// A discard gives space back; otherwise it succeeds and does nothing.
+    /// Whether a discard frees space. If not, it succeeds and does nothing.
     pub can_discard: bool,
-    /// Write-zeroes is cheaper than writing zeroes; it works in either case.
+    /// Whether write-zeroes is cheaper than writing zeroes. It works in either case.
     pub can_write_zeroes: bool,
-    /// What was acknowledged and not flushed may be gone while this process lives: then [`StoreEvent::ContentUncertain`] comes.
+    /// Whether acknowledged writes that were not flushed may be lost while this process lives. If that happens,
+    /// [`StoreEvent::ContentUncertain`] is reported.
     pub may_forget: bool,
-    /// Modifications may take effect after the process that submitted them has died.
+    /// Whether modifications may take effect after the process that submitted them has died.
     pub outlives_process: bool,
 }
 
-/// Whether operations get through.
+/// Whether operations reach the storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreHealth {
     Up,
-    /// Operations wait for the store to come back.
+    /// Operations wait for the server to come back.
     Waiting,
 }
 
-/// One operation on a store. Offsets and lengths in bytes.
+/// One operation on a store. Offsets and lengths are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreOp {
     Read {
         offset: u64,
         len: u32,
     },
-    /// `durable`: survives a power failure once completed, as if a flush had followed.
+    /// If `durable`, the write survives a power failure once it is completed, as if a flush had followed.
     Write {
         offset: u64,
         len: u32,
@@ -205,7 +212,7 @@ pub enum StoreOp {
 }
 
 impl StoreOp {
-    /// Returns offset and length in bytes; `None` for a flush.
+    /// Returns offset and length in bytes, or `None` for a flush.
     #[must_use]
     pub fn range(&self) -> Option<(u64, u64)> {
         match *self {
@@ -241,7 +248,7 @@ impl StoreOp {
         }
     }
 
-    /// Checks the whole operation before any of it is done.
+    /// Checks the whole operation against the geometry before any part of it is done.
     fn validate(&self, geometry: &Geometry, buffer: Option<&IoBuffer>) -> Result<(), StoreError> {
         if self.buffer_len() != buffer.map(|buffer| buffer.len()) {
             return Err(StoreError::INVALID);
@@ -272,14 +279,14 @@ impl StoreError {
     pub const INVALID: StoreError = StoreError { errno: libc::EINVAL };
 }
 
-/// What a store reports.
+/// An event that a store reports.
 #[derive(Debug)]
 pub enum StoreEvent {
     Completed(StoreCompletion),
-    /// From here on the store may hold something else than what was acknowledged (an NBD server came back): whatever was
-    /// remembered of its content is void.
+    /// From here on the store may hold something else than what was acknowledged (an NBD server came back). All
+    /// knowledge of its content is void.
     ContentUncertain,
-    /// When the image was changed last; `None`: the system did not say.
+    /// The time when the image was last changed, or `None` if the system did not provide it.
     Looked {
         changed_ns: Option<u64>,
     },
@@ -290,11 +297,11 @@ pub enum StoreEvent {
 pub struct StoreCompletion {
     pub token: u64,
     pub result: Result<(), StoreError>,
-    /// The buffer that came with the operation. After a failed read its content means nothing.
+    /// The buffer that came with the operation. After a failed read its content is undefined.
     pub buffer: Option<IoBuffer>,
 }
 
-/// Why a store could not be opened; the message says what is wrong and what to do.
+/// Why a store could not be opened. The message says what is wrong and what to do.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct OpenError {
@@ -316,12 +323,12 @@ pub enum OpenErrorKind {
     Empty,
     /// The size is not a multiple of the sector.
     OddSize,
-    /// Another process has it open and locked.
+    /// Another process has the image open and locked.
     InUse,
-    /// The file system cannot lock it.
+    /// The file system cannot lock the image.
     CannotLock,
     PermissionDenied,
-    /// Opened for writing, but can only be read.
+    /// The image was to be opened for writing, but can only be read.
     ReadOnly,
     /// The server does not answer.
     Unreachable,
@@ -329,6 +336,6 @@ pub enum OpenErrorKind {
     Protocol,
     /// The server offers less than a disk needs.
     Unsuitable,
-    /// Anything else the system refused.
+    /// Any other refusal of the system.
     System,
 }

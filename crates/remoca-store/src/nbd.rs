@@ -1,10 +1,10 @@
-//! An NBD export as a backing store: nbdkit, qemu-nbd and all that they can reach.
+//! An NBD export as a backing store: nbdkit, qemu-nbd and all storage that they can reach.
 //!
 //! Owned by the I/O thread, which it never blocks once it is open. Operations become requests (`nbd_task`) on one
-//! connection (`nbd_link`). When that is lost, outstanding operations wait for the next one. There each is sent
-//! again from its start, in the order in which they were submitted. Invariants:
-//! 1. Of overlapping modifications only one is on its way at a time, so that sending it again cannot undo a newer one that
-//!    was acknowledged.
+//! connection (`nbd_link`). When the connection is lost, outstanding operations wait for the next one. Over that, each
+//! is sent again from its start, in the order in which they were submitted. Invariants:
+//! 1. Of overlapping modifications only one is in flight at a time, so that sending it again cannot undo a newer one
+//!    that was acknowledged.
 //! 2. After a reconnect `ContentUncertain` is reported before anything that came over the new connection.
 //!
 //! NBD cannot promise everything: see "NBD and lost connections" in `docs/decisions/0008-backing-stores.md`.
@@ -34,7 +34,7 @@ use super::{
 };
 use remoca_io::buffer::IoBuffer;
 
-/// Requests on their way to the server at once.
+/// The most requests in flight to the server at once.
 const ON_WIRE_MAX: usize = 128;
 
 /// How to use an export.
@@ -46,11 +46,11 @@ pub struct NbdOptions {
     pub on_lost_connection: OnLostConnection,
 }
 
-/// What a lost connection means for writes that were acknowledged and not flushed. Operations wait for the server in
+/// How a lost connection affects writes that were acknowledged and not flushed. Operations wait for the server in
 /// either case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnLostConnection {
-    /// They count as safe: the server's cache is taken to survive.
+    /// They count as safe: the server's cache is assumed to survive.
     #[default]
     Continue,
     /// They count as lost: the next flush or durable write fails, and so do all later ones.
@@ -61,7 +61,7 @@ pub enum OnLostConnection {
 pub struct NbdStore {
     server: String,
     options: NbdOptions,
-    /// As the server offered it last.
+    /// The export as the server last offered it.
     export: Export,
     terms: Terms,
     link: Link,
@@ -82,17 +82,17 @@ pub struct NbdStore {
     events: VecDeque<StoreEvent>,
     in_flight: usize,
     latch: FlushLatch,
-    /// Writes completed so far that need a flush, and how many of them have had one.
+    /// Number of writes completed so far that need a flush, and how many of them were flushed.
     writes: u64,
     writes_flushed: u64,
-    /// Nothing new is sent any more, and the rest is waited for until then.
+    /// Once set, no new request is sent, and outstanding replies are waited for until this time.
     drain_deadline: Option<Instant>,
 }
 
 /// The time without a connection.
 struct Outage {
     attempts: u32,
-    /// `None` while an attempt is under way.
+    /// `None` while an attempt is in progress.
     retry_at: Option<Instant>,
 }
 
@@ -100,7 +100,7 @@ impl NbdStore {
     /// Connects and negotiates. Blocks, for at most ten seconds for each address of the server.
     ///
     /// # Errors
-    /// Says whether the server cannot be reached, refuses the export, or offers less than a disk needs.
+    /// If the server cannot be reached, refuses the export, or offers less than a disk needs. The text says which.
     pub fn open(uri: &NbdUri, options: NbdOptions) -> Result<Self, OpenError> {
         let server = uri.server.to_string();
         let unreachable = |error: &dyn std::fmt::Display| nbd_export::explain_unreachable(&server, error);
@@ -146,7 +146,7 @@ impl NbdStore {
         self.events.push_back(StoreEvent::Completed(StoreCompletion { token, result, buffer }));
     }
 
-    /// Sends what can be sent.
+    /// Sends queued requests as far as the limit and the socket allow.
     fn pump(&mut self, now: Instant) {
         while self.on_wire < ON_WIRE_MAX {
             let Some(connection) = self.link.connection() else { return };
@@ -171,7 +171,7 @@ impl NbdStore {
         for (key, errno) in replies.drain(..) {
             self.on_wire -= 1;
             if errno == Some(libc::ESHUTDOWN) {
-                // Not done, and the server's next life can do it.
+                // The request was not executed. The server can execute it after its restart.
                 is_shutting_down = true;
                 self.queue.push_back(key);
                 continue;
@@ -212,7 +212,7 @@ impl NbdStore {
         self.writes - self.writes_flushed
     }
 
-    /// Handles the loss of the connection: everything outstanding is to be sent again.
+    /// Handles the loss of the connection: queues all outstanding operations again, and schedules a reconnect.
     fn lose(&mut self, now: Instant, error: &LinkError) {
         let is_stable =
             self.link.connection().is_some_and(|connection| now.duration_since(connection.since) > DELAY_MAX);
@@ -248,7 +248,7 @@ impl NbdStore {
         if let Some(outage) = &mut self.outage {
             outage.attempts += 1;
             outage.retry_at = Some(now + delay);
-            // Once for every power of two, or a long outage fills the log.
+            // Logged only at powers of two, so that a long outage does not fill the log.
             if outage.attempts.is_power_of_two() {
                 tracing::warn!(server = %self.server, %error, attempts = outage.attempts, "cannot reach the NBD server");
             }
@@ -352,17 +352,17 @@ impl DataPath for NbdStore {
 }
 
 impl Identity for NbdStore {
-    /// Returns false: a server says nothing of when its image was changed.
+    /// Returns false: a server does not report when its image was changed.
     fn look(&mut self) -> bool {
         false
     }
 
-    /// Returns nothing: a server names no image, and says nothing of its changes.
+    /// Returns `None`: a server does not identify its image or report its changes.
     fn stamp_at_opening(&self) -> Option<ImageStamp> {
         None
     }
 
-    /// Returns where the image is said to be; whether it was written nobody says.
+    /// Returns the server and the name of the export. The text does not change when the image is written.
     fn shared_stamp(&self, _at_opening: bool) -> Option<String> {
         Some(format!("nbd {} {}", self.server, self.link.export_name()))
     }
@@ -370,7 +370,7 @@ impl Identity for NbdStore {
     /// Does nothing: no page cache of this host has the image.
     fn empty_page_cache(&mut self) {}
 
-    /// Returns true: nobody can know what the page cache of the server's host has.
+    /// Returns true: the page cache of the server's host is not known.
     fn may_be_in_page_cache(&self) -> bool {
         true
     }
@@ -390,6 +390,6 @@ fn connect_blocking(link: &mut Link) -> Result<Export, LinkError> {
 
 fn wait_until_ready(link: &Link, deadline: Instant) {
     let wait = Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok();
-    // Whatever it says, the caller looks for itself.
+    // The outcome does not matter: the caller checks the link itself.
     let _ = rustix::event::poll(&mut [PollFd::from_borrowed_fd(link.event_fd(), PollFlags::IN)], wait.as_ref());
 }

@@ -1,4 +1,4 @@
-//! One connection to an NBD server in its transmission phase: bytes of requests out, bytes of replies in.
+//! One connection to an NBD server in its transmission phase: sends requests and receives replies.
 //!
 //! Owned by `nbd_link`; works on the tasks of the store. Many requests go out with one system call, and many replies come
 //! in with one; the payload of a long read goes straight to its buffer. Invariants:
@@ -18,11 +18,11 @@ use super::file_task::zeroes;
 use super::nbd_protocol::{Command, REPLY_HEADER_LEN, REQUEST_HEADER_LEN, Reply, Request};
 use super::nbd_task::{Abilities, NbdTask, Payload, WireState};
 
-/// Bytes taken from the socket at once, beside the payload of a read.
+/// The most bytes received from the socket at once, in addition to the payload of a read.
 const RECEIVED_LEN_MAX: usize = 64 * 1024;
-/// Receive calls before other descriptors get their turn.
+/// The most receive calls before other descriptors get their turn.
 const RECEIVES_MAX: usize = 16;
-/// Pieces of memory in one send call: header and payload of half as many requests.
+/// The most slices in one send call: header and payload of half as many requests.
 const SLICES_MAX: usize = 64;
 
 /// Why a connection can no longer be used.
@@ -50,7 +50,7 @@ pub(super) struct Connection {
     pub(super) since: Instant,
     outgoing: VecDeque<Outgoing>,
     received: Box<[u8]>,
-    /// The part of `received` that is not parsed yet.
+    /// The part of `received` from here to `received_end` is not parsed yet.
     parsed_end: usize,
     received_end: usize,
     incoming: Incoming,
@@ -67,7 +67,7 @@ struct Outgoing {
 
 enum Incoming {
     Header,
-    /// The payload of this task's read, of which `filled` bytes are there.
+    /// The payload of this task's read, of which `filled` bytes have been received.
     Payload {
         key: usize,
         filled: usize,
@@ -92,7 +92,7 @@ impl Connection {
         self.socket.as_fd()
     }
 
-    /// Returns whether it is between two requests, with nothing received that was not looked at.
+    /// Returns whether nothing is to be sent, and everything received is parsed and ends with a whole reply.
     pub(super) fn is_idle(&self) -> bool {
         let received_all = matches!(self.incoming, Incoming::Header) && self.parsed_end == self.received_end;
         received_all && self.outgoing.is_empty()
@@ -105,7 +105,7 @@ impl Connection {
     /// Puts the next piece of a task into the output.
     pub(super) fn queue(&mut self, key: usize, task: &mut NbdTask, abilities: &Abilities) {
         let piece = task.next_piece(abilities);
-        // The key finds the task, the serial number tells its requests apart.
+        // The key finds the task, and the serial number distinguishes its requests.
         self.next_serial = self.next_serial.wrapping_add(1);
         let cookie = u64::from(self.next_serial) << 32 | key as u64;
         let request =
@@ -173,7 +173,7 @@ impl Connection {
         }
     }
 
-    /// Takes what has arrived and adds the replies that are complete, even when it ends with an error.
+    /// Receives what has arrived, and adds complete replies to `replies`, even if it fails later.
     pub(super) fn receive(&mut self, tasks: &mut Slab<NbdTask>, replies: &mut Vec<TaskReply>) -> Result<(), Lost> {
         for _ in 0..RECEIVES_MAX {
             match self.receive_once(tasks) {
@@ -188,7 +188,7 @@ impl Connection {
     }
 
     fn receive_once(&mut self, tasks: &mut Slab<NbdTask>) -> rustix::io::Result<usize> {
-        // Everything else is parsed: what is left is the beginning of a header.
+        // Everything else is parsed, so only the beginning of a header is left.
         self.received.copy_within(self.parsed_end..self.received_end, 0);
         self.received_end -= self.parsed_end;
         self.parsed_end = 0;
@@ -239,7 +239,7 @@ impl Connection {
         }
     }
 
-    /// Says good-bye; to be called when nothing is on its way.
+    /// Sends a disconnect request. To be called when no request is in flight.
     pub(super) fn disconnect(&self) {
         let request = Request { command: Command::Disconnect, flags: 0, cookie: 0, offset: 0, len: 0 };
         // The server notices the closed socket anyway.
@@ -247,7 +247,7 @@ impl Connection {
     }
 }
 
-/// Returns the task that waits for a reply with `cookie`.
+/// Returns the key of the task that waits for a reply with `cookie`. Fails if there is none.
 fn expected_by(tasks: &Slab<NbdTask>, cookie: u64) -> Result<usize, Lost> {
     let key = sizes::in_memory(cookie & u64::from(u32::MAX));
     match tasks.get(key).map(|task| task.wire) {
@@ -257,7 +257,7 @@ fn expected_by(tasks: &Slab<NbdTask>, cookie: u64) -> Result<usize, Lost> {
 }
 
 fn finish_reply(tasks: &mut Slab<NbdTask>, key: usize, errno: Option<i32>, replies: &mut Vec<TaskReply>) {
-    // No second reply counts.
+    // A second reply would not be accepted.
     tasks[key].wire = WireState::Queued;
     replies.push((key, errno));
 }

@@ -1,18 +1,18 @@
-//! What an NBD server offers, turned into a geometry, or into a message why it will not do.
+//! Turns the offer of an NBD server into a geometry, or into a message that explains why it does not fit.
 //!
-//! Called by `nbd` at the opening and after each reconnect. Pure.
+//! Called by `nbd` when it opens an export, and after each reconnect. Pure.
 
 use super::nbd_link::LinkError;
 use super::nbd_protocol::{Export, ExportFlags, HandshakeError};
 use super::nbd_task::Abilities;
 use super::{Geometry, OpenError, OpenErrorKind, SECTOR_SIZE};
 
-/// Coarsest block of a server that frontends can offer on.
+/// Coarsest minimum block of a server that frontends can offer to guests, in bytes.
 const BLOCK_MIN_MAX: u32 = 4096;
-/// Guests are not told of preferred blocks beyond this.
+/// Larger preferred blocks are not announced to guests, in bytes.
 const PHYSICAL_BLOCK_MAX: u32 = 64 * 1024;
 
-/// What was agreed on with a server.
+/// The geometry and abilities agreed on with a server.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     pub(super) geometry: Geometry,
@@ -40,8 +40,8 @@ impl Terms {
         Ok(Self { geometry, abilities })
     }
 
-    /// Returns the terms for a server that came back: it has to offer the same disk, and what the guest was told about
-    /// it stays.
+    /// Returns the terms for a server that came back. It has to offer the same disk; the geometry that the guest knows
+    /// stays the same.
     pub(super) fn agree_again(&self, server: &str, export: Export, write_through: bool) -> Result<Self, OpenError> {
         let terms = Self::agree(server, export, self.geometry.read_only, write_through)?;
         let (old, new) = (self.geometry, terms.geometry);
@@ -53,7 +53,7 @@ impl Terms {
             );
             return Err(OpenError::new(OpenErrorKind::Unsuitable, message));
         }
-        // Writes that it has not flushed yet would never be durable.
+        // Writes that are not flushed yet would never become durable.
         if !old.read_only && self.abilities.flush && !terms.abilities.flush {
             let message = format!(
                 "the NBD server {server} came back without flush, which it had before: start it with the same options"

@@ -1,6 +1,6 @@
-//! Fuzzing of the NBD client: the input is what a server sends, from its greeting to its replies.
+//! Fuzzing of the NBD client. The input is the byte stream of a server, from its greeting to its replies.
 //!
-//! Behind the feature `testing`; never part of the program.
+//! Compiled only with the feature `testing`; never part of the program.
 
 #![allow(clippy::unwrap_used, reason = "in a test a surprise is a failure")]
 
@@ -19,7 +19,8 @@ use remoca_io::buffer::BufferPool;
 /// Most bytes that a handshake keeps: the longest answer to an option.
 const KEPT_MAX: usize = 20 + (16 << 10);
 
-/// Feeds a server's stream to the client. The first byte says where the stream is cut, the rest is the stream.
+/// Feeds a server's stream to the client. The first byte gives the length of the pieces of the handshake less one; the
+/// rest is the stream.
 pub fn run(data: &[u8]) {
     let Some((&cut, mut stream)) = data.split_first() else { return };
     let Some(export) = shake_hands(&mut stream, usize::from(cut) + 1) else { return };
@@ -31,7 +32,8 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// Returns the export that was agreed on, and leaves in `stream` what follows.
+/// Returns the export that was agreed on, or `None` if the handshake failed. Leaves the bytes after the handshake in
+/// `stream`.
 fn shake_hands(stream: &mut &[u8], piece: usize) -> Option<Export> {
     let mut handshake = Handshake::new("vm");
     let (mut input, mut output) = (Vec::new(), Vec::new());
@@ -49,7 +51,7 @@ fn shake_hands(stream: &mut &[u8], piece: usize) -> Option<Export> {
     None
 }
 
-/// Sends four requests, and hands over what the server says to them.
+/// Sends four requests, and passes the server's replies to the connection.
 fn transfer(export: &Export, replies: &[u8]) {
     let pool = BufferPool::new(1 << 20);
     let (ours, mut servers) = UnixStream::pair().unwrap();
@@ -75,7 +77,7 @@ fn transfer(export: &Export, replies: &[u8]) {
     assert!(!connection.has_output());
 
     let mut finished = Vec::new();
-    // Two reads, so that replies are cut.
+    // Two reads, so that a reply may be cut in two.
     let (first, second) = replies.split_at(replies.len() / 2);
     for part in [first, second] {
         servers.write_all(part).unwrap();
@@ -111,7 +113,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         [&0x6744_6698_u32.to_be_bytes()[..], &error.to_be_bytes(), &cookie.to_be_bytes(), &vec![0x5a; length]].concat()
     };
     let replies = [reply(0, 0, 512), reply(3, 5, 0), reply(2, 0, 4096 - 3000), reply(1, 0, 0)].concat();
-    // A piece ends where the handshake does, for the replies may come only after it.
+    // A piece ends at the end of the handshake, because replies may come only after it.
     let handshake = [&greeting[1..], &agreed].concat();
     let cut = u8::try_from(handshake.len() - 1).unwrap();
     let whole = [&[cut], &handshake[..], &replies].concat();

@@ -1,7 +1,7 @@
-//! The way to an NBD server: connecting, the handshake, and connecting again, without ever blocking.
+//! The link to an NBD server: connecting, the handshake, and reconnecting, without ever blocking.
 //!
-//! Owned by `nbd`. Has one descriptor for its whole life, an epoll instance that holds whatever socket there is at the
-//! moment. Names are resolved once, at the start.
+//! Owned by `nbd`. It has one descriptor for its whole life, an epoll instance that contains the current socket, if
+//! there is one. Names are resolved once, at the start.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -17,7 +17,7 @@ use super::nbd_protocol::{Export, Handshake, HandshakeError};
 use super::nbd_task::NbdTask;
 use super::nbd_uri::NbdAddress;
 
-/// A connection attempt with its handshake may take this long.
+/// The longest that a connection attempt with its handshake may take.
 const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
 /// A TCP peer that has not acknowledged anything for this long counts as gone.
 const TCP_SILENCE_MS_MAX: u32 = 30_000;
@@ -43,7 +43,7 @@ impl Address {
         }
     }
 
-    /// Begins to connect, and returns the socket.
+    /// Starts to connect, and returns the socket.
     fn connect(&self) -> rustix::io::Result<OwnedFd> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (socket, outcome) = match self {
@@ -140,7 +140,7 @@ impl Link {
         }
     }
 
-    /// Takes over a connection that somebody else made, between two requests.
+    /// Takes over a connection that another program made. It must be idle, between two requests.
     pub(super) fn adopt(&mut self, socket: OwnedFd, now: Instant) -> io::Result<()> {
         sockopt::socket_type(&socket)?;
         epoll::add(&self.ready, &socket, EventData::new_u64(0), EventFlags::IN)?;
@@ -148,7 +148,8 @@ impl Link {
         Ok(())
     }
 
-    /// Returns the socket, if nothing is on its way in either direction.
+    /// Returns the socket if no bytes are outstanding in either direction. Returns `None` otherwise, or if the link is
+    /// not up.
     pub(super) fn idle_connection(&self) -> Option<BorrowedFd<'_>> {
         match &self.state {
             LinkState::Up(connection) if connection.is_idle() => Some(connection.socket()),
@@ -156,7 +157,7 @@ impl Link {
         }
     }
 
-    /// Returns the addresses of a server on TCP.
+    /// Returns the addresses of a TCP server; there are none for a Unix socket.
     pub(super) fn addresses(&self) -> Vec<SocketAddr> {
         let tcp = |address: &Address| match address {
             Address::Tcp(address) => Some(*address),
@@ -165,7 +166,7 @@ impl Link {
         self.addresses.iter().filter_map(tcp).collect()
     }
 
-    /// Returns when the current attempt has to be over.
+    /// Returns the deadline of the current attempt, or `None` if there is no attempt.
     pub(super) fn attempt_deadline(&self) -> Option<Instant> {
         match &self.state {
             LinkState::Attempting(attempt) => Some(attempt.deadline),
@@ -173,12 +174,12 @@ impl Link {
         }
     }
 
-    /// Closes what there is. Closing also takes the socket out of the epoll set.
+    /// Closes the connection or ends the attempt, if there is one. Closing also removes the socket from the epoll set.
     pub(super) fn close(&mut self) {
         self.state = LinkState::Down;
     }
 
-    /// Begins to connect to the next of the addresses; on to `handle_ready`.
+    /// Starts to connect to the next address. [`Self::advance_attempt`] continues the attempt.
     pub(super) fn start_attempt(&mut self, now: Instant) -> Result<(), LinkError> {
         self.close();
         let address = &self.addresses[self.next_address % self.addresses.len()];
@@ -196,7 +197,8 @@ impl Link {
         Ok(())
     }
 
-    /// Continues an attempt to connect, if there is one. Returns the export once the link is up.
+    /// Continues an attempt to connect, if there is one. Returns the export when the link has come up, or `None`
+    /// before.
     pub(super) fn advance_attempt(&mut self, now: Instant) -> Result<Option<Export>, LinkError> {
         let LinkState::Attempting(attempt) = &mut self.state else { return Ok(None) };
         let Some(export) = attempt.advance()? else {
@@ -259,7 +261,7 @@ impl Attempt {
             match rustix::io::read(&self.socket, &mut chunk) {
                 Ok(0) => return Err(Lost::Closed.into()),
                 Ok(len) => self.input.extend_from_slice(&chunk[..len]),
-                // Not connected yet, or nothing there yet.
+                // Not connected yet, or nothing received yet.
                 Err(rustix::io::Errno::AGAIN) => break,
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(errno) => return Err(errno.into()),

@@ -1,8 +1,8 @@
 //! The client's side of the NBD protocol: the handshake as a state machine, and replies. No sockets, no clocks.
 //!
-//! Called by `nbd_link`. From the NBD project's `doc/proto.md`: fixed newstyle, NBD_OPT_GO, simple replies. Everything that
-//! comes from the server is bounded and checked; whatever does not fit is an error, never a panic. Numbers and headers are in
-//! [`remoca_protocol::nbd`].
+//! Called by `nbd_link`. From the NBD project's `doc/proto.md`: fixed newstyle, NBD_OPT_GO, simple replies. Everything
+//! received from the server is bounded and checked; invalid bytes are an error, never a panic. Constants and headers
+//! are in [`remoca_protocol::nbd`].
 
 use remoca_protocol::handover::PassedExport;
 pub(super) use remoca_protocol::nbd::{
@@ -15,11 +15,11 @@ use remoca_protocol::nbd::{
 };
 
 const GREETING_LEN: usize = 18;
-/// Longest answer to an option that is read; real ones have a few dozen bytes.
+/// Longest answer to an option that is accepted, in bytes. Real answers have a few dozen bytes.
 const OPTION_REPLY_LEN_MAX: usize = 16 * 1024;
-/// Answers to one option that are read before the server counts as mad.
+/// The most answers to one option; more break the protocol.
 const OPTION_REPLIES_MAX: u32 = 64;
-/// What a server offers for one export.
+/// The properties of an export, as the server offers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Export {
     pub(super) size: u64,
@@ -46,7 +46,7 @@ impl From<&Export> for PassedExport {
     }
 }
 
-/// Why a handshake came to nothing.
+/// Why a handshake failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum HandshakeError {
     #[error("what answers there is not an NBD server")]
@@ -92,8 +92,8 @@ impl Handshake {
         }
     }
 
-    /// Consumes what it can from the start of `input`, appends what is to be sent to `output`. The export when the
-    /// negotiation is over; `None` as long as more input is needed.
+    /// Consumes complete messages from the start of `input`, and appends bytes to send to `output`. Returns the export
+    /// when the negotiation is over, or `None` as long as more input is needed.
     pub(super) fn advance(
         &mut self,
         input: &mut Vec<u8>,
@@ -167,7 +167,7 @@ impl Handshake {
                 let mut size = || fields.u32().ok_or(TOO_SHORT);
                 self.block_sizes = Some([size()?, size()?, size()?]);
             }
-            // Information may come that was not asked for.
+            // A server may send information that was not requested.
             _ => {}
         }
         Ok(())
@@ -202,7 +202,7 @@ impl Handshake {
     }
 }
 
-/// Returns the code and data of the option reply at the start of `input`; `None` if it is not there in full.
+/// Returns the code and data of the option reply at the start of `input`, or `None` if it is not complete.
 fn split_option_reply(input: &[u8]) -> Result<Option<(u32, &[u8])>, HandshakeError> {
     let Some((header, rest)) = input.split_at_checked(OPTION_REPLY_HEADER_LEN) else { return Ok(None) };
     let mut fields = Fields(header);
@@ -221,12 +221,12 @@ fn split_option_reply(input: &[u8]) -> Result<Option<(u32, &[u8])>, HandshakeErr
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reply {
     pub(super) cookie: u64,
-    /// As an error number of this system; `None` for success.
+    /// The error number of this system, or `None` for success.
     pub(super) errno: Option<i32>,
 }
 
 impl Reply {
-    /// Decodes a simple reply; `None` if it is none.
+    /// Decodes a simple reply. Returns `None` if the bytes are not a valid simple reply.
     pub(super) fn decode(bytes: &[u8; REPLY_HEADER_LEN]) -> Option<Reply> {
         let mut fields = Fields(bytes);
         let (magic, error, cookie) = (fields.u32()?, fields.u32()?, fields.u64()?);
@@ -234,7 +234,8 @@ impl Reply {
     }
 }
 
-/// Returns Linux's number of an error. The protocol's numbers are the same, but only these are defined.
+/// Returns Linux's error number for an error number of the protocol, or `None` for success. The protocol's numbers are
+/// the same as Linux's, but only these are defined.
 fn errno_of(error: u32) -> Option<i32> {
     Some(match error {
         0 => return None,

@@ -1,13 +1,14 @@
-//! One operation on an NBD export as a sequence of requests, without sending them.
+//! One operation on an NBD export as a sequence of requests, which are sent elsewhere.
 //!
-//! Called by `nbd`. At most one request of an operation is on its way at a time; what is longer than the server's maximum
-//! goes piece by piece. After a lost connection the operation starts again: what the server had done of it may be gone with
-//! its cache. Invariants:
-//! 1. No request is longer than the server allows, and all keep to its blocks.
-//! 2. A durable operation finishes well only after FUA on each of its pieces, or a flush behind them.
+//! Called by `nbd`. At most one request of an operation is in flight at a time. An operation longer than the server's
+//! maximum goes piece by piece. After a lost connection the operation starts again, because the parts that the server
+//! had done may be lost with its cache. Invariants:
+//! 1. No request is longer than the server allows, and all are aligned to its blocks.
+//! 2. A durable operation succeeds only after FUA on each of its pieces, or a flush after them.
 //!
-//! FUA does two things, and its error does not say which of them failed: servers make the whole file durable for it. A refusal for
-//! want of space is told apart by the same piece without FUA: refused again, it was the piece.
+//! FUA does two things, and its error does not say which of them failed: servers make the whole file durable for it. A
+//! refusal for lack of space is settled by sending the same piece without FUA. If it is refused again, the piece had
+//! failed.
 
 use remoca_io::sizes;
 use std::ops::Range;
@@ -18,10 +19,11 @@ use super::nbd_protocol::{COMMAND_FUA, COMMAND_NO_HOLE, Command, Export, ExportF
 use super::{StoreError, StoreOp};
 use remoca_io::buffer::IoBuffer;
 
-/// Longest trim or write-zeroes: well below 32 bits, so that no server has to work for minutes on one request.
+/// Longest trim or write-zeroes in bytes. It is well below 32 bits, so that no server has to work for minutes on one
+/// request.
 const RANGE_LEN_MAX: u64 = 1 << 30;
 
-/// What the server's offers mean for requests.
+/// What requests the server can execute.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Abilities {
     pub(super) payload_max: u64,
@@ -34,7 +36,7 @@ pub(super) struct Abilities {
 }
 
 impl Abilities {
-    /// Returns the abilities of an export. `sector`: what the pieces of a request are multiples of.
+    /// Returns the abilities of an export. Pieces of a request are multiples of `sector` bytes.
     pub(super) fn of(export: &Export, sector: u32, write_through: bool) -> Self {
         let flush = export.flags.has(ExportFlags::FLUSH);
         Self {
@@ -43,7 +45,7 @@ impl Abilities {
             fua: export.flags.has(ExportFlags::FUA),
             trim: export.flags.has(ExportFlags::TRIM),
             write_zeroes: export.flags.has(ExportFlags::WRITE_ZEROES),
-            // Nobody can make earlier writes durable later.
+            // Without flush, no request can make earlier writes durable.
             write_through: write_through || !flush,
         }
     }
@@ -55,9 +57,10 @@ pub(super) struct NbdTask {
     pub(super) token: u64,
     pub(super) operation: StoreOp,
     pub(super) buffer: Option<IoBuffer>,
-    /// Counts up with each operation submitted.
+    /// Sequence number of the operation, in the order of submission.
     pub(super) sequence: u64,
-    /// Writes that had completed when it was submitted and need a flush: this one, if it is a flush, or ends with one.
+    /// The number of writes needing a flush that had completed when this operation was submitted. If it is a flush, or
+    /// ends with one, it covers them.
     pub(super) writes_before: u64,
     pub(super) wire: WireState,
     stage: NbdStage,
@@ -65,14 +68,14 @@ pub(super) struct NbdTask {
     done: u64,
     /// Bytes of the current piece.
     piece_len: u64,
-    /// A piece with FUA failed with this: was it the piece, or the sync?
+    /// Error of a piece with FUA, while it is not known whether the piece or the sync failed.
     doubtful: Option<StoreError>,
 }
 
-/// Where the current piece is.
+/// The state of the current piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WireState {
-    /// Behind an overlapping modification.
+    /// Waits for an overlapping modification.
     WaitsForRange,
     Queued,
     /// In the connection's output, perhaps sent in part.
@@ -87,7 +90,7 @@ pub(super) enum WireState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NbdStage {
     Body,
-    /// Zeroes are written, because the server cannot make them.
+    /// Zeroes are written as data, because the server cannot write zeroes itself.
     WriteZeroes,
     Sync,
 }
@@ -102,7 +105,7 @@ pub(super) struct Piece {
     pub(super) payload: Payload,
 }
 
-/// What follows a request.
+/// The payload that follows a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Payload {
     None,
@@ -124,7 +127,7 @@ impl NbdTask {
         Self { token, operation, buffer, sequence, writes_before, wire, stage, done: 0, piece_len: 0, doubtful: None }
     }
 
-    /// Goes back to the start of the operation, to be sent over another connection.
+    /// Returns to the start of the operation, to be sent over another connection.
     pub(super) fn restart(&mut self) {
         (self.wire, self.stage) = (WireState::Queued, NbdStage::Body);
         (self.done, self.piece_len, self.doubtful) = (0, 0, None);
@@ -140,19 +143,19 @@ impl NbdTask {
     pub(super) fn needs_flush(&self, abilities: &Abilities) -> bool {
         match self.operation {
             StoreOp::Write { .. } | StoreOp::WriteZeroes { .. } => !self.must_be_durable(abilities),
-            // The content of what was discarded means nothing, before and after.
+            // The content of discarded blocks is undefined in any case.
             StoreOp::Read { .. } | StoreOp::Flush | StoreOp::Discard { .. } => false,
         }
     }
 
-    /// Returns whether its result speaks of everything that was acknowledged before: it was to be durable, or every piece of it
-    /// had the server make its file durable.
+    /// Returns whether the operation's result covers everything that was acknowledged before. That is so if it was to
+    /// be durable, or if every piece of it made the server sync its file.
     pub(super) fn is_synced(&self, abilities: &Abilities) -> bool {
         self.operation.is_durable() || abilities.fua && self.must_be_durable(abilities)
     }
 
-    /// Returns whether there is nothing to ask the server for. The next one may have other abilities: decided when it
-    /// is sent.
+    /// Returns whether the server need not be asked. Checked when the operation is sent, because after a reconnect the
+    /// server may have other abilities.
     pub(super) fn is_void(&self, abilities: &Abilities) -> bool {
         match self.operation {
             StoreOp::Flush => !abilities.flush,
@@ -195,7 +198,7 @@ impl NbdTask {
         Piece { command, flags, offset, len: sizes::short(self.piece_len), payload }
     }
 
-    /// Returns where the payload of the reply to the current piece goes: empty unless it is a read.
+    /// Returns the place for the payload of the reply to the current piece. It is empty unless the operation is a read.
     pub(super) fn reply_payload(&mut self) -> &mut [u8] {
         let range = self.piece_range();
         match (&self.operation, &mut self.buffer) {
@@ -204,13 +207,13 @@ impl NbdTask {
         }
     }
 
-    /// Takes what the server said about the current piece.
+    /// Handles the server's reply to the current piece.
     pub(super) fn handle_reply(&mut self, errno: Option<i32>, abilities: &Abilities) -> Progress {
         if let Some(errno) = errno {
             return self.handle_error(errno, abilities);
         }
         if let Some(error) = self.doubtful {
-            // There is room: it was the sync that failed.
+            // There is room, so it was the sync that failed.
             self.stage = NbdStage::Sync;
             return Progress::Finished(Err(error));
         }
@@ -378,7 +381,7 @@ mod tests {
         assert_eq!(self::task(StoreOp::Flush).failed_at(), FailedAt::Sync);
     }
 
-    /// Whatever was done of it, and whatever the next server can do.
+    /// However many pieces were done before, and whatever abilities the next server has.
     #[test]
     fn an_operation_that_begins_again_is_done_in_full() {
         let servers = [

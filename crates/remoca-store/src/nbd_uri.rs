@@ -1,4 +1,4 @@
-//! NBD URIs: where the server is and which export to ask for.
+//! NBD URIs: the server's address and the name of the export.
 //!
 //! `nbd://host[:port]/export` and `nbd+unix:///export?socket=PATH`, as in the NBD project's `doc/uri.md`.
 
@@ -80,7 +80,7 @@ fn tcp_server(authority: &str, query: &str) -> Result<NbdAddress, NbdUriError> {
     if !query.is_empty() {
         return Err(NbdUriError::Parameter(query.to_owned()));
     }
-    // An IPv6 address is in brackets, so that its colons are not taken for the port's.
+    // An IPv6 address is in brackets, so that its colons are not mistaken for the one before the port.
     let (host, port) = match authority.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((host, "")) => (host, None),
         Some((host, port)) => (host, Some(port.strip_prefix(':').ok_or(NbdUriError::Port)?)),

@@ -1,11 +1,11 @@
-//! Which of several overlapping modifications may be in flight.
+//! Locks on ranges, which decide which of several overlapping modifications may be in flight.
 //!
-//! Owned by a store that must not let overlapping modifications race: pure bookkeeping. Requests are granted in the order
-//! of their arrival wherever two of them conflict, which is when they overlap and at least one is exclusive.
-//! Invariants (property-tested):
+//! Owned by a store that must not let overlapping modifications race. Pure bookkeeping. Two claims conflict if they
+//! overlap and at least one is exclusive; conflicting claims are granted in the order of their arrival. Invariants
+//! (property-tested):
 //! 1. No two granted claims conflict.
 //! 2. Of two conflicting claims the earlier is granted, and released, first.
-//! 3. Once everything granted is released, again and again, nothing waits for ever.
+//! 3. If every granted claim is eventually released, no claim waits for ever.
 
 use std::ops::Range;
 
@@ -19,11 +19,11 @@ pub(super) enum Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Grant {
     Granted,
-    /// `release` will name it later.
+    /// `release` will report the claim later.
     Waits,
 }
 
-/// Claims by the caller's keys, in order of arrival. As many as the caller has operations at once.
+/// Claims by the caller's keys, in order of arrival. There are as many as the caller has operations at once.
 #[derive(Debug, Default)]
 pub(super) struct RangeLocks {
     claims: Vec<Claim>,
@@ -47,7 +47,7 @@ impl Claim {
 }
 
 impl RangeLocks {
-    /// Locks a range under `key`, which must not be in use.
+    /// Claims a range under `key`, which must not be in use. Returns whether the claim is granted at once.
     pub(super) fn acquire(&mut self, key: usize, range: Range<u64>, mode: Mode) -> Grant {
         let mut claim = Claim { key, range, mode, is_granted: true };
         self.exclusive_count += usize::from(mode == Mode::Exclusive);
@@ -58,7 +58,7 @@ impl RangeLocks {
         grant
     }
 
-    /// Ends a granted claim, and adds those that are granted in consequence to `granted`.
+    /// Ends a granted claim, and adds the keys of the claims that are granted as a result to `granted`.
     pub(super) fn release(&mut self, key: usize, granted: &mut Vec<usize>) {
         let index = self.claims.iter().position(|claim| claim.key == key);
         let released = self.claims.remove(index.expect("a claim that was made"));

@@ -1,11 +1,12 @@
 //! 512-byte sectors on a store with larger ones, as a state machine without I/O.
 //!
-//! Owned by [`super::aligned`]; called block here: the larger sector of the store below. What fits the blocks passes. An
-//! unaligned read reads whole blocks and copies; an unaligned write reads the blocks it touches in part, changes them and
-//! writes them back. Long ones go in chunks. Invariants (property-tested):
+//! Owned by [`super::aligned`]; A block here is the larger sector of the store below. Operations that fit the blocks
+//! pass unchanged. An unaligned read reads whole blocks and copies from them. An unaligned write reads the blocks it
+//! touches in part, changes them and writes them back. Long operations are split into chunks. Invariants
+//! (property-tested):
 //! 1. Every request to the store below is aligned to its blocks.
 //! 2. While a block is being rewritten, no other modification of it is in flight: neither may undo the other.
-//! 3. Memory for copies is bounded; a task takes all it needs for a chunk before it begins with it, or waits.
+//! 3. Memory for copies is bounded. Before a task starts a chunk, it takes all memory that the chunk needs, or waits.
 
 use remoca_io::sizes;
 use std::collections::VecDeque;
@@ -17,7 +18,7 @@ use super::range_lock::{Grant, Mode, RangeLocks};
 use super::{StoreCompletion, StoreError, StoreOp};
 use remoca_io::buffer::{BufferPool, IoBuffer};
 
-/// Sizes that the machine works with, in bytes.
+/// Block and chunk sizes, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// The block of the store below: a power of two.
@@ -28,13 +29,13 @@ pub(super) struct Limits {
 
 pub(super) struct SectorMachine {
     limits: Limits,
-    /// Memory for copies: at least one chunk and one block.
+    /// Memory for copies. Its limit is at least one chunk and one block.
     copies: BufferPool,
     tasks: Slab<Task>,
     /// Modifications by task key, each with the blocks that it touches.
     ranges: RangeLocks,
     runnable: VecDeque<usize>,
-    /// Tasks that found no memory for their next chunk.
+    /// Tasks that wait for memory for their next chunk.
     starving: VecDeque<usize>,
     completed: VecDeque<StoreCompletion>,
     granted: Vec<usize>,
@@ -50,20 +51,20 @@ pub(super) struct AlignedRequest {
 struct Task {
     token: u64,
     operation: StoreOp,
-    /// The caller's, unless the store below has it.
+    /// The caller's buffer, unless the store below has it.
     buffer: Option<IoBuffer>,
-    /// Where the next chunk begins; all before it is done.
+    /// Where the next chunk begins; everything before it is done.
     cursor: u64,
     step: Step,
     chunk: Option<Chunk>,
-    /// What is done of it may be gone: back to its start before anything else.
+    /// The finished part of the operation may be lost: the task restarts before it continues.
     again: bool,
 }
 
-/// What the task asks the store below for next, or has asked for.
+/// The next or current request of a task to the store below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// The caller's operation as it is, or a discard cut down to whole blocks.
+    /// The caller's operation unchanged, or a discard reduced to whole blocks.
     Pass,
     NextChunk,
     ReadBlocks,
@@ -77,7 +78,7 @@ enum Step {
 
 /// A part of an unaligned operation that is copied at once.
 struct Chunk {
-    /// What the caller asked for.
+    /// The range that the caller requested.
     inner: Range<u64>,
     /// The same, widened to blocks.
     outer: Range<u64>,
@@ -101,7 +102,7 @@ impl SectorMachine {
         }
     }
 
-    /// Takes a valid operation with 512-byte alignment.
+    /// Starts a valid operation with 512-byte alignment.
     pub(super) fn submit(&mut self, token: u64, operation: StoreOp, buffer: Option<IoBuffer>) {
         let Some((offset, len)) = operation.range() else { return self.start(token, operation, buffer, Step::Pass) };
         let range = offset..offset + len;
@@ -130,7 +131,7 @@ impl SectorMachine {
         }
     }
 
-    /// Takes what the store below reports about one of the requests.
+    /// Handles the store's completion of one of the requests.
     pub(super) fn handle_completion(&mut self, completion: StoreCompletion) {
         let key = sizes::in_memory(completion.token);
         let task = &mut self.tasks[key];
@@ -156,8 +157,8 @@ impl SectorMachine {
         }
     }
 
-    /// Restarts all modifications that go in steps: what the store below has done of them may be gone. Each restarts once the
-    /// request that it has below is answered.
+    /// Restarts all modifications that go in steps, because the store below may have lost their finished parts. Each
+    /// restarts once its request to the store below is completed.
     pub(super) fn repeat_modifications(&mut self) {
         for (_, task) in &mut self.tasks {
             task.again |= task.operation.is_modification() && task.step != Step::Pass;
@@ -180,7 +181,7 @@ impl SectorMachine {
         self.runnable.push_back(key);
     }
 
-    /// Returns the next request of a runnable task; `None` if it has to wait for memory.
+    /// Returns the next request of a runnable task, or `None` if the task has to wait for memory.
     fn request_for(&mut self, key: usize) -> Option<AlignedRequest> {
         self.tasks[key].restart_if_due();
         if self.tasks[key].step == Step::NextChunk && !self.begin_chunk(key) {
@@ -195,7 +196,7 @@ impl SectorMachine {
         Some(AlignedRequest { token: key as u64, operation, buffer })
     }
 
-    /// Decides what comes next and takes the memory for it; `false` if there is not enough.
+    /// Chooses the next step of a task and takes the memory for it. Returns `false` if there is not enough memory.
     fn begin_chunk(&mut self, key: usize) -> bool {
         let Limits { block, chunk_max } = self.limits;
         let (cursor, operation) = (self.tasks[key].cursor, self.tasks[key].operation);
@@ -206,7 +207,7 @@ impl SectorMachine {
             self.tasks[key].step = Step::ZeroBlocks { end: whole.end };
             return true;
         }
-        // Zeroes are copied only into blocks that are touched in part.
+        // Zeroes are copied only into partial blocks.
         let len_max = if is_zeroing { block } else { chunk_max };
         let inner = cursor..end.min(cursor - cursor % block + len_max);
         let outer = self.widen(&inner);
@@ -242,7 +243,7 @@ impl SectorMachine {
         }
         drop(task.chunk);
         self.completed.push_back(StoreCompletion { token: task.token, result, buffer: task.buffer });
-        // Its copies are free; those that starve try again, the longest waiting first.
+        // Its copies are free now. Tasks that wait for memory try again, the longest waiting first.
         self.runnable.extend(self.starving.drain(..));
     }
 
@@ -265,7 +266,7 @@ impl Task {
         }
     }
 
-    /// Advances to the next step after one that succeeded; `true` when the whole operation is done.
+    /// Advances to the next step after one that succeeded. Returns `true` when the whole operation is done.
     fn advance(&mut self) -> bool {
         let end = self.operation.range().map_or(0, |(offset, len)| offset + len);
         let chunk_ends = self.chunk.as_ref().map(|chunk| (chunk.inner.end, chunk.has_partial_tail()));
@@ -302,7 +303,7 @@ impl Task {
         }
     }
 
-    /// Puts what the caller writes into the copy of the blocks.
+    /// Copies the caller's data, or zeroes, into the copy of the blocks.
     fn fill_copy(&mut self) {
         let Some((mine, copied)) = self.overlap() else { return };
         let Some(copy) = self.chunk.as_mut().and_then(|chunk| chunk.copy.as_mut()) else { return };
@@ -312,7 +313,7 @@ impl Task {
         }
     }
 
-    /// Gives the caller what was read into the copy of the blocks.
+    /// Copies the data that were read from the copy of the blocks to the caller's buffer.
     fn empty_copy(&mut self) {
         let Some((mine, copied)) = self.overlap() else { return };
         let Some(copy) = self.chunk.as_ref().and_then(|chunk| chunk.copy.as_ref()) else { return };
@@ -321,7 +322,7 @@ impl Task {
         }
     }
 
-    /// Returns the chunk's bytes, counted from the start of the caller's buffer and from the start of the copy.
+    /// Returns the chunk's byte range in the caller's buffer and in the copy.
     fn overlap(&self) -> Option<(Range<usize>, Range<usize>)> {
         let (offset, _) = self.operation.range()?;
         let chunk = self.chunk.as_ref()?;
@@ -334,7 +335,7 @@ impl Task {
 }
 
 impl Chunk {
-    /// Returns whether the last block has to be read for itself.
+    /// Returns whether the last block has to be read separately.
     fn has_partial_tail(&self) -> bool {
         self.inner.end != self.outer.end && !self.is_one_block
     }
@@ -356,7 +357,7 @@ impl Chunk {
         }
     }
 
-    /// Takes back the buffer of an edge's read, and copies the edge.
+    /// Puts back the buffer of an edge's read, and copies the edge.
     fn take_back_read(&mut self, buffer: Option<IoBuffer>, step: Step) {
         let Some(copy) = &mut self.copy else {
             self.copy = buffer;

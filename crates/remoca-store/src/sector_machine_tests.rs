@@ -158,7 +158,7 @@ impl World {
         self.settle();
     }
 
-    /// Everything is gone. What is under way the store below does again from its start.
+    /// Everything is lost. The store below does the requests in flight again from their start.
     fn lose(&mut self) {
         self.below.content.fill(0);
         self.below.pending.iter_mut().for_each(|pending| pending.is_applied = false);

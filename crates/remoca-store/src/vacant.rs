@@ -1,6 +1,7 @@
-//! The place of a store that this process does not have: its VM is about to come, or has gone, to another host.
+//! A placeholder for a store that this process does not have, because its VM is about to arrive from another host, or
+//! has gone to one.
 //!
-//! It has the geometry of the image, and no descriptor on it. The driver takes no requests while it is there.
+//! It has the geometry of the image but no descriptor of it. The driver takes no requests while it is in place.
 
 use super::{
     DataPath, Geometry, HandOver, Identity, ImageStamp, StoreCompletion, StoreError, StoreEvent, StoreHealth, StoreOp,
@@ -13,7 +14,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-/// A store that fails everything.
+/// A store that fails every operation.
 pub struct VacantStore {
     geometry: Geometry,
     event: OwnedFd,
@@ -51,7 +52,7 @@ impl DataPath for VacantStore {
         self.events.pop_front()
     }
 
-    /// Returns nothing: all has failed at once.
+    /// Returns `None`: every operation fails at once.
     fn next_deadline(&self) -> Option<Instant> {
         None
     }
@@ -62,7 +63,7 @@ impl DataPath for VacantStore {
         self.events.len()
     }
 
-    /// Returns that it is up: that the disk is elsewhere is said by the migration's status.
+    /// Returns that the store is up. The migration's status shows that the disk is elsewhere.
     fn health(&self) -> StoreHealth {
         StoreHealth::Up
     }
@@ -74,12 +75,12 @@ impl Identity for VacantStore {
         false
     }
 
-    /// Returns nothing: there is no image.
+    /// Returns `None`: there is no image.
     fn stamp_at_opening(&self) -> Option<ImageStamp> {
         None
     }
 
-    /// Returns nothing: there is no image.
+    /// Returns `None`: there is no image.
     fn shared_stamp(&self, _at_opening: bool) -> Option<String> {
         None
     }
@@ -87,32 +88,32 @@ impl Identity for VacantStore {
     /// Does nothing: there is no image.
     fn empty_page_cache(&mut self) {}
 
-    /// Returns true: another process has the image, and nobody has looked.
+    /// Returns true: another process has the image, and the page cache was not checked.
     fn may_be_in_page_cache(&self) -> bool {
         true
     }
 }
 
 impl HandOver for VacantStore {
-    /// Returns nothing: the driver keeps it while the image is elsewhere.
+    /// Returns `None`: the driver keeps the failure while the image is elsewhere.
     fn failed_flush(&self) -> Option<i32> {
         None
     }
 
     fn set_failed_flush(&mut self, _errno: Option<i32>) {}
 
-    /// Returns whether each failure has been taken: nothing goes to the kernel.
+    /// Returns whether each failure has been taken. No operation goes to the kernel.
     fn is_still(&self) -> bool {
         self.events.is_empty()
     }
 
-    /// Returns that nothing is left: nothing was sent anywhere.
+    /// Returns true: no operation was sent anywhere.
     fn drain(&mut self) -> bool {
         true
     }
 
     /// # Errors
-    /// Always: it has no descriptor of an image.
+    /// Always, because it has no descriptor of an image.
     fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {
         Err("its store cannot be handed over".into())
     }

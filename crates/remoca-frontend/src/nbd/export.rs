@@ -1,9 +1,10 @@
 //! One export with its clients: moves bytes between their sockets and the protocol, in the I/O thread.
 //!
-//! The driver's frontend for a device, driven as [`crate::device::Frontend`] says. Sockets are watched edge-triggered,
-//! and read when the driver asks for requests: a client over its limits is simply not read. Requests carry the data's
-//! buffers, and complete in any order. What a client that vanished left with the driver is dropped when it comes back; until
-//! then no client that attached later is served, so that an old write never lands on a newer one.
+//! The driver's frontend for a device, driven as [`crate::device`] describes. Sockets are watched edge-triggered, and
+//! read when the driver asks for requests: a client over its limits is simply not read. Requests carry the data's
+//! buffers, and complete in any order. When a client vanishes, its requests that the driver still holds are dropped
+//! when they come back. Until then no client that attached later is served, so that an old write never lands on a newer
+//! one.
 
 use super::ExportGeometry;
 use super::pieces::Piece;
@@ -22,10 +23,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Event data of the eventfd; clients have their key.
+/// Event data of the eventfd. The event data of a client is its key.
 const WAKE: u64 = u64::MAX;
 const EVENTS_MAX: usize = 64;
-/// Looks at a client's socket for one request.
+/// The most reads from a client's socket for one request.
 const RECEIVES_PER_TURN: usize = 64;
 const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
@@ -37,11 +38,11 @@ pub struct NbdExport {
     turn: usize,
     /// Grows with each client that attaches.
     generation: u64,
-    /// Requests that the driver holds, by the generation in which it got them.
+    /// Number of requests that the driver holds, by the generation in which they were handed out.
     held: BTreeMap<u64, usize>,
     epoll: OwnedFd,
     wake: OwnedFd,
-    /// `pop` may have something, though nothing is going to come from a socket.
+    /// `pop` may have a request although no socket event is going to announce one.
     again: bool,
 }
 
@@ -51,11 +52,11 @@ struct Client {
     generation: u64,
     readable: bool,
     writable: bool,
-    /// It sends no more than what is on its way.
+    /// The client has shut down its sending side; only bytes that it sent before may still arrive.
     closing: bool,
-    /// All that it sent was read: it goes when it has its answers.
+    /// Everything that it sent was read. It is removed when all of its answers are sent.
     leaving: bool,
-    /// One of the server's limited places; its requests hold it too.
+    /// One of the server's limited seats. The client's requests hold it too.
     seat: Arc<()>,
 }
 
@@ -71,7 +72,7 @@ pub struct NbdRequest {
 }
 
 impl NbdExport {
-    /// Returns an export without clients.
+    /// Creates an export without clients.
     ///
     /// # Errors
     /// If the system has no descriptors left.
@@ -95,19 +96,20 @@ impl NbdExport {
         self.clients.len()
     }
 
-    /// Returns whether all answers were sent.
+    /// Returns whether all answers were sent, and the driver holds no request.
     pub fn is_quiet(&self) -> bool {
         self.held.is_empty() && self.clients.iter().all(|(_, client)| client.transmission.outbox.is_empty())
     }
 
-    /// Takes a client that chose this export.
+    /// Attaches a client that chose this export.
     ///
     /// # Errors
-    /// If the system refuses to watch its socket; the client is gone then.
+    /// If the system refuses to watch the client's socket. The client is disconnected then.
     pub fn attach(&mut self, attached: Attached) -> io::Result<()> {
-        // Who will not say anything new must not be read any more: it may be the same client that comes back.
+        // A client that has shut down its connection must no longer be read. The new client may be the same one, which
+        // has reconnected.
         self.handle_events()?;
-        // What these events said of the others is for the next turn.
+        // The events of the other clients are acted on in the next turn.
         self.again = true;
         self.clients.retain(|_, client| !client.closing && !client.leaving);
         self.generation += 1;
@@ -129,10 +131,10 @@ impl NbdExport {
         Ok(())
     }
 
-    /// Takes what the system says of the sockets.
+    /// Handles the events of the clients' sockets.
     ///
     /// # Errors
-    /// If it says nothing.
+    /// If the system refuses to report events.
     pub fn handle_events(&mut self) -> io::Result<()> {
         let mut events = [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; EVENTS_MAX];
         let count = epoll::wait(&self.epoll, events.as_mut_slice(), Some(&NO_WAIT))?;
@@ -148,14 +150,14 @@ impl NbdExport {
             client.writable |= flags.contains(EventFlags::OUT);
             client.closing |= flags.contains(EventFlags::RDHUP);
             if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
-                // Nobody waits for answers any more, and what was not answered need not be done.
+                // The client no longer waits for answers, and requests that were not answered need not be executed.
                 self.remove::<()>(key, "closed");
             }
         }
         Ok(())
     }
 
-    /// Returns the next request, from all clients in turn.
+    /// Returns the next request from the clients in turn, or `None` if there is none now.
     pub fn pop(&mut self) -> Option<NbdRequest> {
         let count = self.clients.capacity();
         for key in (self.turn.min(count)..count).chain(0..self.turn.min(count)) {
@@ -188,12 +190,13 @@ impl NbdExport {
             match client.receive() {
                 Ok(true) => {}
                 Ok(false) => return None,
-                // It may still wait for answers.
+                // The client may still wait for answers.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => client.leaving = true,
                 Err(_) => return self.remove(key, "closed"),
             }
         }
-        // It sends what makes no request, as fast as it is read: the others get their turn.
+        // The client sends bytes that do not complete a request as fast as they are read. The other clients get their
+        // turn.
         self.again = true;
         None
     }
@@ -210,30 +213,30 @@ impl NbdExport {
         }
     }
 
-    /// Gives a request back. The client hears of it after the next [`Self::notify`].
+    /// Completes a request with `outcome`. The client gets the answer after the next [`Self::notify`].
     pub fn complete(&mut self, request: NbdRequest, outcome: Outcome) {
         let NbdRequest { client, client_generation, generation, piece, .. } = request;
         if let Some(held) = self.held.get_mut(&generation) {
             *held -= 1;
             if *held == 0 {
                 self.held.remove(&generation);
-                // Who attached later may have waited for this.
+                // Clients that attached later may have waited for this request.
                 self.again |= generation < self.generation;
             }
         }
-        // Else it has left, and perhaps another has its place.
+        // Otherwise the client has left, and another one may have its key.
         if let Some(client) = self.clients.get_mut(client).filter(|client| client.generation == client_generation) {
             self.again |= client.transmission.complete(piece, outcome);
         }
     }
 
-    /// Notes that the disk may have lost what it has done of requests that are not answered: they come again when all of their
-    /// pieces are back.
+    /// Notes that the disk may have lost the finished pieces of requests that are not answered. Such requests come out
+    /// of [`Self::pop`] again when all of their pieces are back.
     pub fn repeat_parts(&mut self) {
         self.clients.iter_mut().for_each(|(_, client)| client.transmission.repeat_parts());
     }
 
-    /// Sends the answers.
+    /// Sends the answers that are queued, as far as the clients' sockets have room.
     pub fn notify(&mut self) {
         for key in 0..self.clients.capacity() {
             let Some(client) = self.clients.get_mut(key) else { continue };
@@ -249,7 +252,7 @@ impl NbdExport {
         }
     }
 
-    /// Removes a client; always `None`, for callers that return it.
+    /// Removes a client. Always returns `None`, for the convenience of callers.
     fn remove<T>(&mut self, key: usize, why: &str) -> Option<T> {
         // Closing the socket ends the watch.
         if self.clients.try_remove(key).is_some() {
@@ -260,7 +263,7 @@ impl NbdExport {
 }
 
 impl Client {
-    /// Receives what a client sent. Returns false if nothing can be read now.
+    /// Receives bytes from the client. Returns false if nothing can be read now.
     fn receive(&mut self) -> io::Result<bool> {
         if !self.readable {
             return Ok(false);
@@ -272,7 +275,8 @@ impl Client {
         Ok(received.is_some())
     }
 
-    /// Sends what can be sent. True if there may be more requests now.
+    /// Sends as many answers as the socket takes. Returns true if there may be more requests now, or the client can be
+    /// removed.
     fn send(&mut self) -> io::Result<bool> {
         let mut again = false;
         while self.writable && !self.transmission.outbox.is_empty() {

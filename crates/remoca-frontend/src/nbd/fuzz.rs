@@ -1,4 +1,4 @@
-//! The protocol against any bytes at all: what a fuzzer calls, and property tests too.
+//! Runs the protocol against arbitrary bytes, for the fuzzer and for property tests.
 
 use super::ExportGeometry;
 use super::negotiation::{Choice, Negotiation, Step};
@@ -9,9 +9,9 @@ use crate::request::{Operation, Outcome};
 use remoca_io::buffer::BufferPool;
 use std::collections::VecDeque;
 
-/// Plays one client that sends `data`, whose first byte chooses how, to small exports in memory. Panics if an invariant
-/// is broken: what is answered depends on where the bytes are cut, a request reaches beyond its export, or something is
-/// still open when everything was executed and sent.
+/// Plays one client that sends `data` to small exports in memory. The first byte of `data` selects how the rest is
+/// sent. Panics if an invariant is broken: the answers depend on where the bytes are cut, a request reaches beyond its
+/// export, or a request is still open after everything was executed and sent.
 pub fn fuzz_nbd(data: &[u8]) {
     let Some((mode, data)) = data.split_first() else { return };
     let at_once = converse(data, data.len(), None);
@@ -31,8 +31,8 @@ fn exports() -> Vec<Export> {
     ]
 }
 
-/// Sends `data` in parts of so many bytes; what came back. `late`: requests are executed in batches, in another order than
-/// they came, and the client takes its answers slowly.
+/// Sends `data` in parts of `part` bytes, and returns the answers. With `late`, requests are executed in batches and in
+/// a different order than they came, and the client takes its answers slowly.
 fn converse(data: &[u8], part: usize, late: Option<u8>) -> Vec<u8> {
     let exports = exports();
     let (mut negotiation, mut answers) = (Negotiation::new(), Vec::new());
@@ -104,7 +104,7 @@ fn converse(data: &[u8], part: usize, late: Option<u8>) -> Vec<u8> {
     answers
 }
 
-/// Fills `room` as far as the next part goes.
+/// Copies the next part to the start of `room`, or as much of it as fits. Returns the number of bytes.
 fn feed(parts: &mut VecDeque<&[u8]>, room: &mut [u8]) -> usize {
     let Some(next) = parts.pop_front() else { return 0 };
     let (now, later) = next.split_at(room.len().min(next.len()));
@@ -115,7 +115,7 @@ fn feed(parts: &mut VecDeque<&[u8]>, room: &mut [u8]) -> usize {
     now.len()
 }
 
-/// An export in memory, which notes requests that it should never see.
+/// An export in memory that panics on requests that it should never see.
 struct FakeDisk {
     geometry: ExportGeometry,
     bytes: Vec<u8>,

@@ -1,9 +1,9 @@
-//! Which requests are refused, and how errors are told.
+//! Decides which requests are refused, and translates error numbers.
 
 use super::ExportGeometry;
 use remoca_protocol::nbd::{COMMAND_DONT_FRAGMENT, COMMAND_FUA, COMMAND_NO_HOLE, Command, PAYLOAD_MAX, Request};
 
-/// Checks a request, and returns the error number with which it is refused.
+/// Checks a request. Fails with the error number of this system with which the request is refused.
 pub(super) fn judge(request: &Request, geometry: &ExportGeometry, structured: bool) -> Result<(), i32> {
     let ExportGeometry { size, block, read_only, can_trim, can_write_zeroes, .. } = *geometry;
     let (modifies, more_flags) = match request.command {
@@ -36,7 +36,7 @@ pub(super) fn judge(request: &Request, geometry: &ExportGeometry, structured: bo
     }
 }
 
-/// Returns the protocol's number for an error number of this system.
+/// Returns the protocol's error number for an error number of this system.
 pub(super) fn error_code(errno: i32) -> u32 {
     match errno {
         libc::EPERM | libc::EROFS => 1,

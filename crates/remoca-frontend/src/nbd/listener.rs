@@ -14,7 +14,7 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_COUNT: u32 = 3;
 const USER_TIMEOUT_MS: u32 = 30_000;
 
-/// Why nobody can listen there.
+/// Why a listening socket cannot be made or used.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     #[error(transparent)]
@@ -27,7 +27,7 @@ pub enum ListenError {
     Descriptor(#[source] io::Error),
 }
 
-/// A listening socket; one that we made in the file system is removed at the end.
+/// A listening socket. A socket that this program made in the file system is removed at the end.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
@@ -35,7 +35,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens there. A Unix socket that nobody listens on any more is replaced; members of `group` may connect to it.
+    /// Listens on `endpoint`. Replaces a Unix socket that no process listens on any longer. Members of `group` may
+    /// connect to a Unix socket.
     ///
     /// # Errors
     /// If the address is taken or impossible.
@@ -52,10 +53,10 @@ impl Listener {
         }
     }
 
-    /// Takes a listening socket that whoever started us made.
+    /// Takes over a listening socket that was made by the program that started this one.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the descriptor is not a valid listening socket.
     pub fn from_descriptor(descriptor: OwnedFd) -> Result<Self, ListenError> {
         let families = [AddressFamily::UNIX, AddressFamily::INET, AddressFamily::INET6];
         let is_fit = sockopt::socket_domain(&descriptor).is_ok_and(|family| families.contains(&family))
@@ -64,10 +65,10 @@ impl Listener {
         if is_fit { Self::new(descriptor, None) } else { Err(ListenError::WrongDescriptor) }
     }
 
-    /// Takes a listening socket that a former program of this process made.
+    /// Takes over a listening socket that a previous program of this process made.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the descriptor is not a valid listening socket.
     pub fn adopt(descriptor: OwnedFd, path: Option<(PathBuf, u64)>) -> Result<Self, ListenError> {
         match path {
             None => Self::from_descriptor(descriptor),
@@ -78,7 +79,7 @@ impl Listener {
         }
     }
 
-    /// Returns path and inode of a socket that we made in the file system.
+    /// Returns path and inode of a socket that this program made in the file system, or `None` for any other socket.
     pub fn name(&self) -> Option<(PathBuf, u64)> {
         self.path.as_ref().map(SocketPath::name)
     }
@@ -88,7 +89,7 @@ impl Listener {
         Ok(Self { socket, path })
     }
 
-    /// Accepts the next client; `None` if nobody waits.
+    /// Accepts the next client. Returns `None` if no client is waiting.
     pub(super) fn accept(&self) -> io::Result<Option<OwnedFd>> {
         loop {
             match rustix::net::accept_with(&self.socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
@@ -97,7 +98,7 @@ impl Listener {
                     return Ok(Some(client));
                 }
                 Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
-                // The client left before we came.
+                // The client disconnected before it was accepted.
                 Err(rustix::io::Errno::CONNABORTED | rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -111,15 +112,15 @@ impl AsFd for Listener {
     }
 }
 
-/// Replies go out at once, and a client whose host died does not keep its place for ever. Best effort: clients on Unix
-/// sockets need neither.
+/// Configures a client's socket so that replies go out at once, and a client whose host died does not keep its seat for
+/// ever. Best effort: clients on Unix sockets need neither.
 fn configure(client: &OwnedFd) {
     if sockopt::set_tcp_nodelay(client, true).is_ok() {
         let _ = sockopt::set_socket_keepalive(client, true);
         let _ = sockopt::set_tcp_keepidle(client, KEEPALIVE_IDLE);
         let _ = sockopt::set_tcp_keepintvl(client, KEEPALIVE_INTERVAL);
         let _ = sockopt::set_tcp_keepcnt(client, KEEPALIVE_COUNT);
-        // Keepalive is silent while answers are on their way.
+        // Keepalive sends no probes while sent data are not acknowledged.
         let _ = sockopt::set_tcp_user_timeout(client, USER_TIMEOUT_MS);
     }
 }

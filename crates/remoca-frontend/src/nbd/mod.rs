@@ -3,10 +3,10 @@
 //! [`NbdServer`] listens and leads the negotiation; a client that chose an export is handed to the [`NbdExport`] that the
 //! driver holds as that device's frontend. `negotiation` and `transmission` are the protocol, without I/O: bytes in,
 //! requests and bytes out; `export` and `server` are the thin layer that moves bytes, in the I/O thread, never blocking.
-//! 1. Nothing is allocated for a length that was not checked; memory, requests and connections have limits.
-//! 2. A client that breaks the protocol is disconnected, and nothing else happens.
+//! 1. No memory is allocated for an unchecked length; memory, requests and connections have limits.
+//! 2. A client that breaks the protocol is disconnected. This has no other effect.
 //! 3. A request is answered once, and only after the driver gave back all of its pieces.
-//! 4. What a client left in flight is finished before a client that attached later is served.
+//! 4. Requests that a client left in flight are finished before a client that attached later is served.
 //!
 //! See `docs/decisions/0013-nbd-frontend.md`.
 

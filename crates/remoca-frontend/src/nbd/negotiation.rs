@@ -1,8 +1,8 @@
 //! The server's side of the negotiation, without I/O: from the greeting to the choice of an export.
 //!
-//! Owned by `server`, which moves the bytes and gives up on clients that take too long. Fixed newstyle; known options are
-//! EXPORT_NAME, ABORT, LIST, INFO, GO and STRUCTURED_REPLY, all others are declined by name. Options are not taken while
-//! answers wait to be sent, so a client that asks without listening is not answered without bound.
+//! Owned by `server`, which moves the bytes and gives up on clients that take too long. The protocol is fixed newstyle.
+//! Known options are EXPORT_NAME, ABORT, LIST, INFO, GO and STRUCTURED_REPLY; all others are declined as unsupported.
+//! No option is parsed while answers wait to be sent, so the answers to a client that does not read them are bounded.
 
 use super::offer::{Export, ExportGeometry};
 use super::outbox::Outbox;
@@ -21,7 +21,7 @@ pub const EXPORT_NAME_LEN_MAX: usize = 255;
 const OPTION_LEN_MAX: u32 = 4096 + 256;
 const RESERVED_LEN: usize = 124;
 
-/// What the client and we agreed on.
+/// The outcome of the negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     /// Index of the export.
@@ -31,7 +31,7 @@ pub(super) struct Choice {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// More bytes are needed, or what was answered has to be sent first.
+    /// More bytes are needed, or queued answers have to be sent first.
     Wait,
     Chosen(Choice),
     /// The client left or broke the protocol: send what is queued, and close.
@@ -63,7 +63,7 @@ impl Negotiation {
         Self { stage: Stage::Flags, no_zeroes: false, structured_replies: false, staging: Staging::new(), outbox }
     }
 
-    /// Goes as far as the bytes received allow.
+    /// Advances as far as the received bytes allow.
     pub(super) fn advance(&mut self, exports: &[Export]) -> Step {
         loop {
             if let Some(step) = self.step(exports) {
@@ -72,7 +72,7 @@ impl Negotiation {
         }
     }
 
-    /// Takes one step of the negotiation; `None` if there is more to do at once.
+    /// Takes one step of the negotiation. Returns `None` if the next step can follow at once.
     fn step(&mut self, exports: &[Export]) -> Option<Step> {
         match self.stage {
             Stage::Flags => {
@@ -143,7 +143,7 @@ impl Negotiation {
         None
     }
 
-    /// Enters an export by EXPORT_NAME: the old way in, which knows no error but the end of the connection.
+    /// Enters an export by EXPORT_NAME. This old option has no error reply: an unknown name ends the connection.
     fn enter(&mut self, name: &[u8], exports: &[Export]) -> Step {
         let Some(export) = find(name, exports) else { return Step::End };
         let geometry = &exports[export].geometry;
@@ -182,7 +182,7 @@ impl Negotiation {
     }
 
     fn flags(&self, geometry: &ExportGeometry) -> ExportFlags {
-        // A flush on any connection covers what was written on all of them: there is one store behind them.
+        // A flush on any connection covers the writes on all connections, because they share one store.
         let always = ExportFlags::HAS_FLAGS | ExportFlags::FLUSH | ExportFlags::FUA | ExportFlags::MULTI_CONNECTION;
         let conditions = [
             (geometry.read_only, ExportFlags::READ_ONLY),
@@ -203,7 +203,8 @@ impl Negotiation {
     }
 }
 
-/// Returns the export of that name. Without a name, the only disk.
+/// Returns the index of the export with that name, or `None` if there is none. An empty name selects the only disk, if
+/// there is exactly one.
 fn find(name: &[u8], exports: &[Export]) -> Option<usize> {
     if !name.is_empty() {
         return exports.iter().position(|export| export.name.as_bytes() == name);
@@ -213,7 +214,8 @@ fn find(name: &[u8], exports: &[Export]) -> Option<usize> {
     first.filter(|_| second.is_none()).map(|(index, _)| index)
 }
 
-/// Returns the export's name, and whether it is asked for.
+/// Returns the name of the export in an INFO or GO option, and whether the client asks for the name. Returns `None` if
+/// the data are malformed.
 fn parse_info(data: &[u8]) -> Option<(&[u8], bool)> {
     let mut fields = Fields(data);
     let len = fields.u32()?;

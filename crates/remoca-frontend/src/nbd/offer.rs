@@ -1,13 +1,13 @@
-//! What clients can choose from.
+//! The exports that clients can choose from.
 
-/// What an export stands for.
+/// The device that an export stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     Disk(u16),
     Port,
 }
 
-/// What a client can choose.
+/// An export that a client can choose.
 #[derive(Clone, Debug)]
 pub struct Export {
     pub name: String,
@@ -21,7 +21,7 @@ impl Export {
     }
 }
 
-/// What an export is like.
+/// Size, block sizes and abilities of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportGeometry {
     /// Bytes; a multiple of `block`.
@@ -33,12 +33,14 @@ pub struct ExportGeometry {
     pub read_only: bool,
     pub can_trim: bool,
     pub can_write_zeroes: bool,
-    /// What the disk has acknowledged and not flushed may be gone while its guest lives: it is an NBD server itself.
+    /// Whether the disk may lose writes that it has acknowledged and not flushed while its guest keeps running. This is
+    /// so if the disk is an NBD server itself.
     pub may_forget: bool,
 }
 
 impl ExportGeometry {
-    /// Returns a disk of `size` bytes that can be written to in sectors of 512 bytes, and can trim and write zeroes.
+    /// Returns the geometry of a disk of `size` bytes that can be written in sectors of 512 bytes, and can trim and
+    /// write zeroes.
     #[must_use]
     pub const fn of_disk(size: u64) -> Self {
         Self {
@@ -52,7 +54,7 @@ impl ExportGeometry {
         }
     }
 
-    /// Returns an eviction port of `size` bytes, which can only be read and written.
+    /// Returns the geometry of an eviction port of `size` bytes, which can only be read and written.
     #[must_use]
     pub const fn of_port(size: u64) -> Self {
         Self { can_trim: false, can_write_zeroes: false, ..Self::of_disk(size) }

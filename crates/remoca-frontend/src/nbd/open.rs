@@ -1,4 +1,4 @@
-//! Requests of a client that are not answered yet: what came back of them, and what the answer will be.
+//! Open requests of a client: the pieces that came back, and the answer to send.
 
 use super::judge::error_code;
 use super::outbox::Outbox;
@@ -9,25 +9,25 @@ use remoca_io::buffer::IoBuffer;
 use remoca_io::sizes;
 use std::ops::Range;
 
-/// A request that was not answered.
+/// A request that has not been answered.
 pub(super) struct Open {
     cookie: u64,
     form: Form,
     offset: u64,
-    /// Pieces that did not come back, those included that were not handed out.
+    /// Number of pieces that have not come back, including those not handed out yet.
     left: usize,
-    /// What the first piece failed with.
+    /// The first error that a piece reported.
     error: Option<DiskError>,
-    /// What it takes to do it again.
+    /// What is needed to do the request again.
     kept: Option<Kept>,
 }
 
-/// A modification in several pieces whose disk may forget those that are done.
+/// A modification in several pieces, on a disk that may forget finished pieces.
 struct Kept {
     kind: Kind,
     durable: bool,
     range: Range<u64>,
-    /// The data of a write, from the pieces that are back.
+    /// The data of a write, from the pieces that have come back.
     buffers: Vec<Option<IoBuffer>>,
     /// Some pieces are done, ...
     done: bool,
@@ -35,18 +35,19 @@ struct Kept {
     again: bool,
 }
 
-/// What the answer looks like.
+/// The form of the answer.
 pub(super) enum Form {
     /// A simple reply without data.
     Plain,
-    /// The data in one run, all of them once all are there: in a chunk or in a simple reply.
+    /// All data in one run, sent once they are complete: in a chunk or in a simple reply.
     Whole { chunk: bool, data: Vec<Option<IoBuffer>>, length: u32 },
-    /// A chunk for each piece, as they come.
+    /// A chunk for each piece, sent when the piece comes back.
     Chunks,
 }
 
 impl Open {
-    /// Returns a request of which all of `rest` is to be handed out. If its disk `may_forget`, it is kept until all of it is done.
+    /// Creates a request of which all of `rest` is to be handed out. If its disk `may_forget`, what is needed to repeat
+    /// it is kept until all of it is done.
     pub(super) fn new(cookie: u64, form: Form, offset: u64, rest: &Rest, may_forget: bool) -> Self {
         let left = rest.lengths().count();
         let is_kept = may_forget && left > 1 && is_kept(rest.kind, rest.durable);
@@ -61,7 +62,7 @@ impl Open {
         Self { cookie, form, offset, left, error: None, kept }
     }
 
-    /// Returns a flush.
+    /// Creates an open flush.
     pub(super) fn flush(cookie: u64) -> Self {
         Self { cookie, form: Form::Plain, offset: 0, left: 1, error: None, kept: None }
     }
@@ -71,7 +72,7 @@ impl Open {
         self.left > 0
     }
 
-    /// Returns the length of the answer, if all of it is held at the same time.
+    /// Returns the length of the data if all of them are held at the same time, or `None` otherwise.
     pub(super) fn whole_length(&self) -> Option<u32> {
         match self.form {
             Form::Whole { length, .. } => Some(length),
@@ -79,12 +80,12 @@ impl Open {
         }
     }
 
-    /// Makes the request one that failed, whatever its pieces say.
+    /// Marks the request as failed with `error`, regardless of its pieces.
     pub(super) fn fail(&mut self, error: DiskError) {
         self.error = Some(error);
     }
 
-    /// Takes a piece back that was executed, with its data. What can be sent at once goes to `outbox`.
+    /// Receives a piece that was executed, with its data. Data that can be sent at once go to `outbox`.
     pub(super) fn take_back(&mut self, piece: Piece, outcome: Outcome, outbox: &mut Outbox) {
         assert!(self.left > 0, "a piece came back that was not out");
         self.left -= 1;
@@ -115,14 +116,15 @@ impl Open {
         }
     }
 
-    /// Notes that the disk may have lost what it has done of it.
+    /// Notes that the disk may have lost the finished pieces of the request.
     pub(super) fn repeat_parts(&mut self) {
         if let Some(kept) = &mut self.kept {
             kept.again |= kept.done;
         }
     }
 
-    /// Returns the whole request, to be handed out again, if the disk may have lost a finished piece.
+    /// Returns the whole request, to be handed out again, if the disk may have lost a finished piece. Returns `None` if
+    /// it need not or cannot be repeated.
     pub(super) fn repeat(&mut self, slot: usize) -> Option<Rest> {
         let kept = self.kept.as_mut().filter(|kept| kept.again && self.error.is_none())?;
         (kept.done, kept.again) = (false, false);
@@ -171,8 +173,8 @@ impl Kept {
     }
 }
 
-/// Returns whether a modification of this kind is done again where a part of it may be lost. What is durable is not lost;
-/// the content of what is trimmed means nothing.
+/// Returns whether a modification of this kind is done again if a part of it may be lost. A durable modification is not
+/// lost, and the content of trimmed blocks is undefined.
 fn is_kept(kind: Kind, durable: bool) -> bool {
     !durable && matches!(kind, Kind::Write | Kind::Zero { .. })
 }

@@ -1,11 +1,11 @@
-//! What waits to be sent to one client. Data go out from the buffers in which they came.
+//! Bytes that wait to be sent to one client. Data are sent from the buffers in which they came.
 
 use remoca_io::buffer::IoBuffer;
 use remoca_protocol::nbd::{CHUNK_DONE, CHUNK_ERROR, CHUNK_MAGIC, CHUNK_OFFSET_DATA, REPLY_MAGIC};
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
-/// Slices that one system call takes.
+/// The most slices that are passed to one system call.
 const SLICES_MAX: usize = 64;
 
 enum Segment {
@@ -25,9 +25,9 @@ impl Segment {
 #[derive(Default)]
 pub(super) struct Outbox {
     segments: VecDeque<Segment>,
-    /// Bytes of the first segment that are gone.
+    /// Number of bytes of the first segment that have been sent.
     sent: usize,
-    /// Bytes of all segments that hold no data.
+    /// Total bytes of the segments that hold no data.
     overhead: usize,
 }
 
@@ -36,7 +36,7 @@ impl Outbox {
         self.segments.is_empty()
     }
 
-    /// Returns the bytes that are queued beside the data, which have a limit of their own.
+    /// Returns the number of queued bytes that are not data. Data have a limit of their own.
     pub(super) fn overhead(&self) -> usize {
         self.overhead
     }
@@ -68,7 +68,7 @@ impl Outbox {
     pub(super) fn push_error_chunk(&mut self, cookie: u64, error: u32) {
         self.push_chunk_header(cookie, CHUNK_ERROR, 6, true);
         self.push(&error.to_be_bytes());
-        // No message.
+        // The message is empty.
         self.push(&[0; 2]);
     }
 
@@ -80,7 +80,7 @@ impl Outbox {
         self.push(&len.to_be_bytes());
     }
 
-    /// Returns what to send next.
+    /// Returns the next slices to send.
     pub(super) fn slices(&self) -> Vec<IoSlice<'_>> {
         let mut skip = self.sent;
         let mut slices = Vec::with_capacity(self.segments.len().min(SLICES_MAX));
@@ -90,7 +90,7 @@ impl Outbox {
         slices
     }
 
-    /// Sends everything to the caller.
+    /// Removes everything that is queued, and returns it.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn take_all(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -102,7 +102,7 @@ impl Outbox {
         bytes
     }
 
-    /// Removes bytes of the slices that were sent.
+    /// Removes `count` bytes of the slices, which were sent.
     pub(super) fn consume(&mut self, mut count: usize) {
         while let Some(first) = self.segments.front() {
             let left = first.bytes().len() - self.sent;

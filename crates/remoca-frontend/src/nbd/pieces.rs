@@ -7,27 +7,27 @@ use remoca_io::sizes;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Longest piece of a read or write, ...
+/// Longest piece of a read or write, in bytes, ...
 const DATA_PIECE: u64 = 1 << 20;
-/// ... and of a request without data: this bounds how long one keeps the others waiting.
+/// ... and of a request without data: this bounds how long one request delays the others.
 const RANGE_PIECE: u64 = 256 << 20;
 
 /// A request or a part of one, for the driver.
 #[derive(Debug)]
 pub(super) struct Piece {
-    /// Which request, of those that are open, ...
+    /// Slot of the open request that this is a piece of, ...
     pub(super) slot: usize,
-    /// ... and which part of it.
+    /// ... and the index of the piece in it.
     pub(super) index: usize,
     pub(super) operation: Operation,
     pub(super) durable: bool,
     pub(super) data_length: usize,
-    /// The data of a write, or the place for those of a read.
+    /// The data of a write, or the room for the data of a read.
     pub(super) buffer: Option<IoBuffer>,
 }
 
 impl Piece {
-    /// Returns the only piece of a flush.
+    /// Creates the only piece of a flush.
     pub(super) fn flush(slot: usize) -> Self {
         Self { slot, index: 0, operation: Operation::Flush, durable: true, data_length: 0, buffer: None }
     }
@@ -41,14 +41,14 @@ pub(super) enum Kind {
     Zero { unmap: bool },
 }
 
-/// What was not handed out yet of an open request.
+/// The part of an open request that has not been handed out yet.
 pub(super) struct Rest {
     pub(super) slot: usize,
     index: usize,
     pub(super) kind: Kind,
     pub(super) durable: bool,
     pub(super) range: Range<u64>,
-    /// Buffers for all of the pieces, where they are needed at the same time.
+    /// Buffers for all of the pieces, if they are needed at the same time.
     pub(super) buffers: VecDeque<IoBuffer>,
 }
 
@@ -61,7 +61,7 @@ impl Rest {
         self.range.is_empty()
     }
 
-    /// Returns the bytes of each piece that is left.
+    /// Returns the length of each remaining piece in bytes.
     pub(super) fn lengths(&self) -> impl Iterator<Item = usize> {
         let (mut rest, kind) = (self.range.clone(), self.kind);
         std::iter::from_fn(move || {
@@ -71,7 +71,7 @@ impl Rest {
         })
     }
 
-    /// Cuts off the next piece.
+    /// Cuts off and returns the next piece, with `buffer`.
     pub(super) fn next(&mut self, buffer: Option<IoBuffer>) -> Piece {
         let range = self.range.start..piece_end(&self.range, self.kind);
         let data_length = if buffer.is_some() { length_of(&range) } else { 0 };

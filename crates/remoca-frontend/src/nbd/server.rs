@@ -1,8 +1,9 @@
-//! The listening side: accepts clients, leads the negotiation with each, and gives those that chose an export away.
+//! The listening side: accepts clients, leads the negotiation with each, and passes on those that chose an export.
 //!
-//! Owned by the driver, in the I/O thread. Clients that negotiate and clients that are attached share a limited number of
-//! seats, also while requests of theirs are still executed. A client that does not come to a choice in time is sent away, and
-//! when all seats are taken, the one that has been negotiating for longest.
+//! Owned by the driver, in the I/O thread. Clients that negotiate and clients that are attached share a limited number
+//! of seats. A client keeps its seat while any of its requests is still in flight. A client that does not choose in
+//! time is disconnected. When all seats are taken, the client that has been negotiating for longest is disconnected to
+//! make room.
 
 use super::listener::Listener;
 use super::negotiation::{Negotiation, Step};
@@ -18,15 +19,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Clients at a time, on all exports.
+/// The most clients at a time, on all exports.
 const CLIENTS_MAX: usize = 32;
-/// Time for the negotiation.
+/// The longest that a negotiation may take.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Clients accepted, and exchanges with one client, before others get their turn.
+/// Number of clients accepted, or of exchanges with one client, before others get their turn.
 const STEPS_PER_TURN: usize = 64;
-/// How long nobody is accepted after the system refused to.
+/// How long no client is accepted after the system failed to accept one.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Event data of listeners begin here; clients have their key.
+/// Start of the event data of listeners. The event data of a client is its key.
 const LISTENERS: u64 = 1 << 32;
 const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
@@ -47,7 +48,7 @@ pub struct NbdServer {
     /// For the long reads of all clients.
     shared_pool: BufferPool,
     epoll: OwnedFd,
-    /// Nobody is accepted until then.
+    /// Until then no client is accepted.
     paused_until: Option<Instant>,
     refusal_told: bool,
 }
@@ -86,7 +87,7 @@ impl NbdServer {
         Ok(Self { exports, listeners, clients, seats, shared_pool, epoll, paused_until: None, refusal_told: false })
     }
 
-    /// Returns where clients come from, for a program that takes over.
+    /// Returns the listening sockets, to be passed to a program that takes over.
     pub fn listeners(&self) -> &[Listener] {
         &self.listeners
     }
@@ -103,7 +104,7 @@ impl NbdServer {
         self.epoll.as_fd()
     }
 
-    /// Returns when [`Self::handle_timer`] is due.
+    /// Returns when [`Self::handle_timer`] is due, or `None` if no timer is running.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.clients.iter().map(|(_, client)| client.give_up_at).chain(self.paused_until).min()
     }
@@ -118,10 +119,11 @@ impl NbdServer {
         }
     }
 
-    /// Serves every client that has something to say. Returns those that chose an export.
+    /// Accepts clients and continues the negotiations of those that have sent something. Returns the clients that chose
+    /// an export.
     ///
     /// # Errors
-    /// If the system says nothing.
+    /// If the system refuses to report events.
     pub fn handle_events(&mut self, now: Instant) -> io::Result<Vec<Attached>> {
         let mut events = [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; CLIENTS_MAX + 4];
         let count = epoll::wait(&self.epoll, events.as_mut_slice(), Some(&NO_WAIT))?;
@@ -144,7 +146,7 @@ impl NbdServer {
                 Err(error) => {
                     tracing::warn!("an NBD client cannot be accepted: {error}");
                     self.paused_until = Some(now + PAUSE);
-                    // Still ready, and of no use: without this the thread would spin.
+                    // The listener stays readable. If it were still watched, the thread would spin.
                     let _ = self.watch_listeners(EventFlags::empty());
                     return;
                 }
@@ -170,7 +172,8 @@ impl NbdServer {
         entry.insert(Client { socket, negotiation: Negotiation::new(), give_up_at: now + PATIENCE, watched_for, seat });
     }
 
-    /// Makes room at the cost of who has been negotiating for longest.
+    /// Disconnects the client that has been negotiating for longest. Returns its seat, or `None` if no client is
+    /// negotiating.
     fn send_one_away(&mut self) -> Option<Arc<()>> {
         let (oldest, _) = self.clients.iter().min_by_key(|(_, client)| client.give_up_at)?;
         self.clients.remove(oldest);
@@ -220,11 +223,11 @@ impl Client {
             let Some(count) = socket::receive(&self.socket, room)? else { return Ok(step) };
             self.negotiation.staging.received(count);
         }
-        // What has been received brings no event any more.
+        // Bytes that were received already cause no further event.
         Ok(self.negotiation.advance(exports))
     }
 
-    /// Watches the socket for what comes next.
+    /// Watches the socket for room if there is something to send, and for input otherwise.
     fn watch(&mut self, epoll: &OwnedFd, key: usize) -> io::Result<()> {
         let wanted = if self.negotiation.outbox.is_empty() { EventFlags::IN } else { EventFlags::OUT };
         if wanted != self.watched_for {
@@ -239,7 +242,7 @@ impl Client {
 mod tests {
     use super::*;
 
-    /// Also when the last request of a client that has gone is done later than that.
+    /// The last request of a client may end after the client has disconnected.
     #[test]
     fn a_seat_is_free_when_its_client_and_all_of_its_requests_are_gone() {
         let mut seats = Seats::default();

@@ -1,11 +1,11 @@
-//! Bytes in and out of a socket that does not block.
+//! Receiving from and sending to a non-blocking socket.
 
 use super::outbox::Outbox;
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// Reads once. `None`: nothing is there now.
+/// Reads once, and returns the number of bytes. Returns `None` if there is nothing to read now.
 ///
 /// # Errors
 /// If the client is gone.
@@ -21,7 +21,7 @@ pub(super) fn receive(socket: &OwnedFd, room: &mut [u8]) -> io::Result<Option<us
     }
 }
 
-/// Sends once; how much. `None`: the client has to take something first.
+/// Sends once, and returns the number of bytes. Returns `None` if the client has to receive something first.
 ///
 /// # Errors
 /// If the client is gone.

@@ -4,7 +4,7 @@ use remoca_io::sizes;
 
 const STAGING_LEN: usize = 8192;
 
-/// Bytes that were received and not parsed.
+/// Bytes that were received and not parsed yet.
 pub(super) struct Staging {
     bytes: Box<[u8; STAGING_LEN]>,
     start: usize,
@@ -28,21 +28,21 @@ impl Staging {
         }
     }
 
-    /// Drops what is there of the next `left` bytes, and returns how many are still to come.
+    /// Drops those of the next `left` bytes that have been received, and returns how many are still to come.
     pub(super) fn skip(&mut self, left: u32) -> u32 {
         let there = self.pending().len().min(left as usize);
         self.consume(there);
         left - sizes::short(there)
     }
 
-    /// Returns the next `N` bytes, once they are all there.
+    /// Returns the next `N` bytes, or `None` if not all of them have been received.
     pub(super) fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let bytes = *self.pending().first_chunk()?;
         self.consume(N);
         Some(bytes)
     }
 
-    /// Moves bytes to the start of `target`; how many.
+    /// Moves bytes to the start of `target`, and returns their number.
     pub(super) fn move_to(&mut self, target: &mut [u8]) -> usize {
         let count = target.len().min(self.pending().len());
         target[..count].copy_from_slice(&self.pending()[..count]);
@@ -50,7 +50,7 @@ impl Staging {
         count
     }
 
-    /// Returns where the next bytes go; `None` while there is no room.
+    /// Returns the place for the next bytes, or `None` while there is no room.
     pub(super) fn room(&mut self) -> Option<&mut [u8]> {
         if self.end == STAGING_LEN && self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);

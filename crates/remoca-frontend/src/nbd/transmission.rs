@@ -1,10 +1,11 @@
-//! The server's side of the transmission phase for one client, without I/O: bytes in, pieces of requests out; pieces that were
-//! executed in, bytes out.
+//! The server's side of the transmission phase for one client, without I/O. It turns received bytes into pieces of
+//! requests, and executed pieces into bytes to send.
 //!
-//! Owned by `export`. A request is judged when its header is there, and handed out in pieces that fit the store's buffers.
-//! The payload of a write is received into the buffers that its pieces carry; the data of a read leave in the buffers in
-//! which they came. Invariants, checked by [`Transmission::check`] after every step of the property tests and the fuzzer:
-//! 1. Nothing is allocated before the length that asks for it was checked; buffers come from pools with a limit.
+//! Owned by `export`. A request is checked when its header has been received, and handed out in pieces that fit the
+//! store's buffers. The payload of a write is received into the buffers that its pieces carry; the data of a read are
+//! sent from the buffers in which they came. Invariants, checked by [`Transmission::check`] after every step of the
+//! property tests and the fuzzer:
+//! 1. No memory is allocated before the requested length is checked; buffers come from pools with a limit.
 //! 2. At most [`REQUESTS_MAX`] requests are open; above that, or without a buffer, no more input is parsed.
 //! 3. Every request is answered exactly once, after all of its pieces came back.
 
@@ -23,22 +24,22 @@ use remoca_protocol::nbd::{
 use slab::Slab;
 use std::collections::VecDeque;
 
-/// Requests of one client that are executed at a time, or are waiting to be.
+/// The most requests of one client that are executed or wait for it at a time.
 pub(super) const REQUESTS_MAX: usize = 128;
-/// Data of one client, but for long reads ...
+/// The most bytes of data of one client, except for long reads ...
 pub(super) const MEMORY_MAX: usize = 8 << 20;
-/// ... above this whose answer is in one run: their data are all held at the same time, ...
+/// ... above this length that are answered in one run: their data are all held at the same time, ...
 const WHOLE_MAX: u32 = 4 << 20;
-/// ... and all clients share this much for them: four of the longest.
+/// ... and all clients share this many bytes for them: enough for four of the longest.
 pub(super) const SHARED_MEMORY_MAX: usize = 4 * (34 << 20);
-/// Maximum bytes of headers that are queued for a client that takes no answers.
+/// The most bytes of headers that are queued for a client that receives no answers.
 const OVERHEAD_MAX: usize = 16 << 10;
-/// An idle client keeps this much memory at most.
+/// The most bytes of memory that an idle client keeps.
 const IDLE_MEMORY_MAX: usize = 1 << 20;
-/// Why a client is not served any more.
+/// Why a client is no longer served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// It said goodbye.
+    /// The client sent a disconnect request.
     Disconnect,
     Malformed(&'static str),
 }
@@ -46,7 +47,7 @@ pub(super) enum End {
 enum State {
     Header,
     HandOut(Rest),
-    /// A write whose payload comes; the buffer of the next piece, and how much of it is filled.
+    /// A write whose payload is being received; the buffer of the next piece, and how many bytes of it are filled.
     Payload {
         rest: Rest,
         piece: Option<(IoBuffer, usize)>,
@@ -59,17 +60,18 @@ enum State {
     },
 }
 
-/// What one step of the parser came to.
+/// The result of one step of the parser.
 enum Step {
     Piece(Piece),
     Again,
     /// More bytes are needed.
     Input,
-    /// Something has to be answered or sent first.
+    /// A request has to be answered or bytes have to be sent first.
     Room,
 }
 
-/// A client that left without taking its answers leaves no memory of the shared pool behind.
+/// Releases the free buffers of the shared pool on drop, so that a client that left without receiving its answers
+/// leaves no memory behind.
 struct GiveBack(BufferPool);
 
 impl Drop for GiveBack {
@@ -90,15 +92,15 @@ pub(super) struct Transmission {
     pub(super) outbox: Outbox,
     /// Requests that are handed out again.
     repeats: VecDeque<Rest>,
-    /// The last [`Self::pop`] had to stop for want of room.
+    /// The last [`Self::pop`] had to stop for lack of room.
     stalled: bool,
     end: Option<End>,
-    /// Last, so that it is dropped when the buffers of the others have come back.
+    /// The last field, so that it is dropped after the buffers in the other fields have returned to the pool.
     _give_back: GiveBack,
 }
 
 impl Transmission {
-    /// Continues where the negotiation ended, with what it left in both directions.
+    /// Continues after the negotiation, with the bytes that it left in both directions.
     pub(super) fn new(
         geometry: ExportGeometry,
         structured: bool,
@@ -125,7 +127,7 @@ impl Transmission {
         }
     }
 
-    /// Returns where the next bytes go; `None` while none are wanted.
+    /// Returns the place for the next bytes, or `None` while none are wanted.
     pub(super) fn room(&mut self) -> Option<&mut [u8]> {
         if self.end.is_some() {
             return None;
@@ -146,7 +148,7 @@ impl Transmission {
         }
     }
 
-    /// Notes that bytes of the outbox were sent. Returns whether [`Self::pop`] may get further now.
+    /// Notes that `count` bytes of the outbox were sent. Returns whether [`Self::pop`] may make progress now.
     pub(super) fn sent(&mut self, count: usize) -> bool {
         self.outbox.consume(count);
         if self.open.is_empty() && self.outbox.is_empty() {
@@ -158,13 +160,13 @@ impl Transmission {
         std::mem::take(&mut self.stalled)
     }
 
-    /// Returns why no more requests come, if so.
+    /// Returns why there are no more requests, or `None` if there may be more.
     pub(super) fn end(&self) -> Option<End> {
         self.end
     }
 
-    /// Returns the next piece to execute. `None`: call again after more was received, or [`Self::complete`] or
-    /// [`Self::sent`] say so.
+    /// Returns the next piece to execute. If it returns `None`, call it again after more bytes were received, or when
+    /// [`Self::complete`] or [`Self::sent`] returns true.
     pub(super) fn pop(&mut self) -> Option<Piece> {
         if let Some(rest) = self.repeats.front_mut() {
             let buffer = rest.buffers.pop_front();
@@ -233,13 +235,13 @@ impl Transmission {
         }
     }
 
-    /// Opens a request that was found good.
+    /// Opens a request that passed the checks.
     fn begin(&mut self, request: &Request) -> Step {
         let durable = request.flags & COMMAND_FUA != 0;
         let kind = match request.command {
             Command::Read => Kind::Read,
             Command::Write => Kind::Write,
-            // There is no durable discard; zeroes give the space back as well. A trim need not do anything.
+            // There is no durable discard. Writing zeroes frees the space as well. A trim need not do anything.
             Command::Trim if durable && self.geometry.can_write_zeroes => Kind::Zero { unmap: true },
             Command::Trim if !durable => Kind::Trim,
             Command::WriteZeroes => Kind::Zero { unmap: request.flags & COMMAND_NO_HOLE == 0 },
@@ -250,7 +252,7 @@ impl Transmission {
             }
         };
         let range = request.offset..request.offset + u64::from(request.len);
-        // Its data are not held until all of them are written, so no piece may be lost once it is done.
+        // The data of a long write are not kept until all of them are written, so no finished piece may be lost.
         let durable = durable || self.geometry.may_forget && kind == Kind::Write && request.len > WHOLE_MAX;
         let wants_one = request.flags & COMMAND_DONT_FRAGMENT != 0;
         let form = match kind {
@@ -273,11 +275,11 @@ impl Transmission {
         Step::Piece(Piece::flush(slot))
     }
 
-    /// Returns the next piece of a request whose payload, if it has one, is not needed for it.
+    /// Returns the next piece of a request that has no payload to receive.
     fn hand_out(&mut self, mut rest: Rest) -> Step {
         if rest.kind == Kind::Read && !self.take_buffers(&mut rest) {
             if self.pool_of(rest.slot).1 && self.open.len() == 1 && self.outbox.is_empty() {
-                // Others have the memory, and nothing of ours would tell when they give it back.
+                // Other clients have the memory, and no event of this client would announce that they free it.
                 return self.give_up(rest.slot);
             }
             self.state = State::HandOut(rest);
@@ -291,8 +293,8 @@ impl Transmission {
         Step::Piece(piece)
     }
 
-    /// Gets a buffer for the next piece of a read; for all pieces at once if the answer needs all of them: two such
-    /// reads with half of their buffers each would wait for ever. False if there are not enough.
+    /// Gets a buffer for the next piece of a read, or for all pieces at once if the answer needs all of them. Two such
+    /// reads with half of their buffers each would wait for ever. Returns false if there are not enough buffers.
     fn take_buffers(&mut self, rest: &mut Rest) -> bool {
         if !rest.buffers.is_empty() {
             return true;
@@ -307,7 +309,7 @@ impl Transmission {
         true
     }
 
-    /// Returns where the buffers of a read come from, and whether that is shared.
+    /// Returns the pool for the buffers of a read, and whether that pool is shared.
     fn pool_of(&self, slot: usize) -> (&BufferPool, bool) {
         let is_long = self.open[slot].whole_length().is_some_and(|length| length > WHOLE_MAX);
         (if is_long { &self.shared_pool } else { &self.pool }, is_long)
@@ -348,7 +350,8 @@ impl Transmission {
         Step::Again
     }
 
-    /// Takes a piece back that was executed. The data of a read are in its buffer. True if [`Self::pop`] may get further now.
+    /// Completes a piece with `outcome`. The data of a read are in its buffer. Returns true if [`Self::pop`] may make
+    /// progress now.
     pub(super) fn complete(&mut self, piece: Piece, outcome: Outcome) -> bool {
         let outcome = match (&piece.operation, &piece.buffer, outcome) {
             (Operation::Read { .. }, None, Outcome::Done) => Outcome::BROKEN,
@@ -368,7 +371,7 @@ impl Transmission {
         std::mem::take(&mut self.stalled)
     }
 
-    /// Notes that the disk may have lost what it has done of requests that are open.
+    /// Notes that the disk may have lost the finished pieces of open requests.
     pub(super) fn repeat_parts(&mut self) {
         self.open.iter_mut().for_each(|(_, request)| request.repeat_parts());
     }
@@ -378,13 +381,14 @@ impl Transmission {
         self.open[piece.slot].cookie()
     }
 
-    /// Returns whether everything was answered, but for a request whose bytes have not all come.
+    /// Returns whether all requests were answered and all answers sent. A write whose payload has not been received
+    /// completely does not count.
     pub(super) fn is_quiet(&self) -> bool {
         let coming = usize::from(matches!(self.state, State::Payload { .. }));
         self.outbox.is_empty() && self.open.len() <= coming
     }
 
-    /// Asserts the invariants that can be seen from inside.
+    /// Asserts the invariants that are visible from inside.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn check(&self) {
         assert!(self.open.len() <= REQUESTS_MAX && self.pool.allocated_bytes() <= MEMORY_MAX);

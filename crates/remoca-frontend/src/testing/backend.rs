@@ -1,4 +1,4 @@
-//! A RAM disk behind a [`VhostDevice`], driven by the loop that every driver has.
+//! A RAM disk behind a [`VhostDevice`], driven by the loop that every driver uses.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -64,23 +64,24 @@ impl RamDisk {
 pub struct Plan {
     /// Takes requests and does not complete them.
     pub hold: AtomicBool,
-    /// Executes what it takes, and tells nobody.
+    /// Executes the requests that it holds without completing them.
     pub execute_held: AtomicBool,
-    /// Completes the requests of a batch last to first.
+    /// Completes the requests of a batch in reverse order.
     pub reverse: AtomicBool,
     /// Ends the loop.
     pub stop: AtomicBool,
-    /// Turns of the loop.
+    /// Number of turns of the loop.
     pub turns: AtomicUsize,
-    /// Requests that the loop holds.
+    /// Number of requests that the loop holds.
     pub held: AtomicUsize,
-    /// Requests taken so far.
+    /// Number of requests taken so far.
     pub taken: AtomicUsize,
     pub connected: AtomicBool,
     pub write_cache: AtomicBool,
 }
 
-/// A device on a RAM disk, in a thread. Dropping it is the death of the back end: what it holds is not completed.
+/// A device on a RAM disk, in a thread. Dropping it acts like the death of the back end: the requests that it holds are
+/// not completed.
 pub struct Backend {
     pub socket: PathBuf,
     pub plan: Arc<Plan>,

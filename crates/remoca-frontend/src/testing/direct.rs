@@ -1,7 +1,8 @@
-//! A front end on the thread of the device itself: what the control thread does with messages, without a socket.
+//! A front end on the thread of the device itself. It does what the control thread does with messages, without a
+//! socket.
 //!
-//! Commands wait for the answer to the one before, as a front end's messages do; [`DirectFrontEnd::pump`] goes on with them
-//! between two turns of whoever drives the device.
+//! Each command waits for the answer to the one before, as a front end's messages do. The driver of the device calls
+//! [`DirectFrontEnd::pump`] between two turns to continue with them.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -29,7 +30,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Returns a fresh record for the queues of `guest`.
+    /// Creates a fresh record for the queues of `guest`.
     pub fn new(guest: &TestGuest, writeback: bool) -> Self {
         let (queues, size) = (guest.options.queue_count, guest.options.queue_size);
         let (file, bytes) = InflightRegion::create(queues, size, writeback).unwrap();
@@ -42,12 +43,12 @@ impl Record {
     }
 }
 
-/// What was answered by the device.
+/// An answer of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answered {
     /// The guest is connected, and its queues run.
     Connected,
-    /// Nothing of the guest is under way any more.
+    /// None of the guest's requests is in flight any longer.
     Gone,
     /// The guest's write cache is on or off.
     WriteCache(bool),
@@ -55,7 +56,7 @@ pub enum Answered {
     Stopped,
 }
 
-/// What speaks for the front ends of a device.
+/// Plays the front ends of a device.
 pub struct DirectFrontEnd {
     io: IoThread,
     features: u64,
@@ -65,7 +66,7 @@ pub struct DirectFrontEnd {
 }
 
 impl DirectFrontEnd {
-    /// Makes a device whose front end this is. Another program could have `listener`.
+    /// Makes a device and its front end. The device can pass `listener` to another program.
     pub fn device(config: DeviceConfig, listener: Option<OwnedFd>) -> (VhostDevice, Self) {
         let features = config.features() | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
         let listener = listener.map(|listener| (listener, None));
@@ -73,7 +74,7 @@ impl DirectFrontEnd {
         (device, Self { io, features, queued: VecDeque::new(), waits: None, record: None })
     }
 
-    /// Connects as QEMU does, at the first time and after the back end was lost.
+    /// Connects as QEMU does, both the first time and after the back end was lost.
     pub fn connect(&mut self, guest: &TestGuest, record: Option<&Record>) {
         self.queue(Command::Attach, None);
         self.queue(Command::SetFeatures(self.features), None);
@@ -103,18 +104,18 @@ impl DirectFrontEnd {
         }
     }
 
-    /// The front end is gone.
+    /// Disconnects the front end.
     pub fn disconnect(&mut self) {
         self.record = None;
         self.queue(Command::Detach, Some(Answered::Gone));
     }
 
-    /// The guest switches its write cache.
+    /// Switches the guest's write cache.
     pub fn set_write_cache(&mut self, is_on: bool) {
         self.queue(Command::SetWriteback(is_on), Some(Answered::WriteCache(is_on)));
     }
 
-    /// Stops a queue, which is answered when it is drained.
+    /// Stops a queue. The command is answered when the queue is drained.
     pub fn stop_queue(&mut self, queue: u16) {
         self.queue(Command::StopQueue { queue }, Some(Answered::Stopped));
     }
@@ -123,7 +124,8 @@ impl DirectFrontEnd {
         self.queued.push_back((command, answered));
     }
 
-    /// Sends the next command if the one before is answered. The answer that has come, if it means something.
+    /// Sends the next command if the one before is answered. Returns the answer that has been received, or `None` if
+    /// there is none or it has no meaning to the caller.
     pub fn pump(&mut self) -> Option<Answered> {
         let mut news = None;
         if let Some((reply, answered)) = &self.waits {
@@ -137,7 +139,7 @@ impl DirectFrontEnd {
         }
         if let Some((command, answered)) = self.queued.pop_front() {
             let (reply, answer) = sync_channel(1);
-            // Nobody takes it only if the device is gone.
+            // Fails only if the device is gone.
             let _ = self.io.commands.send(Envelope { command, reply });
             wake::raise(&self.io.wake);
             self.waits = Some((answer, answered));
@@ -145,7 +147,7 @@ impl DirectFrontEnd {
         news
     }
 
-    /// Whether everything that was sent is answered.
+    /// Returns whether every command was sent and answered.
     pub fn is_idle(&self) -> bool {
         self.queued.is_empty() && self.waits.is_none()
     }

@@ -1,7 +1,7 @@
 //! The front end and the guest's block driver.
 //!
 //! Every request has a slot of guest memory: header, status, descriptor table and data. With indirect descriptors there
-//! are as many slots as descriptors; without, every slot has four descriptors of the ring.
+//! are as many slots as descriptors. Without them, every slot has four descriptors of the ring.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -23,13 +23,13 @@ use super::virtqueue::{Buffer, DESC_INDIRECT, Virtqueue};
 
 const RINGS_START: u64 = 0x10_0000;
 const RINGS_BYTES: u64 = 0x10_0000;
-/// Above the hole that a PC has below 4 GiB: a second region.
+/// Start of the second region, above the hole that a PC has below 4 GiB.
 const SLOTS_START: u64 = 1 << 32;
 const STATUS_OFFSET: u64 = 64;
 const TABLE_OFFSET: u64 = 128;
 const DATA_OFFSET: u64 = 4096;
 const SEGMENTS_MAX: usize = 240;
-/// Long enough for any machine; a test that waits so long has failed.
+/// Long enough for any machine: a test that waits this long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 const NO_STATUS: u8 = 0xaa;
 
@@ -39,9 +39,9 @@ pub struct Options {
     pub queue_count: u16,
     pub queue_size: u16,
     pub indirect: bool,
-    /// The most data of one request.
+    /// The most bytes of data of one request.
     pub data_bytes: u64,
-    /// Data of a request is cut into so many buffers.
+    /// Number of buffers that the data of a request are cut into.
     pub segment_count: usize,
     /// Features beyond those that every connection has, or all of them if the back end offers them.
     pub features: u64,
@@ -100,7 +100,7 @@ pub struct TestGuest {
     pub memory: Arc<GuestMemoryMmap<()>>,
     pub queues: Vec<Virtqueue>,
     pub frontend: Option<Frontend>,
-    /// Negotiated with the back end.
+    /// The features negotiated with the back end.
     features: u64,
     inflight: Option<(VhostUserInflight, File)>,
     free: Vec<Vec<u16>>,
@@ -129,7 +129,7 @@ impl TestGuest {
         TestGuest { options, memory, queues, frontend: None, features: 0, inflight: None, free, outstanding, done }
     }
 
-    /// Connects and starts all queues, the way QEMU does: at the first time and after a back end was lost.
+    /// Connects and starts all queues as QEMU does, both the first time and after a back end was lost.
     pub fn connect(&mut self, socket: &Path) -> vhost::Result<()> {
         let bases: Vec<u16> = self.queues.iter().map(Virtqueue::used_index).collect();
         self.connect_at(socket, &bases)
@@ -172,7 +172,7 @@ impl TestGuest {
         self.frontend().set_mem_table(&regions).map(drop)
     }
 
-    /// Shares `bytes` of memory of which no page exists.
+    /// Shares `bytes` bytes of memory without allocating any page of it.
     pub fn claim_memory(&mut self, bytes: u64) -> vhost::Result<()> {
         let memory = memfd_create("claimed", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&memory, bytes).unwrap();
@@ -225,8 +225,8 @@ impl TestGuest {
         }
     }
 
-    /// Has the back end log what it writes into this file, as QEMU does when it begins to migrate. The used ring of each
-    /// queue is logged at the address that `used_log` gives for it.
+    /// Makes the back end log its writes to this file, as QEMU does when it starts a migration. The used ring of each
+    /// queue is logged at the address that `used_log` returns for it.
     pub fn start_log(&mut self, log: &File, used_log: impl Fn(&Virtqueue) -> u64) -> vhost::Result<()> {
         let region = VhostUserDirtyLogRegion {
             mmap_size: log.metadata().unwrap().len(),
@@ -251,13 +251,13 @@ impl TestGuest {
         Ok(())
     }
 
-    /// Stops a queue as QEMU does: the answer comes when it is drained.
+    /// Stops a queue as QEMU does, and returns its base when the queue is drained.
     pub fn stop_queue(&mut self, index: usize) -> vhost::Result<u16> {
         self.frontend().set_vring_enable(index, false)?;
         Ok(u16::try_from(self.frontend().get_vring_base(index)?).unwrap())
     }
 
-    /// Whether the back end has not closed the connection.
+    /// Returns whether the connection is still open at the back end.
     pub fn is_connected(&self) -> bool {
         let Some(frontend) = &self.frontend else { return false };
         // SAFETY: the descriptor stays open as long as `frontend`, which outlives the borrow.
@@ -270,13 +270,13 @@ impl TestGuest {
         self.frontend = None;
     }
 
-    /// The guest goes on under another hypervisor, which knows its memory and where its rings were, and no more.
+    /// Moves the guest to another hypervisor, which knows only its memory and the positions of its rings.
     pub fn move_away(&mut self) {
         self.frontend = None;
         self.inflight = None;
     }
 
-    /// A reset of the device by its driver: rings and the in-flight record start afresh, requests are forgotten.
+    /// Resets the device as its driver does: rings and the in-flight record start afresh, and requests are forgotten.
     pub fn reset(&mut self) {
         self.queues.iter_mut().for_each(Virtqueue::reset);
         self.inflight = None;
@@ -289,7 +289,7 @@ impl TestGuest {
         self.frontend.as_mut().expect("connected")
     }
 
-    /// Bytes of struct virtio_blk_config.
+    /// Returns bytes of struct virtio_blk_config.
     pub fn read_config(&mut self, offset: u32, length: usize) -> vhost::Result<Vec<u8>> {
         let room = vec![0; length];
         let flags = VhostUserConfigFlags::empty();
@@ -300,7 +300,7 @@ impl TestGuest {
         self.frontend().set_config(32, VhostUserConfigFlags::WRITABLE, &[u8::from(writeback)])
     }
 
-    /// Submits and waits; the status byte.
+    /// Submits a request, waits for it, and returns its status byte.
     pub fn run(&mut self, queue: u16, command: Command) -> u8 {
         let ticket = self.submit(queue, command);
         self.queues[usize::from(queue)].kick();
@@ -361,7 +361,7 @@ impl TestGuest {
         queue.publish();
     }
 
-    /// Takes what the device completed on `queue`; how many.
+    /// Takes the requests that the device completed on `queue`, and returns their number.
     pub fn poll(&mut self, queue: u16) -> usize {
         let mut count = 0;
         while let Some((head, _)) = self.queues[usize::from(queue)].next_used() {
@@ -374,20 +374,21 @@ impl TestGuest {
         count
     }
 
-    /// The status of a request, if it was completed. Its slot, data included, is free for the next request then.
+    /// Returns the status of a request, or `None` if it is not complete. A completed request's slot, including its
+    /// data, becomes free for the next request.
     pub fn result(&mut self, ticket: Ticket) -> Option<u8> {
         self.poll(ticket.queue);
         self.polled(ticket)
     }
 
-    /// The same, as far as [`Self::poll`] has seen it.
+    /// Returns the same as [`Self::result`], but considers only completions that [`Self::poll`] has taken.
     pub fn polled(&mut self, ticket: Ticket) -> Option<u8> {
         let status = self.done.remove(&ticket)?;
         self.free[usize::from(ticket.queue)].push(ticket.slot);
         Some(status)
     }
 
-    /// Waits for the interrupt that announces a request's completion; the status byte.
+    /// Waits for the interrupt that announces a request's completion, and returns the status byte.
     pub fn wait(&mut self, ticket: Ticket) -> u8 {
         loop {
             if let Some(status) = self.result(ticket) {
@@ -410,31 +411,31 @@ impl TestGuest {
         self.outstanding.len()
     }
 
-    /// Waits for the eventfd that tells of a broken queue.
+    /// Waits for the eventfd that reports a broken queue. Returns false if it was not raised in time.
     pub fn wait_for_error(&self, queue: u16) -> bool {
         raised(&self.queues[usize::from(queue)].error, PATIENCE)
     }
 
-    /// Whether the queue was interrupted, at once or within `patience`.
+    /// Returns whether the queue is interrupted within `patience`.
     pub fn interrupted(&self, queue: u16, patience: Duration) -> bool {
         raised(&self.queues[usize::from(queue)].call, patience)
     }
 
-    /// What a completed read brought.
+    /// Returns the data of a completed read.
     pub fn data(&self, ticket: Ticket, length: usize) -> Vec<u8> {
         let mut data = vec![0; length];
         self.memory.read_slice(&mut data, GuestAddress(self.slot_address(ticket) + DATA_OFFSET)).unwrap();
         data
     }
 
-    /// Where the memory of a slot starts.
+    /// Returns the guest address at which the memory of a slot starts.
     pub fn slot_address(&self, ticket: Ticket) -> u64 {
         let number = u64::from(ticket.queue) * u64::from(self.options.queue_size) + u64::from(ticket.slot);
         SLOTS_START + number * slot_bytes(&self.options)
     }
 }
 
-/// Takes the signal of an eventfd, waiting for it if need be.
+/// Takes the signal of an eventfd, and waits up to `patience` for it. Returns whether there was one.
 fn raised(event: &EventFd, patience: Duration) -> bool {
     // SAFETY: the descriptor stays open as long as `event`, which outlives the borrow.
     let descriptor = unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) };
@@ -458,7 +459,7 @@ fn free_slots(options: &Options) -> Vec<u16> {
         .collect()
 }
 
-/// Type, sector, data to the device, room for data from it.
+/// Returns type, sector, data to the device, and bytes of room for data from the device.
 fn encode(command: Command) -> (u32, u64, Vec<u8>, u64) {
     let ranges = |ranges: &[(u64, u32, u32)]| {
         let bytes = |(sector, count, flags): &(u64, u32, u32)| {

@@ -1,10 +1,10 @@
 //! A front end without a VM, and a back end without a disk: for tests and benchmarks of the vhost-user frontend.
 //!
-//! [`TestGuest`] plays QEMU and the guest's driver: it shares its memory, starts queues, keeps the record of requests in
-//! flight over a reconnect, and puts any descriptor table it likes into its rings. [`RamDisk`] executes requests in
-//! memory, and [`Backend`] runs a device on it in a thread; [`DirectFrontEnd`] plays the hypervisor on the device's own thread;
-//! [`serve_until_death`] is a back end in a process of its own.
-//! Behind the feature `testing`; never part of the program.
+//! [`TestGuest`] plays QEMU and the guest's driver: it shares its memory, starts queues, keeps the record of requests
+//! in flight over a reconnect, and puts any descriptor table it likes into its rings. [`RamDisk`] executes requests in
+//! memory, and [`Backend`] runs a device on it in a thread. [`DirectFrontEnd`] plays the hypervisor on the device's own
+//! thread. [`serve_until_death`] is a back end in a process of its own. Compiled only with the feature `testing`; never
+//! part of the program.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,

@@ -1,4 +1,4 @@
-//! A back end process whose disk is a file: it can be killed, and another goes on where it was.
+//! A back end process whose disk is a file: it can be killed, and another one continues where it stopped.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -61,8 +61,8 @@ impl FileDisk {
     }
 }
 
-/// Serves the file until this process is killed: by somebody else, by itself after so many steps of its work, or because
-/// the thread that started it has ended.
+/// Serves the file until this process is killed: by another process, by itself after `steps` steps of its work, or
+/// because the thread that started it has ended.
 ///
 /// Requests are completed last in, first out, and published in parts of different sizes.
 pub fn serve_until_death(config: DeviceConfig, socket: &Path, file: File, steps: Option<u64>) -> ! {

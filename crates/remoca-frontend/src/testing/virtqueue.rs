@@ -32,7 +32,7 @@ pub struct Virtqueue {
 }
 
 impl Virtqueue {
-    /// Bytes of guest memory that a queue of `size` takes.
+    /// Returns the bytes of guest memory that a queue of `size` takes.
     pub fn bytes(size: u16) -> u64 {
         let size = u64::from(size);
         (16 * size + 6 + 2 * size).next_multiple_of(4) + 6 + 8 * size
@@ -57,7 +57,7 @@ impl Virtqueue {
         }
     }
 
-    /// Forgets everything, as a driver does after a reset of the device.
+    /// Resets the queue, as a driver does after a reset of the device.
     pub fn reset(&mut self) {
         (self.next_available, self.next_used) = (0, 0);
         let zeroes = vec![0; Virtqueue::bytes(self.size) as usize];
@@ -110,7 +110,7 @@ impl Virtqueue {
         u16::from_le(self.memory.load(GuestAddress(self.used + 2), Ordering::Acquire).unwrap())
     }
 
-    /// The next completion: head and bytes written.
+    /// Returns head and written bytes of the next completion, or `None` if there is none.
     pub fn next_used(&mut self) -> Option<(u16, u32)> {
         if self.used_index() == self.next_used {
             return None;

@@ -1,7 +1,7 @@
-//! One descriptor chain: walked once, checked, and from then on a list of buffers in guest memory.
+//! One descriptor chain. It is walked and checked once, and is a list of buffers in guest memory from then on.
 //!
-//! A chain is what the guest wrote, so nothing about it is believed: it may loop, point anywhere, nest indirect tables or
-//! change while it is read. The walk reads every descriptor once and ends after a bounded number of them.
+//! The guest wrote the chain, so nothing in it is trusted. It may loop, point anywhere, nest indirect tables or change
+//! while it is read. The walk reads every descriptor once and ends after a bounded number of them.
 //!
 //! Invariants:
 //! 1. A buffer of a walked chain lies in guest memory, whose mapping lives as long as the chain.
@@ -20,7 +20,8 @@ use super::layout::DESCRIPTOR_BYTES;
 use super::memory::GuestMemory;
 use super::ring::{Ring, RingUnreachable, read_descriptor};
 
-/// More than any guest that minds what it is told (SEG_MAX) needs; what QEMU accepts too. No ring is larger.
+/// The most descriptors of a chain. A guest that respects SEG_MAX needs fewer; QEMU has the same limit, and no ring is
+/// larger.
 pub(crate) const CHAIN_LENGTH_MAX: u16 = QUEUE_SIZE_MAX;
 static ZEROES: [u8; 4096] = [0; 4096];
 
@@ -72,14 +73,14 @@ struct Segment {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame(GuestAddress);
 
-/// A piece of a segment: which bytes of the run are where.
+/// A piece of a segment: a range of the caller's buffer, and the guest address of its bytes.
 struct Part {
     buffer: std::ops::Range<usize>,
     address: GuestAddress,
 }
 
 impl Buffers {
-    /// Segments of a run that is not worth shrinking.
+    /// The most segments of a run that is not worth shrinking.
     const SHORT: usize = 8;
 
     pub fn total(&self) -> u64 {
@@ -93,14 +94,15 @@ impl Buffers {
         }
     }
 
-    /// Gives back what a long run has not needed. To shrink a short one costs more than it saves: it splinters the heap.
+    /// Frees the unused capacity of a long run. Shrinking a short one costs more than it saves, because it fragments
+    /// the heap.
     fn trim(&mut self) {
         if self.segments.len() > Self::SHORT {
             self.segments.shrink_to_fit();
         }
     }
 
-    /// Returns the parts of the `length` bytes from `offset`; OutOfRange where the run ends before.
+    /// Returns the parts of the `length` bytes from `offset`. Fails with `OutOfRange` if the run is shorter than that.
     fn parts(&self, offset: u64, length: usize) -> Result<impl Iterator<Item = Part>, CopyError> {
         let end = u64::try_from(length).ok().and_then(|length| offset.checked_add(length));
         let end = end.filter(|end| *end <= self.total).ok_or(CopyError::OutOfRange)?;
@@ -114,7 +116,7 @@ impl Buffers {
         }))
     }
 
-    /// Returns the frames that lie whole in one segment's part of the `length` bytes from `offset`.
+    /// Returns the frames that lie entirely within one segment's part of the `length` bytes from `offset`.
     fn frames(&self, offset: u64, length: usize) -> Result<impl Iterator<Item = Frame>, CopyError> {
         let parts = self.parts(offset, length)?;
         Ok(parts.flat_map(|part| {
@@ -125,7 +127,8 @@ impl Buffers {
     }
 }
 
-/// The connection that a request came over. Requests outlive it; their guest memory must not be touched then.
+/// The connection that a request came over. Requests may outlive it; guest memory must not be touched once it has
+/// ended.
 #[derive(Debug)]
 pub(crate) struct Session {
     live: AtomicBool,
@@ -145,7 +148,8 @@ impl Session {
     }
 }
 
-/// Segments of all chains that a device has in memory: 24 bytes each, and a chain has up to 1,024 of them.
+/// The number of segments in all chains that a device has in memory. A segment takes 24 bytes, and a chain has up to
+/// 1,024 of them.
 #[derive(Debug, Default)]
 pub(crate) struct SegmentCount(AtomicUsize);
 
@@ -163,10 +167,10 @@ pub(crate) struct Chain {
     memory: Arc<GuestMemory>,
     pub readable: Buffers,
     pub writable: Buffers,
-    /// Every buffer lies in guest memory.
+    /// Whether every buffer lies in guest memory.
     pub reachable: bool,
     status: GuestAddress,
-    /// Count that includes the segments of this chain, from the end of its walk on.
+    /// The device's count, which includes the segments of this chain once its walk has ended.
     count: Arc<SegmentCount>,
     counted: usize,
 }
@@ -178,7 +182,8 @@ impl Drop for Chain {
 }
 
 impl Chain {
-    /// Walks the chain that starts at `head`, and counts its segments in `count`. An error means that it cannot be answered.
+    /// Walks the chain that starts at `head`, and counts its segments in `count`. An error means that the chain cannot
+    /// be answered.
     pub fn walk(
         ring: &Ring,
         head: u16,
@@ -231,7 +236,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Finds the status: the last writable byte, whatever the framing.
+    /// Locates the status byte, which is the last writable byte regardless of how the buffers are framed.
     fn locate_status(mut self) -> Result<Self, ChainError> {
         let last = self.writable.segments.last().ok_or(ChainError::NoStatus)?;
         let status = last.address.0.checked_add(u64::from(last.length) - 1);
@@ -246,7 +251,7 @@ impl Chain {
         }
     }
 
-    /// Copies bytes of the readable run from `offset`.
+    /// Copies bytes from `offset` of the readable run to `target`.
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), CopyError> {
         self.check_live()?;
         for part in self.readable.parts(offset, target.len())? {
@@ -256,7 +261,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Copies bytes to the writable run from `offset`.
+    /// Copies `source` to `offset` of the writable run.
     pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), CopyError> {
         self.check_live()?;
         for part in self.writable.parts(offset, source.len())? {
@@ -281,12 +286,12 @@ impl Chain {
         Ok(())
     }
 
-    /// Returns the frames that lie whole in `length` bytes of the writable run from `offset`.
+    /// Returns the frames that lie entirely within `length` bytes of the writable run from `offset`.
     pub fn frames(&self, offset: u64, length: usize) -> Result<impl Iterator<Item = Frame>, CopyError> {
         self.writable.frames(offset, length)
     }
 
-    /// Copies what a frame of this chain holds.
+    /// Copies the current content of a frame of this chain to `target`.
     pub fn read_frame(&self, frame: Frame, target: &mut [u8]) -> Result<(), CopyError> {
         self.check_live()?;
         self.memory.read_slice(target, frame.0).map_err(|_| CopyError::GuestMemory)

@@ -1,4 +1,4 @@
-//! What the control thread of a device asks of the I/O thread, one command at a time.
+//! The commands that the control thread of a device sends to the I/O thread, one at a time.
 
 use super::inflight::InflightRegion;
 use super::layout::RingLayout;
@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, SyncSender, sync_channel};
 use vhost::vhost_user::Error as VhostError;
 
-/// What the control thread asks of the I/O thread. The numbers of queues are checked.
+/// A command of the control thread to the I/O thread. Its queue numbers have been checked.
 pub(crate) enum Command {
-    /// A front end has come.
+    /// A front end has connected.
     Attach,
-    /// The front end has gone: forget it, and answer when no request of it is under way.
+    /// The front end has disconnected. Answered when none of its requests is in flight.
     Detach,
     SetFeatures(u64),
     SetMemory {
@@ -51,17 +51,17 @@ pub(crate) enum Command {
         queue: u16,
         error: Option<OwnedFd>,
     },
-    /// Answered when everything is durable that was completed while the write cache was on.
+    /// Answered when everything that was completed while the write cache was on is durable.
     SetWriteback(bool),
     SetLog(DirtyLog),
-    /// Where the used ring of a running queue is logged.
+    /// Sets where the used ring of a running queue is logged.
     LogRing {
         queue: u16,
         used_log: Option<u64>,
     },
 }
 
-/// The answer to a command; the base for StopQueue, zero for the others.
+/// The answer to a command: the base for `StopQueue`, zero for the others.
 pub(crate) type Reply = Result<u16, String>;
 
 pub(crate) struct Envelope {
@@ -78,25 +78,25 @@ pub(super) struct Waiting {
 pub(super) enum Until {
     QueueDrained(u16),
     NothingHeld,
-    /// The write cache is off once everything that was completed while it was on is durable: nothing is handed out until
-    /// the driver holds nothing, then a flush.
+    /// The write cache is off once everything that was completed while it was on is durable. Nothing is handed out
+    /// until the driver holds no request; then a flush is.
     CacheFlushed {
         handed_out: bool,
     },
 }
 
-/// The control thread's end of the way to the I/O thread.
+/// The control thread's end of the channel to the I/O thread.
 #[derive(Clone)]
 pub(crate) struct IoThread {
     pub commands: Sender<Envelope>,
     pub wake: Arc<OwnedFd>,
-    /// Of the device; only the I/O thread changes it.
+    /// The device's log switch; only the I/O thread changes it.
     pub log: Arc<LogSwitch>,
     pub write_cache: Arc<WriteCache>,
 }
 
-/// Whether the guest has its write cache on; only the I/O thread changes it. Outlives connections: a guest that switched it
-/// off sends no flushes any more.
+/// Whether the guest has its write cache on. Only the I/O thread changes it. It outlives connections, because a guest
+/// that switched it off no longer sends flushes.
 #[derive(Debug)]
 pub(crate) struct WriteCache(AtomicBool);
 
@@ -127,7 +127,7 @@ impl IoThread {
     }
 }
 
-/// Returns an error for the front end and the log, its causes included.
+/// Converts `error` to an error for the front end and the log whose text includes all causes.
 pub(crate) fn failure(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> VhostError {
     let error = error.into();
     let mut text = error.to_string();

@@ -1,7 +1,7 @@
-//! What a virtio-blk device looks like to its guest: sizes, limits, features, and the configuration space.
+//! The properties of a virtio-blk device that its guest sees: sizes, limits, features, and the configuration space.
 //!
-//! Pure data. The control thread answers feature and configuration requests from it, the I/O thread checks each request
-//! against it. 512-byte sectors appear here and in `request`, and nowhere else.
+//! Pure data. The control thread answers feature and configuration requests from it, and the I/O thread checks each
+//! request against it. 512-byte sectors appear here and in `request`, and nowhere else.
 
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ,
@@ -13,11 +13,12 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 pub(crate) const SECTOR_BYTES: u64 = 512;
 /// The longest answer to VIRTIO_BLK_T_GET_ID.
 pub const SERIAL_BYTES_MAX: usize = 20;
-/// Queues of one device; the vhost-user messages that pass descriptors have one byte for the index.
+/// The most queues of one device. The vhost-user messages that pass descriptors have one byte for the index.
 pub const QUEUE_COUNT_MAX: u16 = 64;
-/// Descriptors of one queue; what QEMU allows too.
+/// The most descriptors of one queue. QEMU has the same limit.
 pub(crate) const QUEUE_SIZE_MAX: u16 = 1024;
-/// Data segments of one request, as told to the guest: fits a queue of 128 without indirect descriptors.
+/// The most data segments of one request, as announced to the guest. They fit a queue of 128 descriptors without
+/// indirect ones.
 pub(crate) const SEGMENTS_MAX: u16 = 126;
 /// Size of struct virtio_blk_config up to write_zeroes_may_unmap.
 const CONFIG_SPACE_BYTES: usize = 60;
@@ -28,7 +29,8 @@ pub(crate) const WRITEBACK_OFFSET: u32 = 32;
 pub struct DeviceConfig {
     /// For messages and the name of the control thread.
     pub name: String,
-    /// What the guest shows as /sys/block/vdX/serial: at most [`SERIAL_BYTES_MAX`] bytes of ASCII.
+    /// The serial number, which a Linux guest shows as /sys/block/vdX/serial: at most [`SERIAL_BYTES_MAX`] bytes of
+    /// ASCII.
     pub serial: String,
     /// A multiple of `logical_block_bytes`.
     pub capacity_bytes: u64,
@@ -52,7 +54,7 @@ pub struct DeviceConfig {
     pub transfer_bytes_max: u32,
 }
 
-/// Why a [`DeviceConfig`] cannot be.
+/// Why a [`DeviceConfig`] is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     #[error("serial {0:?} is longer than 20 bytes or not printable ASCII")]
@@ -72,7 +74,7 @@ pub enum ConfigError {
 }
 
 impl DeviceConfig {
-    /// Returns a writable disk of 4 KiB blocks with everything on; change the fields as needed.
+    /// Returns the configuration of a writable disk with 4 KiB blocks and all features on. Change its fields as needed.
     pub fn disk(name: impl Into<String>, serial: impl Into<String>, capacity_bytes: u64) -> Self {
         DeviceConfig {
             name: name.into(),
@@ -151,7 +153,7 @@ impl DeviceConfig {
 
     /// Returns a `struct virtio_blk_config`, little-endian.
     pub(crate) fn configuration_space(&self, writeback: bool) -> [u8; CONFIG_SPACE_BYTES] {
-        // A limit that the field cannot say is none for a guest.
+        // A limit that does not fit the field is no limit for the guest.
         let sectors = |bytes: u64| u32::try_from(bytes / SECTOR_BYTES).unwrap_or(u32::MAX);
         let blocks_per_physical = self.physical_block_bytes / self.logical_block_bytes;
         let exponent = u8::try_from(blocks_per_physical.trailing_zeros()).unwrap_or(0);

@@ -1,7 +1,8 @@
 //! The control thread of a device: accepts front ends and answers their messages.
 //!
-//! It owns no queue. What concerns a running queue is sent to the I/O thread as a command and waited for, one at a
-//! time; so the I/O thread never waits for a front end, and a front end gets its answer when it is true.
+//! It owns no queue. Messages that concern a running queue become commands to the I/O thread, and the control thread
+//! waits for each answer. So the I/O thread never waits for a front end, and a front end gets its answer only when it
+//! is true.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,7 +22,7 @@ use super::handler::Handler;
 use remoca_io::socket::SocketSource;
 use remoca_io::wake;
 
-/// Waits after an accept that failed, for instance for want of descriptors.
+/// Wait after an accept that failed, for instance for lack of descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_secs(1);
 
 /// The running control thread; dropping it ends the thread.
@@ -51,12 +52,13 @@ impl ControlThread {
         Ok(ControlThread { shared, thread: Some(thread) })
     }
 
-    /// Returns whether no front end will ever come again.
+    /// Returns whether no front end can connect any longer.
     pub fn is_finished(&self) -> bool {
         self.shared.finished.load(Ordering::Acquire)
     }
 
-    /// Ends the connection; the thread ends as soon as it is answered, or its command channel is gone.
+    /// Closes the connection and tells the thread to end. The thread ends as soon as its command is answered or its
+    /// command channel is closed.
     pub fn begin_stop(&self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
         wake::raise(&self.shared.stop);
@@ -98,7 +100,7 @@ impl Control {
 }
 
 impl Shared {
-    /// Accepts the next front end; `None` at the end.
+    /// Accepts the next front end. Returns `None` if the device is to end or the socket cannot be used.
     fn accept(&self, listener: &UnixListener) -> Option<UnixStream> {
         if let Err(error) = listener.set_nonblocking(true) {
             tracing::error!(%error, "cannot use the listening socket");
@@ -117,7 +119,7 @@ impl Shared {
         None
     }
 
-    /// Answers one front end until it goes.
+    /// Answers one front end until it disconnects or breaks the protocol, then detaches it.
     fn serve(&self, stream: UnixStream, handler: &Arc<Mutex<Handler>>) {
         let clones = stream.set_nonblocking(false).and_then(|()| Ok((stream.try_clone()?, stream.try_clone()?)));
         let (watch, connection) = match clones {
@@ -139,7 +141,7 @@ impl Shared {
             }
         }
         self.set_connection(None);
-        // Fails only if the device is shut down, which the next wait finds out.
+        // Fails only if the device is shut down, which the next wait will notice.
         let _ = with_handler(Handler::detach);
     }
 
@@ -147,7 +149,7 @@ impl Shared {
         *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = connection;
     }
 
-    /// Answers messages until the connection or the device ends.
+    /// Answers messages until the connection or the device ends. Returns the reason.
     fn answer(&self, watch: &UnixStream, requests: &mut BackendReqHandler<Mutex<Handler>>) -> VhostError {
         while self.wait(watch, None) {
             if let Err(error) = requests.handle_request() {
@@ -157,7 +159,8 @@ impl Shared {
         VhostError::Disconnected
     }
 
-    /// Waits until `source` can be read; false if the device is to end, or the wait failed.
+    /// Waits until `source` is readable or `timeout` has passed. Returns false if the device is to end or the wait
+    /// failed.
     fn wait(&self, source: impl std::os::fd::AsFd, timeout: Option<Duration>) -> bool {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         while !self.stopping.load(Ordering::SeqCst) {

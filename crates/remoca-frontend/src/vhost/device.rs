@@ -37,7 +37,8 @@ pub struct VhostDevice {
     config: Arc<DeviceConfig>,
     queues: Vec<Queue>,
     kicks: Kicks,
-    /// Queues up to the last one that this front end started: those after it have nothing, and most guests use one.
+    /// Number of queues up to the last one that this front end started. The queues after it are unused; most guests use
+    /// only one queue.
     started: usize,
     /// The queue that `pop` looks at first.
     turn: usize,
@@ -52,9 +53,9 @@ pub struct VhostDevice {
     connected: bool,
     commands: Option<Receiver<Envelope>>,
     waiting: Option<Waiting>,
-    /// Speaks for its front ends.
+    /// Handles the messages of the front ends.
     control: Option<ControlThread>,
-    /// For a program that takes over; the control thread has the original.
+    /// For a program that takes the device over. The control thread has the original.
     listener: Option<ListeningCopy>,
 }
 
@@ -67,7 +68,7 @@ impl VhostDevice {
         Ok(device)
     }
 
-    /// Makes the device, and the way to command it for whoever speaks for its front ends.
+    /// Makes the device, and the channel over which the front end's side sends it commands.
     pub(crate) fn without_front_end(
         config: DeviceConfig,
         listener: Option<ListeningCopy>,
@@ -103,13 +104,13 @@ impl VhostDevice {
         Ok((device, io))
     }
 
-    /// Returns a descriptor that is readable when `handle_events` has something to do: an epoll descriptor, the same
-    /// for the device's whole life.
+    /// Returns a descriptor that is readable when `handle_events` has something to do. It is an epoll descriptor, and
+    /// stays the same for the device's whole life.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.kicks.event_fd()
     }
 
-    /// Takes kicks and the control thread's commands. Call `pop` afterwards until it has nothing, then `notify`.
+    /// Handles kicks and the control thread's commands. Call `pop` afterwards until it returns `None`, then `notify`.
     pub fn handle_events(&mut self) -> io::Result<()> {
         if self.kicks.take()? {
             while let Some(envelope) = self.commands.as_ref().and_then(|commands| commands.try_recv().ok()) {
@@ -119,7 +120,8 @@ impl VhostDevice {
         Ok(())
     }
 
-    /// Returns the next request, from all queues in turn. What the guest got wrong is answered here.
+    /// Returns the next request from the queues in turn, or `None` if there is none or the limits are reached. Invalid
+    /// requests are answered here.
     pub fn pop(&mut self) -> Option<BlkRequest> {
         let is_idle = self.throttle.is_idle();
         if let Some(Until::CacheFlushed { handed_out: handed_out @ false }) = self.waiting_until() {
@@ -129,7 +131,7 @@ impl VhostDevice {
             *handed_out = true;
             return Some(BlkRequest::cache_flush(self.hand_out()));
         }
-        // What goes out again has its segments already, and gives them back only when it is done.
+        // Writes that go out again hold their segments already, and free them only when they are complete.
         let is_full = self.throttle.lacks_segments();
         if self.throttle.is_full() || is_full && !self.queues[..self.started].iter().any(Queue::has_repeats) {
             self.throttle.refuse();
@@ -147,12 +149,13 @@ impl VhostDevice {
         None
     }
 
-    /// Returns whether [`Self::pop`] would hand out more of a request of which it has handed out a part.
+    /// Returns whether there is another piece of a request that has been handed out in part.
     pub fn has_begun(&self) -> bool {
         self.queues.iter().any(Queue::has_begun)
     }
 
-    /// Returns more of a request of which a part was handed out, and of no other.
+    /// Returns another piece of a request that has been handed out in part, and never a new request. Returns `None` if
+    /// there is no such piece.
     pub fn pop_begun(&mut self) -> Option<BlkRequest> {
         let index = self.queues.iter().position(Queue::has_begun)?;
         if self.throttle.is_full() {
@@ -183,12 +186,13 @@ impl VhostDevice {
         RequestId(self.next_id)
     }
 
-    /// Notes that the disk may have lost what it has done of requests that are not completed: these are done again.
+    /// Notes that the disk may have lost the finished parts of requests that are not complete yet. Such requests are
+    /// executed again.
     pub fn repeat_parts(&mut self) {
         self.queues.iter_mut().for_each(Queue::repeat_parts);
     }
 
-    /// Gives a request back. The guest sees it completed after the next `notify`.
+    /// Completes a request with `status`. The guest sees the completion after the next `notify`.
     pub fn complete(&mut self, request: BlkRequest, status: Status) {
         self.throttle.release();
         let repeats = match &request.chain {
@@ -202,20 +206,20 @@ impl VhostDevice {
         drop(request);
         let flushes = self.throttle.is_idle() && matches!(self.waiting_until(), Some(Until::CacheFlushed { .. }));
         if self.throttle.has_room_again() || repeats || flushes {
-            // The driver need not call `pop` again by itself.
+            // The driver need not call `pop` again on its own.
             wake::raise(self.kicks.control());
         }
     }
 
-    /// Shows the guest what was completed since the last call, with at most one interrupt for each queue. Call it once
-    /// for each turn of the driver's loop: a front end that stops a queue is answered here too.
+    /// Publishes the requests completed since the last call, with at most one interrupt per queue. Call it once for
+    /// each turn of the driver's loop: a front end that stops a queue is also answered here.
     pub fn notify(&mut self) {
         self.queues[..self.started].iter_mut().for_each(Queue::publish);
         self.settle();
     }
 
-    /// Returns whether a write may be completed before it is durable: the guest sends flushes. When the guest switches
-    /// that off, `pop` gives a flush of the device's own, for the writes before.
+    /// Returns whether a write may be completed before it is durable, because the guest sends flushes. When the guest
+    /// switches its write cache off, `pop` returns a flush of the device's own for the writes before.
     pub fn write_cache_enabled(&self) -> bool {
         let negotiated = |bit| self.features & feature(bit) != 0;
         match negotiated(VIRTIO_BLK_F_CONFIG_WCE) {
@@ -224,41 +228,41 @@ impl VhostDevice {
         }
     }
 
-    /// Returns whether the guest has its write cache on, for another process that gets the disk.
+    /// Returns whether the guest has its write cache on, to be passed to a process that takes over the disk.
     pub fn write_cache(&self) -> bool {
         self.write_cache.is_on()
     }
 
-    /// As it was at the process that had the disk. What that completed is durable. A guest that has switched it off here since
-    /// has said so.
+    /// Takes over the state of the write cache from the process that had the disk. Everything that process completed is
+    /// durable. If the guest has switched the cache off here since, it stays off.
     pub fn inherit_write_cache(&mut self, is_on: bool) {
         let is_on = is_on && self.write_cache.is_on();
         self.write_cache.set(is_on);
         self.queues.iter().for_each(|queue| queue.note_write_cache(is_on));
     }
 
-    /// Forgets the state of the write cache. The disk goes to another process, and so does the guest, or it says again
-    /// what it wants.
+    /// Resets the write cache to on, because the disk goes to another process. The guest goes there too, or it sets its
+    /// write cache again.
     pub fn forget_write_cache(&mut self) {
         self.write_cache.set(true);
     }
 
-    /// Returns the number of requests of `queue` that the guest waits for and this device has taken.
+    /// Returns the number of requests that this device has taken from `queue` and not completed.
     pub fn in_flight(&self, queue: u16) -> u16 {
         self.queues.get(usize::from(queue)).map_or(0, Queue::in_flight)
     }
 
-    /// Returns whether the next requests are repetitions of what an earlier process had in flight.
+    /// Returns whether the next requests repeat requests that an earlier process had in flight.
     pub fn repeats(&self) -> bool {
         self.queues.iter().any(Queue::repeats)
     }
 
-    /// Returns the size of the guest's memory, as far as the front end shares it.
+    /// Returns the size in bytes of the guest memory that the front end shares.
     pub fn guest_memory_bytes(&self) -> u64 {
         self.guest_memory_bytes
     }
 
-    /// Returns whether any queue runs: it was started, and is not stopped and drained.
+    /// Returns whether any queue is running. A queue runs from its start until it is stopped and drained.
     pub fn is_running(&self) -> bool {
         self.queues.iter().any(Queue::is_running)
     }
@@ -267,12 +271,14 @@ impl VhostDevice {
         self.connected
     }
 
-    /// Returns whether no front end will come any more: the device had a single connection, and it has ended.
+    /// Returns whether no front end can connect any longer, because the device had a single connection and it has
+    /// ended.
     pub fn is_finished(&self) -> bool {
         self.control.as_ref().is_some_and(ControlThread::is_finished)
     }
 
-    /// Returns where front ends come from, for a program that takes over; `None` if no other will ever come.
+    /// Returns the listening socket for front ends, to be passed to a program that takes over. Returns `None` if no
+    /// other front end can connect.
     pub fn listener(&self) -> Option<&ListeningCopy> {
         self.listener.as_ref()
     }
@@ -284,7 +290,8 @@ impl VhostDevice {
 
 impl Drop for VhostDevice {
     fn drop(&mut self) {
-        // The control thread may wait for the connection or for our answer to a command: end both, then it ends.
+        // The control thread may be waiting for the connection or for the answer to a command. Ending both makes it
+        // end.
         let Some(mut control) = self.control.take() else { return };
         control.begin_stop();
         self.waiting = None;

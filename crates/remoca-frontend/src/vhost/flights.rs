@@ -1,7 +1,8 @@
-//! The chains of one queue that are in flight: handed out whole or in pieces, and answered when all of their pieces are back.
+//! The chains of one queue that are in flight. A chain is handed out whole or in pieces, and answered when all of its
+//! pieces are back.
 //!
-//! A long read or write goes out in pieces that fit the driver's buffers. A write of which the disk may have lost a part goes
-//! out again when all of its pieces are back.
+//! A long read or write goes out in pieces that fit the driver's buffers. If the disk may have lost a part of a write,
+//! the write goes out again when all of its pieces are back.
 
 use super::chain::Chain;
 use super::request::Status;
@@ -18,10 +19,10 @@ pub(super) struct Taken {
     pub data_length: usize,
 }
 
-/// What is to do after a piece came back.
+/// The action to take after a piece came back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Back {
-    /// Nothing yet: other pieces are out, or to be handed out.
+    /// Nothing yet: other pieces are out or still to be handed out.
     Waits,
     /// The chain goes out again.
     Again,
@@ -32,11 +33,11 @@ pub(super) enum Back {
 /// A chain in flight.
 #[derive(Debug, Clone, Copy)]
 struct Flight {
-    /// From the moment the chain is taken until its completion is published.
+    /// True from the moment the chain is taken until its completion is published.
     busy: bool,
     pieces: u32,
     status: Status,
-    /// All of a write that goes in pieces.
+    /// The whole write, if it goes out in pieces.
     whole: Option<Whole>,
     /// Some of its pieces are done, ...
     done: bool,
@@ -54,7 +55,7 @@ struct Whole {
     data_start: u64,
 }
 
-/// What of a chain is still to be handed out.
+/// The part of a chain that is still to be handed out.
 struct Rest {
     chain: Arc<Chain>,
     operation: Operation,
@@ -71,12 +72,12 @@ pub(super) struct Flights {
 }
 
 impl Flights {
-    /// Forgets all flights; heads are below `size` from now on.
+    /// Forgets all flights. From now on heads are below `size`.
     pub fn restart(&mut self, size: u16) {
         self.flights = vec![IDLE; usize::from(size)];
     }
 
-    /// Returns whether this head is in flight; `None` if there is no such head.
+    /// Returns whether this head is in flight, or `None` if there is no such head.
     pub fn is_busy(&self, head: u16) -> Option<bool> {
         self.flights.get(usize::from(head)).map(|flight| flight.busy)
     }
@@ -86,17 +87,17 @@ impl Flights {
         self.flights[usize::from(head)] = Flight { busy: true, ..IDLE };
     }
 
-    /// Notes that a completion was published: its head can be offered again.
+    /// Notes that a completion was published. The guest may offer its head again.
     pub fn end(&mut self, head: u16) {
         self.flights[usize::from(head)].busy = false;
     }
 
-    /// Takes a chain over, to be handed out.
+    /// Stores a chain that is to be handed out.
     pub fn load(&mut self, chain: Chain, operation: Operation, data_start: u64) {
         self.rest = Some(Rest { chain: Arc::new(chain), operation, data_start });
     }
 
-    /// Returns the next piece of what is to be handed out, of at most so many bytes.
+    /// Returns the next piece to hand out, of at most `transfer_bytes_max` bytes, or `None` if there is none.
     pub fn next_piece(&mut self, transfer_bytes_max: u32) -> Option<Taken> {
         let Rest { chain, operation, data_start } = self.rest.take().or_else(|| self.repeats.pop_front())?;
         let whole = match &operation {
@@ -113,7 +114,7 @@ impl Flights {
         let flight = &mut self.flights[usize::from(chain.head)];
         flight.pieces += 1;
         if let Some(operation) = remainder {
-            // Of the first piece: the rest of it is no whole.
+            // Only the first piece sees the whole write; later pieces see the remainder.
             flight.whole = flight.whole.or(whole);
             let data_start = data_start + data_length;
             self.rest = Some(Rest { chain: chain.clone(), operation, data_start });
@@ -122,14 +123,14 @@ impl Flights {
         Some(Taken { chain, operation, data_start, data_length })
     }
 
-    /// Notes that the disk may have lost what it has done so far: writes of which a part was done go out again.
+    /// Notes that the disk may have lost the pieces that it has done so far. Writes with a finished piece go out again.
     pub fn repeat_parts(&mut self) {
         for flight in self.flights.iter_mut().filter(|flight| flight.whole.is_some()) {
             flight.again |= flight.done;
         }
     }
 
-    /// Returns whether a write goes out again.
+    /// Returns whether a write is waiting to go out again.
     pub fn has_repeats(&self) -> bool {
         !self.repeats.is_empty()
     }
@@ -139,7 +140,7 @@ impl Flights {
         self.rest.is_some() || self.has_repeats()
     }
 
-    /// Takes a piece of `chain` back.
+    /// Counts a piece of `chain` as returned with `status`, and returns the action to take.
     pub fn take_back(&mut self, chain: &Arc<Chain>, status: Status) -> Back {
         let flight = &mut self.flights[usize::from(chain.head)];
         assert!(flight.busy && flight.pieces > 0, "a piece of chain {} came back that was not out", chain.head);
@@ -162,7 +163,8 @@ impl Flights {
     }
 }
 
-/// Returns the first piece of an operation, and the rest of it if it moves more than `bytes_max`.
+/// Splits an operation after `bytes_max` bytes. Returns its first piece and the remainder; the remainder is `None` if
+/// the operation moves no more than that.
 fn split(operation: Operation, bytes_max: u32) -> (Operation, Option<Operation>) {
     let cut = |range: &Range<u64>| {
         let middle = range.start + u64::from(bytes_max);

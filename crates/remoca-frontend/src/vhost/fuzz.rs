@@ -1,6 +1,6 @@
 //! Fuzzing of one queue: guest memory is the input, with the rings at fixed places in it.
 //!
-//! Behind the feature `testing`; never part of the program.
+//! Compiled only with the feature `testing`; never part of the program.
 
 #![allow(clippy::unwrap_used, reason = "in a test a surprise is a failure")]
 
@@ -27,10 +27,10 @@ const AVAILABLE: u64 = 128;
 const USED: u64 = 160;
 /// Memory, then a hole, then memory again.
 const MEMORY: [(GuestAddress, usize); 2] = [(GuestAddress(0), 0x3000), (GuestAddress(0x8000), 0x1000)];
-/// Times that the guest is looked at; it may have changed its rings by what it had read into them.
+/// Number of times that the rings are processed. A read may have changed the rings themselves.
 const ROUNDS: u8 = 3;
 
-/// One byte of options, then guest memory.
+/// Fuzzes a queue with `data`: one byte of options, then guest memory.
 pub fn run(data: &[u8]) {
     let Some((&options, image)) = data.split_first() else { return };
     let memory = Arc::new(GuestMemory::from_ranges(&MEMORY).unwrap());
@@ -72,7 +72,7 @@ pub fn run(data: &[u8]) {
     session.end();
 }
 
-/// What reaches the driver is sound, and its data are where they are said to be.
+/// Checks that a request for the driver is sound, and that its data can be copied. Returns the request.
 fn check(taken: Taken, config: &DeviceConfig) -> BlkRequest {
     let Taken { chain, operation, data_start, data_length } = taken;
     let request = BlkRequest { id: RequestId(0), queue: 0, operation, chain: Some(chain), data_start, data_length };
@@ -117,8 +117,8 @@ fn copy(request: &BlkRequest, length: usize) {
     assert_eq!(beyond, Err(CopyError::OutOfRange));
 }
 
-/// Memory with one request of each kind: header at 0x200, status at 0x230, range at 0x240, indirect table at 0x300, data
-/// beyond what is given.
+/// Returns inputs with one request of each kind: header at 0x200, status at 0x230, range at 0x240, indirect table at
+/// 0x300, data after the end of the input.
 pub fn seeds() -> Vec<Vec<u8>> {
     const NEXT: u16 = 1;
     const WRITE: u16 = 2;

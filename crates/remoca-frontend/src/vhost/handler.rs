@@ -1,8 +1,8 @@
 //! Answers to the messages of a front end.
 //!
-//! It keeps what the messages say (memory, addresses, bases) and turns it into a few commands for the I/O thread. What
-//! cannot be is refused with a reason, and the front end is disconnected: a state that the two sides see differently
-//! would be worse.
+//! The handler keeps the content of the messages (memory, addresses, bases) and turns it into a few commands for the
+//! I/O thread. An invalid message is refused with a reason, and the front end is disconnected: a state that the two
+//! sides see differently would be worse.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ impl Handler {
         self.io.call(Command::Attach).map(drop)
     }
 
-    /// Detaches the front end, which has gone. Returns when nothing of it is under way any more.
+    /// Detaches a front end that has disconnected. Blocks until none of its requests are in flight.
     pub fn detach(&mut self) -> Result<()> {
         self.features = 0;
         self.table = MemoryTable::empty(self.io.log.clone());
@@ -77,7 +77,7 @@ impl Handler {
         self.config.features() | own.bits()
     }
 
-    /// Returns the number of a queue, and what is known of it.
+    /// Returns the number of queue `index` and its state.
     fn vring(&mut self, index: u32) -> Result<(u16, &mut Vring)> {
         let number = u16::try_from(index).map_err(|_| VhostError::InvalidParam)?;
         let vring = self.vrings.get_mut(usize::from(number));
@@ -85,7 +85,8 @@ impl Handler {
         Ok((number, vring))
     }
 
-    /// Returns what is known of a queue for a change that a running ring cannot take.
+    /// Returns the state of a queue for a change that is not possible while its ring runs. Fails if the queue is
+    /// running.
     fn stopped_vring(&mut self, index: u32) -> Result<&mut Vring> {
         match self.vring(index)? {
             (_, vring) if vring.running => Err(failure(format!("queue {index} is running"))),
@@ -93,7 +94,7 @@ impl Handler {
         }
     }
 
-    /// Moves to another memory table, running rings included.
+    /// Switches to another memory table, and relocates the running rings.
     fn change_memory(&mut self, table: MemoryTable) -> Result<()> {
         let layouts = self.vrings.iter().map(|vring| match vring.running {
             true => layout_of(&table, vring).map(Some),
@@ -202,7 +203,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
     ) -> Result<()> {
         let used_log = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG).then_some(log);
         let addresses = RingAddresses { descriptors, available, used, used_log };
-        // A front end that begins or ends to migrate says the same addresses again, with the ring running.
+        // A front end that starts or ends a migration sends the same addresses again while the ring is running.
         let (queue, vring) = self.vring(index)?;
         let same = vring.addresses.is_some_and(|old| RingAddresses { used_log, ..old } == addresses);
         if vring.running && same {
@@ -278,7 +279,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
 
     fn set_config(&mut self, offset: u32, data: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
         match (offset, data) {
-            // The guest's own byte; front ends pass on what it wrote, whether it may or not.
+            // The byte that the guest may write. Front ends pass on its value even if the feature was not negotiated.
             (WRITEBACK_OFFSET, [writeback]) => self.set_writeback_cache(*writeback != 0),
             _ => Err(failure(format!("{} bytes of the configuration at {offset} cannot be written", data.len()))),
         }

@@ -1,6 +1,6 @@
-//! The record of requests in flight, in memory that the front end keeps while this process is away (INFLIGHT_SHMFD).
+//! The record of requests in flight, in memory that the front end keeps while no back end is running (INFLIGHT_SHMFD).
 //!
-//! The layout is the one of the vhost-user specification for split rings, one region of it for each queue, followed by a
+//! The layout is that of the vhost-user specification for split rings, with one region for each queue, followed by a
 //! few bytes of our own. A request is marked before anything is done about it and unmarked after the guest can see its
 //! completion; a crash between those two is what `last_batch_head` and `used_idx` are for.
 //!
@@ -31,7 +31,7 @@ const STATE_BYTES: usize = 16;
 const ALIGNMENT: usize = 64;
 const TRAILER_BYTES: usize = 64;
 const TRAILER_MAGIC: u64 = u64::from_le_bytes(*b"REMOCAWC");
-/// In place of the guest's byte: no queue has used the record yet.
+/// Value of `writeback` while no queue has used the record yet.
 const UNUSED: u8 = 2;
 const VERSION: u16 = 1;
 
@@ -105,7 +105,8 @@ impl InflightRegion {
         Ok(InflightRegion { mapping, queues, size, has_trailer })
     }
 
-    /// Returns whether the guest had its write cache on when the record was last in use, if the record says so.
+    /// Returns whether the guest had its write cache on when the record was last in use. Returns `None` if the record
+    /// does not say.
     pub fn writeback(&self) -> Option<bool> {
         let writeback = self.has_trailer.then(|| self.at::<AtomicU8>(self.trailer() + 8).load(Ordering::Relaxed));
         writeback.filter(|writeback| *writeback != UNUSED).map(|writeback| writeback != 0)
@@ -140,15 +141,15 @@ impl InflightQueue {
         self.region.set_writeback(writeback);
     }
 
-    /// Returns the record of queue `index`, or nothing where the front end's record has no such queue.
+    /// Returns the record of queue `index`, or `None` if the front end's record has no such queue.
     pub fn new(region: Arc<InflightRegion>, index: u16) -> Option<Self> {
         let base = usize::from(index) * queue_bytes(region.size);
         let size = region.size;
         (index < region.queues).then_some(InflightQueue { region, base, size, counter: 0 })
     }
 
-    /// Prepares the record for a ring of `ring_size` whose used index is `used`, and tells which heads are in flight, in
-    /// the order of their arrival.
+    /// Prepares the record for a ring of `ring_size` entries whose used index is `used`. Returns the heads that are in
+    /// flight, in the order of their arrival.
     pub fn recover(&mut self, used: u16, ring_size: u16) -> Result<Vec<u16>, InflightError> {
         let version = self.version().load(Ordering::Relaxed);
         let descriptors = self.descriptor_count().load(Ordering::Relaxed);
@@ -173,7 +174,8 @@ impl InflightQueue {
         Ok(heads.into_iter().map(|(_, head)| head).collect())
     }
 
-    /// Removes the marks of a last batch that the guest saw completed, if we died before all were gone.
+    /// Removes the remaining marks of the last batch if the guest saw that batch completed, but the back end died
+    /// before it had removed all of them.
     fn finish_last_batch(&self, used: u16) {
         let count = used.wrapping_sub(self.used_index().load(Ordering::Relaxed)).min(self.size);
         let mut head = self.last_batch_head().load(Ordering::Relaxed);
@@ -187,14 +189,14 @@ impl InflightQueue {
         self.set(self.used_index(), used, Ordering::Release);
     }
 
-    /// Marks `head` as in flight, after all that are already.
+    /// Marks `head` as in flight, ordered after all heads already marked.
     pub fn mark(&mut self, head: u16) {
         self.set(self.counter_of(head), self.counter, Ordering::Relaxed);
         self.counter = self.counter.wrapping_add(1);
         self.set(self.mark_of(head), 1, Ordering::Release);
     }
 
-    /// Records `batch` before the used index goes beyond it.
+    /// Records `batch` before the used index moves past it.
     pub fn begin_publish(&self, batch: &[u16]) {
         for head in batch {
             let last = self.last_batch_head().load(Ordering::Relaxed);
@@ -203,7 +205,7 @@ impl InflightQueue {
         }
     }
 
-    /// Removes the marks of `batch` after the used index went beyond it and is `used`.
+    /// Removes the marks of `batch` after the used index moved past it, to `used`.
     pub fn end_publish(&self, batch: &[u16], used: u16) {
         for head in batch {
             self.set(self.mark_of(*head), 0, Ordering::Release);
@@ -212,7 +214,7 @@ impl InflightQueue {
         self.set(self.used_index(), used, Ordering::Release);
     }
 
-    /// The process may be killed after each of these.
+    /// Stores `value` in `word`. The process may be killed after each of these stores.
     fn set<T: AtomicInteger>(&self, word: &T, value: T::V, order: Ordering) {
         word.store(value, order);
         #[cfg(test)]
@@ -294,11 +296,11 @@ mod tests {
     }
 
     thread_local! {
-        /// The record after each store of this thread's test, while somebody looks.
+        /// The record after each store of this thread's test, while a test collects them.
         static LEFT: RefCell<Option<Vec<Vec<u8>>>> = const { RefCell::new(None) };
     }
 
-    /// Keeps what a process would leave that is killed now.
+    /// Saves the record as a process that is killed now would leave it.
     pub(super) fn note_store(region: &InflightRegion) {
         LEFT.with_borrow_mut(|left| {
             if let Some(left) = left {
@@ -315,8 +317,8 @@ mod tests {
         LEFT.take().unwrap()
     }
 
-    /// Returns what a successor takes for in flight that finds this record, and the guest's ring with `used`. It may be killed
-    /// meanwhile, and another one take its place.
+    /// Returns the heads that a successor considers in flight if it finds this record, and `used` in the guest's ring.
+    /// The successor may be killed at any store, and another one may take its place.
     fn found_in(record: &[u8], used: u16) -> Vec<u16> {
         let recover = |record: &[u8]| {
             let file = File::from(memfd_create("record", MemfdFlags::CLOEXEC).unwrap());

@@ -1,4 +1,4 @@
-//! What wakes the I/O thread for one device: the kicks of its queues, and its control thread.
+//! The events that wake the I/O thread for one device: the kicks of its queues, and commands of its control thread.
 
 use remoca_io::wake;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 const CONTROL: u64 = u64::MAX;
 const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// The descriptors that are waited for, behind one.
+/// The descriptors to wait for, combined in one epoll descriptor.
 pub(super) struct Kicks {
     epoll: OwnedFd,
     control: Arc<OwnedFd>,
@@ -19,7 +19,7 @@ pub(super) struct Kicks {
 }
 
 impl Kicks {
-    /// Returns a set without kicks, for a device of so many queues.
+    /// Creates a set without kicks for a device of `queue_count` queues.
     pub fn new(queue_count: u16) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let control = Arc::new(wake::new()?);
@@ -27,21 +27,23 @@ impl Kicks {
         Ok(Self { epoll, control, queues: (0..queue_count).map(|_| None).collect() })
     }
 
-    /// Returns the descriptor that is readable when [`Self::take`] has something, the same for the device's whole life.
+    /// Returns the descriptor that is readable when [`Self::take`] has events to take. It stays the same for the
+    /// device's whole life.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    /// Returns what the control thread raises, and the device itself where the driver has to look at it again.
+    /// Returns the eventfd that the control thread raises. The device raises it too when the driver has to look at the
+    /// device again.
     pub fn control(&self) -> &Arc<OwnedFd> {
         &self.control
     }
 
-    /// Takes what came, and returns whether the control thread has something.
+    /// Takes the pending events, and returns whether the control thread has raised its eventfd.
     pub fn take(&self) -> io::Result<bool> {
         let mut events = [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 16];
         let count = epoll::wait(&self.epoll, events.as_mut_slice(), Some(&NO_WAIT))?;
-        // Kicks are edge-triggered: to have woken us is all they are for.
+        // Kicks are edge-triggered: their only purpose is to wake this thread.
         let has_control = events[..count].iter().any(|event| event.data.u64() == CONTROL);
         if has_control {
             wake::clear(&self.control);

@@ -8,14 +8,15 @@ pub(super) const AVAILABLE_ENTRY_BYTES: u64 = 2;
 pub(super) const USED_ENTRY_BYTES: u64 = 8;
 const EVENT_BYTES: u64 = 2;
 
-/// Where a ring is. `size` is a power of two.
+/// The place of a ring in guest memory. `size` is a power of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RingLayout {
     pub size: u16,
     pub descriptors: GuestAddress,
     pub available: GuestAddress,
     pub used: GuestAddress,
-    /// Where the front end wants to see the used ring logged (VHOST_VRING_F_LOG), beside its place in guest memory.
+    /// Guest address at which writes to the used ring are logged (VHOST_VRING_F_LOG), in addition to its address in
+    /// guest memory.
     pub used_log: Option<u64>,
 }
 

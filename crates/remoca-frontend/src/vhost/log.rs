@@ -5,8 +5,9 @@
 //! `GuestMemory` is logged: data, status bytes and used rings alike, by the request that was in flight when logging was
 //! switched on as well as by the next.
 //!
-//! 1. A page is marked after it was written: a front end that cleared the mark before sees it again.
-//! 2. What lies beyond the log is not marked; nothing outside the mapping is touched, whatever the front end said.
+//! 1. A page is marked after it was written, so a front end that cleared the mark earlier sees it again.
+//! 2. Pages beyond the end of the log are not marked. Nothing outside the mapping is touched, whatever the front end
+//!    said.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -16,7 +17,7 @@ use vm_memory::bitmap::{Bitmap, BitmapSlice, NewBitmap, WithBitmapSlice};
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{FileOffset, VolatileMemory};
 
-/// Guest memory behind one bit.
+/// Bytes of guest memory that one bit stands for.
 const LOG_PAGE_BYTES: u64 = 4096;
 
 /// Why a log is refused.
@@ -49,7 +50,7 @@ impl DirtyLog {
         for page in address / LOG_PAGE_BYTES..=last / LOG_PAGE_BYTES {
             let byte = usize::try_from(page / 8).ok().filter(|byte| *byte < self.mapping.size());
             let Some(byte) = byte.and_then(|byte| self.mapping.get_atomic_ref::<AtomicU8>(byte).ok()) else { return };
-            // Release: whoever sees the mark sees what was written.
+            // Release: a reader that sees the mark also sees the written data.
             byte.fetch_or(1 << (page % 8), Ordering::Release);
         }
     }
@@ -58,9 +59,9 @@ impl DirtyLog {
 /// Whether and where one device logs what it writes. Only the I/O thread uses it.
 #[derive(Debug, Default)]
 pub(crate) struct LogSwitch {
-    /// Logging is on, and there is a log. All that a write looks at while nothing migrates.
+    /// Whether logging is on and there is a log. A write looks at nothing else while the VM is not migrating.
     on: AtomicBool,
-    /// Locked by nobody but the I/O thread, and only while a VM migrates.
+    /// Locked only by the I/O thread, and only while the VM migrates.
     state: Mutex<LogState>,
 }
 
@@ -79,7 +80,7 @@ impl LogSwitch {
         self.change(|state| state.log = Some(log));
     }
 
-    /// Forgets the log: the front end is gone.
+    /// Forgets the log after the front end has disconnected.
     pub fn reset(&self) {
         self.change(|state| *state = LogState::default());
     }
@@ -102,7 +103,7 @@ impl LogSwitch {
     }
 }
 
-/// The bitmap of one region of guest memory, which begins at `start`.
+/// The bitmap of one region of guest memory, which starts at guest address `start`.
 #[derive(Debug, Default)]
 pub(crate) struct RegionLog {
     switch: Arc<LogSwitch>,
@@ -132,7 +133,7 @@ impl Bitmap for RegionLog {
     }
 
     fn dirty_at(&self, _offset: usize) -> bool {
-        // The front end's business.
+        // Only the front end reads the log.
         false
     }
 

@@ -1,4 +1,4 @@
-//! The guest's memory as the front end shares it, and the front end's own addresses of it.
+//! The guest's memory as the front end shares it, and its translation from the front end's own addresses.
 //!
 //! Each region is a file mapped shared. A table is never changed: the control thread builds the next one and the I/O
 //! thread takes it over, while requests in flight keep the old one, and so its mappings, alive. A front end that
@@ -60,7 +60,7 @@ pub(crate) struct MemoryTable {
 }
 
 impl MemoryTable {
-    /// Returns a table without regions; what is written to those to come is logged by `log`.
+    /// Returns a table without regions. Writes to regions that are added later are logged by `log`.
     pub fn empty(log: Arc<LogSwitch>) -> Self {
         MemoryTable { regions: Vec::new(), memory: Arc::default(), log }
     }
@@ -116,7 +116,7 @@ impl MemoryTable {
         Ok(GuestAddress(region.guest + (user - region.user)))
     }
 
-    /// Returns where the three parts of a ring are, from the front end's addresses of them.
+    /// Translates the front end's addresses of the three parts of a ring to a layout in guest memory.
     pub fn ring_layout(&self, addresses: &RingAddresses, size: u32) -> Result<RingLayout, MemoryError> {
         let checked = u16::try_from(size).ok().filter(|size| size.is_power_of_two() && *size <= QUEUE_SIZE_MAX);
         let size = checked.ok_or(MemoryError::QueueSize(size))?;
@@ -130,7 +130,7 @@ impl MemoryTable {
     }
 }
 
-/// The parts of a ring in the front end's own addresses, as SET_VRING_ADDR has them.
+/// The parts of a ring in the front end's own addresses, as SET_VRING_ADDR passes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RingAddresses {
     pub descriptors: u64,

@@ -1,16 +1,17 @@
 //! The vhost-user-blk frontend: a disk, or the eviction port, as a virtio-blk device of a VM.
 //!
-//! The driver's I/O thread owns a [`VhostDevice`] and all its queues; a small control thread behind it talks to the front
-//! end (QEMU). The loop of the driver, for each device:
+//! The driver's I/O thread owns a [`VhostDevice`] and all its queues; a small control thread talks to the front end
+//! (QEMU). The loop of the driver, for each device:
 //!
-//! 1. wait until `event_fd()` is readable (or any other work of the driver's is done), then `handle_events()`;
-//! 2. `pop()` until it has nothing, or the driver has enough; a queue is never forgotten, `pop` can be called later;
-//! 3. execute; copy data with the functions of [`BlkRequest`]; `complete()` in any order;
-//! 4. `notify()` once, before waiting again.
+//! 1. wait until `event_fd()` is readable (or other work of the driver is finished), then call `handle_events()`;
+//! 2. call `pop()` until it returns `None` or the driver has enough; no request is lost, `pop` can be called later;
+//! 3. execute the requests, copy data with the functions of [`BlkRequest`], and call `complete()` in any order;
+//! 4. call `notify()` once before waiting again.
 //!
 //! Nothing that a guest writes into its rings panics, hangs or allocates without bound; requests come out validated. No
-//! code outside this folder touches guest memory, and what it writes there is logged for a front end that migrates (`log`).
-//! EVENT_IDX and packed rings are not offered. Requests in flight survive the death of this process: see `docs/decisions/0007-vhost-user-frontend.md`.
+//! code outside this folder touches guest memory, and every write to it is logged for a front end that migrates its VM
+//! (`log`). EVENT_IDX and packed rings are not offered. Requests in flight survive the death of this process: see
+//! `docs/decisions/0007-vhost-user-frontend.md`.
 
 mod chain;
 pub(crate) mod command;

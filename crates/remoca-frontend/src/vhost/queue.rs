@@ -1,4 +1,4 @@
-//! One queue of a device: takes chains from its ring, hands them out, puts them back as used.
+//! One queue of a device: takes chains from its ring, hands them out, and puts them back as used.
 //!
 //! Owned by the I/O thread. The ring runs from `start` to `stop` or `reset`.
 //!
@@ -6,7 +6,7 @@
 //! 1. A head is handed out once until its completion is published; a guest that offers it again breaks its queue.
 //! 2. Chains taken = chains published + chains marked in the in-flight record, in the order of the available ring.
 //! 3. Every chain taken is completed exactly once, unless the front end is gone.
-//! 4. A broken queue takes nothing more until it is started again; what it took before is still completed.
+//! 4. A broken queue takes no more chains until it is started again; chains that it took before are still completed.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -25,7 +25,7 @@ use super::request::{Parsed, Status, parse};
 use super::ring::{Ring, RingUnreachable};
 use remoca_io::wake;
 
-/// What the guest did to break its queue.
+/// How the guest broke its queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 enum QueueError {
     #[error("{offered} new chains on a ring of {size}")]
@@ -49,7 +49,7 @@ pub enum StartError {
     Inflight(#[from] InflightError),
 }
 
-/// What a queue has to know of its device in order to take a chain.
+/// What a queue needs to know about its device in order to take a chain.
 pub(crate) struct Context<'a> {
     pub config: &'a DeviceConfig,
     pub session: &'a Arc<Session>,
@@ -108,7 +108,7 @@ impl Queue {
         }
     }
 
-    /// Starts the ring, and resubmits what its record says was in flight.
+    /// Starts the ring, and resubmits the requests that its record lists as in flight.
     pub fn start(&mut self, start: Start) -> Result<(), StartError> {
         let size = start.layout.size;
         let ring = Ring::new(start.layout, start.memory, self.log.clone());
@@ -117,7 +117,7 @@ impl Queue {
         self.resubmit.clear();
         self.next_available = start.base;
         if let Some(record) = &mut record {
-            // A front end that lost us cannot know how far we had got: the record and the used index do.
+            // A front end that lost its back end does not know how far that had got. The record and the used index do.
             self.resubmit = record.recover(used, size)?.into();
             let resubmitted = u16::try_from(self.resubmit.len()).unwrap_or(size);
             self.next_available = used.wrapping_add(resubmitted);
@@ -139,14 +139,14 @@ impl Queue {
         Ok(())
     }
 
-    /// Relocates a running ring: the front end moved its memory.
+    /// Relocates a running ring after the front end changed its memory table. Does nothing if the ring is not running.
     pub fn relocate(&mut self, layout: RingLayout, memory: Arc<GuestMemory>) {
         if self.ring.is_some() {
             self.ring = Some(Ring::new(layout, memory, self.log.clone()));
         }
     }
 
-    /// Sets where the used ring is logged; `None`: nowhere.
+    /// Sets the guest address at which the used ring is logged, or `None` if it is not logged.
     pub fn set_used_log(&mut self, used_log: Option<u64>) {
         if let Some(ring) = &mut self.ring {
             ring.set_used_log(used_log);
@@ -154,15 +154,15 @@ impl Queue {
         self.log_used_index();
     }
 
-    /// Marks the used index in another log. A back end that was killed may have published an index that it did not
-    /// mark.
+    /// Marks the used index in the log, which may be a new one. A back end that was killed may have published an index
+    /// without marking it.
     pub fn log_used_index(&self) {
         if let Some(ring) = &self.ring {
             ring.log_used_index();
         }
     }
 
-    /// Records the state of the write cache, for a back end that is started again.
+    /// Records the state of the write cache for the next back end.
     pub fn note_write_cache(&self, is_on: bool) {
         if let Some(record) = &self.record {
             record.set_writeback(is_on);
@@ -173,33 +173,34 @@ impl Queue {
         self.ring.is_some()
     }
 
-    /// Takes nothing new from now on.
+    /// Stops taking new chains from the ring. Chains that are to be resubmitted are still taken.
     pub fn begin_stop(&mut self) {
         self.stopping = true;
     }
 
-    /// Returns whether everything taken, and everything to be resubmitted, is completed.
+    /// Returns whether every chain that was taken or was to be resubmitted is completed. A broken queue does not
+    /// resubmit.
     pub fn is_drained(&self) -> bool {
         self.in_flight == 0 && (self.resubmit.is_empty() || self.broken)
     }
 
-    /// Ends the ring and tells where in the available ring it was.
+    /// Ends the ring, and returns its position in the available ring.
     pub fn finish_stop(&mut self) -> u16 {
         self.publish();
         self.ring = None;
         self.record = None;
-        // What is left is in the record.
+        // Chains that were not resubmitted are still in the record.
         self.resubmit.clear();
         self.stopping = false;
         self.next_available
     }
 
-    /// Forgets everything; the front end is gone.
+    /// Resets the queue to its initial state after the front end has disconnected.
     pub fn reset(&mut self) {
         *self = Queue::new(self.index, self.log.clone());
     }
 
-    /// Returns whether something is to be done again that an earlier process had in flight.
+    /// Returns whether a request that an earlier process had in flight is still to be resubmitted.
     pub fn repeats(&self) -> bool {
         !self.resubmit.is_empty()
     }
@@ -208,9 +209,10 @@ impl Queue {
         self.in_flight
     }
 
-    /// Returns the next chain, or piece of one, for the driver. What can be answered here is.
+    /// Returns the next chain, or piece of one, for the driver, or `None` if there is none. Answers requests that do
+    /// not need the driver.
     pub fn take(&mut self, context: &Context) -> Option<Taken> {
-        // A head stays busy until its completion is published, so this ends after one round of the ring at most.
+        // A head stays busy until its completion is published, so the loop ends after at most one round of the ring.
         loop {
             if let Some(piece) = self.flights.next_piece(context.config.transfer_bytes_max) {
                 return Some(piece);
@@ -261,7 +263,7 @@ impl Queue {
         Ok(Some(chain))
     }
 
-    /// Counts a chain as taken. It is marked before anything is done about it.
+    /// Counts a chain as taken. It is marked in the record before its request is executed.
     fn board(&mut self, head: u16, resubmitted: bool) {
         if resubmitted {
             self.resubmit.pop_front();
@@ -276,12 +278,12 @@ impl Queue {
         self.in_flight += 1;
     }
 
-    /// Notes that the disk may have lost what it has done so far: writes of which a part was done go out again.
+    /// Notes that the disk may have lost the pieces that it has done so far. Writes with a finished piece go out again.
     pub fn repeat_parts(&mut self) {
         self.flights.repeat_parts();
     }
 
-    /// Returns whether [`Self::take`] has something that was taken before.
+    /// Returns whether [`Self::take`] has a write that goes out again.
     pub fn has_repeats(&self) -> bool {
         self.flights.has_repeats()
     }
@@ -291,7 +293,8 @@ impl Queue {
         self.flights.has_begun()
     }
 
-    /// Takes back a piece of `chain`. True if [`Self::take`] has something again.
+    /// Completes a piece of `chain` with `status`. Returns true if the chain goes out again, so that [`Self::take`] has
+    /// a piece of it.
     pub fn complete(&mut self, chain: &Arc<Chain>, status: Status) -> bool {
         match self.flights.take_back(chain, status) {
             Back::Waits => false,
@@ -303,11 +306,11 @@ impl Queue {
         }
     }
 
-    /// Writes the answer of a chain; the guest sees it at the next `publish`.
+    /// Writes the status and the used entry of a chain. The guest sees them after the next `publish`.
     fn finish(&mut self, chain: &Chain, status: Status) {
         let Some(ring) = &self.ring else { return };
         let written = match status {
-            // A guest may give more than the field can say.
+            // The guest's buffers may hold more bytes than the field can express.
             Status::Ok => u32::try_from(chain.writable.total()).unwrap_or(u32::MAX),
             Status::IoError | Status::Unsupported => 0,
         };
@@ -324,7 +327,7 @@ impl Queue {
         }
     }
 
-    /// Shows the guest what was completed, and interrupts it if it wants that: once for the whole batch.
+    /// Publishes the completed chains to the guest. Interrupts it once for the whole batch, if it wants interrupts.
     pub fn publish(&mut self) {
         let Some(ring) = &self.ring else { return };
         if self.batch.is_empty() {

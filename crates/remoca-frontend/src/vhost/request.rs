@@ -1,7 +1,7 @@
-//! One request of the guest: parsed from its chain, validated completely, and handed to the driver.
+//! One request of the guest: parsed from its chain, fully validated, and handed to the driver.
 //!
-//! What reaches the driver is sound: ranges lie within the device and on block boundaries, the buffers are there and of
-//! the right direction. Everything else is answered here.
+//! Requests that reach the driver are sound: ranges lie within the device and on block boundaries, and buffers of the
+//! right direction are present. All other requests are answered here.
 
 use crate::request::{CopyError, Operation, ZeroRange};
 use remoca_io::sizes;
@@ -22,7 +22,7 @@ const HEADER_BYTES: usize = 16;
 /// struct virtio_blk_discard_write_zeroes: sector, number of sectors, flags.
 const RANGE_BYTES: usize = 16;
 
-/// What the guest is told about its request.
+/// The status with which the guest's request is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
     Ok,
@@ -40,17 +40,17 @@ impl Status {
         code.to_le_bytes()[0]
     }
 
-    /// Returns the status of a request whose pieces had these two.
+    /// Returns the status of a request whose pieces had these two: the first that is not `Ok`, or `Ok` if both are.
     pub(crate) fn worse(self, other: Status) -> Status {
         if self == Status::Ok { other } else { self }
     }
 }
 
-/// Names a request among all that its device ever hands out.
+/// ID of a request, unique among all that its device ever hands out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub(crate) u64);
 
-/// A request that the driver executes and then gives back to `VhostDevice::complete`.
+/// A request that the driver executes and then passes to `VhostDevice::complete`.
 ///
 /// Offsets of the copy functions count from the start of this request's data. They fail with
 /// [`CopyError::Disconnected`] once the front end is gone; the request is still completed.
@@ -60,7 +60,7 @@ pub struct BlkRequest {
     pub(crate) id: RequestId,
     pub(crate) queue: u16,
     pub(crate) operation: Operation,
-    /// Nothing for a request of the device's own.
+    /// `None` for a request of the device's own.
     pub(crate) chain: Option<Arc<Chain>>,
     /// Where the data of this request starts in the chain's run of its direction.
     pub(crate) data_start: u64,
@@ -68,7 +68,7 @@ pub struct BlkRequest {
 }
 
 impl BlkRequest {
-    /// Returns the flush that makes durable what the guest wrote before it switched its write cache off.
+    /// Returns the flush that makes the guest's earlier writes durable after it switched its write cache off.
     pub(crate) fn cache_flush(id: RequestId) -> Self {
         BlkRequest { id, queue: 0, operation: Operation::Flush, chain: None, data_start: 0, data_length: 0 }
     }
@@ -85,22 +85,23 @@ impl BlkRequest {
         &self.operation
     }
 
-    /// Returns the bytes to copy to or from the guest; zero for anything but a read or write.
+    /// Returns the number of bytes to copy to or from the guest. It is zero for anything but a read or write.
     pub fn data_length(&self) -> usize {
         self.data_length
     }
 
-    /// Copies data of a read to the guest.
+    /// Copies `source` to the guest as data of a read, starting at `offset`.
     pub fn copy_to_guest(&self, offset: usize, source: &[u8]) -> Result<(), CopyError> {
         self.chain()?.write(self.locate(offset, source.len())?, source)
     }
 
-    /// Zeroes as data of a read.
+    /// Fills `length` bytes at `offset` of a read's data with zeroes.
     pub fn fill_zero(&self, offset: usize, length: usize) -> Result<(), CopyError> {
         self.chain()?.write_zeroes(self.locate(offset, length)?, length)
     }
 
-    /// Copies data of a write from the guest, which may change it at any time: two copies need not be equal.
+    /// Copies data of a write, starting at `offset`, from the guest. The guest may change the data at any time, so two
+    /// copies need not be equal.
     pub fn copy_from_guest(&self, offset: usize, target: &mut [u8]) -> Result<(), CopyError> {
         self.chain()?.read(self.locate(offset, target.len())?, target)
     }
@@ -111,7 +112,7 @@ impl BlkRequest {
         chain.into_iter().flatten()
     }
 
-    /// Copies what a frame of this request holds now; the guest may change it at any time.
+    /// Copies the current content of a frame of this request to `target`. The guest may change it at any time.
     pub fn copy_frame(&self, frame: Frame, target: &mut [u8]) -> Result<(), CopyError> {
         self.chain()?.read_frame(frame, target)
     }
@@ -127,10 +128,10 @@ impl BlkRequest {
     }
 }
 
-/// What becomes of a chain.
+/// The result of parsing a chain.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Parsed {
-    /// For the driver; the data of a read or write starts at this offset of the chain's run.
+    /// The driver executes the operation. The data of a read or write starts at this offset of the chain's run.
     Execute { operation: Operation, data_start: u64 },
     /// Answered without the driver.
     Answer(Status),
@@ -150,7 +151,7 @@ pub(crate) fn parse(chain: &Chain, config: &DeviceConfig) -> Parsed {
     let [t0, t1, t2, t3, _, _, _, _, sector @ ..] = header;
     let kind = u32::from_le_bytes([t0, t1, t2, t3]);
     let sector = u64::from_le_bytes(sector);
-    // The header came out of the readable run and the status byte out of the writable one.
+    // The header is part of the readable run, and the status byte is part of the writable one.
     let readable = chain.readable.total() - HEADER_BYTES as u64;
     let writable = chain.writable.total() - 1;
     match kind {
@@ -179,7 +180,7 @@ fn transfer(operation: Operation, data_start: u64, length: u64) -> Parsed {
     }
 }
 
-/// Returns the bytes of the device from `sector`, if they are whole blocks within it.
+/// Returns the range of `length` bytes from `sector`, or `None` if it is not whole blocks within the device.
 fn data_range(config: &DeviceConfig, sector: u64, length: u64) -> Option<Range<u64>> {
     let start = sector.checked_mul(SECTOR_BYTES)?;
     let end = start.checked_add(length)?;
@@ -198,7 +199,7 @@ fn answer_serial(chain: &Chain, config: &DeviceConfig, writable: u64) -> Parsed 
     }
 }
 
-/// Returns the request of a discard or write-zeroes, whose `readable` bytes of data are its ranges.
+/// Parses a discard or write-zeroes, whose `readable` bytes of data are its ranges.
 fn ranges_of(chain: &Chain, config: &DeviceConfig, readable: u64, zeroes: bool) -> Parsed {
     if config.read_only {
         return Parsed::IO_ERROR;

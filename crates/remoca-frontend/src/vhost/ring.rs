@@ -1,7 +1,7 @@
 //! Access to one split virtqueue in guest memory.
 //!
-//! Every field is read once into a local value and judged there: the guest can change the ring at any time. The layout
-//! was checked when the ring was started, so an access fails only where the guest's memory has a hole.
+//! Every field is read once into a local value and checked there, because the guest can change the ring at any time.
+//! The layout was checked when the ring was started, so an access fails only where the guest's memory has a hole.
 //!
 //! ```text
 //! descriptors  size * { addr: u64, len: u32, flags: u16, next: u16 }
@@ -60,13 +60,13 @@ impl Ring {
         &self.memory
     }
 
-    /// Returns the guest's count of chains made available. Acquire: the entries and descriptors behind it are visible
-    /// after it.
+    /// Returns the guest's count of chains made available. The load is Acquire: the entries and descriptors that the
+    /// count covers are visible after it.
     pub fn available_index(&self) -> Result<u16, RingUnreachable> {
         self.load(self.layout.available, INDEX_OFFSET, Ordering::Acquire)
     }
 
-    /// Returns the head of the chain at the running position `position`.
+    /// Returns the head of the chain at `position` of the available ring. `position` runs on beyond the ring's size.
     pub fn available_entry(&self, position: u16) -> Result<u16, RingUnreachable> {
         let offset = HEADER_BYTES + self.slot(position) * AVAILABLE_ENTRY_BYTES;
         self.load(self.layout.available, offset, Ordering::Relaxed)

@@ -1,39 +1,39 @@
-//! How much of a device's requests the driver holds at most: what a guest may have in flight is up to the guest.
+//! The limit on the requests of a device that the driver holds. How many requests are in flight is up to the guest.
 
 use super::chain::{CHAIN_LENGTH_MAX, SegmentCount};
 use super::config::QUEUE_COUNT_MAX;
 use std::sync::Arc;
 
-/// Requests that the driver holds at most. One chain of a guest can be as long as the disk, and is handed out in pieces: all
-/// of them at once would be as many as the guest likes.
+/// The most requests that the driver holds. One chain of a guest can be as long as the disk, and is handed out in
+/// pieces. Without a limit their number would be up to the guest.
 const HELD_MAX: usize = 4096;
-/// Segments of the chains of these requests at most, give or take a chain: 6 MiB. Nothing new is taken from the guest until
-/// half of them are free.
+/// The most segments in the chains of these requests, give or take one chain: 6 MiB. Above this, nothing new is taken
+/// from the guest until half of them are free.
 const SEGMENTS_MAX: usize = 1 << 18;
-// What queues keep of chains that are half handed out does not keep a device from going on.
+// The chains that queues have handed out in part cannot prevent a device from continuing.
 const _: () = assert!(QUEUE_COUNT_MAX as usize * CHAIN_LENGTH_MAX as usize <= SEGMENTS_MAX / 2);
 
-/// Requests that the driver holds, those of an earlier front end included.
+/// Counts the requests that the driver holds, including those of an earlier front end.
 #[derive(Default)]
 pub(super) struct Throttle {
     held: usize,
     segments: Arc<SegmentCount>,
-    /// The driver was refused for want of room, and will be called again when half of it is free.
+    /// The driver was refused for lack of room, and is woken when half of the room is free.
     is_waiting: bool,
 }
 
 impl Throttle {
-    /// Returns where chains count their segments.
+    /// Returns the counter in which chains count their segments.
     pub fn segments(&self) -> &Arc<SegmentCount> {
         &self.segments
     }
 
-    /// Returns whether the driver holds nothing.
+    /// Returns whether the driver holds no requests.
     pub fn is_idle(&self) -> bool {
         self.held == 0
     }
 
-    /// Returns whether no new chain may be taken, though requests of those that are there may go out.
+    /// Returns whether no new chain may be taken. Pieces of chains that were taken before may still go out.
     pub fn lacks_segments(&self) -> bool {
         self.segments.get() >= SEGMENTS_MAX
     }
@@ -43,7 +43,7 @@ impl Throttle {
         self.held >= HELD_MAX
     }
 
-    /// Notes that the driver got nothing though there may be something.
+    /// Notes that the driver was refused although there may be requests.
     pub fn refuse(&mut self) {
         self.is_waiting = true;
     }
@@ -59,7 +59,7 @@ impl Throttle {
         self.held -= 1;
     }
 
-    /// Returns whether there is room again for a driver that was refused, once.
+    /// Returns whether there is room again for a driver that was refused. Returns true only once per refusal.
     pub fn has_room_again(&mut self) -> bool {
         let room = self.is_waiting && self.held <= HELD_MAX / 2 && self.segments.get() <= SEGMENTS_MAX / 2;
         self.is_waiting &= !room;

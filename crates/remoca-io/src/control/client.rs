@@ -6,18 +6,18 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// Asks the VM process that listens at `path`, and returns its reply.
+/// Sends a command to the VM process that listens at `path`, and returns its reply.
 ///
 /// # Errors
-/// If nobody listens there, or it does not answer with JSON.
+/// If no process listens there, or it does not answer with JSON in time.
 pub fn call(path: &Path, command: Command) -> io::Result<Reply> {
     let mut stream = UnixStream::connect(path)?;
     let patience = command.patience();
     stream.set_read_timeout(Some(patience))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let line = command.line().map_err(io::Error::other)?;
-    // A busy process may answer and close before it has our line: the answer counts, not the broken pipe. The answer is
-    // one line: an error follows where a part of ours was left unread.
+    // A busy process may answer and close before it has received this line, so the answer counts, not the broken pipe.
+    // Only one line is read, because a read error follows the answer if part of the command was left unread.
     let sent = stream.write_all(&line);
     let mut text = Vec::new();
     BufReader::new(stream).read_until(b'\n', &mut text).map_err(|error| explain_silence(error, patience))?;

@@ -1,8 +1,8 @@
 //! The control socket of a VM process: one line of JSON in, one line out, then it is closed.
 //!
-//! A thread of its own accepts; each of a few clients has another one, with bounds on size and time, so that a silent one
-//! holds up nobody. The I/O thread answers from its own state: none is shared. Whoever may open the socket (mode 0600)
-//! may control the cache.
+//! A separate thread accepts. Each of a limited number of clients has another thread, with bounds on size and time, so
+//! that a silent client does not delay others. The I/O thread answers from its own state, which is not shared. Whoever
+//! may open the socket (mode 0600) may control the cache.
 
 use crate::socket::{SocketPath, SocketSource};
 use crate::wake;
@@ -18,10 +18,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, s
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Clients that are served at a time; others are sent away.
+/// The most clients that are served at a time. Others are refused.
 const CLIENTS_MAX: usize = 16;
 
-/// A command with the way back.
+/// A command and the channel for its answer.
 pub struct ControlRequest {
     pub command: Command,
     answer: SyncSender<Reply>,
@@ -29,18 +29,19 @@ pub struct ControlRequest {
 }
 
 impl ControlRequest {
-    /// Sends the answer; the other side may be gone.
+    /// Sends the answer, which is dropped if the client is gone.
     pub fn answer(self, reply: Reply) {
         let _ = self.answer.send(reply);
     }
 
-    /// Returns the connection on which the answer is waited for: another program may give it.
+    /// Returns the connection on which the client waits for the answer, so that another program can send it.
     pub fn connection(&self) -> BorrowedFd<'_> {
         self.connection.as_fd()
     }
 }
 
-/// Answers a command that a former program of this process took, on a thread: the client may take its time, or be gone.
+/// Answers a command that a previous program of this process received. Answers on a thread, because the client may be
+/// slow or gone.
 pub fn answer_for_former(connection: OwnedFd, reply: Reply) {
     let answer = move || {
         if let Err(error) = reply_to(&connection.into(), &reply) {
@@ -54,7 +55,7 @@ pub fn answer_for_former(connection: OwnedFd, reply: Reply) {
 
 /// The listening side, owned by the I/O thread.
 pub struct ControlServer {
-    /// For a program that takes over; the thread has the original.
+    /// For a program that takes over. The thread has the original.
     listener: OwnedFd,
     /// Removes the socket at the end.
     guard: Option<SocketPath>,
@@ -63,7 +64,7 @@ pub struct ControlServer {
     gate: Arc<Gate>,
 }
 
-/// Where commands are handed to the I/O thread.
+/// The sending side of the queue of commands to the I/O thread.
 #[derive(Clone)]
 pub struct Desk {
     requests: Sender<ControlRequest>,
@@ -71,7 +72,7 @@ pub struct Desk {
 }
 
 impl Desk {
-    /// Hands in a command that came on `connection`. The answer comes on what is returned.
+    /// Passes a command that came on `connection` to the I/O thread. Returns the channel on which the answer arrives.
     ///
     /// # Errors
     /// If the I/O thread is about to end.
@@ -83,8 +84,8 @@ impl Desk {
     }
 }
 
-/// Who is being served, and whether anybody else is let in. Whoever is not waits in the listening socket, which a program
-/// that takes over inherits: no command is lost between two programs.
+/// The number of clients being served, and whether more are accepted. Other clients wait in the queue of the listening
+/// socket, which a program that takes over inherits, so no command is lost between two programs.
 #[derive(Default)]
 struct Gate {
     state: Mutex<GateState>,
@@ -99,18 +100,18 @@ struct GateState {
 
 impl Gate {
     fn lock(&self) -> MutexGuard<'_, GateState> {
-        // Two words that are right at every moment: a panic elsewhere does not spoil them.
+        // The two fields are valid at every moment, so a panic elsewhere does not corrupt them.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the gate is open. The result is held while a client is let in.
+    /// Waits until the gate is open. The caller keeps the returned guard until it has counted the next client.
     fn wait_until_open(&self) -> MutexGuard<'_, GateState> {
         let state = self.opened.wait_while(self.lock(), |state| state.closed);
         state.unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A client that is being served. The I/O thread is told when it goes.
+/// A client that is being served. Dropping it wakes the I/O thread.
 struct Client {
     gate: Arc<Gate>,
     wake: Arc<OwnedFd>,
@@ -124,20 +125,20 @@ impl Drop for Client {
 }
 
 impl ControlServer {
-    /// Listens at `path`. A socket file that nobody listens at is replaced.
+    /// Listens at `path`. Replaces a socket file that no process listens on.
     ///
     /// # Errors
-    /// With a text that says what to do, if the path is taken, too long, or cannot be made.
+    /// If the path is in use or too long, or the socket cannot be made. The text says what to do.
     pub fn start(path: &Path) -> io::Result<Self> {
         let source = SocketSource::bind(path, None).map_err(io::Error::other)?;
         std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
         Self::adopt(source)
     }
 
-    /// Listens at a socket that a former program of this process made.
+    /// Listens at a socket that a previous program of this process made.
     ///
     /// # Errors
-    /// If the system has no descriptors or threads left.
+    /// If the source is not a listening socket, or the system has no descriptors or threads left.
     pub fn adopt(source: SocketSource) -> io::Result<Self> {
         let SocketSource::Listener { listener, path: guard } = source else {
             return Err(io::Error::other("this is no listening socket"));
@@ -148,7 +149,7 @@ impl ControlServer {
         Ok(server)
     }
 
-    /// Returns a server for whose clients somebody else speaks.
+    /// Returns a server without an accepting thread, and the desk to which the caller passes the clients' commands.
     ///
     /// # Errors
     /// If the system has no descriptors left.
@@ -159,12 +160,12 @@ impl ControlServer {
         Ok((Self { listener, guard, requests, wake, gate: Arc::default() }, desk))
     }
 
-    /// Returns how many are being served. [`Self::wake_fd`] tells when one has gone.
+    /// Returns the number of clients being served. [`Self::wake_fd`] becomes readable when one has gone.
     pub fn clients(&self) -> usize {
         self.gate.lock().clients
     }
 
-    /// Lets nobody in until [`Self::open`].
+    /// Accepts no client until [`Self::open`].
     pub fn close(&self) {
         self.gate.lock().closed = true;
     }
@@ -174,17 +175,17 @@ impl ControlServer {
         self.gate.opened.notify_one();
     }
 
-    /// Returns the socket with its path and inode, for a program that takes over.
+    /// Returns the listening socket with its path and inode, to be passed to a program that takes over.
     pub fn listener(&self) -> (BorrowedFd<'_>, Option<(PathBuf, u64)>) {
         (self.listener.as_fd(), self.guard.as_ref().map(SocketPath::name))
     }
 
-    /// Becomes readable when [`Self::next_request`] has something.
+    /// Returns the descriptor that becomes readable when there may be a request, or a client has gone.
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 
-    /// Returns the next request, if any.
+    /// Returns the next request, or `None` if there is none.
     pub fn next_request(&self) -> Option<ControlRequest> {
         wake::clear(&*self.wake);
         self.requests.try_recv().ok()
@@ -193,14 +194,14 @@ impl ControlServer {
 
 fn accept_loop(listener: &UnixListener, desk: &Desk, gate: &Arc<Gate>) {
     loop {
-        // Nobody else accepts here, so that one who waits goes on waiting.
+        // No other thread accepts on this socket, so a client that waits is still there after the gate opens.
         if poll(&mut [PollFd::new(listener, PollFlags::IN)], None).is_err() {
             continue;
         }
         let mut state = gate.wait_until_open();
         let Ok((stream, _)) = listener.accept() else {
             drop(state);
-            // Out of descriptors: the next client may have more luck.
+            // For lack of descriptors, for instance. Another attempt later may succeed.
             std::thread::sleep(Duration::from_millis(100));
             continue;
         };
@@ -218,7 +219,8 @@ fn accept_loop(listener: &UnixListener, desk: &Desk, gate: &Arc<Gate>) {
             if let Err(error) = serve(&stream, &desk) {
                 tracing::debug!("a control connection ended: {error}");
             }
-            // The answer is out. Who sees the end of the connection finds a place free.
+            // The answer is sent. The client is dropped before the connection, so that its place is free once the other
+            // side sees the end of the connection.
             drop(client);
             drop(stream);
         });
@@ -237,7 +239,7 @@ fn serve(stream: &UnixStream, desk: &Desk) -> io::Result<()> {
     reply_to(stream, &reply)
 }
 
-/// Reads the bytes up to the end of the line or of the stream; cut off where they are more than a command can have.
+/// Reads bytes up to the end of the line or of the stream. Stops reading once there are more than a command can have.
 fn read_line(mut stream: &UnixStream) -> io::Result<Vec<u8>> {
     let deadline = Instant::now() + PATIENCE;
     let mut line = Vec::new();

@@ -1,4 +1,4 @@
-//! The bytes of a protected connection: the handshake within a time, then a half for each of two threads.
+//! The byte stream of a protected connection: a handshake with a time limit, then one half for each of two threads.
 
 use rustix::net::sockopt::{self, Timeout};
 use rustls::{Connection, Error};
@@ -9,11 +9,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Bytes of a handshake that are read at a time.
+/// The most bytes of a handshake that are read at a time.
 const HANDSHAKE_PIECE: usize = 4096;
-/// Bytes that are received at a time. The library gets more of them when what it has decrypted is read.
+/// The most bytes that are received at a time. The TLS library gets more of them when its decrypted data have been
+/// read.
 const RECEIVED_PIECE: usize = 32 << 10;
-/// Bytes that are encrypted at a time, of the 64 KiB that the library takes.
+/// The most bytes that are encrypted at a time. The library accepts up to 64 KiB.
 const SENT_PIECE: usize = 32 << 10;
 
 /// A connection both of whose sides have proved that they know the secret.
@@ -29,13 +30,13 @@ impl std::fmt::Debug for Channel {
 }
 
 impl Channel {
-    /// Shakes hands. `deadline` is for all of it, however the other side divides what it says.
+    /// Performs the handshake. `deadline` applies to the whole handshake, however the other side divides its messages.
     pub(super) fn establish(connection: Connection, socket: OwnedFd, deadline: Instant) -> io::Result<Self> {
         let mut channel = Self { connection: Box::new(connection), socket: socket.into() };
         match channel.shake_hands(deadline) {
             Ok(()) => Ok(channel),
             Err(error) => {
-                // The other side is told why in the words of TLS, if it takes them at once.
+                // Sends the TLS alert with the reason to the other side, if it accepts that at once.
                 let _ = channel.flush(Instant::now() + Duration::from_millis(100));
                 Err(error)
             }
@@ -85,21 +86,21 @@ impl Channel {
         Ok(sockopt::set_socket_timeout(&self.socket, direction, Some(left))?)
     }
 
-    /// Ends the connection at once.
+    /// Shuts down both directions of the connection at once.
     ///
     /// # Errors
-    /// If it has ended.
+    /// If the connection has already ended.
     pub fn shut_down(&self) -> io::Result<()> {
         Ok(rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both)?)
     }
 
-    /// Returns the socket, for the time limits of its owner.
+    /// Returns the socket, so that the caller can set its time limits.
     #[must_use]
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Returns the receiving and the sending half.
+    /// Splits the channel into its receiving and its sending half.
     ///
     /// # Errors
     /// If there is no descriptor left.
@@ -117,12 +118,13 @@ pub struct SecureReader {
     connection: Arc<Mutex<Connection>>,
     socket: File,
     sealed: Vec<u8>,
-    /// Part of `sealed` that the library has not got.
+    /// The part of `sealed` that the library has not been given yet.
     rest: Range<usize>,
 }
 
 impl Read for SecureReader {
-    /// Reads what the other side sent. The end without its farewell is an error ([`io::ErrorKind::UnexpectedEof`]).
+    /// Reads data that the other side sent. If the connection ends without the other side's close message, that is an
+    /// error ([`io::ErrorKind::UnexpectedEof`]).
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             match lock(&self.connection).reader().read(buffer) {
@@ -147,7 +149,7 @@ pub struct SecureWriter {
 }
 
 impl SecureWriter {
-    /// Tells the other side that nothing more comes.
+    /// Tells the other side that no more data will follow, and ends the sending direction.
     ///
     /// # Errors
     /// If the connection is gone.
@@ -168,7 +170,7 @@ impl SecureWriter {
         while connection.wants_write() {
             connection.write_tls(&mut self.sealed)?;
         }
-        // Nobody else writes to the socket, so the order is that of the records.
+        // Only this half writes to the socket, so the records go out in order.
         drop(connection);
         self.socket.write_all(&self.sealed)
     }
@@ -187,12 +189,12 @@ impl Write for SecureWriter {
     }
 }
 
-/// Locks the connection. A panic of the other half has ended its thread and so the connection.
+/// Locks the connection. Poison is ignored: a panic of the other half has ended its thread and thereby the connection.
 fn lock(connection: &Mutex<Connection>) -> MutexGuard<'_, Connection> {
     connection.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Gives the library a piece of a handshake.
+/// Passes received bytes of a handshake to the library.
 fn feed(connection: &mut Connection, mut bytes: &[u8]) -> io::Result<()> {
     loop {
         connection.read_tls(&mut bytes)?;

@@ -1,6 +1,7 @@
-//! Fuzzing of the handshake: the input is what a stranger sends, to the side that is connected to and to the one that connects.
+//! Fuzzing of the handshake. The input is the bytes that a stranger sends, both to the accepting side and to the
+//! connecting side.
 //!
-//! Behind the feature `testing`; never part of the program.
+//! Compiled only with the feature `testing`; never part of the program.
 
 #![allow(clippy::unwrap_used, reason = "in a test a surprise is a failure")]
 
@@ -11,12 +12,13 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Nothing is waited for: the stranger has said all, and ended its half, before it is heard.
+/// Never reached: the stranger has sent everything, and shut down its sending side, before its bytes are read.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// Longest input that a socket takes before anybody reads.
+/// Longest input, in bytes. A socket buffers that much before it is read.
 pub const LENGTH_MAX: usize = 4096;
 
-/// Tries the input on both sides. Whatever it is, it proves nothing, and is told nothing but what TLS says before a proof.
+/// Feeds the input to both sides. Whatever it is, it must prove nothing, and must get only the messages that TLS sends
+/// before a proof.
 pub fn run(data: &[u8]) {
     let secret: Secret = format!("{:064x}", 1).parse().unwrap();
     let deadline = Instant::now() + PATIENCE;
@@ -30,7 +32,7 @@ pub fn run(data: &[u8]) {
     assert!(heard.len() < 16 << 10, "{} bytes for a stranger", heard.len());
 }
 
-/// Returns both ends of a connection over which the data came, and nothing more will.
+/// Returns both ends of a connection over which `data` was sent, and after which nothing more will come.
 fn stranger(data: &[u8]) -> (UnixStream, UnixStream) {
     let (mut stranger, ours) = UnixStream::pair().unwrap();
     stranger.write_all(&data[..data.len().min(LENGTH_MAX)]).unwrap();
@@ -38,7 +40,7 @@ fn stranger(data: &[u8]) -> (UnixStream, UnixStream) {
     (stranger, ours)
 }
 
-/// Returns beginnings of handshakes.
+/// Returns the seeds of the corpus: mainly beginnings of handshakes.
 pub fn seeds() -> Vec<Vec<u8>> {
     let hello = client_hello();
     let alert = vec![21, 3, 3, 0, 2, 2, 40];
@@ -47,7 +49,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     vec![hello, cut, twice, alert, b"GET / HTTP/1.1\r\n\r\n".to_vec(), server_hello()]
 }
 
-/// Returns a greeting that the target answers: TLS 1.3 with raw public keys, and a key share that it can use.
+/// Returns a ClientHello that the target answers: TLS 1.3 with raw public keys, and a valid key share.
 fn client_hello() -> Vec<u8> {
     // The base point is a valid share of X25519, and zeroes are one of ML-KEM-768.
     let share = [vec![0; 1184], vec![9], vec![0; 31]].concat();
@@ -65,7 +67,7 @@ fn client_hello() -> Vec<u8> {
     record(1, &[start, with_length(&extensions)].concat())
 }
 
-/// Returns an answer with the share of nobody.
+/// Returns a ServerHello with a key share that no one has the private key of.
 fn server_hello() -> Vec<u8> {
     let share = [vec![0; 1088], vec![9], vec![0; 31]].concat();
     let extensions =
@@ -91,7 +93,7 @@ mod tests {
     use super::*;
     use crate::key;
 
-    /// So that variations of it get further than the first message.
+    /// This lets variations of the greeting get further than the first message.
     #[test]
     fn the_target_answers_the_greeting_and_asks_for_a_key() {
         let secret = key::generate().unwrap();

@@ -1,7 +1,7 @@
-//! A connection between two processes that have a secret in common: TLS 1.3, in which each side shows a raw public key
-//! (RFC 7250) that the other one expects. The keys are made from the secret, so nothing else is to be kept.
+//! A connection between two processes that share a secret. It uses TLS 1.3, in which each side shows a raw public key
+//! (RFC 7250) that the other one expects. The keys are derived from the secret, so nothing else has to be stored.
 //!
-//! Nothing that a stranger sends gets beyond [`Acceptor::accept`], and nothing of ours goes to one. Decision 0024.
+//! Nothing that a stranger sends gets past [`Acceptor::accept`], and no data are sent to a stranger. See decision 0024.
 
 mod channel;
 #[cfg(feature = "testing")]

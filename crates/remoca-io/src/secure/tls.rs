@@ -1,4 +1,4 @@
-//! What TLS is told: which keys the two sides have, which they expect, and nothing that is older than version 1.3.
+//! The configuration of TLS: the keys that the two sides have and expect, and no version older than 1.3.
 
 use super::channel::Channel;
 use aws_lc_rs::hkdf;
@@ -21,12 +21,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What the secret is used for; other uses of one get other keys.
+/// The purpose of the derived keys. The same secret gives different keys for other purposes.
 const PURPOSE: &[u8] = b"remoca migration 1";
-/// PKCS #8 of an Ed25519 key, up to its 32 bytes (RFC 8410).
+/// PKCS #8 encoding of an Ed25519 key, up to the key's 32 bytes (RFC 8410).
 const PKCS8_PREFIX: [u8; 16] = [0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
 
-/// Each has a key of its own: what one has said is of no use to the other.
+/// The side of a connection. Each side has a key of its own, so that messages of one side cannot be reflected to it as
+/// the other's.
 #[derive(Clone, Copy)]
 enum Role {
     Source,
@@ -37,18 +38,18 @@ enum Role {
 #[derive(Clone)]
 pub struct Connector(Arc<ClientConfig>);
 
-/// The side that is connected to.
+/// The side that accepts the connection.
 #[derive(Clone)]
 pub struct Acceptor(Arc<ServerConfig>);
 
 impl Connector {
     /// # Errors
-    /// If the library refuses the keys, which it does not.
+    /// If the library refuses the keys, which is not expected.
     pub fn new(secret: &Secret) -> io::Result<Self> {
         Self::with(secret, secret)
     }
 
-    /// Returns a connector with the key of one secret, to a side with another one.
+    /// Creates a connector with the key of the secret `own`, which expects the key of the secret `expected`.
     fn with(own: &Secret, expected: &Secret) -> io::Result<Self> {
         let build = || -> Result<ClientConfig, Error> {
             let own = Arc::new(key_of(own, Role::Source)?);
@@ -64,12 +65,12 @@ impl Connector {
         Ok(Self(Arc::new(build().map_err(io::Error::other)?)))
     }
 
-    /// Establishes a connection whose other side has the secret; waits for it until `deadline`.
+    /// Establishes a connection whose other side has the secret. Waits for the handshake until `deadline`.
     ///
     /// # Errors
-    /// If it has another one, or none; the text says so.
+    /// If the other side has a different secret or none, or does not answer in time. The text says which.
     pub fn connect(&self, socket: OwnedFd, deadline: Instant) -> io::Result<Channel> {
-        // There is no name in the protocol: the key is all that is compared.
+        // There are no names in this protocol: only the key is compared.
         let nobody = ServerName::try_from("remoca.invalid").map_err(io::Error::other)?;
         let connection = ClientConnection::new(Arc::clone(&self.0), nobody).map_err(io::Error::other)?;
         Channel::establish(connection.into(), socket, deadline)
@@ -86,7 +87,7 @@ impl Acceptor {
                 .with_protocol_versions(&[&TLS13])?
                 .with_client_cert_verifier(Arc::new(Pinned::new(secret, Role::Source)?))
                 .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(own)));
-            // No session is taken up again: each connection proves itself, and nothing that was overheard serves twice.
+            // No session is resumed: each connection has to prove itself, and overheard bytes cannot be used again.
             config.session_storage = Arc::new(NoServerSessionStorage {});
             config.send_tls13_tickets = 0;
             Ok(config)
@@ -94,7 +95,8 @@ impl Acceptor {
         Ok(Self(Arc::new(build().map_err(io::Error::other)?)))
     }
 
-    /// Establishes a connection whose other side has the secret; waits for its proof until `deadline`, and says nothing before.
+    /// Establishes a connection whose other side has the secret. Waits for its proof until `deadline`, and sends only
+    /// handshake messages before.
     ///
     /// # Errors
     /// As [`Connector::connect`].
@@ -125,7 +127,7 @@ fn key_of(secret: &Secret, role: Role) -> Result<CertifiedKey, Error> {
     Ok(CertifiedKey::new(vec![CertificateDer::from(public.to_vec())], key))
 }
 
-/// The one key that the other side may show.
+/// The only key that the other side may show.
 #[derive(Debug)]
 struct Pinned {
     key: CertificateDer<'static>,
@@ -146,7 +148,7 @@ impl Pinned {
     }
 }
 
-/// What both verifiers say of the other side's signature: TLS 1.3 only, and by a bare key.
+/// How both verifiers check the other side's signature: TLS 1.3 only, and made with a raw key.
 macro_rules! judge_signatures {
     () => {
         fn verify_tls12_signature(

@@ -1,4 +1,5 @@
-//! What of an NBD export outlives its use: failed flushes, requests under way, and the connection for another program.
+//! The state of an NBD export that outlives its use: failed flushes, requests in flight, and the connection for another
+//! program.
 
 use super::{NbdStore, wait_until_ready};
 use crate::flush_latch::FlushLatch;
@@ -16,10 +17,11 @@ use std::time::{Duration, Instant};
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(2);
 
 impl NbdStore {
-    /// Takes over a connection that a former program of this process made: the server never saw its client leave.
+    /// Takes over a connection that a previous program of this process made. The server never saw its client
+    /// disconnect.
     ///
     /// # Errors
-    /// If what the server offered then does not do, or the descriptor is none.
+    /// If the export that the server offered then does not fit, or the descriptor is not a socket.
     pub fn adopt(socket: OwnedFd, uri: &NbdUri, options: NbdOptions, passed: &PassedExport) -> Result<Self, OpenError> {
         let server = uri.server.to_string();
         let unreachable = |error: &dyn std::fmt::Display| nbd_export::explain_unreachable(&server, error);
@@ -48,12 +50,13 @@ impl HandOver for NbdStore {
         self.latch = FlushLatch::with(errno);
     }
 
-    /// Returns whether no operation is under way: its calls never stay in the kernel.
+    /// Returns whether no operation is in flight. The store's calls never stay in the kernel.
     fn is_still(&self) -> bool {
         self.in_flight == 0
     }
 
-    /// Waits until what was sent has taken effect, also over a connection that was lost.
+    /// Waits for the replies to the requests that were sent, for at most two seconds, if the connection is up. Returns
+    /// false if a modification that was sent, also over a connection that was lost, may still take effect.
     fn drain(&mut self) -> bool {
         self.queue.clear();
         let deadline = *self.drain_deadline.get_or_insert_with(|| Instant::now() + DRAIN_TIME_MAX);
@@ -82,7 +85,8 @@ impl HandOver for NbdStore {
 }
 
 impl Drop for NbdStore {
-    /// Says farewell if nothing is outstanding: nbdkit 1.32 aborts when a client leaves with requests outstanding.
+    /// Waits for outstanding replies, and sends a disconnect request if none is left: nbdkit 1.32 aborts when a client
+    /// disconnects with requests outstanding.
     fn drop(&mut self) {
         self.drain();
         if let Some(connection) = self.link.connection().filter(|_| self.on_wire == 0) {

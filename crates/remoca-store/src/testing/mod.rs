@@ -1,5 +1,6 @@
-//! Servers that a test starts: [`VolatileNbd`] is an NBD server that loses its cache, [`hold_port`] finds a port for others. And
-//! the NBD client under a fuzzer. Behind the feature `testing`; never part of the program.
+//! Servers that a test starts: [`VolatileNbd`] is an NBD server that loses its cache, and [`hold_port`] finds a port
+//! for other servers. Also the fuzzing of the NBD client. Compiled only with the feature `testing`; never part of the
+//! program.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,

@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
 
-/// A port of 127.0.0.1 that nobody is given by chance as long as the socket lives. That is bound and never listens, so a
-/// server that reuses addresses can still have the port.
+/// Returns a socket and its port on 127.0.0.1, which the system assigns to no other socket as long as this one lives.
+/// The socket is bound and never listens, so a server that reuses addresses can still use the port.
 pub fn hold_port() -> (OwnedFd, u16) {
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
     sockopt::set_socket_reuseaddr(&socket, true).unwrap();

@@ -1,7 +1,7 @@
-//! An NBD server in the test's own process that has a cache to lose, and does with each request what the test says.
+//! An NBD server in the test's own process that can lose its cache, and treats each request as the test says.
 //!
-//! One thread for each connection; requests are done one after the other. What was written is in the cache until a flush, or
-//! until `FUA` with the write; [`Verdict::LosePower`] throws the cache away and cuts all connections.
+//! One thread for each connection; requests are executed one after the other. Written data stay in the cache until a
+//! flush, or until the write itself has `FUA`. [`Verdict::LosePower`] discards the cache and cuts all connections.
 
 use remoca_io::sizes;
 use std::io::{self, Read, Write};
@@ -17,7 +17,7 @@ const REPLY_UNSUPPORTED: u32 = 1 << 31 | 1;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 const FLAG_FUA: u16 = 1;
 
-/// What a server says that it can do.
+/// The abilities that a server offers.
 #[derive(Clone, Copy, Debug)]
 pub struct NbdOffer {
     pub size: u64,
@@ -31,7 +31,7 @@ pub struct NbdOffer {
 }
 
 impl Default for NbdOffer {
-    /// All of it, with 1 MiB in sectors of 512 bytes.
+    /// Returns an offer of all abilities, with 1 MiB in sectors of 512 bytes.
     fn default() -> Self {
         let (fua, flush, trim, write_zeroes) = (true, true, true, true);
         Self { size: 1 << 20, fua, flush, trim, write_zeroes, block: 512, payload_max: 32 << 20 }
@@ -44,7 +44,7 @@ impl NbdOffer {
         1 | bit(self.flush, 2) | bit(self.fua, 3) | bit(self.trim, 5) | bit(self.write_zeroes, 6)
     }
 
-    /// Whether a client of this server may ask for that.
+    /// Returns whether a client of this server may send `request`.
     fn allows(&self, request: &NbdRequested) -> bool {
         let is_within = request.offset + u64::from(request.len) <= self.size;
         let is_aligned = request.offset.is_multiple_of(self.block.into()) && request.len.is_multiple_of(self.block);
@@ -67,7 +67,7 @@ pub enum NbdCommand {
     WriteZeroes,
 }
 
-/// A request as it came.
+/// A request as it was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NbdRequested {
     /// Counts connections from 1.
@@ -78,13 +78,13 @@ pub struct NbdRequested {
     pub len: u32,
 }
 
-/// What becomes of a request.
+/// How a request is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Do,
-    /// It fails with this error number, and nothing is done.
+    /// It fails with this error number, and is not executed.
     Fail(u32),
-    /// Nothing is done nor answered, the cache is lost, and all connections break.
+    /// It is neither executed nor answered, the cache is lost, and all connections break.
     LosePower,
 }
 
@@ -136,7 +136,7 @@ impl VolatileNbd {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets what clients are offered that connect from now on.
+    /// Sets the offer for clients that connect from now on.
     pub fn set_offer(&self, offer: NbdOffer) {
         self.state().offer = offer;
     }
@@ -146,24 +146,24 @@ impl VolatileNbd {
         self.state().rule = Box::new(rule);
     }
 
-    /// Throws the cache away, and breaks all connections.
+    /// Discards the cache, and breaks all connections.
     pub fn lose_power(&self) {
         self.state().lose_power();
     }
 
-    /// Puts something into the disk as another program would.
+    /// Writes `data` to the disk as another program would.
     pub fn overwrite(&self, offset: usize, data: &[u8]) {
         let mut state = self.state();
         state.cache[offset..offset + data.len()].copy_from_slice(data);
         state.disk[offset..offset + data.len()].copy_from_slice(data);
     }
 
-    /// Returns what would be left after a power failure.
+    /// Returns the content that would remain after a power failure.
     pub fn disk(&self) -> Vec<u8> {
         self.state().disk.clone()
     }
 
-    /// Returns and forgets the requests that were taken.
+    /// Returns the requests that were received since the last call.
     pub fn take_log(&self) -> Vec<NbdRequested> {
         std::mem::take(&mut self.state().log)
     }
@@ -200,12 +200,12 @@ impl State {
     fn lose_power(&mut self) {
         self.cache = self.disk.clone();
         for connection in self.connections.drain(..) {
-            // It may be gone.
+            // The connection may be closed already.
             let _ = connection.shutdown(Shutdown::Both);
         }
     }
 
-    /// Error number and payload of the reply. `None`: there is none.
+    /// Executes or refuses a request. Returns error number and payload of the reply, or `None` if there is no reply.
     fn handle(&mut self, request: &NbdRequested, offer: &NbdOffer, payload: &[u8]) -> Option<(u32, Vec<u8>)> {
         self.log.push(*request);
         match (self.rule)(request) {

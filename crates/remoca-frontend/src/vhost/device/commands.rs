@@ -1,5 +1,5 @@
-//! What the control thread asks of a device: done between two requests, and answered at once or when the driver has given back
-//! what it waits for.
+//! Commands of the control thread to a device. They are executed between two requests, and answered at once or when the
+//! driver has given back the requests that the command waits for.
 
 use super::VhostDevice;
 use crate::vhost::chain::Session;
@@ -15,9 +15,10 @@ use std::sync::mpsc::SyncSender;
 use vhost::vhost_user::VhostUserVirtioFeatures;
 
 impl VhostDevice {
-    /// Answers the command that waits for what only `pop` could bring, for a device whose disk another process has. A queue stops
-    /// with its marks in the record, for whoever serves them. A flush waits for a disk that `comes`: the other process may not
-    /// have made everything durable yet. For one that does not come the front end must not wait.
+    /// Answers the waiting command of a device whose disk another process has. Such a command may wait for requests
+    /// that only `pop` would hand out. A queue stops with its marks left in the record, for the process that will serve
+    /// them. A flush waits if the disk `comes`, because the other process may not have made everything durable yet. If
+    /// the disk does not come, the front end must not wait.
     pub fn stand_aside(&mut self, comes: bool) {
         match self.waiting_until() {
             Some(Until::CacheFlushed { handed_out: false }) if !comes => self.answer(Ok(0)),
@@ -69,7 +70,8 @@ impl VhostDevice {
             Command::SetCall { queue, call } => {
                 let queue = &mut self.queues[usize::from(queue)];
                 queue.call = call;
-                // What was completed while there was nobody to call, by us or by a back end that died.
+                // Requests may have been completed while there was no eventfd to call, by this process or by a back end
+                // that died.
                 queue.interrupt();
                 Ok(0)
             }
@@ -96,7 +98,7 @@ impl VhostDevice {
                 Ok(0)
             }
         };
-        // Nobody listens only if the control thread is gone.
+        // Fails only if the control thread is gone.
         let _ = reply.send(answer);
     }
 
@@ -129,7 +131,7 @@ impl VhostDevice {
         self.kicks.set(number, kick)
     }
 
-    /// Forgets the front end. Requests that the driver still holds are dropped when it gives them back.
+    /// Forgets the front end. Requests that the driver still holds are dropped when it completes them.
     fn detach(&mut self) {
         self.session.end();
         self.log.reset();
@@ -149,7 +151,7 @@ impl VhostDevice {
         self.settle();
     }
 
-    /// Answers the command that waits, if what it waits for has come.
+    /// Answers the waiting command if its condition is met.
     pub(super) fn settle(&mut self) {
         let answer = match &self.waiting {
             Some(Waiting { until: Until::QueueDrained(queue), .. }) => {
@@ -177,16 +179,16 @@ impl VhostDevice {
 
     pub(super) fn end_cache_flush(&mut self, status: Status) {
         if status != Status::Ok {
-            // The guest cannot be told: it did not ask for a flush.
+            // The failure cannot be reported to the guest, which did not ask for a flush.
             tracing::error!(device = self.config.name, "the flush that goes with switching the write cache off failed");
         }
         self.answer(Ok(0));
     }
 
-    /// Answers the command that waits.
+    /// Answers the waiting command, if there is one.
     fn answer(&mut self, answer: Reply) {
         if let Some(waiting) = self.waiting.take() {
-            // Nobody listens only if the control thread is gone.
+            // Fails only if the control thread is gone.
             let _ = waiting.reply.send(answer);
         }
     }
