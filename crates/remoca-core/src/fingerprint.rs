@@ -1,10 +1,10 @@
 //! Fingerprints: 96 bits of a keyed hash of a page's bytes, which address content everywhere in remoca.
 //!
-//! The engine computes one for every page that goes to or comes from the disk, the guest or a memory server. The hash is
-//! AEGIS-128X2 used as a MAC with a secret key that never leaves the VM's process. So neither a guest nor a memory server
-//! can prepare two pages with one fingerprint. For a pseudo-random function, the chance that `q` foreign pages hit any of
-//! `n` known fingerprints is at most `q * n / 2^96`: 2^-36 for 2^40 evictions (twelve days at a million a second) against
-//! 2^20 known blocks. Decision 0002 compares the alternatives.
+//! The engine computes a fingerprint of every page that goes to or comes from the disk, the guest or a memory server.
+//! The hash is AEGIS-128X2 used as a MAC with a secret key that never leaves the VM's process. So neither a guest nor a
+//! memory server can prepare two pages with one fingerprint. For a pseudo-random function, the chance that `q` foreign
+//! pages hit any of `n` known fingerprints is at most `q * n / 2^96`: 2^-36 for 2^40 evictions (twelve days at a
+//! million a second) against 2^20 known blocks. Decision 0002 compares the alternatives.
 
 use crate::units::PAGE_SIZE;
 use aegis::aegis128x2::Aegis128X2Mac;
@@ -30,7 +30,7 @@ impl Fingerprinter {
         this
     }
 
-    /// Returns the fingerprint of `page`, which is one page long.
+    /// Returns the fingerprint of `page`, which must be [`PAGE_SIZE`] bytes long.
     #[must_use]
     pub fn page(&self, page: &[u8]) -> Fingerprint {
         debug_assert_eq!(page.len(), PAGE_SIZE);

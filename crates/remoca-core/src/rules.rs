@@ -1,4 +1,4 @@
-//! Safety rules of the engine. A test build can leave out one at a time, to show that the tests would notice.
+//! Safety rules of the engine. A test build can omit one rule at a time, to prove that the tests notice its absence.
 //!
 //! Without the feature `ablation`, [`Rules::hold`] is a constant `true` and the compiler removes every other path.
 
@@ -19,7 +19,7 @@ pub enum Rule {
     PinnedSlot,
     /// An evicted page is admitted only if the disk holds its content for some block.
     AdmissionCheck,
-    /// A fetched page is served only if it has the fingerprint that was asked for.
+    /// A fetched page is served only if it has the requested fingerprint.
     FetchCheck,
     /// A pool is identified by its server and its generation, not by the generation alone.
     PoolOfOneServer,
@@ -57,7 +57,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Returns all rules but `rule`.
+    /// Returns all rules except `rule`.
     #[cfg(feature = "ablation")]
     #[must_use]
     pub fn without(rule: Rule) -> Self {

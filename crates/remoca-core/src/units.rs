@@ -7,7 +7,7 @@ pub const PAGE_SIZE: usize = 4096;
 /// [`PAGE_SIZE`] for arithmetic on disk offsets.
 pub const PAGE_SIZE_U64: u64 = 4096;
 
-/// Number of a disk of this VM (0 .. 4095).
+/// Number of a disk of this VM (0 to 4095).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DiskIndex(pub u16);
 
@@ -41,7 +41,7 @@ impl Nanos {
         Self(self.0.saturating_add(ns))
     }
 
-    /// Returns the nanoseconds from `earlier` to this time, 0 if `earlier` is later.
+    /// Returns the nanoseconds from `earlier` to this time, or 0 if `earlier` is later.
     #[must_use]
     pub fn since_ns(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
@@ -62,7 +62,7 @@ impl ByteRange {
         self.offset + self.length
     }
 
-    /// Returns the numbers of the blocks that the range touches, whole or in part.
+    /// Returns the numbers of the blocks that the range touches, completely or in part.
     #[must_use]
     pub fn touched_blocks(self) -> std::ops::Range<u64> {
         if self.length == 0 {
@@ -72,7 +72,7 @@ impl ByteRange {
         self.offset / PAGE_SIZE_U64..self.end().div_ceil(PAGE_SIZE_U64)
     }
 
-    /// Returns the numbers of the blocks that the range covers whole.
+    /// Returns the numbers of the blocks that the range covers completely.
     #[must_use]
     pub fn covered_blocks(self) -> std::ops::Range<u64> {
         let first = self.offset.div_ceil(PAGE_SIZE_U64);

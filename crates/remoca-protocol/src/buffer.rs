@@ -1,13 +1,13 @@
 //! A receive buffer of fixed size that frames are decoded from in place.
 //!
-//! The owner of a socket reads into [`ReceiveBuffer::space`], says how much came with [`ReceiveBuffer::filled`], and takes
-//! frames until there is none; only the part of a frame at the end is ever moved. It never grows, so a peer cannot make
-//! it.
+//! The owner of a socket reads into [`ReceiveBuffer::space`], reports the number of bytes with
+//! [`ReceiveBuffer::filled`], and takes frames until no complete frame is left. Fewer bytes than the longest frame has
+//! are moved at a time. The buffer never grows, so a peer cannot make it grow.
 
 use crate::codec::{DecodeError, decode};
 use crate::{FRAME_BYTES_MAX, Frame};
 
-/// Bytes received and not yet taken: `bytes[start..end]`.
+/// Receive buffer, in which `bytes[start..end]` were received and not yet taken.
 #[derive(Debug)]
 pub struct ReceiveBuffer {
     bytes: Box<[u8]>,
@@ -16,13 +16,13 @@ pub struct ReceiveBuffer {
 }
 
 impl ReceiveBuffer {
-    /// Returns a buffer of `capacity` bytes, or of one longest frame if that is more.
+    /// Returns a buffer of `capacity` bytes, or of the size of the longest frame if that is more.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         Self { bytes: vec![0; capacity.max(FRAME_BYTES_MAX)].into_boxed_slice(), start: 0, end: 0 }
     }
 
-    /// Returns where to read to; empty only while the buffer is full of frames that were not taken.
+    /// Returns the space to read into. It is empty only while the buffer is full of frames that were not taken.
     pub fn space(&mut self) -> &mut [u8] {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -42,10 +42,10 @@ impl ReceiveBuffer {
         self.end += count;
     }
 
-    /// Takes the next frame, `None` if more bytes are needed.
+    /// Removes and returns the next frame, or returns `None` if more bytes are needed.
     ///
     /// # Errors
-    /// As [`decode`]; the connection is then of no further use.
+    /// As [`decode`]. The connection is of no further use after an error.
     #[inline]
     pub fn take(&mut self) -> Result<Option<Frame<'_>>, DecodeError> {
         let Some((frame, length)) = decode(&self.bytes[self.start..self.end])? else { return Ok(None) };
@@ -53,7 +53,8 @@ impl ReceiveBuffer {
         Ok(Some(frame))
     }
 
-    /// Returns the next frame and its length without taking it: [`Self::consume`] does.
+    /// Returns the next frame and its length, or `None` if more bytes are needed. The frame stays in the buffer until
+    /// [`Self::consume`] removes it.
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -62,17 +63,17 @@ impl ReceiveBuffer {
         decode(&self.bytes[self.start..self.end])
     }
 
-    /// Takes the frame of `length` bytes that [`Self::peek`] has shown.
+    /// Removes the frame of `length` bytes that [`Self::peek`] has returned.
     ///
     /// # Panics
-    /// If fewer bytes are there.
+    /// If the buffer has fewer bytes.
     #[inline]
     pub fn consume(&mut self, length: usize) {
         assert!(length <= self.end - self.start, "only a frame that was shown can be taken");
         self.start += length;
     }
 
-    /// Returns whether no byte is left, not even a part of a frame.
+    /// Returns whether the buffer is empty, without even a part of a frame.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.start == self.end

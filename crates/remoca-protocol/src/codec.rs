@@ -1,4 +1,4 @@
-//! Frames to bytes and back.
+//! Encoding and decoding of frames.
 
 use remoca_core::units::{PAGE_SIZE, PageCount, SlotIndex};
 use zerocopy::{FromBytes, IntoBytes};
@@ -9,7 +9,7 @@ use crate::frame::{
 use crate::wire::{Header, HelloPayload, WelcomePayload, kind};
 use crate::{HEADER_BYTES, MAGIC};
 
-/// Why bytes are not a frame. Nothing that follows on the connection can be understood.
+/// Reason why bytes are not a valid frame. No later bytes of the connection can be decoded either.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     #[error("frame kind {0} is not known")]
@@ -26,10 +26,10 @@ pub enum DecodeError {
     BadErrorCode(u32),
 }
 
-/// Returns the frame that `bytes` begin with and its length, `None` if more bytes are needed to tell.
+/// Returns the frame at the start of `bytes` and its length, or `None` if more bytes are needed.
 ///
 /// # Errors
-/// [`DecodeError`] as soon as it is clear that no further bytes can make this a frame.
+/// [`DecodeError`] if the header is invalid, or if the frame is complete and its payload is invalid.
 pub fn decode(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, DecodeError> {
     let Ok((header, rest)) = Header::ref_from_prefix(bytes) else { return Ok(None) };
     let length = check_header(header)?;
@@ -44,7 +44,7 @@ pub fn send_page_header(request: RequestId, slot: SlotIndex) -> [u8; HEADER_BYTE
 }
 
 impl Frame<'_> {
-    /// Appends the bytes of the frame.
+    /// Appends the bytes of the frame to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match *self {
             Frame::Hello(hello) => put(out, kind::HELLO, [0; 3], hello_payload(&hello).as_bytes()),
@@ -63,7 +63,7 @@ impl Frame<'_> {
         }
     }
 
-    /// Returns the bytes of the frame on the wire.
+    /// Returns the number of bytes of the frame on the wire.
     #[must_use]
     pub fn encoded_len(&self) -> usize {
         HEADER_BYTES
@@ -81,7 +81,8 @@ impl Frame<'_> {
     }
 }
 
-/// Checks a header, and returns the length of the payload, if kind, length and the fields that must be zero are right.
+/// Checks the kind, the length and the fields that must be zero of a header. Returns the length of the payload in
+/// bytes.
 fn check_header(header: &Header) -> Result<usize, DecodeError> {
     // For each kind: length of the payload, and which of a, b and c are used.
     let (length, used) = match header.kind {
@@ -104,7 +105,7 @@ fn check_header(header: &Header) -> Result<usize, DecodeError> {
     Ok(length)
 }
 
-/// Returns the frame of a header that [`check_header`] has passed.
+/// Decodes the frame with this payload and a header that [`check_header`] has accepted.
 fn frame<'a>(header: &Header, payload: &'a [u8]) -> Result<Frame<'a>, DecodeError> {
     let [a, b, c] = [header.a.get(), header.b.get(), header.c.get()];
     let wrong_length = DecodeError::WrongLength { kind: header.kind, length: header.length.get() };
@@ -182,7 +183,7 @@ fn welcome_payload(welcome: &Welcome) -> WelcomePayload {
     }
 }
 
-/// Returns a header for the payload that `kind` always has.
+/// Returns a header of this `kind`, which determines the length of the payload.
 fn header(kind: u8, [a, b, c]: [u32; 3]) -> Header {
     const PAGE: u16 = 4096;
     const _: () = assert!(PAGE as usize == PAGE_SIZE);

@@ -7,35 +7,37 @@ use std::fmt;
 
 use remoca_core::units::{PAGE_SIZE, PageCount, SlotIndex};
 
-/// Chosen by the client, given back in the reply. 0 in an [`ErrorReply`] that is about the whole connection.
+/// ID of a request, chosen by the client and returned in the reply. It is 0 in an [`ErrorReply`] that is about the
+/// whole connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u32);
 
-/// Names and guards a pool: 16 random bytes, chosen by the client. Knowing them is the only right to the pool.
+/// Token that names and guards a pool: 16 random bytes, chosen by the client. To know them is the only right to the
+/// pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token(pub [u8; 16]);
 
 impl fmt::Debug for Token {
-    /// Shows enough to tell tokens apart in a log, not enough to take a pool.
+    /// Writes enough of the token to tell tokens apart in a log, but not enough to take a pool.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d, ..] = self.0;
         write!(f, "{a:02x}{b:02x}{c:02x}{d:02x}..")
     }
 }
 
-/// Random, new for each start of a memory server.
+/// Random ID of a memory server, new for each start of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ServerId(pub [u8; 16]);
 
-/// Random, new whenever a pool is created from nothing: another generation means that no page is left.
+/// Random number of a pool, new whenever the pool is created empty. Another generation means that no page is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PoolGeneration(pub u64);
 
-/// A number of [`Frame::SendPage`] frames.
+/// Number of [`Frame::SendPage`] frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SendCount(pub u64);
 
-/// Protocol versions, both ends included.
+/// Range of protocol versions, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VersionRange {
     pub lowest: u16,
@@ -43,20 +45,20 @@ pub struct VersionRange {
 }
 
 impl VersionRange {
-    /// Returns the highest version in both ranges.
+    /// Returns the highest version in both ranges, or `None` if they have no version in common.
     #[must_use]
     pub fn common(self, other: Self) -> Option<u16> {
         let highest = self.highest.min(other.highest);
         (highest >= self.lowest.max(other.lowest)).then_some(highest)
     }
 
-    /// Returns the versions as the detail of [`ErrorCode::VersionMismatch`].
+    /// Encodes the versions as the detail of [`ErrorCode::VersionMismatch`].
     #[must_use]
     pub fn to_detail(self) -> u32 {
         u32::from(self.lowest) << 16 | u32::from(self.highest)
     }
 
-    /// Reads the versions from the detail of [`ErrorCode::VersionMismatch`].
+    /// Decodes the versions from the detail of [`ErrorCode::VersionMismatch`].
     #[must_use]
     pub fn from_detail(detail: u32) -> Self {
         let [a, b, c, d] = detail.to_be_bytes();
@@ -64,50 +66,51 @@ impl VersionRange {
     }
 }
 
-/// Opens a connection. Its layout is the same in all versions.
+/// First frame of a connection. Its layout is the same in all versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     pub versions: VersionRange,
     pub token: Token,
-    /// Counted up by the client at each connect. The server closes the token's older connection before it answers, and
-    /// refuses an epoch that is not above the last one it saw.
+    /// Number that the client increases at each connect. The server closes the token's older connection before it
+    /// answers, and refuses an epoch that is not above the last one it saw.
     pub epoch: u64,
 }
 
-/// Answers a [`Hello`].
+/// Answer to a [`Hello`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Welcome {
-    /// Spoken on this connection from now on.
+    /// Version of the protocol on this connection from now on.
     pub version: u16,
     pub server_id: ServerId,
     pub pool_generation: PoolGeneration,
-    /// Size of the pool that was found, 0 if it is new.
+    /// Size of the pool that was found, or 0 if the pool is new.
     pub npages: PageCount,
     /// Pages that are available beyond `npages`.
     pub available: PageCount,
-    /// Most pages that this client may have.
+    /// Maximum number of pages that this client may have.
     pub quota: PageCount,
-    /// Sends taken into this pool since it was created, over all its connections. The client learns from it which of
-    /// its sends were lost with a connection.
+    /// Number of SENDPAGEs received for this pool since it was created, over all its connections. From it, the client
+    /// learns which of its sends were lost with a connection.
     pub sends_received: SendCount,
 }
 
-/// Why something was refused.
+/// Reason for a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorCode {
-    /// No version in common; detail: the server's, see [`VersionRange::from_detail`]. The connection is closed.
+    /// No version in common; detail: the server's versions, see [`VersionRange::from_detail`]. The connection is
+    /// closed.
     VersionMismatch,
-    /// A later connection of this token was seen before. The connection is closed.
+    /// The server has already seen a later connection of this token. The connection is closed.
     StaleEpoch,
-    /// The server has too little memory for a SETSIZE; detail: pages available beyond the present size.
+    /// The server has too little memory for a SETSIZE; detail: pages available beyond the current size.
     NoMemory,
-    /// A SETSIZE above the quota; detail: pages available beyond the present size.
+    /// A SETSIZE above the quota; detail: pages available beyond the current size.
     Quota,
     /// The slot of a REQUEST holds no page: never sent, moved away, or beyond the size of the pool.
     NotFound,
-    /// The input is no frame, or not one that may come now. The connection is closed.
+    /// The input is not a valid frame, or is a frame that is not allowed at this point. The connection is closed.
     Malformed,
-    /// The server has as many connections as it may have. The connection is closed.
+    /// The server has reached its maximum number of connections. The connection is closed.
     Busy,
     /// A code that this version does not know.
     Unknown(u16),
@@ -141,12 +144,12 @@ impl ErrorCode {
     }
 }
 
-/// Refuses a request or, with request 0, the connection.
+/// Refusal of a request or, with request 0, of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorReply {
     pub request: RequestId,
     pub code: ErrorCode,
-    /// Its meaning depends on `code`; otherwise 0.
+    /// Number whose meaning depends on `code`; 0 if that code has no detail.
     pub detail: u32,
 }
 
@@ -157,20 +160,21 @@ pub enum Frame<'a> {
     Hello(Hello),
     /// Server: the session begins.
     Welcome(Welcome),
-    /// Client: the pool shall have `npages` slots. Answered by [`Frame::Sized`], or by an error, and the old size stays.
-    /// The slots below the smaller of both sizes keep their pages.
+    /// Client: give the pool `npages` slots. Answered by [`Frame::Sized`], or by an error, in which case the old size
+    /// stays. The slots below the smaller of both sizes keep their pages.
     SetSize { request: RequestId, npages: PageCount },
-    /// Server: done; `available` more pages are available.
+    /// Server: the pool now has `npages` slots, and `available` more pages are available.
     Sized { request: RequestId, npages: PageCount, available: PageCount },
     /// Client: store the page in the slot (`request` is 0; no reply; dropped if beyond the size). Server: answers a
     /// [`Frame::Request`].
     SendPage { request: RequestId, slot: SlotIndex, page: &'a [u8; PAGE_SIZE] },
     /// Client: answered by [`Frame::SendPage`] or [`ErrorCode::NotFound`]. The slot keeps its page.
     Request { request: RequestId, slot: SlotIndex },
-    /// Client: `to` gets what `from` holds, and `from` becomes empty; no reply. An empty `from` empties `to`.
+    /// Client: move the page of the slot `from` to the slot `to`. `from` becomes empty. If `from` was empty, `to`
+    /// becomes empty as well. No reply.
     Move { from: SlotIndex, to: SlotIndex },
     /// Server: a refusal.
     Error(ErrorReply),
-    /// Client: frees the pool at once; no reply, the connection is closed.
+    /// Client: free the pool at once. No reply; the connection is closed.
     Bye,
 }

@@ -1,82 +1,87 @@
-//! What one program tells the next one under the same process id (upgrade in place): JSON that says which descriptor is what.
+//! Description that a program passes to its successor under the same process ID (upgrade in place): JSON that says what
+//! each file descriptor is.
 //!
-//! Written by the program that goes, in a sealed file without a name; read by the one that comes. Descriptors are numbers here.
+//! The old program writes it to a sealed file without a name, and the new program reads it. Descriptors appear as
+//! numbers.
 
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
-/// Version of [`Description`]. A program that reads another one starts as after a crash.
+/// Version of [`Description`]. A program that reads another version starts as it would after a crash.
 pub const VERSION: u32 = 2;
-/// The largest description that is read: 4096 disks with long names fit.
+/// Maximum size of a description in bytes: 4096 disks with long names fit.
 pub const BYTES_MAX: u64 = 8 << 20;
 
-/// What the descriptors are, and what an operator changed since the start. Descriptors are numbers here.
+/// Meaning of the descriptors, and the settings that an operator changed since the start. Descriptors appear as
+/// numbers.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Description {
     pub version: u32,
     /// Name of the VM.
     pub name: String,
-    /// Hand-overs since the first start, with this one.
+    /// Number of hand-overs since the first start, including this one.
     pub upgrades: u32,
     pub cache_pages: u32,
     pub cache_enabled: bool,
     pub servers: Vec<String>,
-    /// The locked state file, if there is one: whatever else is found under its name is not of this VM's last moment.
+    /// Locked state file, or `None` if there is none. Any other file under its name does not have the latest state of
+    /// this VM.
     pub state: Option<RawFd>,
     pub control: Option<Listening>,
-    /// Who asked for the upgrade, and waits for an answer.
+    /// Connection of the client that requested the upgrade and waits for an answer.
     pub client: Option<RawFd>,
     pub disks: Vec<PassedDisk>,
     pub port: Option<Listening>,
     pub nbd: Vec<Listening>,
 }
 
-/// A listening socket.
+/// Listening socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listening {
     pub fd: RawFd,
-    /// Where it is in the file system, with its inode, if this process made it: it is removed at the end.
+    /// Path and inode of the socket if this process created it. It is removed at the end.
     pub path: Option<(PathBuf, u64)>,
 }
 
-/// A disk.
+/// Disk that is passed on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassedDisk {
     pub name: String,
     pub image: String,
     pub socket: Option<Listening>,
     pub store: PassedStore,
-    /// The guest has switched its write cache off, and sends no flushes. Programs before this field did not say so.
+    /// Whether the guest has switched its write cache off, and so sends no flushes. Descriptions of older programs lack
+    /// this field.
     #[serde(default)]
     pub write_cache_off: bool,
 }
 
-/// What holds the blocks of a disk, with nothing in flight.
+/// Store of a disk's blocks, with no request in flight.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassedStore {
     pub fd: RawFd,
     pub kind: StoreKind,
 }
 
-/// What the descriptor of a store is.
+/// Kind of a store's descriptor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StoreKind {
-    /// An open and locked image. The number of the error, if a flush has failed: it stays failed.
+    /// Open and locked image. `flush_failed` is the errno of a failed flush, after which no flush succeeds.
     File { flush_failed: Option<i32> },
-    /// A connection to an NBD server between two requests.
+    /// Connection to an NBD server, between two requests.
     Nbd(PassedExport),
 }
 
-/// What an NBD server offered, and what happened since.
+/// Properties that an NBD server offered, and the state since then.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassedExport {
-    /// Where to connect to should the connection be lost; empty for a Unix socket.
+    /// Addresses to reconnect to if the connection is lost; empty for a Unix socket.
     pub addresses: Vec<SocketAddr>,
     pub flush_failed: Option<i32>,
-    /// Writes that no flush has followed.
+    /// Number of writes that no flush has followed yet.
     pub unflushed: u64,
     pub size: u64,
     pub flags: u16,
@@ -85,7 +90,7 @@ pub struct PassedExport {
     pub payload_max: u32,
 }
 
-/// Why a description cannot be used.
+/// Reason why a description cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DescriptionError {
     #[error("it has version {0}, this program knows {VERSION}")]
@@ -94,7 +99,7 @@ pub enum DescriptionError {
     Json(#[from] serde_json::Error),
 }
 
-/// Read first: all that every version has.
+/// Part that the descriptions of all versions have. It is read first.
 #[derive(Deserialize)]
 struct Version {
     version: u32,
@@ -104,15 +109,15 @@ impl Description {
     /// Returns the description as JSON.
     ///
     /// # Errors
-    /// If a path in it is no text.
+    /// If a path in the description is not valid UTF-8.
     pub fn encode(&self) -> Result<Vec<u8>, DescriptionError> {
         Ok(serde_json::to_vec(self)?)
     }
 
-    /// Reads a description, of this version alone.
+    /// Parses a description, which must have this version.
     ///
     /// # Errors
-    /// If it has another version, or is none.
+    /// If `text` has another version, or is not a valid description.
     pub fn parse(text: &[u8]) -> Result<Self, DescriptionError> {
         let Version { version } = serde_json::from_slice(text)?;
         match version {
@@ -121,7 +126,7 @@ impl Description {
         }
     }
 
-    /// Returns the numbers of all descriptors, some of them twice where the description is wrong.
+    /// Returns the numbers of all descriptors. If the description is wrong, a number may occur twice.
     pub fn numbers(&self) -> impl Iterator<Item = RawFd> {
         let stores = self.disks.iter().map(|disk| disk.store.fd);
         let sockets = self.disks.iter().filter_map(|disk| disk.socket.as_ref());

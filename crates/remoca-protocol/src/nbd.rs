@@ -1,4 +1,4 @@
-//! The numbers and headers of the NBD protocol, for both of its sides: the frontend here, the store's client in `store/nbd_*`.
+//! Constants and headers of the NBD protocol, for both of its sides: the frontend, and the store's client.
 //!
 //! From the NBD project's `doc/proto.md`. All numbers big-endian:
 //! ```text
@@ -21,7 +21,7 @@ pub const REQUEST_MAGIC: u32 = 0x2560_9513;
 pub const REPLY_MAGIC: u32 = 0x6744_6698;
 pub const CHUNK_MAGIC: u32 = 0x668E_33EF;
 
-/// Longest payload that both sides may take for granted.
+/// Maximum size, in bytes, of a payload that each side may assume the other to accept.
 pub const PAYLOAD_MAX: u32 = 32 << 20;
 
 pub const FLAG_FIXED_NEWSTYLE: u16 = 1;
@@ -53,7 +53,7 @@ pub const CHUNK_DONE: u16 = 1;
 pub const CHUNK_OFFSET_DATA: u16 = 1;
 pub const CHUNK_ERROR: u16 = 1 << 15 | 1;
 
-/// What an export can do.
+/// Capabilities of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportFlags(pub u16);
 
@@ -80,7 +80,7 @@ pub enum Command {
     Flush,
     Trim,
     WriteZeroes,
-    /// One that we do not know.
+    /// Command that this crate does not know.
     Other(u16),
 }
 
@@ -103,11 +103,11 @@ impl Command {
     }
 }
 
-/// Command flag: durable before the reply.
+/// Command flag: make the data durable before the reply.
 pub const COMMAND_FUA: u16 = 1;
 /// Command flag of write-zeroes: keep the space allocated.
 pub const COMMAND_NO_HOLE: u16 = 2;
-/// Command flag of a read: one chunk with all of the data.
+/// Command flag of a read: send all data in one chunk.
 pub const COMMAND_DONT_FRAGMENT: u16 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,7 +131,7 @@ impl Request {
         bytes
     }
 
-    /// Decodes a request header; `None` if it is no request.
+    /// Decodes a request header. Returns `None` if `bytes` are not a request header.
     pub fn decode(bytes: &[u8; REQUEST_HEADER_LEN]) -> Option<Self> {
         let mut fields = Fields(bytes);
         if fields.u32()? != REQUEST_MAGIC {
@@ -142,7 +142,7 @@ impl Request {
     }
 }
 
-/// Reads big-endian numbers off the front of some bytes.
+/// Reader of big-endian numbers from the front of a byte slice.
 pub struct Fields<'a>(pub &'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -164,7 +164,7 @@ impl<'a> Fields<'a> {
         self.take().map(u64::from_be_bytes)
     }
 
-    /// Returns the next so many bytes.
+    /// Returns the next `len` bytes, or `None` if fewer bytes are left.
     pub fn bytes(&mut self, len: u32) -> Option<&'a [u8]> {
         let (bytes, rest) = self.0.split_at_checked(usize::try_from(len).ok()?)?;
         self.0 = rest;

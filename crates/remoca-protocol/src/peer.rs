@@ -1,11 +1,12 @@
-//! What two VM processes send each other, of which one hands its disks to the other: frames of a kind, a length, and so many bytes.
+//! Frames that two VM processes exchange when one hands its disks to the other. Each has a kind, a length and a payload
+//! of that length.
 //!
 //! ```text
 //! kind u8 | length u32 | payload        1 offer (JSON)   2 refusal (text)   3 accept   4 state (JSON)   5 words
 //!                                       6 yours (one byte: 1 if the state came before)   7 want   8 busy   9 alive
 //! ```
-//! Numbers are little-endian. The one that hands over says what it offers, and sends the state as one frame 4 and as many
-//! frames 5 as its words take. All of it is inside a protected connection ([`remoca_io::secure`]).
+//! Numbers are little-endian. The process that hands over sends an offer, and later its state as one frame 4 and as
+//! many frames 5 as the words of its index take. All frames are inside a protected connection ([`remoca_io::secure`]).
 
 use remoca_core::migration::Message;
 use serde::{Deserialize, Serialize};
@@ -16,9 +17,9 @@ pub const VERSION: u32 = 3;
 /// Size of the header of a frame, in bytes.
 pub const HEADER_BYTES: usize = 5;
 const TEXT_BYTES_MAX: usize = 256 << 10;
-/// Of a VM or a disk.
+/// Maximum length of the name of a VM or a disk.
 const NAME_BYTES_MAX: usize = 256;
-/// Maximum bytes of the index in one frame.
+/// Maximum number of bytes of the index in one frame.
 pub const PIECE_BYTES: usize = 1 << 20;
 
 /// Kinds of frames.
@@ -34,7 +35,7 @@ pub mod kind {
     pub const ALIVE: u8 = 9;
 }
 
-/// What a process has, for another one to see whether it has the same.
+/// Properties of a process, which the peer compares with its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offer {
     pub version: u32,
@@ -44,14 +45,14 @@ pub struct Offer {
     /// Whether the lock of all images reaches other hosts.
     #[serde(default)]
     pub lock_reaches: bool,
-    /// Words of the index.
+    /// Number of words of the index.
     pub words: u64,
-    /// Not an offer: the disks went to you over a link that is gone, and this is the next one.
+    /// Whether this is not an offer: the receiver got the disks over a link that is gone, and this link replaces it.
     #[serde(default)]
     pub returns: bool,
 }
 
-/// A disk as its guest sees it.
+/// Disk as its guest sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OfferedDisk {
     pub name: String,
@@ -60,26 +61,26 @@ pub struct OfferedDisk {
     pub sector: u32,
 }
 
-/// What comes before the words of an index.
+/// State that is sent before the words of an index.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateHeader {
-    /// Of the fingerprints.
+    /// Secret key of the fingerprints.
     pub key: [u8; 16],
     pub seed: u64,
     pub words: u64,
-    /// Size of the cache, and whether it is on.
+    /// Size of the cache in pages. The next field says whether the cache is on.
     pub cache_pages: u32,
     pub enabled: bool,
     pub servers: Vec<Server>,
-    /// For each disk what tells whether its image was written since; `None` if nothing does.
+    /// For each disk, a stamp that tells whether its image was written since, or `None` if there is no such stamp.
     pub stamps: Vec<Option<String>>,
-    /// For each disk the error number of the flush that failed, after which none may succeed.
+    /// For each disk, the errno of a failed flush, after which no flush may succeed.
     pub failed_flushes: Vec<Option<i32>>,
-    /// For each disk whether its guest has the write cache on: else it sends no flushes.
+    /// For each disk, whether its guest has the write cache on. Otherwise the guest sends no flushes.
     pub write_caches: Vec<bool>,
 }
 
-/// A memory server, and what names the pool there.
+/// Memory server, with the token of the pool there and the epoch of the connection.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Server {
     pub number: u32,
@@ -88,18 +89,18 @@ pub struct Server {
     pub epoch: u64,
 }
 
-/// What a process says to its peer.
+/// Frame from the peer.
 pub enum PeerFrame {
     Offer(Box<Offer>),
     Refused(String),
     Message(Message),
     State(Box<StateHeader>),
     Words(Vec<u8>),
-    /// Nothing but that it is there.
+    /// Sign of life without any content.
     Alive,
 }
 
-/// Returns a frame of this kind.
+/// Returns the bytes of a frame of this kind.
 #[must_use]
 pub fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).expect("payloads are sent in pieces");
@@ -110,7 +111,7 @@ pub fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Returns the frame of a message about who owns the disks.
+/// Returns the bytes of the frame for a message about the ownership of the disks.
 #[must_use]
 pub fn message(message: Message) -> Vec<u8> {
     match message {
@@ -121,10 +122,10 @@ pub fn message(message: Message) -> Vec<u8> {
     }
 }
 
-/// Reads one frame. The memory that it takes grows with what has come, not with what was announced.
+/// Reads one frame. Allocates memory for the bytes that have arrived, not for the announced length.
 ///
 /// # Errors
-/// If the source fails or ends, or what comes is no frame.
+/// If the source fails or ends, or its bytes are not a valid frame.
 pub fn read(source: &mut impl Read) -> io::Result<PeerFrame> {
     let mut header = [0; HEADER_BYTES];
     source.read_exact(&mut header)?;
@@ -158,7 +159,7 @@ pub fn read(source: &mut impl Read) -> io::Result<PeerFrame> {
     })
 }
 
-/// Reads an offer. Its names are checked, because they go to the log and to the operator's terminal.
+/// Parses an offer. Checks its names, because they go to the log and to the operator's terminal.
 fn read_offer(payload: &[u8]) -> io::Result<Box<Offer>> {
     let offer: Box<Offer> = serde_json::from_slice(payload).map_err(invalid)?;
     let mut names = offer.disks.iter().map(|disk| &disk.name).chain([&offer.name]);

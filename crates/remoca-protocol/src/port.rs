@@ -1,30 +1,33 @@
 //! The eviction port: a block device whose written blocks are pages that the guest evicted.
 //!
-//! Called by the driver for each request of the port device. Block 0 read is the identification page (what the agent
-//! looks for and obeys), block 0 written is the agent's statistics; every other written block is one evicted page, and
-//! its place means nothing. All of it is hostile input: a guest can at worst waste its own cache.
+//! The driver calls this module for each request of the port device. A read of block 0 returns the identification page,
+//! which the agent looks for and obeys. A write of block 0 carries the agent's statistics. Every other written block is
+//! one evicted page, and its block number has no meaning. All of this is hostile input, but a guest can at worst waste
+//! its own cache.
 //! ```text
-//! identification: "REMOCAEP" | version u32 | batch pages u32 | received u64 | matched u64 | unmatched u64 | dropped u64 | cookie u64 | advice u32
-//! statistics:     "REMOCAST" | version u32 | 0 u32 | captured u64 | lost u64 | sampled out u64 | written u64 | agent's cookie u64
+//! identification: "REMOCAEP" | version u32 | batch pages u32 | received u64 | matched u64
+//!                 | unmatched u64 | dropped u64 | cookie u64 | advice u32
+//! statistics:     "REMOCAST" | version u32 | 0 u32 | captured u64 | lost u64 | sampled out u64
+//!                 | written u64 | agent's cookie u64
 //! ```
-//! The agent, which depends on no crate of the project, has its own reader and writer (`remoca-agent/src/page.rs`). The fuzz
-//! target `agent-page` holds both together.
+//! The agent, which depends on no crate of the project, has its own reader and writer (`remoca-agent/src/page.rs`). The
+//! fuzz target `agent-page` checks that the two agree.
 
 use remoca_core::engine::EngineStats;
 use remoca_core::units::PAGE_SIZE;
 use serde::{Deserialize, Serialize};
 
-/// What the guest finds in `/sys/block/*/serial`.
+/// Serial of the port, which the guest finds in `/sys/block/*/serial`.
 pub const PORT_SERIAL: &str = "remoca-port";
-/// Size of the port's address space; only block 0 has a meaning.
+/// Size of the port's address space in bytes. Only block 0 has a meaning.
 pub const PORT_BYTES: u64 = 64 << 20;
-/// Most pages that the agent may send in one request.
+/// Maximum number of pages that the agent may send in one request.
 pub const BATCH_PAGES: u32 = 256;
 const VERSION: u32 = 1;
 const IDENTIFICATION_MAGIC: &[u8; 8] = b"REMOCAEP";
 const STATISTICS_MAGIC: &[u8; 8] = b"REMOCAST";
 
-/// What the agent in the guest says of itself. The guest may lie; nothing depends on it.
+/// Statistics that the agent in the guest reports. The guest may lie; nothing depends on them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentStats {
     /// Pages copied out at eviction.
@@ -35,11 +38,11 @@ pub struct AgentStats {
     pub sampled_out: u64,
     /// Pages written to the port.
     pub written: u64,
-    /// Changes with each start of the agent.
+    /// Number that changes with each start of the agent.
     pub cookie: u64,
 }
 
-/// Returns the identification page.
+/// Returns the identification page with the counters of `stats`.
 #[must_use]
 pub fn identification(stats: &EngineStats, cookie: u64, advice: u32) -> [u8; PAGE_SIZE] {
     let mut page = [0; PAGE_SIZE];
@@ -55,7 +58,7 @@ pub fn identification(stats: &EngineStats, cookie: u64, advice: u32) -> [u8; PAG
     page
 }
 
-/// Returns the agent's statistics, if `page` is a statistics page of a version we know.
+/// Returns the agent's statistics, or `None` if `page` is not a statistics page of a known version.
 #[must_use]
 pub fn agent_stats(page: &[u8]) -> Option<AgentStats> {
     if page.len() < PAGE_SIZE || &page[..8] != STATISTICS_MAGIC || page[8..12] != VERSION.to_le_bytes() {

@@ -6,12 +6,12 @@
 /// Bytes of one record.
 pub const RECORD_BYTES: usize = 40;
 
-/// A file of something else.
+/// Error of bytes that are not a remoca trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this is not a remoca trace")]
 pub struct NotATrace;
 
-/// What a request was.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TracedOp {
     Read,
@@ -21,14 +21,14 @@ pub enum TracedOp {
     WriteZeroes,
 }
 
-/// What answered it.
+/// Source of the answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TracedSource {
     Disk,
     Cache,
 }
 
-/// One completed request.
+/// Record of one completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceRecord {
     pub issued_ns: u64,
@@ -38,12 +38,12 @@ pub struct TraceRecord {
     pub disk: u16,
     pub op: TracedOp,
     pub source: TracedSource,
-    /// Number of records that were lost since the one before.
+    /// Number of records that were lost between the previous record and this one.
     pub lost: u32,
 }
 
 impl TraceRecord {
-    /// Returns the record as it is in the file.
+    /// Returns the record in the format of the trace file.
     #[must_use]
     pub fn encode(&self) -> [u8; RECORD_BYTES] {
         let mut bytes = [0; RECORD_BYTES];
@@ -91,16 +91,16 @@ impl TraceRecord {
     }
 }
 
-/// Where a record has the number of those that were lost.
+/// Offset of the number of lost records in a record.
 const LOST: usize = 36;
 
-/// Returns how many records were lost before the first of those that were encoded.
+/// Returns the number of records that were lost before the first of these encoded records.
 #[must_use]
 pub fn lost_before(record: &[u8]) -> u32 {
     record[LOST..RECORD_BYTES].iter().rev().fold(0, |number, byte| number << 8 | u32::from(*byte))
 }
 
-/// Returns the records of a trace's bytes; a torn record at the end is left out.
+/// Returns the records in the bytes of a trace. An incomplete record at the end is left out.
 ///
 /// # Errors
 /// If the bytes are not a trace.

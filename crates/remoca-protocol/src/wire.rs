@@ -1,4 +1,4 @@
-//! Layout of the bytes, little-endian.
+//! Layout of the bytes of a frame, little-endian.
 //!
 //! ```text
 //!  0      1      2        4         8         12        16

@@ -1,4 +1,5 @@
-//! A status as other programs read it (`remoca status -o json`): keys stay, and what a former version did not say has a value.
+//! A status as other programs read it (`remoca status -o json`): keys stay, and keys that an older version did not send
+//! have a default value.
 
 use remoca_protocol::control::{
     CacheStatus, DiskStatus, HedgingStatus, KnownServerStatus, Latencies, LatencySummary, MemoryStatus,

@@ -1,5 +1,5 @@
-//! Any frame survives the way there and back in any pieces, and no bytes whatever make the decoder fail otherwise than
-//! with an error.
+//! Any frame survives encoding and decoding, in pieces of any size, and no bytes make the decoder fail other than with
+//! an error.
 
 use proptest::prelude::*;
 use remoca_protocol::{

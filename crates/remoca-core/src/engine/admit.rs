@@ -1,5 +1,6 @@
-//! Admission: which blocks enter the cache. That depends on the guest: it has an agent, or its memory still shows what it
-//! evicted, or neither. Also the advice to an agent that sends too much unknown content.
+//! Admission: which pages enter the cache. That depends on whether the guest has an agent and, if not, on whether its
+//! memory still shows what it evicted. This module also derives the advice to an agent that sends too much unknown
+//! content.
 //!
 //! A kernel that does not clear freed pages (`init_on_alloc=0`) still has the evicted page in the frame that a read is about
 //! to overwrite. The driver asks [`super::DiskEngine::wants_frame`] before it overwrites one. While frames do not pay, only a
@@ -10,15 +11,15 @@ use super::stats::EngineStats;
 use super::types::Evicted;
 use crate::index::Place;
 
-/// Frames per window while they do not pay, and while they do.
+/// Number of frames per window: this many while frames do not pay, and [`WINDOW`] while they do.
 const PROBE_WINDOW: u32 = 32;
 const WINDOW: u32 = 1024;
 /// Pages per window of the advice at full rate.
 const ADVICE_WINDOW: u32 = 4096;
 /// Largest advice: the agent sends one page in this many.
 pub(super) const ADVICE_MAX: u32 = 1024;
-/// Blocks admitted on read per one that enters as the newest. So the cache follows a changing workload (bimodal insertion,
-/// Qureshi et al., ISCA 2007).
+/// Number of blocks admitted on read for each one that enters as the newest. With it, the cache follows a changing
+/// workload (bimodal insertion, Qureshi et al., ISCA 2007).
 const BIMODAL: u64 = 32;
 
 /// Source of the pages that enter the cache.
@@ -28,7 +29,8 @@ pub enum Admission {
     Evictions,
     /// Frames, before a read overwrites them: there is no agent, or it fell silent.
     Frames,
-    /// Blocks that the guest reads: frames show nothing either. Most of them are the next to be discarded.
+    /// Blocks that the guest reads, because frames show nothing either. Most of these blocks enter as the next to be
+    /// discarded.
     Reads,
 }
 
@@ -45,7 +47,7 @@ struct Sources {
 /// Whether frames hold known content, measured in windows.
 #[derive(Debug)]
 struct Frames {
-    /// Frames per one that is examined while they do not pay.
+    /// Number of frames for each one that is examined, while frames do not pay.
     sample: u32,
     pay: bool,
     /// Frames since the last one that was examined.
@@ -73,8 +75,8 @@ impl Sources {
         self.agent = self.has_port;
     }
 
-    /// Counts blocks that the guest read. If it read more than its memory holds (`resident`) and evicted nothing, no agent
-    /// works.
+    /// Counts blocks that the guest read. If it read more than its memory holds (`resident`) and reported no eviction,
+    /// there is no working agent.
     fn note_read(&mut self, blocks: u64, resident: u64) {
         self.blocks_since_eviction += blocks;
         self.agent &= self.blocks_since_eviction <= resident;
@@ -88,8 +90,8 @@ impl Sources {
         self.frames.pay || self.frames.passed == 0
     }
 
-    /// Counts a frame, and decides at the end of a window whether frames pay. They start to pay with more than a quarter
-    /// known, and stop with a sixteenth or less.
+    /// Counts a frame, and decides at the end of a window whether frames pay. They start to pay if more than a quarter
+    /// of the frames hold known content, and stop if at most a sixteenth do.
     fn note_frame(&mut self, known: bool) {
         let frames = &mut self.frames;
         frames.looked += 1;
@@ -107,7 +109,7 @@ impl Sources {
 struct Feedback {
     received: u32,
     matched: u32,
-    /// Advice: 0 for every page, else one page in this many.
+    /// Advice: 0 to send every page, or N to send one page in N.
     one_of: u32,
 }
 
@@ -119,7 +121,7 @@ impl Feedback {
         if self.received < window {
             return;
         }
-        // Below 2 % of matches the agent sends a quarter as much, above 10 % everything.
+        // Below 2 % of matches the agent sends a quarter as much. Above 10 % it sends every page.
         if self.matched * 50 < self.received {
             self.one_of = (self.one_of.max(1) * 4).min(ADVICE_MAX);
         } else if self.matched * 10 > self.received {
@@ -134,7 +136,7 @@ impl Feedback {
 pub(super) struct Admit {
     sources: Sources,
     feedback: Feedback,
-    /// Number of blocks offered as they were read.
+    /// Number of blocks offered when they were read.
     reads: u64,
 }
 
@@ -153,7 +155,7 @@ impl Admit {
         self.sources.note_read(blocks, resident);
     }
 
-    /// Counts a block that is admitted as it is read, and returns where it enters the queue.
+    /// Counts a block that is admitted as it is read, and returns the end of the queue at which it enters.
     pub(super) fn place_of_read(&mut self) -> Place {
         self.reads += 1;
         if self.reads.is_multiple_of(BIMODAL) { Place::Tail } else { Place::Head }
@@ -195,7 +197,7 @@ impl Admit {
         self.sources.note_frame(!matches!(evicted, Evicted::Zero | Evicted::Unmatched));
     }
 
-    /// Returns the advice to the agent: 0 for every page, else one page in this many.
+    /// Returns the advice to the agent: 0 to send every page, or N to send one page in N.
     pub(super) fn advice(&self) -> u32 {
         self.feedback.one_of
     }

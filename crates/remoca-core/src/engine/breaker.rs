@@ -24,9 +24,11 @@ const BACKOFF_MAX_NS: u64 = 1_000_000_000;
 /// Reads between two probes while the breaker is closed: normally, and if the server is nearly as slow as the disk.
 const PROBE_INTERVAL: u32 = 256;
 const PROBE_INTERVAL_SHORT: u32 = 32;
-/// Divisor of the disk's latency from which on a server counts as nearly as slow.
+/// Divisor of the disk's latency. A server whose latency is at least that quotient counts as nearly as slow as the
+/// disk.
 const NEAR_DIVISOR: u64 = 4;
-/// Admissions per one that goes to the server while the breaker is open, so that there are pages to probe it with.
+/// Number of admissions for each one that goes to the server while the breaker is open. Without these, there would be
+/// no pages to probe the server with.
 const ADMISSION_INTERVAL: u32 = 16;
 
 /// State of the breaker.
@@ -70,7 +72,7 @@ impl OverrunBudget {
         self.tokens = (self.tokens + 1).min(Self::CAPACITY);
     }
 
-    /// Spends the budget of one overrun. Returns whether none is left for another.
+    /// Spends the budget of one overrun. Returns whether too little is left for another one.
     fn note_overrun(&mut self) -> bool {
         self.tokens = self.tokens.saturating_sub(Self::OVERRUN_COST);
         self.tokens < Self::OVERRUN_COST
@@ -92,9 +94,9 @@ pub(super) struct Breaker {
     /// Whether a server is judged by its latency, or only by whether it answers.
     judges_latency: bool,
     open: Option<Open>,
-    /// Serial of the probe in flight.
+    /// Serial number of the probe in flight.
     probe_in_flight: Option<u64>,
-    /// Reads that go to the server alone before the next probe, while closed.
+    /// Number of reads that go only to the server before the next probe, while the breaker is closed.
     reads_until_probe: u32,
     consecutive_probe_losses: u32,
     consecutive_losses: u32,
@@ -120,7 +122,8 @@ impl Breaker {
         }
     }
 
-    /// Closes the breaker for a new session. The overrun budget stays as it is: the guest has suffered those overruns.
+    /// Closes the breaker for a new session. The overrun budget stays as it is, because the guest has already suffered
+    /// those overruns.
     pub(super) fn forget_server(&mut self) {
         let budget = std::mem::take(&mut self.budget);
         *self = Self { budget, ..Self::new(self.judges_latency) };
@@ -148,12 +151,12 @@ impl Breaker {
         }
     }
 
-    /// Notes that the read `serial` goes to server and disk.
+    /// Notes that the read `serial` goes to both server and disk.
     pub(super) fn begin_probe(&mut self, serial: u64) {
         self.probe_in_flight = Some(serial);
     }
 
-    /// Notes that a read goes to the server alone.
+    /// Notes that a read goes only to the server.
     pub(super) fn note_server_read(&mut self) {
         self.reads_until_probe = self.reads_until_probe.saturating_sub(1);
     }
@@ -229,21 +232,23 @@ impl Breaker {
         self.judges_latency && self.budget.note_overrun() && self.open.is_none() && self.open(now)
     }
 
-    /// Ends a probe without a result that can be compared.
+    /// Ends the probe `serial` without a result that can be compared. Does nothing if that read is not the probe in
+    /// flight.
     pub(super) fn note_draw(&mut self, serial: u64) {
         if self.probe_in_flight == Some(serial) {
             self.probe_in_flight = None;
         }
     }
 
-    /// Makes the next probe due at once: a late page shows that the server works again.
+    /// Makes the next probe due at once, because a late page shows that the server works again.
     pub(super) fn note_server_alive(&mut self, now: Nanos) {
         if let Some(open) = &mut self.open {
             open.probe_at = open.probe_at.min(now);
         }
     }
 
-    /// Opens the breaker and returns true. The backoff starts small again only if the breaker was closed for long.
+    /// Opens the breaker and returns `true`. The backoff is reset only if the breaker was closed for longer than
+    /// [`BACKOFF_MAX_NS`].
     fn open(&mut self, now: Nanos) -> bool {
         if now.since_ns(self.closed_at) > BACKOFF_MAX_NS {
             self.backoff_ns = BACKOFF_MIN_NS;
@@ -254,7 +259,8 @@ impl Breaker {
         true
     }
 
-    /// Returns whether this admission may go to the server.
+    /// Returns whether this admission may go to the server. While the breaker is open, only one in
+    /// [`ADMISSION_INTERVAL`] may.
     pub(super) fn admits(&mut self) -> bool {
         if self.open.is_none() {
             return true;

@@ -1,22 +1,22 @@
 //! Blocks of one disk that were discarded and not written since. A device may return different data for them on every read,
 //! so a difference there does not reveal a foreign writer.
 //!
-//! The number of ranges is bounded: one too many joins the nearest two. A foreign writer to a block between those then goes
-//! unnoticed; that is the only consequence.
+//! The number of ranges is bounded: a range too many makes the two nearest ones join. A foreign writer to a block
+//! between those two then goes unnoticed. There is no other consequence.
 
 use std::ops::Range;
 
 /// Maximum number of ranges of one disk, which take 16 KiB.
 const RANGES_MAX: usize = 1024;
 
-/// Sorted ranges, none of which touches another.
+/// Sorted ranges that neither overlap nor touch.
 #[derive(Debug, Default)]
 pub(super) struct Discarded {
     ranges: Vec<Range<u64>>,
 }
 
 impl Discarded {
-    /// Adds `blocks` before they are discarded, in whole or in part.
+    /// Adds `blocks`, which are about to be discarded completely or in part.
     pub(super) fn add(&mut self, mut blocks: Range<u64>) {
         if blocks.is_empty() {
             return;
@@ -33,7 +33,8 @@ impl Discarded {
         }
     }
 
-    /// Removes `blocks` after they were written whole. They stay if the removal would make too many ranges.
+    /// Removes `blocks`, which were completely written. Does nothing if the removal would leave more than
+    /// [`RANGES_MAX`] ranges.
     pub(super) fn remove(&mut self, blocks: &Range<u64>) {
         let from = self.ranges.partition_point(|range| range.end <= blocks.start);
         let to = self.ranges.partition_point(|range| range.start < blocks.end);

@@ -38,7 +38,7 @@ impl Disks {
         &mut self.disks[usize::from(disk.0)]
     }
 
-    /// Takes over the swap areas from the index of a former process.
+    /// Restores the swap areas from the index of the previous process.
     pub(super) fn restore<M: DerefMut<Target = [u32]>>(&mut self, index: &CacheIndex<M>) {
         for (number, disk) in (0..).zip(&mut self.disks) {
             disk.swap.restore(index.swap_areas(DiskIndex(number)));
@@ -58,13 +58,13 @@ impl Disks {
         index.set_swap_areas(disk, self.at(disk).swap.areas());
     }
 
-    /// Begins the disk read of a request.
+    /// Records that the disk read of a request starts.
     pub(super) fn begin_read(&mut self, disk: DiskIndex, id: RequestId, range: ByteRange) {
         let rules = self.rules;
         self.at_mut(disk).overlaps.begin(rules, id, range.touched_blocks(), false);
     }
 
-    /// Begins `op`, which changes `range`, and forgets swap areas whose header is in it.
+    /// Records that `op`, which changes `range`, starts. Forgets swap areas whose header is in that range.
     pub(super) fn begin_modification<M: DerefMut<Target = [u32]>>(
         &mut self,
         disk: DiskIndex,
@@ -84,7 +84,7 @@ impl Disks {
         disk.overlaps.begin(rules, id, blocks, true);
     }
 
-    /// Ends the disk I/O of a request. Returns whether no modification overlapped it.
+    /// Records that the disk I/O of a request has ended. Returns `true` if no modification overlapped it.
     pub(super) fn end_io(&mut self, disk: DiskIndex, id: RequestId) -> bool {
         self.at_mut(disk).overlaps.end(id)
     }
@@ -100,12 +100,12 @@ impl Disks {
         self.at_mut(disk).overlaps.taint_all();
     }
 
-    /// Notes that `blocks` were written, so they no longer count as discarded.
+    /// Notes that `blocks` were written, so that they no longer count as discarded.
     pub(super) fn note_written(&mut self, disk: DiskIndex, blocks: &Range<u64>) {
         self.at_mut(disk).discarded.remove(blocks);
     }
 
-    /// Returns whether the block may have been discarded, so that it may read differently every time.
+    /// Returns whether the block may have been discarded. If so, each read may return different data.
     pub(super) fn may_be_discarded(&self, block: BlockId) -> bool {
         self.at(block.disk).discarded.contains(block.bno.0)
     }
@@ -138,7 +138,8 @@ impl Disks {
     }
 }
 
-/// Returns the bytes of block `bno` in the buffer of a request on `range`, with their offset.
+/// Returns the bytes of block `bno` in the buffer `data` of a request on `range`, and their offset. Returns `None` if
+/// the buffer does not hold the whole block.
 pub(super) fn page_of(range: ByteRange, bno: u64, data: &[u8]) -> Option<(u32, &[u8])> {
     let offset = u32::try_from(bno * PAGE_SIZE_U64 - range.offset).ok()?;
     Some((offset, data.get(offset as usize..)?.get(..PAGE_SIZE)?))

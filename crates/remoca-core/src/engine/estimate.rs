@@ -1,4 +1,5 @@
-//! Running estimates in a few hundred bytes: quantiles of a latency, and the number of reads that a disk does at a time.
+//! Running estimates in a few hundred bytes: quantiles of a latency, and the number of reads that a disk can do at a
+//! time.
 //!
 //! Quantiles come from a histogram with eight buckets per octave, from 1 us to 16 s, so they are off by at most 6 %. After
 //! [`WINDOW`] values all counts are halved, so old values fade out. Quantiles are recomputed when an eighth of the values
@@ -49,12 +50,12 @@ impl Estimate {
         }
     }
 
-    /// Returns the quantiles, once there are enough values.
+    /// Returns the quantiles, or `None` while there are fewer than [`VALUES_MIN`] values.
     pub(super) fn quantiles(&self) -> Option<Latency> {
         (self.total >= VALUES_MIN).then_some(self.quantiles)
     }
 
-    /// Returns the middle of the bucket that contains this percentile.
+    /// Returns the middle, in nanoseconds, of the bucket that contains this percentile.
     fn quantile(&self, percent: u32) -> u64 {
         let rank = (self.total * percent).div_ceil(100);
         let mut seen = 0;
@@ -86,7 +87,7 @@ impl RecentMax {
     }
 }
 
-/// Number of reads that a disk does at a time without becoming slower.
+/// Number of reads that a disk can do at a time without becoming slower.
 #[derive(Debug, Default)]
 pub(super) struct Concurrency {
     /// Running mean of the latency of reads that found the disk idle; 0 before the first one.
@@ -100,13 +101,13 @@ impl Concurrency {
     const SCORE_PER_READ: u32 = 4;
     const MAX: u32 = 64 * Self::SCORE_PER_READ;
 
-    /// Returns the number of reads that the disk does at a time; 0 while nothing is known.
+    /// Returns the number of reads that the disk can do at a time without becoming slower, or 0 while that is unknown.
     pub(super) fn reads(&self) -> u32 {
         self.score / Self::SCORE_PER_READ
     }
 
-    /// Adds the latency of a read that found `queue_depth` others in flight. A quick one counts only if that depth is at least
-    /// the number so far, a slow one only if it is at most that.
+    /// Adds the latency of a read that found `queue_depth` others in flight. A quick read counts only if that depth is
+    /// at least the current estimate, and a slow read only if it is at most the current estimate.
     pub(super) fn note(&mut self, ns: u64, queue_depth: u32) {
         if queue_depth == 0 {
             self.unloaded_ns =

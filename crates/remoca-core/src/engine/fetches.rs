@@ -17,10 +17,10 @@ pub(super) enum Source {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fetch {
     pub(super) request: RequestId,
-    /// Serial of the request, which tells it from later ones with the same number.
+    /// Serial number of the request, which distinguishes it from later requests with the same ID.
     pub(super) serial: u64,
     pub(super) block: BlockId,
-    /// Hint of where the index has the block.
+    /// Hint of where the index has the node of the block.
     pub(super) hint: NodeHint,
     pub(super) slot: SlotIndex,
     pub(super) content: Fingerprint,
@@ -50,7 +50,7 @@ impl Fetches {
         used + count as usize <= self.limit as usize
     }
 
-    /// Adds a REQUEST, for which there must be room, and returns its number.
+    /// Adds a REQUEST, for which there must be room, and returns its ID.
     #[inline]
     pub(super) fn begin(&mut self, fetch: Fetch) -> FetchId {
         if let Some(at) = self.free.pop() {
@@ -68,7 +68,8 @@ impl Fetches {
         self.table.len() == self.free.len()
     }
 
-    /// Removes and returns a REQUEST that was replied to; `None` if the number is unknown.
+    /// Removes and returns a REQUEST that the server has replied to. Returns `None` if no REQUEST with this ID is
+    /// outstanding.
     #[inline]
     pub(super) fn end(&mut self, id: FetchId) -> Option<Fetch> {
         let fetch = self.table.get_mut(id.0 as usize)?.take()?;

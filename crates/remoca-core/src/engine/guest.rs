@@ -23,8 +23,8 @@ fn block_count(range: ByteRange) -> u64 {
 }
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
-    /// Begins a guest request. Its data stays with the driver, which has copied the bytes of a write out of guest memory. That
-    /// buffer must not change until the request completes.
+    /// Starts a guest request. Its data stays with the driver, which has copied the bytes of a write out of guest
+    /// memory. That buffer must not change until the request completes.
     pub fn handle_request(&mut self, now: Nanos, id: RequestId, disk: DiskIndex, op: GuestOp) {
         self.requests.begin(now, id, disk, op);
         match op {
@@ -65,9 +65,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Returns the number of pages to fetch if no block needs the disk, else an error with the number of blocks that are
-    /// cached. A block that must come from the disk brings its neighbours along for free (decision 0009). The source of each
-    /// block is kept for [`Self::read_from_cache`].
+    /// Returns the number of pages to fetch if the whole read can be answered without the disk. Otherwise returns an
+    /// error with the number of blocks that are cached or zero. A block that must come from the disk brings its
+    /// neighbours along for free (decision 0009). Stores the source of each block for [`Self::read_from_cache`].
     fn cacheable(&mut self, disk: DiskIndex, blocks: Range<u64>, route: Route) -> Result<u32, u64> {
         let (mut fetches, mut there) = (0, 0);
         let count = blocks.end - blocks.start;
@@ -125,7 +125,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             }
         }
         if sent < fetches {
-            // A slot took no more requests: what was sent comes back late, the disk answers.
+            // A slot has the maximum number of pins. The disk answers the read, and the pages already requested arrive
+            // late.
             self.give_up_pages(now, id);
         } else if fetches == 0 {
             self.complete_from_cache(id, fetches);
@@ -141,8 +142,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Completes a read without the disk, with `fetched` pages of the server and zeroes for the rest. Blocks are counted here
-    /// and not as they arrive, because until now the disk could have had to answer for all of them.
+    /// Completes a read without the disk, with `fetched` pages from the server and zeroes for the rest. Blocks are
+    /// counted here and not as they arrive, because until now the disk might have had to answer for all of them.
     pub(super) fn complete_from_cache(&mut self, id: RequestId, fetched: u32) {
         if let Some(Request { op: GuestOp::Read(range), .. }) = self.requests.get(id) {
             self.stats.reads_from_cache += 1;
@@ -163,7 +164,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.actions.push_back(Action::Complete { request: id, result });
     }
 
-    /// Asks the disk for a whole read, which the server may still answer first.
+    /// Sends a whole read to the disk. The server may still answer the read first.
     pub(super) fn ask_disk(&mut self, now: Nanos, id: RequestId, reason: ReadReason) {
         let Some(Request { disk, op: op @ GuestOp::Read(range), pages, .. }) = self.requests.get(id) else { return };
         self.requests.begin_io(id, self.race.begin_io(now, disk, reason));
@@ -174,7 +175,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         });
     }
 
-    /// Gives up the pages of a read, and asks the disk unless it is already reading.
+    /// Gives up the pages of a read, and sends the read to the disk unless the disk is already reading for it.
     pub(super) fn give_up_pages(&mut self, now: Nanos, id: RequestId) {
         let Some(request) = self.requests.give_up_pages(id) else { return };
         self.race.note_no_page(&request);
@@ -193,8 +194,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.actions.push_back(Action::Disk { request: id, disk, op });
     }
 
-    /// Handles the end of an [`Action::Disk`] or [`Action::DiskToo`]. `data` is its buffer: the bytes read or written, empty
-    /// for other operations.
+    /// Handles the end of an [`Action::Disk`] or [`Action::DiskToo`]. `data` is the buffer of the I/O, with the bytes
+    /// read or written. It is empty for other operations.
     pub fn handle_disk_done(&mut self, now: Nanos, id: RequestId, result: Result<(), DiskError>, data: &[u8]) {
         let request = self.requests.get(id).expect("the disk completes requests that there are");
         if result.is_err() {
@@ -269,7 +270,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.complete(id, result);
     }
 
-    /// Returns the result of a flush for the guest. After a failed one, which lost acknowledged writes, no flush succeeds.
+    /// Returns the result of a flush for the guest. A failed flush lost acknowledged writes, so no flush succeeds after
+    /// it.
     fn flush_result(&mut self, disk: DiskIndex, result: Result<(), DiskError>) -> Result<(), DiskError> {
         if let Some(errno) = self.index.flush_failed(disk).filter(|_| self.rules.hold(Rule::StickyFlush)) {
             return Err(DiskError(errno));
@@ -280,8 +282,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         result
     }
 
-    /// Forgets all blocks of a disk that may have lost acknowledged writes, for example because its server came back. I/O in
-    /// flight teaches nothing.
+    /// Forgets all blocks of a disk that may have lost acknowledged writes, for example because its NBD server was away
+    /// and came back. I/O in flight sets no fingerprints.
     pub fn handle_content_uncertain(&mut self, disk: DiskIndex) {
         self.index.forget_range(disk, 0..u64::MAX);
         self.disks.taint_all(disk);
@@ -327,7 +329,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if content == self.prints.zero() {
             return;
         }
-        // What is cached already becomes the newest, without a send.
+        // A page that is already cached becomes the newest without being sent.
         if self.index.cached(content).is_some() || self.may_send() {
             self.stats.swap_admissions += u64::from(self.admit_block(id, content, offset, Place::Tail));
         } else {
@@ -335,7 +337,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Admits a page that was read from a swap area, if a slot is free. The guest may drop its clean copy without a write.
+    /// Admits a page that was read from a swap area, if a slot is free. The guest may later drop its clean copy without
+    /// writing it.
     fn admit_swapped_in(&mut self, id: RequestId, content: Fingerprint, offset: u32) {
         let wanted = content != self.prints.zero() && self.index.cached(content).is_none();
         if wanted && self.index.slot_counts().free > 0 && self.may_send() {
@@ -343,7 +346,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Offers a block to the index, and sends it if it is admitted. Returns whether it was.
+    /// Offers a block to the index, and sends it if it is admitted. Returns whether the block was admitted.
     fn admit_block(&mut self, id: RequestId, content: Fingerprint, offset: u32, place: Place) -> bool {
         let Offer::Admitted(slot) = self.index.offer(content, place) else { return false };
         self.pool.note_send();

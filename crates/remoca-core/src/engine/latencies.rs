@@ -35,19 +35,20 @@ impl Latencies {
         self.server = Estimate::default();
     }
 
-    /// Returns the latency of disk reads; `None` while there are too few samples.
+    /// Returns the latency of disk reads, or `None` while there are too few samples.
     pub(super) fn disk(&self) -> Option<Latency> {
         self.disk.quantiles()
     }
 
-    /// Returns the latency of reads that the server answers first; `None` while there are too few samples.
+    /// Returns the latency of reads that the server answers first, or `None` while there are too few samples.
     pub(super) fn server(&self) -> Option<Latency> {
         self.server.quantiles()
     }
 
-    /// Returns the wait after which an answer is late: the server's normal latency, but at least 5 % of the disk's median
-    /// and at most that median. Normal is the server's p99, or twice its median if slow answers have reached the p99.
-    /// The 5 % grow with `shortfall / full`, up to the latest timely start ([`TIMELY_DIVISOR`]).
+    /// Returns the time, in nanoseconds, after which an answer of the server is late: the server's normal latency, but
+    /// at least 5 % of the disk's median and at most that median. The normal latency is the server's p99, or twice its
+    /// median if slow answers have reached the p99. The 5 % grow with `shortfall / full`, up to the latest timely start
+    /// ([`TIMELY_DIVISOR`]).
     pub(super) fn late_after_ns(&self, shortfall: u32, full: u32) -> u64 {
         let timeout = self.timeout_ns();
         let Some(disk) = self.disk.quantiles() else { return timeout };
@@ -57,13 +58,14 @@ impl Latencies {
         normal.clamp(least, disk.p50_ns).min(timeout)
     }
 
-    /// Returns the wait after which a read goes to the disk even without credit: twice the disk's median, within bounds.
+    /// Returns the time, in nanoseconds, after which a waiting read goes to the disk even without credit. It is twice
+    /// the disk's median, within bounds.
     pub(super) fn timeout_ns(&self) -> u64 {
         self.disk.quantiles().map_or(0, |disk| disk.p50_ns * 2).clamp(TIMEOUT_MIN_NS, TIMEOUT_MAX_NS)
     }
 
-    /// Returns whether a read took clearly longer than the disk's slow reads. The lower of p99 and
-    /// recent maximum counts: when a disk becomes faster, its p99 falls slowly.
+    /// Returns whether a read took clearly longer than the disk's slow reads. "Slow" is the lower of the disk's p99 and
+    /// its recent maximum, because the p99 falls slowly when a disk becomes faster.
     pub(super) fn is_overrun(&self, ns: u64) -> bool {
         self.disk.quantiles().is_some_and(|disk| {
             let slow = disk.p99_ns.min(self.recent_disk.slowest_ns());

@@ -68,7 +68,8 @@ pub struct EngineConfig {
     pub guest_memory: PageCount,
     /// Whether the VM has an eviction port, to which an agent may write.
     pub has_port: bool,
-    /// Frames per one that is examined while they do not show what the guest evicted; 0 for none.
+    /// Number of frames for each one that is examined, while frames do not show what the guest evicted; 0 to examine
+    /// none.
     pub frame_sample: u32,
     /// Maximum number of pages that wait for the connection to the server.
     pub send_window: u32,
@@ -117,7 +118,7 @@ pub struct DiskEngine<M> {
     stats: EngineStats,
 }
 
-/// Maker of indexes for one engine, usable on any thread because it touches all of the memory.
+/// Maker of indexes for one engine. It can be used on any thread, because making an index touches all of its memory.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexMaker {
     seed: u64,
@@ -125,7 +126,7 @@ pub struct IndexMaker {
 }
 
 impl IndexMaker {
-    /// Returns an empty index in `words`, which hold at least [`Layout::words`].
+    /// Returns an empty index in `words`, which must hold at least [`Layout::words`].
     pub fn make<M: DerefMut<Target = [u32]>>(&self, layout: Layout, words: M) -> CacheIndex<M> {
         CacheIndex::new(words, layout, self.seed, self.zero)
     }
@@ -138,22 +139,24 @@ pub fn layout(config: &EngineConfig) -> Layout {
 }
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
-    /// Returns an engine whose index lives in `words`, which hold at least [`layout`]`(config).words()`.
+    /// Returns an engine whose index lives in `words`, which must hold at least [`layout`]`(config).words()`.
     pub fn new(config: &EngineConfig, words: M) -> Self {
         let prints = Fingerprinter::new(&config.key);
         let index = CacheIndex::new(words, layout(config), config.seed, prints.zero());
         Self::over(config, prints, index)
     }
 
-    /// Returns an engine that continues where a former process stopped or was killed, with its key. It keeps what that
-    /// process knew and cached, its pool, its failed flushes and its swap areas, but no requests.
+    /// Returns an engine that continues where the previous process stopped or was killed. `config` must have the key of
+    /// that process. The engine keeps the known blocks, the cached pages, the pool, the failed flushes and the swap
+    /// areas of that process, but none of its requests.
     ///
     /// Blocks that the process was about to write were forgotten before the write was issued. If anything else may have
-    /// written since, the caller must say so ([`Self::handle_content_uncertain`]). If the cache is off, only failed flushes
-    /// and swap areas are kept.
+    /// written to a disk since, the caller must call [`Self::handle_content_uncertain`]. If the cache is off, only
+    /// failed flushes and swap areas are kept.
     ///
     /// # Errors
-    /// If the words are no index of this version, key and number of disks. [`Self::new`] can use the words again.
+    /// If the words are not a valid index of this version, key and number of disks. [`Self::new`] can use the words
+    /// again.
     pub fn resume(config: &EngineConfig, words: M, origin: Origin) -> Result<Self, Unusable<M>> {
         let prints = Fingerprinter::new(&config.key);
         let index = CacheIndex::resume(words, origin, config.disks, config.seed, prints.zero())?;
@@ -191,8 +194,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.pool.is_owed_pages()
     }
 
-    /// Closes the engine so that another program can take over; only [`Self::reopen`] may follow. Does nothing while
-    /// [pages are owed](Self::is_owed_pages); the successor then rebuilds the index.
+    /// Closes the engine so that another program can take over. Only [`Self::reopen`] may follow. Does nothing while
+    /// [pages are owed](Self::is_owed_pages); in that case the successor rebuilds the index.
     pub fn close(&mut self) {
         self.index.close();
     }
@@ -208,12 +211,12 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.index.close();
     }
 
-    /// Returns the next thing to do, if any.
+    /// Returns the next action to execute, or `None` if there is none.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// Continues with the counters of a former engine of the same process.
+    /// Sets the counters to those of the previous engine of the same process.
     pub fn count_on(&mut self, stats: EngineStats) {
         self.stats = stats;
     }
@@ -243,8 +246,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         &self.index
     }
 
-    /// Returns the layout to move to if a cache of `cache` pages or a guest of `guest_memory` pages needs a larger index. A
-    /// larger cache gets the next power of two, so that moves are rare.
+    /// Returns the layout to move to if a cache of `cache` pages or a guest of `guest_memory` pages needs a larger
+    /// index. Returns `None` if the index is large enough. The number of slots for a larger cache is rounded up to a
+    /// power of two, so that moves are rare.
     pub fn needs_layout(&self, cache: PageCount, guest_memory: PageCount) -> Option<Layout> {
         let now = self.index.layout();
         let resident = now.resident_limit().0;
@@ -255,7 +259,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         Some(Layout::new(PageCount(slots), PageCount(guest_memory.0.max(resident)), now.disks()))
     }
 
-    /// Returns the layout to move to if a guest of `guest_memory` pages needs at least an eighth less memory for the index.
+    /// Returns the layout to move to if the index of a guest of `guest_memory` pages needs less than seven eighths of
+    /// the current memory. Otherwise returns `None`.
     pub fn spare_layout(&self, guest_memory: PageCount) -> Option<Layout> {
         let now = self.index.layout();
         let layout = Layout::new(now.slot_limit(), guest_memory, now.disks());
@@ -267,17 +272,18 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         IndexMaker { seed: self.seed, zero: self.prints.zero() }
     }
 
-    /// Begins to move the index into `target`, which [`Self::index_maker`] made.
+    /// Starts to move the index into `target`, which [`Self::index_maker`] made.
     pub fn begin_move(&mut self, target: CacheIndex<M>) {
         self.index.begin_move(target);
     }
 
-    /// Moves `nodes` more nodes, about 100 ns each. Returns whether only [`Self::finish_move`] is left to do.
+    /// Moves `nodes` more nodes, which takes about 100 ns each. Returns whether all nodes were moved, so that only
+    /// [`Self::finish_move`] is left.
     pub fn move_index(&mut self, nodes: u32) -> bool {
         self.index.move_nodes(nodes)
     }
 
-    /// Switches to the index in its new region, and returns the old words.
+    /// Switches to the index in its new region, and returns the old words. Returns `None` if no move is in progress.
     pub fn finish_move(&mut self) -> Option<M> {
         self.index.finish_move()
     }
@@ -288,18 +294,19 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.finish_move()
     }
 
-    /// Returns the number of guest requests that are not completed.
+    /// Returns the number of guest requests that are not completed yet.
     pub fn requests_in_flight(&self) -> usize {
         self.requests.in_flight()
     }
 
-    /// Sets the number of blocks of a disk; `swap` declares all of them a swap area. To be called once for each disk at the
-    /// start.
+    /// Sets the number of blocks of a disk; `swap` declares all of them a swap area. Must be called once for each disk
+    /// at the start.
     pub fn describe_disk(&mut self, disk: DiskIndex, blocks: u64, swap: bool) {
         self.disks.describe(disk, blocks, swap, &mut self.index);
     }
 
-    /// Records the errno of a flush or durable write of the disk that failed, now or in a former process; `None` clears it.
+    /// Records the errno of a failed flush or durable write of the disk, from this process or the previous one. `None`
+    /// clears the record.
     pub fn set_failed_flush(&mut self, disk: DiskIndex, errno: Option<i32>) {
         self.index.set_flush_failed(disk, errno);
     }
@@ -309,7 +316,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.disks.swap_areas(disk)
     }
 
-    /// Handles an evicted `page` (4 KiB, copied out of guest memory). After [`Evicted::Admit`] the caller must send it.
+    /// Handles an evicted `page` (4 KiB, copied out of guest memory). If this returns [`Evicted::Admit`], the caller
+    /// must send the page.
     pub fn handle_evicted(&mut self, page: &[u8]) -> Evicted {
         self.admit.note_eviction();
         let evicted = self.judge(page);
@@ -317,8 +325,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         evicted
     }
 
-    /// Returns the advice to the agent: 0 for every page, else one page in this many (at most 1024, also while the cache is
-    /// off).
+    /// Returns the advice to the agent: 0 to send every page, or N to send one page in N. N is at most 1024, which is
+    /// also the advice while the cache is off.
     pub fn advice(&self) -> u32 {
         if self.pool.is_enabled() { self.admit.advice() } else { ADVICE_MAX }
     }
@@ -328,15 +336,16 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.pool.is_enabled() && self.pool.can_send() && self.admit.wants_frame()
     }
 
-    /// Handles the `page` (4 KiB, copied out of guest memory) that a frame held before a read overwrote it. After
-    /// [`Evicted::Admit`] the caller must send it.
+    /// Handles the `page` (4 KiB, copied out of guest memory) that a frame held before a read overwrote it. If this
+    /// returns [`Evicted::Admit`], the caller must send the page.
     pub fn handle_frame(&mut self, page: &[u8]) -> Evicted {
         let evicted = self.judge(page);
         self.admit.count_frame(evicted, &mut self.stats);
         evicted
     }
 
-    /// Decides about an evicted page, which is admitted if the disk is known to hold its content for some block.
+    /// Decides whether to admit an evicted page. It is admitted only if the disk is known to hold its content for some
+    /// block.
     fn judge(&mut self, page: &[u8]) -> Evicted {
         if !self.pool.is_enabled() {
             return Evicted::Dropped;
@@ -371,7 +380,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Returns whether one more page may go to the server.
+    /// Returns whether one more page may be sent to the server.
     fn may_send(&mut self) -> bool {
         self.pool.can_send() && self.race.admits()
     }

@@ -22,7 +22,8 @@ pub struct Overlaps {
 }
 
 impl Overlaps {
-    /// Adds an I/O on `blocks`, and taints it and others where they overlap.
+    /// Adds an I/O on `blocks`. Taints the new I/O if a modification in flight overlaps it. If the new I/O is a
+    /// modification, taints all I/Os in flight that it overlaps.
     pub fn begin(&mut self, rules: Rules, request: RequestId, blocks: Range<u64>, modifies: bool) {
         let mut tainted = false;
         for other in &mut self.in_flight {
@@ -42,7 +43,7 @@ impl Overlaps {
         self.in_flight.push(InFlight { request, blocks, modifies, tainted });
     }
 
-    /// Ends the I/O of `request`. Returns whether no modification overlapped it.
+    /// Removes the I/O of `request`, which has ended. Returns `true` if no modification overlapped it.
     pub fn end(&mut self, request: RequestId) -> bool {
         match self.in_flight.iter().position(|io| io.request == request) {
             Some(at) => !self.in_flight.swap_remove(at).tainted,
@@ -64,7 +65,7 @@ impl Overlaps {
         self.in_flight.len()
     }
 
-    /// Returns whether nothing is in flight.
+    /// Returns whether no I/O is in flight.
     pub fn is_empty(&self) -> bool {
         self.in_flight.is_empty()
     }

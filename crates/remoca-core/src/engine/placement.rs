@@ -1,9 +1,9 @@
 //! Placement of the pool: which servers are asked, which offer is taken, and when the pool moves.
 //!
-//! Without a session, every server is asked as soon as its backoff allows. A server that still has the pool is taken at
-//! once. Otherwise the other answers are awaited for a short time, and one server is drawn among those that can give what is
-//! wanted. With a session, the others are asked only while the pool is smaller than wanted. The pool moves only if another
-//! server offers at least a quarter more, because a move loses everything that is cached.
+//! Without a session, every server is asked as soon as its backoff allows. A server that still has the pool is chosen
+//! at once. Otherwise the other answers are awaited for a short time, and one server is drawn among those that can give
+//! what is wanted. With a session, the others are asked only while the pool is smaller than wanted. The pool moves only
+//! if another server offers at least a quarter more, because a move loses everything that is cached.
 //! 1. Every `Ask` gets one answer, and every connection that answered is either used or released.
 //! 2. A session begins and ends in `handle_answer`, `handle_timer`, `handle_disconnected` and `set_servers` only, never
 //!    while frames of a server are handled.
@@ -16,13 +16,13 @@ use std::collections::VecDeque;
 
 const BACKOFF_MIN_NS: u64 = 100_000_000;
 const BACKOFF_MAX_NS: u64 = 5_000_000_000;
-/// How long to wait for other answers after the first one.
+/// Time, in nanoseconds, to wait for other answers after the first one.
 const PATIENCE_NS: u64 = 500_000_000;
 /// Minimum interval between searches for a larger pool, and between moves of the pool.
 const LOOK_PAUSE_NS: u64 = 60_000_000_000;
 /// Minimum interval between searches while the server grants nothing, so that there is nothing to lose.
 const EMPTY_PAUSE_NS: u64 = 10_000_000_000;
-/// How long a server that gave less than it offered is not believed to have more.
+/// Time, in nanoseconds, for which a server that granted less than it offered is not trusted to have more.
 const DISTRUST_NS: u64 = 600_000_000_000;
 
 /// State of the pool, as far as placement needs it.
@@ -53,7 +53,7 @@ struct Server {
     number: ServerNumber,
     state: State,
     backoff_ns: u64,
-    /// Size that it granted, and when, if it had offered more.
+    /// Size that the server granted although it had offered more, and when it did.
     gave: Option<(PageCount, Nanos)>,
 }
 
@@ -64,7 +64,7 @@ impl Server {
         self.backoff_ns = (self.backoff_ns * 2).clamp(BACKOFF_MIN_NS, BACKOFF_MAX_NS);
     }
 
-    /// Returns the size that it can give this VM, as far as its offer is believed.
+    /// Returns the size that the server can grant this VM, as far as its offer is trusted.
     fn can_give(&self, offer: &PoolOffer, now: Nanos) -> PageCount {
         match self.gave {
             Some((gave, at)) if now.since_ns(at) < DISTRUST_NS => offer.possible().min(gave),
@@ -94,7 +94,7 @@ impl Random {
         (mixed ^ (mixed >> 31)) % end.max(1)
     }
 
-    /// Returns `ns` plus a random part of up to a quarter.
+    /// Returns `ns` plus a random share of it, up to a quarter.
     fn stretch(&mut self, ns: u64) -> u64 {
         ns + self.below(ns / 4 + 1)
     }
@@ -104,9 +104,9 @@ impl Random {
 #[derive(Debug)]
 pub(super) struct Placement {
     servers: Vec<Server>,
-    /// Whether the others were asked for a larger pool, and the decision is open.
+    /// Whether the other servers were asked for a larger pool, and the decision is pending.
     looking: bool,
-    /// Time of the last such question; `None` if the operator has changed something since.
+    /// Time at which the other servers were last asked; `None` if the operator has changed something since.
     looked_at: Option<Nanos>,
     /// Random share of the jitter in the next pause, 0 to 255.
     jitter: u64,
@@ -150,7 +150,8 @@ impl Placement {
         seat.is_some_and(|seat| !numbers.contains(&seat.server))
     }
 
-    /// Handles the answer of a server. Returns whether the server is still in the list.
+    /// Handles the answer of a server, which is `None` if there is no connection to it. Returns whether the server is
+    /// still in the list.
     pub(super) fn answer(&mut self, now: Nanos, number: ServerNumber, offer: Option<PoolOffer>) -> bool {
         let Some(at) = self.servers.iter().position(|server| server.number == number) else { return false };
         match offer {
@@ -160,7 +161,8 @@ impl Placement {
         true
     }
 
-    /// Handles the loss of the session's connection. A server that hangs up soon after its offer is not asked in a tight loop.
+    /// Handles the loss of the session's connection. A server that hangs up soon after its offer is not asked again in
+    /// a tight loop.
     pub(super) fn lost(&mut self, now: Nanos, seat: Seat) {
         let lasted = now.since_ns(seat.since) >= BACKOFF_MAX_NS;
         if !lasted {
@@ -169,13 +171,14 @@ impl Placement {
         self.end(now, seat, lasted.then_some(0));
     }
 
-    /// Handles a server that was silent for too long, with the longest backoff, so that others come first.
+    /// Handles a server that was silent for too long. That server gets the longest backoff, so that others are asked
+    /// first.
     pub(super) fn silent(&mut self, now: Nanos, seat: Seat) {
         self.distrust(now, seat.server);
         self.end(now, seat, Some(BACKOFF_MAX_NS));
     }
 
-    /// Disregards the offers of a server for a while, because it offered memory and did not serve.
+    /// Disregards the offers of a server for a while, because it offered memory and then did not serve.
     fn distrust(&mut self, now: Nanos, number: ServerNumber) {
         if let Some(server) = self.server(number) {
             server.gave = Some((PageCount(0), now));
@@ -195,7 +198,7 @@ impl Placement {
         self.looked_at = None;
     }
 
-    /// Returns when the others are asked, if the pool is smaller than wanted.
+    /// Returns the earliest time at which the other servers are asked, if the pool is smaller than wanted.
     fn look_at(&self, need: &Need) -> Nanos {
         let pause = if need.granted.0 == 0 { EMPTY_PAUSE_NS } else { LOOK_PAUSE_NS };
         let last = self.looked_at.max(self.moved_at);
@@ -224,7 +227,7 @@ impl Placement {
         [ask, decide].into_iter().flatten().min()
     }
 
-    /// Returns when the first server may be asked.
+    /// Returns the earliest time at which a server may be asked, or `None` if no server is idle.
     fn first_idle(&self) -> Option<Nanos> {
         let at = |server: &Server| if let State::Idle(at) = server.state { Some(at) } else { None };
         self.servers.iter().filter_map(at).min()
@@ -235,7 +238,8 @@ impl Placement {
         self.servers.iter().filter_map(at).min()
     }
 
-    /// Asks servers that are due.
+    /// Asks servers that are due. During a session, does so only if the pool is smaller than wanted and a search is
+    /// due.
     pub(super) fn ask(&mut self, now: Nanos, need: &Need, actions: &mut VecDeque<Action>) {
         if need.seat.is_some() {
             let nobody = self.first_idle().is_none_or(|at| now < at);
@@ -254,7 +258,8 @@ impl Placement {
         }
     }
 
-    /// Returns the server that the pool goes to now, with its offer, if one is chosen.
+    /// Returns the server to which the pool goes now, and its offer. Returns `None` if no server is chosen yet, or the
+    /// pool is not to move.
     pub(super) fn choose(&mut self, now: Nanos, need: &Need) -> Option<(ServerNumber, PoolOffer)> {
         if need.seat.is_none()
             && let Some(warm) = self.warm(need)
@@ -273,7 +278,8 @@ impl Placement {
         (need.seat.is_none() || worth_it).then_some((server, offer))
     }
 
-    /// Returns the server that still has the pool that the index describes.
+    /// Returns the server that still has the pool that the index describes, and its offer. Returns `None` if no server
+    /// has offered that pool.
     fn warm(&self, need: &Need) -> Option<(ServerNumber, PoolOffer)> {
         let (number, generation) = need.pool?;
         self.servers.iter().find_map(|server| match server.state {
@@ -284,8 +290,10 @@ impl Placement {
         })
     }
 
-    /// Returns a random server among those that can give what is wanted, or among the largest; more memory makes one
-    /// likelier. VMs that ask at the same time see the same figures, and must not all go to one server.
+    /// Draws a random server among those that can grant the wanted size or, if none can, among those that can grant the
+    /// most. A server with more memory is more likely to be drawn. VMs that ask at the same time see the same figures,
+    /// and must not all choose the same server. Returns the server, its offer and the size that it can grant, or `None`
+    /// if no server has answered.
     fn draw(&mut self, now: Nanos, wanted: PageCount) -> Option<(ServerNumber, PoolOffer, PageCount)> {
         let answered = self.servers.iter().filter_map(|server| match server.state {
             State::Answered(offer, _) => Some((server.number, offer, server.can_give(&offer, now))),
@@ -304,7 +312,7 @@ impl Placement {
         Some((server, offer, gives.min(wanted)))
     }
 
-    /// Gives the pool to a server, after it has left the seat `left`. Returns its new seat.
+    /// Assigns the pool to a server, after the pool has left the seat `left`. Returns its new seat.
     pub(super) fn begin(&mut self, now: Nanos, number: ServerNumber, offer: &PoolOffer, left: Option<Seat>) -> Seat {
         if let Some(left) = left {
             self.moved_at = Some(now);
@@ -318,7 +326,7 @@ impl Placement {
         Seat { server: number, since: now, possible: offer.possible() }
     }
 
-    /// Releases the connections of servers that answered and were not chosen.
+    /// Releases the connections of servers that answered and were not chosen. Does nothing while the choice is pending.
     pub(super) fn release(&mut self, now: Nanos, has_seat: bool, actions: &mut VecDeque<Action>) {
         if !has_seat || self.looking {
             return;

@@ -1,8 +1,8 @@
 //! One pool: the session with its memory server, its size, its send window, and its outstanding REQUESTs.
 //!
-//! The size has three parts: what the operator wants, what the server grants, and which slots are usable meanwhile. Before a
-//! smaller size is asked for, pages are moved out of the slots that go, some in each turn. Everything that exists once for
-//! each pool is here; the index and the placement are arguments.
+//! The size has three parts: what the operator wants, what the server grants, and which slots are usable meanwhile.
+//! Before a smaller size is requested, pages are moved out of the slots that will be cut off, a few in each turn.
+//! Everything that exists once for each pool is here; the index and the placement are arguments.
 
 use super::fetches::{Fetch, Fetches};
 use super::placement::{Need, Placement, Seat};
@@ -12,10 +12,10 @@ use crate::units::{Nanos, PageCount};
 use std::collections::VecDeque;
 use std::ops::DerefMut;
 
-/// How long a server may owe an answer before the session is given up.
+/// Time, in nanoseconds, for which a server may owe an answer before the session is given up.
 const SILENCE_NS: u64 = 10_000_000_000;
 
-/// Pause before a size is asked for again that was refused, or granted only in part.
+/// Pause, in nanoseconds, before a size that was refused, or granted only in part, is requested again.
 const RESIZE_RETRY_NS: u64 = 10_000_000_000;
 
 /// Maximum number of moves between two SETSIZEs, for which the log of sends has room. The answer to a SETSIZE shows that the
@@ -39,13 +39,13 @@ pub(super) struct Pool {
     /// Size that the server granted.
     granted: PageCount,
     retry_at: Option<Nanos>,
-    /// Size to ask for once no slot beyond it is usable.
+    /// Size to request once no slot beyond it is usable.
     to_ask: Option<PageCount>,
     /// Moves since the last SETSIZE.
     moves: u32,
-    /// Whether the size asked for last is what a refusal left possible, not what is wanted.
+    /// Whether the size requested last is the size that a refusal left possible, and not the wanted one.
     reduced: bool,
-    /// Start of the time in which the server has owed answers and given none.
+    /// Time since which the server has owed answers and sent none.
     silent_since: Option<Nanos>,
     /// Start of the wait for the answer to a SETSIZE, set by the first timer after it was sent.
     size_owed_since: Option<Nanos>,
@@ -78,7 +78,7 @@ impl Pool {
         }
     }
 
-    /// Takes over the size that the pool had in a former process, from its index.
+    /// Restores the size that the pool had in the previous process, from the index of that process.
     pub(super) fn restore<M: DerefMut<Target = [u32]>>(&mut self, index: &CacheIndex<M>) {
         self.granted = index.capacity();
         self.wanted = self.wanted.min(index.layout().slot_limit());
@@ -105,19 +105,19 @@ impl Pool {
         self.granted
     }
 
-    /// Returns the place of the pool while there is a session.
+    /// Returns the seat of the pool, or `None` if there is no session.
     pub(super) fn seat(&self) -> Option<Seat> {
         self.session.map(|session| session.seat)
     }
 
-    /// Returns what placement needs to know of the pool.
+    /// Returns the state of the pool that placement needs.
     pub(super) fn need<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> Need {
         let pool = index.pool().map(|pool| (ServerNumber(pool.server), pool.generation));
         let settled = !self.is_size_owed() && self.to_ask.is_none();
         Need { wanted: self.wanted, granted: self.granted, settled, pool, seat: self.seat() }
     }
 
-    /// Begins a session with the server of `seat`, which made this offer.
+    /// Starts a session with the server of `seat`, which made this offer.
     pub(super) fn begin_session<M: DerefMut<Target = [u32]>>(
         &mut self,
         seat: Seat,
@@ -154,13 +154,13 @@ impl Pool {
         self.is_up() && self.room > 0
     }
 
-    /// Takes the room of a page that is about to be sent.
+    /// Takes room in the send window for a page that is about to be sent.
     pub(super) fn note_send(&mut self) {
         assert!(self.room > 0, "a page is sent for which there is no room");
         self.room -= 1;
     }
 
-    /// Gives back the room of pages that left for the network.
+    /// Frees the room in the send window of pages that have left for the network.
     pub(super) fn note_sent(&mut self, pages: u32) {
         self.room = self.room.saturating_add(pages).min(self.window);
     }
@@ -171,13 +171,14 @@ impl Pool {
         self.is_up() && self.fetches.has_room(count)
     }
 
-    /// Adds a REQUEST and returns its number.
+    /// Adds a REQUEST and returns its ID.
     #[inline]
     pub(super) fn begin_fetch(&mut self, fetch: Fetch) -> FetchId {
         self.fetches.begin(fetch)
     }
 
-    /// Removes a REQUEST that the server replied to, unpins its slot and returns it; `None` if the number is unknown.
+    /// Removes a REQUEST that the server replied to, unpins its slot and returns the REQUEST. Returns `None` if no
+    /// REQUEST with this ID is outstanding.
     pub(super) fn end_fetch<M>(&mut self, now: Nanos, id: FetchId, index: &mut CacheIndex<M>) -> Option<Fetch>
     where
         M: DerefMut<Target = [u32]>,
@@ -200,13 +201,13 @@ impl Pool {
         }
     }
 
-    /// Starts the clock on the server's silence, if it is not running: an answer is late.
+    /// Starts the clock on the server's silence, unless it is already running, because an answer is late.
     pub(super) fn note_silence(&mut self, now: Nanos) {
         self.silent_since.get_or_insert(now);
     }
 
-    /// Restarts the clock on the server's silence after an answer that it owed. Unsolicited replies do not count: a server
-    /// could send them for ever and never answer.
+    /// Restarts the clock on the server's silence after an answer that it owed, or stops the clock if it owes no more
+    /// pages. Unsolicited replies do not count, because a server could send them forever and never answer.
     fn note_answer(&mut self, now: Nanos) {
         self.silent_since = (!self.fetches.is_empty()).then_some(now);
     }
@@ -215,21 +216,22 @@ impl Pool {
         self.session.is_some_and(|session| session.asked.is_some())
     }
 
-    /// Returns when a server that owes an answer is given up. For a SETSIZE whose clock does not run yet, that is at once.
+    /// Returns the time at which a server that owes an answer is given up, or `None` if no clock is running. For a
+    /// SETSIZE whose clock is not running yet, returns 0, so that the next timer starts that clock.
     fn silence_deadline(&self) -> Option<Nanos> {
         let silent = self.silent_since.map(|since| since.plus_ns(SILENCE_NS));
         let owed = self.is_size_owed().then(|| self.size_owed_since.map_or(Nanos(0), |at| at.plus_ns(SILENCE_NS)));
         [silent, owed].into_iter().flatten().min()
     }
 
-    /// Returns when [`Self::handle_timer`] has something to do.
+    /// Returns the time at which [`Self::handle_timer`] must be called, or `None` if it has nothing to do.
     pub(super) fn deadline<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> Option<Nanos> {
         let size = index.is_resizing().then_some(Nanos(0));
         [self.retry_at, self.silence_deadline(), size].into_iter().flatten().min()
     }
 
-    /// Continues a change of size, and asks for the size again if that is due. Returns whether the server has been silent for
-    /// too long.
+    /// Continues a change of size, and requests the size again if that is due. Returns whether the server has been
+    /// silent for too long.
     pub(super) fn handle_timer<M>(
         &mut self,
         now: Nanos,
@@ -254,7 +256,7 @@ impl Pool {
 
     // The size.
 
-    /// Handles the size that the server gave the pool.
+    /// Handles the size that the server granted the pool.
     pub(super) fn take_size<M: DerefMut<Target = [u32]>>(
         &mut self,
         now: Nanos,
@@ -266,7 +268,8 @@ impl Pool {
         let Some((seat, asked)) = self.take_asked(now, index) else { return };
         self.granted = npages;
         placement.note_size(now, seat, npages, self.wanted);
-        // Another size than asked for is retried only after a pause: such a server would be asked without end.
+        // If the server granted another size than the requested one, retry only after a pause. Otherwise such a server
+        // would be asked endlessly.
         if npages != asked || (self.reduced && npages < self.wanted) {
             self.retry_at = Some(now.plus_ns(RESIZE_RETRY_NS));
             self.fit_capacity(index, actions);
@@ -275,7 +278,7 @@ impl Pool {
         }
     }
 
-    /// Handles the refusal of a size by a server that could give `available` pages more than the pool has.
+    /// Handles the refusal of a size by a server that could grant `available` pages more than the pool has.
     pub(super) fn take_refusal<M: DerefMut<Target = [u32]>>(
         &mut self,
         now: Nanos,
@@ -287,7 +290,7 @@ impl Pool {
         let Some((seat, asked)) = self.take_asked(now, index) else { return };
         let possible = PageCount(self.granted.0.saturating_add(available.0));
         if self.wanted < asked {
-            // Meanwhile the operator wants less.
+            // In the meantime the operator wants less.
             self.ask_size(None, index, actions);
         } else if possible > self.granted && possible < asked && !self.reduced {
             self.ask_size(Some(possible), index, actions);
@@ -298,7 +301,8 @@ impl Pool {
         }
     }
 
-    /// Ends the wait for the answer to a SETSIZE. Returns the seat and the size that was asked for.
+    /// Ends the wait for the answer to a SETSIZE. Returns the seat and the requested size, or `None` if no SETSIZE is
+    /// outstanding.
     fn take_asked<M>(&mut self, now: Nanos, index: &mut CacheIndex<M>) -> Option<(Seat, PageCount)>
     where
         M: DerefMut<Target = [u32]>,
@@ -324,8 +328,9 @@ impl Pool {
         self.ask_size(None, index, actions);
     }
 
-    /// Plans to ask for the operator's size, or for the `reduced` one that a refusal left, unless the pool has that size. A
-    /// smaller size is asked for only after pages have been moved out of the slots that go.
+    /// Plans to request the operator's size, or the `reduced` size that a refusal left possible, unless the pool
+    /// already has that size. A smaller size is requested only after pages have been moved out of the slots that will
+    /// be cut off.
     fn ask_size<M: DerefMut<Target = [u32]>>(
         &mut self,
         reduced: Option<PageCount>,
@@ -343,7 +348,7 @@ impl Pool {
         self.fit_capacity(index, actions);
     }
 
-    /// Makes the usable slots follow the granted and the wanted size, and does the first part of that.
+    /// Adapts the number of usable slots to the granted and the wanted size. Takes only the first step of that change.
     fn fit_capacity<M: DerefMut<Target = [u32]>>(&mut self, index: &mut CacheIndex<M>, actions: &mut VecDeque<Action>) {
         self.aim(index);
         self.go_on_with_size(index, actions);
@@ -363,7 +368,8 @@ impl Pool {
         });
     }
 
-    /// Does the next part of a change of size. Sends the SETSIZE once the capacity fits it, or after many moves.
+    /// Takes the next step of a change of size. Sends the SETSIZE once the capacity fits it, or after [`MOVES_MAX`]
+    /// moves.
     fn go_on_with_size<M>(&mut self, index: &mut CacheIndex<M>, actions: &mut VecDeque<Action>)
     where
         M: DerefMut<Target = [u32]>,

@@ -4,8 +4,8 @@
 //! The first answer goes to the guest; the other one has no effect. A hedge spends credit from a token bucket. The credit
 //! comes back if the disk wins the hedge, and bit by bit with every read that the server answers. Without credit, or with
 //! hedging off, the disk is asked after a timeout of twice its median latency.
-//! 1. A page that arrives second finds its read answered ([`super::requests`]). A disk read that is second is *abandoned*:
-//!    it has its own buffer, and its request keeps its number until the disk is done.
+//! 1. A page that arrives second finds its read answered ([`super::requests`]). A disk read that is second is
+//!    *abandoned*: it has its own buffer, and its request keeps its ID until the disk is done.
 //! 2. Every read that waits for the server is in one of the queues, in flight on the disk, or both.
 //! 3. The abandoned reads of each disk are bounded ([`super::speculative`]). At the limit, its late reads keep waiting for
 //!    the server; those of other disks are not affected.
@@ -64,9 +64,9 @@ pub(super) struct WaitLimits {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LateRead {
     pub(super) id: RequestId,
-    /// Reason to ask the disk now, if it is to be asked.
+    /// Reason to send the read to the disk now, or `None` to leave it with the server.
     pub(super) reason: Option<ReadReason>,
-    /// Whether this is the first time that it is late.
+    /// Whether the read was not reported as late before.
     pub(super) is_newly_late: bool,
 }
 
@@ -78,7 +78,7 @@ pub struct HedgingStatus {
     pub disk: Option<Latency>,
     /// Latency of reads that the server answered first; `None` while there are too few samples.
     pub server: Option<Latency>,
-    /// Wait after which an answer of the server is late.
+    /// Time after which an answer of the server is late.
     pub late_after_ns: u64,
 }
 
@@ -147,8 +147,8 @@ impl Race {
         self.waiting.push_back(Waiting { since, id, serial });
     }
 
-    /// Adds the latency of a disk read to the estimates. A read that may have queued behind abandoned reads only counts for
-    /// the disk's concurrency.
+    /// Adds the latency of a disk read to the estimates. A read that may have queued behind abandoned reads counts only
+    /// for the disk's concurrency.
     pub(super) fn note_disk(&mut self, now: Nanos, disk: DiskIndex, io: DiskIo) {
         let ns = now.since_ns(io.since);
         self.speculative(disk).note_latency(ns, io.queue_depth);
@@ -162,12 +162,13 @@ impl Race {
         }
     }
 
-    /// Counts a disk read as abandoned: its request has just been answered.
+    /// Counts a disk read as abandoned, because its request has just been answered.
     pub(super) fn begin_abandoned(&mut self, disk: DiskIndex, range: ByteRange) {
         self.speculative(disk).begin_abandoned(range);
     }
 
-    /// Ends a disk read, and requeues deferred reads if that makes room. `answered` says whether it was abandoned.
+    /// Counts a disk read that ended, and requeues deferred reads if that makes room for them. `answered` says whether
+    /// it was abandoned.
     pub(super) fn end_io(&mut self, disk: DiskIndex, reason: ReadReason, range: ByteRange, answered: bool) {
         let speculative = &mut self.speculative[usize::from(disk.0)];
         speculative.end_io(reason, range, answered);
@@ -176,12 +177,12 @@ impl Race {
         }
     }
 
-    /// Counts a guest read as begun.
+    /// Counts a guest read that starts.
     pub(super) fn begin_read(&mut self, disk: DiskIndex) {
         self.speculative(disk).begin_read();
     }
 
-    /// Counts a guest read as answered.
+    /// Counts a guest read that was answered.
     pub(super) fn end_read(&mut self, disk: DiskIndex) {
         self.speculative(disk).end_read();
         self.breaker.note_read();
@@ -194,7 +195,8 @@ impl Race {
         }
     }
 
-    /// Spends the credit of a hedge and counts it, if disk and credit allow one. Returns whether they do.
+    /// Starts a hedge if the load of the disk and the credit permit it: counts the hedge and spends its credit. Returns
+    /// whether a hedge was started.
     fn try_begin_hedge(&mut self, disk: DiskIndex, range: ByteRange) -> bool {
         let speculative = &mut self.speculative[usize::from(disk.0)];
         let is_allowed = speculative.has_room_for_hedge() && self.credit >= HEDGE_COST;
@@ -205,7 +207,8 @@ impl Race {
         is_allowed
     }
 
-    /// Returns the wait after which an answer is late. It grows as the credit falls below half.
+    /// Returns the time, in nanoseconds, after which an answer of the server is late. It grows as the credit falls
+    /// below half.
     fn late_after_ns(&self) -> u64 {
         if !self.enabled {
             return self.latencies.timeout_ns();
@@ -213,7 +216,8 @@ impl Race {
         self.latencies.late_after_ns(CREDIT_MAX.saturating_sub(2 * self.credit), CREDIT_MAX)
     }
 
-    /// Returns when the next read is late, after dropping those from the queues that no longer wait.
+    /// Returns the time at which the next read is late, or `None` if no read waits. Removes reads that no longer wait
+    /// from the front of the queues.
     pub(super) fn late_deadline(&mut self, requests: &Requests) -> Option<Nanos> {
         let waiting = first_waiting(&mut self.waiting, requests);
         let unhedged = first_waiting(&mut self.unhedged, requests);
@@ -235,8 +239,9 @@ impl Race {
         WaitLimits { late_after_ns: self.late_after_ns(), timeout_ns: self.latencies.timeout_ns() }
     }
 
-    /// Returns the next read that has waited longer than `wait_limits`. If it has a reason, the caller must ask the disk:
-    /// that is already counted here.
+    /// Returns the next read that has waited longer than `wait_limits`, or `None` if there is no such read. If the
+    /// result has a reason, the caller must send the read to the disk. This function has already counted that disk
+    /// read.
     pub(super) fn next_late(
         &mut self,
         now: Nanos,
@@ -262,14 +267,15 @@ impl Race {
             let reason = self.begin_timeout_read(read, disk, stats);
             return Some(LateRead { id: read.id, reason, is_newly_late: false });
         }
-        // While a disk hangs, the server goes on answering deferred reads.
+        // While a disk hangs, the server continues to answer deferred reads.
         for speculative in &mut self.speculative {
             speculative.retain_deferred(|read| is_waiting(requests, read));
         }
         None
     }
 
-    /// Counts a timed-out read and returns the reason to ask the disk. Defers it if the disk has too many abandoned reads.
+    /// Counts a timed-out read and returns the reason to send it to the disk. If the disk has too many abandoned reads,
+    /// defers the read instead and returns `None`.
     fn begin_timeout_read(&mut self, read: Waiting, disk: DiskIndex, stats: &mut EngineStats) -> Option<ReadReason> {
         let speculative = self.speculative(disk);
         if speculative.is_abandoned_full() {
@@ -280,8 +286,8 @@ impl Race {
         Some(ReadReason::Timeout)
     }
 
-    /// Makes a read that just went to the server a probe. Returns whether to ask the disk as well, which is not done if it
-    /// has too many abandoned reads.
+    /// Makes a read that was just sent to the server a probe. Returns whether to send it to the disk as well. If the
+    /// disk has too many abandoned reads, returns `false`, and the read waits for the server only.
     pub(super) fn begin_probe(
         &mut self,
         now: Nanos,
@@ -301,8 +307,8 @@ impl Race {
         asks_disk
     }
 
-    /// Keeps a read waiting for the server after the disk failed it. If the server does not answer in time, the disk is
-    /// asked again, and its second result goes to the guest. An answer to a probe still counts as a win.
+    /// Keeps a read waiting for the server after its disk read failed. If the server does not answer in time, the disk
+    /// is asked again, and its second result goes to the guest. An answer to a probe still counts as a win.
     pub(super) fn wait_on(&mut self, now: Nanos, id: RequestId, serial: u64) {
         self.unhedged.push_back(Waiting { since: now, id, serial });
     }
@@ -333,8 +339,8 @@ impl Race {
         }
     }
 
-    /// Notes that the server cannot answer a read, so its disk read was needed. It has no page, sent a wrong one, or still
-    /// owes it after the disk failed twice.
+    /// Notes that the server cannot answer a read, so that its disk read was needed. The server has no page, sent a
+    /// wrong one, or still owes it after the disk failed twice.
     pub(super) fn note_no_page(&mut self, request: &Request) {
         self.breaker.note_draw(request.serial);
         if let Some(io) = request.io {
@@ -342,18 +348,18 @@ impl Race {
         }
     }
 
-    /// Counts a disk read as begun. Returns the record to keep with its request.
+    /// Counts a disk read that starts. Returns the record to keep with its request.
     pub(super) fn begin_io(&mut self, now: Nanos, disk: DiskIndex, reason: ReadReason) -> DiskIo {
         self.speculative(disk).begin_io(now, reason)
     }
 }
 
-/// Returns whether a read waits for the server alone.
+/// Returns whether a read waits only for the server.
 fn is_waiting(requests: &Requests, read: &Waiting) -> bool {
     requests.only_at_server(read.id, read.serial).is_some()
 }
 
-/// Returns the first read of a queue that still waits, after removing those before it.
+/// Returns the first read of a queue that still waits, or `None` if there is no such read. Removes the reads before it.
 fn first_waiting(queue: &mut VecDeque<Waiting>, requests: &Requests) -> Option<Waiting> {
     while let Some(first) = queue.front().copied() {
         if is_waiting(requests, &first) {
@@ -364,7 +370,8 @@ fn first_waiting(queue: &mut VecDeque<Waiting>, requests: &Requests) -> Option<W
     None
 }
 
-/// Removes and returns the first read of a queue, if it has waited for `ns`.
+/// Removes and returns the first read of a queue if it has waited for at least `ns` nanoseconds. Otherwise returns
+/// `None`.
 fn pop_due(queue: &mut VecDeque<Waiting>, ns: u64, now: Nanos) -> Option<Waiting> {
     let first = queue.front().copied().filter(|first| first.since.plus_ns(ns) <= now)?;
     queue.pop_front();

@@ -1,7 +1,7 @@
 //! Table of guest requests: what each expects of the memory server, and the disk read in flight for it.
 //!
-//! A request leaves the table when it is answered and the disk is done with it. Its number may then be reused; the serial
-//! tells the two apart. Callers get copies: only the methods of [`Requests`] change a request.
+//! A request leaves the table when it is answered and the disk is done with it. Its ID may then be reused; the serial
+//! number distinguishes the two requests. Callers get copies: only the methods of [`Requests`] change a request.
 
 use super::types::{GuestOp, RequestId};
 use crate::units::{ByteRange, DiskIndex, Nanos};
@@ -47,7 +47,8 @@ pub(super) struct Request {
     pub(super) disk: DiskIndex,
     pub(super) op: GuestOp,
     pub(super) issued: Nanos,
-    /// Number of all requests up to this one, which tells it from later ones with the same id.
+    /// Serial number: the number of all requests up to this one. It distinguishes this request from later ones with the
+    /// same ID.
     pub(super) serial: u64,
     pub(super) pages: Pages,
     /// Disk read in flight for it.
@@ -66,11 +67,11 @@ impl Request {
     }
 }
 
-/// Requests that are not over, by number.
+/// Requests that are not finished, by ID.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     slots: Vec<Option<Request>>,
-    /// Serial of the newest request.
+    /// Serial number of the newest request.
     serial: u64,
 }
 
@@ -89,19 +90,19 @@ impl Requests {
             Some(Request { disk, op, issued: now, serial, pages, io: None, failed: false, answered: false });
     }
 
-    /// Returns the serial of the newest request.
+    /// Returns the serial number of the newest request.
     #[inline]
     pub(super) fn newest(&self) -> u64 {
         self.serial
     }
 
-    /// Returns the request with this number.
+    /// Returns the request with this ID, or `None` if the ID is not in use.
     #[inline]
     pub(super) fn get(&self, id: RequestId) -> Option<Request> {
         self.slots.get(id.0 as usize).copied().flatten()
     }
 
-    /// Returns all numbers that a request may have, used or not.
+    /// Returns all IDs that a request may have, whether they are in use or not.
     pub(super) fn ids(&self) -> impl Iterator<Item = RequestId> + use<> {
         (0..).take(self.slots.len()).map(RequestId)
     }
@@ -111,7 +112,7 @@ impl Requests {
         self.slots.iter().flatten().filter(|request| !request.answered).count()
     }
 
-    /// Returns disk and range of the read `serial`, if it waits for the server alone.
+    /// Returns disk and range of the read `serial`, or `None` if it does not wait for the server only.
     pub(super) fn only_at_server(&self, id: RequestId, serial: u64) -> Option<(DiskIndex, ByteRange)> {
         let waits = |request: &Request| request.serial == serial && request.waits() && request.io.is_none();
         match self.get(id).filter(waits)? {
@@ -120,7 +121,8 @@ impl Requests {
         }
     }
 
-    /// Returns how many pages the read `serial` still waits for, and of how many; `None` if it waits for none.
+    /// Returns how many pages the read `serial` still waits for, and how many it asked for. Returns `None` if it waits
+    /// for no pages.
     #[inline]
     pub(super) fn pages_owed(&self, id: RequestId, serial: u64) -> Option<(u32, u32)> {
         let request = self.get(id)?;
@@ -130,7 +132,7 @@ impl Requests {
         }
     }
 
-    /// Sets how many pages a read still waits for, and of how many.
+    /// Sets how many pages a read still waits for, and how many it asked for.
     #[inline]
     pub(super) fn set_pages_owed(&mut self, id: RequestId, left: u32, asked: u32) {
         if let Some(request) = &mut self.slots[id.0 as usize] {
@@ -138,7 +140,7 @@ impl Requests {
         }
     }
 
-    /// Gives up the pages of a read, and returns it.
+    /// Gives up the pages of a read, and returns a copy of the read. Returns `None` if no request has this ID.
     pub(super) fn give_up_pages(&mut self, id: RequestId) -> Option<Request> {
         let request = self.slots[id.0 as usize].as_mut()?;
         request.pages = Pages::GivenUp;
@@ -162,14 +164,16 @@ impl Requests {
         }
     }
 
-    /// Removes the record of a disk read that failed, while the server may still answer the request.
+    /// Removes the record of a failed disk read whose request the server may still answer, and marks the request as
+    /// failed.
     pub(super) fn fail_io(&mut self, id: RequestId) {
         if let Some(request) = &mut self.slots[id.0 as usize] {
             (request.io, request.failed) = (None, true);
         }
     }
 
-    /// Marks a request as answered, and returns it. It stays in the table while the disk reads for it.
+    /// Marks a request as answered, and returns a copy of it. Returns `None` if no request has this ID. The request
+    /// stays in the table while a disk read for it is in flight.
     #[inline]
     pub(super) fn answer(&mut self, id: RequestId) -> Option<Request> {
         let slot = &mut self.slots[id.0 as usize];

@@ -8,8 +8,8 @@ use crate::units::{Nanos, PageCount};
 use std::ops::DerefMut;
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
-    /// Sets the memory servers that may have the pool, in no order. If the current one is not among them, the pool is given
-    /// back at once.
+    /// Sets the memory servers that may have the pool, in any order. If the current server is not among them, the pool
+    /// is given back at once.
     pub fn set_servers(&mut self, now: Nanos, servers: &[ServerNumber]) {
         let seat = self.pool.seat();
         if self.placement.replace(now, servers, seat, &mut self.actions) {
@@ -27,7 +27,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.place(now);
     }
 
-    /// Handles the loss of the session's connection. No replies may follow.
+    /// Handles the loss of the session's connection. No replies may arrive after this call.
     pub fn handle_disconnected(&mut self, now: Nanos) {
         if self.pool.is_up() {
             self.stats.disconnections += 1;
@@ -43,7 +43,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.end_session(now);
     }
 
-    /// Asks servers that are due, and begins a session once one is chosen.
+    /// Asks servers that are due, and starts a session once a server is chosen.
     fn place(&mut self, now: Nanos) {
         let need = self.pool.need(&self.index);
         self.placement.ask(now, &need, &mut self.actions);
@@ -62,14 +62,14 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.placement.release(now, self.pool.is_up(), &mut self.actions);
     }
 
-    /// Begins a pool in the index. If the index already describes this pool, its pages stay, except those that the server
-    /// has not received.
+    /// Makes `pool` the one that the index describes. If the index already describes it, its pages stay cached, except
+    /// those that the server has not received. Otherwise all slots are dropped.
     fn keep_pages_of(&mut self, pool: Pool, sends_received: u64) {
         let is_same = |known: Pool| {
             known.generation == pool.generation && (known == pool || !self.rules.hold(Rule::PoolOfOneServer))
         };
         if self.index.pool().is_some_and(is_same) {
-            // Pages were in transit when the connection broke, so their slots hold something older.
+            // Pages were in transit when the connection broke, so their slots hold older pages.
             if self.rules.hold(Rule::LostSends) {
                 self.stats.lost_sends += self.index.give_up_sends(sends_received);
             }
@@ -79,7 +79,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.index.begin_pool(pool, sends_received);
     }
 
-    /// Ends the session, and gives all reads that wait for the server to the disk.
+    /// Ends the session, and leaves all reads that wait for the server to the disk.
     fn end_session(&mut self, now: Nanos) {
         self.pool.end_session(&mut self.index, &mut self.actions);
         self.race.forget_server();
@@ -92,18 +92,18 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Handles the size that the server gave the pool.
+    /// Handles the size that the server granted the pool.
     pub fn handle_sized(&mut self, now: Nanos, npages: PageCount) {
         self.pool.take_size(now, npages, &mut self.placement, &mut self.index, &mut self.actions);
     }
 
-    /// Handles the refusal of a size by a server that could give `available` pages more than the pool has.
+    /// Handles the refusal of a size by a server that could grant `available` pages more than the pool has.
     pub fn handle_size_refused(&mut self, now: Nanos, available: PageCount) {
         self.pool.take_refusal(now, available, &mut self.placement, &mut self.index, &mut self.actions);
     }
 
-    /// Sets the size of the cache; 0 turns it off and forgets everything, so a later size starts cold. The index must be
-    /// large enough (see [`Self::needs_layout`]).
+    /// Sets the size of the cache. Size 0 turns the cache off and drops its whole index, so that it starts cold when it
+    /// is turned on again. The index must be large enough (see [`Self::needs_layout`]).
     pub fn resize(&mut self, wanted: PageCount) {
         if wanted.0 == 0 {
             self.index.drop_everything();
@@ -114,12 +114,12 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.pool.want(wanted, &mut self.index, &mut self.actions);
     }
 
-    /// Gives back the room of pages that left for the network.
+    /// Frees the room in the send window of pages that have left for the network.
     pub fn handle_sent(&mut self, pages: u32) {
         self.pool.note_sent(pages);
     }
 
-    /// Handles the page that the server sent for `fetch`.
+    /// Handles the page that the server sent for `fetch`. Returns whether the driver must deliver the page or drop it.
     pub fn handle_page(&mut self, now: Nanos, fetch: FetchId, page: &[u8]) -> PageOutcome {
         let Some(fetch) = self.pool.end_fetch(now, fetch, &mut self.index) else {
             self.stats.fetch_unexpected += 1;
@@ -137,7 +137,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.give_up_fetch(now, &fetch);
             return PageOutcome::Wrong;
         }
-        // The block may have been written meanwhile; then the slot is only a copy of what it was.
+        // The block may have been written in the meantime. The slot then holds only a copy of its old content.
         if self.index.holds(fetch.slot, fetch.content) {
             // If pages are admitted as they are read, this one will not be sent again.
             let promote = self.admit.admission() == Admission::Reads && !self.disks.is_swap(fetch.block);
@@ -176,13 +176,13 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.requests.get(id).is_some_and(|request| request.waits())
     }
 
-    /// Returns when `handle_timer` must be called at the latest.
+    /// Returns the latest time at which `handle_timer` must be called, or `None` if nothing is due at any time.
     pub fn next_deadline(&mut self) -> Option<Nanos> {
         [self.race.late_deadline(&self.requests), self.other_deadline()].into_iter().flatten().min()
     }
 
-    /// Returns when to wake up if nothing happens before. That may be a little after [`Self::next_deadline`] if several reads
-    /// wait.
+    /// Returns the time at which to wake up if no event arrives before, or `None` if nothing is due at any time. It may
+    /// be slightly later than [`Self::next_deadline`] if several reads wait.
     pub fn next_wake(&mut self) -> Option<Nanos> {
         let late = self.race.late_deadline(&self.requests).map(|at| at.plus_ns(self.race.slack_ns(&self.requests)));
         [late, self.other_deadline()].into_iter().flatten().min()
@@ -193,7 +193,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         [self.pool.deadline(&self.index), place].into_iter().flatten().min()
     }
 
-    /// Does what is due: gives late reads to the disk, asks for sizes again, gives up a silent server, asks others.
+    /// Does all work that is due: sends late reads to the disk, continues a change of size, gives up a silent server,
+    /// and asks other servers.
     pub fn handle_timer(&mut self, now: Nanos) {
         self.ask_for_late(now);
         if self.pool.handle_timer(now, &mut self.index, &mut self.actions) {
@@ -207,7 +208,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.place(now);
     }
 
-    /// Gives late reads to the disk where the race permits it.
+    /// Sends late reads to the disk where the race permits it.
     fn ask_for_late(&mut self, now: Nanos) {
         let wait_limits = self.race.wait_limits();
         while let Some(late) = self.race.next_late(now, &wait_limits, &self.requests, &mut self.stats) {

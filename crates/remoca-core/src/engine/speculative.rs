@@ -16,7 +16,7 @@ pub(super) struct Waiting {
     pub(super) serial: u64,
 }
 
-/// Number and size of disk reads whose answer may not be needed.
+/// Number, and size in bytes, of disk reads whose answer may not be needed.
 #[derive(Debug, Default)]
 struct Load {
     count: u32,
@@ -50,7 +50,7 @@ pub(super) struct SpeculativeReads {
     hedged: Load,
     /// Disk reads in flight whose request the server has answered.
     abandoned: Load,
-    /// Late reads that wait until the disk has fewer abandoned ones.
+    /// Late reads that wait until the disk has fewer abandoned reads.
     deferred: Vec<Waiting>,
     concurrency: Concurrency,
 }
@@ -61,24 +61,25 @@ impl SpeculativeReads {
         self.disk > self.guest.max(self.concurrency.reads())
     }
 
-    /// Counts a guest read as begun.
+    /// Counts a guest read that starts.
     pub(super) fn begin_read(&mut self) {
         self.guest += 1;
     }
 
-    /// Counts a guest read as answered.
+    /// Counts a guest read that was answered.
     pub(super) fn end_read(&mut self) {
         self.guest -= 1;
     }
 
-    /// Counts a disk read as begun. Returns when and why it began, and the queue depth that it found.
+    /// Counts a disk read that starts. Returns a record of when and why it started, and of the load that it found on
+    /// the disk.
     pub(super) fn begin_io(&mut self, now: Nanos, reason: ReadReason) -> DiskIo {
         let (is_undisturbed, queue_depth) = (self.abandoned.count == 0, self.disk);
         self.disk += 1;
         DiskIo { since: now, reason, is_undisturbed, queue_depth }
     }
 
-    /// Counts a disk read as ended. `answered` says whether it was abandoned.
+    /// Counts a disk read that ended. `answered` says whether it was abandoned.
     pub(super) fn end_io(&mut self, reason: ReadReason, range: ByteRange, answered: bool) {
         self.disk -= 1;
         if reason == ReadReason::Hedge {
@@ -89,7 +90,7 @@ impl SpeculativeReads {
         }
     }
 
-    /// Counts a disk read as abandoned: its request has just been answered.
+    /// Counts a disk read as abandoned, because its request has just been answered.
     pub(super) fn begin_abandoned(&mut self, range: ByteRange) {
         self.abandoned.add(range);
     }
@@ -104,7 +105,7 @@ impl SpeculativeReads {
         !self.is_saturated() && !self.hedged.is_full() && !self.abandoned.is_full()
     }
 
-    /// Counts a hedged read as begun.
+    /// Counts a hedged read that starts.
     pub(super) fn begin_hedge(&mut self, range: ByteRange) {
         self.hedged.add(range);
     }
@@ -114,7 +115,7 @@ impl SpeculativeReads {
         self.concurrency.note(ns, queue_depth);
     }
 
-    /// Defers a late read until the disk has fewer abandoned ones.
+    /// Defers a late read until the disk has fewer abandoned reads.
     pub(super) fn defer(&mut self, read: Waiting) {
         self.deferred.push(read);
     }

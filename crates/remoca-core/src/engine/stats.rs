@@ -2,7 +2,7 @@
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// Counters since the engine was made.
+        /// Counters since the engine was created.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct EngineStats { $($(#[$doc])* pub $name: u64),* }
 
@@ -67,15 +67,15 @@ counters! {
     hedges,
     /// Hedged reads that the disk answered first.
     hedges_won,
-    /// Reads given to the disk because the wait for the server reached the timeout.
+    /// Reads sent to the disk because the wait for the server reached the timeout.
     fetch_timeouts,
-    /// Reads that went to server and disk at the same time, to compare them.
+    /// Reads sent to server and disk at the same time, to compare the two.
     probes,
     /// Times that the breaker opened.
     breaker_openings,
     /// Pages that the server did not have.
     fetch_missing,
-    /// Pages whose content was not the one asked for.
+    /// Pages whose content was not the requested one.
     fetch_wrong,
     /// Pages that arrived after their read was answered.
     fetch_late,

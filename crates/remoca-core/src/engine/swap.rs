@@ -3,9 +3,9 @@
 //! ```text
 //! page 0 of an area: .. 1024: version u32 (1) | last page u32 | bad pages u32 | .. 4086: "SWAPSPACE2"
 //! ```
-//! Page 0 is examined when an I/O shows it, and an area whose first page changes is forgotten. A mistake here costs hits
-//! and is never unsafe: content decides what is admitted. A swap file is assumed to be contiguous; parts of it that lie
-//! elsewhere are handled like any other file. Decision 0016.
+//! Page 0 is examined whenever a disk I/O transfers it, and an area whose first page changes is forgotten. A mistake
+//! here costs hits and is never unsafe: content decides what is admitted. A swap file is assumed to be contiguous;
+//! parts of it that lie elsewhere are handled like any other file. Decision 0016.
 
 use crate::index::SWAP_AREAS_MAX;
 use crate::units::PAGE_SIZE;
@@ -36,7 +36,8 @@ impl SwapAreas {
         self.declared || self.areas.iter().any(|area| area.start < bno && bno < area.end)
     }
 
-    /// Sets the blocks of the disk, and whether all of them are a swap area.
+    /// Sets the number of blocks of the disk, and whether all of them are a swap area. Forgets areas that end beyond
+    /// the disk.
     pub(super) fn describe(&mut self, blocks: u64, declared: bool) {
         (self.blocks, self.declared) = (blocks, declared);
         self.areas.retain(|area| area.end <= blocks);
@@ -47,19 +48,20 @@ impl SwapAreas {
         self.areas.iter()
     }
 
-    /// Sets the areas that a former process recognised.
+    /// Sets the areas to those that the previous process recognised.
     pub(super) fn restore(&mut self, areas: Vec<Range<u64>>) {
         self.areas = areas.into();
     }
 
-    /// Forgets an area whose header is among blocks that are about to change. Returns whether there was one.
+    /// Forgets areas whose header is among `blocks`, which are about to change. Returns whether there were any.
     pub(super) fn forget(&mut self, blocks: &Range<u64>) -> bool {
         let count = self.areas.len();
         self.areas.retain(|area| !blocks.contains(&area.start));
         self.areas.len() < count
     }
 
-    /// Looks for the header of a swap area in `page`, the content of block `bno`. Returns whether the areas change.
+    /// Looks for the header of a swap area in `page`, the content of block `bno`. Returns whether the areas have
+    /// changed.
     pub(super) fn note(&mut self, bno: u64, page: &[u8]) -> bool {
         let area = last_page(page).and_then(|last| Some(bno..bno.checked_add(u64::from(last))?.checked_add(1)?));
         let area = area.filter(|area| area.end <= self.blocks);
@@ -74,13 +76,13 @@ impl SwapAreas {
         forgotten || is_new
     }
 
-    /// Returns the number of areas.
+    /// Returns the number of areas. A disk that is declared a swap area adds one.
     pub(super) fn count(&self) -> usize {
         self.areas.len() + usize::from(self.declared)
     }
 }
 
-/// Returns the last page of a swap area from its header page; `None` if `page` is no such header.
+/// Returns the number of the last page of a swap area from its header page, or `None` if `page` is not a valid header.
 fn last_page(page: &[u8]) -> Option<u32> {
     let word = |at: usize| Some(u32::from_le_bytes(*page.get(at..)?.first_chunk()?));
     let is_header = page.get(PAGE_SIZE - SIGNATURE.len()..) == Some(SIGNATURE) && word(1024) == Some(VERSION);

@@ -2,12 +2,12 @@
 
 use crate::units::{ByteRange, DiskIndex, PageCount, SlotIndex};
 
-/// Number of a guest request, assigned by the driver. It is free again when the request is completed and its disk I/O is
-/// done. Numbers should be small: the engine keeps a table indexed by them.
+/// ID of a guest request, assigned by the driver. It can be reused once the request is completed and its disk I/O is
+/// done. IDs should be small, because the engine keeps a table indexed by them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u32);
 
-/// Number of a REQUEST to the memory server, assigned by the engine. The reply carries it back.
+/// ID of a REQUEST to the memory server, assigned by the engine. The reply contains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FetchId(pub u32);
 
@@ -39,7 +39,8 @@ pub enum Action {
     DiskToo { request: RequestId, disk: DiskIndex, op: GuestOp },
     /// Fill `length` bytes at `offset` of the guest's buffer with zeroes.
     ZeroFill { request: RequestId, offset: u32, length: u32 },
-    /// Complete the request. If the disk answered a read and this is `Ok`, copy its buffer to the guest first.
+    /// Complete the request. If the disk answered a read and `result` is `Ok`, copy the buffer of the disk read to the
+    /// guest first.
     Complete { request: RequestId, result: Result<(), DiskError> },
     /// Send REQUEST to the server.
     Fetch { fetch: FetchId, slot: SlotIndex },
@@ -68,11 +69,11 @@ pub enum Action {
 pub enum Evicted {
     /// Send this page into the slot (SENDPAGE) now.
     Admit(SlotIndex),
-    /// Its content is cached already.
+    /// The content of the page is already cached.
     Duplicate,
-    /// It is all zeroes, which need no memory.
+    /// The page is all zeroes, which take no memory.
     Zero,
-    /// The disk is not known to hold this content: it is garbage, stale, or was never written.
+    /// The disk is not known to hold the content of the page, which is garbage, stale, or was never written.
     Unmatched,
     /// The content is known, but there is no session, or no room in the send window.
     Dropped,
@@ -81,13 +82,13 @@ pub enum Evicted {
 /// Outcome for a page that the server sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageOutcome {
-    /// Copy it to `offset` of the guest's buffer before the next `poll_action`.
+    /// Copy the page to `offset` of the guest's buffer before the next `poll_action`.
     Deliver { request: RequestId, offset: u32 },
-    /// Drop it: its request was already answered.
+    /// Drop the page: its request was already answered.
     Late,
-    /// Drop it: it is not the content that was asked for.
+    /// Drop the page: it is not the requested content.
     Wrong,
-    /// Drop it: no REQUEST with this number is outstanding.
+    /// Drop the page: no REQUEST with this ID is outstanding.
     Unexpected,
 }
 
@@ -100,7 +101,7 @@ pub struct PoolOffer {
     pub npages: PageCount,
     /// Pages available beyond the current size.
     pub available: PageCount,
-    /// SENDPAGEs that the pool has stored since it started.
+    /// SENDPAGEs that the pool has received since it started.
     pub sends_received: u64,
 }
 

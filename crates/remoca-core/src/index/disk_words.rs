@@ -27,13 +27,13 @@ impl DiskWords {
         HEADER_WORDS + usize::from(disk.0) * DISK_WORDS
     }
 
-    /// Returns the errno of the flush of `disk` that failed, if one did.
+    /// Returns the errno of the failed flush of `disk`, or `None` if no failure is recorded.
     pub(super) fn flush_failed<M: Words>(self, words: &M, disk: DiskIndex) -> Option<i32> {
         let errno = words[self.at(disk)].cast_signed();
         (errno != 0).then_some(errno)
     }
 
-    /// Sets the errno of the flush of `disk` that failed; `None` clears it.
+    /// Records the errno of a failed flush of `disk`. `None` clears the record.
     pub(super) fn set_flush_failed<M: Words>(self, words: &mut M, disk: DiskIndex, errno: Option<i32>) {
         let at = self.at(disk);
         words[at] = errno.unwrap_or(0).cast_unsigned();
@@ -51,7 +51,7 @@ impl DiskWords {
         (0..count).map(area).filter(|area| area.start < BLOCK_LIMIT).collect()
     }
 
-    /// Sets the swap areas of `disk`, each with at least one block.
+    /// Stores the first [`SWAP_AREAS_MAX`] of the swap areas of `disk`. Each must have at least one block.
     pub(super) fn set_swap_areas<'a, M: Words>(
         self,
         words: &mut M,

@@ -1,5 +1,5 @@
-//! Parts of the index beside blocks and pages: the number of usable slots, the pool with the sends to it, and some words of
-//! each disk.
+//! Parts of the index other than blocks and pages: the number of usable slots, the pool with the sends to it, and some
+//! words of each disk.
 
 use super::log::Lost;
 use super::slots::Step;
@@ -28,18 +28,20 @@ impl<M: Words> CacheIndex<M> {
         self.slots.aim(capacity.0);
     }
 
-    /// Gives up the pages of all slots from `slots` on, which the server no longer has. None of them is found after this.
+    /// Marks the pages of all slots from `slots` on as lost, because the server no longer has them. Look-ups no longer
+    /// find these pages.
     pub fn lose_from(&mut self, slots: PageCount) {
         self.slots.lose_from(&mut self.words, slots.0);
     }
 
-    /// Returns whether [`Self::resize`] has something to do.
+    /// Returns whether [`Self::resize`] has work left.
     pub fn is_resizing(&self) -> bool {
         self.slots.are_resizing()
     }
 
-    /// Works towards the wanted capacity by processing at most `slots` slots. A shrink gives up the oldest pages that do not
-    /// fit. The others move to free slots further down, each with a call of `moves`.
+    /// Works towards the wanted capacity by processing at most `slots` slots. A shrink discards pages from the head of
+    /// the queue until the others fit. Pages beyond the wanted capacity move to free slots below it, each with one call
+    /// of `moves`.
     pub fn resize(&mut self, slots: u32, mut moves: impl FnMut(Move)) {
         for _ in 0..slots {
             match self.slots.step(&mut self.words) {
@@ -57,12 +59,13 @@ impl<M: Words> CacheIndex<M> {
 
     // The pool, and the sends to it.
 
-    /// Returns the pool that the slots describe, if there is one.
+    /// Returns the pool that the slots describe, or `None` if there is none.
     pub fn pool(&self) -> Option<Pool> {
         self.log.pool(&self.words)
     }
 
-    /// Begins a pool that has stored `sends` pages, with an empty log. From now on the slots describe this pool.
+    /// Sets the pool that the slots describe from now on, and empties the log of sends. The pool has received `sends`
+    /// pages so far.
     pub fn begin_pool(&mut self, pool: Pool, sends: u64) {
         self.log.begin_pool(&mut self.words, pool, sends);
     }
@@ -77,13 +80,14 @@ impl<M: Words> CacheIndex<M> {
         self.log.end(&self.words)
     }
 
-    /// Notes that the server has received everything logged before `end`, because it answered something sent later.
+    /// Notes that the server has received everything logged before `end`, because it answered a frame that was sent
+    /// later.
     pub fn note_taken(&mut self, end: LogEnd) {
         self.log.note_taken(&mut self.words, end);
     }
 
-    /// Gives up the slots whose page was lost with a connection, and returns their number. `received` is the number of pages
-    /// that the pool has stored, by its own count on a new connection.
+    /// Drops the slots whose page was lost with a connection, and returns the number of dropped slots. `received` is
+    /// the number of pages that the pool has received, by its own count on the new connection.
     pub fn give_up_sends(&mut self, received: u64) -> u64 {
         match self.log.lost(&self.words, received) {
             Lost::All => {
@@ -100,12 +104,12 @@ impl<M: Words> CacheIndex<M> {
 
     // Disks.
 
-    /// Returns the errno of the flush of `disk` that failed, if one did.
+    /// Returns the errno of the failed flush of `disk`, or `None` if no failure is recorded.
     pub fn flush_failed(&self, disk: DiskIndex) -> Option<i32> {
         self.disks.flush_failed(&self.words, disk)
     }
 
-    /// Sets the errno of the flush of `disk` that failed; `None` clears it, for a disk that was replaced.
+    /// Records the errno of a failed flush of `disk`. `None` clears the record, for a disk that was replaced.
     pub fn set_flush_failed(&mut self, disk: DiskIndex, errno: Option<i32>) {
         self.disks.set_flush_failed(&mut self.words, disk, errno);
     }
@@ -115,7 +119,7 @@ impl<M: Words> CacheIndex<M> {
         self.disks.swap_areas(&self.words, disk)
     }
 
-    /// Sets the swap areas of `disk`, each with at least one block.
+    /// Sets the swap areas of `disk`. Each must have at least one block.
     pub fn set_swap_areas<'a>(&mut self, disk: DiskIndex, areas: impl Iterator<Item = &'a Range<u64>>) {
         self.disks.set_swap_areas(&mut self.words, disk, areas);
     }

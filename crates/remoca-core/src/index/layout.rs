@@ -32,14 +32,14 @@ pub(super) mod header {
     pub(in super::super) const SLOTS: usize = 2;
     pub(in super::super) const NODES: usize = 3;
     pub(in super::super) const DISKS: usize = 4;
-    /// Fingerprint of a page of zeroes, which tells whether the key is the same.
+    /// Fingerprint of a page of zeroes, which shows whether the key is the same.
     pub(in super::super) const ZERO: usize = 5;
-    /// 0 while the node table is being cleared, and so holds nothing.
+    /// 1 if the node table is valid, 0 while it is being cleared.
     pub(in super::super) const NODES_VALID: usize = 8;
     pub(in super::super) const CAPACITY: usize = 9;
     /// First slot of the queue; the rest of it is linked in the slots.
     pub(in super::super) const QUEUE: usize = 10;
-    /// 1 if the words from here on name the pool that the slots describe.
+    /// 1 if the words after this one name the pool that the slots describe.
     pub(in super::super) const POOL_VALID: usize = 16;
     pub(in super::super) const SERVER: usize = 17;
     pub(in super::super) const GENERATION: usize = 18;
@@ -49,11 +49,12 @@ pub(super) mod header {
     pub(in super::super) const SENDS: usize = 22;
     /// Number of entries of the log since then.
     pub(in super::super) const LOGGED: usize = 23;
-    /// Number of these entries, and of sends, that the server is known to have received.
+    /// Number of these entries that the server is known to have received. The next word has the number of these
+    /// SENDPAGEs that it has received.
     pub(in super::super) const TAKEN: usize = 24;
     pub(in super::super) const TAKEN_SENDS: usize = 25;
-    /// Checksum of all other words of the header if the index is closed, else 0. Then everything is in order, and the words
-    /// from here on hold what the index keeps outside the region.
+    /// Checksum of all other words of the header if the index is closed, otherwise 0. In a closed index the tables are
+    /// complete, and the words after this one hold the state that an open index keeps outside the region.
     pub(in super::super) const CLOSED: usize = 26;
     pub(in super::super) const TAIL: usize = 27;
     pub(in super::super) const FREE_SLOT: usize = 28;
@@ -68,18 +69,18 @@ pub trait Words: DerefMut<Target = [u32]> {}
 impl<M: DerefMut<Target = [u32]>> Words for M {}
 
 /// Keeps the compiler from moving a store across this point. A killed process needs no stronger order. Its stores go to
-/// memory that outlives it, and the processor makes those of one thread visible in program order. A kill falls between two
-/// instructions. (After a power cut nothing is left of the region.)
+/// memory that outlives it, and the processor makes the stores of one thread visible in program order. A kill falls
+/// between two instructions. (After a power cut nothing is left of the region.)
 pub(super) fn settle() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Returns the number in two words, the lower half first.
+/// Returns the 64-bit number in the words `at` and `at + 1`, lower half first.
 pub(super) fn long<M: Words>(words: &M, at: usize) -> u64 {
     u64::from(words[at]) | (u64::from(words[at + 1]) << 32)
 }
 
-/// Stores a number in two words, the lower half first.
+/// Stores a 64-bit number in the words `at` and `at + 1`, lower half first.
 pub(super) fn set_long<M: Words>(words: &mut M, at: usize, value: u64) {
     let bytes = value.to_le_bytes();
     for (i, half) in bytes.chunks_exact(4).enumerate() {
@@ -140,47 +141,49 @@ impl Layout {
         self.disks
     }
 
-    /// Returns the position of the log of sends.
+    /// Returns the word offset of the log of sends.
     pub(super) fn log_at(&self) -> usize {
         HEADER_WORDS + usize::from(self.disks) * DISK_WORDS
     }
 
-    /// Returns the position of the slots.
+    /// Returns the word offset of the slot table.
     pub(super) fn slots_at(&self) -> usize {
         self.log_at() + LOG_ENTRIES as usize * LOG_WORDS
     }
 
-    /// Returns the position of the heads of the slots' chains.
+    /// Returns the word offset of the hash table that finds slots by content.
     pub(super) fn slot_heads_at(&self) -> usize {
         self.slots_at() + self.slots as usize * SLOT_WORDS
     }
 
-    /// Returns the position of the nodes.
+    /// Returns the word offset of the node table.
     pub(super) fn nodes_at(&self) -> usize {
         self.slot_heads_at() + self.slot_heads as usize
     }
 
-    /// Returns the position of the heads of the nodes' chains by block.
+    /// Returns the word offset of the hash table that finds nodes by block.
     pub(super) fn key_heads_at(&self) -> usize {
         self.nodes_at() + self.nodes as usize * NODE_WORDS
     }
 
-    /// Returns the position of the heads of the nodes' chains by content.
+    /// Returns the word offset of the hash table that finds nodes by content.
     pub(super) fn content_heads_at(&self) -> usize {
         self.key_heads_at() + self.node_heads as usize
     }
 
-    /// Returns the number of chains of slots, a power of two.
+    /// Returns the number of hash chains of slots, which is a power of two.
     pub(super) fn slot_chains(&self) -> u32 {
         self.slot_heads
     }
 
-    /// Returns the number of chains of nodes by block, and also by content, a power of two.
+    /// Returns the number of hash chains of nodes by block, which is also their number by content. It is a power of
+    /// two.
     pub(super) fn node_chains(&self) -> u32 {
         self.node_heads
     }
 
-    /// Reads the layout of the index that a former process left in `words`; `None` if it is truncated or of another version.
+    /// Returns the layout of the index that the previous process left in `words`. Returns `None` if `words` hold no
+    /// index of this version, or only a part of one.
     #[must_use]
     pub fn read(words: &[u32]) -> Option<Self> {
         let header = words.first_chunk::<HEADER_WORDS>()?;

@@ -3,8 +3,9 @@
 //! ```text
 //! log entry: number, slot
 //! ```
-//! An admitted page enters the log before its slot becomes valid. So whether the process dies or the connection breaks, pages
-//! that the server has not stored by its own count are given up. Numbers count from `BASE`.
+//! An admitted page is logged before its slot becomes valid. If the process dies or the connection breaks, the server's
+//! own count of received pages shows which pages it does not have, and the slots of those pages are dropped. Numbers
+//! count from `BASE`.
 
 use super::layout::{LOG_ENTRIES, LOG_WORDS, Layout, Words, header, long, set_long, settle};
 use crate::units::SlotIndex;
@@ -12,7 +13,7 @@ use crate::units::SlotIndex;
 /// Pool that the slots describe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool {
-    /// Number of its server, assigned by the driver.
+    /// Number of the memory server that has it, assigned by the driver.
     pub server: u32,
     pub generation: u64,
 }
@@ -28,7 +29,7 @@ pub struct LogEnd {
 /// Slots whose page was lost with a connection.
 #[derive(Debug)]
 pub(super) enum Lost {
-    /// Unknown: the log does not go back far enough, or the pool's count does not match it.
+    /// Any page may be lost: the log does not go back far enough, or the pool's count does not match it.
     All,
     Slots(Vec<SlotIndex>),
 }
@@ -44,13 +45,13 @@ impl SendLog {
         Self { at: layout.log_at() }
     }
 
-    /// Returns the pool, if there is one.
+    /// Returns the pool that the slots describe, or `None` if there is none.
     pub(super) fn pool<M: Words>(self, words: &M) -> Option<Pool> {
         let pool = Pool { server: words[header::SERVER], generation: long(words, header::GENERATION) };
         (words[header::POOL_VALID] == 1).then_some(pool)
     }
 
-    /// Begins a pool that has stored `sends` pages, with an empty log.
+    /// Sets the pool that the slots describe, and empties the log. The pool has received `sends` pages so far.
     pub(super) fn begin_pool<M: Words>(self, words: &mut M, pool: Pool, sends: u64) {
         words[header::POOL_VALID] = 0;
         settle();
@@ -82,11 +83,12 @@ impl SendLog {
         settle();
     }
 
-    /// Logs that a page is about to be moved to `slot`, like a send.
+    /// Logs that a page is about to be moved to `slot`. The entry has the number of the next send.
     pub(super) fn note_move<M: Words>(self, words: &mut M, slot: u32) {
-        // Sends are entries as well, but not in an index that a stranger made up.
+        // Every send is an entry as well, but a forged index may have more sends than entries.
         if words[header::LOGGED].max(words[header::SENDS]) == u32::MAX {
-            // Every 2^32 sends, a lost connection would take all pages in transit with it.
+            // The log starts anew after 2^32 entries. If the connection breaks while older pages are in transit, all
+            // slots are dropped.
             let sends = self.sends(words);
             match self.pool(words) {
                 Some(pool) => self.begin_pool(words, pool, sends),
@@ -108,7 +110,7 @@ impl SendLog {
 
     /// Notes that the server has received everything logged before `end`.
     pub(super) fn note_taken<M: Words>(self, words: &mut M, end: LogEnd) {
-        // If pool or log have changed since, `end` says nothing about them.
+        // If another pool or log has begun since, `end` does not apply to it.
         if end.base == long(words, header::BASE) && end.entries <= words[header::LOGGED] {
             words[header::TAKEN] = end.entries;
             words[header::TAKEN_SENDS] = end.sends;
@@ -119,7 +121,7 @@ impl SendLog {
         self.at + (entry & (LOG_ENTRIES - 1)) as usize * LOG_WORDS
     }
 
-    /// Returns the slots whose page a pool with `received` stored pages does not have.
+    /// Returns the slots whose page is missing from a pool that has received `received` pages.
     pub(super) fn lost<M: Words>(self, words: &M, received: u64) -> Lost {
         let (base, logged) = (long(words, header::BASE), words[header::LOGGED]);
         let outstanding = logged.saturating_sub(words[header::TAKEN]);

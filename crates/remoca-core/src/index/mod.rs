@@ -3,7 +3,8 @@
 //! It owns one region of 32-bit words with a fixed layout, which may outlive the process:
 //! ```text
 //! header 32 | disks: 26 each | log of sends | slots: 7 each | slot heads | nodes: 7 each | key heads | content heads
-//! slot: previous, next, fingerprint x3, chain, used:1 hit:1 pins:16      node: block 52 bits + flags, fingerprint x3, key chain, content chain
+//! slot: previous, next, fingerprint x3, chain, used:1 hit:1 pins:16
+//! node: block 52 bits + flags, fingerprint x3, key chain, content chain
 //! ```
 //! A *node* says what the disk holds for one block; a *slot* says what the server holds in one page. Block -> fingerprint
 //! -> slot (papers/remoca.txt II.B names blocks only; decision 0001 says why content is the address here).
@@ -12,9 +13,9 @@
 //! 3. A removed node is reachable by neither chain. Nodes and slots become valid and invalid with one store
 //!    (`layout.rs: settle`).
 //!
-//! The index does no I/O and allocates only when it is made; both tables are bounded. Each part of the words belongs to one
-//! type; operations on two of them are here. `region.rs` makes, resumes and moves the region; `kept.rs` handles size, pool
-//! and disks.
+//! The index does no I/O and allocates only when it is created; both tables are bounded. Each part of the words belongs
+//! to one type; operations on several of them are here. `region.rs` creates, resumes and moves the region; `kept.rs`
+//! handles size, pool and disks.
 
 mod disk_words;
 mod kept;
@@ -48,7 +49,7 @@ pub use slots::{Place, SlotCounts};
 pub enum Offer {
     /// The content is known and not cached yet: store it in this slot.
     Admitted(SlotIndex),
-    /// The content is cached already, and now the newest of the queue.
+    /// The content is already cached. Its slot is now the newest of the queue.
     Duplicate,
     /// No known block has this content.
     Unmatched,
@@ -79,7 +80,7 @@ struct Target<M> {
 }
 
 impl<M: Words> CacheIndex<M> {
-    /// Sets the rules in force, so that tests can show that they notice when one is left out.
+    /// Sets the rules in force. Tests omit one to prove that they notice its absence.
     pub fn keep_to(&mut self, rules: Rules) {
         self.rules = rules;
         self.nodes.keep_to(rules);
@@ -96,7 +97,7 @@ impl<M: Words> CacheIndex<M> {
         self.layout
     }
 
-    /// Returns whether it was resumed from an index that its former process had closed.
+    /// Returns whether the index was resumed without a rebuild, because the previous process had closed it.
     pub fn was_closed(&self) -> bool {
         self.taken_as_it_was
     }
@@ -118,17 +119,19 @@ impl<M: Words> CacheIndex<M> {
 
     // Blocks.
 
-    /// Returns what the disk holds for `block`, if that is known.
+    /// Returns the fingerprint of what the disk holds for `block`, or `None` if the block is not known.
     pub fn known(&self, block: BlockId) -> Option<Fingerprint> {
         self.nodes.find(&self.words, block).map(|node| self.nodes.content(&self.words, node))
     }
 
-    /// Returns what the disk holds for `block`, if that is known, and a hint for [`Self::hit`].
+    /// Returns a hint for [`Self::hit`] and the fingerprint of what the disk holds for `block`, or `None` if the block
+    /// is not known.
     pub fn look_up(&self, block: BlockId) -> Option<(NodeHint, Fingerprint)> {
         self.nodes.look_up(&self.words, block)
     }
 
-    /// Learns from a guest I/O that the disk holds `content` for `block`, so the guest also holds it.
+    /// Records that the disk holds `content` for `block`, as a guest I/O has shown. After that I/O, the guest holds the
+    /// content as well.
     pub fn learn(&mut self, block: BlockId, content: Fingerprint) {
         match self.nodes.find(&self.words, block) {
             Some(node) if self.nodes.content(&self.words, node) == content => {
@@ -143,7 +146,7 @@ impl<M: Words> CacheIndex<M> {
         self.slots.note_in_guest(&mut self.words, content);
     }
 
-    /// Forgets what the disk holds for `block`, through which its cached copy is then unreachable.
+    /// Forgets what the disk holds for `block`. A cached copy can then no longer be reached through this block.
     pub fn forget(&mut self, block: BlockId) {
         if let Some(node) = self.nodes.find(&self.words, block) {
             self.forget_node(node);
@@ -187,8 +190,8 @@ impl<M: Words> CacheIndex<M> {
         self.nodes.find_content(&self.words, content).is_some()
     }
 
-    /// Returns a known block whose content is not cached, the oldest that the clock finds. Used only if the rule of the
-    /// admission check is left out: an unknown page is then taken for this block.
+    /// Returns the next known block on the clock whose content is not cached, or `None` if there is no such block. Used
+    /// only in tests that omit `Rule::AdmissionCheck`, which take an unknown page for the content of this block.
     pub fn any_resident(&mut self) -> Option<BlockId> {
         self.nodes.any_resident(&self.words, &self.slots)
     }
@@ -222,19 +225,20 @@ impl<M: Words> CacheIndex<M> {
 
     // Cached pages.
 
-    /// Returns the slot that holds `content`.
+    /// Returns the slot that holds `content`, or `None` if no slot holds it.
     pub fn cached(&self, content: Fingerprint) -> Option<SlotIndex> {
         self.slots.cached(&self.words, content).map(SlotIndex)
     }
 
-    /// Returns whether `slot` is the one that holds `content`, without a search.
+    /// Returns whether `slot` holds `content`. Needs no search.
     pub fn holds(&self, slot: SlotIndex, content: Fingerprint) -> bool {
         let holds = self.slots.holds(&self.words, slot.0, content);
         debug_assert_eq!(holds, self.cached(content) == Some(slot), "a search and a look at the slot differ");
         holds
     }
 
-    /// Decides about an evicted page with this `content`. An admitted page is in the log of sends, and the caller must send it.
+    /// Decides whether to cache an evicted page with this `content`. If the page is admitted, it is entered in the log
+    /// of sends, and the caller must send it.
     pub fn offer(&mut self, content: Fingerprint, place: Place) -> Offer {
         if let Some(slot) = self.slots.find(&self.words, content) {
             if self.slots.is_lost(slot) {
@@ -253,14 +257,15 @@ impl<M: Words> CacheIndex<M> {
         self.log.note_send(&mut self.words, slot);
         self.slots.fill(&mut self.words, slot, content, Place::Tail);
         if place == Place::Head {
-            // A page that is admitted as it is read is still in the guest.
+            // The guest still holds a page that is admitted as it is read.
             self.slots.move_to_head(&mut self.words, slot, true);
         }
         Offer::Admitted(SlotIndex(slot))
     }
 
-    /// Takes a free slot, else that of the first victim that is not pinned. Takes none while lost pages are released. A cache
-    /// that shrinks takes no more pages than it will have room for.
+    /// Takes a free slot or, if there is none, the slot of the first victim that is not pinned. Returns `None` if no
+    /// victim is found, or while lost pages are being released. A shrinking cache takes no more pages than it will have
+    /// room for.
     fn take_slot(&mut self) -> Option<u32> {
         if self.slots.are_losing() {
             return None;
@@ -273,8 +278,8 @@ impl<M: Words> CacheIndex<M> {
         Some(self.slots.take(&mut self.words, victim))
     }
 
-    /// Discards the content of `slot`. Unless the guest got the page back, no copy is left in memory, and its node is removed
-    /// with it.
+    /// Discards the content of `slot`. If the guest has not received the page again, no copy is left in memory, so the
+    /// node of this content is removed as well.
     fn discard(&mut self, slot: u32) {
         let (content, hit) = self.slots.page(&self.words, slot);
         if !hit && let Some(node) = self.nodes.find_content(&self.words, content) {
@@ -283,8 +288,9 @@ impl<M: Words> CacheIndex<M> {
         self.slots.release(&mut self.words, slot);
     }
 
-    /// Notes that a cached page was served to the guest. Its slot becomes the newest with `promote`, else the next to be
-    /// discarded; the copy stays valid. `hint` says where the block was found before, which saves a search.
+    /// Records that a cached page was served to the guest. With `promote`, its slot becomes the newest; otherwise it
+    /// becomes the next to be discarded. The cached copy stays valid. `hint` says where the block was found before,
+    /// which saves a search.
     pub fn hit(&mut self, hint: NodeHint, block: BlockId, slot: SlotIndex, promote: bool) {
         if let Some(node) = self.nodes.find_again(&self.words, hint, block) {
             self.nodes.reference(&mut self.words, node);
@@ -298,7 +304,8 @@ impl<M: Words> CacheIndex<M> {
         }
     }
 
-    /// Pins `slot` for a request. Returns false if it has too many pins; the caller then goes to the disk.
+    /// Pins `slot` for a request. Returns `false` if the slot already has the maximum number of pins. The caller must
+    /// then read from the disk.
     pub fn pin(&mut self, slot: SlotIndex) -> bool {
         self.slots.pin(&mut self.words, slot.0)
     }
@@ -308,7 +315,7 @@ impl<M: Words> CacheIndex<M> {
         self.slots.unpin(&mut self.words, slot.0);
     }
 
-    /// Returns the number of pinned slots, including those beyond the capacity. Looks at every slot.
+    /// Returns the number of pinned slots, including those beyond the capacity. Examines every slot.
     pub fn pinned_slots(&self) -> PageCount {
         self.slots.pinned(&self.words)
     }
@@ -318,19 +325,20 @@ impl<M: Words> CacheIndex<M> {
         self.slots.queue(&self.words)
     }
 
-    /// Gives up the content of `slot`, which the server lost or lied about.
+    /// Drops the content of `slot`, because the server lost it or returned something else.
     pub fn drop_slot(&mut self, slot: SlotIndex) {
         if self.slots.is_used(&self.words, slot.0) {
             self.slots.release(&mut self.words, slot.0);
         }
     }
 
-    /// Gives up all cached content, and keeps the known blocks. Slots become usable again as [`Self::resize`] processes them.
+    /// Drops all cached content, but keeps the known blocks. Slots become usable again as [`Self::resize`] processes
+    /// them.
     pub fn drop_all_slots(&mut self) {
         self.slots.clear(&mut self.words);
     }
 
-    /// Forgets all cached content and all known blocks.
+    /// Drops all cached content and forgets all known blocks.
     pub fn drop_everything(&mut self) {
         self.drop_all_slots();
         self.clear_nodes();

@@ -1,5 +1,5 @@
-//! The node table: what the disk holds for each known block. It is bounded by CLOCK (second chance), so it keeps the blocks
-//! that the guest touched last. A block whose content is cached is passed over.
+//! The node table: what the disk holds for each known block. The CLOCK algorithm (second chance) bounds its size, so
+//! that it keeps the blocks that the guest touched last. CLOCK skips blocks whose content is cached.
 
 use super::layout::{BLOCK_LIMIT, Layout, NODE_WORDS, NONE, Words, header, settle};
 use super::slots::Slots;
@@ -16,14 +16,14 @@ const CONTENT_CHAIN: usize = 6;
 
 const USED: u32 = 1 << 31;
 const REFERENCED: u32 = 1 << 30;
-/// Flag of the one node of its content that is on the content chain.
+/// Flag of a node that is on its content chain. At most one node of each content has it.
 const STANDS: u32 = 1 << 29;
 const KEY_BITS: u32 = (1 << 20) - 1;
 
 /// Maximum number of steps of the clock's hand before it takes any node.
 const CLOCK_STEPS: u32 = 64;
 
-/// Name of a block in its node.
+/// Disk and block number, as a node stores them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Key {
     low: u32,
@@ -40,7 +40,7 @@ impl Key {
         Self { low: word(0), high: word(4) & KEY_BITS }
     }
 
-    /// Returns the key in the words of a node.
+    /// Returns the key that the words `low` and `high` of a node hold.
     #[inline]
     fn read(low: u32, high: u32) -> Self {
         Self { low, high: high & KEY_BITS }
@@ -76,7 +76,7 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    /// Returns the table of a layout, with neither used nor free nodes.
+    /// Returns the node table of a layout. It has neither used nor free nodes until it is cleared, loaded or rebuilt.
     pub(super) fn new(layout: &Layout, seed: u64, zero: Fingerprint) -> Self {
         let table = Table::new(layout.nodes_at());
         let chains = |at, next| Chains::new(table, at, layout.node_chains(), next);
@@ -139,23 +139,25 @@ impl Nodes {
         self.contents.head(content.0[1])
     }
 
-    /// Returns what the disk holds for the block of a node.
+    /// Returns the fingerprint of what the disk holds for the block of `node`.
     pub(super) fn content<M: Words>(&self, words: &M, node: u32) -> Fingerprint {
         self.table.content(words, node)
     }
 
-    /// Returns the node of a block.
+    /// Returns the node of a block, or `None` if the block is not known.
     pub(super) fn find<M: Words>(&self, words: &M, block: BlockId) -> Option<u32> {
         let key = Key::of(block);
         self.keys.find(words, self.key_head(key), |node| self.is_about(words, node, key))
     }
 
-    /// Returns what the disk holds for a block, and a hint of where its node is.
+    /// Returns a hint of where the node of a block is, and the fingerprint of what the disk holds for the block.
+    /// Returns `None` if the block is not known.
     pub(super) fn look_up<M: Words>(&self, words: &M, block: BlockId) -> Option<(NodeHint, Fingerprint)> {
         self.find(words, block).map(|node| (NodeHint(node), self.content(words, node)))
     }
 
-    /// Returns the node of a block, without a search if it is still where `hint` says.
+    /// Returns the node of a block, or `None` if the block is not known. Needs no search if the node is still where
+    /// `hint` says.
     pub(super) fn find_again<M: Words>(&self, words: &M, hint: NodeHint, block: BlockId) -> Option<u32> {
         let NodeHint(node) = hint;
         let is_there =
@@ -164,7 +166,7 @@ impl Nodes {
         if is_there { Some(node) } else { self.find(words, block) }
     }
 
-    /// Returns the node on the content chain for `content`, if any known block has it.
+    /// Returns the node of `content` that is on its content chain, or `None` if there is no such node.
     pub(super) fn find_content<M: Words>(&self, words: &M, content: Fingerprint) -> Option<u32> {
         self.contents.find(words, self.content_head(content), |node| self.content(words, node) == content)
     }
@@ -176,13 +178,14 @@ impl Nodes {
         self.stand_for_content(words, node);
     }
 
-    /// Clears the reference of a node.
+    /// Clears the mark that a node was referenced.
     pub(super) fn clear_reference<M: Words>(&self, words: &mut M, node: u32) {
         let high = self.high(words, node);
         self.set_high(words, node, high & !REFERENCED);
     }
 
-    /// Puts `node` on its content chain, unless another node of the same content is there.
+    /// Puts `node` on its content chain, unless another node of the same content is already there. Zero blocks are on
+    /// no content chain.
     fn stand_for_content<M: Words>(&self, words: &mut M, node: u32) {
         let high = self.high(words, node);
         let content = self.content(words, node);
@@ -193,12 +196,12 @@ impl Nodes {
         self.set_high(words, node, high | STANDS);
     }
 
-    /// Returns whether a node has to be removed before one can be inserted.
+    /// Returns whether a node must be removed before another can be inserted.
     pub(super) fn is_full(&self) -> bool {
         self.free == NONE
     }
 
-    /// Inserts a block and returns its node. The block must not have one, and the table must have room.
+    /// Inserts a block and returns its node. The block must not have a node yet, and the table must not be full.
     pub(super) fn insert<M: Words>(&mut self, words: &mut M, block: BlockId, content: Fingerprint) -> u32 {
         let node = self.free;
         self.free = self.table.get(words, node, KEY_CHAIN);
@@ -209,7 +212,7 @@ impl Nodes {
         }
         self.table.set_content(words, node, content);
         settle();
-        // This store makes it valid.
+        // This store makes the node valid.
         self.set_high(words, node, key.high | USED | REFERENCED);
         self.keys.add(words, self.key_head(key), node);
         self.used += 1;
@@ -217,8 +220,8 @@ impl Nodes {
         node
     }
 
-    /// Returns the node to reuse when all are in use: the first whose content is not cached, and that was not referenced since
-    /// the hand passed.
+    /// Returns the node to reuse when all are in use: the first one whose content is not cached and that was not
+    /// referenced since the hand passed it. After [`CLOCK_STEPS`] steps, returns the node at the hand.
     pub(super) fn clock_victim<M: Words>(&mut self, words: &mut M, slots: &Slots) -> u32 {
         for _ in 0..CLOCK_STEPS {
             let node = self.hand;
@@ -236,7 +239,7 @@ impl Nodes {
     /// Removes a node, and returns its block.
     pub(super) fn remove<M: Words>(&mut self, words: &mut M, node: u32) -> BlockId {
         let (key, high) = (self.key(words, node), self.high(words, node));
-        // This store makes it invalid, even if a kill leaves it on its chains.
+        // This store makes the node invalid, even if the process is killed while the node is still on its chains.
         self.set_high(words, node, 0);
         settle();
         self.keys.remove(words, self.key_head(key), node);
@@ -270,18 +273,19 @@ impl Nodes {
         words[header::NODES_VALID] = 1;
     }
 
-    /// Returns the block of `node`, if it is used.
+    /// Returns the block of `node`, or `None` if the node is not used.
     pub(super) fn block<M: Words>(&self, words: &M, node: u32) -> Option<BlockId> {
         (self.high(words, node) & USED != 0).then(|| self.key(words, node).block())
     }
 
-    /// Returns the block of `node`, what the disk holds there, and whether it was referenced lately.
+    /// Returns the block of `node`, the fingerprint of what the disk holds there, and whether the node was referenced
+    /// lately. Returns `None` if the node is not used.
     pub(super) fn get<M: Words>(&self, words: &M, node: u32) -> Option<(BlockId, Fingerprint, bool)> {
         let high = self.high(words, node);
         (high & USED != 0).then(|| (self.key(words, node).block(), self.content(words, node), high & REFERENCED != 0))
     }
 
-    /// Returns a known block whose content is not cached, the oldest that the clock finds.
+    /// Returns the next known block on the clock whose content is not cached, or `None` if there is no such block.
     pub(super) fn any_resident<M: Words>(&mut self, words: &M, slots: &Slots) -> Option<BlockId> {
         for _ in 0..self.limit {
             let node = self.hand;
@@ -307,8 +311,9 @@ impl Nodes {
         self.used = words[header::NODES_USED];
     }
 
-    /// Rebuilds the chains from the nodes of a former process. A node is believed if its block is on one of these disks, and
-    /// no other node has that block.
+    /// Rebuilds the chains from the nodes of the previous process. A node is kept if its block is on one of these
+    /// disks, no other node has that block, and its chains have room. If the previous process was killed while it
+    /// cleared the table, all nodes are removed.
     pub(super) fn rebuild<M: Words>(&mut self, words: &mut M) {
         if words[header::NODES_VALID] != 1 {
             return self.clear(words);
@@ -331,7 +336,8 @@ impl Nodes {
         }
     }
 
-    /// Prefetches the chain entries that the nodes up to `to` will be compared with, so that the loads overlap.
+    /// Prefetches the chain entries with which the last [`BATCH`] nodes up to `to` will be compared, so that the loads
+    /// overlap.
     fn touch_chains<M: Words>(&self, words: &M, to: u32) {
         let mut firsts = [[NONE; 2]; BATCH as usize];
         for (first, node) in firsts.iter_mut().zip((0..=to).rev()) {
@@ -343,7 +349,8 @@ impl Nodes {
         black_box(nodes.fold(0, |sum, first| sum ^ self.table.get(words, *first, KEY_LOW)));
     }
 
-    /// Puts a node of a former process on its chains, unless another node has its block.
+    /// Puts a node of the previous process on its chains. Returns `false` if another node has its block, or if one of
+    /// the chains is too long.
     fn chain<M: Words>(&self, words: &mut M, node: u32) -> bool {
         let (key, content) = (self.key(words, node), self.content(words, node));
         let (key_head, content_head) = (self.key_head(key), self.content_head(content));

@@ -1,5 +1,5 @@
-//! The queue of used slots, from the next to be discarded (head) to the newest (tail), and the list of free ones. A slot is on
-//! at most one of them, so both use the same two words of a slot.
+//! The queue of used slots, from the next to be discarded (head) to the newest (tail), and the list of free slots. A
+//! slot is on at most one of the two, so both use the same two words of it.
 
 use super::layout::{NONE, SLOT_WORDS, Words, header, settle};
 use super::table::Table;
@@ -30,7 +30,7 @@ impl Queue {
         self.tail
     }
 
-    /// Sets the newest slot, as a former process left it.
+    /// Sets the newest slot of a queue whose links come from another process or region.
     pub(super) fn set_last(&mut self, tail: u32) {
         self.tail = tail;
     }
@@ -95,7 +95,7 @@ impl Queue {
         self.tail = slot;
     }
 
-    /// Inserts a slot behind `previous`.
+    /// Inserts a slot after `previous`.
     pub(super) fn add_after<M: Words>(&mut self, words: &mut M, previous: u32, slot: u32) {
         let next = self.after(words, previous);
         self.slots.set(words, slot, PREVIOUS, previous);
@@ -105,7 +105,8 @@ impl Queue {
         if next == NONE { self.tail = slot } else { self.slots.set(words, next, PREVIOUS, slot) }
     }
 
-    /// Appends `slot` behind `last` while the queue is rebuilt from its head; [`NONE`] ends it.
+    /// Links `slot` after `last` while the queue is rebuilt from its head. If `slot` is [`NONE`], ends the queue at
+    /// `last`.
     pub(super) fn relink<M: Words>(&mut self, words: &mut M, last: u32, slot: u32) {
         if slot == NONE {
             self.tail = last;
@@ -116,7 +117,7 @@ impl Queue {
     }
 }
 
-/// Free slots, doubly linked, so that any of them can be removed. The first one's `PREVIOUS` is the last one.
+/// Doubly linked list of free slots, from which any slot can be removed. `PREVIOUS` of the first slot is the last slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FreeSlots {
     slots: Table<SLOT_WORDS>,
@@ -140,7 +141,7 @@ impl FreeSlots {
         self.count
     }
 
-    /// Takes over the list of a former process.
+    /// Sets the list to the `count` slots that are already linked from `first`.
     pub(super) fn restore(&mut self, first: u32, count: u32) {
         (self.first, self.count) = (first, count);
     }

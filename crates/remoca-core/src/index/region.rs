@@ -1,14 +1,16 @@
-//! The region of an index: creating one, resuming from what a former process left, and moving into another.
+//! The region of an index: creating one, resuming from what the previous process left, and moving into another region.
 //!
-//! A region that the former process closed ([`CacheIndex::close`]) is used as it is if the checksum of its header matches. Otherwise the process may have been killed between any two stores. Then only the
-//! entries of the tables are believed; chains, queue, free lists and counts are rebuilt.
-//! Words from another process (a migration) may be forged, so they are rebuilt as well. The index then may hold nonsense,
-//! but is consistent. Pages of the server are still compared with their fingerprints. Which block has which fingerprint is
-//! only as true as the origin of the words.
+//! A region that the previous process closed ([`CacheIndex::close`]) is used as it is if the checksum of its header
+//! matches. Otherwise that process may have been killed between any two stores. In that case only the entries of the
+//! tables are trusted, and chains, queue, free lists and counts are rebuilt. Words from another process (a migration)
+//! may be forged, so they are rebuilt as well. The index may then hold nonsense, but it is consistent. Pages from the
+//! server are still compared with their fingerprints. The mapping from blocks to fingerprints is only as trustworthy as
+//! the origin of the words.
 //!
-//! A move proceeds in pieces, while the index is in use. Until its end the old region is the index, and the new one follows.
-//! Nodes below `moved` are in both, so changes to them are made in both. The slots follow at the end in one piece, as a plain
-//! copy if their number is unchanged. After a kill before the end the old region is intact, because a move only reads it.
+//! A move proceeds in pieces, while the index is in use. Until the move ends, the old region is the index, and the new
+//! region follows its changes. Nodes below `moved` are in both, so changes to them are made in both. The slots follow
+//! at the end in one piece, as a plain copy if their number is unchanged. After a kill before the end the old region is
+//! intact, because a move only reads it.
 
 use super::layout::{HEADER_WORDS, LAYOUT_VERSION, MAGIC, header, settle};
 use super::{CacheIndex, DiskWords, Layout, Nodes, SendLog, Slots, Target, Words};
@@ -18,13 +20,13 @@ use crate::rules::Rules;
 /// Origin of the words that an index is resumed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// A process of this user, in a file that only this user may write.
+    /// A process of this user, in a file that only this user may write to.
     Own,
     /// Another process, which may have forged them.
     Stranger,
 }
 
-/// Error of a resume, which gives the words back.
+/// Error of a resume. It returns the words to the caller.
 #[derive(Debug)]
 pub struct Unusable<M> {
     pub words: M,
@@ -32,9 +34,9 @@ pub struct Unusable<M> {
 }
 
 impl<M: Words> CacheIndex<M> {
-    /// Returns an empty index in `words`, which hold at least [`Layout::words`]. `seed` is the seed of the hash chains; `zero`
-    /// is the fingerprint of a page of zeroes, which never takes a slot. No slot is usable until [`Self::aim`] and
-    /// [`Self::resize`].
+    /// Returns an empty index in `words`, which must hold at least [`Layout::words`]. `seed` is the seed of the hash
+    /// chains; `zero` is the fingerprint of a page of zeroes, which never takes a slot. No slot is usable until
+    /// [`Self::aim`] and [`Self::resize`] are called.
     ///
     /// # Panics
     /// If `words` is too short.
@@ -55,7 +57,7 @@ impl<M: Words> CacheIndex<M> {
         this
     }
 
-    /// Returns an index over words as they are.
+    /// Returns an index over `words`, which stay unchanged.
     fn over(words: M, layout: Layout, seed: u64, zero: Fingerprint) -> Self {
         assert!(words.len() >= layout.words(), "the region is smaller than its layout");
         Self {
@@ -72,8 +74,9 @@ impl<M: Words> CacheIndex<M> {
         }
     }
 
-    /// Marks the index as complete, so that a successor need not rebuild it (which takes seconds for 64 GiB of cache). Does
-    /// nothing while a slot is pinned, or lost pages are still in the tables. The index must not change until it is reopened.
+    /// Marks the index as complete, so that a successor need not rebuild it (which takes seconds for 64 GiB of cache).
+    /// Does nothing while a slot is pinned, or while lost pages or stale chain heads are left in the tables. The index
+    /// must not change until it is reopened.
     pub fn close(&mut self) {
         if self.slots.are_pinned() || !self.slots.are_whole() {
             return;
@@ -90,8 +93,8 @@ impl<M: Words> CacheIndex<M> {
         settle();
     }
 
-    /// Returns the index that a former process left in `words`; none of its requests may be outstanding. `zero` tells
-    /// whether its key was the same.
+    /// Returns the index that the previous process left in `words`. None of that process's requests may be outstanding.
+    /// `zero` shows whether that process used the same key.
     ///
     /// # Errors
     /// If the words hold no index of this version and key for `disks` disks.
@@ -120,15 +123,15 @@ impl<M: Words> CacheIndex<M> {
         Ok(this)
     }
 
-    /// Begins the move into `target`, an empty index with the same disks, seed and key. Cancels a move in progress.
+    /// Starts a move into `target`, an empty index with the same disks, seed and key. Cancels a move in progress.
     pub fn begin_move(&mut self, mut target: Self) {
         assert_eq!(self.layout.disks(), target.layout.disks(), "an index moves with its disks");
         target.keep_to(self.rules);
         self.target = Some(Box::new(Target { index: target, moved: 0 }));
     }
 
-    /// Copies the next `nodes` nodes to the target. Returns whether they were the last ones. A smaller table prefers blocks
-    /// whose content is cached.
+    /// Copies the next `nodes` nodes to the target. Returns `true` if no nodes are left to copy. If the table of the
+    /// target is too small for all nodes, blocks whose content is cached are preferred.
     pub fn move_nodes(&mut self, nodes: u32) -> bool {
         let Some(mut target) = self.target.take() else { return true };
         let end = target.moved.saturating_add(nodes).min(self.nodes.limit());
@@ -149,8 +152,8 @@ impl<M: Words> CacheIndex<M> {
         end == self.nodes.limit()
     }
 
-    /// Ends the move, switches to the new region, and returns the old words. Slots beyond the new layout are given up; pins
-    /// stay.
+    /// Finishes the move, switches to the new region, and returns the old words. Returns `None` if no move is in
+    /// progress. Slots beyond the new layout are dropped; pins are kept.
     pub fn finish_move(&mut self) -> Option<M> {
         while !self.move_nodes(u32::MAX) {}
         let Target { mut index, .. } = *self.target.take()?;
@@ -161,11 +164,11 @@ impl<M: Words> CacheIndex<M> {
     }
 }
 
-/// Start value of the checksum. Older programs, whose free slots were linked one way only, used another one: a region that
-/// they closed is rebuilt like that of a killed process.
+/// Start value of the checksum. Older programs, whose free slots were singly linked, used another value. A region that
+/// they closed is therefore rebuilt like that of a killed process.
 const CHECKSUM_BASIS: u32 = 0x811c_9dc6;
 
-/// Returns a checksum of all words of the header but [`header::CLOSED`]; never 0 (FNV-1a of whole words, rotated).
+/// Returns a checksum of all header words except [`header::CLOSED`] (FNV-1a of whole words, rotated). It is never 0.
 fn checksum(words: &[u32]) -> u32 {
     let others = words[..header::CLOSED].iter().chain(&words[header::CLOSED + 1..HEADER_WORDS]);
     let sum = others.fold(CHECKSUM_BASIS, |sum, word| (sum ^ word).wrapping_mul(0x0100_0193).rotate_left(15));

@@ -3,7 +3,7 @@
 use super::layout::NONE;
 use std::ops::Range;
 
-/// Chain heads cleared in one step, instead of processing a slot: two pages of memory.
+/// Number of chain heads cleared in one step (two pages of memory). Such a step processes no slot.
 const HEADS_PER_STEP: u32 = 2048;
 
 /// Target of a change of the capacity, and how far it has come.
@@ -11,11 +11,11 @@ const HEADS_PER_STEP: u32 = 2048;
 pub(super) struct Sizing {
     /// Wanted capacity.
     wanted: u32,
-    /// First slot whose page is lost; `NONE` unless some are below the capacity.
+    /// First slot whose page is lost, or `NONE` if no page below the capacity is lost.
     kept: u32,
-    /// Next slot to look at in the search for a free one.
+    /// Next slot to examine in the search for a free one.
     spare: u32,
-    /// First chain head that is still to be cleared; `NONE` if none is.
+    /// First chain head that has yet to be cleared, or `NONE` if none has.
     stale_heads: u32,
 }
 
@@ -24,7 +24,7 @@ impl Sizing {
         Self { wanted: 0, kept: NONE, spare: 0, stale_heads: NONE }
     }
 
-    /// Returns the same target for a new table of `slots` slots.
+    /// Returns this state for a new table of `slots` slots, which has no stale chain heads.
     pub(super) fn within(self, slots: u32) -> Self {
         Self { wanted: self.wanted.min(slots), stale_heads: NONE, ..self }
     }
@@ -46,7 +46,7 @@ impl Sizing {
         self.kept = slots;
     }
 
-    /// Ends a loss, when all such slots are beyond the capacity.
+    /// Forgets the loss of pages, once all lost pages are beyond the capacity.
     pub(super) fn end_loss(&mut self) {
         self.kept = NONE;
     }
@@ -61,7 +61,7 @@ impl Sizing {
         capacity.min(self.kept)
     }
 
-    /// Begins a clear: no slot has a page, and all chain heads are stale.
+    /// Records that a clear has started: no slot has a page, and all chain heads are stale.
     pub(super) fn begin_clear(&mut self) {
         *self = Self { kept: NONE, spare: 0, stale_heads: 0, ..*self };
     }
@@ -71,7 +71,7 @@ impl Sizing {
         self.stale_heads != NONE
     }
 
-    /// Returns the next of `all` heads to clear, if any are left.
+    /// Returns the next chain heads to clear, or `None` if no stale heads are left. `all` is the number of chain heads.
     pub(super) fn next_stale_heads(&mut self, all: u32) -> Option<Range<u32>> {
         let from = self.stale_heads;
         if from == NONE {
@@ -87,7 +87,8 @@ impl Sizing {
         free < self.wanted || self.spare < self.wanted
     }
 
-    /// Returns a free slot below the wanted capacity, after looking at one slot at most.
+    /// Examines at most one slot, and returns it if it is free and below the wanted capacity. Otherwise returns `None`,
+    /// and the search continues with the next call.
     pub(super) fn next_spare(&mut self, free: u32, is_free: impl Fn(u32) -> bool) -> Option<u32> {
         if free < self.wanted {
             return Some(free);

@@ -7,11 +7,12 @@ use std::ops::Range;
 /// Position of the fingerprint in an entry of either table.
 pub(super) const CONTENT: usize = 2;
 
-/// Maximum number of entries of a chain that are looked at. Keyed hashes make chains of a dozen at most; forged words must
-/// not cost unbounded time.
+/// Maximum number of entries that a rebuild puts on one chain. Keyed hashes make chains of a dozen entries at most, and
+/// forged words must not cost unbounded time.
 const CHAIN_MAX: u32 = 64;
 
-/// Number of entries whose chains are loaded together: a few more than the loads that a processor has in flight.
+/// Number of entries whose chains are prefetched together, a few more than the loads that a processor can have in
+/// flight.
 pub(super) const BATCH: u32 = 32;
 
 /// Table of entries of `SIZE` words each, from word `at` on.
@@ -25,12 +26,12 @@ impl<const SIZE: usize> Table<SIZE> {
         Self { at }
     }
 
-    /// Returns a word of an entry.
+    /// Returns the word `field` of an entry.
     pub(super) fn get<M: Words>(self, words: &M, entry: u32, field: usize) -> u32 {
         words[self.at + entry as usize * SIZE + field]
     }
 
-    /// Stores a word of an entry.
+    /// Sets the word `field` of an entry.
     pub(super) fn set<M: Words>(self, words: &mut M, entry: u32, field: usize, value: u32) {
         let at = self.at + entry as usize * SIZE + field;
         words[at] = value;
@@ -49,7 +50,7 @@ impl<const SIZE: usize> Table<SIZE> {
     }
 }
 
-/// Whether a chain takes a new entry.
+/// Whether a chain has room for a new entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Room {
     Free,
@@ -88,7 +89,7 @@ impl<const SIZE: usize> Chains<SIZE> {
         words[head.0]
     }
 
-    /// Returns the first entry of a chain for which `is_same` holds.
+    /// Returns the first entry of a chain for which `is_same` holds, or `None` if there is no such entry.
     pub(super) fn find<M: Words>(&self, words: &M, head: Head, is_same: impl Fn(u32) -> bool) -> Option<u32> {
         let mut entry = words[head.0];
         while entry != NONE {
@@ -100,7 +101,8 @@ impl<const SIZE: usize> Chains<SIZE> {
         None
     }
 
-    /// Returns whether a well-formed chain has room for a new entry, or has one already for which `is_same` holds.
+    /// Returns whether a well-formed chain has room for a new entry, already has an entry for which `is_same` holds, or
+    /// is too long.
     pub(super) fn room<M: Words>(&self, words: &M, head: Head, is_same: impl Fn(u32) -> bool) -> Room {
         let mut entry = words[head.0];
         for _ in 0..CHAIN_MAX {
@@ -113,14 +115,14 @@ impl<const SIZE: usize> Chains<SIZE> {
         Room::TooLong
     }
 
-    /// Puts an entry first on a chain.
+    /// Inserts an entry at the front of a chain.
     pub(super) fn add<M: Words>(&self, words: &mut M, head: Head, entry: u32) {
         let first = words[head.0];
         self.table.set(words, entry, self.next, first);
         words[head.0] = entry;
     }
 
-    /// Takes an entry off its chain.
+    /// Removes an entry from its chain.
     pub(super) fn remove<M: Words>(&self, words: &mut M, head: Head, entry: u32) {
         let next = self.table.get(words, entry, self.next);
         let mut before = words[head.0];
@@ -143,12 +145,12 @@ impl<const SIZE: usize> Chains<SIZE> {
         self.clear_some(words, 0..self.heads);
     }
 
-    /// Empties the chains of some heads.
+    /// Empties the chains with these heads.
     pub(super) fn clear_some<M: Words>(&self, words: &mut M, heads: Range<u32>) {
         words[self.heads_at + heads.start as usize..self.heads_at + heads.end as usize].fill(NONE);
     }
 
-    /// Returns the range of the words of a table of `entries` entries and of the heads behind it.
+    /// Returns the word range of a table of `entries` entries and of the chain heads after it.
     pub(super) fn with_table(&self, entries: u32) -> Range<usize> {
         debug_assert_eq!(self.table.at + entries as usize * SIZE, self.heads_at, "the heads follow the table");
         self.table.at..self.heads_at + self.heads as usize

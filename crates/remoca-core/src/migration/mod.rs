@@ -4,11 +4,12 @@
 //! Both processes run this machine. The owner holds the image lock and the session with the memory server, and serves its
 //! guest. The other process has none of these, and its guest waits. Ownership moves with one message, [`Message::Yours`].
 //! Until it is sent, closing the connection cancels everything, and both sides forget what they received.
-//! 1. A process without ownership serves nothing until it receives it or, if the peer is unreachable, takes the image lock;
-//!    it then starts cold.
+//! 1. A process without ownership serves nothing until it receives ownership. If the peer is unreachable, it may take
+//!    the image lock instead, and then starts cold.
 //! 2. An owner whose guest runs gives nothing away.
 //! 3. Disks that go back after the other side wrote to them go back cold.
-//! 4. A lock that other hosts do not see (block devices, NBD) decides nothing: then only the operator can.
+//! 4. A lock that other hosts do not see (block devices, NBD) decides nothing. In that case only the operator can
+//!    decide.
 //!
 //! Driven by `remoca-disk`'s driver; checked by a model with loss and death at every step (`tests`). Decision 0023.
 
@@ -18,9 +19,9 @@ mod tests;
 use crate::units::Nanos;
 use std::collections::VecDeque;
 
-/// How long a peer that was asked for the disks may be silent before it counts as unreachable.
+/// Time, in nanoseconds, for which a peer that was asked for the disks may be silent before it counts as unreachable.
 const PEER_PATIENCE: u64 = 10_000_000_000;
-/// Pause between two attempts to lock an image that is in use.
+/// Pause, in nanoseconds, between two attempts to lock an image that is in use.
 const LOCK_AGAIN_AFTER: u64 = 1_000_000_000;
 
 /// Message between the two sides. The connection delivers them in order, and may lose only the last ones.
@@ -39,8 +40,8 @@ pub enum Message {
 /// Action for the driver. Actions are executed in the order in which they come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Wait until no request is in flight and all writes are durable, then call `handle_drained`. A second one restarts the
-    /// first.
+    /// Wait until no request is in flight and all writes are durable, then call `handle_drained`. A second `Drain`
+    /// restarts the first.
     Drain,
     /// Send the state, with the index if [`Ownership::gives_index`] says so. Then call `handle_sent`, or `handle_lost` if that
     /// fails.
@@ -50,7 +51,7 @@ pub enum Action {
     Send(Message),
     /// Close the connection to the peer; messages in transit are lost.
     Disconnect,
-    /// Discard what was received of an index.
+    /// Discard an index that was received completely or in part.
     Forget,
     /// Open and lock the images, with a bounded wait, then call `handle_locked`.
     Lock,
@@ -105,7 +106,7 @@ pub struct Ownership {
     gives_index: bool,
     /// Whether `Want` was sent over this connection.
     asked: bool,
-    /// Deadline for an answer to it.
+    /// Deadline for an answer to `Want`.
     answer_due: Option<Nanos>,
     answered: bool,
     lock_again: Option<Nanos>,
@@ -114,7 +115,8 @@ pub struct Ownership {
 }
 
 impl Ownership {
-    /// Returns the ownership of a process that starts with the disks or, if `incoming`, waits to be given them.
+    /// Returns the ownership of a process that starts with the disks. If `incoming`, the process has no disks and waits
+    /// to receive them. `lock_reaches` says whether other hosts see the image lock.
     #[must_use]
     pub fn new(incoming: bool, lock_reaches: bool) -> Self {
         Self {
@@ -135,7 +137,7 @@ impl Ownership {
         }
     }
 
-    /// Returns the next thing to do, if any.
+    /// Returns the next action to execute, or `None` if there is none.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
@@ -146,7 +148,7 @@ impl Ownership {
         self.state == State::Own
     }
 
-    /// Returns whether we have locked the image, or are about to.
+    /// Returns whether this process has locked the images, or is about to lock them.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.state != State::Gone
@@ -176,7 +178,7 @@ impl Ownership {
         self.seek(now);
     }
 
-    /// Handles a sign of life of the peer, such as a piece of an index.
+    /// Handles a sign of life from the peer, such as a piece of an index.
     pub fn handle_alive(&mut self) {
         self.answered = true;
     }
@@ -244,7 +246,7 @@ impl Ownership {
         self.actions.push_back(Action::SendState);
     }
 
-    /// Handles the end of [`Action::SendState`]: gives the disks to the peer.
+    /// Handles the end of [`Action::SendState`] by giving the disks to the peer.
     pub fn handle_sent(&mut self) {
         if self.state == State::Sending {
             self.go();
@@ -269,8 +271,8 @@ impl Ownership {
         self.leave();
     }
 
-    /// Takes the disks back, on the operator's word that the peer is gone or never had them. Returns false if they are ours,
-    /// or if the peer is connected and no lock would show that it has them.
+    /// Takes the disks back, because the operator says that the peer is gone or never had them. Returns `false` if this
+    /// process already has the disks, or if the peer is connected and no lock would show that the peer has them.
     pub fn take_back(&mut self, now: Nanos) -> bool {
         if self.state != State::Gone || (self.linked && !self.lock_reaches) {
             return false;
@@ -284,7 +286,7 @@ impl Ownership {
         true
     }
 
-    /// Returns when [`Self::handle_timer`] has something to do.
+    /// Returns the time at which [`Self::handle_timer`] must be called, or `None` if no timer is running.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         [self.answer_due, self.lock_again].into_iter().flatten().min()
@@ -302,7 +304,7 @@ impl Ownership {
         }
     }
 
-    /// Begins the hand-over if the peer wants the disks and our guest does not run.
+    /// Starts the hand-over if the peer wants the disks and our guest does not run.
     fn leave(&mut self) {
         if self.state == State::Own && self.linked && self.peer_wants && !self.running {
             self.state = State::Draining;

@@ -1,7 +1,7 @@
 //! The control protocol of a VM process: one line of JSON in, one line out.
 //!
-//! Called by the process that listens and by everything that asks it; neither side's sockets are here. A line ends with a
-//! line feed, or with the connection. Who may open the socket is a matter of its permissions.
+//! Both the process that listens and its clients use this module. The sockets of neither side are here. A line ends
+//! with a line feed, or with the connection. The permissions of the socket decide who may open it.
 
 mod secret;
 mod status;
@@ -16,50 +16,51 @@ pub use status::{
     MigrationStatus, NormalLatency, PortStatus, ServerStatus, Status,
 };
 
-/// Most bytes of a command.
+/// Maximum size of a command in bytes.
 pub const LINE_BYTES_MAX: usize = 8192;
-/// Time for a command to arrive, and for the answer to be taken.
+/// Maximum time for a command to arrive, and for its answer to be received.
 pub const PATIENCE: Duration = Duration::from_secs(10);
-/// The same for the answer to an upgrade, which is asked for, drained for, and given by another program.
+/// Maximum time for the answer to an upgrade. The new program sends it, after the old one has drained its requests.
 const UPGRADE_PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a running VM process can be asked.
+/// Command to a running VM process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Command {
-    /// Everything it knows of itself.
+    /// Returns the status of the process.
     Status,
-    /// Changes what is given.
+    /// Changes the settings that are given.
     Set {
         /// Size of the cache in bytes, a multiple of 4096.
         #[serde(default)]
         cache_bytes: Option<u64>,
-        /// Off drops all that is cached, on starts cold.
+        /// Whether the cache is on. Switching it off drops all cached pages; switching it on starts cold.
         #[serde(default)]
         enabled: Option<bool>,
-        /// Addresses of the memory servers, in place of those that it has.
+        /// Addresses of the memory servers, which replace the current ones.
         #[serde(default)]
         servers: Option<Vec<String>>,
     },
-    /// Lets flushes of a disk succeed again, after one had failed.
+    /// Allows flushes of a disk to succeed again after one has failed.
     ClearFailedFlush {
-        /// Its name.
+        /// Name of the disk.
         disk: String,
     },
-    /// Another program takes over, under the same process id: this one's file as it is now, or the one at `program`.
+    /// Replaces the program under the same process ID: by the program at `program` or, without it, by the current
+    /// content of the old program's file.
     Upgrade {
         #[serde(default)]
         program: Option<PathBuf>,
     },
-    /// Offers the disks to another process that has the key, which gets them when the guest stops.
+    /// Offers the disks to another process that has the key. That process receives them when the guest stops.
     Migrate { to: String, key: Secret },
-    /// Does not offer them any more.
+    /// Withdraws the offer of the disks.
     MigrateAbort,
-    /// Takes disks back that were handed over, whatever has become of the other process.
+    /// Takes back disks that were handed over, whatever has happened to the other process.
     MigrateTakeBack,
 }
 
-/// What it answers.
+/// Answer to a command.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Reply {
@@ -67,7 +68,7 @@ pub enum Reply {
     Error { error: String },
 }
 
-/// Why a line is none of this protocol.
+/// Reason why a line is not valid in this protocol.
 #[derive(Debug, thiserror::Error)]
 pub enum LineError {
     #[error("this is no command: it is longer than {LINE_BYTES_MAX} bytes")]
@@ -79,7 +80,7 @@ pub enum LineError {
 }
 
 impl Command {
-    /// Returns how long the answer may take.
+    /// Returns the maximum time that the answer may take.
     #[must_use]
     pub fn patience(&self) -> Duration {
         match self {
@@ -89,20 +90,20 @@ impl Command {
         }
     }
 
-    /// Returns the command as its line, with the line feed.
+    /// Returns the command as a line of JSON, with the line feed.
     ///
     /// # Errors
-    /// If the path of a program is no text.
+    /// If the path of a program is not valid UTF-8.
     pub fn line(&self) -> Result<Vec<u8>, LineError> {
         let mut line = serde_json::to_vec(self).map_err(LineError::NoCommand)?;
         line.push(b'\n');
         Ok(line)
     }
 
-    /// Returns the command that a line has, which comes without its line feed.
+    /// Parses a command from a line without its line feed.
     ///
     /// # Errors
-    /// If it is too long, or no command.
+    /// If the line is too long, or is not a valid command.
     pub fn parse(line: &[u8]) -> Result<Self, LineError> {
         match line.len() {
             ..=LINE_BYTES_MAX => serde_json::from_slice(line).map_err(LineError::NoCommand),
@@ -112,20 +113,20 @@ impl Command {
 }
 
 impl Reply {
-    /// Returns the reply as its line, with the line feed.
+    /// Returns the reply as a line of JSON, with the line feed.
     ///
     /// # Errors
-    /// If a string of it is no text, which none is.
+    /// If the reply cannot be written as JSON, which never happens.
     pub fn line(&self) -> Result<Vec<u8>, LineError> {
         let mut line = serde_json::to_vec(self).map_err(LineError::NoReply)?;
         line.push(b'\n');
         Ok(line)
     }
 
-    /// Returns the reply that a line has.
+    /// Parses a reply from a line.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the line is not a valid reply.
     pub fn parse(line: &[u8]) -> Result<Self, LineError> {
         serde_json::from_slice(line).map_err(LineError::NoReply)
     }

@@ -4,30 +4,31 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Bytes of a secret.
+/// Size of a secret in bytes.
 pub const SECRET_BYTES: usize = 32;
-/// Bytes of its text.
+/// Size of the text of a secret in bytes.
 pub const TEXT_BYTES: usize = 2 * SECRET_BYTES;
 
-/// 256 random bits, written as 64 hexadecimal digits. Never a password: who sees a handshake could try them all.
+/// Secret of 256 random bits, written as 64 hexadecimal digits. It is never a password: an attacker who sees a
+/// handshake could try all likely passwords.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Secret([u8; SECRET_BYTES]);
 
 impl Secret {
-    /// Makes a secret of random bytes.
+    /// Returns a secret of these bytes, which must be random.
     #[must_use]
     pub fn new(bytes: [u8; SECRET_BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// Returns the bytes to make keys of.
+    /// Returns the bytes from which keys are derived.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Returns the hexadecimal digits, which are as secret.
+    /// Returns the secret as hexadecimal digits, which must be kept secret as well.
     #[must_use]
     pub fn text(&self) -> String {
         use fmt::Write as _;

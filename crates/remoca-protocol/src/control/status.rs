@@ -1,26 +1,26 @@
-//! What `remoca status` shows: the state of one VM process, as it goes over the control socket.
+//! Content of `remoca status`: the state of one VM process, as sent over the control socket.
 
 use crate::port::AgentStats;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// One VM process.
+/// Status of one VM process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
     pub name: String,
     pub pid: u32,
     pub version: String,
-    /// How often another program has taken over without a restart.
+    /// Number of times that another program has taken over without a restart.
     #[serde(default)]
     pub upgrades: u32,
     pub uptime_s: f64,
-    /// "warm": with what a former process knew of a disk at least; else "cold".
+    /// "warm" if the process started with what the previous process knew of at least one disk, otherwise "cold".
     #[serde(default)]
     pub started: String,
-    /// Why nothing was found of a former process.
+    /// Reason why no state of a previous process was found.
     #[serde(default)]
     pub cold_reason: Option<String>,
-    /// The server that the pool is on, or was on last, or the first of the list.
+    /// Server that has the pool, or had it last, or otherwise the first of the list.
     pub server: Option<ServerStatus>,
     /// All servers that this process may use.
     #[serde(default)]
@@ -33,66 +33,66 @@ pub struct Status {
     pub latency: Latencies,
     pub hedging: HedgingStatus,
     pub memory: MemoryStatus,
-    /// If the disks are to go to another process, or came from one.
+    /// Status of the migration, if the disks are to go to another process or came from one.
     #[serde(default)]
     pub migration: Option<MigrationStatus>,
-    /// Records that the trace lost, if there is a trace.
+    /// Number of records that the trace lost, or `None` if there is no trace.
     #[serde(default)]
     pub trace_lost: Option<u64>,
 }
 
-/// A VM that migrates.
+/// Status of a VM that migrates.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MigrationStatus {
-    /// The disks are here, and their images locked.
+    /// Whether this process has the disks, and their images are locked.
     pub has_disks: bool,
-    /// Where this process waits for its disks, or waited.
+    /// Address at which this process waits, or waited, for its disks.
     pub incoming: Option<String>,
-    /// The process at the other end of the connection, if there is one.
+    /// Process at the other end of the connection, or `None` if there is no connection.
     pub peer: Option<String>,
-    /// What happened last.
+    /// Latest event of the migration.
     pub news: Option<String>,
 }
 
-/// The memory server.
+/// Status of the memory server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ServerStatus {
     pub endpoint: String,
     pub connected: bool,
-    /// "closed": reads of cached pages go to it. "open" or "half-open": it is slower than the disk and left alone, but for
-    /// probes; the last of them were faster than the disk.
+    /// "closed": reads of cached pages go to the server. "open": the server is slower than the disk, and gets only
+    /// probes. "half-open": it still gets only probes, but the last of them were faster than the disk.
     pub breaker: String,
     pub error: Option<String>,
 }
 
-/// One server of the list.
+/// Status of one server of the list.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct KnownServerStatus {
     pub endpoint: String,
-    /// The pool is here.
+    /// Whether this server has the pool.
     pub in_use: bool,
-    /// What this process could have here, its pool included, when the server answered last.
+    /// Memory that this process could have on the server, including its current pool, when the server answered last.
     pub possible_bytes: Option<u64>,
     pub answered_s_ago: Option<u64>,
-    /// Why it could not be used when it was tried last.
+    /// Reason why the last attempt to use the server failed.
     pub error: Option<String>,
 }
 
-/// The cache.
+/// Status of the cache.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CacheStatus {
     pub enabled: bool,
     pub wanted_bytes: u64,
     pub granted_bytes: u64,
     pub used_bytes: u64,
-    /// What enters the cache now: "evictions" that the agent reports, what "frames" of guest memory held before reads
-    /// overwrote them, or what the guest "reads".
+    /// Source of the pages that enter the cache now: "evictions" that the agent reports, "frames" of guest memory
+    /// before reads overwrite them, or blocks that the guest "reads".
     pub admission: String,
-    /// Of the blocks that the guest read, the share answered without the disk; `None` before the first read.
+    /// Share of the blocks read by the guest that were answered without the disk; `None` before the first read.
     pub hit_ratio: Option<f64>,
 }
 
-/// One disk.
+/// Status of one disk.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DiskStatus {
     pub name: String,
@@ -100,36 +100,36 @@ pub struct DiskStatus {
     pub socket: String,
     pub bytes: u64,
     pub read_only: bool,
-    /// "up", or "waiting" while the server of the image is away.
+    /// "up", or "waiting" while the server of the image cannot be reached.
     pub store: String,
-    /// The error of a flush or durable write that failed: all flushes fail until the operator clears it.
+    /// Error of a failed flush or durable write. All flushes fail until the operator clears it.
     #[serde(default)]
     pub failed_flush: Option<String>,
-    /// Why nothing was known of it at the start, although the process started warm.
+    /// Reason why nothing was known of the disk at the start, although the process started warm.
     #[serde(default)]
     pub cold_reason: Option<String>,
     /// Whether a guest is attached.
     pub attached: bool,
-    /// Swap areas on it that are known; a disk declared as one counts.
+    /// Number of known swap areas on the disk. A disk that is declared a swap area adds one.
     #[serde(default)]
     pub swap_areas: usize,
-    /// NBD clients, if the disk is an NBD export.
+    /// Number of NBD clients, or `None` if the disk is not an NBD export.
     pub nbd_clients: Option<usize>,
 }
 
-/// The eviction port.
+/// Status of the eviction port.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PortStatus {
     pub socket: String,
     pub attached: bool,
     pub nbd_clients: Option<usize>,
-    /// What the agent last said of itself.
+    /// Latest statistics of the agent.
     pub agent: Option<AgentStats>,
-    /// One page of so many is asked for; 0 is all.
+    /// Advice to the agent: N to send one page in N, or 0 to send every page.
     pub advice: u32,
 }
 
-/// From the arrival of a request to its completion.
+/// Latencies from the arrival of a request to its completion.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Latencies {
     pub read: LatencySummary,
@@ -138,7 +138,7 @@ pub struct Latencies {
     pub write: LatencySummary,
 }
 
-/// Durations of many requests: how many, and quantiles.
+/// Summary of the durations of many requests: count, sum, mean, quantiles and maximum.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LatencySummary {
     pub count: u64,
@@ -150,17 +150,18 @@ pub struct LatencySummary {
     pub max_us: f64,
 }
 
-/// What is normal for disk and memory server now, by their newest reads, and what follows from it.
+/// Normal latencies of disk and memory server, according to their newest reads, and the hedging delay that follows from
+/// them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct HedgingStatus {
-    /// Time without an answer of the server after which the disk is also asked.
+    /// Time without an answer from the server after which the disk is also asked.
     pub late_after_us: f64,
     /// `None` while there are too few reads.
     pub disk: Option<NormalLatency>,
     pub server: Option<NormalLatency>,
 }
 
-/// Quantiles of the newest reads, forgetting older ones.
+/// Quantiles of the newest reads. Older reads fade out.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NormalLatency {
     pub p50_us: f64,
@@ -173,10 +174,10 @@ pub struct MemoryStatus {
     pub index_bytes: u64,
     pub buffer_bytes: u64,
     pub known_blocks: u64,
-    /// Of the guest, as far as its hypervisor shares it.
+    /// Guest memory, as far as the hypervisor shares it.
     #[serde(default)]
     pub guest_bytes: u64,
-    /// Of the guest, for which the index has room beside the cache.
+    /// Guest memory for which the index has room in addition to the cache.
     #[serde(default)]
     pub guest_bytes_indexed: u64,
 }

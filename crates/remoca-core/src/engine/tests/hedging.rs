@@ -50,7 +50,7 @@ fn the_disk_answers_first() {
     let mut it = Scenario::trained();
     it.hedged(A).after(DISK_NS).disk_answers(A);
     assert_eq!(it.pinned(), 1, "the slot is the REQUEST's until its page has come");
-    // The old page is not for the other read of the same number.
+    // The old page is not for the other read with the same ID.
     it.reuse_number_of(A).page_is_late(A);
     assert_eq!(it.pinned(), 0);
     assert_eq!((it.stats().hedges, it.stats().hedges_won, it.stats().fetch_late), (1, 1, 1));
@@ -135,7 +135,7 @@ fn a_write_overlaps_both_answers() {
     it.page_is_late(A);
     assert!(it.known(3) && !it.cached(3), "the write's content is known, the old page is not it");
 
-    // The page comes while the write is under way: it is what the block held when the read began.
+    // The page arrives while the write is in flight. It is the content that the block had when the read began.
     let mut it = Scenario::trained();
     it.hedged(A).request(id, DISK, op);
     it.server_answers(A).disk_done(id, Ok(()), &page(2));
@@ -231,7 +231,8 @@ fn hedges_for_nothing_are_few() {
         }
         it.after(DISK_NS).abandoned_ends(A);
     }
-    // 128 in the beginning, and one for 32 answers. What is normal is learnt meanwhile: then none is late.
+    // 128 at the start, and one for every 32 answers. Meanwhile the engine learns the normal latency, and no read is
+    // late any longer.
     assert!((1..=128 + 1000 / 32).contains(&hedges), "{hedges}");
     assert_eq!(it.stats().hedges, u64::from(hedges));
 }
@@ -280,7 +281,7 @@ fn probes_that_lose_come_more_and_more_seldom() {
     it.losses(16);
     let (mut probes, begin) = (0, it.now);
     while it.now.since_ns(begin) < 9_000 * MS {
-        // The guest waits for the disk alone.
+        // The guest waits only for the disk.
         it.begin(A, DISK, RANGE).after(DISK_NS).disk_answers(A);
         probes += u64::from(it.is_probe(A));
     }
@@ -476,7 +477,8 @@ fn abandoned_reads_of_a_disk_that_hangs_are_bounded() {
     let mut it = Scenario::without_hedging(1);
     let abandoned = it.slow_answers(1, 1..200);
     assert_eq!(abandoned.len(), 128, "then reads wait for the server");
-    // A read that nobody answers: those behind it leave nothing behind, and it goes to the disk as soon as there is room.
+    // Neither server nor disk answers this read. The reads after it leave nothing queued, and it goes to the disk as
+    // soon as there is room.
     assert_eq!(it.waiting(A).slow_answers(1, 200..400), [0; 0]);
     assert!(it.engine.race.queued() <= 2, "{}", it.engine.race.queued());
     it.abandoned_ends(abandoned[127]);
@@ -489,7 +491,7 @@ fn abandoned_reads_of_a_disk_that_hangs_are_bounded() {
     assert_eq!(it.engine.requests_in_flight(), 0);
 }
 
-/// Where it is the disk that must be spared, its being quicker is no reason to ask it.
+/// If the disk must be spared, it is not asked even if it is faster.
 #[test]
 fn without_hedging_a_quicker_disk_is_not_asked() {
     let mut it = Scenario::without_hedging(1);

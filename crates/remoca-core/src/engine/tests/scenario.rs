@@ -198,7 +198,7 @@ impl Scenario {
         self
     }
 
-    /// The disk read of an answered request ends: nobody hears of it.
+    /// The disk read of an answered request ends, which has no effect on the guest.
     pub(super) fn abandoned_ends(&mut self, name: Name) -> &mut Self {
         let id = self.id(name);
         assert_eq!(self.disk_done(id, Ok(()), &page(1)), []);

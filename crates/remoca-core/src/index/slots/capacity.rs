@@ -1,32 +1,34 @@
-//! Changes in the number of usable slots. They happen slot by slot at the end of the table, some in each turn, because a
-//! large cache has millions.
+//! Changes in the number of usable slots. They are made slot by slot at the end of the table, a few in each turn,
+//! because a large cache has millions of slots.
 //!
 //! [`Slots::aim`] and [`Slots::lose_from`] set the target, and [`Slots::step`] does a part of the work. The table is
-//! consistent after each of them, so anything may come in between: another target, a lost connection, a close.
+//! consistent after each of these calls, so other events may come in between: another target, a lost connection, a
+//! close.
 //! 1. The free slots below the capacity are doubly linked, so that any of them can be cut off.
-//! 2. Words of slots beyond the capacity mean nothing, except for pins. After a clear, chain heads mean nothing until they
-//!    are cleared as well.
-//! 3. Lost pages (`sizing.rs`) are not found, and are released as the capacity falls. Until then the header has the number of
-//!    slots that keep their page as the capacity, so that a successor does not find lost pages either.
+//! 2. Words of slots beyond the capacity have no meaning, except for pins. After a clear, chain heads have no meaning
+//!    until they are cleared as well.
+//! 3. Look-ups do not find lost pages (`sizing.rs`), which are released as the capacity falls. Until then, the capacity
+//!    in the header is the number of slots that keep their page, so that a successor does not find lost pages either.
 
 use super::{HIT, META, PINS, Place, Slots, USED};
 use crate::index::layout::{NONE, Words, settle};
 
-/// Next step of a change of the capacity, for the caller.
+/// Result of one step of a change of the capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::index) enum Step {
     /// Nothing is left to do.
     Done,
-    /// A part has been done.
+    /// One step was taken; others may follow.
     Taken,
-    /// Discard this page: there is no room for all.
+    /// The caller must discard the page of this slot, because there is no room for all pages.
     Discard(u32),
-    /// Move the page of the last slot to another one, which is taken for it, then call [`Slots::end_move`].
+    /// The caller must move the page of the last slot `from` to the slot `to`, which was taken for it, and then call
+    /// [`Slots::end_move`].
     Move { from: u32, to: u32 },
 }
 
 impl Slots {
-    /// Gives up the content of all slots. They become usable again as [`Self::step`] processes them.
+    /// Drops the content of all slots. They become usable again as [`Self::step`] processes them.
     pub(in crate::index) fn clear<M: Words>(&mut self, words: &mut M) {
         if self.used == 0 {
             return;
@@ -44,7 +46,7 @@ impl Slots {
         self.sizing.aim(capacity.min(self.limit));
     }
 
-    /// Gives up the pages of all slots from `slots` on.
+    /// Marks the pages of all slots from `slots` on as lost.
     pub(in crate::index) fn lose_from<M: Words>(&mut self, words: &mut M, slots: u32) {
         if slots < self.sizing.kept_of(self.capacity) {
             self.sizing.lose_from(slots);
@@ -57,17 +59,18 @@ impl Slots {
         self.sizing.kept_of(self.capacity) < self.capacity
     }
 
-    /// Returns whether [`Self::step`] has something to do.
+    /// Returns whether [`Self::step`] has work left.
     pub(in crate::index) fn are_resizing(&self) -> bool {
         self.sizing.has_stale_heads() || self.are_losing() || self.capacity != self.sizing.wanted()
     }
 
-    /// Returns whether a successor could use the words as they are.
+    /// Returns whether a successor could use the words without a rebuild.
     pub(in crate::index) fn are_whole(&self) -> bool {
         !self.sizing.has_stale_heads() && !self.are_losing()
     }
 
-    /// Works towards the wanted capacity by processing one slot. Returns what the caller must do.
+    /// Works towards the wanted capacity by processing one slot, or by clearing some chain heads. Returns the work that
+    /// is left to the caller.
     pub(in crate::index) fn step<M: Words>(&mut self, words: &mut M) -> Step {
         if let Some(heads) = self.sizing.next_stale_heads(self.chains.count()) {
             self.chains.clear_some(words, heads);
@@ -109,7 +112,8 @@ impl Slots {
         Step::Taken
     }
 
-    /// Relabels the page of the last slot `from` as that of `to`, at the same position in the queue, and cuts off `from`.
+    /// Records that the page of the last slot `from` is now in `to`, at the same position in the queue, and cuts off
+    /// `from`.
     pub(in crate::index) fn end_move<M: Words>(&mut self, words: &mut M, from: u32, to: u32) {
         let content = self.table.content(words, from);
         let (previous, hit) = (self.queue.before(words, from), self.meta(words, from) & HIT);

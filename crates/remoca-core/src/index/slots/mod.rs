@@ -1,7 +1,7 @@
 //! The slots: what the server holds in each page of the pool. They have hash chains by fingerprint, one queue from the next to
 //! be discarded to the newest, and a list of free slots.
 //!
-//! `capacity.rs` changes the number of usable slots; `rebuild.rs` takes over slots from another process or region.
+//! `capacity.rs` changes the number of usable slots; `rebuild.rs` restores slots from another process or region.
 
 mod capacity;
 mod rebuild;
@@ -21,7 +21,7 @@ const META: usize = 6;
 
 const PINS: u32 = 0xffff;
 const USED: u32 = 1 << 16;
-/// Flag of a page that the guest got back since it was admitted.
+/// Flag of a page that the guest has received again since its admission.
 const HIT: u32 = 1 << 17;
 
 /// Maximum number of slots examined at the head in the search for a victim.
@@ -121,21 +121,21 @@ impl Slots {
         self.chains.head(content.0[0])
     }
 
-    /// Returns whether a slot has a page.
+    /// Returns whether a slot is below the capacity and has a page.
     pub(in crate::index) fn is_used<M: Words>(&self, words: &M, slot: u32) -> bool {
         slot < self.capacity && self.meta(words, slot) & USED != 0
     }
 
-    /// Returns the slot with a page of this content, lost or not.
+    /// Returns the slot with a page of this content, even if the page is lost. Returns `None` if there is no such slot.
     pub(in crate::index) fn find<M: Words>(&self, words: &M, content: Fingerprint) -> Option<u32> {
         if self.used == 0 {
-            // The heads of an index that was cleared may still name slots.
+            // After a clear, chain heads may still name slots.
             return None;
         }
         self.chains.find(words, self.head(content), |slot| self.table.content(words, slot) == content)
     }
 
-    /// Returns the slot that holds `content`.
+    /// Returns the slot that holds `content`, or `None` if no slot holds it. Zero pages are never cached.
     pub(in crate::index) fn cached<M: Words>(&self, words: &M, content: Fingerprint) -> Option<u32> {
         if content == self.zero {
             return None;
@@ -172,7 +172,8 @@ impl Slots {
         self.set_meta(words, slot, meta & !HIT);
     }
 
-    /// Makes the cached copy of `content`, which the guest holds again, the next to be discarded.
+    /// Makes the slot that holds `content` the next to be discarded, because the guest holds this content again. Does
+    /// nothing if no slot holds it.
     pub(in crate::index) fn note_in_guest<M: Words>(&mut self, words: &mut M, content: Fingerprint) {
         if content != self.zero
             && let Some(slot) = self.find(words, content)
@@ -181,13 +182,14 @@ impl Slots {
         }
     }
 
-    /// Returns whether a slot has to be emptied before one can be taken.
+    /// Returns whether a slot must be emptied before one can be taken.
     pub(in crate::index) fn needs_victim(&self) -> bool {
         self.free.first() == NONE || self.used >= self.sizing.wanted()
     }
 
-    /// Takes a free slot. If there is none after the page of `victim` was discarded, `victim` is pinned and the rule about
-    /// pinned slots is left out: then it is taken despite its pins.
+    /// Takes a free slot. After the page of `victim` was discarded, there may still be no free slot, because `victim`
+    /// is pinned. That happens only in tests that omit [`Rule::PinnedSlot`], and then `victim` is taken despite its
+    /// pins.
     pub(in crate::index) fn take<M: Words>(&mut self, words: &mut M, victim: Option<u32>) -> u32 {
         let counts = self.counts();
         assert!(counts.free + counts.used + counts.draining == self.capacity, "{counts:?} of {} slots", self.capacity);
@@ -208,7 +210,8 @@ impl Slots {
         }
     }
 
-    /// Returns the slot to discard next: the first near the head that is not pinned.
+    /// Returns the slot to discard next: the first one that is not pinned among the [`VICTIM_TRIES`] slots at the head
+    /// of the queue. Returns `None` if all of these are pinned.
     pub(in crate::index) fn find_victim<M: Words>(&self, words: &M) -> Option<u32> {
         let mut slot = self.queue.first(words);
         for _ in 0..VICTIM_TRIES {
@@ -223,17 +226,18 @@ impl Slots {
         None
     }
 
-    /// Returns the content of a used slot, and whether the guest got it back since it was admitted.
+    /// Returns the fingerprint of the page in a used slot, and whether the guest has received the page again since its
+    /// admission.
     pub(in crate::index) fn page<M: Words>(&self, words: &M, slot: u32) -> (Fingerprint, bool) {
         (self.table.content(words, slot), self.meta(words, slot) & HIT != 0)
     }
 
-    /// Puts a page into a slot that was taken.
+    /// Enters a page with this content in a slot that was taken, and puts the slot on the queue at `place`.
     pub(in crate::index) fn fill<M: Words>(&mut self, words: &mut M, slot: u32, content: Fingerprint, place: Place) {
         self.table.set_content(words, slot, content);
         let pins = self.meta(words, slot) & PINS;
         settle();
-        // This store makes it valid.
+        // This store makes the slot valid.
         self.set_meta(words, slot, USED | pins);
         self.used += 1;
         self.chains.add(words, self.head(content), slot);
@@ -243,7 +247,7 @@ impl Slots {
         }
     }
 
-    /// Removes a used slot from queue and chain. It becomes free, or draining while it is pinned.
+    /// Removes a used slot from its queue and chain. The slot becomes free, or draining while it is pinned.
     pub(in crate::index) fn release<M: Words>(&mut self, words: &mut M, slot: u32) {
         let pins = self.meta(words, slot) & PINS;
         self.set_meta(words, slot, pins);
@@ -258,7 +262,7 @@ impl Slots {
         }
     }
 
-    /// Adds a pin to `slot`. Returns false if it has too many.
+    /// Adds a pin to `slot`. Returns `false` if the slot already has the maximum number of pins.
     pub(in crate::index) fn pin<M: Words>(&mut self, words: &mut M, slot: u32) -> bool {
         let meta = self.meta(words, slot);
         if meta & PINS == PINS {
@@ -269,7 +273,7 @@ impl Slots {
         true
     }
 
-    /// Removes a pin from `slot`, which becomes free if it was draining and this was the last one.
+    /// Removes a pin from `slot`. A draining slot becomes free with its last pin.
     pub(in crate::index) fn unpin<M: Words>(&mut self, words: &mut M, slot: u32) {
         let meta = self.meta(words, slot);
         assert!(meta & PINS != 0, "a slot is unpinned more often than pinned");
@@ -281,7 +285,7 @@ impl Slots {
         }
     }
 
-    /// Returns the number of pinned slots. Looks at every slot.
+    /// Returns the number of pinned slots. Examines every slot.
     pub(in crate::index) fn pinned<M: Words>(&self, words: &M) -> PageCount {
         PageCount((0..self.limit).map(|slot| u32::from(self.meta(words, slot) & PINS != 0)).sum())
     }

@@ -1,11 +1,11 @@
-//! Taking over slots from another process or another region.
+//! Restoring slots from another process or another region.
 
 use super::{HIT, PINS, Place, Slots, USED};
 use crate::index::layout::{NONE, Words, header};
 use crate::index::table::{BATCH, CONTENT, Room};
 use std::hint::black_box;
 
-/// Flag of a slot that was found on the queue while it is rebuilt.
+/// Flag of a slot that the rebuild of the queue has found on it.
 const SEEN: u32 = 1 << 18;
 
 impl Slots {
@@ -25,7 +25,7 @@ impl Slots {
         self.free.restore(words[header::FREE_SLOT], self.capacity - self.used);
     }
 
-    /// Rebuilds queue, chains and free list from the slots of a former process, and drops its pins.
+    /// Rebuilds queue, chains and free list from the slots of the previous process. Drops the pins of that process.
     pub(in crate::index) fn rebuild<M: Words>(&mut self, words: &mut M) {
         self.chains.clear(words);
         let capacity = words[header::CAPACITY].min(self.limit);
@@ -66,7 +66,8 @@ impl Slots {
         true
     }
 
-    /// Rebuilds the queue of used slots in the order of their links, as far as that goes. The others come before those.
+    /// Rebuilds the queue of used slots in the order of their links, as far as the links go. The other used slots are
+    /// inserted at the head.
     fn rebuild_queue<M: Words>(&mut self, words: &mut M) {
         let (mut slot, mut last) = (self.queue.first(words), NONE);
         while slot < self.limit {
@@ -103,7 +104,7 @@ impl Slots {
         }
     }
 
-    /// Fills the slots with the pages of `old`. Slots beyond the limit of this table are given up; pins stay.
+    /// Fills the slots with the pages of `old`. Pages beyond the limit of this table are dropped; pins are kept.
     pub(in crate::index) fn take_from<M: Words>(&mut self, words: &mut M, old: &Self, old_words: &M) {
         self.pins = old.pins;
         if self.limit == old.limit {
@@ -125,7 +126,7 @@ impl Slots {
         self.rebuild_free(words);
     }
 
-    /// Copies the words of a table of the same size.
+    /// Copies all words of the table `old`, which has the same size.
     fn copy_from<M: Words>(&mut self, words: &mut M, old: &Self, old_words: &M) {
         let all = self.chains.with_table(self.limit);
         words[all].copy_from_slice(&old_words[old.chains.with_table(old.limit)]);
