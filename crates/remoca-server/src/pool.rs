@@ -143,8 +143,8 @@ impl Pool {
         Some(self.chunks.get(slot / CHUNK_PAGES)?.page(slot % CHUNK_PAGES))
     }
 
-    /// Moves the page of slot `from` to slot `to`, and returns the work in pages moved. Afterwards `from` is empty.
-    /// If `from` was empty, `to` is empty too.
+    /// Moves the page of slot `from` to another slot `to`, and returns the work in pages moved. Afterwards `from` is
+    /// empty. If `from` was empty, `to` is empty too. Does nothing if both are the same slot.
     pub(crate) fn relocate(&mut self, from: SlotIndex, to: SlotIndex) -> u32 {
         self.counters.moves += 1;
         let (from, to) = (from.0 as usize, to.0 as usize);

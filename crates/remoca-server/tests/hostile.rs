@@ -267,8 +267,8 @@ fn freed_memory_can_be_had_before_the_host_has_it() {
 }
 
 /// Measures the latencies of one client while another client of its thread frees and takes memory. Prints figures,
-/// asserts nothing about them: `cargo test --release -p remoca-server --test hostile -- --ignored --nocapture
-/// latency`.
+/// asserts nothing about them:
+/// `cargo test --release -p remoca-server --test hostile -- --ignored --nocapture latency`.
 #[test]
 #[ignore = "a measurement"]
 fn latency_beside_one_that_frees_memory() {
