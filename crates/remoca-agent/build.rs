@@ -41,7 +41,7 @@ fn link_statically(out_directory: &Path) {
         return;
     }
     let mut wanted = vec![("elf", "elf"), ("z", "z")];
-    // Newer versions of libelf need these two after them; older ones ignore them.
+    // Newer versions of libelf need these two libraries, after libelf on the command line. Older ones ignore them.
     cc::Build::new().file("build/eu_search.c").cargo_metadata(false).compile("eu_search");
     let mut after_libelf = vec!["-leu_search"];
     if find_archive("zstd").is_some() {
