@@ -147,7 +147,7 @@ impl Image {
         remove_folder(&scratch)?;
         fs::create_dir_all(&scratch).context_path("creating", &scratch)?;
         build(lab, recipe, &scratch)?;
-        // Running guests hold the old files open; only their names go.
+        // Running guests hold the old files open; only their names are removed.
         remove_folder(folder)?;
         fs::rename(&scratch, folder).context_path("renaming to", folder)
     }

@@ -130,7 +130,7 @@ pub(crate) async fn accept(listener: Listener, places: Arc<Places>, workers: Arc
                 let number = place.number;
                 let greeting = tokio::spawn(greet(stream, place, Arc::clone(&workers), Arc::clone(&shared)));
                 places.taken().ends.insert(number, greeting.abort_handle());
-                // Reads what the connection has already sent, before others can take its place.
+                // Lets the greeting read what the connection has already sent, before others can take its place.
                 yield_now().await;
             }
             Err(error) => {

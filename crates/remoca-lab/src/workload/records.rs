@@ -39,7 +39,7 @@ pub struct Options {
     pub stop_file: Option<PathBuf>,
     pub direct: bool,
     pub writes: Option<WriteOptions>,
-    /// Duration above which accesses are reported one by one.
+    /// Duration above which each access is reported individually; `None` for no such reports.
     pub pause: Option<Duration>,
 }
 

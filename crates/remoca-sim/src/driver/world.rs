@@ -442,7 +442,7 @@ impl<'a> World<'a> {
     }
 }
 
-/// Shuffles the ready events, and drops some, which are reported again later.
+/// Shuffles the ready events, and sometimes leaves some for a later turn.
 fn disorder(ready: &mut Vec<(Source, bool)>, random: &mut Random) {
     for at in (1..ready.len()).rev() {
         ready.swap(at, random.index(at + 1));
