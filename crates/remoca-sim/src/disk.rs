@@ -367,7 +367,7 @@ impl ModelDisk {
         }
     }
 
-    /// Cancels all promises about data that is not durable: nobody is left who has them.
+    /// Cancels all promises about data that is not durable: no process is left that has to keep them.
     pub fn forget_promises(&mut self) {
         for history in &mut self.sectors {
             history.acknowledged = history.acknowledged.min(history.durable);
