@@ -1,6 +1,5 @@
-//! Compiles the eBPF object with clang, and arranges for a binary with no shared libraries at all: a guest may have an
-//! older libc than the build machine, and has no libelf. If static libraries are missing, the shared ones are linked,
-//! and cargo warns.
+//! Compiles the eBPF object with clang, and links a binary without shared libraries: a guest may have an older libc than
+//! the build machine, and has no libelf. If static libraries are missing, the shared ones are linked, and cargo warns.
 
 use std::env;
 use std::fs;
@@ -34,15 +33,15 @@ fn compile_capture_program(out_directory: &Path) {
     }
 }
 
-/// Links the static libraries: the linker takes the first directory that has a library under either name, and ours have
-/// only archives.
+/// Links the static libraries. The linker takes the first directory that has a library under either name, and ours
+/// have only archives.
 fn link_statically(out_directory: &Path) {
     if env::var_os("HOST") != env::var_os("TARGET") {
         // This machine's archives suit only this machine as the target.
         return;
     }
     let mut wanted = vec![("elf", "elf"), ("z", "z")];
-    // Newer ones of libelf want these two, after it; older ones ignore them.
+    // Newer versions of libelf need these two libraries, after libelf on the command line. Older ones ignore them.
     cc::Build::new().file("build/eu_search.c").cargo_metadata(false).compile("eu_search");
     let mut after_libelf = vec!["-leu_search"];
     if find_archive("zstd").is_some() {
@@ -64,7 +63,7 @@ fn link_statically(out_directory: &Path) {
         return pass_to_linker("link-arg", &["-lc"]);
     }
     pass_to_linker("link-arg", &after_libelf);
-    // Only for the binary: test programs stay ordinary ones.
+    // Only for the binary: test programs remain dynamically linked.
     let libc = [("c", "c"), ("m", "m"), ("rt", "rt"), ("pthread", "pthread"), ("util", "util"), ("dl", "dl")];
     let wanted = [libc.as_slice(), &[("gcc_eh", "gcc_s")]].concat();
     let Some(directory) = collect_archives(out_directory.join("libc-archives"), &wanted) else {
@@ -80,8 +79,8 @@ fn pass_to_linker(instruction: &str, arguments: &[&str]) {
     }
 }
 
-/// Makes a directory of links to the archives, each by (its name, the name it is linked under); `None` if one is
-/// missing.
+/// Makes a directory of links to the archives. Each pair is the archive's name and the name it is linked under.
+/// Returns `None` if an archive is missing.
 fn collect_archives(directory: PathBuf, wanted: &[(&str, &str)]) -> Option<PathBuf> {
     fs::remove_dir_all(&directory).ok();
     fs::create_dir_all(&directory).expect("OUT_DIR is writable");
@@ -95,6 +94,6 @@ fn find_archive(name: &str) -> Option<PathBuf> {
     let compiler = env::var("CC").unwrap_or_else(|_| "cc".to_owned());
     let output = Command::new(compiler).arg(format!("-print-file-name=lib{name}.a")).output().ok()?;
     let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
-    // A library that the compiler does not find is printed without a directory.
+    // The compiler prints a library that it does not find without a directory.
     path.is_absolute().then_some(path)
 }

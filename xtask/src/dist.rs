@@ -1,7 +1,7 @@
 //! `cargo xtask dist`: the Debian packages `remoca` (for hosts) and `remoca-agent` (for guests), in `out/dist`.
 //!
 //! Cargo builds the programs; dpkg's own tools find their dependencies and pack them. The rest of a package is in
-//! `packaging/`. The same tree and compiler give the same bytes: times are those of the changelog, owners are root.
+//! `packaging/`. The same tree and compiler produce the same bytes: times are those of the changelog, owners are root.
 
 use crate::run::{cargo, output, project};
 use std::ffi::OsString;
@@ -18,7 +18,7 @@ usage: cargo xtask dist [--profile NAME] [--out DIR]
 
 struct Package {
     name: &'static str,
-    /// Path of the program; its last part is cargo's name of it.
+    /// Path of the program in the package; its last part is cargo's name of the program.
     program: &'static str,
     /// Files of the project, with destination and mode.
     files: &'static [(&'static str, &'static str, u32)],
@@ -65,7 +65,7 @@ struct Release {
 /// Builds the programs and packs them.
 ///
 /// # Errors
-/// Tells what failed.
+/// A text that says what failed.
 pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     let (mut profile, mut out) = ("release".to_owned(), project().join("out/dist"));
     let mut arguments = arguments.into_iter();
@@ -106,7 +106,7 @@ impl Release {
         let architecture = output(architecture)?;
 
         let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| project().join("target"), PathBuf::from);
-        // One after the other: together, each would be built with the features that the other needs in shared crates.
+        // One after the other. Together, each would be built with the features that the other needs in shared crates.
         for package in ["remoca-cli", "remoca-agent"] {
             let mut build = cargo(["build", "--quiet", "--profile", profile, "--package", package, "--target-dir"]);
             build.current_dir(project()).arg(&target);
@@ -135,7 +135,7 @@ impl Package {
         Ok(deb)
     }
 
-    /// Places everything but the control files.
+    /// Places all files except the control files.
     fn stage(&self, release: &Release, tree: &Path) -> Result<(), String> {
         for (source, target, mode) in self.files {
             copy(&project().join(source), &tree.join(target), *mode)?;
@@ -193,9 +193,9 @@ impl Package {
         write(&control.join("control"), &(fields + rest))
     }
 
-    /// Returns the libraries that the program needs, as packages; none for one that is linked statically.
+    /// Returns the libraries that the program needs, as packages. Empty for a statically linked program.
     fn dependencies(&self, scratch: &Path, tree: &Path) -> Result<String, String> {
-        // dpkg-shlibdeps needs an unpacked source package around it.
+        // dpkg-shlibdeps expects to run in an unpacked source package.
         write(
             &scratch.join("debian/control"),
             &format!("Source: remoca\n\nPackage: {}\nArchitecture: any\n", self.name),
@@ -207,7 +207,7 @@ impl Package {
     }
 }
 
-/// Returns all files below a folder, sorted.
+/// Returns all files in a folder and its subfolders, sorted.
 fn files_below(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let mut found = Vec::new();
     for path in entries(folder)? {
@@ -216,7 +216,7 @@ fn files_below(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(found)
 }
 
-/// Sets the modes of folders, whatever the umask.
+/// Sets the modes of folders, regardless of the umask.
 fn set_folder_modes(folder: &Path) -> Result<(), String> {
     set_mode(folder, 0o755)?;
     entries(folder)?.iter().filter(|path| path.is_dir()).try_for_each(|path| set_folder_modes(path))

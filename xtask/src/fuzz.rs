@@ -1,7 +1,7 @@
 //! `cargo xtask fuzz`: libFuzzer on the targets of `remoca-fuzz`, guided by coverage, with the stable compiler.
 //!
-//! The instrumentation is LLVM's own pass (what `-Zsanitizer` would switch on), asked for by code-generation options. The
-//! fuzzed build has a target folder of its own. Inputs that the fuzzer found interesting stay in `out/fuzz/corpus`.
+//! The instrumentation is LLVM's own pass (which `-Zsanitizer` would enable), requested by code-generation options.
+//! The fuzzed build has its own target folder. Inputs that the fuzzer found interesting stay in `out/fuzz/corpus`.
 
 use crate::run::{Step, cargo, output, project};
 use std::ffi::OsString;
@@ -21,12 +21,12 @@ shows what libFuzzer says.
   --seeds      only what the project has: seeds and old findings, once each
   OPTION...    libFuzzer's own, for one target; a file is run once, to reproduce what was found";
 
-/// What makes LLVM count edges and record the operands of comparisons.
+/// Compiler options that make LLVM count edges and record the operands of comparisons.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing";
 
-/// Time limit for one input: none takes a thousandth of it.
+/// Time limit for one input. Normally an input takes less than a thousandth of it.
 const TIMEOUT_SECONDS: u32 = 20;
 const MEMORY_MIB: u32 = 1024;
 
@@ -36,10 +36,10 @@ enum Length {
     Seeds,
 }
 
-/// Fuzzes the targets of the arguments.
+/// Fuzzes the targets named by the arguments.
 ///
 /// # Errors
-/// Names the target that failed.
+/// The name of the target that failed.
 pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     let (mut length, mut wanted) = (Length::Seconds(60), Vec::new());
     let mut arguments = arguments.into_iter();
@@ -87,10 +87,11 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     })
 }
 
-/// Builds the instrumented fuzzer. The platform is named so that build scripts and macros are not instrumented.
+/// Builds the instrumented fuzzer, and returns its path. The platform is given so that build scripts and macros are
+/// not instrumented.
 ///
 /// # Errors
-/// The compiler's error, which it has already shown.
+/// The compiler's error, which it has already printed.
 pub fn build() -> Result<PathBuf, String> {
     let mut ask = Command::new("rustc");
     ask.args(["--print", "host-tuple"]);
@@ -146,7 +147,7 @@ impl Target {
     }
 }
 
-/// Runs the fuzzer, and shows its output only if it found something.
+/// Runs the fuzzer, and prints its output only if it found something.
 fn fuzz_quietly(name: &str, mut command: Command) -> Result<(), String> {
     let done = command.output().map_err(|error| format!("fuzzing {name}: cannot start: {error}"))?;
     let said = String::from_utf8_lossy(&done.stderr);

@@ -1,5 +1,4 @@
-//! `cargo xtask <command>`: commands for developers of remoca. One module and one line of [`COMMANDS`] for each
-//! command.
+//! `cargo xtask <command>`: commands for developers of remoca. Each command has one module and one line of [`COMMANDS`].
 
 mod dist;
 mod fuzz;

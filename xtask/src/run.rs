@@ -12,12 +12,12 @@ pub struct Step {
 }
 
 impl Step {
-    /// Makes a step that succeeds if the command does.
+    /// Makes a step, which succeeds if the command does.
     pub fn new(name: &str, command: Command) -> Self {
         Self { name: name.into(), command }
     }
 
-    /// Runs the step, with its output shown.
+    /// Runs the step, and shows its output.
     ///
     /// # Errors
     /// If it cannot be started or fails.
@@ -34,7 +34,7 @@ impl Step {
     }
 }
 
-/// Returns this cargo, with arguments.
+/// Returns a command for this cargo, with arguments.
 pub fn cargo<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments);
@@ -46,7 +46,7 @@ pub fn project() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(PathBuf::new, Path::to_owned)
 }
 
-/// Returns a command's standard output, without the last line end; errors are shown as they come.
+/// Returns a command's standard output, without the last line end. Its standard error is shown as it is written.
 ///
 /// # Errors
 /// If it cannot be started or fails.

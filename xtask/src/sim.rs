@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::process::Command;
 
-/// Builds and runs `remoca-sim` in the profile of the tests: fast enough, and with every assertion on.
+/// Builds and runs `remoca-sim` in the profile of the tests: fast enough, and with all assertions.
 ///
 /// # Errors
 /// If it cannot be built, or a seed failed.

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything that must hold, from cheap to real. What `make test` and CI run.
+//! `cargo xtask test`: all checks and tests, from cheap ones to those with real guests. `make test` and CI run it.
 
 use crate::run::{Step, cargo, output, project};
 use serde_json::Value;
@@ -7,21 +7,21 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// Crates whose tests boot guests, and so take turns; and a test of another crate.
+/// Crates whose tests boot guests, and so run one at a time; and a test of another crate that does.
 const GUESTS: [&str; 4] = ["remoca-lab", "remoca-agent", "remoca-demo", "remoca-guest-tests"];
 const GUEST_TEST: &str = "tests/vhost_guest.rs";
-/// The systems of these guests.
+/// Systems of these guests.
 const SYSTEMS: [&str; 3] = ["debian12", "debian13", "debian12-systemd"];
-/// Compiler whose lints the sources are free of. A later one may know more, which is no reason to fail for somebody who
-/// only wants to know whether remoca works.
+/// Compiler whose lints the sources pass. A later one may have more lints, which must not fail a user who only wants
+/// to know whether remoca works.
 const LINTED_WITH: &str = "rustc 1.95.";
-/// Programs that the tests need, built before: a build beside tests slows them down.
+/// Programs that the tests need, built beforehand: a build during the tests would slow them down.
 const PROGRAMS: [&[&str]; 2] = [&["--bin", "remoca"], &["--bin", "remoca-ablation", "--features", "ablation"]];
 
 /// Checks formatting, the structure of the sources, and lints.
 ///
 /// # Errors
-/// Names the step that failed.
+/// The name of the step that failed.
 pub fn lint(_: Vec<OsString>) -> Result<(), String> {
     Step::new("format", cargo(["fmt", "--all", "--check"])).run()?;
     println!("== structure");
@@ -35,17 +35,17 @@ pub fn lint(_: Vec<OsString>) -> Result<(), String> {
     Step::new("lints", clippy).run()
 }
 
-/// Runs lints and all tests; stops at the first step that fails.
+/// Runs lints and all tests. Stops at the first step that fails.
 ///
 /// # Errors
-/// Names the step.
+/// The name of that step.
 pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     let started = Instant::now();
     lint(arguments)?;
     let (programs, lab) = build_tests()?;
-    // Mostly downloads, so they run beside the next steps.
+    // These are mostly downloads, so they run in parallel with the next steps.
     let images = std::thread::spawn(move || build_for_guests(&lab));
-    // Its linking and the chain of crates below leave a processor to each other.
+    // The fuzzer's linking and the chain of crates below leave processors free for each other.
     let fuzzer = std::thread::spawn(crate::fuzz::build);
     for options in PROGRAMS {
         let mut build = cargo(["build", "--quiet", "--locked", "--package", "remoca-cli"]);
@@ -60,19 +60,19 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     }
     Step::new("examples in the documentation", cargo(["test", "--quiet", "--workspace", "--doc"])).run()?;
     fuzzer.join().map_err(|_| "the fuzzer's build panicked")??;
-    // Not a search: a chance finding is no fault of the tested change.
+    // Only the seeds, not a search: a chance finding is not a fault of the tested change.
     crate::fuzz::run(vec!["--seeds".into()])?;
     let _ = images.join();
     for program in guests {
-        // One at a time: each guest has the machine to itself.
+        // One at a time, so that each guest has the machine to itself.
         program.run(1)?;
     }
     println!("all tests passed in {:.1} minutes", started.elapsed().as_secs_f64() / 60.0);
     Ok(())
 }
 
-/// Builds the tests of all crates at once: crate by crate, shared parts would be built once for each set of features.
-/// Returns them and the laboratory's program.
+/// Builds the tests of all crates at once. Crate by crate, shared parts would be built once for each set of features.
+/// Returns the tests and the path of the laboratory's program.
 fn build_tests() -> Result<(Vec<TestProgram>, PathBuf), String> {
     println!("== building the tests");
     let started = Instant::now();
@@ -92,7 +92,7 @@ fn build_tests() -> Result<(Vec<TestProgram>, PathBuf), String> {
 fn build_for_guests(lab: &Path) {
     let systems = SYSTEMS.map(|system| vec!["image", "--system", system]);
     for arguments in systems.into_iter().chain([vec!["programs"]]) {
-        // Its progress is shown; the paths at its end are not needed. A test that needs a missing part says why.
+        // The progress is shown; the paths at the end are not needed. A test that needs a missing part reports it.
         let _ = Command::new(lab).args(arguments).current_dir(project()).stdout(Stdio::null()).status();
     }
 }
@@ -107,7 +107,7 @@ struct TestProgram {
 }
 
 impl TestProgram {
-    /// Returns the program that a message of cargo says was built; `None` if that is not a test.
+    /// Returns the test program that a message of cargo reports as built, or `None` if the message is about something else.
     fn of_message(message: &Value) -> Option<Self> {
         if message["profile"]["test"] != true {
             return None;
@@ -134,7 +134,7 @@ impl TestProgram {
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
         command.env("RUST_TEST_THREADS", threads.to_string());
         if std::env::var_os("TMPDIR").is_none() && Path::new("/var/tmp").is_dir() {
-            // Images lie there, and /tmp may be memory.
+            // Images are placed there, and /tmp may be in memory.
             command.env("TMPDIR", "/var/tmp");
         }
         Step::new(&format!("{} {}", self.package(), self.source), command).run()

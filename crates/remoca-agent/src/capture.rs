@@ -22,9 +22,9 @@ const SLOTS_MAP: &str = "slots";
 const STATES_MAP: &str = "slot_states";
 const WAKEUPS_MAP: &str = "wakeups";
 
-/// Pages for each wakeup of the reader, where the ring is large enough: about half a batch.
+/// Number of pages per wakeup of the reader, where the ring is large enough: about half a batch.
 const PAGES_PER_WAKEUP: u32 = 256;
-/// Number of lines kept of a refusal's log: the part that says why.
+/// Number of lines kept of a refusal's log: its end, which gives the reason.
 const LOG_LINE_COUNT_MAX: usize = 25;
 
 #[repr(C)]
@@ -45,7 +45,7 @@ struct Shared {
 
 const _: () = assert!(size_of::<Shared>() == 112);
 
-/// Pages since the start of the agent.
+/// Numbers of pages since the start of the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CaptureCounters {
     pub captured: u64,
@@ -63,7 +63,7 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Loads the program; nothing is captured before [`Capture::attach`]. `ring_bytes` is a power of two.
+    /// Loads the program. Captures nothing before [`Capture::attach`]. `ring_bytes` must be a power of two.
     pub fn load(ring_bytes: u32) -> Result<Capture, AgentError> {
         LOG.take();
         libbpf_rs::set_print(Some((PrintLevel::Info, keep_in_log)));
@@ -85,7 +85,7 @@ impl Capture {
         Ok(capture)
     }
 
-    /// Captures evictions as long as the result lives.
+    /// Attaches the program. Evictions are captured as long as the returned link lives.
     pub fn attach(&self) -> Result<Link, AgentError> {
         let missing = || refused("it has no program")(not_found());
         let program = self.object.progs_mut().next().ok_or_else(missing)?;
@@ -102,7 +102,7 @@ impl Capture {
         }
     }
 
-    /// Pauses capture, or ends the pause. While paused, evictions are only counted as lost.
+    /// Pauses or resumes capture. While paused, evictions are only counted as lost.
     pub fn set_paused(&self, paused: bool) {
         self.shared().paused.store(u32::from(paused), Ordering::Relaxed);
     }
@@ -111,7 +111,7 @@ impl Capture {
         self.shared().sample_one_in.store(one_in, Ordering::Relaxed);
     }
 
-    /// Returns the pages captured. There is one reader: a second one would free slots that are not its own.
+    /// Returns the reader's side of the ring. There is only one reader: a second one would free slots that are not its own.
     pub fn ring(&mut self) -> Result<(&Capture, PageRing<'_>), AgentError> {
         let capture = &*self;
         let map = find_map(&capture.object, WAKEUPS_MAP)?;
@@ -141,10 +141,10 @@ pub struct PageRing<'a> {
 }
 
 impl PageRing<'_> {
-    /// Returns pages that are ready and adjacent, at most this many: whole pages, page-aligned.
+    /// Returns ready adjacent pages, at most `page_count_max`. The slice is page-aligned and a whole number of pages.
     pub fn ready(&mut self, page_count_max: usize) -> &[u8] {
         let Run { first_slot, page_count } = self.reader.ready(page_count_max);
-        // Slots without content were passed over.
+        // The slots before the run have no content.
         self.free(0);
         // SAFETY: a run lies within the ring, which is mapped as long as the capture lives. The program does not write to
         // a slot between its being ready and its being freed, which needs self again.
@@ -154,37 +154,37 @@ impl PageRing<'_> {
         }
     }
 
-    /// Returns how many pages are adjacent from the next one to the end of the ring.
+    /// Returns the number of slots from the next page to the end of the ring.
     pub fn page_count_to_end(&mut self) -> usize {
         self.capture.slot_count - self.reader.ready(0).first_slot
     }
 
-    /// Frees the first of the pages that were ready.
+    /// Frees the slots of the first `page_count` ready pages.
     pub fn free(&mut self, page_count: usize) {
         let freed = self.reader.free(page_count);
         self.capture.shared().freed.store(freed, Ordering::Release);
     }
 
-    /// Returns whether the program has taken tickets that are not ready yet: another processor is copying these pages.
+    /// Returns whether the program has taken tickets whose pages are not ready: another processor is copying them.
     pub fn is_being_filled(&mut self) -> bool {
         self.reader.free(0) < self.capture.shared().taken.load(Ordering::Acquire)
     }
 
-    /// Clears the pending wakeups; with `from_first_page`, asks for one at the very next page.
+    /// Clears the pending wakeups. With `from_first_page`, requests a wakeup at the very next page.
     pub fn arm_wakeup(&self, from_first_page: bool) {
-        // It carries nothing, and the next tick repairs any failure.
+        // A wakeup carries no data, and the next tick repairs any failure.
         self.wakeups.consume_raw();
         self.capture.shared().reader_idle.store(u32::from(from_first_page), Ordering::SeqCst);
     }
 
-    /// Returns a descriptor that is readable when the program woke the reader.
+    /// Returns a descriptor that is readable when the program has woken the reader.
     pub fn wakeups(&self) -> BorrowedFd<'_> {
         // SAFETY: the ring owns this descriptor and keeps it open as long as it lives, as the lifetime says.
         unsafe { BorrowedFd::borrow_raw(self.wakeups.epoll_fd()) }
     }
 }
 
-/// A map of the program in our memory; unmapped when dropped.
+/// A map of the program, mapped into this process's memory; unmapped when dropped.
 struct Mapping {
     address: NonNull<libc::c_void>,
     length: usize,
@@ -235,7 +235,7 @@ fn not_found() -> libbpf_rs::Error {
     libbpf_rs::Error::from_raw_os_error(libc::ENOENT)
 }
 
-/// Messages of libbpf while it loads. Its errors alone do not tell why.
+/// Messages of libbpf while it loads the program. Its errors without them do not give the reason.
 static LOG: Log = Log(Mutex::new(String::new()));
 
 struct Log(Mutex<String>);
@@ -259,7 +259,7 @@ fn refused(what: &'static str) -> impl Fn(libbpf_rs::Error) -> AgentError {
     }
 }
 
-/// Returns an explanation of the usual refusals.
+/// Returns an explanation of a usual refusal, or an empty text if the log shows none.
 fn hint(log: &str) -> &'static str {
     if log.contains("page_offset_base") && log.contains("not resolved") {
         ". The kernel does not list its data symbols (CONFIG_KALLSYMS_ALL), or hides them (kernel.kptr_restrict=2)"

@@ -1,4 +1,4 @@
-//! `remoca-agent check`: what would work in this guest, one line for each thing, without capturing anything.
+//! `remoca-agent check`: reports what would work in this guest, one line per item, without capturing anything.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -8,7 +8,7 @@ use crate::error::AgentError;
 use crate::port::Port;
 use crate::process;
 
-/// Prints the findings. Returns the first failure, so that the exit code is the one that a start would give.
+/// Prints the findings. Returns the first failure, so that the exit code is the same as that of a start.
 pub fn check(port: Option<&Path>, ring_bytes: u32) -> Result<(), AgentError> {
     let steps: [(&str, Result<String, AgentError>); 6] = [
         ("kernel BTF", process::check_btf().map(|()| "there".to_owned())),
@@ -24,7 +24,7 @@ pub fn check(port: Option<&Path>, ring_bytes: u32) -> Result<(), AgentError> {
             Ok(finding) => format!("{what:<16} ok      {finding}"),
             Err(error) => format!("{what:<16} FAILED  {error}"),
         };
-        // The exit code also tells, if nobody reads on.
+        // The exit code also reports the failure if standard output is closed.
         writeln!(io::stdout(), "{line}").ok();
         first_failure = first_failure.and(result.map(drop));
     }

@@ -24,18 +24,18 @@ struct Arguments {
     #[arg(long, value_name = "DEVICE", global = true)]
     port: Option<PathBuf>,
 
-    /// Room for pages in flight; pages that find none are dropped and counted. A power of two, 64K to 256M
+    /// Room for pages in flight; pages that find no room are dropped and counted. A power of two, 64K to 256M
     #[arg(long, value_name = "SIZE", default_value = "8M", value_parser = parse_ring_bytes, global = true)]
     ring: u32,
 
-    /// Wait for the port if there is none yet
+    /// Wait for the port if it does not exist yet
     #[arg(long)]
     wait: bool,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Tell what would work in this guest, and capture nothing
+    /// Report what would work in this guest, and capture nothing
     Check,
 }
 

@@ -1,6 +1,6 @@
 //! Errors that keep the agent from starting, each with an exit code for scripts and the systemd unit.
 //!
-//! None of them ends an agent that runs: a port that fails or vanishes is waited for.
+//! None of them ends a running agent: it waits for a port that fails or vanishes.
 
 use std::io;
 use std::path::PathBuf;
@@ -54,7 +54,7 @@ impl AgentError {
         move |source| AgentError::Io { context, source }
     }
 
-    /// Returns the exit code of this error. Code 2 is wrong usage of the command line.
+    /// Returns the exit code of this error. Code 2 is reserved for wrong usage of the command line.
     pub fn exit_code(&self) -> u8 {
         match self {
             AgentError::Io { .. } => 1,

@@ -1,8 +1,8 @@
 //! The guest agent: captures the pages that the guest evicts with eBPF, and writes them to the eviction port.
 //!
-//! `bpf/capture.bpf.c` copies each page that reclaim takes from the page cache into a ring. [`run`] writes them from
-//! there, in batches, to the [`port`], one more disk of the VM behind which its VM process looks them up by content.
-//! Decision 0006 gives the reasons and the cost.
+//! `bpf/capture.bpf.c` copies each page that reclaim takes from the page cache into a ring. [`run`] writes these pages
+//! in batches to the [`port`], an extra disk of the VM, behind which the VM process looks them up by content. Decision
+//! 0006 gives the reasons and the cost.
 
 pub mod capture;
 pub mod check;

@@ -1,32 +1,32 @@
-//! When to write: as soon as enough pages wait, or when the first of fewer has waited long enough.
+//! Decides when to write: as soon as enough pages wait, or when the first waiting page has waited long enough.
 //!
 //! Pure: the time is an argument.
 
 use std::time::{Duration, Instant};
 
-/// How long a page waits for others. Long enough that many pages share a wakeup and a write, even when a slow disk sets
-/// the rate; short compared with the time until a guest reads a page again. Decision 0006 has the figures.
+/// How long a page waits for others. This is long enough that many pages share a wakeup and a write, even when a slow disk
+/// sets the rate. It is short compared with the time until a guest reads a page again. Decision 0006 has the figures.
 pub const PAGE_AGE_MAX: Duration = Duration::from_millis(50);
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
     /// Write the waiting pages.
     Write,
-    /// Look again at this time, or when woken.
+    /// Check again at this time, or when woken.
     WaitUntil(Instant),
-    /// Nothing waits.
+    /// No pages wait.
     Idle,
 }
 
 #[derive(Debug, Default)]
 pub struct Pace {
-    /// When the first of the waiting pages was seen.
+    /// Time when the first of the waiting pages was seen; `None` if no pages wait.
     since: Option<Instant>,
 }
 
 impl Pace {
-    /// Decides what to do with `waiting` ready pages. `worthwhile` pages would be worth a write or reach the end of the
-    /// ring.
+    /// Decides what to do with `waiting` ready pages. Writes at once if there are at least `worthwhile`, which are
+    /// worth a write or reach the end of the ring.
     pub fn next(&mut self, waiting: usize, worthwhile: usize, now: Instant) -> Next {
         if waiting == 0 {
             self.since = None;

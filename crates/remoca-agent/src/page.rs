@@ -11,9 +11,9 @@ use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 pub const PAGE_BYTES: usize = 4096;
 pub const PORT_VERSION: u32 = 1;
-/// Largest batch, whatever the port says.
+/// Maximum number of pages in a batch, whatever the port says.
 pub const BATCH_PAGE_COUNT_MAX: u32 = 256;
-/// Highest advice that is followed.
+/// Highest advice that the agent follows.
 pub const ADVICE_MAX: u32 = 1024;
 
 const IDENTIFICATION_MAGIC: &[u8; 8] = b"REMOCAEP";
@@ -48,7 +48,7 @@ pub enum PageError {
     OtherVersion(u32),
 }
 
-/// The VM process's report on its port. Counters restart with the process, and then the cookie changes.
+/// The VM process's report on its port. The counters restart with the process, which also changes the cookie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdentificationPage {
     /// Pages that one request may carry, 1 to [`BATCH_PAGE_COUNT_MAX`].

@@ -1,4 +1,4 @@
-//! The eviction port as the guest sees it: a virtio disk that answers `remoca-port` as its serial number.
+//! The eviction port as the guest sees it: a virtio disk with the serial number `remoca-port`.
 //!
 //! Nothing is written to a disk before its serial number and its identification page have been read through the same
 //! descriptor. That descriptor claims the disk (O_EXCL): a mounted disk is refused, and so is a second agent. I/O is
@@ -16,7 +16,7 @@ use crate::page::{IdentificationPage, PAGE_BYTES, Page, PageError, StatisticsPag
 use zerocopy::IntoBytes;
 
 const SERIAL: &str = "remoca-port";
-/// Requests in flight at once: a port on a busy host is slow to answer, not slow to work.
+/// Number of requests in flight at once: a port on a busy host has a long latency, not a low throughput.
 const REQUESTS_AT_ONCE: usize = 4;
 /// Bytes of a sector, as sysfs counts them.
 const SECTOR_BYTES: u64 = 512;
@@ -25,10 +25,10 @@ pub struct Port {
     disk: File,
     device: PathBuf,
     block_count: u64,
-    /// First block of the next batch. Positions mean nothing to the port; walking over all of them keeps a trace
+    /// First block of the next batch. Positions have no meaning for the port. Walking over all of them keeps a trace
     /// readable.
     next_block: u64,
-    /// Pages that make exactly one request of this disk's queue.
+    /// Number of pages in the largest request of this disk's queue.
     queue_page_count_max: usize,
     page: Box<Page>,
 }
@@ -82,7 +82,8 @@ impl Port {
         &self.device
     }
 
-    /// Returns the largest batch: several whole requests of the disk's queue, or one if the port takes no such request.
+    /// Returns the size of the largest batch: several whole requests of the disk's queue, or one if the port accepts
+    /// no such request.
     pub fn batch_page_count_max(&self, identification: &IdentificationPage) -> usize {
         let room = usize::try_from(self.block_count - 1).unwrap_or(usize::MAX);
         let port_max = identification.batch_page_count_max as usize;
@@ -105,7 +106,7 @@ impl Port {
         self.disk.write_all_at(self.page.as_bytes(), 0)
     }
 
-    /// Writes evicted pages, and returns when the port has them. `pages` is a whole number of pages, at most a batch,
+    /// Writes evicted pages. Returns when the port has them. `pages` must be a whole number of pages, at most a batch,
     /// and page-aligned.
     pub fn write_pages(&mut self, pages: &[u8]) -> io::Result<()> {
         let page_count = (pages.len() / PAGE_BYTES) as u64;
@@ -115,7 +116,7 @@ impl Port {
     }
 }
 
-/// Returns the first block of the next batch: never block 0, never beyond the end.
+/// Returns the first block of the next batch. The batch never covers block 0, nor extends beyond the end.
 fn batch_position(next_block: u64, page_count: u64, block_count: u64) -> u64 {
     if next_block + page_count > block_count { 1 } else { next_block }
 }
@@ -149,7 +150,7 @@ fn attribute(directory: &Path, name: &str) -> Option<String> {
     fs::read_to_string(directory.join(name)).ok().map(|text| text.trim().to_owned())
 }
 
-/// Facts that sysfs tells about a disk before it is opened.
+/// Facts that sysfs reports about a disk before it is opened.
 #[derive(Debug)]
 struct DiskFacts {
     is_partition: bool,
@@ -178,7 +179,7 @@ impl DiskFacts {
         })
     }
 
-    /// Checks that this is a port, and says why if it is not.
+    /// Checks that this disk can be a port. If not, returns the reason.
     fn check(&self) -> Result<(), String> {
         if self.is_partition {
             return Err("it is a partition".to_owned());

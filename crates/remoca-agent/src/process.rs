@@ -1,4 +1,4 @@
-//! The agent's requests to the kernel for itself: the right to run, locked memory, and signals as a descriptor.
+//! The agent's requests to the kernel for itself: permission to run, locked memory, and signals as a descriptor.
 //!
 //! The agent is needed most when the guest has no memory left. So it must not be paged out, must not be the victim of the
 //! out-of-memory killer, and must not wait for reclaim that waits for disks.
@@ -32,7 +32,7 @@ pub fn check_capabilities() -> Result<(), AgentError> {
 }
 
 fn missing_capabilities(held: CapabilitySet) -> Vec<&'static str> {
-    // The capability that held before these two were split off.
+    // This capability included these two before they were split off.
     if held.contains(CapabilitySet::SYS_ADMIN) {
         return Vec::new();
     }
@@ -40,7 +40,7 @@ fn missing_capabilities(held: CapabilitySet) -> Vec<&'static str> {
     needed.iter().filter(|(capability, _)| !held.contains(*capability)).map(|(_, name)| *name).collect()
 }
 
-/// Checks that this process may read the addresses of two kernel variables, which the program needs.
+/// Checks that this process may read kernel addresses, because the eBPF program needs those of two kernel variables.
 pub fn check_kernel_symbols() -> Result<(), AgentError> {
     let mut text = vec![0; 4096];
     let mut file = fs::File::open("/proc/kallsyms").map_err(AgentError::io("/proc/kallsyms"))?;
@@ -56,7 +56,7 @@ fn addresses_are_hidden(kallsyms: &str) -> bool {
     kallsyms.lines().all(|line| line.split(' ').next().is_none_or(|address| address.bytes().all(|digit| digit == b'0')))
 }
 
-/// Locks all present and future memory of the agent. Memory left over from loading is freed first.
+/// Locks all present and future memory of the agent. Frees memory left over from loading first.
 pub fn lock_memory() -> Result<(), AgentError> {
     // SAFETY: malloc_trim takes no pointer and may be called at any time.
     unsafe { libc::malloc_trim(0) };
@@ -64,7 +64,7 @@ pub fn lock_memory() -> Result<(), AgentError> {
     rustix::mm::mlockall(flags).map_err(|error| AgentError::MemoryNotLocked(error.into()))
 }
 
-/// Applies the optional protections, and returns for each refused one what is at stake.
+/// Applies the optional protections. Returns a message for each refused one that says what is at stake.
 pub fn prepare_for_memory_pressure() -> Vec<String> {
     let steps: [(&str, io::Result<()>); 3] = [
         ("out-of-memory killer may choose the agent", fs::write("/proc/self/oom_score_adj", "-1000")),
@@ -78,7 +78,7 @@ pub fn prepare_for_memory_pressure() -> Vec<String> {
     refused.map(|(stake, error)| format!("the {stake}: {error}")).collect()
 }
 
-/// SIGTERM and SIGINT, blocked and readable here instead.
+/// SIGTERM and SIGINT, blocked and readable from a descriptor instead.
 pub struct StopSignals(OwnedFd);
 
 impl StopSignals {
@@ -105,7 +105,7 @@ impl StopSignals {
         self.0.as_fd()
     }
 
-    /// Returns whether a signal has come.
+    /// Returns whether a signal has arrived, and consumes it.
     pub fn arrived(&self) -> bool {
         let mut signal = [0; size_of::<libc::signalfd_siginfo>()];
         matches!(rustix::io::read(&self.0, &mut signal), Ok(length) if length > 0)

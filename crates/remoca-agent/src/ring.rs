@@ -4,10 +4,10 @@
 //! tickets:  ... done with | freed .. the run that is ready .. | being copied | taken .. not given out yet
 //! slot of a ticket: ticket mod slot count;   state of a slot: ticket + 1, top bit set where the copy failed
 //! ```
-//! Slots are used in the order of their tickets, so adjacent ready pages go out in one piece. Pure: it sees the states
-//! and counts slots; the bytes in them are its caller's business. Invariants:
-//! 1. A run covers only slots whose copy is complete, up to the end of the ring, never beyond.
-//! 2. A slot is given back once, in order.
+//! Slots are used in the order of their tickets, so adjacent ready pages are written in one piece. Pure: it reads the
+//! states and counts slots; the bytes in the slots are the caller's business. Invariants:
+//! 1. A run covers only slots whose copy is complete, and never extends beyond the end of the ring.
+//! 2. A slot is freed once, in order.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,7 +21,7 @@ pub struct Run {
 }
 
 pub struct RingReader<'a> {
-    /// State of each slot; a power of two of them.
+    /// State of each slot; their number is a power of two.
     states: &'a [AtomicU64],
     /// First ticket that is not freed.
     freed: u64,
@@ -33,7 +33,7 @@ impl<'a> RingReader<'a> {
         RingReader { states, freed: 0 }
     }
 
-    /// Returns the run of ready pages, at most this many. Slots without content are passed over.
+    /// Returns the run of ready pages, at most `page_count_max`. Frees the slots before it whose copy failed.
     pub fn ready(&mut self, page_count_max: usize) -> Run {
         while self.state(self.freed) == (self.freed + 1) | COPY_FAILED {
             self.freed += 1;
@@ -44,7 +44,7 @@ impl<'a> RingReader<'a> {
         Run { first_slot, page_count }
     }
 
-    /// Frees the first slots of the run; returns the first ticket that is not freed, for the program.
+    /// Frees the first `page_count` slots of the run. Returns the first ticket that is not freed, for the eBPF program.
     pub fn free(&mut self, page_count: usize) -> u64 {
         self.freed += page_count as u64;
         self.freed
@@ -109,8 +109,7 @@ mod tests {
     }
 
     proptest! {
-        /// Checks any mixture of producing, out-of-order completion and reading: every good page is read once, in
-        /// order.
+        /// Tests any mixture of producing, out-of-order completion and reading: every good page is read once, in order.
         #[test]
         fn each_page_is_read_once_and_in_order(steps in prop::collection::vec((0u8..3, 1usize..7, any::<bool>()), 1..300)) {
             const SLOT_COUNT: u64 = 8;
@@ -145,7 +144,7 @@ mod tests {
             for (ticket, failed) in copying {
                 put(&states, ticket, failed);
             }
-            // At most two turns: to the end of the ring, and from its beginning.
+            // Two turns suffice: to the end of the ring, and from its beginning.
             for _ in 0..3 * SLOT_COUNT {
                 let run = reader.ready(8);
                 let first = reader.free(0);

@@ -1,11 +1,11 @@
 //! Moves pages from the ring to the port, a batch at a time, and exchanges the pages of block 0 once a second.
 //!
-//! One thread, one write at a time, straight from the ring's memory. Meanwhile the rest of the ring takes what reclaim
-//! evicts; pages that find no room are counted and lost. Nothing is allocated while a page is handled. Invariants:
+//! One thread, one write at a time, directly from the ring's memory. Meanwhile, pages that reclaim evicts go into the
+//! rest of the ring. Pages that find no room are counted and lost. Handling a page allocates no memory. Invariants:
 //! 1. Reclaim never waits for anything here.
-//! 2. Once started, only a signal ends it: a port that fails or vanishes is closed, and looked for again ever more
-//!    rarely.
-//! 3. While there is no port, nothing is copied.
+//! 2. After the start, only a signal ends the agent. A port that fails or vanishes is closed, and looked for again at
+//!    increasing intervals.
+//! 3. While there is no port, no page is copied.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -30,11 +30,11 @@ const RETRY_DELAY_MAX: Duration = Duration::from_secs(30);
 pub struct Options {
     pub port: Option<PathBuf>,
     pub ring_bytes: u32,
-    /// Wait for a port if there is none.
+    /// Whether to wait for a port if there is none.
     pub wait: bool,
 }
 
-/// Runs until a signal comes.
+/// Runs the agent until a signal arrives.
 pub fn run(options: &Options) -> Result<(), AgentError> {
     let signals = StopSignals::block().map_err(AgentError::io("cannot take signals"))?;
     process::check_btf()?;
@@ -61,7 +61,7 @@ pub fn run(options: &Options) -> Result<(), AgentError> {
         reported: None,
     };
     agent.take_port(port, identification);
-    // Last: pages evicted before the reader is ready would be lost.
+    // Attached last: pages evicted before the reader is ready would be lost.
     let _attached = capture.attach()?;
     notify(&[NotifyState::Ready]);
     agent.work(&signals);
@@ -70,7 +70,7 @@ pub fn run(options: &Options) -> Result<(), AgentError> {
     Ok(())
 }
 
-/// Returns the port to start with; `None` if a signal came while waiting for one.
+/// Returns the port to start with, or `None` if a signal arrived while waiting for one.
 fn first_port(options: &Options, signals: &StopSignals) -> Result<Option<(Port, IdentificationPage)>, AgentError> {
     let mut said = false;
     loop {
@@ -99,13 +99,13 @@ struct Agent<'a> {
     pace: Pace,
     batch_page_count_max: usize,
     port: PortState,
-    /// Identifies the start of the VM process that the port belongs to.
+    /// Cookie of the VM process that the port belongs to; it changes with each start of that process.
     boot_cookie: Option<u64>,
     sample_one_in: u32,
-    /// Pages written.
+    /// Number of pages written.
     written: u64,
     start_cookie: u64,
-    /// Statistics that the port was last told.
+    /// Statistics that were last written to the port.
     reported: Option<StatisticsPage>,
 }
 
@@ -132,11 +132,11 @@ impl Agent<'_> {
         }
     }
 
-    /// Writes at most one batch: whatever the rate of evictions, signals and ticks get their turn.
+    /// Writes at most one batch, so that signals and ticks have their turn whatever the rate of evictions.
     fn move_pages(&mut self) -> Next {
         let page_count_max = self.batch_page_count_max.min(self.ring.page_count_to_end());
         let waiting = self.ring.ready(page_count_max).len() / PAGE_BYTES;
-        // Half a batch is worth a write; the rest is for catching up.
+        // Half a batch is worth a write; the other half is used to catch up.
         let worthwhile = (self.batch_page_count_max / 2).clamp(1, page_count_max);
         let next = self.pace.next(waiting, worthwhile, Instant::now());
         match next {
@@ -148,7 +148,7 @@ impl Agent<'_> {
         next
     }
 
-    /// Writes ready pages, at most this many, and returns their number. Without a port they are dropped.
+    /// Writes at most `page_count_max` ready pages, and returns their number. Without a port, drops them.
     fn write_pages(&mut self, page_count_max: usize) -> usize {
         let pages = self.ring.ready(page_count_max);
         let page_count = pages.len() / PAGE_BYTES;
@@ -165,8 +165,8 @@ impl Agent<'_> {
         page_count
     }
 
-    /// Sleeps until the program wakes us, or until the given time. A page that slipped in between the last look at the
-    /// ring and the request for a wakeup waits for the next page or the next tick.
+    /// Sleeps until the eBPF program wakes the agent, a signal arrives, or `until`. If a page arrives between the last
+    /// look at the ring and the request for a wakeup, it waits for the next page or the next tick.
     fn sleep(&self, signals: &StopSignals, until: Instant) {
         let timeout = until.saturating_duration_since(Instant::now());
         let (wakeups, stop) = (self.ring.wakeups(), signals.fd());
@@ -181,7 +181,7 @@ impl Agent<'_> {
         }
     }
 
-    /// Tells the port our counters and obeys its advice, if anything happened since the last time.
+    /// Writes the statistics to the port, and follows its advice. Does nothing if the statistics have not changed.
     fn exchange_pages(&mut self) {
         let statistics = self.statistics();
         if self.reported == Some(statistics) {
@@ -235,7 +235,7 @@ impl Agent<'_> {
         let retry = Retry::after_failure(Instant::now());
         log(&format!("the port is gone: {reason}; looking for it again"));
         notify(&[NotifyState::Status("waiting for the eviction port to come back")]);
-        // Closes it: a disk that was unplugged can only then be taken away for good.
+        // This closes the port: a disk that was unplugged can be removed for good only then.
         self.port = PortState::Away(retry);
     }
 
@@ -250,7 +250,7 @@ impl Agent<'_> {
         }
     }
 
-    /// Writes the pages that are ready and those being copied.
+    /// Writes the pages that are ready or being copied. Stops waiting for the latter at `give_up_at`.
     fn write_all_pages(&mut self, give_up_at: Instant) {
         while self.write_pages(self.batch_page_count_max) > 0
             || (self.ring.is_being_filled() && Instant::now() < give_up_at)
@@ -259,12 +259,12 @@ impl Agent<'_> {
         }
     }
 
-    /// Writes the pages captured by now. Does not wait for a port that is away.
+    /// Writes the pages captured by now. If there is no port, drops them.
     fn finish(&mut self) {
         self.capture.set_paused(true);
         let give_up_at = Instant::now() + LAST_PAGES_TIME_MAX;
         self.write_all_pages(give_up_at);
-        // A processor may just have seen that nothing is paused, and take its ticket now.
+        // A processor may have seen just before the pause that capture was on, and take its ticket now.
         std::thread::sleep(Duration::from_millis(10));
         self.write_all_pages(give_up_at);
         let statistics = self.statistics();
@@ -278,7 +278,7 @@ impl Agent<'_> {
     }
 }
 
-/// Schedule for looking for the port again: after one second, then ever more rarely.
+/// Schedule for looking for the port again: after one second, then at increasing intervals.
 #[derive(Debug, Clone, Copy)]
 struct Retry {
     delay: Duration,
@@ -306,16 +306,16 @@ impl Retry {
 
 fn sleep_until_readable(fds: &mut [PollFd<'_>], timeout: Duration) {
     let timeout = Timespec::try_from(timeout).ok();
-    // Whatever it returns, the caller looks at everything again.
+    // Whatever it returns, the caller checks everything again.
     rustix::event::poll(fds, timeout.as_ref()).ok();
 }
 
-/// Tells systemd, if there is one.
+/// Notifies systemd, if it is there.
 fn notify(states: &[NotifyState<'_>]) {
     sd_notify::notify(states).ok();
 }
 
-/// Writes a line to standard error. A reader that is gone must not end the agent.
+/// Writes a line to standard error. Errors are ignored: a closed standard error must not end the agent.
 fn log(text: &str) {
     writeln!(io::stderr(), "remoca-agent: {text}").ok();
 }

@@ -1,4 +1,4 @@
-//! The agent in a real guest, with a port that the test can look behind.
+//! The agent in a real guest, with a port that the test can inspect.
 
 #![allow(clippy::unwrap_used, reason = "the helpers are part of the tests")]
 
@@ -11,7 +11,7 @@ use support::blocks::BlockSet;
 use support::port::TestPort;
 use support::{LIMIT, data_disk, empty_disk, guest, read_data, snapshot, start_agent, stop_agent, vmstat};
 
-/// Waits for something that comes by itself, such as the agent's next statistics.
+/// Waits for an event that occurs by itself, such as the agent's next statistics.
 fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let started = Instant::now();
     while !done() {
@@ -20,20 +20,20 @@ fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Checks that every page that reclaim evicts reaches the port, and holds what the disks hold.
+/// Tests that every page that reclaim evicts reaches the port, and holds what the disks hold.
 #[test]
 fn evicted_pages_reach_the_port_with_the_content_of_the_disks() {
     check_content("agent-content", &Recipe::bookworm(), MOUNT_EXT4);
 }
 
-/// Checks that large folios arrive page by page: XFS keeps files in folios of many pages.
+/// Tests that large folios arrive page by page: XFS keeps files in folios of many pages.
 #[test]
 fn large_folios_reach_the_port_page_by_page() {
     let orders = check_content("agent-folios", &Recipe::bookworm(), MOUNT_XFS);
     assert_large_folios(&orders);
 }
 
-/// Runs the same binary on the kernel of Debian 13, with multi-gen LRU and large folios.
+/// Tests the same binary on the kernel of Debian 13, with multi-gen LRU and large folios.
 #[test]
 fn same_binary_on_linux_6_12() {
     let orders = check_content("agent-6.12", &Recipe::trixie(), MOUNT_XFS);
@@ -52,7 +52,8 @@ const MOUNT_XFS: &str = "mkdir -p /tmp/from && mount -o ro,noatime $(disk-by-ser
     disk=$(disk-by-serial empty) && mkfs.xfs -q $disk && mount -o noatime $disk /mnt
     cp /tmp/from/big /mnt/ && umount /mnt /tmp/from && mount -o ro,noatime $disk /mnt";
 
-/// Reads more than fits while the agent runs; returns how many folios of each order left the page cache.
+/// Reads more than fits into memory while the agent runs. Returns the number of folios of each order that left the
+/// page cache.
 fn check_content(name: &str, recipe: &Recipe, mount: &str) -> String {
     const FOLIO_ORDERS: &str = "/sys/kernel/tracing/events/filemap/mm_filemap_delete_from_page_cache";
     let lab = Lab::open().unwrap();
@@ -70,7 +71,7 @@ fn check_content(name: &str, recipe: &Recipe, mount: &str) -> String {
     guest.run(mount, LIMIT).unwrap();
     guest.run(&format!("echo hist:keys=order > {FOLIO_ORDERS}/trigger"), LIMIT).unwrap();
     start_agent(&mut guest, "remoca-agent");
-    // It has found the port before it captures, and captures before it sends statistics.
+    // The agent has found the port before it captures, and captures before it sends statistics.
     wait_until("first statistics", || port.state().statistics_count > 0);
     let stolen_before = vmstat(&mut guest, "pgsteal_file");
     read_data(&mut guest);
@@ -100,7 +101,7 @@ fn check_content(name: &str, recipe: &Recipe, mount: &str) -> String {
     orders
 }
 
-/// Checks that the agent obeys advice and keeps running while its port fails, returns and restarts.
+/// Tests that the agent follows advice, and keeps running while its port fails, returns and restarts.
 #[test]
 fn agent_obeys_advice_and_outlives_failures_of_its_port() {
     let lab = Lab::open().unwrap();
@@ -115,7 +116,7 @@ fn agent_obeys_advice_and_outlives_failures_of_its_port() {
     port.state().advice = 64;
     guest.run(MOUNT_EXT4, LIMIT).unwrap();
     read_data(&mut guest);
-    // Advice is read when statistics are written.
+    // The agent reads advice when it writes statistics.
     let count = port.state().statistics_count;
     wait_until("the advice's effect", || {
         port.state().statistics_count > count || port.state().statistics.sampled_out > 0
@@ -129,7 +130,7 @@ fn agent_obeys_advice_and_outlives_failures_of_its_port() {
     assert!(sampled_out > 0);
     assert!((captured * 32) < sampled_out && captured * 128 > sampled_out, "{captured} captured, {sampled_out} not");
 
-    // The VM process restarts and forgets that nothing matched.
+    // The VM process restarts, and forgets that no pages matched.
     {
         let mut state = port.state();
         state.advice = 0;

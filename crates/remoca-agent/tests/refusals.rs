@@ -1,4 +1,4 @@
-//! Errors that keep the agent from starting: each with its message and exit code, and no wrong disk ever written to.
+//! Errors that keep the agent from starting: each with its message and exit code. No wrong disk is ever written to.
 
 #![allow(clippy::unwrap_used, reason = "the helpers are part of the tests")]
 
@@ -14,7 +14,7 @@ use support::blocks::BlockSet;
 use support::port::TestPort;
 use support::{LIMIT, guest, start_agent, stop_agent};
 
-/// Makes a file of 1 MiB that begins with an identification page of the given version, or with another text.
+/// Makes a file of 1 MiB that begins with the given magic text and version.
 fn disk_image(folder: &Path, name: &str, magic: &[u8], version: u32) -> Disk {
     let path = folder.join(name);
     fs::write(&path, vec![0x5a; 1 << 20]).unwrap();
@@ -24,7 +24,7 @@ fn disk_image(folder: &Path, name: &str, magic: &[u8], version: u32) -> Disk {
     Disk::file(name, &path)
 }
 
-/// Runs the agent, which must end by itself with this code and this text.
+/// Runs the agent, which must end by itself with this exit code and this text on standard error.
 fn expect_refusal(guest: &mut Guest, command: &str, code: i32, text: &str) {
     let output = guest.try_run(command, LIMIT).unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -39,7 +39,7 @@ fn agent_refuses_to_start_with_a_reason_and_an_exit_code() {
     let port = TestPort::start(BlockSet::default());
     let mut config = guest(&lab, "agent-refusals");
     let disks = [
-        // A whole identification page on a disk with another name, and the right name on disks with none.
+        // A valid identification page on a disk with another name, and disks with the right name but no valid page.
         disk_image(folder.path(), "other-serial", b"REMOCAEP", 1),
         Disk { serial: "remoca-port".to_owned(), ..disk_image(folder.path(), "no-page", b"not that", 1) },
         Disk { serial: "remoca-port".to_owned(), ..disk_image(folder.path(), "version-2", b"REMOCAEP", 2) },
@@ -54,7 +54,7 @@ fn agent_refuses_to_start_with_a_reason_and_an_exit_code() {
     config.qemu_args = port.qemu_args();
     let mut guest = config.boot(&lab).unwrap();
 
-    // The disks come in the order in which they were given: root, payload, these, and the port.
+    // The disks appear in the given order: root, payload, these, and the port.
     expect_refusal(&mut guest, "remoca-agent --port /dev/vdc", 6, "its serial number is \"other-serial\"");
     expect_refusal(&mut guest, "remoca-agent --port /dev/vdd", 6, "not the identification page");
     expect_refusal(&mut guest, "remoca-agent --port /dev/vde", 7, "the port speaks version 2, this agent version 1");
@@ -62,14 +62,14 @@ fn agent_refuses_to_start_with_a_reason_and_an_exit_code() {
     expect_refusal(&mut guest, "remoca-agent --port /dev/null", 6, "no block device");
     expect_refusal(&mut guest, "remoca-agent --ring 3M", 2, "not a power of two");
 
-    // Of three disks with the right name, the one that is a port is taken; and only once.
+    // Of three disks with the right name, the agent uses the one that is a port; and a second agent is refused.
     start_agent(&mut guest, "remoca-agent");
     assert!(guest.run("cat /run/agent.log", LIMIT).unwrap().contains("/dev/vdf"));
     expect_refusal(&mut guest, "remoca-agent --port /dev/vdf", 8, "/dev/vdf is in use");
     assert_eq!(stop_agent(&mut guest).0, "0");
     guest.run("remoca-agent check --port /dev/vdf", LIMIT).unwrap();
 
-    // With the rights that the systemd unit leaves it, it has all that it needs.
+    // With the capabilities that the systemd unit leaves it, the agent has all that it needs.
     let unit = include_str!("../../../packaging/remoca-agent.service");
     let held = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
     let held = held.to_lowercase().replace("cap_", "+").replace(' ', ",");
@@ -99,7 +99,7 @@ fn agent_refuses_to_start_with_a_reason_and_an_exit_code() {
     }
 }
 
-/// Checks that in a guest without a port the agent says so, or waits for one if asked to.
+/// Tests that in a guest without a port the agent says so, or waits for one if asked to.
 #[test]
 fn guest_without_a_port() {
     let lab = Lab::open().unwrap();

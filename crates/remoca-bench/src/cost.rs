@@ -1,6 +1,6 @@
-//! Measures what resilience costs while nothing goes wrong: reads that hit, with in-flight tracking, the kept index or
-//! hedging switched on alone, compared with none of them. Each round runs all of them and begins with another one. The
-//! figures are medians of the rounds' ratios.
+//! Measures what resilience costs while there are no faults: reads that hit, with only in-flight tracking, only the
+//! kept index or only hedging switched on, compared with none of them. Each round runs all of them and begins with
+//! another one. The figures are medians of the rounds' ratios.
 
 use crate::vm::{Folder, Vm, VmOptions, memory_server, save};
 use anyhow::Result;
@@ -28,7 +28,7 @@ struct Row {
     with: &'static str,
     reads_per_s: f64,
     cpu_us_per_read: f64,
-    /// Loss compared with none: 0.01 is 1 % fewer reads per second.
+    /// Loss of throughput compared with none of them: 0.01 is 1 % fewer reads per second.
     reads_lost: f64,
     cpu_added: f64,
     hedges: u64,

@@ -1,7 +1,7 @@
-//! Candidates for the fingerprint of a page, beside an unkeyed hash (decision 0002).
+//! Candidates for the fingerprint of a page, compared with an unkeyed hash (decision 0002).
 //!
-//! Each hashes one page repeatedly (hot), and 256 MiB once (cold). The candidates take turns; the figures are medians over the
-//! rounds.
+//! Each candidate hashes one page repeatedly (hot), and 256 MiB once (cold). The candidates take turns. The figures
+//! are medians over the rounds.
 
 use aegis::aegis128l::Aegis128LMac;
 use aegis::aegis128x2::Aegis128X2Mac;

@@ -1,6 +1,6 @@
-//! Measures what a guest sees of a slow memory server: one that is late with one page in a hundred, one that stops, and one
-//! that becomes slower and faster again with every read. Rounds alternate between the disk alone, the cache with hedging
-//! off, and with hedging on. Decision 0022.
+//! Measures how a slow memory server affects a guest: a server that is late with one page in a hundred, one that
+//! stops, and one that becomes slower and then faster again with every read. Rounds alternate between the disk only,
+//! the cache with hedging off, and the cache with hedging on. Decision 0022.
 
 use crate::vm::proxy::Proxy;
 use crate::vm::{Folder, Vm, VmOptions, memory_server, save};
@@ -62,9 +62,9 @@ const WAYS: [&str; 3] = ["disk alone", "hedging off", "hedging on"];
 enum Trouble {
     Late,
     Stops,
-    /// Its latency grows with each read, from its own to three times the disk's at the end of the round.
+    /// Its latency grows with each read, from its normal value to three times the disk's at the end of the round.
     Slower,
-    /// Its latency grows like this to the middle of the round, and shrinks again.
+    /// Its latency grows in this way up to the middle of the round, and shrinks again.
     SlowerAndBack,
 }
 
@@ -158,7 +158,7 @@ fn show(args: &HedgingArgs, rows: &[Row]) {
 }
 
 fn round(args: &HedgingArgs, setup: &mut Setup, trouble: Trouble, depth: usize) -> Result<Vec<u64>> {
-    // Where the disk answers most reads, fewer of them are enough.
+    // Where the disk answers most reads, fewer reads are enough.
     let share = match (setup.proxy.is_some(), trouble.is_ramp()) {
         (false, _) => 10,
         (true, true) => 4,
@@ -189,7 +189,7 @@ fn round(args: &HedgingArgs, setup: &mut Setup, trouble: Trouble, depth: usize) 
     latencies
 }
 
-/// Returns the medians over the rounds, not yet compared with the disk alone.
+/// Returns the medians over the rounds. The ratios to the disk only are filled in later.
 fn row(trouble: Trouble, depth: usize, way: &'static str, rounds: &mut [Vec<u64>]) -> Row {
     let reads = rounds[0].len();
     let mut median_us = |of: &dyn Fn(&mut [u64]) -> u64| {

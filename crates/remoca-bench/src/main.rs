@@ -26,9 +26,9 @@ enum Benchmark {
     Hash,
     /// Guest reads while the memory server is late or stops, with and without hedging
     Hedging(hedging::HedgingArgs),
-    /// What in-flight tracking, the kept index and hedging cost while nothing goes wrong
+    /// Cost of in-flight tracking, the kept index and hedging while there are no faults
     Cost(cost::CostArgs),
-    /// CPU time of a hit, a miss and an eviction beside another build of `remoca`
+    /// CPU time of a hit, a miss and an eviction, compared with another build of `remoca`
     Versus(versus::VersusArgs),
     /// A server to be measured; started by the benchmark itself
     #[command(hide = true)]

@@ -1,10 +1,10 @@
-//! Measures what a change costs while nothing goes wrong: CPU time of the VM process for each hit, miss and evicted page.
-//! This build and another one are pinned to one processor, in alternating rounds of new processes. A second process of this
-//! build shows the noise: a difference inside the interval of A/A means nothing.
+//! Measures what a change costs while there are no faults: CPU time of the VM process per hit, miss and evicted page.
+//! This build and another one are pinned to one processor, in alternating rounds of new processes. A second process of
+//! this build shows the noise: a difference within the interval of A/A is not significant.
 //!
-//! Where the noise exceeds the difference, callgrind counts instructions of the program instead, without the kernel's.
-//! Start and end of a process cancel out in the difference of two runs of different length. There an evicted page is also
-//! read once.
+//! Where the noise exceeds the difference, callgrind counts the program's instructions instead, without the kernel's.
+//! Start and end of a process cancel out in the difference of two runs of different length. In that mode, an evicted
+//! page is also read once.
 
 use crate::vm::{Folder, IMAGE_BYTES, Vm, VmOptions, memory_server, save};
 use anyhow::{Context, Result, ensure};
@@ -79,7 +79,7 @@ impl Operation {
     }
 }
 
-/// This build, the other one, and this build again.
+/// Number of processes compared: this build, the other one, and this build again.
 const BUILDS: usize = 3;
 
 pub fn run(args: &VersusArgs) -> Result<()> {
@@ -142,7 +142,7 @@ fn compare(args: &VersusArgs, operation: Operation) -> Result<Row> {
                 callgrind: args.instructions.then_some(&counts),
                 ..VmOptions::default()
             };
-            // The memory that a process happens to get makes it some percent faster or slower for its whole life.
+            // The memory layout that a process happens to get makes it some percent faster or slower for its whole life.
             let name = |run| format!("vm{round}-{step}-{run}");
             let mut vm = Vm::start(&folder.0, &name(1), &options)?;
             let once = work(&mut vm, args, operation)?;
@@ -180,7 +180,7 @@ struct Work {
     operations: f64,
 }
 
-/// Reads the pages that are evicted next: the process knows only content that it has seen since it last cached it.
+/// Reads the pages that are evicted next, because the process knows only content that it has seen since it last cached it.
 fn prepare(vm: &mut Vm, operation: Operation) -> Result<()> {
     if matches!(operation, Operation::Evicted) { vm.pass(32) } else { Ok(()) }
 }
@@ -209,7 +209,7 @@ fn work(vm: &mut Vm, args: &VersusArgs, operation: Operation) -> Result<Work> {
     Ok(Work { spent: vm.process.cpu_time()? - before, operations: f64::from(u32::try_from(count)?) })
 }
 
-/// Returns the number of instructions in one of callgrind's files.
+/// Returns the total number of instructions in one of callgrind's files.
 fn total(counts: &Path) -> Result<f64> {
     let text =
         std::fs::read_to_string(counts).with_context(|| format!("callgrind did not write {}", counts.display()))?;
@@ -217,7 +217,7 @@ fn total(counts: &Path) -> Result<f64> {
     Ok(total.trim().parse()?)
 }
 
-/// Returns the value below which the given number of quarters of the values lie.
+/// Returns the value below which the given number of quarters of the values lie, or 0 if there are no values.
 fn quantile(values: &[f64], quarters: usize) -> f64 {
     let mut values = values.to_vec();
     values.sort_unstable_by(f64::total_cmp);

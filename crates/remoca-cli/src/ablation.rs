@@ -1,4 +1,5 @@
-//! The `remoca` program for tests: always built with the feature `ablation`, which the shipped one never has.
+//! The `remoca` program for tests. It is always built with the feature `ablation`, which the shipped program never
+//! has.
 
 use std::process::ExitCode;
 

@@ -154,7 +154,7 @@ pub struct DiskArgs {
 /// Runs the subcommand.
 ///
 /// # Errors
-/// If an option cannot be used; the text says what to do.
+/// If an option cannot be used; the text says how to correct it.
 pub fn run(args: DiskArgs) -> Result<()> {
     if args.print_capabilities {
         return Ok(writeln!(std::io::stdout(), r#"{{"type": "block", "features": ["read-only", "blk-file"]}}"#)?);
@@ -167,7 +167,7 @@ pub fn run(args: DiskArgs) -> Result<()> {
     start::run(&options(args)?)
 }
 
-/// Returns what the process is to do, with defaults that depend on other options filled in.
+/// Returns the options of the VM process. Fills in the defaults that depend on other options.
 fn options(args: DiskArgs) -> Result<Options> {
     let name = args.name.clone().unwrap_or_else(|| std::process::id().to_string());
     if name.is_empty() || name.contains('/') {
@@ -255,7 +255,7 @@ fn parse_disk(text: &str) -> Result<DiskOptions, String> {
     Ok(DiskOptions { image: image.ok_or("a disk needs image=IMAGE")?, ..disk })
 }
 
-/// Arms the narrow places at which the process is to end.
+/// Arms the narrow places at which this process is to be killed or to panic.
 #[cfg(feature = "ablation")]
 fn arm(args: &DiskArgs) -> Result<()> {
     use remoca_io::narrow::{End, end_at};
@@ -267,7 +267,7 @@ fn arm(args: &DiskArgs) -> Result<()> {
     Ok(())
 }
 
-/// Returns all safety rules, or all but the one named.
+/// Returns all safety rules, without the one named `omitted` if there is a name.
 #[cfg(feature = "ablation")]
 fn rules(omitted: Option<&str>) -> Result<Rules> {
     use remoca_core::rules::Rule;

@@ -2,7 +2,7 @@
 
 use nix::unistd::Group;
 
-/// Returns the number of a group, given by name or number.
+/// Returns the numeric ID of a group, given by name or number.
 ///
 /// # Errors
 /// If there is no such group.

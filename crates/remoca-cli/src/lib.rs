@@ -1,4 +1,4 @@
-//! The `remoca` program: hands the command line to the module of its subcommand.
+//! The `remoca` program: passes the command line to the module of its subcommand.
 
 mod disk;
 mod group;

@@ -1,8 +1,8 @@
 //! The log on standard error. It never waits for a reader: lines that do not fit into a pipe or a socket are dropped and counted.
 //!
-//! A process that serves a guest must not stop because its journal does. The writer waits only where standard error is a
-//! file. Other processes may share standard error, so it is not made non-blocking. A pipe or a terminal is opened again
-//! instead, and each write to a socket is marked as non-blocking.
+//! A process that serves a guest must not stop when its journal stops. The writer blocks only where standard error is
+//! a file. Standard error may be shared with other processes, so it is not made non-blocking. A pipe or a terminal is
+//! opened again instead, and each write to a socket is marked as non-blocking.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags};
@@ -12,20 +12,20 @@ use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Number of bytes that a writable pipe has room for.
+/// Number of bytes that a pipe has room for when it polls as writable.
 const PIECE_BYTES_MAX: usize = 4096;
 
 static TARGET: OnceLock<Target> = OnceLock::new();
 static STATE: Mutex<State> = Mutex::new(State { lost: 0, is_torn: false });
 
 struct State {
-    /// Number of lines dropped since the last one that was written.
+    /// Number of lines dropped since the last line that was written.
     lost: u64,
     /// Whether the last line was written only in part.
     is_torn: bool,
 }
 
-/// Starts the log, panics included. `REMOCA_LOG` sets how much is logged (for instance `debug`).
+/// Starts the log, and sends panics to it too. `REMOCA_LOG` sets how much is logged (for instance `debug`).
 pub fn start() {
     TARGET.get_or_init(Target::of_process);
     let filter = tracing_subscriber::EnvFilter::try_from_env("REMOCA_LOG")
@@ -54,7 +54,7 @@ impl Write for Line {
     }
 }
 
-/// Writes a line, after a note about lines that were dropped before it.
+/// Writes a line. If lines were dropped before it, writes a note about them first.
 fn put(line: &[u8]) {
     let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
     let before = match (state.is_torn, state.lost) {
@@ -97,7 +97,7 @@ impl Target {
     }
 }
 
-/// Writes what fits without blocking, and returns the number of bytes.
+/// Writes as much of `text` as fits without blocking, and returns the number of bytes written.
 fn write_at_once(text: &[u8]) -> usize {
     match TARGET.get_or_init(Target::of_process) {
         Target::Socket => send(stderr(), text, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).unwrap_or(0),
@@ -106,7 +106,7 @@ fn write_at_once(text: &[u8]) -> usize {
     }
 }
 
-/// Writes to a blocking descriptor piece by piece, for as long as it has room. Returns the number of bytes.
+/// Writes to a blocking descriptor piece by piece, for as long as it has room. Returns the number of bytes written.
 fn write_where_there_is_room(descriptor: impl AsFd, text: &[u8]) -> usize {
     let mut written = 0;
     for piece in text.chunks(PIECE_BYTES_MAX) {
@@ -127,7 +127,7 @@ fn write_where_there_is_room(descriptor: impl AsFd, text: &[u8]) -> usize {
 mod tests {
     use super::*;
 
-    /// Like a pipe of another user, which cannot be opened again.
+    /// Tests a pipe that cannot be opened again, such as one of another user.
     #[test]
     fn a_pipe_that_nobody_reads_is_not_waited_for() {
         let (_reader, writer) = rustix::pipe::pipe().unwrap();

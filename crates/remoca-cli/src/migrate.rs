@@ -46,7 +46,7 @@ pub struct MigrateArgs {
 /// Runs the subcommand.
 ///
 /// # Errors
-/// If one of the two processes does not answer or refuses; the text says why.
+/// If either of the two processes does not answer, or refuses; the text says why.
 pub fn run(args: &MigrateArgs) -> Result<()> {
     if let Some(path) = &args.new_key {
         let written = key::generate().and_then(|secret| key::write_new(&secret, path));

@@ -1,4 +1,4 @@
-//! Finds running VM processes by their control sockets, and asks them.
+//! Finds running VM processes by their control sockets, and sends them commands.
 
 use anyhow::{Context, Result, bail};
 use remoca_io::control;
@@ -31,7 +31,8 @@ pub fn socket_of(name: &str) -> Result<PathBuf> {
     Ok(directory()?.join(format!("{name}.{SUFFIX}")))
 }
 
-/// Returns the control socket with this path or of the VM with this name, or all sockets without a name.
+/// Returns the control socket that `name` denotes: the path itself if it contains `/`, else the socket of the VM with
+/// that name. Without a name, returns all control sockets of the directory.
 ///
 /// # Errors
 /// If there is no directory for control sockets.
@@ -52,10 +53,10 @@ pub fn sockets(name: Option<&str>) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// Sends a command to the VM process behind `socket`, and returns its status after it.
+/// Sends a command to the VM process behind `socket`, and returns the status that the process reports afterwards.
 ///
 /// # Errors
-/// If the process does not answer, or refuses.
+/// If the process does not answer, or refuses the command.
 pub fn ask(socket: &Path, command: Command) -> Result<Status> {
     let shown = socket.display();
     let reply = control::call(socket, command)

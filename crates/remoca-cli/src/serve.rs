@@ -77,7 +77,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     };
     let server = Server::start(args.config())?;
     let addresses: Vec<String> = server.local_addresses().iter().map(ListenAddress::to_string).collect();
-    // The parent may not read our output; that is no reason to stop.
+    // The parent may not read our output; that is no reason to end.
     let _said = writeln!(std::io::stdout(), "listening on {}", addresses.join(" "));
     if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
         tracing::warn!(%error, "cannot tell the service manager that the server is ready");
@@ -166,7 +166,7 @@ mod tests {
         }
     }
 
-    /// Runs the program itself, as a child that can be sent signals.
+    /// Runs the program itself, as a child process that can be sent signals.
     #[test]
     #[ignore = "only a child of the tests below"]
     fn as_a_child() {
@@ -174,7 +174,7 @@ mod tests {
         run(parse(&arguments).expect("good")).expect("a server that runs until it is told to stop");
     }
 
-    /// Starts the program, and returns it with the line that says where it listens.
+    /// Starts the program, and returns it with the line that reports its addresses.
     fn spawn(arguments: &str, notify: Option<&Path>) -> (Child, String) {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command.args(["--exact", "serve::tests::as_a_child", "--ignored", "--nocapture"]);
@@ -186,7 +186,7 @@ mod tests {
         let mut output = BufReader::new(child.stdout.take().expect("piped"));
         let mut lines = output.by_ref().lines().map_while(Result::ok);
         let line = lines.find_map(|line| line.find("listening on").map(|at| line[at..].to_owned()));
-        // What it still says must have somewhere to go.
+        // Keep the pipe open, so that the child can write its further output.
         child.stdout = Some(output.into_inner());
         (child, line.expect("it says where it listens"))
     }

@@ -1,9 +1,9 @@
 //! Sizes as operators write them: `4096`, `512M`, `2G`.
 
-/// Parses a size with an optional unit K, M, G or T (powers of 1024), and returns its bytes.
+/// Parses a size with an optional unit K, M, G or T (powers of 1024), and returns the number of bytes.
 ///
 /// # Errors
-/// If it is not a size; the text shows the form.
+/// If the text is not a valid size; the message shows the form.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let error = || format!("`{text}` is not a size: write bytes, or a whole number with K, M, G or T, such as 512M");
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -19,7 +19,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(error)
 }
 
-/// Returns a size with at most four digits and a unit, such as `1.5G`.
+/// Returns a size as text with at most four digits and a unit, such as `1.5G`.
 #[must_use]
 pub fn show_size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "K", "M", "G", "T"];

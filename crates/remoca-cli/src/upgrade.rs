@@ -1,4 +1,4 @@
-//! `remoca upgrade`: another version takes over a running VM process, which keeps its process id and all of its sockets.
+//! `remoca upgrade`: replaces the program of a running VM process, which keeps its process ID and all of its sockets.
 
 use crate::runtime;
 use anyhow::{Context, Result, bail};

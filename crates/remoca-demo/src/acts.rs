@@ -25,7 +25,7 @@ use crate::{
 /// How long to wait for the agent's counters, which it sends once a second.
 const AGENT_TICK: Duration = Duration::from_millis(1500);
 
-/// Performs everything, from preparation to report.
+/// Performs the whole demonstration, from preparation to report.
 pub fn perform(plan: &Plan, out: &Path) -> Result<Report> {
     let progress = Progress::start();
     let stage = Stage::prepare(plan, out, &progress)?;
@@ -110,7 +110,7 @@ fn perform_cached(plan: &Plan, stage: &Stage, progress: &Progress) -> Result<(Ca
     Ok((CacheAct { act, before, after, end, page_cache_pages, kill, samples }, kernel))
 }
 
-/// Which of the two runs of reads that both guests make.
+/// The two series of reads that both guests make.
 #[derive(Clone, Copy)]
 enum Reads {
     Warmup,
@@ -152,7 +152,7 @@ fn note(pace: &Pace) -> String {
     format!("{} reads, {:.2} ms each in the last second{faults}", pace.reads, pace.interval_mean_us / 1e3)
 }
 
-/// Progress of the last act, and when it began.
+/// Progress of the last act, with the time at which each stage began.
 #[derive(Clone, Copy)]
 enum KillStage {
     Before(Instant),
@@ -161,7 +161,7 @@ enum KillStage {
     Over,
 }
 
-/// Kills the memory server (SIGKILL) while the guest reads, and starts it again after a while.
+/// Kills the memory server (SIGKILL) while the guest reads, and restarts it after a while.
 fn kill_server(
     plan: &Plan,
     stage: &Stage,

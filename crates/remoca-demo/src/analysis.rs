@@ -1,7 +1,8 @@
 //! Figures from the trace of the VM process.
 //!
-//! Pure: records and windows go in, figures come out. A *read* is a read request of the guest as the VM process got it. It
-//! is *from the cache* if no part of it needed the disk. Its latency is the time from arrival to completion there.
+//! Pure: records and windows go in, figures come out. A *read* is a read request of the guest as the VM process
+//! received it. It is *from the cache* if no part of it needed the disk. Its latency is the time from its arrival to
+//! its completion there.
 
 use remoca_protocol::trace::{TraceRecord, TracedOp, TracedSource};
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,7 @@ pub const BLOCK_BYTES: u64 = 4096;
 const BINS_PER_DECADE: f64 = 20.0;
 const NS_PER_MS: f64 = 1e6;
 
-/// Span of time, in nanoseconds since the start of the VM process. It holds the requests that arrived in it.
+/// Span of time, in nanoseconds since the start of the VM process. It includes the requests that arrived in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     pub from_ns: u64,
@@ -44,7 +45,7 @@ pub struct ReadFigures {
     /// Mean latency of the reads; 0 without reads.
     pub mean_cache_read_ms: f64,
     pub mean_disk_read_ms: f64,
-    /// Number of 4 KiB blocks that were read, and of those in reads from the cache.
+    /// Number of 4 KiB blocks that were read, and how many of them were in reads from the cache.
     pub blocks: u64,
     pub blocks_from_cache: u64,
     /// Share of the reads that the cache answered.
@@ -55,7 +56,7 @@ pub struct ReadFigures {
     pub histogram: Vec<(f64, u64, u64)>,
 }
 
-/// What an exact LRU would have done with the reads of a window.
+/// What an exact LRU would have achieved with the reads of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LruFigures {
     /// Number of pages that it holds.
@@ -72,7 +73,7 @@ pub struct Bin {
     /// Middle of the bin, in seconds since the start of the curve.
     pub at_s: f64,
     pub reads: u64,
-    /// `None` where nothing was read.
+    /// `None` if there were no reads.
     pub hit_ratio: Option<f64>,
     pub mean_read_ms: Option<f64>,
 }
@@ -85,7 +86,7 @@ fn blocks(record: &TraceRecord) -> std::ops::Range<u64> {
     record.offset / BLOCK_BYTES..(record.offset + record.length).div_ceil(BLOCK_BYTES)
 }
 
-/// Returns the share of `part` in `all`; 0 if that is 0.
+/// Returns `part` divided by `all`, or 0 if `all` is 0.
 pub fn ratio(part: u64, all: u64) -> f64 {
     if all == 0 { 0.0 } else { part as f64 / all as f64 }
 }
@@ -150,11 +151,11 @@ fn histogram(latencies: &[(u64, TracedSource)]) -> Vec<(f64, u64, u64)> {
     bins
 }
 
-/// Returns what an exact LRU of `pages` would have answered in the window. It is fed with every block that was read or
-/// written from the first request on.
+/// Returns what an exact LRU of `pages` pages would have answered in the window. It sees every block that was read or
+/// written since the first request.
 pub fn exact_lru(records: &[TraceRecord], window: Window, pages: u64) -> LruFigures {
     let mut order: Vec<&TraceRecord> = records.iter().collect();
-    // The trace is in order of completion; a cache sees requests in order of arrival.
+    // The trace is in order of completion, but a cache sees requests in order of arrival.
     order.sort_by_key(|record| record.issued_ns);
     let mut lru = ExactLru::new(usize::try_from(pages).unwrap_or(usize::MAX));
     let (mut reads, mut hits, mut block_count, mut block_hits) = (0, 0, 0, 0);
@@ -248,7 +249,7 @@ mod tests {
         let window = Window { from_ns: 10, to_ns: 100 };
         let figures = exact_lru(&records, window, 2);
         assert_eq!(figures, LruFigures { pages: 2, hit_ratio: 1.0 / 3.0, block_hit_ratio: 3.0 / 5.0 });
-        // With room for everything only what was never read misses.
+        // With room for everything, only blocks that were never read before miss.
         assert_eq!(exact_lru(&records, window, 100).hit_ratio, 2.0 / 3.0);
         assert_eq!(exact_lru(&records, ALL, 100).block_hit_ratio, 4.0 / 7.0);
     }

@@ -80,7 +80,7 @@ impl Arguments {
         let plan = Plan {
             quick: self.quick,
             file_count: FILE_COUNT,
-            // Every file holds whole records.
+            // Every file holds a whole number of records.
             file_bytes: round_up((self.set.unwrap_or(set) << 20).div_ceil(FILE_COUNT), self.record << 10),
             record_bytes: self.record << 10,
             alpha: 1.0,

@@ -1,10 +1,10 @@
-//! Draws charts as SVG. Colours are classes of the page's style sheet, so they follow its light and dark forms.
+//! Draws charts as SVG. Colours are classes of the page's style sheet, so they follow its light and dark themes.
 //!
 //! Pure, and independent of what the figures mean. Used by [`crate::page`].
 
 use maud::{Markup, PreEscaped, html};
 
-/// Maps values to places on an axis: 0 is its start, 1 its end.
+/// Maps values to positions on an axis: 0 is its start, 1 its end.
 #[derive(Clone, Copy, Debug)]
 pub enum Scale {
     Linear { from: f64, to: f64 },
@@ -12,7 +12,7 @@ pub enum Scale {
 }
 
 impl Scale {
-    /// Returns the place of a value; one outside goes to the nearer end.
+    /// Returns the position of a value. A value outside the scale is placed at the nearer end.
     pub fn place(&self, value: f64) -> f64 {
         let place = match *self {
             Scale::Linear { from, to } => (value - from) / (to - from),
@@ -44,7 +44,7 @@ pub fn tick_step(span: f64, count: f64) -> f64 {
     step.unwrap_or(10.0) * unit
 }
 
-/// Returns ticks from 0 up to and with `to`.
+/// Returns ticks from 0 up to and including `to`.
 pub fn ticks(to: f64, count: f64) -> Vec<f64> {
     let step = tick_step(to, count);
     (0u32..).map(|index| f64::from(index) * step).take_while(|&tick| tick <= to * (1.0 + 1e-9)).collect()
@@ -87,7 +87,7 @@ impl Picture {
         Picture { width, height, text: String::new() }
     }
 
-    /// Returns the finished SVG; `label` is for screen readers.
+    /// Returns the finished SVG. `label` is for screen readers.
     pub fn finish(self, label: &str) -> Markup {
         let Picture { width, height, text } = self;
         html! { svg viewBox=(format_args!("0 0 {width} {height}")) role="img" aria-label=(label) { (PreEscaped(text)) } }
@@ -115,7 +115,7 @@ impl Picture {
         self.rect(left, panel.top, right - left, panel.height, class, "");
     }
 
-    /// Adds a rectangle; `tip` is shown when the pointer rests on it, none if empty.
+    /// Adds a rectangle. `tip` is shown when the pointer rests on it; an empty one is not shown.
     pub fn rect(&mut self, x: f64, y: f64, width: f64, height: f64, class: &str, tip: &str) {
         let [x, y, width, height] = [x, y, width.max(0.0), height.max(0.0)].map(|value| format!("{value:.2}"));
         self.add(html! {
@@ -143,7 +143,7 @@ impl Picture {
         }
     }
 
-    /// Adds a curve through the points, which breaks where there is no value.
+    /// Adds a curve through the points. It is interrupted where a value is missing.
     pub fn curve(&mut self, panel: &Panel, points: &[(f64, Option<f64>)], class: &str) {
         for run in runs(points) {
             let path = path(panel, &run);
@@ -174,7 +174,7 @@ fn runs(points: &[(f64, Option<f64>)]) -> Vec<Vec<(f64, f64)>> {
     known.filter(|run| !run.is_empty()).collect()
 }
 
-/// Returns a coordinate with the digits that can be seen.
+/// Returns a coordinate, rounded to the digits that are visible.
 fn tenths(value: f64) -> String {
     format!("{value:.1}")
 }

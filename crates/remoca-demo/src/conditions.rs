@@ -111,7 +111,7 @@ fn load() -> f64 {
     text.split(' ').next().and_then(|number| number.parse().ok()).unwrap_or_default()
 }
 
-/// Returns the value of a line `KEY : VALUE`.
+/// Returns the value of a line `KEY : VALUE`, or "unknown".
 fn field(path: &Path, key: &str) -> String {
     let text = fs::read_to_string(path).unwrap_or_default();
     let value = text.lines().find_map(|line| line.strip_prefix(key)?.trim_start().strip_prefix(':'));
@@ -122,7 +122,7 @@ fn first_number(text: &str) -> u64 {
     text.split(' ').next().and_then(|number| number.parse().ok()).unwrap_or_default()
 }
 
-/// Returns the first line of what a program prints. A program that cannot be run is no reason to fail.
+/// Returns the first line of a program's output, or "unknown" if the program cannot be run.
 fn said(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();

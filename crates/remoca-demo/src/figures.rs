@@ -1,4 +1,4 @@
-//! Makes the figures of a report from what the acts observed.
+//! Derives the figures of a report from the observations of the acts.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::{
 };
 
 const BIN_NS: u64 = 1_000_000_000;
-/// Length of the last part of the last act, by which the refill is judged.
+/// Length of the final part of the last act, by which the refill is judged, in nanoseconds.
 const LAST_NS: u64 = 5_000_000_000;
 
 pub(crate) fn make(
@@ -55,12 +55,12 @@ pub(crate) fn make(
     report
 }
 
-/// Returns the speed-up of a cache with hit ratio `h` that costs nothing besides its hits.
+/// Returns the speed-up of an ideal cache with hit ratio `h`, which has no cost besides the latency of its hits.
 fn ideal_speedup(h: f64, t_remote_ms: f64, t_disk_ms: f64) -> f64 {
     over(1.0, (1.0 - h) + h * over(t_remote_ms, t_disk_ms))
 }
 
-/// Returns a quotient; 0 where there is none, because JSON has no infinity.
+/// Returns `value` divided by `by`, or 0 if `by` is not positive, because JSON has no infinity.
 fn over(value: f64, by: f64) -> f64 {
     if by > 0.0 { value / by } else { 0.0 }
 }
@@ -283,7 +283,8 @@ mod tests {
         }
     }
 
-    /// Without the cache: two measured reads of 8 ms. With it: records 0 to 3 warm it; of four measured reads one is new.
+    /// Returns two runs. Without the cache: two measured reads of 8 ms. With it: records 0 to 3 warm it; of four
+    /// measured reads one is new.
     fn acts() -> (Act, CacheAct) {
         use TracedSource::{Cache, Disk};
         let baseline = Act {
@@ -347,7 +348,7 @@ mod tests {
         assert!(near(report.cached.hit_ratio, 0.75) && near(report.cached.lru_hit_ratio, 0.75));
         assert!(near(report.t_remote_ms, 1.0) && near(report.t_disk_ms, 8.0));
         assert!(near(report.ideal_speedup, 1.0 / (0.25 + 0.75 / 8.0)));
-        // Exactly an LRU's hits, and nothing else costs anything: all of what is possible.
+        // Exactly an LRU's hits, and no other cost: the best possible result.
         assert!(near(report.p15_ratio, 1.0));
         let sources = report.cached.run.measured.sources;
         assert_eq!(sources, Sources { guest_page_cache: 20 * 24 - 96, remote_memory: 72, disk: 24 });

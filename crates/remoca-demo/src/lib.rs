@@ -2,8 +2,8 @@
 //! then the memory server is killed under it and started again.
 //!
 //! [`Arguments`] become a [`plan::Plan`], which [`acts`] runs on a [`stage`] of real processes and a real guest.
-//! [`analysis`] makes figures of the VM process's trace, [`figures`] makes all others. [`report`] is the JSON, [`page`] the
-//! HTML, [`table`] the text. The guest laboratory (`remoca-lab`) starts and watches the processes.
+//! [`analysis`] derives figures from the VM process's trace, [`figures`] all others. [`report`] is the JSON, [`page`]
+//! the HTML, [`table`] the text. The guest laboratory (`remoca-lab`) starts and watches the processes.
 //!
 //! Decision 0011 defines what is measured where, and h, t_remote and t_disk. The access pattern is that of papers/remoca.txt
 //! IV.B.
@@ -33,7 +33,7 @@ use report::Report;
 /// Runs the demonstration, and writes `report.json` and `report.html` to the folder of the arguments.
 ///
 /// # Errors
-/// If the demonstration could not be carried out. What went wrong in the guest is in [`Report::problems`].
+/// If the demonstration could not be carried out. Faults in the guest are in [`Report::problems`].
 pub fn run(arguments: &Arguments) -> Result<Report> {
     let out = arguments.out();
     let report = if arguments.render { page::read(&out)? } else { acts::perform(&arguments.plan()?, &out)? };

@@ -1,4 +1,4 @@
-//! An exact LRU over block numbers: what a perfect cache of a given size would have answered.
+//! An exact LRU over block numbers: the answers that a perfect cache of a given size would have given.
 //!
 //! Called by [`crate::analysis`]. Owns a doubly linked list in a vector, most recent first, and a map to its nodes.
 
@@ -13,7 +13,7 @@ struct Node {
     older: usize,
 }
 
-/// Set of the `capacity` blocks that were touched last.
+/// Set of the `capacity` blocks that were touched most recently.
 pub struct ExactLru {
     capacity: usize,
     nodes: Vec<Node>,
@@ -27,12 +27,12 @@ impl ExactLru {
         ExactLru { capacity, nodes: Vec::new(), places: HashMap::new(), newest: NONE, oldest: NONE }
     }
 
-    /// Returns whether the block is held, without touching it.
+    /// Returns whether the block is in the set, without touching it.
     pub fn holds(&self, block: u64) -> bool {
         self.places.contains_key(&block)
     }
 
-    /// Makes the block the newest, removing the oldest if there is no room. Returns whether it was held before.
+    /// Makes the block the newest, and removes the oldest if there is no room. Returns whether it was held before.
     pub fn touch(&mut self, block: u64) -> bool {
         if let Some(&place) = self.places.get(&block) {
             self.unlink(place);
@@ -86,7 +86,7 @@ mod tests {
 
     use super::*;
 
-    /// The newest at the end.
+    /// Does the same with a plain vector, the newest block last.
     fn touch_naive(held: &mut Vec<u64>, capacity: usize, block: u64) -> bool {
         let place = held.iter().position(|&other| other == block);
         if let Some(place) = place {

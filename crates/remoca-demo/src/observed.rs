@@ -1,4 +1,4 @@
-//! What the acts of the demonstration observed.
+//! Observations of the acts of the demonstration.
 
 use remoca_protocol::{control::Status, trace::TraceRecord};
 
@@ -10,7 +10,7 @@ pub struct Phase {
     pub window: Window,
 }
 
-/// What was observed of one guest, with or without the cache.
+/// Observations of one guest, with or without the cache.
 pub struct Act {
     pub warmup: Phase,
     pub measured: Phase,
@@ -19,7 +19,7 @@ pub struct Act {
     pub trace: Vec<TraceRecord>,
 }
 
-/// What was observed only of the guest with the cache.
+/// Observations of the guest with the cache only.
 pub struct CacheAct {
     pub act: Act,
     /// Status of the VM process before the warm-up, after the measured reads, and after the end of the agent.
@@ -36,6 +36,6 @@ pub struct Kill {
     pub phase: Phase,
     pub killed_ns: u64,
     pub restarted_ns: u64,
-    /// Number of reads when the server was killed, as the reader last reported.
+    /// Number of reads when the server was killed, as last reported by the reader.
     pub app_reads_before: u64,
 }

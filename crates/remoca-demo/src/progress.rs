@@ -32,7 +32,7 @@ impl Progress {
         self.started.elapsed()
     }
 
-    /// Prints a line that stays, above the bar.
+    /// Prints a permanent line, above the bar.
     pub fn say(&self, text: &str) {
         let line = || eprintln!("{:4.0} s  {text}", self.elapsed().as_secs_f64());
         match &*self.bar.borrow() {
@@ -42,13 +42,13 @@ impl Progress {
         self.last_line.set(Instant::now());
     }
 
-    /// Ends a step with a line that stays.
+    /// Ends a step with a permanent line.
     pub fn end(&self, text: &str) {
         self.end_bar();
         self.say(text);
     }
 
-    /// Begins a long step. `total` is what [`Progress::advance`] counts up to; 0 if unknown.
+    /// Begins a long step. `total` is the number that [`Progress::advance`] counts up to, or 0 if it is unknown.
     pub fn begin(&self, step: &str, total: u64) {
         self.end(step);
         if self.at_terminal {

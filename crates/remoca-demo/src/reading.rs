@@ -14,7 +14,7 @@ const STOP_FILE: &str = "/run/stop-reading";
 /// Time without output after which the reader counts as hung. It prints every second, unless the VM process loses a read.
 const SILENCE_LIMIT: Duration = Duration::from_secs(120);
 
-/// Which records to read.
+/// Choice of the records to read.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
     pub seed: u64,
@@ -28,7 +28,7 @@ pub enum Until {
     Stopped,
 }
 
-/// What the reader prints once a second.
+/// A progress line of the reader, printed once a second.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Pace {
     pub reads: u64,
@@ -37,7 +37,7 @@ pub struct Pace {
     pub wrong_signatures: u64,
 }
 
-/// What the reader prints at its end.
+/// The result that the reader prints at its end.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Outcome {
     pub measured: Phase,
@@ -52,7 +52,7 @@ pub struct Phase {
     pub reads: Latency,
 }
 
-/// Latencies of the read call alone.
+/// Latencies of the read call only.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Latency {
     pub count: u64,
@@ -101,7 +101,7 @@ impl Reading {
         }
         let ended = guest.wait(&job, SILENCE_LIMIT)?;
         match (outcome, ended.status) {
-            // Status 1 means that it found something wrong, which is in the outcome.
+            // Status 1 means that the reader found an error, which is in the outcome.
             (Some(outcome), 0 | 1) => Ok(outcome),
             (_, status) => {
                 let said = String::from_utf8_lossy(&ended.stderr).into_owned();
@@ -111,7 +111,7 @@ impl Reading {
     }
 }
 
-/// Stops a reader that reads until [`Until::Stopped`], within a second.
+/// Stops a reader that reads until [`Until::Stopped`]. It ends within a second.
 pub fn stop(guest: &mut Guest) -> Result<()> {
     guest.put(STOP_FILE, b"")?;
     Ok(())
@@ -130,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    /// Lines are those of the real reader.
+    /// Tests that the lines of the real reader are parsed.
     #[test]
     fn lines_of_the_reader_are_understood() {
         let folder = tempfile::tempdir().unwrap();

@@ -18,9 +18,9 @@ pub const REPORT_NAMES: [&str; 2] = ["report.json", "report.html"];
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
-    /// Mean read latency at the VM process without the cache, divided by that with it.
+    /// Mean read latency at the VM process without the cache, divided by the latency with it.
     pub speedup: f64,
-    /// The same ratio in the guest, hits in its page cache included.
+    /// The same ratio in the guest, including hits in its page cache.
     pub app_speedup: f64,
     /// 1 / ((1 - h) + h * t_remote / t_disk), with h the hit ratio of an exact LRU.
     pub ideal_speedup: f64,

@@ -12,7 +12,7 @@ use remoca_protocol::control::{Command, Reply};
 
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// The cache at one moment.
+/// State of the cache at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     /// Time since the start of the VM process.
@@ -34,7 +34,7 @@ impl Sampler {
 
     pub fn stop(self) -> Vec<Sample> {
         drop(self.stop);
-        // A thread that panicked has no samples; the curve is then empty.
+        // A thread that panicked has no samples. The curve is then empty.
         self.thread.join().unwrap_or_default()
     }
 }

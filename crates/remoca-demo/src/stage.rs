@@ -1,4 +1,4 @@
-//! Sets up what the acts need: programs, the image with the file set, the slow disk, the memory server, the guest.
+//! Sets up the environment of the acts: programs, the image with the file set, the slow disk, the memory server, the guest.
 
 use std::{
     env,
@@ -24,7 +24,7 @@ use crate::{plan::Plan, progress::Progress, reading::FOLDER, report::REPORT_NAME
 
 const START_LIMIT: Duration = Duration::from_secs(120);
 pub const JOB_LIMIT: Duration = Duration::from_secs(120);
-/// Memory that the programs need beside the cache and the guest's memory.
+/// Memory that the programs need besides the cache and the guest's memory.
 const SPARE_BYTES: u64 = 400 << 20;
 const CAP_IPC_LOCK: u32 = 14;
 /// Lines of the guest's kernel log that report a failed disk or file system, or a hang. Soft lockups are left out: an
@@ -73,7 +73,7 @@ impl Stage {
         let lock = lock_folder(out)?;
         let logs = out.join("logs");
         remove_folder(&logs)?;
-        // Reports of an earlier run must not be taken for this one's if it fails.
+        // Reports of an earlier run must not be mistaken for this run's if it fails.
         for name in REPORT_NAMES {
             let _ = fs::remove_file(out.join(name));
         }
@@ -154,7 +154,7 @@ impl Stage {
         Ok(service)
     }
 
-    /// Returns the address of a memory server that chose its port itself.
+    /// Returns the address of a memory server that chose its own port.
     pub fn address_of(&self, server: &Service) -> Result<String> {
         let said = server.log_tail();
         let address = said.lines().find_map(|line| line.strip_prefix("listening on "));
@@ -171,14 +171,14 @@ impl Stage {
             config = config.disk(Disk::vhost_user("port", port));
         }
         let mut guest = config.boot(&self.lab)?;
-        // Lazy initialisation would add writes in the background that are not part of the demonstration.
+        // Lazy initialisation would add background writes that are not part of the demonstration.
         guest.run("mount -o noatime,noinit_itable $(disk-by-serial data) /mnt", JOB_LIMIT)?;
         guest.run("sync; echo 3 > /proc/sys/vm/drop_caches", JOB_LIMIT)?;
         Ok(guest)
     }
 }
 
-/// Starts the agent and waits until it works.
+/// Starts the agent, and waits until it works.
 pub fn start_agent(guest: &mut Guest) -> Result<Job> {
     let mut job = guest.start("exec remoca-agent 2>&1")?;
     guest.wait_for_line(&mut job, "sending evicted pages", START_LIMIT)?;
@@ -208,7 +208,7 @@ pub fn kernel_faults(guest: &mut Guest) -> Result<Vec<String>> {
     Ok(said.lines().map(str::to_owned).collect())
 }
 
-/// Locks a folder for one demonstration at a time.
+/// Locks a folder, so that it is used by one demonstration at a time.
 fn lock_folder(folder: &Path) -> Result<File> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let lock = File::open(folder).with_context(|| format!("cannot open {}", folder.display()))?;
@@ -224,7 +224,7 @@ fn remove_folder(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the path of `remoca`, beside this program.
+/// Returns the path of `remoca`, next to this program.
 fn remoca_program() -> Result<PathBuf> {
     let own = env::current_exe().context("cannot find the path of this program")?;
     let path = own.with_file_name("remoca");
@@ -251,7 +251,7 @@ fn check_memory(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether this user may lock this much memory and the server's tables.
+/// Returns whether this user may lock `bytes` of memory and the server's tables.
 fn may_lock(bytes: u64) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));

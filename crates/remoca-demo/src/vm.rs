@@ -18,17 +18,17 @@ use crate::analysis::Window;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What to start the VM process with.
+/// Options of the VM process.
 pub struct VmConfig<'a> {
     pub program: &'a Path,
     pub name: &'a str,
-    /// Folder for its sockets. Its path is short: that of a socket has at most 107 bytes.
+    /// Folder for its sockets. Its path must be short, because that of a socket has at most 107 bytes.
     pub sockets: &'a Path,
     /// Folder for its log and its trace.
     pub logs: &'a Path,
     /// URI of the disk.
     pub image: &'a str,
-    /// Memory server and size of the cache; without them nothing is cached, and there is no eviction port.
+    /// Memory server and size of the cache; `None` for no cache, and no eviction port.
     pub cache: Option<(&'a str, u64)>,
 }
 
@@ -68,7 +68,7 @@ impl VmConfig<'_> {
     }
 }
 
-/// Returns the instant at which the clock of a VM process was zero, by the fastest of ten answers.
+/// Returns the instant at which the clock of a VM process was zero, derived from the fastest of ten answers.
 fn clock_zero(control: &Path) -> Result<Instant> {
     let mut best: Option<(Duration, Instant)> = None;
     for _ in 0..10 {
@@ -99,14 +99,14 @@ impl VmProcess {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Runs `what`, and returns its result with the span it took on the clock of the process.
+    /// Runs `what`. Returns its result, and the time span that it took on the clock of the process.
     pub fn during<T>(&self, what: impl FnOnce() -> Result<T>) -> Result<(T, Window)> {
         let from_ns = self.now_ns();
         let done = what()?;
         Ok((done, Window { from_ns, to_ns: self.now_ns() }))
     }
 
-    /// Waits until the memory server grants all of the cache.
+    /// Waits until the memory server grants the whole size of the cache.
     pub fn wait_for_cache(&mut self) -> Result<()> {
         let control = self.control.clone();
         let ready = || ask(&control).is_ok_and(|status| status.cache.granted_bytes >= status.cache.wanted_bytes);

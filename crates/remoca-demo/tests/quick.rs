@@ -8,7 +8,7 @@ fn number(report: &Value, path: &str) -> f64 {
     report.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("{path} in {report}"))
 }
 
-/// The demonstration looks for `remoca` beside itself.
+/// Builds `remoca`, which the demonstration expects next to itself.
 fn build_remoca(demo: &Path) {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--quiet", "--package", "remoca-cli"]);
@@ -49,14 +49,14 @@ fn quick_run_ends_without_an_error_and_its_report_is_consistent() {
         assert!(fate("reported") > 0.0);
         assert_eq!(sum, fate("reported"), "{evictions}");
     }
-    // The guest went on without the server, and found pages in the new one.
+    // The guest continued without the server, and found pages in the new one.
     assert!(number(&report, "/server_kill/reads_after") > 0.0);
     assert_eq!(number(&report, "/server_kill/hit_ratio_away"), 0.0);
     assert!(number(&report, "/server_kill/cache_used_bytes_end") > 0.0);
 
     let page = fs::read_to_string(out.path().join("report.html")).unwrap();
     assert!(page.contains("</html>") && !page.contains("NaN"));
-    // Nothing large stays behind.
+    // No large files are left behind.
     let left: Vec<_> = fs::read_dir(out.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left.len(), 3, "{left:?}");
 }

@@ -1,7 +1,7 @@
 //! The two pages of the eviction port's block 0: what the agent reads from a host, what the host reads from an agent,
 //! and whether both mean the same.
 
-// The agent's own reading. Its crate is not used: it would bring libbpf and an eBPF compiler.
+// The agent's own parser. Its crate is not used, because it would require libbpf and an eBPF compiler.
 #[path = "../../remoca-agent/src/page.rs"]
 mod page;
 

@@ -6,7 +6,8 @@ pub fn run(data: &[u8]) {
     if let Ok(command) = Command::parse(data) {
         assert_eq!(Command::parse(&command.line().unwrap()).unwrap(), command);
     }
-    // A reply holds floating-point numbers, which may differ in the last digit: written and read, it stays a reply.
+    // A reply holds floating-point numbers, whose last digit may change when it is written and parsed again. It stays
+    // a reply.
     if let Ok(reply) = Reply::parse(data) {
         let again = Reply::parse(&reply.line().unwrap()).unwrap();
         assert_eq!(matches!(again, Reply::Error { .. }), matches!(reply, Reply::Error { .. }));

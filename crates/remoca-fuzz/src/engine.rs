@@ -47,34 +47,34 @@ pub fn run(data: &[u8]) {
     world.finish();
 }
 
-/// A guest request that is not completed.
+/// A guest request that has not completed.
 struct Request {
     op: GuestOp,
     first: usize,
-    /// Data that it writes, or has read so far: one byte for each block.
+    /// Data that it writes, or has read so far: one byte per block.
     buffer: Vec<u8>,
     /// For a read: possible contents of each block.
     allowed: Vec<Vec<u8>>,
-    /// The disk's content when it was asked.
+    /// The disk's content when the request was sent to it.
     sampled: Vec<u8>,
 }
 
 pub struct World {
     pub engine: DiskEngine<Vec<u32>>,
     options: u8,
-    /// Whether the index's knowledge of the disk is true, as far as is known here.
+    /// Whether the index's knowledge of the disk should be true, as far as this model knows.
     trusted: bool,
     now: Nanos,
     disk: [u8; BLOCKS as usize],
     requests: BTreeMap<u32, Request>,
-    /// Requests that the disk works on, also reads that the server may still answer, or has answered.
+    /// Requests in progress at the disk, including reads that the server may still answer, or has answered.
     disk_queue: VecDeque<u32>,
     hedged: BTreeSet<u32>,
     /// Pools by server number, also of servers no longer on the list.
     pools: Vec<Pool>,
     servers: Vec<ServerNumber>,
     asked: Vec<ServerNumber>,
-    /// Servers that answered, and are neither used nor released.
+    /// Servers that have answered, and are neither used nor released.
     answered: Vec<ServerNumber>,
     session: Option<ServerNumber>,
     /// Replies in flight, and the server's content for them.
@@ -87,12 +87,12 @@ fn page(content: u8) -> Vec<u8> {
 }
 
 fn pages(contents: &[u8]) -> Vec<u8> {
-    // Not byte by byte, which the fuzzer would count.
+    // Concatenated page by page. The fuzzer would count each step of a loop over bytes.
     contents.iter().map(|content| page(*content)).collect::<Vec<_>>().concat()
 }
 
 impl World {
-    /// Makes a world by the bits of `options`: no port, a swap disk, one server only, and no pool.
+    /// Makes a world. Bits of `options` select: no port, a swap disk, only one server, and no pool.
     pub fn new(options: u8) -> Self {
         let config = config(options & 1 == 0);
         let mut engine = DiskEngine::new(&config, vec![0; layout(&config).words()]);
@@ -129,8 +129,8 @@ impl World {
         world
     }
 
-    /// Replaces the process by another one, with an engine made of the words that it left. Unless they are `trusted`,
-    /// the engine may claim anything. One half of the writes in flight is done.
+    /// Replaces the process by another one, with an engine made from the words that it left. Unless they are
+    /// `trusted`, the engine may claim anything. Half of the writes in flight take effect.
     pub fn succeed(&mut self, engine: DiskEngine<Vec<u32>>, trusted: bool) {
         for id in std::mem::take(&mut self.disk_queue) {
             let write = self.requests.get(&id).filter(|request| !matches!(request.op, GuestOp::Read(_)));
@@ -179,7 +179,7 @@ impl World {
         }
     }
 
-    /// Adds a server with a number that no other had, or removes one.
+    /// Adds a server with a new number, or removes one.
     fn change_servers(&mut self, kind: u8) {
         if kind & 0x80 != 0 && self.servers.len() < SERVERS_MAX {
             self.servers.push(ServerNumber(u32::try_from(self.pools.len()).unwrap()));
@@ -228,7 +228,7 @@ impl World {
         self.engine.handle_request(self.now, RequestId(id), DISK, op);
     }
 
-    /// Returns what a read that begins now may find: the disk's content, and data being written.
+    /// Returns the contents that a read that begins now may return: the disk's content, and data being written.
     fn contents_of(&self, block: usize) -> Vec<u8> {
         let mut contents = vec![self.disk[block]];
         for write in self.requests.values().filter(|other| !matches!(other.op, GuestOp::Read(_))) {
@@ -237,7 +237,7 @@ impl World {
         contents
     }
 
-    /// Completes one of the disk's requests: in any order, with success or not.
+    /// Completes one of the disk's requests: in any order, successfully or not.
     fn disk_done(&mut self, source: &mut Source) {
         if self.disk_queue.is_empty() {
             return;

@@ -1,11 +1,11 @@
-//! Input of a process's successor: the description of an upgrade (text), or the header of a state file (anything that
+//! Input of a process's successor: the description of an upgrade (text), or the header of a state file (any input that
 //! does not begin like text). The target of the latter is in `remoca-disk`.
 
 use crate::memory;
 use remoca_disk::testing::{fuzz_state_header, fuzz_state_header_seeds};
 use remoca_protocol::handover::{Description, Listening, PassedDisk, PassedExport, PassedStore, StoreKind, VERSION};
 
-/// Maximum bytes that a list in JSON takes for each of its own; an error takes some more.
+/// Maximum number of bytes that a JSON list allocates per byte of input. An error allocates some more.
 const BYTES_FOR_ONE: usize = 64;
 const SOME_MORE: usize = 16 << 10;
 
@@ -18,7 +18,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// Checks that reading, writing and reading again changes nothing.
+/// Checks that parsing, writing and parsing again changes nothing.
 fn understand(data: &[u8]) {
     let Ok(description) = Description::parse(data) else { return };
     assert_eq!(description.version, VERSION);

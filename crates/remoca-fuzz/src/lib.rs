@@ -1,9 +1,9 @@
-//! Fuzz targets: for each kind of bytes that strangers send, a function that feeds them to the code that receives them
-//! first, and asserts what must hold whatever they are.
+//! Fuzz targets: for each kind of bytes that strangers send, a function that passes them to the code that receives
+//! them first, and asserts what must hold for any input.
 //!
 //! Called by the fuzzer (`cargo xtask fuzz`, `main.rs`) and, with the seeds and all earlier findings, by an ordinary
-//! test. A target is deterministic, keeps nothing from one input to the next, and is a function of its input alone. How
-//! to run, reproduce and add one: `docs/fuzzing.md`.
+//! test. A target is deterministic, keeps no state from one input to the next, and depends only on its input. How to
+//! run, reproduce and add one: `docs/fuzzing.md`.
 
 #![allow(clippy::unwrap_used, reason = "a target that meets an error has failed")]
 
@@ -33,7 +33,7 @@ pub struct Target {
     pub name: &'static str,
     /// Longest input that the fuzzer tries, in bytes.
     pub length_max: usize,
-    /// The target; panics if something does not hold.
+    /// The target. Panics if an assertion does not hold.
     pub run: fn(&[u8]),
     /// Inputs to start from.
     pub seeds: fn() -> Vec<Vec<u8>>,

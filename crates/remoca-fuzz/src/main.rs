@@ -1,4 +1,4 @@
-//! The fuzzer: libFuzzer around one target. Built and started by `cargo xtask fuzz`, which says which one.
+//! The fuzzer: libFuzzer around one target. Built and started by `cargo xtask fuzz`, which chooses the target.
 
 #![no_main]
 
@@ -14,7 +14,7 @@ fn target() -> &'static Target {
     })
 }
 
-/// Prepares for the first input: lists the targets, or puts the seeds where the fuzzer looks for inputs.
+/// Prepares for the first input: lists the targets, or writes the seeds to the folder where the fuzzer looks for inputs.
 fn prepare() {
     if std::env::var_os("REMOCA_FUZZ_LIST").is_some() {
         TARGETS.iter().for_each(|target| println!("{} {}", target.name, target.length_max));

@@ -1,4 +1,4 @@
-//! Limits the memory that a target takes: the allocator of this crate's programs counts, for each thread.
+//! Limits the memory that a target allocates: the allocator of this crate's programs counts per thread.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -13,10 +13,10 @@ struct Counting;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Counts memory. It allocates nothing, and ignores threads that are ending.
+/// Counts allocated and freed memory. It allocates nothing, and ignores threads that are ending.
 fn note(taken: usize, given_back: usize) {
     let _ = TAKEN.try_with(|total| {
-        // Memory taken by another thread may be freed by this one.
+        // Memory allocated by another thread may be freed by this one.
         total.set(total.get().saturating_add(taken).saturating_sub(given_back));
         let _ = MOST.try_with(|most| most.set(most.get().max(total.get())));
     });
@@ -49,7 +49,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Runs `work`, and checks that it never takes more than this many bytes.
+/// Runs `work`, and checks that it never holds more than this many bytes more than before.
 pub fn bounded(bytes: usize, work: impl FnOnce()) {
     let before = TAKEN.get();
     MOST.set(before);

@@ -3,7 +3,7 @@
 use crate::memory;
 use remoca_disk::testing::{fuzz_migration, fuzz_migration_read};
 
-/// Maximum bytes that a list in JSON takes for each of its own; a stream buffer and an error take some more.
+/// Maximum number of bytes that a JSON list allocates per byte of input. A stream buffer and an error allocate some more.
 const BYTES_FOR_ONE: usize = 64;
 const SOME_MORE: usize = 64 << 10;
 

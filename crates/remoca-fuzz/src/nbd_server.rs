@@ -8,7 +8,7 @@ fn option(number: u32, data: &[u8]) -> Vec<u8> {
     [&b"IHAVEOPT"[..], &number.to_be_bytes(), &length.to_be_bytes(), data].concat()
 }
 
-/// Returns an option with the name, and no request for further information.
+/// Returns a GO option with the name, and no request for further information.
 fn go(number: u32, name: &str) -> Vec<u8> {
     let length = u32::try_from(name.len()).unwrap();
     option(number, &[&length.to_be_bytes()[..], name.as_bytes(), &[0, 0]].concat())

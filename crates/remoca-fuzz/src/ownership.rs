@@ -1,4 +1,4 @@
-//! The ownership of a migrating VM's disks, told anything at any time by a peer that lies, beside local events: the
+//! The ownership of a migrating VM's disks, with any message at any time from a peer that lies, and local events: the
 //! guest, the images' lock, time, the operator.
 
 use crate::source::Source;
@@ -39,13 +39,13 @@ struct Side {
     linked: bool,
     /// Whether the images are open.
     open: bool,
-    /// Whether the peer gave the disks away, or the operator says that nobody has them.
+    /// Whether the peer gave the disks away, or the operator says that no process has them.
     entitled: bool,
     /// Whether the peer said that an index came with them.
     has_state: bool,
     locking: bool,
     locked: Option<Locked>,
-    /// Whether nothing is in flight since the guest stopped, and everything is durable.
+    /// Whether, since the guest stopped, nothing is in flight and everything is durable.
     drained: bool,
 }
 
@@ -154,7 +154,7 @@ impl Side {
     }
 }
 
-/// Returns the seeds: there and back; a peer that gives unasked; one that never answers.
+/// Returns the seeds: there and back; a peer that gives the disks unasked; a peer that never answers.
 pub fn seeds() -> Vec<Vec<u8>> {
     let (accept, want, yours) = ([8, 0], [8, 1], [8, 3]);
     let [out, back] =

@@ -23,7 +23,7 @@ impl Pool {
     pub fn store(&mut self, slot: SlotIndex, content: u8) {
         self.history.push((self.slots.clone(), self.sends));
         self.sends += 1;
-        // It may be smaller than the client knows.
+        // The pool may be smaller than the client knows.
         if slot.0 < self.npages.0 {
             self.slots.insert(slot.0, content);
         }
@@ -42,7 +42,7 @@ impl Pool {
         self.slots.retain(|slot, _| *slot < npages.0);
     }
 
-    /// Notes that the server answered: everything up to now has arrived.
+    /// Notes that the server answered, so everything sent before has arrived.
     pub fn note_answer(&mut self) {
         self.history.clear();
     }

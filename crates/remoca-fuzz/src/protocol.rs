@@ -5,7 +5,7 @@ use remoca_protocol::{
     ReceiveBuffer, RequestId, SendCount, ServerId, SlotIndex, Token, VERSIONS, Welcome, decode,
 };
 
-/// Frames as bytes, and the result that ended them.
+/// Frames as bytes, and the result at which decoding ended.
 type Taken = (Vec<Vec<u8>>, Result<(), DecodeError>);
 
 /// Decodes a stream: the first two bytes say where to cut it, the rest is the stream.

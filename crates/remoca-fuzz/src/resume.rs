@@ -1,7 +1,7 @@
-//! An index from a former process or a stranger: words of the input replace some of its own. Then an index, or an
-//! engine with its guest, disk and servers, continues with it.
+//! An index from a previous process or from a stranger: words of the input replace some of the index's own. Then an
+//! index, or an engine with its guest, disk and servers, continues with it.
 //!
-//! With no word changed this is a restart after a kill, and the engine target's assertions on reads hold across it.
+//! With no word changed, this is a restart after a kill, and the engine target's assertions on reads hold across it.
 
 use crate::engine::{self, BLOCKS, DISK, World};
 use crate::source::Source;
@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 type Index = CacheIndex<Vec<u32>>;
 
-/// Positions of the words that matter, and of the log, which has many: of an index for one disk.
+/// Position and length of the log in the words of an index for one disk, and how many of its words may change.
 const LOG_AT: usize = 32 + 26;
 const LOG_WORDS: usize = 2 * 16 * 1024;
 const LOG_SHOWN: usize = 32;
@@ -58,7 +58,7 @@ pub fn run(data: &[u8]) {
     come_back(former.engine.index());
 }
 
-/// Performs this many steps, or as many as there are.
+/// Performs `steps` steps, or fewer if the input ends.
 fn act(world: &mut World, source: &mut Source, steps: usize) {
     for _ in 0..steps {
         if source.is_empty() {
@@ -69,7 +69,7 @@ fn act(world: &mut World, source: &mut Source, steps: usize) {
     }
 }
 
-/// Returns a life in which five blocks are written with five contents, read, and evicted.
+/// Returns the events of a process in which five blocks are written with five contents, read, and evicted.
 fn busy_life() -> Vec<u8> {
     let (write, read) = (|content: u8| [0, content, 0, 3, content], |content: u8| [0, content, 0, 0, 0]);
     (1..6)
@@ -77,7 +77,7 @@ fn busy_life() -> Vec<u8> {
         .collect()
 }
 
-/// Returns a position in the words: in the log only at its ends.
+/// Returns a position in the words. Positions in the log are only at its ends.
 fn place(words: &[u32], number: usize) -> usize {
     let shown = words.len() - LOG_WORDS + LOG_SHOWN;
     match number % shown {
@@ -116,7 +116,7 @@ fn fill(words: &mut [u32], seed: u32) {
     words[8] = 1;
 }
 
-/// Checks what holds for an index at any moment.
+/// Checks the invariants of an index.
 fn check(index: &Index) {
     let (counts, capacity) = (index.slot_counts(), index.capacity().0);
     assert_eq!(counts.free + counts.used + counts.draining, capacity, "{counts:?}");
@@ -151,7 +151,7 @@ fn resume(words: Vec<u32>, origin: Origin) -> Option<Index> {
     CacheIndex::resume(words, origin, config.disks, config.seed, prints().zero()).ok()
 }
 
-/// Checks that a closed index comes back the same, whether it is believed or rebuilt.
+/// Checks that a closed index resumes unchanged, whether it is trusted or rebuilt.
 fn come_back(closed: &Index) {
     for origin in [Origin::Own, Origin::Stranger] {
         let again = resume(closed.words().clone(), origin).unwrap();
@@ -166,7 +166,7 @@ fn come_back(closed: &Index) {
     }
 }
 
-/// Checks that everything said to be free can be used.
+/// Checks that everything that counts as free can be used.
 fn fill_up(mut index: Index) {
     let unknown = |number: u32| {
         let content = Fingerprint([number, u32::MAX, number]);
@@ -187,11 +187,11 @@ fn fill_up(mut index: Index) {
     check(&index);
 }
 
-/// Tests the index without an engine, which would keep some of this from it.
+/// Tests the index without an engine, which would shield it from some operations.
 fn alone(words: Vec<u32>, origin: Origin, changed: bool, source: &mut Source) {
     let Some(mut index) = resume(words, origin) else { return assert!(changed) };
     check(&index);
-    // As with the first connection: the rest of the log is not looked at again.
+    // As at the first connection: the rest of the log is not looked at again.
     let received = if source.byte() & 1 == 0 { index.sends() } else { u64::from(source.word()) };
     index.give_up_sends(received);
     check(&index);
@@ -219,7 +219,7 @@ struct Life {
     index: Index,
     /// Few contents, to make collisions likely.
     contents: Vec<Fingerprint>,
-    /// Content of each slot, as the server was told.
+    /// Content of each slot, as sent to the server.
     server: HashMap<u32, Fingerprint>,
     pinned: VecDeque<SlotIndex>,
     log_end: LogEnd,

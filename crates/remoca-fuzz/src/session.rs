@@ -1,7 +1,7 @@
 //! A session of the memory server: a client's frames, or anything else, against a model of a pool.
 //!
-//! The input is a list of operations, so that whole pages cost little; the last of them sends the rest of the input as
-//! it is.
+//! The input is a list of operations, so that whole pages cost little input. The last operation sends the rest of the
+//! input unchanged.
 
 use crate::source::Source;
 use remoca_protocol::{
@@ -12,7 +12,7 @@ use remoca_server::testing::{PoolSetup, serve_bytes};
 use std::collections::HashMap;
 
 const SETUP: PoolSetup = PoolSetup { memory_bytes: 4 << 20, quota: PageCount(700) };
-/// Number of pages of the memory.
+/// Size of the memory, in pages.
 const MEMORY: u32 = 1024;
 
 pub fn run(data: &[u8]) {
@@ -47,7 +47,7 @@ fn frames_of(data: &[u8]) -> Vec<u8> {
     while !source.is_empty() {
         number += 1;
         let request = RequestId(number);
-        // Slots on both sides of every border: of words, chunks, the quota, the pool.
+        // Slots on both sides of every boundary: of words, chunks, the quota, the pool.
         let slot = |source: &mut Source| {
             let base = [0, 56, 504, 692][usize::from(source.below(4))];
             SlotIndex(base + u32::from(source.below(16)))
@@ -78,7 +78,7 @@ struct Model {
 }
 
 impl Model {
-    /// Writes the replies to a stream of bytes, up to its end or to what ends the session.
+    /// Writes the replies to a stream of bytes, up to its end or to the frame that ends the session.
     fn answer(&mut self, mut input: &[u8], replies: &mut Vec<u8>) {
         loop {
             let (frame, length) = match decode(input) {

@@ -1,6 +1,6 @@
 //! An input read as a sequence of small numbers.
 
-/// Rest of an input, followed by zeroes without end.
+/// The rest of an input, followed by an endless run of zeroes.
 pub struct Source<'a>(pub &'a [u8]);
 
 impl Source<'_> {

@@ -1,4 +1,4 @@
-//! A trace file (`remoca disk --trace`), as the demonstration reads it.
+//! A trace file (`remoca disk --trace`), as read by the demonstration.
 
 use remoca_protocol::trace::{RECORD_BYTES, TraceRecord, TracedOp, TracedSource, parse_trace};
 

@@ -1,5 +1,5 @@
-//! Runs the seeds of each target, every input that once made it fail (`regressions/TARGET/*`), and variations of the
-//! seeds. They are the same each time, so that chance stops no change. The search for more is the fuzzer's work.
+//! Runs the seeds of each target, every input that once made it fail (`regressions/TARGET/*`), and variations of the seeds.
+//! They are the same each time, so that a change never fails by chance. The search for more is the fuzzer's work.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
@@ -40,7 +40,7 @@ fn findings_belong_to_a_target() {
     }
 }
 
-/// Choices of the next change: numbers that follow from a constant.
+/// Choices of the next change: numbers derived from a constant.
 struct Choices(u64);
 
 impl Choices {

@@ -1,10 +1,11 @@
-//! The correctness experiment of papers/hypervisor-exclusive-cache.txt, section 6.2, with a real guest: files with a signature
-//! in every 512 bytes are read and rewritten by four access patterns, with several shares of writes, while the VM process
-//! and the memory server are killed and started again at random moments. A signature that is not the newest is a failure.
+//! The correctness experiment of papers/hypervisor-exclusive-cache.txt, section 6.2, with a real guest. Files with a
+//! signature in every 512 bytes are read and rewritten by four access patterns, with several shares of writes, while
+//! the VM process and the memory server are killed and restarted at random moments. A signature that is not the newest
+//! is a failure.
 //!
-//! Then each of the two checks is left out, and the same reads must fail: the check at admission by what the guest evicts
-//! anyway (pages of its root disk, and pages that a cold index does not know); the check at fetch with a memory server
-//! that lies, because an honest one gives nothing to notice.
+//! Then each of the two checks is left out, and the same reads must fail: the check at admission because of what the
+//! guest evicts anyway (pages of its root disk, and pages that a cold index does not know); the check at fetch with a
+//! memory server that lies, because an honest one gives it nothing to notice.
 //!
 //! Called by the test `correctness` with a short cell of each kind, and by the program `correctness` with all of them.
 
@@ -29,11 +30,11 @@ const RECORD_BYTES: u64 = 64 << 10;
 const SIGNATURES_PER_RECORD: u64 = RECORD_BYTES / 512;
 const SEED: u64 = 62;
 
-/// Where evicted pages come from.
+/// Source of the evicted pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evictions {
     Agent,
-    /// The content of guest memory before reads overwrote it; there is no agent.
+    /// The content of guest memory before reads overwrote it, without an agent.
     Frames,
 }
 
@@ -66,7 +67,7 @@ pub struct Found {
     pub server_kills: u64,
     /// Number of times that a new VM process found the cache warm.
     pub warm_restarts: u64,
-    /// Blocks that reached the VM process, and those of them in the cache.
+    /// Blocks that reads requested from the VM process, and how many of them were in the cache.
     pub read_blocks: u64,
     pub hit_blocks: u64,
     /// Descriptions of the faults.
@@ -99,7 +100,7 @@ impl Found {
         self.examples.extend(other.examples);
     }
 
-    /// Adds the last line that `remoca-workload --json` prints.
+    /// Adds the last result line that `remoca-workload --json` prints.
     fn note(&mut self, said: &str) -> Result<()> {
         let result = said.lines().rev().find(|line| line.contains("\"event\":\"result\""));
         let result: Value = serde_json::from_str(result.ok_or_else(|| format!("no result: {said}"))?)?;
@@ -152,7 +153,7 @@ impl Ablation {
     }
 }
 
-/// A working guest and everything beside it.
+/// A running guest and everything next to it.
 pub struct Bench {
     host: Host,
     guest: Guest,
@@ -163,7 +164,7 @@ pub struct Bench {
     more: Vec<&'static str>,
     kills: u64,
     next_kill: Instant,
-    /// Counters of the VM process that are accounted for.
+    /// Counters of the VM process that are already accounted for.
     seen: (u64, u64),
 }
 
@@ -171,11 +172,11 @@ impl Bench {
     /// Makes the files, and boots the guest with all checks in place.
     pub fn start(setup: &Setup) -> Result<Self> {
         let lab = Lab::open()?;
-        // Room for the pools of killed processes, which are kept for a time.
+        // Room for the pools of killed processes, which are kept for a while.
         let mut host = Host::new(remoca()?, "4G")?;
         let (image, files) = (host.folder().join("data.img"), host.folder().join("files"));
         dataset::create(&files.join("set"), setup.file_count, FILE_BYTES, SEED)?;
-        // From 512 MiB on blocks of the file system are as large as pages.
+        // From 512 MiB on, blocks of the file system are as large as pages.
         store::ext4_of_folder(&image, (576 << 20).max(setup.file_count * FILE_BYTES * 5 / 4), &files)?;
         std::fs::remove_dir_all(&files)?;
         lie_between(&host.folder().join("liar.sock"), host.folder().join("memory.sock"))?;
@@ -215,7 +216,7 @@ impl Bench {
         })
     }
 
-    /// Reads and rewrites records for a time, and meanwhile kills processes beside the guest.
+    /// Reads and rewrites records for the time of the cell, and meanwhile kills processes around the guest.
     pub fn run(&mut self, cell: &Cell) -> Result<Found> {
         self.cache = format!("{}M", cell.cache_mib);
         self.host.set(Some(cell.cache_mib << 20), Some(true))?;
@@ -241,7 +242,7 @@ impl Bench {
         Ok(found)
     }
 
-    /// Kills the VM process, less often the memory server and with it the cached pages, or both.
+    /// Kills the VM process, less often the memory server together with the cached pages, or both.
     fn kill(&mut self, found: &mut Found) -> Result<()> {
         let (disk, server) = (self.kills % 6 != 2, self.kills % 3 == 2);
         self.kills += 1;
@@ -281,21 +282,20 @@ impl Bench {
         Ok(())
     }
 
-    /// Verifies every byte after the cells, through the cache and with the guest's own memory emptied.
+    /// Verifies every byte after the cells, through the cache and with the guest's own page cache emptied.
     pub fn verify(&mut self) -> Result<()> {
         self.guest.run("umount /mnt && mount -o noatime $(disk-by-serial data) /mnt", LIMIT)?;
         self.guest.run("remoca-workload verify --dir /mnt/set --journal /tmp/journal", LIMIT)?;
         assert_kernel_is_content(&mut self.guest)
     }
 
-    /// Reads with a check left out, from unchanging files, until something is wrong or `rounds` are over. No cell may
-    /// follow.
+    /// Reads unchanging files with a check left out, until an error appears or `rounds` are over. No cell may follow.
     pub fn ablate(&mut self, ablation: Ablation, lies: bool, rounds: u32) -> Result<Found> {
         let program = if ablation == Ablation::None { remoca()? } else { remoca_ablation()? };
         self.host.kill_process()?;
         self.host.use_program(program);
         self.host.connect_to(&self.host.folder().join(if lies { "liar.sock" } else { "memory.sock" }));
-        // A hedge won by the disk would show that the index is wrong, and all of it would be dropped.
+        // A hedge won by the disk would show that the index is wrong, and the whole index would be dropped.
         self.more =
             if ablation == Ablation::None { vec![] } else { vec!["--omit-rule", ablation.name(), "--no-hedge"] };
         self.start_process()?;
@@ -310,7 +310,7 @@ impl Bench {
             );
             let output = self.guest.try_run(&read, LIMIT)?;
             if let Err(error) = found.note(&output.text()) {
-                // It could not even open its files: wrong data of the file system.
+                // The program could not even open its files, because the file system read wrong data.
                 let complaints = kernel_complaints(&mut self.guest)?;
                 if complaints.is_empty() {
                     return Err(error);
@@ -323,7 +323,7 @@ impl Bench {
                 break;
             }
             if round == 0 {
-                // As an operator does: the index is cold now, and does not know what the guest holds.
+                // As an operator does: the index is then cold, and does not know what the guest holds.
                 self.host.set(None, Some(false))?;
                 self.host.set(None, Some(true))?;
             }
@@ -331,7 +331,7 @@ impl Bench {
         Ok(found)
     }
 
-    /// Kills the guest, and looks at the file system and every byte straight from the image.
+    /// Kills the guest, and checks the file system and every byte directly on the image.
     pub fn end(mut self) -> Result<()> {
         let journal = self.guest.fetch("/tmp/journal")?;
         self.guest.kill()?;

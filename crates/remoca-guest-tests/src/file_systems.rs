@@ -1,7 +1,7 @@
-//! Runs one kernel and one file system through the whole system: a guest with less memory than data, every byte
-//! checked, and the fate of the pages that it evicted.
+//! Runs one kernel and one file system through the whole system: a guest with less memory than data. Checks every
+//! byte, and the fate of the pages that the guest evicted.
 //!
-//! Called by the test `file_systems` with two short cases, and by the program `matrix` with all of them.
+//! Used by the test `file_systems` with two short cases, and by the program `matrix` with all of them.
 
 use crate::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, slow, start_agent, stop_agent};
 use remoca_lab::{Guest, Lab, Recipe, store};
@@ -32,14 +32,14 @@ impl Kernel {
     }
 }
 
-/// A file system, and how it is made, mounted and checked in the guest.
+/// A file system, and the commands that make, mount and check it in the guest.
 #[derive(Clone, Copy, Debug)]
 pub struct FileSystem {
     pub name: &'static str,
     pub(crate) make: &'static str,
     pub(crate) mount_options: &'static str,
     pub(crate) check: &'static str,
-    /// Whether its files are text instead of signed sectors, which do not compress.
+    /// Whether its files are text instead of signed sectors, which cannot be compressed.
     text: bool,
 }
 
@@ -62,7 +62,7 @@ pub const BTRFS: FileSystem =
 pub const BTRFS_NODATACOW: FileSystem =
     FileSystem { name: "btrfs, nodatacow", mount_options: "noatime,nodatacow", ..BTRFS };
 
-/// btrfs with compression: the page cache holds what the disk does not.
+/// btrfs with compression: the content of the page cache is not on the disk.
 pub const BTRFS_COMPRESSED: FileSystem =
     FileSystem { name: "btrfs, compressed text", mount_options: "noatime,compress=zstd:1", text: true, ..BTRFS };
 
@@ -71,31 +71,31 @@ pub const BTRFS_COMPRESSED: FileSystem =
 pub struct Scale {
     pub file_count: u32,
     pub file_mib: u32,
-    /// Number of records of 96 KiB read, one of ten rewritten.
+    /// Number of records of 96 KiB that are accessed; one in ten is rewritten.
     pub accesses: u32,
-    /// Number of sequential reads of everything after that.
+    /// Number of sequential reads of all files after that.
     pub rounds: u32,
 }
 
 /// Fate of the evicted pages, and of the reads.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Pages of files that reclaim took, as the guest's kernel counts them.
+    /// Pages of files that reclaim took, as counted by the guest's kernel.
     pub stolen: u64,
-    /// Pages taken by the agent.
+    /// Pages captured by the agent.
     pub captured: u64,
-    /// Pages not taken, for lack of room in its ring.
+    /// Pages not captured, for lack of room in the agent's ring.
     pub lost: u64,
     /// Pages left out by the port's advice.
     pub sampled_out: u64,
     /// Pages that arrived at the port.
     pub reported: u64,
-    /// Arrived pages not known to be the disk's.
+    /// Arrived pages whose content the disk is not known to hold.
     pub unmatched: u64,
-    /// Arrived pages with no room on the way to the memory server.
+    /// Arrived pages for which there was no room on the way to the memory server.
     pub dropped: u64,
     pub read_blocks: u64,
-    /// Blocks read that the memory server answered or that were known to be zero.
+    /// Blocks read that the memory server answered, or that were known to be zero.
     pub hit_blocks: u64,
     pub folios: Folios,
 }
@@ -141,7 +141,7 @@ impl Folios {
         folios
     }
 
-    /// Returns the share of the pages in folios of more than one.
+    /// Returns the share of the pages that were in folios of more than one page.
     pub fn large_share(&self) -> f64 {
         share(self.page_counts.range(1..).map(|(_, count)| count).sum(), self.page_counts.values().sum())
     }
@@ -168,7 +168,7 @@ pub fn share(part: u64, whole: u64) -> f64 {
     share
 }
 
-/// Runs one case; a wrong byte or a complaint of the guest is an error, or a panic.
+/// Runs one case. A wrong byte or a complaint of the guest's kernel is an error, or a panic.
 pub fn run(kernel: Kernel, file_system: &FileSystem, scale: &Scale) -> Result<Outcome> {
     let lab = Lab::open()?;
     let mut host = Host::new(remoca()?, "640M")?;
@@ -185,7 +185,7 @@ pub fn run(kernel: Kernel, file_system: &FileSystem, scale: &Scale) -> Result<Ou
     mount(&mut guest, file_system)?;
     guest.run(&format!("echo hist:keys=s_dev,order > {FOLIO_LEAVES}/trigger"), LIMIT)?;
     start_agent(&mut guest)?;
-    // It has found the port before it captures, and captures before it sends statistics.
+    // The agent has found the port before it captures, and captures before it sends statistics.
     host.wait_until("the agent captures", |status| status.port.as_ref().is_some_and(|port| port.agent.is_some()))?;
 
     let stolen_before = stolen(&mut guest)?;
@@ -202,7 +202,7 @@ pub fn run(kernel: Kernel, file_system: &FileSystem, scale: &Scale) -> Result<Ou
     stop_agent(&mut guest)?;
     let status = host.status()?;
 
-    // The same from the disk alone.
+    // Reads the same again, from the disk only.
     host.set(None, Some(false))?;
     guest.run("sync; echo 3 > /proc/sys/vm/drop_caches", LIMIT)?;
     guest.run(&verify, LIMIT)?;
@@ -236,7 +236,7 @@ fn mount(guest: &mut Guest, file_system: &FileSystem) -> Result<()> {
     Ok(())
 }
 
-/// Makes the files and works on them; returns the command that reads and checks all of them.
+/// Makes the files and works on them. Returns the command that reads and checks all of them.
 fn work(guest: &mut Guest, file_system: &FileSystem, scale: &Scale) -> Result<String> {
     let Scale { file_count, file_mib, accesses, .. } = scale;
     if file_system.text {

@@ -1,5 +1,5 @@
 //! A memory server that lies: a proxy between the VM process and the real server that changes one page in forty on its
-//! way back. Called by the tests `lies` and `correctness`.
+//! way back. Used by the tests `lies` and `correctness`.
 
 use crate::Result;
 use remoca_protocol::{Frame, PAGE_SIZE, ReceiveBuffer};
@@ -9,8 +9,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread;
 
-/// Listens on one socket and forwards to another, both ways, until this process ends. Now and then a page from the
-/// server has a flipped bit, is an earlier page, or is zeroes.
+/// Listens on one socket and forwards to another, in both directions, until this process ends. Some pages of the
+/// server get a flipped bit, are replaced by an earlier page, or are zeroed.
 pub fn lie_between(listen: &Path, server: PathBuf) -> Result<()> {
     let listener = UnixListener::bind(listen)?;
     thread::spawn(move || {
@@ -51,7 +51,7 @@ fn pass_back(mut server: UnixStream, mut client: UnixStream) {
         let passed_on = client.write_all(&out);
         match passed_on.and_then(|()| server.read(buffer.space())) {
             Ok(count) if count > 0 => buffer.filled(count),
-            // One end is gone; the other learns of it.
+            // One end is closed. Close the other one too.
             _ => {
                 let _ = client.shutdown(Shutdown::Both);
                 let _ = server.shutdown(Shutdown::Both);

@@ -1,8 +1,8 @@
-//! A host for tests with real guests: the real `remoca` program as memory server and VM process, beside a guest of the
+//! A host for tests with real guests: the real `remoca` program as memory server and VM process, with a guest of the
 //! laboratory.
 //!
-//! Called by the tests of this crate. It builds the programs it needs (with assertions), owns their processes, and asks the VM
-//! process over its control socket, as an operator would.
+//! Used by the tests of this crate. It builds the programs that it needs (with assertions), owns their processes, and
+//! sends commands to the VM process over its control socket, as an operator would.
 
 pub mod correctness;
 pub mod file_systems;
@@ -23,7 +23,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Result of a test; the error's text is for people.
+/// Result of a test. The error's text is meant for readers.
 pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Time limit for any single step on a busy machine.
@@ -39,7 +39,7 @@ pub fn remoca_release() -> Result<PathBuf> {
     built(&["--release"], "release/remoca")
 }
 
-/// Builds the `remoca` program whose safety rules can be left out.
+/// Builds the `remoca` program that can leave out safety rules.
 pub fn remoca_ablation() -> Result<PathBuf> {
     built(&["--features", "ablation", "--bin", "remoca-ablation"], "debug/remoca-ablation")
 }
@@ -99,12 +99,12 @@ impl Host {
         })
     }
 
-    /// Starts the VM process without an eviction port from now on: its guest has no agent.
+    /// Makes all later VM processes start without an eviction port, because the guest has no agent.
     pub fn without_port(&mut self) {
         self.has_port = false;
     }
 
-    /// Starts another build of `remoca` from now on.
+    /// Makes all later processes run another build of `remoca`.
     pub fn use_program(&mut self, program: PathBuf) {
         self.program = program;
     }
@@ -122,7 +122,7 @@ impl Host {
     pub fn start_server(&mut self) -> Result<()> {
         let socket = self.path("memory.sock");
         let mut command = Command::new(&self.program);
-        // Not pinned: tests run where little can be locked, and pinning has tests of its own.
+        // Not locked: tests run where little memory can be locked, and locking has its own tests.
         command.args(["serve", "--no-lock", "--memory", self.memory, "--listen"]);
         command.arg(format!("unix:{}", socket.display()));
         let mut server = Service::start("remoca serve", command, &self.path("serve.log"))?;
@@ -131,12 +131,12 @@ impl Host {
         Ok(())
     }
 
-    /// Makes the VM process look for its memory server at another socket: that of a proxy.
+    /// Makes later VM processes connect to the memory server at another socket: that of a proxy.
     pub fn connect_to(&mut self, socket: &Path) {
         self.memory_socket = socket.to_owned();
     }
 
-    /// Returns the memory server's process.
+    /// Returns the memory server's process, or an error if it is not running.
     pub fn server(&mut self) -> Result<&mut Service> {
         self.server.as_mut().ok_or_else(|| "the memory server does not run".into())
     }
@@ -149,7 +149,7 @@ impl Host {
         Ok(())
     }
 
-    /// Starts the VM process with these disks, an eviction port unless it has none, and a cache of `cache`.
+    /// Starts the VM process with these disks, a cache of size `cache`, and an eviction port if the host has one.
     pub fn start_process(&mut self, images: &[Image], cache: &str, more: &[&str]) -> Result<()> {
         let mut command = Command::new(&self.program);
         command.arg("disk").args(["--name", "vm", "--cache", cache]);
@@ -166,7 +166,7 @@ impl Host {
             command.arg("--disk").arg(spec);
         }
         command.args(more);
-        // A killed process left its control socket behind, and this waits for the new one.
+        // A killed process left its control socket behind. The wait below is for the new one.
         let _ = std::fs::remove_file(self.path("vm.ctl"));
         let mut process = Service::start("remoca disk", command, &self.path("disk.log"))?;
         process.wait_for_socket(&self.path("vm.ctl"), LIMIT)?;
@@ -175,7 +175,7 @@ impl Host {
         Ok(())
     }
 
-    /// Ends the VM process as an operator would.
+    /// Ends the VM process with SIGTERM, as an operator would.
     pub fn stop_process(&mut self) -> Result<()> {
         if let Some(mut process) = self.process.take() {
             let status = process.terminate(LIMIT)?;
@@ -186,12 +186,12 @@ impl Host {
         Ok(())
     }
 
-    /// Returns the VM process.
+    /// Returns the VM process, or an error if it is not running.
     pub fn process(&mut self) -> Result<&mut Service> {
         self.process.as_mut().ok_or_else(|| "the VM process does not run".into())
     }
 
-    /// Kills the VM process: for the guest, its disks are gone until the next one.
+    /// Kills the VM process. For the guest, its disks are gone until the next process starts.
     pub fn kill_process(&mut self) -> Result<()> {
         if let Some(mut process) = self.process.take() {
             process.kill()?;
@@ -228,7 +228,7 @@ impl Host {
         self.ask(Ask::Status)
     }
 
-    /// Sets size and state as `remoca set` does.
+    /// Sets the size of the cache, and turns it on or off, as `remoca set` does.
     pub fn set(&self, cache_bytes: Option<u64>, enabled: Option<bool>) -> Result<Status> {
         self.ask(Ask::Set { cache_bytes, enabled, servers: None })
     }
@@ -238,7 +238,7 @@ impl Host {
         self.ask(Ask::Set { cache_bytes: None, enabled: None, servers: Some(servers) })
     }
 
-    /// Upgrades as `remoca upgrade` does, to the program's present file.
+    /// Upgrades as `remoca upgrade` does, to the current file of the program.
     pub fn upgrade(&self) -> Result<Status> {
         self.ask(Ask::Upgrade { program: None })
     }
@@ -267,7 +267,7 @@ impl Host {
         status.counters.get(name).copied().ok_or_else(|| format!("there is no counter {name}").into())
     }
 
-    /// Waits until `done` holds for the status; `what` is for the error.
+    /// Waits until `done` returns true for the status. `what` is used in the error.
     pub fn wait_until(&self, what: &str, mut done: impl FnMut(&Status) -> bool) -> Result<Status> {
         let deadline = Instant::now() + LIMIT;
         loop {
@@ -283,14 +283,14 @@ impl Host {
     }
 }
 
-/// Puts an image behind an NBD server that takes longer than a memory server would, even on a busy machine: 1 ms for
-/// reads of a few pages, 5 ms for those of a MiB. So the hit ratio does not depend on how fast this machine's disk is:
-/// a faster one is rightly preferred.
+/// Serves an image by an NBD server that takes longer than a memory server would, even on a busy machine: 1 ms for
+/// reads of a few pages, 5 ms for reads of a MiB. So the hit ratio does not depend on the speed of this machine's
+/// disk: a faster disk is rightly preferred to the memory server.
 pub fn slow(image: &Path, host: &Host, read_ms: u64) -> Result<Nbdkit> {
     Ok(NbdkitConfig::slow_file(image, Duration::from_millis(read_ms)).start(host.folder())?)
 }
 
-/// Starts the agent in the guest and waits until it reports that it sends.
+/// Starts the agent in the guest, and waits until it reports that it sends pages.
 pub fn start_agent(guest: &mut Guest) -> Result<()> {
     launch_agent(guest)?;
     wait_for_agent(guest)
@@ -302,7 +302,7 @@ pub fn launch_agent(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the agent reports that it sends.
+/// Waits until the agent reports that it sends pages.
 pub fn wait_for_agent(guest: &mut Guest) -> Result<()> {
     let wait =
         "for i in $(seq 600); do grep -q sending /tmp/agent.log && exit 0; sleep 0.1; done; cat /tmp/agent.log; exit 1";
@@ -310,7 +310,7 @@ pub fn wait_for_agent(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// Attaches a device of the VM process to the guest, as `device_add` does for an operator.
+/// Attaches a device of the VM process to the guest with `device_add`, as an operator would.
 pub fn attach(qmp: &mut Qmp, host: &Host, guest: &mut Guest, disk: &str, serial: &str, slot: &str) -> Result<()> {
     let address = json!({"type": "unix", "data": {"path": host.socket(disk)}});
     let backend = json!({"type": "socket", "data": {"addr": address, "server": false}});
@@ -320,7 +320,7 @@ pub fn attach(qmp: &mut Qmp, host: &Host, guest: &mut Guest, disk: &str, serial:
     wait_for_disk(guest, serial, true)
 }
 
-/// Waits until the guest has the disk, or no longer has it.
+/// Waits until the guest has the disk, or no longer has it if not `there`.
 pub fn wait_for_disk(guest: &mut Guest, serial: &str, there: bool) -> Result<()> {
     let wanted = if there { "" } else { "! " };
     let wait = format!(
@@ -330,12 +330,12 @@ pub fn wait_for_disk(guest: &mut Guest, serial: &str, there: bool) -> Result<()>
     Ok(())
 }
 
-/// Ends the agent; its captured pages arrive first.
+/// Ends the agent, which first sends the pages that it has captured.
 pub fn stop_agent(guest: &mut Guest) -> Result<()> {
     end_agent(guest, "TERM")
 }
 
-/// Sends the agent a signal that ends it, and waits: it holds the port until its last request is done.
+/// Sends the agent a signal that ends it, and waits. The agent holds the port until its last request has completed.
 pub fn end_agent(guest: &mut Guest, signal: &str) -> Result<()> {
     let end = format!(
         "kill -{signal} $(cat /tmp/agent.pid); for i in $(seq 600); do kill -0 $(cat /tmp/agent.pid) 2> /dev/null || exit 0; sleep 0.1; done; exit 1"
@@ -344,7 +344,7 @@ pub fn end_agent(guest: &mut Guest, signal: &str) -> Result<()> {
     Ok(())
 }
 
-/// Fails if the guest's kernel complained about its disks.
+/// Returns an error if the guest's kernel complained about its disks.
 pub fn assert_kernel_is_content(guest: &mut Guest) -> Result<()> {
     let found = kernel_complaints(guest)?;
     if found.is_empty() { Ok(()) } else { Err(format!("the guest's kernel says: {found}").into()) }

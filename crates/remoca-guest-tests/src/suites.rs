@@ -1,9 +1,10 @@
-//! Third-party file-system test suites in a guest, on a plain disk and on a cached one: the same tests must end the
-//! same way.
+//! Third-party file-system test suites in a guest, on a plain disk and on a cached one. The same tests must have the
+//! same results.
 //!
-//! pjdfstest (what each system call must do), fsx (one file, random operations, every byte compared) and the file-system
-//! stressors of stress-ng (with its verification). Data of the same disk is read and checked meanwhile, more than the
-//! guest's memory holds, so that what the tests touch is evicted and read again. Called by the program `suites`.
+//! pjdfstest (the required behaviour of each system call), fsx (one file, random operations, every byte compared) and
+//! the file-system stressors of stress-ng (with its verification). Meanwhile, data of the same disk is read and
+//! checked. It is more than fits into the guest's memory, so pages that the tests use are evicted and read again. Used
+//! by the program `suites`.
 
 use crate::file_systems::FileSystem;
 use crate::{Host, Image, LIMIT, Result, kernel_complaints, remoca, start_agent};
@@ -22,7 +23,7 @@ const DATA_MIB: u64 = 256;
 pub enum DiskKind {
     Plain,
     Cached,
-    /// Cached disk whose VM process is killed and started again during each test.
+    /// Cached disk whose VM process is killed and restarted during each test.
     Killed,
 }
 
@@ -36,7 +37,7 @@ impl DiskKind {
     }
 }
 
-/// A command of the guest that ends with one result, or prints many.
+/// A command of the guest that has one result, or prints many.
 #[derive(Clone, Debug)]
 pub struct Test {
     pub name: String,
@@ -47,7 +48,7 @@ pub struct Test {
 /// Results of one file system on one disk.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// "passed", "failed" or "skipped", by the test's name.
+    /// "passed", "failed" or "skipped", by the name of the test.
     pub results: BTreeMap<String, &'static str>,
     pub seconds: u64,
     pub kills: u64,
@@ -60,7 +61,7 @@ impl Outcome {
         self.results.iter().filter(|(name, found)| name.starts_with(suite) && **found == result).count()
     }
 
-    /// Returns the tests that ended differently in the other, as `TEST: HERE, THERE there`.
+    /// Returns the tests whose results differ in the other outcome, as `TEST: HERE, THERE there`.
     pub fn differences(&self, other: &Outcome) -> Vec<String> {
         let names = self.results.keys().chain(other.results.keys().filter(|name| !self.results.contains_key(*name)));
         let found = |outcome: &Outcome, name: &str| outcome.results.get(name).copied().unwrap_or("missing");
@@ -93,9 +94,9 @@ const FSX_SETTINGS: [(&str, u32, &str); 5] = [
 ];
 const FSX_SEEDS: [u32; 3] = [1, 2, 3];
 
-/// Stressors of stress-ng that work on files, and more of their options. Of its class `filesystem`, those are left out
-/// that need no disk (dup, eventfd, fault, inotify, procfs and the like) or kernel features that the guest lacks
-/// (binderfs, verity), and `dirmany`, which fills the disk and ends by a timeout.
+/// Stressors of stress-ng that work on files, with further options. Of its class `filesystem`, those are left out that
+/// need no disk (dup, eventfd, fault, inotify, procfs and the like) or kernel features that the guest lacks (binderfs,
+/// verity), and `dirmany`, which fills the disk and ends by a timeout.
 const STRESSORS: [(&str, &str); 36] = [
     ("access", ""),
     ("aio", ""),
@@ -170,7 +171,7 @@ pub fn tests(wanted: &str) -> Vec<Test> {
     tests
 }
 
-/// Runs the tests on a new file system, one after the other, and checks it afterwards.
+/// Runs the tests on a new file system, one after the other, and checks the file system afterwards.
 pub fn run(kind: DiskKind, file_system: &FileSystem, tests: &[Test]) -> Result<Outcome> {
     let started = Instant::now();
     let mut stage = Stage::start(kind, file_system)?;
@@ -180,7 +181,7 @@ pub fn run(kind: DiskKind, file_system: &FileSystem, tests: &[Test]) -> Result<O
         if test.prints_results {
             outcome.results.extend(printed_results(&test.name, &output.text()));
         } else {
-            // Exit codes of stress-ng: not supported here, and no resources.
+            // Exit codes of stress-ng for "not supported here" and "no resources".
             let result = match output.status {
                 0 => "passed",
                 3 | 4 if test.name.starts_with("stress-ng") => "skipped",

@@ -1,17 +1,17 @@
-//! A guest without an agent. If its kernel leaves freed pages as they were, a read overwrites what the guest evicted:
-//! these pages fill the cache. If the kernel zeroes pages, as Debian's does, blocks are admitted as they are read.
+//! A guest without an agent. If its kernel leaves freed pages unchanged, a read overwrites pages that the guest evicted,
+//! and these pages fill the cache. If the kernel zeroes pages, as Debian's does, blocks are admitted as they are read.
 
 use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, slow};
 use remoca_lab::{Lab, store, workload::dataset};
 use remoca_protocol::control::Status;
 
-/// Lets a guest of 192 MiB read 256 MiB of files three times; `check` sees the status after the last.
+/// Makes a guest of 192 MiB read 256 MiB of files three times. `check` receives the status after the last time.
 fn read_files(name: &str, kernel_arg: &str, check: impl FnOnce(&Status)) -> Result<()> {
     let lab = Lab::open()?;
     let mut host = Host::new(remoca()?, "512M")?;
     let (image, files) = (host.folder().join("data.img"), host.folder().join("files"));
     dataset::create(&files.join("set"), 4, 64 << 20, 6)?;
-    // From 512 MiB on blocks of the file system are as large as pages.
+    // From 512 MiB on, blocks of the file system are as large as pages.
     store::ext4_of_folder(&image, 576 << 20, &files)?;
     host.without_port();
     host.start_server()?;

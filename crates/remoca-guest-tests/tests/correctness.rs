@@ -1,4 +1,4 @@
-//! The correctness experiment with one guest and a short cell of each kind; the program `correctness` has all of them.
+//! The correctness experiment with one guest and a short cell of each kind. The program `correctness` runs all cells.
 
 use remoca_guest_tests::Result;
 use remoca_guest_tests::correctness::{Ablation, Bench, Cell, Evictions, Found, PATTERNS, Setup, WRITE_PERCENTS};
@@ -12,7 +12,7 @@ fn no_signature_is_wrong_while_everything_is_killed_and_each_check_is_needed() -
     let mut all = Found::default();
     let patterns = (0..).zip(PATTERNS);
     let cells = patterns.flat_map(|(number, pattern)| WRITE_PERCENTS.map(|percent| (number, pattern, percent)));
-    // Chance decides when something is killed: repeat the same if there were too few kills.
+    // The times of kills are random, so the cells are repeated if there were too few kills.
     for (turn, (number, pattern, write_percent)) in (0..).zip(cells.clone().cycle().take(3 * cells.count())) {
         if turn >= PATTERNS.len() * WRITE_PERCENTS.len() && is_enough(&all) {
             break;

@@ -1,5 +1,5 @@
-//! A guest that encrypts its disk: no evicted page is what the disk holds. The agent is told so and almost stops; when
-//! the guest reads a plain file system again, evictions are known again and the agent sends everything.
+//! A guest that encrypts its disk: no evicted page is content that the disk holds. The agent is told so and almost
+//! stops. When the guest reads a plain file system again, evictions are known again and the agent sends everything.
 
 use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, start_agent};
 use remoca_lab::{Lab, store};
@@ -26,10 +26,10 @@ fn where_nothing_matches_the_agent_all_but_stops() -> Result<()> {
         "mkdir -p /s /p; mkfs.ext4 -q /dev/mapper/s && mount /dev/mapper/s /s && mount $(disk-by-serial plain) /p",
         LIMIT,
     )?;
-    // Different seeds: if a plain disk holds the same bytes, evictions match those, and rightly.
+    // Different seeds: if a plain disk held the same bytes, evictions would rightly match those.
     guest.run(&format!("{CREATE} --seed 8 --dir /s/set && {CREATE} --seed 9 --dir /p/set && sync"), LIMIT)?;
 
-    // Pages of the plain file system leave memory before the agent sees any.
+    // Pages of the plain file system leave memory before the agent starts to capture.
     guest.run("cat /s/set/* > /dev/null", LIMIT)?;
     start_agent(&mut guest)?;
     host.wait_until("the port advises the agent", |s| {

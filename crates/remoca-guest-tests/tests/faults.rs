@@ -1,4 +1,4 @@
-//! Guests keep working through every fault of their memory server, and their files are right afterwards: seen from
+//! Guests keep working through every fault of their memory server, and their files are right afterwards: as seen from
 //! inside, after another boot, and from outside with the cache gone.
 
 use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, start_agent};
@@ -14,7 +14,7 @@ const FIO: &str = "fio --name=v --rw=randrw --bsrange=512-128k --bs_unaligned=0 
     --iodepth=8 --verify=crc32c --verify_backlog=64 --verify_fatal=1 --randrepeat=0 --size=48m --loops=1000 \
     --time_based --output=/tmp/fio.log --output-format=terse";
 
-/// Causes every fault of the memory server while the guest works, this many times.
+/// Causes every fault of the memory server `times` times while the guest works.
 fn torment(host: &mut Host, times: u32) -> Result<()> {
     for _ in 0..times {
         sleep(Duration::from_secs(2));
@@ -38,7 +38,7 @@ fn torment(host: &mut Host, times: u32) -> Result<()> {
         host.wait_until("a restarted server is found", |s| s.server.as_ref().is_some_and(|server| server.connected))?;
         host.wait_until("the cache is back", |s| s.cache.granted_bytes == 256 << 20)?;
     }
-    // And it refills, now that nothing is held against the server.
+    // The cache refills, because nothing is held against the server by then.
     let before = host.status()?.counters["hit_blocks"];
     host.wait_until("the cache refills", |s| {
         s.cache.used_bytes > 16 << 20 && s.counters["hit_blocks"] > before + 1000
@@ -46,7 +46,7 @@ fn torment(host: &mut Host, times: u32) -> Result<()> {
     Ok(())
 }
 
-/// Starts work in the folder `dir` of the guest until `/tmp/stop` appears; its jobs are named by `tag`.
+/// Starts jobs in the folder `dir` of the guest, which run until `/tmp/stop` appears. Their files are named by `tag`.
 fn start_work(guest: &mut Guest, dir: &str, tag: &str, fio_more: &str) -> Result<()> {
     guest.run(&format!("{CREATE} {dir}/set && mkdir {dir}/churn {dir}/fio"), LIMIT)?;
     let jobs = [
@@ -89,7 +89,7 @@ fn verify(guest: &mut Guest, dir: &str, tag: &str) -> Result<()> {
     Ok(())
 }
 
-/// Checks the file system and every byte of the data set, straight from the image with the cache gone.
+/// Checks the file system and every byte of the data set, directly on the image, with the cache gone.
 fn check_from_outside(image: &Path, journal: &[u8], folder: &Path) -> Result<()> {
     store::check_ext4(image)?;
     let path = folder.join("journal");
@@ -140,7 +140,7 @@ fn a_guest_survives_whatever_happens_to_its_memory_server() -> Result<()> {
     let met = ["hedges_won", "fetch_timeouts", "fetch_disconnected"].map(counter);
     assert!(met.iter().sum::<u64>() > 0, "a fault met a read: {status:?}");
     assert_eq!((counter("disk_errors"), counter("foreign_writes"), counter("fetch_wrong")), (0, 0, 0), "{status:?}");
-    // Turning the cache off forgets what the guest holds, so not all of it is known later.
+    // Turning the cache off forgets the guest's pages, so not all of them are known later.
     let known = counter("evictions_reported") - counter("evictions_unmatched");
     assert!(known * 2 > counter("evictions_reported"), "most evictions are known content: {status:?}");
     host.stop_process()?;
@@ -156,7 +156,7 @@ fn two_disks_of_one_guest_one_of_them_with_small_writes_on_large_sectors() -> Re
         store::sparse_image(image, 768 << 20)?;
     }
     store::format_ext4(&first)?;
-    // 1 KiB blocks of the file system, and 512-byte direct writes of fio, on a store of 4 KiB sectors.
+    // A file system with 1 KiB blocks, and 512-byte direct writes of fio, on a store with 4 KiB sectors.
     let made =
         std::process::Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-b", "1024"]).arg(&second).status()?;
     assert!(made.success());

@@ -1,5 +1,5 @@
-//! File systems and kernels that differ most from ext4 on 6.1, which `faults` has: large folios and multi-gen LRU; copy
-//! on write with checksums, on several devices as far as the kernel knows. `matrix` has all of them.
+//! The file systems and kernels that differ most from ext4 on 6.1, which `faults` uses: large folios and multi-gen
+//! LRU; copy on write with checksums, on several devices as far as the kernel knows. `matrix` runs all of them.
 
 use remoca_guest_tests::Result;
 use remoca_guest_tests::file_systems::{BTRFS, FileSystem, Kernel, Outcome, Scale, XFS, run};

@@ -1,5 +1,6 @@
-//! A working guest migrates from one host to another and back, between network name spaces with a memory server that both
-//! reach, and once it is called off at the last moment. Its disk and its cache come along; it sees no error and no wrong byte.
+//! A working guest migrates from one host to another and back, between network namespaces with a memory server that
+//! both reach. One migration is cancelled at the last moment. The disk and the cache move along. The guest sees no
+//! error and no wrong byte.
 
 use remoca_guest_tests::{LIMIT, Result, assert_kernel_is_content, remoca, start_agent};
 use remoca_io::{control, key};
@@ -16,7 +17,7 @@ use tempfile::TempDir;
 const HANDOVER_PORT: u16 = 7100;
 const QEMU_PORT: u16 = 7200;
 
-/// Three name spaces in a triangle: two hosts of the VM, and the host of the memory server.
+/// Three namespaces in a triangle: two hosts of the VM, and the host of the memory server.
 struct Network {
     names: [String; 3],
 }
@@ -39,7 +40,7 @@ impl Network {
                 ip(&["-n", name, "link", "set", link, "up"])?;
             }
         }
-        // The memory server has one address for both.
+        // The memory server has the same address for both hosts.
         ip(&["-n", &network.names[2], "addr", "add", "10.99.9.9/32", "dev", "lo"])?;
         for (host, via) in [(0, "10.99.2.2"), (1, "10.99.3.2")] {
             ip(&["-n", &network.names[host], "route", "add", "10.99.9.9", "via", via])?;
@@ -57,7 +58,7 @@ impl Network {
 impl Drop for Network {
     fn drop(&mut self) {
         for name in &self.names {
-            // One that was not made, when the test failed early.
+            // Fails for a namespace that was not made, if the test failed early.
             let _ = ip(&["netns", "del", name]);
         }
     }
@@ -85,7 +86,7 @@ impl Process {
         let mut command = stage.network.command(at, &stage.program);
         let disk = format!("name=data,image={},socket={}", stage.image.display(), folder.join("data").display());
         command.args(["disk", "--name", "vm", "--cache", "256M", "--server", "tcp:10.99.9.9:7070", "--disk", &disk]);
-        // A disk this fast is rightly preferred to a memory server that is busy for a moment.
+        // A disk this fast would rightly be preferred to a memory server that is busy for a moment.
         command.arg("--no-hedge");
         command.arg("--port").arg(folder.join("port")).arg("--control").arg(folder.join("ctl"));
         if incoming {
@@ -123,7 +124,7 @@ impl Process {
         Ok(self.ask(Ask::Status)?.counters[name])
     }
 
-    /// Returns the share of blocks that the cache answered, of this many that the guest reads from now on.
+    /// Returns the share of blocks that the cache answered, among the blocks that the guest reads from now on.
     fn hit_ratio(&self) -> Result<f64> {
         const BLOCKS: u64 = 4000;
         let counts = || -> Result<(u64, u64)> {
@@ -145,7 +146,7 @@ impl Process {
     }
 }
 
-/// Returns the address at which the processes of a host listen, as the other host sees it.
+/// Returns the address at which the processes of a host listen, as the other host reaches it.
 fn address(at: usize, port: u16) -> String {
     format!("tcp:10.99.1.{}:{port}", at + 1)
 }
@@ -169,7 +170,7 @@ fn wait_until(what: &str, mut done: impl FnMut() -> Result<bool>) -> Result<()> 
     Ok(())
 }
 
-/// Waits until QEMU reports this state of the migration.
+/// Waits until QEMU reports this state of the migration. Returns the report.
 fn wait_for_migration(qmp: &mut Qmp, wanted: &str) -> Result<Value> {
     let mut seen = Value::Null;
     wait_until(wanted, || {
@@ -182,7 +183,7 @@ fn wait_for_migration(qmp: &mut Qmp, wanted: &str) -> Result<Value> {
     Ok(seen)
 }
 
-/// Starts the VM process and the QEMU to which the guest is to move.
+/// Starts the VM process and the QEMU that the guest is to move to.
 fn prepare(stage: &Stage, guest: &mut Guest, from: &Process, number: u32) -> Result<(Process, Incoming)> {
     let to = Process::start(stage, 1 - from.at, number, true)?;
     from.ask(Ask::Migrate { to: address(to.at, HANDOVER_PORT), key: stage.key.clone() })?;
@@ -221,7 +222,7 @@ fn migrate(stage: &Stage, guest: &mut Guest, qmp: &mut Qmp, from: &mut Process, 
     Ok(())
 }
 
-/// Calls the migration off when the guest has already stopped and its disks have gone.
+/// Cancels the migration when the guest has already stopped and its disks have moved.
 fn call_off(stage: &Stage, guest: &mut Guest, qmp: &mut Qmp, from: &Process, number: u32) -> Result<()> {
     let (mut to, incoming) = prepare(stage, guest, from, number)?;
     let switch = |on: bool| json!({"capabilities": [{"capability": "pause-before-switchover", "state": on}]});

@@ -1,12 +1,12 @@
-//! A guest whose disks come over NBD: by QEMU's client, with the eviction port beside it, and by the client of the
-//! guest's own kernel. The memory server is killed, and so is the VM process: QEMU reconnects to the next one.
+//! A guest whose disks come over NBD: through QEMU's client, together with the eviction port, and through the client
+//! of the guest's own kernel. The memory server is killed, and so is the VM process: QEMU reconnects to the next one.
 
 use remoca_guest_tests::{Host, LIMIT, Result, assert_kernel_is_content, remoca, start_agent, stop_agent};
 use remoca_lab::{Guest, GuestConfig, Lab, store};
 use serde_json::json;
 use std::path::Path;
 
-/// Attaches an export at a Unix socket as a virtio disk; QEMU waits for a server that went away.
+/// Attaches an export at a Unix socket as a virtio disk. QEMU waits for a server that disconnects.
 fn over_qemu(config: &mut GuestConfig, socket: &Path, export: &str, serial: &str) {
     let server = json!({"type": "unix", "path": socket});
     let node = json!({"driver": "nbd", "node-name": export, "server": server, "export": export, "reconnect-delay": 60});
@@ -14,13 +14,13 @@ fn over_qemu(config: &mut GuestConfig, socket: &Path, export: &str, serial: &str
     config.qemu_args.extend(["-blockdev".into(), node.to_string(), "-device".into(), device]);
 }
 
-/// Adds a network without anything but the host's loopback, which the guest finds at 10.0.2.2.
+/// Adds a network with only the host's loopback, which the guest reaches at 10.0.2.2.
 fn with_network(config: &mut GuestConfig) {
     let device = "virtio-net-pci,netdev=net,romfile=";
     config.qemu_args.extend(["-netdev", "user,id=net", "-device", device].map(str::to_owned));
 }
 
-/// Has the guest's kernel attach the export, over two connections.
+/// Makes the guest's kernel attach the export, over two connections.
 fn over_kernel(guest: &mut Guest, port: u16, export: &str) -> Result<()> {
     let network = "modprobe virtio_net && modprobe nbd && link=$(ls /sys/class/net | grep -v lo | head -n 1) && \
                    busybox ip link set $link up && busybox ip addr add 10.0.2.15/24 dev $link";
@@ -47,7 +47,7 @@ fn a_guest_works_on_disks_that_come_over_nbd() -> Result<()> {
         format!("--nbd=tcp:127.0.0.1:{port}"),
         "--nbd-port".into(),
         "--guest-memory=256M".into(),
-        // The image is in the page cache: hedged, the disk would rightly be preferred.
+        // The image is in the page cache. With hedging, the disk would rightly be preferred.
         "--no-hedge".into(),
     ];
     let arguments = arguments.each_ref().map(String::as_str);
@@ -59,7 +59,7 @@ fn a_guest_works_on_disks_that_come_over_nbd() -> Result<()> {
     with_network(&mut config);
     let mut guest = config.boot(&lab)?;
 
-    // More than the guest's memory: it evicts, the agent reports, and the cache answers.
+    // The files are larger than the guest's memory: the guest evicts, the agent reports, and the cache answers.
     guest.run("mount $(disk-by-serial data) /mnt", LIMIT)?;
     start_agent(&mut guest)?;
     guest.run("remoca-workload create --dir /mnt/set --files 2 --file-size 128M --seed 3 && sync", LIMIT)?;
@@ -80,7 +80,7 @@ fn a_guest_works_on_disks_that_come_over_nbd() -> Result<()> {
     guest.run("umount /tmp/extra && fsck.ext4 -fn /dev/nbd0 && mount /dev/nbd0 /tmp/extra", LIMIT)?;
     guest.run("remoca-workload verify --dir /tmp/extra/set && umount /tmp/extra && nbd-client -d /dev/nbd0", LIMIT)?;
 
-    // The next process is a new server to QEMU, which repeats unanswered requests.
+    // For QEMU, the next process is a new server. QEMU repeats unanswered requests.
     guest.run(
         "remoca-workload create --dir /mnt/more --files 16 --file-size 2M --seed 5 > /tmp/more.log 2>&1 & echo $! > /tmp/more.pid",
         LIMIT,

@@ -1,5 +1,5 @@
 //! The Debian packages, installed in a guest with systemd: the agent's with one command, before there is a port; the
-//! host's beside it. They are upgraded, removed and purged while in use.
+//! host's as well. They are upgraded, removed and purged while in use.
 
 use remoca_guest_tests::{Host, Image, LIMIT, Result, attach, remoca};
 use remoca_lab::{Guest, Lab, Recipe, store};
@@ -23,12 +23,12 @@ fn packages(folder: &Path) -> Result<[PathBuf; 2]> {
     Ok([find("remoca_")?, find("remoca-agent_")?])
 }
 
-/// Returns the process of a unit; 0 if there is none.
+/// Returns the process ID of a unit, or 0 if it has no process.
 fn process_of(guest: &mut Guest, unit: &str) -> Result<u32> {
     Ok(guest.run(&format!("systemctl show --property MainPID --value {unit}"), LIMIT)?.trim().parse()?)
 }
 
-/// Fails with the unit's journal unless the unit is active.
+/// Returns an error with the unit's journal unless the unit is active.
 fn assert_active(guest: &mut Guest, unit: &str) -> Result<()> {
     guest.run(&format!("systemctl is-active {unit} || {{ journalctl --no-pager -u {unit}; exit 1; }}"), LIMIT)?;
     Ok(())
@@ -67,7 +67,7 @@ fn upgrade_and_remove_the_agent(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// Writes to both exports of the disk's unit and reads it back, around all caches.
+/// Writes to both exports of the disk's unit and reads the data back, bypassing all caches.
 fn use_the_exports(guest: &mut Guest, round: u32) -> Result<()> {
     for export in ["data", "block"] {
         let script = format!(
@@ -82,8 +82,8 @@ fn use_the_exports(guest: &mut Guest, round: u32) -> Result<()> {
     Ok(())
 }
 
-/// Checks what the VM process may not do, and that its disks still work: with io_uring and without, and after an
-/// upgrade to a program that makes a refused system call.
+/// Checks which actions are denied to the VM process, and that its disks still work: with io_uring and without, and
+/// after an upgrade to a program that makes a refused system call.
 fn confined_disk(guest: &mut Guest) -> Result<()> {
     const UNIT: &str = "remoca-disk@web1";
     let process = process_of(guest, UNIT)?;
@@ -93,21 +93,21 @@ fn confined_disk(guest: &mut Guest) -> Result<()> {
         rights,
         ["CapEff:", "000000000000000f", "CapBnd:", "000000000000000f", "NoNewPrivs:", "1", "Seccomp:", "2"]
     );
-    // In the file systems as the process sees them, as root with all rights.
+    // In the file systems as the process sees them, but as root with all rights.
     let inside = format!("nsenter --target {process} --mount");
     for path in ["/usr/bin/x", "/etc/x", "/boot/x", "/var/lib/dpkg/x", "/proc/sys/kernel/core_pattern"] {
         guest
             .run(&format!("! {inside} sh -c 'echo > {path}' 2> /dev/null"), LIMIT)
             .map_err(|_| format!("{path} is writable"))?;
     }
-    // What is not accessible is a node of the same kind that nobody may open.
+    // An inaccessible path is a node of the same kind that no process may open.
     let mode =
         guest.run(&format!("test -S /run/systemd/private && {inside} stat --format=%a /run/systemd/private"), LIMIT)?;
     assert_eq!(mode.trim(), "0");
     guest.run(&format!("ls -l /proc/{process}/fd | grep -q io_uring"), LIMIT)?;
     use_the_exports(guest, 1)?;
 
-    // 101 is ptrace: nothing that a process needs a capability for.
+    // 101 is ptrace. Without the filter, no capability is needed for it.
     let refused =
         "perl -e 'exit(syscall(101, 0, 0, 0, 0) == -1 && $! == 1 ? 0 : 1)' && echo refused >> /run/remoca/newer";
     let program = format!("#!/bin/sh\n{refused}\nexec /usr/bin/remoca \"$@\"\n");
@@ -115,7 +115,7 @@ fn confined_disk(guest: &mut Guest) -> Result<()> {
     guest.run("/usr/local/bin/newer --help > /dev/null && ! test -e /run/remoca/newer", LIMIT)?;
     let upgraded = guest.run("remoca upgrade web1 --program /usr/local/bin/newer", LIMIT)?;
     assert!(upgraded.contains(&format!("process {process} runs version")), "{upgraded}");
-    // It was asked, and it took over.
+    // The program was asked, and it took over.
     assert_eq!(guest.run("cat /run/remoca/newer", LIMIT)?.trim_end(), "refused\nrefused");
     assert_eq!(process_of(guest, UNIT)?, process);
     use_the_exports(guest, 2)?;
@@ -142,7 +142,7 @@ fn host_package(guest: &mut Guest) -> Result<()> {
 
     let serve = "echo 'REMOCA_SERVE_ARGS=--listen unix:/run/remoca-serve/s --memory 16M' >> /etc/remoca/serve.env";
     guest.run(&format!("{serve}; systemctl enable --now remoca-serve"), LIMIT)?;
-    // Another user's image, a block device, and a group that root is not in.
+    // An image of another user, a block device, and a group that root is not in.
     let disk = "REMOCA_DISK_ARGS=--server unix:/run/remoca-serve/s --cache 8M --socket-group mail \
                 --disk image=/tmp/web1.img,socket=/run/remoca/web1.sock --nbd unix:/run/remoca/web1.nbd \
                 --disk image=/srv/data.img,name=data --disk image=/dev/loop0,name=block";
@@ -165,7 +165,7 @@ fn host_package(guest: &mut Guest) -> Result<()> {
     let refused = guest.try_run("dpkg -r remoca 2>&1", LIMIT)?;
     assert!(!refused.success() && refused.text().contains("still in use: remoca-disk@web1.service"), "{refused:?}");
     assert_eq!(process_of(guest, "remoca-disk@web1")?, former[1]);
-    // Killed, and waiting for its restart: still in use.
+    // The process is killed, and its unit waits for the restart: still in use.
     let drop_in = "/run/systemd/system/remoca-disk@web1.service.d";
     let slow = format!("mkdir -p {drop_in} && printf '[Service]\\nRestartSec=1h\\n' > {drop_in}/slow.conf");
     guest.run(&format!("{slow} && systemctl daemon-reload && systemctl kill --signal=KILL remoca-disk@web1"), LIMIT)?;
@@ -197,7 +197,7 @@ fn a_package_brings_a_working_agent_with_one_command() -> Result<()> {
     store::sparse_image(&image, 512 << 20)?;
     store::format_ext4(&image)?;
     host.start_server()?;
-    // The image is in the page cache: hedged, the disk would rightly be preferred.
+    // The image is in the page cache. With hedging, the disk would rightly be preferred.
     host.start_process(&[Image { name: "data", path: image, options: "" }], "128M", &["--no-hedge"])?;
 
     let mut config = host.guest(&lab, "package")?;

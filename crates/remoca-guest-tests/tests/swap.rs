@@ -1,5 +1,5 @@
-//! A guest that swaps on a cached disk: a sort in place of more than its memory holds comes out right, without the cache
-//! and with it, and pages that were swapped out come back from the memory server.
+//! A guest that swaps on a cached disk: an in-place sort of more data than its memory holds has the right result,
+//! without the cache and with it, and pages that were swapped out come back from the memory server.
 
 use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, slow};
 use remoca_lab::{Lab, store};
@@ -10,7 +10,7 @@ fn what_is_swapped_out_comes_back_from_the_memory_server() -> Result<()> {
     let mut host = Host::new(remoca()?, "512M")?;
     let (area, data) = (host.folder().join("area.img"), host.folder().join("data.img"));
     store::sparse_image(&area, 512 << 20)?;
-    // From 512 MiB on blocks of the file system are as large as pages.
+    // From 512 MiB on, blocks of the file system are as large as pages.
     store::sparse_image(&data, 512 << 20)?;
     store::format_ext4(&data)?;
     host.without_port();
@@ -18,7 +18,7 @@ fn what_is_swapped_out_comes_back_from_the_memory_server() -> Result<()> {
     let disk = slow(&area, &host, 1)?;
     let images =
         [Image { name: "area", path: disk.uri().into(), options: "" }, Image { name: "data", path: data, options: "" }];
-    // On a busy machine a server may well be slower than this disk.
+    // On a busy machine, a memory server may well be slower than this disk.
     host.start_process(&images, "384M", &["--no-hedge"])?;
     let mut config = host.guest(&lab, "swap")?;
     config.memory_mib = 160;
@@ -34,10 +34,10 @@ fn what_is_swapped_out_comes_back_from_the_memory_server() -> Result<()> {
     host.set(None, Some(true))?;
     host.wait_until("the cache is there", |s| s.cache.granted_bytes == s.cache.wanted_bytes)?;
     let mut are_admitted = false;
-    // A memory server that is late for a moment is rightly left alone for a while.
+    // A memory server that is late for a moment is rightly avoided for a while.
     for seed in 6..11 {
         let before = host.status()?;
-        // Other content each time: what is cached already is not admitted again.
+        // Different content each time, because pages that are already cached are not admitted again.
         let with = guest.run(&sort(seed), LIMIT)?;
         let status = host.status()?;
         let count = |name: &str| status.counters[name] - before.counters[name];
@@ -61,7 +61,7 @@ fn what_is_swapped_out_comes_back_from_the_memory_server() -> Result<()> {
     }
     assert!(are_admitted, "the server is left alone each time");
 
-    // A file is an area as far as its header says; an area that is something else now is none.
+    // A file is an area as far as its header says. An area that holds something else now is no longer one.
     guest.run("mount $(disk-by-serial data) /mnt && dd if=/dev/zero of=/mnt/file bs=1M count=32 status=none", LIMIT)?;
     guest.run("chmod 600 /mnt/file && mkswap /mnt/file && sync && swapon /mnt/file", LIMIT)?;
     host.wait_until("the file is recognised", |s| s.disks[1].swap_areas == 1)?;

@@ -7,7 +7,8 @@ use remoca_guest_tests::{
 use remoca_lab::{Guest, Lab, Qmp, store};
 use serde_json::json;
 
-/// Detaches the disk. QEMU releases the device some time after the guest, and keeps the connection until told.
+/// Detaches the disk. QEMU releases the device some time after the guest does, and keeps the connection until told to
+/// close it.
 fn detach(qmp: &mut Qmp, host: &Host, guest: &mut Guest, disk: &str, serial: &str) -> Result<()> {
     qmp.execute("device_del", json!({"id": disk}))?;
     wait_for_disk(guest, serial, false)?;
@@ -27,7 +28,7 @@ fn a_data_disk_moves_out_of_remoca_under_a_running_guest() -> Result<()> {
     store::sparse_image(&image, 512 << 20)?;
     store::format_ext4(&image)?;
     host.start_server()?;
-    // The image is in the page cache: hedged, the disk would rightly be preferred.
+    // The image is in the page cache. With hedging, the disk would rightly be preferred.
     host.start_process(&[Image { name: "data", path: image.clone(), options: "" }], "128M", &["--no-hedge"])?;
     let mut config = host.guest(&lab, "take-out")?;
     config.disks.clear();

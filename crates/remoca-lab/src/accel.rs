@@ -22,7 +22,7 @@ pub enum Accelerator {
 }
 
 impl Accelerator {
-    /// Returns what works on this machine. Tried once for each boot of the machine.
+    /// Returns the accelerator that works on this machine. Tested once per boot of the machine.
     pub fn of_this_machine(lab: &Lab, image: &Image) -> Result<Accelerator> {
         static FOUND: OnceLock<Accelerator> = OnceLock::new();
         if let Some(&found) = FOUND.get() {
@@ -60,10 +60,10 @@ fn kvm_works_remembered(lab: &Lab, image: &Image) -> Result<bool> {
     Ok(works)
 }
 
-/// Boots the kernel without a disk and waits for its first program.
+/// Boots the kernel without a disk, and waits for its first program. Returns whether that succeeded.
 ///
-/// Nothing less is reliable: there are machines where /dev/kvm opens, creates virtual machines and runs the firmware,
-/// and where QEMU then fails to set a register, or the kernel hangs on its way to protected mode.
+/// No simpler test is reliable. On some machines, /dev/kvm opens, creates virtual machines and runs the firmware, but
+/// then QEMU fails to set a register, or the kernel hangs on its way to protected mode.
 fn kvm_boots_a_kernel(lab: &Lab, image: &Image) -> Result<bool> {
     let mut command = service::tool("qemu-system-x86_64");
     command
@@ -81,7 +81,7 @@ fn kvm_boots_a_kernel(lab: &Lab, image: &Image) -> Result<bool> {
     let Some(stdout) = child.stdout.take() else { return Ok(false) };
     let console = Console::capture(stdout, &lab.cache().join("kvm-probe.log"))?;
     let waited = console.wait_for("lab: probe done", Duration::from_secs(10));
-    // It may have ended already.
+    // QEMU may have ended already.
     let _ = child.kill();
     child.wait().context("waiting for QEMU")?;
     Ok(matches!(waited, Waited::Found(_)))

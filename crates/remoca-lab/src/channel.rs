@@ -1,7 +1,7 @@
 //! Jobs in a running guest, over its virtio-serial port: the host's side of [`crate::frame`].
 //!
-//! One thread reads the port and files everything under its job; callers wait on a condition variable. Output beyond
-//! [`OUTPUT_SIZE_MAX`] is dropped, and marked as truncated.
+//! One thread reads the port and assigns everything to its job; callers wait on a condition variable. Output beyond
+//! [`OUTPUT_SIZE_MAX`] is dropped, and the job's output is marked as truncated.
 
 use std::{
     collections::HashMap,
@@ -15,7 +15,7 @@ use std::{
 
 use crate::frame::{Frame, Kind};
 
-/// Limit for one stream of one job.
+/// Maximum size of one stream of one job, in bytes.
 const OUTPUT_SIZE_MAX: usize = 256 << 20;
 
 /// A job's output and exit status.
@@ -23,9 +23,9 @@ const OUTPUT_SIZE_MAX: usize = 256 << 20;
 pub struct Output {
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
-    /// Exit code, or minus the signal that killed it.
+    /// Exit code, or the negated number of the signal that killed the job.
     pub status: i32,
-    /// Whether the output was longer than the laboratory keeps.
+    /// Whether the output exceeded the laboratory's limit.
     pub truncated: bool,
 }
 
@@ -40,7 +40,7 @@ impl Output {
     }
 }
 
-/// A job that runs in a guest. Dropping it forgets the job, which keeps running.
+/// A job that runs in a guest. Dropping this value forgets the job, which keeps running.
 #[derive(Debug)]
 pub struct Job {
     pub(crate) id: u32,
@@ -93,7 +93,7 @@ enum End {
 }
 
 impl Channel {
-    /// Serves the port on a thread of its own; every output also goes to `log`.
+    /// Serves the port on a thread of its own. All output also goes to `log`.
     pub fn open(port: UnixStream, log: File) -> io::Result<Channel> {
         let writer = Mutex::new(port.try_clone()?);
         let shared = Arc::new(Shared { writer, state: Mutex::default(), changed: Condvar::new() });
@@ -102,7 +102,7 @@ impl Channel {
         Ok(channel)
     }
 
-    /// Waits until the guest's command server has come up more than `seen_count` times; returns how often it has.
+    /// Waits until the guest's command server has started more than `seen_count` times. Returns how often it has started.
     pub fn wait_for_hello(&self, seen_count: u32, limit: Duration) -> Result<u32, Failure> {
         self.shared.wait(limit, |state| match state.hello_count {
             count if count > seen_count => Some(Ok(count)),
@@ -158,7 +158,7 @@ impl Job {
         })
     }
 
-    /// Returns the next line of its standard output, without the line end; `None` after the last.
+    /// Returns the next line of the job's standard output, without the line end, or `None` after the last line.
     pub(crate) fn next_line(&mut self, limit: Duration) -> Result<Option<String>, Failure> {
         let (id, start) = (self.id, self.consumed_size);
         let bytes = self.channel.shared.wait(limit, |state| {
@@ -221,7 +221,7 @@ impl Shared {
     fn read_all(&self, mut port: UnixStream, mut log: File) {
         while let Ok(Some(frame)) = Frame::read(&mut port) {
             if matches!(frame.kind, Kind::Stdout | Kind::Stderr) {
-                // The log is for people who look for a fault; a full disk must not become another one.
+                // The log is only for finding faults; a full disk must not become another fault.
                 let _ = log.write_all(&frame.payload);
             }
             self.lock().accept(frame);
@@ -241,7 +241,7 @@ impl State {
             self.lose_jobs();
             return;
         }
-        // A job that nobody holds is not recorded.
+        // Output of a job that was dropped is not recorded.
         let Some(job) = self.jobs.get_mut(&frame.job) else { return };
         match frame.kind {
             Kind::Stdout => keep(&mut job.stdout, &mut job.truncated, &frame.payload),

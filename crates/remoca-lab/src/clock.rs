@@ -1,7 +1,7 @@
 //! The rate of this machine's time stamp counter.
 //!
-//! Under software emulation the guest's counter is the host's. The guest's kernel measures its rate at boot, and on a
-//! busy host was wrong by a factor of 20, and so would be all its times. So the guest is told the rate.
+//! Under software emulation the guest's counter is the host's. The guest's kernel measures its rate at boot. On a busy host
+//! the measured rate was wrong by a factor of 20, and so were all of the guest's times. So the guest is told the rate.
 
 use std::{
     sync::OnceLock,
@@ -12,7 +12,7 @@ use std::{
 /// Rate of a guest clock that counts instructions: a tick is one instruction.
 pub const INSTRUCTION_KHZ: u64 = 1_000_000;
 
-/// Returns the thousands of ticks in a second. Measured once.
+/// Returns the rate of the counter in kHz. Measured once.
 pub fn tick_khz() -> u64 {
     static KHZ: OnceLock<u64> = OnceLock::new();
     *KHZ.get_or_init(measure)
@@ -25,7 +25,7 @@ fn measure() -> u64 {
         let (last, elapsed) = (ticks(), started.elapsed());
         u64::try_from(u128::from(last - first) * 1_000_000 / elapsed.as_nanos()).unwrap_or_default()
     });
-    // An interruption between reading the counter and the clock spoils a measurement; the middle of five is sound.
+    // An interruption between reading the counter and the clock spoils a measurement. The middle one of five is sound.
     rates.sort_unstable();
     rates[2]
 }

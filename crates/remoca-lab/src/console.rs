@@ -1,4 +1,4 @@
-//! The guest's serial console: every line with its time, in a file and for anyone who waits for one.
+//! The guest's serial console: every line with its time, in a file and for callers that wait for one.
 
 use std::{
     collections::VecDeque,
@@ -78,7 +78,7 @@ impl Console {
         drop(wait.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Returns a receiver of every line from now on. One that falls 1024 lines behind misses some.
+    /// Returns a receiver of every line from now on. A receiver that falls 1024 lines behind misses some.
     pub fn subscribe(&self) -> mpsc::Receiver<ConsoleLine> {
         let (sender, receiver) = mpsc::sync_channel(1024);
         self.shared.lock().subscribers.push(sender);
@@ -131,7 +131,7 @@ impl Shared {
             let text = format!("{line}\n");
             log_size += text.len();
             if log_size < FILE_SIZE_MAX {
-                // A full disk must not end the guest; the line is still in memory.
+                // A full disk must not end the guest. The line is still in memory.
                 let _ = log.write_all(text.as_bytes());
             }
             self.lock().push(line);

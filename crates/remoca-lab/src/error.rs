@@ -12,7 +12,7 @@ pub enum Error {
     Io { what: String, source: io::Error },
     #[error("`{command}` failed ({status}):\n{output}")]
     Command { command: String, status: String, output: String },
-    /// A time limit that was missed, for which the guest was killed.
+    /// A missed time limit, for which the guest was killed.
     #[error("guest {guest}: {what} took more than {} s; it was killed. Last console lines:\n{console}", limit.as_secs_f32())]
     GuestTimeout { guest: String, what: String, limit: Duration, console: String },
     #[error("guest {guest} ended during {what}. Last console lines:\n{console}")]

@@ -5,16 +5,16 @@
 //!  | magic | job  | kind | length   | payload ...        all numbers little-endian
 //! ```
 //!
-//! Each request of the host opens a job with a number of its choice. Everything the guest says about it carries that
-//! number, and [`Kind::Exit`] comes last. A guest that reboots may leave half a frame behind: a reader skips bytes
-//! until it finds the magic again.
+//! Each request of the host opens a job with a number that the host chooses. All frames of the guest about the job
+//! carry that number, and [`Kind::Exit`] comes last. A guest that reboots may leave half a frame behind: a reader
+//! skips bytes until it finds the magic again.
 
 use std::io::{self, Read, Write};
 
 const MAGIC: [u8; 4] = *b"rLaB";
 const HEADER_SIZE: usize = 13;
 
-/// Longest payload; longer data goes in several frames.
+/// Maximum size of a payload in bytes. Longer data is sent in several frames.
 pub const PAYLOAD_SIZE_MAX: usize = 64 * 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Reads the next whole frame; `None` at the end of the stream.
+    /// Reads the next whole frame. Returns `None` at the end of the stream.
     pub fn read(reader: &mut impl Read) -> io::Result<Option<Frame>> {
         let mut header = [0; HEADER_SIZE];
         if !fill(reader, &mut header)? {
@@ -84,7 +84,8 @@ impl Frame {
         data.chunks(PAYLOAD_SIZE_MAX).try_for_each(|chunk| write_one(writer, job, kind, chunk))
     }
 
-    /// Returns the payload as a number, for [`Kind::Exit`] and [`Kind::Signal`].
+    /// Returns the payload as a number, for [`Kind::Exit`] and [`Kind::Signal`]. A payload that is too short counts as
+    /// `i32::MIN`.
     pub fn number(&self) -> i32 {
         self.payload.first_chunk().map_or(i32::MIN, |bytes| i32::from_le_bytes(*bytes))
     }
@@ -110,7 +111,7 @@ fn parse_header(header: &[u8; HEADER_SIZE]) -> Option<(u32, Kind, usize)> {
     sane.then_some((u32::from_le_bytes(*job), Kind::from_byte(kind)?, length))
 }
 
-/// Fills the buffer; returns `false` if the stream ends before that.
+/// Fills the buffer. Returns `false` if the stream ends first.
 fn fill(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<bool> {
     match reader.read_exact(buffer) {
         Ok(()) => Ok(true),

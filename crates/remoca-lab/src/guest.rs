@@ -30,7 +30,7 @@ use crate::{
 
 const TAIL_LINE_COUNT: usize = 25;
 const TRANSFER_LIMIT: Duration = Duration::from_secs(120);
-/// How long to wait for the console of a hypervisor that has ended.
+/// How long to wait for the console output of a hypervisor that has ended.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(60);
 
@@ -93,8 +93,8 @@ pub struct GuestConfig {
     /// Image that it boots; Debian 12 by default.
     pub recipe: Recipe,
     pub memory_mib: u32,
-    /// Number of processors, at least two under software emulation: with one, it drops memory barriers, and a
-    /// vhost-user device can lose a kick.
+    /// Number of processors, at least two under software emulation. With one, the emulation drops memory barriers, and
+    /// a vhost-user device can lose a kick.
     pub smp: u32,
     pub disks: Vec<Disk>,
     /// Files to find in the guest's `/payload` (which is in its PATH), by name.
@@ -103,15 +103,15 @@ pub struct GuestConfig {
     pub kernel_args: Vec<String>,
     /// Appended to QEMU's arguments.
     pub qemu_args: Vec<String>,
-    /// Whether the guest may reboot; else a reboot ends it.
+    /// Whether the guest may reboot; otherwise a reboot ends it.
     pub may_reboot: bool,
-    /// Whether the guest can move to another QEMU ([`Guest::incoming`]): its root's changes are then in a file that
+    /// Whether the guest can move to another QEMU ([`Guest::incoming`]). If so, its root's changes are in a file that
     /// both can open.
     pub migratable: bool,
-    /// Network name space (`ip netns`) that QEMU runs in, which needs root.
+    /// Network namespace (`ip netns`) that QEMU runs in, which needs root; `None` for the host's.
     pub name_space: Option<String>,
-    /// Whether the guest's clock counts instructions, a nanosecond for each of any processor, so that a busy host does
-    /// not matter. Always by software emulation.
+    /// Whether the guest's clock counts instructions, one nanosecond per instruction, so that a busy host does not
+    /// matter. This always uses software emulation.
     pub count_instructions: bool,
     pub boot_limit: Duration,
 }
@@ -148,7 +148,7 @@ impl GuestConfig {
         self
     }
 
-    /// Boots the guest and waits until it takes jobs. The first boot with a recipe builds its image.
+    /// Boots the guest, and waits until it accepts jobs. The first boot with a recipe builds its image.
     pub fn boot(mut self, lab: &Lab) -> Result<Guest> {
         let image = Image::ensure(lab, &self.recipe)?;
         let accelerator =
@@ -199,7 +199,7 @@ pub(crate) struct Qemu {
     pub(crate) console: Console,
     pub(crate) port: UnixStream,
     pub(crate) monitor: UnixStream,
-    /// QEMU's own end of the port, kept for its successor.
+    /// QEMU's own end of the port, kept for its successor. `None` if the guest is not migratable.
     pub(crate) far_port: Option<UnixStream>,
 }
 
@@ -215,7 +215,7 @@ impl Qemu {
         let mut child = service::spawn(command)?;
         let stdout = child.stdout.take().ok_or_else(|| Error::Invalid("QEMU has no standard output".into()))?;
         let console = Console::capture(stdout, &folder.join(name("console")))?;
-        // QEMU holds the other ends now; with ours closed we see it when it ends.
+        // QEMU now holds the other ends. With ours closed, we notice when it ends.
         drop(qemu_monitor);
         let far_port = parts.config.migratable.then_some(qemu_port);
         Ok(Qemu { child, console, port, monitor, far_port })
@@ -239,12 +239,12 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Returns the folder of its logs: `console.log`, `jobs.log` (output of its jobs), `qemu.log`.
+    /// Returns the folder of the guest's logs: `console.log`, `jobs.log` (output of its jobs), `qemu.log`.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Returns the process id of its QEMU.
+    /// Returns the process ID of the guest's QEMU.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -258,14 +258,14 @@ impl Guest {
         &self.console
     }
 
-    /// Returns the monitor of its QEMU; there is one.
+    /// Returns the monitor of the guest's QEMU. Returns an error if it is already open: there is only one.
     pub fn qmp(&mut self) -> Result<Qmp> {
         let monitor = self.monitor.take().ok_or_else(|| Error::Qmp("the monitor is already open".into()))?;
         Qmp::open(monitor)
     }
 
     /// Starts another QEMU, which waits at `address` (as QEMU writes it: `tcp:HOST:PORT`) for this guest. `change`
-    /// makes the differences there, such as the sockets of its disks. Needs [`GuestConfig::migratable`].
+    /// adapts its configuration, such as the sockets of its disks. Needs [`GuestConfig::migratable`].
     pub fn incoming(&mut self, address: &str, change: impl FnOnce(&mut GuestConfig)) -> Result<Incoming> {
         let mut parts = self.parts.clone();
         change(&mut parts.config);
@@ -275,17 +275,17 @@ impl Guest {
         let mut qemu = Qemu::start(&parts, &self.folder, self.qemu_count)?;
         qemu.far_port = None;
         let monitor = qemu.monitor.try_clone().context("copying a socket")?;
-        // It takes commands when it listens.
+        // QEMU accepts commands when it listens.
         let qmp = Qmp::open(monitor)?;
         Ok(Incoming { waiting: Some((qemu, qmp)), config: changed })
     }
 
-    /// Switches to this other QEMU, in which the guest now runs: kills the previous one, and sends jobs there. Returns
-    /// its monitor.
+    /// Switches to the other QEMU, in which the guest now runs: kills the previous one, and sends jobs to the new one.
+    /// Returns the new monitor.
     pub fn go_on(&mut self, mut incoming: Incoming) -> Result<Qmp> {
         let (qemu, qmp) = incoming.waiting.take().ok_or_else(|| Error::Invalid("no QEMU waits".into()))?;
         let relay = self.relay.take().ok_or_else(|| Error::Invalid("the guest is not migratable".into()))?;
-        // In this order: if a QEMU ends before another has come, the port also ends.
+        // In this order: if a QEMU ends before another one has replaced it, the port also ends.
         self.relay = Some(relay.switch(qemu.port)?);
         self.kill()?;
         (self.child, self.console, self.monitor) = (qemu.child, qemu.console, None);
@@ -293,7 +293,7 @@ impl Guest {
         Ok(qmp)
     }
 
-    /// Starts a shell command and returns while it runs.
+    /// Starts a shell command, and returns while it runs.
     pub fn start(&self, command: &str) -> Result<Job> {
         self.channel.start(Kind::Run, command.as_bytes()).context(format_args!("starting a job in {}", self.name))
     }
@@ -304,7 +304,7 @@ impl Guest {
         self.wait(&job, limit)
     }
 
-    /// Runs a shell command and returns its standard output as text; an error if it fails.
+    /// Runs a shell command and returns its standard output as text. Returns an error if the command fails.
     pub fn run(&mut self, command: &str, limit: Duration) -> Result<String> {
         let output = self.try_run(command, limit)?;
         if output.success() { Ok(output.text()) } else { Err(self.job_failed(command, &output)) }
@@ -315,7 +315,7 @@ impl Guest {
         job.output(limit).map_err(|failure| self.failed(failure, format_args!("`{}`", job.command), limit))
     }
 
-    /// Returns the next line of a job's standard output; `None` when it has ended.
+    /// Returns the next line of a job's standard output, or `None` when the job has ended.
     pub fn next_line(&mut self, job: &mut Job, limit: Duration) -> Result<Option<String>> {
         job.next_line(limit)
             .map_err(|failure| self.failed(failure, format_args!("the next line of `{}`", job.command), limit))
@@ -362,7 +362,7 @@ impl Guest {
         if output.success() { Ok(()) } else { Err(self.job_failed(&format!("write {path}"), &output)) }
     }
 
-    /// Unmounts everything, reboots and waits until it takes jobs again. Needs [`GuestConfig::may_reboot`].
+    /// Unmounts everything, reboots, and waits until the guest accepts jobs again. Needs [`GuestConfig::may_reboot`].
     pub fn reboot(self, limit: Duration) -> Result<Guest> {
         let seen_count = self.channel.hello_count();
         self.channel.start(Kind::Reboot, &[]).context("asking the guest to reboot")?;
@@ -419,7 +419,7 @@ impl Guest {
 
     /// Kills a guest that ended or took too long, and returns an error with its last output.
     fn failed(&mut self, failure: Failure, what: impl Display, limit: Duration) -> Error {
-        // It may have ended already; the reason to report is the first one.
+        // The guest may have ended already. The error to report is the first one.
         let _ = self.kill();
         self.console.wait_for_end(LAST_WORDS);
         let qemu_log = fs::read_to_string(self.folder.join("qemu.log")).unwrap_or_default();
@@ -434,7 +434,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // It may have ended already.
+        // QEMU may have ended already.
         let _: io::Result<()> = self.child.kill();
         let _ = self.child.wait();
         // The payload is the one large file of the folder; the logs stay.

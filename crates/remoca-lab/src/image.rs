@@ -1,7 +1,7 @@
-//! Guest images: kernel, initramfs and root file system built from Debian packages, and kept.
+//! Guest images: kernel, initramfs and root file system, built from Debian packages and kept.
 //!
 //! An image is a folder in the laboratory's cache, named after everything it is made from. Builders take a file lock,
-//! build beside it and rename, so an existing folder is complete. Package versions are not part of the name: an image
+//! build next to it and rename, so an existing folder is complete. Package versions are not part of the name: an image
 //! stays the same until its recipe changes or it is rebuilt on request.
 
 use std::{
@@ -26,7 +26,7 @@ use crate::{
 /// Version of the recipe, raised when this file changes what an image holds.
 const RECIPE_VERSION: u32 = 1;
 
-/// Files that go into the image or make it.
+/// Files that go into the image, or that are used to build it.
 const GUEST_FILES: [(&str, &str); 5] = [
     ("build-root.sh", include_str!("../guest/build-root.sh")),
     ("initramfs-init", include_str!("../guest/initramfs-init")),
@@ -75,19 +75,19 @@ impl Recipe {
         }
     }
 
-    /// Returns the same with systemd as its init, as on an ordinary machine.
+    /// Returns the Debian 12 recipe with systemd as its init, as on an ordinary machine.
     pub fn bookworm_with_systemd() -> Recipe {
         Recipe::bookworm().with(&["systemd-sysv"])
     }
 
-    /// Adds packages.
+    /// Returns the recipe with further packages.
     #[must_use]
     pub fn with(mut self, packages: &[&str]) -> Recipe {
         self.packages.extend(packages.iter().copied().map(str::to_owned));
         self
     }
 
-    /// Returns the suite and a number that stands for everything the image is made from.
+    /// Returns the image's name: the suite, and a hash of everything that the image is made from.
     fn name(&self) -> String {
         let mut text = format!("{RECIPE_VERSION} {} {} {}", self.suite, self.kernel_package, self.packages.join(","));
         for (name, content) in GUEST_FILES {
@@ -98,14 +98,14 @@ impl Recipe {
     }
 }
 
-/// A built image. Guests read its files, and never write them.
+/// A built image. Guests read its files, but never write them.
 #[derive(Clone, Debug)]
 pub struct Image {
     folder: PathBuf,
 }
 
 impl Image {
-    /// Returns the image of the recipe: from the cache, or built now (about a minute).
+    /// Returns the image of the recipe, from the cache. If it is not there, builds it (about a minute).
     pub fn ensure(lab: &Lab, recipe: &Recipe) -> Result<Image> {
         let folder = lab.cache().join(recipe.name());
         if !folder.is_dir() {
@@ -114,7 +114,7 @@ impl Image {
         Ok(Image { folder })
     }
 
-    /// Builds the image again, with today's packages.
+    /// Builds the image again, with the current packages.
     pub fn rebuild(lab: &Lab, recipe: &Recipe) -> Result<Image> {
         let folder = lab.cache().join(recipe.name());
         Image::build_locked(lab, recipe, &folder, true)?;
@@ -147,7 +147,7 @@ impl Image {
         remove_folder(&scratch)?;
         fs::create_dir_all(&scratch).context_path("creating", &scratch)?;
         build(lab, recipe, &scratch)?;
-        // Running guests hold the old files open; only their names go.
+        // Running guests hold the old files open; only their names are removed.
         remove_folder(folder)?;
         fs::rename(&scratch, folder).context_path("renaming to", folder)
     }
@@ -177,14 +177,14 @@ fn build(lab: &Lab, recipe: &Recipe, folder: &Path) -> Result<()> {
         fs::rename(made.join(name), folder.join(name)).context_path("taking from the build", &made.join(name))?;
     }
     remove_folder(&made)?;
-    // Copying out of the build wrote the holes of the image as zeroes. Best effort: it only saves space.
+    // Copying the image out of the build wrote its holes as zeroes. Best effort: this only saves space.
     let _ = service::run(service::tool("fallocate").arg("--dig-holes").arg(folder.join("root.img")));
     progress(format_args!("guest image ready after {} s", started.elapsed().as_secs()));
     Ok(())
 }
 
-/// Copies the guest's files to a folder that the build can read: without root it runs as another user, who may not look
-/// into somebody's home.
+/// Copies the guest's files to a folder that the build can read. Without root, the build runs as another user, who may
+/// have no access to this user's home.
 fn guest_files() -> Result<TempDir> {
     let everyone = Permissions::from_mode(0o755);
     let folder = Builder::new().prefix("lab-").permissions(everyone.clone()).tempdir();
@@ -215,7 +215,7 @@ fn mmdebstrap(recipe: &Recipe, mirror: &Mirror, scripts: &Path, folder: &Path) -
     command
 }
 
-/// Runs a long command, shows its informational lines and keeps everything in a log.
+/// Runs a long command, shows its informational lines and keeps all its output in a log.
 fn run_with_progress(mut command: Command, log_path: &Path) -> Result<()> {
     let mut log = File::create(log_path).context_path("creating", log_path)?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -245,7 +245,7 @@ fn run_with_progress(mut command: Command, log_path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Hashes with FNV-1a, to distinguish recipes; nobody gains from a collision.
+/// Hashes with FNV-1a, to distinguish recipes. Collisions are no security risk here.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

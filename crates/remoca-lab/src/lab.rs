@@ -36,8 +36,8 @@ impl Lab {
         &self.cache
     }
 
-    /// Returns an empty folder `out/lab/NAME` for the logs of one guest or service, or `NAME.1` and so on while another
-    /// process uses it. The folder is in use as long as the file lives.
+    /// Returns an empty folder `out/lab/NAME` for the logs of one guest or service, or `NAME.1` and so on while
+    /// another process uses it. The folder is in use as long as the returned file is open.
     pub fn log_folder(&self, name: &str) -> Result<(PathBuf, File)> {
         let mut attempt = 0;
         loop {
@@ -71,8 +71,8 @@ fn empty(folder: &Path, keep: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Prints one line for the person who waits. It goes to standard error past the test harness, which would hold it back.
+/// Prints a progress line to the user. It goes directly to standard error, because the test harness would hold it back.
 pub(crate) fn progress(line: impl Display) {
-    // Nobody reads it if standard error is closed.
+    // Fails if standard error is closed, which does not matter.
     let _ = writeln!(io::stderr(), "lab: {line}");
 }

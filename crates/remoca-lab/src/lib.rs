@@ -1,9 +1,9 @@
 //! The guest laboratory: real guests for tests and for the demonstration.
 //!
 //! [`Lab`] names the places (cache, logs), [`Image`] builds and caches a guest image from Debian packages,
-//! [`GuestConfig`] boots it under QEMU, [`Guest`] runs jobs in it and fetches results, [`Service`] runs a daemon beside
-//! it, [`store`] makes disks and slow disks, [`program`] builds programs that run in any guest.
-//! Called by tests, by the demonstration and by the `remoca-lab` program; calls mmdebstrap, QEMU, nbdkit, e2fsprogs.
+//! [`GuestConfig`] boots it under QEMU, [`Guest`] runs jobs in it and fetches results, [`Service`] runs a daemon next
+//! to it, [`store`] makes disks and slow disks, [`program`] builds programs that run in any guest. Used by tests, by
+//! the demonstration and by the `remoca-lab` program; uses mmdebstrap, QEMU, nbdkit, e2fsprogs.
 //!
 //! 1. Every guest and daemon ends when this process ends, however it ends.
 //! 2. Every wait for a guest or daemon has a limit; a guest that misses one is killed, and the error shows its last

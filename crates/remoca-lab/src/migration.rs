@@ -1,4 +1,4 @@
-//! A guest that moves from one QEMU to another: what both must be able to open, and the port that its jobs go over.
+//! A guest that moves from one QEMU to another: what both must be able to open, and the port that carries its jobs.
 //!
 //! The laboratory's end of the port stays the same. After the guest has moved, a thread for each direction carries
 //! bytes between the first QEMU's end and the current QEMU.
@@ -70,12 +70,12 @@ impl Debug for Relay {
 }
 
 impl Relay {
-    /// Switches to this port.
+    /// Switches to the given port, which belongs to the new QEMU.
     pub(crate) fn switch(self, port: UnixStream) -> Result<Relay> {
         let copy = |stream: &UnixStream| stream.try_clone().context("copying a socket");
         let (far, now, number) = match self {
             Relay::Waiting(far) => {
-                // The first QEMU shared this with us, in non-blocking mode.
+                // The first QEMU shared this end with us, in non-blocking mode.
                 far.set_nonblocking(false).context("taking the port over")?;
                 let now = Arc::new(Mutex::new(Now { number: 1, port: copy(&port)? }));
                 let (mut source, target) = (copy(&far)?, Arc::clone(&now));
@@ -100,7 +100,7 @@ impl Relay {
         };
         let (mut source, mut target, watched) = (port, copy(&far)?, Arc::clone(&now));
         thread::spawn(move || {
-            // Ends with its QEMU; if no other has come, the port is closed.
+            // Ends with its QEMU. If no other has replaced it, the port is closed.
             let _ = std::io::copy(&mut source, &mut target);
             if watched.lock().unwrap_or_else(PoisonError::into_inner).number == number {
                 let _ = target.shutdown(Shutdown::Both);

@@ -1,4 +1,4 @@
-//! The source of Debian packages: the mirror this machine itself uses, so that none is written into the project.
+//! The source of Debian packages: the mirror that this machine itself uses, so that none is written into the project.
 
 use std::process::Command;
 
@@ -16,8 +16,8 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// Returns the mirror for Debian's `suite`: the machine's own source of that suite, else any Debian source it has
-    /// (a mirror carries all suites), else Debian's own.
+    /// Returns the mirror for Debian's `suite`: the machine's own source of that suite if it has one, else any Debian
+    /// source that it has (a mirror carries all suites), else Debian's own.
     pub fn of_this_machine(suite: &str) -> Result<Mirror> {
         let targets = stdout_of(Command::new("apt-get").args([
             "indextargets",
@@ -44,8 +44,8 @@ fn stdout_of(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Picks from lines of `URI|ORIGIN|RELEASE|COMPONENT`. The origin is known only after an `apt-get update`; before it, a
-/// source counts as Debian's by its path.
+/// Picks a URI from lines of `URI|ORIGIN|RELEASE|COMPONENT`. The origin is known only after an `apt-get update`;
+/// before it, a source is recognised as Debian's by its path. Returns `None` if there is no Debian source.
 fn choose<'a>(targets: &'a str, suite: &str) -> Option<&'a str> {
     let mut fallback = None;
     for line in targets.lines() {

@@ -16,10 +16,10 @@ use crate::{
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Builds a program of this workspace for guests and returns its path. Fast when nothing changed.
+/// Builds a program of this workspace for guests, and returns its path. Fast if nothing has changed.
 ///
-/// The linking is against the static glibc of the build machine (`+crt-static`), in a target folder of its own so that
-/// it neither waits for nor invalidates the normal build.
+/// The program is linked against the static glibc of the build machine (`+crt-static`), in a target folder of its own.
+/// So the build neither waits for nor invalidates the normal build.
 pub fn build(lab: &Lab, package: &str, program: &str) -> Result<PathBuf> {
     static BUILT: Mutex<Option<HashMap<String, PathBuf>>> = Mutex::new(None);
     let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -44,7 +44,7 @@ pub fn build(lab: &Lab, package: &str, program: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Builds a program of the crate registry for guests, once, as its authors locked it, and returns its path.
+/// Builds a program from the crate registry for guests, with its authors' lock file, and returns its path. Built only once.
 pub fn install(lab: &Lab, package: &str, version: &str) -> Result<PathBuf> {
     let folder = lab.cache().join("registry").join(format!("{package}-{version}"));
     let path = folder.join("bin").join(package);

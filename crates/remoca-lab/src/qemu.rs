@@ -19,14 +19,14 @@ use crate::{
     service,
 };
 
-/// `tsc=reliable`: under emulation the kernel would distrust its clock without reason. `panic=-1`: a panic ends the
-/// guest.
+/// `tsc=reliable`: under emulation the kernel would distrust its clock without reason. `panic=-1`: the guest ends at a
+/// panic.
 const KERNEL_ARGS: &str = "console=ttyS0 quiet panic=-1 tsc=reliable";
 
 const QEMU: &str = "qemu-system-x86_64";
 
-/// Builds the command. QEMU inherits its ends of the two sockets, so no socket file needs cleaning up, waiting for, or
-/// a short name.
+/// Builds the command. QEMU inherits its ends of the two sockets. So there is no socket file that must be removed,
+/// waited for, or given a short name.
 pub(crate) fn command(parts: &Parts, port: &UnixStream, monitor: &UnixStream) -> Command {
     let Parts { config, image, accelerator, root, payload } = parts;
     let mut command = match &config.name_space {
@@ -83,7 +83,7 @@ fn kernel_command_line(config: &GuestConfig, accelerator: Accelerator) -> String
     clock.iter().chain(&config.kernel_args).fold(KERNEL_ARGS.to_owned(), |line, argument| line + " " + argument)
 }
 
-/// Returns a disk whose changes end with its QEMU.
+/// Returns a disk whose changes are lost when its QEMU ends.
 pub(crate) fn throw_away(path: &Path) -> DiskSource {
     DiskSource::File { path: path.to_owned(), read_only: false, snapshot: true }
 }
@@ -125,8 +125,8 @@ fn disk_args(index: usize, disk: &Disk) -> Vec<String> {
     }
 }
 
-/// Returns the option for how often QEMU looks for a back end that is gone: every 100 ms, or every second before QEMU
-/// 9.2.
+/// Returns the option that sets how often QEMU tries to reconnect to a lost back end: every 100 ms, or every second
+/// before QEMU 9.2.
 fn reconnect_option() -> &'static str {
     static OPTION: OnceLock<&str> = OnceLock::new();
     OPTION.get_or_init(|| {
@@ -138,13 +138,13 @@ fn reconnect_option() -> &'static str {
     })
 }
 
-/// Parses the major and minor number from `QEMU emulator version 10.0.2 (...)`.
+/// Parses the major and minor number from `QEMU emulator version 10.0.2 (...)`. Returns `None` if there are none.
 fn version(said: &str) -> Option<(u32, u32)> {
     let mut numbers = said.split_once("version ")?.1.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// Doubles commas, as QEMU's options need.
+/// Doubles commas, as QEMU's options require.
 fn escaped(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
@@ -153,7 +153,7 @@ fn on_off(value: bool) -> &'static str {
     if value { "on" } else { "off" }
 }
 
-/// Lets the child keep these descriptors, under the same numbers.
+/// Makes the child inherit these descriptors, under the same numbers.
 fn inherit(command: &mut Command, descriptors: [i32; 2]) {
     let keep = move || {
         for descriptor in descriptors {

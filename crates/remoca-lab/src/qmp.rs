@@ -42,14 +42,14 @@ impl Qmp {
             if let Some(error) = message.get("error") {
                 return Err(Error::Qmp(format!("{command}: {error}")));
             }
-            // Events may come in between.
+            // Events may arrive before the result.
             if let Some(result) = message.get_mut("return") {
                 return Ok(result.take());
             }
         }
     }
 
-    /// Returns whether the guest's processors run.
+    /// Returns whether the guest's processors are running.
     pub fn is_running(&mut self) -> Result<bool> {
         let status = self.execute("query-status", json!({}))?;
         Ok(status["running"].as_bool().unwrap_or(false))

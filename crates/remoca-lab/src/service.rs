@@ -1,4 +1,4 @@
-//! Child processes that end with this process, and daemons beside a guest.
+//! Child processes that end with this process, and daemons next to a guest.
 
 use std::{
     env,
@@ -18,7 +18,7 @@ use crate::error::{Context, Error, Result};
 
 const POLL: Duration = Duration::from_millis(10);
 
-/// A daemon that runs beside a guest: a store, a back end, a memory server. Killed when dropped.
+/// A daemon that runs next to a guest: a store, a back end, a memory server. Killed when dropped.
 #[derive(Debug)]
 pub struct Service {
     name: String,
@@ -45,7 +45,7 @@ impl Service {
         tail_of(&self.log)
     }
 
-    /// Returns its exit status, if it has ended.
+    /// Returns the daemon's exit status, or `None` if it is running.
     pub fn exit_status(&mut self) -> Result<Option<ExitStatus>> {
         self.child.try_wait().context(format_args!("waiting for {}", self.name))
     }
@@ -55,7 +55,7 @@ impl Service {
         self.wait_until("opening its socket", limit, || UnixStream::connect(socket).is_ok())
     }
 
-    /// Waits until the file exists. For daemons that accept only one connection, which a try would use up.
+    /// Waits until the file exists. For daemons that accept only one connection, which a test connection would use up.
     pub fn wait_for_file(&mut self, path: &Path, limit: Duration) -> Result<()> {
         self.wait_until("creating its socket", limit, || path.exists())
     }
@@ -68,7 +68,7 @@ impl Service {
         })
     }
 
-    /// Waits for any condition; an error when the daemon ends first.
+    /// Waits until `done` returns true. Returns an error if the daemon ends first, or after `limit`.
     pub fn wait_until(&mut self, what: &str, limit: Duration, mut done: impl FnMut() -> bool) -> Result<()> {
         let started = Instant::now();
         while !done() {
@@ -83,7 +83,7 @@ impl Service {
         Ok(())
     }
 
-    /// Waits for its end.
+    /// Waits until the daemon has ended, and returns its exit status.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let started = Instant::now();
         loop {
@@ -97,25 +97,25 @@ impl Service {
         }
     }
 
-    /// Asks it to end (SIGTERM) and waits.
+    /// Asks the daemon to end (SIGTERM), and waits.
     pub fn terminate(&mut self, limit: Duration) -> Result<ExitStatus> {
         self.signal(Signal::TERM)?;
         self.wait(limit)
     }
 
-    /// Kills it (SIGKILL) and waits.
+    /// Kills the daemon (SIGKILL), and waits.
     pub fn kill(&mut self) -> Result<()> {
         self.child.kill().context(format_args!("killing {}", self.name))?;
         self.child.wait().context(format_args!("waiting for {}", self.name))?;
         Ok(())
     }
 
-    /// Stops it without ending it (SIGSTOP).
+    /// Stops the daemon without ending it (SIGSTOP).
     pub fn freeze(&self) -> Result<()> {
         self.signal(Signal::STOP)
     }
 
-    /// Lets it continue after [`freeze`](Service::freeze).
+    /// Resumes the daemon after [`freeze`](Service::freeze).
     pub fn thaw(&self) -> Result<()> {
         self.signal(Signal::CONT)
     }
@@ -135,13 +135,13 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The daemon may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Returns a command for a program of the system. Disk programs lie outside the PATH of a normal user.
+/// Returns a command for a program of the system. Disk programs are not in the PATH of a normal user.
 pub(crate) fn tool(program: &str) -> Command {
     let mut command = Command::new(program);
     let path = env::var("PATH").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Disks for guests: created, served slowly and inspected on the host.
+//! Disks for guests: created, served slowly, and inspected on the host.
 
 use std::{
     fs::{self, File},
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// Time limit for a start, on a host that meanwhile writes gigabytes.
+/// Time limit for a start, on a host that may be writing gigabytes meanwhile.
 const START_LIMIT: Duration = Duration::from_secs(120);
 const STOP_LIMIT: Duration = Duration::from_secs(120);
 
@@ -29,7 +29,7 @@ pub fn sparse_image(path: &Path, size: u64) -> Result<()> {
     file.set_len(size).context_path("sizing", path)
 }
 
-/// Puts an empty ext4 file system on an image or device.
+/// Makes an empty ext4 file system on an image or device.
 pub fn format_ext4(image: &Path) -> Result<()> {
     run(tool("mke2fs").args(["-q", "-F", "-t", "ext4"]).arg(image)).map(drop)
 }
@@ -40,7 +40,7 @@ pub fn ext4_of_folder(image: &Path, size: u64, folder: &Path) -> Result<()> {
     run(tool("mke2fs").args(["-q", "-F", "-t", "ext4", "-d"]).arg(folder).arg(image)).map(drop)
 }
 
-/// Makes a small ext4 image without a journal that holds the files under the given names.
+/// Makes a small ext4 image, without a journal, that holds the files under the given names.
 pub(crate) fn image_of_files(image: &Path, files: &[(String, PathBuf)]) -> Result<()> {
     let folder = image.with_extension("files");
     fs::create_dir_all(&folder).context_path("creating", &folder)?;
@@ -60,15 +60,15 @@ pub(crate) fn image_of_files(image: &Path, files: &[(String, PathBuf)]) -> Resul
     fs::remove_dir_all(&folder).context_path("removing", &folder)
 }
 
-/// Checks the ext4 file system of an image without changing it; an error if anything is wrong with it.
+/// Checks the ext4 file system of an image without changing it. Returns an error if it has any fault.
 ///
-/// The image must have been unmounted: a journal that was not replayed counts as wrong.
+/// The image must have been unmounted: a journal that was not replayed counts as a fault.
 pub fn check_ext4(image: &Path) -> Result<()> {
     run(tool("e2fsck").args(["-f", "-n"]).arg(image)).map(drop)
 }
 
-/// Copies a folder out of an image's ext4 file system without mounting it: `source` as in the image, to a new folder
-/// `target`.
+/// Copies a folder out of an image's ext4 file system without mounting it. `source` is the path in the image, `target`
+/// a new folder.
 pub fn dump_ext4(image: &Path, source: &str, target: &Path) -> Result<()> {
     fs::create_dir_all(target).context_path("creating", target)?;
     let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
@@ -78,7 +78,7 @@ pub fn dump_ext4(image: &Path, source: &str, target: &Path) -> Result<()> {
     let mut command = tool("debugfs");
     command.args(["-R", &request]).arg(image);
     let output = command.output().context("running debugfs")?;
-    // It always exits with success; its output after the version tells the result.
+    // debugfs always exits with success. Its output after the version shows the result.
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let complaints: Vec<&str> =
         said.lines().skip(1).filter(|line| !line.contains("while changing ownership")).collect();
@@ -89,7 +89,7 @@ pub fn dump_ext4(image: &Path, source: &str, target: &Path) -> Result<()> {
             output: complaints.join("\n"),
         });
     }
-    // It makes a folder in the given one, named like the source.
+    // debugfs makes a folder in the given one, with the name of the source.
     let name = Path::new(source).file_name();
     let made = name.map_or_else(|| inner.clone(), |name| inner.join(name));
     for entry in fs::read_dir(&made).context_path("reading", &made)? {
@@ -99,7 +99,7 @@ pub fn dump_ext4(image: &Path, source: &str, target: &Path) -> Result<()> {
     fs::remove_dir_all(&inner).context_path("removing", &inner)
 }
 
-/// Copies the data set in a folder of an image's ext4 file system out of the image and checks every byte of it.
+/// Copies the data set in a folder of an image's ext4 file system out of the image, and checks every byte of it.
 pub fn verify_ext4(image: &Path, source: &str, versions: &Versions) -> Result<Verified> {
     let beside = image.parent().unwrap_or(Path::new("."));
     let folder = TempDir::new_in(beside).context_path("creating a folder in", beside)?;
@@ -114,7 +114,7 @@ pub struct NbdkitConfig {
     pub source: NbdkitSource,
     pub read_delay: Duration,
     pub write_delay: Duration,
-    /// Requests in flight at once; with 1 each waits for the previous one, as on one disk arm.
+    /// Number of requests served at once. With 1, each waits for the previous one, as on a disk with a single arm.
     pub thread_count: u32,
 }
 
@@ -126,7 +126,7 @@ pub enum NbdkitSource {
 }
 
 impl NbdkitConfig {
-    /// Returns a disk that takes this long for each read, one after another.
+    /// Returns a disk that takes `read_delay` for each read, one after another.
     pub fn slow_file(path: &Path, read_delay: Duration) -> NbdkitConfig {
         NbdkitConfig {
             source: NbdkitSource::File(path.to_owned()),
@@ -136,9 +136,9 @@ impl NbdkitConfig {
         }
     }
 
-    /// Starts the server and waits until it answers. Its log goes to the folder.
+    /// Starts the server, and waits until it answers. Its log goes to the given folder.
     pub fn start(&self, log_folder: &Path) -> Result<Nbdkit> {
-        // A short path of its own: the name of a Unix socket takes 107 bytes.
+        // A short path of its own, because the name of a Unix socket has at most 107 bytes.
         let folder = TempDir::with_prefix("lab-").context("creating a folder for a socket")?;
         let socket = folder.path().join("nbd");
         let log = log_folder.join("nbdkit.log");
@@ -183,7 +183,7 @@ impl Nbdkit {
         &self.socket
     }
 
-    /// Returns its address, such as `nbd+unix:///?socket=/tmp/lab-x/nbd`.
+    /// Returns the server's address, such as `nbd+unix:///?socket=/tmp/lab-x/nbd`.
     pub fn uri(&self) -> String {
         format!("nbd+unix:///?socket={}", self.socket.display())
     }
@@ -192,14 +192,14 @@ impl Nbdkit {
         &mut self.service
     }
 
-    /// Kills it, and starts it again at the same address after a while.
+    /// Kills the server, and restarts it at the same address after `away`.
     pub fn kill_and_restart(&mut self, away: Duration) -> Result<()> {
         self.service.kill()?;
         thread::sleep(away);
         self.start_again()
     }
 
-    /// Starts it again if it has ended by itself; returns whether it had.
+    /// Restarts the server if it has ended by itself. Returns whether it had.
     pub fn revive(&mut self) -> Result<bool> {
         let has_ended = self.service.exit_status()?.is_some();
         if has_ended {
@@ -209,13 +209,13 @@ impl Nbdkit {
     }
 
     fn start_again(&mut self) -> Result<()> {
-        // nbdkit does not start where another left its socket behind.
+        // nbdkit does not start where another one left its socket behind.
         fs::remove_file(&self.socket).context_path("removing", &self.socket)?;
         self.service = self.config.start_at(&self.socket, &self.log)?;
         Ok(())
     }
 
-    /// Lets it finish its work, and ends it.
+    /// Asks the server to finish its work and end, and waits for that.
     pub fn stop(mut self) -> Result<ExitStatus> {
         self.service.terminate(STOP_LIMIT)
     }
@@ -228,7 +228,7 @@ pub struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Attaches an image. With `sector_size` 4096 the device takes no smaller reads and writes.
+    /// Attaches an image. With a `sector_size` of 4096, the device accepts no smaller reads and writes.
     pub fn attach(image: &Path, sector_size: u32) -> Result<LoopDevice> {
         let said =
             run(tool("losetup").args(["--find", "--show", "--sector-size", &sector_size.to_string()]).arg(image))?;
@@ -242,7 +242,7 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        // A device still in use goes away with its last user.
+        // A device still in use is removed with its last user.
         let _ = run(tool("losetup").arg("--detach").arg(&self.path));
     }
 }

@@ -13,7 +13,7 @@ use remoca_lab::{Disk, Error, GuestConfig, Lab, Service, program, store, workloa
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn exists(pid: u32) -> bool {
-    // A process that has ended but was not waited for yet counts as gone.
+    // A process that has ended but was not waited for yet counts as ended.
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 

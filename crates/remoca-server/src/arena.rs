@@ -1,11 +1,12 @@
 //! The page arena: all the memory that this server gives, mapped once, handed out in chunks of 2 MiB.
 //!
-//! Called by pools when their size changes, never on the path of a page. Owns the mapping and the list of free chunks.
+//! Called by pools when their size changes, never on the path of a page. Owns the mapping and the list of free
+//! chunks.
 //!
 //! 1. A chunk has at most one owner; its pages are reached through that owner only.
-//! 2. The memory of a chunk is whatever its last owner left (or zero): `pool.rs` makes sure nobody reads it.
-//! 3. Unlocked memory that is freed goes back to the host on a thread of its own, one chunk at a time: a pool that frees it makes
-//!    no system call.
+//! 2. The memory of a chunk holds what its last owner left (or zeroes). `pool.rs` ensures that it is not read.
+//! 3. Freed memory that is not locked is given back to the host by a thread of its own, one chunk at a time. A pool that
+//!    frees memory makes no system call.
 //!
 //! The only unsafe code of this crate is here: the pages are mapped memory, not Rust's.
 
@@ -29,7 +30,7 @@ pub(crate) const CHUNK_BYTES: usize = 2 << 20;
 pub(crate) const CHUNK_PAGES: usize = CHUNK_BYTES / PAGE_SIZE;
 const CHUNK_PAGES_U32: u32 = 512;
 const CHUNK_BYTES_U64: u64 = 2 << 20;
-/// All pages of an arena are counted in a `u32`.
+/// Maximum number of chunks: the pages of an arena are counted in a `u32`.
 const CHUNKS_MAX: u32 = u32::MAX / CHUNK_PAGES_U32;
 
 const _: () = assert!(CHUNK_PAGES_U32 as usize == CHUNK_PAGES && CHUNK_BYTES_U64 == CHUNK_BYTES as u64);
@@ -40,7 +41,7 @@ pub(crate) struct Arena {
     map: Mapping,
     chunks: u32,
     free: Mutex<Free>,
-    /// Something was freed, was given back, or it is time to stop.
+    /// Notified when a chunk was freed or given back, or when it is time to stop.
     changed: Condvar,
     locking: PageLocking,
 }
@@ -52,7 +53,7 @@ struct Free {
 }
 
 impl Arena {
-    /// Maps `memory_bytes`, and locks them if that was asked for.
+    /// Maps `memory_bytes` of memory, and locks it if `locking` says so.
     pub(crate) fn new(memory_bytes: u64, locking: PageLocking) -> Result<Arc<Self>, StartError> {
         let chunks = chunk_count(memory_bytes)?;
         let length = chunks as usize * CHUNK_BYTES;
@@ -71,7 +72,8 @@ impl Arena {
         Ok(Arc::new(Self { map, chunks, free, changed: Condvar::new(), locking }))
     }
 
-    /// Returns `count` chunks, or none at all. Waits at most until one chunk's memory is given back to the host.
+    /// Takes `count` chunks. Returns `None` if there are too few. May wait until the memory of one chunk is given
+    /// back to the host.
     pub(crate) fn take(self: &Arc<Self>, count: usize) -> Option<Vec<Chunk>> {
         let mut free = self.free();
         let taken = loop {
@@ -91,7 +93,7 @@ impl Arena {
         Some(taken.into_iter().map(chunk).collect())
     }
 
-    /// Returns whether freed memory goes back to the host.
+    /// Returns whether freed memory is given back to the host.
     pub(crate) fn gives_back(&self) -> bool {
         self.locking == PageLocking::Unlocked && self.map.backing == Backing::Ordinary
     }
@@ -122,12 +124,12 @@ impl Arena {
         pages_of(self.free().chunks.used_count())
     }
 
-    /// Returns the number of pages in chunks that nobody has.
+    /// Returns the number of pages in free chunks.
     pub(crate) fn free_pages(&self) -> PageCount {
         pages_of(self.free().chunks.count())
     }
 
-    /// Returns the number of pages, free or used.
+    /// Returns the number of all pages, free or in use.
     pub(crate) fn pages(&self) -> PageCount {
         PageCount(self.chunks * CHUNK_PAGES_U32)
     }
@@ -145,18 +147,18 @@ impl Arena {
     }
 }
 
-/// 512 pages of the arena and the right to use them; dropping it gives them back.
+/// 512 pages of the arena and the right to use them. Dropping it returns them to the arena.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     arena: Arc<Arena>,
     base: NonNull<[u8; PAGE_SIZE]>,
     index: u32,
-    /// False until something is written, if its memory went back to the host: that has to find some then.
+    /// Whether the chunk has memory of the host. If not, the host has to find some at the first write.
     holds_memory: bool,
 }
 
 impl Chunk {
-    /// Returns whether it can be written to without the host having to find memory.
+    /// Returns whether the chunk can be written to without the host having to find memory.
     pub(crate) fn holds_memory(&self) -> bool {
         self.holds_memory
     }
@@ -169,7 +171,7 @@ impl Chunk {
         unsafe { self.base.add(index).as_ref() }
     }
 
-    /// Returns page `index`, to be written.
+    /// Returns page `index` for writing.
     pub(crate) fn page_mut(&mut self, index: usize) -> &mut [u8; PAGE_SIZE] {
         assert!(index < CHUNK_PAGES, "a chunk has {CHUNK_PAGES} pages");
         self.holds_memory = true;
@@ -207,8 +209,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps huge pages that the operator has set aside, all of them there at once; `None` if there are not enough.
-    /// They are never swapped.
+    /// Maps huge pages that the operator has set aside; they are all there at once, and never swapped. Returns `None`
+    /// if there are not enough.
     fn set_aside_huge_pages(memory_bytes: u64, length: usize) -> Option<Self> {
         if host::free_huge_page_bytes() < memory_bytes {
             return None;
@@ -217,7 +219,8 @@ impl Mapping {
         let base = map_anonymous(length, flags).ok()?;
         let map = Self { base, length, backing: Backing::HugeTlb };
         map.advise(Advice::LinuxDontDump);
-        // Reserved by the mapping, so this cannot fail for want of pages; kernels before 5.14 fault them in when used.
+        // Reserved by the mapping, so this cannot fail for lack of pages; kernels before 5.14 fault them in when
+        // used.
         // SAFETY: the range was just mapped and nothing refers to it.
         let _populated = unsafe { madvise(base.as_ptr(), length, Advice::LinuxPopulateWrite) };
         Some(map)
@@ -245,7 +248,7 @@ impl Mapping {
         Ok(map)
     }
 
-    /// Gives advice that changes nothing of what the memory holds.
+    /// Gives the kernel advice that does not change the memory's content.
     fn advise(&self, advice: Advice) {
         // SAFETY: the range is ours, and callers give no advice that discards.
         if let Err(error) = unsafe { madvise(self.base.as_ptr(), self.length, advice) } {
@@ -265,7 +268,7 @@ impl Mapping {
         })
     }
 
-    /// Gives the memory of chunk `index`, which nobody has, back to the host.
+    /// Gives the memory of chunk `index`, which has no owner, back to the host.
     fn give_back(&self, index: u32) {
         // SAFETY: nobody has the chunk while it is given back, so no reference into it is left, and pages that are gone read as zero.
         let given_back = unsafe { madvise(self.chunk(index).as_ptr().cast(), CHUNK_BYTES, Advice::LinuxDontNeed) };
@@ -274,7 +277,7 @@ impl Mapping {
         }
     }
 
-    /// Returns where chunk `index` begins.
+    /// Returns the start of chunk `index`.
     fn chunk(&self, index: u32) -> NonNull<[u8; PAGE_SIZE]> {
         let offset = index as usize * CHUNK_BYTES;
         assert!(offset + CHUNK_BYTES <= self.length, "a chunk lies in the mapping");
@@ -383,7 +386,7 @@ mod tests {
             let arena = Arc::clone(&arena);
             move || arena.give_back()
         });
-        // One that is being given back is waited for.
+        // The arena waits for a chunk that is being given back.
         while arena.pages_to_give_back() > PageCount(0) {
             assert_eq!(arena.take(8).expect("all").len(), 8);
         }

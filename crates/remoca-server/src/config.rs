@@ -1,52 +1,54 @@
-//! What an operator chooses.
+//! The operator's options.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What a server is started with.
+/// Options of a server.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// At least one.
+    /// Addresses to listen on, at least one.
     pub listen: Vec<ListenAddress>,
-    /// Bytes to give to pools, a multiple of 2 MiB.
+    /// Memory for pools in bytes, a multiple of 2 MiB.
     pub memory_bytes: u64,
-    /// Most bytes for one pool, a multiple of 4 KiB; all of the memory if not said.
+    /// Maximum size of one pool in bytes, a multiple of 4 KiB; `None` for all of the memory.
     pub quota_bytes: Option<u64>,
     /// How long the pool of a client that vanished is kept.
     pub grace: Duration,
     pub locking: PageLocking,
-    /// Worker threads, at least one.
+    /// Number of worker threads, at least one.
     pub threads: usize,
     /// A Unix socket that answers each connection with the status as JSON.
     pub control: Option<PathBuf>,
     pub limits: Limits,
 }
 
-/// Whether pages are locked into memory. Never changed behind the operator's back.
+/// Whether pages are locked into memory. The server never changes it by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageLocking {
-    /// All of the memory is taken and locked at the start, or the start fails.
+    /// All of the memory is allocated and locked at the start, or the start fails.
     Locked,
-    /// The host may swap pages out; memory is taken when it is first used, and given back when it is freed.
+    /// The host may swap pages out. Memory is allocated at its first use, and given back when it is freed.
     Unlocked,
 }
 
 /// Bounds on what peers can make the server hold.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections that have a pool.
+    /// Maximum number of connections that have a pool.
     pub sessions: usize,
-    /// Connections between accept and session. One more ends the oldest of those that have said nothing.
+    /// Maximum number of connections between accept and session. One more ends the oldest of those that have not said
+    /// HELLO.
     pub handshakes: usize,
-    /// Of these, connections of one address (IPv6: network of 64 bits; Unix sockets: user) that have said nothing.
+    /// Maximum number of these from one address (IPv6: network of 64 bits; Unix sockets: user) that have not said
+    /// HELLO.
     pub handshakes_of_peer: usize,
-    /// Time for a HELLO to arrive.
+    /// Time within which a HELLO must arrive.
     pub hello_timeout: Duration,
-    /// A connection is closed when its peer has not read any of its replies for this long.
+    /// Time after which a connection is closed if its peer has not read any of its replies.
     pub stall_timeout: Duration,
-    /// Receive buffer of a connection.
+    /// Size of a connection's receive buffer.
     pub receive_bytes: usize,
 }
 
@@ -70,7 +72,7 @@ pub enum ListenAddress {
     Unix(PathBuf),
 }
 
-/// Why text is not a [`ListenAddress`].
+/// Why a text is not a [`ListenAddress`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     #[error("an address begins with `tcp:` or `unix:`, as in tcp:192.0.2.1:7070 or unix:/run/remoca/serve.sock")]

@@ -1,7 +1,8 @@
-//! Who may stand between accept and session, and who has to go when there is no room.
+//! Decides which connections may wait between accept and session, and which must go when there is no room.
 //!
-//! Pure; `handshake.rs` ends the connections that are named here. A connection that has not said HELLO can be ended at any
-//! time, the oldest of its own peer first. One that has said it cannot: a worker is about to take it.
+//! Pure; `handshake.rs` ends the connections that are named here. A connection that has not said HELLO can be ended
+//! at any time, the oldest of its own peer first. A connection that has said HELLO cannot: a worker is about to take
+//! it.
 //! 1. At most `most` connections are here, and at most `most_of_peer` of one peer that have not said HELLO.
 //! 2. A peer that is within its bound is never ended for one that is beyond it (property-tested).
 
@@ -9,7 +10,7 @@ use std::collections::VecDeque;
 
 use crate::stream::Peer;
 
-/// The places.
+/// The connections between accept and session.
 #[derive(Debug)]
 pub(crate) struct Doorway {
     most: usize,
@@ -23,16 +24,17 @@ pub(crate) struct Doorway {
 struct Guest {
     number: u64,
     peer: Peer,
-    /// It has said HELLO.
+    /// Whether it has said HELLO.
     heard: bool,
 }
 
-/// What comes of a connection.
+/// The outcome of [`Doorway::enter`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Entered {
-    /// It is in, under this number. The connection that had `instead` is to be ended.
+    /// The connection is admitted under this number. If there is an `instead`, the connection with that number must
+    /// be ended.
     In { number: u64, instead: Option<u64> },
-    /// All that are here have said HELLO, and will leave soon.
+    /// All connections here have said HELLO, and will leave soon.
     Full,
 }
 
@@ -41,7 +43,7 @@ impl Doorway {
         Self { most, most_of_peer, guests: VecDeque::new(), next: 0 }
     }
 
-    /// Lets a connection in, at the cost of a silent one if there is no room.
+    /// Admits a connection. If there is no room, removes a silent one for it.
     pub(crate) fn enter(&mut self, peer: Peer) -> Entered {
         let silent_of_peer = |guest: &&Guest| !guest.heard && guest.peer == peer;
         let instead = if self.guests.iter().filter(silent_of_peer).count() >= self.most_of_peer {
@@ -63,11 +65,11 @@ impl Doorway {
         Entered::In { number, instead }
     }
 
-    /// Returns the oldest silent connection of the peer that has most of them.
+    /// Returns the oldest silent connection of the peer that has most of them, or `None` if all have said HELLO.
     fn oldest_of_the_most_frequent(&self) -> Option<u64> {
         let silent = || self.guests.iter().filter(|guest| !guest.heard);
         let frequency = |peer: Peer| silent().filter(|guest| guest.peer == peer).count();
-        // The last of several is taken, which is the oldest.
+        // `max_by_key` returns the last of several maxima, which is the oldest in this order.
         silent().rev().max_by_key(|guest| frequency(guest.peer)).map(|guest| guest.number)
     }
 
@@ -78,7 +80,7 @@ impl Doorway {
         }
     }
 
-    /// Removes a connection that is a session or gone.
+    /// Removes a connection that has become a session or has gone.
     pub(crate) fn leave(&mut self, number: u64) {
         self.guests.retain(|guest| guest.number != number);
     }

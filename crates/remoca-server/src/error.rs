@@ -1,4 +1,4 @@
-//! Why a server does not start, in the operator's words: what is wrong and what to do.
+//! Why a server does not start, in the operator's terms: what is wrong and what to do.
 
 use std::io;
 use std::path::PathBuf;

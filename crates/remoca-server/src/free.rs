@@ -1,35 +1,37 @@
-//! Which chunks of an arena nobody has, and which of those still hold memory of the host.
+//! Free chunks of an arena, and which of them still hold memory of the host.
 //!
-//! Pure; the arena calls it under a lock that is never held during a system call. A chunk that was used waits here until a
-//! thread of its own gives its memory back to the host, one chunk at a time. A pool that needs a chunk sooner gets it as it is.
-//! 1. Each chunk is owned by a pool, or free; and a free one is clean, used, or being given back: at most one is (property-tested).
-//! 2. A free chunk counts as free, whatever its memory.
+//! Pure; the arena calls it under a lock that is never held during a system call. A chunk that was used waits here
+//! until a separate thread gives its memory back to the host, one chunk at a time. A pool that needs a chunk sooner
+//! gets it as it is.
+//! 1. Each chunk is owned by a pool, or free. A free one is clean, used, or being given back; at most one is being given back
+//!    (property-tested).
+//! 2. A free chunk counts as free, whether or not it holds memory.
 
 /// The free chunks.
 #[derive(Debug)]
 pub(crate) struct FreeChunks {
-    /// Without memory, or with memory that stays locked.
+    /// Chunks without memory, or with memory that stays locked.
     clean: Vec<u32>,
-    /// Their memory is still to be given back.
+    /// Chunks whose memory is still to be given back.
     used: Vec<u32>,
-    /// Its memory is being given back right now.
+    /// Chunk whose memory is being given back now.
     leaving: Option<u32>,
 }
 
-/// What comes of a wish for chunks.
+/// The outcome of [`FreeChunks::take`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
-    /// Their numbers, and whether they hold memory of the host.
+    /// Indices of the chunks, and whether each holds memory of the host.
     Chunks(Vec<(u32, bool)>),
-    /// There are enough once the one is back whose memory is being given back.
+    /// There will be enough when the chunk whose memory is being given back is free again.
     SoonEnough,
     TooFew,
 }
 
 impl FreeChunks {
-    /// Returns all of `count` chunks, clean.
+    /// Returns `count` free chunks, all of them clean.
     pub(crate) fn all(count: u32) -> Self {
-        // Taken from the end: the lowest chunk first.
+        // Chunks are taken from the end: the lowest first.
         Self { clean: (0..count).rev().collect(), used: Vec::new(), leaving: None }
     }
 
@@ -37,7 +39,7 @@ impl FreeChunks {
         self.clean.len() + self.used.len() + usize::from(self.leaving.is_some())
     }
 
-    /// Returns how many free chunks still hold memory of the host.
+    /// Returns the number of free chunks that still hold memory of the host.
     pub(crate) fn used_count(&self) -> usize {
         self.used.len() + usize::from(self.leaving.is_some())
     }
@@ -56,19 +58,20 @@ impl FreeChunks {
         Taken::Chunks(clean.chain(used).collect())
     }
 
-    /// Takes back a chunk; `holds_memory` if the host is to have its memory.
+    /// Takes back a chunk. `holds_memory` says whether its memory is to be given back to the host.
     pub(crate) fn put(&mut self, chunk: u32, holds_memory: bool) {
         if holds_memory { self.used.push(chunk) } else { self.clean.push(chunk) }
     }
 
-    /// Takes the next chunk whose memory is to be given back. [`Self::given_back`] has to follow before the next.
+    /// Returns the next chunk whose memory is to be given back, or `None` if there is none. [`Self::given_back`] must
+    /// follow before the next call.
     pub(crate) fn begin_giving_back(&mut self) -> Option<u32> {
         assert!(self.leaving.is_none(), "one at a time");
         self.leaving = self.used.pop();
         self.leaving
     }
 
-    /// Notes that the host has the memory of the chunk.
+    /// Notes that the memory of the chunk has been given back.
     pub(crate) fn given_back(&mut self) {
         self.clean.extend(self.leaving.take());
     }

@@ -1,7 +1,7 @@
-//! Accepts connections, reads each one's HELLO, and hands it to the worker that has its pool.
+//! Accepts connections, reads each one's HELLO, and passes it to the worker that has its pool.
 //!
-//! Runs on the server's first thread. The number of connections between accept and session is bounded, as is that of one peer:
-//! one that says nothing makes room for those that come after it (`doorway.rs`).
+//! Runs on the server's first thread. The number of connections between accept and session is bounded, both in total
+//! and per peer. A silent connection makes room for those that come after it (`doorway.rs`).
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -18,14 +18,14 @@ use crate::listener::Listener;
 use crate::stream::{Peer, Stream};
 use crate::worker::{Arrival, Message, Shared};
 
-/// Pause after accept failed, for want of descriptors mostly.
+/// Pause after accept failed, mostly for lack of descriptors.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The workers, and which of them has a token.
+/// The worker threads, and the mapping from tokens to workers.
 #[derive(Debug)]
 pub(crate) struct Workers {
     senders: Vec<mpsc::Sender<Message>>,
-    /// Keyed, so that clients cannot all choose tokens of one worker.
+    /// Keyed with a random key, so that clients cannot all choose tokens of one worker.
     hasher: RandomState,
 }
 
@@ -48,16 +48,16 @@ impl Workers {
 #[derive(Debug)]
 pub(crate) struct Places {
     taken: Mutex<TakenPlaces>,
-    /// A connection has left.
+    /// Notified when a connection has left.
     freed: Notify,
 }
 
 #[derive(Debug)]
 struct TakenPlaces {
     doorway: Doorway,
-    /// Ends a connection that has to make room.
+    /// Handles that end a connection that has to make room.
     ends: HashMap<u64, AbortHandle>,
-    /// The operator was told that silent connections are ended.
+    /// Whether the operator was told that silent connections are ended.
     told: bool,
 }
 
@@ -68,8 +68,8 @@ impl Places {
         Self { taken: Mutex::new(taken), freed: Notify::new() }
     }
 
-    /// Takes a place for a connection, and ends another one for it if there is none. Waits while all others are about to have
-    /// a session.
+    /// Takes a place for a connection. If all places are taken, ends another connection for it. Waits while all
+    /// others are about to become sessions.
     async fn enter(self: &Arc<Self>, peer: Peer) -> Place {
         loop {
             let freed = self.freed.notified();
@@ -98,14 +98,14 @@ impl Places {
     }
 }
 
-/// A place of one connection, free again when dropped.
+/// The place of one connection; freed when dropped.
 struct Place {
     places: Arc<Places>,
     number: u64,
 }
 
 impl Place {
-    /// Notes that the connection has said HELLO: it is not ended any more.
+    /// Notes that the connection has said HELLO, so it is no longer ended to make room.
     fn hear(&self) {
         self.places.taken().doorway.hear(self.number);
     }
@@ -121,7 +121,7 @@ impl Drop for Place {
     }
 }
 
-/// Accepts until it is cancelled.
+/// Accepts connections until it is cancelled.
 pub(crate) async fn accept(listener: Listener, places: Arc<Places>, workers: Arc<Workers>, shared: Arc<Shared>) {
     loop {
         match listener.accept().await {
@@ -130,7 +130,7 @@ pub(crate) async fn accept(listener: Listener, places: Arc<Places>, workers: Arc
                 let number = place.number;
                 let greeting = tokio::spawn(greet(stream, place, Arc::clone(&workers), Arc::clone(&shared)));
                 places.taken().ends.insert(number, greeting.abort_handle());
-                // It says now what it has said already, before others can take its place.
+                // Lets the greeting read what the connection has already sent, before others can take its place.
                 yield_now().await;
             }
             Err(error) => {
@@ -141,7 +141,7 @@ pub(crate) async fn accept(listener: Listener, places: Arc<Places>, workers: Arc
     }
 }
 
-/// Why there is no session.
+/// Why a connection gets no session.
 enum NoSession {
     /// The peer went away, or its connection broke.
     Gone,

@@ -1,18 +1,19 @@
-//! What the host can give: free memory, control group limits, the limit on locked memory.
+//! Resources of the host: free memory, control group limits, the limit on locked memory.
 //!
-//! Called once, before the arena is mapped: memory that is locked beyond what is there would have other programs killed.
+//! Called once, before the arena is mapped. Locking more memory than is available would get other programs killed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Returns the bytes that new programs could have without swapping (`MemAvailable`).
+/// Returns the number of bytes that new programs could use without swapping (`MemAvailable`), or `None` if it is
+/// unknown.
 pub(crate) fn available_bytes() -> Option<u64> {
     meminfo_kib("MemAvailable:").map(|kib| kib * 1024)
 }
 
-/// Returns the bytes in free 2 MiB huge pages that the operator has set aside.
+/// Returns the size of the free 2 MiB huge pages that the operator has set aside, in bytes.
 pub(crate) fn free_huge_page_bytes() -> u64 {
     let path = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
     fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0) << 21
@@ -24,13 +25,15 @@ fn meminfo_kib(key: &str) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Returns the lowest memory limit among this process's control groups, and the file that says so.
+/// Returns the lowest memory limit among this process's control groups in bytes, and the file that sets it. Returns
+/// `None` if there is no limit.
 pub(crate) fn group_limit() -> Option<(u64, PathBuf)> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     groups.lines().filter_map(limit_of_group).min()
 }
 
-/// Returns the lowest limit on the way from the group of a line of `/proc/self/cgroup` up to the root.
+/// Returns the lowest limit among the group in a line of `/proc/self/cgroup` and its ancestors, or `None` if there is
+/// none.
 fn limit_of_group(line: &str) -> Option<(u64, PathBuf)> {
     let (_, rest) = line.split_once(':')?;
     let (controllers, group) = rest.split_once(':')?;
@@ -49,10 +52,10 @@ fn limit_of_group(line: &str) -> Option<(u64, PathBuf)> {
         .min()
 }
 
-/// Returns the limit on locked memory, after raising the soft limit to the hard one; `None` is no limit.
+/// Raises the soft limit on locked memory to the hard one, and returns it. `None` means no limit.
 pub(crate) fn raised_lock_limit() -> Option<u64> {
     let limit = getrlimit(Resource::Memlock);
-    // Nobody else can lower a soft limit's use by raising it; if it cannot be raised, the old one is reported.
+    // Raising a soft limit takes nothing from other processes. If it cannot be raised, the old one is reported.
     match setrlimit(Resource::Memlock, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
         Ok(()) => limit.maximum,
         Err(_) => limit.current,

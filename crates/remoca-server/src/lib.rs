@@ -1,8 +1,8 @@
 //! The memory server: pinned page pools, one for each client, over TCP and Unix sockets.
 //!
-//! Called by `remoca serve` and, in-process, by tests and benchmarks: [`Server::start`] does everything. One thread
-//! accepts connections and reads each HELLO; the connection then moves to the worker thread that owns the pools of its
-//! token, and stays there. So no lock is on the path of a page.
+//! Used by `remoca serve` and, in-process, by tests and benchmarks: [`Server::start`] does everything. One thread
+//! accepts connections and reads each HELLO. The connection then moves to the worker thread that owns the pools of
+//! its token, and stays there. So there is no lock on the path of a page.
 //!
 //! 1. A page is reachable only through the slot and pool it was sent to: memory that changes hands is unreachable until
 //!    it is written again (`pool.rs`).

@@ -1,4 +1,4 @@
-//! Listening sockets: bound before the server says it is ready, and the files of Unix sockets removed at the end.
+//! Listening sockets: bound before the server says it is ready. The files of Unix sockets are removed at the end.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -14,9 +14,9 @@ use crate::config::ListenAddress;
 use crate::error::StartError;
 use crate::stream::Stream;
 
-/// Most bytes in the path of a Unix socket (`sun_path` without its end).
+/// Maximum length of the path of a Unix socket, in bytes (`sun_path` without its terminating zero).
 const PATH_BYTES_MAX: usize = 107;
-/// Connections that wait in the kernel to be accepted.
+/// Maximum number of connections that wait in the kernel to be accepted.
 const BACKLOG: i32 = 128;
 /// Owner and group may connect.
 const SOCKET_MODE: u32 = 0o660;
@@ -43,7 +43,7 @@ impl BoundListener {
         }
     }
 
-    /// Returns the address, with the port that was found if any would do.
+    /// Returns the address. If port 0 was asked for, returns the port that was assigned.
     pub(crate) fn address(&self) -> io::Result<ListenAddress> {
         Ok(match self {
             Self::Tcp(listener) => {
@@ -54,7 +54,7 @@ impl BoundListener {
         })
     }
 
-    /// Attaches it to the event loop of this thread.
+    /// Attaches the listener to the event loop of this thread.
     pub(crate) fn attach(self) -> io::Result<Listener> {
         let address = self.address()?;
         Ok(match self {
@@ -86,7 +86,7 @@ impl Listener {
     }
 }
 
-/// The file of a Unix socket; removed when dropped, if it is still the same.
+/// The file of a Unix socket. Removed when dropped, unless another file has taken its place.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
@@ -137,8 +137,8 @@ fn bind_unix(path: &Path) -> Result<BoundListener, StartError> {
     Ok(BoundListener::Unix(socket.into(), file))
 }
 
-/// Makes a listening socket. Its mode is set before there is a file, so that nobody else can connect in between; what
-/// the umask took from it is given back afterwards.
+/// Makes a listening socket. Its mode is set before its file exists, so that no other user can connect in between.
+/// The permissions that the umask took away are restored afterwards.
 fn unix_socket(path: &Path) -> io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     rustix::fs::fchmod(&socket, rustix::fs::Mode::from_raw_mode(SOCKET_MODE))?;
@@ -148,7 +148,7 @@ fn unix_socket(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Removes a socket that nobody listens on any more: its server was killed.
+/// Removes a socket that no process listens on, because its server was killed.
 fn remove_stale(path: &Path) -> Result<(), StartError> {
     let listen_error = |source| StartError::Listen { address: ListenAddress::Unix(path.to_owned()), source };
     match fs::symlink_metadata(path) {
@@ -159,7 +159,7 @@ fn remove_stale(path: &Path) -> Result<(), StartError> {
     }
     match UnixStream::connect(path) {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(listen_error),
-        // A full backlog (WouldBlock) or a lack of permission also means that somebody listens.
+        // A full backlog (WouldBlock) or a lack of permission also means that a process listens.
         _ => Err(StartError::SocketTaken { path: path.to_owned() }),
     }
 }

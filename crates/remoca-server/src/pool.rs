@@ -1,13 +1,13 @@
 //! A page pool: the slots of one client and the memory behind them.
 //!
-//! Called by the session that holds the pool, and by the registry. Owns chunks of the arena, a bit for each slot, and the
-//! pool's counters. Beyond the pages it takes 1 bit and 24/512 bytes a page.
+//! Called by the session that holds the pool, and by the registry. Owns chunks of the arena, a bit for each slot, and
+//! the pool's counters. Besides its pages it needs 1 bit and 24/512 bytes per page.
 //!
 //! 1. A slot's page is readable only while its bit is set. It is set by [`Pool::store`] or [`Pool::relocate`], which
 //!    write the whole page. It is cleared when the page is moved away or the slot is cut off. So memory that had another
 //!    owner, or was cut off before, is unreachable until it is written again, and need not be zeroed.
 //! 2. Bits at and above `npages` are clear.
-//! 3. The chunks cover `npages` slots and no chunk is without one.
+//! 3. The chunks cover `npages` slots, and each chunk has at least one of them.
 
 use std::sync::Arc;
 
@@ -15,23 +15,23 @@ use remoca_core::units::{PAGE_SIZE, PageCount, SlotIndex};
 
 use crate::arena::{Arena, CHUNK_PAGES, Chunk};
 
-/// Work of writing to a chunk without memory, in pages moved: the host clears up to 2 MiB for it.
+/// Work of a first write to a chunk without memory, in pages moved: the host clears up to 2 MiB for it.
 const FIRST_WRITE_WORK: u32 = 32;
 
-/// What a pool has seen since it was created.
+/// Counters of a pool since its creation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
-    /// Pages asked for and sent.
+    /// Pages that were requested and sent.
     pub(crate) gets: u64,
-    /// Pages asked for that were not there.
+    /// Pages that were requested and not found.
     pub(crate) not_found: u64,
-    /// SENDPAGE frames, those beyond the pool's size included: the client compares it with what it sent.
+    /// SENDPAGE frames, including those beyond the pool's size: the client compares this number with its own.
     pub(crate) sends: u64,
     pub(crate) moves: u64,
     pub(crate) resizes_refused: u64,
 }
 
-/// Why a pool keeps its size.
+/// Why a pool was not resized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ResizeRefusal {
     Quota,
@@ -62,7 +62,7 @@ impl Pool {
         self.quota
     }
 
-    /// Returns the pages available beyond the present size. Other pools may take them first.
+    /// Returns the number of pages available beyond the present size. Other pools may take them first.
     pub(crate) fn available(&self) -> PageCount {
         let slack = self.chunks.len() * CHUNK_PAGES - self.npages;
         let memory = self.arena.free_pages().0.saturating_add(u32::try_from(slack).unwrap_or(0));
@@ -74,7 +74,8 @@ impl Pool {
         self.written.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 
-    /// Changes the number of slots; those below the smaller of both sizes keep their pages. All or nothing.
+    /// Changes the number of slots. Slots below the smaller of both sizes keep their pages. On an error, nothing
+    /// changes.
     pub(crate) fn resize(&mut self, npages: PageCount) -> Result<(), ResizeRefusal> {
         if npages > self.quota {
             self.counters.resizes_refused += 1;
@@ -104,8 +105,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Puts a page into a slot, and returns how much work that was. Beyond the size of the pool it is dropped: the client sent it
-    /// before it heard that the pool is smaller.
+    /// Stores a page in a slot, and returns the work in pages moved. A page beyond the size of the pool is dropped:
+    /// the client sent it before it learned that the pool is smaller.
     #[inline]
     pub(crate) fn store(&mut self, slot: SlotIndex, page: &[u8; PAGE_SIZE]) -> u32 {
         self.counters.sends += 1;
@@ -119,13 +120,13 @@ impl Pool {
         work
     }
 
-    /// Returns the work of writing to a slot: more where the host has to find memory.
+    /// Returns the work of writing to a slot, in pages moved. It is more where the host has to find memory.
     #[inline]
     fn write_work(&self, slot: usize) -> u32 {
         if self.chunks[slot / CHUNK_PAGES].holds_memory() { 1 } else { FIRST_WRITE_WORK }
     }
 
-    /// Returns whether the slot holds a page. Counted as a request for it.
+    /// Returns whether the slot holds a page. Counts this as a request for the page.
     #[inline]
     pub(crate) fn request(&mut self, slot: SlotIndex) -> bool {
         let held = self.holds(slot.0 as usize);
@@ -133,7 +134,7 @@ impl Pool {
         held
     }
 
-    /// Returns the memory of a slot that held a page when it was requested, `None` beyond the size.
+    /// Returns the memory of a slot that held a page when it was requested, or `None` beyond the size.
     ///
     /// A slot whose page was moved away in the meantime still has the bytes: the reply was due before the move.
     #[inline]
@@ -142,8 +143,8 @@ impl Pool {
         Some(self.chunks.get(slot / CHUNK_PAGES)?.page(slot % CHUNK_PAGES))
     }
 
-    /// Copies what `from` holds to `to` and empties `from`; returns how much work that was. Where `from` holds nothing, `to`
-    /// holds nothing afterwards.
+    /// Moves the page of slot `from` to another slot `to`, and returns the work in pages moved. Afterwards `from` is
+    /// empty. If `from` was empty, `to` is empty too. Does nothing if both are the same slot.
     pub(crate) fn relocate(&mut self, from: SlotIndex, to: SlotIndex) -> u32 {
         self.counters.moves += 1;
         let (from, to) = (from.0 as usize, to.0 as usize);
@@ -171,7 +172,7 @@ impl Pool {
         self.written.get(slot / 64).is_some_and(|word| word >> (slot % 64) & 1 == 1)
     }
 
-    /// Clears the bits `first..end`.
+    /// Clears the bits `first..end`, which must not be empty.
     fn clear(&mut self, first: usize, end: usize) {
         let (first_word, last_word) = (first / 64, (end - 1) / 64);
         let from_first = u64::MAX << (first % 64);
@@ -215,7 +216,7 @@ mod tests {
         ]
     }
 
-    /// What a pool should hold, told in the simplest way.
+    /// What a pool should hold, in the simplest form.
     #[derive(Default)]
     struct Model {
         npages: u32,
@@ -252,7 +253,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        /// Two pools on an arena too small for both at their largest: each holds what its model does, and nothing else.
+        /// Tests two pools on an arena too small for both at their largest: each holds exactly what its model does.
         #[test]
         fn pools_hold_what_was_stored(
             operations in prop::collection::vec((any::<bool>(), operation()), 1..150),
@@ -337,7 +338,7 @@ mod tests {
                 [(0, 512), (512, 0), (0, 512)].map(|(from, to)| pool.relocate(SlotIndex(from), SlotIndex(to))),
                 [first_work, 1, 1]
             );
-            // Taken again before the host has the memory: nothing to find.
+            // Taken again before its memory is given back: the host need not find any.
             pool.resize(PageCount(0)).expect("smaller");
             pool.resize(PageCount(1024)).expect("room");
             assert_eq!([5, 600].map(|slot| pool.store(SlotIndex(slot), &page)), [1, 1]);

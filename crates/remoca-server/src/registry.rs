@@ -2,9 +2,9 @@
 //!
 //! Called by the worker when a connection comes or goes; knows no socket. Owns the pools and remembers epochs.
 //!
-//! 1. A pool has at most one session: [`Registry::arrive`] hands out the older one, to be ended before the newer begins.
-//! 2. A session whose epoch is not the pool's latest has no say any more, whatever it still reports.
-//! 3. A pool without a client is freed after the grace time; one without slots, at once.
+//! 1. A pool has at most one session: [`Registry::arrive`] returns the older one, to be ended before the newer begins.
+//! 2. A session whose epoch is not the pool's latest changes nothing, whatever it still reports.
+//! 3. A pool whose client is gone is freed after the grace time; a pool without slots, at once.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -25,37 +25,37 @@ pub(crate) struct Registry {
     quota: PageCount,
     grace: Duration,
     pools: HashMap<Token, Entry>,
-    /// Of pools that are gone, and of sessions.
+    /// Totals of freed pools, and of sessions.
     totals: Totals,
 }
 
 struct Entry {
     pool: Rc<RefCell<Pool>>,
     generation: PoolGeneration,
-    /// The latest that was seen.
+    /// Latest epoch seen.
     epoch: u64,
     peer: String,
     presence: Presence,
 }
 
 enum Presence {
-    /// A connection has been let in, and its session is about to begin.
+    /// A connection has been admitted, and its session is about to begin.
     Arriving,
     Here(JoinHandle<()>),
-    /// Nobody is there; the pool is freed at this time.
+    /// The client is gone; the pool is freed at this time.
     Vanished(Instant),
 }
 
-/// What an arriving client gets.
+/// What an arriving client receives.
 #[derive(Debug)]
 pub(crate) struct Arrived {
     pub(crate) pool: Rc<RefCell<Pool>>,
     pub(crate) generation: PoolGeneration,
-    /// The older session of the same client. It must have ended before the client is answered.
+    /// Older session of the same client. It must have ended before the client is answered.
     pub(crate) older: Option<JoinHandle<()>>,
 }
 
-/// Why an arriving client is sent away.
+/// Refusal of an arriving client whose epoch is not newer than the latest.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct StaleEpoch {
     pub(crate) latest: u64,
@@ -75,7 +75,7 @@ impl Registry {
         Self { arena, quota, grace, pools: HashMap::new(), totals: Totals::default() }
     }
 
-    /// Finds the pool of a client, or creates one of generation `fresh`.
+    /// Finds the pool of a client, or creates one of generation `fresh`. Records the new epoch and peer.
     pub(crate) fn arrive(&mut self, hello: &Hello, peer: String, fresh: PoolGeneration) -> Result<Arrived, StaleEpoch> {
         if let Some(entry) = self.pools.get(&hello.token)
             && hello.epoch <= entry.epoch
@@ -102,7 +102,7 @@ impl Registry {
         Ok(Arrived { pool: Rc::clone(&entry.pool), generation: entry.generation, older })
     }
 
-    /// Notes that the session of an arrived client runs.
+    /// Notes that the session of an arrived client is running.
     pub(crate) fn settle(&mut self, hello: &Hello, session: JoinHandle<()>) {
         if let Some(entry) = self.pools.get_mut(&hello.token)
             && entry.epoch == hello.epoch
@@ -112,7 +112,7 @@ impl Registry {
         }
     }
 
-    /// Handles the end of a client's session, or that it never began.
+    /// Handles the end of a client's session, also of one that never began.
     pub(crate) fn leave(&mut self, hello: &Hello, left: Left, now: Instant) {
         let Some(entry) = self.pools.get_mut(&hello.token) else { return };
         if entry.epoch != hello.epoch {
@@ -126,7 +126,7 @@ impl Registry {
         }
     }
 
-    /// Returns when the next pool is to be freed.
+    /// Returns the time when the next pool is to be freed, or `None` if no client is gone.
     pub(crate) fn next_expiry(&self) -> Option<Instant> {
         self.pools.values().filter_map(Entry::expiry).min()
     }

@@ -1,7 +1,7 @@
 //! Replies that wait to be sent, as one vectored write that points into the pool.
 //!
-//! Called by a session. Holds slots, not pages: the pages are looked up when they are written, so they must not change
-//! in between (the session sees to that with [`Replies::points_to`]).
+//! Called by a session. Holds slots, not pages: the pages are looked up when they are written, so they must not
+//! change in between. The session ensures that with [`Replies::points_to`].
 
 use std::io::IoSlice;
 
@@ -9,9 +9,9 @@ use remoca_protocol::{Frame, HEADER_BYTES, PAGE_SIZE, RequestId, SlotIndex, send
 
 use crate::pool::Pool;
 
-/// Most replies that wait. With their pages they are 1 MiB.
+/// Maximum number of waiting replies. With their pages they are 1 MiB.
 const REPLIES_MAX: usize = 256;
-/// Most pieces that the kernel takes at once (`IOV_MAX`).
+/// Maximum number of pieces in one vectored write (`IOV_MAX`).
 const SLICES_MAX: usize = 1024;
 
 const _: () = assert!(2 * REPLIES_MAX <= SLICES_MAX);
@@ -19,16 +19,16 @@ const _: () = assert!(2 * REPLIES_MAX <= SLICES_MAX);
 #[derive(Debug, Default)]
 pub(crate) struct Replies {
     queue: Vec<Reply>,
-    /// Replies sent whole.
+    /// Number of replies sent as a whole.
     sent: usize,
-    /// Bytes sent of the reply after them.
+    /// Number of bytes sent of the next reply.
     sent_bytes: usize,
 }
 
 #[derive(Debug)]
 struct Reply {
     header: [u8; HEADER_BYTES],
-    /// Whose page follows the header.
+    /// Slot whose page follows the header.
     slot: Option<SlotIndex>,
 }
 
@@ -41,13 +41,13 @@ impl Replies {
         self.queue.len() >= REPLIES_MAX
     }
 
-    /// Drops all replies: nobody waits for them.
+    /// Drops all replies, because no client waits for them.
     pub(crate) fn clear(&mut self) {
         self.queue.clear();
         (self.sent, self.sent_bytes) = (0, 0);
     }
 
-    /// Returns whether a waiting reply is the page of this slot.
+    /// Returns whether a waiting reply carries the page of this slot.
     pub(crate) fn points_to(&self, slot: SlotIndex) -> bool {
         self.queue.iter().any(|reply| reply.slot == Some(slot))
     }
@@ -68,7 +68,7 @@ impl Replies {
         }
     }
 
-    /// Returns everything that is still to be written.
+    /// Returns all bytes that are still to be written.
     pub(crate) fn slices<'a>(&'a self, pool: &'a Pool) -> Vec<IoSlice<'a>> {
         let mut slices = Vec::with_capacity(2 * (self.queue.len() - self.sent));
         let mut skip = self.sent_bytes;
@@ -119,7 +119,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        /// However few bytes the socket takes at a time, the stream is the replies in their order.
+        /// Tests that the stream consists of the replies in order, however few bytes the socket accepts at a time.
         #[test]
         fn partial_writes_lose_and_repeat_nothing(
             replies in prop::collection::vec(prop::option::of(0u8..16), 1..40),

@@ -1,6 +1,6 @@
-//! The server as a whole: checks what it was asked for, takes the memory, binds the sockets, starts the threads.
+//! The server as a whole: checks its configuration, allocates the memory, binds the sockets, starts the threads.
 //!
-//! One thread accepts; `threads` workers serve. [`Server`] is the handle on them; dropping it stops the server.
+//! One thread accepts; `threads` workers serve. [`Server`] is their handle; dropping it stops the server.
 
 use std::io;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::status::{Status, Totals, hex};
 use crate::worker::{self, ARRIVALS_MAX, Message, Shared, fill_random};
 
 const THREADS_MAX: usize = 1024;
-/// How long someone who asks for the status may take to read it.
+/// Time that a client may take to read the status.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A running memory server.
@@ -31,18 +31,18 @@ const CONTROL_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Server {
     addresses: Vec<ListenAddress>,
     reporter: Arc<Reporter>,
-    /// For questions from outside of its threads.
+    /// For requests from outside the server's threads.
     handle: Handle,
-    /// Its end tells all threads to stop.
+    /// Dropping it tells all threads to stop.
     stop: Option<watch::Sender<()>>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Server {
-    /// Starts a server; when it returns, clients can connect.
+    /// Starts a server. When this returns, clients can connect.
     ///
     /// # Errors
-    /// [`StartError`], and then nothing is left behind.
+    /// [`StartError`]. Then nothing is left behind.
     pub fn start(config: Config) -> Result<Self, StartError> {
         let quota = check(&config)?;
         let mut server_id = ServerId([0; 16]);
@@ -71,13 +71,13 @@ impl Server {
         Ok(Self { addresses, reporter, handle, stop: Some(stop), threads })
     }
 
-    /// Returns where it listens, with the ports that were found for port 0.
+    /// Returns the addresses that the server listens on, with the assigned ports in place of port 0.
     #[must_use]
     pub fn local_addresses(&self) -> &[ListenAddress] {
         &self.addresses
     }
 
-    /// Returns what it holds and has done.
+    /// Returns the server's status: its pools, its memory and its counters.
     ///
     /// # Panics
     /// When called from within a tokio runtime.
@@ -86,7 +86,7 @@ impl Server {
         self.handle.block_on(self.reporter.status())
     }
 
-    /// Closes all connections, frees all memory, removes its sockets, and returns when that is done.
+    /// Closes all connections, frees all memory, and removes its sockets. Returns when that is done.
     pub fn shutdown(self) {
         drop(self);
     }
@@ -104,7 +104,7 @@ impl Drop for Server {
     }
 }
 
-/// Checks what needs no looking at the host, and returns the quota in pages.
+/// Checks the options that can be checked without looking at the host, and returns the quota in pages.
 fn check(config: &Config) -> Result<PageCount, StartError> {
     let memory_bytes = config.memory_bytes;
     if config.listen.is_empty() {
@@ -123,7 +123,7 @@ fn check(config: &Config) -> Result<PageCount, StartError> {
     if quota_bytes > memory_bytes {
         return Err(StartError::QuotaAboveMemory { quota_bytes, memory_bytes });
     }
-    // The arena refuses memory of so many pages.
+    // The arena refuses memory of more pages than a `u32` can count.
     Ok(PageCount(u32::try_from(quota_bytes / PAGE_SIZE_U64).unwrap_or(u32::MAX)))
 }
 
@@ -163,7 +163,7 @@ fn attach(
     Ok((listeners, control.map(BoundListener::attach).transpose()?))
 }
 
-/// All that the accepting thread has.
+/// Everything that the accepting thread owns.
 struct Doors {
     listeners: Vec<Listener>,
     control: Option<Listener>,
@@ -184,7 +184,7 @@ impl Doors {
         if let Some(control) = self.control {
             open.spawn(answer_control(control, Arc::clone(&self.reporter)));
         }
-        // An error is the news: the sender is gone.
+        // An error means that the sender is gone: it is time to stop.
         let _stopped = self.stopped.changed().await;
     }
 }
@@ -234,7 +234,7 @@ async fn answer_control(control: Listener, reporter: Arc<Reporter>) {
             Ok(stream) => {
                 let Ok(mut json) = serde_json::to_vec_pretty(&reporter.status().await) else { continue };
                 json.push(b'\n');
-                // A client that does not read it does not get it.
+                // A client that does not read the status in time does not get it.
                 let _answered = timeout(CONTROL_TIMEOUT, stream.answer(&json)).await;
             }
             Err(error) => {

@@ -1,12 +1,12 @@
 //! A session: one connection that has a pool.
 //!
-//! Run as a task of the worker that owns the pool. Reads what there is, handles all frames of it, and answers with one
-//! vectored write whose pieces point into the pool.
+//! Runs as a task of the worker that owns the pool. Reads the available bytes, handles all frames in them, and
+//! answers with one vectored write whose pieces point into the pool.
 //!
 //! 1. While replies wait to be sent, nothing is read. So a peer that does not read its replies costs one receive buffer
 //!    and one reply queue, and is closed after a while.
-//! 2. Replies that wait are sent before a frame is handled that would change their pages or give their memory away.
-//! 3. A session that does much lets the other sessions of its thread go in between.
+//! 2. Waiting replies are sent before a frame is handled that would change their pages or free their memory.
+//! 3. A session with much work lets the other sessions of its thread run in between.
 
 use std::cell::RefCell;
 use std::io;
@@ -35,7 +35,7 @@ pub(crate) enum SessionEnd {
     Failed(#[from] io::Error),
 }
 
-/// What a client did wrong.
+/// A violation of the protocol by a client.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Violation {
     #[error(transparent)]
@@ -44,17 +44,17 @@ pub(crate) enum Violation {
     OutOfPlace,
 }
 
-/// Why handling stopped.
+/// Why the handling of frames stopped.
 enum Pause {
-    /// All frames that are there have been handled.
+    /// All complete frames have been handled.
     NoFrame,
-    /// The replies that wait have to be sent first, or it is time for other sessions.
+    /// Waiting replies must be sent first, or it is time for other sessions.
     Flush,
-    /// BYE.
+    /// The client said BYE.
     Bye,
 }
 
-/// Work after which other sessions have their turn, in pages moved.
+/// Amount of work after which other sessions have their turn, in pages moved.
 const WORK_MAX: u32 = 128;
 
 pub(crate) struct Session {
@@ -63,17 +63,17 @@ pub(crate) struct Session {
     replies: Replies,
     pool: Rc<RefCell<Pool>>,
     stall_timeout: Duration,
-    /// Since other sessions last had their turn.
+    /// Work since other sessions last had their turn, in pages moved.
     work: u32,
 }
 
 impl Session {
-    /// Begins a session; `buffer` may hold frames that came right after the HELLO.
+    /// Begins a session. `buffer` may hold frames that came directly after the HELLO.
     pub(crate) fn new(stream: Stream, buffer: ReceiveBuffer, pool: Rc<RefCell<Pool>>, stall_timeout: Duration) -> Self {
         Self { stream, buffer, replies: Replies::default(), pool, stall_timeout, work: 0 }
     }
 
-    /// Serves the client until its connection ends.
+    /// Serves the client until its connection ends, and returns why it ended.
     pub(crate) async fn run(mut self, welcome: Welcome) -> SessionEnd {
         let Err(end) = self.serve(welcome).await;
         if let SessionEnd::Malformed(_) = end {
@@ -114,8 +114,8 @@ impl Session {
         }
     }
 
-    /// Handles what the client sent before it left; whether it said BYE. Replies find nobody any more, as when a client leaves
-    /// with reads under way.
+    /// Handles what the client sent before it left, and returns whether it said BYE. Replies are dropped, as when a
+    /// client leaves with reads in flight.
     async fn said_bye(&mut self, mut handled: Result<Pause, SessionEnd>) -> bool {
         loop {
             self.replies.clear();
@@ -136,7 +136,7 @@ impl Session {
         }
     }
 
-    /// Handles frames until there is none, or one that has to wait.
+    /// Handles frames until there is no complete one, or one that has to wait.
     fn handle_frames(&mut self) -> Result<Pause, SessionEnd> {
         let Self { buffer, replies, pool, work, .. } = self;
         let mut pool = pool.borrow_mut();
@@ -160,7 +160,7 @@ impl Session {
         Ok(Pause::Flush)
     }
 
-    /// Sends all replies that wait.
+    /// Sends all waiting replies.
     async fn flush(&mut self) -> Result<(), SessionEnd> {
         while !self.replies.is_empty() {
             let written = {
@@ -182,10 +182,10 @@ impl Session {
     }
 }
 
-/// Returns whether the frame changes what a waiting reply points to.
+/// Returns whether the frame would change memory that a waiting reply points to.
 fn must_wait(frame: &Frame<'_>, replies: &Replies, pool: &Pool) -> bool {
     match *frame {
-        // The slot that a page is moved from keeps its bytes until it is stored to again.
+        // The slot that a page is moved from keeps its bytes until another page is stored in it.
         Frame::SendPage { slot, .. } | Frame::Move { to: slot, .. } => replies.points_to(slot),
         Frame::SetSize { npages, .. } => npages < pool.npages() && !replies.is_empty(),
         Frame::Hello(_)
@@ -197,7 +197,7 @@ fn must_wait(frame: &Frame<'_>, replies: &Replies, pool: &Pool) -> bool {
     }
 }
 
-/// Does what the frame says and returns how much work it was.
+/// Executes the frame, and returns the work in pages moved.
 #[inline]
 fn handle(frame: Frame<'_>, pool: &mut Pool, replies: &mut Replies) -> Result<u32, Violation> {
     match frame {

@@ -1,9 +1,9 @@
-//! What a server tells about itself.
+//! What a server reports about itself.
 
 use remoca_protocol::Token;
 use serde::Serialize;
 
-/// What the pages lie in.
+/// Memory that the pages lie in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Backing {
@@ -13,18 +13,18 @@ pub enum Backing {
     Ordinary,
 }
 
-/// A server at one moment. Counters of pools that are gone are in the totals still.
+/// State of a server at one moment. The totals include the counters of freed pools.
 #[derive(Clone, Debug, Serialize)]
 pub struct Status {
     pub server_id: String,
     pub uptime_s: u64,
     pub backing: Backing,
     pub locked: bool,
-    /// All pages of the server.
+    /// Number of all pages of the server.
     pub pages: u32,
-    /// Pages in memory that no pool has.
+    /// Number of pages in free chunks, which no pool has.
     pub pages_free: u32,
-    /// Free pages whose memory is still to be given back to the host.
+    /// Number of free pages whose memory is still to be given back to the host.
     pub pages_to_give_back: u32,
     pub quota_pages: u32,
     pub totals: Totals,
@@ -36,16 +36,16 @@ pub struct Status {
 pub struct Totals {
     /// Pages sent to clients.
     pub gets: u64,
-    /// Pages asked for that were not there.
+    /// Pages that were requested and not found.
     pub not_found: u64,
     /// Pages received from clients.
     pub sends: u64,
     pub moves: u64,
-    /// SETSIZEs refused.
+    /// Refused SETSIZE frames.
     pub resizes_refused: u64,
     /// Sessions begun.
     pub sessions: u64,
-    /// Connections closed because a newer one of the same client came.
+    /// Connections closed because a newer connection of the same client came.
     pub fenced: u64,
     /// Pools freed because their client did not come back in time.
     pub expired: u64,
@@ -54,9 +54,9 @@ pub struct Totals {
 /// One pool.
 #[derive(Clone, Debug, Serialize)]
 pub struct PoolStatus {
-    /// First bytes of the token; the rest is the client's secret.
+    /// First bytes of the token in hexadecimal; the rest is the client's secret.
     pub token: String,
-    /// The client, as the connection shows it.
+    /// Origin of the client's connection.
     pub peer: String,
     pub connected: bool,
     pub npages: u32,
@@ -85,7 +85,7 @@ impl Totals {
     }
 }
 
-/// What one worker reports.
+/// The report of one worker.
 #[derive(Debug, Default)]
 pub(crate) struct WorkerReport {
     pub(crate) totals: Totals,
@@ -96,7 +96,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Returns the part of a token that may be shown.
+/// Returns the part of a token that may be shown, in hexadecimal.
 pub(crate) fn shown(token: &Token) -> String {
     hex(&token.0[..4])
 }

@@ -1,4 +1,4 @@
-//! A connection over TCP or a Unix socket, and the few things that are done with it.
+//! A connection over TCP or a Unix socket, and its few operations.
 
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -18,11 +18,11 @@ pub(crate) enum Stream {
     Unix(UnixStream),
 }
 
-/// Who a connection is from, as far as bounds go.
+/// Origin of a connection, as far as bounds are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
     V4(Ipv4Addr),
-    /// The network of an IPv6 address: a host has all 2^64 addresses of one.
+    /// The 64-bit network of an IPv6 address, because a host has all 2^64 addresses of one.
     V6([u16; 4]),
     /// A user of this host.
     User(u32),
@@ -48,18 +48,18 @@ pub(crate) enum DetachedStream {
     Unix(std::os::unix::net::UnixStream),
 }
 
-/// After this long without a sign of life, a peer's host is asked for one, and again after each [`KEEPALIVE_INTERVAL`].
+/// Idle time after which the kernel probes a peer's host, and again after each [`KEEPALIVE_INTERVAL`].
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// Signs of life that may stay away.
+/// Number of probes that may stay unanswered.
 const KEEPALIVE_COUNT: u32 = 3;
-/// How long, and for how much input, the last words to a peer may take.
+/// Maximum time and amount of input for the last message to a peer.
 const FAREWELL: Duration = Duration::from_secs(1);
 const FAREWELL_BYTES: usize = 1 << 20;
 
 impl Stream {
-    /// Sets options so that small messages go out at once, and dead hosts are noticed, also while there is something to
-    /// send to them. For the kernel, a peer that does not read is no different: it gets the same time from both.
+    /// Sets options so that small messages are sent at once, and dead hosts are noticed, also while data waits to be
+    /// sent to them. The kernel cannot tell a dead host from a peer that does not read, so both get the same time.
     pub(crate) fn tune(&self, stall_timeout: Duration) -> io::Result<()> {
         let Self::Tcp(stream) = self else { return Ok(()) };
         stream.set_nodelay(true)?;
@@ -73,7 +73,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Returns who is there, for logs.
+    /// Returns the peer's identity, for logs.
     pub(crate) fn peer(&self) -> String {
         match self {
             Self::Tcp(stream) => {
@@ -86,7 +86,7 @@ impl Stream {
         }
     }
 
-    /// Returns who is there, for bounds.
+    /// Returns the peer's identity, for bounds.
     pub(crate) fn origin(&self) -> Peer {
         match self {
             Self::Tcp(stream) => stream.peer_addr().map_or(Peer::Unknown, |address| address.ip().into()),
@@ -101,8 +101,8 @@ impl Stream {
         })
     }
 
-    /// Reads what there is, waiting for something; 0 at the end. A read that does not fill `space` costs no second one
-    /// to learn that nothing is left.
+    /// Reads the available bytes, and waits until there are some. Returns 0 at the end of the stream. A read that
+    /// does not fill `space` needs no second one to learn that nothing is left.
     #[inline]
     pub(crate) async fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
         match self {
@@ -111,7 +111,7 @@ impl Stream {
         }
     }
 
-    /// Writes what the socket takes now.
+    /// Writes as much as the socket accepts now, and returns the number of bytes.
     #[inline]
     pub(crate) fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
@@ -134,12 +134,12 @@ impl Stream {
         }
     }
 
-    /// Tells the peer why the connection ends, in bounded time. What the peer has sent is read and thrown away: closing
-    /// with unread input would take the message away from it again.
+    /// Tells the peer why the connection ends, in bounded time. Input from the peer is read and discarded: closing
+    /// with unread input would discard the message before the peer reads it.
     pub(crate) async fn farewell(mut self, last_words: ErrorReply) {
         let mut bytes = Vec::new();
         Frame::Error(last_words).encode(&mut bytes);
-        // The peer may be gone already: it does not matter.
+        // The peer may be gone already, which does not matter.
         let _told = timeout(FAREWELL, async {
             self.write_all(&bytes).await?;
             self.end_writing().await?;
@@ -156,7 +156,7 @@ impl Stream {
         .await;
     }
 
-    /// Writes one answer and ends the connection in order.
+    /// Writes one answer, and ends the connection in good order.
     pub(crate) async fn answer(mut self, bytes: &[u8]) -> io::Result<()> {
         self.write_all(bytes).await?;
         self.end_writing().await
@@ -171,7 +171,7 @@ impl Stream {
 }
 
 impl DetachedStream {
-    /// Attaches it to the event loop of this thread.
+    /// Attaches the connection to the event loop of this thread.
     pub(crate) fn attach(self) -> io::Result<Stream> {
         Ok(match self {
             Self::Tcp(stream) => Stream::Tcp(TcpStream::from_std(stream)?),

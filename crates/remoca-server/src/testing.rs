@@ -16,15 +16,15 @@ use crate::pool::Pool;
 use crate::session::Session;
 use crate::stream::Stream;
 
-/// What the pool of a session may have.
+/// Memory and quota of a session's pool.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolSetup {
-    /// A multiple of 2 MiB.
+    /// Memory of the arena in bytes, a multiple of 2 MiB.
     pub memory_bytes: u64,
     pub quota: PageCount,
 }
 
-/// Serves one client with a new pool. The client sends `input` and closes; returns all that it was sent.
+/// Serves one client with a new pool. The client sends `input` and closes. Returns everything that it received.
 ///
 /// # Panics
 /// If the system has no memory or sockets.
@@ -45,7 +45,7 @@ pub fn serve_bytes(setup: PoolSetup, input: &[u8]) -> Vec<u8> {
         };
         let (client, server) = UnixStream::pair().expect("sockets");
         let stall_timeout = Duration::from_secs(60);
-        // No more than the least, so that frames are cut.
+        // The minimum size, so that frames are cut.
         let session = Session::new(Stream::Unix(server), ReceiveBuffer::new(0), pool, stall_timeout);
         let (mut from_server, mut to_server) = client.into_split();
         let send = async {

@@ -1,7 +1,8 @@
 //! A worker thread: the pools of some tokens and the sessions that use them.
 //!
-//! Fed by the handshakes through a channel; runs one task for each session, on one thread, so pools need no locks.
-//! Arrivals are handled one after the other: an older session has ended before the next arrival is looked at.
+//! Receives connections from the handshakes through a channel. Runs one task per session, all on one thread, so pools
+//! need no locks. Arrivals are handled one after the other: an older session has ended before the next arrival is
+//! looked at.
 
 use std::cell::RefCell;
 use std::future::pending;
@@ -24,20 +25,20 @@ use crate::session::{Session, SessionEnd};
 use crate::status::WorkerReport;
 use crate::stream::{DetachedStream, Stream};
 
-/// Arrivals that may wait for a worker.
+/// Maximum number of arrivals that wait for a worker.
 pub(crate) const ARRIVALS_MAX: usize = 16;
 
-/// Clients at a time that a worker tells why they are refused.
+/// Maximum number of clients that a worker tells at the same time why they are refused.
 const FAREWELLS_MAX: usize = 16;
 
-/// What all threads of a server know.
+/// State shared by all threads of a server.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) arena: Arc<Arena>,
     pub(crate) quota: PageCount,
     pub(crate) server_id: ServerId,
-    /// One permit for each session that may be.
+    /// One permit for each session that may exist.
     pub(crate) sessions: Arc<Semaphore>,
 }
 
@@ -46,16 +47,16 @@ pub(crate) enum Message {
     Report(oneshot::Sender<WorkerReport>),
 }
 
-/// A connection that said HELLO in a version that both speak.
+/// A connection that said HELLO with a version that the server speaks too.
 pub(crate) struct Arrival {
     pub(crate) stream: DetachedStream,
-    /// With what came after the HELLO.
+    /// Also holds the bytes that came after the HELLO.
     pub(crate) buffer: ReceiveBuffer,
     pub(crate) hello: Hello,
     pub(crate) peer: String,
 }
 
-/// Runs until the sender of `stopped` is gone.
+/// Runs a worker until the sender of `stopped` is gone.
 pub(crate) fn run(
     runtime: &Runtime,
     shared: Arc<Shared>,
@@ -73,9 +74,9 @@ pub(crate) fn run(
 struct Worker {
     shared: Arc<Shared>,
     registry: RefCell<Registry>,
-    /// Told when a client has left, as there may be a new earliest expiry.
+    /// Notified when a client has left, because the earliest expiry may have changed.
     left: Notify,
-    /// One permit for each client that may be told why it is refused.
+    /// One permit for each client that may be told at a time why it is refused.
     farewells: Arc<Semaphore>,
 }
 
@@ -90,11 +91,11 @@ impl Worker {
                 }
             };
             tokio::select! {
-                // An error is the news: the sender is gone.
+                // An error means that the sender is gone: it is time to stop.
                 _ = stopped.changed() => return,
                 message = messages.recv() => match message {
                     Some(Message::Arrival(arrival)) => self.admit(arrival).await,
-                    // The client may have gone.
+                    // Fails if the task that asked has gone.
                     Some(Message::Report(reply)) => drop(reply.send(self.registry.borrow().report())),
                     None => return,
                 },
@@ -104,7 +105,7 @@ impl Worker {
         }
     }
 
-    /// Begins the session of a connection, after ending an older one of the same client.
+    /// Begins the session of a connection, after ending an older session of the same client.
     async fn admit(self: &Rc<Self>, arrival: Arrival) {
         let Arrival { stream, buffer, hello, peer } = arrival;
         let stream = match stream.attach() {
@@ -126,7 +127,7 @@ impl Worker {
         let mut attendance = Attendance { worker: Rc::clone(self), hello, left: Left::Vanished };
         if let Some(older) = arrived.older {
             older.abort();
-            // Its socket is closed when this returns; that it was cancelled is no news.
+            // Its socket is closed when this returns. That it was cancelled is expected.
             let _cancelled = older.await;
             tracing::info!(peer, token = ?hello.token, "a newer connection replaced an older one");
         }
@@ -148,7 +149,7 @@ impl Worker {
         self.registry.borrow_mut().settle(&hello, task);
     }
 
-    /// Tells a client why it gets no session. With too many to tell, it is only closed.
+    /// Tells a client why it gets no session. If too many clients are being told, its connection is only closed.
     fn refuse(&self, stream: Stream, code: ErrorCode) {
         let Ok(permit) = Arc::clone(&self.farewells).try_acquire_owned() else { return };
         spawn_local(async move {
@@ -170,7 +171,7 @@ impl Worker {
     }
 }
 
-/// The presence of a client. Its end is noted however the session ends: by return, abort, or a bug's panic.
+/// The presence of a client. Its end is recorded however the session ends: by return, abort, or a panic.
 struct Attendance {
     worker: Rc<Worker>,
     hello: Hello,
@@ -190,9 +191,9 @@ fn random_generation() -> std::io::Result<PoolGeneration> {
     Ok(PoolGeneration(u64::from_le_bytes(bytes)))
 }
 
-/// Fills `bytes` from the system's source.
+/// Fills `bytes` from the system's random source.
 pub(crate) fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
     let count = rustix::rand::getrandom(&mut *bytes, rustix::rand::GetRandomFlags::empty())?;
-    // Up to 256 bytes come whole.
+    // Requests of up to 256 bytes are never cut short.
     if count == bytes.len() { Ok(()) } else { Err(std::io::ErrorKind::UnexpectedEof.into()) }
 }

@@ -1,5 +1,5 @@
-//! Peers that are broken or malicious: they are refused, nobody else notices, and what they can make the server hold is
-//! bounded.
+//! Peers that are broken or malicious: they are refused, others do not notice, and what they can make the server hold
+//! is bounded.
 #![allow(clippy::unwrap_used, reason = "tests fail by panics")]
 
 mod common;
@@ -64,7 +64,7 @@ fn other_versions_are_told_which_one_is_spoken() {
         other => panic!("instead of a version mismatch: {other:?}"),
     });
     client.expect_closed();
-    // One that speaks newer versions too is welcome.
+    // A client that speaks newer versions too is welcome.
     let mut client = Client::connect(&server);
     let versions = VersionRange { lowest: VERSIONS.lowest, highest: u16::MAX };
     client.send(&[Frame::Hello(Hello { versions, token: token(1), epoch: 1 })]);
@@ -113,12 +113,12 @@ fn malformed_input_ends_the_session_and_nothing_else() {
         let mut client = Client::connect(&server);
         assert_eq!(client.hello(token(9), epoch).npages, PageCount(if epoch == 1 { 0 } else { 5 }));
         client.resize(5);
-        // What came before it is answered first; what comes after it is not looked at.
+        // Frames before the bad one are answered first; input after it is ignored.
         let mut bytes = encode(&[request(number, BEYOND)]);
         bytes.extend(input);
         bytes.extend(encode(&[request(0, 0), send_page(0, &page(3)), Frame::Bye]));
         client.send_bytes(&bytes);
-        // And more, of which the server may not take all before it closes.
+        // Sends more bytes, of which the server may not take all before it closes.
         let _reset = client.socket.write_all(&[0x55; 500_000]);
         client.expect_not_found(number);
         client.expect_error(ErrorCode::Malformed);
@@ -149,7 +149,7 @@ fn garbage_of_any_kind_is_survived() {
         }
         let mut bytes = Vec::new();
         for _ in 0..random()[0] {
-            // Mostly what a session knows, with odd numbers in it; sometimes anything.
+            // Mostly frames that a session knows, with odd numbers in them; sometimes anything.
             let [dice, kind, a, b, c, shift, ..] = random();
             let kind = if dice > 20 { [3, 5, 6, 8][usize::from(kind % 4)] } else { kind % 14 };
             let length = if kind == 5 { 4096 } else { 0 };
@@ -164,13 +164,13 @@ fn garbage_of_any_kind_is_survived() {
             bytes.extend(header(kind, u8::from(dice == 0), length, fields));
             (0..length / 8).for_each(|_| bytes.extend(random()));
         }
-        // The server may close before all of it is sent.
+        // The server may close before everything is sent.
         let _reset = client.socket.write_all(&bytes);
         if epoch % 3 == 0 {
             client.socket.set_nonblocking(true).unwrap();
             let _whatever = client.socket.read(&mut [0; 100_000]);
         } else {
-            // All of it is handled before a newer session ends this one.
+            // All frames are handled before a newer session ends this one.
             let _reset = client.socket.shutdown(Shutdown::Write);
             while matches!(client.socket.read(&mut scratch), Ok(1..)) {}
         }
@@ -185,13 +185,14 @@ fn garbage_of_any_kind_is_survived() {
 fn who_says_nothing_is_sent_away() {
     let limits = Limits { hello_timeout: Duration::from_millis(50), handshakes: 2, ..Limits::default() };
     let server = start(Config { limits, ..config() });
-    // More than may be in a handshake at once; some say a little.
+    // More connections than may be in a handshake at once; some send a part of a greeting.
     let mut silent: Vec<Client> = (0..10).map(|_| Client::connect(&server)).collect();
     let greeting = encode(&[hello(1)]);
     for (cut, client) in silent.iter_mut().enumerate() {
         client.send_bytes(&greeting[..cut * 5]);
     }
-    // Who comes after them is served all the same. This test may itself be too slow to greet, and is sent away rightly.
+    // Clients that come after them are served nevertheless. This test may itself be too slow to greet, and rightly be
+    // refused.
     let mut attempts = (0..20).filter_map(|_| {
         let mut client = Client::connect(&server);
         client.try_hello(token(1), 1).ok()?.is_some().then_some(client)
@@ -202,12 +203,12 @@ fn who_says_nothing_is_sent_away() {
     assert_eq!(server.status().totals.sessions, 1);
 }
 
-/// Nobody waits for the time that silent ones have: it does not end here.
+/// Returns limits with a HELLO time so long that silent connections do not time out here.
 fn patient() -> Limits {
     Limits { hello_timeout: Duration::from_secs(3600), handshakes: 32, handshakes_of_peer: 8, ..Limits::default() }
 }
 
-/// The VMs of a whole host connect when its memory server is back, and their greetings take as long as they like.
+/// Tests that all VMs of a host connect when its memory server is back, and that their greetings may take any time.
 #[test]
 fn a_host_with_many_vms_comes_at_once() {
     let server =
@@ -246,7 +247,8 @@ fn who_is_silent_makes_room_at_its_own_address() {
     drop(last);
 }
 
-/// What one client frees, another one can have at once, whether or not the host has had it meanwhile; in the end it has.
+/// Tests that memory freed by one client is available to another at once, whether or not it was given back to the
+/// host. In the end all of it is given back.
 #[test]
 fn freed_memory_can_be_had_before_the_host_has_it() {
     let server = start(Config { memory_bytes: 64 << 20, threads: 2, ..config() });
@@ -264,7 +266,8 @@ fn freed_memory_can_be_had_before_the_host_has_it() {
     assert_eq!(server.status().pages_free, pages);
 }
 
-/// Latencies of one client while another of its thread frees memory and takes it again. Shows figures, asserts nothing of them:
+/// Measures the latencies of one client while another client of its thread frees and takes memory. Prints figures,
+/// asserts nothing about them:
 /// `cargo test --release -p remoca-server --test hostile -- --ignored --nocapture latency`.
 #[test]
 #[ignore = "a measurement"]
@@ -319,7 +322,7 @@ fn more_sessions_than_allowed_are_refused() {
     Client::with_pages(&server, token(7), 1).barrier();
 }
 
-/// Sends until the server does not take more for a while, and returns how many bytes it took.
+/// Sends until the server accepts no more for a while, and returns how many bytes it accepted.
 fn send_without_reading(client: &mut Client, bytes: &[u8], most: usize) -> usize {
     client.socket.set_nonblocking(true).unwrap();
     let mut taken = 0;
@@ -393,12 +396,13 @@ fn one_that_does_much_lets_others_go_in_between() {
         };
         let mut batches: Vec<usize> = std::iter::repeat_with(batches_before_an_answer).take(21).collect();
         batches.sort_unstable();
-        // None, as a rule. Otherwise it is as much as one task may read at a stretch: 128 times what fits into its buffer.
+        // Usually none. Otherwise it is as much as one task may read at a stretch: 128 times what fits into its
+        // buffer.
         assert!(batches[10] < 32, "batches taken before another client has its answer: {batches:?}");
     });
 }
 
-/// Sets it when dropped, by a panic too.
+/// Sets the flag when dropped, also by a panic.
 struct Setting<'a>(&'a AtomicBool);
 
 impl Drop for Setting<'_> {

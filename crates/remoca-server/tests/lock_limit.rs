@@ -1,5 +1,5 @@
-//! Memory that may not be locked. A program of its own, for it starts a process: between fork and exec that holds copies of
-//! what other tests have open, listening sockets, too.
+//! Memory that may not be locked. This is a separate program because it starts a process. Between fork and exec, that
+//! process holds copies of other tests' open files, including listening sockets.
 
 mod common;
 
@@ -10,7 +10,7 @@ use remoca_server::{Config, PageLocking, Server};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
-/// The limit and the capability belong to a whole process, so this runs the test below in a process of its own.
+/// Runs the test below in a process of its own, because the limit and the capability belong to a whole process.
 #[test]
 fn memory_that_cannot_be_locked_is_refused() {
     let child = Command::new(std::env::current_exe().expect("this program"))
@@ -27,7 +27,7 @@ fn memory_that_cannot_be_locked_is_refused() {
 fn under_a_lock_limit() {
     let limit = Some(1 << 20);
     setrlimit(Resource::Memlock, Rlimit { current: limit, maximum: limit }).expect("a lower limit is always possible");
-    // Root may lock whatever it likes, otherwise.
+    // Otherwise root may lock any amount.
     let all = capabilities(None).expect("what may this thread do");
     let fewer = CapabilitySets { effective: all.effective.difference(CapabilitySet::IPC_LOCK), ..all };
     set_capabilities(None, fewer).expect("a capability can be given up");
@@ -37,7 +37,7 @@ fn under_a_lock_limit() {
     for word in ["8 MiB", "RLIMIT_MEMLOCK", "is 1 MiB", "ulimit -l", "LimitMEMLOCK", "--no-lock"] {
         assert!(refusal.contains(word), "`{word}` is missing in: {refusal}");
     }
-    // The choice works.
+    // Without locking, the server starts.
     let server = start(Config { locking: PageLocking::Unlocked, ..config() });
     Client::with_pages(&server, token(1), 2048).barrier();
     assert!(!server.status().locked);

@@ -1,4 +1,4 @@
-//! The memory of the server beside the pages, alone in its process so that it can be measured.
+//! The memory of the server besides the pages. It is the only test in its process, so that it can be measured.
 #![allow(clippy::unwrap_used, reason = "tests fail by panics")]
 
 mod common;
@@ -16,7 +16,7 @@ fn resident_bytes() -> usize {
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
 }
 
-/// P5: at most 16 bytes beside each page. And connections, however they behave, cost what their limits say.
+/// P5: at most 16 bytes besides each page. Connections cost what their limits say, however they behave.
 #[test]
 fn the_server_holds_little_beside_its_pages() {
     let pages = 64 << 10;
@@ -55,7 +55,7 @@ fn the_server_holds_little_beside_its_pages() {
         std::thread::sleep(Duration::from_millis(20));
     }
     let each = (resident_bytes() - before) / usize::from(count);
-    // The receive buffer (128 KiB) and the replies (24 bytes for each of 256). Whatever grows with what a peer sends is
-    // megabytes here.
+    // The receive buffer (128 KiB) and the replies (24 bytes for each of 256). Anything that grows with a peer's
+    // input would be megabytes here.
     assert!(each < 192 << 10, "{each} bytes for each connection");
 }

@@ -35,7 +35,7 @@ fn an_older_connection_is_closed_before_a_newer_one_is_answered() {
     for epoch in 2..50 {
         let (mut newer, welcome) = Client::greeted(&server, token(1), epoch);
         assert_eq!(welcome.npages, PageCount(10));
-        // Not some time later: now.
+        // The connection is closed now, not some time later.
         older.socket.set_nonblocking(true).unwrap();
         older.expect_closed();
         newer.expect_held(0, 5);
@@ -50,7 +50,7 @@ fn what_a_replaced_connection_sent_late_does_nothing() {
     older.store(0, 1);
     older.barrier();
     let (mut newer, _) = Client::greeted(&server, token(1), 2);
-    // The connection is reset at the latest when the server's host sees more.
+    // The connection is reset at the latest when the server's host receives more.
     let late = encode(&[send_page(0, &page(2)), moved(0, 5), Frame::Bye]);
     let _reset = older.socket.write_all(&late);
     newer.barrier();
@@ -63,7 +63,7 @@ fn a_connection_that_is_stuck_is_replaced_too() {
     let mut stuck = Client::with_pages(&server, token(1), 10);
     stuck.store(0, 1);
     stuck.barrier();
-    // Far more replies than the sockets hold, none of them read.
+    // Far more replies than the sockets hold, and none of them is read.
     stuck.send(&vec![request(0, 0); 16_000]);
     let (mut newer, _) = Client::greeted(&server, token(1), 2);
     newer.expect_held(0, 1);
@@ -127,7 +127,7 @@ fn bye_frees_the_pool_at_once() {
 
 #[test]
 fn bye_counts_though_nobody_takes_the_replies_before_it() {
-    // A Unix socket, which can be told that nothing more is read.
+    // A Unix socket, on which a client can say that it reads no more.
     let folder = tempfile::tempdir().unwrap();
     let listen = vec![ListenAddress::Unix(folder.path().join("serve.sock"))];
     let server = start(Config { listen, ..config() });
@@ -195,11 +195,11 @@ fn what_was_lost_with_a_connection_can_be_told() {
     let mut client = Client::with_pages(&server, token(1), 1000);
     let (mut epoch, mut known) = (1, 0);
     for round in 0..20 {
-        // Without pages.
+        // The pool without pages.
         client.resize(0);
         client.resize(1000);
         (0..1000).for_each(|slot| client.store(slot, round * 1000 + slot));
-        // Without waiting for anything; the server may have seen all of it, or nothing.
+        // Does not wait for anything; the server may have handled all of it, or nothing.
         drop(client);
         epoch += 1;
         let (newer, welcome) = Client::greeted(&server, token(1), epoch);

@@ -44,7 +44,7 @@ fn replies_come_in_the_order_of_their_requests() {
     let server = start(config());
     let mut client = Client::with_pages(&server, token(1), 64);
     (0..64).step_by(2).for_each(|slot| client.store(slot, slot));
-    // More than the server answers at once, and more than a socket buffer holds.
+    // More frames than the server answers at once, and more bytes than a socket buffer holds.
     let mut frames = Vec::new();
     for round in 0..100 {
         frames.extend((0..64).map(|slot| request(round * 64 + slot, slot)));
@@ -53,7 +53,7 @@ fn replies_come_in_the_order_of_their_requests() {
     let bytes = encode(&frames);
     std::thread::scope(|threads| {
         let stream = &server.local_addresses()[0];
-        // A second client is served all the while.
+        // A second client is served meanwhile.
         threads.spawn(move || Client::connect_to(stream).hello(token(2), 1));
         client.send_bytes(&bytes);
         for round in 0..100 {
@@ -76,7 +76,7 @@ fn a_reply_holds_the_page_of_its_time() {
     let pages: Vec<_> = (0..8).map(page).collect();
     let resized = |request, npages| Frame::SetSize { request: RequestId(request), npages: PageCount(npages) };
     for round in 0..20 {
-        // All in one write: each reply must show the slot as it was between the frames around it.
+        // All frames in one write: each reply must show the slot as it was between the frames around it.
         client.send(&[
             send_page(600, &pages[1]),
             send_page(601, &pages[2]),
@@ -97,7 +97,7 @@ fn a_reply_holds_the_page_of_its_time() {
             request(11, 601),
             send_page(601, &pages[5]),
             request(12, 601),
-            // No reply waits for the page that moves, but one for the page it overwrites.
+            // No waiting reply has the page that moves, but one has the page that is overwritten.
             send_page(700, &pages[6]),
             moved(700, 601),
             request(13, 601),
@@ -179,7 +179,7 @@ fn a_refusal_says_what_can_be_had_and_changes_nothing() {
     assert_eq!(first.try_resize(1025), Err((ErrorCode::NoMemory, 24)));
     first.expect_held(999, 5);
     first.expect_empty(1000);
-    // What was refused can be had when another gives it up.
+    // The second client gets the refused size when the first gives memory up.
     second.resize(512);
     assert_eq!(first.resize(1025), 511);
     first.expect_held(999, 5);
@@ -190,11 +190,11 @@ fn pages_move() {
     let server = start(config());
     let mut client = Client::with_pages(&server, token(1), 1000);
     (0..10).for_each(|slot| client.store(slot, slot));
-    // Empties them.
+    // Moves empty slots onto full ones, which empties them.
     client.send(&[moved(2, BEYOND), moved(3, 1000), moved(500, 4), moved(1000, 9), moved(BEYOND, 2000)]);
     [2, 3, 4, 9].into_iter().for_each(|slot| client.expect_empty(slot));
     [0, 1, 5, 6, 7, 8].into_iter().for_each(|slot| client.expect_held(slot, slot));
-    // To another chunk; onto a page; of nothing; onto itself; beyond the size.
+    // Moves a page to another chunk; onto a page; out of an empty slot; onto itself; beyond the size.
     client.send(&[moved(0, 999), moved(1, 5), moved(2, 6), moved(7, 7), moved(8, 1000)]);
     client.expect_held(999, 0);
     client.expect_held(5, 1);

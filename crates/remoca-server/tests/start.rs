@@ -116,7 +116,7 @@ fn socket_files_are_for_owner_and_group_and_go_with_the_server() {
     }
     server.shutdown();
     assert!(!path.exists() && !control.exists());
-    // Somebody else's socket in its place is left alone.
+    // Another process's socket in its place is left alone.
     let server = start(on_unix(&path));
     fs::remove_file(&path).expect("there");
     let _other = UnixListener::bind(&path).expect("a socket");

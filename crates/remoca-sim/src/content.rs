@@ -1,4 +1,4 @@
-//! Content of sectors: a number for each content, which stands for 512 bytes and says where the content came from.
+//! Content of sectors: a number for each content, which stands for 512 bytes and tells where the content came from.
 //!
 //! The model keeps numbers; bytes are made only where the engine looks at them.
 
@@ -29,23 +29,23 @@ pub type Block = [Sector; BLOCK_SECTORS];
 impl Sector {
     /// All bytes zero.
     pub const ZERO: Self = Self(0);
-    /// Content of a buffer that nobody filled.
+    /// Content of a buffer that was not filled.
     pub const UNFILLED: Self = Self(UNSET << KIND_SHIFT);
 
-    /// Returns the disk's content at the beginning.
+    /// Returns the initial content of a sector of a disk.
     #[must_use]
     pub fn initial(disk: u16, sector: usize) -> Self {
         Self(INITIAL << KIND_SHIFT | u64::from(disk) << 32 | sector as u64)
     }
 
-    /// Returns the content that the write of step `step` puts into the sector at `index` of its range: found nowhere
-    /// else.
+    /// Returns the content that the write of step `step` puts into the sector at `index` of its range. It occurs
+    /// nowhere else.
     #[must_use]
     pub fn written(step: usize, index: usize) -> Self {
         Self(WRITTEN << KIND_SHIFT | (step as u64) << 16 | index as u64)
     }
 
-    /// Returns content that is written to many places.
+    /// Returns content that is written to many places; each class has its own.
     #[must_use]
     pub fn template(class: u64) -> Self {
         Self(TEMPLATE << KIND_SHIFT | class)
@@ -65,7 +65,7 @@ impl Sector {
         Self(GARBAGE << KIND_SHIFT | random.bits() >> 16)
     }
 
-    /// Returns whether only one place of one disk can hold this.
+    /// Returns whether only one sector of one disk can hold this content.
     #[must_use]
     pub fn is_unique(self) -> bool {
         matches!(self.0 >> KIND_SHIFT, INITIAL | WRITTEN)
@@ -94,7 +94,7 @@ impl fmt::Debug for Sector {
     }
 }
 
-/// Returns the content of 512 bytes; [`Sector::UNFILLED`] stands for bytes that are no content.
+/// Returns the content of 512 bytes, or [`Sector::UNFILLED`] if they are not a valid content.
 #[must_use]
 pub fn sector_of(bytes: &[u8]) -> Sector {
     let (words, _) = bytes.as_chunks::<8>();
@@ -138,7 +138,7 @@ pub fn block_at(sectors: &[Sector], at: usize) -> Block {
     std::array::from_fn(|i| sectors[at + i])
 }
 
-/// Describes a block in short: one content if all sectors have the same.
+/// Describes a block briefly: by one content if all sectors have the same.
 #[must_use]
 pub fn describe(block: &[Sector]) -> String {
     match block {

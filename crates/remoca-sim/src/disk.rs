@@ -7,22 +7,22 @@
 //! 4. The write cache is volatile: a version is durable after a flush that was issued later, or if its write was
 //!    durable. A failed flush loses versions for good, and the next one still succeeds.
 //!
-//! 5. I/O of a process that died takes effect in whole, in part or not at all, and nobody gets its result. The error of
-//!    a flush that was never reported is that of the next one.
+//! 5. I/O of a dead process takes effect in whole, in part or not at all, and its result is lost. The error of a flush
+//!    that was never reported is returned by the next flush.
 //!
-//! The world schedules the portions; this file keeps no time but the number of the event.
+//! The world schedules the portions. The only notion of time in this file is the number of the event.
 
 use crate::content::Sector;
 use crate::random::Random;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Portions of an I/O that takes effect late.
+/// Portions of an I/O that takes effect late, after its process died.
 pub const LATE_PORTIONS: Range<u8> = 4..7;
 /// Portion of sectors that an I/O never reaches.
 const NEVER: u8 = u8::MAX;
 
-/// Number of one I/O of one disk.
+/// ID of an I/O, unique on its disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct IoId(pub u64);
 
@@ -36,7 +36,7 @@ pub enum IoKind {
     Flush,
 }
 
-/// One I/O as it is issued.
+/// An I/O as it is issued.
 #[derive(Clone, Debug)]
 pub struct Io {
     pub kind: IoKind,
@@ -44,13 +44,13 @@ pub struct Io {
     pub durable: bool,
     /// Data to write; empty for everything else.
     pub data: Vec<Sector>,
-    /// The errno with which it will fail.
+    /// The errno with which it will fail; `None` if it will succeed.
     pub error: Option<i32>,
     /// Event in which it was issued.
     pub issued: u64,
 }
 
-/// The end of an I/O.
+/// Outcome of an I/O.
 #[derive(Debug)]
 pub struct Finished {
     pub result: Result<(), i32>,
@@ -59,7 +59,7 @@ pub struct Finished {
     pub write: Option<Applied>,
 }
 
-/// Effect of a modification: for each of its sectors the number of its version, if it made one.
+/// Effect of a modification: for each of its sectors, the number of the version that it made, or `None` if it made none.
 #[derive(Debug)]
 pub struct Applied {
     first: usize,
@@ -68,7 +68,7 @@ pub struct Applied {
 }
 
 impl Applied {
-    /// Returns the effect of no modification.
+    /// Returns an effect without any modified sector.
     #[must_use]
     pub fn none() -> Self {
         Self { first: 0, versions: Vec::new(), durable: false }
@@ -82,7 +82,7 @@ struct Running {
     versions: Vec<Option<usize>>,
     /// Event in which the process that issued it died.
     orphan: Option<u64>,
-    /// Event in which the guest that it is for went away.
+    /// Event in which the guest that it is for disconnected.
     gone: Option<u64>,
     /// Whether its first completion is void.
     late: bool,
@@ -129,7 +129,7 @@ pub struct ModelDisk {
     running: BTreeMap<IoId, Running>,
     /// Whether acknowledged writes are lost: flushes fail from now on.
     spoiled: bool,
-    /// Error of a flush that was never reported.
+    /// Error of a flush whose result was never received.
     unheard: Option<i32>,
     /// Sector in which a request of a dead process, or of a guest that has gone, has overwritten something newer.
     overwritten: Option<usize>,
@@ -144,7 +144,7 @@ impl ModelDisk {
         Self { sectors, running: BTreeMap::new(), spoiled: false, unheard: None, overwritten: None }
     }
 
-    /// Returns the present content of `range`.
+    /// Returns the current content of `range`.
     pub fn content(&self, range: Range<usize>) -> impl Iterator<Item = Sector> + '_ {
         self.sectors[range].iter().map(History::now)
     }
@@ -160,7 +160,7 @@ impl ModelDisk {
             .insert(id, Running { io: Io { data, ..io }, portions, versions, orphan: None, gone: None, late: false });
     }
 
-    /// Lets one portion of `id` take effect.
+    /// Makes one portion of `id` take effect.
     pub fn advance(&mut self, id: IoId, portion: u8, event: u64, random: &mut Random) {
         let Some(running) = self.running.get_mut(&id) else { return };
         let io = &mut running.io;
@@ -192,25 +192,27 @@ impl ModelDisk {
         }
     }
 
-    /// Marks the I/O in flight as that of a guest that goes away in this event.
+    /// Marks the I/O in flight as that of a guest that disconnects in this event.
     pub fn leave(&mut self, event: u64) {
         self.running.values_mut().for_each(|running| running.gone = running.gone.or(Some(event)));
     }
 
-    /// Marks this I/O as that of a guest that has gone.
+    /// Marks this I/O as that of a guest that has disconnected.
     pub fn leave_io(&mut self, id: IoId, event: u64) {
         if let Some(running) = self.running.get_mut(&id) {
             running.gone = Some(event);
         }
     }
 
-    /// Returns a sector in which a dead process, or one for a guest that had gone, has overwritten what was written and
-    /// acknowledged later.
+    /// Returns and clears a sector in which an old request has overwritten data that was written and acknowledged
+    /// later. The old request is one of a dead process, or of a guest that has disconnected. Returns `None` if there
+    /// is no such sector.
     pub fn take_overwritten(&mut self) -> Option<usize> {
         self.overwritten.take()
     }
 
-    /// Completes `id`, all of whose portions have taken effect.
+    /// Completes `id`, all of whose portions have taken effect. Returns `None` if the I/O is late and will complete
+    /// once more.
     pub fn finish(&mut self, id: IoId, random: &mut Random) -> Option<Finished> {
         let running = self.running.get_mut(&id)?;
         if std::mem::take(&mut running.late) {
@@ -256,13 +258,13 @@ impl ModelDisk {
         error.map_or(Ok(()), Err)
     }
 
-    /// Notes that nobody got the result of a flush.
+    /// Notes that the result of a flush was not received by a process.
     pub fn result_unheard(&mut self, result: Result<(), i32>) {
         self.unheard = self.unheard.or(result.err());
     }
 
     /// Orphans the I/O of a dead process. Portions that have not taken effect by now do so in whole, in part, late, or
-    /// never. Returns the I/Os that are late: they have [`LATE_PORTIONS`], and complete once more.
+    /// never. Returns the late I/Os: they have [`LATE_PORTIONS`], and complete once more.
     pub fn orphan(&mut self, event: u64, random: &mut Random) -> Vec<IoId> {
         let mut late = Vec::new();
         for (id, running) in self.running.iter_mut().filter(|(_, running)| running.orphan.is_none()) {
@@ -293,7 +295,7 @@ impl ModelDisk {
         }
     }
 
-    /// Makes every flush fail from now on: the store comes back from a crash that its client was told of.
+    /// Makes every flush fail from now on: the store comes back from a crash that it reported to its client.
     pub fn spoil(&mut self) {
         self.spoiled = true;
     }
@@ -365,7 +367,7 @@ impl ModelDisk {
         }
     }
 
-    /// Cancels all promises about data that is not durable: nobody is left who has them.
+    /// Cancels all promises about data that is not durable: no process is left that has to keep them.
     pub fn forget_promises(&mut self) {
         for history in &mut self.sectors {
             history.acknowledged = history.acknowledged.min(history.durable);

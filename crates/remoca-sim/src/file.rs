@@ -1,5 +1,5 @@
-//! Plans as files: one line of JSON for the conditions, one for each step. A reduced plan is kept as such, because a
-//! change of what is drawn from a seed gives every seed another meaning.
+//! Plans as files: one line of JSON for the conditions, and one for each step. A reduced plan is saved as a file
+//! because a change in how plans are drawn gives every seed another meaning.
 
 use crate::plan::{Origin, Plan, Step};
 use crate::scenario::Scenario;
@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Header {
-    /// Purpose of the plan, for people.
+    /// Purpose of the plan, for readers.
     what: String,
-    /// Rule that must be left out for it to fail.
+    /// Rule that must be left out for the plan to fail; `None` if it must pass.
     #[serde(skip_serializing_if = "Option::is_none")]
     omit: Option<String>,
     agentless: bool,
@@ -21,7 +21,7 @@ struct Header {
     scenario: Scenario,
 }
 
-/// A plan that was read, with the options that it was saved with.
+/// A plan read from a file, with the options that it was saved with.
 #[derive(Debug)]
 pub struct Saved {
     pub plan: Plan,
@@ -29,7 +29,7 @@ pub struct Saved {
     pub what: String,
 }
 
-/// Returns the text of a plan, with those of its steps that `options` include.
+/// Returns a plan as text, with those of its steps that `options` include.
 ///
 /// # Errors
 /// If a value cannot be written as JSON, which does not happen.
@@ -50,10 +50,10 @@ pub fn save(plan: &Plan, options: &Options, what: &str) -> Result<String, serde_
     Ok(text)
 }
 
-/// Returns the plan in `text`, which came from a file called `name`.
+/// Parses the plan in `text`, which came from a file called `name`.
 ///
 /// # Errors
-/// If it is not a plan; the text says why.
+/// If the text is not a valid plan; the message says why.
 pub fn load(name: &str, text: &str) -> Result<Saved, String> {
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     let first = lines.next().ok_or_else(|| format!("{name} is empty"))?;

@@ -1,7 +1,7 @@
-//! The model guest: its requests in flight, and its page cache, whose pages it reports when it drops them.
+//! The model guest: its requests in flight, and its page cache. It reports the pages that it drops.
 //!
-//! It remembers which contents the engine must know by now, from requests that nothing overlapped: a page that is
-//! reported while it is known may not be called unknown.
+//! It remembers which contents the engine must know by now, from requests that nothing overlapped. If such a page is
+//! reported, the engine may not call it unknown.
 
 use crate::content::{BLOCK_SECTORS, Block, Sector, block_at};
 use crate::disk::{Applied, IoId};
@@ -22,22 +22,22 @@ const PAST: usize = 48;
 pub enum DiskState {
     NotAsked,
     Running,
-    /// To be asked beside the server, as soon as there is a buffer.
+    /// To be read from the disk besides the server, as soon as there is a buffer.
     Starved,
-    /// Asked beside the server; the first answer counts.
+    /// Being read from the disk besides the server; the first answer counts.
     Hedged,
     /// Failed; the server may still answer.
     Failed(i32),
     Done(Result<(), i32>),
 }
 
-/// A request that is not completed.
+/// A request that has not completed.
 #[derive(Debug)]
 pub struct Pending {
     pub disk: u16,
     pub sectors: Range<usize>,
     pub kind: Kind,
-    /// Operation that the engine was asked for.
+    /// Operation that the engine was asked to perform.
     pub op: GuestOp,
     /// Event in which it was submitted.
     pub submitted: u64,
@@ -46,10 +46,10 @@ pub struct Pending {
     /// Event in which the process took it.
     pub taken: Option<u64>,
     pub state: DiskState,
-    /// I/O that the disk does for it.
+    /// The disk's I/O for it.
     pub io: Option<IoId>,
     pub applied: Option<Applied>,
-    /// For a read: the content of its destination's whole pages until they are overwritten.
+    /// For a read: the content of the whole pages at its destination until they are overwritten.
     pub frames: Vec<Option<Block>>,
     /// Whether no modification of its blocks was in flight when it began.
     pub undisturbed: bool,
@@ -62,7 +62,7 @@ pub fn touched(sectors: &Range<usize>) -> Range<usize> {
     sectors.start / BLOCK_SECTORS..sectors.end.div_ceil(BLOCK_SECTORS)
 }
 
-/// Returns the blocks that `sectors` cover whole.
+/// Returns the blocks that `sectors` cover as a whole.
 pub fn covered(sectors: &Range<usize>) -> Range<usize> {
     let first = sectors.start.div_ceil(BLOCK_SECTORS);
     first..(sectors.end / BLOCK_SECTORS).max(first)
@@ -80,14 +80,14 @@ struct Changes {
 #[derive(Debug)]
 pub struct Guest {
     requests: Vec<Option<Pending>>,
-    /// Completed reads whose disk I/O is still running, or (`None`) was still to be asked.
+    /// Completed reads whose disk I/O is still in flight, or (`None`) has not started.
     losers: BTreeMap<u32, Option<IoId>>,
     pages: BTreeMap<Key, Block>,
     /// Pages from the least to the most recently used.
     order: VecDeque<Key>,
     capacity: usize,
     past: VecDeque<Block>,
-    /// Content of its free pages, the next to be used last.
+    /// Content of its free pages; the last is used next.
     free: Vec<Block>,
     changes: BTreeMap<Key, Changes>,
     known: BTreeMap<Key, Block>,
@@ -110,7 +110,7 @@ impl Guest {
         }
     }
 
-    /// Returns a number for one more request.
+    /// Returns a free ID for one more request, or `None` if there is none.
     #[must_use]
     pub fn free_id(&self) -> Option<RequestId> {
         let free = |id: &u32| self.requests[*id as usize].is_none() && !self.losers.contains_key(id);
@@ -138,12 +138,12 @@ impl Guest {
         blocks.map(move |block| self.changes.get(&(disk, block)).copied().unwrap_or_default())
     }
 
-    /// Returns the request of `id`.
+    /// Returns the request with this ID, or `None` if it is not in flight.
     pub fn pending(&mut self, id: RequestId) -> Option<&mut Pending> {
         self.requests.get_mut(id.0 as usize)?.as_mut()
     }
 
-    /// Ends a request.
+    /// Ends a request, and returns it. Returns `None` if it is not in flight.
     pub fn end(&mut self, id: RequestId) -> Option<Pending> {
         let pending = self.requests.get_mut(id.0 as usize)?.take()?;
         if matches!(pending.state, DiskState::Hedged | DiskState::Starved) {
@@ -175,7 +175,7 @@ impl Guest {
         was
     }
 
-    /// Takes pages for data to be read, with their content.
+    /// Takes `count` pages as the destination of a read, and returns their content.
     pub fn take_frames(&mut self, count: usize, leaves_pages: bool, random: &mut Random) -> Vec<Option<Block>> {
         let mut frame = || match random.below(16) {
             0 => std::array::from_fn(|_| Sector::garbage(random)),
@@ -185,7 +185,7 @@ impl Guest {
         (0..count).map(|_| Some(frame())).collect()
     }
 
-    /// Resets the requests for the next process, which gets those of the dead one in the order of arrival.
+    /// Resets the requests for the next process, which receives those of the dead one in the order of arrival.
     pub fn begin_anew(&mut self) {
         self.known.clear();
         self.losers.clear();
@@ -210,7 +210,7 @@ impl Guest {
         pending.into_iter().filter_map(|(_, id)| u32::try_from(id).ok().map(RequestId)).collect()
     }
 
-    /// Restarts the VM: nothing is in flight, and its memory is empty.
+    /// Restarts the VM: no request is in flight, and its memory is empty.
     pub fn reboot(&mut self) {
         self.requests.fill_with(|| None);
         self.losers.clear();
@@ -221,7 +221,7 @@ impl Guest {
         self.free.clear();
     }
 
-    /// Returns the requests that the process has and the disk does not work on.
+    /// Returns the requests that the process has and that are not in progress at the disk.
     pub fn waiting(&self) -> impl Iterator<Item = &Pending> {
         self.requests.iter().flatten().filter(|pending| {
             pending.taken.is_some() && matches!(pending.state, DiskState::NotAsked | DiskState::Failed(_))
@@ -239,7 +239,7 @@ impl Guest {
         self.changes.get(&key).is_some_and(|c| c.under_way > 0)
     }
 
-    /// Returns whether nothing but the request itself changed its blocks since it began.
+    /// Returns whether no other request changed its blocks since it began.
     #[must_use]
     pub fn was_alone(&self, id: RequestId) -> bool {
         let Some(pending) = self.requests.get(id.0 as usize).and_then(Option::as_ref) else { return false };
@@ -247,7 +247,7 @@ impl Guest {
         pending.undisturbed && self.range(pending.disk, blocks).all(|c| c.last <= pending.submitted)
     }
 
-    /// Notes the disk's content that an I/O showed; if that is `certain`, the engine must know it from now on.
+    /// Records the disk's content that an I/O showed. If that is `certain`, the engine must know it from now on.
     pub fn note_known(&mut self, key: Key, content: Block, certain: bool) {
         self.known.remove(&key);
         // Content of several blocks may be forgotten along with one of them.
@@ -256,12 +256,12 @@ impl Guest {
         }
     }
 
-    /// Forgets all known content: the engine need not know anything any more.
+    /// Forgets all known content: the engine need not know any of it from now on.
     pub fn forget_known(&mut self) {
         self.known.clear();
     }
 
-    /// Marks the disk's content as uncertain: nothing of it need be known, and I/O in flight sets no fingerprints.
+    /// Marks the disk's content as uncertain: the engine need not know any of it, and I/O in flight sets no fingerprints.
     pub fn disturb(&mut self, disk: u16) {
         self.known.retain(|key, _| key.0 != disk);
         for pending in self.requests.iter_mut().flatten().filter(|p| p.disk == disk) {
@@ -276,7 +276,7 @@ impl Guest {
         self.known.len() < before
     }
 
-    /// Keeps a page of read data; returns the page dropped for it.
+    /// Keeps a page of read data. Returns the page dropped for it, or `None` if there was room.
     pub fn hold(&mut self, key: Key, content: Block) -> Option<Block> {
         self.put(key, content);
         if self.pages.len() <= self.capacity {
@@ -306,7 +306,7 @@ impl Guest {
         Some(page)
     }
 
-    /// Applies a modification to the page of a block, as soon as it is submitted.
+    /// Applies a modification to the page of a block, when it is submitted.
     fn change_page(&mut self, key: Key, pending: &Pending) {
         let start = key.1 * BLOCK_SECTORS;
         let whole = covered(&pending.sectors).contains(&key.1);
@@ -331,7 +331,7 @@ impl Guest {
         }
     }
 
-    /// Drops a page, or only looks at it.
+    /// Returns a random page. Drops it unless `keep`. Returns `None` if there are no pages.
     pub fn any_page(&mut self, keep: bool, random: &mut Random) -> Option<Block> {
         if self.pages.is_empty() {
             return None;
@@ -340,14 +340,14 @@ impl Guest {
         if keep { self.pages.get(&key).copied() } else { self.drop_page(key) }
     }
 
-    /// Returns a content that some page had.
+    /// Returns a content that some page had in the past, or `None` if there is none.
     pub fn past_page(&mut self, random: &mut Random) -> Option<Block> {
         if self.past.is_empty() { None } else { Some(self.past[random.index(self.past.len())]) }
     }
 }
 
 impl Pending {
-    /// Returns whether the request changes what the disk holds.
+    /// Returns whether the request changes the disk's content.
     #[must_use]
     pub fn modifies(&self) -> bool {
         !matches!(self.kind, Kind::Read | Kind::Flush)

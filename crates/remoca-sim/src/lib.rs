@@ -1,9 +1,9 @@
 //! The deterministic simulator: guest, disks, engine, network and memory server on one thread, from one seed.
 //!
-//! [`Plan::draw`] makes a plan from a seed (`plan`, `scenario`). [`run`] lets the world act it out in virtual time
-//! (`world`, with the models in `guest`, `disk`, `wire` and `server`), and stops at the first broken promise
-//! (`violation`). [`shrink`] reduces a failing plan to the steps that matter, [`trace`] tells what happened. The engine
-//! is the real one, driven as `remoca-disk` drives it; nothing else of a host is here: no rings, no sockets, no frames.
+//! [`Plan::draw`] makes a plan from a seed (`plan`, `scenario`). [`run`] executes it in virtual time (`world`, with the
+//! models in `guest`, `disk`, `wire` and `server`), and stops at the first broken promise (`violation`). [`shrink`] reduces
+//! a failing plan to the steps that matter, and [`trace`] returns all events of a run. The engine is the real one, driven
+//! as `remoca-disk` drives it. Nothing else of a host is here: no rings, no sockets, no frames.
 //!
 //! The same seed and options give the same run, on every machine. Decision 0010 says why it is built this way,
 //! `docs/simulator.md` how to use it.
@@ -47,7 +47,7 @@ pub enum HostRule {
     ImageLock,
     /// Messages on a connection are void once a newer one has been greeted.
     Fence,
-    /// A process's state is void if somebody else wrote to an image meanwhile.
+    /// A process's state is void if another program wrote to an image meanwhile.
     ImageUnchanged,
     /// A process's state is void after its host was down.
     SameBoot,
@@ -94,12 +94,12 @@ impl Options {
 
 macro_rules! tally {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// Counters of a run, which show whether it was worth anything.
+        /// Counters of a run, which show whether the run was useful.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Tally { $($(#[$doc])* pub $name: u64,)* pub stats: EngineStats }
 
         impl Tally {
-            /// Returns all counters, the engine's included, with their names.
+            /// Returns all counters with their names, including the engine's.
             #[must_use]
             pub fn named(&self) -> Vec<(&'static str, u64)> {
                 let mut all = vec![$((stringify!($name), self.$name)),*];
@@ -113,7 +113,7 @@ macro_rules! tally {
 tally! {
     events,
     requests,
-    /// Steps for which the guest had too many requests in flight.
+    /// Steps skipped because the guest had too many requests in flight.
     skipped,
     disk_ios,
     sectors_checked,
@@ -124,7 +124,7 @@ tally! {
     pages_sent,
     moves,
     connects,
-    /// Sessions that the engine gave up.
+    /// Sessions that the engine abandoned.
     given_up,
     /// Sessions that the engine left, with a BYE.
     left,
@@ -133,7 +133,7 @@ tally! {
     /// Attempts to connect that failed.
     unanswered,
     hangs,
-    /// Disk reads beside a server that waited for a buffer, and those not needed any more then.
+    /// Disk reads besides a server's that waited for a buffer, and those of them no longer needed then.
     hedges_starved,
     hedges_skipped,
     refusals,
@@ -153,7 +153,7 @@ tally! {
     /// Upgrades of processes to which servers owed pages.
     upgrades_owed,
     migrations,
-    /// Processes that got the disks from another one, with the index and without.
+    /// Processes that got the disks from another process, with the index and without.
     moved_warm,
     moved_cold,
     images_changed,
@@ -196,7 +196,7 @@ pub fn run(plan: &Plan, options: &Options) -> Result<Report, Box<Failure>> {
     finish(plan, world.as_mut()).map(|tally| Report { tally, fault_free, is_cosy })
 }
 
-/// Runs one plan once more and tells everything that happened.
+/// Runs one plan again, and returns a trace of all events with the result.
 pub fn trace(plan: &Plan, options: &Options) -> (Vec<Line>, Result<Tally, Box<Failure>>) {
     let mut world = World::new(plan, options, true);
     let result = finish(plan, world.as_mut());

@@ -1,4 +1,4 @@
-//! `remoca-sim`: runs seeds, and explains one that fails. `cargo xtask sim` calls it.
+//! `remoca-sim`: runs seeds, and explains a failing one. `cargo xtask sim` calls it.
 
 use anyhow::{Context, bail};
 use clap::Parser;
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// Number of trace lines shown of a failure.
+/// Number of trace lines shown for a failure.
 const LINES_SHOWN: usize = 40;
 const SHRINK_RUNS: usize = 3_000;
 
@@ -40,13 +40,13 @@ struct Arguments {
     /// Steps of the plan to leave out, as 3,7-9.
     #[arg(long, value_parser = step_list)]
     without: Option<Steps>,
-    /// No agent in the guest, and no port.
+    /// Run without an agent in the guest, and without a port.
     #[arg(long)]
     agentless: bool,
-    /// Stop only at what the guest itself can notice.
+    /// Stop only at violations that the guest itself can notice.
     #[arg(long)]
     guest_visible_only: bool,
-    /// Print everything that happens.
+    /// Print all events.
     #[arg(long)]
     trace: bool,
     /// Simulate the whole VM process: its real driver, frontends, link and state file.
@@ -110,7 +110,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs seeds of the driver. A failing one is reduced to the fewest steps from its beginning.
+/// Runs seeds of the driver. Reduces a failing plan to the fewest steps from its beginning.
 fn simulate_driver(arguments: &Arguments) -> anyhow::Result<()> {
     let options = DriverOptions { flaw: arguments.flaw, steps: arguments.steps, tell: arguments.trace };
     let first = arguments.seed.map_or_else(seed_of_the_day, Ok)?;
@@ -138,7 +138,7 @@ fn simulate_driver(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Finds, by halving, a number of steps that fails while one less does not.
+/// Finds, by bisection, a number of steps that fails while one step less does not.
 fn fewest_steps(seed: u64, options: &DriverOptions) -> usize {
     let fails =
         |steps| run_driver(seed, &DriverOptions { steps: Some(steps), tell: false, ..options.clone() }).is_err();
@@ -166,7 +166,7 @@ fn simulate(arguments: &Arguments) -> anyhow::Result<()> {
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let saved = load(&path.display().to_string(), &text).map_err(anyhow::Error::msg)?;
         println!("{}", saved.what);
-        // Its own options apply if none are given.
+        // The plan's own options apply if no rule is given on the command line.
         let rule_is_given = arguments.omit.is_some();
         let options = Options {
             omit: if rule_is_given { options.omit } else { saved.options.omit },
@@ -219,7 +219,7 @@ fn run_one(plan: &Plan, options: &Options, arguments: &Arguments) -> anyhow::Res
     Ok(())
 }
 
-/// Returns the first of another million of seeds in each second, so that runs do not repeat each other.
+/// Returns a first seed that changes by a million each second, so that runs do not repeat each other.
 fn seed_of_the_day() -> anyhow::Result<u64> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).context("the clock is before 1970")?;
     Ok(since.as_secs() * 1_000_000)
@@ -238,12 +238,12 @@ fn print_trace(plan: &Plan, options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the conditions of a plan, for people.
+/// Returns a readable description of a plan's conditions.
 fn describe(plan: &Plan) -> String {
     format!("{} steps; {:?}", plan.steps.len(), plan.scenario)
 }
 
-/// Prints the failure, the last events of the block it failed at, and how to see it again.
+/// Prints the failure, the last events of the block it failed at, and the command that reproduces it.
 fn explain(plan: &Plan, failure: &Failure, options: &Options, arguments: &Arguments) -> anyhow::Result<()> {
     println!("\n{failure}\n{}\n", describe(plan));
     print_last_lines(plan, failure, options);

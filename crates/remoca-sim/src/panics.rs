@@ -1,4 +1,4 @@
-//! Panics of the engine are violations like others: caught, with their text and place, and not printed.
+//! Panics of the engine are violations like others. They are caught, with their text and place, and not printed.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +9,7 @@ thread_local! {
     static TEXT: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs `body`.
+/// Runs `body`, and catches its panic.
 ///
 /// # Errors
 /// The text of the panic.
@@ -26,7 +26,7 @@ pub(crate) fn catch<T>(body: impl FnOnce() -> T) -> Result<T, String> {
         }));
     });
     CATCHING.set(true);
-    // The world is only asked for its trace and its counters afterwards.
+    // Afterwards, the world is only asked for its trace and its counters.
     let outcome = catch_unwind(AssertUnwindSafe(body));
     CATCHING.set(false);
     outcome.map_err(|_| TEXT.take())

@@ -1,5 +1,5 @@
 //! The plan of one run: every stimulus from outside with its time, as plain data, drawn from the seed before anything
-//! runs. Leaving steps out leaves the others as they are; that is how a failing run is reduced.
+//! runs. Omitting steps does not change the others, so a failing run can be reduced.
 
 use crate::content::BLOCK_SECTORS;
 use crate::random::Random;
@@ -11,12 +11,12 @@ use std::ops::Range;
 /// Content that a guest's write puts into a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fill {
-    /// Content that is nowhere else.
+    /// Content that occurs nowhere else.
     Unique,
     /// The same content in all blocks of a class.
     Template(u64),
     Zero,
-    /// The disk's present content there.
+    /// The current content of the disk there.
     Same,
     /// The header of a swap area with this many more pages.
     SwapHeader(u32),
@@ -32,7 +32,7 @@ pub enum Kind {
     WriteZeroes { may_unmap: bool, durable: bool },
 }
 
-/// A page that a guest reports as evicted, besides those that its page cache really pushes out.
+/// A page that a guest reports as evicted, besides those that its page cache actually drops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Eviction {
     /// One of its pages, which it drops.
@@ -41,7 +41,7 @@ pub enum Eviction {
     Kept,
     /// A content that one of its pages had some time ago.
     Stale,
-    /// A page of somebody else.
+    /// A page of another guest.
     Foreign,
     /// The first half of one page and the second of another.
     Torn,
@@ -66,11 +66,11 @@ pub struct Kill {
     pub down_ns: u64,
     /// Whether its state is lost.
     pub cold: bool,
-    /// Whether somebody else writes to an image meanwhile.
+    /// Whether another program writes to an image meanwhile.
     pub changed: bool,
 }
 
-/// An event from outside; for one VM if it names no server or host.
+/// An event from outside. It concerns one VM if it names no server or host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stimulus {
     /// A request on `sectors` of `disk`.
@@ -80,23 +80,23 @@ pub enum Stimulus {
         kind: Kind,
     },
     Evict(Eviction),
-    /// The operator sets the size of the cache (0: off).
+    /// The operator sets the size of the cache (0 turns it off).
     Resize(u32),
-    /// The operator gives the guest this much memory.
+    /// The operator sets the guest's memory to this many pages.
     GuestMemory(u32),
     /// The connection breaks; the client notices after this time.
     Cut(u64),
     /// A server cannot be reached for this time.
     Away(usize, u64),
-    /// The server never answers on this connection again, and nothing tells the client.
+    /// The server never answers on this connection again, and the client is not notified.
     Hang,
-    /// A server does nothing for this time.
+    /// A server does not respond for this time.
     Stop(usize, u64),
     /// A server restarts: its pages are gone.
     Restart(usize),
     /// A server is gone for this time, and then restarts.
     Gone(usize, u64),
-    /// This many pages are taken from the pool of a server.
+    /// This many pages are removed from the pool of a server.
     Take(usize, u32),
     /// A server has this many pages for this VM from now on.
     Memory(usize, u32),
@@ -119,7 +119,7 @@ pub enum Stimulus {
 /// A stimulus with its time and the seed of its consequences.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Step {
-    /// Place in the plan that was drawn, by which options and traces name it.
+    /// Position in the drawn plan; options and traces refer to the step by it.
     pub number: usize,
     pub at_ns: u64,
     pub vm: usize,
@@ -175,10 +175,10 @@ impl Plan {
         Self { origin: Origin::Seed(seed), scenario, steps }
     }
 
-    /// Checks that a plan that was not drawn names only what exists.
+    /// Checks that a plan that was not drawn refers only to existing VMs, disks, servers and hosts.
     ///
     /// # Errors
-    /// The fault of the plan.
+    /// A text that describes the fault of the plan.
     pub fn check(&self) -> Result<(), String> {
         let scenario = &self.scenario;
         let machines = &scenario.machines;
@@ -209,7 +209,7 @@ impl Plan {
     }
 }
 
-/// Draws a pause: mostly a moment, now and then long enough for every timer to run out.
+/// Draws a pause: mostly short, sometimes long enough for every timer to expire.
 fn pause(scenario: &Scenario, random: &mut Random) -> u64 {
     match random.below(100) {
         0 => random.between(20_000_000..=15_000_000_000),
@@ -245,8 +245,8 @@ fn stimulus(scenario: &Scenario, machine: &Machine, random: &mut Random) -> Stim
     }
 }
 
-/// Adds the worst event after a step. After a change of size, the connection breaks before all of it has arrived; after
-/// the death of a process, its store comes back from a crash.
+/// Returns the worst event after a step, or `None`. After a change of size, the connection breaks before all of it has
+/// arrived. After the death of a process, its store comes back from a crash.
 fn aftermath(
     scenario: &Scenario,
     machine: &Machine,
@@ -265,7 +265,7 @@ fn aftermath(
     }
 }
 
-/// Draws a size, often smaller than what is in use, so that pages must move.
+/// Draws a size, often smaller than the pages in use, so that pages must move.
 fn size(machine: &Machine, random: &mut Random) -> u32 {
     match random.below(8) {
         0 => 0,
@@ -279,7 +279,7 @@ fn server(scenario: &Scenario, random: &mut Random) -> usize {
     random.index(scenario.memory.len())
 }
 
-/// Returns a bit for every server.
+/// Returns a number with the bit of every server set.
 fn every(scenario: &Scenario) -> u32 {
     (1 << scenario.memory.len()) - 1
 }
@@ -302,7 +302,7 @@ fn eviction(random: &mut Random) -> Eviction {
     ])
 }
 
-/// Draws a downtime, often short, sometimes until servers have given its pool away.
+/// Draws a downtime, often short, sometimes so long that servers free the pool.
 fn down(random: &mut Random) -> u64 {
     match random.below(6) {
         0..=2 => 0,
@@ -320,7 +320,7 @@ fn kill(random: &mut Random) -> Kill {
     Kill { point, down_ns: down(random), cold: random.one_in(6), changed: random.one_in(6) }
 }
 
-/// Draws a migration: there; or not there after all; or there and back.
+/// Draws a migration: to the host; or not there after all; or there and back.
 fn hops(random: &mut Random) -> Vec<usize> {
     (0..random.between(1..=3)).map(|_| random.index(3).min(1)).collect()
 }
@@ -360,8 +360,8 @@ fn fill(machine: &Machine, random: &mut Random) -> Fill {
     }
 }
 
-/// Draws sectors: mostly single blocks, half of them in the first quarter of the disk; also runs of blocks, and any
-/// sectors at all.
+/// Draws sectors: mostly single blocks, half of them in the first quarter of the disk; also runs of blocks, and
+/// arbitrary sectors.
 fn sectors(total: usize, random: &mut Random) -> Range<usize> {
     let blocks = total / BLOCK_SECTORS;
     let reach = if random.one_in(2) { blocks.div_ceil(4) } else { blocks };

@@ -1,10 +1,10 @@
-//! The event queue, ordered by (virtual time, order of scheduling): the only clock there is.
+//! The event queue, ordered by virtual time, then by the order of scheduling. It is the only clock.
 
 use remoca_core::units::Nanos;
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// An event with its time and the seed of everything random that follows from it.
+/// An event with its time and the seed of all randomness that follows from it.
 #[derive(Debug)]
 pub struct Scheduled<E> {
     pub at: Nanos,
@@ -28,7 +28,7 @@ impl<E> PartialOrd for Scheduled<E> {
 }
 
 impl<E> Ord for Scheduled<E> {
-    /// Compares in reverse: the heap gives its largest first, so the earliest event is the largest.
+    /// Compares in reverse: the heap returns its largest element first, so the earliest event must be the largest.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.order).cmp(&(self.at, self.order))
     }
@@ -48,13 +48,13 @@ impl<E> Default for Queue<E> {
 }
 
 impl<E> Queue<E> {
-    /// Adds an event; of two at the same time, the one that was added first comes first.
+    /// Adds an event. Of two events at the same time, the one added first is returned first.
     pub fn push(&mut self, at: Nanos, seed: u64, event: E) {
         self.scheduled += 1;
         self.heap.push(Scheduled { at, order: self.scheduled, seed, event });
     }
 
-    /// Takes the next event.
+    /// Removes and returns the next event, or `None` if the queue is empty.
     pub fn pop(&mut self) -> Option<Scheduled<E>> {
         self.heap.pop()
     }

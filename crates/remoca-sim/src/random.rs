@@ -1,8 +1,8 @@
 //! The only source of randomness: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), seeded from the seed of a run.
 //!
-//! Every event carries its own seed, drawn when it was scheduled, and everything that happens in its course draws from
-//! it. So the effect of one step of a plan depends on the other steps only through the state of the world, and a plan
-//! can be reduced without becoming another plan.
+//! Every event carries its own seed, drawn when it was scheduled, and all its consequences draw from that seed. So the
+//! effect of one step of a plan depends on the other steps only through the state of the world, and a plan can be
+//! reduced without becoming another plan.
 
 use std::ops::RangeInclusive;
 
@@ -30,12 +30,12 @@ impl Random {
         if end == 0 { 0 } else { self.bits() % end }
     }
 
-    /// Draws a number of `range`, both ends included.
+    /// Draws a number in `range`, both ends included.
     pub fn between(&mut self, range: RangeInclusive<u64>) -> u64 {
         range.start() + self.below(range.end() - range.start() + 1)
     }
 
-    /// Draws like [`Self::between`], for counts of pages and the like.
+    /// Draws like [`Self::between`], but a `u32`, for counts.
     pub fn count(&mut self, range: RangeInclusive<u32>) -> u32 {
         u32::try_from(self.between(u64::from(*range.start())..=u64::from(*range.end()))).unwrap_or(u32::MAX)
     }
@@ -45,7 +45,7 @@ impl Random {
         usize::try_from(self.below(len as u64)).unwrap_or(0)
     }
 
-    /// Returns true once in `n` times.
+    /// Returns true once in `n` calls on average.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
@@ -68,7 +68,7 @@ mod tests {
         };
         assert_eq!(draw(1), draw(1));
         assert_ne!(draw(1), draw(2));
-        // The published first value for seed 0: another generator would silently change what every seed means.
+        // The published first value for seed 0. Another generator would silently change the meaning of every seed.
         assert_eq!(Random::new(0).bits(), 0xe220_a839_7b1d_cdaf);
     }
 

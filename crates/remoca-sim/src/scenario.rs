@@ -1,6 +1,6 @@
 //! The conditions of one run, drawn from its seed: sizes, latencies, and possible faults.
 //!
-//! Everything is small on purpose: with few blocks and fewer slots, the same ones meet repeatedly.
+//! All sizes are small on purpose: with few blocks and fewer slots, the same ones are used repeatedly.
 
 use crate::content::BLOCK_SECTORS;
 use crate::random::Random;
@@ -14,13 +14,13 @@ pub struct Faults {
     pub network: bool,
     /// A server stops for a while, hangs for good, is gone, or restarts empty.
     pub server: bool,
-    /// The server gives wrong, old, foreign, double or no answers, and reports wrong numbers.
+    /// The server returns wrong, old, foreign, double or no answers, and reports wrong numbers.
     pub lies: bool,
-    /// The server loses single pages, and has more or less memory to give.
+    /// The server loses single pages, and the amount of its memory changes.
     pub memory: bool,
     /// The disk fails I/O, has latency spikes, and comes back after a crash.
     pub disk: bool,
-    /// The operator resizes the cache, turns it off and on.
+    /// The operator resizes the cache, and turns it off and on.
     pub operator: bool,
     /// VM processes are killed, upgraded and moved; whole hosts fail, or are suspended.
     pub process: bool,
@@ -33,7 +33,7 @@ impl Faults {
         self == Self::default()
     }
 
-    /// Draws faults: none in one run of four; in the others, each kind with a chance of one half.
+    /// Draws faults: none in one run of four; in the other runs, each kind with a probability of one half.
     fn draw(random: &mut Random) -> Self {
         if random.one_in(4) {
             return Self::default();
@@ -70,27 +70,27 @@ pub struct Machine {
     /// Number of pages in the guest's page cache.
     pub guest_pages: usize,
     pub has_port: bool,
-    /// Whether the guest reports what it evicts.
+    /// Whether the guest reports its evictions.
     pub agent: bool,
-    /// Whether freed pages of the guest stay as they were; else they are zeroes when they are used again.
+    /// Whether freed pages of the guest keep their content; otherwise they are zeroes when they are used again.
     pub leaves_pages: bool,
     pub frame_sample: u32,
     /// Whether the guest makes swap areas.
     pub swap: bool,
-    /// Whether all of the first disk is one.
+    /// Whether the whole first disk is a swap area.
     pub declared_swap: bool,
     /// Maximum number of the guest's requests in flight.
     pub depth: usize,
     pub send_window: u32,
     pub fetch_limit: u32,
-    /// Whether the disk is also asked as soon as the server is late.
+    /// Whether the disk is asked too as soon as the server is late.
     pub hedge: bool,
     /// Percentage of reads among the requests.
     pub reads: u64,
-    /// Number of first blocks that most reads are for, more than the guest keeps and fewer than the cache does; 0: all
-    /// are alike.
+    /// Number of blocks at the start of the disk that most reads are for, more than the guest keeps and fewer than the
+    /// cache does; 0 if all blocks are alike.
     pub working_set: usize,
-    /// Whether buffers run out, so that the disk is asked late when it is asked beside a server.
+    /// Whether buffers run out, so that a hedge's disk read starts late.
     pub starves: bool,
 }
 
@@ -127,7 +127,7 @@ impl Machine {
         }
     }
 
-    /// Adjusts the sizes so that the cache is worth having.
+    /// Adjusts the sizes so that the cache is useful.
     fn settle(&mut self) {
         self.working_set = 8;
         (self.slots, self.guest_pages) = (self.slots.max(24), self.guest_pages.min(4));
@@ -147,13 +147,13 @@ pub struct Scenario {
     pub faults: Faults,
     pub hosts: usize,
     pub machines: Vec<Machine>,
-    /// Number of messages that the network takes before the server has read them.
+    /// Number of messages that the network accepts before the server has read them.
     pub wire_limit: u32,
     /// Number of pages that each memory server has for all VMs together.
     pub memory: Vec<u32>,
     pub disk_ns: u64,
     pub network_ns: u64,
-    /// A server is slow with one page of this many; 0: with none.
+    /// One page in this many is slow; 0 if none is.
     pub slow_replies: u64,
     /// Extra delay of a slow page.
     pub slow_ns: u64,

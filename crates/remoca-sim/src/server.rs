@@ -40,7 +40,7 @@ impl Slot {
     }
 }
 
-/// A message that a correct client never sends.
+/// Error of a message that a correct client never sends.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BadSlot(pub SlotIndex);
 
@@ -50,15 +50,15 @@ pub struct Pool {
     pool: Vec<Slot>,
     generation: u64,
     sends_received: u64,
-    /// Newest connection to it. 0: there is none.
+    /// Newest connection to the pool; 0 if there is none.
     pub connection: ConnectionId,
-    /// First message of that connection that never arrives, nor any after it.
+    /// First message of that connection that never arrives; nor does any later one.
     pub lost_from: u64,
-    /// Time at which it lost its client.
+    /// Time at which the pool lost its client; `None` if it has one.
     pub abandoned: Option<Nanos>,
-    /// Earliest arrival of messages still in flight on a connection that is gone.
+    /// Earliest arrival of messages still in flight on a broken connection.
     pub slow_until: Nanos,
-    /// First connection that is not gone for good.
+    /// First connection that is not void.
     pub void_below: ConnectionId,
 }
 
@@ -78,8 +78,8 @@ impl Default for Pool {
 }
 
 impl Pool {
-    /// Gives up all pages, and connections below `void_below`. Generations of different servers are often the same: one
-    /// means nothing elsewhere.
+    /// Drops all pages, and voids connections below `void_below`. Generations of different servers are often equal, so
+    /// one means nothing on another server.
     pub fn close(&mut self, void_below: ConnectionId) {
         self.generation += u64::from(!self.pool.is_empty() || self.sends_received > 0);
         self.pool.clear();
@@ -106,13 +106,13 @@ impl Pool {
         PageCount(u32::try_from(self.pool.len()).unwrap_or(u32::MAX))
     }
 
-    /// Returns the content of `slot`.
+    /// Returns the content of `slot`, or `None` if it is empty or not in the pool.
     #[must_use]
     pub fn page(&self, slot: SlotIndex) -> Option<Block> {
         self.pool.get(slot.0 as usize)?.page
     }
 
-    /// Loses the pages of up to `count` slots.
+    /// Drops the pages of up to `count` slots.
     pub fn take(&mut self, count: u32, random: &mut Random) {
         if self.pool.is_empty() {
             return;
@@ -123,7 +123,7 @@ impl Pool {
         }
     }
 
-    /// Executes `message`, with `free` pages left on the server.
+    /// Executes `message`, with `free` pages left on the server. Returns the reply, or `None` if the message needs none.
     ///
     /// # Errors
     /// If the message names a slot outside the pool.
@@ -160,7 +160,7 @@ impl Pool {
         Reply::Sized(size)
     }
 
-    /// Turns an honest reply into those of a lying server: none, one or two replies.
+    /// Turns an honest reply into the replies of a lying server: none, one or two.
     pub fn lie(&self, honest: Reply, random: &mut Random) -> Vec<Reply> {
         if !random.one_in(6) {
             return vec![honest];

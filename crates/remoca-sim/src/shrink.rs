@@ -1,5 +1,5 @@
-//! Reduces a failing plan: first to the fewest steps from its beginning, then by leaving out everything not needed
-//! (delta debugging: Zeller and Hildebrandt, IEEE TSE 28(2), 2002). A shorter plan counts if it breaks the same
+//! Reduces a failing plan: first to the fewest steps from its beginning, then by leaving out steps that are not needed
+//! (delta debugging: Zeller and Hildebrandt, IEEE TSE 28(2), 2002). A shorter plan is accepted if it breaks the same
 //! promise.
 
 use crate::plan::Plan;
@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 /// A reduced plan.
 #[derive(Clone, Debug)]
 pub struct Shrunk {
-    /// Options that reproduce it: the rest of the plan.
+    /// Options that run only the rest of the plan, which fails.
     pub options: Options,
     pub failure: Failure,
     /// Number of remaining steps.
@@ -37,7 +37,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Returns whether the same promise is broken with these options.
+    /// Returns whether the plan breaks the same promise with these options. Returns false if no runs are left.
     fn fails(&mut self, options: &Options) -> bool {
         if self.runs_left == 0 {
             return false;
@@ -52,7 +52,7 @@ impl Search<'_> {
         }
     }
 
-    /// Finds, by halving, a number of steps that fails while one less does not.
+    /// Finds, by bisection, a number of steps that fails while one step less does not.
     fn fewest_steps(&mut self, options: &Options, total: usize) -> usize {
         let (mut passes, mut fails) = (0, total);
         while fails - passes > 1 {
@@ -66,7 +66,7 @@ impl Search<'_> {
         fails
     }
 
-    /// Leaves out chunks of steps, from halves down to single ones, until no single step can be spared.
+    /// Leaves out chunks of steps, from halves down to single steps, until no single step can be left out.
     fn leave_out(&mut self, options: &mut Options, steps: usize) {
         let mut chunk = steps.div_ceil(2);
         while chunk > 0 && self.runs_left > 0 {

@@ -1,4 +1,4 @@
-//! The events of a run, line by line. Kept only when somebody will read it: a failing run is repeated.
+//! The events of a run, line by line. Kept only if they will be read: a failing run is repeated for them.
 
 use crate::guest::Key;
 use remoca_core::units::Nanos;
@@ -12,13 +12,13 @@ pub struct Line {
     pub event: u64,
     pub at: Nanos,
     pub vm: usize,
-    /// Blocks it is about; none if it is about all of them.
+    /// Disk and blocks it is about; `None` if it is about all of them.
     pub blocks: Option<(u16, Range<usize>)>,
     pub text: String,
 }
 
 impl Line {
-    /// Returns whether the line is about a VM, and about `key` if there is one.
+    /// Returns whether the line is about the VM `vm`, and about the block `key` if there is one.
     #[must_use]
     pub fn concerns(&self, vm: usize, key: Option<Key>) -> bool {
         let about = |(disk, blocks): &(u16, Range<usize>)| key.is_none_or(|(d, b)| *disk == d && blocks.contains(&b));

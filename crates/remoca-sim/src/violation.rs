@@ -16,11 +16,11 @@ pub enum Promise {
     WriteThrough,
     /// Writes that completed before a successful flush are durable.
     FlushIsDurable,
-    /// The disk is asked for the guest's requests, once.
+    /// The disk receives exactly the guest's requests, each once.
     DiskOnlyAsAsked,
     /// A page never goes into a slot with an outstanding REQUEST.
     SlotNotReused,
-    /// A read that was not given to the disk waits for a REQUEST that is outstanding.
+    /// A read that was not sent to the disk waits for a REQUEST that is outstanding.
     NoWaitInVain,
     /// A late page touches no buffer.
     NoLateDelivery,
@@ -30,11 +30,11 @@ pub enum Promise {
     ProtocolKept,
     /// The fingerprint known for a block is that of what the disk holds.
     KnownIsTrue,
-    /// The index's content of a slot is that on an honest server.
+    /// The content that the index has for a slot is the content of that slot on an honest server.
     CachedIsThere,
     /// A cache that is off knows nothing, so that it is cold when switched on again.
     OffIsCold,
-    /// Nobody else writes to the disks, so nobody may be accused of it.
+    /// No other program writes to the disks, so the engine may not report a foreign writer.
     NoFalseAlarm,
     /// No two processes own a disk.
     OneOwner,
@@ -42,7 +42,7 @@ pub enum Promise {
     Bounded,
     /// After the last request nothing is left over.
     NothingLeft,
-    /// Counters add up.
+    /// Counters are consistent.
     CountersAddUp,
     /// Known pages are admitted while there is room, and the requested size is reached if possible.
     Useful,
@@ -73,7 +73,7 @@ pub struct Violation {
 }
 
 impl Violation {
-    /// Makes a violation that is about no single block.
+    /// Makes a violation that concerns no single block.
     pub fn new(promise: Promise, detail: impl Into<String>) -> Self {
         Self { promise, vm: 0, at: None, detail: detail.into() }
     }

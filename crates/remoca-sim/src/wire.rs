@@ -1,13 +1,13 @@
-//! The connection between the VM process and the server: what waits, what is in flight, and what is lost with it.
+//! The connection between the VM process and the server: what waits, what is in flight, and what a break loses.
 //!
-//! Messages arrive in order. When a connection breaks, any number of those in flight (the newest) never arrive; until
-//! the client notices, it keeps sending into nothing.
+//! Messages arrive in order. When a connection breaks, a random number of those in flight (the newest) never arrive.
+//! Until the client notices, it keeps sending.
 
 use crate::server::Message;
 use remoca_core::units::Nanos;
 use std::collections::VecDeque;
 
-/// Number of a connection; counted up at each connect, from 1.
+/// Number of a connection, counted from 1.
 pub type ConnectionId = usize;
 
 /// State of the connection as the client sees it.
@@ -26,17 +26,17 @@ pub struct Wire {
     pub phase: Phase,
     /// Messages of the engine that have not left.
     pub queue: VecDeque<Message>,
-    /// Whether a non-empty [`Self::queue`] is being worked on.
+    /// Whether a message of a non-empty [`Self::queue`] is about to leave.
     pub leaving: bool,
-    /// Number of pages that left without the engine having been told.
+    /// Number of pages that left without the engine having been notified.
     pub unreported: u32,
     /// Number of messages that left on this connection.
     pub left: u64,
-    /// Number of messages the server has taken off the wire.
+    /// Number of messages that the server has received.
     pub taken: u64,
-    /// Whether nothing that the server sends arrives any more.
+    /// Whether messages of the server no longer arrive.
     pub deaf: bool,
-    /// Arrival of the last message, in each direction: the next comes no earlier.
+    /// Arrival time of the last message in each direction. The next one arrives no earlier.
     pub to_server_at: Nanos,
     pub to_client_at: Nanos,
 }
@@ -78,7 +78,7 @@ impl Wire {
         self.left - self.taken
     }
 
-    /// Returns the number of pages that wait, or whose leaving was not reported: the engine's send window bounds them.
+    /// Returns the number of pages that wait, or that left without a report. The engine's send window bounds it.
     #[must_use]
     pub fn pages_waiting(&self) -> u32 {
         let queued = self.queue.iter().filter(|m| matches!(m, Message::SendPage { .. })).count();

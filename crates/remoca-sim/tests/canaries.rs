@@ -1,5 +1,5 @@
 //! Leaves out every safety rule of the engine once, and expects the simulator to notice: a checker that never fails
-//! anybody proves nothing. With `--nocapture` the tests print which seed noticed what.
+//! proves nothing. With `--nocapture`, the tests print which seed noticed which omission.
 
 use remoca_core::rules::Rule;
 use remoca_sim::{HostRule, Options, Plan, Promise, Shrunk, run, shrink, trace};
@@ -22,8 +22,7 @@ fn caught_within(seeds: u64, options: &Options) -> (Plan, remoca_sim::Failure) {
     panic!("{:?} {:?} was left out, and {seeds} seeds noticed nothing", options.omit, options.omit_host)
 }
 
-/// Checks that some checker notices the rule's absence, and, unless another rule keeps it from the guest, the bytes
-/// that the guest reads.
+/// Checks that some checker notices the rule's absence, and that the bytes that the guest reads show it too.
 fn is_noticed(rule: Rule) {
     caught(&Options { omit: Some(rule), ..Options::default() });
     let failure = caught(&Options { omit: Some(rule), guest_visible_only: true, ..Options::default() });
@@ -60,7 +59,7 @@ fn no_check_at_admission() {
     is_noticed(Rule::AdmissionCheck);
 }
 
-/// Checks the same where only the content of overwritten frames is judged.
+/// Tests the same where only the content of overwritten frames is judged.
 #[test]
 fn no_check_at_admission_of_frames() {
     let options = Options { agentless: true, guest_visible_only: true, ..Options::default() };
@@ -74,22 +73,22 @@ fn no_check_at_fetch() {
     is_noticed(Rule::FetchCheck);
 }
 
-/// Checks that no page is wrong although the servers are honest; the check at fetch keeps this one from the guest. It
-/// takes a pool that waits at one server while another one has a pool of the same generation: one seed in some hundred.
+/// Checks that a page is wrong although the servers are honest; the check at fetch hides this from the guest. It needs
+/// a pool at one server while another server has a pool of the same generation: one seed in some hundred.
 #[test]
 fn a_pool_taken_for_that_of_another_server() {
     let (_, failure) = caught_within(10 * SEEDS, &Options { omit: Some(Rule::PoolOfOneServer), ..Options::default() });
     assert_eq!(failure.violation.promise, Promise::CachedIsThere);
 }
 
-/// Checks that watching the slots catches this one, which the check at fetch keeps from the guest.
+/// Checks that watching the slots catches this fault, which the check at fetch hides from the guest.
 #[test]
 fn a_slot_reused_under_an_outstanding_request() {
     let failure = caught(&Options { omit: Some(Rule::PinnedSlot), ..Options::default() });
     assert_eq!(failure.violation.promise, Promise::SlotNotReused);
 }
 
-/// Checks that no page is wrong although the servers are honest.
+/// Checks that a page is noticed as missing or wrong although the servers are honest.
 #[test]
 fn pages_that_were_lost_with_a_connection_taken_for_cached() {
     let (_, failure) = caught_within(SEEDS, &Options { omit: Some(Rule::LostSends), ..Options::default() });
@@ -103,21 +102,21 @@ fn a_failed_flush_that_is_forgotten() {
     assert!(matches!(failure.violation.promise, Promise::DiskErrorsOnly | Promise::FlushIsDurable));
 }
 
-/// Checks a case that needs the death of a process between two certain stores.
+/// Tests a case that needs the death of a process between two specific stores.
 #[test]
 fn an_entry_that_is_valid_before_it_is_complete() {
     let (_, failure) = caught_within(10 * SEEDS, &Options { omit: Some(Rule::StoreOrder), ..Options::default() });
     assert!(matches!(failure.violation.promise, Promise::KnownIsTrue | Promise::NoFalseAlarm));
 }
 
-/// Checks that the absence of a rule around the engine is noticed by the bytes that the guest reads, or has written.
+/// Checks that the absence of a rule around the engine shows in the bytes that the guest reads or has written.
 fn host_rule_is_noticed(rule: HostRule) {
     let options = Options { omit_host: Some(rule), guest_visible_only: true, ..Options::default() };
     let (_, failure) = caught_within(10 * SEEDS, &options);
     assert!(matches!(failure.violation.promise, Promise::NoStaleRead | Promise::WriteThrough), "{failure}");
 }
 
-/// Checks a case in which an old process's write lands after the replay of its successor.
+/// Tests a case in which an old process's write takes effect after its successor's replay.
 #[test]
 fn a_successor_that_does_not_wait_for_the_lock() {
     host_rule_is_noticed(HostRule::ImageLock);
@@ -143,7 +142,7 @@ fn words_trusted_after_another_process_had_the_disks() {
     host_rule_is_noticed(HostRule::MovedIsCold);
 }
 
-/// Checks a case that the check at fetch keeps from the guest; but the servers are honest.
+/// Tests a case that the check at fetch hides from the guest. The servers are honest, so another check must notice it.
 #[test]
 fn an_old_connection_that_is_still_heard() {
     let (_, failure) = caught_within(20 * SEEDS, &Options { omit_host: Some(HostRule::Fence), ..Options::default() });

@@ -8,7 +8,7 @@ const SEEDS: u64 = 1_000;
 /// Number of seeds within which each flaw must be noticed.
 const FLAW_SEEDS: u64 = 400;
 
-/// Counters that must reach the number beside them: what never happens is never tested.
+/// Counters that must reach the given number: an event that never happens is never tested.
 const HAPPENS: [(&str, u64); 34] = [
     ("completed", 80_000),
     ("failed", 2_000),
@@ -46,8 +46,8 @@ const HAPPENS: [(&str, u64); 34] = [
     ("fetch_wrong", 100),
 ];
 
-/// Least percentage of the blocks read that the memory servers must answer: of all, and of those read in runs without
-/// faults whose working set fits the cache.
+/// Minimum percentage of the blocks read that the memory servers must answer: of all, and of those read in runs
+/// without faults whose working set fits the cache.
 const HITS: u64 = 13;
 const COSY_HITS: u64 = 45;
 
@@ -96,8 +96,8 @@ fn a_seed_gives_the_same_run_again() {
     }
 }
 
-/// Checks that a fault around the driver, as the driver itself could commit it, is noticed by a guest's results, by the
-/// disk's requests, or by something that never ends. A check that never fails anybody proves nothing.
+/// Checks that a fault around the driver, as the driver itself could have it, is noticed by a guest's results, by the
+/// disk's requests, or by something that never ends. A check that never fails proves nothing.
 fn is_noticed(flaw: Flaw, by: &[Promise]) {
     let options = DriverOptions { flaw: Some(flaw), ..DriverOptions::default() };
     let failure = (0..FLAW_SEEDS).find_map(|seed| run_driver(seed, &options).err());
@@ -131,31 +131,31 @@ fn other_data_than_the_guest_gave() {
     is_noticed(Flaw::OtherDataWritten, &[Promise::DiskOnlyAsAsked]);
 }
 
-/// Checks a case that the check at fetch keeps from the guest; but the servers are honest.
+/// Tests a case that the check at fetch hides from the guest. The servers are honest, so another check must notice it.
 #[test]
 fn a_page_that_is_sent_as_another_one() {
     is_noticed(Flaw::WrongPageSent, &[Promise::CachedIsThere]);
 }
 
-/// Checks a case in which everybody has an answer, and no upgrade is possible any more.
+/// Tests a case in which every request has an answer, but an upgrade is no longer possible.
 #[test]
 fn a_disk_read_that_never_ends() {
     is_noticed(Flaw::LoserKept, &[Promise::NothingLeft]);
 }
 
-/// Checks a case in which a guest that has its answer may write there, and lose it.
+/// Tests a case in which a guest that has its answer may write to the discarded range, and lose the data.
 #[test]
 fn a_discard_that_is_answered_before_it_is_done() {
     is_noticed(Flaw::DiscardAnsweredEarly, &[Promise::ExactlyOnce, Promise::WriteThrough]);
 }
 
-/// Checks a case in which a dead process's writes land after its successor has repeated them.
+/// Tests a case in which a dead process's writes take effect after its successor has repeated them.
 #[test]
 fn requests_that_are_done_again_while_the_former_ones_may_be_on_their_way() {
     is_noticed(Flaw::NotSettled, &[Promise::WriteThrough, Promise::NoStaleRead]);
 }
 
-/// Checks a case that no guest notices: the cache is useless.
+/// Tests a case that no guest notices: the cache is useless.
 #[test]
 fn a_server_that_forgets_every_page() {
     let options = DriverOptions { flaw: Some(Flaw::PagesForgotten), ..DriverOptions::default() };

@@ -1,5 +1,5 @@
 //! Plans that once failed: each file of `regressions/` is one, with a description in its first line. A plan that names
-//! a rule fails without that rule, and passes with it; the others must pass.
+//! a rule fails without that rule, and passes with it. The other plans must pass.
 //!
 //! To add one: `cargo xtask sim --seed S --save crates/remoca-sim/regressions/NAME.plan`, and describe it in `what`.
 

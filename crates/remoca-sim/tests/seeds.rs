@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 const SEEDS: u64 = 3_000;
 
-/// Counters that a healthy simulation moves; each must reach the number beside it. What never happens is never tested.
+/// Counters that a healthy simulation moves; each must reach the given number. An event that never happens is never tested.
 const HAPPENS: [(&str, u64); 55] = [
     ("hit_blocks", 10_000),
     ("zero_blocks", 10_000),
@@ -83,7 +83,7 @@ fn seeds_keep_every_promise() {
         let count = totals[name];
         assert!(count >= least, "{name} happened {count} times in {SEEDS} seeds, and is expected {least} times");
     }
-    // Where most of what is read fits the cache, and where it does not.
+    // Where most of the blocks read fit the cache, and where they do not.
     let least = [[4, 100], [25, 100]];
     for (at, [percent, all]) in least.into_iter().enumerate() {
         let (hits, reads) = (hits[at], reads[at]);

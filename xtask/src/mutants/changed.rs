@@ -10,10 +10,10 @@ use std::process::Command;
 pub struct Changed(BTreeMap<PathBuf, Vec<Range<usize>>>);
 
 impl Changed {
-    /// Asks git what differs between `commit` and the files of `tree`.
+    /// Returns the differences between `commit` and the files of `tree`, as reported by git.
     ///
     /// # Errors
-    /// If git knows no such commit.
+    /// If git does not know the commit.
     pub fn since(commit: &str, tree: &Path) -> Result<Self, String> {
         let mut diff = Command::new("git");
         diff.args(["diff", "--unified=0", "--no-color", "--no-ext-diff", "--no-renames", commit, "--", "crates"]);

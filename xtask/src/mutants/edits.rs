@@ -1,4 +1,4 @@
-//! Mutants that are generated: small changes of a function's body.
+//! Generated mutants: small changes of a function's body.
 
 use super::items::Function;
 use std::ops::Range;
@@ -38,7 +38,7 @@ impl Edit {
     }
 }
 
-/// Returns the edits of a function, each with its name: `item#kind.N`, where N counts the kind in the order of the source.
+/// Returns the edits of a function, each with its name: `item#kind.N`, where N counts the edits of a kind in source order.
 pub fn generate(function: &Function) -> Vec<(String, Edit)> {
     if function.item.ends_with("::fmt") {
         return Vec::new();
@@ -66,7 +66,7 @@ pub fn statement_at(function: &Function, at: usize) -> usize {
     impl<'a> Visit<'a> for Statements {
         fn visit_stmt(&mut self, statement: &'a syn::Stmt) {
             let range = statement.span().byte_range();
-            // A node that is not around the position contains none that is.
+            // A node that does not contain the position has no inner node that does.
             if range.contains(&self.at) {
                 if !matches!(statement, syn::Stmt::Item(_)) {
                     self.found = Some(range);
@@ -90,7 +90,7 @@ impl Finder<'_> {
         self.edits.push(Edit { range, text: text.into(), kind });
     }
 
-    /// Adds edits of the whole body: nothing is done, or a value of the type is returned at once.
+    /// Adds edits of the whole body: it does nothing, or returns a value of the type at once.
     fn whole(&mut self, function: &Function) {
         if function.block.stmts.is_empty() {
             return;
@@ -183,7 +183,7 @@ impl<'a> Visit<'a> for Finder<'_> {
         }
     }
 
-    // Patterns, types and constants belong to the compiler; bodies of inner items belong to these.
+    // Patterns, types and constants are evaluated by the compiler; bodies of inner items belong to those items.
     fn visit_pat(&mut self, _: &'a syn::Pat) {}
     fn visit_type(&mut self, _: &'a syn::Type) {}
     fn visit_item(&mut self, _: &'a syn::Item) {}

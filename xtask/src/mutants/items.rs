@@ -18,23 +18,23 @@ pub struct Function {
     /// `crate::module::Type::function`, or `crate::module::<Type as Trait>::function`.
     pub item: String,
     pub source: Rc<Source>,
-    /// Range of its body in the source, with the braces.
+    /// Range of its body in the source, including the braces.
     pub body: Range<usize>,
     pub block: syn::Block,
     pub output: syn::ReturnType,
 }
 
 impl Function {
-    /// Returns the text of the body, with the braces.
+    /// Returns the text of the body, including the braces.
     pub fn text(&self) -> &str {
         &self.source.text[self.body.clone()]
     }
 }
 
-/// Returns all functions of the crate in `folder` (within `tree`) that are built without its tests.
+/// Returns all functions of the crate in `folder` (within `tree`) that are built outside of its tests.
 ///
 /// # Errors
-/// Names the file that cannot be read or parsed.
+/// The name of the file that cannot be read or parsed.
 pub fn functions(tree: &Path, folder: &Path) -> Result<Vec<Function>, String> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy().replace('-', "_");
     let mut found = Vec::new();
@@ -55,7 +55,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Reads a file; `children` is the folder of its modules' files.
+    /// Reads a file. `children` is the folder of its modules' files.
     fn file(&mut self, path: &Path, children: &Path, module: &str) -> Result<(), String> {
         let text = fs::read_to_string(self.tree.join(path)).map_err(|error| format!("{}: {error}", path.display()))?;
         let file = syn::parse_file(&text).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -113,7 +113,7 @@ impl Walk<'_> {
     }
 
     fn function(&mut self, owner: &str, source: &Rc<Source>, signature: &syn::Signature, block: &syn::Block) {
-        // A const function may run in the compiler, without a run time at which to choose.
+        // A const function may run in the compiler, where no mutant can be selected.
         if signature.constness.is_none() {
             self.found.push(Function {
                 item: format!("{owner}::{}", signature.ident),
@@ -139,7 +139,7 @@ fn owner(block: &syn::ItemImpl) -> String {
     }
 }
 
-/// Returns whether the item is a test, or part of a build only for tests or the fuzzer.
+/// Returns whether the item is a test, or part of a build that is only for tests or the fuzzer.
 fn is_for_tests(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         syn::Meta::Path(path) => path.is_ident("test"),

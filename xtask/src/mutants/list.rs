@@ -1,4 +1,4 @@
-//! The list that the project keeps: mutants that tests must notice, and harmless ones.
+//! The list that the project keeps: mutants that tests must notice, and harmless mutants.
 
 use super::edits::Edit;
 use super::items::Function;
@@ -14,15 +14,15 @@ pub struct Listed {
     /// Short name, unique within its item.
     pub name: String,
     pub item: String,
-    /// Description of the fault, for people.
+    /// Description of the fault, for readers.
     pub change: String,
-    /// Text that occurs once in the function, however it is wrapped.
+    /// Text that occurs once in the function, regardless of white space.
     pub from: String,
     pub to: String,
-    /// Parts of the names of tests that notice it: they are tried first.
+    /// Parts of the names of tests that notice it. These tests are tried first.
     #[serde(default)]
     pub seen_by: Vec<String>,
-    /// Reason why nobody must notice it.
+    /// Reason why no test need notice it; `None` if one must.
     pub harmless: Option<String>,
 }
 
@@ -35,7 +35,7 @@ struct List {
 /// Reads the lists in a folder.
 ///
 /// # Errors
-/// Names the file and what is wrong with it.
+/// The name of the file and its fault.
 pub fn read(folder: &Path) -> Result<Vec<Listed>, String> {
     let files = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let mut paths: Vec<_> = files.filter_map(|file| Some(file.ok()?.path())).collect();
@@ -62,10 +62,10 @@ impl Listed {
         format!("{}#{}", self.item, self.name)
     }
 
-    /// Returns the function and the change of it.
+    /// Returns the function that the mutant changes, and the change.
     ///
     /// # Errors
-    /// Says why it does not match the tree; then the list must be repaired.
+    /// Why the entry does not match the tree. The list must then be repaired.
     pub fn find<'f>(&self, functions: &'f [Function]) -> Result<(&'f Function, Edit), String> {
         let stale = |why: String| format!("{}: {why}", self.full_name());
         let mut named = functions.iter().filter(|function| function.item == self.item);
@@ -86,13 +86,13 @@ impl Listed {
     }
 }
 
-/// Returns whether two texts differ only in space.
+/// Returns whether two texts differ only in white space.
 pub fn same(one: &str, other: &str) -> bool {
     let visible = |text: &str| text.chars().filter(|c| !c.is_whitespace()).collect::<String>();
     visible(one) == visible(other)
 }
 
-/// Returns where `wanted` occurs in `text`, ignoring space. Occurrences may not overlap.
+/// Returns the ranges where `wanted` occurs in `text`, ignoring white space. Occurrences may not overlap.
 fn find_wrapped(text: &str, wanted: &str) -> Vec<Range<usize>> {
     let visible: Vec<_> = text.char_indices().filter(|(_, c)| !c.is_whitespace()).collect();
     let wanted: Vec<_> = wanted.chars().filter(|c| !c.is_whitespace()).collect();

@@ -1,4 +1,4 @@
-//! `cargo xtask mutants`: would tests notice if the code did something else?
+//! `cargo xtask mutants`: would the tests notice if the code did something else?
 //!
 //! All mutants of a run are in one build of a copy of the tree ([`schemata`]); an environment variable selects the
 //! mutant of a process and of the processes that it starts. Each test is run once without a mutant to learn which ones
@@ -40,20 +40,20 @@ const CRATES: [&str; 10] = [
     "remoca-fuzz",
     "remoca-cli",
 ];
-/// Crates of which only the tests count.
+/// Crates that are used only for their tests.
 const TESTERS: [&str; 2] = ["remoca-sim", "remoca-fuzz"];
 
-/// Result of a mutant.
+/// Outcome of a mutant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Fate {
     Seen { by: String },
     Survived { tests: usize, left_out: usize },
 }
 
-/// Tries the mutants that the arguments ask for.
+/// Tries the mutants that the arguments select.
 ///
 /// # Errors
-/// If one survives that is not known to be harmless, or the list does not match the tree.
+/// If a mutant survives that is not known to be harmless, or the list does not match the tree.
 pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     let Some(options) = Options::parse(arguments)? else {
         println!("{USAGE}");
@@ -114,8 +114,8 @@ fn functions(tree: &Path) -> Result<Vec<Function>, String> {
     Ok(functions)
 }
 
-/// Returns those of [`CRATES`] whose tests can reach a mutant in one of `mutated`: these crates, and those built from
-/// them.
+/// Returns those of [`CRATES`] whose tests can reach a mutant in one of the `mutated` crates: these crates, and the
+/// crates that depend on them.
 fn testers(tree: &Path, mutated: BTreeSet<String>) -> Result<Vec<String>, String> {
     let mut metadata = cargo(["metadata", "--no-deps", "--format-version", "1"]);
     metadata.current_dir(tree);
@@ -143,7 +143,7 @@ fn describe(mutant: &Mutant, functions: &[Function], listed: &[Listed]) -> Strin
     }
 }
 
-/// Returns the mutants that the options ask for.
+/// Returns the mutants that the options select.
 fn choose(options: &Options, tree: &Path, functions: &[Function], listed: &[Listed]) -> Result<Vec<Mutant>, String> {
     let index_of = |function: &Function| functions.iter().position(|other| std::ptr::eq(other, function)).unwrap_or(0);
     let is_wanted = |name: &str| {
@@ -175,7 +175,7 @@ fn choose(options: &Options, tree: &Path, functions: &[Function], listed: &[List
     };
     let mut chosen: Vec<Mutant> = Vec::new();
     for mutant in generated {
-        // A mutant of the list keeps the list's name and entry.
+        // A generated mutant that is in the list keeps the list's name and entry.
         match known.iter().position(|known| is_same(known, &mutant)) {
             Some(at) => chosen.push(known.swap_remove(at)),
             None if chosen.iter().all(|other| !is_same(other, &mutant)) => chosen.push(mutant),
@@ -226,7 +226,7 @@ fn module(item: &str) -> String {
     item.split("::").take(2).collect::<Vec<_>>().join("::")
 }
 
-/// Returns FNV-1a over the seed and the name, mixed, so that names close in the alphabet are not close in rank.
+/// Returns a rank: a mixed FNV-1a hash of the seed and the name, so that similar names do not have close ranks.
 fn rank(seed: u64, name: &str) -> u64 {
     let bytes = seed.to_le_bytes().into_iter().chain(name.bytes());
     let hash =
@@ -271,7 +271,7 @@ fn try_all(
     fates.into_inner().map_err(|error| error.to_string())
 }
 
-/// Runs tests, ordered by their time, against a mutant: first those named in the list.
+/// Runs tests, which are ordered by their time, against a mutant. Starts with the tests named in the list.
 fn try_one(number: usize, tests: &[Test], first: &[String], budget: Duration, folder: &Path) -> Result<Fate, String> {
     let is_first = |test: &&Test| first.iter().any(|part| test.name.contains(&**part));
     let reaching: Vec<_> = tests.iter().filter(|test| test.reaches.contains(&number)).collect();
@@ -293,7 +293,7 @@ fn try_one(number: usize, tests: &[Test], first: &[String], budget: Duration, fo
     Ok(Fate::Survived { tests: tried, left_out })
 }
 
-/// Shows the score of each module.
+/// Prints the score of each module.
 fn judge(functions: &[Function], listed: &[Listed], mutants: &[Mutant], fates: &[Option<Fate>]) -> Result<(), String> {
     let mut scores: BTreeMap<String, (usize, usize, usize)> = BTreeMap::new();
     let (mut survivors, mut refused) = (Vec::new(), Vec::new());

@@ -26,7 +26,7 @@ not call harmless.
   --tree FOLDER     another tree of the project; what of the list it has not is left out
   --names           say which mutants there are, and do not try them";
 
-/// Selection of mutants, and how they are tried.
+/// Selection of mutants, and settings of their trial.
 #[derive(Default)]
 pub struct Options {
     pub changed: Option<String>,
@@ -38,7 +38,7 @@ pub struct Options {
     pub only: Option<String>,
     pub generated: bool,
     pub unit: bool,
-    /// Number of seeds of the simulator that are run instead of tests.
+    /// Number of seeds of the simulator that are run instead of tests; `None` to run tests.
     pub sim: Option<u64>,
     pub budget: Duration,
     pub workers: usize,
@@ -47,10 +47,10 @@ pub struct Options {
 }
 
 impl Options {
-    /// Reads the arguments; `None` if help was asked for.
+    /// Parses the arguments. Returns `None` if help was requested.
     ///
     /// # Errors
-    /// The usage.
+    /// The usage text.
     pub fn parse(arguments: Vec<OsString>) -> Result<Option<Self>, String> {
         let workers = std::thread::available_parallelism().map_or(2, usize::from);
         let budget = Duration::from_secs(120);
@@ -80,7 +80,7 @@ impl Options {
         Ok(Some(options))
     }
 
-    /// Returns whether mutants of this item are wanted.
+    /// Returns whether the options select mutants of this item.
     pub fn wants(&self, item: &str) -> bool {
         let (krate, rest) = item.split_once("::").unwrap_or((item, ""));
         let within = |module: &String| rest.strip_prefix(&**module).is_some_and(|rest| rest.starts_with("::"));

@@ -5,17 +5,17 @@ use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Maximum number of mutants; reaching one beyond would never be noted.
+/// Maximum number of mutants. Reaching one beyond it would never be recorded.
 const COUNT_MAX: usize = 1 << 17;
 
-/// Returns whether mutant `number` is the one of this run.
+/// Returns whether mutant `number` is the one selected for this run.
 pub fn on(number: usize) -> bool {
     static CHOSEN: OnceLock<usize> = OnceLock::new();
     let chosen = || std::env::var("REMOCA_MUTANT").ok().and_then(|number| number.parse().ok());
     *CHOSEN.get_or_init(|| chosen().unwrap_or(usize::MAX)) == number
 }
 
-/// Notes at once that mutant `number` was reached: the process may be killed. No descriptor stays open.
+/// Records at once that mutant `number` was reached, because the process may be killed. No descriptor stays open.
 pub fn reached(number: usize) {
     static NOTES: OnceLock<Option<std::ffi::OsString>> = OnceLock::new();
     static NOTED: [AtomicBool; COUNT_MAX] = [const { AtomicBool::new(false) }; COUNT_MAX];

@@ -1,4 +1,4 @@
-//! A copy of the tree with all mutants in one build, each chosen at run time: a function with mutants has one body for each.
+//! A copy of the tree with all mutants in one build, selected at run time: a function with mutants has one body for each.
 
 use super::edits::{Edit, statement_at};
 use super::items::{self, Function};
@@ -14,7 +14,7 @@ const RUNTIME: &str = include_str!("runtime.rs");
 const RUNTIME_FILE: &str = "mutants_rt.rs";
 /// Folders that no build needs, and that may be large.
 const LEFT_OUT: [&str; 4] = ["target", "out", ".git", ".cache"];
-/// Maximum number of rounds: each drops what the compiler refused, and it refuses in a few stages.
+/// Maximum number of rounds. Each round drops the mutants that the compiler refused, and it refuses in a few stages.
 const ROUNDS_MAX: usize = 12;
 
 /// A mutant of one function.
@@ -23,23 +23,23 @@ pub struct Mutant {
     /// Index of its function.
     pub function: usize,
     pub edit: Edit,
-    /// Index in the list of the project.
+    /// Index in the project's list; `None` for a generated mutant.
     pub listed: Option<usize>,
-    /// The compiler's error for it.
+    /// The compiler's error for it; `None` if it compiles.
     pub refused: Option<String>,
 }
 
-/// Folder of the copy, and of its build.
+/// Folders of the tree, its copy, and the copy's build.
 pub struct Workshop {
     pub tree: PathBuf,
     pub copy: PathBuf,
     pub target: PathBuf,
 }
 
-/// A range of the mutated text, and the mutants that an error there blames.
+/// A range of the mutated text, and the mutants that are blamed for an error there.
 type Region = (Range<usize>, Vec<usize>);
 
-/// Returns the file with all mutants of its functions, given with their numbers, and the ranges of their texts.
+/// Returns the file with all mutants of its functions, which are given with their numbers, and the ranges of their texts.
 fn render(text: &str, functions: &[(&Function, Vec<(usize, &Edit)>)]) -> (String, Vec<Region>) {
     let (mut out, mut regions, mut done) = (String::new(), Vec::new(), 0);
     for (function, mutants) in functions {
@@ -64,7 +64,7 @@ fn render(text: &str, functions: &[(&Function, Vec<(usize, &Edit)>)]) -> (String
         }
         out.push_str(&own);
         out.push_str(" }");
-        // An error outside each mutant's text blames all of them together.
+        // An error outside of every mutant's text is blamed on all of them together.
         regions.push((start..out.len(), mutants.iter().map(|(number, _)| *number).collect()));
         done = function.body.end;
     }
@@ -73,8 +73,8 @@ fn render(text: &str, functions: &[(&Function, Vec<(usize, &Edit)>)]) -> (String
 }
 
 impl Workshop {
-    /// Builds the tests (`tests` are cargo's arguments) with all mutants that compile; the others get the compiler's
-    /// reason. Returns cargo's messages.
+    /// Builds the tests (`tests` are cargo's arguments) with all mutants that compile. The other mutants get the
+    /// compiler's error. Returns cargo's messages.
     ///
     /// # Errors
     /// If the tree does not build for another reason.
@@ -118,7 +118,7 @@ impl Workshop {
         }
     }
 
-    /// Brings the copy up to date. Files that are right stay as they are, with their times.
+    /// Brings the copy up to date. Files that are already right are not touched and keep their times.
     fn write(&self, functions: &[Function], mutants: &[Mutant]) -> Result<BTreeMap<String, Vec<Region>>, String> {
         let mut wanted = BTreeMap::new();
         read_tree(&self.tree, Path::new(""), &mut wanted)
@@ -146,7 +146,7 @@ impl Workshop {
             let root = wanted.get_mut(&items::root(&self.tree, &folder)).ok_or("a crate without a root")?;
             root.extend_from_slice(format!("\n#[path = \"{RUNTIME_FILE}\"]\nmod mutants_rt;\n").as_bytes());
         }
-        // Mutants leave variables unused; that must not refuse them.
+        // Mutants leave variables unused, which must not cause their refusal.
         if let Some(manifest) = wanted.get_mut(Path::new("Cargo.toml")) {
             *manifest = String::from_utf8_lossy(manifest).replace("= \"deny\"", "= \"allow\"").into_bytes();
         }
@@ -165,7 +165,7 @@ pub fn package_of(function: &Function) -> String {
     function.item.split("::").next().unwrap_or_default().replace('_', "-")
 }
 
-/// Notes which mutants the compiler refuses and returns how many.
+/// Records which mutants the compiler refuses, and returns their number.
 fn refusals(
     messages: &[Value],
     regions: &BTreeMap<String, Vec<Region>>,

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 /// Package and program of the simulator.
 pub const SIMULATOR: &str = "remoca-sim";
-/// Time limit for one mutant's seeds, in seconds: with a mutant a seed may not end.
+/// Time limit for one mutant's seeds, in seconds. With a mutant, a seed may never end.
 const PATIENCE_SECONDS: u32 = 1800;
 
 /// Returns whether the list says that a seed of the simulator notices this mutant.
@@ -17,7 +17,8 @@ pub fn is_of_simulator(mutant: &Mutant, listed: &[Listed]) -> bool {
     mutant.listed.is_some_and(|index| listed[index].seen_by.iter().any(|test| test.starts_with("sim/")))
 }
 
-/// Runs seeds 0 to `seeds` with each mutant, the driver's and the engine's simulator, and prints the first one that fails.
+/// Runs seeds 0 to `seeds` with each mutant, in the driver's and in the engine's simulator. Prints the first seed that
+/// fails.
 ///
 /// # Errors
 /// If the simulator cannot be run, or no seed notices one of the mutants.
@@ -44,7 +45,7 @@ pub fn find(bench: &Bench, mutants: &[Mutant], messages: &[Value], seeds: u64) -
     }
 }
 
-/// Returns the first seed that fails with this mutant.
+/// Returns the first seed that fails with this mutant, or `None` if none does.
 fn first_seed(
     program: &str,
     mutant: usize,

@@ -109,7 +109,7 @@ fn samples_depend_on_names_and_seed_only() {
     assert_ne!(sample(source, 1), sample(source, 2));
 }
 
-/// Checks a program that adds, with a test that notices neither of two mutants.
+/// Tests a program that adds, with a test that notices neither of two mutants.
 #[test]
 fn all_mutants_are_in_one_build_and_chosen_when_it_runs() {
     let (tree, functions) = tree_of(

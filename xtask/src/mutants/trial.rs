@@ -1,4 +1,4 @@
-//! Running tests: which mutants each reaches, and which mutant it notices.
+//! Runs tests: which mutants each test reaches, and whether it notices a mutant.
 
 use serde_json::Value;
 use std::fs;
@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 
 /// Sources of test programs that boot guests.
 const GUESTS: [&str; 1] = ["tests/vhost_guest.rs"];
-/// Most private memory of a test with a mutant, in KiB: a mutant may take all there is.
+/// Maximum private memory of a test with a mutant, in KiB. A mutant may allocate without end.
 const MEMORY_KIB: u32 = 4 << 20;
 /// Time limit for a test without a mutant.
 const TIME_MAX: Duration = Duration::from_secs(600);
 
 /// A test that passes without a mutant.
 pub struct Test {
-    /// Name such as `disk/store_nbd::name::of::the::test`; `unit` for tests beside the code.
+    /// Name such as `disk/store_nbd::name::of::the::test`; `unit` for tests in the source files.
     pub name: String,
     program: PathBuf,
     folder: PathBuf,
@@ -42,7 +42,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Lists the tests of what cargo has built.
+    /// Lists the tests in the programs that cargo has built.
     ///
     /// # Errors
     /// If a test program cannot be run.
@@ -84,7 +84,7 @@ impl Bench {
         Ok(tests)
     }
 
-    /// Runs each test without a mutant, and returns those that pass, with their times and what they reach.
+    /// Runs each test without a mutant. Returns those that pass, with their times and the mutants that they reach.
     ///
     /// # Errors
     /// If a test cannot be run.
@@ -143,7 +143,7 @@ impl Test {
     /// single failure may be chance, or due to a busy machine.
     ///
     /// # Errors
-    /// If it cannot be run.
+    /// If the test cannot be run.
     pub fn notices(&self, mutant: usize, folder: &Path) -> Result<bool, String> {
         let patience = Duration::from_secs(20) + self.time * 4;
         let (none, mutant) = (usize::MAX.to_string(), mutant.to_string());
@@ -177,7 +177,7 @@ fn wait(mut child: Child, patience: Duration) -> Result<End, String> {
         pause = (pause * 2).min(Duration::from_millis(50));
     };
     if end != End::Passed {
-        // Kills also the processes that it started: a group of its own.
+        // Kills the test's process group, which includes the processes that it started.
         let group = format!("-{}", child.id());
         let _ = Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status();
         let _ = child.wait();

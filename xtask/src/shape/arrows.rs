@@ -1,6 +1,6 @@
 //! Arrows between the files of one crate, by the paths that they name.
 //!
-//! A path to a name that another file only re-exports (`use` of a child's item) is an arrow to the file that has it.
+//! A path to a name that another file only re-exports (`use` of a child's item) is an arrow to the file that defines it.
 
 use super::source::{Crate, File};
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,7 +34,7 @@ pub fn arrows(owner: &Crate) -> Arrows {
     arrows
 }
 
-/// Returns the groups of files each of which reaches all others of its group.
+/// Returns the groups of files in which each file reaches all others of its group.
 pub fn circles(arrows: &Arrows) -> Vec<Vec<String>> {
     let reach: BTreeMap<&Module, BTreeSet<&Module>> =
         arrows.keys().map(|from| (from, reachable(arrows, from))).collect();
@@ -95,7 +95,7 @@ fn paths_of(tree: &syn::UseTree, before: &mut Vec<String>, found: &mut dyn FnMut
     }
 }
 
-/// Returns the module that a path leads to, and the rest of the path; `None` if it leaves the crate.
+/// Returns the module that a path leads to, and the rest of the path. Returns `None` if the path leaves the crate.
 fn resolve(here: &Module, path: &[String], modules: &BTreeSet<&Module>) -> Option<(Module, Vec<String>)> {
     let (mut at, mut rest) = match path.first()?.as_str() {
         "crate" => (Vec::new(), &path[1..]),
@@ -141,7 +141,7 @@ impl<'ast> Visit<'ast> for Walk<'_> {
         visit::visit_path(self, path);
     }
 
-    /// Skips a visibility: it names who may use an item, not whom the item uses.
+    /// Skips a visibility: it names the users of an item, not what the item uses.
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 
     fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {

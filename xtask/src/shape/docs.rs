@@ -52,10 +52,10 @@ const NOUNS: [&str; 38] = [
     "words",
     "yes",
 ];
-/// Words that begin a line that names the result.
+/// First words of a line that names the result.
 const NAMES: [&str; 11] = ["a", "all", "an", "how", "the", "what", "when", "where", "whether", "which", "why"];
 
-/// Judges the first line of a documentation; returns `None` without one.
+/// Judges the first line of a doc comment. Returns `None` if it is empty.
 pub fn judge(text: &str) -> Option<Doc> {
     let first = text.split_whitespace().next()?;
     let word: String = first.chars().filter(|letter| letter.is_alphabetic()).collect::<String>().to_lowercase();
@@ -68,14 +68,14 @@ pub fn judge(text: &str) -> Option<Doc> {
                 && !["of", "that", "which", "are", "in", "from", "on"].contains(&second));
     Some(match word.as_str() {
         _ if is_verb => Doc::Says,
-        // A heading of errors stands alone.
+        // The marks of a heading, such as that of errors, have no letters.
         "" => Doc::States,
         word if NAMES.contains(&word) => Doc::Names,
         _ => Doc::States,
     })
 }
 
-/// Returns the first line of the documentation among these attributes.
+/// Returns the first line of the documentation among these attributes, or `None` if there is none.
 pub fn first_line(attributes: &[syn::Attribute]) -> Option<String> {
     attributes.iter().find_map(|attribute| {
         let syn::Meta::NameValue(pair) = &attribute.meta else { return None };

@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
-/// Longest function without an exception.
+/// Maximum number of lines of a function without an exception.
 pub const FUNCTION_LINES_MAX: usize = 70;
-/// Number of lines above an unsafe block in which its reason must stand.
+/// Number of lines above an unsafe block within which its reason must be given.
 const REASON_LINES: usize = 6;
 
 /// One function.
@@ -150,7 +150,7 @@ fn is_public(visibility: &syn::Visibility) -> bool {
     matches!(visibility, syn::Visibility::Public(_))
 }
 
-/// Returns the value that `percent` of these do not exceed.
+/// Returns the value that `percent` of the values do not exceed, or 0 if there are no values.
 pub fn quantile(mut values: Vec<usize>, percent: usize) -> usize {
     values.sort_unstable();
     let rank = (values.len() * percent).div_ceil(100);

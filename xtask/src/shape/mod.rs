@@ -1,5 +1,5 @@
-//! `cargo xtask shape`: the measures by which the structure of the sources is judged, and the rules that `cargo xtask lint`
-//! enforces.
+//! `cargo xtask shape`: the measures by which the structure of the sources is judged, and the rules that `cargo xtask
+//! lint` enforces.
 
 mod arrows;
 mod docs;
@@ -26,9 +26,9 @@ first lines of documentation, public functions, types that are spread over files
   --seed S       which ones these are [default: 1]
   --tree FOLDER  another tree of the project
 ";
-/// Maximum number of files with `impl` blocks of a type; a type with more has no wall around it.
+/// Maximum number of files with `impl` blocks of a type. A type with more is not encapsulated.
 const IMPL_FILES_MAX: usize = 3;
-/// Longest file, before its tests.
+/// Maximum number of lines of a file, before its tests.
 const FILE_LINES_MAX: usize = 400;
 
 #[derive(Default)]
@@ -39,7 +39,7 @@ struct Options {
     tree: PathBuf,
 }
 
-/// Measures, and prints.
+/// Measures the sources, and prints the measures.
 ///
 /// # Errors
 /// If an option is unknown, or a file cannot be read.
@@ -58,10 +58,10 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that the tree keeps the rules of its structure.
+/// Checks that the tree follows the rules of its structure.
 ///
 /// # Errors
-/// The broken rules, and what to do.
+/// The broken rules, each with advice.
 pub fn check() -> Result<(), String> {
     let tree = project();
     let crates = source::crates(&tree)?;
@@ -152,7 +152,7 @@ fn show_walls(crates: &[Crate], measures: &Measures, all: bool) {
     }
 }
 
-/// Prints some documented functions, drawn by a seed.
+/// Prints some documented functions, drawn from a seed.
 fn draw(measures: &Measures, options: &Options) {
     let mut documented: Vec<&Function> = measures.functions.iter().filter(|function| function.doc.is_some()).collect();
     let mut random = options.seed;

@@ -1,15 +1,15 @@
-//! Functions that ARCHITECTURE.md names: they are there, and chains of calls are as it says.
+//! Functions that ARCHITECTURE.md names: they exist, and chains of calls are as described there.
 
 use super::source::{Crate, File};
 use std::collections::BTreeSet;
 use syn::spanned::Spanned;
 
-/// Beginning of a paragraph of chains, and the most calls in it. In a chain, written `A::f` → `B::g`, each function calls the
-/// next; a semicolon stands where the engine's queue of actions, or an event, is between two.
+/// Beginning of a paragraph of chains, and the maximum number of functions in it. In a chain, written `A::f` → `B::g`, each
+/// function calls the next. A semicolon marks a place where the engine's queue of actions, or an event, is between two.
 const CHAINS: [(&str, usize); 2] = [("A hit, out:", 8), ("A hit, back:", 17)];
 
-/// Returns a complaint for each function of a type, written as `Type::function`, that no file has beside an `impl` or the
-/// trait of the type.
+/// Returns a complaint for each named `Type::function` that does not exist in a file with an `impl` of the type, or
+/// with the trait of that name.
 pub fn unknown_functions(text: &str, crates: &[Crate]) -> Vec<String> {
     let files: Vec<_> = crates.iter().flat_map(|owner| &owner.files).collect();
     let has_type = |file: &&&File, name: &str| {
@@ -62,13 +62,13 @@ fn functions(text: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// Returns whether a line has `text`, and no letter of a longer name after it.
+/// Returns whether a line contains `text` that is not followed by further letters of a longer name.
 fn has(lines: &[String], text: &str) -> bool {
     let is_whole = |rest: &str| !rest.starts_with(|next: char| next.is_alphanumeric() || next == '_');
     lines.iter().any(|line| line.match_indices(text).any(|(at, _)| is_whole(&line[at + text.len()..])))
 }
 
-/// Returns the lines of a function of a type, if the file has it.
+/// Returns the lines of a function of a type, or `None` if the file does not have it.
 fn body<'a>(file: &'a File, owner: &str, name: &str) -> Option<&'a [String]> {
     file.items.iter().find_map(|item| {
         let syn::Item::Impl(block) = item else { return None };

@@ -1,6 +1,6 @@
 //! Rules of `cargo xtask lint`: arrows between crates and modules, long functions, and circles of files.
 //!
-//! Each table says what is allowed today. An entry that nobody needs any more is also refused, so tables only shrink.
+//! Each table says what is allowed today. An entry that is no longer needed is also refused, so tables only shrink.
 
 use super::arrows;
 use super::measure::{FUNCTION_LINES_MAX, Measures};
@@ -9,7 +9,7 @@ use super::source::Crate;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Crates of the project that each crate is built with. A crate may name only crates that stand above it here.
+/// Crates of the project that each crate is built with. A crate may name only crates that are listed above it here.
 const CRATES: [(&str, &[&str]); 15] = [
     ("remoca-core", &[]),
     ("remoca-protocol", &["remoca-core"]),
@@ -39,7 +39,7 @@ const CRATES: [(&str, &[&str]); 15] = [
     ("remoca-guest-tests", &["remoca-demo", "remoca-io", "remoca-lab", "remoca-protocol"]),
 ];
 
-/// Modules of a crate that must not know one another: what is below knows nothing of what is above.
+/// Modules of a crate that must not know one another: lower layers know nothing of upper ones.
 const STRANGERS: [(&str, &str, &str); 12] = [
     ("remoca-core", "fingerprint", "index"),
     ("remoca-core", "index", "engine"),
@@ -55,10 +55,10 @@ const STRANGERS: [(&str, &str, &str); 12] = [
     ("remoca-disk", "state", "driver"),
 ];
 
-/// Returns the broken rules, each with what to do.
+/// Returns the broken rules, each with advice.
 ///
 /// # Errors
-/// Names the file that cannot be read or parsed.
+/// The name of the file that cannot be read or parsed.
 pub fn broken(tree: &Path, crates: &[Crate], measures: &Measures) -> Result<Vec<String>, String> {
     let mut broken = crate_arrows(tree)?;
     for owner in crates {

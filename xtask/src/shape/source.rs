@@ -1,4 +1,4 @@
-//! The product's source files, without code only for tests.
+//! The product's source files, without code that is only for tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,18 +19,18 @@ pub struct File {
     pub path: PathBuf,
     /// Modules from the root of the crate to this file.
     pub module: Vec<String>,
-    /// All of its lines.
+    /// All lines of the file.
     pub lines: Vec<String>,
     /// Number of lines before its tests.
     pub before_tests: usize,
-    /// Items that are built without tests.
+    /// Items that are built outside of tests.
     pub items: Vec<syn::Item>,
 }
 
 /// Reads all crates that are shipped.
 ///
 /// # Errors
-/// Names the file that cannot be read or parsed.
+/// The name of the file that cannot be read or parsed.
 pub fn crates(tree: &Path) -> Result<Vec<Crate>, String> {
     let mut found = Vec::new();
     for folder in entries(&tree.join("crates"))? {

@@ -9,7 +9,7 @@ use std::path::Path;
 pub const BLOCK_BYTES: usize = 4096;
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Fills the file from a sequence that does not repeat (splitmix64).
+/// Fills the file with `mib` MiB of a sequence that does not repeat (splitmix64).
 pub fn write_distinct(path: &Path, mib: usize) {
     let mut file = BufWriter::with_capacity(CHUNK_BYTES, File::create(path).unwrap());
     let mut state = 0u64;
@@ -23,7 +23,7 @@ pub fn write_distinct(path: &Path, mib: usize) {
     file.flush().unwrap();
 }
 
-/// Returns a hash that is enough to tell the blocks of a test apart.
+/// Returns a hash that suffices to distinguish the blocks of a test.
 fn fingerprint(block: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(block);

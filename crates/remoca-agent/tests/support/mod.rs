@@ -1,4 +1,4 @@
-//! Shared parts of the agent's tests in a guest: the guest, its data disk, and a port to look behind.
+//! Shared parts of the agent's tests in a guest: the guest, its data disk, and a port that tests can inspect.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 #![allow(clippy::unwrap_used, reason = "these are tests")]
@@ -17,13 +17,13 @@ use tempfile::NamedTempFile;
 pub const DATA_MIB: usize = 600;
 pub const LIMIT: Duration = Duration::from_secs(120);
 
-/// Returns a disk of ext4 with one file of [`DATA_MIB`] whose pages all differ; kept in the laboratory's cache.
+/// Returns an ext4 disk with one file of [`DATA_MIB`] whose pages all differ. It is kept in the laboratory's cache.
 pub fn data_disk(lab: &Lab) -> PathBuf {
     static MAKING: Mutex<()> = Mutex::new(());
     let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
     let image = lab.cache().join(format!("distinct-blocks-{DATA_MIB}.img"));
     if !image.exists() {
-        // Made beside it and renamed, so that an existing file is complete.
+        // Made under another name and renamed, so that an existing image is complete.
         let folder = tempfile::tempdir_in(lab.cache()).unwrap();
         let (files, unfinished) = (folder.path().join("files"), folder.path().join("data.img"));
         std::fs::create_dir(&files).unwrap();
@@ -37,7 +37,7 @@ pub fn data_disk(lab: &Lab) -> PathBuf {
     image
 }
 
-/// Returns an empty disk of the same size.
+/// Returns an empty disk somewhat larger than the data file.
 pub fn empty_disk() -> NamedTempFile {
     let file = NamedTempFile::new().unwrap();
     file.as_file().set_len((DATA_MIB as u64 + 200) << 20).unwrap();
@@ -49,18 +49,18 @@ pub fn snapshot(serial: &str, path: &Path) -> Disk {
     Disk { serial: serial.to_owned(), source }
 }
 
-/// Returns a guest of 256 MiB with the agent in it, and the data disk if there is one.
+/// Returns a guest of 256 MiB with the agent in it.
 pub fn guest(lab: &Lab, name: &str) -> GuestConfig {
     let agent = program::build(lab, "remoca-agent", "remoca-agent").unwrap();
     GuestConfig::new(name, 256).payload("remoca-agent", &agent)
 }
 
-/// Reads the whole file; pages that do not fit into memory are evicted.
+/// Reads the whole file. Pages that do not fit into memory are evicted.
 pub fn read_data(guest: &mut Guest) {
     guest.run("cat /mnt/big > /dev/null", LIMIT).unwrap();
 }
 
-/// Starts the agent in the background; its messages go to /run/agent.log, its exit code to /run/agent.code.
+/// Starts the agent in the background. Its messages go to /run/agent.log, its exit code to /run/agent.code.
 pub fn start_agent(guest: &mut Guest, command: &str) {
     let command = format!(
         "rm -f /run/agent.*; ({command} > /run/agent.log 2>&1; echo $? > /run/agent.code) > /dev/null 2>&1 &
@@ -72,7 +72,7 @@ pub fn start_agent(guest: &mut Guest, command: &str) {
     guest.run(&command, LIMIT).unwrap();
 }
 
-/// Asks the agent to end and returns its exit code and output.
+/// Asks the agent to end. Returns its exit code and output.
 pub fn stop_agent(guest: &mut Guest) -> (String, String) {
     guest.run("kill -TERM $(pidof remoca-agent)", LIMIT).unwrap();
     let code = guest.run("until [ -s /run/agent.code ]; do sleep 0.05; done; cat /run/agent.code", LIMIT).unwrap();

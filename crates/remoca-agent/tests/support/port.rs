@@ -1,7 +1,7 @@
-//! An eviction port that the tests can look behind: speaks the port's contract to the guest through QEMU's NBD client.
+//! An eviction port that tests can inspect: speaks the port's contract to the guest through QEMU's NBD client.
 //!
-//! It stands in for the VM process, so that the agent's actions can be seen page by page, and so that a port can do
-//! what a good one does not: advise at will, fail, restart under another cookie.
+//! It replaces the VM process. So tests see the agent's actions page by page, and the port can do what a good one does
+//! not: give any advice, fail, restart with another cookie.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -22,7 +22,7 @@ pub struct State {
     pub boot_cookie: u64,
     pub advice: u32,
     pub batch_page_count_max: u32,
-    /// Answer every request with an I/O error.
+    /// Whether every request is answered with an I/O error.
     pub failing: bool,
     pub received: u64,
     pub matched: u64,
@@ -191,8 +191,8 @@ impl State {
     }
 }
 
-/// Performs NBD's fixed newstyle negotiation, as far as QEMU's client needs it. Returns whether the client wants to go
-/// on.
+/// Performs NBD's fixed newstyle negotiation, as far as QEMU's client needs it. Returns whether the client wants to
+/// continue.
 fn negotiate(stream: &mut UnixStream) -> io::Result<bool> {
     const GO: u32 = 7;
     const INFO: u32 = 3;
@@ -209,10 +209,10 @@ fn negotiate(stream: &mut UnixStream) -> io::Result<bool> {
             answer_option(stream, option, UNSUPPORTED, &[])?;
             continue;
         }
-        // Export: size, and flags that say they are there, with flush.
+        // The export: its size, and the flags for "has flags" and "supports flush".
         let export = [&[0, 0], &PORT_BYTES.to_be_bytes()[..], &[0, 5]].concat();
         answer_option(stream, option, INFO, &export)?;
-        // Block sizes: least, preferred, most.
+        // Block sizes: minimum, preferred, maximum.
         let sizes = [4096u32, 4096, 32 << 20].map(u32::to_be_bytes).concat();
         answer_option(stream, option, INFO, &[&[0, 3], &sizes[..]].concat())?;
         answer_option(stream, option, ACK, &[])?;

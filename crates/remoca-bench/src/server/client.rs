@@ -1,7 +1,7 @@
 //! The client of the benchmark: one thread and the same code for all servers.
 //!
-//! Keeps a window of requests open on each connection: reads what has arrived, checks each page, and asks for as many new
-//! pages with one write. A single connection is read blocking, several through epoll.
+//! Keeps a window of requests open on each connection: reads the available bytes, checks each page, and requests as
+//! many new pages with one write. A single connection is read in blocking mode, several through epoll.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -44,7 +44,7 @@ pub(crate) struct Measure {
 }
 
 impl Connection {
-    /// Connects. Also opens the pool number `pool` for `pages` on a memory server.
+    /// Connects to a server. On a memory server, also opens the pool number `pool` for `pages`.
     pub(crate) fn open(address: SocketAddr, dialect: Dialect, pages: Range<u32>, pool: u8) -> Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
@@ -90,7 +90,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns the number of the page on its server.
+    /// Returns the slot of the page on a memory server, or its number on other servers.
     fn slot(&self, page: u32) -> u32 {
         if self.dialect == Dialect::Remoca { page - self.pages.start } else { page }
     }
@@ -116,7 +116,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns requests that store a sample of the pages again, with the content that they have.
+    /// Returns requests that store a sample of the pages again, with unchanged content.
     fn store_batches(&self) -> Vec<Vec<u8>> {
         let mut content = [0; PAGE_SIZE];
         let count = u64::from(self.pages.end - self.pages.start);
@@ -133,7 +133,7 @@ impl Connection {
         (0..64).map(&mut batch).collect()
     }
 
-    /// Reads each page once and compares all of it.
+    /// Reads each page once, and compares it as a whole.
     pub(crate) fn verify_all(&mut self) -> Result<()> {
         let mut next = self.pages.start;
         let mut whole = true;
@@ -152,7 +152,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Asks for `count` random pages with one write.
+    /// Requests `count` random pages with one write.
     fn ask(&mut self, count: usize) -> Result<()> {
         self.out.clear();
         for _ in 0..count {
@@ -193,7 +193,7 @@ impl Connection {
         self.filled -= used;
     }
 
-    /// Reads what has arrived. Returns `false` if that is nothing (non-blocking only).
+    /// Reads the available bytes. Returns `false` if there are none (non-blocking mode only).
     fn receive(&mut self) -> Result<bool> {
         match self.stream.read(&mut self.buffer[self.filled..]) {
             Ok(0) => bail!("the server closed the connection"),
@@ -277,8 +277,8 @@ fn get_by_events(connections: &mut [Connection], depth: usize, deadline: Instant
     Ok(pages)
 }
 
-/// Stores pages for `time`, [`STORE_BATCH`] at a time. Sends the next batch when the server has confirmed the last one, by its
-/// answers or by answering a get sent after it.
+/// Stores pages for `time`, [`STORE_BATCH`] at a time. Sends the next batch when the server has confirmed the previous
+/// one, by its answers or by answering a get sent after it.
 pub(crate) fn set(connection: &mut Connection, time: Duration) -> Result<Measure> {
     let batches = connection.store_batches();
     connection.stream.set_nonblocking(false)?;

@@ -1,4 +1,4 @@
-//! How to get a page from each server, and store one.
+//! How to request a page from each server, and how to store one.
 
 use anyhow::{Result, bail, ensure};
 use remoca_protocol::{Frame, PAGE_SIZE, RequestId, SlotIndex, decode};
@@ -51,7 +51,8 @@ impl Dialect {
         }
     }
 
-    /// Returns the reply that `bytes` begin with, or `None` if it is not complete yet.
+    /// Returns the reply that `bytes` begin with, or `None` if it is not complete yet. Returns an error for an
+    /// unexpected reply.
     pub(crate) fn take_page(self, slot: u32, bytes: &[u8]) -> Result<Option<Reply>> {
         match self {
             Self::Raw => Ok((bytes.len() >= PAGE_SIZE).then_some(Reply { length: PAGE_SIZE, page_at: 0 })),
@@ -94,7 +95,7 @@ impl Dialect {
         }
     }
 
-    /// Returns the server's answer to a page that it stored.
+    /// Returns the server's answer to a stored page.
     pub(crate) fn stored(self) -> &'static [u8] {
         match self {
             Self::Raw | Self::Remoca => b"",
@@ -110,7 +111,7 @@ fn key(slot: u32) -> [u8; 8] {
     std::array::from_fn(|place| DIGITS[(slot >> (28 - 4 * place) & 15) as usize])
 }
 
-/// Returns the place of a page between `before` and an end of line.
+/// Returns the position of a page between `before` and an end of line, or `None` if the reply is not complete yet.
 fn framed(before: &[u8], bytes: &[u8]) -> Result<Option<Reply>> {
     let seen = before.len().min(bytes.len());
     ensure!(bytes[..seen] == before[..seen], "unexpected reply: {:?}", String::from_utf8_lossy(&bytes[..seen]));

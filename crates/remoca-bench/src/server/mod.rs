@@ -1,7 +1,7 @@
 //! Compares the memory server with memcached, Redis and a plain batched TCP server: 4 KiB gets over 1 GiB of random pages.
 //!
-//! One client program serves all. All servers run at the same time with one serving thread each. They are measured one after
-//! the other, in another order in each round, and compared within a round.
+//! One client program serves all servers. They run at the same time with one serving thread each. They are measured
+//! one after the other, in another order in each round, and compared within a round.
 
 mod client;
 mod dialect;
@@ -151,7 +151,7 @@ fn connect(targets: &[Target], pages: u32) -> Result<Vec<Lane>> {
     Contender::ALL.into_iter().map(lane).collect()
 }
 
-/// Stores all pages and reads them all back. The memory server's four connections have pools of their own.
+/// Stores all pages and reads them all back. On the memory server, the four connections have pools of their own.
 fn load(lanes: &mut [Lane], targets: &[Target]) -> Result<()> {
     for lane in lanes {
         let own_pools = if lane.contender == Contender::Remoca { lane.four.as_mut_slice() } else { &mut [] };
@@ -167,7 +167,7 @@ fn load(lanes: &mut [Lane], targets: &[Target]) -> Result<()> {
     Ok(())
 }
 
-/// Returns the memory server's bytes per page it holds, beside the page itself (each page is there twice).
+/// Returns the number of bytes per page that the memory server holds besides the page itself (each page is there twice).
 fn beside_payload(targets: &[Target], pages: u32) -> Result<f64> {
     let remoca = targets.iter().find(|target| target.name == "remoca").context("it was started")?;
     let payload = 2.0 * 4096.0 * f64::from(pages);
@@ -185,7 +185,7 @@ fn measure(lane: &mut Lane, targets: &[Target], cell: Cell, slice: Duration, rou
         (_, connections) => client::get(connections, cell.depth(), slice, round as u64 + 1),
     };
     let measure = measured.with_context(|| format!("{} in {}", target.name, cell.name()))?;
-    // The server sleeps as soon as it is idle, and its time is exact only then.
+    // The server sleeps as soon as it is idle. Its CPU time is exact only then.
     std::thread::sleep(Duration::from_millis(2));
     let server_cpu_us = (target.cpu()? - before).as_secs_f64() * 1e6;
     Ok(Sample { cell, contender: lane.contender, round, measure, server_cpu_us })

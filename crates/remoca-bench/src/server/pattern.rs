@@ -1,7 +1,7 @@
 //! The content of the benchmark's pages, and its check.
 //!
-//! Each 64-bit word depends on the number of its page and its place in it. So a page of another number, a shifted page and
-//! a torn one differ in every word.
+//! Each 64-bit word depends on the number of its page and its place in the page. So a page with another number, a
+//! shifted page and a torn page differ in every word.
 
 use remoca_protocol::PAGE_SIZE;
 
@@ -9,7 +9,7 @@ const WORDS: u32 = 512;
 const _: () = assert!(WORDS as usize * 8 == PAGE_SIZE);
 /// Number of words checked in each page.
 const SAMPLES: u32 = 8;
-/// Number of pages of which one is compared whole.
+/// One page in this many is compared as a whole.
 const WHOLE_EVERY: u32 = 64;
 
 fn word(page: u32, index: u32) -> u64 {
@@ -18,14 +18,15 @@ fn word(page: u32, index: u32) -> u64 {
     x ^ (x >> 29)
 }
 
-/// Fills `content` with that of page number `page`.
+/// Fills `content` with the content of page number `page`.
 pub(crate) fn fill(page: u32, content: &mut [u8; PAGE_SIZE]) {
     for (index, bytes) in (0..).zip(content.chunks_exact_mut(8)) {
         bytes.copy_from_slice(&word(page, index).to_le_bytes());
     }
 }
 
-/// Returns whether `content` is that of page number `page`. Compares some words of each page, and all words of some.
+/// Returns whether `content` is right for page number `page`. Compares some words of each page, and all words of some
+/// pages.
 pub(crate) fn check(page: u32, content: &[u8], sequence: u32) -> bool {
     if sequence.is_multiple_of(WHOLE_EVERY) {
         return check_whole(page, content);

@@ -2,7 +2,7 @@
 
 use super::dialect::Dialect;
 
-/// A server in the comparison. Raw takes part twice, for the noise.
+/// A server in the comparison. The raw server takes part twice, to show the noise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Contender {
     RawA,
@@ -34,7 +34,8 @@ impl Contender {
         }
     }
 
-    /// Returns the contenders of a round in its order: each round begins with another one, every second one is reversed.
+    /// Returns the contenders in the order of a round. Each round begins with another one, and every second order is
+    /// reversed.
     pub(crate) fn order(round: usize) -> [Self; 5] {
         let mut order = Self::ALL;
         order.rotate_left(round % Self::ALL.len());
@@ -64,7 +65,7 @@ pub(crate) enum Cell {
 pub(crate) enum Placement {
     /// The client on one processor, the server on another.
     Apart,
-    /// Both on one processor: none waits for another to wake up, and the time is the sum of their work.
+    /// Both on one processor: neither waits for the other to wake up, and the time is the sum of their work.
     OneCpu,
 }
 

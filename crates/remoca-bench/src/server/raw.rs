@@ -1,5 +1,6 @@
-//! The plain batched TCP server that the memory server is compared with: one thread reads what has arrived, and answers with
-//! one vectored write of bare pages. It has no sessions, limits or checks of its input: the minimum that can be done.
+//! The plain batched TCP server that the memory server is compared with. One thread reads the available bytes, and
+//! answers with one vectored write of bare pages. It has no sessions, limits or checks of its input: it does the
+//! minimum of work.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};

@@ -1,4 +1,4 @@
-//! Reports what was measured, as ratios of the same round, as a table and as JSON.
+//! Reports the measurements as ratios within a round, as a table and as JSON.
 
 use std::collections::BTreeMap;
 
@@ -75,7 +75,8 @@ impl Report {
         matching.next().map(figure)
     }
 
-    /// Returns the figure of the raw server: the mean of its two measurements in the round.
+    /// Returns the figure of the raw server: the mean of its two measurements in the round. Returns `None` if one is
+    /// missing.
     fn raw(&self, cell: Cell, round: usize, figure: Figure) -> Option<f64> {
         let twice = [Contender::RawA, Contender::RawB].map(|raw| self.value(cell, raw, round, figure));
         let [Some(a), Some(b)] = twice else { return None };
@@ -86,7 +87,7 @@ impl Report {
         Spread::of((0..self.rounds).filter_map(of_round).collect())
     }
 
-    /// Returns the memory server's figure divided by another's.
+    /// Returns the memory server's figure divided by that of another contender.
     fn ratio(&self, cell: Cell, other: Contender, figure: Figure) -> Option<Spread> {
         self.spread(|round| {
             let theirs = match other {
@@ -190,7 +191,7 @@ impl Report {
     }
 }
 
-/// A requirement of the design, and what was measured.
+/// A requirement of the design, and the measured figure.
 #[derive(Serialize)]
 struct Expectation {
     what: &'static str,
@@ -236,7 +237,7 @@ mod tests {
 
     #[test]
     fn ratios_are_of_the_same_round() {
-        // Each round is twice as slow as the one before, for everybody.
+        // Each round is twice as slow as the previous one, for all contenders.
         let sample = |contender, round, pages| Sample {
             cell: Cell::D32x4,
             contender,

@@ -41,11 +41,12 @@ enum Which {
 #[derive(Args)]
 struct Own {
     port: u16,
-    /// Number of pages to have room for.
+    /// Number of pages that the server must have room for.
     pages: u32,
 }
 
-/// Runs a server until it is killed, or the benchmark ends for any reason: no process may be left that holds gigabytes.
+/// Runs a server until it is killed, or the benchmark ends for any reason. No process that holds gigabytes may be left
+/// behind.
 pub(crate) fn run_target(args: &TargetArgs) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     match &args.which {
@@ -65,7 +66,7 @@ pub(crate) fn run_target(args: &TargetArgs) -> Result<()> {
     }
 }
 
-/// Starts the server with locked memory, or without where this user may not lock as much.
+/// Starts the server with locked memory, or with unlocked memory if this user may not lock as much.
 fn start_remoca(address: ListenAddress, memory_bytes: u64) -> Result<Server> {
     let mut config = Config {
         listen: vec![address],
@@ -169,7 +170,7 @@ impl Target {
         Ok(())
     }
 
-    /// Pins all its threads to one processor.
+    /// Pins all threads of the server to one processor.
     pub(crate) fn pin(&self, cpu: usize) -> Result<()> {
         for thread in fs::read_dir(self.proc("task"))? {
             let id: i32 = thread?.file_name().to_string_lossy().parse()?;
@@ -178,7 +179,7 @@ impl Target {
         Ok(())
     }
 
-    /// Returns the CPU time of all its threads, exact to the nanosecond while they sleep.
+    /// Returns the CPU time of all threads of the server, exact to the nanosecond while they sleep.
     pub(crate) fn cpu(&self) -> Result<Duration> {
         let mut ns = 0;
         for thread in fs::read_dir(self.proc("task"))? {
@@ -188,12 +189,12 @@ impl Target {
         Ok(Duration::from_nanos(ns))
     }
 
-    /// Returns the bytes of anonymous memory that it occupies.
+    /// Returns the size of the server's resident anonymous memory, in bytes.
     pub(crate) fn resident_bytes(&self) -> Result<u64> {
         Ok(self.kib("status", "RssAnon:")? << 10)
     }
 
-    /// Returns the bytes of that in transparent huge pages.
+    /// Returns how many of these bytes are in transparent huge pages.
     pub(crate) fn huge_bytes(&self) -> Result<u64> {
         Ok(self.kib("smaps_rollup", "AnonHugePages:")? << 10)
     }

@@ -37,7 +37,7 @@ impl Program {
         Ok(program)
     }
 
-    /// Returns the CPU time that its threads have used.
+    /// Returns the CPU time that the program's threads have used.
     pub fn cpu_time(&self) -> Result<Duration> {
         let mut total = Duration::ZERO;
         for task in std::fs::read_dir(format!("/proc/{}/task", self.0.id()))? {
@@ -66,7 +66,7 @@ impl Drop for Program {
     }
 }
 
-/// Returns the path of `remoca`, beside this program.
+/// Returns the path of `remoca`, next to this program.
 pub fn remoca() -> Result<PathBuf> {
     let path = std::env::current_exe()?.with_file_name("remoca");
     if !path.exists() {
@@ -105,7 +105,7 @@ pub struct VmOptions<'a> {
     pub arguments: &'a [String],
     /// Size of the cache, as on the command line; `None` means more than the image.
     pub cache: Option<&'a str>,
-    /// Program to measure; `None` means the one beside this benchmark.
+    /// Program to measure; `None` means the `remoca` next to this benchmark.
     pub program: Option<&'a Path>,
     /// Processor that all threads of the VM process are pinned to.
     pub processor: Option<usize>,
@@ -148,7 +148,7 @@ impl Vm {
         guest.queues[0].suppress_interrupts(true);
         let port = options.port.then(|| connect_port(&port_socket)).transpose()?;
         let mut vm = Self { process, control, guest, port, random: 0x9e37_79b9_7f4a_7c15, _disk: disk };
-        // Wait for the pool: from then on everything is cached.
+        // Waits for the pool: from then on, everything is cached.
         std::thread::sleep(Duration::from_millis(1500));
         for _ in 0..2 {
             vm.pass(32)?;
@@ -161,7 +161,7 @@ impl Vm {
         self.process.end()
     }
 
-    /// Returns one of the counters of the process.
+    /// Returns one of the process's counters.
     pub fn counter(&self, name: &str) -> Result<u64> {
         match control::call(&self.control, Ask::Status)? {
             Reply::Status(status) => status.counters.get(name).copied().with_context(|| format!("no counter {name}")),
@@ -169,7 +169,8 @@ impl Vm {
         }
     }
 
-    /// Reads `count` random blocks, `depth` at a time, and returns the latency of each in nanoseconds.
+    /// Reads `count` random blocks, `depth` at a time, and returns the latency of each in nanoseconds. Calls `at` with
+    /// the number of each read.
     pub fn measure(&mut self, depth: usize, count: usize, mut at: impl FnMut(usize)) -> Result<Vec<u64>> {
         let mut random = self.random;
         let mut begun = 0;
@@ -194,7 +195,7 @@ impl Vm {
         let Some(port) = &mut self.port else { bail!("this VM has no eviction port") };
         for first in (0..IMAGE_BYTES).step_by(usize::try_from(BATCH_BYTES)?) {
             let batch = content(first..first + BATCH_BYTES);
-            // The page at sector 0 of the port is the guest agent's own.
+            // The page at sector 0 of the port is for the guest agent's own report.
             let status = port.run(0, Read::Write { sector: BLOCK / 512, data: &batch });
             ensure!(status == 0, "the eviction port failed a write");
         }
@@ -233,7 +234,7 @@ impl Vm {
     }
 }
 
-/// Returns the content of the image in this range of bytes, which is that of nbdkit's pattern plugin.
+/// Returns the content of the image in this range of bytes. It is the content that nbdkit's pattern plugin generates.
 fn content(bytes: Range<u64>) -> Vec<u8> {
     (bytes.start / 8..bytes.end / 8).flat_map(|at| (at * 8).to_be_bytes()).collect()
 }

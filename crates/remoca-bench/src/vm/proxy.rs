@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// Faults of the moment; all of them may change at any time.
+/// Current faults. They may change at any time.
 #[derive(Default)]
 pub struct Trouble {
-    /// Number of pages of which one is late; 0 means none.
+    /// One page in this many is late; 0 means none.
     pub late_one_of: AtomicU64,
     pub late_us: AtomicU64,
     /// Time before which nothing passes, in microseconds since the start of the proxy.
@@ -88,7 +88,7 @@ fn carry(client: UnixStream, upstream: UnixStream, trouble: &Arc<Trouble>, began
     std::thread::spawn(move || deliver(client, &receiver, &shared, began));
 }
 
-/// Writes each frame when it is due, and none while the server is stopped.
+/// Writes each frame when it is due, but none while the server is stopped.
 fn deliver(mut client: UnixStream, frames: &Receiver<(Instant, Vec<u8>)>, trouble: &Trouble, began: Instant) {
     let mut waiting = BTreeMap::new();
     let mut number = 0_u64;

@@ -6,14 +6,14 @@ use remoca_protocol::control::{
     DiskStatus, KnownServerStatus, LatencySummary, MemoryStatus, MigrationStatus, NormalLatency, PortStatus, Status,
 };
 
-/// One line. Without a label it goes on with what the line above is about.
+/// One line. A line without a label continues the subject of the line above.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Detail {
     pub label: &'static str,
     pub text: String,
 }
 
-/// Returns everything that `remoca status -v` says of a VM besides its counters.
+/// Returns the lines that `remoca status -v` shows for a VM between its first line and its counters.
 pub fn of(status: &Status) -> Vec<Detail> {
     let mut lines = Lines(Vec::new());
     let reason = status.cold_reason.as_ref().map_or(String::new(), |reason| format!(": {reason}"));

@@ -1,4 +1,4 @@
-//! What the counters of a VM process mean: the figures of its line, since its start or over an interval. Pure.
+//! Derives the figures of a VM's line from the counters of its VM process, since its start or over an interval. Pure.
 
 use remoca_protocol::control::{LatencySummary, ServerStatus, Status};
 
@@ -6,7 +6,7 @@ use remoca_protocol::control::{LatencySummary, ServerStatus, Status};
 #[derive(Debug, PartialEq)]
 pub struct Figures<'a> {
     pub name: &'a str,
-    /// Memory that the server grants; `None` with the cache off.
+    /// Memory that the server grants, in bytes; `None` with the cache off.
     pub cache_bytes: Option<u64>,
     pub used_bytes: u64,
     pub server: ServerState,
@@ -28,19 +28,20 @@ pub struct Figures<'a> {
     pub failed_flushes: Vec<&'a str>,
 }
 
-/// How the memory server does.
+/// State of the memory server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerState {
-    /// None is configured.
+    /// No memory server is configured.
     None,
     Unreachable,
     Connected,
-    /// Connected, but slower than the disk.
+    /// Connected, but slower than the disk, so it gets only probes.
     LeftAlone,
 }
 
 impl<'a> Figures<'a> {
-    /// Returns the figures of `status`, over the time since `earlier`, which is an older status of the same process.
+    /// Returns the figures of `status`: since `earlier`, an older status of the same process, or since the process
+    /// started.
     pub fn of(status: &'a Status, earlier: Option<&Status>) -> Self {
         let count = |name: &str| {
             let value = |status: &Status| status.counters.get(name).copied().unwrap_or(0);
@@ -48,7 +49,7 @@ impl<'a> Figures<'a> {
         };
         let hits = count("hit_blocks") + count("zero_blocks");
         let blocks = hits + count("missed_blocks") + count("covered_blocks");
-        // Frames of zeroes were never used, and say nothing about evictions.
+        // Frames of zeroes were never used, so they do not count as evictions.
         let frames = count("frames_looked_at").saturating_sub(count("frames_zero"));
         let evicted = count("evictions_reported") + frames;
         let known = evicted.saturating_sub(count("evictions_unmatched") + count("frames_unmatched"));
@@ -74,7 +75,7 @@ impl<'a> Figures<'a> {
 }
 
 impl ServerState {
-    /// Returns the state of a memory server, if there is one.
+    /// Returns the state of the memory server, or [`Self::None`] if none is configured.
     pub fn of(server: Option<&ServerStatus>) -> Self {
         match server {
             None => Self::None,
@@ -85,7 +86,7 @@ impl ServerState {
     }
 }
 
-/// Returns the mean of the requests since `earlier`; `None` if there were none.
+/// Returns the mean latency of the requests since `earlier`, in microseconds, or `None` if there were no requests.
 fn mean_us(now: &LatencySummary, earlier: Option<&LatencySummary>) -> Option<f64> {
     let (sum_ns, count) = earlier.map_or((0, 0), |earlier| (earlier.sum_ns, earlier.count));
     ratio(now.sum_ns.saturating_sub(sum_ns), now.count.saturating_sub(count)).map(|ns| ns / 1000.0)
@@ -101,7 +102,8 @@ pub mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    /// Returns the status of a process with these counters, whose reads took these times.
+    /// Returns the status of a process with these counters. The pairs are the count and the sum of its read
+    /// latencies.
     pub fn status(counters: Value, cache_ns: [u64; 2], disk_ns: [u64; 2]) -> Status {
         let latency = |[count, sum_ns]: [u64; 2]| {
             json!({"count": count, "sum_ns": sum_ns, "mean_us": 0.0, "p50_us": 0.0, "p99_us": 0.0, "p999_us": 0.0,

@@ -1,6 +1,6 @@
 //! `remoca status`: one line for each VM, or everything about one.
 //!
-//! What the counters mean is in [`figures`], the line of a VM in [`table`], everything else about it in [`details`].
+//! [`figures`] says what the counters mean. [`table`] makes the line of a VM, [`details`] everything else about it.
 
 mod details;
 mod figures;
@@ -49,7 +49,7 @@ enum Form {
 /// Runs the subcommand.
 ///
 /// # Errors
-/// If the VM that was named does not answer, or the table has no VM to show.
+/// If the VM named on the command line does not answer, or there is no VM to show in the table.
 pub fn run(args: &StatusArgs) -> Result<()> {
     let mut before: Vec<Status> = Vec::new();
     let mut shown = 0;
@@ -65,13 +65,13 @@ pub fn run(args: &StatusArgs) -> Result<()> {
     }
 }
 
-/// Returns the status of each VM that was asked for.
+/// Returns the status of each VM that the command line asks for.
 fn collect(args: &StatusArgs) -> Result<Vec<Status>> {
     let sockets = runtime::sockets(args.name.as_deref())?;
     if args.name.is_some() {
         return sockets.iter().map(|socket| runtime::ask(socket, Command::Status)).collect();
     }
-    // A process that was killed leaves its socket behind; the others are still shown.
+    // A killed process leaves its socket behind. The other VMs are still shown.
     let answer = |socket: &PathBuf| match runtime::ask(socket, Command::Status) {
         Ok(status) => Some(status),
         Err(error) => {
@@ -82,7 +82,7 @@ fn collect(args: &StatusArgs) -> Result<Vec<Status>> {
     Ok(sockets.iter().filter_map(answer).collect())
 }
 
-/// Prints the status of all VMs, over the time since `before` where that has them.
+/// Prints the status of all VMs. The figures of a VM that is in `before` are those since then.
 fn show(args: &StatusArgs, now: &[Status], before: &[Status]) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if args.output == Form::Json {

@@ -1,4 +1,5 @@
-//! The table of VMs: a heading, and a line for each VM. Widths are fixed, so that lines of later intervals stand below it.
+//! The table of VMs: a heading, and a line for each VM. Column widths are fixed, so that the lines of later intervals
+//! align.
 
 use super::figures::{Figures, ServerState};
 use crate::size::show_size;
@@ -11,7 +12,7 @@ struct Column {
     cell: fn(&Figures<'_>) -> String,
 }
 
-/// Text stands left, numbers right.
+/// Alignment of a cell: text to the left, numbers to the right.
 enum Align {
     Left,
     Right,
@@ -38,7 +39,7 @@ const fn column(heading: &'static str, width: usize, align: Align, cell: fn(&Fig
     Column { heading, width, align, cell }
 }
 
-/// Returns the line above all others.
+/// Returns the heading of the table.
 pub fn heading() -> String {
     join(|column| column.heading.into())
 }

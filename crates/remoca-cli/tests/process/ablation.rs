@@ -1,4 +1,4 @@
-//! What the two checks are for: with one of them left out, the lies that the other tests survive reach the guest.
+//! What the two checks are for: without one of them, the lies that the other tests survive reach the guest.
 //!
 //! The program is built once more with the feature `ablation`, in a target directory of its own.
 
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The program that can leave out a rule.
+/// Builds and returns the program that can leave out a rule.
 pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
@@ -32,7 +32,7 @@ fn setup(rule: Option<&str>, server: &str, seed: u64) -> Setup {
     Setup { binary: binary().into(), server: Some(server.into()), cache: "2M", arguments, seed, ..Setup::default() }
 }
 
-/// A machine whose server lies. The machine's guest is honest.
+/// Starts a machine whose memory server lies. The machine's guest is honest.
 fn with_lying_server(rule: Option<&str>, lie: Lie, seed: u64) -> (FakeServer, Machine) {
     let folder = tempfile::tempdir().unwrap();
     let server = FakeServer::start(&folder.path().join("server"), Lie::None);
@@ -57,7 +57,7 @@ fn with_lying_guest(rule: Option<&str>, seed: u64) -> (Serve, Machine) {
 fn expect_harm(machine: &mut Machine, server: Option<&FakeServer>) {
     wait_until("wrong bytes reach the guest", || {
         if let Some(server) = server.filter(|_| !is_trusted(machine)) {
-            // Left alone, it could lie no more.
+            // If the breaker kept reads away from the server, it could lie no more.
             server.begin_again(machine);
         }
         machine.round();
@@ -87,7 +87,8 @@ fn without_the_check_at_admission_the_guest_reads_what_it_wrote_to_the_port() {
     }
 }
 
-/// The same program with all rules in force, and each check without the other's liar: the harm above is the rule's.
+/// Tests the same program with all rules in force, and each check without the other check's liar. So the harm above
+/// comes from the omitted rule.
 #[test]
 fn with_all_rules_the_same_program_does_no_harm() {
     let (server, mut machine) = with_lying_server(None, Lie::WrongByte, 41);

@@ -1,5 +1,5 @@
-//! What `remoca disk` refuses, in which words, and what it takes all the same: a memory server that is not there costs
-//! the cache, never the disk.
+//! What `remoca disk` refuses, in which words, and what it accepts nevertheless: a missing memory server costs the
+//! cache, never the disk.
 
 use super::support::fake_server::{FakeServer, Lie};
 use super::support::machine::{Machine, Setup};
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use tempfile::TempDir;
 
-/// Exit codes: of a mistake in the arguments, and of anything else.
+/// Exit codes: of wrong usage, and of anything else.
 const USAGE: i32 = 2;
 const FAILURE: i32 = 1;
 
@@ -41,7 +41,7 @@ impl Scene {
         self.folder.path().join(name)
     }
 
-    /// `remoca disk` on the image, with sockets in the folder and more arguments.
+    /// Returns the arguments of `remoca disk` for the image, with sockets in the folder, and `more` arguments.
     fn arguments(&self, more: &[&str]) -> Vec<String> {
         let shown = |path: PathBuf| path.display().to_string();
         let mut arguments = vec!["disk".into()];
@@ -62,7 +62,7 @@ impl Scene {
         run(&self.arguments(more))
     }
 
-    /// Starts it, and waits until it answers.
+    /// Starts the process, and waits until it answers.
     fn start(&self, more: &[&str]) -> Program {
         let mut program = Program::start(command(REMOCA).args(self.arguments(more)), &self.path("log"));
         wait_until("the VM process answers", || {
@@ -72,7 +72,8 @@ impl Scene {
         program
     }
 
-    /// It refuses, says why, and leaves everything as it was: the image, and no socket.
+    /// Expects that the process refuses, says why, and leaves everything as it was: the image is unchanged, and no
+    /// socket is left.
     #[track_caller]
     fn expect(&self, more: &[&str], code: i32, words: &[&str]) {
         expect_refusal(&self.run(more), code, words);
@@ -129,11 +130,11 @@ fn an_image_in_use_by_another_remoca() {
     assert!(!socket.exists() && !control.exists());
     assert!(first.is_running());
     first.terminate();
-    // Two disks of one VM on one image are no better.
+    // Nor may two disks of one VM have the same image.
     let disk = |name: &str| format!("image={image},socket={}", scene.path(name).display());
     let [a, b] = [disk("socket"), disk("socket2")];
     scene.expect(&["--disk", &a, "--disk", &b], FAILURE, &["image is in use"]);
-    // Readers may be several.
+    // Several readers are allowed.
     let mut first = scene.start(&["--read-only"]);
     let mut reader = Program::start(command(REMOCA).args(second).arg("--read-only"), &scene.path("log2"));
     wait_until("the second reader answers", || UnixStream::connect(&control).is_ok());
@@ -147,7 +148,7 @@ fn an_image_in_use_by_qemu() {
     let mut qemu = command("qemu-io");
     qemu.args(["-f", "raw", shown(&scene.image)]).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut qemu = qemu.spawn().expect("qemu-io of the package qemu-utils");
-    // It has the lock once it answers.
+    // qemu-io holds the lock once it answers.
     writeln!(qemu.stdin.as_mut().unwrap(), "read 0 512").unwrap();
     let mut line = String::new();
     BufReader::new(qemu.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -182,7 +183,7 @@ fn sockets_that_cannot_be_had() {
     }
     assert_eq!(fs::read(&file).unwrap(), b"precious");
     UnixStream::connect(&taken).expect("the other's socket is untouched");
-    // A child that another test forks may have a copy for a moment: shut down, not only closed.
+    // Another test may fork a child that briefly holds a copy, so the socket is shut down, not only closed.
     net::shutdown(living, net::Shutdown::Both).unwrap();
     assert!(taken.exists(), "as after a kill");
     let mut program = scene.start(&["--socket", shown(&taken)]);
@@ -220,7 +221,7 @@ fn descriptors_that_are_no_sockets() {
     expect_refusal(&refused, FAILURE, &["not a stream socket of the Unix family"]);
 }
 
-/// A hypervisor that passes a connected socket is served, and with its end the process ends.
+/// Serves a hypervisor that passes a connected socket, and ends when the hypervisor ends.
 #[test]
 fn a_descriptor_that_is_one() {
     let scene = Scene::new();
@@ -297,12 +298,12 @@ fn server_addresses_that_are_none() {
     }
 }
 
-/// Without its server the VM process starts all the same, serves its disk, and says what is wrong.
+/// Without its memory server, the VM process starts nevertheless, serves its disk, and reports what is wrong.
 #[test]
 fn servers_that_cannot_be_reached() {
     let folder = tempfile::tempdir().unwrap();
     let refusing = folder.path().join("refusing");
-    // A child that another test forks may have a copy for a moment: shut down, not only closed.
+    // Another test may fork a child that briefly holds a copy, so the socket is shut down, not only closed.
     net::shutdown(UnixListener::bind(&refusing).unwrap(), net::Shutdown::Both).unwrap();
     let (_held, port) = hold_port();
     for (address, words) in [

@@ -1,5 +1,5 @@
-//! What `remoca serve` refuses, and in which words. The rules themselves are tested in `remoca-server`; here, that they
-//! reach the command line with an exit code.
+//! What `remoca serve` refuses, and in which words. The rules themselves are tested in `remoca-server`. These tests
+//! check that refusals reach the command line with an exit code.
 
 use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, run, run_command};
 use super::support::wait_until;
@@ -66,7 +66,7 @@ fn addresses() {
     assert!(!path("server").exists(), "nothing is left behind");
 }
 
-/// Without the right to lock as much as one likes, which root has.
+/// Drops the right to lock any amount of memory, which root has.
 #[test]
 fn memory_that_may_not_be_locked() {
     let folder = tempfile::tempdir().unwrap();
@@ -79,7 +79,7 @@ fn memory_that_may_not_be_locked() {
             command.pre_exec(|| {
                 let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };
                 let limited = libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit);
-                // Fails for whoever has no capabilities anyway.
+                // Fails for a process without capabilities, which does not matter.
                 const CAP_IPC_LOCK: libc::c_ulong = 14;
                 libc::prctl(libc::PR_CAPBSET_DROP, CAP_IPC_LOCK, 0, 0, 0);
                 if limited == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
@@ -89,7 +89,7 @@ fn memory_that_may_not_be_locked() {
     };
     let words = ["8 MiB", "RLIMIT_MEMLOCK", "is 1 MiB", "ulimit -l unlimited", "LimitMEMLOCK=infinity", "--no-lock"];
     expect_refusal(&run_command(&mut limited()), FAILURE, &words);
-    // The choice works.
+    // With `--no-lock`, the server starts.
     let mut program = Program::start(limited().arg("--no-lock"), &folder.path().join("log"));
     wait_until("the server listens", || {
         assert!(program.is_running(), "{}", program.log());

@@ -1,4 +1,4 @@
-//! `remoca status` and `remoca set`, and what comes to a control socket from somebody else.
+//! `remoca status` and `remoca set`, and what other clients send to a control socket.
 
 use super::support::machine::{Machine, Setup};
 use super::support::program::{
@@ -15,7 +15,7 @@ use std::process::Output;
 
 const USAGE: i32 = 2;
 const FAILURE: i32 = 1;
-/// What one process serves at a time.
+/// Number of control clients that one process serves at a time.
 const CLIENTS_MAX: usize = 16;
 
 fn machine(seed: u64) -> (Serve, Machine) {
@@ -35,7 +35,8 @@ fn ask(machine: &Machine, command: &str, more: &[&str]) -> Output {
     run(&[&[command, machine.control().to_str().unwrap()], more].concat())
 }
 
-/// A server that is left alone, because it was slow, takes two words of the table: nothing is held against a new one.
+/// Replaces the memory server, so that its slowness is not held against it: an open breaker would add two words to
+/// the table.
 fn forget_slowness(machine: &Machine, server: &mut Serve) {
     server.program.kill();
     wait_until("the loss is noticed", || !machine.status().server.is_some_and(|server| server.connected));
@@ -165,7 +166,7 @@ fn processes_that_are_not_there() {
     expect_refusal(&ask(&machine, "set", &["--off"]), FAILURE, &words);
     expect_refusal(&run(&["status", "/no/such/socket"]), FAILURE, &["/no/such/socket", "no VM process answers"]);
     expect_refusal(&run(&["set", "no-such-vm", "--off"]), FAILURE, &["no-such-vm.ctl", "no VM process answers"]);
-    // Somebody who takes commands and says nothing sensible.
+    // A listener that accepts commands and answers nonsense.
     let silent = std::os::unix::net::UnixListener::bind(machine.folder.path().join("silent")).unwrap();
     let answering = std::thread::spawn(move || {
         let (mut stream, _) = silent.accept().unwrap();
@@ -185,7 +186,7 @@ fn a_process_that_does_not_answer() {
     machine.finish();
 }
 
-/// A service manager hears of it when hypervisors and clients can connect, and not before.
+/// A service manager is notified when hypervisors and clients can connect, and not before.
 #[test]
 fn readiness_is_announced() {
     let folder = tempfile::tempdir().unwrap();
@@ -236,13 +237,15 @@ fn every_request_is_in_the_trace() {
     );
 }
 
-/// Users have their sockets where their session has them. One that died does not hide the others.
+/// A user's sockets are in the directory of the user's session. The socket of a dead process does not hide the
+/// others.
 #[test]
 fn all_processes_of_a_user() {
     if !rustix::process::geteuid().is_root() {
         return all_processes_at(&mut || command(REMOCA));
     }
-    // As somebody else, who may not come to where this was built: root's directory is the host's, and not for tests.
+    // Runs as another user, who may have no access to the build directory. Root's directory belongs to the host, not
+    // to tests.
     const NOBODY: u32 = 65534;
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -351,14 +354,14 @@ fn clients_that_say_nothing_hold_up_nobody() {
     for _ in 0..10 {
         status(&control);
     }
-    // All places are taken: the next one is told so at once, and the disk goes on.
+    // All places are taken: the next client is told so at once, and the disk continues.
     silent.push(UnixStream::connect(&control).unwrap());
     let answer = ask_raw(&control, b"{\"op\":\"status\"}\n");
     assert!(answer.contains("16 others are being served: try again"), "{answer}");
     let refused = run_command(command(REMOCA).arg("status").arg(&control));
     expect_refusal(&refused, FAILURE, &["16 others are being served"]);
     machine.run(20);
-    // Places become free when clients go, and also when they stay and say nothing for long.
+    // Places become free when clients leave, and also when clients stay silent for long.
     silent.pop();
     wait_until("a place is free", || ask_raw(&control, b"{\"op\":\"status\"}\n").contains("\"pid\""));
     silent.push(UnixStream::connect(&control).unwrap());

@@ -1,5 +1,5 @@
-//! A fault of this program that each start meets again: the third death within a minute leaves the former process's index aside,
-//! the sixth the cache. A kill from outside counts for nothing.
+//! A fault of this program that recurs at each start. The third death within a minute sets the previous process's
+//! index aside, the sixth the cache. A kill from outside is not counted.
 
 use super::ablation::binary;
 use super::support::machine::{Machine, Setup};
@@ -19,22 +19,22 @@ fn a_process_that_dies_again_and_again_ends_with_the_plain_disk() {
         machine.restart();
         assert_eq!(machine.status().started, "warm", "{}", machine.program.log());
     }
-    // What the operator set outlives all that follows.
+    // The operator's setting survives everything that follows.
     let said = run(&["set", machine.control().to_str().unwrap(), "--cache", "2M"]);
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
     let bad = machine.state().with_extension("state.bad");
     assert!(!bad.exists());
     machine.outlives = true;
-    // As soon as it has a memory server.
+    // Dies as soon as it has a memory server.
     machine.setup().arguments.extend(["--panic-at".to_owned(), "session-begun:1".to_owned()]);
     machine.program.kill();
     machine.deaths = 0;
     machine.run_until("it does without its cache", |machine| {
-        // One that has just started may be about to die.
+        // A process that has just started may be about to die.
         machine.deaths >= 7
     });
     machine.run(20);
-    // The kill, and six deaths of its own.
+    // One kill from outside, and six deaths of its own.
     assert_eq!(machine.deaths, 7);
     let status = machine.status();
     assert!(status.server.is_none() && status.cache.used_bytes == 0, "{status:?}");
@@ -48,7 +48,7 @@ fn a_process_that_dies_again_and_again_ends_with_the_plain_disk() {
     assert!(bad.exists());
     machine.read_everything();
     assert_eq!(machine.disks[0].guest.run(0, Command::Flush), 0);
-    // The bug is mended, and the process is ended as it should.
+    // The bug is mended, and the process is ended in an orderly way.
     machine.outlives = false;
     machine.setup().arguments.clear();
     machine.program.terminate();

@@ -1,4 +1,5 @@
-//! A flush or durable write that failed stays failed for the guest, whatever becomes of the process that it failed for.
+//! A flush or durable write that failed stays failed for the guest, even if the process that it failed in is
+//! replaced.
 
 use super::support::program::{Program, REMOCA, command, expect_refusal, run, run_command, status};
 use super::support::wait_until;
@@ -7,10 +8,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// What a process waits for its disks when it is told to end.
+/// How long a process waits for its disks when it is told to end.
 const STOP_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// An NBD server whose writes fail while there is a file `fail`.
+/// Starts an NBD server whose writes fail while a file `fail` exists.
 fn failing_server(folder: &Path) -> Program {
     let mut nbdkit = command("nbdkit");
     nbdkit.arg("-f").arg("-U").arg(folder.join("image")).args(["--filter=error", "memory", "16M"]);
@@ -32,7 +33,7 @@ fn start(mut disk: std::process::Command, folder: &Path) -> Program {
     program
 }
 
-/// The process `vm`, with more disks beside the one that fails.
+/// Starts the process `vm`, with `more` disks beside the one that fails.
 fn disk(folder: &Path, more: &[&str]) -> Program {
     let mut disk = command(REMOCA);
     disk.args(["disk", "--disk"]);
@@ -45,7 +46,7 @@ fn disk(folder: &Path, more: &[&str]) -> Program {
     start(disk, folder)
 }
 
-/// What a flush, a durable write and a plain write of an export come to.
+/// Returns the outcomes of a flush, a durable write and a plain write to an export.
 fn outcomes(folder: &Path, export: &str) -> String {
     let script = format!(
         "
@@ -101,7 +102,7 @@ fn a_failed_durable_write_is_remembered_until_the_operator_says_otherwise() {
     let shown = run(&["status", "-v", &control]).stdout;
     assert!(String::from_utf8_lossy(&shown).contains("a flush failed (Input/output error"));
 
-    // The documented way out.
+    // Uses the documented way to clear a failed flush.
     let clear = |disk: &str| run(&["set", &control, "--clear-failed-flush", disk]);
     expect_refusal(&clear("rot"), 1, &["it has no disk rot, but root, data"]);
     assert!(clear("root").status.success());
@@ -138,7 +139,7 @@ fn a_disk_whose_flush_failed_is_not_handed_over() {
     server.terminate();
 }
 
-/// An NBD server whose flushes fail while there is a file `fail`; it makes a file `flushing` before it answers.
+/// Starts an NBD server whose flushes fail while a file `fail` exists. It makes a file `flushing` before it answers.
 fn server_that_fails_flushes(folder: &Path) -> Program {
     let mut nbdkit = command("nbdkit");
     nbdkit.arg("-f").arg("-U").arg(folder.join("image")).args(["eval", "get_size=echo 1048576", "can_flush=exit 0"]);
@@ -158,7 +159,7 @@ fn vhost_disk(folder: &Path, more: &[&str]) -> Program {
     vhost_disk_at(folder, folder, more)
 }
 
-/// With its sockets in the folder `host`.
+/// Starts a VM process with its sockets in the folder `host`.
 fn vhost_disk_at(folder: &Path, host: &Path, more: &[&str]) -> Program {
     let mut disk = command(REMOCA);
     disk.args(["disk", "--image"]).arg(format!("nbd+unix:///?socket={}", folder.join("image").display()));
@@ -174,11 +175,12 @@ fn guest(folder: &Path) -> TestGuest {
 
 #[test]
 fn a_flush_that_fails_for_a_process_that_ends_has_failed_for_the_next() {
-    // An answer that comes later than a process waits for is not heard: the server may be slow for once.
+    // An answer that arrives after the process has stopped waiting is not seen, because the server may happen to be
+    // slow.
     assert!((0..10).any(|_| a_failed_flush_is_kept()), "it never hears of the failure");
 }
 
-/// Whether the process heard of the failure before it ended.
+/// Returns whether the process learned of the failure before it ended.
 fn a_failed_flush_is_kept() -> bool {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
@@ -234,7 +236,7 @@ fn a_process_that_waits_for_its_disks_remembers_what_failed_when_it_had_them() {
     server.terminate();
 }
 
-/// What is offered is sound; then a flush fails, of the guest or of the hand-over itself, before the disks go.
+/// The offered disks are sound. Then a flush fails before the disks move: one of the guest's, or the hand-over's own.
 #[test]
 fn a_flush_that_fails_before_the_disks_go_has_failed_where_they_come() {
     for (of_the_guest, dies) in [(true, false), (false, false), (true, true)] {
@@ -271,7 +273,8 @@ fn a_flush_that_fails_before_the_disks_go_has_failed_where_they_come() {
         guest.move_away();
         guest.connect(&there.join("socket")).unwrap();
         assert_ne!(guest.run(0, Command::Flush), 0, "{}", target.log());
-        // The server is sound. But one that was killed does not know whether the guest sends flushes, and makes each write durable.
+        // The server is sound. But a process whose predecessor was killed does not know whether the guest sends
+        // flushes, so it makes each write durable.
         let written = guest.run(0, Command::Write { sector: 0, data: &[1; 512] });
         assert_eq!(written != 0, dies, "{}", target.log());
         guest.set_writeback(true).unwrap();

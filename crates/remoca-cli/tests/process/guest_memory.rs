@@ -1,5 +1,5 @@
-//! Memory that a front end only claims to have: whoever has the socket of a disk makes neither the state file nor the process
-//! grow beyond what the operator allows, and what was given comes back.
+//! Memory that a front end only claims to have. A program with access to a disk's socket makes neither the state file
+//! nor the process grow beyond what the operator allows, and what was allocated is given back.
 
 use super::support::machine::{Machine, Setup};
 use super::support::program::Serve;
@@ -23,7 +23,7 @@ fn machine(seed: u64, arguments: &[&str]) -> (Serve, Machine) {
     (server, Machine::start_in(folder, setup))
 }
 
-/// A front end that shares `bytes` of memory of which no page exists.
+/// Connects a front end that shares `bytes` of memory of which no page exists.
 fn claim(socket: &Path, bytes: u64) -> TestGuest {
     let mut guest = TestGuest::new(Options::default());
     guest.negotiate(socket).unwrap();
@@ -31,12 +31,12 @@ fn claim(socket: &Path, bytes: u64) -> TestGuest {
     guest
 }
 
-/// Bytes that the state file takes, and those of the process.
+/// Returns the bytes that the state file occupies on disk, and the resident bytes of the process.
 fn taken(machine: &Machine) -> (u64, u64) {
     (std::fs::metadata(machine.state()).unwrap().blocks() * 512, machine.program.memory("VmRSS"))
 }
 
-/// Does rounds until the index is made for so much guest memory.
+/// Does rounds until the index is sized for `bytes` of guest memory.
 fn run_until_indexed(machine: &mut Machine, bytes: u64) {
     machine.run_until("the index has another size", |machine| machine.status().memory.guest_bytes_indexed == bytes);
 }
@@ -70,7 +70,7 @@ fn a_guest_that_claims_much_memory_takes_no_more_than_allowed_and_gives_it_back(
     }
     let warnings = machine.program.log().matches("the index is made for 16384 MiB").count();
     assert_eq!(warnings, 1, "it is said once");
-    // Everything that is known moved along, twice, and what moved last is what a successor finds.
+    // All known blocks moved along, twice, and a successor finds the index that moved last.
     machine.program.terminate();
     machine.restart();
     assert_eq!(machine.status().started, "warm");
@@ -94,13 +94,13 @@ fn the_index_follows_the_guest_as_far_as_the_operator_allows() {
         let socket = machine.disks[1].socket.clone();
         machine.disks[1].guest.connect(&socket).unwrap();
     }
-    // The guest that is left has less than what was said, and then that holds.
+    // The remaining guest has less memory than was configured, and then the configured size applies.
     run_until_indexed(&mut machine, 64 << 20);
     machine.run_until_hits(100);
     machine.finish();
 }
 
-/// The process dies while its index moves, or while there are two files: the successor takes the one that holds.
+/// The process dies while its index moves, or while there are two files. The successor uses the valid one.
 #[test]
 fn killed_while_the_index_moves() {
     let (_server, mut machine) = machine(123, &[]);

@@ -1,4 +1,4 @@
-//! What hangs for ever, and what goes on all the same: nothing on the I/O thread waits for it.
+//! What hangs for ever, and what continues nevertheless: nothing on the I/O thread waits for it.
 
 use super::support::hanging_fs::{GETATTR, HangingFs, READ, WRITE};
 use super::support::machine::{Machine, Setup};
@@ -12,7 +12,7 @@ const SECTORS: u64 = (BLOCK / 512) as u64;
 
 /// A machine whose first image is on a file system that can hang.
 struct Scene {
-    /// First: what waits for it ends with it.
+    /// Dropped first: whatever waits for the file system ends with it.
     hanging: HangingFs,
     machine: Machine,
 }
@@ -27,8 +27,8 @@ impl Scene {
         Self { hanging, machine: Machine::start_in(folder, Setup { arguments, ..setup }) }
     }
 
-    /// Writes to the first disk what it holds, and reads from it, more than a few kernel threads can wait for. Returns when
-    /// they hang.
+    /// Writes to the first disk what it already holds, and submits more reads than a few kernel threads can wait for.
+    /// Returns when they hang.
     fn hang(&mut self) -> Vec<Ticket> {
         self.hanging.hang();
         let disk = &mut self.machine.disks[0];
@@ -57,7 +57,7 @@ impl Scene {
     }
 }
 
-/// The second disk reads, writes and makes durable; the process answers.
+/// Expects that the second disk reads, writes and flushes, and that the process answers.
 #[track_caller]
 fn expect_life(machine: &mut Machine) {
     let disk = &mut machine.disks[1];
@@ -76,7 +76,7 @@ fn expect_life(machine: &mut Machine) {
     assert_eq!(machine.status().disks.len(), 2);
 }
 
-/// Kernel threads for calls that block are shared by all images: those that hang must not take all of them.
+/// Kernel threads for blocking calls are shared by all images. Calls that hang must not occupy all of them.
 #[test]
 fn a_file_system_that_hangs_holds_up_its_own_disk_alone() {
     let mut scene = Scene::start(&[]);
@@ -84,10 +84,11 @@ fn a_file_system_that_hangs_holds_up_its_own_disk_alone() {
     let tickets = scene.hang();
     for _ in 0..3 {
         scene.expect_life();
-        // An image with writes under way is looked at every 20 ms.
+        // The process looks at an image with writes in flight every 20 ms.
         std::thread::sleep(std::time::Duration::from_millis(25));
     }
-    // Not even a new program can be asked: to start one closes copies of all files, which that file system is told.
+    // Not even a new program can be asked: starting one closes copies of all files, and that file system is told of
+    // each close.
     match scene.upgrade() {
         Reply::Error { error } => assert!(error.contains("within 12 seconds"), "{error}"),
         Reply::Status(_) => panic!("it gave way with requests in flight"),
@@ -109,7 +110,7 @@ fn a_file_system_that_hangs_holds_up_its_own_disk_alone() {
     drop(hanging);
 }
 
-/// A change time that says nothing of what other hosts do is not asked for.
+/// A change time that does not show other hosts' writes is not asked for.
 #[test]
 fn an_image_on_a_file_system_that_is_not_local_is_not_looked_at() {
     let mut scene = Scene::start(&[]);
@@ -125,7 +126,7 @@ fn an_image_on_a_file_system_that_is_not_local_is_not_looked_at() {
     drop(hanging);
 }
 
-/// Requests are served, the status says what is missing, and neither an upgrade nor the end waits.
+/// Requests are served, the status reports what is missing, and neither an upgrade nor the end waits.
 #[test]
 fn a_trace_that_nobody_reads_holds_up_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -135,7 +136,7 @@ fn a_trace_that_nobody_reads_holds_up_nothing() {
     let arguments = vec!["--trace".into(), pipe.display().to_string()];
     let mut machine = Machine::start_in(folder, Setup { arguments, ..Setup::default() });
     for upgrades in 1..=2 {
-        // Each status gives what was recorded to the thread that writes the trace.
+        // Each status request passes the recorded requests to the thread that writes the trace.
         wait_until("records are lost", || {
             machine.run(1);
             machine.status().trace_lost > Some(0)
@@ -151,7 +152,7 @@ fn a_trace_that_nobody_reads_holds_up_nothing() {
     machine.finish();
 }
 
-/// The next program could not take over: the kernel ends no thread that waits for such a file system.
+/// The next program could not take over, because the kernel ends no thread that waits for such a file system.
 #[test]
 fn a_trace_on_a_file_system_that_hangs_keeps_the_program_and_the_disks() {
     let hanging = HangingFs::mount(1 << 20);
@@ -188,7 +189,7 @@ impl FrozenExt4 {
         assert!(is_root, "this test mounts file systems on loop devices: run it as root");
         let folder = tempfile::tempdir().unwrap();
         let mut this = Self { folder, loops: Vec::new(), mounted: Vec::new() };
-        // The inner one is the image's, the outer one its device.
+        // The inner file system is the image's, the outer one is its device's.
         let outer = this.add("outer", this.folder.path().join("disk"), image_bytes as u64 + (160 << 20));
         let inner = this.add("inner", outer.join("disk"), image_bytes as u64 + (64 << 20));
         std::fs::File::create(inner.join("image")).unwrap().set_len(image_bytes as u64).unwrap();
@@ -211,7 +212,7 @@ impl FrozenExt4 {
         self.mounted[1].join("image")
     }
 
-    /// Stops the device, and returns when the file system of the image waits for it with a commit.
+    /// Stops the device. Returns when a commit of the image's file system waits for it.
     fn freeze(&self) -> std::process::Child {
         run("fsfreeze", &["--freeze", self.mounted[0].to_str().unwrap()]);
         let mut commit = std::process::Command::new("sync");
@@ -248,7 +249,7 @@ fn run(program: &str, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).trim().into()
 }
 
-/// Ext4 makes a writer wait for the journal's commit, whatever it was asked, to change the time of the file.
+/// Ext4 makes a writer wait for the journal's commit to change the file's time, whatever flags the write has.
 #[test]
 fn a_device_that_hangs_below_a_journal_holds_up_its_own_disk_alone() {
     let setup = Setup { sectors: vec![512, 512], ..Setup::default() };
@@ -259,7 +260,7 @@ fn a_device_that_hangs_below_a_journal_holds_up_its_own_disk_alone() {
     scene.machine.run(20);
     let disk = &mut scene.machine.disks[0];
     let data = disk.model.block(0).to_vec();
-    // Its time is part of the commit that hangs.
+    // The file's time is part of the commit that hangs.
     assert_eq!(disk.guest.run(0, Command::Write { sector: 0, data: &data }), 0);
     let mut commit = scene.frozen.freeze();
     // Only a disk that answered a moment ago is trusted.
@@ -267,7 +268,7 @@ fn a_device_that_hangs_below_a_journal_holds_up_its_own_disk_alone() {
     let disk = &mut scene.machine.disks[0];
     scene.tickets.push(disk.guest.submit(1, Command::Read { sector: SECTORS, length: BLOCK as u64 }));
     disk.guest.queues[1].kick();
-    // The process looks at the image's change time meanwhile, and that is answered.
+    // The process looks at the image's change time meanwhile, and gets an answer.
     for block in 0..9 {
         let disk = &mut scene.machine.disks[0];
         let data = disk.model.block(block).to_vec();
@@ -287,7 +288,7 @@ fn a_device_that_hangs_below_a_journal_holds_up_its_own_disk_alone() {
     drop(frozen);
 }
 
-/// The device goes on first: what waits for it ends with it.
+/// A machine on [`FrozenExt4`]. The device is thawed first: whatever waits for it ends with it.
 struct Ext4Scene {
     frozen: FrozenExt4,
     machine: Machine,

@@ -1,4 +1,4 @@
-//! The system calls of the I/O thread, against a list that says of each why it waits for nobody.
+//! The system calls of the I/O thread, compared with a list that says for each why it does not wait for others.
 
 use super::support::machine::{Machine, Setup};
 use super::support::program::{Program, REMOCA, Serve, command, run, run_command, status};
@@ -9,14 +9,14 @@ use remoca_protocol::control::{Command, Reply};
 use std::collections::BTreeSet;
 use std::os::unix::net::UnixStream;
 
-/// What the I/O thread may call, and why none of it waits for a file system, a device, a peer or another program. Decision 0025
-/// says the same by parts of the program.
+/// Calls that the I/O thread may make, and why none of them waits for a file system, a device, a peer or another
+/// program. Decision 0025 says the same by parts of the program.
 const ALLOWED: &[(&str, &str)] = &[
-    // Waiting for events is what the thread is for; those of a device or of clients are looked at without waiting.
+    // The thread exists to wait for events. It looks at those of a device or of clients without waiting.
     ("epoll_pwait2 eventpoll", "waits for events, with the next deadline in a timer"),
     ("epoll_ctl eventpoll", "changes a table of the kernel"),
     ("timerfd_settime timerfd", "sets a timer"),
-    // Peers: every socket that is waited for is nonblocking, or the call says that it does not wait.
+    // Peers: every socket is nonblocking, or the call says that it does not wait.
     ("read socket", "a nonblocking socket: a memory server, an NBD server or a client of an export"),
     ("readv socket", "the same, into several buffers"),
     ("write socket", "the same; what a peer does not take stays in a bounded queue"),
@@ -29,7 +29,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("setsockopt socket", "changes a socket of this process"),
     ("close socket", "without SO_LINGER nothing is waited for"),
     ("getsockopt socket", "what came of a `connect`"),
-    // Signals between threads of this process, and with a guest's front end.
+    // Signals between threads of this process, and to and from a guest's front end.
     ("read eventfd", "nonblocking, those of a front end too (`signal::received`)"),
     ("write eventfd", "nonblocking: a full counter is a signal already"),
     ("eventfd2", "makes one, for a new answer or queue"),
@@ -49,7 +49,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
     ("madvise", "memory of this process: buffers that are not used"),
     ("mremap", "memory of this process"),
-    // Threads: what may wait is done there.
+    // Threads: work that may wait is done there.
     ("clone3", "starts a thread that connects, says goodbye, makes an index or frees one"),
     ("rt_sigprocmask", "around the start of a thread"),
     ("futex", "wakes a thread of this process"),
@@ -83,7 +83,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
 ];
 
-/// The tracer, when this program is started as one; a test that passes at once otherwise.
+/// Runs as the tracer if this program was started as one; otherwise passes at once.
 #[test]
 fn tracer_process() {
     syscalls::be_tracer();

@@ -1,4 +1,4 @@
-//! Images at an NBD server that has a cache, and loses it; or that fails to make it durable.
+//! Images at an NBD server that has a cache and loses it, or that fails to make it durable.
 
 use super::support::program::{Program, REMOCA, Signal, command, expect_refusal, run, run_command, status};
 use super::support::wait_until;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 const SIZE: u64 = 16 << 20;
 const FULL: u32 = 28;
 
-/// A server, and a VM process with a disk there.
+/// An NBD server, and a VM process with a disk on it.
 struct Setup {
     server: VolatileNbd,
     program: Program,
@@ -20,7 +20,7 @@ struct Setup {
     folder: TempDir,
 }
 
-/// `options` are those of the disk, `more` those of the process.
+/// Starts the VM process. `options` are those of the disk, `more` those of the process.
 fn disk(folder: &Path, image: &str, options: &str, more: &[&str]) -> Program {
     let path = |name: &str| folder.join(name).display().to_string();
     let mut disk = command(REMOCA);
@@ -52,7 +52,7 @@ fn start(offer: NbdOffer, options: &str, more: &[&str]) -> Setup {
     Setup { server, program, guest: guest(folder.path()), folder }
 }
 
-/// The server loses power at the `n`-th request of a kind.
+/// Returns a rule by which the server loses power at the `n`-th request of a kind.
 fn loses_at(command: NbdCommand, n: usize) -> impl FnMut(&NbdRequested) -> Verdict + Send + 'static {
     let mut count = 0;
     move |request| {
@@ -69,7 +69,7 @@ fn fails_once(command: NbdCommand, error: u32) -> impl FnMut(&NbdRequested) -> V
     }
 }
 
-/// Nothing of it was acknowledged before the loss.
+/// No part of the request was acknowledged before the loss.
 #[test]
 fn a_request_in_parts_is_there_in_full_after_a_loss_and_a_flush() {
     for (fua, block, payload_max) in [(true, 512, 32 << 20), (false, 4096, 64 << 10)] {
@@ -125,7 +125,7 @@ h.flush()
     program.terminate();
 }
 
-/// By what would be left after a power failure, at the moment of each answer.
+/// Checks what would be left after a power failure, at the moment of each answer.
 #[test]
 fn with_the_guests_write_cache_off_what_is_answered_is_durable() {
     for (fua, block) in [(true, 512), (false, 512), (true, 4096), (false, 4096)] {
@@ -146,7 +146,7 @@ fn with_the_guests_write_cache_off_what_is_answered_is_durable() {
             expect(&mut setup, sector as usize * 512, &zeroes, Command::WriteZeroes(&[(sector, count, 0)]));
         }
         if !fua {
-            // The write is answered, the flush behind it is not.
+            // The write is answered, the flush after it is not.
             setup.server.set_rule(loses_at(NbdCommand::Flush, 1));
             expect(&mut setup, 0, &[9; 4096], Command::Write { sector: 0, data: &[9; 4096] });
         }
@@ -154,7 +154,7 @@ fn with_the_guests_write_cache_off_what_is_answered_is_durable() {
     }
 }
 
-/// The option is the operator's; by default the cache of a server that comes back is taken to have survived.
+/// The option is the operator's. By default, the cache of a server that comes back is assumed to have survived.
 #[test]
 fn a_loss_of_unflushed_writes_fails_the_next_flush_if_that_is_wanted() {
     for (options, fails) in
@@ -187,7 +187,7 @@ fn a_loss_of_unflushed_writes_fails_the_next_flush_if_that_is_wanted() {
     }
 }
 
-/// The next process must know, though this one never sees the server again.
+/// The next process must know of the loss, although this one never sees the server again.
 #[test]
 fn a_loss_is_remembered_by_a_process_that_ends_before_the_server_is_back() {
     for is_killed in [true, false] {
@@ -222,7 +222,7 @@ fn what_is_for_nbd_images_is_refused_for_files() {
     }
 }
 
-/// It may be the report of a write that was acknowledged before.
+/// The failed sync may be the report of a write that was acknowledged before.
 #[test]
 fn a_sync_behind_a_durable_write_that_finds_no_space_fails_all_later_flushes() {
     let mut setup = start(NbdOffer { fua: false, ..NbdOffer::default() }, "", &[]);
@@ -237,7 +237,7 @@ fn a_sync_behind_a_durable_write_that_finds_no_space_fails_all_later_flushes() {
     setup.program.terminate();
 }
 
-/// The server's export as a file; needs root.
+/// The server's export, mounted as a file; needs root.
 struct Fuse {
     child: Child,
     folder: std::path::PathBuf,
@@ -259,14 +259,15 @@ impl Fuse {
 
 impl Drop for Fuse {
     fn drop(&mut self) {
-        // Whatever a failed test left open.
+        // A failed test may have left it mounted.
         let _ = command("umount").arg("--lazy").arg(&self.folder).status();
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Nothing but the process itself remembers it: it has no name.
+/// Expects that a failed flush stays failed over an upgrade. Only the process itself remembers the failure: it has no
+/// name.
 fn stays_failed_over_an_upgrade(setup: &mut Setup) {
     setup.server.set_rule(fails_once(NbdCommand::Flush, 5));
     assert_ne!(setup.guest.run(0, Command::Flush), 0);

@@ -66,7 +66,7 @@ fn requests_of_odd_sizes() {
     machine.finish();
 }
 
-/// 4 MiB and more in one request, and many of them at once.
+/// Tests requests of 4 MiB and more, many of them at once.
 #[test]
 fn requests_of_huge_sizes() {
     let (_server, mut machine) = machine(34);
@@ -100,11 +100,11 @@ fn statistics_without_sense() {
     assert_eq!(machine.send_to_port(0, &page), OK);
     let agent = machine.status().port.unwrap().agent.unwrap();
     assert_eq!([agent.captured, agent.lost, agent.written], [u64::MAX; 3]);
-    // Garbage in its place changes nothing, and is no evicted page either.
+    // Garbage in place of the statistics changes nothing, and does not count as an evicted page either.
     let garbage = machine.random.bytes(BLOCK);
     assert_eq!(machine.send_to_port(0, &garbage), OK);
     assert_eq!(machine.status().port.unwrap().agent, Some(agent));
-    // Pages that follow it in the same request are.
+    // Pages after the statistics in the same request do count.
     let mut batch = page.clone();
     batch.extend_from_slice(&garbage);
     assert_eq!(machine.send_to_port(0, &batch), OK);

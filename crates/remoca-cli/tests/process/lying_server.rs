@@ -1,5 +1,5 @@
 //! Memory servers that lie: no wrong byte reaches the guest, no request fails or hangs, memory stays bounded, and the
-//! cache comes back with an honest answer.
+//! cache recovers with an honest answer.
 
 use super::support::fake_server::{FakeServer, Lie};
 use super::support::machine::{Machine, Setup};
@@ -12,14 +12,14 @@ const MEMORY_BYTES_MAX: u64 = 192 << 20;
 fn machine(lie: Lie, seed: u64) -> (FakeServer, Machine) {
     let folder = tempfile::tempdir().unwrap();
     let server = FakeServer::start(&folder.path().join("server"), lie);
-    // A small cache: slots are used again, so that they have an old version.
+    // A small cache makes slots be reused, so that they have an old version.
     let setup = Setup { server: Some(server.address.clone()), cache: "2M", seed, ..Setup::default() };
     let mut machine = Machine::start_in(folder, setup);
     machine.server_is_honest = false;
     (server, machine)
 }
 
-/// Honest, then lying until so many lies were told, then honest again.
+/// Runs with an honest server, then lets it lie until it has told `lies` lies, then makes it honest again.
 #[track_caller]
 fn survive(lie: Lie, lies: usize, noticed_by: Option<&str>) {
     let (server, mut machine) = machine(Lie::None, lie as u64);
@@ -32,7 +32,7 @@ fn survive(lie: Lie, lies: usize, noticed_by: Option<&str>) {
     machine.run_until("its lies are noticed", |machine| noticed_by.is_none() || noticed(machine) > before);
     machine.expect_no_harm();
     server.lie(Lie::None);
-    // Whoever waits for an answer to what was asked before would wait for seconds.
+    // Requests sent before would otherwise wait seconds for an answer.
     server.hang_up();
     machine.run_until_hits(100);
     assert!(machine.program.memory("VmHWM:") < MEMORY_BYTES_MAX);
@@ -142,7 +142,7 @@ fn impossible_figures_in_the_greeting() {
 fn a_server_that_greets_and_hangs_up_is_not_stormed() {
     let (server, mut machine) = machine(Lie::HangUp, 4);
     machine.run_until("some more tries", |_| server.connections() >= 4);
-    // The first pause is 0.1 s, and each is twice the one before.
+    // The first pause is 0.1 s, and each later pause is twice the previous one.
     wait_until("its pauses are long", || machine.program.sleeps_for() > Duration::from_secs(1));
     server.lie(Lie::None);
     machine.run_until_hits(100);

@@ -1,5 +1,5 @@
-//! A VM moves between two VM processes with one image and one memory server: there and back, given up half-way, and with
-//! either process killed. Every answer is compared with a model, and afterwards the images are.
+//! A VM moves between two VM processes with one image and one memory server: there and back, cancelled half-way, and
+//! with either process killed. Every answer is compared with a model, and so are the images afterwards.
 
 use super::support::machine::{Evictions, Machine, Other, Setup};
 use super::support::program::{Nbdkit, Program, REMOCA, Serve, Signal, ask_raw, command, expect_refusal, run, status};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::time::{Duration, Instant};
 
-/// What a process that is told to end has for a hand-over.
+/// How long a process that is told to end may spend on a hand-over.
 const HAND_OVER_TIME_MAX: Duration = Duration::from_secs(5);
 
 fn machine(seed: u64) -> (Serve, Machine) {
@@ -30,13 +30,13 @@ pub fn incoming(machine: &Machine, name: &str) -> Other {
     machine.start_other(name, &wait_at(machine, &address(machine, name)))
 }
 
-/// The options of a process that waits for its disks.
+/// Returns the options of a process that waits for its disks.
 pub fn wait_at(machine: &Machine, address: &str) -> Vec<String> {
     let key = key(machine.folder.path()).display().to_string();
     ["--incoming", address, "--incoming-key", &key].map(str::to_owned).to_vec()
 }
 
-/// The key of all migrations of a test.
+/// Returns the key of all migrations of a test. Makes it at the first call.
 pub fn key(folder: &Path) -> PathBuf {
     let path = folder.join("key");
     if !path.exists() {
@@ -46,7 +46,7 @@ pub fn key(folder: &Path) -> PathBuf {
     path
 }
 
-/// `remoca migrate`.
+/// Runs `remoca migrate`.
 pub fn migrate(machine: &Machine, to: &str) -> Output {
     let (control, key) = (machine.control(), key(machine.folder.path()));
     run(&["migrate", control.to_str().unwrap(), "--to", to, "--key", key.to_str().unwrap()])
@@ -56,7 +56,7 @@ pub fn address(machine: &Machine, name: &str) -> String {
     format!("unix:{}", machine.folder.path().join(name).join("in").display())
 }
 
-/// `remoca migrate` at the process that the guest is attached to.
+/// Runs `remoca migrate` at the process that the guest is attached to, and expects success.
 #[track_caller]
 pub fn offer(machine: &Machine, name: &str) {
     let has_peer = |status: Status| status.migration.is_some_and(|migration| migration.peer.is_some());
@@ -78,7 +78,7 @@ pub fn news(status: &Status) -> String {
     status.migration.as_ref().and_then(|migration| migration.news.clone()).unwrap_or_default()
 }
 
-/// What the cache holds brings hits before anything is admitted.
+/// Expects that the pages already in the cache bring hits before any page is admitted.
 pub fn expect_warm(machine: &mut Machine) {
     wait_until("the disks are there", || has_disks(&machine.status()));
     let status = machine.status();
@@ -99,7 +99,7 @@ pub fn expect_warm(machine: &mut Machine) {
 #[test]
 fn a_vm_moves_there_and_back_and_its_cache_comes_along() {
     let (_server, mut machine) = machine(71);
-    // A guest that says so once sends no flushes any more, wherever it runs.
+    // A guest that turns its write cache off once sends no flushes from then on, wherever it runs.
     machine.disks[0].guest.set_writeback(false).unwrap();
     for (round, name) in ["b", "c", "b"].into_iter().enumerate() {
         let other = incoming(&machine, name);
@@ -134,7 +134,8 @@ fn a_guest_that_goes_on_where_it_was_gets_its_disks_back_warm() {
         wait_for_disks(&other);
         assert!(!has_disks(&machine.status()));
         expect_shown(&machine, "the disks are not here, connected to unix:");
-        // The other process has heard that they are on; and one without disks does not let the guest wait.
+        // The other process has learned that the write caches are on. A process without disks does not make the guest
+        // wait.
         machine.disks[0].guest.set_writeback(false).unwrap();
         machine.port.set_writeback(false).unwrap();
         machine.start_queues();
@@ -147,11 +148,11 @@ fn a_guest_that_goes_on_where_it_was_gets_its_disks_back_warm() {
         machine.run_until_hits(100);
         offer_again(&machine);
     }
-    // Before the guest has stopped it is only called off. Until then, this is no time for another program.
+    // Before the guest has stopped, the migration is only cancelled. Until then, no upgrade is accepted.
     let control = machine.control();
     let control = control.to_str().unwrap();
     expect_refusal(&run(&["upgrade", control]), 1, &["about to go there"]);
-    // An index that is about to be sent does not become larger.
+    // An index that is about to be sent does not grow.
     let enlarge = || run(&["set", control, "--cache", "256M"]);
     expect_refusal(&enlarge(), 1, &["the disks are being handed over: try again when that is done"]);
     let said = run(&["migrate", control, "--abort"]);
@@ -165,7 +166,8 @@ fn a_guest_that_goes_on_where_it_was_gets_its_disks_back_warm() {
     machine.finish();
 }
 
-/// What came along with the disks is kept as if it had always been there: for an upgrade, and for the next process.
+/// State that came along with the disks is kept as if it had always been here: for an upgrade, and for the next
+/// process.
 #[test]
 fn a_process_that_got_its_disks_leaves_a_warm_cache_to_its_successors() {
     let (server, mut machine) = machine(81);
@@ -185,7 +187,7 @@ fn a_process_that_got_its_disks_leaves_a_warm_cache_to_its_successors() {
     assert!(machine.program.log().contains("pages cached, all in order"), "{}", machine.program.log());
     machine.run(20);
     machine.program.terminate();
-    // As a service manager starts it: with all of its options.
+    // Restarts it as a service manager does: with all of its options.
     let address = address(&machine, "b");
     let options = wait_at(&machine, &address);
     machine.setup().arguments.extend(options);
@@ -205,7 +207,7 @@ fn a_process_that_got_its_disks_leaves_a_warm_cache_to_its_successors() {
     machine.finish();
 }
 
-/// `remoca status -v` says so.
+/// Expects that `remoca status -v` shows `text`.
 #[track_caller]
 fn expect_shown(machine: &Machine, text: &str) {
     let said = run(&["status", "-v", machine.control().to_str().unwrap()]);
@@ -213,7 +215,7 @@ fn expect_shown(machine: &Machine, text: &str) {
     assert!(said.contains(text), "{said}");
 }
 
-/// The connection is still there: one hand-over was called off, not the migration.
+/// Offers the disks again. The connection is still there: one hand-over was cancelled, not the migration.
 fn offer_again(machine: &Machine) {
     let control = machine.control();
     let said = run(&["migrate", control.to_str().unwrap(), "--abort"]);
@@ -248,7 +250,7 @@ fn disks_that_were_written_elsewhere_come_back_cold() {
 #[test]
 fn whichever_process_dies_the_guest_has_its_disks() {
     let (_server, mut machine) = machine(74);
-    // The other one, while it waits for the disks.
+    // Kills the other process while it waits for the disks.
     let mut other = incoming(&machine, "b");
     offer(&machine, "b");
     other.program.kill();
@@ -256,7 +258,8 @@ fn whichever_process_dies_the_guest_has_its_disks() {
     machine.start_queues();
     machine.run_until_hits(100);
     assert!(has_disks(&machine.status()));
-    // The other one, when it has them: nobody else can say whether it wrote, so they come back cold.
+    // Kills the other process when it has the disks. No other process can say whether it wrote, so they come back
+    // cold.
     let mut other = incoming(&machine, "c");
     offer(&machine, "c");
     machine.stop_queues();
@@ -270,7 +273,7 @@ fn whichever_process_dies_the_guest_has_its_disks() {
     assert!(!has_disks(&again.status()));
     again.program.terminate();
     machine.run_until_hits(100);
-    // This one, when the other has them.
+    // Kills this process when the other has the disks.
     let other = incoming(&machine, "d");
     offer(&machine, "d");
     machine.stop_queues();
@@ -278,7 +281,7 @@ fn whichever_process_dies_the_guest_has_its_disks() {
     machine.program.kill();
     drop(machine.move_to(other));
     expect_warm(&mut machine);
-    // This one, before it has said whether the guest still sends flushes.
+    // Kills this process before it has said whether the guest still sends flushes.
     machine.disks[0].guest.set_writeback(false).unwrap();
     let other = incoming(&machine, "e");
     offer(&machine, "e");
@@ -303,7 +306,8 @@ fn a_process_that_hangs_with_the_disks_keeps_them_until_it_is_gone() {
     wait_for_disks(&other);
     other.program.signal(Signal::STOP);
     machine.start_queues();
-    // The hypervisor waits for the answer, and nobody could use the VM: it comes when the disks do not.
+    // The hypervisor waits for the answer, and the VM could not be used meanwhile. So the answer comes although the
+    // disks do not.
     machine.disks[0].guest.set_writeback(false).unwrap();
     wait_until("the silence is noticed", || news(&machine.status()).contains("are in use"));
     assert!(!has_disks(&machine.status()));
@@ -316,16 +320,16 @@ fn a_process_that_hangs_with_the_disks_keeps_them_until_it_is_gone() {
 
 #[test]
 fn a_process_that_is_told_to_end_ends_the_hand_over_first() {
-    // It does not wait for ever, and a disk may take seconds for a flush for once.
+    // The process does not wait for ever, and a flush of a disk may happen to take seconds.
     assert!((0..10).any(|_| a_hand_over_is_ended_first()), "it is never in time");
 }
 
-/// Whether the process ended within the time that it has for it.
+/// Returns whether the process ended within its time limit.
 fn a_hand_over_is_ended_first() -> bool {
     let (_server, mut machine) = machine(79);
     let other = incoming(&machine, "b");
     offer(&machine, "b");
-    // The index is more than the connection takes.
+    // The index is larger than what the connection buffers.
     other.program.signal(Signal::STOP);
     machine.stop_queues();
     let told_at = Instant::now();
@@ -342,7 +346,7 @@ fn a_hand_over_is_ended_first() -> bool {
     true
 }
 
-/// No lock tells where the disks are.
+/// No lock shows where the disks are.
 #[test]
 fn over_nbd_a_source_that_starts_again_is_no_owner_and_takes_nothing_from_a_peer_that_answers() {
     let folder = tempfile::tempdir().unwrap();
@@ -351,7 +355,7 @@ fn over_nbd_a_source_that_starts_again_is_no_owner_and_takes_nothing_from_a_peer
     let mut machine =
         Machine::start_in(folder, Setup { server: server_address, nbd: true, seed: 77, ..Setup::default() });
     machine.run_until_hits(50);
-    // What a guest said of its write cache is answered by a process without the disks, too.
+    // A process without the disks answers, too, what a guest said of its write cache.
     machine.disks[0].guest.set_writeback(false).unwrap();
     let mut other = incoming(&machine, "b");
     offer(&machine, "b");
@@ -371,7 +375,7 @@ fn over_nbd_a_source_that_starts_again_is_no_owner_and_takes_nothing_from_a_peer
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
     machine.run_until_hits(50);
     machine.program.kill();
-    // nbdkit 1.32 may have ended at an assertion: its client left with reads under way.
+    // nbdkit 1.32 may have ended at an assertion, because its client left with reads in flight.
     let nbd = machine.disks[0].nbd.as_mut().unwrap();
     nbd.program.kill();
     nbd.restart();
@@ -405,7 +409,7 @@ fn queues_stop_while_the_disks_are_away_whatever_is_to_be_repeated() {
     let (answered, answer) = std::sync::mpsc::channel::<()>();
     let watch = std::thread::spawn(move || {
         if answer.recv_timeout(PATIENCE).is_err() {
-            // It would wait for ever.
+            // The process would wait for ever.
             let _ = rustix::process::kill_process(pid, Signal::KILL);
         }
     });
@@ -426,7 +430,7 @@ fn queues_stop_while_the_disks_are_away_whatever_is_to_be_repeated() {
     machine.finish();
 }
 
-/// Two VMs whose control sockets differ only behind the last dot.
+/// Two VMs whose control sockets differ only after the last dot.
 #[test]
 fn a_vm_that_moves_away_says_nothing_of_another_one() {
     let folder = tempfile::tempdir().unwrap();
@@ -456,7 +460,7 @@ fn a_vm_that_moves_away_says_nothing_of_another_one() {
     let _target = start("there/prod.a", "a", &["--incoming", &to, "--incoming-key", key]);
     let said = run(&["migrate", at("here/prod.a").to_str().unwrap(), "--to", &to, "--key", key]);
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
-    // It has no guest that runs, so its disks go at once.
+    // Its guest does not run, so its disks move at once.
     wait_until("the disks are elsewhere", || !has_disks(&status(&at("here/prod.a"))));
     let _other = start("here/prod.b", "b", &[]);
     assert!(has_disks(&status(&at("here/prod.b"))), "it never gave anything away");
@@ -512,7 +516,7 @@ fn what_does_not_fit_is_refused_before_the_hypervisor_migrates() {
         Path::new(&socket("x.ctl")).exists() && Path::new(&socket("in")).exists()
     });
     expect_refusal(&migrate(&to), 1, &["it refuses: it has the disks disk0 (8 MiB", "and here are disk0 (0 MiB"]);
-    // Strangers at the same door.
+    // Strangers connect to the same address.
     for garbage in
         [&[1, 2, 0, 0, 0, b'{', b'}'][..], &[5, 0xff, 0xff, 0xff, 0xff], &[4, 0, 0, 0, 0], b"GET / HTTP/1.0\r\n\r\n"]
     {
@@ -520,7 +524,7 @@ fn what_does_not_fit_is_refused_before_the_hypervisor_migrates() {
         stream.write_all(garbage).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         let mut rest = Vec::new();
-        // Closed on us, with or without a word.
+        // The connection is closed, with or without an answer.
         let _ = stream.read_to_end(&mut rest);
     }
     wait_until("the next one is heard", || {

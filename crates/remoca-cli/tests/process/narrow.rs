@@ -1,5 +1,5 @@
-//! Kills at the narrow places: a build with the feature `ablation` kills itself there, under load. Every request completes
-//! exactly once (the test guest panics otherwise), every answer is right, and so are the images afterwards.
+//! Kills at the narrow places: a build with the feature `ablation` kills itself there, under load. Every request
+//! completes exactly once (the test guest panics otherwise), every answer is right, and so are the images afterwards.
 
 use super::ablation::binary;
 use super::support::PATIENCE;
@@ -13,11 +13,11 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Instant;
 
-/// What is done, beside reading, writing and evicting, until the process has died.
+/// What is done until the process has died, besides reading, writing and evicting.
 #[derive(Clone, Copy, Debug)]
 enum Provocation {
     Load,
-    /// The cache gets another size.
+    /// The size of the cache changes.
     Resize,
     /// The guest leaves with requests in flight, and comes back.
     Reconnect,
@@ -26,8 +26,8 @@ enum Provocation {
     Upgrade,
 }
 
-/// Each place, with the passages at which to die. One disk with two queues and the port are started once before anything
-/// happens, and one session begins.
+/// Each place, with the passages at which to die. Before anything else happens, one disk with two queues and the port
+/// are started once, and one session begins.
 const TABLE: [(&str, &[u64], Provocation); 15] = [
     ("publish-begun", &[40, 141], Provocation::Load),
     ("publish-seen", &[1, 40, 143], Provocation::Load),
@@ -46,7 +46,7 @@ const TABLE: [(&str, &[u64], Provocation); 15] = [
     ("handover-opened", &[1], Provocation::Upgrade),
 ];
 
-/// Says something to a process that may die of it; what it answers.
+/// Sends a command to a process that may die of it, and returns the answer received so far.
 fn tell(control: &Path, text: &str) -> String {
     let mut answer = Vec::new();
     if let Ok(mut stream) = UnixStream::connect(control) {
@@ -142,7 +142,7 @@ fn killed_while_something_changes() {
 fn every_place_is_in_the_table() {
     let places: Vec<_> = TABLE.iter().map(|(place, ..)| *place).collect();
     assert_eq!(places, PLACES);
-    // And none is in the program that is shipped.
+    // The shipped program has none of these places.
     let refused =
         run_command(command(REMOCA).args(["disk", "--kill-at", "disk-done:1", "--image", "x", "--socket", "y"]));
     assert_eq!(refused.status.code(), Some(2));

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 const MIB: usize = 1 << 20;
-/// For one fio.
+/// Time limit of one fio run.
 const LOAD_PATIENCE: Duration = Duration::from_secs(600);
 
 /// A `remoca disk` that offers `root` and the read-only `base` at a Unix socket and on TCP.
@@ -72,7 +72,7 @@ impl Host {
         self.status().disks.iter().filter_map(|disk| disk.nbd_clients).sum()
     }
 
-    /// Ends it in good order; what the image holds then.
+    /// Ends the process in good order, and returns the content of the image.
     fn finish(mut self) -> Vec<u8> {
         self.program.terminate();
         assert!(!path(self.folder.path(), "nbd").exists(), "the socket is left behind");
@@ -80,7 +80,7 @@ impl Host {
     }
 }
 
-/// Starts it, and waits until it takes clients.
+/// Starts the process, and waits until it accepts clients.
 fn start(command: &mut std::process::Command, folder: &Path) -> Program {
     let mut program = Program::start(command, &path(folder, "disk.log"));
     wait_until("the VM process answers", || {
@@ -90,7 +90,7 @@ fn start(command: &mut std::process::Command, folder: &Path) -> Program {
     program
 }
 
-/// Runs a tool of the distribution, which must succeed; what it said.
+/// Runs a tool of the distribution, which must succeed, and returns its output.
 #[track_caller]
 fn tool(arguments: &[&str]) -> String {
     let output = try_tool(arguments);
@@ -101,7 +101,7 @@ fn tool(arguments: &[&str]) -> String {
 }
 
 fn try_tool(arguments: &[&str]) -> Output {
-    // Not a Python of somebody's own, which would not know libnbd.
+    // The PATH excludes a Python installed elsewhere, which would not know libnbd.
     run_command(command(arguments[0]).args(&arguments[1..]).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"))
 }
 
@@ -134,7 +134,7 @@ fn libnbd_sees_what_is_offered() {
     }
     let sizes = ["minimum", "preferred", "maximum"].map(|which| &exports[0][format!("block_size_{which}")]);
     assert_eq!(sizes, [512, 4096, 32 * MIB]);
-    // Without a name there is no telling which of two is meant.
+    // Without a name, the server cannot know which of two exports is meant.
     for missing in ["nothing", ""] {
         assert!(!try_tool(&["nbdinfo", &host.tcp(missing)]).status.success());
     }
@@ -146,7 +146,7 @@ fn libnbd_and_qemu_copy_and_compare() {
     let content = random(2, 24 * MIB);
     std::fs::write(host.file("content"), &content).unwrap();
     let [given, back] = ["content", "back"].map(|name| host.file(name));
-    // Several connections, over which the last flush goes once.
+    // Copies over several connections, with one flush at the end on one of them.
     tool(&["nbdcopy", "--flush", "--connections=4", "--requests=32", &given, &host.unix("root")]);
     tool(&["nbdcopy", "--connections=3", &host.tcp("root"), &back]);
     assert!(std::fs::read(&back).unwrap() == content, "nbdcopy brings back something else");
@@ -193,7 +193,7 @@ fn qemus_patterns() {
     assert!(image[MIB..2 * MIB].iter().all(|byte| *byte == 0x55) && image[4096..4608].iter().all(|byte| *byte == 3));
 }
 
-/// What tools do not do by themselves: both kinds of replies, the longest requests, flags, and errors.
+/// Tests what tools do not do by themselves: both kinds of replies, the longest requests, flags, and errors.
 #[test]
 fn libnbd_finds_the_protocol_kept() {
     let host = Host::start(&random(3, 36 * MIB));
@@ -262,7 +262,7 @@ h.shutdown()
     tool(&["nbdsh", "-c", &script]);
 }
 
-/// Reads are answered by the cache, the memory server is killed and comes back, and fio finds every byte right.
+/// The cache answers reads, the memory server is killed and comes back, and fio finds every byte right.
 #[test]
 fn fio_verifies_what_the_cache_brings_while_the_memory_server_dies() {
     let mut host = Host::start(&vec![0; 32 * MIB]);
@@ -312,7 +312,7 @@ fn fio_verifies_what_the_cache_brings_while_the_memory_server_dies() {
     assert!(host.program.is_running());
 }
 
-/// An image behind an nbdkit that notes what arrives there.
+/// An image behind an nbdkit that logs the requests it receives.
 struct Noted {
     folder: TempDir,
     _program: Program,
@@ -335,13 +335,13 @@ impl Noted {
         Self { folder, _program: program, _nbdkit: nbdkit }
     }
 
-    /// The only disk needs no name.
+    /// Returns the URI of the only disk, which needs no name.
     fn uri(&self) -> String {
         format!("nbd+unix:///?socket={}", path(self.folder.path(), "nbd").display())
     }
 }
 
-/// NBD_FLAG_CAN_MULTI_CONN: a flush on one connection covers what was written on the others.
+/// Tests NBD_FLAG_CAN_MULTI_CONN: a flush on one connection covers what was written on the others.
 #[test]
 fn a_flush_covers_what_other_connections_wrote() {
     let noted = Noted::start(&["memory", "16M"]);
@@ -391,7 +391,7 @@ h.flush()
     tool(&["nbdsh", "-c", &script]);
 }
 
-/// Connects and chooses the export in the old way; simple replies.
+/// Connects and chooses the export in the old way, with simple replies.
 fn attach(socket: &Path, export: &str) -> UnixStream {
     try_attach(socket, export).expect("the client is refused")
 }
@@ -427,7 +427,7 @@ fn clients_that_break_the_protocol_or_say_nothing() {
         let mut stream = UnixStream::connect(&socket).unwrap();
         stream.write_all(garbage).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
-        // It is sent away; a write of ours that was not read is an error here.
+        // The client is disconnected. A write of ours that was not read is an error here.
         let _ = stream.read_to_end(&mut Vec::new());
     }
     for bad in [vec![0; 28], request(1, 1, 0, u32::MAX), request(2, 1, 0, 0)] {
@@ -437,7 +437,7 @@ fn clients_that_break_the_protocol_or_say_nothing() {
     }
     honest(&host);
 
-    // In the middle of a payload, and with reads on their way.
+    // Clients leave in the middle of a payload, and with reads in flight.
     let mut stream = attach(&socket, "root");
     stream.write_all(&[&request(1, 1, 0, 16 << 20)[..], &[5; 3 << 20]].concat()).unwrap();
     drop(stream);
@@ -447,17 +447,17 @@ fn clients_that_break_the_protocol_or_say_nothing() {
     }
     honest(&host);
 
-    // Silent ones make room for others: there are more of them than places.
+    // Silent clients make room for others: there are more of them than places.
     let silent: Vec<_> = (0..60).map(|_| UnixStream::connect(&socket).unwrap()).collect();
     honest(&host);
     drop(silent);
 
-    // Clients that ask and do not listen keep their places, and no more than that.
+    // Clients that send requests but do not read keep their places, and take no more than that.
     wait_until("the others have left", || host.clients() == 0);
     let mut greedy = Vec::new();
     while let Some(mut stream) = try_attach(&socket, "root") {
         stream.set_nonblocking(true).unwrap();
-        // As many as it takes.
+        // Sends as many requests as the server accepts.
         let reads: Vec<u8> = (0..2000).flat_map(|cookie| request(0, cookie, 0, 4 << 20)).collect();
         let _ = stream.write(&reads);
         greedy.push(stream);
@@ -477,7 +477,7 @@ fn clients_that_break_the_protocol_or_say_nothing() {
     assert!(!host.program.log().contains("panicked"));
 }
 
-/// Who says goodbye, or closes its side, gets the answers that are due, and then the connection ends.
+/// A client that says goodbye, or closes its side, gets the answers that are due. Then the connection ends.
 #[test]
 fn answers_come_after_a_goodbye() {
     let data = random(8, 4 * MIB);
@@ -501,7 +501,7 @@ fn answers_come_after_a_goodbye() {
     wait_until("both have left", || host.clients() == 0);
 }
 
-/// An option that is skipped for being too long is answered, however its bytes come.
+/// An option that is skipped because it is too long is answered, however its bytes arrive.
 #[test]
 fn a_long_option_is_answered() {
     let host = Host::start(&random(9, MIB));
@@ -517,7 +517,7 @@ fn a_long_option_is_answered() {
     }
 }
 
-/// Members of the group may connect, the others may not.
+/// Members of the group may connect, other users may not.
 #[test]
 fn sockets_belong_to_the_group_that_is_named() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};

@@ -30,7 +30,7 @@ fn sectors_smaller_than_the_store_has() {
     machine.finish();
 }
 
-/// Between two requests of the guest, which sees no error.
+/// The store is restarted between two requests of the guest, which sees no error.
 #[test]
 fn a_store_that_goes_away_and_comes_back() {
     let (_server, mut machine) = machine(62);
@@ -48,7 +48,7 @@ fn a_store_that_goes_away_and_comes_back() {
     machine.finish();
 }
 
-/// What was cached before is not believed any more: the server may have lost writes, or another has taken its place.
+/// Pages cached before are no longer trusted: the server may have lost writes, or another may have taken its place.
 #[test]
 fn what_a_store_holds_that_comes_back_is_read_anew() {
     for nbd_block in [512, 4096] {
@@ -66,7 +66,7 @@ fn what_a_store_holds_that_comes_back_is_read_anew() {
         machine.run_until_hits(500);
         machine.disks[0].nbd.as_mut().unwrap().program.kill();
         wait_until("the loss is noticed", || machine.status().disks[0].store == "waiting");
-        // Every byte is another one: no block has the fingerprint that it had.
+        // Every byte changes, so no block has its previous fingerprint.
         let disk = &mut machine.disks[0];
         disk.model.bytes.iter_mut().for_each(|byte| *byte ^= 0x5A);
         std::fs::write(&disk.image, &disk.model.bytes).unwrap();
@@ -79,7 +79,7 @@ fn what_a_store_holds_that_comes_back_is_read_anew() {
     }
 }
 
-/// Whatever its guest asks of it: there is a part of the buffers for each disk.
+/// Each disk has its own part of the buffers, whatever its guest requests.
 #[test]
 fn a_disk_that_hangs_does_not_stop_the_others() {
     let arguments = ["--buffers", "8M"].map(String::from).to_vec();
@@ -117,7 +117,7 @@ fn exports_that_cannot_be_had() {
     }
 }
 
-/// Block numbers have 40 bits: beyond, one disk's block would be taken for another's.
+/// Block numbers have 40 bits. On a larger disk, a block would be taken for one of another disk.
 #[test]
 fn a_disk_above_4_pib_is_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -133,7 +133,8 @@ fn a_disk_above_4_pib_is_refused() {
     assert!(said.contains("a disk may have 4 PiB"), "{said}");
 }
 
-/// An NBD server that holds back the first write that comes while there is a file `hold`, until `held` is removed.
+/// Starts an NBD server that holds back the first write that comes while a file `hold` exists, until `held` is
+/// removed.
 fn holding_server(folder: &Path) -> Program {
     let here = folder.display();
     let write = format!(
@@ -159,8 +160,9 @@ fn disk_at(folder: &Path, settle: &str) -> Program {
     program
 }
 
-/// A process is killed, or told to end, while the NBD server holds back its write of 1; its successor repeats that, and the guest writes 2. With
-/// `in_time` the server gets to the old write while the successor waits. What the image holds at last.
+/// Kills a process, or tells it to end, while the NBD server holds back its write of 1. Its successor repeats that
+/// write, and the guest writes 2. With `in_time`, the server gets to the old write while the successor waits. Returns
+/// the first byte that the image holds at last.
 fn a_late_write(settle: &str, end: fn(&mut Program), in_time: bool) -> u8 {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
@@ -195,7 +197,7 @@ fn a_late_write(settle: &str, end: fn(&mut Program), in_time: bool) -> u8 {
     byte()
 }
 
-/// Decision 0008: NBD cannot fence a connection, so a successor waits; a server that needs longer does damage.
+/// Decision 0008: NBD cannot fence a connection, so a successor waits. A server that needs longer does damage.
 #[test]
 fn a_successor_waits_for_what_the_server_may_still_do() {
     assert_eq!(a_late_write("15", Program::kill, true), 2);

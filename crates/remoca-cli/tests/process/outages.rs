@@ -1,5 +1,5 @@
-//! The memory server is killed, stopped, restarted and resized while a guest reads, writes and evicts; every answer is
-//! compared with a model, and afterwards the images are.
+//! The memory server is killed, stopped, restarted and resized while a guest reads, writes and evicts. Every answer
+//! is compared with a model, and so are the images afterwards.
 
 use super::support::machine::{Evictions, Machine, Setup};
 use super::support::model::BLOCK;
@@ -48,7 +48,7 @@ fn the_server_is_killed_and_started_again() {
 
 #[test]
 fn a_server_on_tcp_is_killed_and_started_again() {
-    // Below the ports that connections are given, so that nobody else is there between the two lives.
+    // A port below the ephemeral ones, so that no other program takes it between the two runs of the server.
     let port = 20_000 + std::process::id() % 10_000;
     let folder = tempfile::tempdir().unwrap();
     let mut server = Serve::start_at(folder.path(), "16M", &format!("tcp:127.0.0.1:{port}"));
@@ -104,7 +104,7 @@ fn the_cache_is_resized_and_turned_off_and_on() {
     ] {
         println!("{change}");
         machine.set(change);
-        // The server gives memory in pieces of 2 MiB.
+        // The server allocates memory in pieces of 2 MiB.
         let given = u64::next_multiple_of(pages, 512);
         machine.run_until("the server gives or takes", |machine| {
             server.pages_given() == given && machine.status().cache.granted_bytes == pages * 4096
@@ -147,7 +147,7 @@ fn the_vm_process_is_killed_and_the_guest_goes_on() {
         machine.run(30);
         machine.program.kill();
         machine.restart();
-        // The counters began anew.
+        // The new process's counters start at zero.
         machine.pages_sent = 0;
     }
     machine.run_until_hits(200);
@@ -155,7 +155,8 @@ fn the_vm_process_is_killed_and_the_guest_goes_on() {
     machine.finish();
 }
 
-/// A front end that goes away takes its requests along, those included that wait for a server that does not answer.
+/// A front end that disconnects takes its requests along, including those that wait for a server that does not
+/// answer.
 #[test]
 fn the_guest_goes_and_comes_back_while_the_server_is_stopped() {
     let (server, mut machine) = machine(Setup { seed: 18, ..Setup::default() });
@@ -178,7 +179,7 @@ fn the_guest_goes_and_comes_back_while_the_server_is_stopped() {
     machine.finish();
 }
 
-/// Three times as much data in flight as there are buffers for.
+/// Submits three times as much data at once as there are buffers for.
 #[test]
 fn more_requests_than_buffers() {
     const LENGTH: usize = 4 << 20;
@@ -224,12 +225,12 @@ fn a_vm_process_without_a_successor_gives_its_memory_back_at_once() {
     machine.run_until_hits(100);
     assert_eq!(server.pages_given(), 1024);
     machine.finish();
-    // The grace time, of a minute, is for those that vanish.
+    // The grace time of a minute is for clients that vanish.
     wait_until("the memory is free", || server.pages_given() == 0);
     assert_eq!(server.status()["totals"]["expired"], 0);
 }
 
-/// Everything that can be done to a server, in any order.
+/// Does everything that can be done to a server, in random order.
 fn chaos(setup: Setup) {
     let (mut server, mut machine) = machine(setup);
     machine.run_until_hits(100);
@@ -290,7 +291,7 @@ fn chaos_with_few_buffers() {
     chaos(Setup { arguments, seed: 23, ..Setup::default() });
 }
 
-/// Nothing to do means nothing done, also after the connection to the server was full for a while.
+/// A process without work makes no wakeups, even after the connection to the server was full for a while.
 #[test]
 fn a_process_without_work_sleeps() {
     let (server, mut machine) = machine(Setup { seed: 24, ..Setup::default() });

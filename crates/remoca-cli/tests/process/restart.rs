@@ -1,5 +1,5 @@
-//! The VM process is killed or stopped, and its successor starts warm; or cold, where the disk or the state file may have
-//! changed meanwhile. Every byte that the guest reads is compared with the model.
+//! The VM process is killed or stopped, and its successor starts warm, or cold where the disk or the state file may
+//! have changed meanwhile. Every byte that the guest reads is compared with the model.
 
 use super::support::machine::{Machine, Setup, VirtualDisk};
 use super::support::model::BLOCK;
@@ -12,12 +12,12 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// Not in /tmp, which may be a file system that shows no changes.
+/// Returns a folder that is not in /tmp, which may be a file system that shows no changes.
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// A machine whose cache is well filled.
+/// Starts a machine, and fills its cache well.
 fn machine(setup: Setup) -> (Serve, Machine) {
     let folder = folder();
     let server = Serve::start(folder.path(), "64M");
@@ -27,7 +27,7 @@ fn machine(setup: Setup) -> (Serve, Machine) {
     (server, machine)
 }
 
-/// Waits until the server has all pages that are on their way.
+/// Waits until the server has received all pages in flight.
 #[track_caller]
 fn wait_until_sent(machine: &Machine, server: &Serve) {
     let mut sends = None;
@@ -55,7 +55,7 @@ fn expect_cold(machine: &Machine, reason: &str) {
     assert!(machine.program.log().contains(&told), "it is in the log");
 }
 
-/// Everything that the disks hold is what the guest gets, again and again, and no page of the server was a wrong one.
+/// Expects that the guest reads exactly what the disks hold, twice, and that no page of the server was wrong.
 #[track_caller]
 fn expect_right(machine: &mut Machine) {
     (0..2).for_each(|_| machine.read_everything());
@@ -80,7 +80,7 @@ fn a_killed_process_is_warm_again() {
     machine.finish();
 }
 
-/// Whether it can be warm depends on the kernel's haste; that it is right must not.
+/// Whether the successor is warm depends on the kernel's timing. That it is right must not.
 #[test]
 fn a_process_that_is_killed_with_requests_under_way_is_right_again() {
     for uring in [true, false] {
@@ -150,7 +150,7 @@ fn what_was_turned_off_starts_cold_and_gives_its_memory_back() {
     machine.finish();
 }
 
-/// What another program does to the image of a machine whose process is dead; then what the disk holds.
+/// A change that another program makes to the image of a machine whose process is dead. Also updates the model.
 type Change = fn(&mut VirtualDisk);
 
 fn write_a_block(disk: &mut VirtualDisk) {
@@ -213,7 +213,7 @@ fn an_image_that_changed_meanwhile_is_cold() {
     machine.finish();
 }
 
-/// The last write of the dead process and that of the other program may have one and the same time.
+/// The last write of the dead process and that of the other program may have the same time.
 #[test]
 fn an_image_that_is_written_in_the_moment_of_death_is_cold() {
     let (_server, mut machine) = machine(Setup { seed: 86, ..Setup::default() });
@@ -261,7 +261,7 @@ fn of_two_disks_only_the_one_that_changed_is_cold() {
     assert!(status.disks[1].cold_reason.as_ref().unwrap().contains("changed"));
     expect_right(&mut machine);
 
-    // In another order: each has the other's place in the index.
+    // The disks are in another order: each has the other's place in the index.
     machine.settle();
     machine.program.kill();
     machine.disks.swap(0, 1);
@@ -272,17 +272,17 @@ fn of_two_disks_only_the_one_that_changed_is_cold() {
     machine.finish();
 }
 
-/// What happens to the state file of a dead process.
+/// Damage to the state file of a dead process.
 type Damage = fn(&Path);
 
-/// Where the version is: in front of it is only the magic number.
+/// Offset of the version, after the magic number.
 const VERSION_AT: u64 = 8;
 
 fn overwrite(state: &Path, offset: u64, bytes: &[u8]) {
     OpenOptions::new().write(true).open(state).unwrap().write_all_at(bytes, offset).unwrap();
 }
 
-/// Gives the state file of a machine with one disk another boot id or another key.
+/// Writes another boot ID or another key to the state file of a machine with one disk.
 fn describe(state: &Path, boot_id: Option<[u8; 16]>, key: Option<[u8; 16]>) {
     let file = OpenOptions::new().read(true).write(true).open(state).unwrap();
     let header = Header::map(&file, 1).unwrap();
@@ -435,7 +435,7 @@ fn what_was_set_holds_until_the_options_change() {
     machine.finish();
 }
 
-/// Without room for a larger state file the cache grows all the same; only a restart finds nothing.
+/// Without room for a larger state file, the cache grows nevertheless; only a restart finds nothing.
 #[test]
 fn an_index_that_outgrows_the_room_for_state_files_is_kept_in_memory() {
     let (_server, mut machine) = machine(Setup { seed: 94, cache: "1M", ..Setup::default() });
@@ -455,8 +455,8 @@ fn an_index_that_outgrows_the_room_for_state_files_is_kept_in_memory() {
     machine.finish();
 }
 
-/// An image under load is known by a time that is not older than some milliseconds: one that was rolled back to a snapshot
-/// of half a second ago has an older one.
+/// The change time on record for an image under load is at most some milliseconds old. So an image that was rolled
+/// back to a snapshot of half a second ago has an older time.
 #[test]
 fn a_busy_image_is_looked_at_again_and_again() {
     let (_server, mut machine) = machine(Setup { seed: 95, ..Setup::default() });
@@ -468,7 +468,7 @@ fn a_busy_image_is_looked_at_again_and_again() {
     let mut times = std::collections::BTreeSet::new();
     while times.len() <= 3 {
         assert!(begin.elapsed() < PATIENCE, "{times:?}");
-        // There is one under way at all times.
+        // Keeps writes in flight at all times.
         while tickets.len() < 16 {
             tickets.push_back(machine.disks[0].guest.submit(0, Command::Write { sector: 0, data: &data }));
             machine.disks[0].guest.queues[0].kick();

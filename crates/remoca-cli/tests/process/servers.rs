@@ -10,7 +10,7 @@ use std::path::Path;
 const USAGE: i32 = 2;
 const FAILURE: i32 = 1;
 
-/// A memory server with a folder of its own.
+/// Starts a memory server with a folder of its own.
 fn serve(folder: &Path, name: &str, memory: &str) -> Serve {
     let folder = folder.join(name);
     std::fs::create_dir(&folder).unwrap();
@@ -24,7 +24,7 @@ fn machine(folder: tempfile::TempDir, servers: &[&str], setup: Setup) -> Machine
     machine
 }
 
-/// The address of the server that the pool is on.
+/// Returns the address of the server that has the pool, or `None` if no server has it.
 fn pool_at(machine: &Machine) -> Option<String> {
     let status = machine.status();
     let server = status.server.unwrap();
@@ -39,7 +39,7 @@ fn run_until_pool_at(machine: &mut Machine, server: &str) {
     machine.run_until("the pool is there", |machine| pool_at(machine).as_deref() == Some(server));
 }
 
-/// Why a server cannot be used, as the status has it.
+/// Returns the reason that the status gives why a server cannot be used, or an empty text.
 fn error_of(machine: &Machine, server: &str) -> String {
     let status = machine.status();
     let known = status.servers.into_iter().find(|known| known.endpoint == server).unwrap();
@@ -145,7 +145,7 @@ fn a_server_that_refuses_what_it_promised_is_left() {
     let folder = tempfile::tempdir().unwrap();
     let fake = FakeServer::start(&folder.path().join("fake"), Lie::Refuse);
     let real = serve(folder.path(), "real", "16M");
-    // With both from the start it would matter who answers first.
+    // With both servers from the start, it would matter which answers first.
     let mut machine = machine(folder, &[&fake.address], Setup { seed: 74, ..Setup::default() });
     machine.run_until("it refuses", |_| fake.told() > 0);
     machine.set(&format!("\"servers\":[\"{}\",\"{}\"]", fake.address, real.address));
@@ -161,9 +161,9 @@ fn a_smaller_pool_where_all_are_full_and_the_whole_one_when_there_is_memory() {
     let folder = tempfile::tempdir().unwrap();
     let large = serve(folder.path(), "large", "16M");
     let small = serve(folder.path(), "small", "4M");
-    // Somebody else has most of the large one.
+    // Another VM has most of the large server's memory.
     let server = Some(large.address.clone());
-    // Without a name it gives its memory back when it ends, and not a minute later.
+    // A process without a name gives its memory back when it ends, not a minute later.
     let setup = Setup { server, cache: "14M", named: false, seed: 75, ..Setup::default() };
     let mut other = Machine::start(setup);
     other.run_until("the other VM has its pool", |_| large.pages_given() == 14 << 8);
@@ -179,7 +179,7 @@ fn a_smaller_pool_where_all_are_full_and_the_whole_one_when_there_is_memory() {
     assert_eq!(machine.status().cache.granted_bytes, 4 << 20, "the most that could be had");
     other.finish();
     wait_until("the memory is free", || large.pages_given() == 0);
-    // It would look again within about a minute; whoever changes something need not wait.
+    // The process would look again within about a minute. After a change it looks at once.
     machine.set("\"cache_bytes\":12582912");
     run_until_pool_at(&mut machine, &large.address);
     machine.run_until("the whole size", |machine| machine.status().cache.granted_bytes == 12 << 20);
@@ -192,7 +192,7 @@ fn a_smaller_pool_where_all_are_full_and_the_whole_one_when_there_is_memory() {
 #[test]
 fn a_donor_is_emptied() {
     let folder = tempfile::tempdir().unwrap();
-    // On TCP a connection that is closed too early takes the BYE along. Below the ports that connections are given.
+    // On TCP, closing a connection too early discards the BYE. The port is below the ephemeral ones.
     let port = 10_000 + std::process::id() % 10_000;
     std::fs::create_dir(folder.path().join("tcp")).unwrap();
     let on_tcp = Serve::start_at(&folder.path().join("tcp"), "16M", &format!("tcp:127.0.0.1:{port}"));
@@ -237,7 +237,7 @@ fn lists_that_are_none() {
     expect_refusal(&start(&["--server=unix:/a", "--server=b"]), USAGE, &["`b` is not an address"]);
 }
 
-/// Two servers are killed, stopped and started in any order, and the list changes.
+/// Kills, stops and starts two servers in random order, and changes the list.
 #[test]
 fn chaos_with_two_servers() {
     let folder = tempfile::tempdir().unwrap();
@@ -281,7 +281,7 @@ fn chaos_with_two_servers() {
     machine.finish();
 }
 
-/// The process `vm` with disks of these names.
+/// Starts the process `vm` with disks of these names.
 fn plain(folder: &Path, server: &Serve, disks: &[&str]) -> Program {
     let mut disk = command(REMOCA);
     disk.args(["disk", "--name", "vm", "--cache", "8M", "--server", &server.address]);

@@ -1,5 +1,5 @@
-//! The door of a process that waits for its disks: who has no key learns nothing there, changes nothing, and keeps nobody out.
-//! Who has it is found again after a link that broke.
+//! The address at which a process waits for its disks. A client without the key learns nothing there, changes
+//! nothing, and keeps no other client out. A client with the key is found again after its link broke.
 
 use super::migration::{address, expect_warm, has_disks, incoming, key, migrate, news, offer, wait_for_disks};
 use super::support::machine::{Machine, Other, Setup};
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Nothing that is waited for here takes so long.
+/// Longer than anything that these tests wait for.
 const LONG: Duration = Duration::from_secs(120);
 
 fn machine(seed: u64) -> (Serve, Machine) {
@@ -36,7 +36,8 @@ fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
     [&[kind][..], &(payload.len() as u32).to_le_bytes(), payload].concat()
 }
 
-/// What a stranger would say to be taken for the source, in the words of a process that needs no key.
+/// Returns messages by which a stranger would pose as the source, as a process that needs no key would understand
+/// them.
 fn lies() -> Vec<Vec<u8>> {
     let offer_of = |version: u32, disk: &str, words: u64| {
         let disk = format!(r#"{{"name":"{disk}","bytes":8388608,"read_only":false,"sector":512}}"#);
@@ -57,7 +58,7 @@ fn lies() -> Vec<Vec<u8>> {
     let (words, yours) = (frame(5, &[1; 1 << 20]), |state: u8| frame(6, &[state]));
     let huge = 1 << 28;
     vec![
-        // One that does not fit was answered with what would.
+        // An offer that does not fit would be answered with the expected one.
         offer_of(3, "diskX", 1),
         [offer(3, 1), yours(0)].concat(),
         [offer(2, 1), yours(0)].concat(),
@@ -69,12 +70,12 @@ fn lies() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Says it, and returns what is answered until the connection is closed.
+/// Sends `what`, and returns the answer up to the close of the connection.
 fn say(door: &Path, what: &[u8]) -> Vec<u8> {
     let mut stream = UnixStream::connect(door).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
     stream.set_write_timeout(Some(LONG)).unwrap();
-    // It may be closed before all is said.
+    // The connection may be closed before everything is sent.
     let _ = stream.write_all(what);
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
@@ -104,7 +105,7 @@ fn a_stranger_learns_nothing_takes_nothing_gives_nothing_and_keeps_nobody_out() 
         }
         expect_untouched(&other);
     }
-    // Somebody with a key of his own.
+    // A client with a key of its own.
     let stranger = Connector::new(&key::generate().unwrap()).unwrap();
     let socket = UnixStream::connect(&door).unwrap();
     assert!(stranger.connect(socket.into(), Instant::now() + LONG).is_err());
@@ -118,7 +119,7 @@ fn a_stranger_learns_nothing_takes_nothing_gives_nothing_and_keeps_nobody_out() 
     assert!(has_disks(&machine.status()));
     let grown = other.program.resident_bytes().saturating_sub(before);
     assert!(grown < 64 << 20, "{grown} bytes more");
-    // Many who connect first, and say nothing or a part of something.
+    // Many clients connect first, and send nothing or a part of a message.
     let silent: Vec<_> = (0..100).map(|_| UnixStream::connect(&door).unwrap()).collect();
     for (mut stranger, number) in silent.iter().zip(0..) {
         let _ = stranger.write_all(&[0x16, 3, 1, 1, 0, 1, 0, 0, 0xfc][..number % 9]);
@@ -134,11 +135,11 @@ fn a_stranger_learns_nothing_takes_nothing_gives_nothing_and_keeps_nobody_out() 
     machine.finish();
 }
 
-/// What is between the two processes: it hears everything, and can cut it.
+/// A relay between the two processes: it records everything, and can cut the link.
 struct Relay {
     path: PathBuf,
     links: Arc<Mutex<Vec<UnixStream>>>,
-    /// What came from the source, what came from the target.
+    /// Bytes received from the source, and from the target.
     heard: [Arc<Mutex<Vec<u8>>>; 2],
 }
 
@@ -211,7 +212,7 @@ fn who_listens_on_the_way_learns_nothing_and_cannot_say_it_again() {
             assert!(!contains(said, word), "{}", String::from_utf8_lossy(word));
         }
     }
-    // The same bytes once more, at a process with the same key that waits for the same disks.
+    // Replays the same bytes to a process with the same key that waits for the same disks.
     let third = incoming(&machine, "c");
     say(&door(&machine, "c"), &source);
     expect_untouched(&third);
@@ -221,7 +222,7 @@ fn who_listens_on_the_way_learns_nothing_and_cannot_say_it_again() {
     machine.finish();
 }
 
-/// No lock tells where these disks are, so nothing but the link can bring them back.
+/// No lock shows where these disks are, so only the link can bring them back.
 #[test]
 fn a_link_that_breaks_is_made_again_and_the_disks_come_back_over_it_warm() {
     let (_server, mut machine) = machine(103);
@@ -237,7 +238,7 @@ fn a_link_that_breaks_is_made_again_and_the_disks_come_back_over_it_warm() {
     expect_warm(&mut machine);
     assert!(has_disks(&machine.status()) && !has_disks(&other.status()));
     machine.run_until_hits(50);
-    // The same with a target that has lost them: it says so, with its key, and the operator decides.
+    // Repeats this with a target that has lost the disks: it says so, with its key, and the operator decides.
     let control = machine.control();
     let abort = run(&["migrate", control.to_str().unwrap(), "--abort"]);
     assert!(abort.status.success(), "{}", String::from_utf8_lossy(&abort.stderr));
@@ -314,7 +315,7 @@ fn nobody_waits_for_disks_without_a_key() {
     refused(&["--incoming", &to, "--incoming-key", "credential:key"], &["LoadCredential=key:FILE"]);
     expect_refusal(&run(&["migrate", &at("control"), "--to", &to]), 1, &["--key FILE", "remoca migrate --new-key"]);
     assert_eq!(std::fs::read_to_string(at("vm.state")).unwrap(), "what a former process left");
-    // As systemd gives it.
+    // Passes the key as systemd does.
     std::fs::remove_file(at("vm.state")).unwrap();
     std::fs::create_dir(at("credentials")).unwrap();
     std::fs::rename(key(folder.path()), at("credentials/key")).unwrap();

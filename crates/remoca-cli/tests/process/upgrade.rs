@@ -1,4 +1,5 @@
-//! Upgrade in place under load: the same process, the same sockets and locks, nothing lost; and upgrades that are refused.
+//! Upgrade in place under load: the process, sockets and locks stay the same, nothing is lost; and upgrades that are
+//! refused.
 
 use super::support::machine::{Evictions, Machine, Setup};
 use super::support::program::{PASSED, Program, REMOCA, Serve, Signal, ask_raw, command, install, pass, status};
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Who asks more slowly may get no answer from a program that hands over.
+/// A client that sends its request more slowly may get no answer from a program that hands over.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
 
 fn machine(setup: Setup) -> (Serve, Machine) {
@@ -29,7 +30,7 @@ fn machine(setup: Setup) -> (Serve, Machine) {
     (server, machine)
 }
 
-/// `remoca upgrade`, under way.
+/// Starts `remoca upgrade`, and returns the running command.
 fn begin(control: &Path, program: Option<&Path>) -> Child {
     let mut command = command(REMOCA);
     command.arg("upgrade").arg(control).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -39,26 +40,26 @@ fn begin(control: &Path, program: Option<&Path>) -> Child {
     command.spawn().unwrap()
 }
 
-/// Whether it succeeded, and what it said.
+/// Waits for the command. Returns whether it succeeded, and its output.
 fn end(child: Child) -> (bool, String) {
     let output = child.wait_with_output().unwrap();
     let said = [output.stdout, output.stderr].concat();
     (output.status.success(), String::from_utf8(said).unwrap())
 }
 
-/// Upgrades, while the guest works; what was said of it.
+/// Upgrades while the guest works. Returns whether it succeeded, and the command's output.
 fn upgrade(machine: &mut Machine, program: Option<&Path>) -> (bool, String) {
     let mut child = begin(&machine.control(), program);
     while child.try_wait().unwrap().is_none() {
         machine.round();
     }
     machine.run(5);
-    // The counters began anew.
+    // The counters start at zero again.
     machine.pages_sent = machine.counter("evictions_reported");
     end(child)
 }
 
-/// The same, once more if a disk takes seconds for a flush, as one under load may.
+/// Upgrades as [`upgrade`] does. Tries again if a disk takes seconds for a flush, as one under load may.
 fn upgrade_in_time(machine: &mut Machine, program: impl Fn() -> Option<PathBuf>) -> (bool, String) {
     for _ in 0..5 {
         let (done, said) = upgrade(machine, program().as_deref());
@@ -93,7 +94,7 @@ fn descriptors(program: &Program) -> usize {
     std::fs::read_dir(format!("/proc/{}/fd", program.pid())).unwrap().count()
 }
 
-/// Does something again and again, in a thread, until dropped; counts.
+/// Repeats an action in a thread until dropped, and counts the repetitions.
 struct Meanwhile {
     over: Arc<AtomicBool>,
     count: Arc<AtomicUsize>,
@@ -114,7 +115,7 @@ impl Meanwhile {
         Self { over, count, thread: Some(thread) }
     }
 
-    /// How often; fails the test if the action did.
+    /// Stops, and returns the number of repetitions. Fails the test if the action panicked.
     fn end(mut self) -> usize {
         self.over.store(true, Ordering::Relaxed);
         self.thread.take().unwrap().join().unwrap();
@@ -122,14 +123,14 @@ impl Meanwhile {
     }
 }
 
-/// What the process says of itself; `None` if it says nothing.
+/// Returns the status of the process, or `None` if it does not answer.
 fn try_status(control: &Path) -> Option<Status> {
     let answer = ask_raw(control, b"{\"op\":\"status\"}\n");
     (!answer.is_empty()).then(|| serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error}: {answer}")))
 }
 
-/// Whether somebody writes to the image and shares it with no other writer. Nothing is locked for that: a child that another
-/// test forks would keep such a lock until its `exec`, and the product would find it.
+/// Returns whether a process writes to the image and shares it with no other writer. The check takes no lock: a child
+/// that another test forks would keep such a lock until its `exec`, and the product would find it.
 fn is_locked(image: &File) -> bool {
     [101, 201].into_iter().all(|byte| {
         // SAFETY: flock is a plain C structure, for which all zero is a valid value.
@@ -142,7 +143,8 @@ fn is_locked(image: &File) -> bool {
     })
 }
 
-/// Two disks and a port. Meanwhile the images are locked at every moment, and whoever asks for the status gets it.
+/// Upgrades with two disks and a port. The images are locked at every moment, and each request for the status is
+/// answered.
 #[test]
 fn several_upgrades_under_load() {
     let (_server, mut machine) = machine(Setup { sectors: vec![512, 4096], seed: 71, ..Setup::default() });
@@ -160,7 +162,7 @@ fn several_upgrades_under_load() {
     });
     expect_upgrade(&mut machine, None);
     machine.run_until_hits(50);
-    // A copy under another name, then that one's file as it is now.
+    // Upgrades to a copy under another name, then to the file that has that name now.
     let copy = machine.folder.path().join("remoca-next");
     install(Path::new(REMOCA), &copy);
     expect_upgrade(&mut machine, Some(&copy));
@@ -261,17 +263,17 @@ echo '{"remoca_handover":2,"version":"9"}'
     ] {
         expect_refused_upgrade(&mut machine, || Some(program.clone()), words);
     }
-    // It says that it could, and is no program any more when its time has come.
+    // The program says that it can take over, and is gone when it is to be started.
     let vanishes = || Some(script("vanishes", &format!("{yes}rm $0\n")));
     expect_refused_upgrade(&mut machine, vanishes, "new program cannot be started");
     expect_upgrade(&mut machine, None);
     machine.finish();
 }
 
-/// As if a program in between had not known of state files: the one that is there is of before.
+/// Simulates a program in between that did not know of state files: the state file that exists is an older one.
 #[test]
 fn a_state_file_of_before_is_not_believed_though_the_image_stayed_open() {
-    // A file system that shows changes.
+    // On a file system that shows changes.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let server = Serve::start(folder.path(), "16M");
     let setup = Setup { server: Some(server.address.clone()), seed: 79, ..Setup::default() };
@@ -294,7 +296,7 @@ fn a_state_file_of_before_is_not_believed_though_the_image_stayed_open() {
     machine.finish();
 }
 
-/// The state file is handed over, lock and all: who may open it does not matter in between.
+/// The state file is handed over together with its lock. Its mode does not matter in between.
 #[test]
 fn a_state_file_that_others_may_read_does_not_end_the_process() {
     let (_server, mut machine) = machine(Setup { seed: 80, ..Setup::default() });
@@ -306,7 +308,7 @@ fn a_state_file_that_others_may_read_does_not_end_the_process() {
     machine.finish();
 }
 
-/// The connection is handed over: with its socket moved away, the NBD server cannot be connected to again.
+/// The connection is handed over. With its socket moved away, the NBD server cannot be connected to again.
 #[test]
 fn an_nbd_server_does_not_notice() {
     let (_server, mut machine) = machine(Setup { nbd: true, sectors: vec![512, 4096], seed: 76, ..Setup::default() });
@@ -320,7 +322,8 @@ fn an_nbd_server_does_not_notice() {
         machine.run_until_hits(50);
     }
     assert!(!machine.program.log().contains("void"), "{}", machine.program.log());
-    // While it does not answer there is no upgrade: what it holds is not ours to leave. The cache would answer in its place.
+    // While the server does not answer there is no upgrade: requests that it holds must not be abandoned. The cache
+    // is off, because it would answer in the server's place.
     machine.set("\"enabled\":false");
     machine.disks[0].nbd.as_ref().unwrap().program.signal(Signal::STOP);
     let disk = &mut machine.disks[0];
@@ -335,7 +338,7 @@ fn an_nbd_server_does_not_notice() {
     machine.finish();
 }
 
-/// Its front end keeps no record that would say so.
+/// The front end keeps no record of the guest's choice.
 #[test]
 fn a_write_cache_that_is_off_stays_off() {
     let folder = tempfile::tempdir().unwrap();
@@ -352,7 +355,7 @@ fn a_write_cache_that_is_off_stays_off() {
     let mut program = Program::start(&mut disk, &path("disk.log"));
     wait_until("the VM process answers", || UnixStream::connect(path("control")).is_ok());
     let mut guest = TestGuest::new(Options { inflight: false, queue_size: 16, ..Options::default() });
-    // The last write, as the server got it.
+    // Whether the last write was durable, as the server received it.
     let is_durable = |guest: &mut TestGuest, sector: u64| {
         assert_eq!(guest.run(0, Command::Write { sector, data: &[1; 4096] }), 0);
         let requests = std::fs::read_to_string(path("requests")).unwrap();
@@ -379,7 +382,7 @@ fn a_write_cache_that_is_off_stays_off() {
     server.terminate();
 }
 
-/// QEMU's NBD client comes back by itself.
+/// QEMU's NBD client reconnects by itself.
 #[test]
 fn nbd_clients_come_back() {
     let folder = tempfile::tempdir().unwrap();
@@ -417,7 +420,7 @@ fn nbd_clients_come_back() {
     assert!(!path("nbd").exists() && !path("control").exists(), "sockets are left behind");
 }
 
-/// What comes from somebody else's hand is no reason to fail, and no reason to trust.
+/// A hand-over from an unknown source is no reason to fail, and no reason to trust.
 #[test]
 fn an_odd_handover_is_a_start_as_after_a_crash() {
     for odd in ["x", "0", "77", "1000000"] {
@@ -437,7 +440,7 @@ fn an_odd_handover_is_a_start_as_after_a_crash() {
     }
 }
 
-/// A single connection cannot be made again, so it is not thrown away.
+/// A connection that was passed cannot be made again, so it is not thrown away.
 #[test]
 fn a_connection_that_was_passed_is_kept() {
     let folder = tempfile::tempdir().unwrap();

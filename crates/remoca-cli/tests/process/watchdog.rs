@@ -1,4 +1,4 @@
-//! The service manager's watchdog hears from the I/O thread alone; and what a core dump would hold.
+//! The service manager's watchdog is notified by the I/O thread only; and what a core dump would contain.
 
 use super::support::machine::{Machine, Setup};
 use super::support::wait_until;
@@ -9,10 +9,10 @@ use std::path::Path;
 use std::time::Duration;
 
 const SIGN: &str = "WATCHDOG=1\n";
-/// What the manager says in the environment, in microseconds; a third of it lies between two signs.
+/// Watchdog period that the manager sets in the environment, in microseconds. Signs of life come three times in it.
 const PATIENCE_USEC: &str = "300000";
 
-/// What it is told next.
+/// Receives and returns the next message to the manager.
 #[track_caller]
 fn told(manager: &UnixDatagram) -> String {
     let mut text = [0; 500];
@@ -20,7 +20,7 @@ fn told(manager: &UnixDatagram) -> String {
     String::from_utf8(text[..count].to_vec()).unwrap()
 }
 
-/// The next state, with signs of life passed over.
+/// Returns the next state. Skips signs of life.
 #[track_caller]
 fn state(manager: &UnixDatagram) -> String {
     std::iter::repeat_with(|| told(manager)).find(|text| text != SIGN).unwrap()
@@ -31,7 +31,7 @@ fn expect_signs(manager: &UnixDatagram, count: usize) {
     (0..count).for_each(|_| assert_eq!(told(manager), SIGN));
 }
 
-/// A thread that stands still while all others of its process run.
+/// A thread that is stopped while all other threads of its process run.
 struct Stopped(i32);
 
 impl Stopped {
@@ -77,7 +77,7 @@ fn signs_of_life_come_from_the_turns_of_the_io_thread_and_an_upgrade_has_more_ti
         }
         count >= 5
     });
-    // The manager's own threads would go on.
+    // Stops the I/O thread. Other threads of the process would continue.
     let thread = Stopped::new(i32::try_from(machine.program.pid()).unwrap());
     while manager.recv(&mut text).is_ok() {}
     std::thread::sleep(Duration::from_secs(1));
@@ -100,7 +100,7 @@ fn signs_of_life_come_from_the_turns_of_the_io_thread_and_an_upgrade_has_more_ti
     machine.finish();
 }
 
-/// The mappings of a process whose line has `words`, each with whether a core dump leaves it out.
+/// Returns, for each mapping of a process whose line contains `words`, whether a core dump leaves it out.
 fn mappings(pid: u32, words: &str) -> Vec<bool> {
     let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
     let mut lines = smaps.lines();
@@ -125,7 +125,7 @@ fn guest_memory_and_the_state_file_are_left_out_of_core_dumps() {
     machine.finish();
 }
 
-/// Closed at the `exec` of a program that is started: a child that it leaves behind would keep a guest's memory.
+/// Closed at the `exec` of a program that is started. A child that it leaves behind would keep a guest's memory.
 #[test]
 fn what_front_ends_pass_is_not_left_to_programs_that_are_started() {
     const CLOEXEC: u32 = 0o2_000_000;
@@ -138,7 +138,7 @@ fn what_front_ends_pass_is_not_left_to_programs_that_are_started() {
         let number = name.to_str().unwrap();
         let Ok(target) = std::fs::read_link(format!("{folder}/fd/{number}")) else { continue };
         let target = target.to_string_lossy();
-        // The test has it with close-on-exec, so it came over the socket alone.
+        // The test opened it with close-on-exec, so the process can have it only from the socket.
         if !target.starts_with("/memfd:test-guest") {
             continue;
         }
@@ -152,7 +152,7 @@ fn what_front_ends_pass_is_not_left_to_programs_that_are_started() {
     machine.finish();
 }
 
-/// A journal that stands still takes no lines: they are lost, and counted.
+/// A stopped journal accepts no lines: they are lost, and counted.
 #[test]
 fn a_log_that_nobody_reads_holds_up_nobody() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The two charts of the page: latencies, and everything over time.
+//! The two charts of the page: latencies, and the run over time.
 
 use maud::{Markup, html};
 
@@ -13,7 +13,7 @@ const WIDTH: f64 = 990.0;
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 14.0;
 
-/// Returns three panels over one axis of latency: shares of reads without and with the cache, and both cumulated.
+/// Returns three panels over one latency axis: shares of reads without and with the cache, and both cumulated.
 pub fn latency_chart(report: &Report) -> Markup {
     let runs = [
         ("without the cache", "disk-line", &report.baseline.measured.vm),
@@ -56,7 +56,7 @@ pub fn latency_chart(report: &Report) -> Markup {
     html! { (picture.finish("Distribution of read latencies without and with the cache")) (key) }
 }
 
-/// Reads of similar latency.
+/// Reads of similar latency, as one bar.
 struct LatencyBar {
     lower_ms: f64,
     upper_ms: f64,
@@ -66,7 +66,7 @@ struct LatencyBar {
     disk_share: f64,
 }
 
-/// Returns ten bars to the decade, each two bins of the histogram.
+/// Returns ten bars per decade. Each bar covers two bins of the histogram.
 fn latency_bars(vm: &ReadFigures) -> Vec<LatencyBar> {
     let mut bars: Vec<LatencyBar> = Vec::new();
     for &(upper, from_cache, from_disk) in &vm.histogram {
@@ -210,7 +210,7 @@ fn mark_moments(picture: &mut Picture, panel: &Panel, report: &Report) {
     }
 }
 
-/// Returns a key in one line, for below a chart.
+/// Returns a legend in one line, to be placed below a chart.
 fn key_line(rows: &[(&str, &str)]) -> Markup {
     html! { ul.keyline { @for (class, name) in rows { li { i.(class) {} (name) } } } }
 }

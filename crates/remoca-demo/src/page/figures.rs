@@ -72,7 +72,7 @@ fn times(base: f64, cached: f64) -> String {
     if base > 0.0 && cached > 0.0 { format!("{:.2} ×", base / cached) } else { "–".into() }
 }
 
-/// Returns the section about what was run, and on what.
+/// Returns the section about the conditions: what was run, and on which machine.
 pub fn facts(conditions: &Conditions) -> Markup {
     let c = conditions;
     let locked = if c.memory_locked { "locked" } else { "not locked" };

@@ -1,4 +1,4 @@
-//! The report for people: one HTML file that loads nothing from outside.
+//! The report as a page: one HTML file that loads nothing from elsewhere.
 
 mod charts;
 mod figures;
@@ -336,7 +336,7 @@ fn method(report: &Report) -> Markup {
 mod tests {
     use super::*;
 
-    /// An empty report still makes a page, which loads nothing from elsewhere.
+    /// Tests that an empty report still makes a page, and that the page loads nothing from elsewhere.
     #[test]
     fn page_is_whole_and_alone() {
         let mut report = Report::default();

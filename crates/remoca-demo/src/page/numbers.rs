@@ -13,7 +13,7 @@ pub fn tick_ms(value: f64) -> String {
     }
 }
 
-/// Formats milliseconds with three digits in the unit that fits; 0 is a dash, for no value.
+/// Formats milliseconds with three digits in the unit that fits. 0 becomes a dash, which stands for no value.
 pub fn ms(value: f64) -> String {
     if value == 0.0 {
         return "\u{2013}".into();

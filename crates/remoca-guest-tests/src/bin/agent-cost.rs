@@ -1,11 +1,11 @@
-//! Measures what the agent costs a guest: the same work without it and with it, in turns, through the real VM process.
+//! Measures the cost of the agent in a guest: the same work without it and with it, in turns, with the real VM process.
 //!
 //! The guest has 256 MiB and two processors, and 600 MiB of files on each of two disks: one in memory, where the
-//! agent's relative cost is largest, and one of 7 ms for each read. Without the agent the cache is off; with it the
-//! cache holds 16 MiB, so that pages are taken and sent but hardly ever found again: cost without gain. The medians of
-//! the rounds' ratios are printed. `time` also gives the processor time of the guest's QEMU. `instructions` counts
-//! those that both processors execute, which does not depend on the load of the machine; it is for the disk in memory
-//! alone.
+//! agent's relative cost is largest, and one with 7 ms per read. Without the agent the cache is off. With it the cache
+//! holds 16 MiB, so that pages are captured and sent but hardly ever found again: cost without gain. The program
+//! prints the medians of the rounds' ratios. `time` also measures the processor time of the guest's QEMU.
+//! `instructions` counts the instructions that both processors execute, which does not depend on the load of the
+//! machine; it uses only the disk in memory.
 //!
 //! `cargo run --release -p remoca-guest-tests --bin agent-cost [time|instructions [ROUNDS [PART OF A WORK'S NAME]]]`; without
 //! arguments both, 7 and 1.
@@ -21,7 +21,7 @@ const READ_DELAY: Duration = Duration::from_millis(7);
 
 struct Work {
     name: &'static str,
-    /// A name of [`DISKS`].
+    /// Name of one of [`DISKS`].
     disk: &'static str,
     /// Command run before the measurement.
     prepare: &'static str,
@@ -72,17 +72,17 @@ enum Clock {
     Instructions,
 }
 
-/// Cost of one work, once.
+/// Cost of one execution of a work.
 #[derive(Clone, Copy, Default)]
 struct Cost {
     /// Time in seconds, or 10^9 instructions.
     elapsed: f64,
     /// Processor time of the guest's QEMU, in seconds.
     processor_s: f64,
-    /// Pages that the agent took, and those for which it had no room.
+    /// Pages that the agent captured, and pages for which it had no room.
     captured: u64,
     lost: u64,
-    /// Pages that the port did not want. If there are many, the cost of taking pages was not measured.
+    /// Pages left out by the port's advice. If there are many, the cost of capturing pages was not measured.
     sampled_out: u64,
 }
 
@@ -156,14 +156,14 @@ struct Bench {
 }
 
 impl Bench {
-    /// Runs each work once, with the agent or without.
+    /// Runs each work once, with or without the agent.
     fn turn(&mut self, works: &[&Work], agent: bool) -> Result<Vec<Cost>> {
         self.host.set(None, Some(agent))?;
         if agent {
             self.host.wait_until("the cache is on", |s| s.cache.granted_bytes > 0)?;
             start_agent(&mut self.guest)?;
         }
-        // Pages read while the cache was off would be unknown when evicted, and the agent told to send less.
+        // Pages read while the cache was off would be unknown when evicted, and the agent would be advised to send less.
         self.guest.run("echo 3 > /proc/sys/vm/drop_caches; head -c 300M /ram/f00000 > /dev/null", LIMIT)?;
         if agent {
             self.seen = self.told()?;
@@ -217,7 +217,7 @@ impl Bench {
         Ok(ticks / 100.0)
     }
 
-    /// Returns the 10^9 instructions that the guest's processors have executed; 0 if they are not counted.
+    /// Returns the number of instructions that the guest's processors have executed, in 10^9; 0 if they are not counted.
     fn instructions(&mut self) -> Result<f64> {
         let Some(monitor) = &mut self.monitor else { return Ok(0.0) };
         let answer = monitor.execute("query-replay", serde_json::json!({}))?;

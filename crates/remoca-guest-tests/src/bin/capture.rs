@@ -1,8 +1,9 @@
-//! Compares the cache with an agent in the guest, without one, and filled by reads only: the same zipf reads in the
-//! same guest, one row for each. `--quick` is a small run.
+//! Compares the cache with an agent in the guest, without an agent, and filled by reads only: the same zipf reads in
+//! the same guest, one row for each. `--quick` is a small run.
 //!
-//! Hit ratio: of the 4 KiB blocks that reach the VM process in the measured phase, those that the cache answered. The
-//! bound is an exact LRU of the guest's page cache and the cache together, fed with the requests of the trace.
+//! Hit ratio: the share of the 4 KiB blocks requested from the VM process in the measured phase that the cache
+//! answered. The bound is an exact LRU of the size of the guest's page cache and the cache together, fed with the
+//! requests of the trace.
 
 use remoca_demo::analysis::{self, Window};
 use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca_release, start_agent};
@@ -26,7 +27,7 @@ const QUICK: Plan = Plan { guest_mib: 192, files: 6, cache: "128M", warmup: 10_0
 const FILE_BYTES: u64 = 64 << 20;
 const JOB_LIMIT: Duration = Duration::from_secs(1800);
 
-/// What fills the cache.
+/// A way to fill the cache.
 struct Way {
     name: &'static str,
     agent: bool,

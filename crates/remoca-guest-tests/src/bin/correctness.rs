@@ -1,7 +1,7 @@
 //! The correctness experiment with every combination: guests of three sizes, caches of three sizes, four access
 //! patterns, three shares of writes, kills at random moments; then with each check left out. Prints a table in
-//! Markdown, writes `out/correctness/report.json`, and fails if a signature was wrong, or if leaving out a check went
-//! unnoticed.
+//! Markdown, and writes `out/correctness/report.json`. Fails if a signature was wrong, or if the omission of a check
+//! was not noticed.
 //!
 //! `cargo run --release -p remoca-guest-tests --bin correctness [SECONDS OF A CELL [GUEST MIB]]`; 12 seconds and all guests without
 //! arguments.
@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Number of files: 384 MiB, more than any of the guests can hold.
+/// Number of files: 384 MiB, more than the memory of any of the guests holds.
 const FILE_COUNT: u64 = 96;
 const KILL_INTERVAL: Duration = Duration::from_secs(4);
 
-/// MiB of the guest, MiB of the cache, and where evicted pages come from.
+/// Guest memory in MiB, cache sizes in MiB, and the source of evicted pages.
 const SIZES: [(u32, &[u64], Evictions); 4] = [
     (192, &[64, 192, 448], Evictions::Agent),
     (256, &[64, 192, 448], Evictions::Agent),
@@ -24,7 +24,7 @@ const SIZES: [(u32, &[u64], Evictions); 4] = [
     (192, &[192], Evictions::Frames),
 ];
 
-/// The check, whether the memory server lies, and whether that must be noticed.
+/// Omitted check, whether the memory server lies, and whether the omission must be noticed.
 const ABLATIONS: [(Ablation, bool, bool); 4] = [
     (Ablation::None, true, false),
     (Ablation::Fetch, true, true),
@@ -119,7 +119,7 @@ fn evictions_name(evictions: Evictions) -> &'static str {
     }
 }
 
-/// Prints and returns the result of each ablation, and how many were not as expected.
+/// Performs the ablations, and prints and returns their results. Also returns the number of unexpected results.
 fn ablate() -> Result<(Vec<Value>, u32)> {
     println!(
         "\n| left out | evictions | memory server | reads | wrong signatures | expected |\n|---|---|---|---|---|---|"

@@ -1,7 +1,8 @@
 //! The soak, on a raw file and then on an NBD server: `make soak MINUTES=30`, or
 //! `cargo run --package remoca-guest-tests --bin soak [MINUTES [SEED]]`.
 //!
-//! Half of the minutes on each store. The report goes to `out/soak/report.json`, the logs beside it. It fails if anything went wrong.
+//! Half of the time is spent on each store. The report goes to `out/soak/report.json`, the logs are next to it. Fails
+//! if anything went wrong.
 
 use remoca_guest_tests::Result;
 use remoca_guest_tests::soak::{self, Options, Report, StoreKind};

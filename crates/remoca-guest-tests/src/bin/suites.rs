@@ -1,5 +1,5 @@
 //! Runs third-party file-system test suites on a plain and on a cached disk, with ext4 and XFS. Prints a table in
-//! Markdown, writes `out/suites/report.json`, and fails if a test did not end the same way on both.
+//! Markdown, and writes `out/suites/report.json`. Fails if a test had different results on the two disks.
 //!
 //! `cargo run --release -p remoca-guest-tests --bin suites [--kills] [PART OF A TEST'S NAME]`; with `--kills` the VM process of the cached
 //! disk is killed and started again during each test.

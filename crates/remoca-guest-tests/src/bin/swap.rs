@@ -1,5 +1,5 @@
-//! Lets a guest sort more than its memory holds, in place, on a slow swap disk: without the cache and with it, in one
-//! run. `--quick` is a small run. The sort checks each record; a wrong one fails the run.
+//! Makes a guest sort more data than its memory holds, in place, on a slow swap disk: without the cache and with it,
+//! in one run. `--quick` is a small run. The sort checks each record, and a wrong one fails the run.
 
 use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca_release};
 use remoca_lab::{

@@ -1,15 +1,15 @@
 //! Events of a soak, and their order.
 //!
-//! A deck with every event that is possible on a store is dealt in random order, repeatedly: a short soak sees each of
-//! them.
+//! A deck with every event that is possible on a store is dealt in random order, repeatedly. So even a short soak has
+//! each of them.
 
 use remoca_lab::workload::pattern::Random;
 
-/// One thing that happens to one process, or to its connections.
+/// An event that concerns one process or its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Event {
     KillDisk,
-    /// The VM process is killed, and its successor as soon as it serves.
+    /// The VM process is killed, and its successor is killed as soon as it serves.
     KillDiskTwice,
     /// The VM process and both memory servers are killed.
     KillAll,
@@ -60,7 +60,7 @@ impl Event {
         Event::RestartAgent,
     ];
 
-    /// Events possible on a store with a process of its own.
+    /// Events possible on a store with a server process of its own.
     pub const OF_STORE: [Event; 2] = [Event::KillStore, Event::StopStore];
 
     /// Returns the name in the report.
@@ -91,17 +91,17 @@ impl Event {
         }
     }
 
-    /// Returns whether the VM process is killed: with an NBD server its successor gives the server time.
+    /// Returns whether the VM process is killed. If so, with an NBD server, its successor waits for the server to settle.
     pub fn kills_disk(self) -> bool {
         matches!(self, Event::KillDisk | Event::KillDiskTwice | Event::KillAll | Event::KillInUpgrade)
     }
 
-    /// Returns whether the event takes as long as the guest's disk waits.
+    /// Returns whether the event has to wait as long as the guest's disk does.
     pub fn needs_the_disk(self) -> bool {
         matches!(self, Event::UpgradeDisk | Event::RestartAgent)
     }
 
-    /// Returns whether the guest's agent is started, which takes its time.
+    /// Returns whether the guest's agent is started, which takes some time.
     pub fn starts_agent(self) -> bool {
         matches!(self, Event::KillAgent | Event::RestartAgent)
     }
@@ -120,7 +120,7 @@ impl Event {
     }
 }
 
-/// Deals events: each once in a round, or later if it does not suit.
+/// Deals events: each once in a round, or later if it is not suitable at the time.
 pub struct Deck {
     kinds: Vec<Event>,
     left: Vec<Event>,
@@ -133,7 +133,7 @@ impl Deck {
         Deck { left: Vec::new(), missing: kinds.clone(), kinds }
     }
 
-    /// Deals an event that suits; some kind must. If none of the rest does, the next round is shuffled in.
+    /// Deals a suitable event; some kind must be suitable. If none of the remaining ones is, the next round is shuffled in.
     pub fn deal(&mut self, random: &mut Random, suits: impl Fn(Event) -> bool) -> Event {
         if !self.left.iter().any(|event| suits(*event)) {
             self.left.extend(&self.kinds);

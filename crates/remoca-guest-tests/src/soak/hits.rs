@@ -1,5 +1,4 @@
-//! Hits over time, and counters of faults, over all lives of the VM process: a thread reads its status four times a
-//! second.
+//! Hits over time, and counters of faults, over all VM processes of a run. A thread reads the status four times a second.
 
 use remoca_io::control;
 use remoca_protocol::control::{Command, Reply, Status};
@@ -12,10 +11,10 @@ use std::time::{Duration, Instant};
 
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// Counters that stay at zero while all is well.
+/// Counters that stay at zero unless something is wrong.
 pub const WRONG: [&str; 3] = ["disk_errors", "fetch_wrong", "foreign_writes"];
 
-/// The watching thread. It ends when this is dropped.
+/// The watching thread. It ends when this value is dropped.
 pub struct Watch {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -34,7 +33,7 @@ struct Seen {
     wrong: BTreeMap<&'static str, u64>,
 }
 
-/// Blocks read since the beginning, over all lives.
+/// Blocks read since the beginning, over all VM processes.
 #[derive(Clone, Copy)]
 struct Sample {
     at: Instant,
@@ -48,7 +47,7 @@ impl Watch {
         let of_thread = Arc::clone(&shared);
         let thread = thread::spawn(move || {
             while !of_thread.stop.load(Ordering::Relaxed) {
-                // At times there is no process.
+                // At times there is no VM process.
                 if let Ok(Reply::Status(status)) = control::call(&control, Command::Status) {
                     of_thread.seen().take(*status);
                 }
@@ -58,7 +57,7 @@ impl Watch {
         Watch { shared, thread: Some(thread) }
     }
 
-    /// Returns the share of the blocks read between two moments that were answered without the disk; `None` if none
+    /// Returns the share of the blocks read between two moments that were answered without the disk, or `None` if none
     /// were read.
     pub fn ratio(&self, from: Instant, to: Instant) -> Option<f64> {
         let seen = self.shared.seen();
@@ -91,7 +90,7 @@ impl Shared {
 
 impl Seen {
     fn take(&mut self, status: Status) {
-        // A process with a shorter uptime than the last is another one: it counts from zero.
+        // A status with another process ID, or a shorter uptime, is of another process, which counts from zero.
         let before = self.last.take().filter(|last| last.pid == status.pid && last.uptime_s <= status.uptime_s);
         let grown = |name: &str| {
             let earlier = before.as_ref().and_then(|before| before.counters.get(name)).copied().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! The soak: everything around the disk of a working guest is killed, stopped, restarted, resized, cut off and delayed,
-//! at random and repeatedly; then every byte is checked, in the guest and on the image.
+//! The soak: everything around the disk of a running guest is killed, stopped, restarted, resized, cut off and
+//! delayed, at random and repeatedly. Then every byte is checked, in the guest and on the image.
 //!
 //! Called by the program `soak` (`make soak`) and by the test of two minutes. After the faults come calm restarts of
 //! the VM process, without any other event: ten seconds before and after them give the hit ratio.
@@ -27,27 +27,28 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 use work::Work;
 
-/// Calm time before and after a restart.
+/// Time without events before and after a restart.
 const CALM: Duration = Duration::from_secs(10);
 const CALM_EVENTS: [Event; 3] = [Event::KillDisk, Event::UpgradeDisk, Event::RestartDisk];
-/// Longest calm between two events; with an event's own time, less than three seconds on an otherwise idle machine.
+/// Maximum pause between two events. With an event's own time, this is less than three seconds on an otherwise idle
+/// machine.
 const PAUSE_MS_MAX: u64 = 800;
-/// Value of `--nbd-settle`: with a longer one, waiting for the disk after a kill would leave no time for other events.
+/// Value of `--nbd-settle`. With a longer one, waiting for the disk after a kill would leave no time for other events.
 const SETTLE: Duration = Duration::from_secs(3);
 
-/// How long a started agent may take until it obeys.
+/// How long a started agent may take until it reacts to signals.
 const AGENT_START: Duration = Duration::from_secs(3);
 
 /// Duration and order of a soak.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     pub seed: u64,
-    /// Time of each run, with the calm restarts; the faults continue until each event has happened.
+    /// Duration of each run, including the calm restarts. The faults continue until each event has happened.
     pub time: Duration,
     pub calm_restarts: u32,
 }
 
-/// Makes one run on one store. Its faults are in the report.
+/// Performs one run on one store, and returns its report. Errors of the run are in the report.
 pub fn run(kind: StoreKind, options: &Options, logs: &Path, tell: &mut dyn FnMut(&str)) -> RunReport {
     let mut report = RunReport::new(kind.name());
     if let Err(error) = run_into(&mut report, kind, options, logs, tell) {
@@ -106,7 +107,7 @@ fn soak(
     Ok(())
 }
 
-/// Causes events until the time is over and each has happened.
+/// Causes events until the time is over and each event has happened.
 fn torment(
     report: &mut RunReport,
     stage: &mut Stage,
@@ -127,7 +128,7 @@ fn torment(
         sleep(Duration::from_millis(random.below(PAUSE_MS_MAX)));
         let now = Instant::now();
         let settles = kind == StoreKind::Nbd && now < settled_at;
-        // An agent that is starting notices only later that it should end.
+        // An agent that is starting notices only later that it is to end.
         let must_wait =
             |event: Event| settles && event.needs_the_disk() || now < agent_at && event == Event::RestartAgent;
         let event = deck.deal(&mut random, |event| !must_wait(event));
@@ -165,7 +166,7 @@ fn perform(
     Ok(Happened { event, begun })
 }
 
-/// Checks the file system and every byte of the data set, straight from the image.
+/// Checks the file system and every byte of the data set, directly on the image.
 fn check_from_outside(stage: &Stage, journal: &[u8], account: &mut work::Account) -> Result<()> {
     store::check_ext4(&stage.image)?;
     let path = stage.host.folder().join("journal");

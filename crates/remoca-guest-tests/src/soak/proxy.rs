@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Value in place of a delay: nothing passes.
+/// Special value of the delay: nothing is forwarded.
 const HANG: u64 = u64::MAX;
 const POLL: Duration = Duration::from_millis(10);
 
-/// One server's network.
+/// The faulty network of one server.
 pub struct Proxy {
     socket: PathBuf,
     shared: Arc<Shared>,
@@ -41,7 +41,7 @@ impl Proxy {
         let of_thread = Arc::clone(&shared);
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                // Without a server the client's connection ends at once.
+                // Without a server, the client's connection ends at once.
                 let Ok(server) = UnixStream::connect(&server) else { continue };
                 let _ = of_thread.join(&client, &server);
             }
@@ -53,7 +53,7 @@ impl Proxy {
         &self.socket
     }
 
-    /// Returns the address at which the VM process finds the server.
+    /// Returns the address at which the VM process reaches the server.
     pub fn address(&self) -> String {
         format!("unix:{}", self.socket.display())
     }
@@ -65,7 +65,7 @@ impl Proxy {
         }
     }
 
-    /// Holds everything back until [`Self::pass`].
+    /// Holds all data back until [`Self::pass`].
     pub fn hang(&self) {
         self.shared.delay_us.store(HANG, Ordering::Relaxed);
     }

@@ -36,9 +36,9 @@ pub struct RunReport {
     /// Seconds of the fault phase.
     pub seconds: u64,
     pub events: BTreeMap<&'static str, u64>,
-    /// Longest time from the beginning of an event to that of the next.
+    /// Longest time from the beginning of one event to the beginning of the next, in milliseconds.
     pub longest_gap_ms: u64,
-    /// How often the store's server ended by itself, and was started again.
+    /// Number of times that the store's server ended by itself and was restarted.
     pub store_crashes: u64,
     pub verified_bytes: u64,
     pub guest_io_errors: u64,
@@ -49,7 +49,8 @@ pub struct RunReport {
     pub hit_ratio_before: Option<f64>,
     pub hit_ratio_after: Option<f64>,
     pub restarts: Vec<Restart>,
-    /// By event: the longest read or write call of the guest that began with it, or before the next one.
+    /// For each kind of event, the longest read or write calls of the guest that began with an event, or before the
+    /// next one.
     pub pauses: BTreeMap<&'static str, Pauses>,
     /// Counters of the VM process that must stay at zero.
     pub wrong: BTreeMap<&'static str, u64>,
@@ -63,7 +64,7 @@ pub struct Restart {
     pub event: &'static str,
     pub warm: bool,
     pub cold_reason: Option<String>,
-    /// Whether nothing else happened in the ten seconds before and after.
+    /// Whether no other event happened in the ten seconds before and after.
     pub calm: bool,
     pub hit_ratio_before: Option<f64>,
     pub hit_ratio_after: Option<f64>,
@@ -90,7 +91,7 @@ pub struct Happened {
 impl Restart {
     pub fn of(event: Event, begun: Instant, ended: Instant, status: &Status) -> Result<Restart> {
         let status = serde_json::to_value(status)?;
-        // The process may know other disks, and nothing of this one.
+        // The process may know the other disks, but not this one.
         let reason = status["cold_reason"].as_str().or(status["disks"][0]["cold_reason"].as_str());
         let warm = status["started"] == "warm" && reason.is_none();
         let cold_reason = (!warm).then(|| reason.unwrap_or("nothing survives").to_owned());
@@ -140,7 +141,7 @@ impl RunReport {
         }
     }
 
-    /// Returns whether nothing is wrong.
+    /// Returns whether nothing was wrong in this run.
     pub fn passed(&self) -> bool {
         self.failures.is_empty()
             && self.guest_io_errors + self.verify_errors == 0
@@ -254,10 +255,10 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     (count > 0.0).then(|| sum / count)
 }
 
-/// How long before an event a call may have begun that was in flight then.
+/// Time before an event at which a call may have begun that is attributed to the event.
 const LEAD: Duration = Duration::from_millis(100);
 
-/// Assigns each pause to the last event that had begun when it began.
+/// Attributes each pause to the last event that had begun when the pause began.
 fn pauses(happened: &[Happened], pauses: &[Pause]) -> BTreeMap<&'static str, Pauses> {
     let mut longest: Vec<Duration> = vec![Duration::ZERO; happened.len()];
     for pause in pauses {

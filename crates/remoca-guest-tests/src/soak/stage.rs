@@ -1,5 +1,5 @@
-//! The processes of a soak, and the faults done to them: one VM process, two memory servers behind faulty networks, a
-//! guest with its agent, and the store's server if it has one.
+//! The processes of a soak, and the faults inflicted on them: one VM process, two memory servers behind faulty
+//! networks, a guest with its agent, and the store's server if it has one.
 
 use super::events::Event;
 use super::proxy::Proxy;
@@ -37,7 +37,7 @@ impl StoreKind {
     }
 }
 
-/// A memory server, and the network before it.
+/// A memory server, and the network in front of it.
 struct Donor {
     program: PathBuf,
     socket: PathBuf,
@@ -63,7 +63,7 @@ impl Donor {
 
 fn serve(program: &Path, socket: &Path, log: &Path, memory: &str) -> Result<Service> {
     let mut command = Command::new(program);
-    // Not pinned: a soak runs where little can be locked, and pinning has tests of its own.
+    // Not locked: a soak runs where little memory can be locked, and locking has its own tests.
     command.args(["serve", "--no-lock", "--memory", memory, "--listen"]);
     command.arg(format!("unix:{}", socket.display()));
     let mut service = Service::start("remoca serve", command, log)?;
@@ -76,7 +76,7 @@ pub struct Stage {
     pub host: Host,
     donors: [Donor; 2],
     nbdkit: Option<Nbdkit>,
-    /// Number of times that its server ended by itself.
+    /// Number of times that the store's server ended by itself.
     pub store_crashes: u64,
     images: [Image; 1],
     pub image: PathBuf,
@@ -115,7 +115,7 @@ impl Stage {
         Ok(Stage { guest, host, donors, nbdkit, store_crashes: 0, images, image })
     }
 
-    /// Performs one event to its end: stopped processes run again, killed ones have been restarted.
+    /// Performs one event to its end: stopped processes run again, and killed ones have been restarted.
     pub fn perform(&mut self, event: Event, random: &mut Random) -> Result<()> {
         self.revive_store()?;
         let away = Duration::from_millis(random.below(700));
@@ -156,7 +156,7 @@ impl Stage {
                 let upgrade = self.host.upgrade_in_background();
                 sleep(away / 2);
                 self.host.kill_process()?;
-                // The process was killed before, during or after the upgrade: any answer is right.
+                // The process was killed before, during or after the upgrade, so any answer is right.
                 let _ = upgrade.join();
                 self.wait_for_silence()?;
                 self.start_disk()?;
@@ -233,7 +233,7 @@ impl Stage {
         wait_for_agent(&mut self.guest)
     }
 
-    /// Ends the VM process, then the store's server: nobody uses the image any more.
+    /// Ends the VM process, then the store's server, so that no process uses the image.
     pub fn release_image(&mut self) -> Result<()> {
         self.revive_store()?;
         self.host.stop_process()?;
@@ -245,8 +245,8 @@ impl Stage {
         }
     }
 
-    /// Waits until nobody has the sockets of a killed process: a program that it was starting may have them for a
-    /// moment.
+    /// Waits until no process listens on the sockets of a killed process. A program that it was starting may briefly
+    /// hold them.
     fn wait_for_silence(&self) -> Result<()> {
         let give_up_at = Instant::now() + LIMIT;
         let sockets = [self.host.socket("data"), self.host.socket("port"), self.host.control()];
@@ -259,7 +259,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Waits for a time without events.
+    /// Waits for `time` without events.
     pub fn rest(&mut self, time: Duration) -> Result<()> {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -290,15 +290,15 @@ impl Stage {
         }
     }
 
-    /// Starts nbdkit again if it ended, as a service manager would. nbdkit 1.32 sometimes ends with an assertion
-    /// (`raw_send_socket`, `sock >= 0`) when its client is gone while it answers.
+    /// Restarts nbdkit if it has ended, as a service manager would. nbdkit 1.32 sometimes ends with an assertion
+    /// (`raw_send_socket`, `sock >= 0`) when its client disconnects while it answers.
     fn revive_store(&mut self) -> Result<bool> {
         let has_ended = self.nbdkit.as_mut().map_or(Ok(false), Nbdkit::revive)?;
         self.store_crashes += u64::from(has_ended);
         Ok(has_ended)
     }
 
-    /// Upgrades, and retries if refused: it is refused while an NBD server has its time after a crash.
+    /// Upgrades, and retries if refused. Upgrades are refused while an NBD server has its time after a crash.
     fn upgrade(&mut self) -> Result<()> {
         let started = Instant::now();
         loop {

@@ -1,5 +1,5 @@
-//! The guest's part of a soak: fio with verification, files that come and go, and records that are read, checked and
-//! rewritten with a journal; then the account of everything verified.
+//! The guest's part of a soak: fio with verification, files that are created and deleted, and records that are read,
+//! checked and rewritten with a journal; then the account of everything verified.
 
 use crate::{LIMIT, Result, kernel_complaints, start_agent};
 use remoca_lab::{Guest, Job};
@@ -16,8 +16,8 @@ const MIX: &str = "remoca-workload write-mix --dir /mnt/set --ratio 20 --record 
     --sync-every 20 --stop-file /tmp/stop --pauses-over 50 --json";
 const CHURN: &str = "n=0; until [ -e /tmp/stop ]; do n=$((n+1)); remoca-workload churn --dir /mnt/churn --files 24 --file-size 1M \
     --steps 100 --seed $n --json >> /tmp/churn.out 2>&1 || break; done; [ -e /tmp/stop ]; echo $? > /tmp/churn.status";
-/// Script of fio: every read is of something that it wrote, and is verified. It is throttled: its blocks are never
-/// evicted, so never cached, and most reads should be those of others.
+/// Script of fio: every read is of data that fio wrote, and is verified. It is throttled, because its blocks are never
+/// evicted and so never cached, and most reads should be those of the other jobs.
 const FIO: &str = "until [ -e /tmp/stop ]; do fio --name=v --rw=randwrite --bsrange=4k-64k --blockalign=4k --ioengine=libaio \
     --direct=1 --iodepth=16 --verify=crc32c --verify_backlog=32 --verify_fatal=1 --randrepeat=0 --size=64m --loops=1000 \
     --rate_iops=150,150 --time_based --runtime=10 --directory=/mnt/fio --output-format=terse >> /tmp/fio.out 2>&1 || break; done; \
@@ -34,7 +34,7 @@ pub struct Account {
     pub pauses: Vec<Pause>,
 }
 
-/// A read or write of the guest that took more than 50 ms, with the fsync after it.
+/// A read or write of the guest that took more than 50 ms, including the fsync after it.
 #[derive(Clone, Copy, Debug)]
 pub struct Pause {
     pub end: Instant,
@@ -45,12 +45,12 @@ pub struct Pause {
 pub struct Work {
     mix: Job,
     started: Instant,
-    /// Seconds of this host in a second of the guest: the guest was told the rate of its clock, which was measured.
+    /// Seconds of this host per second of the guest. The guest was told the rate of its clock, which is a measured value.
     rate: f64,
 }
 
 impl Work {
-    /// Makes the files, starts the agent, and starts the work.
+    /// Makes the files, starts the agent, and starts the jobs.
     pub fn start(guest: &mut Guest) -> Result<Work> {
         guest.run("mount $(disk-by-serial data) /mnt", LIMIT)?;
         start_agent(guest)?;
@@ -65,7 +65,7 @@ impl Work {
         Ok(Work { mix, started: Instant::now(), rate: 1.0 })
     }
 
-    /// Ends the work, reads everything once more, and adds up.
+    /// Ends the jobs, reads everything once more, and returns the sums.
     pub fn finish(mut self, guest: &mut Guest) -> Result<Account> {
         let mut account = Account::default();
         self.set_clock(guest)?;
@@ -92,7 +92,7 @@ impl Work {
         Ok(account)
     }
 
-    /// Compares the clocks by the next progress line.
+    /// Compares the clocks at the next progress line.
     fn set_clock(&mut self, guest: &mut Guest) -> Result<()> {
         loop {
             let asked = Instant::now();
@@ -125,7 +125,7 @@ impl Work {
 }
 
 impl Account {
-    /// Counts a check of the data set from outside the guest.
+    /// Adds a check of the data set from outside the guest.
     pub fn offline(&mut self, sectors: u64, faults: &remoca_lab::workload::Faults) {
         self.verified_bytes += sectors * 512;
         self.io_errors += faults.io_errors;
@@ -158,7 +158,7 @@ impl Account {
         self.said.extend(line["examples"].as_array().into_iter().flatten().map(Value::to_string));
     }
 
-    /// fio's terse lines; the sixth field is what it read, in KiB.
+    /// Adds the result of fio. Its terse lines have the KiB read in the sixth field.
     fn fio(&mut self, said: &str, status: &str) {
         for line in said.lines().filter(|line| line.starts_with("3;")) {
             let read_kib = line.split(';').nth(5).and_then(|field| field.parse::<u64>().ok());

@@ -27,13 +27,13 @@ use rustix::{
     system::{RebootCommand, reboot},
 };
 
-/// How long output of a job may come after its shell has ended, when a background process still holds the pipe.
+/// How long output of a job is accepted after its shell has ended, while a background process still holds the pipe.
 const LATE_OUTPUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 
 fn main() -> anyhow::Result<()> {
     let path = env::args().nth(1).context("the port's device is missing")?;
     let mut port = File::options().read(true).write(true).open(&path).with_context(|| format!("opening {path}"))?;
-    // The guest is put under memory pressure on purpose; access to it must survive.
+    // The guest is put under memory pressure on purpose, and must stay reachable.
     fs::write("/proc/self/oom_score_adj", "-1000").context("setting the OOM score")?;
     let server = Arc::new(Server { port: Mutex::new(port.try_clone()?), groups: Mutex::default() });
     server.send(0, Kind::Hello, &[]);
@@ -119,7 +119,7 @@ impl Server {
         let status = child.wait();
         self.groups().remove(&job);
         drop(shell_runs);
-        // Until both forwarders have dropped their end.
+        // Returns when both forwarders have dropped their end.
         let _ = all_drained.recv();
         match status {
             Ok(status) => {
@@ -130,8 +130,8 @@ impl Server {
         }
     }
 
-    /// Sends a stream as it comes, until its end. Drops `drained` when everything that the shell wrote has been sent:
-    /// the other end of `ended` is closed, and nothing more comes.
+    /// Forwards a stream until its end. Drops `drained` when everything that the shell wrote has been sent: the other
+    /// end of `ended` is closed, and no more output comes.
     fn forward(
         self: &Arc<Self>,
         job: u32,
@@ -182,7 +182,7 @@ impl Server {
     fn send(&self, job: u32, kind: Kind, data: &[u8]) {
         let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = Frame::write(&mut *port, job, kind, data) {
-            // On the console, where the host looks when the port is silent.
+            // To the console, which the host reads when the port is silent.
             eprintln!("lab: writing to the port: {error}");
         }
     }
@@ -192,7 +192,7 @@ impl Server {
     }
 }
 
-/// Waits for data in the stream, and no longer than [`LATE_OUTPUT`] once the shell has ended.
+/// Waits for data in the stream, but no longer than [`LATE_OUTPUT`] once the shell has ended. Returns whether to read on.
 fn is_more_expected(stream: impl AsFd, ended: impl AsFd) -> bool {
     let either = &mut [PollFd::new(&stream, PollFlags::IN), PollFd::new(&ended, PollFlags::IN)];
     // If the poll fails, the read decides.
@@ -203,7 +203,7 @@ fn is_more_expected(stream: impl AsFd, ended: impl AsFd) -> bool {
     retry_on_intr(|| poll(late, Some(&LATE_OUTPUT))) != Ok(0)
 }
 
-/// Unmounts what jobs have mounted, newest first, and powers off or reboots.
+/// Unmounts the file systems that jobs have mounted, newest first, and powers off or reboots.
 fn leave(command: RebootCommand) {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     for line in mounts.lines().rev() {

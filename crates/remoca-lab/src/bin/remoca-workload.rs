@@ -253,7 +253,7 @@ fn tell(event: &Event, json: bool) {
     }
 }
 
-/// Prints the last line: the result, for people or as `{"event":"result", ...}`.
+/// Prints the last line: the result, as readable text or as `{"event":"result", ...}`.
 fn report(result: &impl Serialize, said: &str, faults: &Faults, json: bool) {
     #[derive(Serialize)]
     struct Tagged<'a, T> {

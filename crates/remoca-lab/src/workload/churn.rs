@@ -1,4 +1,4 @@
-//! Files that come and go: blocks are freed and reused for other files, which reveals content kept too long.
+//! Files that are created and deleted: blocks are freed and reused for other files, which reveals stale content.
 
 use std::{
     fs::{self, File},
@@ -39,7 +39,7 @@ pub struct Report {
     pub faults: Faults,
 }
 
-/// Creates, reads, shortens, renames and deletes files. A folder that was churned before is continued.
+/// Creates, reads, shortens, renames and deletes files. If the folder was churned before, continues there.
 ///
 /// Every file ever made has a number of its own, so a block that still holds an earlier file is recognised. The
 /// manifest of the remaining files is written at the end.
@@ -51,7 +51,7 @@ pub fn churn(folder: &Path, options: &Options) -> Result<Report> {
         Manifest { seed: options.seed, files: Vec::new() }
     };
     let next_id = manifest.files.iter().map(|entry| entry.id + 1).max().unwrap_or_default();
-    // With the number of the next file, so that a second round does not repeat the first.
+    // Depends on the number of the next file, so that a second round does not repeat the first.
     let random = Random::new(options.seed ^ (next_id << 32));
     let mut churn = Churn { folder, manifest, next_id, random, report: Report::default() };
     for _ in 0..options.step_count {

@@ -1,4 +1,4 @@
-//! Files full of signatures: created, and read back in full.
+//! Files full of signatures: creation, and full verification.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -82,7 +82,7 @@ pub fn create(folder: &Path, file_count: u64, file_size: u64, seed: u64) -> Resu
     Ok(manifest)
 }
 
-/// Creates one file at version 0, durable when this returns.
+/// Creates one file at version 0. It is durable when this returns.
 pub(super) fn create_file(path: &Path, entry: &FileEntry, seed: u64) -> io::Result<()> {
     let file = File::create(path)?;
     let mut buffer = vec![0; CHUNK_SIZE];

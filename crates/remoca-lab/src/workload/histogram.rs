@@ -1,5 +1,4 @@
-//! A latency histogram with logarithmic buckets, 16 to each doubling: quantiles are exact to 6 %, mean and maximum
-//! fully.
+//! A latency histogram with logarithmic buckets, 16 per doubling: quantiles are exact to 6 %, mean and maximum are exact.
 
 use std::time::Duration;
 
@@ -65,7 +64,7 @@ impl Histogram {
         }
     }
 
-    /// Returns the upper end of the bucket in which the value lies, but no more than the largest value.
+    /// Returns the upper end of the bucket that contains the quantile, but no more than the largest value.
     fn quantile_us(&self, quantile: f64) -> f64 {
         let rank = quantile * self.count as f64;
         let mut seen = 0;
@@ -79,7 +78,8 @@ impl Histogram {
     }
 }
 
-/// Returns the bucket of a value. Values below 16 ns have one each; above, the top bit and the four below it choose.
+/// Returns the index of a value's bucket. Each value below 16 ns has its own. Above, the top bit and the four bits
+/// below it choose the bucket.
 fn bucket_of(ns: u64) -> usize {
     let shift = (u64::BITS - ns.leading_zeros()).saturating_sub(SUB_BITS + 1);
     let index = u64::from(shift) * SUB_COUNT + (ns >> shift);

@@ -1,9 +1,9 @@
-//! Which versions each sector of a data set may hold.
+//! The versions that each sector of a data set may hold.
 //!
-//! A writer appends to a text file: `W FILE OFFSET LENGTH VERSION` before a write, `D` with the same when it has ended,
-//! `S` when everything before is durable. The file belongs on another disk than the data. A later reader of the data
-//! learns from it the range of versions that is right: normally exactly the newest; after a crash, from the newest
-//! durable one to the newest that was begun.
+//! A writer appends to a text file: `W FILE OFFSET LENGTH VERSION` before a write, `D` with the same fields when it
+//! has ended, `S` when everything before is durable. The file belongs on another disk than the data. A later reader of
+//! the data learns from it the range of right versions. Normally this is exactly the newest; after a crash, it is from
+//! the newest durable one to the newest that was begun.
 
 use std::{
     collections::HashMap,
@@ -58,9 +58,9 @@ impl Writer {
 /// Event after which the data is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
-    /// A normal end: everything that was done is there.
+    /// A normal end: all completed writes are there.
     Order,
-    /// A crash: durable writes are there; the rest may be.
+    /// A crash: durable writes are there, other writes may be.
     Crash,
 }
 
@@ -84,7 +84,7 @@ impl Versions {
         let mut versions = Versions::default();
         let mut not_durable = Vec::new();
         let file = File::open(path)?;
-        // Garbage must not take all memory: 8 GiB of file at most.
+        // Garbage must not exhaust the memory: 8 GiB of file at most.
         let sector_count_max = 1 << 24;
         for line in BufReader::new(file).lines() {
             let line = line?;
@@ -106,7 +106,7 @@ impl Versions {
         Ok(versions)
     }
 
-    /// Returns the highest version ever begun.
+    /// Returns the highest version that was ever begun.
     pub fn newest(&self) -> u64 {
         self.newest
     }

@@ -18,7 +18,7 @@ use std::io;
 /// Faults found while data was read or written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Faults {
-    /// Number of reads and writes that failed or came short.
+    /// Number of reads and writes that failed or were short.
     pub io_errors: u64,
     /// Number of sectors with wrong content.
     pub wrong_signatures: u64,

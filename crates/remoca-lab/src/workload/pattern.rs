@@ -16,12 +16,12 @@ impl Random {
         mix(self.state)
     }
 
-    /// Draws a number below `bound`, which is at least 1.
+    /// Draws a number below `bound`, which must be at least 1.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.draw() % bound
     }
 
-    /// Draws a number from 0 up to, not including, 1.
+    /// Draws a number from 0 up to, but not including, 1.
     fn unit(&mut self) -> f64 {
         (self.draw() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -63,7 +63,7 @@ enum Choice {
 }
 
 impl Chooser {
-    /// Makes a chooser. `alpha` matters only to [`Pattern::Zipf`]; `record_count` is at least 1.
+    /// Makes a chooser. `alpha` is used only by [`Pattern::Zipf`]. `record_count` must be at least 1.
     pub fn new(pattern: Pattern, alpha: f64, record_count: u64, seed: u64) -> Chooser {
         let choice = match pattern {
             Pattern::Seq => Choice::Next(0),
@@ -119,7 +119,7 @@ mod tests {
         counts
     }
 
-    /// Checks a share. Draws from a seed are always the same, so these bounds hold always or never.
+    /// Returns whether a share is as expected. Draws from a seed are always the same, so these bounds hold always or never.
     fn near(count: u64, share: f64) -> bool {
         (count as f64 / DRAW_COUNT as f64 - share).abs() < 0.01
     }

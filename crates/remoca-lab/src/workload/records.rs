@@ -1,4 +1,4 @@
-//! Reading and rewriting the records of a data set, with every byte checked and every access timed.
+//! Reads and rewrites the records of a data set. Every byte is checked and every access timed.
 
 use std::{
     collections::BTreeSet,
@@ -30,7 +30,7 @@ pub struct Options {
     pub pattern: Pattern,
     pub alpha: f64,
     pub seed: u64,
-    /// Number of accesses that are made first and reported apart.
+    /// Number of accesses that are made first and reported separately.
     pub warmup_count: u64,
     /// Number of accesses after that, unless the time or the stop file ends them first.
     pub count: u64,
@@ -39,7 +39,7 @@ pub struct Options {
     pub stop_file: Option<PathBuf>,
     pub direct: bool,
     pub writes: Option<WriteOptions>,
-    /// Duration above which accesses are reported one by one.
+    /// Duration above which each access is reported individually; `None` for no such reports.
     pub pause: Option<Duration>,
 }
 
@@ -102,13 +102,13 @@ pub struct Report {
 #[derive(Clone, Debug, Serialize)]
 pub struct Phase {
     pub seconds: f64,
-    /// Time in the read call alone, without the check.
+    /// Time in the read call only, without the check.
     pub reads: Summary,
-    /// Time in the write call alone.
+    /// Time in the write call only.
     pub writes: Summary,
 }
 
-/// Accesses records and reports the results. Errors of single accesses are counted, not returned.
+/// Accesses records and returns a report. Errors of single accesses are counted, not returned.
 pub fn access(options: &Options, mut tell: impl FnMut(&Event)) -> Result<Report> {
     let mut run = Run::new(options)?;
     let started = Instant::now();
@@ -152,7 +152,7 @@ impl Records {
         self.ends.last().copied().unwrap_or_default()
     }
 
-    /// Returns the index of the file, and the offset in it.
+    /// Returns the index of the record's file, and its offset in that file.
     fn locate(&self, record: u64) -> (usize, u64) {
         let file = self.ends.partition_point(|&end| end <= record);
         let before = if file == 0 { 0 } else { self.ends[file - 1] };
@@ -166,7 +166,8 @@ struct Run<'a> {
     files: Vec<File>,
     records: Records,
     chooser: Chooser,
-    /// Decides which accesses write; separate from the chooser, so that any share accesses the same records.
+    /// Decides which accesses write. It is separate from the chooser, so that the same records are accessed whatever
+    /// the share.
     coin: Random,
     versions: Versions,
     journal: Option<Writer>,
@@ -272,7 +273,7 @@ impl<'a> Run<'a> {
         Phase { seconds: started.elapsed().as_secs_f64(), reads: reads.summary(), writes: writes.summary() }
     }
 
-    /// Reads one record and checks it; returns how long the read took.
+    /// Reads one record and checks it. Returns how long the read took.
     fn read(&mut self, file: usize, offset: u64) -> Duration {
         let entry = &self.manifest.files[file];
         let bytes = self.buffer.bytes();
@@ -289,7 +290,7 @@ impl<'a> Run<'a> {
         latency
     }
 
-    /// Rewrites one record with the next version; returns how long the write took.
+    /// Rewrites one record with the next version. Returns how long the write took.
     fn write(&mut self, file: usize, offset: u64) -> Duration {
         let entry = &self.manifest.files[file];
         let length = self.records.size;

@@ -1,4 +1,4 @@
-//! The content of one 512-byte sector: its identity, and bytes that follow from it.
+//! The content of one 512-byte sector: its identity, and bytes derived from it.
 //!
 //! ```text
 //!  0       8      16      24       32        40         48                512
@@ -57,7 +57,7 @@ pub fn fill(sector: &mut [u8; SECTOR_SIZE], place: Place, version: u64) {
     }
 }
 
-/// Checks a sector; returns its version if it is right.
+/// Checks a sector. Returns its version if it is right, or an error that describes its content.
 pub fn check(sector: &[u8; SECTOR_SIZE], place: Place, versions: RangeInclusive<u64>) -> Result<u64, Wrong> {
     let mut words = [0; WORD_COUNT];
     for (word, bytes) in words.iter_mut().zip(sector.as_chunks::<8>().0) {
@@ -86,7 +86,7 @@ fn describe(
         let first_bytes = sector.first_chunk().copied().unwrap_or_default();
         return Wrong::NoSignature { first_bytes };
     }
-    // With a wrong checksum the header may be what is damaged; it is believed if that explains the most.
+    // With a wrong checksum, the header itself may be damaged. It is trusted if that explains the most.
     let mut expected = [0; SECTOR_SIZE];
     fill(&mut expected, found, version);
     let intact = expected == *sector;

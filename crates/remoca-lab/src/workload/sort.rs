@@ -1,4 +1,4 @@
-//! An in-place sort of records in memory, for guests with less memory than it needs: wrong data from swap shows as a
+//! An in-place sort of records in memory, for guests with less memory than it needs. Wrong data from swap appears as a
 //! record that is damaged, missing, or out of order.
 
 use std::time::Instant;
@@ -16,11 +16,11 @@ pub struct Report {
     pub fill_seconds: f64,
     pub sort_seconds: f64,
     pub verify_seconds: f64,
-    /// Number of records that do not follow from their key.
+    /// Number of records that do not match their key.
     pub damaged: u64,
-    /// Number of records with a smaller key than the one before.
+    /// Number of records with a smaller key than the previous one.
     pub out_of_order: u64,
-    /// Whether the keys are still the same, by their sum and by the sum of their hashes.
+    /// Whether the keys are unchanged, by their sum and by the sum of their hashes.
     pub complete: bool,
 }
 

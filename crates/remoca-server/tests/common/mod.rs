@@ -14,12 +14,12 @@ use remoca_protocol::{
 };
 use remoca_server::{Config, Limits, ListenAddress, PageLocking, Server, Status};
 
-/// Longer than anything here takes; only so that a test that goes wrong ends.
+/// Longer than anything here takes. It only ends a test that goes wrong.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// A slot beyond the size of every pool.
 pub const BEYOND: u32 = 1 << 31;
 
-/// 8 MiB on a TCP port, everything else as generous as it needs to be.
+/// Returns a configuration with 8 MiB on a TCP port, and generous values for everything else.
 pub fn config() -> Config {
     Config {
         listen: vec!["tcp:127.0.0.1:0".parse().unwrap()],
@@ -37,7 +37,7 @@ pub fn start(config: Config) -> Server {
     Server::start(config).unwrap()
 }
 
-/// A page that tells its number and its content from others.
+/// Returns a page whose content is unique to `number`.
 pub fn page(number: u32) -> [u8; PAGE_SIZE] {
     let mut page = [0; PAGE_SIZE];
     for (index, word) in (0u32..).zip(page.chunks_exact_mut(4)) {
@@ -52,7 +52,7 @@ pub fn token(number: u8) -> Token {
 
 pub trait Socket: Read + Write + Send {
     fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()>;
-    /// One direction ends, or both.
+    /// Shuts down one direction, or both.
     fn shutdown(&self, how: Shutdown) -> io::Result<()>;
 }
 
@@ -82,7 +82,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// A connection to the first address of a server, nothing said yet.
+    /// Connects to the first address of a server. Sends nothing yet.
     pub fn connect(server: &Server) -> Self {
         Self::connect_to(&server.local_addresses()[0])
     }
@@ -101,7 +101,7 @@ impl Client {
         Self { socket, buffer: ReceiveBuffer::new(1 << 20) }
     }
 
-    /// A connection from another address of this host.
+    /// Connects from another address of this host.
     pub fn connect_from(server: &Server, address: [u8; 4]) -> Self {
         use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
         let ListenAddress::Tcp { host, port } = &server.local_addresses()[0] else { panic!("a TCP address") };
@@ -113,14 +113,14 @@ impl Client {
         Self { socket: Box::new(stream), buffer: ReceiveBuffer::new(1 << 20) }
     }
 
-    /// A session.
+    /// Begins a session, and returns it with the server's WELCOME.
     pub fn greeted(server: &Server, token: Token, epoch: u64) -> (Self, Welcome) {
         let mut client = Self::connect(server);
         let welcome = client.hello(token, epoch);
         (client, welcome)
     }
 
-    /// A session with a pool of this size.
+    /// Begins a session, and gives its pool this size.
     pub fn with_pages(server: &Server, token: Token, npages: u32) -> Self {
         let (mut client, _) = Self::greeted(server, token, 1);
         client.resize(npages);
@@ -131,7 +131,7 @@ impl Client {
         self.try_hello(token, epoch).unwrap().expect("the server closed the connection")
     }
 
-    /// `None` or an error if the server closed the connection instead of an answer.
+    /// Begins a session. Returns `None` or an error if the server closed the connection instead of answering.
     pub fn try_hello(&mut self, token: Token, epoch: u64) -> io::Result<Option<Welcome>> {
         self.socket.write_all(&encode(&[Frame::Hello(Hello { versions: VERSIONS, token, epoch })]))?;
         self.try_receive(|frame| match frame {
@@ -140,7 +140,7 @@ impl Client {
         })
     }
 
-    /// Sends all frames with one write.
+    /// Sends all frames in one write.
     pub fn send(&mut self, frames: &[Frame<'_>]) {
         self.send_bytes(&encode(frames));
     }
@@ -149,12 +149,12 @@ impl Client {
         self.socket.write_all(bytes).unwrap();
     }
 
-    /// The next frame.
+    /// Receives the next frame.
     pub fn receive<T>(&mut self, look: impl FnOnce(Frame<'_>) -> T) -> T {
         self.try_receive(look).unwrap().expect("the server closed the connection")
     }
 
-    /// The next frame; `None` if there is none before the end.
+    /// Receives the next frame, or `None` if the connection ends first.
     fn try_receive<T>(&mut self, look: impl FnOnce(Frame<'_>) -> T) -> io::Result<Option<T>> {
         loop {
             if self.buffer.peek().unwrap().is_some() {
@@ -181,7 +181,7 @@ impl Client {
         });
     }
 
-    /// Nothing more comes: the connection is closed, in order or by a reset.
+    /// Expects that the connection is closed, in order or by a reset, without further input.
     #[track_caller]
     pub fn expect_closed(&mut self) {
         assert!(self.buffer.is_empty(), "something came before the end");
@@ -191,13 +191,13 @@ impl Client {
         }
     }
 
-    /// Changes the size and returns what more could be had.
+    /// Changes the size, and returns how many more pages are available.
     #[track_caller]
     pub fn resize(&mut self, npages: u32) -> u32 {
         self.try_resize(npages).unwrap()
     }
 
-    /// What more could be had, and why there is not more.
+    /// Changes the size. Returns how many more pages are available, or the error code with its detail.
     pub fn try_resize(&mut self, npages: u32) -> Result<u32, (ErrorCode, u32)> {
         self.send(&[Frame::SetSize { request: RequestId(77), npages: PageCount(npages) }]);
         self.receive(|frame| match frame {
@@ -212,7 +212,7 @@ impl Client {
         self.send(&[Frame::SendPage { request: RequestId(0), slot: SlotIndex(slot), page: &page(number) }]);
     }
 
-    /// The slot holds [`page`] `number`.
+    /// Expects that the slot holds [`page`] `number`.
     #[track_caller]
     pub fn expect_held(&mut self, slot: u32, number: u32) {
         self.send(&[request(!slot, slot)]);
@@ -242,7 +242,8 @@ impl Client {
         });
     }
 
-    /// Returns when the server has handled all that was sent: it answers in order. Counted as a page that was not found.
+    /// Returns when the server has handled everything that was sent: it answers in order. Counted as a page that was
+    /// not found.
     pub fn barrier(&mut self) {
         self.expect_empty(BEYOND);
     }
@@ -279,7 +280,7 @@ pub fn moved(from: u32, to: u32) -> Frame<'static> {
     Frame::Move { from: SlotIndex(from), to: SlotIndex(to) }
 }
 
-/// Waits until the server's status is as wanted.
+/// Waits until the server's status is as wanted. Fails the test after 30 s.
 #[track_caller]
 pub fn wait_for(server: &Server, what: &str, wanted: impl Fn(&Status) -> bool) {
     let polls = 3000;

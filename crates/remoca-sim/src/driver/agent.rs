@@ -14,9 +14,9 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 const QUEUE_SIZE: u16 = 8;
-/// Maximum number of pages in one message.
+/// Maximum number of pages in one write to the port.
 const BATCH: usize = 4;
-/// Maximum number of pages that wait for a message; more are dropped, as by a full ring.
+/// Maximum number of pages that wait for a write. Further pages are dropped, as by a full ring.
 const WAITING_MAX: usize = 64;
 const PAST_MAX: usize = 32;
 const PAGE: usize = 4096;
@@ -33,7 +33,7 @@ impl PageCache {
         Self { room, pages: VecDeque::new(), past: VecDeque::new() }
     }
 
-    /// Keeps the content of `block`; returns the page dropped for it.
+    /// Keeps the content of `block`. Returns the page dropped for it, or `None` if there was room.
     pub(super) fn hold(&mut self, block: usize, content: Block) -> Option<Block> {
         if let Some((_, kept)) = self.pages.iter_mut().find(|(kept, _)| *kept == block) {
             let before = std::mem::replace(kept, content);
@@ -63,7 +63,7 @@ impl PageCache {
         self.pages.clear();
     }
 
-    /// Returns a page for the agent to report, if there is one of that kind.
+    /// Returns a page for the agent to report, or `None` if there is none of that kind.
     pub(super) fn pick(&self, eviction: Eviction, random: &mut Random) -> Option<Block> {
         let kept = |random: &mut Random| self.pages.get(random.index(self.pages.len().max(1))).map(|(_, page)| *page);
         let past = |random: &mut Random| self.past.get(random.index(self.past.len().max(1))).copied();
@@ -108,7 +108,7 @@ impl Agent {
         Self { guest, record, front: None, under_way: Vec::new(), waiting: VecDeque::new() }
     }
 
-    /// Returns the port of a process that starts.
+    /// Makes the port of a starting process, and returns its frontend.
     pub(super) fn open(&mut self, listener: OwnedFd) -> Frontend {
         let mut config = DeviceConfig::disk("port", PORT_SERIAL, PORT_BYTES);
         (config.discard, config.write_zeroes, config.queue_count_max) = (false, false, 1);
@@ -142,7 +142,7 @@ impl Agent {
         self.under_way.push((ticket, message));
     }
 
-    /// Writes waiting messages, as far as the ring has room.
+    /// Writes waiting pages, as far as the ring has room.
     fn write(&mut self) {
         while !self.waiting.is_empty() && self.guest.has_free_slot(0) {
             let count = self.waiting.len().min(BATCH);
@@ -151,7 +151,7 @@ impl Agent {
         }
     }
 
-    /// Takes one answer: its status, and the page that was read.
+    /// Returns one answer with its status and the page that was read, or `None` if there is no answer.
     fn take(&mut self) -> Option<(Message, u8, Vec<u8>)> {
         if let Some(front) = &mut self.front {
             front.pump();
@@ -173,7 +173,7 @@ impl Agent {
 }
 
 impl World<'_> {
-    /// Keeps sectors that the guest has read or written whole in its memory, and drops others.
+    /// Keeps the blocks that the guest has read or written as a whole in its memory, and drops others for them.
     pub(super) fn keep_pages(&mut self, number: usize, start: usize, data: &[Sector]) {
         if self.agent.is_none() {
             return;
@@ -187,7 +187,7 @@ impl World<'_> {
         }
     }
 
-    /// Reports a page to the agent, if it has one of that kind.
+    /// Reports a page to the agent, if there is one of that kind.
     pub(super) fn evict(&mut self, eviction: Eviction) {
         let disk = self.random.index(self.disks.len());
         if let Some(page) = self.disks[disk].guest.memory.pick(eviction, &mut self.random) {
@@ -216,7 +216,7 @@ impl World<'_> {
         }
     }
 
-    /// Takes the port's answers, and checks that it refuses nothing and that its counters add up.
+    /// Receives the port's answers. Checks that it refuses no request and that its counters add up.
     pub(super) fn hear_port(&mut self) -> Outcome {
         while let Some((message, status, page)) = self.agent.as_mut().and_then(Agent::take) {
             if status != 0 {
@@ -244,7 +244,7 @@ impl World<'_> {
         Err(Violation::new(Promise::CountersAddUp, text))
     }
 
-    /// Returns the number that distinguishes the process from others.
+    /// Returns the number that distinguishes this process from others.
     pub(super) fn cookie(&self) -> u64 {
         self.lives + 1
     }

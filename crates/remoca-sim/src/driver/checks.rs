@@ -11,7 +11,7 @@ impl World<'_> {
         Violation::at(promise, (u16::try_from(disk).unwrap_or(0), sector / BLOCK_SECTORS), text)
     }
 
-    /// Checks, when a request completes, everything that its guest was promised about it.
+    /// Checks, when a request completes, every promise made to its guest about it.
     pub(super) fn completed(&mut self, disk: usize, request: &Request, result: Result<Vec<Sector>, ()>) -> Outcome {
         let step = request.step;
         self.note(|| format!("disk {disk}: request {step} completes: {:?}", result.as_ref().map(Vec::len)));
@@ -51,7 +51,7 @@ impl World<'_> {
                 Ok(())
             }
             Ask::WriteZeroes { .. } => self.check_written(disk, request),
-            // A block of a coarse disk that is discarded in part stays.
+            // On a coarse disk, a block that is discarded in part keeps its content.
             Ask::Discard(_) if self.disks[disk].plan.is_coarse => Ok(()),
             Ask::Discard(ranges) => {
                 let is_done = |sector: usize| request.done.iter().any(|done| done.contains(&sector));
@@ -104,7 +104,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Checks the state a while after everything was healed.
+    /// Checks the state some time after all faults were healed.
     pub(super) fn check_rest(&mut self) -> Outcome {
         if self.process.is_none() {
             return Err(Violation::new(Promise::NothingLeft, "the process does not come back"));
@@ -121,8 +121,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Checks that nothing is in flight, as the last upgrade needs: no request, no disk I/O, no number that stays
-    /// taken.
+    /// Checks that nothing is in flight, as the last upgrade requires: no request, no disk I/O, no request ID that
+    /// stays taken.
     pub(super) fn check_end(&mut self, upgraded: Option<bool>) -> Outcome {
         self.check_process()?;
         if upgraded != Some(true) {

@@ -1,5 +1,5 @@
-//! The disks behind the driver's stores: its requests to them take effect in portions, late, or not at all, and must be
-//! what a guest asked for.
+//! The disks behind the driver's stores. The driver's requests take effect in portions, late, or not at all, and must
+//! be what a guest asked for.
 
 use super::guests::{Guest, Request};
 use super::plan::{Ask, DiskPlan};
@@ -19,12 +19,12 @@ use std::sync::Arc;
 const EIO: i32 = 5;
 const MS: u64 = 1_000_000;
 
-/// An operation that the store works on.
+/// An operation in progress at the store.
 pub(super) struct Running {
     token: u64,
     op: StoreOp,
     buffer: Option<IoBuffer>,
-    /// Steps of the requests that it may be for.
+    /// Steps of the requests that it may belong to.
     requests: Vec<usize>,
     is_answered: bool,
 }
@@ -35,13 +35,13 @@ pub(super) struct DiskSide {
     pub(super) plan: DiskPlan,
     pub(super) model: ModelDisk,
     pub(super) image: Arc<Image>,
-    /// Store of the process that runs, or of the last one.
+    /// Store of the running process, or of the last one.
     pub(super) store: StoreDesk,
     running: BTreeMap<u64, Running>,
     ios: u64,
-    /// Time at which all requests to it so far have taken effect.
+    /// Time at which all requests to the disk so far have taken effect.
     pub(super) busy_until_ns: u64,
-    /// End of the time in which requests of a dead process may still take effect beside this one.
+    /// End of the time in which requests of a dead process may still take effect besides those of this one.
     pub(super) settles_until_ns: u64,
     pub(super) guest: Guest,
 }
@@ -74,8 +74,8 @@ impl DiskSide {
         self.model.orphan(event, random)
     }
 
-    /// Tells the guest that its process is lost, and perhaps (not `keeps`) the knowledge that not everything became
-    /// durable.
+    /// Takes the process away from the guest. Unless it `keeps` them, failed flushes that the process knew of are
+    /// forgotten.
     pub(super) fn lose_process(&mut self, keeps: bool) {
         self.guest.lose_process();
         if !keeps {
@@ -103,22 +103,22 @@ impl DiskSide {
     }
 
     /// Returns whether a process may start although the disk may still execute requests of a dead one: a remote disk
-    /// has no lock. A guest that has gone does not say what it had asked for.
+    /// has no lock. A guest that has disconnected does not tell which requests it had submitted.
     pub(super) fn lets_start(&self) -> bool {
         self.model.is_idle() || self.plan.remote && !self.guest.is_gone && self.guest.departed.is_empty()
     }
 
-    /// Returns whether a store works for it.
+    /// Returns whether the store has an operation in progress.
     pub(super) fn is_busy(&self) -> bool {
         !self.running.is_empty()
     }
 
-    /// Returns whether the store works on a modification that only this request can have caused.
+    /// Returns whether a modification is in progress that only this request can have caused.
     pub(super) fn is_modifying_for(&self, step: usize) -> bool {
         self.running.values().any(|running| running.requests == [step] && running.op.is_modification())
     }
 
-    /// Returns the requests, also of departed guests, that the operation may be for.
+    /// Returns the requests that the operation may belong to, including those of departed guests.
     fn asked_by(&self, op: &StoreOp, data: Option<&[Sector]>) -> Vec<&Request> {
         let requests = self.guest.requests.iter().chain(&self.guest.departed);
         let content = |sector| self.model.content(sector..sector + 1).next();
@@ -143,7 +143,7 @@ fn kind(op: &StoreOp) -> IoKind {
 }
 
 impl World<'_> {
-    /// Begins the I/O that the driver has handed over.
+    /// Begins the I/O that the driver has issued.
     pub(super) fn begin_ios(&mut self, disk: usize) -> Outcome {
         if std::mem::take(&mut self.disks[disk].store.lock().is_asked_to_look) {
             let in_ns = self.random.below(10 * MS);
@@ -219,7 +219,7 @@ impl World<'_> {
         *busy_until_ns = (*busy_until_ns).max(self.now + for_ns);
     }
 
-    /// Lets a portion of an I/O take effect.
+    /// Makes a portion of an I/O take effect.
     pub(super) fn advance(&mut self, number: usize, io: IoId, portion: u8) -> Outcome {
         let model = &mut self.disks[number].model;
         model.advance(io, portion, self.event, &mut self.random);
@@ -264,8 +264,8 @@ impl World<'_> {
         self.disks[number].store.tell(StoreEvent::Completed(StoreCompletion { token, result, buffer }));
     }
 
-    /// Brings a disk's store back from a crash. Its flushes fail from now on, or later writes are durable with the next
-    /// one (`on-loss`). The driver hears of it before anything else.
+    /// Brings a disk's store back from a crash. Either its flushes fail from now on, or later writes are durable with
+    /// the next flush (`on-loss`). The driver learns of the crash before anything else.
     pub(super) fn store_crash(&mut self, number: usize) -> Option<Source> {
         self.process.as_ref()?;
         self.note(|| format!("the store of disk {number} comes back from a crash"));
@@ -302,14 +302,14 @@ impl World<'_> {
     }
 }
 
-/// Returns whether the store's operation is this request, or a part of it.
+/// Returns whether the store's operation is this request or a part of it.
 pub(super) fn is_part(ask: &Ask, op: &StoreOp, is_coarse: bool) -> bool {
     let part = sectors(op);
     let unit = if is_coarse { BLOCK_SECTORS } else { 1 };
     let within =
         |range: &Range<usize>| range.start / unit * unit <= part.start && part.end <= range.end.next_multiple_of(unit);
     match (ask, op) {
-        // Sectors beside the written ones are read first, and written unchanged.
+        // Sectors next to the written ones are read first, and written back unchanged.
         (Ask::Write { range, .. }, StoreOp::Read { .. }) => is_coarse && within(range),
         (Ask::WriteZeroes { ranges, .. }, StoreOp::Read { .. } | StoreOp::Write { .. }) => {
             is_coarse && ranges.iter().any(within)

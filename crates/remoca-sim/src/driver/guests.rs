@@ -15,7 +15,7 @@ pub(super) const QUEUE_SIZE: u16 = 16;
 const DATA_OFFSET: u64 = 4096;
 const SECTOR: u64 = 512;
 
-/// A request that is not completed.
+/// A request that has not completed.
 pub(super) struct Request {
     pub(super) step: usize,
     pub(super) ask: Ask,
@@ -26,9 +26,9 @@ pub(super) struct Request {
     pub(super) ticket: Option<Ticket>,
     /// Whether it must be durable when it completes, ...
     pub(super) is_durable: bool,
-    /// ... unless the write cache was switched since.
+    /// ... unless the write cache was switched since; this is the number of switches at its submission.
     pub(super) switches: u32,
-    /// Whether a part of it failed for sure, or perhaps.
+    /// Whether a part of it certainly failed, or may have failed.
     pub(super) failed: bool,
     pub(super) may_have_failed: bool,
     /// Number of I/Os that the store has begun for it, ...
@@ -40,7 +40,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Returns whether `op` with this data is this request, or a part of it.
+    /// Returns whether `op` with this data is this request or a part of it.
     pub(super) fn asks_for(
         &self,
         op: &StoreOp,
@@ -65,7 +65,7 @@ impl Request {
         }
     }
 
-    /// Returns the written content, sector by sector, if it is one write.
+    /// Returns the written sectors with their content. Empty if the request is not a write.
     pub(super) fn written(&self) -> Vec<(usize, Sector)> {
         match &self.ask {
             Ask::Write { range, .. } => range.clone().zip(self.data.iter().copied()).collect(),
@@ -95,26 +95,26 @@ pub(super) enum Attachment {
 pub(super) struct Guest {
     pub(super) attachment: Attachment,
     pub(super) requests: Vec<Request>,
-    /// Requests of guests that have gone.
+    /// Requests of guests that have disconnected.
     pub(super) departed: Vec<Request>,
-    /// Whether it is away.
+    /// Whether the guest is disconnected.
     pub(super) is_gone: bool,
     /// Whether its processors are stopped because it moves to another host.
     pub(super) is_paused: bool,
-    /// Number of queues still to be stopped then.
+    /// Number of queues still to be stopped for the move.
     pub(super) queues_to_stop: u16,
     /// Pages of its disk that it has in memory.
     pub(super) memory: PageCache,
     zeroes_pages: bool,
     has_record: bool,
-    /// State of the write cache as last switched, if the switch was answered.
+    /// State of the write cache as last switched; `None` if the switch was not answered.
     pub(super) cache_is_on: Option<bool>,
     pub(super) switches: u32,
-    /// Writes acknowledged when it was asked to switch off.
+    /// Versions acknowledged when the guest was asked to switch the cache off.
     pub(super) switch_promise: Vec<usize>,
-    /// Whether the store has failed to make something durable.
+    /// Whether the store has failed to make data durable.
     pub(super) flush_may_fail: bool,
-    /// Whether the guest was told so.
+    /// Whether the guest was told of that failure.
     pub(super) flush_must_fail: bool,
     /// Whether the store has crashed, and its flushes do not fail because of that.
     pub(super) has_lost: bool,
@@ -170,7 +170,7 @@ impl Guest {
             (request.failed, request.ios) = (false, 0);
             request.done.clear();
         }
-        // A guest that switched it and got no answer does not know.
+        // A guest that switched the cache and got no answer does not know its state.
         self.cache_is_on = self.cache_is_on.filter(|_| !self.is_switching());
         match &mut self.attachment {
             Attachment::Vhost { front, .. } => *front = None,
@@ -200,7 +200,7 @@ impl Guest {
         (self.flush_may_fail, self.flush_must_fail) = (false, false);
     }
 
-    /// Offers a request on the ring, or sends it.
+    /// Offers a request on the ring, or sends it to the NBD server.
     pub(super) fn send(&mut self, at: usize) {
         let request = &mut self.requests[at];
         match &mut self.attachment {

@@ -3,8 +3,8 @@
 //!
 //! Parts that are threads in the program answer at any later step here: stores ([`store`]), attempts to connect and
 //! memory servers ([`servers`]), front ends, NBD clients ([`nbd`]), and the program that an upgrade asks. The world
-//! (`world`) moves them, hands the driver ready events in any order, and checks what the guests see (`checks`) and what
-//! the stores are asked (`disks`).
+//! (`world`) moves them and passes ready events to the driver in any order. It checks what the guests see (`checks`)
+//! and which requests the stores receive (`disks`).
 
 mod agent;
 mod checks;
@@ -29,7 +29,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use world::World;
 
-/// A fault around the driver that the driver itself could commit: each must be noticed.
+/// A fault around the driver that the driver itself could have. Each must be noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
     /// Writes that must be durable are not.
@@ -38,15 +38,15 @@ pub enum Flaw {
     ErrorHidden,
     /// A store that comes back from a crash does not report it.
     CrashHidden,
-    /// A failed read is reported as good.
+    /// A failed read is reported as successful.
     FailedReadBelieved,
-    /// Other data is written than the guest gave.
+    /// Data other than the guest's is written.
     OtherDataWritten,
-    /// A page goes to the memory server as another one.
+    /// A page is sent to the memory server as another page.
     WrongPageSent,
     /// An abandoned disk read never ends.
     LoserKept,
-    /// A discard is reported as done as soon as it begins.
+    /// A discard is reported as complete as soon as it begins.
     DiscardAnsweredEarly,
     /// A successor does not wait for requests that a dead process may still have in flight to a remote disk.
     NotSettled,
@@ -76,7 +76,7 @@ pub struct DriverOptions {
     pub flaw: Option<Flaw>,
     /// Number of steps of the plan to run.
     pub steps: Option<usize>,
-    /// Whether to print everything that happens.
+    /// Whether to print all events.
     pub tell: bool,
 }
 
@@ -124,9 +124,9 @@ tally! {
     rewritten,
     /// Requests of an NBD client longer than a buffer.
     long_requests,
-    /// Requests on another queue than the first.
+    /// Requests on a queue other than the first.
     on_other_queues,
-    /// Pages that the port took.
+    /// Pages that the port accepted.
     evictions,
     identifications,
     server_lists,
@@ -143,7 +143,7 @@ tally! {
     /// Blocks read, by the engines of all processes.
     read_blocks,
     hit_blocks,
-    /// The same in runs whose working set fits the cache, and which have no faults.
+    /// The same, in runs without faults whose working set fits the cache.
     cosy_read_blocks,
     cosy_hit_blocks,
     evictions_admitted,

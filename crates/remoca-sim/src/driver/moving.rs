@@ -1,6 +1,6 @@
-//! The VM moves: another process is started for its disks, the guest stops at one and runs at the other, or comes back.
+//! The VM moves: another process is started for its disks, the guest stops at one and runs at the other, or returns.
 //!
-//! [`World::process`] is the process at which the guest is, `other` the other one. They agree among themselves which
+//! [`World::process`] is the process that the guest is attached to, `other` the other one. The two agree which of them
 //! has the disks.
 
 use super::guests::Attachment;
@@ -30,9 +30,9 @@ pub(super) struct ModelPeers(Arc<Mutex<PeerDesk>>);
 
 #[derive(Default)]
 pub(super) struct PeerDesk {
-    /// Connections that were begun.
+    /// Connections that were started.
     begun: Vec<FarEnd>,
-    /// Receiver of incoming connections, and the wake-up of that process.
+    /// Receiver of incoming connections, and the signal that wakes its process.
     listening: Option<(SyncSender<Peer>, Wake)>,
     /// Images that were opened since the world last looked.
     opened: Vec<(usize, StoreDesk)>,
@@ -58,10 +58,10 @@ impl PeerNetwork for ModelPeers {
     }
 }
 
-/// A connection between the two processes: the side that made it, and the other one.
+/// A connection between the two processes: the end that made it, and the other end.
 pub(super) struct PeerLine {
     ends: [FarEnd; 2],
-    /// Time at which everything said so far has arrived, at each side.
+    /// Time at which all messages so far have arrived, at each end.
     until_ns: [u64; 2],
     is_cut: bool,
 }
@@ -71,11 +71,11 @@ pub(super) struct PeerLine {
 pub(super) enum Stage {
     /// The guest runs, and the disks are offered.
     Offered,
-    /// Its queues are being stopped.
+    /// The guest's queues are being stopped.
     Stopping,
-    /// It runs nowhere.
+    /// The guest runs nowhere.
     Stopped,
-    /// It runs where it will stay.
+    /// The guest runs where it will stay.
     Settled,
 }
 
@@ -85,19 +85,19 @@ pub(super) struct Move {
     stage: Stage,
     /// Number of the move, for its events.
     number: u64,
-    /// Reply that says whether the disks may go.
+    /// Receives the reply that says whether the disks may go.
     answer: Receiver<Reply>,
 }
 
 impl Move {
-    /// Returns whether its line breaks.
+    /// Returns whether the connection between the processes is cut in this move.
     pub(super) fn is_cut(&self) -> bool {
         self.way == Way::Cut
     }
 }
 
 impl World<'_> {
-    /// Returns the opener of a disk's image, for a process to which its disks come.
+    /// Returns the opener of a disk's image, for a process that its disks move to.
     pub(super) fn opener(&self, number: usize) -> Opener {
         let disk = &self.disks[number];
         let (image, plan, clock) = (Arc::clone(&disk.image), disk.plan.clone(), self.clock.clone());
@@ -110,7 +110,7 @@ impl World<'_> {
         })
     }
 
-    /// Starts a process for the disks on another host, and tells this one to offer them.
+    /// Starts a process for the disks on another host, and commands this one to offer them.
     pub(super) fn begin_move(&mut self, way: Way) {
         let ready = self.disks.iter().all(|disk| !disk.guest.is_gone && !disk.guest.is_switching());
         let Some(process) = self.process.as_mut().filter(|_| ready && self.moving.is_none()) else {
@@ -160,7 +160,7 @@ impl World<'_> {
         }
     }
 
-    /// Stops the guest, and then its queues.
+    /// Stops the guest, and then its queues, once the reply says that the disks may go.
     pub(super) fn guest_stops(&mut self, number: u64) {
         if !self.is_at(number, Stage::Offered) {
             return;
@@ -205,7 +205,7 @@ impl World<'_> {
         }
     }
 
-    /// Continues a move that waited for something.
+    /// Continues a move when all queues are stopped.
     pub(super) fn follow_move(&mut self) {
         let Some(Move { way, stage: Stage::Stopping, number, .. }) = self.moving else { return };
         if self.disks.iter().any(|disk| disk.guest.queues_to_stop > 0) {
@@ -222,7 +222,7 @@ impl World<'_> {
         if is_gone {
             self.other = None;
         }
-        // A drain may not be over when the guest runs again.
+        // A drain may still be in progress when the guest runs again.
         let in_ns = if self.random.one_in(2) { 0 } else { self.random.below(100 * MS) };
         self.schedule(in_ns, Event::GuestRuns(number));
     }
@@ -274,9 +274,9 @@ impl World<'_> {
             .and_then(|state| state.news.as_ref())
             .is_some_and(|news| news.starts_with("has the disks, warm"));
         if here.is_some_and(|state| !state.has_disks) {
-            // The guest waits for them: at last the other process must end first.
+            // The guest waits for the disks. If that takes too long, the other process must end first.
             self.waits += 1;
-            // Its requests to a local disk complete before the system ends it.
+            // The process's requests to a local disk complete before the system ends it.
             if self.waits >= 50 && self.other.is_some() && !self.disks.iter().any(super::disks::DiskSide::is_busy) {
                 self.other = None;
                 self.disks.iter_mut().for_each(super::disks::DiskSide::lose_knowledge);
@@ -311,7 +311,7 @@ impl World<'_> {
         }
     }
 
-    /// Takes the messages between the drivers, and the images that were opened.
+    /// Delivers the messages between the drivers, and registers the images that were opened.
     pub(super) fn collect_peers(&mut self) -> Outcome {
         let begun = std::mem::take(&mut self.peers.lock().begun);
         for far in begun {

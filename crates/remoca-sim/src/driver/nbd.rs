@@ -1,4 +1,4 @@
-//! The model NBD client: it attaches without waiting for anything, and repeats unanswered requests.
+//! The model NBD client: it connects without waiting, and repeats unanswered requests.
 
 use crate::random::Random;
 use std::collections::VecDeque;
@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 const GREETING_BYTES: usize = 8 + 8 + 2;
-/// Bytes of size and flags: the client wants no zeroes behind them.
+/// Bytes of size and flags. The client asks for no padding zeroes after them.
 const EXPORT_BYTES: usize = 8 + 2;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
@@ -33,7 +33,7 @@ pub(super) struct Message<'a> {
     pub(super) data: &'a [u8],
 }
 
-/// An answer: an error number or the data of a read.
+/// An answer: the cookie, and an error number or the data of a read.
 pub(super) type Answer = (u64, Result<Vec<u8>, u32>);
 
 /// A client of one export.
@@ -45,7 +45,7 @@ pub(super) struct NbdClient {
 }
 
 impl NbdClient {
-    /// Connects to an export; `None` if nobody listens.
+    /// Connects to an export. Returns `None` if no process listens.
     pub(super) fn connect(path: &Path, export: &str) -> Option<Self> {
         let socket = UnixStream::connect(path).ok()?;
         socket.set_nonblocking(true).ok()?;
@@ -97,12 +97,12 @@ impl NbdClient {
         some
     }
 
-    /// Returns whether something waits to be sent.
+    /// Returns whether bytes wait to be sent.
     pub(super) fn has_more(&self) -> bool {
         self.is_connected() && !self.out.is_empty()
     }
 
-    /// Takes the next answer; `length` returns how many bytes a request reads.
+    /// Returns the next answer, or `None` if none is complete. `length` returns how many bytes a request reads.
     pub(super) fn take(&mut self, length: impl Fn(u64) -> Option<usize>) -> Result<Option<Answer>, String> {
         if let Some(socket) = &mut self.socket {
             let ended = match socket.read_to_end(&mut self.inbox) {

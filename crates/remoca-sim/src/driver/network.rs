@@ -1,4 +1,4 @@
-//! The network between the driver and the memory servers: latencies, losses, and answers that come in parts.
+//! The network between the driver and the memory servers: latencies, losses, and answers that arrive in parts.
 
 use super::Flaw;
 use super::servers::{Attempt, Connection, ConnectionId, Donor};

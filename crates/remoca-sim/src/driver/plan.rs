@@ -17,9 +17,9 @@ pub(super) struct Faults {
     pub(super) disk: bool,
     /// Connections to memory servers are lost; servers restart and lose pages.
     pub(super) server: bool,
-    /// Servers send pages that nobody sent to them.
+    /// Servers return pages that were not sent to them.
     pub(super) lies: bool,
-    /// Guests go away with requests in flight.
+    /// Guests disconnect with requests in flight.
     pub(super) guest: bool,
     /// The process is killed and upgraded, and its host loses power.
     pub(super) process: bool,
@@ -39,7 +39,7 @@ pub(super) struct DiskPlan {
     /// Whether its store is a server that may crash and come back.
     pub(super) remote: bool,
     pub(super) swap: bool,
-    /// Whether the guest gives the device zeroed pages to read into.
+    /// Whether the guest passes zeroed pages to the device to read into.
     pub(super) zeroes_pages: bool,
     pub(super) has_record: bool,
     pub(super) segments: usize,
@@ -47,7 +47,7 @@ pub(super) struct DiskPlan {
     pub(super) queues: u16,
     /// Mean time of an I/O.
     pub(super) ns: u64,
-    /// Number of first blocks that most requests are for; 0: all are alike.
+    /// Number of blocks at the start of the disk that most requests are for; 0 if all blocks are alike.
     pub(super) working_set: usize,
     /// Number of blocks that its guest keeps in memory.
     pub(super) pages: usize,
@@ -78,12 +78,12 @@ pub(super) struct Conditions {
     pub(super) piece_bytes: u32,
     /// Bytes of all buffers of the driver.
     pub(super) buffer_bytes: usize,
-    /// Whether anything outlives the process.
+    /// Whether the process has a name, so that its state outlives it.
     pub(super) is_named: bool,
     pub(super) reads: u64,
     pub(super) disk_ns: u64,
     pub(super) network_ns: u64,
-    /// One page of this many comes late; 0: none.
+    /// Late pages are one in this many; 0 if none are late.
     pub(super) slow_replies: u64,
     pub(super) pace_ns: u64,
 }
@@ -104,7 +104,7 @@ pub(super) enum Stimulus {
     Ask(usize, Ask),
     /// The guest switches the write cache of a disk.
     WriteCache(usize, bool),
-    /// The guest of a disk goes away, and another one comes after this time.
+    /// The guest of a disk disconnects, and another one connects after this time.
     GuestGone(usize, u64),
     /// The session is lost.
     Cut,
@@ -114,7 +114,7 @@ pub(super) enum Stimulus {
     PagesLost(usize, u32),
     /// The store of a disk comes back from a crash.
     StoreCrash(usize),
-    /// The operator sets the size of the cache; 0: off.
+    /// The operator sets the size of the cache; 0 turns it off.
     Resize(u32),
     /// The operator switches the cache off or on.
     Enable(bool),
@@ -142,13 +142,13 @@ pub(super) enum Way {
     Goes,
     /// ... or here.
     ComesBack,
-    /// The line is cut meanwhile, and the guest continues here or there.
+    /// The connection is cut meanwhile, and the guest continues here or there.
     Cut,
     /// The other process dies.
     OtherDies,
 }
 
-/// A page that the agent reports, beside those that its guest drops.
+/// A page that the agent reports, besides those that its guest drops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Eviction {
     /// A page that the guest still has.
@@ -191,7 +191,7 @@ impl DriverPlan {
     pub(super) fn draw(seed: u64) -> Self {
         let mut random = Random::new(seed ^ 0x6472_6976_6572);
         let mut conditions = Conditions::draw(&mut random);
-        // Drawn apart, so that runs without a move stay as they were.
+        // Drawn separately, so that runs without a move stay the same.
         let mut moves = Random::new(seed ^ 0x6d6f_7665);
         let is_moved = moves.one_in(6) && !conditions.disks.iter().any(|disk| disk.is_long);
         if is_moved {
@@ -313,7 +313,7 @@ impl Conditions {
 }
 
 impl Faults {
-    /// Returns whether there are no faults and no interference.
+    /// Returns whether there are no faults and no interference by the operator.
     pub(super) fn none(&self) -> bool {
         *self == Self::default()
     }
@@ -344,7 +344,7 @@ impl DiskPlan {
             remote: random.one_in(2),
             swap: random.one_in(6),
             zeroes_pages: random.one_in(3),
-            // Without it a guest does not survive the death of the process.
+            // Without a record, a guest does not survive the death of the process.
             has_record: faults.process || !random.one_in(4),
             segments: random.index(3) + 1,
             queues: *random.pick(&[1, 1, 2, 3]),

@@ -34,13 +34,13 @@ use std::time::Duration;
 
 const MS: u64 = 1_000_000;
 
-/// A process that runs.
+/// A running process.
 pub(super) struct Process {
     pub(super) driver: Driver,
     pub(super) desk: Desk,
-    /// Replies to commands; kept so that answers find a receiver.
+    /// Replies to commands; kept so that answers have a receiver.
     pub(super) replies: Vec<Receiver<Reply>>,
-    /// Front ends of its disks, while the guest is at another host.
+    /// Front ends of its disks, while the guest runs at another host.
     pub(super) fronts: Vec<DirectFrontEnd>,
 }
 
@@ -76,8 +76,8 @@ impl World<'_> {
         }
     }
 
-    /// Starts the process, once no request of a former one can still take effect on the disks. `handed_over`: by a
-    /// former program, with these failed flushes.
+    /// Starts the process, once no request of a previous one can still take effect on the disks. With `handed_over`, a
+    /// previous program hands over to it, with these failed flushes.
     pub(super) fn start(&mut self, handed_over: Option<&[Option<i32>]>) {
         if self.process.is_some() {
             return;
@@ -101,7 +101,7 @@ impl World<'_> {
         }
     }
 
-    /// Makes a process of its parts. `incoming`: its disks are still to come there.
+    /// Makes a process from its parts. With `incoming`, its disks are still to arrive there.
     pub(super) fn launch(
         &mut self,
         started: EngineStart,
@@ -257,7 +257,7 @@ impl World<'_> {
         DirectFrontEnd::device(config, Some(listener.into()))
     }
 
-    /// Ends the process, whatever it was doing. `keeps`: the next one hears which flushes have failed.
+    /// Ends the process, whatever it was doing. If it `keeps` them, the next process learns which flushes have failed.
     pub(super) fn die(&mut self, keeps: bool) -> Outcome {
         self.check_process()?;
         self.note(|| "the process is gone".into());
@@ -277,7 +277,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Ends everything, with all, part or none of what is not durable.
+    /// Simulates a power failure. All, part or none of the data that is not durable survives.
     pub(super) fn power_failure(&mut self) -> Outcome {
         self.note(|| "the host loses power".into());
         self.tally.power_failures += 1;
@@ -327,7 +327,7 @@ impl World<'_> {
         self.command(Command::Set { cache_bytes: None, enabled: None, servers: Some(servers) });
     }
 
-    /// Checks, at the end of a process, what it says of itself.
+    /// Checks, at the end of a process, what it reports about itself.
     pub(super) fn check_process(&mut self) -> Outcome {
         let Some(process) = &mut self.process else { return Ok(()) };
         let counters = process.driver.snapshot().counters;

@@ -1,4 +1,4 @@
-//! Actions of guests: requests, switches of write caches, departures and arrivals, and the results of their requests.
+//! Actions of guests: requests, switches of write caches, disconnections and connections, and the results of requests.
 
 use super::guests::{Attachment, Completion, QUEUE_SIZE, Request, send_nbd};
 use super::moving::Move;
@@ -80,7 +80,7 @@ impl World<'_> {
         let promise = disk.model.flush_promise();
         let guest = &mut disk.guest;
         let Attachment::Vhost { front: Some(front), .. } = &mut guest.attachment else { return };
-        // A process whose line broke before the disks came answers at once (decision 0023, Weak).
+        // A process whose connection broke before the disks arrived answers at once (decision 0023, Weak).
         let is_cut = self.moving.as_ref().is_some_and(Move::is_cut);
         if guest.is_gone || guest.is_paused || !front.is_idle() || is_cut {
             return;
@@ -94,9 +94,9 @@ impl World<'_> {
         self.note(|| format!("disk {number}: the guest switches its write cache: {is_on}"));
     }
 
-    /// Removes a guest; another one comes after a while.
+    /// Disconnects a guest. Another one connects after `in_ns`.
     pub(super) fn guest_gone(&mut self, number: usize, in_ns: u64) {
-        // The next guest's requests are not held back for this one's.
+        // The next guest's requests are not held back because of this one's.
         let is_busy = self.process.is_some() && self.disks[number].settles_until_ns > self.now;
         let guest = &mut self.disks[number].guest;
         if guest.is_gone || guest.is_paused || guest.is_switching() || is_busy {
@@ -145,7 +145,7 @@ impl World<'_> {
         self.push(number);
     }
 
-    /// Takes the process's answers to a guest.
+    /// Receives the process's answers to a guest.
     pub(super) fn hear(&mut self, number: usize) -> Outcome {
         if let Attachment::Vhost { front: Some(front), .. } = &mut self.disks[number].guest.attachment
             && let Some(answered) = front.pump()
@@ -187,13 +187,13 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Returns the next request that the process has completed.
+    /// Returns the next request that the process has completed, or `None` if there is none.
     fn next_completion(&mut self, number: usize) -> Result<Option<Completion>, Violation> {
         let guest = &mut self.disks[number].guest;
         let requests = &guest.requests;
         match &mut guest.attachment {
             Attachment::Vhost { guest: memory, .. } => {
-                // A guest looks when it is notified.
+                // A guest polls only when it is notified.
                 for queue in 0..memory.options.queue_count {
                     memory.interrupted(queue, Duration::ZERO).then(|| memory.poll(queue));
                 }
@@ -220,7 +220,7 @@ impl World<'_> {
     }
 }
 
-/// Returns the sectors of a request's data.
+/// Returns the sectors of a request's data, or `None` if it has no data.
 fn disk_range(ask: &Ask) -> Option<&Range<usize>> {
     match ask {
         Ask::Read(range) | Ask::Write { range, .. } => Some(range),

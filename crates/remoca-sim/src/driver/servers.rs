@@ -1,5 +1,4 @@
-//! The model memory servers and the network to them: real frames over socket pairs, of which the world holds the other
-//! ends.
+//! The model memory servers and the network to them: real frames over socket pairs. The world holds the other ends.
 
 use crate::random::Random;
 use remoca_core::units::{PAGE_SIZE, PageCount};
@@ -12,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Number of a connection, from 0 in the order of their making.
+/// Number of a connection, counted from 0.
 pub(super) type ConnectionId = usize;
 
 /// An attempt of the driver to connect.
@@ -41,7 +40,7 @@ impl ModelNetwork {
     }
 }
 
-/// Returns the endpoint at which a model server listens.
+/// Returns the endpoint of a model server.
 pub(super) fn endpoint(server: usize) -> Endpoint {
     Endpoint::Tcp(format!("server{server}:1"))
 }
@@ -59,7 +58,7 @@ impl Network for ModelNetwork {
     }
 
     fn say_goodbye(&self, socket: OwnedFd, left: Vec<u8>) {
-        // The world empties the socket after every turn: there is room.
+        // The world empties the socket after every turn, so there is room.
         let _ = UnixStream::from(socket).write_all(&left);
     }
 }
@@ -90,17 +89,17 @@ pub(super) struct Offer {
 }
 
 impl Donor {
-    /// Loses every pool.
+    /// Restarts the server, which loses every pool.
     pub(super) fn restart(&mut self) {
         self.pools.clear();
     }
 
-    /// Loses every page.
+    /// Loses every page, but no pool.
     pub(super) fn forget(&mut self) {
         self.pools.values_mut().for_each(|pool| pool.slots.fill_with(|| None));
     }
 
-    /// Loses some pages of some pool.
+    /// Loses up to `count` pages of each pool.
     pub(super) fn lose(&mut self, count: u32, random: &mut Random) {
         for pool in self.pools.values_mut().filter(|pool| !pool.slots.is_empty()) {
             for _ in 0..count {
@@ -110,7 +109,7 @@ impl Donor {
         }
     }
 
-    /// Greets a client; refuses an epoch that is not newer.
+    /// Greets a client. Returns `None` if its epoch is not newer than the latest.
     pub(super) fn greet(&mut self, token: Token, epoch: u64) -> Option<Offer> {
         let pool = self.pools.entry(token.0).or_insert_with(|| {
             self.generations += 1;
@@ -124,12 +123,12 @@ impl Donor {
         Some(Offer { generation: pool.generation, npages, received: pool.received })
     }
 
-    /// Returns whether messages with this epoch are still accepted.
+    /// Returns whether messages on this connection are still accepted: its epoch is the pool's latest.
     fn hears(&self, connection: &Connection) -> bool {
         self.pools.get(&connection.token.0).is_some_and(|pool| pool.epoch == connection.epoch)
     }
 
-    /// Executes a frame; answers go to `out`. An error: the client broke the protocol.
+    /// Executes a frame. Answers go to `out`. Returns an error if the client broke the protocol.
     fn handle(&mut self, token: Token, frame: &Frame<'_>, out: &mut Vec<u8>, corrupts: bool) -> Result<(), String> {
         let Some(pool) = self.pools.get_mut(&token.0) else { return Ok(()) };
         let size = pool.slots.len();
@@ -172,17 +171,17 @@ pub(super) struct Connection {
     epoch: u64,
     /// Socket; `None` if it is broken.
     socket: Option<UnixStream>,
-    /// Received bytes that do not make a frame yet.
+    /// Received bytes that do not make a whole frame yet.
     inbox: Vec<u8>,
-    /// Bytes that the client's socket has no room for.
+    /// Bytes that do not fit into the client's socket yet.
     outbox: VecDeque<u8>,
-    /// Arrival time of the last bytes, in each direction: none overtake others.
+    /// Arrival time of the last bytes in each direction: later ones do not overtake them.
     pub(super) to_server_ns: u64,
     pub(super) to_client_ns: u64,
 }
 
 impl Connection {
-    /// Makes a connection, and the client's end of it.
+    /// Makes a connection, and returns it with the client's end.
     pub(super) fn new(server: usize, token: Token, epoch: u64) -> io::Result<(Self, UnixStream)> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
@@ -192,7 +191,7 @@ impl Connection {
         Ok((Self { server, token, epoch, socket, inbox, outbox, to_server_ns: 0, to_client_ns: 0 }, theirs))
     }
 
-    /// Breaks the connection, with everything in flight.
+    /// Breaks the connection, and loses everything in flight.
     pub(super) fn cut(&mut self) {
         self.socket = None;
     }
@@ -201,7 +200,7 @@ impl Connection {
         self.socket.is_some()
     }
 
-    /// Takes the bytes that the client has sent since.
+    /// Returns the bytes that the client has sent since the last call.
     pub(super) fn take_sent(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let Some(socket) = &mut self.socket else { return bytes };
@@ -215,7 +214,7 @@ impl Connection {
         bytes
     }
 
-    /// Receives bytes from the client. Returns the server's answer.
+    /// Receives bytes from the client. Returns the server's answers, or an error if the client broke the protocol.
     pub(super) fn arrive(&mut self, bytes: &[u8], donor: &mut Donor, corrupts: bool) -> Result<Vec<Vec<u8>>, String> {
         let mut answers = Vec::new();
         if !donor.hears(self) {
@@ -241,7 +240,7 @@ impl Connection {
         self.push();
     }
 
-    /// Writes as much as the client has room for.
+    /// Writes as much as fits into the client's socket.
     pub(super) fn push(&mut self) {
         let Some(socket) = &mut self.socket else { return };
         while !self.outbox.is_empty() {

@@ -29,7 +29,7 @@ pub(super) struct Desk {
     issued: Vec<Submitted>,
     events: VecDeque<StoreEvent>,
     in_flight: usize,
-    /// Whether the driver asks when the image was changed.
+    /// Whether the driver asks when the image last changed.
     pub(super) is_asked_to_look: bool,
     /// Error of the first flush or durable write that failed.
     pub(super) failed: Option<i32>,
@@ -39,7 +39,7 @@ pub(super) struct Desk {
 pub(super) struct Image {
     /// Time of its last change.
     changed_ns: AtomicU64,
-    /// Whether somebody has it open.
+    /// Whether a process has it open.
     is_locked: AtomicBool,
 }
 
@@ -70,25 +70,25 @@ impl StoreDesk {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the requests that the driver has handed over for good.
+    /// Takes the requests that the driver has issued.
     pub(super) fn take_issued(&self) -> Vec<Submitted> {
         std::mem::take(&mut self.lock().issued)
     }
 
-    /// Tells the driver when the image was last changed.
+    /// Reports to the driver when the image last changed.
     pub(super) fn tell_change(&self) {
         let changed_ns = Some(self.image.changed_ns());
         self.tell(StoreEvent::Looked { changed_ns });
     }
 
-    /// Queues an event, which the driver gets when it looks.
+    /// Queues an event, which the driver receives when it looks.
     pub(super) fn tell(&self, event: StoreEvent) {
         self.lock().events.push_back(event);
         super::raise(&self.wake);
     }
 }
 
-/// The driver's end.
+/// The driver's end of a store.
 pub(super) struct ModelStore {
     shared: StoreDesk,
     geometry: Geometry,
@@ -100,8 +100,8 @@ pub(super) struct ModelStore {
 }
 
 impl ModelStore {
-    /// Opens and locks the image of a disk; `number` distinguishes it from others. Whether a remote image changed
-    /// cannot be told.
+    /// Opens and locks the image of a disk; `number` distinguishes it from others. A remote image does not show
+    /// whether it has changed.
     pub(super) fn open(
         shared: StoreDesk,
         plan: &DiskPlan,
@@ -171,7 +171,7 @@ impl DataPath for ModelStore {
         Some(event)
     }
 
-    /// Returns nothing: the simulated image has its own times.
+    /// Returns `None`: the simulated image has its own times.
     fn next_deadline(&self) -> Option<Instant> {
         None
     }
@@ -203,7 +203,7 @@ impl Identity for ModelStore {
         Some(format!("{} {changed_ns}", self.name))
     }
 
-    /// Does nothing: no page cache is simulated.
+    /// Does nothing, because no page cache is simulated.
     fn empty_page_cache(&mut self) {}
 
     fn may_be_in_page_cache(&self) -> bool {
@@ -224,7 +224,7 @@ impl HandOver for ModelStore {
         self.in_flight() == 0
     }
 
-    /// Returns that nothing is left: the image is on this host, and executes its requests before anybody else opens it.
+    /// Returns true: the image is on this host, and executes its requests before another process opens it.
     fn drain(&mut self) -> bool {
         true
     }

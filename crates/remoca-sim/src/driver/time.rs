@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Real time at which a run begins: some day, no whole second.
+/// Real time at which a run begins, in nanoseconds since 1970: any day, not a whole second.
 const BEGINNING_NS: u64 = 1_700_000_000_123_456_789;
-/// Tick of the kernel that makes these file stamps.
+/// Tick of the simulated kernel's file timestamps.
 const TICK_NS: u64 = 4_000_000;
 
 /// A clock that stands still until the world sets it.
@@ -20,7 +20,7 @@ pub(super) struct VirtualClock {
 
 impl VirtualClock {
     pub(super) fn new() -> Self {
-        // Only differences are ever used.
+        // Only differences of these times are used.
         Self { beginning: Instant::now(), ns: Arc::default() }
     }
 

@@ -32,7 +32,7 @@ const EVENTS_MAX: u64 = 100_000;
 const TURNS_MAX: u64 = 20_000;
 const MS: u64 = 1_000_000;
 
-/// Work of another thread for the driver, all at once.
+/// Work of another thread for the driver, done in one step.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
 pub(super) type Outcome = Result<(), Violation>;
@@ -55,7 +55,7 @@ pub(super) enum Event {
     Welcomed(Attempt, Option<(Welcome, UnixStream)>),
     ToServer(ConnectionId, Vec<u8>),
     ToClient(ConnectionId, Vec<u8>),
-    /// A guest comes back to its disk.
+    /// A guest reconnects to its disk.
     GuestBack(usize),
     /// An NBD client continues to send.
     Push(usize),
@@ -63,7 +63,7 @@ pub(super) enum Event {
     Start,
     /// The new program answers the check.
     Verdict(Verdict, Fate),
-    /// Work beside the I/O thread of this process is done.
+    /// Work outside the I/O thread of this process is done.
     Aside(u64, Job),
     /// A store of this process has looked at its image.
     Looked(u64, usize),
@@ -106,21 +106,21 @@ pub(super) struct World<'a> {
     pub(super) connections: Vec<Connection>,
     /// Servers of the operator's list.
     pub(super) listed: Vec<usize>,
-    /// Process at which the guests are.
+    /// Process that the guests are attached to.
     pub(super) process: Option<Process>,
-    /// Process that they move to, or come from.
+    /// Process that the guests move to, or come from.
     pub(super) other: Option<Process>,
     pub(super) moving: Option<Move>,
     pub(super) moves: u64,
-    /// How often the end of a move was postponed.
+    /// Number of times that the end of a move was postponed.
     pub(super) waits: u64,
     pub(super) peers: ModelPeers,
     pub(super) lines: Vec<PeerLine>,
     /// Number of processes that have ended.
     pub(super) lives: u64,
-    /// Checks begun, and not given a verdict yet.
+    /// Checks that have begun and have no verdict yet.
     pub(super) verdicts: Arc<Mutex<Vec<Verdict>>>,
-    /// Work to do beside the I/O thread.
+    /// Work to do outside the I/O thread.
     pub(super) jobs: Arc<Mutex<Vec<Job>>>,
     /// Outcome of the upgrade in progress.
     fate: Option<Fate>,
@@ -225,7 +225,8 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Handles an event. Returns what must be handled before anything else, if so.
+    /// Handles an event. Returns the source that must be handled before anything else, or `None` if there is no such
+    /// source.
     fn handle(&mut self, event: Event) -> Result<Option<Source>, Violation> {
         match event {
             Event::Step(number) => return self.step(number),
@@ -315,7 +316,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Runs the driver until it has nothing to do now.
+    /// Runs the driver until it has no work at this time.
     fn drive(&mut self, mut first: Option<Source>) -> Outcome {
         for _ in 0..TURNS_MAX {
             let other_rests = self.drive_other()?;
@@ -348,7 +349,7 @@ impl<'a> World<'a> {
         Err(Violation::new(Promise::Bounded, "the driver does not come to rest"))
     }
 
-    /// Runs the other process; returns whether it had nothing to do.
+    /// Runs the other process. Returns whether it had no work.
     fn drive_other(&mut self) -> Result<bool, Violation> {
         let Some(mut other) = self.other.take() else { return Ok(true) };
         let mut ready = Vec::new();
@@ -374,7 +375,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Sets the timer, which is never early, and sometimes late.
+    /// Sets the timer, which never fires early, and sometimes late.
     fn wake_in(&mut self, in_ns: u64) {
         let late = if self.random.one_in(8) { self.random.below(2 * MS) } else { 0 };
         let at = self.now.saturating_add(in_ns).saturating_add(late);
@@ -384,7 +385,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Takes the driver's messages to the world.
+    /// Passes the driver's messages on to the world.
     fn collect(&mut self) -> Outcome {
         for disk in 0..self.disks.len() {
             self.begin_ios(disk)?;
@@ -441,7 +442,7 @@ impl<'a> World<'a> {
     }
 }
 
-/// Shuffles the ready events, and leaves some for later.
+/// Shuffles the ready events, and sometimes leaves some for a later turn.
 fn disorder(ready: &mut Vec<(Source, bool)>, random: &mut Random) {
     for at in (1..ready.len()).rev() {
         ready.swap(at, random.index(at + 1));

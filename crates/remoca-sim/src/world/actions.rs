@@ -1,4 +1,4 @@
-//! The engine's actions. Every action is checked against what the engine may want.
+//! The engine's actions. Each action is checked for whether the engine may request it.
 
 use super::{Event, Outcome, Outstanding, World};
 use crate::content::{BLOCK_SECTORS, Block, SECTOR_SIZE, Sector, block_at, describe};
@@ -11,7 +11,7 @@ use remoca_core::engine::{Action, FetchId, GuestOp, RequestId};
 use remoca_core::units::{DiskIndex, PageCount, SlotIndex};
 
 impl World<'_> {
-    /// Executes everything that the engine wants done now.
+    /// Executes all actions that the engine requests now.
     pub(super) fn execute(&mut self) -> Outcome {
         while let Some(action) = self.next_action() {
             match action {
@@ -57,7 +57,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Returns the next action; `None` also if the process dies here.
+    /// Returns the next action, or `None` if there is none or the process dies here.
     fn next_action(&mut self) -> Option<Action> {
         if let Some(left) = &mut self.vm.actions_left {
             *left = left.saturating_sub(1);
@@ -83,7 +83,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Postpones a disk read until there is a buffer.
+    /// Postpones a disk read until a buffer is available.
     fn starve(&mut self, id: RequestId) {
         self.tally.hedges_starved += 1;
         self.vm.ios += 1;
@@ -96,7 +96,7 @@ impl World<'_> {
         self.schedule(ns, Event::Feed(id, serial));
     }
 
-    /// Provides a buffer for a read of the disk, unless it is not needed any more.
+    /// Provides a buffer for a read of the disk, unless the read is no longer needed.
     pub(super) fn feed(&mut self, id: RequestId, serial: u64) -> Outcome {
         if self.vm.starved.get(&id) != Some(&serial) {
             return Ok(());
@@ -115,7 +115,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Puts sectors into the buffer of a read that the disk has not answered.
+    /// Writes sectors into the buffer of a read that the disk has not answered.
     pub(super) fn deliver(&mut self, id: RequestId, offset: u32, sectors: &[Sector]) -> Outcome {
         let start = offset as usize / SECTOR_SIZE;
         let Some(pending) = self.vm.guest.pending(id) else {
@@ -201,7 +201,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Lets the next message leave, if there is one and the network takes it.
+    /// Schedules the next message to leave, if there is one and the network has room.
     pub(super) fn pump(&mut self) {
         let room = self.vm.wire.on_the_way() < u64::from(self.plan.scenario.wire_limit);
         if !self.vm.wire.leaving && room && !self.vm.wire.queue.is_empty() {

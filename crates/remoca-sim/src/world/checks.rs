@@ -1,5 +1,5 @@
 //! The checkers: what a guest was promised when a request completes, what must hold at any time, and what must be left
-//! when everything has come to rest.
+//! at the end.
 
 use super::vm::FlushFailure;
 use super::{Outcome, World};
@@ -12,7 +12,7 @@ use remoca_core::engine::{DiskError, RequestId};
 use remoca_core::units::{BlockId, BlockNumber, DiskIndex};
 
 impl World<'_> {
-    /// Checks that a request has the result that the disk gave it; without the disk only reads complete.
+    /// Checks that a request has the result that the disk returned. Without a result of the disk, only reads may complete.
     pub(super) fn check_result(&mut self, id: RequestId, pending: &Pending, result: Result<(), DiskError>) -> Outcome {
         let key = (pending.disk, pending.sectors.start / BLOCK_SECTORS);
         let failed = self.vm.flush_failed[usize::from(pending.disk)];
@@ -23,7 +23,7 @@ impl World<'_> {
             }
             (DiskState::NotAsked | DiskState::Starved | DiskState::Hedged, Kind::Read) => result.is_ok(),
             (DiskState::NotAsked | DiskState::Starved | DiskState::Hedged, _) => false,
-            // The server has still answered.
+            // The server may still have answered.
             (DiskState::Failed(said), _) => result.is_ok() || result == Err(DiskError(*said)),
             (DiskState::Done(_), Kind::Flush) if failed.told => result.is_err(),
             // An error that was never reported may have been lost along with its process.
@@ -60,7 +60,7 @@ impl World<'_> {
         self.fail(Violation::at(Promise::FlushIsDurable, (pending.disk, at / BLOCK_SECTORS), text))
     }
 
-    /// Checks what must hold after every event.
+    /// Checks the invariants that must hold after every event.
     pub(super) fn check_always(&mut self) -> Outcome {
         if let Some(violation) = self.waits_in_vain() {
             return self.fail(violation);
@@ -85,7 +85,7 @@ impl World<'_> {
         Some(Violation::at(Promise::NoWaitInVain, key, text))
     }
 
-    /// Checks for every block that is not being changed that what is known is what the disk holds.
+    /// Checks, for every block that is not being changed, that its known content is what the disk holds.
     pub(super) fn check_known_blocks(&mut self) -> Outcome {
         let blocks = self.vm.machine.sectors / BLOCK_SECTORS;
         for disk in 0..self.vm.machine.disks {
@@ -110,7 +110,7 @@ impl World<'_> {
         })
     }
 
-    /// Checks the state when everything has come to rest.
+    /// Checks the state at the end of the run.
     pub(super) fn check_end(&mut self) -> Outcome {
         self.check_up()?;
         self.check_known_blocks()?;
@@ -137,7 +137,7 @@ impl World<'_> {
             let text = format!("requests under way at the end: {requests:?}");
             self.fail(Violation::new(Promise::NothingLeft, text))?;
         }
-        // A server that lies may owe replies for ever.
+        // A server that lies may never send the replies it owes.
         let pins = self.vm.engine.index().pinned_slots().0;
         if !self.plan.scenario.faults.lies && (!self.vm.outstanding.is_empty() || pins != 0) {
             let text = format!("{} REQUESTs outstanding, {pins} slots pinned", self.vm.outstanding.len());
@@ -181,8 +181,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Checks, with servers that work, that the pool is at a listed server, and as large as requested or as that server
-    /// can give. Then no other one can give clearly more, unless other VMs want the same memory.
+    /// Checks, with servers that work, that the pool is at a listed server, and as large as requested or as that
+    /// server can provide. If so, no other server can provide clearly more, unless other VMs want the same memory.
     fn check_size(&mut self) -> Outcome {
         let status = self.vm.engine.status();
         let donor = &self.donors[self.vm.wire.server];

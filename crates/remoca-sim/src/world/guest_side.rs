@@ -31,7 +31,7 @@ fn guest_op(kind: Kind, sectors: &Range<usize>) -> GuestOp {
 }
 
 impl World<'_> {
-    /// Submits a request of the guest, if it may have one more.
+    /// Submits a request of the guest, if it may have one more in flight.
     pub(super) fn submit(&mut self, number: usize, disk: u16, sectors: Range<usize>, kind: Kind) -> Outcome {
         let runs = self.guest_runs();
         let Some(id) = self.vm.guest.free_id().filter(|_| runs) else {
@@ -70,7 +70,7 @@ impl World<'_> {
         if self.accepts() { self.hand_over(id) } else { Ok(()) }
     }
 
-    /// Hands a request of the guest to the process.
+    /// Passes a request of the guest to the process.
     pub(super) fn hand_over(&mut self, id: RequestId) -> Outcome {
         let Some(pending) = self.vm.guest.pending(id) else { return Ok(()) };
         let (disk, op) = (pending.disk, pending.op);
@@ -102,7 +102,7 @@ impl World<'_> {
         }
     }
 
-    /// Gives the I/O of a request to its disk.
+    /// Issues the I/O of a request to its disk.
     pub(super) fn issue(&mut self, id: RequestId, disk: u16, state: DiskState) {
         self.vm.ios += 1;
         let io = IoId(self.vm.ios << 8 | u64::from(id.0));
@@ -165,7 +165,7 @@ impl World<'_> {
         });
         self.vm.engine.handle_disk_done(self.clock(), id, done.result.map_err(DiskError), &bytes(&buffer));
         if teaches {
-            // A swapped-out page need not be known once it is discarded.
+            // A swapped-out page need no longer be known once it is discarded.
             let by_eviction = self.vm.engine.status().admission == Admission::Evictions
                 && self.vm.engine.swap_areas(DiskIndex(disk)) == 0;
             for block in covered(&sectors) {
@@ -176,7 +176,7 @@ impl World<'_> {
         self.execute()
     }
 
-    /// Completes a request: everything the guest was promised about it must be true now.
+    /// Completes a request, and checks every promise made to the guest about it.
     pub(super) fn completed(&mut self, id: RequestId, result: Result<(), DiskError>) -> Outcome {
         let from_disk =
             self.vm.guest.pending(id).filter(|p| p.state == DiskState::Done(Ok(())) && p.kind == Kind::Read);
@@ -211,7 +211,7 @@ impl World<'_> {
         }
     }
 
-    /// Keeps the pages that were read in the guest's page cache, and reports those dropped for them.
+    /// Keeps the pages that were read in the guest's page cache, and reports the pages dropped for them.
     fn keep_pages(&mut self, pending: &Pending) {
         for block in covered(&pending.sectors) {
             let content = block_at(&pending.buffer, block * BLOCK_SECTORS - pending.sectors.start);
@@ -224,7 +224,7 @@ impl World<'_> {
         }
     }
 
-    /// Sends a page to the port, which sometimes takes long.
+    /// Sends a page to the port, which sometimes takes a long time.
     fn report(&mut self, page: Block) {
         let lag = if self.random.one_in(16) { 200_000_000 } else { 1_000_000 };
         let at = self.random.below(lag);
@@ -262,7 +262,7 @@ impl World<'_> {
         let room = status.connected
             && status.hedging.breaker == BreakerState::Closed
             && self.vm.wire.pages_waiting() < self.vm.machine.send_window
-            // During a resize not every slot may be filled.
+            // During a resize, some slots may not be filled.
             && !self.vm.engine.index().is_resizing()
             && PageCount(u32::try_from(pinned.len()).unwrap_or(u32::MAX)) < self.vm.engine.index().capacity();
         let evicted = self.vm.engine.handle_evicted(&bytes(&page));
@@ -299,7 +299,7 @@ impl World<'_> {
         }
     }
 
-    /// Judges a frame that held `page`, after all actions are done.
+    /// Passes a frame that held `page` to the engine for judgement, after all actions are done.
     pub(super) fn judge_frame(&mut self, page: Block) -> Outcome {
         let must_know = self.vm.guest.take_known(&page) && self.vm.engine.status().enabled && self.knows_all_blocks();
         let judged = self.vm.engine.handle_frame(&bytes(&page));
@@ -325,7 +325,7 @@ impl World<'_> {
         }
     }
 
-    /// Returns whether the engine can remember every block there is.
+    /// Returns whether the engine has room to remember every block.
     pub(super) fn knows_all_blocks(&self) -> bool {
         u64::from(self.vm.engine.index().layout().node_limit().0) >= self.vm.machine.blocks()
     }

@@ -1,8 +1,8 @@
-//! The world of one run: guest, disks, engine, network and server on one thread, and the events that move them.
+//! The world of one run: guest, disks, engine, network and server on one thread, and the events that drive them.
 //!
-//! It is the engine's driver, in place of `remoca-disk`: it executes the engine's actions in their order, and drains
-//! them after every call. `run` is called once; the first violation ends it.
-//! `guest_side`, `actions` and `network` hold the events; `checks` the checks from outside.
+//! It is the engine's driver, in place of `remoca-disk`: it executes the engine's actions in order, and drains them
+//! after every call. `run` is called once; the first violation ends it. `guest_side`, `actions` and `network` hold the
+//! events, `checks` the checks from outside.
 
 mod actions;
 mod checks;
@@ -32,12 +32,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use vm::{Outstanding, Vm};
 
-/// Virtual time after the last step in which everything must come to rest. It is longer than every timer of the engine,
-/// including the ten minutes in which a server that broke its promise is not believed.
+/// Virtual time after the last step in which everything must come to rest. It is longer than every timer of the
+/// engine, including the ten minutes in which a server that broke its promise is not trusted.
 const SETTLING_NS: u64 = 800_000_000_000;
 /// Maximum number of events; a run that has more never comes to rest.
 const EVENTS_MAX: u64 = 200_000;
-/// Number of events between two comparisons of the known blocks with the disk.
+/// Number of events between two comparisons of the known blocks with the disks.
 const AUDIT_EVERY: u64 = 32;
 
 type Outcome = Result<(), Violation>;
@@ -70,7 +70,7 @@ pub(crate) enum Event {
         connection: ConnectionId,
         reply: Reply,
     },
-    /// The client notices that its connection is gone.
+    /// The client is notified that its connection is gone.
     Notice(ConnectionId),
     /// A HELLO reaches a server; the client began to connect at this time.
     Connect {
@@ -78,7 +78,7 @@ pub(crate) enum Event {
         connection: ConnectionId,
         since: Nanos,
     },
-    /// The client gets the result.
+    /// The client receives the result.
     Answer {
         server: ServerNumber,
         connection: ConnectionId,
@@ -95,9 +95,9 @@ pub(crate) enum Event {
     Timer,
     /// The VM process is started.
     Start,
-    /// A process that is to be upgraded may have drained.
+    /// A process that is to be upgraded may have drained its requests.
     Upgrade,
-    /// There is a buffer for a read of the disk that waited for one.
+    /// A buffer is available for a disk read that waited for one.
     Feed(RequestId, u64),
     /// An event in this migration.
     Move(u64, Move),
@@ -105,19 +105,19 @@ pub(crate) enum Event {
     Heal,
 }
 
-/// The name of a VM's pools at the servers, new each time that it starts cold.
+/// The name of a VM's pools at the servers. It is new each time that the process starts cold.
 type Owner = (usize, u64);
 
 /// A memory server.
 #[derive(Debug)]
 struct Donor {
     pools: BTreeMap<Owner, Pool>,
-    /// Pages it has for all VMs, including those in pools.
+    /// Number of pages that it has for all VMs, including those in pools.
     memory: u32,
     stopped_until: Option<Nanos>,
     /// Messages that arrived while it was stopped.
     backlog: VecDeque<(usize, ConnectionId, u64, Message)>,
-    /// Time until which nobody listens.
+    /// Time until which the server does not listen.
     gone_until: Nanos,
 }
 
@@ -138,7 +138,7 @@ pub(crate) struct World<'a> {
     options: &'a Options,
     now: Nanos,
     event: u64,
-    /// Events with the VM they are about.
+    /// Events, each with the VM that it is about.
     queue: Queue<(usize, Event)>,
     /// Random numbers for the present event.
     random: Random,
@@ -148,14 +148,14 @@ pub(crate) struct World<'a> {
     donors: Vec<Donor>,
     /// Time until which each host is down.
     hosts: Vec<Nanos>,
-    /// Owners of the connections so far; number 0 is none.
+    /// Owners of the connections so far. Number 0 is not a valid connection.
     connections: Vec<Owner>,
     tally: Tally,
     lines: Option<Vec<Line>>,
 }
 
 impl<'a> World<'a> {
-    /// Makes the world of a plan; `None` if the plan has no VM.
+    /// Makes the world of a plan. Returns `None` if the plan has no VM.
     pub(crate) fn new(plan: &'a Plan, options: &'a Options, trace: bool) -> Option<Self> {
         let scenario = &plan.scenario;
         let rules = options.omit.map_or_else(Rules::default, Rules::without);
@@ -188,7 +188,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Runs `body` for each VM, and returns to the present one at the end.
+    /// Runs `body` for each VM, and switches back to the current one at the end.
     fn for_each_vm(&mut self, mut body: impl FnMut(&mut Self) -> Outcome) -> Outcome {
         let before = self.vm.number;
         for number in 0..=self.others.len() {
@@ -199,7 +199,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Returns whether a rule of processes and hosts is kept in this run.
+    /// Returns whether a rule of processes and hosts applies in this run.
     fn holds(&self, rule: HostRule) -> bool {
         self.options.omit_host != Some(rule)
     }
@@ -227,7 +227,7 @@ impl<'a> World<'a> {
     pub(crate) fn run(&mut self) -> Outcome {
         let mut end = Nanos(u64::MAX);
         while let Some(next) = self.queue.pop() {
-            // A server may be asked for its size at that very moment.
+            // A server may be asked for its size at this very moment.
             if next.at > end && !self.is_size_owed() {
                 break;
             }
@@ -371,7 +371,7 @@ impl<'a> World<'a> {
         listed.map(|server| self.vm.server_number(server)).collect()
     }
 
-    /// Grows the index if the sizes need it, as a driver must before a resize; unless there is no memory for it.
+    /// Grows the index if the sizes need it, as a driver must do before a resize. Sometimes there is no memory for it.
     fn fit_index(&mut self, cache: PageCount) {
         if let Some(layout) = self.vm.engine.needs_layout(cache, PageCount(self.vm.resident)) {
             if self.plan.scenario.faults.memory && self.random.one_in(3) {
@@ -416,7 +416,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Arms the timer, which is never early, and sometimes late.
+    /// Arms the timer, which never fires early, and sometimes late.
     fn arm_timer(&mut self) {
         let Some(Nanos(deadline)) = self.vm.engine.next_deadline() else { return };
         let deadline = Nanos(deadline.saturating_sub(self.vm.ahead_ns));
@@ -439,14 +439,14 @@ impl<'a> World<'a> {
         self.schedule_at(self.now.plus_ns(in_ns), event);
     }
 
-    /// Adds a line to the trace, if there is one.
+    /// Adds a line to the trace, if a trace is kept.
     fn note(&mut self, blocks: Option<(u16, Range<usize>)>, text: impl FnOnce() -> String) {
         if let Some(lines) = &mut self.lines {
             lines.push(Line { event: self.event, at: self.now, vm: self.vm.number, blocks, text: text() });
         }
     }
 
-    /// Ends the run, unless only what the guest can see counts and it cannot see this.
+    /// Ends the run with a violation. If only violations visible to the guest count, ignores others.
     fn fail(&mut self, violation: Violation) -> Outcome {
         if self.options.guest_visible_only && !violation.promise.is_visible_to_guest() {
             return Ok(());

@@ -1,8 +1,8 @@
-//! A VM process that is replaced in order: by another program on the same host, or by a process on another one.
+//! Orderly replacement of a VM process: by another program on the same host, or by a process on another host.
 //!
-//! An upgrade waits for the guest's requests in flight, and continues in the next process with the words as they are. A
-//! migration is two [`Ownership`] machines and a connection between them, which breaks at any time. The plan decides
-//! where the hypervisor runs the guest, also back and forth. Only one process has an engine: the owner's.
+//! An upgrade waits for the guest's requests in flight, and continues in the next process with the words as they are.
+//! A migration is two [`Ownership`] machines and a connection between them, which may break at any time. The plan
+//! decides where the hypervisor runs the guest, also back and forth. Only the owner's process has an engine.
 
 use super::process::End;
 use super::{Event, Outcome, World};
@@ -13,7 +13,7 @@ use remoca_core::index::Origin;
 use remoca_core::migration::{Action, Locked, Message, Ownership};
 use remoca_core::units::Nanos;
 
-/// How long an upgrade may take to drain.
+/// Time that the drain for an upgrade may take, in nanoseconds.
 const DRAIN_PATIENCE_NS: u64 = 1_000_000_000;
 
 /// A migration in progress.
@@ -25,16 +25,16 @@ pub(super) struct Moving {
     /// Hosts where the guest runs next; the last is the next.
     hops: Vec<usize>,
     guest_at: Option<usize>,
-    /// The side that has the image locked.
+    /// The side that has locked the images.
     owner: Option<usize>,
-    /// Whether something was written since then.
+    /// Whether data was written since then.
     pub(super) wrote: bool,
-    /// Counts connections; odd while there is one.
+    /// Number of changes of the connection; odd while it is up.
     link: u64,
-    /// Arrival time of the last message: the next comes no earlier.
+    /// Arrival time of the last message. The next one arrives no earlier.
     arrived_at: Nanos,
     received: [Option<Vec<u32>>; 2],
-    /// A side's index when it gave the disks away: worthless.
+    /// A side's index at the time when it handed over the disks: worthless.
     kept: [Option<Vec<u32>>; 2],
     timer_at: Option<Nanos>,
 }
@@ -55,7 +55,7 @@ pub(crate) enum Move {
 }
 
 impl World<'_> {
-    /// Begins the takeover by another program: a step of the plan.
+    /// Starts the upgrade to another program: a step of the plan.
     pub(super) fn upgrade(&mut self) {
         if self.vm.up && self.vm.doom.is_none() && self.vm.moving.is_none() && self.vm.upgrade_since.is_none() {
             self.note(None, || "the process is to be upgraded".into());
@@ -64,7 +64,7 @@ impl World<'_> {
         }
     }
 
-    /// Continues an upgrade if everything is drained by now.
+    /// Continues an upgrade if all requests have drained.
     pub(super) fn go_on_with_upgrade(&mut self) -> Outcome {
         let Some(since) = self.vm.upgrade_since.filter(|_| self.vm.up) else { return Ok(()) };
         if !self.is_drained() {
@@ -85,7 +85,7 @@ impl World<'_> {
         self.vm.engine.requests_in_flight() == 0 && self.vm.disks.iter().all(ModelDisk::is_idle)
     }
 
-    /// Begins the VM's migration to `host`, and on from there: a step of the plan.
+    /// Starts the VM's migration to `host`, and on from there: a step of the plan.
     pub(super) fn migrate(&mut self, host: usize, hops: &[usize]) {
         if !self.vm.up || self.vm.doom.is_some() || self.vm.moving.is_some() || self.vm.upgrade_since.is_some() {
             return;
@@ -123,14 +123,14 @@ impl World<'_> {
         }
     }
 
-    /// Returns whether the guest's requests are taken now.
+    /// Returns whether the process accepts the guest's requests now.
     pub(super) fn accepts(&self) -> bool {
         let here =
             self.vm.moving.as_ref().is_none_or(|moving| moving.guest_at.is_some() && moving.guest_at == moving.owner);
         self.vm.up && here && self.vm.upgrade_since.is_none()
     }
 
-    /// Returns whether there is a guest that could submit anything.
+    /// Returns whether there is a running guest, which could submit requests.
     pub(super) fn guest_runs(&self) -> bool {
         self.hosts[self.vm.host] <= self.now && self.vm.moving.as_ref().is_none_or(|moving| moving.guest_at.is_some())
     }
@@ -141,7 +141,7 @@ impl World<'_> {
         let drained = self.is_drained();
         let up = self.vm.up;
         let disk_ns = self.plan.scenario.disk_ns;
-        // A remote store does not show whether it was written or came back from a crash.
+        // A remote store does not show whether it was written to or came back from a crash.
         let shows_changes = !self.vm.machine.remote_store || !self.holds(HostRule::LocalStore);
         let Some(moving) = self.vm.moving.as_mut().filter(|moving| moving.id == id) else { return Ok(()) };
         match what {
@@ -305,7 +305,7 @@ impl World<'_> {
         self.start_process()
     }
 
-    /// Ends the migration: the guest is at its destination, and has its disks.
+    /// Ends the migration if the guest is at its destination and has its disks.
     fn finish_move(&mut self) {
         let done = self.vm.moving.as_ref().is_some_and(|moving| {
             let at = moving.guest_at;
@@ -317,7 +317,7 @@ impl World<'_> {
         }
     }
 
-    /// Hands all waiting requests of the guest to the process, if it takes any.
+    /// Passes all waiting requests of the guest to the process, as long as it accepts them.
     pub(super) fn hand_over_all(&mut self) -> Outcome {
         for id in self.vm.guest.by_arrival() {
             if self.accepts() && !self.vm.is_dead() && !self.vm.engine_has(id) {

@@ -1,4 +1,4 @@
-//! The connection's side of the world: messages in flight, the servers, and everything that breaks.
+//! The connection's side of the world: messages in flight, the servers, and all their faults.
 
 use super::{Event, Outcome, Owner, World};
 use crate::HostRule;
@@ -30,7 +30,7 @@ impl World<'_> {
         let server = self.vm.wire.server;
         self.schedule_at(at, Event::ToServer { server, connection, number, message });
         self.pump();
-        // Drivers may report late, but not never.
+        // Drivers may report late, but must not omit a report.
         if self.vm.wire.unreported > 0 && (self.vm.wire.queue.is_empty() || self.random.one_in(2)) {
             self.vm.engine.handle_sent(std::mem::take(&mut self.vm.wire.unreported));
             self.execute()?;
@@ -101,7 +101,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Returns the arrival time of a reply: in order, except for slow ones, which others overtake.
+    /// Returns the arrival time of a reply. Replies arrive in order, except slow ones, which others overtake.
     fn arrival_of(&mut self, reply: &Reply) -> Nanos {
         let at = self.now.plus_ns(self.latency()).max(self.vm.wire.to_client_at);
         let slow = self.plan.scenario.slow_replies;
@@ -123,7 +123,7 @@ impl World<'_> {
                 let outcome = self.vm.engine.handle_page(self.clock(), fetch, &bytes(&page));
                 self.note(None, || format!("page {} for request {}: {outcome:?}", describe(&page), fetch.0));
                 if let PageOutcome::Deliver { request, offset } = outcome {
-                    // Without evictions, a discarded block is forgotten, though the guest holds it.
+                    // Without evictions, a discarded block is forgotten although the guest holds it.
                     if self.vm.engine.status().admission == Admission::Reads {
                         self.vm.guest.forget_known();
                     }
@@ -143,7 +143,7 @@ impl World<'_> {
                 self.vm.engine.handle_size_refused(self.clock(), available);
             }
         }
-        // A driver has more of this server's frames in its buffer.
+        // A driver has further frames of this server in its buffer.
         if !self.vm.engine.status().connected && !self.vm.is_dead() {
             self.fail(Violation::new(Promise::ProtocolKept, "a session ends while a frame is handled"))?;
         }
@@ -156,7 +156,7 @@ impl World<'_> {
         self.vm.engine.handle_missing(self.clock(), fetch);
     }
 
-    /// Loses the newest of the messages in flight, any number of them.
+    /// Loses a random number of the messages in flight, the newest ones.
     fn lose_messages(&mut self) {
         let arriving = self.random.below(self.vm.wire.on_the_way() + 1);
         let wire = &self.vm.wire;
@@ -166,7 +166,7 @@ impl World<'_> {
         }
     }
 
-    /// Returns the present name of the VM's pools.
+    /// Returns the current name of the VM's pools.
     pub(super) fn owner(&self) -> Owner {
         (self.vm.number, self.vm.token)
     }
@@ -175,7 +175,7 @@ impl World<'_> {
         self.connections[connection]
     }
 
-    /// Returns the pool of a connection, unless it has a newer one.
+    /// Returns the pool of a connection, or `None` if its owner has a newer connection.
     fn pool_of(&mut self, server: usize, connection: ConnectionId) -> Option<&mut Pool> {
         let owner = self.connections[connection];
         self.donors[server].pools.get_mut(&owner).filter(|pool| pool.connection == connection)
@@ -191,7 +191,7 @@ impl World<'_> {
         }
     }
 
-    /// Lets nothing through any more, silently: a step of the plan.
+    /// Silently stops delivering messages on the connection: a step of the plan.
     pub(super) fn hang(&mut self) {
         if self.vm.wire.phase == Phase::Up {
             self.note(None, || "the connection hangs".into());
@@ -225,7 +225,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Takes pages from the pools of a server: a step of the plan.
+    /// Removes pages from the pools of a server: a step of the plan.
     pub(super) fn take_pages(&mut self, server: usize, count: u32) {
         self.note(None, || format!("server {server} loses up to {count} pages of each pool"));
         for pool in self.donors[server].pools.values_mut() {
@@ -261,7 +261,7 @@ impl World<'_> {
         self.enter(before);
     }
 
-    /// Cuts a server off for a while, which its clients notice soon: a step of the plan.
+    /// Makes a server unreachable for a while, which its clients notice soon: a step of the plan.
     pub(super) fn away(&mut self, server: usize, ns: u64) {
         self.note(None, || format!("server {server} cannot be reached for {} ms", ns / 1_000_000));
         self.donors[server].gone_until = self.now.plus_ns(ns);
@@ -278,7 +278,7 @@ impl World<'_> {
         self.donors[server].gone_until = self.now.plus_ns(ns);
     }
 
-    /// Tells the client that its connection is gone.
+    /// Notifies the client that its connection is gone.
     pub(super) fn notice(&mut self, connection: ConnectionId) -> Outcome {
         if connection != self.vm.wire.id || self.vm.wire.phase != Phase::Up {
             return Ok(());
@@ -289,7 +289,7 @@ impl World<'_> {
         self.execute()
     }
 
-    /// Closes the client's end.
+    /// Closes the client's end of the connection.
     pub(super) fn drop_connection(&mut self) {
         self.lose_messages();
         self.abandon(self.vm.wire.server, self.vm.wire.id);
@@ -298,7 +298,7 @@ impl World<'_> {
         self.vm.wire = Wire { server: self.vm.wire.server, ..Wire::new() };
     }
 
-    /// Tells a server that a client is gone without a goodbye.
+    /// Marks a client as gone without a goodbye, at its server.
     pub(super) fn abandon(&mut self, server: usize, connection: ConnectionId) {
         let now = self.now;
         let slow_ns = if self.random.one_in(3) { self.random.below(3_000_000_000) } else { 0 };
@@ -308,7 +308,7 @@ impl World<'_> {
         }
     }
 
-    /// Asks a server what it has, for the engine.
+    /// Connects to a server on the engine's behalf, to learn how much memory it has.
     pub(super) fn ask(&mut self, server: ServerNumber) -> Outcome {
         let connection = self.connections.len();
         self.connections.push(self.owner());
@@ -321,7 +321,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Delivers a HELLO to a server: from here on, anything in flight on an older connection is void.
+    /// Delivers a HELLO to a server. From then on, messages in flight on an older connection are void.
     pub(super) fn connect(&mut self, server: ServerNumber, connection: ConnectionId, since: Nanos) -> Outcome {
         let (now, patient) = (self.now, self.now.since_ns(since) < CONNECT_TIMEOUT_NS);
         let at = self.vm.server(server);
@@ -344,7 +344,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Handles a HELLO at the server. Refuses a connection older than the newest.
+    /// Handles a HELLO at the server. Returns `None` if the connection is older than the newest.
     fn welcome(&mut self, at: usize, connection: ConnectionId) -> Option<PoolOffer> {
         let owner = self.connections[connection];
         let lies = self.plan.scenario.faults.lies;
@@ -373,7 +373,7 @@ impl World<'_> {
         }
     }
 
-    /// Delivers a WELCOME to the client, or the news that there is none.
+    /// Delivers the answer to a HELLO to the client. Without an `offer`, the attempt has failed.
     pub(super) fn answer(
         &mut self,
         server: ServerNumber,

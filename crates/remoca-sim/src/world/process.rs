@@ -1,7 +1,7 @@
-//! VM processes die, at any point of their work, and are started again; so do hosts.
+//! VM processes die, at any point of their work, and are restarted; so are hosts.
 //!
 //! Requests of the dead process to a disk take effect later, in part or never, but before its successor gets the
-//! image's lock. The successor then gets all pending requests of the guest, in the order of arrival.
+//! image's lock. The successor then receives all pending requests of the guest, in the order of arrival.
 
 use super::region::{Fuse, Region};
 use super::vm::{cold_engine, warm_engine};
@@ -20,9 +20,9 @@ use std::rc::Rc;
 /// Kind of end of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// Another program takes its place, with nothing of the guest in flight: servers may owe pages.
+    /// Another program replaces it, with no request of the guest in flight. Servers may owe pages.
     Upgraded,
-    /// For a process elsewhere, with nothing in flight.
+    /// A process elsewhere replaces it, with no request in flight.
     Clean,
     Killed,
 }
@@ -42,7 +42,7 @@ impl World<'_> {
         }
     }
 
-    /// Buries a process that died in the course of an event.
+    /// Cleans up after a process that died during an event.
     pub(super) fn bury(&mut self) {
         let kill = self.vm.doom.unwrap_or(Kill { point: Point::Now, down_ns: 0, cold: true, changed: false });
         self.note(None, || "the process dies".into());
@@ -57,7 +57,7 @@ impl World<'_> {
         self.schedule(kill.down_ns, Event::Start);
     }
 
-    /// Removes the process. Messages in flight stay there, as far as they got.
+    /// Removes the process. Its messages in flight stay in the network.
     pub(super) fn end_process(&mut self, end: End) {
         self.lose_session();
         let vm = &mut self.vm;
@@ -110,7 +110,7 @@ impl World<'_> {
         }
     }
 
-    /// Stops all deaths, and starts all processes: the plan is over.
+    /// Cancels all deaths, and starts all processes, because the plan is over.
     pub(super) fn spare(&mut self) {
         if self.vm.up && !self.vm.is_dead() {
             self.vm.fuse.put_out();
@@ -141,14 +141,14 @@ impl World<'_> {
         self.image_changed();
     }
 
-    /// Notes that an image changed while there was no process.
+    /// Notes that an image changed while there was no process: its state is void, unless that rule is left out.
     pub(super) fn image_changed(&mut self) {
         if self.holds(HostRule::ImageUnchanged) {
             self.vm.remains = None;
         }
     }
 
-    /// Starts the process, as soon as it gets the lock of its images.
+    /// Starts the process as soon as it can lock its images.
     pub(super) fn start(&mut self) -> Outcome {
         if self.vm.up || self.vm.moving.is_some() {
             return Ok(());
@@ -163,7 +163,7 @@ impl World<'_> {
         self.start_process()
     }
 
-    /// Starts the process, which has the lock of the images.
+    /// Starts the process, which has locked its images.
     pub(super) fn start_process(&mut self) -> Outcome {
         self.vm.config.guest_memory = PageCount(self.vm.resident);
         let origin = std::mem::replace(&mut self.vm.origin, Origin::Own);
@@ -177,7 +177,7 @@ impl World<'_> {
         self.hand_over_all()
     }
 
-    /// Forgets failed flushes that the guest was told of: a process that starts cold does not know them.
+    /// Cancels the promises about failed flushes that the guest was told of: a process that starts cold does not know them.
     fn forget_flush_failures(&mut self) {
         let vm = &mut self.vm;
         for (disk, failed) in vm.disks.iter_mut().zip(&mut vm.flush_failed) {
@@ -237,7 +237,7 @@ impl World<'_> {
         })
     }
 
-    /// Fails the host of a VM: the process is gone, the guest, and everything that was not durable.
+    /// Fails the host of a VM. The process, the guest, and all data that was not durable are lost.
     fn vm_fails(&mut self) {
         self.vm.moving = None;
         if self.vm.up {
@@ -252,7 +252,7 @@ impl World<'_> {
         }
     }
 
-    /// Checks that every process is there in the end.
+    /// Checks that every process is running at the end.
     pub(super) fn check_up(&mut self) -> Outcome {
         if self.vm.up {
             return Ok(());

@@ -1,13 +1,13 @@
-//! The words of an index, which outlive their process: it can die between any two stores.
+//! The words of an index, which outlive their process. The process can die between any two stores.
 
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 
-/// Never.
+/// Number of stores that is never reached.
 const NEVER: u64 = u64::MAX;
 
-/// Moment of a process's death, and its remains.
+/// The moment of a process's death, and the words that it leaves.
 #[derive(Debug)]
 pub(super) struct Fuse {
     stores_left: Cell<u64>,
@@ -19,7 +19,7 @@ impl Fuse {
         Rc::new(Self { stores_left: Cell::new(NEVER), remains: RefCell::new(None) })
     }
 
-    /// Lets the process die after this many more stores.
+    /// Makes the process die after `stores` more stores.
     pub(super) fn light(&self, stores: u32) {
         self.stores_left.set(u64::from(stores));
     }
@@ -29,12 +29,12 @@ impl Fuse {
         self.stores_left.set(NEVER);
     }
 
-    /// Returns whether it is dead.
+    /// Returns whether the process is dead.
     pub(super) fn has_burnt(&self) -> bool {
         self.remains.borrow().is_some()
     }
 
-    /// Returns its remains; the engine must be dropped before.
+    /// Returns the words that the process left, or `None` if it is not dead. The engine must be dropped before.
     pub(super) fn take_remains(&self) -> Option<Vec<u32>> {
         self.remains.take()
     }

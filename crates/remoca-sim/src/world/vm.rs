@@ -40,12 +40,12 @@ pub(super) struct Knowledge {
     slots: Vec<(SlotIndex, Fingerprint)>,
 }
 
-/// Knowledge of failed flushes of a disk.
+/// What is known about failed flushes of a disk.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FlushFailure {
-    /// Whether the process has heard of one, so that it may report it for ever.
+    /// Whether the process has seen one, so that it may report it for ever.
     pub(super) heard: bool,
-    /// Whether the guest was told of one, so that the process must.
+    /// Whether the guest was told of one, so that the process must keep reporting it.
     pub(super) told: bool,
 }
 
@@ -61,24 +61,24 @@ pub(super) struct Vm<'a> {
     pub(super) resident: u32,
     /// Whether the process runs, and owns the disks.
     pub(super) up: bool,
-    /// Engine of the process; an empty one if there is none.
+    /// Engine of the process; an empty engine if there is no process.
     pub(super) engine: DiskEngine<Region>,
     pub(super) fuse: Rc<Fuse>,
-    /// Words that the last process left, if they may be used.
+    /// Words that the last process left; `None` if they may not be used.
     pub(super) remains: Option<Vec<u32>>,
     /// Writer of these words.
     pub(super) origin: Origin,
-    /// Knowledge of the last process when it died between two events or actions.
+    /// Knowledge of the last process, if it died between two events or actions.
     pub(super) knew: Option<Knowledge>,
-    /// Since when it drains for an upgrade, and takes no requests.
+    /// Start of the drain for an upgrade, in which it accepts no requests; `None` if there is no upgrade.
     pub(super) upgrade_since: Option<Nanos>,
     pub(super) moving: Option<Moving>,
-    /// Death that is to come in one of the next events.
+    /// Death that is due in one of the next events.
     pub(super) doom: Option<Kill>,
-    /// Number of further actions before it dies.
+    /// Number of further actions before it dies; `None` if it does not.
     pub(super) actions_left: Option<u32>,
     pub(super) life: Life,
-    /// How far its clock is ahead.
+    /// Number of nanoseconds that its clock is ahead.
     pub(super) ahead_ns: u64,
     pub(super) timer_at: Option<Nanos>,
     pub(super) wire: Wire,
@@ -86,9 +86,9 @@ pub(super) struct Vm<'a> {
     pub(super) token: u64,
     /// Servers in the operator's list, a bit for each.
     pub(super) listed: u32,
-    /// How often each server was taken out of the list.
+    /// Number of times that each server was removed from the list.
     pub(super) listings: Vec<usize>,
-    /// Attempts to connect that the engine has no answer to.
+    /// Attempts to connect that the engine has not received an answer to.
     pub(super) asked: BTreeMap<ServerNumber, ConnectionId>,
     /// Connections that wait to be used or released.
     pub(super) answered: BTreeMap<ServerNumber, ConnectionId>,
@@ -96,7 +96,7 @@ pub(super) struct Vm<'a> {
     pub(super) outstanding: BTreeMap<FetchId, Outstanding>,
     /// Content of frames that were overwritten since the actions were drained.
     pub(super) captured: Vec<Block>,
-    /// Disk reads that wait for a buffer, each with a number that distinguishes it from others of the same id.
+    /// Disk reads that wait for a buffer, each with a serial number that distinguishes it from others with the same ID.
     pub(super) starved: BTreeMap<RequestId, u64>,
     pub(super) size_asked: bool,
     pub(super) ios: u64,
@@ -157,17 +157,17 @@ impl<'a> Vm<'a> {
         }
     }
 
-    /// Returns whether its process died in the course of this event: then nothing further happens.
+    /// Returns whether its process died during this event. If so, nothing further happens.
     pub(super) fn is_dead(&self) -> bool {
         self.fuse.has_burnt() || self.actions_left == Some(0)
     }
 
-    /// Returns whether the process has already taken this request.
+    /// Returns whether the process has already accepted this request.
     pub(super) fn engine_has(&mut self, id: RequestId) -> bool {
         self.guest.pending(id).is_some_and(|pending| pending.taken.is_some())
     }
 
-    /// Begins a process with this engine.
+    /// Starts a process with this engine.
     pub(super) fn begin(&mut self, engine: DiskEngine<Region>, fuse: Rc<Fuse>) {
         self.engine = engine;
         self.fuse = fuse;
@@ -179,7 +179,7 @@ impl<'a> Vm<'a> {
         }
     }
 
-    /// Returns what its engine knows.
+    /// Returns the knowledge of its engine's index.
     pub(super) fn knowledge(&self) -> Knowledge {
         let index = self.engine.index();
         let blocks = (self.machine.sectors / BLOCK_SECTORS) as u64;
@@ -189,7 +189,8 @@ impl<'a> Vm<'a> {
         Knowledge { blocks, slots: index.queue().collect() }
     }
 
-    /// Returns the number by which the engine knows a server: a new one each time that it comes into the list.
+    /// Returns the number by which the engine knows a server. It is a new one each time that the server is added to
+    /// the list.
     pub(super) fn server_number(&self, server: usize) -> ServerNumber {
         let number = self.listings[server] * self.listings.len() + server;
         ServerNumber(u32::try_from(number).unwrap_or(u32::MAX))
@@ -200,7 +201,7 @@ impl<'a> Vm<'a> {
     }
 }
 
-/// Makes an engine that continues where another process died, unless that one's remains make no sense.
+/// Makes an engine that continues from the words of a dead process. Returns `None` if they are not valid.
 pub(super) fn warm_engine(
     config: &EngineConfig,
     words: Vec<u32>,
@@ -216,7 +217,7 @@ pub(super) fn cold_engine(config: &EngineConfig) -> (DiskEngine<Region>, Rc<Fuse
     (DiskEngine::new(config, region), fuse)
 }
 
-/// Makes a disk with content of its own in most blocks, shared content and zeroes in some.
+/// Makes a disk. Most blocks have unique content, some have shared content or zeroes.
 fn new_disk(vm: usize, disk: u16, sectors: usize) -> ModelDisk {
     let name = disk + 16 * u16::try_from(vm).unwrap_or(0);
     ModelDisk::new((0..sectors).map(|sector| match sector / BLOCK_SECTORS % 8 {

@@ -1,6 +1,6 @@
-//! A memory server that can lie in every way that the protocol leaves it, and in some that it does not.
+//! A memory server that can lie in every way that the protocol allows, and in some that it does not.
 //!
-//! Its pool outlives connections, so that a client that comes back believes what it knows.
+//! Its pool survives connections, so that a client that reconnects trusts what it knows.
 
 use super::machine::Machine;
 use super::wait_until;
@@ -17,11 +17,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-/// What the server does instead of what it should. Can be changed while it runs.
+/// What the server does wrong. Can be changed while it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lie {
     None,
-    /// One byte of every page is another.
+    /// One byte of every page is wrong.
     WrongByte,
     /// The page of some other slot.
     OtherSlot,
@@ -31,13 +31,13 @@ pub enum Lie {
     Zeroes,
     /// No reply, ever.
     Silence,
-    /// It has nothing.
+    /// It reports every page as not found.
     NotFound,
     /// The right page, as the reply to another request.
     WrongRequest,
     /// Every reply twice.
     Twice,
-    /// Each reply comes with pages, sizes, refusals and a new greeting that nobody asked for.
+    /// With each reply come pages, sizes, refusals and a new greeting that were not requested.
     Unasked,
     /// Random bytes in place of a reply.
     Garbage,
@@ -45,26 +45,26 @@ pub enum Lie {
     Oversize,
     /// Half a page, then the end of the connection.
     MidFrame,
-    /// Frames that nobody asked for, without end, along with the replies.
+    /// Unrequested frames, without end, along with the replies.
     Flood,
     /// Errors of every kind, without end, along with the replies.
     ErrorFlood,
     /// Grants one page less than asked for, or one more.
     OddSizes,
-    /// Says that it has more than anybody, and refuses every size.
+    /// Claims to have more memory than any other server, and refuses every size.
     Refuse,
     // At the greeting:
-    /// Takes connections and says nothing.
+    /// Accepts connections and sends nothing.
     Mute,
     /// Speaks versions 7 to 9 only.
     OtherVersion,
-    /// Greets in version 9, which nobody asked for.
+    /// Greets in version 9, which the client did not offer.
     UnaskedVersion,
     /// Greets with impossible figures.
     Boast,
     /// Greets and hangs up.
     HangUp,
-    /// Has as many clients as it may have.
+    /// Refuses because it has its maximum number of clients.
     Busy,
     /// Greets with random bytes.
     GarbageGreeting,
@@ -72,7 +72,7 @@ pub enum Lie {
 
 /// The fake server; ends when dropped.
 pub struct FakeServer {
-    /// For `--server`.
+    /// Address for `--server`.
     pub address: String,
     shared: Arc<Shared>,
     listener: UnixListener,
@@ -82,9 +82,9 @@ pub struct FakeServer {
 struct Shared {
     lie: Mutex<Lie>,
     stop: AtomicBool,
-    /// Connections taken.
+    /// Number of connections accepted.
     connections: AtomicUsize,
-    /// Lies told.
+    /// Number of lies told.
     told: AtomicUsize,
     pool: Mutex<Pool>,
     open: Mutex<Vec<UnixStream>>,
@@ -94,7 +94,7 @@ struct Shared {
 struct Pool {
     npages: u32,
     sends: u64,
-    /// Of each slot: the page, and the one before.
+    /// For each slot, its page and its previous page.
     slots: HashMap<u32, [Box<[u8; PAGE_SIZE]>; 2]>,
 }
 
@@ -127,7 +127,7 @@ impl FakeServer {
         self.shared.told.store(0, SeqCst);
     }
 
-    /// Lies since the last change.
+    /// Returns the number of lies since the last change.
     pub fn told(&self) -> usize {
         self.shared.told.load(SeqCst)
     }
@@ -136,7 +136,7 @@ impl FakeServer {
         self.shared.connections.load(SeqCst)
     }
 
-    /// Begins a new session, with all that the pool holds: nothing is held against the server.
+    /// Makes the VM process begin a new session with the pool's content. Nothing is held against the server.
     pub fn begin_again(&self, machine: &Machine) {
         let before = self.connections();
         self.hang_up();
@@ -149,13 +149,13 @@ impl FakeServer {
     /// Closes all connections.
     pub fn hang_up(&self) {
         for stream in self.shared.open.lock().unwrap().drain(..) {
-            // Fails only if the peer was faster.
+            // Fails only if the peer closed first.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 }
 
-/// Whether reads go to the server: it is there, and not left alone for having been slow.
+/// Returns whether reads go to the server: it is connected, and its breaker is closed.
 pub fn is_trusted(machine: &Machine) -> bool {
     machine.status().server.is_some_and(|server| server.connected && server.breaker == "closed")
 }
@@ -163,7 +163,7 @@ pub fn is_trusted(machine: &Machine) -> bool {
 impl Drop for FakeServer {
     fn drop(&mut self) {
         self.shared.stop.store(true, SeqCst);
-        // Ends `accept`; its path may be gone already.
+        // Ends `accept`; the socket's path may be gone already.
         rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both).unwrap();
         if let Some(thread) = self.accepting.take() {
             let _ = thread.join();
@@ -177,7 +177,7 @@ struct Over;
 
 struct Connection {
     stream: UnixStream,
-    /// Only whole frames are written while it is held.
+    /// Locked while a frame is written, so that frames stay whole.
     out: Arc<Mutex<UnixStream>>,
     shared: Arc<Shared>,
     noise: u32,
@@ -204,7 +204,7 @@ impl Connection {
                 Ok(count) => buffer.filled(count),
             }
         }
-        // Fails only if the peer was faster.
+        // Fails only if the peer closed first.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
@@ -228,7 +228,7 @@ impl Connection {
         self.shared.told.fetch_add(1, SeqCst);
     }
 
-    /// A number that changes with each call.
+    /// Returns a number that changes with each call.
     fn noise(&mut self) -> u32 {
         self.noise = self.noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         self.noise >> 4
@@ -363,7 +363,7 @@ impl Connection {
         Frame::Welcome(Pool::default().welcome()).encode(replies);
     }
 
-    /// Starts the flood of this connection once the lie asks for it; it lasts as long as the lie.
+    /// Starts the flood of this connection if the lie asks for it. It lasts as long as the lie.
     fn flood(&mut self) {
         let lie = *self.shared.lie.lock().unwrap();
         if self.flooding || !matches!(lie, Lie::Flood | Lie::ErrorFlood) {
@@ -381,7 +381,7 @@ impl Connection {
                     return;
                 }
                 shared.told.fetch_add(1, SeqCst);
-                // The replies must get in between.
+                // Allows replies to get in between.
                 std::thread::yield_now();
             }
         });

@@ -1,4 +1,4 @@
-//! A file system with one file, whose server stops to answer when it is told to: FUSE, spoken directly to the kernel.
+//! A file system with one file, whose server stops answering on command: FUSE, spoken directly to the kernel.
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use std::ffi::CString;
@@ -15,7 +15,7 @@ const FILE: u64 = 2;
 const HEADER: usize = 40;
 const MESSAGE_MAX: usize = 1 << 20;
 
-/// Requests of the kernel that are told apart.
+/// Request kinds that the server distinguishes.
 pub const GETATTR: u32 = 3;
 pub const READ: u32 = 15;
 const LOOKUP: u32 = 1;
@@ -32,7 +32,7 @@ const INTERRUPT: u32 = 36;
 const BATCH_FORGET: u32 = 42;
 const FALLOCATE: u32 = 43;
 
-/// The mounted file system. Dropped, it is gone, and whoever waits for it gets an error.
+/// The mounted file system. When dropped it is unmounted, and processes that wait for it get an error.
 pub struct HangingFs {
     folder: TempDir,
     server: Arc<Mutex<Server>>,
@@ -40,7 +40,7 @@ pub struct HangingFs {
 }
 
 struct Server {
-    /// `None`: the connection is cut.
+    /// `None` if the connection is cut.
     kernel: Option<File>,
     content: Vec<u8>,
     hangs: bool,
@@ -51,7 +51,7 @@ struct Server {
 }
 
 impl HangingFs {
-    /// Mounts a file of so many zeroes.
+    /// Mounts a file system whose file has `bytes` zeroes.
     pub fn mount(bytes: usize) -> Self {
         let is_root = rustix::process::geteuid().is_root();
         assert!(is_root, "this test mounts a FUSE file system: run it as root");
@@ -79,22 +79,22 @@ impl HangingFs {
         self.folder.path().join("image")
     }
 
-    /// Nothing is answered from now on.
+    /// Stops answering requests.
     pub fn hang(&self) {
         self.server.lock().unwrap().hangs = true;
     }
 
-    /// Everything is answered, what came meanwhile too.
+    /// Answers all requests again, including those that came meanwhile.
     pub fn go_on(&self) {
         self.server.lock().unwrap().go_on();
     }
 
-    /// Requests of a kind that wait for an answer.
+    /// Returns the number of requests of a kind that wait for an answer.
     pub fn held(&self, kind: u32) -> usize {
         self.server.lock().unwrap().held.iter().filter(|request| word(request, 4) == kind).count()
     }
 
-    /// Requests of a kind so far.
+    /// Returns the number of requests of a kind so far.
     pub fn asked(&self, kind: u32) -> usize {
         self.server.lock().unwrap().asked.iter().filter(|asked| **asked == kind).count()
     }
@@ -137,9 +137,9 @@ impl Server {
             INIT => Ok(initial()),
             LOOKUP if body == b"image\0" => Ok([entry(), self.attributes(FILE)].concat()),
             LOOKUP => Err(libc::ENOENT),
-            // Valid for no time: each look at the file asks.
+            // The attributes are valid for no time, so each look at the file asks for them.
             GETATTR | SETATTR => Ok([vec![0; 16], self.attributes(long(request, 16))].concat()),
-            // Direct I/O alone.
+            // Only direct I/O.
             OPEN => Ok([&[0; 8][..], &1_u32.to_le_bytes(), &[0; 4]].concat()),
             READ => {
                 let start = (long(body, 8) as usize).min(self.content.len());
@@ -151,7 +151,7 @@ impl Server {
                 self.content[start..start + length].copy_from_slice(&body[40..40 + length]);
                 Ok([&(length as u32).to_le_bytes()[..], &[0; 4]].concat())
             }
-            // Zeroes, whether it is a hole that was asked for or not. It never grows.
+            // Zeroes the range, whether or not a hole was requested. The file never grows.
             FALLOCATE => {
                 let start = (long(body, 8) as usize).min(self.content.len());
                 let end = (start + long(body, 16) as usize).min(self.content.len());
@@ -166,7 +166,7 @@ impl Server {
         let length = (16 + answer.len()) as u32;
         let header = [&length.to_le_bytes()[..], &error.to_le_bytes(), &request[8..16]].concat();
         if let Some(kernel) = &mut self.kernel {
-            // Whoever asked may be gone.
+            // The process that asked may have ended.
             let _ = kernel.write(&[header, answer].concat());
         }
     }
@@ -182,7 +182,7 @@ impl Server {
     }
 }
 
-/// Version 7.31; reads in parallel, writes above 4 KiB.
+/// Returns the answer to INIT: version 7.31, parallel reads, writes above 4 KiB.
 fn initial() -> Vec<u8> {
     let mut words = [0_u32; 16];
     words[..4].copy_from_slice(&[7, 31, 0, 1 | 1 << 5]);
@@ -192,7 +192,7 @@ fn initial() -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// The file, valid for no time.
+/// Returns the directory entry of the file, valid for no time.
 fn entry() -> Vec<u8> {
     [FILE, 0, 0, 0, 0].iter().flat_map(|word| word.to_le_bytes()).collect()
 }

@@ -1,4 +1,4 @@
-//! What the tests share: programs, a machine with a model of its disks, and a memory server that lies.
+//! Shared parts of the tests: programs, a machine with a model of its disks, and a memory server that lies.
 
 pub mod fake_server;
 pub mod hanging_fs;
@@ -10,10 +10,10 @@ pub mod syscalls;
 
 use std::time::{Duration, Instant};
 
-/// Long enough for any machine, however busy; a test that waits so long has failed.
+/// Long enough for any machine, however busy. A test that waits this long has failed.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits until `done`, or fails the test.
+/// Waits until `done` returns true. Fails the test after [`PATIENCE`].
 #[track_caller]
 pub fn wait_until(what: &str, done: impl FnMut() -> bool) {
     wait_at_most(PATIENCE, what, done);

@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 pub const BLOCK: usize = 4096;
-/// Old contents of blocks that are remembered, for the guest to lie with.
+/// Number of old contents that are remembered, for the guest to lie with.
 const STALE_MAX: usize = 512;
-/// Blocks that the guest is taken to hold in its page cache.
+/// Number of blocks that the guest is assumed to hold in its page cache.
 const HELD_MAX: usize = 1024;
 /// The longest read or write.
 const LENGTH_MAX: usize = 64 << 10;
@@ -33,13 +33,13 @@ pub struct Request {
 pub struct Model {
     pub bytes: Vec<u8>,
     sector: usize,
-    /// Numbers of blocks that the guest read or wrote lately, whole.
+    /// Numbers of blocks that the guest read or wrote as a whole recently.
     held: VecDeque<usize>,
     stale: VecDeque<Vec<u8>>,
 }
 
 impl Model {
-    /// A disk of so many blocks: some empty, some with equal content, most random.
+    /// Returns a model of `blocks` blocks: some empty, some with equal content, most random.
     pub fn new(blocks: usize, sector: usize, random: &mut Random) -> Self {
         let twins: Vec<Vec<u8>> = (0..8).map(|_| random.bytes(BLOCK)).collect();
         let mut bytes = vec![0; blocks * BLOCK];
@@ -57,17 +57,17 @@ impl Model {
         &self.bytes[number * BLOCK..(number + 1) * BLOCK]
     }
 
-    /// A block that the guest has in its page cache, if any.
+    /// Returns a block that the guest has in its page cache, or `None` if it has none.
     pub fn held_block(&self, random: &mut Random) -> Option<usize> {
         (!self.held.is_empty()).then(|| self.held[random.below(self.held.len())])
     }
 
-    /// What some block held before it was written.
+    /// Returns what some block held before it was written, or `None` if no block was written.
     pub fn stale_content(&self, random: &mut Random) -> Option<Vec<u8>> {
         (!self.stale.is_empty()).then(|| self.stale[random.below(self.stale.len())].clone())
     }
 
-    /// Requests that may be in flight at once: modifications overlap no other modification.
+    /// Returns requests that may be in flight at once: no two modifications overlap.
     pub fn requests(&self, count: usize, random: &mut Random) -> Vec<Request> {
         let mut requests: Vec<Request> = Vec::new();
         while requests.len() < count {
@@ -91,7 +91,8 @@ impl Model {
         requests
     }
 
-    /// Mostly whole blocks, mostly in the first quarter of the disk, so that blocks come again.
+    /// Returns a range: mostly whole blocks, mostly in the first quarter of the disk, so that blocks are used
+    /// repeatedly.
     fn range(&self, random: &mut Random) -> Range<usize> {
         let blocks = self.bytes.len() / BLOCK;
         let first = if random.one_in(4) { random.below(blocks) } else { random.below(blocks / 4) } * BLOCK;
@@ -106,14 +107,14 @@ impl Model {
         start..(start + length).min(self.bytes.len())
     }
 
-    /// Random bytes, or a copy of what lies elsewhere on the disk.
+    /// Returns random bytes, or a copy of other data of the disk.
     fn new_content(&self, length: usize, random: &mut Random) -> Vec<u8> {
         let start = random.below((self.bytes.len() - length) / BLOCK + 1) * BLOCK;
         if random.one_in(5) { self.bytes[start..start + length].to_vec() } else { random.bytes(length) }
     }
 
-    /// The first byte that a read of `range` must not have brought, if any: each must be what it was, or what a
-    /// concurrent one of `requests` makes it.
+    /// Returns the first wrong byte that a read of `range` got, or `None` if all bytes are right. A right byte is the
+    /// old one, or what one of the concurrent `requests` makes of it.
     pub fn first_wrong_byte(&self, range: &Range<usize>, got: &[u8], requests: &[Request]) -> Option<usize> {
         if self.bytes[range.clone()] == *got {
             return None;
@@ -124,7 +125,7 @@ impl Model {
         })
     }
 
-    /// `request` completed, and nothing of it is under way any more. For a discard, see [`Self::adopt`].
+    /// Applies `request`, which has completed and is no longer in flight. For a discard, see [`Self::adopt`].
     pub fn apply(&mut self, request: &Request) {
         let range = request.range.clone();
         let covered = range.start.div_ceil(BLOCK)..range.end / BLOCK;
@@ -145,8 +146,8 @@ impl Model {
         }
     }
 
-    /// What a discarded range holds is for the disk to say, and then stays: each byte is what it was, or zero. The first
-    /// that is neither, if any.
+    /// Adopts what the disk returns for a discarded range: each byte is what it was, or zero, and then stays. Returns
+    /// the first byte that is neither, or `None` if there is none.
     pub fn adopt(&mut self, range: &Range<usize>, got: &[u8]) -> Option<usize> {
         let wrong = range.clone().zip(got).find(|&(at, &byte)| byte != 0 && byte != self.bytes[at]);
         self.bytes[range.clone()].copy_from_slice(got);

@@ -1,4 +1,4 @@
-//! `remoca` as child processes, and what they say.
+//! `remoca` as child processes, and their output.
 
 use super::{PATIENCE, wait_at_most, wait_until};
 use remoca_protocol::control::Status;
@@ -18,7 +18,7 @@ pub use rustix::process::Signal;
 /// The program under test.
 pub const REMOCA: &str = env!("CARGO_BIN_EXE_remoca");
 
-/// A command whose process dies with the test.
+/// Returns a command whose process dies with the test.
 pub fn command(binary: impl AsRef<Path>) -> Command {
     let mut command = Command::new(binary.as_ref());
     command.env_remove("REMOCA_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
@@ -32,16 +32,16 @@ pub fn command(binary: impl AsRef<Path>) -> Command {
     command
 }
 
-/// In a process of its own: had this one the file open for writing while another test forks, the child would keep it so until
-/// its `exec`, and a file that is written is not started.
+/// Copies a program in a separate process. If this process had the file open for writing while another test forks,
+/// the child would keep it open until its `exec`, and a file that is open for writing cannot be executed.
 pub fn install(source: &Path, target: &Path) {
     assert!(command("install").args(["-m", "755"]).args([source, target]).status().unwrap().success());
 }
 
-/// The descriptor that [`pass`] makes: a number that nothing here has.
+/// Descriptor number that [`pass`] uses; no file here has it.
 pub const PASSED: &str = "900";
 
-/// Gives the process of `command` a copy of `file` as descriptor [`PASSED`]. Nobody else's child gets one.
+/// Passes a copy of `file` to the process of `command` as descriptor [`PASSED`]. No other child gets one.
 pub fn pass<'c>(command: &'c mut Command, file: &impl AsRawFd) -> &'c mut Command {
     let (fd, number) = (file.as_raw_fd(), PASSED.parse().unwrap());
     // SAFETY: dup2 is a system call, allowed between fork and exec; it touches no memory.
@@ -53,13 +53,14 @@ pub fn pass<'c>(command: &'c mut Command, file: &impl AsRawFd) -> &'c mut Comman
     }
 }
 
-/// Runs `remoca` to its end.
+/// Runs `remoca` to its end, and returns its output.
 #[track_caller]
 pub fn run<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Output {
     run_command(command(REMOCA).args(arguments))
 }
 
-/// Runs a command to its end; a program that goes on running where it should have refused is killed and fails the test.
+/// Runs a command to its end. A program that keeps running where it should have refused is killed, and fails the
+/// test.
 #[track_caller]
 pub fn run_command(command: &mut Command) -> Output {
     run_within(PATIENCE, command)
@@ -79,7 +80,7 @@ pub fn run_within(patience: Duration, command: &mut Command) -> Output {
     Output { status: status.unwrap(), stdout: std::fs::read(out).unwrap(), stderr: std::fs::read(err).unwrap() }
 }
 
-/// The words of a refusal: exit code `code`, nothing on standard output, no panic, and `words` on standard error.
+/// Checks a refusal: exit code `code`, nothing on standard output, no panic, and `words` on standard error.
 #[track_caller]
 pub fn expect_refusal(output: &Output, code: i32, words: &[&str]) {
     let said = String::from_utf8_lossy(&output.stderr);
@@ -96,7 +97,7 @@ struct Killed(Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        // Both fail only if it has ended.
+        // Both fail only if the process has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -106,12 +107,12 @@ impl Drop for Killed {
 pub struct Program {
     child: Killed,
     name: PathBuf,
-    /// Open, so that it can be shown when its folder is gone.
+    /// Kept open, so that it can be shown when its folder is gone.
     log: File,
 }
 
 impl Program {
-    /// `log` gets both of its outputs; an older log is kept.
+    /// Starts the command with both outputs appended to `log`.
     pub fn start(command: &mut Command, log: &Path) -> Self {
         let file = File::options().create(true).append(true).read(true).open(log).unwrap();
         command.stdout(file.try_clone().unwrap()).stderr(file.try_clone().unwrap());
@@ -122,7 +123,7 @@ impl Program {
         self.child.0.id()
     }
 
-    /// Memory that it has now.
+    /// Returns the process's resident memory, in bytes.
     pub fn resident_bytes(&self) -> u64 {
         let statm = std::fs::read_to_string(format!("/proc/{}/statm", self.pid())).unwrap();
         statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
@@ -132,27 +133,27 @@ impl Program {
         self.child.0.try_wait().unwrap().is_none()
     }
 
-    /// Everything it said so far, and its predecessors with the same log.
+    /// Returns everything that the process, and its predecessors with the same log, wrote so far.
     pub fn log(&self) -> String {
         let mut text = vec![0; self.log.metadata().unwrap().len() as usize];
         self.log.read_exact_at(&mut text, 0).unwrap();
         String::from_utf8_lossy(&text).into_owned()
     }
 
-    /// kill -9.
+    /// Kills the process with SIGKILL.
     pub fn kill(&mut self) {
         self.child.0.kill().unwrap();
         self.child.0.wait().unwrap();
     }
 
-    /// Sends a signal. After [`Signal::STOP`] nothing of the program runs any more.
+    /// Sends a signal. After [`Signal::STOP`], returns when no thread of the program runs.
     #[track_caller]
     pub fn signal(&self, signal: Signal) {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.child.0), signal).unwrap();
         if signal == Signal::STOP {
             let tasks = PathBuf::from(format!("/proc/{}/task", self.pid()));
             let has_stopped = |task: PathBuf| {
-                // A thread that has just ended has no file any more.
+                // A thread that has just ended no longer has a file.
                 let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
                 stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with('T'))
             };
@@ -162,7 +163,7 @@ impl Program {
         }
     }
 
-    /// Asks it to end, and expects that it does so in good order.
+    /// Asks the process to end, and expects that it does so in good order.
     #[track_caller]
     pub fn terminate(&mut self) {
         self.signal(Signal::TERM);
@@ -174,26 +175,26 @@ impl Program {
         assert_eq!(status.unwrap().code(), Some(0), "{}", self.log());
     }
 
-    /// A line `name:   1234 kB` of /proc/PID/status, in bytes.
+    /// Returns the value of a line `name:   1234 kB` of /proc/PID/status, in bytes.
     pub fn memory(&self, name: &str) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
         let line = text.lines().find(|line| line.starts_with(name)).unwrap();
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
     }
 
-    /// How often each of its threads got a processor or gave it up.
+    /// Returns how often each thread of the process got or gave up a processor.
     fn switches(&self) -> Vec<(PathBuf, String)> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
         let switches = tasks.map(|task| {
             let task = task.unwrap().path();
-            // A thread that has just ended has no file any more.
+            // A thread that has just ended no longer has a file.
             let text = std::fs::read_to_string(task.join("status")).unwrap_or_default();
             (task, text.lines().filter(|line| line.contains("ctxt_switches")).collect())
         });
         switches.collect()
     }
 
-    /// Waits until none of its threads wakes up while one looks and looks.
+    /// Waits until no thread of the process wakes up during many looks in a row.
     #[track_caller]
     pub fn wait_until_asleep(&self) {
         const LOOKS: usize = 2000;
@@ -207,10 +208,10 @@ impl Program {
         }
     }
 
-    /// Whether it waits for some peer to take more.
+    /// Returns whether the process waits for a peer to accept more data.
     pub fn waits_to_write(&self) -> bool {
         let files = std::fs::read_dir(format!("/proc/{}/fdinfo", self.pid())).unwrap();
-        // A descriptor may have gone meanwhile.
+        // A descriptor may have been closed meanwhile.
         let texts = files.filter_map(|file| std::fs::read_to_string(file.unwrap().path()).ok());
         let waits = |line: &str| {
             let (_, events) = line.strip_prefix("tfd:")?.split_once("events:")?;
@@ -220,7 +221,7 @@ impl Program {
         texts.into_iter().any(|text| text.lines().any(|line| waits(line) == Some(true)))
     }
 
-    /// Returns how long its timer lets it sleep if nothing else wakes it.
+    /// Returns how long the process's timer allows it to sleep if nothing else wakes it.
     pub fn sleeps_for(&self) -> Duration {
         let files = format!("/proc/{}/fd", self.pid());
         let is_timer =
@@ -242,7 +243,7 @@ impl Drop for Program {
     }
 }
 
-/// A `remoca serve`.
+/// A running `remoca serve`.
 pub struct Serve {
     pub program: Program,
     pub address: String,
@@ -251,12 +252,12 @@ pub struct Serve {
 }
 
 impl Serve {
-    /// At the Unix socket `server` in `folder`.
+    /// Starts a server at the Unix socket `server` in `folder`.
     pub fn start(folder: &Path, memory: &str) -> Self {
         Self::start_at(folder, memory, &format!("unix:{}", folder.join("server").display()))
     }
 
-    /// With more options.
+    /// Starts a server with more options.
     pub fn start_with(folder: &Path, memory: &str, options: &[&str]) -> Self {
         Self::start_by(folder, memory, &format!("unix:{}", folder.join("server").display()), options)
     }
@@ -287,12 +288,12 @@ impl Serve {
         program
     }
 
-    /// Starts it again, after it was killed or terminated.
+    /// Restarts the server, after it was killed or terminated.
     pub fn restart(&mut self) {
         self.program = Self::spawn(&self.folder, &self.arguments);
     }
 
-    /// What the server says of itself.
+    /// Returns the server's status.
     pub fn status(&self) -> Value {
         let mut text = String::new();
         let mut stream = UnixStream::connect(self.folder.join("server.ctl")).unwrap();
@@ -300,14 +301,14 @@ impl Serve {
         serde_json::from_str(&text).unwrap()
     }
 
-    /// Pages that some pool has.
+    /// Returns the number of pages that pools have.
     pub fn pages_given(&self) -> u64 {
         let status = self.status();
         status["pages"].as_u64().unwrap() - status["pages_free"].as_u64().unwrap()
     }
 }
 
-/// An nbdkit that serves one file in blocks of a size.
+/// An nbdkit that serves one file in blocks of a given size.
 pub struct Nbdkit {
     pub program: Program,
     socket: PathBuf,
@@ -321,7 +322,7 @@ impl Nbdkit {
     }
 
     pub fn start_in_blocks(socket: &Path, image: &Path, block: usize) -> Self {
-        // What a killed predecessor left.
+        // Removes what a killed predecessor left.
         let _ = std::fs::remove_file(socket);
         let mut command = command("nbdkit");
         command.args(["-f", "--filter=blocksize-policy", "-U"]).arg(socket).arg("file").arg(image);
@@ -335,28 +336,28 @@ impl Nbdkit {
         Self { program, socket: socket.into(), image: image.into(), block }
     }
 
-    /// For `--image`.
+    /// Returns the URI for `--image`.
     pub fn uri(&self) -> String {
         format!("nbd+unix:///?socket={}", self.socket.display())
     }
 
-    /// Starts it again, after it was killed.
+    /// Restarts nbdkit, after it was killed.
     pub fn restart(&mut self) {
         *self = Self::start_in_blocks(&self.socket, &self.image, self.block);
     }
 }
 
-/// Sends bytes to a control socket, and returns the answer. Nothing is said if the process closes without one.
+/// Sends bytes to a control socket, and returns the answer. It is empty if the process closes without one.
 pub fn ask_raw(socket: &Path, bytes: &[u8]) -> String {
     let mut stream = UnixStream::connect(socket).unwrap();
-    // It may stop listening before it has everything.
+    // The process may stop reading before it has everything.
     let _ = stream.write_all(bytes);
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
     String::from_utf8(answer).unwrap()
 }
 
-/// Status of the VM process at `socket`.
+/// Returns the status of the VM process at `socket`.
 #[track_caller]
 pub fn status(socket: &Path) -> Status {
     let answer = ask_raw(socket, b"{\"op\":\"status\"}\n");

@@ -1,7 +1,7 @@
 //! Reproducible random numbers (splitmix64).
 
 /// A source of numbers from a seed, which is printed: the test runner shows it when the test fails. REMOCA_TEST_SEED
-/// is added to it, for as many different runs as one likes.
+/// is added to the seed, to allow any number of different runs.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -20,12 +20,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// 0 .. `end`.
+    /// Returns a number in 0 .. `end`.
     pub fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
 
-    /// True once in `n`.
+    /// Returns true once in `n` calls on average.
     pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }

@@ -1,7 +1,7 @@
-//! The system calls of one thread, as a tracer sees them: what is called, and on what.
+//! The system calls of one thread, as a tracer sees them: which calls, and on what.
 //!
-//! The tracer is a process of its own, this test program once more. In the test's process each `waitpid` for a child that is
-//! traced would get what is the tracer's.
+//! The tracer is a separate process, another run of this test program. In the test's process, each `waitpid` for a
+//! traced child would receive the tracer's events.
 
 use super::program::{Program, command};
 use super::wait_until;
@@ -11,31 +11,32 @@ use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// What a process is given that is to be a tracer: the thread, and the file that gets what it saw.
+/// Environment variables of a tracer process: the thread, and the file that it writes its findings to.
 const THREAD: &str = "REMOCA_TEST_TRACED_THREAD";
 const SEEN: &str = "REMOCA_TEST_TRACE";
 
-/// Where a call has its descriptor.
+/// Which argument of a call names its object, and whether the call waits.
 #[derive(Clone, Copy, PartialEq)]
 enum On {
     Nothing,
-    /// The first argument.
+    /// The first argument is a descriptor.
     First,
-    /// The same, and the call waits for it unless it is told not to: by the descriptor, or by this argument.
+    /// The first argument is a descriptor, and the call waits for it unless the descriptor or this argument says
+    /// otherwise.
     Waits(Option<usize>),
-    /// A mapping: of this argument's file, unless it is of none.
+    /// A mapping: of the file in this argument, unless it is anonymous.
     Mapped(usize),
     /// The first argument is a path.
     Path,
-    /// The second one is; if that is empty, it is about the first.
+    /// The second argument is a path. If it is empty, the call is on the first argument.
     PathAt,
-    /// The first argument, with the command that is the second.
+    /// The first argument is a descriptor, the second a command.
     Command,
-    /// Nothing, and it waits for as long as this argument says.
+    /// No descriptor; the call waits for as long as this argument says.
     WaitsFor(usize),
-    /// It waits where the operation, the second argument, says so.
+    /// The call waits if the operation, its second argument, says so.
     Futex,
-    /// The first one is a ring; it waits for as many completions as the third argument says.
+    /// The first argument is a ring. The call waits for as many completions as the third argument says.
     Ring,
 }
 
@@ -75,7 +76,7 @@ calls! {
     SYS_exit_group On::Nothing,
 }
 
-/// What is done by `fcntl`.
+/// Names of the `fcntl` commands.
 const COMMANDS: &[(i32, &str)] = &[
     (libc::F_DUPFD, "F_DUPFD"),
     (libc::F_DUPFD_CLOEXEC, "F_DUPFD_CLOEXEC"),
@@ -87,14 +88,14 @@ const COMMANDS: &[(i32, &str)] = &[
     (libc::F_OFD_SETLK, "F_OFD_SETLK"),
 ];
 
-/// A tracer at work.
+/// A running tracer.
 pub struct Tracer {
     process: Program,
     seen: PathBuf,
 }
 
 impl Tracer {
-    /// Traces a thread from its next look for events on. `folder` is the tracer's.
+    /// Starts to trace a thread. Tracing begins at its next wait for events. `folder` belongs to the tracer.
     ///
     /// # Panics
     /// If the thread cannot be traced.
@@ -112,7 +113,7 @@ impl Tracer {
         Self { process, seen }
     }
 
-    /// Returns what was called, and on what, while `wake` makes the thread call something more.
+    /// Ends the tracer, and returns the calls with their objects. `wake` must make the thread call something more.
     #[track_caller]
     pub fn end(mut self, mut wake: impl FnMut()) -> BTreeSet<String> {
         std::fs::write(self.seen.with_extension("end"), "").unwrap();
@@ -129,7 +130,7 @@ impl Tracer {
     }
 }
 
-/// Is the tracer, if this process was started as one.
+/// Runs as the tracer, if this process was started as one.
 pub fn be_tracer() {
     let (Ok(thread), Some(seen)) = (std::env::var(THREAD), std::env::var_os(SEEN)) else { return };
     let (thread, seen) = (thread.parse().unwrap(), PathBuf::from(seen));
@@ -162,16 +163,16 @@ fn ptrace(request: libc::c_uint, thread: i32, address: usize, data: usize) -> io
     }
 }
 
-/// Why the thread stands still.
+/// Why the thread is stopped.
 enum Stop {
     /// It begins or ends a system call.
     Call,
-    /// It is about to get this signal.
+    /// It is about to receive this signal.
     Signal(usize),
     Event,
 }
 
-/// Waits until the thread stops; `None` if it has ended.
+/// Waits until the thread stops. Returns `None` if it has ended.
 fn wait(thread: i32) -> Option<Stop> {
     let mut status = 0;
     // SAFETY: the call writes to `status` alone.
@@ -186,7 +187,7 @@ fn wait(thread: i32) -> Option<Stop> {
     })
 }
 
-/// Keeps the call that begins. What is done before the first look for events is a start, which may wait.
+/// Records the call that begins. Calls before the first wait for events are part of the start, which may wait.
 fn note(thread: i32, calls: &mut BTreeSet<String>, is_in_loop: &mut bool) {
     // SAFETY: a plain C structure, for which all zero is a valid value.
     let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
@@ -249,7 +250,7 @@ fn describe(thread: i32, number: libc::c_long, arguments: &[u64; 6]) -> String {
     }
 }
 
-/// What a descriptor of the traced process is.
+/// Returns the kind of a descriptor of the traced process.
 fn kind(thread: i32, on: RawFd) -> String {
     let link = std::fs::read_link(format!("/proc/{thread}/fd/{on}")).unwrap_or_default();
     let link = link.to_string_lossy();
@@ -261,7 +262,7 @@ fn kind(thread: i32, on: RawFd) -> String {
     }
 }
 
-/// Which kind of file is at a path.
+/// Returns the kind of the file at a path.
 fn kind_of_path(path: &str) -> String {
     let path = path.trim_end_matches(" (deleted)");
     let name = path.rsplit('/').next().unwrap_or_default();
@@ -280,14 +281,14 @@ fn is_nonblocking(thread: i32, on: RawFd) -> bool {
     i32::from_str_radix(flags, 8).unwrap() & libc::O_NONBLOCK != 0
 }
 
-/// A text in the traced process's memory.
+/// Returns a text in the traced process's memory.
 fn text(thread: i32, address: u64) -> String {
     let bytes = bytes(thread, address, 512);
     let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).into_owned()
 }
 
-/// Up to so many bytes of it.
+/// Returns at most `most` bytes of the traced process's memory.
 fn bytes(thread: i32, address: u64, most: usize) -> Vec<u8> {
     let memory = std::fs::File::open(format!("/proc/{thread}/mem")).unwrap();
     let mut bytes = vec![0; most];

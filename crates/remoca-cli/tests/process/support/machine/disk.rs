@@ -23,13 +23,14 @@ pub struct VirtualDisk {
 }
 
 impl VirtualDisk {
-    /// Makes the image of disk `number` in `folder`, with random content, and what serves it.
+    /// Makes the image of disk `number` in `folder`, with random content, and starts its NBD server if the setup has
+    /// one.
     pub fn new(folder: &Path, setup: &Setup, number: usize, random: &mut Random) -> Self {
         let sector = setup.sectors[number];
         let model = Model::new(setup.blocks, sector, random);
         let image = folder.join(format!("image{number}"));
         std::fs::write(&image, &model.bytes).unwrap();
-        // The process bypasses the page cache, and takes what is there for another program's.
+        // The process bypasses the page cache, and would take a later write-back for another program's write.
         std::fs::File::open(&image).unwrap().sync_all().unwrap();
         let options = Options { queue_count: 2, queue_size: 32, data_bytes: 64 << 10, ..Options::default() };
         let nbd =
@@ -59,7 +60,7 @@ impl VirtualDisk {
         ticket
     }
 
-    /// Reads and waits.
+    /// Reads a range, and waits for the data.
     pub fn read(&mut self, range: &Range<usize>) -> Vec<u8> {
         let ticket = self.submit_read(range);
         self.finish_read(ticket, range.len())

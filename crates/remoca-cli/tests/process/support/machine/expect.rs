@@ -9,7 +9,7 @@ use remoca_frontend::testing::Command;
 use std::fs::OpenOptions;
 
 impl Machine {
-    /// Waits until the state file says of every image that nothing is being written to it.
+    /// Waits until the state file records for every image that no write to it is in progress.
     #[track_caller]
     pub fn settle(&self) {
         for disk in 0..self.disks.len() {
@@ -17,7 +17,7 @@ impl Machine {
         }
     }
 
-    /// Returns the record that the state file has of a disk.
+    /// Returns the state file's record of a disk.
     pub fn record_of_disk(&self, disk: usize) -> DiskRecord {
         let file = OpenOptions::new().read(true).write(true).open(self.state()).unwrap();
         let header = Header::map(&file, self.disks.len().try_into().unwrap()).unwrap();
@@ -25,8 +25,8 @@ impl Machine {
         header.disk(DiskIndex(disk.try_into().unwrap()))
     }
 
-    /// Nothing was wrong, every evicted page is accounted for, and with the process gone the images hold what the model
-    /// says.
+    /// Ends the machine. Expects that nothing was wrong, that every evicted page is accounted for, and that the
+    /// images hold what the model says once the process is gone.
     #[track_caller]
     pub fn finish(mut self) {
         self.expect_no_harm();
@@ -54,7 +54,7 @@ impl Machine {
         assert!(self.outcome.wrong == 0 && self.outcome.errors == 0, "{:#?}", self.outcome);
     }
 
-    /// reported = admitted + duplicate + zero + unmatched + dropped, and reported is what was sent.
+    /// Expects that reported = admitted + duplicate + zero + unmatched + dropped, and that reported is what was sent.
     #[track_caller]
     fn expect_account(&self) {
         let counters = self.status().counters;

@@ -1,4 +1,4 @@
-//! Deaths and moves of the VM process: it is started again, or the guest goes on at another one.
+//! Deaths and moves of the VM process: it is restarted, or the guest continues at another VM process.
 
 use super::Machine;
 use super::setup::{socket, spawn};
@@ -44,7 +44,8 @@ impl Machine {
         Other { program, host }
     }
 
-    /// Stops all queues, as a hypervisor does that has copied all memory: answered when they are drained.
+    /// Stops all queues, as a hypervisor does after it has copied all memory. Each stop is answered when the queue is
+    /// drained.
     pub fn stop_queues(&mut self) {
         for guest in self.guests() {
             for queue in 0..guest.queues.len() {
@@ -53,7 +54,7 @@ impl Machine {
         }
     }
 
-    /// Starts them again, at the same VM process.
+    /// Starts the queues again, at the same VM process.
     pub fn start_queues(&mut self) {
         for guest in self.guests() {
             for queue in 0..guest.queues.len() {
@@ -63,7 +64,7 @@ impl Machine {
         }
     }
 
-    /// The guest, whose queues are stopped, goes on at the other VM process, and what it left becomes the other one.
+    /// Moves the guest, whose queues are stopped, to the other VM process. Returns the process that it left.
     pub fn move_to(&mut self, other: Other) -> Other {
         self.guests().for_each(TestGuest::move_away);
         let Other { program, host } = other;
@@ -75,12 +76,13 @@ impl Machine {
             disk.socket = socket(&self.host, number);
         }
         self.attach();
-        // What it counted when the guest was there before.
+        // The process may have counted pages when the guest was there before.
         self.pages_sent = self.counter("evictions_reported");
         left
     }
 
-    /// Waits until the guest waits for nothing, and brings back what is lost meanwhile: the process, connections to it.
+    /// Waits until no request of the guest is in flight. Meanwhile restores what is lost: the process, and
+    /// connections to it.
     pub fn outlive(&mut self) {
         let give_up_at = Instant::now() + PATIENCE;
         while self.outlives && self.is_waiting() {
@@ -101,12 +103,12 @@ impl Machine {
         is_waiting
     }
 
-    /// Starts the process again if it has died, and connects again what is not connected.
+    /// Restarts the process if it has died, and reconnects the guests that are disconnected.
     pub fn come_back(&mut self) {
         if !self.program.is_running() {
             self.deaths += usize::from(!self.image_was_in_use());
             if let Some(at) = self.setup.arguments.iter().position(|argument| argument == "--kill-at") {
-                // What it died of, its successor does not.
+                // The successor must not die of the same option.
                 self.setup.arguments.drain(at..at + 2);
             }
             self.program = spawn(&self.setup, &self.host, &self.disks, &[]);

@@ -1,4 +1,4 @@
-//! What the guest of a machine does: rounds of requests and of evicted pages, and what went wrong in them.
+//! What the guest of a machine does: rounds of requests and of evicted pages, and a record of what went wrong.
 
 use super::Machine;
 use super::disk::{OK, SECTOR};
@@ -9,7 +9,7 @@ use std::time::Instant;
 
 const REQUESTS_PER_ROUND: usize = 16;
 const PAGES_PER_ROUND: usize = 24;
-/// Rounds between two looks at the state of the process, which cost more than a round.
+/// Number of rounds between two looks at the state of the process, which cost more than a round.
 const ROUNDS_BETWEEN_LOOKS: usize = 4;
 /// Maximum number of descriptions of wrong answers that are kept.
 const EXAMPLES_MAX: usize = 5;
@@ -27,16 +27,16 @@ pub struct Evictions {
 }
 
 impl Evictions {
-    /// A guest that does what it should.
+    /// A guest that behaves as it should.
     pub const HONEST: Self = Self { current: 30, stale: 0, garbage: 0, foreign: 0, zero: 1 };
-    /// One that mostly lies.
+    /// A guest that mostly lies.
     pub const LYING: Self = Self { current: 12, stale: 6, garbage: 6, foreign: 6, zero: 2 };
 }
 
 /// What went wrong so far.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// Requests that brought a wrong byte.
+    /// Requests that returned a wrong byte.
     pub wrong: usize,
     /// Requests that failed.
     pub errors: usize,
@@ -62,7 +62,7 @@ impl Outcome {
 }
 
 impl Machine {
-    /// Does rounds until `done`, or fails the test.
+    /// Does rounds until `done` returns true. Fails the test if that takes too long.
     #[track_caller]
     pub fn run_until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
         let give_up_at = Instant::now() + PATIENCE;
@@ -75,7 +75,7 @@ impl Machine {
         }
     }
 
-    /// Does rounds until `count` more blocks came from the server. Has no time limit while some come.
+    /// Does rounds until the memory server has delivered `count` more blocks. Has no time limit while some arrive.
     #[track_caller]
     pub fn run_until_hits(&mut self, count: u64) {
         let mut hits = self.counter("hit_blocks");
@@ -88,8 +88,8 @@ impl Machine {
         }
     }
 
-    /// Reads until `count` more blocks came from the server. Without writes, pages on the server stay useful. Has no time limit
-    /// while some come.
+    /// Reads until the memory server has delivered `count` more blocks. Without writes, pages on the server stay
+    /// useful. Has no time limit while some arrive.
     #[track_caller]
     pub fn read_until_hits(&mut self, count: u64) {
         let mut hits = self.counter("hit_blocks");
@@ -105,8 +105,8 @@ impl Machine {
         }
     }
 
-    /// Everything that the disks hold is what the guest gets. It evicts meanwhile: what a guest reads that reports nothing would be
-    /// admitted.
+    /// Reads all disks, and expects exactly what they hold. Also evicts pages: a guest that reports no evictions
+    /// would have its reads admitted.
     #[track_caller]
     pub fn read_everything(&mut self) {
         for disk in 0..self.disks.len() {
@@ -121,7 +121,7 @@ impl Machine {
         }
     }
 
-    /// Does rounds until `count` has come to `wanted`. May take long, as long as it grows.
+    /// Does rounds until `count()` has reached `wanted`. Has no time limit while it grows.
     #[track_caller]
     pub fn run_until_count(&mut self, what: &str, wanted: usize, count: impl Fn() -> usize) {
         let mut reached = count();
@@ -137,7 +137,7 @@ impl Machine {
         (0..rounds).for_each(|_| self.round());
     }
 
-    /// Requests to every disk, and evicted pages.
+    /// Does one round: submits requests to every disk, and evicts pages.
     pub fn round(&mut self) {
         for number in 0..self.disks.len() {
             self.requests(number);
@@ -145,7 +145,7 @@ impl Machine {
         self.evict();
     }
 
-    /// Requests to one disk.
+    /// Submits requests to one disk, and checks the answers.
     pub fn requests(&mut self, number: usize) {
         let disk = &mut self.disks[number];
         let requests = disk.model.requests(REQUESTS_PER_ROUND, &mut self.random);
@@ -182,7 +182,7 @@ impl Machine {
         }
     }
 
-    /// Evicted pages of all kinds; now and then a page comes twice.
+    /// Writes evicted pages of all kinds to the port. Some pages are sent twice.
     fn evict(&mut self) {
         let mut pages: Vec<Vec<u8>> = Vec::new();
         for _ in 0..PAGES_PER_ROUND {
@@ -219,7 +219,7 @@ impl Machine {
         page.unwrap_or_else(|| self.random.bytes(BLOCK))
     }
 
-    /// Writes to the port; the status byte.
+    /// Writes to the port, and returns the status byte.
     pub fn send_to_port(&mut self, block: usize, data: &[u8]) -> u8 {
         let ticket = self.port.submit(0, Command::Write { sector: (block * BLOCK / SECTOR) as u64, data });
         self.port.queues[0].kick();

@@ -1,7 +1,7 @@
-//! A VM without a VM: `remoca disk`, a front end for each of its disks and its port, and a model of every disk.
+//! A machine without a VM: `remoca disk`, a front end for each of its disks and its port, and a model of every disk.
 //!
-//! Works in rounds: a few requests to each disk at once, their answers compared with the model, then a few evicted pages
-//! to the port. What is wrong is counted, so that a test can expect it.
+//! Works in rounds. Each round submits a few requests to each disk at once, compares their answers with the model,
+//! and then writes a few evicted pages to the port. Errors are counted, so that a test can expect them.
 
 mod disk;
 mod expect;
@@ -33,16 +33,16 @@ pub struct Machine {
     pub random: Random,
     pub evictions: Evictions,
     pub outcome: Outcome,
-    /// Evicted pages that the port took.
+    /// Number of evicted pages that the port accepted.
     pub pages_sent: u64,
-    /// Whether the process and connections to it are brought back when they are lost under load.
+    /// Whether the process and connections to it are restored when they are lost under load.
     pub outlives: bool,
-    /// How often the process was brought back.
+    /// Number of times that the process was restarted.
     pub deaths: usize,
-    /// Its memory server gives what it was given: nothing of that is ever found to be wrong.
+    /// Whether its memory server returns what it was given, so that no page may ever be found to be wrong.
     pub server_is_honest: bool,
     pub setup: Setup,
-    /// Where the sockets of its VM process are.
+    /// Folder of the sockets of its VM process.
     host: PathBuf,
     foreign: Vec<Vec<u8>>,
 }
@@ -86,7 +86,7 @@ impl Machine {
         self.disks.iter_mut().map(|disk| &mut disk.guest).chain([&mut self.port])
     }
 
-    /// Connects all front ends, as soon as there is somebody to connect to.
+    /// Connects all front ends, as soon as the VM process answers.
     fn attach(&mut self) {
         wait_until("the VM process answers", || {
             if !self.program.is_running() && self.image_was_in_use() {
@@ -101,18 +101,18 @@ impl Machine {
         self.port.connect(&self.host.join("port")).unwrap();
     }
 
-    /// Whether the process has ended because a predecessor's write had not: killed, it holds its locks until the disk is done
-    /// with it.
+    /// Returns whether the process ended because a write of its killed predecessor was still in flight. The
+    /// predecessor holds its locks until the disk is done with that write.
     fn image_was_in_use(&self) -> bool {
         self.program.log().lines().next_back().is_some_and(|line| line.contains("is in use by another process"))
     }
 
-    /// The state file of the process.
+    /// Returns the path of the process's state file.
     pub fn state(&self) -> PathBuf {
         self.folder.path().join("test.state")
     }
 
-    /// What the process is started with, from the next time on.
+    /// Returns the setup, to change how the process is started from the next time on.
     pub fn setup(&mut self) -> &mut Setup {
         &mut self.setup
     }

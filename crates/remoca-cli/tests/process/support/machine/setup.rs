@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 /// How to start a machine.
 pub struct Setup {
     pub binary: PathBuf,
-    /// The sector of each disk.
+    /// Sector size of each disk, in bytes.
     pub sectors: Vec<usize>,
     pub blocks: usize,
-    /// The images are files behind NBD servers.
+    /// Whether the images are files behind NBD servers.
     pub nbd: bool,
-    /// What those take requests in.
+    /// Block size that the NBD servers require, in bytes.
     pub nbd_block: usize,
     pub cache: &'static str,
     pub server: Option<String>,
-    /// The process has a name, and so leaves something to its successor.
+    /// Whether the process has a name, so that it leaves its state to its successor.
     pub named: bool,
     pub arguments: Vec<String>,
     pub environment: Vec<(&'static str, String)>,
@@ -25,7 +25,7 @@ pub struct Setup {
 }
 
 impl Default for Setup {
-    /// One disk of 8 MiB, and a cache of half of it.
+    /// Returns a setup with one disk of 8 MiB, and a cache of half that size.
     fn default() -> Self {
         Self {
             binary: REMOCA.into(),
