@@ -1,17 +1,18 @@
-//! The time, as the I/O thread reads it: from the system, or from whoever drives the thread in virtual time.
+//! The time, as the I/O thread reads it: from the system, or from a caller that runs the thread in virtual time.
 
 use crate::state;
 use std::time::Instant;
 
 /// The clocks of the host.
 pub trait Clock: Send {
-    /// Returns the time that nobody sets, for timeouts and latencies.
+    /// Returns the monotonic time, for timeouts and latencies.
     fn now(&self) -> Instant;
 
-    /// Returns the time that files are stamped with, and that since the boot.
+    /// Returns the real time, which files are stamped with, and the time since the boot.
     fn of_files(&self) -> state::Clock;
 
-    /// Returns the time that the kernel stamps a file with that is changed now, or an earlier one.
+    /// Returns the kernel's coarse real time, in nanoseconds. A file that is changed now is stamped with this time, or
+    /// a later one.
     fn of_file_stamps(&self) -> u64;
 }
 

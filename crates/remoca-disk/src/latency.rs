@@ -31,8 +31,8 @@ impl Histogram {
         self.max_ns = self.max_ns.max(ns);
     }
 
-    /// Returns the duration that `share` (0.0 ..= 1.0) of all do not exceed: the upper end of its bucket; 0 if there is
-    /// none.
+    /// Returns the duration, in nanoseconds, that `share` (0.0 ..= 1.0) of all durations do not exceed, rounded up to
+    /// the end of its bucket. Returns 0 if there are no durations.
     #[must_use]
     pub fn quantile_ns(&self, share: f64) -> u64 {
         #[expect(
@@ -52,7 +52,7 @@ impl Histogram {
         0
     }
 
-    /// Count, mean and quantiles.
+    /// Returns count, sum, mean, quantiles and maximum.
     #[must_use]
     pub fn summary(&self) -> LatencySummary {
         LatencySummary {

@@ -1,4 +1,4 @@
-//! What fuzzes the formats of the VM process, and the far end of a migration. Behind the feature `testing`; never part of the
+//! Fuzzing of the VM process's formats, and the far end of a migration. Behind the feature `testing`; never part of the
 //! program.
 
 pub use crate::migration::fuzz::{

@@ -1,8 +1,8 @@
 //! The trace of a VM's disk requests (`--trace FILE`), in the format of [`remoca_protocol::trace`].
 //!
-//! A thread writes the file, so that nobody waits for its file system. Records for
-//! which it has no room are lost: the next one that is not says how many, and so do the status and the log at the end. A write
-//! error ends the trace with a warning, and nothing else.
+//! A thread writes the file, so that requests do not wait for its file system. Records for which the thread has no room
+//! are lost. The next record that is kept says how many, and so do the status and the log at the end. A write error
+//! ends the trace with a warning, and has no other effect.
 
 use remoca_io::wake::WakeUp;
 use remoca_io::wake::raise;
@@ -16,22 +16,23 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
-/// Records that go to the thread together.
+/// Number of records that are passed to the thread together.
 const CHUNK_RECORDS: usize = 512;
-/// Chunks that may wait for the file, 2.6 MB.
+/// Maximum number of chunks that wait for the file, 2.6 MB.
 const CHUNKS_MAX: usize = 128;
-/// How long the start waits to hear whether the file can be made, and the end for what is still to be written. The file system
-/// may have stopped.
+/// How long the start waits to learn whether the file can be made, and the end waits for records that are still to be
+/// written. The file system may hang.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What the thread that writes the file shares with the one that fills it.
+/// State shared by the thread that writes the file and the one that records.
 struct Shared {
-    /// Records that were given to the thread and are not in the file; or one, until the file is open.
+    /// Number of records that were passed to the thread and are not in the file, plus one until the file is open.
     owed: AtomicU64,
-    /// What it waits for can be interrupted, so a program can take over all the same: the file is a pipe or a device.
+    /// Whether the file is a pipe or a device. Waiting for it can be interrupted, so another program can take over all
+    /// the same.
     is_no_file: AtomicBool,
     has_ended: AtomicBool,
-    /// Raised when nothing is owed any more.
+    /// Raised when no record is owed any longer, or the trace has ended.
     wake: Arc<OwnedFd>,
 }
 
@@ -43,7 +44,7 @@ impl Shared {
     }
 }
 
-/// Writes a trace.
+/// The writer of a trace.
 pub struct TraceWriter {
     /// `None` when the trace has ended.
     chunks: Option<SyncSender<Vec<u8>>>,
@@ -53,15 +54,16 @@ pub struct TraceWriter {
     lost: u64,
     shared: Arc<Shared>,
     wake_up: WakeUp,
-    /// Gives the outcome of opening the file, and an error when the thread has ended.
+    /// Delivers the outcome of opening the file, and an error when the thread has ended.
     outcome: Receiver<io::Result<()>>,
 }
 
 impl TraceWriter {
-    /// Begins a trace in a new file at `path`. If the file system does not answer, it is opened later.
+    /// Starts a trace in a new file at `path`. If the file system does not answer within a second, the file is opened
+    /// later.
     ///
     /// # Errors
-    /// If the file cannot be made.
+    /// If the file cannot be created.
     pub fn create(path: &Path) -> io::Result<Self> {
         let this = Self::start(path, |path| File::create(path))?;
         match this.outcome.recv_timeout(PATIENCE) {
@@ -70,7 +72,7 @@ impl TraceWriter {
         }
     }
 
-    /// Continues a trace of a former program of this process; times begin at zero again. A file that cannot be opened
+    /// Continues a trace of a previous program of this process. Times start at zero again. A file that cannot be opened
     /// ends the trace.
     ///
     /// # Errors
@@ -118,7 +120,7 @@ impl TraceWriter {
         }
     }
 
-    /// Gives to the thread what was recorded.
+    /// Passes the records so far to the thread.
     pub fn flush(&mut self) {
         let chunk = std::mem::take(&mut self.chunk);
         let records = (chunk.len() / RECORD_BYTES) as u64;
@@ -136,36 +138,37 @@ impl TraceWriter {
                 self.untold = u32::try_from(untold).unwrap_or(u32::MAX);
                 self.lost += records;
             }
-            // It has said why.
+            // The thread has logged the reason.
             TrySendError::Disconnected(_) => self.chunks = None,
         }
     }
 
-    /// Returns how many records were lost.
+    /// Returns the number of records that were lost.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// Returns whether another program can take over: all is in the file, or nobody must wait for it.
+    /// Returns whether another program can take over: all records are in the file, or waiting for them is not
+    /// necessary.
     #[must_use]
     pub fn is_still(&self) -> bool {
         let Shared { owed, is_no_file, has_ended, .. } = &*self.shared;
         owed.load(Ordering::Acquire) == 0 || [is_no_file, has_ended].iter().any(|flag| flag.load(Ordering::Acquire))
     }
 
-    /// Returns what becomes readable when all is in the file.
+    /// Returns a descriptor that becomes readable when all records are in the file, or the trace has ended.
     #[must_use]
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake_up.fd()
     }
 
-    /// Takes the signal back.
+    /// Clears the wake-up.
     pub fn clear_wake(&self) {
         self.wake_up.clear();
     }
 
-    /// Ends the trace. What the file does not take within a second is lost.
+    /// Ends the trace. Records that are not in the file within a second are lost.
     pub fn end(&mut self) {
         self.flush();
         self.chunks = None;

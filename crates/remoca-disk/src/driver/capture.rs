@@ -1,14 +1,14 @@
-//! What frames of guest memory held before reads overwrote them, for a guest that has no agent.
+//! The content of frames of guest memory before reads overwrote them, for a guest that has no agent.
 //!
-//! A frame is copied out while actions are executed, and judged when none is left: what the engine says then goes to the
-//! server behind everything that it wanted sent before.
+//! A frame is copied out while actions are executed, and judged when no action is left. Pages that the engine then
+//! admits are sent to the server after everything that it wanted to send before.
 
 use remoca_core::engine::DiskEngine;
 use remoca_core::units::PAGE_SIZE;
 use remoca_frontend::device::GuestRequest;
 use std::ops::DerefMut;
 
-/// Most frames that wait to be judged (4 MiB); more are not looked at.
+/// Maximum number of frames that wait to be judged (4 MiB). Further frames are ignored.
 const PAGES_MAX: usize = 1024;
 
 /// Copies of frames that are not judged yet, one after the other.
@@ -18,8 +18,8 @@ pub(super) struct CapturedFrames {
 }
 
 impl CapturedFrames {
-    /// Captures what `length` bytes at `offset` of a read's destination hold before its data overwrite them, as far
-    /// as the engine wants it.
+    /// Copies the frames that `length` bytes at `offset` of a read's data are about to overwrite, as far as the engine
+    /// wants to examine them.
     pub(super) fn capture<M: DerefMut<Target = [u32]>>(
         &mut self,
         engine: &mut DiskEngine<M>,
@@ -39,7 +39,7 @@ impl CapturedFrames {
         }
     }
 
-    /// Judges the frames that were copied out; all actions are done.
+    /// Passes the frames that were copied out to `judge`, and forgets them. Called when no action is left.
     pub(super) fn judge(&mut self, judge: impl FnMut(&[u8])) {
         self.pages.chunks_exact(PAGE_SIZE).for_each(judge);
         self.pages.clear();

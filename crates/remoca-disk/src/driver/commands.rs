@@ -1,4 +1,4 @@
-//! The control commands: what the process can be told.
+//! The control commands that the process executes.
 
 use super::Driver;
 use super::index_size::HANDED_OVER;
@@ -56,7 +56,7 @@ impl Driver {
         }
     }
 
-    /// Forgets that a flush of the disk `name` has failed: the operator says that its image is sound.
+    /// Clears the failed flush of the disk `name`, because the operator says that its image is sound.
     fn clear_failed_flush(&mut self, name: &str) -> Result<(), String> {
         if !self.migration.serves() {
             return Err("its disks are with another process: say it there".into());
@@ -65,8 +65,8 @@ impl Driver {
         warmth.clear_failed_flush(name, guests.disks_mut(), engine)
     }
 
-    /// Replaces the list of memory servers. The pool leaves a server that is not in it at once, and gives its memory
-    /// back.
+    /// Replaces the list of memory servers. If the pool is on a server that is no longer listed, it leaves that server
+    /// at once and gives its memory back.
     fn set_servers(&mut self, servers: &[String]) -> Result<(), String> {
         let Some(link) = self.vm.servers.link_mut() else { return Err(NO_SERVER.into()) };
         let endpoints = servers.iter().map(|server| server.parse()).collect::<Result<Vec<Endpoint>, _>>()?;
@@ -76,7 +76,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Sets the size of the cache, and on or off. A size alone keeps "off" off, and is what "on" brings back.
+    /// Sets the size of the cache, and switches it on or off. A size without `enabled` does not switch the cache on; it
+    /// is the size that the next "on" restores.
     fn set_cache(&mut self, bytes: Option<u64>, enabled: Option<bool>) -> Result<(), String> {
         let vm = &mut self.vm;
         if vm.servers.link().is_none() {
@@ -104,7 +105,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Returns whether a command needs a larger index, which is being made then.
+    /// Returns whether `command` has to wait for a larger index. Requests that index if it is needed.
     fn waits_for_index(&mut self, command: &Command) -> bool {
         let Command::Set { servers: None, cache_bytes, enabled } = command else { return false };
         let (vm, is_idle) = (&mut self.vm, self.migration.is_idle());
@@ -115,11 +116,11 @@ impl Driver {
         }
         vm.size.aim_at(size);
         vm.fit_index(is_idle);
-        // While disks are handed over no index is made larger.
+        // The index does not grow while disks are being handed over.
         vm.size.is_busy() && is_idle
     }
 
-    /// Continues what a change of the index's size was for, and looks at what has changed meanwhile.
+    /// Executes the commands that waited for a larger index, and checks whether the index has to change its size again.
     pub(super) fn go_on_with_size(&mut self) {
         let Some(clients) = self.vm.size.take_clients() else { return };
         for client in clients {

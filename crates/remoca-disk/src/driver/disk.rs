@@ -1,11 +1,11 @@
-//! The devices of a VM, as they are given to the driver.
+//! The devices of a VM, as the driver receives them.
 
 use remoca_core::units::DiskIndex;
 use remoca_frontend::device::Frontend;
 use remoca_store::{OpenError, Store};
 use std::time::Instant;
 
-/// Opens the image of a disk again, and locks it.
+/// Function that opens the image of a disk again, and locks it.
 pub type Opener = Box<dyn Fn() -> Result<Box<dyn Store>, OpenError> + Send>;
 
 /// One disk of the VM.
@@ -16,19 +16,20 @@ pub struct Disk {
     /// The socket as the operator named it.
     pub socket: String,
     pub store: Box<dyn Store>,
-    /// Opens the image again.
+    /// Function that opens the image again.
     pub open: Opener,
-    /// All of it is a swap area, whatever it holds.
+    /// Whether the whole disk is treated as a swap area, whatever it holds.
     pub swap: bool,
-    /// Until then, no request of an earlier process is repeated: what that one sent to an NBD server may still be on its way.
+    /// Until this time no request of an earlier process is repeated, because requests that it sent to an NBD server may
+    /// still be on their way.
     pub settles_at: Option<Instant>,
-    /// The image was open and locked without a gap since a former program of this process had it, and so was the state file:
-    /// nobody else can have changed it.
+    /// Whether the image and the state file have stayed open and locked since a previous program of this process had
+    /// them. If so, no other process can have changed the image.
     pub kept_open: bool,
     pub frontend: Frontend,
 }
 
-/// Returns the engine's name for the disk at this place.
+/// Returns the engine's index for the disk at this position.
 pub(super) fn disk_index(disk: usize) -> DiskIndex {
     DiskIndex(u16::try_from(disk).expect("a VM has fewer than 4096 disks"))
 }
@@ -37,6 +38,6 @@ pub(super) fn disk_index(disk: usize) -> DiskIndex {
 pub struct Port {
     pub socket: String,
     pub frontend: Frontend,
-    /// Random for this process, so that the agent notices a restart.
+    /// Random number of this process, by which the agent notices a restart.
     pub cookie: u64,
 }

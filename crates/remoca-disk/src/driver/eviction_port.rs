@@ -1,4 +1,4 @@
-//! The eviction port, if the VM has one: its requests, and what its agent said.
+//! The eviction port, if the VM has one: its requests, and the reports of its agent.
 
 use super::disk::Port;
 use super::intake::Intake;
@@ -13,44 +13,45 @@ use remoca_protocol::port::{self, AgentStats};
 pub(super) struct EvictionPort {
     port: Option<Port>,
     agent: Option<AgentStats>,
-    /// The page that was copied out last.
+    /// Copy of the page that was last read from guest memory.
     page: Box<[u8; PAGE_SIZE]>,
 }
 
 impl EvictionPort {
-    /// Returns the port, whose agent has said nothing yet.
+    /// Returns an eviction port whose agent has not reported anything yet.
     pub(super) fn new(port: Option<Port>) -> Self {
         Self { port, agent: None, page: Box::new([0; PAGE_SIZE]) }
     }
 
-    /// Returns the port.
+    /// Returns the port, or `None` if the VM has none.
     pub(super) fn get(&self) -> Option<&Port> {
         self.port.as_ref()
     }
 
-    /// Returns the frontend of the port.
+    /// Returns the frontend of the port, or `None` if the VM has no port.
     pub(super) fn frontend(&self) -> Option<&Frontend> {
         self.port.as_ref().map(|port| &port.frontend)
     }
 
-    /// Returns the frontend of the port, to be changed.
+    /// Returns a mutable reference to the frontend of the port, or `None` if the VM has no port.
     pub(super) fn frontend_mut(&mut self) -> Option<&mut Frontend> {
         self.port.as_mut().map(|port| &mut port.frontend)
     }
 
-    /// Returns what the agent said of itself last.
+    /// Returns the statistics that the agent last reported, or `None` if it has not reported any.
     pub(super) fn agent(&self) -> Option<AgentStats> {
         self.agent
     }
 
-    /// Takes what has come on the port's descriptor. Returns whether there may be requests.
+    /// Handles the events of the port's descriptor. Returns whether there may be requests.
     pub(super) fn handle_events(&mut self) -> bool {
         let Some(port) = &mut self.port else { return false };
         let handled = port.frontend.handle_events();
         handled.inspect_err(|error| tracing::warn!("eviction port: {error}")).is_ok()
     }
 
-    /// Returns whether requests are taken; if the disks are elsewhere, answers what can be answered.
+    /// Returns whether requests are accepted. While another process has the disks, answers those commands of the front
+    /// end that can be answered without them.
     pub(super) fn admits(&mut self, intake: Intake) -> bool {
         match intake {
             Intake::Away { .. } => {
@@ -65,12 +66,12 @@ impl EvictionPort {
         }
     }
 
-    /// Returns the next request.
+    /// Returns the next request, or `None` if there is none that `intake` accepts.
     pub(super) fn pop(&mut self, intake: Intake) -> Option<GuestRequest> {
         intake.pop(&mut self.port.as_mut()?.frontend)
     }
 
-    /// Gives a request back to the guest.
+    /// Completes a request of the guest with `outcome`.
     pub(super) fn complete(&mut self, request: GuestRequest, outcome: Outcome) {
         if let Some(port) = &mut self.port {
             port.frontend.complete(request, outcome);
@@ -94,8 +95,8 @@ impl EvictionPort {
         Ok(())
     }
 
-    /// Copies a page of a write out of guest memory before it is looked at: the guest may change it meanwhile. Returns an
-    /// evicted page; `None`: it was what the agent says of itself.
+    /// Copies a page of a write out of guest memory before it is examined, because the guest may change it at any time.
+    /// Returns the page if it was evicted, or `None` if it holds statistics of the agent.
     pub(super) fn take_page(
         &mut self,
         request: &GuestRequest,

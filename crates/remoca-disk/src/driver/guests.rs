@@ -1,4 +1,5 @@
-//! What guests attach to: the disks of the VM, its eviction port, and the server of those that are NBD exports.
+//! The devices that guests attach to: the disks of the VM, its eviction port, and the server of those that are NBD
+//! exports.
 
 use super::disk::{Disk, Port};
 use super::eviction_port::EvictionPort;
@@ -17,19 +18,19 @@ pub(super) struct Guests {
     disks: Vec<Disk>,
     port: EvictionPort,
     nbd: Option<NbdServer>,
-    /// A guest queued more than one turn takes.
+    /// Whether a guest queued more requests than one turn handles.
     pop_again: bool,
-    /// A disk was modified since the disks became ours.
+    /// Whether a disk was modified since this process became the owner of the disks.
     wrote: bool,
 }
 
 impl Guests {
-    /// Returns these devices. `nbd` brings the clients of those that are NBD exports.
+    /// Returns the devices of a VM. `nbd` accepts the clients of those that are NBD exports.
     pub(super) fn new(disks: Vec<Disk>, port: Option<Port>, nbd: Option<NbdServer>) -> Self {
         Self { disks, port: EvictionPort::new(port), nbd, pop_again: false, wrote: false }
     }
 
-    /// Has all descriptors reported.
+    /// Registers all descriptors with the poller.
     pub(super) fn register(&self, host: &Host) -> io::Result<()> {
         for (disk, index) in self.disks.iter().zip(0..) {
             host.watch(disk.store.event_fd(), Source::Store(index))?;
@@ -49,12 +50,12 @@ impl Guests {
         &self.disks
     }
 
-    /// Returns all disks, to be changed.
+    /// Returns mutable references to all disks.
     pub(super) fn disks_mut(&mut self) -> &mut [Disk] {
         &mut self.disks
     }
 
-    /// Returns one disk.
+    /// Returns a mutable reference to one disk.
     pub(super) fn disk_mut(&mut self, disk: usize) -> &mut Disk {
         &mut self.disks[disk]
     }
@@ -64,12 +65,12 @@ impl Guests {
         &self.port
     }
 
-    /// Returns the eviction port, to be changed.
+    /// Returns a mutable reference to the eviction port.
     pub(super) fn port_mut(&mut self) -> &mut EvictionPort {
         &mut self.port
     }
 
-    /// Returns the server that brings NBD clients.
+    /// Returns the server that accepts NBD clients, or `None` if there is none.
     pub(super) fn nbd(&self) -> Option<&NbdServer> {
         self.nbd.as_ref()
     }
@@ -78,7 +79,7 @@ impl Guests {
         self.disks.iter().map(|disk| &disk.frontend).chain(self.port.frontend())
     }
 
-    /// Returns the guest's memory as its hypervisor says it.
+    /// Returns the size of the guest's memory in bytes, as its hypervisor reports it, or 0 if none is reported.
     pub(super) fn memory_bytes(&self) -> u64 {
         self.disks.iter().map(|disk| disk.frontend.guest_memory_bytes()).max().unwrap_or(0)
     }
@@ -88,27 +89,28 @@ impl Guests {
         self.disks.iter().any(|disk| disk.frontend.is_connected())
     }
 
-    /// Returns whether a guest works with any device.
+    /// Returns whether a guest uses any device.
     pub(super) fn is_running(&self) -> bool {
         self.frontends().any(Frontend::is_running)
     }
 
-    /// Returns whether no front end can come back: all came on descriptors that were passed to us, and are gone.
+    /// Returns whether no front end can attach again: all came on descriptors that were passed to this process, and
+    /// have disconnected.
     pub(super) fn is_abandoned(&self) -> bool {
         self.frontends().all(Frontend::is_finished)
     }
 
-    /// Returns whether every request that was begun is handed out, and every answer is on its way.
+    /// Returns whether every request that was started has been handed out completely, and every answer is on its way.
     pub(super) fn is_quiet(&self) -> bool {
         self.frontends().all(Frontend::is_quiet)
     }
 
-    /// Returns whether a disk waits for requests of an earlier process to be over.
+    /// Returns whether a disk waits until the requests of an earlier process are certain to be over.
     pub(super) fn is_settling(&self) -> bool {
         self.disks.iter().any(|disk| disk.settles_at.is_some())
     }
 
-    /// Attaches clients to the exports that they chose; what they say next is that frontend's event.
+    /// Attaches NBD clients to the exports that they chose. What they send next is an event of that frontend.
     pub(super) fn attach_clients(&mut self, now: Instant) {
         let Some(nbd) = &mut self.nbd else { return };
         let attached = nbd.handle_events(now).unwrap_or_else(|error| {
@@ -126,7 +128,8 @@ impl Guests {
         }
     }
 
-    /// Takes a disk's events. Returns whether its guest came, went or changed its memory; `None` on an error.
+    /// Handles the events of a disk's frontend. Returns whether its guest connected, disconnected, or changed its
+    /// memory. Returns `None` on an error.
     pub(super) fn handle_events(&mut self, disk: u16) -> Option<bool> {
         let Disk { name, frontend, .. } = &mut self.disks[usize::from(disk)];
         let guest = |frontend: &Frontend| (frontend.guest_memory_bytes(), frontend.is_connected());
@@ -138,7 +141,8 @@ impl Guests {
         Some(guest(frontend) != before)
     }
 
-    /// Returns whether requests of a disk are taken; if the disks are elsewhere, answers what can be answered.
+    /// Returns whether requests of a disk are accepted. While another process has the disks, answers those commands of
+    /// the front end that can be answered without them.
     pub(super) fn admits(&mut self, disk: u16, intake: Intake) -> bool {
         let Disk { settles_at, frontend, .. } = &mut self.disks[usize::from(disk)];
         match intake {
@@ -154,23 +158,23 @@ impl Guests {
         }
     }
 
-    /// Returns the next request of a disk.
+    /// Returns the next request of a disk, or `None` if there is none that `intake` accepts.
     pub(super) fn pop(&mut self, disk: u16, intake: Intake) -> Option<GuestRequest> {
         intake.pop(&mut self.disks[usize::from(disk)].frontend)
     }
 
-    /// Notes that a request begins. Returns whether it is only complete when it is durable.
+    /// Records that a request starts. Returns whether it may complete only when it is durable.
     pub(super) fn begin(&mut self, disk: u16, request: &GuestRequest) -> bool {
         self.wrote |= !matches!(request.operation(), Operation::Read { .. } | Operation::Flush);
         request.is_durable() || !self.disks[usize::from(disk)].frontend.write_cache_enabled()
     }
 
-    /// Returns what the guest of a disk attaches to.
+    /// Returns a mutable reference to the frontend of a disk.
     pub(super) fn frontend_mut(&mut self, disk: u16) -> &mut Frontend {
         &mut self.disks[usize::from(disk)].frontend
     }
 
-    /// Tells guests what was completed.
+    /// Publishes to guests the requests completed since the last call.
     pub(super) fn notify(&mut self) {
         self.notify_disks();
         if let Some(port) = self.port.frontend_mut() {
@@ -178,46 +182,47 @@ impl Guests {
         }
     }
 
-    /// Tells guests what was completed on disks.
+    /// Publishes to guests the requests completed on disks since the last call.
     pub(super) fn notify_disks(&mut self) {
         for disk in &mut self.disks {
             disk.frontend.notify();
         }
     }
 
-    /// Has all queues looked at in the next turn.
+    /// Schedules all queues to be examined in the next turn.
     pub(super) fn pop_again(&mut self) {
         self.pop_again = true;
     }
 
-    /// Returns whether all queues are to be looked at.
+    /// Returns whether all queues are to be examined.
     pub(super) fn pops_again(&self) -> bool {
         self.pop_again
     }
 
-    /// Returns whether all queues are to be looked at, once.
+    /// Returns whether all queues are to be examined, and clears that flag.
     pub(super) fn take_pop_again(&mut self) -> bool {
         std::mem::take(&mut self.pop_again)
     }
 
-    /// Returns whether a disk was modified since the disks became ours.
+    /// Returns whether a disk was modified since this process became the owner of the disks.
     pub(super) fn wrote(&self) -> bool {
         self.wrote
     }
 
-    /// Notes that the disks became ours.
+    /// Records that this process became the owner of the disks.
     pub(super) fn forget_writes(&mut self) {
         self.wrote = false;
     }
 
-    /// Returns when [`Self::run_timers`], or a store's timer, has something to do.
+    /// Returns when [`Self::run_timers`] or a store's timer has something to do, or `None` if no timer is set.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let stores = self.disks.iter().filter_map(|disk| disk.store.next_deadline());
         let settling = self.disks.iter().filter_map(|disk| disk.settles_at);
         stores.chain(settling).chain(self.nbd.as_ref().and_then(NbdServer::next_deadline)).min()
     }
 
-    /// Does what is due for clients that negotiate, and takes requests of disks that had to wait for it.
+    /// Handles the timers of NBD clients that negotiate, and starts to accept requests of disks whose wait for an
+    /// earlier process is over.
     pub(super) fn run_timers(&mut self, now: Instant) {
         if let Some(nbd) = &mut self.nbd
             && nbd.next_deadline().is_some_and(|at| at <= now)
@@ -235,7 +240,7 @@ impl Guests {
         self.disks.iter().map(|disk| (disk.store.geometry().size / PAGE_SIZE_U64, disk.swap))
     }
 
-    /// Ends all stores. Returns the images whose store has not got all answers.
+    /// Drains all stores at the end of the process. Returns the images whose store has not received all answers.
     pub(super) fn drain(&mut self) -> Vec<&str> {
         let unsettled = self.disks.iter_mut().filter_map(|disk| (!disk.store.drain()).then_some(&*disk.image));
         unsettled.collect()

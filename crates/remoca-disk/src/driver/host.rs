@@ -1,4 +1,4 @@
-//! What the I/O thread has of its host: the descriptors that it waits for, and the time.
+//! The I/O thread's access to its host: the descriptors that it waits for, and the time.
 
 use super::poller::{Poller, Source};
 use crate::clock::Clock;
@@ -12,12 +12,12 @@ pub(super) struct Host {
     poller: Poller,
     clock: Box<dyn Clock>,
     started: Instant,
-    /// The time since the start, as the engine gets it.
+    /// Time since the start, as it is passed to the engine.
     now: Nanos,
 }
 
 impl Host {
-    /// Returns a host whose time begins now.
+    /// Returns a host whose time starts now.
     pub(super) fn new(clock: Box<dyn Clock>) -> io::Result<Self> {
         Ok(Self { poller: Poller::new()?, started: clock.now(), clock, now: Nanos(0) })
     }
@@ -32,7 +32,7 @@ impl Host {
         self.poller.add(fd, source, false)
     }
 
-    /// Changes whether `fd` is reported when writable.
+    /// Sets whether `fd` is also reported when it is writable.
     pub(super) fn watch_room(&self, fd: BorrowedFd<'_>, source: Source, writable: bool) -> io::Result<()> {
         self.poller.change(fd, source, writable)
     }
@@ -42,18 +42,18 @@ impl Host {
         self.poller.remove(fd);
     }
 
-    /// Reads the clock for [`Self::now`].
+    /// Updates [`Self::now`] from the clock.
     pub(super) fn update(&mut self) {
         let elapsed = self.uptime();
         self.now = Nanos(u64::try_from(elapsed.as_nanos()).expect("a process runs for less than 584 years"));
     }
 
-    /// Returns the time since the start, as it was read last.
+    /// Returns the time since the start, as of the last [`Self::update`].
     pub(super) fn now(&self) -> Nanos {
         self.now
     }
 
-    /// Returns the time that nobody sets, read now.
+    /// Returns the monotonic time, read now.
     pub(super) fn instant(&self) -> Instant {
         self.clock.now()
     }
@@ -73,7 +73,7 @@ impl Host {
         &*self.clock
     }
 
-    /// Lets time pass that the clock does not show.
+    /// Sets [`Self::now`] to a time that the clock does not show.
     #[cfg(test)]
     pub(super) fn advance_to(&mut self, now: Nanos) {
         self.now = now;

@@ -1,13 +1,14 @@
-//! When one image was written last, and when it was looked at: which of its change times may be recorded, and as what.
+//! When one image was last written and last looked at: this decides which of its change times may be recorded, and as
+//! what.
 //!
-//! Pure: the driver (`warmth.rs`) reads the clocks, asks the store to look, and writes the record. A look is answered late,
-//! or never.
+//! Pure: the driver (`warmth.rs`) reads the clocks, asks the store to look, and writes the record. The answer to a look
+//! may come late, or never.
 
 use crate::state::{LOOK_NS, NotYet, SETTLE_NS, settled_ns};
 
-/// The page cache is emptied of an image so often, at most.
+/// Minimum time between two removals of an image from the page cache.
 const DROP_NS: u64 = 1_000_000_000;
-/// A look that is not answered in this time leaves the image in doubt: what was seen before is too old.
+/// Time after which a look without an answer leaves the image in doubt: what was seen before is too old.
 const ANSWER_NS: u64 = 1_000_000_000;
 
 /// What the driver knows of one image.
@@ -15,45 +16,45 @@ const ANSWER_NS: u64 = 1_000_000_000;
 pub(super) struct ImageState {
     /// Modifications that the store has not completed.
     in_flight: u32,
-    /// When there was one last, in real time; 0: that is settled.
+    /// When a modification was last in flight, in real time. 0: the image is settled.
     written_ns: u64,
     /// When the last look began.
     looked_ns: u64,
     look: Option<Look>,
-    /// When the page cache was emptied of it last.
+    /// When the image was last removed from the page cache.
     dropped_ns: u64,
     pub(super) cold_reason: Option<String>,
     /// Error of the failed flush that was recorded.
     pub(super) failed_flush: Option<i32>,
 }
 
-/// A look that is not answered.
+/// A look whose answer has not arrived.
 struct Look {
     /// The kernel's clock for change times, read before the look: any write from then on has this time, or a later one.
     coarse_ns: u64,
-    /// No write was under way, and none has begun since.
+    /// Whether no write was in flight at the look, and none has started since.
     settles: bool,
-    /// It took so long that what was seen before is void.
+    /// Whether it has taken so long that what was seen before is void.
     doubted: bool,
 }
 
-/// What the answer to a look says.
+/// The result of a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sight {
-    /// The image was changed last at this time, or later; 0: that is not known.
+    /// The image was last changed at this time or later. 0: the time is not known.
     Seen(u64),
-    /// The same, and not later.
+    /// The image was last changed at this time, and not later. 0: the time is not known.
     Settled(u64),
 }
 
 impl ImageState {
-    /// Begins its record, which says from now on that a write is under way. Opening may have changed its times.
+    /// Starts the image's record, as if a write were in flight: opening the image may have changed its times.
     pub(super) fn begin_record(&mut self, now_ns: u64) {
         self.written_ns = now_ns;
         self.look = None;
     }
 
-    /// Notes that a modification goes to the store.
+    /// Records that a modification is submitted to the store.
     pub(super) fn begin_write(&mut self) {
         self.in_flight += 1;
         if let Some(look) = &mut self.look {
@@ -61,27 +62,28 @@ impl ImageState {
         }
     }
 
-    /// Notes that a modification came back from the store.
+    /// Records that the store has completed a modification.
     pub(super) fn end_write(&mut self) {
         self.in_flight = self.in_flight.saturating_sub(1);
     }
 
-    /// Returns whether modifications are under way.
+    /// Returns whether modifications are in flight.
     pub(super) fn is_written_to(&self) -> bool {
         self.in_flight > 0
     }
 
-    /// Returns whether the last write is over, and its change time is not recorded.
+    /// Returns whether the last write is over, but its change time is not recorded yet.
     pub(super) fn is_settling(&self) -> bool {
         self.in_flight == 0 && self.written_ns != 0
     }
 
-    /// Notes that writes are under way.
+    /// Records that writes are in flight at `now_ns`.
     pub(super) fn note_writes(&mut self, now_ns: u64) {
         self.written_ns = now_ns;
     }
 
-    /// Returns whether a look is due: often while writes are under way, and once when the last one is long enough ago.
+    /// Returns whether a look is due: repeatedly while writes are in flight, and once when the last one is long enough
+    /// ago.
     pub(super) fn look_is_due(&self, now_ns: u64) -> bool {
         let since_ns = |then_ns: u64| now_ns.abs_diff(then_ns);
         match self.in_flight {
@@ -91,19 +93,21 @@ impl ImageState {
         }
     }
 
-    /// Notes that a look begins, with `coarse_ns` read before it.
+    /// Records that a look starts. `coarse_ns` is the kernel's clock for change times, read before the look.
     pub(super) fn begin_look(&mut self, now_ns: u64, coarse_ns: u64) {
         self.looked_ns = now_ns;
         self.look = Some(Look { coarse_ns, settles: self.in_flight == 0, doubted: false });
     }
 
-    /// Returns whether a look has been unanswered for so long that what was seen before is void: once for each look.
+    /// Returns whether a look has had no answer for so long that what was seen before is void. Returns true only once
+    /// for each look.
     pub(super) fn begin_doubt(&mut self, now_ns: u64) -> bool {
         let is_late = now_ns.abs_diff(self.looked_ns) > ANSWER_NS;
         self.look.as_mut().is_some_and(|look| is_late && !std::mem::replace(&mut look.doubted, true))
     }
 
-    /// Returns how long nothing is to be done, if nothing happens.
+    /// Returns the time until the image has to be examined again, or `None` if only another event can make that
+    /// necessary.
     pub(super) fn wait_ns(&self) -> Option<u64> {
         const PAST: u64 = 1_000_000;
         match &self.look {
@@ -112,7 +116,8 @@ impl ImageState {
         }
     }
 
-    /// Takes the answer to the look. Without one under way it is that of a former record, and means nothing.
+    /// Handles the answer to the look, and returns the change time to record. Returns `None` if no look waits for an
+    /// answer: this one then belongs to an earlier record, and means nothing.
     pub(super) fn end_look(&mut self, changed_ns: Option<u64>) -> Option<Sight> {
         let look = self.look.take()?;
         match settled_ns(changed_ns, look.coarse_ns) {
@@ -124,13 +129,13 @@ impl ImageState {
         }
     }
 
-    /// Notes that the image says nothing of what others do: its last write needs no look.
+    /// Settles an image whose change time does not reveal what other programs do: its last write needs no look.
     pub(super) fn settle_blind(&mut self) {
         self.written_ns = 0;
     }
 
-    /// Returns whether the page cache is to be emptied of it, so that what is there after a kill was brought by others, after
-    /// that.
+    /// Returns whether the image is to be removed from the page cache now, and records the time if it is. Any of its
+    /// pages that are there after a kill were then brought in by other programs, after that time.
     pub(super) fn begin_drop(&mut self, now_ns: u64) -> bool {
         let is_due = now_ns.abs_diff(self.dropped_ns) > DROP_NS;
         if is_due {

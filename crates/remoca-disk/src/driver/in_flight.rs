@@ -1,4 +1,4 @@
-//! The requests of guests that are under way, with what they need: numbers, buffers, and a place in the queue for those.
+//! The requests of guests that are in flight, with what they need: IDs, buffers, and a place in the queue for buffers.
 //!
 //! Data of a guest are copied once, here: read buffer -> guest, guest -> write buffer, receive buffer -> guest.
 
@@ -29,19 +29,19 @@ pub(super) struct InFlight {
     starved: Starved,
     captured: CapturedFrames,
     measured: Measured,
-    /// Flushes under way that belong to a hand-over.
+    /// Number of flushes in flight that belong to a hand-over.
     hand_over_flushes: u32,
 }
 
-/// What became of an I/O that was to be placed.
+/// Outcome of an attempt to place an I/O.
 pub(super) enum Placing {
     Tried(Tried),
-    /// The guest went away meanwhile, so there are no data to write.
+    /// The guest has disconnected, so there are no data to write.
     GuestGone,
 }
 
 impl InFlight {
-    /// Returns an empty table of the requests of so many disks.
+    /// Returns an empty table for the requests of `disks` disks.
     pub(super) fn new(disks: usize, buffers: BufferPool, trace: Option<TraceWriter>) -> Self {
         Self {
             requests: RequestTable::new(disks),
@@ -53,23 +53,23 @@ impl InFlight {
         }
     }
 
-    /// Takes a request in; its number is the engine's name for it.
+    /// Adds a request. Returns the ID by which the engine knows it.
     pub(super) fn begin(&mut self, disk: u16, op: GuestOp, now: Nanos, origin: Origin) -> RequestId {
         self.hand_over_flushes += u32::from(matches!(origin, Origin::HandOver));
         self.requests.insert(Pending { disk, op, issued: now, buffer: None, delivered: false, origin })
     }
 
-    /// Returns whether no request is under way, and no store is working.
+    /// Returns whether no request is in flight, and no store is at work.
     pub(super) fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// Returns whether a flush is under way.
+    /// Returns whether a flush is in flight.
     pub(super) fn is_flushing(&self) -> bool {
         self.requests.are_being_flushed()
     }
 
-    /// Returns whether a flush is under way that belongs to a hand-over.
+    /// Returns whether a flush is in flight that belongs to a hand-over.
     pub(super) fn is_flushing_for_hand_over(&self) -> bool {
         self.hand_over_flushes > 0
     }
@@ -79,13 +79,14 @@ impl InFlight {
         self.starved.is_empty()
     }
 
-    /// Notes that `disk` may have lost what it has done of requests with several ranges.
+    /// Records that `disk` may have lost ranges that it has done of unfinished requests. Such a request is executed
+    /// again.
     pub(super) fn repeat_parts(&mut self, disk: u16) {
         self.requests.repeat_parts(disk);
     }
 
-    /// Returns the disk I/O of a request, if it can be placed now. It waits for a buffer otherwise: also if there is one, but I/O
-    /// of its disk waits that came before.
+    /// Records that a store starts work for a request. Returns its disk I/O, with the bytes that it takes from the
+    /// driver's buffers.
     pub(super) fn take_up(&mut self, id: RequestId, disk: DiskIndex, op: GuestOp, too: bool, of: &Disk) -> DiskIo {
         self.requests.begin_io(id);
         let mut io = DiskIo { id, disk: usize::from(disk.0), op, too, bytes: 0 };
@@ -93,17 +94,19 @@ impl InFlight {
         io
     }
 
-    /// Returns whether I/O of its disk waits that came before.
+    /// Returns whether `io` has to wait because earlier I/O of its disk waits for a buffer. I/O that needs no buffer
+    /// does not wait.
     pub(super) fn must_wait(&self, io: &DiskIo) -> bool {
         io.bytes > 0 && self.starved.has(io.disk)
     }
 
-    /// Lets an I/O wait for a buffer.
+    /// Queues an I/O until there is a buffer for it.
     pub(super) fn starve(&mut self, io: DiskIo) {
         self.starved.push(io);
     }
 
-    /// Begins to walk over what waits for buffers, each disk's in turn. What nobody wants any more is left out.
+    /// Starts a walk over the I/O that waits for buffers, taking the disks in turn. Drops hedges whose reads have been
+    /// answered.
     pub(super) fn begin_walk(&mut self, engine: &mut Engine, disks: &[Disk]) -> Walk {
         let Self { starved, requests, .. } = self;
         starved.retain(|io| {
@@ -113,7 +116,7 @@ impl InFlight {
                 requests.end_io(io.id);
                 return false;
             }
-            // None of them has the page: now it is I/O that a guest waits for.
+            // When no memory server can answer the read any longer, the guest waits for this I/O.
             io.too &= engine.waits_for_server(io.id);
             io.bytes = buffer_bytes(io, &disks[io.disk]);
             true
@@ -121,17 +124,18 @@ impl InFlight {
         self.starved.walk()
     }
 
-    /// Returns the next I/O to place. [`Self::note`] has to be told what became of it.
+    /// Returns the next I/O to place, or `None` at the end of the walk. The caller must report the outcome to
+    /// [`Self::note`].
     pub(super) fn next_starved(&self, walk: &mut Walk) -> Option<DiskIo> {
         self.starved.next(walk)
     }
 
-    /// Notes what became of an I/O of a walk.
+    /// Records the outcome of placing the I/O that [`Self::next_starved`] returned last.
     pub(super) fn note(&mut self, walk: &mut Walk, tried: Tried) {
         self.starved.note(walk, tried);
     }
 
-    /// Submits the I/O if its disk has room for it, and there is a buffer.
+    /// Submits the I/O if its disk's share of the buffers has room for it, and a buffer is free.
     pub(super) fn place(&mut self, io: DiskIo, disk: &mut Disk, warmth: &mut Warmth) -> Placing {
         if io.bytes > 0 {
             let wanted = |disk| self.starved.wanted_bytes(disk);
@@ -143,7 +147,7 @@ impl InFlight {
         self.submit(io, disk, warmth)
     }
 
-    /// Gives I/O to the store, if there is a buffer.
+    /// Submits I/O to the store, if it needs no buffer or one is free.
     fn submit(&mut self, io: DiskIo, disk: &mut Disk, warmth: &mut Warmth) -> Placing {
         let DiskIo { id, op, too, .. } = io;
         let buffer = match op {
@@ -178,13 +182,13 @@ impl InFlight {
         Placing::Tried(Tried::Placed)
     }
 
-    /// Returns what the store was asked for with this number, if the guest has no answer yet.
+    /// Returns the operation of the request `id`, or `None` if the guest has its answer.
     pub(super) fn op(&mut self, id: RequestId) -> Option<GuestOp> {
         self.requests.get_mut(id).map(|pending| pending.op)
     }
 
-    /// Handles the end of the store's part of a request. Only what it read or wrote well is the request's data: pages
-    /// of a memory server may still be.
+    /// Handles the completion of a request's disk I/O. The buffer becomes the request's data only if the I/O succeeded:
+    /// after a failure, pages of a memory server may still answer the request.
     pub(super) fn disk_done(
         &mut self,
         engine: &mut Engine,
@@ -222,18 +226,20 @@ impl InFlight {
         }
     }
 
-    /// Returns the page at `offset` of what a request read or wrote.
+    /// Returns the page at `offset` of the data that a request read from the disk or wrote to it, or `None` if there is
+    /// no such page.
     pub(super) fn page(&mut self, id: RequestId, offset: u32) -> Option<&[u8]> {
         let offset = offset as usize;
         self.requests.get_mut(id)?.buffer.as_deref()?.get(offset..offset + PAGE_SIZE)
     }
 
-    /// Judges the frames that were copied out before data were delivered into them.
+    /// Passes the frames that were copied out before data overwrote them to `judge`.
     pub(super) fn judge_frames(&mut self, judge: impl FnMut(&[u8])) {
         self.captured.judge(judge);
     }
 
-    /// Completes a request. Returns one that has to be begun again, with its disk: the disk may have lost what it has done of it.
+    /// Completes a request of the engine. Returns the guest's request and its disk if the disk may have lost some of
+    /// its work: the request must then start again. Returns `None` otherwise.
     pub(super) fn complete(
         &mut self,
         id: RequestId,
@@ -277,12 +283,12 @@ impl InFlight {
         None
     }
 
-    /// Returns what is measured of requests.
+    /// Returns the measurements of requests.
     pub(super) fn measured(&mut self) -> &mut Measured {
         &mut self.measured
     }
 
-    /// Returns the bytes of all buffers, lent and free.
+    /// Returns the size of all buffers in bytes, lent and free.
     pub(super) fn buffer_bytes(&self) -> usize {
         self.buffers.allocated_bytes()
     }
@@ -294,10 +300,10 @@ impl InFlight {
     }
 }
 
-/// Returns what an I/O takes of the driver's buffers.
+/// Returns the bytes that an I/O takes from the driver's buffers.
 fn buffer_bytes(io: &DiskIo, disk: &Disk) -> usize {
     match io.op {
-        // Buffers that requests bring are theirs.
+        // Requests that bring their own buffers take none of the driver's.
         _ if !io.too && disk.frontend.brings_buffers() => 0,
         GuestOp::Read(range) | GuestOp::Write { range, .. } => {
             BufferPool::footprint(usize::try_from(range.length).unwrap_or(usize::MAX))

@@ -1,10 +1,10 @@
-//! How large the index is: as large as the cache and the guest's memory need it, up to what the operator allows.
+//! The size of the index: as large as the cache and the guest's memory require, up to what the operator allows.
 //!
-//! A new region is made on a thread, which takes its memory from the system; then the index moves into it, some nodes in each
-//! turn (`remoca-core/src/index/region.rs`). A thread gives the old region back. So nothing here keeps a request waiting.
-//! Whoever has the socket of a disk says how much memory the guest has, and that may be a lie: `guest_memory_max` bounds it,
-//! and when the last front end has gone the index is as small as at the start. A command that needs a larger index is answered
-//! when there is one.
+//! A new region is made on a thread, which takes its memory from the system. The index then moves into it, some nodes
+//! in each turn (`remoca-core/src/index/region.rs`). Another thread gives the old region back. No request has to wait
+//! for any of this. Whoever has the socket of a disk reports how much memory the guest has, and that may be a lie.
+//! `guest_memory_max` is its limit, and when the last front end has disconnected the index is as small as at the start.
+//! A command that needs a larger index is answered when there is one.
 
 use super::guests::Guests;
 use super::host::Host;
@@ -22,17 +22,17 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
-/// Nodes that are moved in one turn: less than a millisecond.
+/// Number of nodes moved in one turn, which takes less than a millisecond.
 const NODES_PER_TURN: u32 = 4096;
 /// Why a larger cache is refused at the moment.
 pub(super) const HANDED_OVER: &str = "the disks are being handed over: try again when that is done";
 
 type Engine = DiskEngine<IndexMemory>;
 
-/// Does work under a name, somewhere else or later; work that cannot be done is dropped.
+/// Function that runs work under a name, somewhere else or later. Work that cannot be done is dropped.
 pub type Aside = Box<dyn Fn(&str, Box<dyn FnOnce() + Send>) -> io::Result<()> + Send>;
 
-/// Does work on a thread of its own.
+/// Runs `work` on a thread of its own with this name.
 ///
 /// # Errors
 /// If the system has no thread left.
@@ -42,11 +42,11 @@ pub fn on_a_thread(name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()>
 
 /// What the driver knows of the sizes of cache and index.
 pub(super) struct IndexSize {
-    /// The size of the cache that "on" brings back.
+    /// Size of the cache that "on" restores.
     cache: PageCount,
-    /// A guest with less memory is indexed as if it had this much, ...
+    /// Minimum of the guest memory that is indexed: a guest with less is indexed as if it had this much.
     guest_memory_min: PageCount,
-    /// ... and one with more as if it had this much.
+    /// Maximum of the guest memory that is indexed: a guest with more is indexed as if it had this much.
     guest_memory_max: PageCount,
     aside: Aside,
     wake_up: WakeUp,
@@ -56,7 +56,7 @@ pub(super) struct IndexSize {
     /// Commands that wait for a larger index, and the largest cache that they ask for.
     clients: Vec<ControlRequest>,
     awaited: PageCount,
-    /// The operator was told that the guest is too large.
+    /// Whether the operator was told that the guest is too large.
     told: bool,
 }
 
@@ -65,20 +65,20 @@ enum Stage {
     Moving { state: Option<StateFile> },
 }
 
-/// An empty index in memory that is there.
+/// An empty index in memory that is already allocated.
 pub(super) struct Region {
     pub(super) index: CacheIndex<IndexMemory>,
-    /// The file that its words are in.
+    /// State file that holds its words; `None` if they are in private memory.
     pub(super) state: Option<StateFile>,
 }
 
-/// What a region is made from.
+/// The plan for a region.
 struct Plan {
     layout: Layout,
     maker: IndexMaker,
-    /// Where the state file is.
+    /// Path of the state file; `None` if there is none.
     path: Option<PathBuf>,
-    /// The index must become larger, if need be at the price of the state file.
+    /// Whether the index must become larger, if need be without a state file.
     grows: bool,
 }
 
@@ -127,7 +127,7 @@ impl IndexSize {
         })
     }
 
-    /// Watches for regions that are made.
+    /// Registers the wake-up for finished regions with the poller.
     pub(super) fn register(&self, host: &Host) -> io::Result<()> {
         host.watch(self.wake_up.fd(), Source::Index)
     }
@@ -138,33 +138,33 @@ impl IndexSize {
         self.wake_up.fd()
     }
 
-    /// Returns the size of the cache that "on" brings back.
+    /// Returns the size of the cache that "on" restores.
     pub(super) fn cache(&self) -> PageCount {
         self.cache
     }
 
-    /// Sets the size of the cache that "on" brings back.
+    /// Sets the size of the cache that "on" restores.
     pub(super) fn set_cache(&mut self, cache: PageCount) {
         self.cache = cache;
     }
 
-    /// Returns the words that an index of this process could have, whatever a peer says: with its cache, and with the largest
-    /// guest that its operator allows.
+    /// Returns the maximum number of words for an index of this process, whatever a peer says: with its cache, and with
+    /// the largest guest that its operator allows.
     pub(super) fn words_max(&self, config: &EngineConfig) -> u64 {
         let guest_memory = self.guest_memory_max.max(config.guest_memory);
         let cache = PageCount(self.cache.max(config.cache).0.next_power_of_two());
         layout(&EngineConfig { cache, guest_memory, ..*config }).words() as u64
     }
 
-    /// Forgets what was for the former engine, and tells those who wait for it.
+    /// Discards what was made for the previous engine, and refuses the commands that wait for it.
     pub(super) fn forget(&mut self) {
         self.stage = None;
         self.refused = None;
         self.refuse_clients();
     }
 
-    /// Refuses the commands that wait for a larger index. One that is carried out after the disks have moved would undo what
-    /// was asked for meanwhile.
+    /// Refuses the commands that wait for a larger index. A command executed after the disks have moved would undo what
+    /// was set in the meantime.
     pub(super) fn refuse_clients(&mut self) {
         self.awaited = PageCount(0);
         for client in self.clients.drain(..) {
@@ -172,12 +172,12 @@ impl IndexSize {
         }
     }
 
-    /// Keeps a command until there is a larger index, or no memory for it.
+    /// Keeps a command until there is a larger index, or until it is known that there is no memory for one.
     pub(super) fn wait(&mut self, client: ControlRequest) {
         self.clients.push(client);
     }
 
-    /// Returns the commands that wait, if nothing is under way that they wait for.
+    /// Removes and returns the commands that wait, or returns `None` while the index is being made or moved.
     pub(super) fn take_clients(&mut self) -> Option<Vec<ControlRequest>> {
         if self.is_busy() {
             return None;
@@ -186,35 +186,38 @@ impl IndexSize {
         Some(std::mem::take(&mut self.clients))
     }
 
-    /// Has [`Self::fit`] make the index large enough for a cache of this size.
+    /// Makes [`Self::fit`] aim for an index that is large enough for a cache of this size.
     pub(super) fn aim_at(&mut self, cache: PageCount) {
         self.awaited = self.awaited.max(cache);
     }
 
-    /// Returns whether another index is made, or the index moves there.
+    /// Returns whether another region is being made, or the index is moving to it.
     pub(super) fn is_busy(&self) -> bool {
         self.stage.is_some()
     }
 
-    /// Gives memory back to the system, which takes a while for much of it: here and now if nobody else can.
+    /// Gives memory back to the system, which takes a while if it is much. This is done elsewhere if possible, and on
+    /// this thread otherwise.
     pub(super) fn give_back(&self, memory: impl Send + 'static) {
         let _ = (self.aside)("give back", Box::new(move || drop(memory)));
     }
 
-    /// Tries again: there may be memory by now.
+    /// Allows another attempt at a layout that was refused: there may be memory by now.
     pub(super) fn try_again(&mut self) {
         self.refused = None;
     }
 
-    /// Returns the memory that the index is made for: never less than the operator said, and never more than he allows.
+    /// Returns the guest memory that the index is made for: never less than the operator said, and never more than the
+    /// operator allows.
     fn guest_memory(&self, guests: &Guests) -> PageCount {
-        // Somebody says so, and it may be any number: it is bounded either way.
+        // Another process reports this number, which may be anything. It has a limit either way.
         let pages = guests.memory_bytes() / PAGE_SIZE_U64;
         let pages = PageCount(u32::try_from(pages).unwrap_or(u32::MAX));
         pages.min(self.guest_memory_max).max(self.guest_memory_min)
     }
 
-    /// Returns the layout that the index should have, if that is another one, and whether it must become larger.
+    /// Returns the layout that the index should change to, and whether it must become larger. Returns `None` if the
+    /// layout is right as it is, or if there was no memory for that one.
     fn wanted_layout(&self, engine: &Engine, guests: &Guests) -> Option<(Layout, bool)> {
         let (cache, memory) = (engine.status().wanted.max(self.awaited), self.guest_memory(guests));
         let is_tried = |layout: &Layout| self.refused == Some(*layout);
@@ -223,17 +226,17 @@ impl IndexSize {
         {
             return Some((layout, true)).filter(|_| !is_tried(&layout));
         }
-        // A front end that has just come says it in a moment.
+        // A front end that has just connected reports its memory in a moment.
         let is_known = guests.memory_bytes() > 0 || !guests.is_connected();
         let layout = engine.spare_layout(memory).filter(|layout| is_known && !is_tried(layout));
         layout.map(|layout| (layout, false))
     }
 
-    /// Begins to make the index as large as it should be, unless that is under way. `is_idle`: no other process is
-    /// concerned with the disks.
+    /// Starts to give the index the size that it should have, unless that is in progress. `is_idle`: no other process
+    /// is concerned with the disks.
     pub(super) fn fit(&mut self, is_idle: bool, engine: &Engine, guests: &Guests, warmth: &Warmth) {
         self.tell_of_large_guest(guests);
-        // What is offered to another process is as large as was said.
+        // An index that is offered to another process keeps the size that was announced.
         if self.stage.is_some() || !is_idle {
             return;
         }
@@ -241,7 +244,7 @@ impl IndexSize {
         let (sender, region) = sync_channel(1);
         let (plan, wake_up) = (Plan::new(layout, grows, engine, warmth), self.wake_up.wake().clone());
         let work = move || {
-            // Nobody listens if the process has lost its disks meanwhile.
+            // The receiver is gone if the process has lost its disks in the meantime.
             let _ = sender.send(plan.make());
             remoca_io::wake::raise(&wake_up);
         };
@@ -251,7 +254,8 @@ impl IndexSize {
         }
     }
 
-    /// Returns a region for a cache of `cache` pages, if it needs another one: made at once, nobody is served yet.
+    /// Makes a region for a cache of `cache` pages. This blocks, but no guest is served yet. Returns `None` if the
+    /// index is large enough, or if there is no memory.
     pub(super) fn make_now(&mut self, cache: PageCount, engine: &Engine, warmth: &Warmth) -> Option<Region> {
         let layout = engine.needs_layout(cache, PageCount(0))?;
         let made = Plan::new(layout, true, engine, warmth).make();
@@ -263,7 +267,8 @@ impl IndexSize {
         self.refused = Some(layout);
     }
 
-    /// Takes the region that a thread has made, or failed to make. Returns whether there is an answer.
+    /// Handles the region that a thread has made, or its failure to make one. Starts to move the index if the region is
+    /// still wanted, and gives it back otherwise. Returns whether the thread has answered.
     pub(super) fn take_region(&mut self, is_idle: bool, engine: &mut Engine, guests: &Guests) -> bool {
         self.wake_up.clear();
         let Some(Stage::Making { layout, region }) = &self.stage else { return false };
@@ -293,7 +298,8 @@ impl IndexSize {
         matches!(self.stage, Some(Stage::Moving { .. }))
     }
 
-    /// Moves the next piece of the index. Returns the file of the region that it moved to with the last piece.
+    /// Moves the next piece of the index. After the last piece, returns the state file of the new region, or
+    /// `Some(None)` if that has none. Returns `None` before.
     pub(super) fn move_piece(&mut self, engine: &mut Engine) -> Option<Option<StateFile>> {
         if !self.has_region() || !engine.move_index(NODES_PER_TURN) {
             return None;

@@ -1,23 +1,23 @@
-//! What is taken from guests at the moment.
+//! Which requests are accepted from guests at present.
 
 use remoca_frontend::device::{Frontend, GuestRequest};
 
-/// What is taken from the queues of a device.
+/// Which requests are accepted from the queues of a device.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Intake {
     All,
-    /// The rest of requests of which a part was handed out: nothing else before an upgrade.
+    /// Only the rest of requests that were handed out in part, before an upgrade.
     Begun,
-    /// The process is to end.
+    /// No requests: the process is to end.
     Nothing,
-    /// Another process has the disks. `comes`: it is about to hand them over.
+    /// No requests: another process has the disks. `comes`: that process is about to hand them over.
     Away {
         comes: bool,
     },
 }
 
 impl Intake {
-    /// Returns the next request of a device that is to be taken.
+    /// Returns the next request of a device that is accepted, or `None` if there is none.
     pub(super) fn pop(self, frontend: &mut Frontend) -> Option<GuestRequest> {
         match self {
             Self::All => frontend.pop(),

@@ -1,4 +1,4 @@
-//! What is measured of requests: how long they took, and the trace.
+//! The measurements of requests: their latencies, and the trace.
 
 use super::host::Host;
 use super::poller::Source;
@@ -21,7 +21,7 @@ pub(super) struct Measured {
 }
 
 impl Measured {
-    /// Returns empty histograms beside this trace.
+    /// Returns empty histograms, together with the writer of the trace.
     pub(super) fn new(trace: Option<TraceWriter>) -> Self {
         let (read, read_from_cache, read_from_disk, write) = Default::default();
         Self { read, read_from_cache, read_from_disk, write, trace }
@@ -70,12 +70,12 @@ impl Measured {
         }
     }
 
-    /// Returns the writer of the trace.
+    /// Returns the writer of the trace, or `None` if there is no trace.
     pub(super) fn trace(&mut self) -> Option<&mut TraceWriter> {
         self.trace.as_mut()
     }
 
-    /// Has the trace's wake-ups reported.
+    /// Registers the wake-ups of the trace's writer with the poller, if there is a trace.
     pub(super) fn register(&self, host: &Host) -> io::Result<()> {
         self.trace.as_ref().map_or(Ok(()), |trace| host.watch(trace.wake_fd(), Source::Trace))
     }

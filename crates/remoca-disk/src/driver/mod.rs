@@ -1,12 +1,13 @@
 //! The driver: the one I/O thread of a VM process. It owns every descriptor, turns what happens on them into events of
 //! the engine, and executes the engine's actions.
 //!
-//! One turn of the loop: wait, take what is ready (kicks, disk completions, frames of the server, control commands),
-//! give each to the engine and execute its actions, then hand everything queued to the kernel at once: one call for each
-//! store, one for the server's socket, one signal for each queue. Nothing here decides what may be cached or served.
+//! One turn of the loop waits for events, passes each one (kicks, disk completions, frames of the server, control
+//! commands) to the engine, and executes the engine's actions. It then submits everything that was queued to the kernel
+//! at once: one call for each store, one for the server's socket, one signal for each queue. Nothing here decides what
+//! may be cached or served.
 //! 1. Actions are drained after every call of the engine, in order.
-//! 2. A guest's data are copied once: read buffer -> guest, guest -> write buffer, receive buffer -> guest. Before data
-//!    of a read overwrite guest memory, the engine is asked whether to look at what is there ([`capture`]).
+//! 2. A guest's data are copied once: read buffer -> guest, guest -> write buffer, receive buffer -> guest. Before a
+//!    read's data overwrite guest memory, the engine is asked whether to examine the old content ([`capture`]).
 //! 3. Nothing in this thread waits for a guest, a disk, a server or a control client.
 
 mod capture;
@@ -60,19 +61,20 @@ use upgrade::Upgrades;
 use vm::Vm;
 use warmth::Warmth;
 
-/// How long the end waits for writes and flushes under way.
+/// How long a stopping process waits for writes and flushes in flight.
 const STOP_TIME_MAX: Duration = Duration::from_secs(1);
-/// And with disks on their way to another process: cut off, nobody would have them.
+/// The same while disks are handed over to another process: if the hand-over were cut off, no process would have them.
 const HAND_OVER_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Why the driver stopped.
 pub enum Ended {
-    /// It was asked to, or nobody can attach any more.
+    /// It was asked to stop, or no front end can attach again.
     Finished,
-    /// The same, but a disk may still do what it was sent. Nothing must be cleared away: by the sockets that are left behind
-    /// a successor knows that it has to wait.
+    /// As [`Self::Finished`], but a disk may still execute operations that it was sent. Nothing must be cleaned up: the
+    /// sockets that remain tell a successor that it has to wait.
     Unsettled,
-    /// Another program is to take over. Should it not, tell [`Driver::refuse_upgrade`], and run on.
+    /// Another program is to take over. If it cannot be started, call [`Driver::refuse_upgrade`] and run the driver
+    /// again.
     HandOver(Box<Handover>),
 }
 
@@ -139,10 +141,10 @@ impl Driver {
         vm.in_flight.measured().register(&vm.host)
     }
 
-    /// Runs until asked to stop, or to give way to another program.
+    /// Runs the loop until the process is to stop, or to hand over to another program. Returns which of these it is.
     ///
     /// # Errors
-    /// If waiting for events fails, which only a programming error or a dying system brings about.
+    /// If waiting for events fails, which only a programming error or a dying system can cause.
     pub fn run(&mut self) -> io::Result<Ended> {
         let mut ready = Vec::new();
         loop {
@@ -155,7 +157,7 @@ impl Driver {
         }
     }
 
-    /// Adds to `ready` what is ready now, each with whether it is about writing.
+    /// Adds the sources that have events now to `ready`, each with whether its descriptor is writable. Does not wait.
     ///
     /// # Errors
     /// As for [`Self::run`].
@@ -163,7 +165,8 @@ impl Driver {
         self.vm.host.wait(ready, Some(Duration::ZERO))
     }
 
-    /// Does one turn of the loop with what is `ready`.
+    /// Executes one turn of the loop for the sources in `ready`. Returns why the driver ends, or `None` if it
+    /// continues.
     pub fn turn(&mut self, ready: &[(Source, bool)]) -> Option<Ended> {
         self.vm.host.update();
         for &(source, writable) in ready {
@@ -190,7 +193,7 @@ impl Driver {
         Some(Ended::HandOver(Box::new(handover)))
     }
 
-    /// Returns how long the next turn can be waited for if nothing becomes ready; `None`: as long as it takes.
+    /// Returns how long to wait for events before the next turn, or `None` if there is no limit.
     pub fn timeout(&mut self) -> Option<Duration> {
         if self.vm.servers.receives_again() || self.vm.guests.pops_again() || self.is_moving_index() {
             return Some(Duration::ZERO);
@@ -206,7 +209,7 @@ impl Driver {
         [wake, others, warmth.settle_timeout(), self.migration.time_left(&self.vm)].into_iter().flatten().min()
     }
 
-    /// Takes what has come on a descriptor.
+    /// Handles an event of a descriptor.
     fn handle(&mut self, source: Source, writable: bool) {
         let (vm, is_idle) = (&mut self.vm, self.migration.is_idle());
         match source {
@@ -252,7 +255,7 @@ impl Driver {
         }
     }
 
-    /// Returns what is taken from guests now.
+    /// Returns which requests are accepted from guests at present.
     fn intake(&self) -> Intake {
         if !self.migration.serves() {
             Intake::Away { comes: self.migration.disks_come(&self.vm.guests) }
@@ -265,7 +268,8 @@ impl Driver {
         }
     }
 
-    /// Takes what an earlier turn left, so that no device and no server starves the others.
+    /// Handles the frames, requests and index nodes that an earlier turn left. Each turn is limited, so that no device
+    /// and no server starves the others.
     fn take_leftovers(&mut self) {
         if self.vm.servers.take_receive_again() {
             self.vm.receive();
@@ -286,7 +290,8 @@ impl Driver {
         self.vm.size.has_region() && self.migration.is_idle() && !self.is_draining()
     }
 
-    /// Returns whether nothing new is taken from guests.
+    /// Returns whether no new requests are accepted from guests, because the process is stopping or drains for an
+    /// upgrade.
     fn is_draining(&self) -> bool {
         self.operator.stop_at().is_some() || self.upgrades.is_draining()
     }
@@ -310,14 +315,15 @@ impl Driver {
         }
     }
 
-    /// Begins to stop: takes nothing new from guests, and waits for writes and flushes under way.
+    /// Starts to stop. Accepts no new requests from guests, and waits for a limited time for the writes and flushes in
+    /// flight.
     fn begin_stop(&mut self) {
         let patience = if self.migration.ends_hand_over() { HAND_OVER_TIME_MAX } else { STOP_TIME_MAX };
         self.operator.begin_stop(&self.vm.host, patience);
     }
 
-    /// Ends the driver: what is completed is published, the trace is complete. Requests in flight are the next
-    /// process's. So is the pool, if it can be found again; else it is given back.
+    /// Ends the driver. Publishes completed requests to the guests and completes the trace. Requests in flight are left
+    /// to the next process. So is the pool if that process can find it; otherwise the pool is given back.
     fn finish(&mut self) -> Ended {
         let Vm { guests, warmth, servers, engine, in_flight, .. } = &mut self.vm;
         guests.notify_disks();
@@ -338,22 +344,22 @@ impl Driver {
         }
     }
 
-    /// Returns the service manager, to be told how the process is.
+    /// Returns the service manager, to which the state of the process is reported.
     pub fn manager(&mut self) -> &mut ServiceManager {
         self.operator.manager_mut()
     }
 
-    /// Returns what the process tells of itself.
+    /// Returns the status of the process.
     pub fn snapshot(&mut self) -> Status {
         snapshot::snapshot(&mut self.vm, self.migration.status())
     }
 
-    /// Returns whether a former program of this process handed over to this one.
+    /// Returns whether a previous program of this process handed over to this one.
     pub fn has_taken_over(&self) -> bool {
         self.vm.upgrades > 0
     }
 
-    /// Refuses the upgrade: this program continues.
+    /// Refuses the upgrade because of `error`. This program continues.
     pub fn refuse_upgrade(&mut self, error: &str) {
         self.upgrades.refuse(error, &mut self.vm, self.operator.control());
     }

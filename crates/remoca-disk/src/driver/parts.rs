@@ -1,4 +1,4 @@
-//! What a driver is made from.
+//! The parts that a driver is made from.
 
 use super::disk::{Disk, Port};
 use super::index_size::Aside;
@@ -18,42 +18,42 @@ use remoca_io::service::ServiceManager;
 use remoca_io::words::IndexMemory;
 use std::os::fd::OwnedFd;
 
-/// All that a driver is made from.
+/// The parts of a driver.
 pub struct Parts {
     pub name: String,
     pub clock: Box<dyn Clock>,
     pub engine: DiskEngine<IndexMemory>,
-    /// What outlives this process, if something does.
+    /// The state file, which outlives this process; `None` if nothing does.
     pub state: Option<StateFile>,
-    /// Why the engine is a new one, if it is.
+    /// Why the engine is a new one; `None` if it continues an earlier index.
     pub cold_reason: Option<String>,
-    /// What a former process left, whether its engine is this one or not.
+    /// What a previous process left, whether its index is used or not.
     pub former: Former,
-    /// The size that "on" brings back.
+    /// Size of the cache that "on" restores.
     pub cache: PageCount,
     pub cache_enabled: bool,
-    /// Hash of the options that say the same: what was set lives as long as they do.
+    /// Hash of the options that `remoca set` can overrule. Its settings are valid as long as this hash is the same.
     pub options: u64,
     pub disks: Vec<Disk>,
     pub port: Option<Port>,
-    /// Brings the clients of disks and of a port that are NBD exports.
+    /// Server that accepts the clients of disks and of a port that are NBD exports.
     pub nbd: Option<NbdServer>,
     pub link: Option<ServerLink>,
     pub migration: Migration,
     pub control: Option<ControlServer>,
     pub buffers: BufferPool,
-    /// A guest with more memory is indexed as if it had this much.
+    /// Limit on the guest memory that is indexed: a guest with more is indexed as if it had this much.
     pub guest_memory_max: PageCount,
     pub trace: Option<TraceWriter>,
-    /// Becomes readable when the process is to end.
+    /// Descriptor that becomes readable when the process is to end.
     pub stop: OwnedFd,
-    /// Gives eight bytes for each time that the program's own file is to take over.
+    /// Descriptor that becomes readable when the program's own file is to take over (SIGHUP).
     pub hangup: OwnedFd,
     pub start: Start,
-    /// How another program is asked whether it could take over.
+    /// Function that asks another program whether it could take over.
     pub ask: Ask,
-    /// How something is done beside the I/O thread.
+    /// Function that runs work outside the I/O thread.
     pub aside: Aside,
-    /// Gets a sign of life from the I/O thread's turns.
+    /// Service manager, which receives signs of life from the turns of the I/O thread.
     pub manager: ServiceManager,
 }

@@ -1,8 +1,9 @@
-//! An epoll instance whose events carry what they are about, with one timer.
+//! An epoll instance with one timer, whose events carry the [`Source`] that they belong to.
 //!
-//! Each read that waits for a memory server has a deadline near enough to be the processor's next, and almost none is ever
-//! reached. A timeout for each `epoll_wait` would set and clear the processor's timer again and again, which costs a virtual
-//! machine an exit each; so the timer stays armed when what it was for is over.
+//! Each read that waits for a memory server has a deadline near enough to be the processor's next timer event, and
+//! almost no deadline is ever reached. A timeout for each `epoll_wait` would set and clear the processor's timer again
+//! and again, and each change costs a virtual machine an exit. The timer therefore stays armed when its deadline no
+//! longer matters.
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::time::{
@@ -12,7 +13,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// What a descriptor belongs to.
+/// The part of the driver that a descriptor belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     Stop,
@@ -37,7 +38,7 @@ pub enum Source {
     Trace,
 }
 
-/// Sources of which there is one. The place in this list is the number that the kernel keeps.
+/// Sources of which there is only one. The kernel keeps the position in this list as their number.
 const SINGLE: [Source; 11] = [
     Source::Stop,
     Source::Control,
@@ -51,7 +52,7 @@ const SINGLE: [Source; 11] = [
     Source::Index,
     Source::Trace,
 ];
-/// Numbers of those of which each disk has one. They stand behind the list.
+/// Numbers of the sources that each disk has. They follow those of the list.
 const STORE: u64 = SINGLE.len() as u64;
 const DISK: u64 = STORE + 1;
 
@@ -78,7 +79,7 @@ impl Source {
     }
 }
 
-/// What the timer's events carry: no source has it.
+/// Data of the timer's events, which no source encodes to.
 const TIMER: u64 = u64::MAX;
 const NO_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
@@ -87,7 +88,7 @@ pub struct Poller {
     epoll: OwnedFd,
     events: Vec<Event>,
     timer: OwnedFd,
-    /// When the timer expires, if it has not.
+    /// When the timer expires; `None` if it is not armed.
     armed: Option<Instant>,
 }
 
@@ -95,7 +96,7 @@ impl Poller {
     /// Returns an empty instance.
     ///
     /// # Errors
-    /// If the system has none left.
+    /// If the system has no descriptors left.
     pub fn new() -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
@@ -112,7 +113,7 @@ impl Poller {
         Ok(epoll::add(&self.epoll, fd, EventData::new_u64(source.encode()), flags(writable))?)
     }
 
-    /// Changes whether `fd` is reported when writable.
+    /// Sets whether `fd` is also reported when it is writable.
     ///
     /// # Errors
     /// If the system refuses.
@@ -125,12 +126,13 @@ impl Poller {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Waits for events (`None`: as long as it takes), and adds them to `ready` with whether they are about writing.
+    /// Waits for events, at most for `timeout` (`None`: without limit), and adds their sources to `ready`. Each comes
+    /// with whether its descriptor is writable.
     ///
     /// # Errors
     /// If the system refuses.
     pub fn wait(&mut self, ready: &mut Vec<(Source, bool)>, timeout: Option<Duration>) -> io::Result<()> {
-        // Beyond what an instant can hold is never.
+        // A time beyond what an instant can hold never comes.
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let at_once = timeout.filter(Duration::is_zero).map(|_| NO_TIME);
         self.events.clear();
@@ -160,15 +162,15 @@ impl Poller {
         Ok(())
     }
 
-    /// Arms the timer to expire at `until`, or earlier.
+    /// Makes sure that the timer expires at `until` or earlier.
     fn arm(&mut self, until: Instant) -> io::Result<()> {
         if self.armed.is_some_and(|armed| armed <= until) {
             return Ok(());
         }
-        // Zero would be never.
+        // A timer set to zero would never expire.
         let left = until.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
         let it_value = Timespec {
-            // Longer is never.
+            // A longer time never comes.
             tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(left.subsec_nanos()),
         };

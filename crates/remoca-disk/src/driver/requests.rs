@@ -15,17 +15,17 @@ pub struct Pending {
     pub op: GuestOp,
     pub issued: Nanos,
     pub buffer: Option<IoBuffer>,
-    /// Part of a read's data is in guest memory: its frames do not show what they held.
+    /// Whether part of a read's data is in guest memory, so that its frames no longer show what they held.
     pub delivered: bool,
     pub origin: Origin,
 }
 
-/// What the guest gets when the request completes.
+/// The guest request that an engine request belongs to.
 pub enum Origin {
     Whole(GuestRequest),
     /// One of several ranges; the last of them completes the guest's request.
     Part(Rc<Group>),
-    /// Nobody: a flush before the disks are handed over.
+    /// None: a flush before the disks are handed over.
     HandOver,
 }
 
@@ -34,9 +34,9 @@ pub struct Group {
     pub request: std::cell::RefCell<Option<GuestRequest>>,
     pub left: std::cell::Cell<usize>,
     pub outcome: std::cell::Cell<Outcome>,
-    /// A range is done, ...
+    /// Whether a range is done.
     pub done: std::cell::Cell<bool>,
-    /// ... and may be lost: all of them are done again.
+    /// Whether a range that was done may be lost, so that all of them have to be executed again.
     pub again: std::cell::Cell<bool>,
 }
 
@@ -53,15 +53,16 @@ impl Group {
         self.done.set(true);
     }
 
-    /// Returns whether some of its ranges are to be done again, with none of them left.
+    /// Returns whether the request has to be executed again once all of its ranges are done: one of them may be lost,
+    /// and none has failed.
     pub fn must_repeat(&self) -> bool {
         self.again.get() && self.outcome.get() == Outcome::Done
     }
 }
 
-/// What a number stands for.
+/// The table entry of a request ID.
 struct Entry {
-    /// `None`: the guest has its answer, and the store is still at work.
+    /// The request; `None` if the guest has its answer and only the store is still at work.
     pending: Option<Pending>,
     disk: u16,
     io: bool,
@@ -72,12 +73,13 @@ struct Entry {
 #[derive(Clone, Copy, Default)]
 struct Held {
     all: usize,
-    /// Of I/O that may be for nothing.
+    /// Bytes of I/O that may turn out to be unnecessary.
     too: usize,
 }
 
-/// Requests by number; numbers are reused, so that the engine's table stays small. A number is free again when its request
-/// is completed and no store is at work for it: a completion of the store could be taken for another request's.
+/// Requests by ID. IDs are reused, so that the engine's table stays small. An ID is free again when its request is
+/// completed and no store is at work for it: otherwise a completion of the store could be taken for that of another
+/// request.
 pub struct RequestTable {
     slab: slab::Slab<Entry>,
     held: Vec<Held>,
@@ -88,30 +90,31 @@ impl RequestTable {
         Self { slab: slab::Slab::new(), held: vec![Held::default(); disks] }
     }
 
-    /// Takes a request in; its number is the engine's name for it.
+    /// Adds a request. Returns the ID by which the engine knows it.
     pub fn insert(&mut self, pending: Pending) -> RequestId {
         // Far fewer than 2^32: a device hands out some thousand at a time.
         let entry = Entry { disk: pending.disk, pending: Some(pending), io: false, held: Held::default() };
         RequestId(u32::try_from(self.slab.insert(entry)).unwrap_or(u32::MAX))
     }
 
-    /// Returns whether no request is under way, and no store is working.
+    /// Returns whether no request is in flight, and no store is at work.
     pub fn is_empty(&self) -> bool {
         self.slab.is_empty()
     }
 
-    /// Returns whether a flush is under way.
+    /// Returns whether a flush is in flight.
     pub fn are_being_flushed(&self) -> bool {
         let mut pending = self.slab.iter().filter_map(|(_, entry)| entry.pending.as_ref());
         pending.any(|pending| pending.op == GuestOp::Flush)
     }
 
-    /// Returns the request `id`, if it is not completed.
+    /// Returns the request `id`, or `None` if it is completed.
     pub fn get_mut(&mut self, id: RequestId) -> Option<&mut Pending> {
         self.slab.get_mut(id.0 as usize)?.pending.as_mut()
     }
 
-    /// Notes that `disk` may have lost what it has done of requests with several ranges.
+    /// Records that `disk` may have lost ranges that it has done of unfinished requests. Such a request is executed
+    /// again.
     pub fn repeat_parts(&mut self, disk: u16) {
         for pending in self.slab.iter().filter_map(|(_, entry)| entry.pending.as_ref()) {
             if let (true, Origin::Part(group)) = (pending.disk == disk, &pending.origin) {
@@ -120,23 +123,24 @@ impl RequestTable {
         }
     }
 
-    /// Takes the request `id` out.
+    /// Removes the request `id` and returns it, or `None` if it is completed. The ID is not free while a store is at
+    /// work for it.
     pub fn remove(&mut self, id: RequestId) -> Option<Pending> {
         let entry = self.slab.get_mut(id.0 as usize)?;
         if entry.io { entry.pending.take() } else { self.slab.try_remove(id.0 as usize)?.pending }
     }
 
-    /// Notes that a store begins work for `id`.
+    /// Records that a store starts work for `id`.
     pub fn begin_io(&mut self, id: RequestId) {
         if let Some(entry) = self.slab.get_mut(id.0 as usize) {
             entry.io = true;
         }
     }
 
-    /// Returns whether an I/O can have its buffer out of `limit` bytes for all. Half of the limit is kept for the disks, each its
-    /// part, whatever the others want: one that hangs must not stop them. Beyond their parts, disks leave each other what
-    /// they wait for (`wanted`). I/O that may be for nothing (`too`) has no more than its disk's part. One I/O of each disk,
-    /// and one of that kind, is never refused.
+    /// Returns whether an I/O may have its buffer, out of `limit` bytes for all disks. Half of the limit is reserved
+    /// for the disks in equal parts, so that a disk that hangs does not stop the others. Beyond its part, a disk leaves
+    /// room for what the others wait for (`wanted`). I/O that may turn out to be unnecessary (`too`) is limited to its
+    /// disk's part. The first I/O of a disk is never refused, nor is the first of that kind for this limit.
     pub fn share(&self, io: &DiskIo, limit: usize, wanted: impl Fn(usize) -> usize) -> Tried {
         let part = limit / 2 / self.held.len();
         let fits = |held: usize, room: usize| held == 0 || held.saturating_add(io.bytes) <= room;
@@ -152,7 +156,7 @@ impl RequestTable {
         }
     }
 
-    /// Counts the buffer of an I/O, until the store is done with it.
+    /// Counts the buffer of an I/O as lent until the store is done with it.
     pub fn take_share(&mut self, io: &DiskIo) {
         if let Some(entry) = self.slab.get_mut(io.id.0 as usize) {
             entry.held = Held::of(io.bytes, io.too);
@@ -168,7 +172,7 @@ impl RequestTable {
         held.too += lent.too;
     }
 
-    /// Counts them as given back.
+    /// Counts bytes of a disk's I/O as given back.
     pub(super) fn take_back(&mut self, disk: usize, bytes: usize, too: bool) {
         let lent = Held::of(bytes, too);
         let held = &mut self.held[disk];
@@ -176,7 +180,7 @@ impl RequestTable {
         held.too -= lent.too;
     }
 
-    /// Notes that the store is done with `id`.
+    /// Records that the store is done with `id`, and counts its buffer as given back.
     pub fn end_io(&mut self, id: RequestId) {
         if let Some(entry) = self.slab.get_mut(id.0 as usize) {
             entry.io = false;
@@ -195,7 +199,7 @@ impl Held {
     }
 }
 
-/// Returns the store's operation for the engine's.
+/// Returns the store's operation for a request of the engine.
 pub fn store_op(op: GuestOp) -> StoreOp {
     // Requests are bounded far below 4 GiB by the frontend.
     let short = |length: u64| u32::try_from(length).unwrap_or(u32::MAX);

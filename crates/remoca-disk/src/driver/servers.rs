@@ -1,4 +1,4 @@
-//! The connections to memory servers, as the driver has them: sessions begin and end, frames come and go.
+//! The connections to memory servers, as the driver uses them: sessions start and end, frames are sent and received.
 
 use super::host::Host;
 use super::in_flight::InFlight;
@@ -15,46 +15,46 @@ use std::io;
 pub(super) struct Servers {
     link: Option<ServerLink>,
     hearing: Hearing,
-    /// The server sent more than one turn takes.
+    /// Whether the server sent more than one turn handles.
     receive_again: bool,
 }
 
-/// What the server of the session said that outlives the turn.
+/// What outlives a turn of the messages from the session's server.
 #[derive(Default)]
 pub(super) struct Hearing {
-    /// It ended the session with this.
+    /// Error with which the server ended the session.
     dismissal: Option<ErrorCode>,
-    /// The operator was told that it has no room, in this session and for this size.
+    /// Whether the operator was told that the server has no room, in this session and for this size.
     refusal_told: bool,
 }
 
 impl Servers {
-    /// Returns the connections of this link.
+    /// Returns the connections of `link`.
     pub(super) fn new(link: Option<ServerLink>) -> Self {
         Self { link, hearing: Hearing::default(), receive_again: false }
     }
 
-    /// Returns the link.
+    /// Returns the link, or `None` if the process has no memory servers.
     pub(super) fn link(&self) -> Option<&ServerLink> {
         self.link.as_ref()
     }
 
-    /// Returns the link, to be changed.
+    /// Returns a mutable reference to the link, or `None` if the process has no memory servers.
     pub(super) fn link_mut(&mut self) -> Option<&mut ServerLink> {
         self.link.as_mut()
     }
 
-    /// Has the link's answers reported, if there is a link.
+    /// Registers the descriptor that reports the link's answers with the poller, if there is a link.
     pub(super) fn register(&self, host: &Host) -> io::Result<()> {
         self.link.as_ref().map_or(Ok(()), |link| host.watch(link.wake_fd(), Source::LinkWake))
     }
 
-    /// Replaces the link by one whose descriptors are not reported yet.
+    /// Replaces the link with one whose descriptors are not registered yet.
     pub(super) fn attach(&mut self, link: Option<ServerLink>) {
         self.link = link;
     }
 
-    /// Returns the link, whose descriptors are not reported any more.
+    /// Removes the link and unregisters its descriptors. Returns the link, or `None` if there was none.
     pub(super) fn detach(&mut self, host: &Host) -> Option<ServerLink> {
         self.receive_again = false;
         let mut link = self.link.take()?;
@@ -65,7 +65,7 @@ impl Servers {
         Some(link)
     }
 
-    /// Returns the numbers of all servers.
+    /// Returns the numbers of all servers, or `None` if there is no link.
     pub(super) fn numbers(&self) -> Option<Vec<ServerNumber>> {
         let link = self.link.as_ref()?;
         Some(link.servers().iter().map(|server| server.number).collect())
@@ -75,35 +75,35 @@ impl Servers {
         self.link.as_mut()?.session_mut()
     }
 
-    /// Queues a frame for the server.
+    /// Queues a frame for the server. Drops it if there is no session.
     pub(super) fn send(&mut self, frame: &Frame<'_>) {
         if let Some(session) = self.session() {
             frame.encode(session.out());
         }
     }
 
-    /// Queues a page for the server.
+    /// Queues a page for the server. Drops it if there is no session.
     pub(super) fn send_page(&mut self, slot: SlotIndex, page: &[u8]) {
         if let Some(session) = self.session() {
             session.send_page(slot, page);
         }
     }
 
-    /// Asks a server what it could give.
+    /// Asks a server how many pages it could give.
     pub(super) fn ask(&mut self, server: ServerNumber) {
         if let Some(link) = &mut self.link {
             link.ask(server);
         }
     }
 
-    /// Says goodbye to a server that was asked.
+    /// Gives up the connection to a server that was asked, and a pool that this process may have there.
     pub(super) fn release(&mut self, server: ServerNumber) {
         if let Some(link) = &mut self.link {
             link.release(server);
         }
     }
 
-    /// Begins a session with a server that was asked.
+    /// Starts a session with a server that was asked.
     pub(super) fn begin_session(&mut self, host: &Host, server: ServerNumber) -> Result<(), String> {
         let Some(link) = &mut self.link else { return Ok(()) };
         self.hearing.refusal_told = false;
@@ -115,7 +115,7 @@ impl Servers {
         watched.map_err(|error| format!("its socket cannot be watched: {error}"))
     }
 
-    /// Ends the session, as `end` says it.
+    /// Unregisters the session's socket and ends the session by calling `end`.
     pub(super) fn end_session(&mut self, host: &Host, end: impl FnOnce(&mut ServerLink)) {
         if let Some(link) = &mut self.link {
             if let Some(session) = link.session_mut() {
@@ -126,25 +126,26 @@ impl Servers {
         self.receive_again = false;
     }
 
-    /// Has the operator told again when the server has no room.
+    /// Makes the operator be told again when the server has no room.
     pub(super) fn forget_refusal(&mut self) {
         self.hearing.refusal_told = false;
     }
 
-    /// Returns the next answer of a server that was asked; `None` in it: there is none.
+    /// Returns the next answer of a server that was asked, or `None` if no answer is there. The offer in it is `None`
+    /// if the server did not make one.
     pub(super) fn next_answer(&mut self, host: &Host) -> Option<(ServerNumber, Option<PoolOffer>)> {
         let (server, welcome) = self.link.as_mut()?.take_answer(host.instant())?;
         Some((server, welcome.map(|welcome| pool_offer(&welcome))))
     }
 
-    /// Notes that the socket has room.
+    /// Records that the socket has room again.
     pub(super) fn note_writable(&mut self) {
         if let Some(session) = self.session() {
             session.note_writable();
         }
     }
 
-    /// Sends what is queued. Returns how many pages that were.
+    /// Sends the queued frames. Returns the number of pages sent.
     pub(super) fn flush(&mut self, host: &Host) -> io::Result<u32> {
         let Some(session) = self.session() else { return Ok(0) };
         let pages = session.flush()?;
@@ -156,12 +157,13 @@ impl Servers {
         Ok(pages)
     }
 
-    /// Returns the session, and who hears what comes on it.
+    /// Returns the session and the handler of its frames, or `None` if there is no session.
     pub(super) fn listen(&mut self) -> Option<(&mut Session, &mut Hearing)> {
         Some((self.link.as_mut()?.session_mut()?, &mut self.hearing))
     }
 
-    /// Returns why the session is lost, if it is.
+    /// Returns why the session is lost, or `None` if it continues. Schedules another receive if the server sent more
+    /// than one turn handles.
     pub(super) fn lost(&mut self, received: io::Result<Received>) -> Option<String> {
         if let Some(code) = self.hearing.dismissal.take() {
             return Some(format!("it ended the session: {code:?}"));
@@ -174,12 +176,12 @@ impl Servers {
         None
     }
 
-    /// Returns whether more has come than one turn takes.
+    /// Returns whether the server sent more than one turn handles.
     pub(super) fn receives_again(&self) -> bool {
         self.receive_again
     }
 
-    /// Returns whether more has come than one turn takes, once.
+    /// Returns whether the server sent more than one turn handles, and clears that flag.
     pub(super) fn take_receive_again(&mut self) -> bool {
         std::mem::take(&mut self.receive_again)
     }
@@ -226,7 +228,7 @@ impl Hearing {
                     }
                     engine.handle_size_refused(now, available);
                 }
-                // After these the server closes the connection. Should it not, we do.
+                // After these errors the server closes the connection. If it does not, we do.
                 ErrorCode::VersionMismatch | ErrorCode::StaleEpoch | ErrorCode::Malformed | ErrorCode::Busy => {
                     self.dismissal = Some(error.code);
                 }
@@ -234,7 +236,7 @@ impl Hearing {
                     tracing::debug!("the memory server says error {code}, which means nothing here")
                 }
             },
-            // Nobody asked for one, and a server that owes an answer must not pass for alive by it.
+            // No such frame was asked for. A server that owes an answer must not count as alive because of it.
             _ => tracing::debug!("the memory server sent a frame that means nothing here"),
         }
     }

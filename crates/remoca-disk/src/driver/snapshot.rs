@@ -1,4 +1,4 @@
-//! What the process tells of itself.
+//! The status that the process reports.
 
 use super::disk::Disk;
 use super::vm::Vm;
@@ -13,7 +13,7 @@ use remoca_protocol::control::{
 use remoca_store::StoreHealth;
 use std::time::Instant;
 
-/// Returns what the process tells of itself.
+/// Returns the status of the process. Flushes the trace first, so that the number of lost records is current.
 pub(super) fn snapshot(vm: &mut Vm, migration: Option<MigrationStatus>) -> Status {
     let engine = vm.engine.status();
     let stats = vm.engine.stats();
@@ -119,7 +119,8 @@ fn hedging_status(hedging: &remoca_core::engine::HedgingStatus) -> HedgingStatus
     }
 }
 
-/// Returns the share of blocks that the cache answered, of those it could have answered.
+/// Returns the share of blocks that the cache answered, among those that it could have answered. Returns `None` if
+/// there were none.
 #[expect(clippy::cast_precision_loss, reason = "a ratio for people to read")]
 fn hit_ratio(stats: &EngineStats) -> Option<f64> {
     let hits = stats.hit_blocks + stats.zero_blocks;
@@ -127,10 +128,10 @@ fn hit_ratio(stats: &EngineStats) -> Option<f64> {
     (all > 0).then(|| hits as f64 / all as f64)
 }
 
-/// Returns the pages of a cache of so many bytes.
+/// Returns the number of pages in a cache of `bytes` bytes.
 ///
 /// # Errors
-/// If that is no possible size; the text says which are.
+/// If `bytes` is not a valid size. The text says which sizes are.
 pub fn cache_pages(bytes: u64) -> Result<PageCount, String> {
     let pages = bytes / PAGE_SIZE_U64;
     if bytes == 0 || !bytes.is_multiple_of(PAGE_SIZE_U64) {

@@ -1,9 +1,10 @@
 //! Disk I/O that waits for a buffer, in the order in which it came.
 //!
-//! Owned by `in_flight.rs`, which walks over it whenever buffers may have come back. Pure: who has room is asked outside.
-//! 1. I/O of a disk that was refused holds back what is behind it, however small: everything is placed after at most what
-//!    was ahead of it when it came (property-tested).
-//! 2. A hedge that was refused because its disk has hedges enough holds back only the hedges behind it.
+//! Owned by `in_flight.rs`, which walks over it whenever buffers may have come back. Pure: the caller decides which I/O
+//! has room.
+//! 1. A refused I/O holds back all later I/O of its disk, however small: each I/O is placed after at most what was
+//!    ahead of it when it came (property-tested).
+//! 2. A hedge that was refused because its disk has enough hedges holds back only the hedges after it.
 //! 3. One disk never holds back another.
 
 use remoca_core::engine::{GuestOp, RequestId};
@@ -15,21 +16,21 @@ pub struct DiskIo {
     pub id: RequestId,
     pub disk: usize,
     pub op: GuestOp,
-    /// Pages of a memory server may still come for the request: its own buffer is theirs.
+    /// Whether pages of a memory server may still come for the request. Its own buffer is then reserved for them.
     pub too: bool,
-    /// What it takes of the driver's buffers.
+    /// Bytes that it takes from the driver's buffers.
     pub bytes: usize,
 }
 
-/// What became of an I/O that was tried.
+/// Outcome of an attempt to place an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tried {
     Placed,
-    /// Its disk has its share of the buffers.
+    /// Its disk already has its share of the buffers.
     NoShare,
-    /// Its disk has its share of hedges.
+    /// Its disk already has its share of hedges.
     NoHedgeShare,
-    /// The buffers are used up, by whatever disk.
+    /// No buffer is free, whichever disks have them.
     NoBuffer,
 }
 
@@ -58,12 +59,12 @@ impl Starved {
         self.queues.iter().all(VecDeque::is_empty)
     }
 
-    /// Returns whether anything of this disk waits.
+    /// Returns whether I/O of this disk waits.
     pub fn has(&self, disk: usize) -> bool {
         !self.queues[disk].is_empty()
     }
 
-    /// Returns the bytes that the first in the queue of a disk waits for.
+    /// Returns the bytes that the first I/O in a disk's queue waits for, or 0 if the queue is empty.
     pub fn wanted_bytes(&self, disk: usize) -> usize {
         self.queues[disk].front().map_or(0, |io| io.bytes)
     }
@@ -72,18 +73,19 @@ impl Starved {
         self.queues[io.disk].push_back(io);
     }
 
-    /// Looks at everything that waits: `keep` may change it, or say that nobody wants it any more.
+    /// Calls `keep` for each I/O that waits. `keep` may change the I/O, or return false to drop it.
     pub fn retain(&mut self, mut keep: impl FnMut(&mut DiskIo) -> bool) {
         self.queues.iter_mut().for_each(|queue| queue.retain_mut(&mut keep));
     }
 
-    /// Begins with the disk for which there was no buffer the last time.
+    /// Starts a walk with the disk for which there was no buffer the last time.
     pub fn walk(&self) -> Walk {
         let (disks_left, disk) = (self.queues.len(), self.first);
         Walk { disks_left, disk, at: 0, hedges_wait: false, lacked_buffers: false }
     }
 
-    /// Returns the next I/O to try. [`Self::note`] has to be told what became of it.
+    /// Returns the next I/O to place, or `None` at the end of the walk. The caller must report the outcome to
+    /// [`Self::note`].
     pub fn next(&self, walk: &mut Walk) -> Option<DiskIo> {
         while walk.disks_left > 0 {
             let mut rest = self.queues[walk.disk].iter().enumerate().skip(walk.at);

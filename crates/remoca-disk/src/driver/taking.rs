@@ -1,4 +1,4 @@
-//! What guests ask for: requests are taken from disks and port, and given to the engine.
+//! The intake of requests: they are popped from the queues of disks and port, and passed to the engine.
 
 use super::intake::Intake;
 use super::requests::{Group, Origin};
@@ -10,15 +10,15 @@ use remoca_frontend::request::{Operation, Outcome, ZeroRange};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Requests taken from one device before others get their turn.
+/// Number of requests popped from one device before others get their turn.
 const REQUESTS_PER_TURN: usize = 256;
-/// Bytes discarded or zeroed on one disk before others get their turn: the index is asked for each block of them.
+/// Bytes discarded or zeroed on one disk before others get their turn: each of their blocks is looked up in the index.
 const UNKNOWN_BYTES_PER_TURN: u64 = 512 << 20;
-/// Evicted pages taken before the disks get their turn: all of them are copied and hashed here.
+/// Bytes of evicted pages handled before the disks get their turn: each page is copied and hashed on this thread.
 const PORT_BYTES_PER_TURN: usize = 4 << 20;
 
 impl Vm {
-    /// Takes requests of a disk.
+    /// Pops requests of a disk and passes them to the engine, up to the limits of a turn.
     pub(super) fn pop_requests(&mut self, disk: u16, intake: Intake) {
         if !self.guests.admits(disk, intake) {
             return;
@@ -35,7 +35,7 @@ impl Vm {
         self.guests.pop_again();
     }
 
-    /// Gives a request to the engine.
+    /// Passes a request to the engine.
     pub(super) fn begin(&mut self, disk: u16, request: GuestRequest) {
         let durable = self.guests.begin(disk, &request);
         match request.operation().clone() {
@@ -62,8 +62,8 @@ impl Vm {
         }
     }
 
-    /// Begins a request of several ranges: each is a request of the engine, the last one completes the guest's. Empty
-    /// ranges need nothing.
+    /// Starts a request of several ranges. Each range becomes a request of the engine, and the last one to complete
+    /// also completes the guest's request. Empty ranges are skipped.
     fn begin_group(&mut self, disk: u16, request: GuestRequest, ops: Vec<GuestOp>) {
         let is_empty = |op: &GuestOp| match op {
             GuestOp::Discard(range) | GuestOp::WriteZeroes { range, .. } => range.length == 0,
@@ -86,7 +86,7 @@ impl Vm {
         self.execute();
     }
 
-    /// Has all disks that can be written to make durable what they have, for a hand-over.
+    /// Flushes every writable disk, for a hand-over.
     pub(super) fn flush_for_hand_over(&mut self) {
         for disk in (0..).take(self.guests.disks().len()) {
             if !self.guests.disks()[usize::from(disk)].frontend.is_read_only() {
@@ -95,7 +95,7 @@ impl Vm {
         }
     }
 
-    /// Takes requests of the eviction port.
+    /// Pops requests of the eviction port and executes them, up to the limit of a turn.
     pub(super) fn pop_port(&mut self, intake: Intake) {
         if !self.guests.port_mut().admits(intake) {
             return;
@@ -137,7 +137,7 @@ fn byte_range(range: &Range<u64>) -> ByteRange {
     ByteRange { offset: range.start, length: range.end - range.start }
 }
 
-/// Returns the bytes that a request makes unknown without bringing data.
+/// Returns the number of bytes that a request discards or zeroes.
 fn unknown_bytes(operation: &Operation) -> u64 {
     let length = |range: &Range<u64>| range.end - range.start;
     match operation {

@@ -1,8 +1,8 @@
-//! Upgrade in place, seen from the I/O thread: another program is asked, then nothing new is taken from guests until
-//! nothing is in flight, then everything is handed over.
+//! Upgrade in place, seen from the I/O thread. Another program is asked whether it can take over. Then no new requests
+//! are accepted from guests until nothing is in flight. Then everything is handed over.
 //!
-//! Until the new program runs, nothing has changed: a program that cannot take over, a disk that does not finish its requests
-//! in time, or a refused `execve` leave this one at work.
+//! Until the new program runs, nothing has changed: if it cannot take over, if a disk does not finish its requests in
+//! time, or if `execve` is refused, this program continues.
 
 use super::disk::Disk;
 use super::host::Host;
@@ -20,12 +20,13 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// The new program has less for its answer; on a file system that hangs it cannot even be started.
+/// Time limit for the whole check. The new program has less time for its answer, but on a file system that hangs it
+/// cannot even be started.
 const ASK_TIME_MAX: Duration = Duration::from_secs(12);
-/// What guests have in flight must finish in this time. Reads that wait for a memory server go to the disk sooner.
+/// Time in which the guests' requests in flight must finish. Reads that wait for a memory server go to the disk sooner.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(5);
-/// After this, control clients that say nothing are not waited for; nor are NBD clients that do not take their answers and
-/// memory servers that owe pages for which no read waits.
+/// Time after which an upgrade no longer waits for control clients that are silent, nor for NBD clients that do not
+/// read their answers, nor for memory servers that owe pages for which no read waits.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
 const MIGRATES: &str = "its disks are with another process, or about to go there";
 
@@ -36,19 +37,19 @@ pub struct Start {
     pub program: PathBuf,
     /// Its arguments, its name included.
     pub arguments: Vec<OsString>,
-    /// Hand-overs so far.
+    /// Number of hand-overs so far.
     pub upgrades: u32,
 }
 
-/// How this program was started, and another that is to take its place.
+/// How this program was started, and the upgrade to another one that is in progress.
 pub(super) struct Upgrades {
     start: Start,
-    /// How another program is asked whether it could take over.
+    /// Function that asks another program whether it could take over.
     ask: Ask,
     under_way: Option<Upgrade>,
 }
 
-/// An upgrade under way.
+/// An upgrade in progress.
 struct Upgrade {
     program: PathBuf,
     client: Option<ControlRequest>,
@@ -60,7 +61,7 @@ enum UpgradeStage {
         checking: Checking,
         since: Instant,
     },
-    /// Guests are served; control clients get their answers, and no other is let in.
+    /// Guests are served. Control clients get their answers, and no new client is admitted.
     Answering {
         since: Instant,
     },
@@ -70,22 +71,23 @@ enum UpgradeStage {
 }
 
 impl Upgrades {
-    /// Returns a way to upgrade, with no upgrade under way.
+    /// Returns a value without an upgrade in progress.
     pub(super) fn new(start: Start, ask: Ask) -> Self {
         Self { start, ask, under_way: None }
     }
 
-    /// Returns whether nothing new is taken from guests.
+    /// Returns whether no new requests are accepted from guests, because the process drains for an upgrade.
     pub(super) fn is_draining(&self) -> bool {
         matches!(self.under_way, Some(Upgrade { stage: UpgradeStage::Draining { .. }, .. }))
     }
 
-    /// Asks `program`, or the file of this one as it is now, whether it can take over.
+    /// Starts an upgrade by asking `program`, or else the current file of this program, whether it can take over.
+    /// Refuses `client` if an upgrade is not possible now.
     pub(super) fn begin(&mut self, program: Option<PathBuf>, client: Option<ControlRequest>, vm: &Vm, is_idle: bool) {
         let program = program.unwrap_or_else(|| self.start.program.clone());
         let asked = match &self.under_way {
             Some(_) => Err("another upgrade is under way".into()),
-            // What it waits for, the next program would not know.
+            // The next program would not know that it has to wait.
             None if vm.guests.is_settling() => {
                 Err("an NBD server is being given time after a crash: try again in some seconds".into())
             }
@@ -132,7 +134,7 @@ impl Upgrades {
         }
     }
 
-    /// Returns when to look at it again, whatever happens.
+    /// Returns when the upgrade has to be examined again at the latest, or `None` if there is none in progress.
     pub(super) fn next_deadline(&self, host: &Host) -> Option<Instant> {
         match &self.under_way {
             Some(Upgrade { stage: UpgradeStage::Asking { since, .. }, .. }) => Some(*since + ASK_TIME_MAX),
@@ -145,7 +147,8 @@ impl Upgrades {
         }
     }
 
-    /// Hands over at the end of a turn if nothing is in flight, and gives up if that takes too long.
+    /// Advances the upgrade at the end of a turn. Returns the hand-over if nothing is in flight, and refuses the
+    /// upgrade if that takes too long. Returns `None` otherwise.
     pub(super) fn advance(&mut self, vm: &mut Vm, control: Option<&ControlServer>, is_idle: bool) -> Option<Handover> {
         if let Some(Upgrade { stage: UpgradeStage::Asking { since, .. }, program, .. }) = &self.under_way
             && vm.host.time_since(*since) >= ASK_TIME_MAX
@@ -178,7 +181,8 @@ impl Upgrades {
         self.hand_over(vm, control).inspect_err(|error| self.refuse(error, vm, control)).ok()
     }
 
-    /// Begins to drain once no control client is served but the one that waits for the upgrade.
+    /// Starts to drain when the only control client left is the one that waits for the upgrade, or when the others'
+    /// time is over.
     fn begin_drain(&mut self, vm: &mut Vm, control: Option<&ControlServer>, is_idle: bool) {
         let Some(Upgrade { client, stage: stage @ UpgradeStage::Answering { .. }, .. }) = &mut self.under_way else {
             return;
@@ -195,7 +199,7 @@ impl Upgrades {
         }
     }
 
-    /// Refuses the upgrade: this program continues.
+    /// Refuses the upgrade because of `error`. This program continues.
     pub(super) fn refuse(&mut self, error: &str, vm: &mut Vm, control: Option<&ControlServer>) {
         let Some(Upgrade { client, stage, .. }) = self.under_way.take() else { return };
         if let UpgradeStage::Asking { checking, .. } = &stage {
@@ -206,11 +210,11 @@ impl Upgrades {
         if let Some(control) = control {
             control.open();
         }
-        // What came meanwhile has brought its event already.
+        // Requests that arrived in the meantime have consumed their event, so the queues are examined again.
         vm.guests.pop_again();
     }
 
-    /// Collects all that another program needs in order to go on.
+    /// Collects everything that another program needs to continue, and closes the engine.
     fn hand_over(&self, vm: &mut Vm, control: Option<&ControlServer>) -> Result<Handover, String> {
         narrow::passes("handover-drained");
         let Some(Upgrade { program, client, .. }) = &self.under_way else { return Err("there is no upgrade".into()) };
@@ -248,8 +252,8 @@ impl Upgrades {
     }
 }
 
-/// Returns whether nothing is in flight, nor on its way to guests and memory servers. `leave_the_deaf`: those that do not take
-/// or give what is theirs are not waited for.
+/// Returns whether nothing is in flight, nor on its way to guests or from memory servers. `leave_the_deaf`: does not
+/// wait for guests that do not read their answers, nor for servers that owe pages.
 fn is_drained(vm: &Vm, leave_the_deaf: bool) -> bool {
     vm.in_flight.is_empty()
         && vm.in_flight.is_fed()
@@ -257,7 +261,8 @@ fn is_drained(vm: &Vm, leave_the_deaf: bool) -> bool {
         && (leave_the_deaf || !vm.engine.is_owed_pages() && vm.guests.is_quiet())
 }
 
-/// Has the trace written as far as it goes. While its thread is in a call that hangs, no other program can take over.
+/// Flushes the trace. Returns whether all of it is written. While its thread is in a call that hangs, no other program
+/// can take over.
 fn is_trace_written(vm: &mut Vm) -> bool {
     vm.in_flight.measured().trace().is_none_or(|trace| {
         trace.flush();
@@ -274,7 +279,8 @@ fn pass_disk(handover: &mut Handover, disk: &Disk) -> Result<PassedDisk, String>
     Ok(PassedDisk { name: disk.name.clone(), image: disk.image.clone(), socket, store, write_cache_off })
 }
 
-/// Passes the socket that a frontend's guest comes to. `None`: that socket is passed for all whose guests come to it.
+/// Passes the socket to which a frontend's guest connects. Returns `None` if the frontend shares its socket, which is
+/// passed once for all its users.
 fn pass_frontend(handover: &mut Handover, frontend: &Frontend, name: &str) -> Result<Option<Listening>, String> {
     match frontend.entrance() {
         Entrance::Own((listener, path)) => {

@@ -1,5 +1,5 @@
-//! The parts that serve the guest, and what goes on between them: events of one become events of the engine, and the
-//! engine's actions are executed by the others.
+//! The parts that serve the guest, and the traffic between them: events of the parts become events of the engine, and
+//! the parts execute the engine's actions.
 //!
 //! Actions are drained after every call of the engine, in order.
 
@@ -22,10 +22,10 @@ use remoca_protocol::Frame;
 use remoca_store::StoreEvent;
 use std::time::Instant;
 
-/// What serves the guest. Each part keeps its own state to itself.
+/// The parts that serve the guest. Each part keeps its state to itself.
 pub(super) struct Vm {
     pub(super) name: String,
-    /// Hand-overs to this program and those before it.
+    /// Number of hand-overs to this program and those before it.
     pub(super) upgrades: u32,
     pub(super) host: Host,
     pub(super) engine: DiskEngine<IndexMemory>,
@@ -37,7 +37,7 @@ pub(super) struct Vm {
 }
 
 impl Vm {
-    /// Executes all actions that the engine has.
+    /// Executes all actions that the engine has queued.
     pub(super) fn execute(&mut self) {
         while let Some(action) = self.engine.poll_action() {
             match action {
@@ -48,7 +48,8 @@ impl Vm {
                 }
                 Action::Complete { request, result } => {
                     let Self { in_flight, engine, guests, host, .. } = self;
-                    // Some of its disk's work may be lost: then it begins again.
+                    // The disk may have lost some of the work for a request that is returned. That request starts
+                    // again.
                     if let Some((disk, request)) = in_flight.complete(request, result, engine, guests, host) {
                         self.begin(disk, request);
                     }
@@ -91,8 +92,8 @@ impl Vm {
         });
     }
 
-    /// Submits the disk I/O of a request, or lets it wait for a buffer: also if there is one, but I/O of its disk waits that came
-    /// before.
+    /// Submits the disk I/O of a request, or queues it until there is a buffer. I/O is also queued if earlier I/O of
+    /// its disk waits for a buffer.
     fn begin_disk(&mut self, id: RequestId, disk: DiskIndex, op: GuestOp, too: bool) {
         let io = self.in_flight.take_up(id, disk, op, too, &self.guests.disks()[usize::from(disk.0)]);
         if self.in_flight.must_wait(&io) || self.place(io) != Tried::Placed {
@@ -100,7 +101,7 @@ impl Vm {
         }
     }
 
-    /// Submits what there are buffers for, each disk's in turn.
+    /// Submits the queued I/O for which there are buffers, taking the disks in turn.
     pub(super) fn feed_starved(&mut self) {
         if self.in_flight.is_fed() {
             return;
@@ -124,12 +125,12 @@ impl Vm {
         }
     }
 
-    /// Handles the end of the store's part of a request.
+    /// Handles the completion of a request's disk I/O.
     pub(super) fn disk_done(&mut self, id: RequestId, result: Result<(), DiskError>, buffer: Option<IoBuffer>) {
         self.in_flight.disk_done(&mut self.engine, self.host.now(), id, result, buffer);
     }
 
-    /// Takes what the store has to say, and tells the engine. False if that was nothing.
+    /// Handles the pending events of a disk's store. Returns whether there were any.
     pub(super) fn take_store_events(&mut self, disk: usize) -> bool {
         let mut any = false;
         while let Some(event) = self.guests.disk_mut(disk).store.next_event() {
@@ -161,20 +162,20 @@ impl Vm {
         any
     }
 
-    /// Records that writes are about to be handed to the kernel, or are there.
+    /// Records in the state file that the kernel has, or is about to get, the writes that stores have not completed.
     pub(super) fn stamp_writes(&mut self) {
         self.warmth.stamp_writes(self.guests.disks_mut(), &self.engine, &self.host);
     }
 
-    /// Lets a store go on with what is ready on its descriptor.
+    /// Makes a store handle the events of its descriptor, and handles the store's own events.
     pub(super) fn serve_store(&mut self, disk: usize) {
-        // The store goes on with writes, and hands over what this turn has queued.
+        // The store continues writes, and submits the operations that this turn has queued.
         self.stamp_writes();
         self.guests.disk_mut(disk).store.handle_ready(self.host.instant());
         self.take_store_events(disk);
     }
 
-    /// Does what is due for stores.
+    /// Handles the timers of stores that are due.
     pub(super) fn run_store_timers(&mut self, now: Instant) {
         for disk in 0..self.guests.disks().len() {
             if self.guests.disks()[disk].store.next_deadline().is_some_and(|at| at <= now) {
@@ -185,9 +186,10 @@ impl Vm {
         }
     }
 
-    /// Hands everything that was queued in this turn to the kernel. The server's socket comes first: if the connection
-    /// turns out to be lost, reads that waited for it go to the disk. What completes at once may free a buffer that
-    /// starved I/O waits for, so nothing is left behind that no event would bring up again.
+    /// Submits everything that was queued in this turn to the kernel. The server's socket comes first: if its
+    /// connection turns out to be lost, the reads that waited for it go to the disk. Operations that complete at once
+    /// may free a buffer for which starved I/O waits, so this is repeated until none completes. Otherwise I/O could be
+    /// left waiting, with no event to resume it.
     pub(super) fn end_turn(&mut self) {
         let now = self.host.instant();
         let mut completed = true;
@@ -208,7 +210,7 @@ impl Vm {
         self.guests.notify();
     }
 
-    /// Tells the engine the servers. It decides where the pool goes; from here on connections are made.
+    /// Passes the list of servers to the engine, which decides where the pool goes. Connections are made from here on.
     pub(super) fn tell_servers(&mut self) {
         if let Some(numbers) = self.servers.numbers() {
             self.engine.set_servers(self.host.now(), &numbers);
@@ -216,7 +218,7 @@ impl Vm {
         }
     }
 
-    /// Takes the answers of servers that were asked.
+    /// Passes the answers of servers that were asked to the engine.
     pub(super) fn take_answers(&mut self) {
         while let Some((server, offer)) = self.servers.next_answer(&self.host) {
             self.engine.handle_answer(self.host.now(), server, offer);
@@ -224,7 +226,7 @@ impl Vm {
         }
     }
 
-    /// Takes frames of the server.
+    /// Receives and handles frames of the server. Ends the session if it is lost.
     pub(super) fn receive(&mut self) {
         let Self { servers, engine, in_flight, host, .. } = self;
         let Some((session, hearing)) = servers.listen() else { return };
@@ -236,14 +238,14 @@ impl Vm {
         }
     }
 
-    /// Ends a connection that is of no use any more, and tells the engine.
+    /// Ends a session that is lost because of `why`, and notifies the engine.
     fn lose_session(&mut self, why: &str) {
         self.servers.end_session(&self.host, |link| link.end(why));
         self.engine.handle_disconnected(self.host.now());
         self.execute();
     }
 
-    /// Sends what is queued for the server.
+    /// Sends the frames that are queued for the server.
     fn flush_link(&mut self) {
         match self.servers.flush(&self.host) {
             Ok(0) => {}
@@ -252,21 +254,21 @@ impl Vm {
         }
     }
 
-    /// Tells the engine what the disks are.
+    /// Passes the size of each disk to the engine, and whether all of it is a swap area.
     pub(super) fn describe_disks(&mut self) {
         for ((blocks, swap), index) in self.guests.sizes().zip(0..) {
             self.engine.describe_disk(DiskIndex(index), blocks, swap);
         }
     }
 
-    /// Serves with another engine from now on.
+    /// Replaces the engine. The new engine continues the counters of the old one.
     pub(super) fn change_engine(&mut self, mut engine: DiskEngine<IndexMemory>) {
         engine.count_on(self.engine.stats());
         self.size.forget();
         self.engine = engine;
     }
 
-    /// Makes the index large enough for a cache of `cache` pages at once: nobody is served yet.
+    /// Makes the index large enough for a cache of `cache` pages. This blocks, but no guest is served yet.
     pub(super) fn fit_index_now(&mut self, cache: PageCount) {
         if let Some(Region { index, state }) = self.size.make_now(cache, &self.engine, &self.warmth) {
             self.engine.begin_move(index);
@@ -274,8 +276,8 @@ impl Vm {
         }
     }
 
-    /// Begins to make the index as large as it should be, unless that is under way. `is_idle`: no other process is
-    /// concerned with the disks.
+    /// Starts to give the index the size that it should have, unless that is in progress. `is_idle`: no other process
+    /// is concerned with the disks.
     pub(super) fn fit_index(&mut self, is_idle: bool) {
         self.size.fit(is_idle, &self.engine, &self.guests, &self.warmth);
     }
@@ -293,17 +295,18 @@ impl Vm {
         self.size.give_back(old);
     }
 
-    /// Keeps what `remoca set` has set for a successor with the same options.
+    /// Records the settings made by `remoca set`, for a successor with the same options.
     pub(super) fn keep_settings(&self) {
         self.warmth.keep_settings(self.size.cache(), self.engine.status().enabled, self.servers.link());
     }
 
-    /// Takes over flushes that failed for a former process, if the image is the same: its guest may be the same.
+    /// Restores the flush failures that the previous process recorded, for each disk that has the same image. The same
+    /// guest may still be running, so its flushes must keep failing.
     pub(super) fn inherit_failed_flushes(&mut self, former: &Former) {
         self.warmth.inherit_failed_flushes(former, self.guests.disks_mut(), &mut self.engine, &self.name);
     }
 
-    /// Makes `state` the state file: a new engine, of this configuration, has its index in its words.
+    /// Makes `state` the state file. Its words hold the index of the engine, which has this configuration.
     pub(super) fn keep_in(&mut self, state: StateFile, config: &EngineConfig) {
         let Self { warmth, guests, engine, servers, host, .. } = self;
         warmth.keep_in(state, guests.disks(), engine, servers.link_mut(), host);
@@ -311,7 +314,7 @@ impl Vm {
         self.warmth.put_in_place(config);
     }
 
-    /// Returns whether a write, a flush or the settling of an image is under way.
+    /// Returns whether a write or a flush is in flight, or an image is settling.
     pub(super) fn is_writing(&self) -> bool {
         self.warmth.is_written_to() || self.warmth.is_settling() || self.in_flight.is_flushing()
     }

@@ -1,5 +1,5 @@
-//! What outlives this process: the images are judged at the start, and from then on the state file says when a write may
-//! be under way.
+//! What outlives this process. The images are judged at the start, and from then on the state file says when a write
+//! may be in flight.
 
 use super::disk::{Disk, disk_index};
 use super::host::Host;
@@ -17,7 +17,7 @@ use std::time::Duration;
 /// What the driver knows of the state file and of the images.
 pub(super) struct Warmth {
     state: Option<StateFile>,
-    /// Why nothing was found of a former process.
+    /// Why nothing of a previous process was found; `None` if something was.
     cold_reason: Option<String>,
     images: Vec<ImageState>,
     /// Hash of the options that this process was started with.
@@ -27,33 +27,35 @@ pub(super) struct Warmth {
 type Engine = DiskEngine<IndexMemory>;
 
 impl Warmth {
-    /// Returns what is known of so many disks' images. `cold_reason`: why nothing was found of a former process.
+    /// Returns the state of `disks` images of which nothing is known yet. `cold_reason`: why nothing of a previous
+    /// process was found.
     pub(super) fn new(state: Option<StateFile>, cold_reason: Option<String>, options: u64, disks: usize) -> Self {
         let images = (0..disks).map(|_| ImageState::default()).collect();
         Self { state, cold_reason, images, options }
     }
 
-    /// Returns whether a successor will find what this process knows.
+    /// Returns whether there is a state file, in which a successor will find what this process knows.
     pub(super) fn is_kept(&self) -> bool {
         self.state.is_some()
     }
 
-    /// Returns where the state file is.
+    /// Returns the path of the state file, or `None` if there is none.
     pub(super) fn path(&self) -> Option<&Path> {
         self.state.as_ref().map(StateFile::path)
     }
 
-    /// Returns the state file, to be handed to a successor.
+    /// Returns the state file to hand to a successor, or `None` if there is none.
     pub(super) fn file(&self) -> Option<&File> {
         self.state.as_ref().map(StateFile::file)
     }
 
-    /// Returns whether writes are under way.
+    /// Returns whether a write to any image is in flight.
     pub(super) fn is_written_to(&self) -> bool {
         self.images.iter().any(ImageState::is_written_to)
     }
 
-    /// Returns whether the last write of some image is over, and its change time is not recorded.
+    /// Returns whether the last write of some image is over, but its change time is not recorded yet. Returns false if
+    /// there is no state file.
     pub(super) fn is_settling(&self) -> bool {
         self.state.is_some() && self.images.iter().any(ImageState::is_settling)
     }
@@ -65,36 +67,37 @@ impl Warmth {
         }
     }
 
-    /// Returns why nothing is known from before, if that is so.
+    /// Returns why nothing is known from before, or `None` if something is.
     pub(super) fn cold_reason(&self) -> Option<&String> {
         self.cold_reason.as_ref()
     }
 
-    /// Notes that disks came from another process, with what it knew or without.
+    /// Records that disks came from another process, with its index (`is_warm`) or without.
     pub(super) fn note_arrival(&mut self, is_warm: bool) {
         self.cold_reason = (!is_warm).then(|| "the disks came without a cache".into());
     }
 
-    /// Returns why nothing is known of a disk from before, if that is so.
+    /// Returns why nothing is known of a disk from before. Returns `None` if something is, or if nothing is known of
+    /// any disk.
     pub(super) fn disk_reason(&self, disk: DiskIndex) -> Option<String> {
         self.images[usize::from(disk.0)].cold_reason.clone()
     }
 
-    /// Notes that an operation goes to the store.
+    /// Records that an operation is submitted to the store.
     pub(super) fn begin(&mut self, disk: usize, op: &GuestOp) {
         if is_modification(op) {
             self.images[disk].begin_write();
         }
     }
 
-    /// Notes that an operation came back from the store.
+    /// Records that the store has completed an operation.
     pub(super) fn end(&mut self, disk: usize, op: &GuestOp) {
         if is_modification(op) {
             self.images[disk].end_write();
         }
     }
 
-    /// Records when an image was changed last, as the system said at last.
+    /// Handles the answer to a look: records when the image was last changed.
     pub(super) fn end_look(&mut self, disk: usize, changed_ns: Option<u64>) {
         let Some(state) = &self.state else { return };
         match self.images[disk].end_look(changed_ns) {
@@ -104,7 +107,8 @@ impl Warmth {
         }
     }
 
-    /// Takes over flushes that failed for a former process, if the image is the same: its guest may be the same.
+    /// Restores the flush failures that the previous process recorded, for each disk that has the same image. The same
+    /// guest may still be running, so its flushes must keep failing.
     pub(super) fn inherit_failed_flushes(
         &mut self,
         former: &Former,
@@ -116,7 +120,7 @@ impl Warmth {
             let index = DiskIndex(index);
             let image = found(disk).identity;
             let failed = former.failed_flushes.iter().find(|failed| failed.image == image[..3]);
-            // An upgrade hands it over with the store.
+            // An upgrade hands a failure over with the store.
             let errno = failed.map(|failed| failed.errno).or(disk.store.failed_flush());
             engine.set_failed_flush(index, errno);
             self.images[usize::from(index.0)].failed_flush = errno;
@@ -137,14 +141,14 @@ impl Warmth {
         }
     }
 
-    /// Keeps what `remoca set` has set for a successor with the same options.
+    /// Records the settings made by `remoca set`, for a successor with the same options.
     pub(super) fn keep_settings(&self, cache: PageCount, enabled: bool, link: Option<&ServerLink>) {
         let (Some(state), Some(link)) = (&self.state, link) else { return };
         state.header().set_settings(&Settings { options: self.options, cache, enabled, servers: link.servers().len() });
     }
 
-    /// Notes a failed flush that is new, whatever showed it, so that this process and its successors remember it before the guest
-    /// hears of it.
+    /// Records a failed flush that is not recorded yet, whatever revealed it, so that this process and its successors
+    /// know of it before the guest does.
     pub(super) fn note_failure(&mut self, disk: usize, of: &Disk, engine: &mut Engine) {
         let index = disk_index(disk);
         let recorded = self.images[disk].failed_flush;
@@ -166,7 +170,7 @@ impl Warmth {
         }
     }
 
-    /// Forgets that a flush of the disk `name` has failed: the operator says that its image is sound.
+    /// Clears the failed flush of the disk `name`, because the operator says that its image is sound.
     pub(super) fn clear_failed_flush(
         &mut self,
         name: &str,
@@ -183,7 +187,7 @@ impl Warmth {
         Ok(())
     }
 
-    /// Forgets what a former process knew of images that may have changed since, and keeps a record of all of them.
+    /// Discards what a previous process knew of images that may have changed since, and starts a record of every image.
     pub(super) fn judge_images(&mut self, disks: &[Disk], engine: &mut Engine, host: &Host) {
         let Some(state) = &self.state else { return };
         let (header, clock) = (state.header(), host.clock().of_files());
@@ -211,7 +215,7 @@ impl Warmth {
         self.tell(disks, engine);
     }
 
-    /// Makes `state` the state file: a new engine has its index in its words.
+    /// Makes `state` the state file. Its words hold the index of `engine`.
     pub(super) fn keep_in(
         &mut self,
         state: StateFile,
@@ -232,7 +236,8 @@ impl Warmth {
         self.state = Some(state);
     }
 
-    /// Puts the new state file in place: all that a successor needs is in it.
+    /// Puts the new state file in place, now that it holds all that a successor needs. If that fails, there is no state
+    /// file.
     pub(super) fn put_in_place(&mut self, config: &EngineConfig) {
         let put = self.state.as_mut().map(|state| state.put_in_place(config));
         if let Some(Err(error)) = put {
@@ -262,10 +267,11 @@ impl Warmth {
         }
     }
 
-    /// Records that writes are about to be handed to the kernel, or are there.
+    /// Records in the state file that the kernel has, or is about to get, the writes that stores have not completed.
+    /// Abandons the file if the engine's index is no longer in it.
     pub(super) fn stamp_writes(&mut self, disks: &mut [Disk], engine: &Engine, host: &Host) {
         if !engine.index().words().outlives_process() {
-            // The engine is another one than that of the file, which is not told what is written from now on.
+            // The engine's index is not in the file, which would not reflect what is written from now on.
             return self.abandon();
         }
         let Some(state) = &self.state else { return };
@@ -280,7 +286,7 @@ impl Warmth {
         }
     }
 
-    /// Looks at images when the last write is long enough ago.
+    /// Looks at each image whose last write is long enough ago.
     pub(super) fn settle_images(&mut self, disks: &mut [Disk], host: &Host) {
         let Some(state) = &self.state else { return };
         if self.images.iter().all(|image| image.wait_ns().is_none()) {
@@ -295,16 +301,17 @@ impl Warmth {
         }
     }
 
-    /// Returns when [`Self::settle_images`] has something to do.
+    /// Returns the time until [`Self::settle_images`] has something to do, or `None` if nothing is expected.
     pub(super) fn settle_timeout(&self) -> Option<Duration> {
         let waits = self.images.iter().filter_map(ImageState::wait_ns);
         self.state.as_ref().and(waits.min()).map(Duration::from_nanos)
     }
 
-    /// Follows the index into other words: those of `new`, or of a process that leaves nothing.
+    /// Follows the index to its new memory: the words of `new`, or private memory if `new` is `None`. Nothing outlives
+    /// this process then.
     pub(super) fn follow_index(&mut self, new: Option<StateFile>, link: Option<&mut ServerLink>) {
         let (Some(new), Some(state)) = (new, &mut self.state) else {
-            // From now on it is not told what is written.
+            // The old file would not reflect what is written from now on.
             return self.abandon();
         };
         if let Err(error) = state.replace_with(new) {
@@ -316,7 +323,8 @@ impl Warmth {
     }
 }
 
-/// Keeps a record of the image as it was found. Not before it is settled is anything sure.
+/// Starts a record of the image as it was found, as if a write were in flight: nothing is certain before the image is
+/// settled.
 fn record(image: &mut ImageState, header: &Header, disk: DiskIndex, found: &ImageStamp, clock: Clock) {
     image.begin_record(clock.real_ns);
     header.set_disk(disk, found, clock);
@@ -329,7 +337,7 @@ fn is_modification(op: &GuestOp) -> bool {
     }
 }
 
-/// Begins to look at an image if that is due. What the answer says comes as an event of the store.
+/// Starts a look at an image if one is due. The answer arrives as an event of the store.
 fn look(
     image: &mut ImageState,
     disk: &mut Disk,
@@ -356,17 +364,17 @@ fn look(
     }
 }
 
-/// Returns the image as it was found.
+/// Returns the stamp of the image as it was when it was opened.
 fn found(disk: &Disk) -> ImageStamp {
     disk.store.stamp_at_opening().unwrap_or_else(|| named(&disk.image))
 }
 
-/// Returns what tells an image without a file from others: its name.
+/// Returns the stamp of an image that is not a file, which only its name distinguishes from others.
 fn named(image: &str) -> ImageStamp {
     ImageStamp { identity: [3, stable_hash(&[image]), 0, 0], changed_ns: None }
 }
 
-/// Returns the error by which all flushes of a disk fail.
+/// Returns the error number with which all flushes of a disk fail, or `None` if no flush has failed.
 pub(super) fn failed_flush(disk: &Disk, index: DiskIndex, engine: &Engine) -> Option<i32> {
     disk.store.failed_flush().or(engine.index().flush_failed(index))
 }

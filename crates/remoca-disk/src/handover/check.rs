@@ -1,4 +1,4 @@
-//! Whether another program could take over: it is asked, with the arguments that it would get.
+//! Asks another program, with the arguments that it would get, whether it could take over.
 
 use super::VARIABLE;
 use remoca_io::wake;
@@ -13,46 +13,46 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// What a subcommand gets in front of its arguments, to be asked.
+/// Option that asks this, in front of a subcommand's other arguments.
 const OPTION: &str = "--check-handover";
-/// Time for an answer.
+/// Time limit for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// What is shown of a program's complaints.
+/// Maximum number of bytes read from a program's output.
 const COMPLAINT_BYTES_MAX: u64 = 600;
 
-/// What a program says of itself that could take over.
+/// The answer of a program that could take over.
 #[derive(Debug, Serialize, Deserialize)]
 struct Confirmation {
-    /// The description that it reads.
+    /// Version of the description that it reads.
     remoca_handover: u32,
     version: String,
 }
 
-/// Returns the answer of this program, if its arguments are right.
+/// Returns the answer of this program, for the case that its arguments are right.
 #[must_use]
 pub fn confirmation() -> String {
     let version = env!("CARGO_PKG_VERSION").into();
     serde_json::to_string(&Confirmation { remoca_handover: VERSION, version }).unwrap_or_default()
 }
 
-/// A check under way. It has a thread of its own, because it waits for another process.
+/// A check in progress. It has a thread of its own, because it waits for another process.
 pub struct Checking {
     verdict: Receiver<Result<String, String>>,
     wake: Arc<OwnedFd>,
 }
 
-/// Asks a program, which would be started with these arguments (its name, a subcommand, and so on).
+/// Function that asks a program, which would be started with these arguments (its name, a subcommand, and so on).
 pub type Ask = Box<dyn Fn(PathBuf, Vec<OsString>) -> io::Result<Checking> + Send>;
 
-/// The way in which a [`Checking`] gets its verdict.
+/// The sender of a [`Checking`]'s verdict.
 pub struct Verdict {
     sender: Sender<Result<String, String>>,
     wake: Arc<OwnedFd>,
 }
 
 impl Verdict {
-    /// Tells the version of the program, or why it cannot take over.
+    /// Sends the version of the program, or the reason why it cannot take over.
     pub fn give(self, verdict: Result<String, String>) {
         let _ = self.sender.send(verdict);
         wake::raise(&*self.wake);
@@ -60,7 +60,7 @@ impl Verdict {
 }
 
 impl Checking {
-    /// Returns a check whose verdict comes from elsewhere.
+    /// Returns a check, and the sender of its verdict.
     ///
     /// # Errors
     /// If the system has no descriptors left.
@@ -70,7 +70,7 @@ impl Checking {
         Ok((Self { verdict, wake: Arc::clone(&wake) }, Verdict { sender, wake }))
     }
 
-    /// Asks `program`, which would be started with `arguments` (its name, a subcommand, and so on).
+    /// Starts to ask `program`, which would be started with `arguments` (its name, a subcommand, and so on).
     ///
     /// # Errors
     /// If the system has no descriptors or threads left.
@@ -81,20 +81,22 @@ impl Checking {
         Ok(checking)
     }
 
-    /// Becomes readable when [`Self::verdict`] is there.
+    /// Returns a descriptor that becomes readable when [`Self::verdict`] has an answer.
     #[must_use]
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 
-    /// Returns the version of the program, or why it cannot take over; `None` while it is not known.
+    /// Returns the version of the program, or the reason why it cannot take over. Returns `None` while neither is
+    /// known.
     #[must_use]
     pub fn verdict(&self) -> Option<Result<String, String>> {
         self.verdict.try_recv().ok()
     }
 }
 
-/// Blocks until the program has answered, or its time is over.
+/// Asks the program, and blocks until it has answered or its time is over. Returns its version, or the reason why it
+/// cannot take over.
 fn ask(program: &Path, arguments: &[OsString]) -> Result<String, String> {
     let shown = program.display();
     let mut rest = arguments.iter().skip(1).map(OsString::as_os_str);
@@ -126,7 +128,7 @@ fn ask(program: &Path, arguments: &[OsString]) -> Result<String, String> {
     }
 }
 
-/// Waits for its end, and returns how it ended; `None` if it had to be killed.
+/// Waits for the process to end. Returns its exit status, or `None` if it had to be killed.
 fn wait(child: &mut Child) -> Option<ExitStatus> {
     let give_up_at = Instant::now() + PATIENCE;
     loop {
@@ -143,7 +145,8 @@ fn wait(child: &mut Child) -> Option<ExitStatus> {
     }
 }
 
-/// Reads what is in the pipe of a process that has ended. A child of its own may have it open: it is not waited for.
+/// Reads the content of the pipe of a process that has ended. A child of that process may have the pipe open, so this
+/// does not wait for its end.
 fn read_some(pipe: impl Read + AsFd) -> String {
     let mut text = Vec::new();
     if rustix::io::ioctl_fionbio(&pipe, true).is_ok() {

@@ -5,8 +5,8 @@
 //!               sealed memfd of JSON that says what they are; its number in the environment - execve
 //! new program   Inheritance: reads it, or starts as after a crash, loudly
 //! ```
-//! Nothing is closed on the way: listening sockets keep those who connect waiting, images stay locked, an NBD server never
-//! sees its client leave. The driver decides when (`driver/upgrade.rs`). See `docs/decisions/0021-upgrade.md`.
+//! Nothing is closed on the way: clients that connect to listening sockets wait, images stay locked, and an NBD server
+//! never sees its client leave. The driver decides when (`driver/upgrade.rs`). See `docs/decisions/0021-upgrade.md`.
 
 mod check;
 mod receive;
@@ -35,7 +35,7 @@ pub struct Handover {
 }
 
 impl Handover {
-    /// To `program`, which gets these arguments, the first one being its name.
+    /// Returns a hand-over to `program`, which gets these arguments, the first one being its name.
     #[must_use]
     pub fn new(program: PathBuf, arguments: Vec<OsString>) -> Self {
         let description = Description { version: VERSION, ..Description::default() };
@@ -68,9 +68,9 @@ impl Handover {
         Ok(Listening { fd: self.pass(fd)?, path })
     }
 
-    /// Becomes the new program. Comes back only if that is impossible; then nothing has changed.
+    /// Replaces this program with the new one. Returns only if that is impossible; nothing has changed then.
     ///
-    /// The signal mask stays: signals that come meanwhile wait for the new program.
+    /// The signal mask stays: signals that arrive in the meantime wait for the new program.
     #[must_use]
     pub fn exec(mut self) -> io::Error {
         match self.try_exec() {

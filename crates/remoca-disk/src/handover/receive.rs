@@ -1,4 +1,5 @@
-//! The receiving side: descriptors that a former program of this process left open, or a reason to start without.
+//! The receiving side: descriptors that a previous program of this process left open, or a reason to start without
+//! them.
 
 use super::VARIABLE;
 use remoca_protocol::handover::{BYTES_MAX, Description};
@@ -10,7 +11,7 @@ use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 
-/// What was handed over. Descriptors that nobody takes are closed with it.
+/// What was handed over. Descriptors that are not taken from it are closed when it is dropped.
 #[derive(Debug, Default)]
 pub struct Inheritance {
     pub description: Description,
@@ -18,10 +19,11 @@ pub struct Inheritance {
 }
 
 impl Inheritance {
-    /// Takes what the environment says was handed over to this process: `None` if nothing was, or if it cannot be
-    /// understood; then all descriptors but the standard ones are closed, as a crash would have closed them.
+    /// Receives what was handed over to this process, as its environment says. Returns `None` if nothing was, or if it
+    /// cannot be understood. In the latter case all descriptors but the standard ones are closed, as a crash would have
+    /// closed them.
     ///
-    /// To be called once, before the program opens anything.
+    /// Must be called only once, before the program opens anything.
     #[must_use]
     pub fn receive() -> Option<Self> {
         let number = std::env::var_os(VARIABLE)?;
@@ -32,7 +34,7 @@ impl Inheritance {
             .and_then(Self::read);
         match received {
             Ok(inheritance) => {
-                // What front ends passed to the former program came without close-on-exec.
+                // Descriptors that front ends passed to the previous program came without close-on-exec.
                 close_all_but(inheritance.descriptors.keys().copied().collect());
                 remoca_io::narrow::passes("handover-received");
                 Some(inheritance)
@@ -48,7 +50,7 @@ impl Inheritance {
         }
     }
 
-    /// Reads the description. Its own descriptor is closed before those in it are taken: it cannot be one of them.
+    /// Reads the description. Closes its own descriptor before those in it are taken, so it cannot be one of them.
     fn read(number: RawFd) -> io::Result<Self> {
         Self::of(Description::parse(&read_sealed(number)?).map_err(io::Error::other)?)
     }
@@ -64,10 +66,10 @@ impl Inheritance {
         Ok(Self { description, descriptors })
     }
 
-    /// Returns the descriptor of this number.
+    /// Removes and returns the descriptor of this number.
     ///
     /// # Errors
-    /// If somebody took it before.
+    /// If it was not handed over, or was taken before.
     pub fn take(&mut self, number: RawFd) -> io::Result<OwnedFd> {
         self.descriptors.remove(&number).ok_or_else(|| io::Error::other(format!("descriptor {number} was not passed")))
     }
@@ -85,7 +87,8 @@ fn read_sealed(number: RawFd) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Takes a descriptor that was left open for us; it is not left to anybody else.
+/// Takes ownership of a descriptor that was left open for this program, and sets close-on-exec, so that no other
+/// program gets it.
 fn adopt(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: only asks whether the number is an open descriptor.
     if number <= 2 || unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
@@ -97,8 +100,8 @@ fn adopt(number: RawFd) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Closes all descriptors of this new program that are neither standard nor among those: the former program's locks must not
-/// keep this one out, nor its guest's memory stay mapped.
+/// Closes all descriptors of this new program that are neither standard nor in `kept`. Otherwise the previous program's
+/// locks would keep this one out, and its guest's memory would not be freed.
 fn close_all_but(mut kept: Vec<RawFd>) {
     kept.sort_unstable();
     let mut first = 3;

@@ -1,4 +1,4 @@
-//! The beginning and the end of a connection to a memory server, on threads of their own: both may have to wait.
+//! The start and the end of a connection to a memory server, on threads of their own: both may block.
 
 use crate::state::RosterEntry;
 use remoca_core::engine::ServerNumber;
@@ -11,28 +11,29 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-/// How long connecting and the hello may take, and saying goodbye.
+/// Time limit for connecting, for the hello, and for saying goodbye.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The way to memory servers. Nothing here blocks its caller.
+/// Access to memory servers. No method blocks its caller.
 pub trait Network: Send + Sync {
-    /// Returns a random name for a pool.
+    /// Returns a random token for a pool.
     ///
     /// # Errors
-    /// If the system has no random numbers left.
+    /// If the system provides no random numbers.
     fn token(&self) -> io::Result<Token>;
 
-    /// Begins to connect and to say hello; `answer` hears what came of it.
+    /// Starts to connect and to say hello. The outcome goes to `answer`.
     fn connect(&self, endpoint: Endpoint, token: Token, epoch: u64, answer: AnswerTo);
 
-    /// Sends what is `left` of a session in good order and closes it.
+    /// Sends the bytes that are `left` of a session in good order, and closes it.
     fn say_goodbye(&self, socket: OwnedFd, left: Vec<u8>);
 }
 
-/// What comes of an attempt to connect: a socket that does not block, behind the server's welcome.
+/// Outcome of an attempt to connect: a non-blocking socket from which the server's welcome has been read, and the
+/// welcome.
 pub type Answer = Result<(OwnedFd, Welcome), LinkError>;
 
-/// Where the answer to an attempt to connect goes.
+/// Destination of the answer to an attempt to connect.
 pub struct AnswerTo {
     pub(super) server: ServerNumber,
     pub(super) queue: Sender<(ServerNumber, Answer)>,
@@ -40,7 +41,7 @@ pub struct AnswerTo {
 }
 
 impl AnswerTo {
-    /// Tells the I/O thread.
+    /// Passes the answer to the I/O thread.
     pub fn give(self, answer: Answer) {
         let _ = self.queue.send((self.server, answer));
         remoca_io::wake::raise(&*self.wake);
@@ -77,19 +78,19 @@ impl Network for HostNetwork {
     }
 }
 
-/// Gives pools back that a former process has at these servers, as far as they answer now.
+/// Gives back the pools that a previous process has at these servers, as far as the servers answer now. Does not wait.
 pub fn give_back(pools: impl IntoIterator<Item = RosterEntry>) {
     for RosterEntry { endpoint, token, epoch, .. } in pools {
         let give_back = move || match connect(&endpoint, token, epoch.saturating_add(1)) {
             Ok((socket, _)) => say_goodbye(socket.into(), bye()),
             Err(error) => tracing::debug!("a pool that is not used any more is left to its grace time: {error}"),
         };
-        // Even without a thread, the server frees it in time.
+        // Without a thread, the server frees the pool after its grace time.
         let _ = std::thread::Builder::new().name("give back".into()).spawn(give_back);
     }
 }
 
-/// Returns the frame that gives a pool back.
+/// Returns the encoded BYE frame, which gives a pool back.
 pub(super) fn bye() -> Vec<u8> {
     let mut bytes = Vec::new();
     Frame::Bye.encode(&mut bytes);
@@ -130,7 +131,7 @@ fn connect(endpoint: &Endpoint, token: Token, epoch: u64) -> Result<(OwnedFd, We
     Ok((socket.into(), welcome))
 }
 
-/// Reads exactly one frame: what follows belongs to the session.
+/// Reads exactly one frame, the welcome. The bytes after it belong to the session.
 fn read_welcome(socket: &mut File, endpoint: &Endpoint) -> Result<Welcome, LinkError> {
     let mut bytes = Vec::new();
     let deadline = Instant::now() + TIMEOUT;
@@ -173,15 +174,15 @@ fn read_welcome(socket: &mut File, endpoint: &Endpoint) -> Result<Welcome, LinkE
     }
 }
 
-/// Sends what is left of a session, which ends with a BYE, so that the pool is given back at once, and waits for the server
-/// to close: a connection that is closed before everything was read may take the BYE along.
+/// Sends the rest of a session, which ends with a BYE, so that the pool is given back at once. Then waits for the
+/// server to close: if this side closed before everything was read, the BYE could be lost. Runs on a thread of its own.
 fn say_goodbye(mut socket: File, rest: Vec<u8>) {
     let farewell = move || -> io::Result<()> {
         rustix::io::ioctl_fionbio(&socket, false)?;
         for timeout in [rustix::net::sockopt::Timeout::Recv, rustix::net::sockopt::Timeout::Send] {
             rustix::net::sockopt::set_socket_timeout(&socket, timeout, Some(TIMEOUT))?;
         }
-        // A server that takes or sends a byte now and then must not keep the thread.
+        // A server that reads or sends a byte now and then must not keep the thread.
         let deadline = Instant::now() + TIMEOUT;
         let mut rest = &rest[..];
         while !rest.is_empty() && Instant::now() < deadline {
@@ -192,6 +193,6 @@ fn say_goodbye(mut socket: File, rest: Vec<u8>) {
         while Instant::now() < deadline && socket.read(&mut piece)? > 0 {}
         Ok(())
     };
-    // Whatever fails: the server frees the pool of a client that does not come back.
+    // Failures do not matter: the server frees the pool of a client that does not come back.
     let _ = std::thread::Builder::new().name("goodbye".into()).spawn(farewell);
 }

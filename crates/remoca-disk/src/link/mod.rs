@@ -1,9 +1,10 @@
 //! The connections to memory servers: the list of servers, the session with one of them, and what is known of the others.
 //!
-//! Owned by the I/O thread. Name look-up, connecting and the hello block, so a thread for each attempt does them and hands
-//! over an established connection. Which server is asked, and which connection becomes the session, the engine says. What
-//! waits to be sent is bounded by the engine's send window and fetch limit. Frames go to the driver as they are; what they
-//! mean is the engine's business. Each server has a token of its own: one that is told to strangers names no pool elsewhere.
+//! Owned by the I/O thread. Name look-up, connecting and the hello block, so each attempt has a thread, which hands
+//! over an established connection. The engine decides which server is asked, and which connection becomes the session.
+//! The engine's send window and fetch limit bound what waits to be sent. Frames are passed to the driver as they are;
+//! the engine interprets them. Each server has a token of its own, so a token that strangers learn names no pool on
+//! another server.
 
 mod connect;
 mod session;
@@ -31,11 +32,11 @@ pub struct KnownServer {
     pub number: ServerNumber,
     pub endpoint: Endpoint,
     token: Token,
-    /// Of the newest connection.
+    /// Epoch of the newest connection.
     epoch: u64,
     /// Why there was no connection, or why the last session ended.
     error: Option<LinkError>,
-    /// When it answered last, and what it could give then.
+    /// When the server last answered, and how many pages it could give then.
     pub answered: Option<(Instant, PageCount)>,
 }
 
@@ -50,7 +51,8 @@ impl KnownServer {
         RosterEntry { number: self.number, endpoint: self.endpoint.clone(), token: self.token, epoch: self.epoch }
     }
 
-    /// Returns why it cannot be used, or could not when it was tried last.
+    /// Returns why the server could not be used when it was last tried, or why its last session ended. Returns `None`
+    /// if there is no error.
     #[must_use]
     pub fn error(&self) -> Option<String> {
         self.error.as_ref().map(ToString::to_string)
@@ -62,7 +64,7 @@ pub struct ServerLink {
     network: Arc<dyn Network>,
     servers: Vec<KnownServer>,
     numbers: u32,
-    /// Where tokens and epochs are kept for a successor of this process.
+    /// Header of the state file, in which tokens and epochs are kept for a successor of this process.
     kept: Option<Arc<Header>>,
     answer_queue: Sender<(ServerNumber, Answer)>,
     answers: Receiver<(ServerNumber, Answer)>,
@@ -75,11 +77,11 @@ pub struct ServerLink {
 }
 
 impl ServerLink {
-    /// Returns a link to these servers over `network`, without a connection; with what a former process kept in `header`, where
-    /// this one keeps its own.
+    /// Returns a link to these servers over `network`, without a connection. Restores the tokens and epochs that a
+    /// previous process kept in `header`, and keeps its own there.
     ///
     /// # Errors
-    /// If the system has no eventfd or random numbers left, or the list is none ([`check_list`]).
+    /// If the system provides no eventfd or random numbers, or the list is not valid ([`check_list`]).
     pub fn start(network: Arc<dyn Network>, endpoints: &[Endpoint], header: Option<Arc<Header>>) -> io::Result<Self> {
         let wake = Arc::new(wake::new()?);
         let (answer_queue, answers) = channel();
@@ -102,12 +104,12 @@ impl ServerLink {
         Ok(link)
     }
 
-    /// Returns how its servers are reached.
+    /// Returns the network by which the servers are reached.
     pub fn network(&self) -> Arc<dyn Network> {
         Arc::clone(&self.network)
     }
 
-    /// From now on tokens and epochs are kept here.
+    /// Keeps tokens and epochs in `header` from now on.
     pub fn keep_in(&mut self, header: Arc<Header>) {
         self.kept = Some(header);
         self.keep();
@@ -121,7 +123,8 @@ impl ServerLink {
         }
     }
 
-    /// Returns a link to these servers, under the names that another process had there: it may have a pool that way.
+    /// Returns a link to these servers that uses the numbers, tokens and epochs of another process: it may have a pool
+    /// there under that token.
     ///
     /// # Errors
     /// As for [`Self::start`].
@@ -145,7 +148,7 @@ impl ServerLink {
         Ok(link)
     }
 
-    /// Returns what names this process, and so its pool, at each server.
+    /// Returns the number, token and epoch that identify this process, and so its pool, at each server.
     pub fn roster(&self) -> Vec<peer::Server> {
         let name = |server: &KnownServer| peer::Server {
             number: server.number.0,
@@ -156,7 +159,7 @@ impl ServerLink {
         self.servers.iter().map(name).collect()
     }
 
-    /// From now on these are the servers. Those that stay keep their numbers and tokens.
+    /// Replaces the list of servers. Servers that stay keep their numbers and tokens.
     ///
     /// # Errors
     /// As for [`Self::start`]; then nothing has changed.
@@ -181,23 +184,25 @@ impl ServerLink {
         &self.servers
     }
 
-    /// Returns the server of the session; without one, that of the last session, or the first of the list.
+    /// Returns the server of the session or, if there is no session, of the last one. If that server is no longer
+    /// listed, returns the first of the list.
     pub fn current(&self) -> Option<&KnownServer> {
         let latest = self.servers.iter().find(|server| Some(server.number) == self.latest);
         latest.or(self.servers.first())
     }
 
-    /// Returns the server that the pool is on.
+    /// Returns the server of the session, which has the pool, or `None` if there is no session.
     pub fn session(&self) -> Option<ServerNumber> {
         self.session.as_ref().map(Session::server)
     }
 
-    /// Becomes readable when [`Self::take_answer`] has something.
+    /// Returns a descriptor that becomes readable when [`Self::take_answer`] has an answer.
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 
-    /// Returns the session, to send and receive. Without one nothing is sent; the engine hears of the disconnection first.
+    /// Returns the session, for sending and receiving, or `None` if there is none. Nothing is sent then: the engine is
+    /// first notified of the disconnection.
     pub fn session_mut(&mut self) -> Option<&mut Session> {
         self.session.as_mut()
     }
@@ -206,7 +211,7 @@ impl ServerLink {
         self.servers.iter_mut().find(|server| server.number == number)
     }
 
-    /// Begins to connect to a server; [`Self::take_answer`] will have the outcome.
+    /// Starts to connect to a server. [`Self::take_answer`] will return the outcome.
     pub fn ask(&mut self, number: ServerNumber) {
         let Some(slot) = self.servers.iter().position(|server| server.number == number) else { return };
         let server = &mut self.servers[slot];
@@ -219,8 +224,8 @@ impl ServerLink {
         self.network.connect(endpoint, token, epoch, AnswerTo { server: number, queue, wake });
     }
 
-    /// Returns what came of an attempt to connect, if there is one more. A connection waits for [`Self::begin`] or
-    /// [`Self::release`].
+    /// Returns the outcome of the next attempt to connect that has ended, or `None` if there is none. The welcome in it
+    /// is `None` if the attempt failed. A connection waits for [`Self::begin`] or [`Self::release`].
     pub fn take_answer(&mut self, now: Instant) -> Option<(ServerNumber, Option<Welcome>)> {
         wake::clear(&*self.wake);
         let (number, answer) = self.answers.try_recv().ok()?;
@@ -245,7 +250,7 @@ impl ServerLink {
         }
     }
 
-    /// Says what is wrong with a server, once for each kind of error in a row.
+    /// Records the error of a server. Logs it unless the error before it was of the same kind.
     fn note_error(&mut self, number: ServerNumber, error: LinkError) {
         let (alone, connected) = (self.servers.len() == 1, self.session.is_some());
         let Some(server) = self.server(number) else { return };
@@ -272,14 +277,14 @@ impl ServerLink {
         true
     }
 
-    /// Gives up the waiting connection to this server, and a pool that it may have.
+    /// Gives up the waiting connection to this server, and a pool that this process may have there.
     pub fn release(&mut self, number: ServerNumber) {
         if let Some(at) = self.waiting.iter().position(|(waiting, _)| *waiting == number) {
             self.network.say_goodbye(self.waiting.swap_remove(at).1, bye());
         }
     }
 
-    /// The session is over, if there is one; the server may still have the pool.
+    /// Ends the session, if there is one, because of `why`. The server may still have the pool.
     pub fn end(&mut self, why: &str) {
         let Some(session) = self.session.take() else { return };
         if let Some(server) = self.server(session.server()) {
@@ -291,7 +296,7 @@ impl ServerLink {
         }
     }
 
-    /// The session is over, if there is one, and the pool is given back.
+    /// Ends the session, if there is one, and gives the pool back.
     pub fn leave(&mut self) {
         let Some(session) = self.session.take() else { return };
         match self.server(session.server()) {
@@ -302,7 +307,7 @@ impl ServerLink {
         self.network.say_goodbye(socket, left);
     }
 
-    /// Tells the server to free the pool, as far as it can be told without waiting.
+    /// Tells the server to free the pool, as far as that is possible without blocking.
     pub fn goodbye(&mut self) {
         if let Some(session) = &mut self.session {
             Frame::Bye.encode(session.out());
@@ -311,10 +316,10 @@ impl ServerLink {
     }
 }
 
-/// Checks that this can be the list of a process's memory servers.
+/// Checks that `endpoints` is a valid list of a process's memory servers.
 ///
 /// # Errors
-/// With a text that says what is wrong with it.
+/// If the list is not valid. The text says why.
 pub fn check_list(endpoints: &[Endpoint]) -> Result<(), String> {
     if endpoints.is_empty() || endpoints.len() > SERVERS_MAX {
         return Err(format!("{} memory servers: a VM process has 1 to {SERVERS_MAX}", endpoints.len()));

@@ -1,4 +1,5 @@
-//! Bytes in and out of the session with a memory server. The socket does not block; only the I/O thread touches it.
+//! Sending and receiving on the session with a memory server. The socket does not block, and only the I/O thread uses
+//! it.
 
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::SlotIndex;
@@ -7,17 +8,17 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Bytes received in one system call at most.
+/// Maximum number of bytes received in one system call.
 const RECEIVE_BYTES: usize = 256 * 1024;
-/// Frames taken before other events get their turn.
+/// Number of frames handled before other events get their turn.
 const FRAMES_PER_TURN: usize = 512;
 
-/// What a look at the socket brought.
+/// The outcome of receiving from the socket.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Received {
-    /// All frames there were.
+    /// All frames that had arrived were received.
     Drained,
-    /// There may be more: come back without waiting.
+    /// There may be more frames: receive again without waiting for an event.
     More,
 }
 
@@ -25,12 +26,12 @@ pub enum Received {
 pub struct Session {
     server: ServerNumber,
     socket: File,
-    /// What came and was not taken.
+    /// Bytes that were received and not handled yet.
     receive: ReceiveBuffer,
     out: Vec<u8>,
-    /// Bytes of `out` that are sent.
+    /// Number of bytes of `out` that are sent.
     sent: usize,
-    /// Pages in `out` that the engine was not told about, and bytes sent towards the next one.
+    /// Number of pages in `out` that were not reported to the engine, and of bytes sent towards the next one.
     pages_waiting: u32,
     bytes_towards_page: usize,
     writable: bool,
@@ -63,37 +64,39 @@ impl Session {
         self.socket.as_fd()
     }
 
-    /// Returns what waits to be sent, for frames other than pages to be added.
+    /// Returns the bytes that wait to be sent, to which frames other than pages can be added.
     pub fn out(&mut self) -> &mut Vec<u8> {
         &mut self.out
     }
 
-    /// Queues a SENDPAGE, the one copy of the page on this side.
+    /// Queues a SENDPAGE frame. This is the only copy of the page on this side.
     pub fn send_page(&mut self, slot: SlotIndex, page: &[u8]) {
         self.out.extend_from_slice(&send_page_header(RequestId(0), slot));
         self.out.extend_from_slice(page);
         self.pages_waiting += 1;
     }
 
-    /// Returns whether to watch for room in the socket, if that changed since the last call.
+    /// Returns whether to watch for room in the socket, or `None` if that has not changed since the last call.
     pub fn watch_change(&mut self) -> Option<bool> {
         let wanted = !self.writable;
         (std::mem::replace(&mut self.watched, wanted) != wanted).then_some(wanted)
     }
 
-    /// Notes that the socket has room again.
+    /// Records that the socket has room again.
     pub fn note_writable(&mut self) {
         self.writable = true;
     }
 
-    /// Ends the session, which is left in good order by sending what is returned.
+    /// Ends the session. Returns its socket and the bytes that have to be sent to leave it in good order, a BYE being
+    /// the last frame.
     pub(super) fn leave(mut self) -> (OwnedFd, Vec<u8>) {
         self.out.drain(..self.sent);
         Frame::Bye.encode(&mut self.out);
         (self.socket.into(), self.out)
     }
 
-    /// Sends what is queued, in one system call where the socket takes it. Returns the number of pages that left.
+    /// Sends the queued bytes, in one system call if the socket accepts them. Returns the number of pages sent, an
+    /// estimate until the queue is empty.
     ///
     /// # Errors
     /// If the connection is lost.
@@ -127,10 +130,10 @@ impl Session {
         Ok(left)
     }
 
-    /// Receives, and gives every frame to `take`.
+    /// Receives frames and passes each one to `take`. Returns whether there may be more.
     ///
     /// # Errors
-    /// If the connection is lost, or the server does not keep to the protocol.
+    /// If the connection is lost, or the server violates the protocol.
     pub fn receive(&mut self, mut take: impl FnMut(&Frame<'_>)) -> io::Result<Received> {
         let mut frames = 0;
         loop {

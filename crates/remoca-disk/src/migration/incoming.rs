@@ -1,5 +1,5 @@
-//! The socket at which a process waits for one that hands its disks over. Whoever connects has five seconds to prove that it
-//! has the key; until then it has a thread, a few kilobytes, and nobody who listens to it.
+//! The socket at which a process waits for one that hands its disks over. Whoever connects has five seconds to prove
+//! that it has the key. Until then it costs a thread and a few kilobytes, and nothing that it sends reaches the driver.
 
 use super::peer::{Peer, SILENCE_MAX};
 use remoca_io::address::Endpoint;
@@ -13,9 +13,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Maximum number of connections that have not proved anything. One more takes the place of another one.
+/// Maximum number of connections that have not proved that they have the key. A further one displaces one of them.
 const STRANGERS_MAX: usize = 32;
-/// Maximum number of connections with the key that the driver has not looked at.
+/// Maximum number of connections with the key that wait for the driver.
 const PEERS_MAX: usize = 4;
 
 /// The listening side, owned by the driver.
@@ -28,7 +28,7 @@ impl Incoming {
     /// Listens at `endpoint` for a process that has the secret.
     ///
     /// # Errors
-    /// If the address cannot be listened at.
+    /// If listening at the address fails.
     pub fn listen(endpoint: Endpoint, secret: &Secret, wake: &Wake) -> io::Result<Self> {
         let listener = endpoint.listen()?;
         let (found, peers) = sync_channel(PEERS_MAX);
@@ -36,7 +36,7 @@ impl Incoming {
         let door = Arc::new(door);
         std::thread::Builder::new().name("incoming".into()).spawn(move || {
             loop {
-                // Out of descriptors or threads: the next one may have more luck.
+                // Out of descriptors or threads: the next connection may succeed.
                 if listener.accept().and_then(|socket| let_in(&door, socket)).is_err() {
                     std::thread::sleep(Duration::from_millis(100));
                 }
@@ -45,14 +45,14 @@ impl Incoming {
         Ok(Self { endpoint, peers })
     }
 
-    /// Returns a listening side whose peers come from whoever has the other end.
+    /// Returns a listening side, and the sender that supplies its peers.
     #[cfg(feature = "testing")]
     pub(super) fn unattended(endpoint: Endpoint) -> (Self, SyncSender<Peer>) {
         let (found, peers) = sync_channel(PEERS_MAX);
         (Self { endpoint, peers }, found)
     }
 
-    /// Returns the next connection whose other side has proved that it has the key, if there is one.
+    /// Returns the next connection whose other side has proved that it has the key, or `None` if there is none.
     pub fn take_peer(&mut self) -> Option<Peer> {
         self.peers.try_recv().ok()
     }
@@ -73,14 +73,15 @@ struct Guests {
     refused: u64,
 }
 
-/// A connection that has proved nothing yet.
+/// A connection that has not proved yet that it has the key.
 struct Stranger {
     number: u64,
     origin: Origin,
     socket: OwnedFd,
 }
 
-/// Where connections come from that one host can make: an address, of IPv6 the half that is the network; none for a path.
+/// What the connections of one host have in common: its IPv4 address, or the network half of its IPv6 address. `None`
+/// for a Unix socket.
 type Origin = Option<[u8; 8]>;
 
 fn origin(socket: OwnedFd) -> (OwnedFd, Origin) {
@@ -97,8 +98,8 @@ fn origin(socket: OwnedFd) -> (OwnedFd, Origin) {
     (stream.into(), origin)
 }
 
-/// Returns which of them makes room: the oldest of the origin that has the most, so that nobody is put out by a host
-/// that has fewer.
+/// Returns the position of the connection that makes room, or `None` if there are none: the oldest of the origin that
+/// has the most. A host thus cannot displace the connections of a host that has fewer.
 fn least_welcome(origins: &[Origin]) -> Option<usize> {
     let share = |at: usize| origins.iter().filter(|origin| **origin == origins[at]).count();
     (0..origins.len()).rev().max_by_key(|at| share(*at))
@@ -109,7 +110,7 @@ impl Door {
         self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells of strangers now and then: each time there are twice as many.
+    /// Counts a refused connection. Logs the count each time it is a power of two.
     fn count_refused(&self, guests: &mut Guests, error: &io::Error) {
         guests.refused += 1;
         if guests.refused.is_power_of_two() {
@@ -146,7 +147,7 @@ fn let_in(door: &Arc<Door>, socket: OwnedFd) -> io::Result<()> {
                 shared.count_refused(&mut guests, error);
             }
         }
-        // With more of them than the driver looks at, the last has to come again.
+        // If more of them wait than the driver handles, the last has to connect again.
         if let Ok(Ok(peer)) = accepted.map(|channel| Peer::over(channel, &shared.wake))
             && shared.found.try_send(peer).is_ok()
         {

@@ -1,9 +1,9 @@
-//! A file that tells a process that is started again where the disks are. It holds for the boot in which it was made.
+//! A file that tells a restarted process where the disks are. It is valid only in the boot in which it was made.
 //!
-//! Its name is that of the control socket with an ending, so that no two processes share one.
-//! Where the image's lock decides, `.here` says that they came: with `--incoming` it would wait for what nobody sends.
-//! A VM that has moved on is noticed by the lock. Where the lock does not reach other hosts, `.gone` says that they went:
-//! without it a source that is started again would be an owner again.
+//! Its name is that of the control socket with a suffix, so that no two processes share one. Where the image's lock
+//! decides, `.here` says that the disks came: without it, a process restarted with `--incoming` would wait for disks
+//! that no process sends. If the VM has moved on, the lock reveals it. Where the lock does not reach other hosts,
+//! `.gone` says that the disks went: without it, a restarted source would be an owner again.
 
 use remoca_io::small_file::{self, with_ending};
 use std::path::{Path, PathBuf};
@@ -49,8 +49,8 @@ impl Mark {
         self.put(!self.lock_reaches);
     }
 
-    /// The process ends in good order. What another host has, it keeps; a guest that is still there waits for a successor,
-    /// which has the disks.
+    /// Updates the mark when the process ends in good order. `.here` is removed unless the guest stays, which then
+    /// waits for a successor that has the disks. `.gone` stays: another host keeps the disks that it has.
     pub(crate) fn process_ends(&self, guest_stays: bool) {
         if self.lock_reaches && !guest_stays {
             self.put(false);

@@ -1,10 +1,10 @@
-//! The connection between two VM processes, of which one hands its disks to the other: a VM migrates.
+//! The connection between two VM processes, one of which hands its disks to the other because its VM migrates.
 //!
-//! Owned by the driver's I/O thread (`driver/migration/`), which has no wait in it: connecting, sending and receiving are
-//! on threads of their own, two for each connection. What may be said when, and who owns the disks, is decided by
-//! `remoca_core::migration`; here are bytes. A stranger is heard by nobody: the connection is one of [`remoca_io::secure`], and
-//! the driver learns of it when the other side has proved that it has the key. Even so everything that a peer sends has a
-//! limit, and what does not fit ends the connection.
+//! Owned by the driver's I/O thread (`driver/migration/`), which never blocks on it: connecting, sending and receiving
+//! run on threads of their own, two for each connection. `remoca_core::migration` decides which message is allowed
+//! when, and who owns the disks; this module only transports bytes. Strangers are not listened to: the connection is
+//! one of [`remoca_io::secure`], and the driver learns of it when the other side has proved that it has the key. Even
+//! so, everything that a peer sends has a limit, and a frame that exceeds it ends the connection.
 
 #[cfg(feature = "testing")]
 pub(crate) mod fuzz;
@@ -26,7 +26,7 @@ use remoca_protocol::control::Secret;
 use remoca_protocol::peer::PeerFrame;
 use std::io;
 
-/// What the peer said, or what became of it.
+/// An event of the connection to a peer.
 pub enum Heard {
     Frame(PeerFrame),
     /// Everything that was queued is sent.
@@ -37,17 +37,17 @@ pub enum Heard {
 
 /// How a process reaches others, and is reached by them.
 pub trait PeerNetwork: Send {
-    /// Connects to the process at `endpoint`, which has to prove that it has the key; the driver that `wake` wakes hears what
-    /// comes of it.
+    /// Starts to connect to the process at `endpoint`, which has to prove that it has the key. The driver that `wake`
+    /// wakes receives the outcome.
     ///
     /// # Errors
     /// If the system has no thread left.
     fn connect(&mut self, endpoint: Endpoint, secret: &Secret, wake: &Wake) -> io::Result<Peer>;
 
-    /// Begins to listen at `endpoint`, and returns the listener. It admits only a process that has the secret.
+    /// Starts to listen at `endpoint`, and returns the listener. It admits only a process that has the secret.
     ///
     /// # Errors
-    /// If the address cannot be listened at.
+    /// If listening at the address fails.
     fn listen(&mut self, endpoint: Endpoint, secret: &Secret, wake: &Wake) -> io::Result<Incoming>;
 }
 

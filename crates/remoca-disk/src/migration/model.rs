@@ -17,14 +17,14 @@ pub struct FarEnd {
     to_hear: VecDeque<Heard>,
 }
 
-/// What a driver wants of its peer.
+/// What a driver asks of the connection to its peer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// To hear these frames.
+    /// To pass these frames on.
     Frames(Vec<u8>),
-    /// To hear that nothing more comes.
+    /// To tell the peer that nothing more comes.
     NoMore,
-    /// To be left.
+    /// To close the connection.
     Closed,
 }
 
@@ -43,7 +43,7 @@ impl FarEnd {
         Self::pair(wake.wake()).1
     }
 
-    /// Takes what the driver wants next, if anything.
+    /// Returns what the driver asks for next, or `None` if it asks for nothing.
     pub fn take(&mut self) -> Option<Wanted> {
         loop {
             return match self.line.to_send.try_recv() {
@@ -68,19 +68,19 @@ impl FarEnd {
         }
     }
 
-    /// Has the driver hear these frames.
+    /// Queues these frames for the driver.
     pub fn bring(&mut self, mut frames: &[u8]) {
         while let Ok(heard) = peer::read(&mut frames) {
             self.to_hear.push_back(Heard::Frame(heard));
         }
     }
 
-    /// Has the driver hear that the connection has ended.
+    /// Queues the end of the connection for the driver.
     pub fn end(&mut self, why: &str) {
         self.to_hear.push_back(Heard::Ended(why.into()));
     }
 
-    /// Tells the driver as much as it has room for.
+    /// Passes as many of the queued events to the driver as it has room for.
     pub fn push(&mut self) {
         while let Some(heard) = self.to_hear.pop_front() {
             match self.line.tell.try_send(heard) {

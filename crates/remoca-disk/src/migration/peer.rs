@@ -18,20 +18,20 @@ use std::time::{Duration, Instant};
 pub(in crate::migration) const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// Time between two signs of life of a side that has nothing to say.
 const ALIVE_EVERY: Duration = Duration::from_secs(1);
-/// Time for a peer that takes nothing: its driver may be opening images.
+/// Time limit for sending to a peer that receives nothing: its driver may be opening images.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Frames that wait for the driver: at most so many MiB.
+/// Maximum number of frames that wait for the driver, of 1 MiB at most.
 const HEARD_MAX: usize = 8;
-/// What waits to be sent. A peer that asks for more answers than it takes is cut off.
+/// Maximum number of parcels that wait to be sent. A peer that asks for more answers than it receives is cut off.
 const PARCELS_MAX: usize = 64;
 
-/// What is to be sent.
+/// A unit of what is to be sent.
 pub(super) enum Parcel {
     Bytes(Vec<u8>),
     Words(Arc<Vec<u32>>),
-    /// Say so when everything before is sent.
+    /// Asks for [`Heard::Sent`] when everything before it is sent.
     Mark,
-    /// Nothing comes after it; the peer may go on.
+    /// The last parcel. The peer may continue to send.
     End,
 }
 
@@ -45,7 +45,7 @@ pub struct Peer {
     socket: Receiver<OwnedFd>,
 }
 
-/// The other ends of a [`Peer`]: whoever has them carries what it says.
+/// The other ends of a [`Peer`]'s channels. Their owner transports what the peer says.
 pub(super) struct Line {
     pub(super) to_send: Receiver<Parcel>,
     pub(super) tell: SyncSender<Heard>,
@@ -54,7 +54,7 @@ pub(super) struct Line {
 }
 
 impl Peer {
-    /// Returns a peer of the driver that `wake` wakes, and its other ends.
+    /// Returns a peer of the driver that `wake` wakes, and the other ends of its channels.
     pub(super) fn pair(wake: &Wake) -> (Self, Line) {
         let (parcels, to_send) = sync_channel(PARCELS_MAX);
         let (tell, heard) = sync_channel(HEARD_MAX);
@@ -63,7 +63,8 @@ impl Peer {
         (Self { parcels: Some(parcels), says_no_more: false, heard, socket }, line)
     }
 
-    /// Connects to the process at `endpoint`, which has to prove that it has the key; what comes of it will be heard.
+    /// Starts to connect to the process at `endpoint`, which has to prove that it has the key. [`Self::hear`] returns
+    /// the outcome.
     ///
     /// # Errors
     /// If the system has no thread left.
@@ -77,7 +78,7 @@ impl Peer {
         })
     }
 
-    /// Talks over a connection that was accepted, and has proved itself.
+    /// Returns a peer over a connection that was accepted, and whose other side has proved that it has the key.
     ///
     /// # Errors
     /// If the system has no thread left.
@@ -99,7 +100,7 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Takes what was heard next, if anything.
+    /// Returns the next event of the connection, or `None` if there is none.
     pub fn hear(&mut self) -> Option<Heard> {
         match self.heard.try_recv() {
             Ok(heard) => Some(heard),
@@ -121,14 +122,14 @@ impl Peer {
         self.queue(Parcel::Bytes(peer::message(message)));
     }
 
-    /// Sends an index; [`Heard::Sent`] when that is done.
+    /// Sends the state of the disks: its header, and the words of the index. [`Heard::Sent`] follows when that is done.
     pub fn send_state(&self, header: &StateHeader, words: Arc<Vec<u32>>) {
         self.send_text(kind::STATE, serde_json::to_vec(header));
         self.queue(Parcel::Words(words));
         self.queue(Parcel::Mark);
     }
 
-    /// Tells the peer that nothing more comes, when everything that was queued is sent.
+    /// Tells the peer that nothing more comes, after everything that was queued.
     pub fn say_no_more(&mut self) {
         if !std::mem::replace(&mut self.says_no_more, true) {
             self.queue(Parcel::End);
@@ -141,7 +142,8 @@ impl Peer {
         }
     }
 
-    /// Whoever is gone will be heard to have ended.
+    /// Queues a parcel. If the queue is full, shuts the connection down. A parcel for a peer that is gone is dropped:
+    /// the end of the connection is reported by [`Self::hear`].
     fn queue(&self, parcel: Parcel) {
         if let Some(parcels) = &self.parcels
             && let Err(TrySendError::Full(_)) = parcels.try_send(parcel)
@@ -175,7 +177,7 @@ fn with_remedy(error: &io::Error) -> String {
     format!("{error}: it has to be a VM process that was started with --incoming, and with the same key")
 }
 
-/// Reads until the end; another thread writes.
+/// Reads frames until the connection ends, while another thread writes.
 fn converse(
     channel: Channel,
     to_send: Receiver<Parcel>,
@@ -189,7 +191,7 @@ fn converse(
     let (reader, mut writer) = channel.split()?;
     let (tell_sent, wake_sent) = (tell.clone(), Arc::clone(wake));
     std::thread::Builder::new().name("migration".into()).spawn(move || {
-        // Whatever fails is seen by the reader: the connection is shut down.
+        // The reader notices any failure, because the connection is shut down.
         let _ = write_all(&mut writer, &to_send, &tell_sent, &wake_sent);
         writer.shut_down();
     })?;

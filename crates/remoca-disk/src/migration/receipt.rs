@@ -1,18 +1,18 @@
-//! An index that comes over the connection: what was announced, and what of it is here.
+//! An index that is received over the connection: what was announced, and the part of it that has arrived.
 
 use crate::state::StateFile;
 use remoca_io::words::IndexMemory;
 use remoca_protocol::peer::StateHeader;
 
-/// Memory for an index; in a state file, if it is to outlive this process.
+/// Memory for an index. It is in a state file if the index is to outlive this process.
 pub struct IndexRoom {
     pub words: IndexMemory,
     pub state: Option<StateFile>,
 }
 
 impl IndexRoom {
-    /// Returns memory of this process alone, which has the first `filled` words, in place of a state file that has no
-    /// room.
+    /// Returns private memory with a copy of the first `filled` words, in place of a state file that has no room.
+    /// Returns `None` if there is no memory.
     fn without_state(&self, filled: u64) -> Option<Self> {
         let filled = usize::try_from(filled).ok()?;
         let mut words = IndexMemory::new(self.words.len())
@@ -23,26 +23,28 @@ impl IndexRoom {
     }
 }
 
-/// An index on its way.
+/// An index that is being received.
 pub struct Receipt {
     pub header: StateHeader,
-    /// None comes, or one that is larger than may be, which is not kept.
+    /// Memory for the words. `None` if no index comes, if it is larger than allowed, or if there is no memory: its
+    /// words are then dropped.
     pub room: Option<IndexRoom>,
     filled: u64,
 }
 
 impl Receipt {
-    /// Begins to receive an index. Its words get the room that `room_for` finds, if they are no more than `words_max`.
+    /// Starts to receive an index. Its words are stored in the memory that `room_for` returns, if there are at most
+    /// `words_max`.
     #[must_use]
     pub fn begin(header: StateHeader, words_max: u64, room_for: impl FnOnce(usize) -> Option<IndexRoom>) -> Self {
         let words = usize::try_from(header.words).ok().filter(|_| (1..=words_max).contains(&header.words));
         Self { room: words.and_then(room_for), header, filled: 0 }
     }
 
-    /// Takes the next of them.
+    /// Receives the next words of the index.
     ///
     /// # Errors
-    /// If that is more than was announced.
+    /// If there are more words than were announced, or `bytes` are not whole words.
     pub fn take(&mut self, bytes: &[u8]) -> Result<(), &'static str> {
         let (words, rest) = bytes.as_chunks::<4>();
         let (start, end) = (self.filled, self.filled.saturating_add(words.len() as u64));
@@ -64,7 +66,7 @@ impl Receipt {
         Ok(())
     }
 
-    /// Returns whether all that was announced came.
+    /// Returns whether all words that were announced have arrived.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.filled == self.header.words

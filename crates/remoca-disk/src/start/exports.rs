@@ -1,4 +1,4 @@
-//! `--nbd`: where NBD clients come from, and what they are offered.
+//! `--nbd`: where NBD clients connect, and what they are offered.
 
 use anyhow::{Context, Result, bail};
 use remoca_frontend::device::Frontend;
@@ -9,7 +9,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::str::FromStr;
 
-/// Where to listen.
+/// An address at which NBD clients connect.
 #[derive(Clone, Debug)]
 pub enum Address {
     Endpoint(Endpoint),
@@ -30,7 +30,7 @@ impl FromStr for Address {
 }
 
 impl Address {
-    /// Returns the socket in the file system, if it is one.
+    /// Returns the path of the socket, or `None` if the address is not a path.
     pub fn socket(&self) -> Option<&Path> {
         match self {
             Self::Endpoint(Endpoint::Unix(path)) => Some(path),
@@ -39,10 +39,10 @@ impl Address {
     }
 }
 
-/// Refuses a descriptor that was passed to this process and is asked for twice.
+/// Checks that no descriptor that was passed to this process is asked for twice.
 ///
 /// # Errors
-/// If it would have two.
+/// If a descriptor would have two owners.
 pub fn check_activation(addresses: &[Address], fd: Option<RawFd>) -> Result<()> {
     let count = addresses.iter().filter(|address| matches!(address, Address::Systemd)).count();
     if count > 1 || (count == 1 && fd.is_some()) {
@@ -51,7 +51,7 @@ pub fn check_activation(addresses: &[Address], fd: Option<RawFd>) -> Result<()> 
     Ok(())
 }
 
-/// What is offered, as the disks are opened.
+/// The exports that are offered, collected while the disks are opened.
 #[derive(Default)]
 pub struct Exports(Vec<Export>);
 
@@ -59,7 +59,7 @@ impl Exports {
     /// Adds an export, and returns the frontend of its device.
     ///
     /// # Errors
-    /// If it cannot have this name.
+    /// If the export cannot have this name, or the system has no descriptors left.
     pub fn add(&mut self, name: &str, target: Target, geometry: ExportGeometry) -> Result<Frontend> {
         if name.is_empty() || name.len() > EXPORT_NAME_LEN_MAX {
             bail!("`{name}` cannot be the name of an export: it has 1 to {EXPORT_NAME_LEN_MAX} bytes");
@@ -79,11 +79,11 @@ impl Exports {
         self.add(PORT_SERIAL, Target::Port, ExportGeometry::of_port(PORT_BYTES))
     }
 
-    /// Listens for their clients at `inherited`, or at all addresses if these are none; members of `group` may connect to Unix
-    /// sockets.
+    /// Listens for clients at the `inherited` listeners, or at all addresses if there are none. Members of `group` may
+    /// connect to Unix sockets. Returns `None` if there are no addresses.
     ///
     /// # Errors
-    /// If an address cannot be listened at.
+    /// If there is nothing to offer, or listening at an address fails.
     pub fn serve(
         self,
         addresses: &[Address],

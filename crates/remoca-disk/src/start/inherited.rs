@@ -1,6 +1,6 @@
-//! What a former program of this process left, as the parts that `remoca disk` makes otherwise.
+//! What a previous program of this process left: parts that `remoca disk` makes itself otherwise.
 //!
-//! All or nothing: where the description does not fit the options, everything is closed, and the process starts as after a
+//! All or nothing: if the description does not fit the options, everything is closed, and the process starts as after a
 //! crash. A store that cannot be taken over is opened again.
 
 use super::options::Options;
@@ -17,22 +17,22 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-/// The parts of a former program.
+/// The parts of a previous program.
 pub struct Inherited(Inheritance);
 
-/// A store as a former program left it.
+/// A store as a previous program left it.
 pub struct FormerStore {
     fd: OwnedFd,
     kind: StoreKind,
 }
 
-/// What a disk's store is, as the options say.
+/// The kind and place of a disk's store, as the options say.
 pub enum StoreTarget {
     File(PathBuf, FileOptions),
     Nbd(NbdUri, NbdOptions),
 }
 
-/// Returns what was handed over to this process, if it fits its options.
+/// Returns what was handed over to this process, or `None` if nothing was or it does not fit the options.
 pub fn receive(options: &Options) -> Option<Inherited> {
     let inheritance = Inheritance::receive()?;
     let Description { name, disks, upgrades, .. } = &inheritance.description;
@@ -50,19 +50,20 @@ impl Inherited {
         self.0.description.upgrades
     }
 
-    /// Returns the connection of the client that waits for the end of the upgrade.
+    /// Returns the connection of the client that waits for the end of the upgrade, or `None` if no client waits.
     pub fn client(&mut self) -> Option<OwnedFd> {
         let number = self.0.description.client?;
         self.0.take(number).ok()
     }
 
-    /// Returns the locked state file.
+    /// Returns the locked state file, or `None` if there is none.
     pub fn state(&mut self) -> Option<OwnedFd> {
         let number = self.0.description.state?;
         self.0.take(number).ok()
     }
 
-    /// Servers, size of the cache, and whether it is on.
+    /// Returns the servers, the size of the cache, and whether it is on, or `None` if the previous program had no
+    /// cache.
     pub fn cache_settings(&self) -> Option<(Vec<Endpoint>, PageCount, bool)> {
         let Description { servers, cache_pages, cache_enabled, .. } = &self.0.description;
         let servers: Vec<Endpoint> = servers.iter().map(|server| server.parse()).collect::<Result<_, _>>().ok()?;
@@ -80,7 +81,7 @@ impl Inherited {
         self.source(listening)
     }
 
-    /// Returns socket and store of the disk `number`.
+    /// Returns socket and store of the disk `number`. Either is `None` if it was not handed over.
     pub fn disk(&mut self, number: usize) -> (Option<SocketSource>, Option<FormerStore>) {
         let Some(disk) = self.0.description.disks.get_mut(number) else { return (None, None) };
         let (listening, store) = (disk.socket.take(), disk.store.clone());
@@ -93,7 +94,7 @@ impl Inherited {
         self.0.description.disks.get(number).is_none_or(|disk| !disk.write_cache_off)
     }
 
-    /// Returns where NBD clients come from.
+    /// Returns the listeners at which NBD clients connect.
     pub fn nbd(&mut self) -> Vec<Listener> {
         let listening = std::mem::take(&mut self.0.description.nbd);
         let adopt = |Listening { fd, path }| {
@@ -110,7 +111,7 @@ impl Inherited {
     }
 }
 
-/// Takes over a store where a former program stopped. `None`, with a warning, if that is impossible: its descriptor is
+/// Takes over a store where a previous program stopped. Returns `None` if that is impossible. The store's descriptor is
 /// closed then, as after a crash.
 pub fn go_on(former: FormerStore, target: &StoreTarget) -> Option<Box<dyn Store>> {
     let FormerStore { fd, kind } = former;
@@ -126,8 +127,8 @@ pub fn go_on(former: FormerStore, target: &StoreTarget) -> Option<Box<dyn Store>
     store.inspect_err(|error| tracing::warn!("{error}; it is opened anew")).ok()
 }
 
-/// Returns the file of this program, by the name under which an upgrade puts another one: as it was called, links and all,
-/// if that leads to it.
+/// Returns the path of this program's file, under which an upgrade puts another one: the path by which it was started,
+/// links included, if that leads to the file.
 pub fn own_program() -> Result<PathBuf> {
     let own = || std::fs::metadata("/proc/self/exe").map(|file| (file.dev(), file.ino()));
     let called = std::env::args_os().next().map(PathBuf::from).filter(|path| path.components().count() > 1);

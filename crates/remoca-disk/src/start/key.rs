@@ -1,4 +1,5 @@
-//! Where a key comes from: a file, or a credential of systemd. Never the command line, which everybody on the host can read.
+//! Where a key comes from: a file, or a credential of systemd. Never the command line, which every user of the host can
+//! read.
 
 use anyhow::{Result, anyhow, bail};
 use remoca_io::key;
@@ -6,14 +7,14 @@ use remoca_protocol::control::Secret;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// For somebody who has none.
+/// Advice for an operator who has no key.
 pub const ADVICE: &str = "`remoca migrate --new-key FILE` makes one; copy it to the other host (scp), for root alone";
 
-/// What an option names.
+/// The source of a key, as an option names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeySource {
     File(PathBuf),
-    /// A file in `$CREDENTIALS_DIRECTORY`, which systemd keeps from others.
+    /// A file in `$CREDENTIALS_DIRECTORY`, which systemd protects from other users.
     Credential(String),
 }
 
@@ -36,7 +37,7 @@ impl KeySource {
     /// Reads the key.
     ///
     /// # Errors
-    /// If it cannot be read, is none, or others can read it; the text says what to do.
+    /// If the key cannot be read, is not a valid key, or can be read by others. The text says what to do.
     pub fn read(&self) -> Result<Secret> {
         match self {
             Self::File(path) => key::read(path, true).map_err(|error| anyhow!(error)),

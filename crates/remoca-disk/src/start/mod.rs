@@ -1,7 +1,7 @@
-//! The start of a VM process: what the operator said becomes ready parts, which run until they are told to stop.
+//! The start of a VM process: the operator's options become ready parts, which run until they are told to stop.
 //!
-//! [`run`] is the way in. `options` says what can be asked for, `whereabouts` and `state::Caution` decide, `open` and
-//! `exports` open images and sockets, `inherited` takes over from a former program of this process.
+//! [`run`] is the entry point. `options` defines what can be asked for, `whereabouts` and `state::Caution` decide,
+//! `open` and `exports` open images and sockets, `inherited` takes over from a previous program of this process.
 
 mod exports;
 mod inherited;
@@ -45,11 +45,12 @@ use whereabouts::{Signs, Whereabouts};
 
 /// Pages that may wait for the connection to the server: 8 MiB.
 const SEND_WINDOW_PAGES: u32 = 2048;
-/// A frame is 4 KiB to copy and to hash, beside a block that is read; one of so many costs next to nothing.
+/// One frame of this many is examined. Each costs copying and hashing 4 KiB, beside a block that is read, so one of so
+/// many costs next to nothing.
 const FRAME_SAMPLE: u32 = 64;
-/// Requests to the server without reply.
+/// Maximum number of requests to the server without a reply.
 const FETCH_LIMIT: u32 = 8192;
-/// Less than a millisecond.
+/// Maximum number of slots processed in one turn, which takes less than a millisecond.
 const SLOTS_PER_TURN: u32 = 1024;
 /// A guest with more memory than this (1 TiB) is indexed as if it had this much, whatever the operator says.
 const GUEST_PAGES_MAX: u32 = 1 << 28;
@@ -119,7 +120,7 @@ fn parts(
     disks.iter_mut().for_each(|disk| disk.kept_open &= is_handed_over);
     let listeners = inherited.as_mut().map(Inherited::nbd).unwrap_or_default();
     let nbd = exports.serve(&options.nbd, options.socket_group, listeners)?;
-    // What a former process left, if anything.
+    // What a previous process left, if anything.
     let header = state.as_ref().map(StateFile::header);
     let (key, seed) = header.as_ref().map_or((config.key, config.seed), |header| (header.key(), header.seed()));
     let config = EngineConfig { key, seed, ..config };
@@ -164,7 +165,7 @@ fn parts(
     })
 }
 
-/// Opens the disks; what NBD clients are to have of them is in the exports.
+/// Opens the disks. Returns them, and the exports of those that NBD clients are to have.
 fn disks(
     options: &Options,
     found: &mut Whereabouts,
@@ -172,7 +173,7 @@ fn disks(
 ) -> Result<(Vec<Disk>, Exports)> {
     let mut exports = Exports::default();
     match open_disks(options, found.are_away, &mut exports, inherited) {
-        // They are wherever the VM went since.
+        // The disks are wherever the VM has gone since.
         Err(error) if is_in_use(&error) && found.found_in_use() => {
             exports = Exports::default();
             Ok((open_disks(options, true, &mut exports, None)?, exports))
@@ -181,7 +182,7 @@ fn disks(
     }
 }
 
-/// Opens the file that requests are recorded in.
+/// Opens the file in which requests are recorded. Returns `None` if there is to be none.
 fn trace(options: &Options, goes_on: bool) -> Result<Option<TraceWriter>> {
     let open = if goes_on { TraceWriter::append } else { TraceWriter::create };
     options.trace.as_deref().map(open).transpose().context("cannot make the trace file")
@@ -197,7 +198,7 @@ fn start_of(inherited: Option<&Inherited>) -> Result<Start> {
 fn mark(options: &Options) -> (Option<Mark>, bool) {
     let is_file = |path: &String| std::fs::metadata(path).is_ok_and(|image| image.is_file());
     let lock_reaches = options.disks.iter().map(|disk| &disk.image).all(is_file);
-    // Another process of this name finds it.
+    // Only a later process with the same control socket finds the mark.
     (options.is_named.then(|| Mark::beside(&options.control, lock_reaches)), lock_reaches)
 }
 
@@ -205,12 +206,12 @@ fn mark(options: &Options) -> (Option<Mark>, bool) {
 fn whereabouts(options: &Options, mark: Option<&Mark>, is_upgrade: bool) -> Result<Whereabouts> {
     let (came, went) = (mark.is_some_and(Mark::says_here), mark.is_some_and(Mark::says_gone));
     let found = Whereabouts::new(options.incoming.clone(), Signs { is_upgrade, came, went });
-    // A key that cannot be read is said before anything is opened.
+    // A key that cannot be read is reported before anything is opened.
     found.incoming.as_ref().map(address_and_key).transpose()?;
     Ok(found)
 }
 
-/// Returns where disks may come to, and the key of whoever brings them.
+/// Returns the address at which the process waits for disks, and the key of the process that brings them.
 fn address_and_key(incoming: &Incoming) -> Result<(Endpoint, Secret)> {
     let Some(key) = &incoming.key else {
         bail!("--incoming without --incoming-key FILE would give the disks to whoever connects first. {ADVICE}")
@@ -218,7 +219,7 @@ fn address_and_key(incoming: &Incoming) -> Result<(Endpoint, Secret)> {
     Ok((incoming.endpoint.clone(), key.read().context("--incoming-key")?))
 }
 
-/// Returns the pools of a former process that are not on servers which are `kept`.
+/// Returns the pools of a previous process, except those on servers that are `kept`.
 fn pools_of_others(former: &Former, kept: &[Endpoint]) -> impl Iterator<Item = RosterEntry> {
     former.servers.iter().filter(|pool| !kept.contains(&pool.endpoint)).cloned()
 }
@@ -232,7 +233,7 @@ fn checked_cache(options: &Options) -> Result<PageCount, String> {
     cache_pages(options.cache)
 }
 
-/// Servers, size of the cache, and whether it is on: as the options say, or as `remoca set` left them.
+/// Returns the servers, the size of the cache, and whether it is on: as the options say, or as `remoca set` left them.
 fn cache_settings(
     options: &Options,
     size: PageCount,
@@ -249,14 +250,15 @@ fn cache_settings(
     set.unwrap_or((options.servers.clone(), size, true))
 }
 
-/// Returns what tells the options that `remoca set` can overrule from others.
+/// Returns a hash of the options that `remoca set` can overrule.
 fn hash_of(options: &Options) -> u64 {
     let texts: Vec<_> =
         [options.cache.to_string()].into_iter().chain(options.servers.iter().map(Endpoint::to_string)).collect();
     stable_hash(&texts.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// Returns how to start after processes of this name that died by a fault of this program, and has this one recorded if it does.
+/// Returns how to start after processes of this name that died by a fault of this program. Also makes this process
+/// record such a death of its own.
 fn caution(options: &Options, goes_on: bool) -> Caution {
     let Some(path) = &options.state else { return Caution::None };
     let deaths = Deaths::beside(path);
@@ -265,8 +267,8 @@ fn caution(options: &Options, goes_on: bool) -> Caution {
     caution
 }
 
-/// Ends the process as soon as this thread panics, after its message and `note`: nothing that it holds is cleared away, so that
-/// what comes after it finds what a kill would leave.
+/// Makes the process abort as soon as this thread panics, after its message and `note`. Nothing that it holds is
+/// cleaned up, so its successor finds what a kill would leave.
 fn die_of_panics(note: impl Fn() + Send + Sync + 'static) {
     let (tell, this) = (std::panic::take_hook(), std::thread::current().id());
     std::panic::set_hook(Box::new(move |panic| {
@@ -278,7 +280,7 @@ fn die_of_panics(note: impl Fn() + Send + Sync + 'static) {
     }));
 }
 
-/// Starts without the index that a former process left, since this program died with it again and again.
+/// Starts without the index that a previous process left, because this program died with it again and again.
 fn start_cautiously(path: &Path, config: &EngineConfig, caution: Caution) -> Result<EngineStart> {
     let reason = match caution {
         Caution::Plain => "it died six times within a minute: it serves its disks without a cache",
@@ -291,14 +293,14 @@ fn start_cautiously(path: &Path, config: &EngineConfig, caution: Caution) -> Res
         path.display()
     );
     let start = StateFile::start(path, config, Before::Another)?;
-    // A cold start with a cache keeps them itself, with new pools.
+    // A cold start with a cache records the settings itself, with new pools.
     if let Some(state) = start.state.as_ref().filter(|_| caution == Caution::Plain) {
         former.keep_settings(&state.header());
     }
     Ok(EngineStart { former, cold_reason: Some(reason.into()), ..start })
 }
 
-/// Starts the engine with what a former process of this name left, if that is usable.
+/// Starts the engine with what a previous process of this name left, if that is usable.
 fn start_engine(
     options: &Options,
     config: &EngineConfig,
@@ -307,7 +309,7 @@ fn start_engine(
     caution: Caution,
 ) -> Result<EngineStart> {
     let (former, cold_reason) = match &options.state {
-        // Whatever a former process left there: the disks have been elsewhere since.
+        // What a previous process left there is out of date: the disks have been elsewhere since.
         Some(path) if are_away => (state::discard(path)?, "it waits for its disks"),
         Some(path) if caution != Caution::None => return start_cautiously(path, config, caution),
         Some(path) => {
@@ -321,13 +323,13 @@ fn start_engine(
     Ok(EngineStart { engine, state: None, cold_reason, former, is_handed_over: false })
 }
 
-/// Returns the limit on buffers. Half of it is divided among the disks, and the part of each must hold its longest request:
-/// otherwise a disk that hangs stops the others.
+/// Returns the limit on buffers, in bytes. Half of it is divided among the disks, and the part of each must hold its
+/// longest request; otherwise a disk that hangs would stop the others.
 fn buffer_bytes(asked: u64, disks: usize) -> u64 {
     asked.max(disks.max(1) as u64 * 2 * BUFFER_LEN_MAX as u64)
 }
 
-/// Returns the pages of a guest's memory, as far as they can be indexed.
+/// Returns the number of pages of a guest's memory, as far as they can be indexed.
 fn guest_pages(bytes: u64) -> PageCount {
     let pages = (bytes / PAGE_SIZE_U64).min(GUEST_PAGES_MAX.into());
     PageCount(sizes::short(pages))
@@ -351,7 +353,7 @@ fn engine_config(options: &Options, cache: PageCount, disks: usize) -> Result<En
     })
 }
 
-/// Returns random bytes of the system.
+/// Returns random bytes from the system.
 fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     let count = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());

@@ -1,4 +1,4 @@
-//! Images and sockets of the disks and of the port, opened as the options say, or as a former program left them.
+//! Images and sockets of the disks and of the port, opened as the options say, or as a previous program left them.
 
 use super::exports::{self, Address, Exports};
 use super::inherited::{self, FormerStore, Inherited, StoreTarget};
@@ -20,7 +20,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Block numbers have 40 bits.
+/// Maximum size of a disk, in bytes: block numbers have 40 bits.
 const DISK_BYTES_MAX: u64 = 1 << 52;
 
 /// Opens the images and sockets of all disks.
@@ -59,7 +59,7 @@ pub fn open_disks(
     Ok(disks)
 }
 
-/// Refuses disks that nobody could reach, or not apart.
+/// Refuses options without a disk, with a disk to which no client could connect, or with a socket that is given twice.
 fn check(options: &Options) -> Result<()> {
     if options.disks.is_empty() {
         bail!("no disk: say --image IMAGE --socket PATH, or --disk image=IMAGE,socket=PATH");
@@ -76,15 +76,16 @@ fn check(options: &Options) -> Result<()> {
     exports::check_activation(&options.nbd, options.fd)
 }
 
-/// Returns whether a former process was killed. One that ends in good order removes its sockets, unless an NBD server
-/// still has writes of it.
+/// Returns whether a previous process was killed. A process that ends in good order removes its sockets, unless an NBD
+/// server still has writes of it.
 fn predecessor_died(options: &Options) -> bool {
     let control = options.is_named.then_some(&*options.control);
     let is_socket = |path: &Path| path.symlink_metadata().is_ok_and(|file| file.file_type().is_socket());
     guests_sockets(options).chain(control).any(is_socket)
 }
 
-/// Refuses two disks with one socket. Said here, because the second would be told that "another process" has it.
+/// Refuses a socket that is given twice. This is checked here, because the second user would be told that "another
+/// process" has it.
 fn refuse_shared_sockets(options: &Options) -> Result<()> {
     let mut sockets: Vec<&Path> = guests_sockets(options).chain([&*options.control]).collect();
     sockets.sort();
@@ -109,16 +110,16 @@ fn guests_sockets(options: &Options) -> impl Iterator<Item = &Path> {
     disks.chain(port).chain(options.nbd.iter().filter_map(Address::socket))
 }
 
-/// What there is of a disk already.
+/// The parts of a disk that exist already.
 struct Found {
     source: Option<SocketSource>,
     store: Option<FormerStore>,
-    /// Another process has the image.
+    /// Whether another process has the image.
     are_away: bool,
 }
 
 fn open_disk(spec: &DiskOptions, number: u16, found: Found, options: &Options, exports: &mut Exports) -> Result<Disk> {
-    // The socket comes first, as ever: an image is locked only by a process that can be reached.
+    // The socket comes first: an image is locked only by a process that can be reached.
     let source = match (found.source, &spec.socket) {
         (Some(source), _) => Some(source),
         (None, Some(socket)) => Some(SocketSource::bind(socket, options.socket_group)?),
@@ -176,12 +177,13 @@ fn vhost_disk(name: &str, spec: &DiskOptions, source: SocketSource, geometry: &G
     Ok(Frontend::Vhost(device))
 }
 
-/// Returns whether this is an NBD URI, also of a kind that is not supported, which must not be taken for a file.
+/// Returns whether `image` is an NBD URI. One of a kind that is not supported counts too: it must not be taken for a
+/// file.
 fn is_nbd_uri(image: &str) -> bool {
     image.starts_with("nbd:") || image.split_once("://").is_some_and(|(scheme, _)| scheme.starts_with("nbd"))
 }
 
-/// Returns where a disk's blocks are, as the options say.
+/// Returns the kind and place of a disk's store, as the options say.
 fn store_target(spec: &DiskOptions, options: &Options) -> Result<StoreTarget> {
     if is_nbd_uri(&spec.image) {
         let uri = spec.image.parse().with_context(|| spec.image.clone())?;
@@ -196,7 +198,7 @@ fn store_target(spec: &DiskOptions, options: &Options) -> Result<StoreTarget> {
     Ok(StoreTarget::File(PathBuf::from(&spec.image), file))
 }
 
-/// Opens the store, which takes requests of 512 bytes, whatever lies below.
+/// Opens the store. It accepts requests of 512 bytes, whatever the image's own unit is.
 fn open_store(target: &StoreTarget, lock: ImageLock) -> Result<Box<dyn Store>, OpenError> {
     let store: Box<dyn Store> = match target {
         StoreTarget::Nbd(uri, options) => Box::new(NbdStore::open(uri, *options)?),
@@ -205,13 +207,13 @@ fn open_store(target: &StoreTarget, lock: ImageLock) -> Result<Box<dyn Store>, O
     Ok(AlignedStore::wrap(store))
 }
 
-/// Returns the place of a store that another process has: only its geometry is looked at.
+/// Returns a vacant store for an image that another process has. The image is opened only to read its geometry.
 fn vacant_store(target: &StoreTarget) -> Result<Box<dyn Store>> {
     let geometry = open_store(target, ImageLock::Off)?.geometry();
     Ok(Box::new(VacantStore::new(geometry).context("no descriptors")?))
 }
 
-/// Opens the eviction port, if there is to be one. Its cookie is random.
+/// Opens the eviction port. Returns `None` if there is to be none. `cookie` is random.
 pub fn open_port(
     options: &Options,
     cookie: u64,

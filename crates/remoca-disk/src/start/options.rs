@@ -1,4 +1,4 @@
-//! What the operator said, as values.
+//! The operator's options, as values.
 
 use super::exports::Address;
 use super::key::KeySource;
@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// QEMU asks for one queue for each virtual processor unless told otherwise.
+/// Default for the maximum number of queues: QEMU asks for one for each virtual processor unless told otherwise.
 pub const QUEUES_DEFAULT: u16 = 64;
 
 /// Options of a VM process.
@@ -27,7 +27,7 @@ pub struct Options {
     /// Descriptor for the socket of the first disk.
     pub fd: Option<RawFd>,
     pub port: PortOptions,
-    /// Where NBD clients come from.
+    /// Addresses at which NBD clients connect.
     pub nbd: Vec<Address>,
     /// How long requests of a killed predecessor wait before they are sent to an NBD image again.
     pub nbd_settle: Duration,
@@ -41,7 +41,7 @@ pub struct Options {
     pub servers: Vec<Endpoint>,
     /// Size of the cache, in bytes.
     pub cache: u64,
-    /// Where disks may come to.
+    /// Where this process may wait for its disks; `None` if it never does.
     pub incoming: Option<Incoming>,
     /// Memory for the data of requests in flight, in bytes.
     pub buffers: u64,
@@ -52,7 +52,7 @@ pub struct Options {
     pub hedges: bool,
     /// Whether evicted pages are looked for in guest memory that a read is about to overwrite.
     pub looks_at_frames: bool,
-    /// Rules of the engine: all of them, but in a build that shows what they are for.
+    /// Rules of the engine: all of them, except in a build that shows their purpose.
     pub rules: Rules,
 }
 
@@ -60,7 +60,7 @@ pub struct Options {
 #[derive(Clone, Debug)]
 pub struct Incoming {
     pub endpoint: Endpoint,
-    /// Where the key is that the process which brings them has; read, and needed, only by a process that waits.
+    /// Source of the key that the process which brings the disks has. Read, and needed, only by a process that waits.
     pub key: Option<KeySource>,
 }
 
@@ -81,7 +81,7 @@ pub struct DiskOptions {
     /// Socket of a vhost-user device; `None`: an NBD export.
     pub socket: Option<PathBuf>,
     pub read_only: bool,
-    /// Whether all of it is taken for a swap area.
+    /// Whether the whole disk is treated as a swap area.
     pub swap: bool,
     /// Unit of the guest's requests, in bytes: 512 or 4096.
     pub sector: u32,

@@ -1,33 +1,34 @@
-//! Where the disks of the VM are when its process starts: here, with another process, or to be found out by their locks.
+//! Where the disks of the VM are when its process starts: here, with another process, or wherever their locks say.
 
 use super::options::Incoming;
 
 /// What is known before an image is opened.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Signs {
-    /// A former program of this very process has handed over.
+    /// Whether a previous program of this very process has handed over.
     pub is_upgrade: bool,
-    /// A mark says that the disks came here and did not go.
+    /// Whether a mark says that the disks came here and did not go.
     pub came: bool,
-    /// A mark says that the disks went from here and did not come back, and no lock says where they are.
+    /// Whether a mark says that the disks went from here and did not come back, and no lock says where they are.
     pub went: bool,
 }
 
 /// Where the disks are.
 #[derive(Debug)]
 pub(super) struct Whereabouts {
-    /// Another process has them: they are still to come, or went to another host.
+    /// Whether another process has them: they are still to come, or went to another host.
     pub are_away: bool,
-    /// Where they may come to.
+    /// Where this process waits for them; `None` if it does not.
     pub incoming: Option<Incoming>,
-    /// Where they may come to if their images turn out to be in use: they have moved on since they came here.
+    /// Where this process waits for them if their images turn out to be in use: they have moved on since they came
+    /// here.
     pub if_in_use: Option<Incoming>,
 }
 
 impl Whereabouts {
-    /// Decides by the signs, for a process that was told where disks may come to, or not.
+    /// Decides by the signs where the disks are. `incoming`: where the operator told the process to wait for them.
     pub fn new(incoming: Option<Incoming>, signs: Signs) -> Self {
-        // Who waits for what is here already waits for ever.
+        // A process that waited for disks which are already here would wait forever.
         let are_here = signs.is_upgrade || signs.came;
         let (incoming, if_in_use) = if are_here { (None, incoming) } else { (incoming, None) };
         let are_away = incoming.is_some() || signs.went && !signs.is_upgrade;
@@ -35,7 +36,7 @@ impl Whereabouts {
         Self { are_away, incoming, if_in_use: if_in_use.filter(|_| !signs.is_upgrade) }
     }
 
-    /// Notes that the images are in use. Returns whether they are to be waited for.
+    /// Records that the images are in use. Returns whether the process has to wait for them.
     pub fn found_in_use(&mut self) -> bool {
         match self.if_in_use.take() {
             Some(incoming) => {

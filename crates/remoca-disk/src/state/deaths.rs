@@ -1,5 +1,6 @@
-//! Deaths by a fault of this program: a panic of the I/O thread, such as an assertion that does not hold. What brought one about
-//! may do so again after each start: an index that is wrong, a guest's request. So the next process looks at how many there were.
+//! Deaths by a fault of this program: panics of the I/O thread, such as an assertion that does not hold. The cause may
+//! still be there after each restart: a wrong index, or a guest's request. The next process therefore checks how many
+//! deaths there were.
 
 use super::boot_id;
 use remoca_io::small_file;
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 /// How long a death counts. The build that dies for tests may take its time on a busy machine.
 const WINDOW_NS: u64 = if cfg!(feature = "ablation") { 3_600_000_000_000 } else { 60_000_000_000 };
-/// Number of deaths after which nothing of the former process is used.
+/// Number of deaths after which nothing of the previous process is used.
 const COLD_AFTER: usize = 3;
 /// Number of deaths after which the disk is served without a cache.
 const PLAIN_AFTER: usize = 6;
@@ -18,9 +19,9 @@ const BYTES_MAX: u64 = 1024;
 /// How a process starts after those that died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caution {
-    /// With what the former process left.
+    /// With what the previous process left.
     None,
-    /// With a cold cache; what the former process left is set aside.
+    /// With a cold cache. What the previous process left is set aside.
     Cold,
     /// As [`Self::Cold`], and without a cache.
     Plain,
@@ -49,7 +50,7 @@ impl Deaths {
         Self { path: small_file::with_ending(state, ".deaths") }
     }
 
-    /// Adds a death. A record that cannot be written is left: the process dies in any case.
+    /// Records a death. A failure to write the record is ignored: the process dies in any case.
     pub fn note(&self) {
         self.note_at(now_ns());
     }
@@ -69,7 +70,7 @@ impl Deaths {
     fn note_at(&self, now_ns: u64) {
         let Some(boot) = boot_id() else { return };
         let mut deaths = self.since(now_ns);
-        // More are no news, and the file stays small.
+        // More deaths would change nothing, and the file stays small.
         let first = deaths.len().saturating_sub(PLAIN_AFTER);
         deaths.drain(..first);
         deaths.push(now_ns);
@@ -90,7 +91,7 @@ impl Deaths {
     }
 }
 
-/// Returns the time since the host was booted; a host that sleeps does not stop it.
+/// Returns the time since the host was booted, in nanoseconds. It includes the time for which the host was suspended.
 fn now_ns() -> u64 {
     let time = clock_gettime(ClockId::Boottime);
     let [seconds, nanoseconds] = [time.tv_sec, time.tv_nsec].map(i64::cast_unsigned);

@@ -1,4 +1,4 @@
-//! The place of a state file in the file system: locked by its process, and made beside its path before it is there.
+//! A state file in the file system: locked by its process, and made beside its path before it is put in place.
 
 use remoca_io::small_file::with_ending;
 use rustix::fs::OFlags;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// How long to wait for a previous process of this name to exit.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
-/// Bytes of the file system that are left free, or a sixteenth if it is small.
+/// Number of bytes of the file system that are left free. In a small file system it is a sixteenth.
 const RESERVE_BYTES: u64 = 32 << 20;
 
 /// Why the state file cannot be used.
@@ -30,8 +30,8 @@ pub enum StateError {
     System(PathBuf, io::Error),
 }
 
-/// Checks that the file system of `path` has these bytes to give, and some left for others: services make their
-/// sockets there.
+/// Checks that the file system of `path` has room for `bytes` bytes, and leaves some free: services make their sockets
+/// there.
 pub(super) fn check_room(path: &Path, bytes: u64) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let system = rustix::fs::statvfs(folder)?;
@@ -55,7 +55,7 @@ pub(super) fn beside(path: &Path) -> PathBuf {
     with_ending(path, ".new")
 }
 
-/// Removes what a process left beside `path` that was killed before it could put it in its place.
+/// Removes the file that a process left beside `path` because it was killed before it could put the file in place.
 pub(super) fn remove_beside(path: &Path) -> Result<(), StateError> {
     let new = beside(path);
     if let Ok(there) = open_file(&new, &mut OpenOptions::new()) {
@@ -70,13 +70,14 @@ pub(super) fn open_file(path: &Path, options: &mut OpenOptions) -> io::Result<Fi
     options.read(true).write(true).mode(0o600).custom_flags(flags.bits().cast_signed()).open(path)
 }
 
-/// Returns a regular file that is for this user alone.
+/// Returns whether this is a regular file of this user, to which other users have no access.
 pub(super) fn is_ours(metadata: &std::fs::Metadata) -> bool {
     let owner = rustix::process::geteuid().as_raw();
     metadata.is_file() && metadata.uid() == owner && metadata.mode() & 0o077 == 0
 }
 
-/// Opens the file at `path`, made if there is none, and locks it: whoever had it has ended.
+/// Opens the file at `path`, creates it if there is none, and locks it. Waits a limited time for a previous owner to
+/// end.
 pub(super) fn open_locked(path: &Path) -> Result<File, StateError> {
     let give_up_at = Instant::now() + LOCK_PATIENCE;
     let system = |error| StateError::System(path.into(), error);
@@ -91,7 +92,7 @@ pub(super) fn open_locked(path: &Path) -> Result<File, StateError> {
         }
         match lock(&file) {
             Ok(()) => {
-                // Its former owner may have put another file in its place just before it ended.
+                // Its previous owner may have put another file in its place just before it ended.
                 if is_at(&file, path) {
                     return Ok(file);
                 }
@@ -105,7 +106,8 @@ pub(super) fn open_locked(path: &Path) -> Result<File, StateError> {
     }
 }
 
-/// Locks the open file description for this process, and those that it hands the descriptor to.
+/// Locks the open file description for this process, and for those to which it hands the descriptor. Does not wait for
+/// another owner.
 pub(super) fn lock(file: &File) -> io::Result<()> {
     // SAFETY: flock is a plain C structure, for which all zero is a valid value: the whole file.
     let mut request: libc::flock = unsafe { std::mem::zeroed() };

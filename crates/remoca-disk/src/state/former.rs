@@ -1,4 +1,4 @@
-//! What outlives an index that cannot be used any more: pools that are still ours, and flushes that failed.
+//! What outlives an index that can no longer be used: pools that are still ours, and flushes that failed.
 
 use super::file::{StateError, check_room, open_locked, remove_beside};
 use super::header::{Header, RosterEntry, Settings};
@@ -10,10 +10,10 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-/// What a former process left beside its index.
+/// What a previous process left besides its index.
 #[derive(Debug, Default)]
 pub struct Former {
-    /// Memory servers that may have a pool of it.
+    /// Memory servers that may have a pool of that process.
     pub servers: Vec<RosterEntry>,
     pub failed_flushes: Vec<FailedFlush>,
     settings: Option<Settings>,
@@ -28,18 +28,18 @@ pub struct FailedFlush {
 }
 
 impl Former {
-    /// Reads what a locked state file says, which may be anything, of any number of disks; nothing, if it is not of
-    /// this version and boot.
+    /// Reads a locked state file, which may hold anything, for any number of disks. Returns an empty value if the file
+    /// is not of this version and boot.
     pub(super) fn of(file: &File) -> Self {
         Self::read(file).unwrap_or_default()
     }
 
-    /// Returns the bytes of the file that are not index.
+    /// Returns the number of bytes before the index in the file, or 0 if the file does not say.
     pub(super) fn header_bytes(file: &File) -> u64 {
         Self::disks(file).map_or(0, Header::bytes)
     }
 
-    /// Makes a state file worthless for every process, without the keys to what it describes, and returns its size in bytes.
+    /// Makes a state file invalid for every process, and clears the secrets in it. Returns its size in bytes.
     pub(super) fn invalidate(file: &File) -> u64 {
         let bytes = file.metadata().map_or(0, |file| file.len());
         if let Some(disks) = Self::disks(file)
@@ -52,7 +52,7 @@ impl Former {
         bytes
     }
 
-    /// Keeps in `header` what the operator had set, for a later process that may use it.
+    /// Records in `header` what the operator had set, for a later process that may use it.
     pub fn keep_settings(&self, header: &Header) {
         let Some(settings) = &self.settings else { return };
         for (slot, server) in self.servers.iter().enumerate() {
@@ -79,7 +79,8 @@ impl Former {
     }
 }
 
-/// Servers, size of the cache, and whether it is on, as a former process with the same options had them last.
+/// Returns the servers, the size of the cache, and whether it is on, as a previous process with the same options last
+/// had them. Returns `None` if the file at `path` does not say.
 #[must_use]
 pub fn settings_at(path: &Path, options: u64) -> Option<(Vec<Endpoint>, PageCount, bool)> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
@@ -93,16 +94,16 @@ pub fn settings_at(path: &Path, options: u64) -> Option<(Vec<Endpoint>, PageCoun
     })
 }
 
-/// Discards the index that a former process left at `path`, and returns what else it left.
+/// Discards the index that a previous process left at `path`, and returns what else it left.
 ///
 /// # Errors
-/// If a process has it, or it is no state file of ours.
+/// If another process uses the file, or it is not a state file of ours.
 pub fn discard(path: &Path) -> Result<Former, StateError> {
     put_away(path, |path, _| std::fs::remove_file(path))
 }
 
-/// As [`discard`], but the file stays as `PATH.bad`, worthless, for whoever looks for the fault; not if there is one already, or
-/// the file system has no room for another one.
+/// Discards the index as [`discard`] does, but keeps the file as `PATH.bad`, invalid, for whoever looks for the fault.
+/// The file is removed if there is a `PATH.bad` already, or the file system has no room for another file.
 ///
 /// # Errors
 /// As for [`discard`].

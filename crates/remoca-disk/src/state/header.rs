@@ -1,10 +1,11 @@
-//! The header of the state file: what a successor needs beside the index's words.
+//! The header of the state file: what a successor needs besides the index's words.
 //!
 //! ```text
 //! 64-bit words:  fixed 16 | servers: 40 each, 16 of them | disks: 16 each | to the next page: nothing | index
 //! ```
-//! Every field is one word that one store changes; records are made void, filled, and made valid, in this order. The
-//! I/O thread alone writes. Holds the fingerprint key and the tokens of pools: the file is for its owner only.
+//! Every field is one word, which a single store changes. A record is made void, filled, and made valid, in this order.
+//! Only the I/O thread writes. The header holds the fingerprint key and the tokens of pools, so the file is readable
+//! only by its owner.
 
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::{DiskIndex, PageCount};
@@ -20,9 +21,9 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Servers that one process knows at most.
+/// Maximum number of servers that one process knows.
 pub const SERVERS_MAX: usize = 16;
-/// Highest number that is taken over from another process: as many are left for new servers.
+/// Highest server number that is accepted from another process. As many numbers are left for new servers.
 pub const NUMBER_MAX: u32 = u32::MAX / 2;
 /// First word of a valid file. Versions 1 and 2 began with `REMOCAST`, as the page of the agent's statistics does.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"REMOCASF");
@@ -36,9 +37,9 @@ const AT_KEY: usize = 4;
 const AT_SEED: usize = 6;
 const AT_DISKS: usize = 7;
 const AT_INDEX_WORDS: usize = 8;
-/// Numbers of servers that were given out.
+/// Number of server numbers that were assigned.
 const AT_NUMBERS: usize = 9;
-/// What [`Settings`] says: the hash of the options; size of the cache << 8 | number of servers << 1 | on.
+/// The [`Settings`]: the hash of the options, and `size of the cache << 8 | number of servers << 1 | on`.
 const AT_OPTIONS: usize = 11;
 const AT_SETTINGS: usize = 12;
 const FIXED: usize = 16;
@@ -53,7 +54,7 @@ const DISK_WRITTEN: usize = 5;
 const DISK_CLOCK: usize = 6;
 const DISK_FLUSH: usize = 7;
 
-/// One memory server with what makes its pool this process's.
+/// One memory server, with the token and epoch that make its pool this process's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RosterEntry {
     pub number: ServerNumber,
@@ -62,24 +63,24 @@ pub struct RosterEntry {
     pub epoch: u64,
 }
 
-/// What `remoca set` can change, as it is now; the servers are the roster.
+/// The current values of what `remoca set` can change. The servers are in the roster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Hash of the options that it began with.
+    /// Hash of the options that the process was started with.
     pub options: u64,
     pub cache: PageCount,
     pub enabled: bool,
     pub servers: usize,
 }
 
-/// What is kept of a disk's image.
+/// The record of a disk's image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskRecord {
-    /// What tells the image from others; all 0: nothing is kept.
+    /// Identity of the image. All 0: there is no record.
     pub identity: [u64; 4],
-    /// When the image had been changed last, as it was seen last. 0: not seen.
+    /// When the image was last changed, as of the last look at it. 0: that is not known.
     pub seen_ns: u64,
-    /// When a write of ours was under way last, unless `seen_ns` is later. 0: it is.
+    /// When a write of this process was last in flight. 0: the image has settled, and `seen_ns` is later.
     pub written_ns: u64,
     /// Real time minus time since the boot at `written_ns`, in nanoseconds.
     pub clock_offset: i64,
@@ -97,15 +98,15 @@ unsafe impl Send for Header {}
 unsafe impl Sync for Header {}
 
 impl Header {
-    /// Where the number of disks is, in bytes.
+    /// Offset of the number of disks, in bytes.
     pub const DISKS_AT: u64 = AT_DISKS as u64 * 8;
 
-    /// Returns the bytes of the header for so many disks: whole pages.
+    /// Returns the size in bytes of the header for `disks` disks, a multiple of 4096.
     pub fn bytes(disks: u16) -> u64 {
         ((FIXED + SERVERS_MAX * SERVER + usize::from(disks) * DISK) as u64 * 8).next_multiple_of(4096)
     }
 
-    /// Returns the header of `file`, which has its bytes.
+    /// Maps the header of `file`, which must have at least [`Self::bytes`] bytes.
     pub fn map(file: &File, disks: u16) -> io::Result<Self> {
         let bytes = usize::try_from(Self::bytes(disks)).map_err(io::Error::other)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -147,7 +148,7 @@ impl Header {
         }
     }
 
-    /// Returns whether it is a header of this version.
+    /// Returns whether this is a valid header of this version.
     pub fn is_valid(&self) -> bool {
         self.get(AT_MAGIC) == MAGIC && self.get(AT_VERSION) == VERSION
     }
@@ -178,7 +179,7 @@ impl Header {
         self.get(AT_INDEX_WORDS)
     }
 
-    /// Writes what does not change while the file is used.
+    /// Writes the fields that do not change while the file is used.
     pub fn describe(&self, boot_id: [u8; 16], key: [u8; 16], seed: u64, disks: u16, index_words: u64) {
         self.set_pair(AT_BOOT, boot_id);
         self.set_pair(AT_KEY, key);
@@ -187,13 +188,14 @@ impl Header {
         self.set(AT_INDEX_WORDS, index_words);
     }
 
-    /// Forgets what would tell a stranger what the disks hold, or give him the pools.
+    /// Clears the key, which would tell a stranger what the disks hold, and the roster, which would give away the
+    /// pools.
     pub fn forget_secrets(&self) {
         self.set_pair(AT_KEY, [0; 16]);
         (FIXED..FIXED + SERVERS_MAX * SERVER).for_each(|at| self.set(at, 0));
     }
 
-    /// Copies everything of `old` but its size.
+    /// Copies all fields of `old` except its validity, its version and its size.
     pub fn copy_from(&self, old: &Self) {
         for at in (0..self.words.min(old.words)).filter(|at| ![AT_MAGIC, AT_VERSION, AT_INDEX_WORDS].contains(at)) {
             self.set(at, old.get(at));
@@ -214,7 +216,7 @@ impl Header {
         }
     }
 
-    /// Records the image of a disk, as if a write were under way.
+    /// Records the image of a disk, as if a write were in flight.
     pub fn set_disk(&self, disk: DiskIndex, stamp: &ImageStamp, clock: Clock) {
         let at = self.disk_at(disk);
         self.set(at + DISK_SEEN, 0);
@@ -225,7 +227,7 @@ impl Header {
         self.set(at + DISK_SEEN, stamp.changed_ns.unwrap_or(0));
     }
 
-    /// Returns the error number of the flush or durable write of this disk that failed.
+    /// Returns the error number of the flush or durable write of this disk that failed, or `None` if none has.
     pub fn flush_failed(&self, disk: DiskIndex) -> Option<i32> {
         i32::try_from(self.get(self.disk_at(disk) + DISK_FLUSH)).ok().filter(|errno| *errno > 0)
     }
@@ -234,19 +236,20 @@ impl Header {
         self.set(self.disk_at(disk) + DISK_FLUSH, errno.and_then(|errno| u64::try_from(errno).ok()).unwrap_or(0));
     }
 
-    /// Records that writes are about to go to the image, or are under way.
+    /// Records that writes to the image are in flight, or about to be.
     pub fn set_written(&self, disk: DiskIndex, clock: Clock) {
-        // In this order: an old time with the offset of a clock that was set since would be believed.
+        // The order matters: an old time with the offset of a clock that was set since would be believed.
         self.set(self.disk_at(disk) + DISK_WRITTEN, clock.real_ns);
         self.set(self.disk_at(disk) + DISK_CLOCK, clock.offset().cast_unsigned());
     }
 
-    /// Records, with writes under way, that the image was changed last at `seen_ns`, or later.
+    /// Records, while writes are in flight, that the image was last changed at `seen_ns` or later. 0: that is not
+    /// known.
     pub fn set_seen(&self, disk: DiskIndex, seen_ns: u64) {
         self.set(self.disk_at(disk) + DISK_SEEN, seen_ns);
     }
 
-    /// Records that no write is under way, and none was for long enough: the image was changed last at `seen_ns`.
+    /// Records that no write is in flight, and none was for long enough: the image was last changed at `seen_ns`.
     pub fn set_settled(&self, disk: DiskIndex, seen_ns: u64) {
         self.set(self.disk_at(disk) + DISK_SEEN, seen_ns);
         self.set(self.disk_at(disk) + DISK_WRITTEN, 0);
@@ -274,11 +277,11 @@ impl Header {
     pub fn set_settings(&self, settings: &Settings) {
         let (cache, servers) = (u64::from(settings.cache.0), settings.servers as u64);
         self.set(AT_SETTINGS, cache << 8 | servers << 1 | u64::from(settings.enabled));
-        // Last: with those of a former process these mean nothing.
+        // Written last: with the options of a previous process the settings mean nothing.
         self.set(AT_OPTIONS, settings.options);
     }
 
-    /// Returns the servers that are kept; records that make no sense are passed over.
+    /// Returns the recorded servers. Records that are not valid are skipped.
     pub fn roster(&self) -> Vec<RosterEntry> {
         (0..SERVERS_MAX).filter_map(|slot| self.server(slot)).collect()
     }
@@ -298,7 +301,8 @@ impl Header {
         })
     }
 
-    /// Keeps this server in `slot`, or nobody. An endpoint too long to be kept is found cold after a restart.
+    /// Records `entry` in `slot`, or clears the slot. A server whose endpoint is too long for the record starts cold
+    /// after a restart.
     pub fn set_server(&self, slot: usize, entry: Option<&RosterEntry>) {
         let at = FIXED + slot * SERVER;
         self.set(at, 0);
@@ -318,7 +322,7 @@ impl Header {
         self.set(at, u64::from(entry.number.0) + 1);
     }
 
-    /// Records an epoch before it is used.
+    /// Records the epoch of the server in `slot`. Called before the epoch is used.
     pub fn set_epoch(&self, slot: usize, epoch: u64) {
         self.set(FIXED + slot * SERVER + 3, epoch);
     }
@@ -331,7 +335,8 @@ impl Drop for Header {
     }
 }
 
-/// The two clocks that matter: the one that files are stamped with, and one that nobody sets.
+/// A reading of two clocks: the real time, which files are stamped with, and the time since the boot, which cannot be
+/// set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
     pub real_ns: u64,
@@ -343,7 +348,8 @@ impl Clock {
         Self { real_ns: read_clock(ClockId::Realtime), boot_ns: read_clock(ClockId::Boottime) }
     }
 
-    /// Returns the time that the kernel stamps a file with that is changed now, or an earlier one.
+    /// Returns the kernel's coarse real time, in nanoseconds. A file that is changed now is stamped with this time, or
+    /// a later one.
     pub fn coarse_ns() -> u64 {
         read_clock(ClockId::RealtimeCoarse)
     }

@@ -1,11 +1,14 @@
-//! Whether an image still holds what a former process knew of it. In any doubt it does not.
+//! Whether an image still holds what a previous process knew of it. In any doubt it does not.
 //!
-//! A file's change time (ctime) is set by the kernel at every write, and by nobody else. Our own writes set it too, so:
-//! - *Settled*: no write of ours was under way for [`SETTLE_NS`], then the change time was looked at, and the kernel's clock
-//!   was past it, so no later write can have the same time. It is the same now, or somebody has written since.
-//! - *Written*: the process died with writes under way, or just after. The change time must lie between the one that was
-//!   seen last, [`LOOK_NS`] ago at most, and the last moment at which a write of ours can have begun, and the page cache
-//!   must hold nothing of the file: ours goes around it, a program that does not know of the image's lock hardly does.
+//! The kernel sets a file's change time (ctime) at every write, and no program can set it. Our own writes change it
+//! too, so there are two cases:
+//! - *Settled*: no write of ours was in flight for [`SETTLE_NS`]. Then the change time was read, and the kernel's clock
+//!   was past it, so no later write can have the same time. If the time is another one now, another program has written
+//!   since.
+//! - *Written*: the process died with writes in flight, or just after. The change time must lie between the one that
+//!   was last seen, at most [`LOOK_NS`] earlier, and the last moment at which a write of ours can have started. The
+//!   page cache must hold nothing of the file: our I/O bypasses it, and a program that does not know of the image's
+//!   lock hardly ever does.
 //!
 //! Decision 0020 lists what could go wrong.
 
@@ -14,11 +17,12 @@ use remoca_store::ImageStamp;
 
 /// How long after the last write the change time is looked at: longer than any kernel's tick (10 ms at most).
 pub const SETTLE_NS: u64 = 12_000_000;
-/// How long after it was handed over a write may be stamped by the kernel: a thread of its own may have to begin it.
+/// How long after its submission the kernel may stamp a write: one of the kernel's threads may have to start it.
 const LATE_NS: u64 = 3_000_000;
-/// With writes under way the change time is looked at so often.
+/// Interval at which the change time is looked at while writes are in flight.
 pub const LOOK_NS: u64 = 20_000_000;
-/// The two clocks are read one after the other. They are slewed together: nothing else tells them apart but a clock that is set.
+/// Difference between the two clocks that is tolerated, because they are read one after the other. They are slewed
+/// together, so only setting a clock makes the difference larger.
 const CLOCK_NOISE_NS: u64 = 1_000_000;
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -51,11 +55,11 @@ pub enum Doubt {
     InPageCache,
 }
 
-/// Judges the image of a disk by what is kept of it, and by `now`: as it was found under its lock, before anything was
-/// written to it.
+/// Judges the image of a disk by its record (`kept`), and by its stamp (`now`) as it was found under its lock, before
+/// anything was written to it.
 ///
 /// # Errors
-/// With the reason for which what was known of it is void.
+/// If what was known of the image is void. The error is the reason.
 pub fn judge(
     kept: &DiskRecord,
     now: &ImageStamp,
@@ -87,8 +91,8 @@ pub fn judge(
     if is_in_page_cache() { Err(Doubt::InPageCache) } else { Ok(()) }
 }
 
-/// Returns the change time of an image that no write is under way to, if every later write will have a later one;
-/// `coarse_ns` is the kernel's clock, read after it. `Ok(None)`: that is never known. An error: not yet.
+/// Returns the change time of an image to which no write is in flight, if every later write will have a later one.
+/// Returns `Ok(None)` if that will never be known. `coarse_ns` is the kernel's clock, read before the change time.
 ///
 /// # Errors
 /// If the kernel's clock has not passed the change time, but will soon.

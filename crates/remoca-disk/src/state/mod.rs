@@ -5,10 +5,10 @@
 //! ```
 //! Mapped and shared, in a file system in memory (`/run`): a kill loses nothing, a reboot everything. Owned by the driver;
 //! locked by its process for as long as it lives. A file that is to replace another one is made beside it and renamed.
-//! 1. The file is valid only while everything in it is true: before a block is written its entry in the index is void
-//!    (the engine), and the image's record says that writes are under way ([`StateFile::note_writes`]).
-//! 2. A process that cannot use the file removes it: nobody may find later what it was too old for.
-//! 3. An upgrade hands the locked file over. Only of that one it is sure that nothing was written after it.
+//! 1. The file is valid only while everything in it is true: before a block is written, its entry in the index is void
+//!    (the engine), and the image's record says that writes are in flight ([`StateFile::note_writes`]).
+//! 2. A process that cannot use the file removes it, so that no later process finds it out of date.
+//! 3. An upgrade hands the locked file over. Only then is it certain that nothing was written to the disks since.
 //!
 //! Decision 0020.
 
@@ -49,7 +49,7 @@ pub struct StateFile {
     header: Arc<Header>,
     disks: u16,
     words: u64,
-    /// It is at its path, not beside it.
+    /// Whether it is at its path, not beside it.
     is_in_place: bool,
 }
 
@@ -59,35 +59,35 @@ impl Drop for StateFile {
     }
 }
 
-/// What came of a start: an engine, and how warm it is.
+/// The outcome of a start: an engine, and how warm it is.
 pub struct EngineStart {
     pub engine: DiskEngine<IndexMemory>,
     /// `None`: nothing outlives this process.
     pub state: Option<StateFile>,
-    /// Why nothing was found, if so.
+    /// Why nothing was found; `None` if the engine is warm.
     pub cold_reason: Option<String>,
-    /// What is left of a former process, whether its index is resumed or not.
+    /// What is left of a previous process, whether its index is resumed or not.
     pub former: Former,
-    /// The engine is that of the former program of this process, as it was when that one handed over.
+    /// Whether the engine is that of the previous program of this process, as it was when that program handed over.
     pub is_handed_over: bool,
 }
 
-/// Who was there before this process.
+/// What ran before this program.
 pub enum Before {
     /// A process that has ended, or none.
     Another,
-    /// A former program of this very process, with its locked state file if it had one. Its VM goes on, whatever became of
-    /// the file.
+    /// A previous program of this very process, with its locked state file if it had one. Its VM keeps running,
+    /// whatever became of the file.
     ThisProcess(Option<OwnedFd>),
 }
 
 impl StateFile {
-    /// Starts an engine with its index in the state file at `path`: that of a former process if it is usable (then with
-    /// its key), else a new one. Whether the images are the same is the driver's to judge.
+    /// Starts an engine with its index in the state file at `path`. If the index of a previous process there is usable,
+    /// it is resumed, with its key; otherwise the index is new. The driver judges whether the images are the same.
     ///
     /// # Errors
-    /// If another process uses the file, and this one is not in the middle of its life; or there is no memory for the index
-    /// at all.
+    /// If another process uses the file or it is not this user's, unless this start continues a running VM; or if there
+    /// is no memory for the index at all.
     pub fn start(path: &Path, config: &EngineConfig, before: Before) -> Result<EngineStart, StateError> {
         let must_go_on = matches!(before, Before::ThisProcess(_));
         let handed_over = match before {
@@ -103,7 +103,7 @@ impl StateFile {
             Err(error) => return Self::without(path, config, &error, Former::default()),
         };
         let former = Former::of(&file);
-        // The former process may have ended while its index moved.
+        // The previous process may have ended while its index moved.
         let _ = remove_beside(path);
         let (file, cold_reason) = match Self::resume(path, file, config) {
             Ok(start) => return Ok(EngineStart { former, is_handed_over, ..start }),
@@ -111,7 +111,8 @@ impl StateFile {
         };
         let create = || Self::create(path, config.disks, layout(config).words());
         let created = create().or_else(|error| {
-            // What is worth nothing may have the room, and goes from its first word on; not what else the former process left.
+            // The worthless index may occupy the room that is needed. It is freed from its first word on, but not what
+            // else the previous process left.
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             let kept = Former::header_bytes(&file);
             let bytes = file.metadata().map_or(0, |file| file.len()).saturating_sub(kept);
@@ -125,14 +126,14 @@ impl StateFile {
                 Ok(EngineStart { engine, state: Some(state), cold_reason, former, is_handed_over: false })
             }
             Err(error) => {
-                // Should it stay where it is.
+                // In case it stays where it is.
                 let _ = file.set_len(0);
                 Self::without(path, config, &error, former)
             }
         }
     }
 
-    /// Starts an engine without a state file. What a former process left is removed; what is another's stays.
+    /// Starts an engine without a state file. Removes what a previous process left, but not a file that is another's.
     fn without(
         path: &Path,
         config: &EngineConfig,
@@ -149,7 +150,7 @@ impl StateFile {
         Ok(EngineStart { engine, state: None, cold_reason, former, is_handed_over: false })
     }
 
-    /// Returns the former process's engine; or the locked file, and what is wrong with it.
+    /// Returns the previous process's engine, or else the locked file and the reason why it cannot be used.
     fn resume(path: &Path, file: File, config: &EngineConfig) -> Result<EngineStart, (File, String)> {
         match Self::map(&file, config.disks) {
             Ok((header, words)) => {
@@ -174,7 +175,7 @@ impl StateFile {
         }
     }
 
-    /// Maps header and index of a file that a former process left.
+    /// Maps header and index of a file that a previous process left.
     fn map(file: &File, disks: u16) -> Result<(Header, IndexMemory), String> {
         let metadata = file.metadata().map_err(|error| error.to_string())?;
         let length = metadata.len();
@@ -197,7 +198,7 @@ impl StateFile {
         if words.checked_mul(4).and_then(|bytes| bytes.checked_add(start)) != Some(length) {
             return Err("the state file is damaged: its size is wrong".into());
         }
-        // Where it has holes, and there is no room to fill them, a word that is touched would end the process.
+        // If the file has holes, and there is no room to fill them, access to a word there would kill the process.
         if metadata.blocks() * 512 < length {
             rustix::fs::fallocate(file, FallocateFlags::empty(), 0, length)
                 .map_err(|error| format!("the state file has holes, which cannot be filled: {error}"))?;
@@ -207,8 +208,8 @@ impl StateFile {
         Ok((header, words))
     }
 
-    /// As [`Self::create`], for a process in the middle of its life, which does not wait for another one to let go of `path`.
-    /// Its words must not be touched before they are [reserved](Self::reserve).
+    /// Creates a file as [`Self::create`] does, for a process that is already running: it does not wait for another one
+    /// to release `path`. The file's words must not be touched before they are [reserved](Self::reserve).
     ///
     /// # Errors
     /// If there is no room, another process has a state file there, or it is not ours to replace.
@@ -223,7 +224,7 @@ impl StateFile {
         Self::make(path, disks, words, 0)
     }
 
-    /// Takes the memory of these words.
+    /// Allocates the memory of these words of the index.
     ///
     /// # Errors
     /// If there is no room.
@@ -237,8 +238,8 @@ impl StateFile {
             .map_err(|error| StateError::NoRoom { path: self.path.clone(), bytes, error })
     }
 
-    /// Creates a file beside `path`, locked, of full size and not valid yet, with so many words of index. It is gone
-    /// with its owner, unless that puts it in its place.
+    /// Creates a file beside `path`, locked, of full size and not valid yet, with `words` words of index. It is removed
+    /// when its owner drops it, unless it was put in place.
     ///
     /// # Errors
     /// If there is no room.
@@ -272,7 +273,8 @@ impl StateFile {
         }
     }
 
-    /// Makes the new file the state file. Everything in it is true; its words are the index of an engine of `config`.
+    /// Makes the new file the state file. Everything in it must be true, and its words must be the index of an engine
+    /// of `config`.
     ///
     /// # Errors
     /// If the file cannot be renamed.
@@ -295,7 +297,7 @@ impl StateFile {
     /// Makes `new` the state file. The engine must have moved its index there, and nothing may have changed since.
     ///
     /// # Errors
-    /// If the file cannot be renamed: then neither file is of use, and both are gone.
+    /// If the file cannot be renamed. Neither file is then of use, and both are removed.
     pub fn replace_with(&mut self, mut new: Self) -> io::Result<()> {
         new.header.copy_from(&self.header);
         let header = &new.header;
@@ -308,7 +310,7 @@ impl StateFile {
         renamed
     }
 
-    /// Returns where it is, or is to be.
+    /// Returns the path where the file is, or is to be.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -320,12 +322,12 @@ impl StateFile {
         Arc::clone(&self.header)
     }
 
-    /// Records that writes are about to go to this disk's image, or are under way.
+    /// Records that writes to this disk's image are in flight, or about to be.
     pub fn note_writes(&self, disk: DiskIndex, clock: Clock) {
         self.header.set_written(disk, clock);
     }
 
-    /// Removes the name of a file that was not put in its place: until then no other can be made there.
+    /// Removes the name of a file that was not put in place. Until then no other file can be made there.
     pub fn make_room_beside(&self) {
         let new = beside(&self.path);
         if !self.is_in_place && is_at(&self.file, &new) {
@@ -333,7 +335,7 @@ impl StateFile {
         }
     }
 
-    /// Makes the file worthless, and removes it: nothing of this process is to be found again.
+    /// Makes the file invalid and removes it, so that no later process finds anything of this one.
     pub fn remove(&self) {
         self.header.set_valid(false);
         let _ = std::fs::remove_file(&self.path);
@@ -346,15 +348,16 @@ impl StateFile {
     }
 }
 
-/// Returns the FNV-1a hash of texts that the state file keeps in one word: the same in every version of this program.
+/// Returns the FNV-1a hash of `texts`, for the state file to keep in one word. It is the same in every version of this
+/// program.
 #[must_use]
 pub fn stable_hash(texts: &[&str]) -> u64 {
-    // No text has the byte that ends it.
+    // No text contains the byte 0xff, which ends it.
     let bytes = texts.iter().flat_map(|text| text.bytes().chain([0xff]));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Returns what is another one after each boot, if the system says it.
+/// Returns the ID of the current boot, or `None` if the system does not report one.
 fn boot_id() -> Option<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();

@@ -1,4 +1,5 @@
-//! The disks come: what is offered is judged, an index received, the images locked, and the guest served.
+//! The disks come to this process: an offer is judged, an index received, the images are locked, and the guest is
+//! served.
 
 use super::Migration;
 use crate::driver::poller::Source;
@@ -15,7 +16,7 @@ use remoca_protocol::peer::{Offer, OfferedDisk, StateHeader, VERSION};
 use remoca_store::{OpenError, OpenErrorKind};
 use std::sync::Arc;
 
-/// What the disks are served with.
+/// The parts with which the disks are served.
 struct Served {
     engine: DiskEngine<IndexMemory>,
     state: Option<StateFile>,
@@ -23,8 +24,8 @@ struct Served {
 }
 
 impl Migration {
-    /// Judges an offer: does the source have what we were started for, or is it the same source after a link that
-    /// broke?
+    /// Judges an offer, and accepts or refuses it. It must describe the disks for which this process was started, or
+    /// come from the same source after a connection that broke.
     pub(super) fn judge(&mut self, vm: &mut Vm, offer: &Offer) {
         let holds = self.ownership.holds();
         let verdict = match (offer.returns, holds) {
@@ -60,8 +61,8 @@ impl Migration {
         }
     }
 
-    /// Marks that the disks came. Until a guest runs with them here, the source's may continue, and a successor of this
-    /// process must not lock them.
+    /// Records in the mark that the disks came. Until a guest runs with them here, the source's may continue, and a
+    /// successor of this process must not lock them.
     pub(super) fn mark_that_disks_came(&self) {
         if let Some(mark) = &self.mark {
             mark.disks_came();
@@ -84,7 +85,8 @@ impl Migration {
         self.received = Some(Receipt::begin(header, words_max, |words| self.index_room(words)));
     }
 
-    /// Returns room for an index that comes. In a state file none of it is reserved yet.
+    /// Returns memory for an index that is to be received, or `None` if there is none. In a state file none of it is
+    /// reserved yet.
     fn index_room(&self, words: usize) -> Option<IndexRoom> {
         if let Some(path) = &self.state_path {
             match StateFile::create_late(path, self.config.disks, words) {
@@ -101,7 +103,7 @@ impl Migration {
         }
     }
 
-    /// Returns whether an index may come: once for each hand-over, and only before it.
+    /// Returns whether an index may be received: once for each hand-over, and only before this process has the disks.
     pub(super) fn may_receive(&self) -> bool {
         let Migration { ownership, received, .. } = &self;
         ownership.is_linked() && !ownership.holds() && received.is_none()
@@ -117,7 +119,7 @@ impl Migration {
         }
     }
 
-    /// Opens and locks all images, or none.
+    /// Opens and locks all images, or none of them, and reports the outcome to the ownership machine.
     pub(super) fn lock_disks(&mut self, vm: &mut Vm) {
         self.since = Some(vm.host.instant());
         let locked = match self.open_disks(vm) {
@@ -135,7 +137,7 @@ impl Migration {
         self.ownership.handle_locked(vm.host.now(), locked);
     }
 
-    /// Opens the images. Returns whether they are those that the received index describes.
+    /// Opens and locks the images. Returns whether they are the ones that the received index describes.
     fn open_disks(&mut self, vm: &mut Vm) -> Result<bool, OpenError> {
         let mut stores = Vec::new();
         for disk in vm.guests.disks() {
@@ -180,7 +182,8 @@ impl Migration {
         vm.describe_disks();
         let former = std::mem::take(&mut self.former);
         vm.inherit_failed_flushes(&former);
-        // A guest that has switched its write cache off sends no flushes. Of one that nobody has told about that is assumed.
+        // A guest that has switched its write cache off sends no flushes. If nothing is known of a guest, assume that
+        // it has.
         let told = std::mem::take(&mut self.write_caches);
         let write_caches = told.iter().copied().chain(std::iter::repeat(false));
         for (disk, is_on) in vm.guests.disks_mut().iter_mut().zip(write_caches) {
@@ -232,12 +235,12 @@ impl Migration {
         Some(Served { engine, state, link })
     }
 
-    /// Takes over the size of the cache that the operator set at the other process, and on or off, whether the index is
-    /// usable or not.
+    /// Adopts the size of the cache that the operator set at the other process, and whether it is on. This does not
+    /// depend on whether the index is usable.
     fn follow_settings(&mut self, vm: &mut Vm, header: &StateHeader) {
         let cache = PageCount(header.cache_pages);
         if cache == PageCount(0) {
-            // It had no memory servers, and so nothing to say.
+            // The other process had no memory servers, and so no settings.
             return;
         }
         let config = EngineConfig { cache: if header.enabled { cache } else { PageCount(0) }, ..self.config };
@@ -248,7 +251,8 @@ impl Migration {
         vm.size.set_cache(cache);
     }
 
-    /// Starts an empty cache. `None`: there is no memory for an index, and the idle engine stays.
+    /// Returns the parts for an empty cache. Returns `None` if there is no memory for an index: the idle engine then
+    /// stays.
     fn start_cold(&mut self) -> Option<Served> {
         let config = self.config;
         let IndexRoom { mut words, mut state } = self.index_room(layout(&config).words())?;
@@ -265,7 +269,7 @@ impl Migration {
         Some(Served { engine: DiskEngine::new(&config, words), state, link })
     }
 }
-/// Returns whether these images are those of the peer. One about which nothing is known is not.
+/// Returns whether these images are those of the peer. An image of which nothing is known never is.
 fn are_the_same(sent: &[Option<String>], found: &[Option<String>]) -> bool {
     sent == found && found.iter().all(Option::is_some)
 }

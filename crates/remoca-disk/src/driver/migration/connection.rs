@@ -1,5 +1,5 @@
-//! The connection to the process that gets the disks or has them: made by one side, made again while that process has our
-//! disks, and lost.
+//! The connection to the process that is to get the disks or has them. One side makes it, and makes it again if it is
+//! lost while that process has our disks.
 
 use crate::driver::host::Host;
 use crate::driver::poller::Source;
@@ -14,32 +14,34 @@ use remoca_protocol::peer::Offer;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// For a peer to be reached, to prove itself, and to offer or to answer; less than the control client waits.
+/// Time for a peer to be reached, to prove that it has the key, and to offer or to answer. Less than the control client
+/// waits.
 const OFFER_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Between two attempts to reach a peer that has the disks: at first, and at last.
+/// Time between two attempts to reach a peer that has the disks: the first interval, and the longest.
 const LINK_AGAIN_AFTER: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(16));
 
-/// Processes that connected and are looked at in one turn.
+/// Maximum number of connected processes that are handled in one turn.
 const CONNECTED_IN_A_TURN: usize = 16;
 
-/// At most one peer, and how it is found.
+/// The connection to at most one peer, and the means to make it.
 pub(super) struct Connection {
     peers: Box<dyn PeerNetwork>,
     wake_up: WakeUp,
     incoming: Option<Incoming>,
     peer: Option<Peer>,
-    /// As the operator named it, or "the source".
+    /// Name of the peer: as the operator gave it, or "the source".
     name: String,
-    /// When it was connected to, or tried last.
+    /// When the peer was connected, or an attempt to connect last started.
     since: Option<Instant>,
-    /// Where the disks go or went, and the secret that is shared with it: for another link after one that broke.
+    /// Address of the process to which the disks go or went, and the secret shared with it, for a new connection after
+    /// one that broke.
     way: Option<(Endpoint, Secret)>,
-    /// After the beginning of the last attempt, while the peer that has the disks is not linked.
+    /// Time from the start of one attempt to the next, while the peer that has the disks is not linked.
     again_after: Duration,
-    /// The peer is to have the disks already.
+    /// Whether the peer should have the disks already.
     links_again: bool,
-    /// Who waits for the peer's answer to the offer.
+    /// Control client that waits for the peer's answer to the offer.
     client: Option<ControlRequest>,
 }
 
@@ -47,7 +49,7 @@ pub(super) struct Connection {
 pub(super) struct Lost {
     pub(super) name: String,
     pub(super) client: Option<ControlRequest>,
-    /// The peer was to have the disks already.
+    /// Whether the peer should have had the disks already.
     pub(super) linked_again: bool,
 }
 
@@ -71,22 +73,22 @@ impl Connection {
         })
     }
 
-    /// Has what comes from peers reported.
+    /// Registers the wake-up of the peers' threads with the poller.
     pub(super) fn register(&self, host: &Host) -> io::Result<()> {
         host.watch(self.wake_up.fd(), Source::Migration)
     }
 
-    /// Clears the wake-up, before everything that it may be about is looked at.
+    /// Clears the wake-up. Called before everything that may have raised it is examined.
     pub(super) fn clear_wake(&self) {
         self.wake_up.clear();
     }
 
-    /// Raises the wake-up: not everything was looked at.
+    /// Raises the wake-up, because not everything was examined.
     pub(super) fn raise_wake(&self) {
         self.wake_up.raise();
     }
 
-    /// Takes a process that has connected, and refuses others. Returns whether there is one.
+    /// Accepts a process that has connected as the peer, and refuses any others. Returns whether one was accepted.
     pub(super) fn take_peers(&mut self, now: Instant) -> bool {
         let mut any = false;
         for _ in 0..CONNECTED_IN_A_TURN {
@@ -105,7 +107,7 @@ impl Connection {
         any
     }
 
-    /// Connects to a process, and offers it the disks, or says that it is to have them.
+    /// Connects to a process and sends `offer`, which offers it the disks or says that it should have them already.
     pub(super) fn connect(&mut self, endpoint: Endpoint, key: &Secret, offer: &Offer, now: Instant) -> io::Result<()> {
         let peer = self.peers.connect(endpoint.clone(), key, self.wake_up.wake())?;
         peer.offer(offer);
@@ -117,12 +119,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns what the peer said next.
+    /// Returns the next event from the peer, or `None` if there is none.
     pub(super) fn hear(&mut self) -> Option<Heard> {
         self.peer.as_mut().and_then(Peer::hear)
     }
 
-    /// Returns the peer.
+    /// Returns the peer, or `None` if there is no connection.
     pub(super) fn peer(&self) -> Option<&Peer> {
         self.peer.as_ref()
     }
@@ -132,7 +134,7 @@ impl Connection {
         &self.name
     }
 
-    /// Returns whether others may connect.
+    /// Returns whether other processes may connect to this one.
     pub(super) fn is_incoming(&self) -> bool {
         self.incoming.is_some()
     }
@@ -142,7 +144,7 @@ impl Connection {
         self.client = Some(client);
     }
 
-    /// Returns the client that waits for the answer to an offer.
+    /// Removes and returns the client that waits for the answer to an offer, or returns `None` if no client waits.
     pub(super) fn take_client(&mut self) -> Option<ControlRequest> {
         self.client.take()
     }
@@ -152,7 +154,7 @@ impl Connection {
         self.client.is_some()
     }
 
-    /// Returns whether the peer is to have the disks already.
+    /// Returns whether the peer should have the disks already.
     pub(super) fn links_again(&self) -> bool {
         self.links_again
     }
@@ -162,13 +164,13 @@ impl Connection {
         self.client.is_some() || self.links_again
     }
 
-    /// Notes that the peer answered: another connection can be made soon after this one.
+    /// Records that the peer answered. If this connection is lost, the next attempt is made soon.
     pub(super) fn note_answer(&mut self) {
         self.again_after = LINK_AGAIN_AFTER.0;
         self.links_again = false;
     }
 
-    /// Ends a connection that was to find out where our disks are: they are here.
+    /// Ends a connection that was made to find out where our disks are, because they are here now.
     pub(super) fn end_search(&mut self) {
         if std::mem::take(&mut self.links_again) {
             self.peer = None;
@@ -180,58 +182,60 @@ impl Connection {
         self.peer = None;
     }
 
-    /// Ends the connection when everything is sent.
+    /// Ends the connection when everything that was queued is sent.
     pub(super) fn end_politely(&mut self) {
         if let Some(peer) = self.peer.take() {
             peer.end_politely();
         }
     }
 
-    /// Makes no other connection when this one is lost.
+    /// Forgets the peer's address, so that no other connection is made when this one is lost.
     pub(super) fn forget_way(&mut self) {
         self.way = None;
     }
 
-    /// Ends the connection; `None`: there was none.
+    /// Ends a connection that was lost. Returns what is left of it, or `None` if there was none.
     pub(super) fn lose(&mut self) -> Option<Lost> {
         self.peer.take()?;
         let (name, client) = (std::mem::take(&mut self.name), self.client.take());
         Some(Lost { name, client, linked_again: std::mem::take(&mut self.links_again) })
     }
 
-    /// Has the peer hear that no more comes.
+    /// Tells the peer that nothing more comes.
     pub(super) fn say_no_more(&mut self) {
         if let Some(peer) = &mut self.peer {
             peer.say_no_more();
         }
     }
 
-    /// Begins another attempt to reach the process that has our disks. Returns where it is, and the secret.
+    /// Starts another attempt to reach the process that has our disks. Returns its address and the secret, or `None` if
+    /// there is no address.
     pub(super) fn begin_attempt(&mut self, now: Instant) -> Option<(Endpoint, Secret)> {
         self.again_after = LINK_AGAIN_AFTER.1.min(self.again_after * 2);
         self.since = Some(now);
         self.way.clone()
     }
 
-    /// Returns the time that is left for an offer, or the answer to one.
+    /// Returns the time that is left for an offer, or for the answer to one. Returns `None` if neither is expected.
     pub(super) fn offer_left(&self, ownership: &Ownership, host: &Host) -> Option<Duration> {
         let waits = self.peer.is_some() && !ownership.is_linked();
         waits.then(|| OFFER_PATIENCE.saturating_sub(self.age(host)))
     }
 
-    /// Returns the time until the next attempt to reach the process that has our disks; `None` if there is nothing to
-    /// attempt.
+    /// Returns the time until the next attempt to reach the process that has our disks, or `None` if there is nothing
+    /// to attempt.
     pub(super) fn link_again_left(&self, ownership: &Ownership, host: &Host) -> Option<Duration> {
         let is_due = self.peer.is_none() && !ownership.holds() && self.way.is_some();
         is_due.then(|| self.again_after.saturating_sub(self.age(host)))
     }
 
-    /// Returns how long ago the peer was connected to, or tried last.
+    /// Returns the time since the peer was connected, or an attempt to connect last started.
     fn age(&self, host: &Host) -> Duration {
         self.since.map_or(Duration::ZERO, |since| host.time_since(since))
     }
 
-    /// Returns what the operator is told of the connection, beside the `news`; `None`: there is nothing to tell.
+    /// Returns the status of the connection for the operator, with the `news`. Returns `None` if there is nothing to
+    /// report.
     pub(super) fn status(&self, has_disks: bool, news: Option<&String>) -> Option<MigrationStatus> {
         if self.incoming.is_none() && self.peer.is_none() && news.is_none() {
             return None;

@@ -1,4 +1,4 @@
-//! The disks go: they are offered, made durable, told about, and let go of.
+//! The disks leave this process: they are offered and flushed, their state is sent, and they are released.
 
 use super::{Migration, idle_engine};
 use crate::driver::snapshot::snapshot;
@@ -16,8 +16,8 @@ use std::io;
 use std::sync::Arc;
 
 impl Migration {
-    /// Offers the disks to another process, as the operator commands.
-    /// `is_draining`: nothing new is taken from guests.
+    /// Offers the disks to another process, at the operator's command. `client` is answered when that process has
+    /// answered, or at once if an offer is not possible. `is_draining`: no new requests are accepted from guests.
     pub(in crate::driver) fn migrate(
         &mut self,
         vm: &mut Vm,
@@ -56,7 +56,8 @@ impl Migration {
         self.connect(vm, endpoint, key, &offer).map_err(|error| error.to_string())
     }
 
-    /// Returns what this process offers. All of its disks must come over vhost-user, whose queues say when a guest has stopped.
+    /// Returns the offer of this process. All of its disks must be attached by vhost-user, whose queues say when a
+    /// guest has stopped.
     pub(super) fn own_offer(&self, vm: &Vm) -> Result<Offer, String> {
         let disks = vm.guests.disks().iter().map(|disk| match disk.frontend.sector_to_hand_over() {
             Some(sector) => Ok(OfferedDisk {
@@ -95,7 +96,8 @@ impl Migration {
         }
     }
 
-    /// Tells the process that has our disks, which is there again, when the guest continues here.
+    /// Handles the answer of the process that has our disks, to which there is a connection again. That process is then
+    /// told when the guest continues here.
     pub(super) fn linked_again(&mut self, vm: &mut Vm) {
         self.connection.note_answer();
         let news = format!("connected again with {}, which has the disks", self.connection.name());
@@ -105,7 +107,7 @@ impl Migration {
         self.do_migration(vm);
     }
 
-    /// Says once, and not at each attempt, what became of the process that had our disks.
+    /// Reports once, and not at each attempt, why the process that has our disks cannot be asked for them.
     pub(super) fn tell_missing(&mut self, name: &str, why: &str) {
         let news = format!("{name} is to have the disks, and cannot be asked for them: {why}");
         if !self.ownership.holds() && self.news.as_ref() != Some(&news) {
@@ -126,8 +128,8 @@ impl Migration {
         self.do_migration(vm);
     }
 
-    /// Returns whether disks are still on their way, for a process that is to end. Once the last word is sent the peer hears
-    /// that no more comes, and ends the connection when it has everything.
+    /// Returns whether disks are still on their way, for a process that is to end. Once the disks are released, the
+    /// peer is told that nothing more comes. It then ends the connection when it has received everything.
     pub(in crate::driver) fn ends_hand_over(&mut self) -> bool {
         let Self { ownership, connection, .. } = self;
         if connection.peer().is_none() || !ownership.is_linked() {
@@ -145,7 +147,7 @@ impl Migration {
         vm.flush_for_hand_over();
     }
 
-    /// Sends the state. A failed flush is told even if the index stays.
+    /// Sends the state of the disks to the peer. Failed flushes are sent even if the index stays.
     pub(super) fn send_state(&mut self, vm: &mut Vm) {
         self.failed_flushes = failed_flushes(vm);
         let words = self.ownership.gives_index().then(|| vm.engine.index().words().to_vec());
@@ -180,7 +182,8 @@ impl Migration {
         let vacated = vacate(vm).and_then(|()| idle_engine(&self.config));
         match vacated {
             Ok(engine) => vm.change_engine(engine),
-            // Nothing is taken from the guest any more, so whatever is left open does no harm but keep its lock.
+            // No more requests are accepted from the guest, so an image that is left open does no harm except that it
+            // stays locked.
             Err(error) => {
                 tracing::error!("no descriptors or memory left: {error}");
                 for disk in (0..).take(vm.guests.disks().len()) {
@@ -196,7 +199,7 @@ impl Migration {
         ));
     }
 
-    /// Leaves the memory servers without a word: the pool is the next owner's.
+    /// Leaves the memory servers without a goodbye: the pool belongs to the next owner.
     pub(super) fn leave_servers(&mut self, vm: &mut Vm) {
         if let Some(link) = vm.servers.detach(&vm.host) {
             self.network = link.network();
@@ -209,13 +212,13 @@ fn failed_flushes(vm: &Vm) -> Vec<Option<i32>> {
     (0..).take(vm.guests.disks().len()).map(|disk| vm.engine.index().flush_failed(DiskIndex(disk))).collect()
 }
 
-/// Puts stores that have nothing in the places of the disks' stores.
+/// Replaces the stores of all disks with vacant stores.
 fn vacate(vm: &mut Vm) -> io::Result<()> {
     let Vm { guests, host, .. } = vm;
     for disk in guests.disks_mut() {
         let vacant = VacantStore::new(disk.store.geometry())?;
         host.unwatch(disk.store.event_fd());
-        // It never has news.
+        // A vacant store has no events to watch for.
         disk.store = Box::new(vacant);
     }
     Ok(())

@@ -1,8 +1,8 @@
-//! Migration, seen from the I/O thread: carries what the peer says to [`Ownership`], and does what that decides.
+//! Migration, seen from the I/O thread: passes the peer's messages to [`Ownership`], and executes its decisions.
 //!
-//! While the disks are away their places hold vacant stores, there is no link to a memory server, and nothing is taken from
-//! the guest's queues: its requests wait. Opening and locking an image blocks, and is done here all the same: nobody is
-//! served then.
+//! While the disks are away, vacant stores take their places, there is no link to a memory server, and the requests in
+//! the guest's queues wait. Opening and locking an image blocks, but is done on this thread all the same: no guest is
+//! served at that time.
 
 mod coming;
 mod connection;
@@ -29,46 +29,46 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Frames of the peer that are looked at in one turn.
+/// Maximum number of the peer's frames that are handled in one turn.
 const HEARD_IN_A_TURN: usize = 16;
 
-/// What the driver knows of migration.
+/// The driver's state of migration.
 pub struct Migration {
     ownership: Ownership,
     connection: Connection,
     mark: Option<Mark>,
-    /// The disks came, and no guest has run with them yet.
+    /// Whether the disks came, and no guest has run with them yet.
     owes_mark: bool,
     lock_reaches: bool,
     received: Option<Receipt>,
-    /// Where the state file is to be, if there is to be one.
+    /// Path that the state file is to have; `None` if there is to be none.
     state_path: Option<PathBuf>,
     /// Memory servers, while there is no link to them.
     servers: Vec<Endpoint>,
-    /// How they are reached.
+    /// Network by which memory servers are reached.
     network: Arc<dyn Network>,
     config: EngineConfig,
     draining: bool,
     running: bool,
-    /// When the machine's wishes were fulfilled last.
+    /// Whether this process served its disks when the ownership machine's actions were last executed.
     served: bool,
-    /// Of the disks, as they were handed over last. The guest stays the same.
+    /// Failed flushes, and write caches, of the disks as they were last handed over. The guest stays the same.
     failed_flushes: Vec<Option<i32>>,
     write_caches: Vec<bool>,
-    /// What a former process left that did not have its disks any more at the end.
+    /// What a previous process left that no longer had its disks at the end.
     former: Former,
-    /// When the guest's queues stopped, or the disks became ours.
+    /// When the guest's queues had stopped, or this process started to lock the disks.
     since: Option<Instant>,
-    /// What happened last, for the operator.
+    /// The latest event, for the operator.
     news: Option<String>,
 }
 
 impl Migration {
-    /// `away`: the disks are not here, because they are still to come (`incoming`), or because they went. What comes is kept
-    /// at `state_path` for a successor of this process.
+    /// Returns the state of migration at the start. `away`: the disks are not here, because they are still to come
+    /// (`incoming`), or because they went. An index that comes is kept at `state_path` for a successor of this process.
     ///
     /// # Errors
-    /// If the address cannot be listened at.
+    /// If listening at the address fails.
     pub fn new(
         peers: Box<dyn PeerNetwork>,
         incoming: Option<(Endpoint, Secret)>,
@@ -110,7 +110,7 @@ impl Migration {
         self.ownership.serves()
     }
 
-    /// Returns whether the disks are here, and no other process is concerned.
+    /// Returns whether the disks are here, and no other process is concerned with them.
     pub(super) fn is_idle(&self) -> bool {
         self.connection.peer().is_none() && self.ownership.serves()
     }
@@ -120,12 +120,12 @@ impl Migration {
         &self.config
     }
 
-    /// Keeps what a former process left, until the disks come.
+    /// Keeps what a previous process left until the disks come.
     pub(super) fn keep_former(&mut self, former: Former) {
         self.former = former;
     }
 
-    /// Has what comes from peers reported.
+    /// Registers the wake-up of the peers' threads with the poller.
     pub(super) fn register(&self, host: &Host) -> io::Result<()> {
         self.connection.register(host)
     }
@@ -146,7 +146,8 @@ impl Migration {
         self.news = Some(news);
     }
 
-    /// Begins without disks: a process that waits for them has no use for an index or a memory server yet.
+    /// Drops the index and the link to memory servers if the disks are not here: a process that waits for them has no
+    /// use for either yet.
     pub(super) fn begin(&mut self, vm: &mut Vm) -> io::Result<()> {
         if self.ownership.holds() {
             return Ok(());
@@ -156,7 +157,8 @@ impl Migration {
         Ok(())
     }
 
-    /// Gives a hand-over up that has not happened; or the connection, so that the disks can be taken back.
+    /// Gives up a hand-over that has not happened yet. If the disks are not here, gives up the connection, so that they
+    /// can be taken back.
     pub(super) fn abort(&mut self, vm: &mut Vm) -> Result<(), String> {
         self.connection.forget_way();
         if self.connection.peer().is_none() {
@@ -172,7 +174,7 @@ impl Migration {
     pub(super) fn take_back(&mut self, vm: &mut Vm) -> Result<(), String> {
         let taken = self.ownership.take_back(vm.host.now());
         if taken {
-            // Whatever the other process would answer now.
+            // The other process's answer no longer matters.
             self.connection.forget_way();
             self.connection.end();
         }
@@ -188,7 +190,7 @@ impl Migration {
         }
     }
 
-    /// Takes what has come from peers.
+    /// Handles new connections and the events of the peer, up to the limit of a turn.
     pub(super) fn handle_events(&mut self, vm: &mut Vm) {
         self.connection.clear_wake();
         if self.connection.take_peers(vm.host.instant()) {
@@ -215,7 +217,7 @@ impl Migration {
     fn hear_frame(&mut self, vm: &mut Vm, frame: PeerFrame) {
         let linked = self.ownership.is_linked();
         match frame {
-            // The side that connected does not hear offers.
+            // The side that connected accepts no offers.
             PeerFrame::Offer(offer) if !linked && !self.connection.asked() => self.judge(vm, &offer),
             PeerFrame::Refused(why) => {
                 let why = format!("it refuses: {why}");
@@ -255,7 +257,7 @@ impl Migration {
         if self.ownership.is_linked() {
             self.ownership.handle_lost(vm.host.now());
         }
-        // Nobody waits any longer for disks that come.
+        // The disks are no longer about to come, so waiting requests are examined again.
         vm.guests.pop_again();
         self.do_migration(vm);
     }
@@ -276,7 +278,7 @@ impl Migration {
                 }
                 Action::Disconnect => {
                     self.connection.end();
-                    // Nobody waits any longer for disks that come.
+                    // The disks are no longer about to come, so waiting requests are examined again.
                     vm.guests.pop_again();
                 }
                 Action::Forget => self.received = None,
@@ -293,20 +295,20 @@ impl Migration {
                 ),
             }
         }
-        // What came meanwhile has brought its event already.
+        // Requests that arrived in the meantime have consumed their event, so the queues are examined again.
         let serves = self.serves();
         if serves && !self.served {
             vm.guests.pop_again();
         }
         self.served = serves;
         if any {
-            // The guest may have come before its disks.
+            // The guest may have connected before its disks came.
             vm.fit_index(self.is_idle());
         }
         any
     }
 
-    /// Follows the guest's queues, and a drain, at the end of a turn. Returns whether that led to anything.
+    /// Follows the guest's queues and a drain at the end of a turn. Returns whether that led to any action.
     pub(super) fn advance(&mut self, vm: &mut Vm) -> bool {
         if self.owes_mark && vm.guests.is_running() {
             self.owes_mark = false;
@@ -316,7 +318,8 @@ impl Migration {
             return false;
         }
         self.follow_queues(vm);
-        // A drain that was called off is none of what is to be made durable now.
+        // Actions come first: a drain that was called off must not count as the one that is to make the disks durable
+        // now.
         let any = self.do_migration(vm);
         let idle = vm.in_flight.is_empty() && vm.guests.disks().iter().all(|disk| disk.store.in_flight() == 0);
         if self.draining && !vm.in_flight.is_flushing_for_hand_over() && idle {
@@ -326,8 +329,8 @@ impl Migration {
         self.do_migration(vm) || any
     }
 
-    /// Returns whether the process that has the disks is about to hand them over: the guest runs here, and that process has
-    /// heard of it.
+    /// Returns whether the process that has the disks is about to hand them over: the guest runs here, and that process
+    /// has been told.
     pub(super) fn disks_come(&self, guests: &Guests) -> bool {
         self.ownership.is_linked() && guests.is_running()
     }
@@ -340,7 +343,7 @@ impl Migration {
         }
     }
 
-    /// Returns how long nothing is to be done, if nothing happens.
+    /// Returns the time until [`Self::run_timers`] has something to do, or `None` if nothing is expected.
     pub(super) fn time_left(&self, vm: &Vm) -> Option<Duration> {
         let Self { ownership, connection, .. } = self;
         let machine = ownership.next_deadline().map(|at| Duration::from_nanos(at.since_ns(vm.host.now())));
@@ -349,12 +352,12 @@ impl Migration {
         [machine, offer, link].into_iter().flatten().min()
     }
 
-    /// Returns how long ago the guest's queues stopped, or the disks became ours.
+    /// Returns the time since the guest's queues had stopped, or since this process started to lock the disks.
     fn pause(&self, vm: &Vm) -> Duration {
         self.since.map_or(Duration::ZERO, |since| vm.host.time_since(since))
     }
 
-    /// Does what is due.
+    /// Handles the timers that are due.
     pub(super) fn run_timers(&mut self, vm: &mut Vm) {
         if self.connection.offer_left(&self.ownership, &vm.host) == Some(Duration::ZERO) {
             self.lose_peer(vm, "it says nothing: is it a VM process that was started with --incoming?");
@@ -368,7 +371,7 @@ impl Migration {
         }
     }
 
-    /// Returns what the operator is told of migration.
+    /// Returns the status of migration for the operator, or `None` if there is nothing to report.
     pub(super) fn status(&self) -> Option<MigrationStatus> {
         self.connection.status(self.ownership.holds(), self.news.as_ref())
     }
