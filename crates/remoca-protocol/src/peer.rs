@@ -6,7 +6,7 @@
 //!                                       6 yours (one byte: 1 if the state came before)   7 want   8 busy   9 alive
 //! ```
 //! Numbers are little-endian. The process that hands over sends an offer, and later its state as one frame 4 and as
-//! many frames 5 as the words of its index take. All frames are inside a protected connection ([`remoca_io::secure`]).
+//! many frames 5 as the words of its index take. All frames are inside a protected connection (`remoca_io::secure`).
 
 use remoca_core::migration::Message;
 use serde::{Deserialize, Serialize};
