@@ -59,8 +59,7 @@ pub struct TraceWriter {
 }
 
 impl TraceWriter {
-    /// Starts a trace in a new file at `path`. If the file system does not answer within a second, the file is opened
-    /// later.
+    /// Starts a trace in a new file at `path`. If the file system does not answer within a second, the file is opened later.
     ///
     /// # Errors
     /// If the file cannot be created.
@@ -149,8 +148,7 @@ impl TraceWriter {
         self.lost
     }
 
-    /// Returns whether another program can take over: all records are in the file, or waiting for them is not
-    /// necessary.
+    /// Returns whether another program can take over: all records are in the file, or waiting for them is not necessary.
     #[must_use]
     pub fn is_still(&self) -> bool {
         let Shared { owed, is_no_file, has_ended, .. } = &*self.shared;

@@ -1,6 +1,6 @@
-//! Locks on images, compatible with QEMU's.
+//! Locks on images, compatible with QEMU's, and on whole files of our own.
 //!
-//! Called once when an image is opened. Locks belong to the open file description that does the I/O (OFD locks), so
+//! Called once when a file is opened. Locks belong to the open file description that does the I/O (OFD locks), so
 //! they last until the last write of a killed process has landed, and closing another descriptor does not drop them.
 //! Layout, as in QEMU's `file-posix.c` (bytes of the image that are locked; locking neither reads nor writes them):
 //! ```text
@@ -74,8 +74,26 @@ pub fn lock(file: &File, read_only: bool) -> Result<(), LockFailure> {
     Ok(())
 }
 
+/// Locks all of a file that belongs to this program, for this process and for those that get its descriptor. Does not wait
+/// for another owner.
+///
+/// # Errors
+/// `WouldBlock` if another process has locked it.
+pub fn lock_whole(file: &File) -> io::Result<()> {
+    // A length of 0 is all of it.
+    let mut request = lock_request(libc::F_WRLCK, 0, 0);
+    // SAFETY: F_OFD_SETLK reads the structure, which outlives the call; the descriptor is open.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut request) } {
+        0 => Ok(()),
+        _ => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::EACCES) => Err(io::ErrorKind::WouldBlock.into()),
+            error => Err(error),
+        },
+    }
+}
+
 fn set_read_lock(file: &File, byte: i64) -> Result<(), LockFailure> {
-    let mut request = lock_request(libc::F_RDLCK, byte);
+    let mut request = lock_request(libc::F_RDLCK, byte, 1);
     // SAFETY: F_OFD_SETLK reads the structure, which outlives the call; the descriptor is open.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut request) } {
         0 => Ok(()),
@@ -84,7 +102,7 @@ fn set_read_lock(file: &File, byte: i64) -> Result<(), LockFailure> {
 }
 
 fn is_locked_by_another(file: &File, byte: i64) -> Result<bool, LockFailure> {
-    let mut request = lock_request(libc::F_WRLCK, byte);
+    let mut request = lock_request(libc::F_WRLCK, byte, 1);
     // SAFETY: F_OFD_GETLK reads and writes the structure, which outlives the call; the descriptor is open.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut request) } {
         0 => Ok(i32::from(request.l_type) != libc::F_UNLCK),
@@ -92,13 +110,13 @@ fn is_locked_by_another(file: &File, byte: i64) -> Result<bool, LockFailure> {
     }
 }
 
-fn lock_request(kind: i32, byte: i64) -> libc::flock {
+fn lock_request(kind: i32, start: i64, length: i64) -> libc::flock {
     // SAFETY: flock is a plain C structure, for which all zero is a valid value; l_pid must be zero for OFD locks.
     let mut request: libc::flock = unsafe { std::mem::zeroed() };
     request.l_type = i16::try_from(kind).expect("kinds of locks are small numbers");
     request.l_whence = i16::try_from(libc::SEEK_SET).unwrap_or(0);
-    request.l_start = byte;
-    request.l_len = 1;
+    request.l_start = start;
+    request.l_len = length;
     request
 }
 

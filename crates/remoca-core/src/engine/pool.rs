@@ -1,8 +1,7 @@
 //! One pool: the session with its memory server, its size, its send window, and its outstanding REQUESTs.
 //!
-//! The size has three parts: what the operator wants, what the server grants, and which slots are usable meanwhile.
-//! Before a smaller size is requested, pages are moved out of the slots that will be cut off, a few in each turn.
-//! Everything that exists once for each pool is here; the index and the placement are arguments.
+//! The size has three parts: what the operator wants, what the server grants, and which slots are usable meanwhile. Before a
+//! smaller size is requested, pages move out of the slots that will be cut off. Index and placement are arguments.
 
 use super::fetches::{Fetch, Fetches};
 use super::placement::{Need, Placement, Seat};
@@ -230,8 +229,7 @@ impl Pool {
         [self.retry_at, self.silence_deadline(), size].into_iter().flatten().min()
     }
 
-    /// Continues a change of size, and requests the size again if that is due. Returns whether the server has been
-    /// silent for too long.
+    /// Continues a change of size, and requests the size again if that is due. Returns whether the server is overdue.
     pub(super) fn handle_timer<M>(
         &mut self,
         now: Nanos,
@@ -328,9 +326,8 @@ impl Pool {
         self.ask_size(None, index, actions);
     }
 
-    /// Plans to request the operator's size, or the `reduced` size that a refusal left possible, unless the pool
-    /// already has that size. A smaller size is requested only after pages have been moved out of the slots that will
-    /// be cut off.
+    /// Plans to request the operator's size, or the `reduced` size that a refusal left possible, unless the pool already has
+    /// that size. A smaller size is requested only after pages have been moved out of the slots that will be cut off.
     fn ask_size<M: DerefMut<Target = [u32]>>(
         &mut self,
         reduced: Option<PageCount>,
@@ -368,8 +365,7 @@ impl Pool {
         });
     }
 
-    /// Takes the next step of a change of size. Sends the SETSIZE once the capacity fits it, or after [`MOVES_MAX`]
-    /// moves.
+    /// Takes the next step of a change of size. Sends the SETSIZE once the capacity fits it, or after [`MOVES_MAX`] moves.
     fn go_on_with_size<M>(&mut self, index: &mut CacheIndex<M>, actions: &mut VecDeque<Action>)
     where
         M: DerefMut<Target = [u32]>,

@@ -1,5 +1,4 @@
-//! The devices that guests attach to: the disks of the VM, its eviction port, and the server of those that are NBD
-//! exports.
+//! The devices that guests attach to: the disks of the VM, its eviction port, and the server of those that are NBD exports.
 
 use super::disk::{Disk, Port};
 use super::eviction_port::EvictionPort;

@@ -1,5 +1,4 @@
-//! When one image was last written and last looked at: this decides which of its change times may be recorded, and as
-//! what.
+//! When one image was last written and last looked at: this decides which of its change times may be recorded, and as what.
 //!
 //! Pure: the driver (`warmth.rs`) reads the clocks, asks the store to look, and writes the record. The answer to a look
 //! may come late, or never.
@@ -82,8 +81,7 @@ impl ImageState {
         self.written_ns = now_ns;
     }
 
-    /// Returns whether a look is due: repeatedly while writes are in flight, and once when the last one is long enough
-    /// ago.
+    /// Returns whether a look is due: repeatedly while writes are in flight, and once when the last one is long enough ago.
     pub(super) fn look_is_due(&self, now_ns: u64) -> bool {
         let since_ns = |then_ns: u64| now_ns.abs_diff(then_ns);
         match self.in_flight {
@@ -106,8 +104,7 @@ impl ImageState {
         self.look.as_mut().is_some_and(|look| is_late && !std::mem::replace(&mut look.doubted, true))
     }
 
-    /// Returns the time until the image has to be examined again, or `None` if only another event can make that
-    /// necessary.
+    /// Returns the time until the image has to be examined again, or `None` if only another event can make that necessary.
     pub(super) fn wait_ns(&self) -> Option<u64> {
         const PAST: u64 = 1_000_000;
         match &self.look {

@@ -79,8 +79,7 @@ impl InFlight {
         self.starved.is_empty()
     }
 
-    /// Records that `disk` may have lost ranges that it has done of unfinished requests. Such a request is executed
-    /// again.
+    /// Records that `disk` may have lost ranges that it has done of unfinished requests. Such a request is executed again.
     pub(super) fn repeat_parts(&mut self, disk: u16) {
         self.requests.repeat_parts(disk);
     }

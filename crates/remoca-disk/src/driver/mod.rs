@@ -73,8 +73,7 @@ pub enum Ended {
     /// As [`Self::Finished`], but a disk may still execute operations that it was sent. Nothing must be cleaned up: the
     /// sockets that remain tell a successor that it has to wait.
     Unsettled,
-    /// Another program is to take over. If it cannot be started, call [`Driver::refuse_upgrade`] and run the driver
-    /// again.
+    /// Another program is to take over. If it cannot be started, call [`Driver::refuse_upgrade`] and run the driver again.
     HandOver(Box<Handover>),
 }
 
@@ -165,8 +164,7 @@ impl Driver {
         self.vm.host.wait(ready, Some(Duration::ZERO))
     }
 
-    /// Executes one turn of the loop for the sources in `ready`. Returns why the driver ends, or `None` if it
-    /// continues.
+    /// Executes one turn of the loop for the sources in `ready`. Returns why the driver ends, or `None` if it continues.
     pub fn turn(&mut self, ready: &[(Source, bool)]) -> Option<Ended> {
         self.vm.host.update();
         for &(source, writable) in ready {
@@ -290,8 +288,7 @@ impl Driver {
         self.vm.size.has_region() && self.migration.is_idle() && !self.is_draining()
     }
 
-    /// Returns whether no new requests are accepted from guests, because the process is stopping or drains for an
-    /// upgrade.
+    /// Returns whether no new requests are accepted from guests, because the process is stopping or drains for an upgrade.
     fn is_draining(&self) -> bool {
         self.operator.stop_at().is_some() || self.upgrades.is_draining()
     }

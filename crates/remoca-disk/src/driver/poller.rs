@@ -1,9 +1,8 @@
 //! An epoll instance with one timer, whose events carry the [`Source`] that they belong to.
 //!
-//! Each read that waits for a memory server has a deadline near enough to be the processor's next timer event, and
-//! almost no deadline is ever reached. A timeout for each `epoll_wait` would set and clear the processor's timer again
-//! and again, and each change costs a virtual machine an exit. The timer therefore stays armed when its deadline no
-//! longer matters.
+//! Each read that waits for a memory server has a deadline near enough to be the processor's next timer event, and almost no
+//! deadline is ever reached. A timeout for each `epoll_wait` would set and clear the processor's timer again and again, and
+//! each change costs a virtual machine an exit. The timer therefore stays armed when its deadline no longer matters.
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::time::{

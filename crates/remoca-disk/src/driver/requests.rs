@@ -77,9 +77,8 @@ struct Held {
     too: usize,
 }
 
-/// Requests by ID. IDs are reused, so that the engine's table stays small. An ID is free again when its request is
-/// completed and no store is at work for it: otherwise a completion of the store could be taken for that of another
-/// request.
+/// Requests by ID. IDs are reused, so that the engine's table stays small. An ID is free again when its request is completed
+/// and no store is at work for it: otherwise a completion of the store could be taken for that of another request.
 pub struct RequestTable {
     slab: slab::Slab<Entry>,
     held: Vec<Held>,
@@ -113,8 +112,7 @@ impl RequestTable {
         self.slab.get_mut(id.0 as usize)?.pending.as_mut()
     }
 
-    /// Records that `disk` may have lost ranges that it has done of unfinished requests. Such a request is executed
-    /// again.
+    /// Records that `disk` may have lost ranges that it has done of unfinished requests. Such a request is executed again.
     pub fn repeat_parts(&mut self, disk: u16) {
         for pending in self.slab.iter().filter_map(|(_, entry)| entry.pending.as_ref()) {
             if let (true, Origin::Part(group)) = (pending.disk == disk, &pending.origin) {

@@ -48,8 +48,7 @@ impl Vm {
                 }
                 Action::Complete { request, result } => {
                     let Self { in_flight, engine, guests, host, .. } = self;
-                    // The disk may have lost some of the work for a request that is returned. That request starts
-                    // again.
+                    // The disk may have lost some of the work for a request that is returned. That request starts again.
                     if let Some((disk, request)) = in_flight.complete(request, result, engine, guests, host) {
                         self.begin(disk, request);
                     }

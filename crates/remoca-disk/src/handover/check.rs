@@ -87,8 +87,7 @@ impl Checking {
         self.wake.as_fd()
     }
 
-    /// Returns the version of the program, or the reason why it cannot take over. Returns `None` while neither is
-    /// known.
+    /// Returns the version of the program, or the reason why it cannot take over. Returns `None` while neither is known.
     #[must_use]
     pub fn verdict(&self) -> Option<Result<String, String>> {
         self.verdict.try_recv().ok()

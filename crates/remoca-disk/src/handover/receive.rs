@@ -1,5 +1,4 @@
-//! The receiving side: descriptors that a previous program of this process left open, or a reason to start without
-//! them.
+//! The receiving side: descriptors that a previous program of this process left open, or a reason to start without them.
 
 use super::VARIABLE;
 use remoca_protocol::handover::{BYTES_MAX, Description};

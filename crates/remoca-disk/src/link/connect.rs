@@ -29,8 +29,7 @@ pub trait Network: Send + Sync {
     fn say_goodbye(&self, socket: OwnedFd, left: Vec<u8>);
 }
 
-/// Outcome of an attempt to connect: a non-blocking socket from which the server's welcome has been read, and the
-/// welcome.
+/// Outcome of an attempt to connect: a non-blocking socket from which the server's welcome has been read, and the welcome.
 pub type Answer = Result<(OwnedFd, Welcome), LinkError>;
 
 /// Destination of the answer to an attempt to connect.

@@ -1,10 +1,9 @@
 //! The connections to memory servers: the list of servers, the session with one of them, and what is known of the others.
 //!
-//! Owned by the I/O thread. Name look-up, connecting and the hello block, so each attempt has a thread, which hands
-//! over an established connection. The engine decides which server is asked, and which connection becomes the session.
-//! The engine's send window and fetch limit bound what waits to be sent. Frames are passed to the driver as they are;
-//! the engine interprets them. Each server has a token of its own, so a token that strangers learn names no pool on
-//! another server.
+//! Owned by the I/O thread. Name look-up, connecting and the hello block, so each attempt has a thread, which hands over an
+//! established connection. The engine decides which server is asked, and which connection becomes the session. The engine's
+//! send window and fetch limit bound what waits to be sent. Frames are passed to the driver as they are; the engine
+//! interprets them. Each server has a token of its own, so a token that strangers learn names no pool on another server.
 
 mod connect;
 mod session;

@@ -1,5 +1,4 @@
-//! Sending and receiving on the session with a memory server. The socket does not block, and only the I/O thread uses
-//! it.
+//! Sending and receiving on the session with a memory server. The socket does not block, and only the I/O thread uses it.
 
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::SlotIndex;

@@ -62,8 +62,7 @@ impl Inherited {
         self.0.take(number).ok()
     }
 
-    /// Returns the servers, the size of the cache, and whether it is on, or `None` if the previous program had no
-    /// cache.
+    /// Returns the servers, the size of the cache, and whether it is on, or `None` if the previous program had no cache.
     pub fn cache_settings(&self) -> Option<(Vec<Endpoint>, PageCount, bool)> {
         let Description { servers, cache_pages, cache_enabled, .. } = &self.0.description;
         let servers: Vec<Endpoint> = servers.iter().map(|server| server.parse()).collect::<Result<_, _>>().ok()?;

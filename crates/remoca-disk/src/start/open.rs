@@ -177,8 +177,7 @@ fn vhost_disk(name: &str, spec: &DiskOptions, source: SocketSource, geometry: &G
     Ok(Frontend::Vhost(device))
 }
 
-/// Returns whether `image` is an NBD URI. One of a kind that is not supported counts too: it must not be taken for a
-/// file.
+/// Returns whether `image` is an NBD URI. One of a kind that is not supported counts too: it must not be taken for a file.
 fn is_nbd_uri(image: &str) -> bool {
     image.starts_with("nbd:") || image.split_once("://").is_some_and(|(scheme, _)| scheme.starts_with("nbd"))
 }

@@ -20,8 +20,7 @@ pub(super) struct Whereabouts {
     pub are_away: bool,
     /// Where this process waits for them; `None` if it does not.
     pub incoming: Option<Incoming>,
-    /// Where this process waits for them if their images turn out to be in use: they have moved on since they came
-    /// here.
+    /// Where this process waits for them if their images turn out to be in use: they have moved on since they came here.
     pub if_in_use: Option<Incoming>,
 }
 

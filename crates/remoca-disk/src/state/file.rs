@@ -1,10 +1,10 @@
 //! A state file in the file system: locked by its process, and made beside its path before it is put in place.
 
+use remoca_io::lock::lock_whole;
 use remoca_io::small_file::with_ending;
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -59,7 +59,7 @@ pub(super) fn beside(path: &Path) -> PathBuf {
 pub(super) fn remove_beside(path: &Path) -> Result<(), StateError> {
     let new = beside(path);
     if let Ok(there) = open_file(&new, &mut OpenOptions::new()) {
-        lock(&there).map_err(|_| StateError::InUse(new.clone()))?;
+        lock_whole(&there).map_err(|_| StateError::InUse(new.clone()))?;
     }
     let _ = std::fs::remove_file(new);
     Ok(())
@@ -76,8 +76,7 @@ pub(super) fn is_ours(metadata: &std::fs::Metadata) -> bool {
     metadata.is_file() && metadata.uid() == owner && metadata.mode() & 0o077 == 0
 }
 
-/// Opens the file at `path`, creates it if there is none, and locks it. Waits a limited time for a previous owner to
-/// end.
+/// Opens the file at `path`, creates it if there is none, and locks it. Waits a limited time for a previous owner to end.
 pub(super) fn open_locked(path: &Path) -> Result<File, StateError> {
     let give_up_at = Instant::now() + LOCK_PATIENCE;
     let system = |error| StateError::System(path.into(), error);
@@ -90,7 +89,7 @@ pub(super) fn open_locked(path: &Path) -> Result<File, StateError> {
         if !is_ours(&metadata) {
             return Err(StateError::NotOurs(path.into()));
         }
-        match lock(&file) {
+        match lock_whole(&file) {
             Ok(()) => {
                 // Its previous owner may have put another file in its place just before it ended.
                 if is_at(&file, path) {
@@ -103,21 +102,5 @@ pub(super) fn open_locked(path: &Path) -> Result<File, StateError> {
         if Instant::now() >= give_up_at {
             return Err(StateError::InUse(path.into()));
         }
-    }
-}
-
-/// Locks the open file description for this process, and for those to which it hands the descriptor. Does not wait for
-/// another owner.
-pub(super) fn lock(file: &File) -> io::Result<()> {
-    // SAFETY: flock is a plain C structure, for which all zero is a valid value: the whole file.
-    let mut request: libc::flock = unsafe { std::mem::zeroed() };
-    request.l_type = i16::try_from(libc::F_WRLCK).expect("kinds of locks are small numbers");
-    // SAFETY: F_OFD_SETLK reads the structure, which outlives the call; the descriptor is open.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut request) } {
-        0 => Ok(()),
-        _ => match io::Error::last_os_error() {
-            error if error.raw_os_error() == Some(libc::EACCES) => Err(io::ErrorKind::WouldBlock.into()),
-            error => Err(error),
-        },
     }
 }

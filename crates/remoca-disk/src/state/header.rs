@@ -188,8 +188,7 @@ impl Header {
         self.set(AT_INDEX_WORDS, index_words);
     }
 
-    /// Clears the key, which would tell a stranger what the disks hold, and the roster, which would give away the
-    /// pools.
+    /// Clears the key, which would tell a stranger what the disks hold, and the roster, which would give away the pools.
     pub fn forget_secrets(&self) {
         self.set_pair(AT_KEY, [0; 16]);
         (FIXED..FIXED + SERVERS_MAX * SERVER).for_each(|at| self.set(at, 0));
@@ -243,8 +242,7 @@ impl Header {
         self.set(self.disk_at(disk) + DISK_CLOCK, clock.offset().cast_unsigned());
     }
 
-    /// Records, while writes are in flight, that the image was last changed at `seen_ns` or later. 0: that is not
-    /// known.
+    /// Records, while writes are in flight, that the image was last changed at `seen_ns` or later. 0: that is not known.
     pub fn set_seen(&self, disk: DiskIndex, seen_ns: u64) {
         self.set(self.disk_at(disk) + DISK_SEEN, seen_ns);
     }
@@ -335,8 +333,7 @@ impl Drop for Header {
     }
 }
 
-/// A reading of two clocks: the real time, which files are stamped with, and the time since the boot, which cannot be
-/// set.
+/// A reading of two clocks: the real time, which files are stamped with, and the time since the boot, which cannot be set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
     pub real_ns: u64,

@@ -26,10 +26,11 @@ pub use former::{FailedFlush, Former, discard, set_aside, settings_at};
 pub use header::{Clock, DiskRecord, Header, NUMBER_MAX, RosterEntry, SERVERS_MAX, Settings};
 pub use image::{Doubt, LOOK_NS, NotYet, SETTLE_NS, judge, settled_ns};
 
-use file::{beside, check_room, is_at, is_ours, lock, open_file, open_locked, remove_beside};
+use file::{beside, check_room, is_at, is_ours, open_file, open_locked, remove_beside};
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::index::Origin;
 use remoca_core::units::DiskIndex;
+use remoca_io::lock::lock_whole;
 use remoca_io::sizes;
 use remoca_io::words::{IndexMemory, check_available};
 use rustix::fs::FallocateFlags;
@@ -92,7 +93,7 @@ impl StateFile {
         let must_go_on = matches!(before, Before::ThisProcess(_));
         let handed_over = match before {
             Before::ThisProcess(Some(fd)) => {
-                Some(File::from(fd)).filter(|file| is_at(file, path) && lock(file).is_ok())
+                Some(File::from(fd)).filter(|file| is_at(file, path) && lock_whole(file).is_ok())
             }
             Before::ThisProcess(None) | Before::Another => None,
         };
@@ -217,7 +218,7 @@ impl StateFile {
         let system = |error| StateError::System(path.into(), error);
         match open_file(path, &mut OpenOptions::new()) {
             Ok(there) if !is_ours(&there.metadata().map_err(system)?) => return Err(StateError::NotOurs(path.into())),
-            Ok(there) => lock(&there).map_err(|_| StateError::InUse(path.into()))?,
+            Ok(there) => lock_whole(&there).map_err(|_| StateError::InUse(path.into()))?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(_) => return Err(StateError::NotOurs(path.into())),
         }
@@ -256,7 +257,7 @@ impl StateFile {
         check_available(sizes::in_memory(bytes)).map_err(no_room)?;
         check_room(path, bytes).map_err(no_room)?;
         let file = open_file(&beside(path), OpenOptions::new().create_new(true)).map_err(system)?;
-        let made = lock(&file).and_then(|()| {
+        let made = lock_whole(&file).and_then(|()| {
             rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, start + reserved as u64 * 4)?;
             file.set_len(bytes)?;
             Ok((Header::map(&file, disks)?, IndexMemory::of_file(&file, start, words)?))

@@ -1,5 +1,4 @@
-//! The disks come to this process: an offer is judged, an index received, the images are locked, and the guest is
-//! served.
+//! The disks come to this process: an offer is judged, an index received, the images are locked, and the guest is served.
 
 use super::Migration;
 use crate::driver::poller::Source;
@@ -251,8 +250,7 @@ impl Migration {
         vm.size.set_cache(cache);
     }
 
-    /// Returns the parts for an empty cache. Returns `None` if there is no memory for an index: the idle engine then
-    /// stays.
+    /// Returns the parts for an empty cache. Returns `None` if there is no memory for an index: the idle engine then stays.
     fn start_cold(&mut self) -> Option<Served> {
         let config = self.config;
         let IndexRoom { mut words, mut state } = self.index_room(layout(&config).words())?;

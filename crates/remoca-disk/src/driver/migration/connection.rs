@@ -234,8 +234,7 @@ impl Connection {
         self.since.map_or(Duration::ZERO, |since| host.time_since(since))
     }
 
-    /// Returns the status of the connection for the operator, with the `news`. Returns `None` if there is nothing to
-    /// report.
+    /// Returns the status of the connection for the operator, with the `news`. Returns `None` if there is nothing to report.
     pub(super) fn status(&self, has_disks: bool, news: Option<&String>) -> Option<MigrationStatus> {
         if self.incoming.is_none() && self.peer.is_none() && news.is_none() {
             return None;

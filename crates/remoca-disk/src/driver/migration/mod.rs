@@ -318,8 +318,7 @@ impl Migration {
             return false;
         }
         self.follow_queues(vm);
-        // Actions come first: a drain that was called off must not count as the one that is to make the disks durable
-        // now.
+        // Actions come first: a drain that was called off must not count as the one that is to make the disks durable now.
         let any = self.do_migration(vm);
         let idle = vm.in_flight.is_empty() && vm.guests.disks().iter().all(|disk| disk.store.in_flight() == 0);
         if self.draining && !vm.in_flight.is_flushing_for_hand_over() && idle {
