@@ -268,13 +268,10 @@ impl Warmth {
     }
 
     /// Records in the state file that the kernel has, or is about to get, the writes that stores have not completed.
-    /// Abandons the file if the engine's index is no longer in it.
     pub(super) fn stamp_writes(&mut self, disks: &mut [Disk], engine: &Engine, host: &Host) {
-        if !engine.index().words().outlives_process() {
-            // The engine's index is not in the file, which would not reflect what is written from now on.
-            return self.abandon();
-        }
         let Some(state) = &self.state else { return };
+        // Otherwise the file would not reflect what is written from now on.
+        assert!(engine.index().words().outlives_process(), "the state file is kept, and the index is not in it");
         let mut clock = None;
         for ((image, disk), index) in self.images.iter_mut().zip(disks).zip(0..) {
             if image.is_written_to() {
