@@ -168,9 +168,8 @@ impl FileTask {
         if self.stage == Stage::Sync { FailedAt::Sync } else { FailedAt::Body }
     }
 
-    /// Returns whether the kernel can be asked to refuse the next call if it would wait. That is so for a read or a
-    /// write, but not for a durable write to a file, which a file system may sync all the same. A block device does not
-    /// wait for the sync.
+    /// Returns whether the next call goes to the ring: a read or a write, which the kernel refuses if it would wait. A
+    /// durable write to a file does not: some file systems wait for its sync all the same.
     pub(super) fn may_be_refused(&self) -> bool {
         match self.stage {
             Stage::Read | Stage::WriteZeroes => true,

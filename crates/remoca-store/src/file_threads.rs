@@ -95,8 +95,9 @@ impl WorkerPool {
         }
         let mut state = self.shared.lock();
         state.waiting.extend(self.queued.drain(..));
-        if std::mem::take(&mut state.start_failed) {
-            self.shared.start_another(state);
+        match std::mem::take(&mut state.start_failed) {
+            true => self.shared.start_another(state),
+            false => drop(state),
         }
         // One worker wakes the next if needed.
         self.shared.work_added.notify_one();

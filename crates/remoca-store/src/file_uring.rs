@@ -1,7 +1,7 @@
 //! Asynchronous system calls: reads and writes that need not wait through one io_uring, all others on threads.
 //!
-//! Owned by a `FileStore` on the I/O thread. At most [`IN_RING_MAX`] calls are in the ring, and the rest wait here, so
-//! these calls cannot overflow the completion queue, which is twice as long. Invariants:
+//! Owned by a `FileStore` on the I/O thread. At most [`IN_RING_MAX`] calls are in the ring, and the rest wait here or go
+//! to the threads, so the completion queue always has room for all of them. Invariants:
 //! 1. The memory of a call in the ring stays where it is until its completion was taken, or for ever. Tasks that are in
 //!    the ring when the ring is dropped are leaked, because the kernel may still read or write their buffers.
 //! 2. A task is in exactly one place: in the ring, waiting for it, or with the threads.

@@ -13,7 +13,7 @@ use remoca_store::{
 };
 use store_support::machine::{LoopDevice, is_root};
 use store_support::servers::Server;
-use store_support::{Driver, Random, pattern};
+use store_support::{Driver, Random, expect_failed_flush_to_be_inherited, pattern};
 
 const MIB: u64 = 1 << 20;
 const SECTORS: usize = 4096;
@@ -97,6 +97,7 @@ fn a_loop_device_with_4096_byte_sectors_serves_512_byte_ones() {
         assert_eq!(store.geometry().logical_sector, 512);
         let mut driver = Driver::boxed(store);
         exercise(&mut driver, 1);
+        expect_failed_flush_to_be_inherited(&mut driver);
         discard_frees_space_and_spares_the_neighbours(&mut driver, &path);
     }
 }

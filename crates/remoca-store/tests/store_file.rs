@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use remoca_io::lock::ImageLock;
 use remoca_store::{FileOptions, FileStore, HandOver, StoreError, StoreOp, UringUse};
-use store_support::{Driver, Random, pattern};
+use store_support::{Driver, Random, expect_failed_flush_to_be_inherited, pattern};
 use tempfile::TempDir;
 
 const BOTH: [UringUse; 2] = [UringUse::Auto, UringUse::Off];
@@ -155,6 +155,15 @@ fn an_image_that_was_shortened_gives_errors_not_short_reads() {
         assert_eq!(driver.read(MIB - 4096, 4096), Err(EIO));
         assert_eq!(driver.read(MIB - 16384, 16384), Err(EIO));
         assert_eq!(driver.read(0, 4096), Ok(vec![0; 4096]));
+    }
+}
+
+/// As a former process left it, or the one that had the image before.
+#[test]
+fn a_flush_that_has_failed_elsewhere_has_failed_here() {
+    for uring in BOTH {
+        let (_folder, path) = image(MIB);
+        expect_failed_flush_to_be_inherited(&mut open(&path, uring));
     }
 }
 

@@ -243,6 +243,20 @@ fn requests_that_cannot_be_are_refused_with_the_right_error() {
 }
 
 #[test]
+fn a_read_that_comes_back_without_its_data_has_failed() {
+    let failed = [&REPLY_MAGIC.to_be_bytes()[..], &5_u32.to_be_bytes(), &9_u64.to_be_bytes()].concat();
+    let failed_in_a_chunk = b"\x66\x8E\x33\xEF\0\x01\x80\x01\0\0\0\0\0\0\0\x09\0\0\0\x06\0\0\0\x05\0\0".to_vec();
+    for (structured, expected) in [(false, failed), (true, failed_in_a_chunk)] {
+        let mut transmission = transmission(DISK, structured);
+        feed(&mut transmission, &mut &request(Command::Read, 0, 9, 0, 512).encode()[..], usize::MAX);
+        let mut piece = transmission.pop().unwrap();
+        piece.buffer = None;
+        transmission.complete(piece, Outcome::Done);
+        assert_eq!(transmission.outbox.take_all(), expected);
+    }
+}
+
+#[test]
 fn what_is_no_request_ends_the_connection() {
     let too_long = request(Command::Write, 0, 1, 0, (32 << 20) + 1).encode();
     for (bytes, end) in [

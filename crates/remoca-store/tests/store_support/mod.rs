@@ -137,6 +137,17 @@ impl Driver {
     }
 }
 
+/// A store fails flushes and durable writes after a flush that failed before the store was opened, and nothing else.
+pub fn expect_failed_flush_to_be_inherited(driver: &mut Driver) {
+    let (failed, data) = (StoreError { errno: libc::EIO }, pattern(0, 4096, 1));
+    driver.store.set_failed_flush(Some(failed.errno));
+    assert_eq!(driver.flush(), Err(failed));
+    assert_eq!(driver.write(0, &data, true), Err(failed));
+    driver.write(0, &data, false).unwrap();
+    driver.store.set_failed_flush(None);
+    driver.flush().unwrap();
+}
+
 /// Bytes that name their sector and a version, so that no two sectors or versions look alike.
 pub fn pattern(offset: u64, len: usize, version: u64) -> Vec<u8> {
     assert!(offset.is_multiple_of(512) && len.is_multiple_of(512));
