@@ -36,25 +36,29 @@ fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
     [&[kind][..], &(payload.len() as u32).to_le_bytes(), payload].concat()
 }
 
+/// Returns an offer of the disks of the machine, as their owner would make it, with an index of so many words.
+fn offer_of(version: u32, disk: &str, words: u64) -> Vec<u8> {
+    let disk = format!(r#"{{"name":"{disk}","bytes":8388608,"read_only":false,"sector":512}}"#);
+    let text = format!(
+        r#"{{"version":{version},"name":"test","disks":[{disk}],"has_port":true,"lock_reaches":false,"words":{words}}}"#
+    );
+    frame(1, text.as_bytes())
+}
+
+/// Returns the header of an index of so many words.
+fn state(words: u64) -> Vec<u8> {
+    let text = format!(
+        r#"{{"key":{:?},"seed":1,"words":{words},"cache_pages":1024,"enabled":true,"servers":[],"stamps":[null],
+            "failed_flushes":[null],"write_caches":[true]}}"#,
+        [7; 16]
+    );
+    frame(4, text.as_bytes())
+}
+
 /// Returns messages by which a stranger would pose as the source, as a process that needs no key would understand
 /// them.
 fn lies() -> Vec<Vec<u8>> {
-    let offer_of = |version: u32, disk: &str, words: u64| {
-        let disk = format!(r#"{{"name":"{disk}","bytes":8388608,"read_only":false,"sector":512}}"#);
-        let text = format!(
-            r#"{{"version":{version},"name":"test","disks":[{disk}],"has_port":true,"lock_reaches":false,"words":{words}}}"#
-        );
-        frame(1, text.as_bytes())
-    };
     let offer = |version: u32, words: u64| offer_of(version, "disk0", words);
-    let state = |words: u64| {
-        let text = format!(
-            r#"{{"key":{:?},"seed":1,"words":{words},"cache_pages":1024,"enabled":true,"servers":[],"stamps":[null],
-                "failed_flushes":[null],"write_caches":[true]}}"#,
-            [7; 16]
-        );
-        frame(4, text.as_bytes())
-    };
     let (words, yours) = (frame(5, &[1; 1 << 20]), |state: u8| frame(6, &[state]));
     let huge = 1 << 28;
     vec![
@@ -132,6 +136,27 @@ fn a_stranger_learns_nothing_takes_nothing_gives_nothing_and_keeps_nobody_out() 
     drop(machine.move_to(other));
     expect_warm(&mut machine);
     machine.run_until_hits(50);
+    machine.finish();
+}
+
+/// The key is right and the offer fits, so only the size that was announced tells that the rest is wrong.
+#[test]
+fn a_source_that_sends_more_of_an_index_than_it_announced_is_no_source() {
+    let (_server, machine) = machine(105);
+    let other = incoming(&machine, "b");
+    let secret = key::read(&key(machine.folder.path()), true).unwrap();
+    let socket = UnixStream::connect(door(&machine, "b")).unwrap();
+    let channel = Connector::new(&secret).unwrap().connect(socket.into(), Instant::now() + LONG).unwrap();
+    let (mut from, mut to) = channel.split().unwrap();
+    to.write_all(&offer_of(3, "disk0", 4)).unwrap();
+    let mut accepted = [0; 5];
+    from.read_exact(&mut accepted).unwrap();
+    assert_eq!(accepted, *frame(3, &[]));
+    to.write_all(&[state(4), frame(5, &[1; 16]), frame(5, &[2; 4])].concat()).unwrap();
+    let _ = from.read_to_end(&mut Vec::new());
+    let text = "it sends more of an index than it announced";
+    wait_until("it says why", || news(&other.status()).contains(text));
+    assert!(!has_disks(&other.status()) && has_disks(&machine.status()));
     machine.finish();
 }
 
