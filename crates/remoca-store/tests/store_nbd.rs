@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use remoca_store::testing::hold_port;
 use remoca_store::{
-    DataPath, NbdAddress, NbdOptions, NbdStore, NbdUri, OpenErrorKind, StoreError, StoreHealth, StoreOp,
+    DataPath, NbdAddress, NbdOptions, NbdStore, NbdUri, OnLostConnection, OpenErrorKind, StoreError, StoreHealth,
+    StoreOp,
 };
 use store_support::servers::{Server, next_request, reply, scripted, unix_uri};
 use store_support::{Driver, Random, pattern};
@@ -363,6 +364,67 @@ fn a_server_that_breaks_the_protocol_is_left_and_asked_again() {
         drop(driver);
         server.join().unwrap();
     }
+}
+
+#[test]
+fn what_a_server_refuses_because_it_shuts_down_is_done_in_its_next_life() {
+    const ESHUTDOWN: u32 = 108;
+    let folder = folder();
+    let socket = folder.path().join("nbd.sock");
+    let mut is_first = true;
+    let server = scripted(&socket, move |stream| {
+        while let Some((command, cookie, ..)) = next_request(stream) {
+            if std::mem::take(&mut is_first) {
+                stream.write_all(&reply(ESHUTDOWN, cookie, &[])).unwrap();
+            } else if command == 0 {
+                stream.write_all(&reply(0, cookie, &[1; 512])).unwrap();
+            } else {
+                return false;
+            }
+        }
+        true
+    });
+    let mut driver = open(&unix_uri(&socket));
+    assert_eq!(driver.read(0, 512).unwrap(), [1; 512]);
+    drop(driver);
+    server.join().unwrap();
+}
+
+#[test]
+fn a_flush_speaks_for_the_writes_before_it_alone() {
+    let folder = folder();
+    let socket = folder.path().join("nbd.sock");
+    let mut connections = 0;
+    let server = scripted(&socket, move |stream| {
+        connections += 1;
+        let (mut writes, mut flush) = (0, None);
+        while let Some((command, cookie, ..)) = next_request(stream) {
+            match command {
+                1 => {
+                    stream.write_all(&reply(0, cookie, &[])).unwrap();
+                    writes += 1;
+                }
+                // The first flush is answered after the write that follows it.
+                3 if connections == 1 => flush = Some(cookie),
+                3 => stream.write_all(&reply(0, cookie, &[])).unwrap(),
+                _ => return false,
+            }
+            if let Some(cookie) = flush.filter(|_| writes == 2) {
+                stream.write_all(&reply(0, cookie, &[])).unwrap();
+                return true;
+            }
+        }
+        false
+    });
+    let options = NbdOptions { on_lost_connection: OnLostConnection::FailFlush, ..NbdOptions::default() };
+    let mut driver = Driver::new(NbdStore::open(&unix_uri(&socket), options).unwrap());
+    driver.write(0, &[1; 4096], false).unwrap();
+    let flush = driver.start(StoreOp::Flush, None);
+    driver.write(4096, &[2; 4096], false).unwrap();
+    driver.wait(flush).result.unwrap();
+    assert_eq!(driver.flush(), Err(EIO), "the second write may be lost");
+    drop(driver);
+    server.join().unwrap();
 }
 
 #[test]
