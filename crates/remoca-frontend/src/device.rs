@@ -10,7 +10,6 @@ use crate::nbd::{Attached, NbdExport, NbdRequest};
 use crate::request::{CopyError, Operation, Outcome};
 use crate::vhost::{BlkRequest, Frame, Status, VhostDevice};
 use remoca_io::buffer::IoBuffer;
-use remoca_io::socket::ListeningCopy;
 use std::io;
 use std::os::fd::BorrowedFd;
 
@@ -49,12 +48,12 @@ impl Frontend {
         }
     }
 
-    /// Returns another piece of a request of which a piece was handed out before, or `None` if there is none. For an
-    /// NBD export it always returns `None`: NBD clients repeat the requests that were not answered.
+    /// Returns another piece of a request that was begun: a piece of it was handed out, or its header was received.
+    /// Returns `None` if there is none.
     pub fn pop_begun(&mut self) -> Option<GuestRequest> {
         match self {
             Self::Vhost(device) => device.pop_begun().map(GuestRequest::Vhost),
-            Self::Nbd(_) => None,
+            Self::Nbd(export) => export.pop_begun().map(GuestRequest::Nbd),
         }
     }
 
@@ -200,14 +199,6 @@ impl Frontend {
         }
     }
 
-    /// Returns where the guest of the device comes from.
-    pub fn entrance(&self) -> Entrance<'_> {
-        match self {
-            Self::Vhost(device) => device.listener().map_or(Entrance::Passed, Entrance::Own),
-            Self::Nbd(_) => Entrance::Shared,
-        }
-    }
-
     /// Returns the sector size in bytes if another process can take the device over, or `None` if it cannot. A
     /// hand-over needs queues that show when the guest has stopped using them here.
     pub fn sector_to_hand_over(&self) -> Option<u32> {
@@ -223,17 +214,6 @@ impl Frontend {
             Self::Nbd(export) => export.geometry().read_only,
         }
     }
-}
-
-/// Where the guest of a device comes from.
-#[derive(Debug)]
-pub enum Entrance<'device> {
-    /// A listening socket of the device, and its path.
-    Own(&'device ListeningCopy),
-    /// A socket that belongs to another object and serves the guests of several devices.
-    Shared,
-    /// A connection that was passed to this process. No other can take its place.
-    Passed,
 }
 
 /// A request of the guest. The driver returns it to the [`Frontend`] that it came from.

@@ -6,6 +6,7 @@
 
 pub mod device;
 pub mod nbd;
+mod passing;
 pub mod request;
 #[cfg(feature = "testing")]
 pub mod testing;

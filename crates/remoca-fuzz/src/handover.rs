@@ -3,6 +3,9 @@
 
 use crate::memory;
 use remoca_disk::testing::{fuzz_state_header, fuzz_state_header_seeds};
+use remoca_protocol::guests::{
+    BegunRequest, FrontEnd, Guests, InflightRecord, MemoryRegion, NbdClient, PageLog, Queue, RingAddresses,
+};
 use remoca_protocol::handover::{Description, Listening, PassedDisk, PassedExport, PassedStore, StoreKind, VERSION};
 
 /// Maximum number of bytes that a JSON list allocates per byte of input. An error allocates some more.
@@ -32,6 +35,30 @@ pub fn seeds() -> Vec<Vec<u8>> {
     descriptions().into_iter().chain(headers).collect()
 }
 
+/// Connections of each kind, with all that may be agreed on one.
+fn guests() -> Guests<i32> {
+    let memory = vec![MemoryRegion { file: 12, file_offset: 1, guest: 2, user: 3, bytes: 4 }];
+    let record = Some(InflightRecord { file: 13, file_offset: 0, bytes: 5, queues: 1, queue_size: 8 });
+    let log = Some(PageLog { file: 14, file_offset: 0, bytes: 6 });
+    let addresses = Some(RingAddresses { descriptors: 1, available: 2, used: 3, used_log: Some(4) });
+    let running = Queue { size: 8, addresses, base: 7, kick: Some(15), call: Some(16), error: Some(17), enabled: true };
+    let idle = Queue { size: 0, addresses: None, base: 0, kick: None, call: None, error: None, enabled: false };
+    let (features, protocol_features) = (Some(1 << 32), Some(1));
+    let queues = vec![running, idle];
+    let front_end = Some(FrontEnd { socket: 11, features, protocol_features, memory, record, log, queues });
+    let begun = [
+        None,
+        Some(BegunRequest::Refused { cookie: 1, error: 22, bytes: 512 }),
+        Some(BegunRequest::Write { cookie: 1, durable: true, start: 0, end: 512, filled: 5, error: Some(5) }),
+        Some(BegunRequest::Read { cookie: 1, start: 0, end: 512, in_one: true, error: None }),
+    ];
+    let client = |(begun, socket): (_, i32)| {
+        let bytes = (socket % 2 == 0).then_some(socket + 10);
+        NbdClient { socket, structured_replies: true, bytes, received: 1, to_send: 2, begun }
+    };
+    Guests { front_end, nbd: begun.into_iter().zip(20..).map(client).collect() }
+}
+
 fn descriptions() -> Vec<Vec<u8>> {
     let listening = |fd| Listening { fd, path: Some(("/run/x".into(), 7)) };
     let file = PassedStore { fd: 4, kind: StoreKind::File { flush_failed: Some(5) } };
@@ -47,7 +74,8 @@ fn descriptions() -> Vec<Vec<u8>> {
     };
     let disk = |store: PassedStore, socket| {
         let write_cache_off = matches!(store.kind, StoreKind::File { .. });
-        PassedDisk { name: "a".into(), image: "/a".into(), socket, store, write_cache_off }
+        let guests = if write_cache_off { guests() } else { Guests::default() };
+        PassedDisk { name: "a".into(), image: "/a".into(), socket, store, write_cache_off, guests }
     };
     let description = Description {
         version: VERSION,
@@ -61,6 +89,7 @@ fn descriptions() -> Vec<Vec<u8>> {
         client: Some(6),
         disks: vec![disk(file, Some(listening(7))), disk(PassedStore { fd: 8, kind: StoreKind::Nbd(export) }, None)],
         port: Some(listening(9)),
+        port_guests: Guests::default(),
         nbd: vec![Listening { fd: 10, path: None }],
     };
     let empty = Description { version: VERSION, ..Description::default() };

@@ -1,14 +1,17 @@
 //! Interfaces to the kernel and to other processes: addresses, sockets, protected connections, wake-ups, signals,
-//! locks, mapped memory, key files, the service manager, and the control socket.
+//! locks, mapped memory, key files, the service manager, the control socket, and the program that follows in this
+//! process.
 //!
 //! Stores, frontends, links and the driver use these modules, which depend on none of them.
 
 pub mod address;
 pub mod buffer;
 pub mod control;
+pub mod handover;
 pub mod key;
 pub mod lock;
 pub mod narrow;
+pub mod sealed;
 pub mod secure;
 pub mod service;
 pub mod signals;

@@ -4,6 +4,7 @@
 //! The old program writes it to a sealed file without a name, and the new program reads it. Descriptors appear as
 //! numbers.
 
+use crate::guests::Guests;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
@@ -34,6 +35,9 @@ pub struct Description {
     pub client: Option<RawFd>,
     pub disks: Vec<PassedDisk>,
     pub port: Option<Listening>,
+    /// Connections to the port. Descriptions of older programs lack this field.
+    #[serde(default)]
+    pub port_guests: Guests<RawFd>,
     pub nbd: Vec<Listening>,
 }
 
@@ -56,6 +60,9 @@ pub struct PassedDisk {
     /// this field.
     #[serde(default)]
     pub write_cache_off: bool,
+    /// Connections to the disk. Descriptions of older programs lack this field.
+    #[serde(default)]
+    pub guests: Guests<RawFd>,
 }
 
 /// Store of a disk's blocks, with no request in flight.
@@ -128,10 +135,12 @@ impl Description {
 
     /// Returns the numbers of all descriptors. If the description is wrong, a number may occur twice.
     pub fn numbers(&self) -> impl Iterator<Item = RawFd> {
+        let guests = self.disks.iter().map(|disk| &disk.guests).chain([&self.port_guests]);
+        let guests = guests.flat_map(Guests::descriptors);
         let stores = self.disks.iter().map(|disk| disk.store.fd);
         let sockets = self.disks.iter().filter_map(|disk| disk.socket.as_ref());
         let sockets = sockets.chain(&self.control).chain(&self.port).chain(&self.nbd);
-        sockets.map(|&Listening { fd, .. }| fd).chain(stores).chain(self.client).chain(self.state)
+        sockets.map(|&Listening { fd, .. }| fd).chain(stores).chain(self.client).chain(self.state).chain(guests)
     }
 }
 

@@ -24,6 +24,7 @@ mod buffer;
 mod codec;
 pub mod control;
 mod frame;
+pub mod guests;
 pub mod handover;
 pub mod nbd;
 pub mod peer;

@@ -392,7 +392,7 @@ h.flush()
 }
 
 /// Connects and chooses the export in the old way, with simple replies.
-fn attach(socket: &Path, export: &str) -> UnixStream {
+pub fn attach(socket: &Path, export: &str) -> UnixStream {
     try_attach(socket, export).expect("the client is refused")
 }
 
@@ -406,7 +406,7 @@ fn try_attach(socket: &Path, export: &str) -> Option<UnixStream> {
     Some(stream)
 }
 
-fn request(command: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
+pub fn request(command: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
     let mut bytes = b"\x25\x60\x95\x13\0\0".to_vec();
     bytes.extend(command.to_be_bytes());
     bytes.extend(cookie.to_be_bytes());

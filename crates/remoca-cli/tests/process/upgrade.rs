@@ -1,14 +1,16 @@
 //! Upgrade in place under load: the process, sockets and locks stay the same, nothing is lost; and upgrades that are
 //! refused.
 
+use super::nbd;
 use super::support::machine::{Evictions, Machine, Setup};
 use super::support::program::{PASSED, Program, REMOCA, Serve, Signal, ask_raw, command, install, pass, status};
 use super::support::wait_until;
 use remoca_frontend::testing::{Command, Options, TestGuest};
 use remoca_protocol::control::Status;
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -173,6 +175,104 @@ fn several_upgrades_under_load() {
     machine.run_until_hits(50);
     let after = descriptors(&machine.program);
     assert!(after <= before, "{before} descriptors before, {after} after");
+    machine.finish();
+}
+
+/// The guest never connects again, so it would wait in vain after a disconnect.
+#[test]
+fn no_front_end_notices_an_upgrade() {
+    let (_server, mut machine) = machine(Setup { sectors: vec![512, 4096], seed: 81, ..Setup::default() });
+    machine.outlives = false;
+    machine.run_until_hits(100);
+    for _ in 0..10 {
+        expect_upgrade(&mut machine, None);
+    }
+    // All kinds of messages go on over the same connections.
+    machine.stop_queues();
+    expect_upgrade_at_rest(&machine);
+    machine.start_queues();
+    machine.run_until_hits(50);
+    let log = File::from(rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    log.set_len(1 << 20).unwrap();
+    let guest = &mut machine.disks[0].guest;
+    guest.start_log(&log, |queue| queue.used).unwrap();
+    expect_upgrade_at_rest(&machine);
+    let marks = || std::fs::read(format!("/proc/self/fd/{}", log.as_raw_fd())).unwrap();
+    log.write_all_at(&vec![0; 1 << 20], 0).unwrap();
+    machine.run(5);
+    assert!(marks().iter().any(|byte| *byte != 0), "what is written after the upgrade is logged");
+    let guest = &mut machine.disks[0].guest;
+    guest.stop_log().unwrap();
+    assert_eq!(guest.read_config(0, 8).unwrap(), (machine.disks[0].model.bytes.len() as u64 / 512).to_le_bytes());
+    machine.disks[0].guest.set_writeback(false).unwrap();
+    expect_upgrade(&mut machine, None);
+    machine.run_until_hits(50);
+    machine.finish();
+}
+
+/// Upgrades while the guest does nothing.
+#[track_caller]
+fn expect_upgrade_at_rest(machine: &Machine) {
+    let (done, said) = end(begin(&machine.control(), None));
+    assert!(done, "{said}");
+}
+
+/// Its ring alone says where it goes on.
+#[test]
+fn a_front_end_that_keeps_no_record_is_continued_where_its_ring_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("image"), vec![0; 1 << 20]).unwrap();
+    let mut disk = command(REMOCA);
+    disk.arg("disk").arg("--image").arg(path("image")).arg("--socket").arg(path("socket"));
+    disk.arg("--control").arg(path("control"));
+    let mut program = Program::start(&mut disk, &path("disk.log"));
+    wait_until("the VM process answers", || UnixStream::connect(path("control")).is_ok());
+    let options = Options { queue_count: 2, queue_size: 16, data_bytes: 4096, inflight: false, ..Options::default() };
+    let mut guest = TestGuest::new(options);
+    guest.connect(&path("socket")).unwrap();
+    for round in 1..=5_u8 {
+        for queue in [0, 1, 1] {
+            assert_eq!(guest.run(queue, Command::Write { sector: u64::from(queue), data: &[round; 512] }), 0);
+        }
+        let (done, said) = end(begin(&path("control"), None));
+        assert!(done && guest.is_connected(), "{said}");
+    }
+    // A queue that is off stays off.
+    guest.enable_queue(1, false).unwrap();
+    let (done, said) = end(begin(&path("control"), None));
+    assert!(done, "{said}");
+    let ticket = guest.submit(1, Command::Write { sector: 1, data: &[9; 512] });
+    guest.queues[1].kick();
+    assert_eq!(guest.run(0, Command::Flush), 0);
+    guest.poll(1);
+    assert_eq!(guest.outstanding(), 1, "nobody takes it");
+    guest.enable_queue(1, true).unwrap();
+    assert_eq!(guest.wait(ticket), 0);
+    guest.disconnect();
+    program.terminate();
+    let image = std::fs::read(path("image")).unwrap();
+    assert!(image[..512] == [5; 512] && image[512..1024] == [9; 512]);
+}
+
+/// A front end that has sent the start of a message, and no more, cannot be continued by a program that has not read it.
+#[test]
+fn a_front_end_within_a_message_holds_no_upgrade_up() {
+    let (_server, mut machine) = machine(Setup { seed: 82, ..Setup::default() });
+    machine.run(10);
+    let mut half = UnixStream::connect(machine.control().with_file_name("port")).unwrap();
+    machine.port.disconnect();
+    half.write_all(&[1, 0, 0, 0, 1, 0]).unwrap();
+    wait_until("it is attached", || machine.status().port.is_some_and(|port| port.attached));
+    let (done, said) = end(begin(&machine.control(), None));
+    assert!(!done && said.contains("disconnected the guest from the port, which"), "{said}");
+    assert_eq!(machine.status().upgrades, 1);
+    half.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    assert_eq!(half.read(&mut [0]).unwrap_or(0), 0, "it is told to connect again");
+    assert!(machine.disks[0].guest.is_connected(), "the others are continued");
+    drop(half);
+    machine.run(10);
+    machine.pages_sent = machine.counter("evictions_reported");
     machine.finish();
 }
 
@@ -383,20 +483,19 @@ fn a_write_cache_that_is_off_stays_off() {
 }
 
 /// QEMU's NBD client reconnects by itself.
+/// Neither client would connect again: QEMU's as it is told to, and ours, which is in the middle of everything.
 #[test]
-fn nbd_clients_come_back() {
+fn no_nbd_client_notices_an_upgrade() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
-    std::fs::write(path("image"), vec![0; 8 << 20]).unwrap();
+    std::fs::write(path("image"), vec![0; 16 << 20]).unwrap();
     let mut disk = command(REMOCA);
     disk.arg("disk").arg("--disk").arg(format!("image={},name=root", path("image").display()));
     disk.arg("--nbd").arg(format!("unix:{}", path("nbd").display())).arg("--control").arg(path("control"));
     let mut program = Program::start(&mut disk, &path("disk.log"));
     wait_until("the VM process answers", || UnixStream::connect(path("control")).is_ok());
-    let target = "driver=nbd,server.type=unix,server.path=".to_owned()
-        + path("nbd").to_str().unwrap()
-        + ",export=root,reconnect-delay=60";
-    let output = std::fs::File::create(path("out")).unwrap();
+    let target = "driver=nbd,server.type=unix,server.path=".to_owned() + path("nbd").to_str().unwrap() + ",export=root";
+    let output = File::create(path("out")).unwrap();
     let mut client =
         command("qemu-io").args(["--image-opts", &target]).stdin(Stdio::piped()).stdout(output).spawn().unwrap();
     let mut say = |line: &str| client.stdin.as_mut().unwrap().write_all(line.as_bytes()).unwrap();
@@ -404,18 +503,47 @@ fn nbd_clients_come_back() {
         |count: usize| std::fs::read_to_string(path("out")).unwrap().matches(" bytes at offset ").count() == count;
     say("write -P 7 0 1M\n");
     wait_until("it has written", || heard(1));
-    for round in 0..3 {
+
+    let mut ours = nbd::attach(&path("nbd"), "root");
+    let upgrade = || {
         let (done, said) = end(begin(&path("control"), None));
         assert!(done, "{said}");
-        // One command at a time: qemu-io looks at its input only when there is more.
-        say("read -P 7 0 1M\n");
-        wait_until("it goes on", || heard(2 + round));
+    };
+    // Answers of 12 MiB that it does not take, the payload of a write in three parts, and half a header.
+    let reads: Vec<u8> = (0..12).flat_map(|cookie| nbd::request(0, cookie, 0, 1 << 20)).collect();
+    let write = [nbd::request(1, 99, 4 << 20, 3 << 20), vec![8; 3 << 20]].concat();
+    let flush = nbd::request(3, 100, 0, 0);
+    ours.write_all(&reads).unwrap();
+    upgrade();
+    say("read -P 7 0 1M\n");
+    wait_until("it goes on", || heard(2));
+    let mut answer = vec![0; 16 + (1 << 20)];
+    let mut cookies: Vec<u8> = Vec::new();
+    for _ in 0..12 {
+        ours.read_exact(&mut answer).unwrap();
+        assert!(answer[4..15] == [0; 11] && answer[16..].iter().all(|byte| *byte == 7));
+        cookies.push(answer[15]);
     }
+    cookies.sort_unstable();
+    assert!(cookies.into_iter().eq(0..12));
+    for part in [&write[..10], &write[10..1 << 20], &write[1 << 20..5 << 19], &write[5 << 19..]] {
+        ours.write_all(part).unwrap();
+        upgrade();
+    }
+    ours.read_exact(&mut answer[..16]).unwrap();
+    assert!(answer[4..8] == [0; 4] && answer[8..16] == 99_u64.to_be_bytes());
+    ours.write_all(&flush[..5]).unwrap();
+    upgrade();
+    ours.write_all(&flush[5..]).unwrap();
+    ours.read_exact(&mut answer[..16]).unwrap();
+    assert!(answer[4..8] == [0; 4] && answer[8..16] == 100_u64.to_be_bytes());
+    say("read -P 8 4M 3M\n");
+    wait_until("it sees what was written", || heard(3));
     say("quit\n");
     assert!(client.wait().unwrap().success());
     let said = std::fs::read_to_string(path("out")).unwrap();
     assert!(!said.contains("verification failed"), "{said}");
-    assert_eq!(status(&path("control")).upgrades, 3);
+    assert_eq!(status(&path("control")).upgrades, 6);
     program.terminate();
     assert!(!path("nbd").exists() && !path("control").exists(), "sockets are left behind");
 }

@@ -29,8 +29,9 @@ impl Guests {
         Self { disks, port: EvictionPort::new(port), nbd, pop_again: false, wrote: false }
     }
 
-    /// Registers all descriptors with the poller.
-    pub(super) fn register(&self, host: &Host) -> io::Result<()> {
+    /// Registers all descriptors with the poller, and attaches the NBD clients of a former program.
+    pub(super) fn register(&mut self, host: &Host) -> io::Result<()> {
+        self.attach_clients(host.instant());
         for (disk, index) in self.disks.iter().zip(0..) {
             host.watch(disk.store.event_fd(), Source::Store(index))?;
             host.watch(disk.frontend.event_fd(), Source::Disk(index))?;
@@ -102,6 +103,17 @@ impl Guests {
     /// Returns whether every request that was started has been handed out completely, and every answer is on its way.
     pub(super) fn is_quiet(&self) -> bool {
         self.frontends().all(Frontend::is_quiet)
+    }
+
+    /// Stops listening to the messages of guests, for a program that takes over. Returns whether none is half done.
+    pub(super) fn pause(&self) -> bool {
+        // Each of them stops, whatever the others do.
+        self.frontends().filter(|frontend| !frontend.pause()).count() == 0
+    }
+
+    /// Listens to the messages of guests again.
+    pub(super) fn end_pause(&self) {
+        self.frontends().for_each(Frontend::end_pause);
     }
 
     /// Returns whether a disk waits until the requests of an earlier process are certain to be over.

@@ -36,7 +36,6 @@ mod upgrade;
 mod vm;
 mod warmth;
 
-use crate::handover::Handover;
 use crate::state::Former;
 pub use disk::{Disk, Opener, Port};
 use guests::Guests;
@@ -50,6 +49,7 @@ use operator::Operator;
 pub use parts::Parts;
 pub use poller::Source;
 use remoca_core::units::PageCount;
+use remoca_io::handover::Handover;
 use remoca_io::service::ServiceManager;
 use remoca_protocol::control::Status;
 use servers::Servers;

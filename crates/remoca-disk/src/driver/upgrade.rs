@@ -8,13 +8,13 @@ use super::disk::Disk;
 use super::host::Host;
 use super::poller::Source;
 use super::vm::Vm;
-use crate::handover::{Ask, Checking, Handover};
+use crate::handover::{Ask, Checking};
 use crate::link::ServerLink;
-use remoca_frontend::device::{Entrance, Frontend};
 use remoca_io::control::{ControlRequest, ControlServer};
+use remoca_io::handover::Handover;
 use remoca_io::narrow;
 use remoca_protocol::control::Reply;
-use remoca_protocol::handover::{Listening, PassedDisk, PassedStore};
+use remoca_protocol::handover::{PassedDisk, PassedStore};
 use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
@@ -206,6 +206,7 @@ impl Upgrades {
             vm.host.unwatch(checking.wake_fd());
         }
         vm.engine.reopen();
+        vm.guests.end_pause();
         refuse(client, error);
         if let Some(control) = control {
             control.open();
@@ -237,7 +238,9 @@ impl Upgrades {
             handover.description.control = Some(handover.pass_socket(fd, path).map_err(system)?);
         }
         if let Some(port) = vm.guests.port().frontend() {
-            handover.description.port = pass_frontend(&mut handover, port, "the port")?;
+            let (socket, guests) =
+                port.pass(&mut |fd| handover.pass(fd)).map_err(|error| format!("the port: {error}"))?;
+            (handover.description.port, handover.description.port_guests) = (socket, guests);
         }
         for listener in vm.guests.nbd().iter().flat_map(|nbd| nbd.listeners()) {
             let passed = handover.pass_socket(listener, listener.name()).map_err(system)?;
@@ -252,13 +255,15 @@ impl Upgrades {
     }
 }
 
-/// Returns whether nothing is in flight, nor on its way to guests or from memory servers. `leave_the_deaf`: does not
-/// wait for guests that do not read their answers, nor for servers that owe pages.
+/// Returns whether nothing is in flight, nor on its way to guests or from memory servers, and no guest is within a
+/// message. `leave_the_deaf`: does not wait for guests that do not read their answers or complete their messages, nor for
+/// servers that owe pages.
 fn is_drained(vm: &Vm, leave_the_deaf: bool) -> bool {
     vm.in_flight.is_empty()
         && vm.in_flight.is_fed()
         && vm.guests.disks().iter().all(|disk| disk.store.is_still())
         && (leave_the_deaf || !vm.engine.is_owed_pages() && vm.guests.is_quiet())
+        && (vm.guests.pause() || leave_the_deaf)
 }
 
 /// Flushes the trace. Returns whether all of it is written. While its thread is in a call that hangs, no other program
@@ -274,24 +279,9 @@ fn pass_disk(handover: &mut Handover, disk: &Disk) -> Result<PassedDisk, String>
     let of_disk = |error: &dyn std::fmt::Display| format!("disk {}: {error}", disk.name);
     let (fd, kind) = disk.store.hand_over().map_err(|error| of_disk(&error))?;
     let store = PassedStore { fd: handover.pass(fd).map_err(|error| of_disk(&error))?, kind };
-    let socket = pass_frontend(handover, &disk.frontend, &disk.name)?;
+    let (socket, guests) = disk.frontend.pass(&mut |fd| handover.pass(fd)).map_err(|error| of_disk(&error))?;
     let write_cache_off = !disk.frontend.write_cache();
-    Ok(PassedDisk { name: disk.name.clone(), image: disk.image.clone(), socket, store, write_cache_off })
-}
-
-/// Passes the socket to which a frontend's guest connects. Returns `None` if the frontend shares its socket, which is
-/// passed once for all its users.
-fn pass_frontend(handover: &mut Handover, frontend: &Frontend, name: &str) -> Result<Option<Listening>, String> {
-    match frontend.entrance() {
-        Entrance::Own((listener, path)) => {
-            handover.pass_socket(listener, path.clone()).map(Some).map_err(|error| format!("{name}: {error}"))
-        }
-        Entrance::Shared => Ok(None),
-        Entrance::Passed => Err(format!(
-            "{name}: its hypervisor's connection was passed by --fd, and no other can take its place. Shut the guest down, or \
-             give --fd a listening socket"
-        )),
-    }
+    Ok(PassedDisk { name: disk.name.clone(), image: disk.image.clone(), socket, store, write_cache_off, guests })
 }
 
 fn refuse(client: Option<ControlRequest>, error: &str) {

@@ -4,6 +4,7 @@ use anyhow::{Context, Result, bail};
 use remoca_frontend::device::Frontend;
 use remoca_frontend::nbd::{EXPORT_NAME_LEN_MAX, Export, ExportGeometry, Listener, NbdExport, NbdServer, Target};
 use remoca_io::address::Endpoint;
+use remoca_protocol::guests::NbdClient;
 use remoca_protocol::port::{PORT_BYTES, PORT_SERIAL};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
@@ -53,21 +54,32 @@ pub fn check_activation(addresses: &[Address], fd: Option<RawFd>) -> Result<()> 
 
 /// The exports that are offered, collected while the disks are opened.
 #[derive(Default)]
-pub struct Exports(Vec<Export>);
+pub struct Exports {
+    exports: Vec<Export>,
+    /// Clients of a former program of this process.
+    kept: Vec<(Target, NbdClient<OwnedFd>)>,
+}
 
 impl Exports {
-    /// Adds an export, and returns the frontend of its device.
+    /// Adds an export, with the clients that it had in a former program. Returns the frontend of its device.
     ///
     /// # Errors
     /// If the export cannot have this name, or the system has no descriptors left.
-    pub fn add(&mut self, name: &str, target: Target, geometry: ExportGeometry) -> Result<Frontend> {
+    pub fn add(
+        &mut self,
+        name: &str,
+        target: Target,
+        geometry: ExportGeometry,
+        kept: Vec<NbdClient<OwnedFd>>,
+    ) -> Result<Frontend> {
         if name.is_empty() || name.len() > EXPORT_NAME_LEN_MAX {
             bail!("`{name}` cannot be the name of an export: it has 1 to {EXPORT_NAME_LEN_MAX} bytes");
         }
-        if self.0.iter().any(|export| export.name == name) {
+        if self.exports.iter().any(|export| export.name == name) {
             bail!("two exports would have the name {name}: give each disk its own with name=");
         }
-        self.0.push(Export { name: name.to_owned(), target, geometry });
+        self.exports.push(Export { name: name.to_owned(), target, geometry });
+        self.kept.extend(kept.into_iter().map(|client| (target, client)));
         Ok(Frontend::Nbd(NbdExport::new(geometry).context("no descriptors")?))
     }
 
@@ -75,8 +87,8 @@ impl Exports {
     ///
     /// # Errors
     /// As [`Self::add`].
-    pub fn add_port(&mut self) -> Result<Frontend> {
-        self.add(PORT_SERIAL, Target::Port, ExportGeometry::of_port(PORT_BYTES))
+    pub fn add_port(&mut self, kept: Vec<NbdClient<OwnedFd>>) -> Result<Frontend> {
+        self.add(PORT_SERIAL, Target::Port, ExportGeometry::of_port(PORT_BYTES), kept)
     }
 
     /// Listens for clients at the `inherited` listeners, or at all addresses if there are none. Members of `group` may
@@ -93,7 +105,7 @@ impl Exports {
         if addresses.is_empty() {
             return Ok(None);
         }
-        if self.0.is_empty() {
+        if self.exports.is_empty() {
             bail!("--nbd has nothing to offer: leave out socket= of the disks that NBD clients are to have");
         }
         let mut listeners = inherited;
@@ -104,7 +116,13 @@ impl Exports {
                 Address::Systemd => listeners.extend(passed_by_systemd()?),
             }
         }
-        Ok(Some(NbdServer::new(self.0, listeners).context("cannot watch the NBD sockets")?))
+        let mut server = NbdServer::new(self.exports, listeners).context("cannot watch the NBD sockets")?;
+        for (target, client) in self.kept {
+            if let Err(error) = server.adopt(target, client) {
+                tracing::warn!("an NBD client of the former program is disconnected: {error}");
+            }
+        }
+        Ok(Some(server))
     }
 }
 

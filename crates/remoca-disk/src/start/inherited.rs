@@ -4,16 +4,17 @@
 //! crash. A store that cannot be taken over is opened again.
 
 use super::options::Options;
-use crate::handover::Inheritance;
 use anyhow::{Context, Result};
 use remoca_core::units::PageCount;
 use remoca_frontend::nbd::Listener;
 use remoca_io::address::Endpoint;
 use remoca_io::control::ControlServer;
+use remoca_io::handover::Inheritance;
 use remoca_io::socket::SocketSource;
+use remoca_protocol::guests::Guests;
 use remoca_protocol::handover::{Description, Listening, StoreKind};
 use remoca_store::{FileOptions, FileStore, NbdOptions, NbdStore, NbdUri, OpenError, Store};
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
@@ -75,17 +76,19 @@ impl Inherited {
         ControlServer::adopt(source).inspect_err(|error| tracing::warn!("the control socket: {error}")).ok()
     }
 
-    pub fn port(&mut self) -> Option<SocketSource> {
+    /// Returns the socket of the port, and its connections.
+    pub fn port(&mut self) -> (Option<SocketSource>, Guests<OwnedFd>) {
         let listening = self.0.description.port.take();
-        self.source(listening)
+        let guests = std::mem::take(&mut self.0.description.port_guests);
+        (self.source(listening), self.guests(guests))
     }
 
-    /// Returns socket and store of the disk `number`. Either is `None` if it was not handed over.
-    pub fn disk(&mut self, number: usize) -> (Option<SocketSource>, Option<FormerStore>) {
-        let Some(disk) = self.0.description.disks.get_mut(number) else { return (None, None) };
-        let (listening, store) = (disk.socket.take(), disk.store.clone());
+    /// Returns socket, store and connections of the disk `number`. The first two are `None` if they were not handed over.
+    pub fn disk(&mut self, number: usize) -> (Option<SocketSource>, Option<FormerStore>, Guests<OwnedFd>) {
+        let Some(disk) = self.0.description.disks.get_mut(number) else { return Default::default() };
+        let (listening, store, guests) = (disk.socket.take(), disk.store.clone(), std::mem::take(&mut disk.guests));
         let fd = self.0.take(store.fd).ok();
-        (self.source(listening), fd.map(|fd| FormerStore { fd, kind: store.kind }))
+        (self.source(listening), fd.map(|fd| FormerStore { fd, kind: store.kind }), self.guests(guests))
     }
 
     /// Returns whether the guest of the disk `number` has its write cache on.
@@ -101,6 +104,11 @@ impl Inherited {
             listener.inspect_err(|error| tracing::warn!("a socket that was handed over: {error}")).ok()
         };
         listening.into_iter().filter_map(adopt).collect()
+    }
+
+    fn guests(&mut self, guests: Guests<RawFd>) -> Guests<OwnedFd> {
+        let taken = guests.try_map(&mut |number| self.0.take(number));
+        taken.inspect_err(|error| tracing::warn!("a connection that was handed over: {error}")).unwrap_or_default()
     }
 
     fn source(&mut self, listening: Option<Listening>) -> Option<SocketSource> {

@@ -10,6 +10,7 @@ use remoca_frontend::nbd::{ExportGeometry, Target};
 use remoca_frontend::vhost::{DeviceConfig, VhostDevice};
 use remoca_io::lock::ImageLock;
 use remoca_io::socket::SocketSource;
+use remoca_protocol::guests::{FrontEnd, Guests};
 use remoca_protocol::port::{PORT_BYTES, PORT_SERIAL};
 use remoca_store::{
     AlignedStore, FileOptions, FileStore, Geometry, NbdOptions, NbdStore, OnLostConnection, OpenError, OpenErrorKind,
@@ -39,8 +40,8 @@ pub fn open_disks(
     let predecessor_died = inherited.is_none() && predecessor_died(options);
     for (spec, number) in options.disks.iter().zip(0..) {
         let from_former = inherited.as_deref_mut().map(|inherited| inherited.disk(number.into()));
-        let (source, store) = from_former.unwrap_or_default();
-        let found = Found { source: passed.take().or(source), store, are_away };
+        let (source, store, guests) = from_former.unwrap_or_default();
+        let found = Found { source: passed.take().or(source), store, guests, are_away };
         let mut disk = open_disk(spec, number, found, options, exports)?;
         if let Some(inherited) = inherited.as_deref() {
             disk.frontend.inherit_write_cache(inherited.write_cache(number.into()));
@@ -114,6 +115,7 @@ fn guests_sockets(options: &Options) -> impl Iterator<Item = &Path> {
 struct Found {
     source: Option<SocketSource>,
     store: Option<FormerStore>,
+    guests: Guests<OwnedFd>,
     /// Whether another process has the image.
     are_away: bool,
 }
@@ -144,7 +146,7 @@ fn open_disk(spec: &DiskOptions, number: u16, found: Found, options: &Options, e
     let name = spec.name.clone().unwrap_or_else(|| format!("disk{number}"));
     let (frontend, socket) = match (source, &spec.socket) {
         (Some(source), Some(socket)) => {
-            (vhost_disk(&name, spec, source, &store.geometry())?, socket.display().to_string())
+            (vhost_disk(&name, spec, source, &store.geometry(), found.guests.front_end)?, socket.display().to_string())
         }
         _ => {
             let geometry = ExportGeometry {
@@ -156,14 +158,20 @@ fn open_disk(spec: &DiskOptions, number: u16, found: Found, options: &Options, e
                 can_write_zeroes,
                 may_forget,
             };
-            (exports.add(&name, Target::Disk(number), geometry)?, format!("NBD export {name}"))
+            (exports.add(&name, Target::Disk(number), geometry, found.guests.nbd)?, format!("NBD export {name}"))
         }
     };
     let image = spec.image.clone();
     Ok(Disk { name, image, socket, store, open, swap: spec.swap, settles_at: None, kept_open, frontend })
 }
 
-fn vhost_disk(name: &str, spec: &DiskOptions, source: SocketSource, geometry: &Geometry) -> Result<Frontend> {
+fn vhost_disk(
+    name: &str,
+    spec: &DiskOptions,
+    source: SocketSource,
+    geometry: &Geometry,
+    kept: Option<FrontEnd<OwnedFd>>,
+) -> Result<Frontend> {
     let mut config = DeviceConfig::disk(name, name, geometry.size);
     config.logical_block_bytes = spec.sector;
     config.physical_block_bytes = geometry.physical_block.max(4096);
@@ -173,7 +181,7 @@ fn vhost_disk(name: &str, spec: &DiskOptions, source: SocketSource, geometry: &G
     config.queue_count_max = spec.queues;
     // Invalidation is by block: this bounds how long one request keeps the others waiting.
     config.range_bytes_max = 256 << 20;
-    let device = VhostDevice::new(config, source).with_context(|| format!("disk {name}"))?;
+    let device = VhostDevice::with(config, source, kept).with_context(|| format!("disk {name}"))?;
     Ok(Frontend::Vhost(device))
 }
 
@@ -219,26 +227,27 @@ pub fn open_port(
     exports: &mut Exports,
     inherited: Option<&mut Inherited>,
 ) -> Result<Option<Port>> {
+    let (source, guests) = inherited.map(Inherited::port).unwrap_or_default();
     let (frontend, socket) = match &options.port {
         PortOptions::Socket(socket) => {
-            let source = match inherited.and_then(Inherited::port) {
+            let source = match source {
                 Some(source) => source,
                 None => SocketSource::bind(socket, options.socket_group)?,
             };
-            (vhost_port(source)?, socket.display().to_string())
+            (vhost_port(source, guests.front_end)?, socket.display().to_string())
         }
-        PortOptions::NbdExport => (exports.add_port()?, format!("NBD export {PORT_SERIAL}")),
+        PortOptions::NbdExport => (exports.add_port(guests.nbd)?, format!("NBD export {PORT_SERIAL}")),
         PortOptions::None => return Ok(None),
     };
     Ok(Some(Port { socket, frontend, cookie }))
 }
 
-fn vhost_port(source: SocketSource) -> Result<Frontend> {
+fn vhost_port(source: SocketSource, kept: Option<FrontEnd<OwnedFd>>) -> Result<Frontend> {
     let mut config = DeviceConfig::disk("port", PORT_SERIAL, PORT_BYTES);
     config.discard = false;
     config.write_zeroes = false;
     config.queue_count_max = QUEUES_DEFAULT;
-    Ok(Frontend::Vhost(VhostDevice::new(config, source).context("eviction port")?))
+    Ok(Frontend::Vhost(VhostDevice::with(config, source, kept).context("eviction port")?))
 }
 
 pub fn is_in_use(error: &anyhow::Error) -> bool {

@@ -10,11 +10,14 @@ use super::ExportGeometry;
 use super::pieces::Piece;
 use super::server::Attached;
 use super::socket;
-use super::transmission::{End, Transmission};
+use super::transmission::{End, Passed, Transmission};
 use crate::request::{CopyError, Operation, Outcome};
+use crate::vhost::Pass;
 use remoca_io::buffer::IoBuffer;
+use remoca_io::sealed;
 use remoca_io::sizes;
 use remoca_io::wake;
+use remoca_protocol::guests::NbdClient;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::time::Timespec;
 use slab::Slab;
@@ -96,9 +99,21 @@ impl NbdExport {
         self.clients.len()
     }
 
-    /// Returns whether all answers were sent, and the driver holds no request.
+    /// Returns whether all answers were sent, no request is half received, and the driver holds none.
     pub fn is_quiet(&self) -> bool {
-        self.held.is_empty() && self.clients.iter().all(|(_, client)| client.transmission.outbox.is_empty())
+        let is_quiet = |transmission: &Transmission| transmission.outbox.is_empty() && !transmission.has_begun();
+        self.held.is_empty() && self.clients.iter().all(|(_, client)| is_quiet(&client.transmission))
+    }
+
+    /// Returns the clients for a program that continues their connections, with what `pass` returns for each descriptor.
+    /// The driver must hold no request. Clients that cannot be passed on are left out.
+    ///
+    /// # Errors
+    /// The first error of `pass`, or if the system has no memory for their bytes.
+    pub fn pass<G>(&self, pass: &mut Pass<'_, G>) -> io::Result<Vec<NbdClient<G>>> {
+        assert!(self.held.is_empty(), "clients were passed on with requests in flight");
+        let passed = self.clients.iter().filter_map(|(_, client)| client.pass(pass).transpose());
+        passed.collect()
     }
 
     /// Attaches a client that chose this export.
@@ -159,9 +174,19 @@ impl NbdExport {
 
     /// Returns the next request from the clients in turn, or `None` if there is none now.
     pub fn pop(&mut self) -> Option<NbdRequest> {
+        self.next(true)
+    }
+
+    /// Returns another piece of a request of which the header was received before, and never a new request. Returns
+    /// `None` if there is none now.
+    pub fn pop_begun(&mut self) -> Option<NbdRequest> {
+        self.next(false)
+    }
+
+    fn next(&mut self, begins: bool) -> Option<NbdRequest> {
         let count = self.clients.capacity();
         for key in (self.turn.min(count)..count).chain(0..self.turn.min(count)) {
-            if let Some(piece) = self.pop_from(key) {
+            if let Some(piece) = self.pop_from(key, begins) {
                 self.turn = key + 1;
                 return Some(self.hand_out(key, piece));
             }
@@ -169,15 +194,16 @@ impl NbdExport {
         None
     }
 
-    fn pop_from(&mut self, key: usize) -> Option<Piece> {
+    fn pop_from(&mut self, key: usize, begins: bool) -> Option<Piece> {
         let oldest_held = self.held.keys().next().copied();
         let client = self.clients.get_mut(key)?;
         if oldest_held.is_some_and(|held| held < client.generation) {
             return None;
         }
         for _ in 0..RECEIVES_PER_TURN {
-            if let Some(piece) = client.transmission.pop() {
-                return Some(piece);
+            let piece = if begins { client.transmission.pop() } else { client.transmission.pop_begun() };
+            if piece.is_some() || !begins && !client.transmission.has_begun() {
+                return piece;
             }
             match client.transmission.end() {
                 None => {}
@@ -263,6 +289,22 @@ impl NbdExport {
 }
 
 impl Client {
+    fn pass<G>(&self, pass: &mut Pass<'_, G>) -> io::Result<Option<NbdClient<G>>> {
+        let Some(Passed { structured_replies, received, to_send, begun, filled }) = self.transmission.pass() else {
+            return Ok(None);
+        };
+        let bytes = [&received[..], &to_send, &filled].concat();
+        let file = (!bytes.is_empty()).then(|| sealed::write("remoca-nbd", &bytes)).transpose()?;
+        Ok(Some(NbdClient {
+            socket: pass(self.socket.as_fd())?,
+            structured_replies,
+            bytes: file.map(|file| pass(file.as_fd())).transpose()?,
+            received: received.len() as u64,
+            to_send: to_send.len() as u64,
+            begun,
+        }))
+    }
+
     /// Receives bytes from the client. Returns false if nothing can be read now.
     fn receive(&mut self) -> io::Result<bool> {
         if !self.readable {

@@ -80,6 +80,13 @@ impl Open {
         }
     }
 
+    /// Returns the cookie of a request that another program can continue, and the first error that a piece reported.
+    /// Returns `None` if the request may have to be repeated with data that are gone.
+    pub(super) fn to_continue(&self) -> Option<(u64, Option<i32>)> {
+        let is_kept = self.kept.as_ref().is_some_and(|kept| kept.done);
+        (!is_kept).then_some((self.cookie, self.error.map(|error| error.0)))
+    }
+
     /// Marks the request as failed with `error`, regardless of its pieces.
     pub(super) fn fail(&mut self, error: DiskError) {
         self.error = Some(error);

@@ -11,12 +11,14 @@ const SLICES_MAX: usize = 64;
 enum Segment {
     Bytes(Vec<u8>),
     Data(IoBuffer),
+    /// Headers and data that another program had queued.
+    Passed(Vec<u8>),
 }
 
 impl Segment {
     fn bytes(&self) -> &[u8] {
         match self {
-            Self::Bytes(bytes) => bytes,
+            Self::Bytes(bytes) | Self::Passed(bytes) => bytes,
             Self::Data(buffer) => buffer,
         }
     }
@@ -32,11 +34,24 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
+    /// Creates an outbox with the bytes that another program had queued.
+    pub(super) fn with(passed: Vec<u8>) -> Self {
+        let segments = (!passed.is_empty()).then_some(Segment::Passed(passed)).into_iter().collect();
+        Self { segments, ..Self::default() }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.segments.is_empty()
     }
 
+    /// Returns whether no more answers may be added: `overhead_max` bytes that are not data wait to be sent, or any that
+    /// another program had queued.
+    pub(super) fn is_full(&self, overhead_max: usize) -> bool {
+        self.overhead >= overhead_max || matches!(self.segments.front(), Some(Segment::Passed(_)))
+    }
+
     /// Returns the number of queued bytes that are not data. Data have a limit of their own.
+    #[cfg(any(test, feature = "testing"))]
     pub(super) fn overhead(&self) -> usize {
         self.overhead
     }
@@ -45,7 +60,9 @@ impl Outbox {
         self.overhead += bytes.len();
         match self.segments.back_mut() {
             Some(Segment::Bytes(last)) => last.extend_from_slice(bytes),
-            Some(Segment::Data(_)) | None => self.segments.push_back(Segment::Bytes(bytes.to_vec())),
+            Some(Segment::Data(_) | Segment::Passed(_)) | None => {
+                self.segments.push_back(Segment::Bytes(bytes.to_vec()))
+            }
         }
     }
 
@@ -88,6 +105,12 @@ impl Outbox {
             slices.push(IoSlice::new(&segment.bytes()[std::mem::take(&mut skip)..]));
         }
         slices
+    }
+
+    /// Returns all bytes that are queued.
+    pub(super) fn pending(&self) -> impl Iterator<Item = &[u8]> {
+        let skips = std::iter::once(self.sent).chain(std::iter::repeat(0));
+        self.segments.iter().zip(skips).map(|(segment, skip)| &segment.bytes()[skip..])
     }
 
     /// Removes everything that is queued, and returns it.

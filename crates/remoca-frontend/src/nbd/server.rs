@@ -9,8 +9,10 @@ use super::listener::Listener;
 use super::negotiation::{Negotiation, Step};
 use super::offer::{Export, Target};
 use super::socket;
-use super::transmission::{SHARED_MEMORY_MAX, Transmission};
+use super::transmission::{Passed, SHARED_MEMORY_MAX, Transmission};
 use remoca_io::buffer::BufferPool;
+use remoca_io::sealed;
+use remoca_protocol::guests::NbdClient;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::time::Timespec;
 use slab::Slab;
@@ -29,6 +31,9 @@ const STEPS_PER_TURN: usize = 64;
 const PAUSE: Duration = Duration::from_secs(1);
 /// Start of the event data of listeners. The event data of a client is its key.
 const LISTENERS: u64 = 1 << 32;
+/// The most bytes that a client of a former program has with it: requests that were not parsed, answers that it has not
+/// received, and a piece of a write.
+const PASSED_BYTES_MAX: u64 = 256 << 20;
 const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// A client that chose an export.
@@ -48,6 +53,8 @@ pub struct NbdServer {
     /// For the long reads of all clients.
     shared_pool: BufferPool,
     epoll: OwnedFd,
+    /// Clients of a former program that are not attached yet.
+    adopted: Vec<Attached>,
     /// Until then no client is accepted.
     paused_until: Option<Instant>,
     refusal_told: bool,
@@ -84,12 +91,33 @@ impl NbdServer {
         for (listener, number) in listeners.iter().zip(LISTENERS..) {
             epoll::add(&epoll, listener, EventData::new_u64(number), EventFlags::IN)?;
         }
-        Ok(Self { exports, listeners, clients, seats, shared_pool, epoll, paused_until: None, refusal_told: false })
+        let (adopted, paused_until, refusal_told) = (Vec::new(), None, false);
+        Ok(Self { exports, listeners, clients, seats, shared_pool, epoll, adopted, paused_until, refusal_told })
     }
 
     /// Returns the listening sockets, to be passed to a program that takes over.
     pub fn listeners(&self) -> &[Listener] {
         &self.listeners
+    }
+
+    /// Takes over the client of a former program of this process, which used the export of `target`. The next
+    /// [`Self::handle_events`] returns it.
+    ///
+    /// # Errors
+    /// If the export is not there, its state cannot be understood, or no seat is left. The client is disconnected then.
+    pub fn adopt(&mut self, target: Target, client: NbdClient<OwnedFd>) -> io::Result<()> {
+        let odd = || io::Error::other("its state cannot be understood");
+        let geometry = self.exports.iter().find(|export| export.target == target).map(|export| export.geometry);
+        let geometry = geometry.ok_or_else(|| io::Error::other("its export is gone"))?;
+        let seat = self.seats.take().ok_or_else(|| io::Error::other("no seat is left"))?;
+        let NbdClient { socket, structured_replies, bytes, received, to_send, begun } = client;
+        let mut received_on = bytes.map(|file| sealed::read(file, PASSED_BYTES_MAX)).transpose()?.unwrap_or_default();
+        let mut to_send_on = split_off(&mut received_on, received).ok_or_else(odd)?;
+        let filled = split_off(&mut to_send_on, to_send).ok_or_else(odd)?;
+        let passed = Passed { structured_replies, received: received_on, to_send: to_send_on, begun, filled };
+        let transmission = Transmission::resume(geometry, passed, self.shared_pool.clone()).ok_or_else(odd)?;
+        self.adopted.push(Attached { target, socket, transmission, seat });
+        Ok(())
     }
 
     fn watch_listeners(&self, flags: EventFlags) -> io::Result<()> {
@@ -127,7 +155,7 @@ impl NbdServer {
     pub fn handle_events(&mut self, now: Instant) -> io::Result<Vec<Attached>> {
         let mut events = [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; CLIENTS_MAX + 4];
         let count = epoll::wait(&self.epoll, events.as_mut_slice(), Some(&NO_WAIT))?;
-        let mut attached = Vec::new();
+        let mut attached = std::mem::take(&mut self.adopted);
         for event in &events[..count] {
             match usize::try_from(event.data.u64() % LISTENERS) {
                 Ok(listener) if event.data.u64() >= LISTENERS => self.accept(listener, now),
@@ -236,6 +264,12 @@ impl Client {
         }
         Ok(())
     }
+}
+
+/// Splits `bytes` at `at`, and returns the second part. Returns `None` if there are fewer bytes.
+fn split_off(bytes: &mut Vec<u8>, at: u64) -> Option<Vec<u8>> {
+    let at = usize::try_from(at).ok().filter(|at| *at <= bytes.len())?;
+    Some(bytes.split_off(at))
 }
 
 #[cfg(test)]

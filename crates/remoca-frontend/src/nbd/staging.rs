@@ -16,6 +16,14 @@ impl Staging {
         Self { bytes: Box::new([0; STAGING_LEN]), start: 0, end: 0 }
     }
 
+    /// Creates a buffer that holds `bytes`. Returns `None` if they do not fit.
+    pub(super) fn with(bytes: &[u8]) -> Option<Self> {
+        let mut staging = Self::new();
+        staging.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        staging.end = bytes.len();
+        Some(staging)
+    }
+
     pub(super) fn pending(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
     }

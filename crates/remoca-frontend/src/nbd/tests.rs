@@ -10,12 +10,13 @@ use super::outbox::Outbox;
 use super::pieces::Piece;
 use super::server::{Attached, NbdServer};
 use super::staging::Staging;
-use super::transmission::{End, REQUESTS_MAX, SHARED_MEMORY_MAX, Transmission};
+use super::transmission::{End, Passed, REQUESTS_MAX, SHARED_MEMORY_MAX, Transmission};
 use crate::request::{Operation, Outcome};
 use proptest::prelude::*;
 use remoca_core::engine::DiskError;
 use remoca_io::address::Endpoint;
 use remoca_io::buffer::BufferPool;
+use remoca_protocol::guests::BegunRequest;
 use remoca_protocol::nbd::{
     CHUNK_MAGIC, COMMAND_DONT_FRAGMENT, COMMAND_FUA, COMMAND_NO_HOLE, Command, Fields, OPTION_MAGIC,
     OPTION_REPLY_MAGIC, REPLY_MAGIC, Request,
@@ -254,6 +255,43 @@ fn a_read_that_comes_back_without_its_data_has_failed() {
         transmission.complete(piece, Outcome::Done);
         assert_eq!(transmission.outbox.take_all(), expected);
     }
+}
+
+#[test]
+fn what_another_program_cannot_continue_is_not_passed_or_not_taken() {
+    // On a disk that may forget finished pieces, a part of the write may have to be done again.
+    let write = [&request(Command::Write, 0, 9, 0, 2 << 20).encode()[..], &vec![1; 3 << 19]].concat();
+    for may_forget in [false, true] {
+        let mut transmission = transmission(ExportGeometry { may_forget, ..DISK }, false);
+        let mut rest = &write[..];
+        while !rest.is_empty() {
+            feed(&mut transmission, &mut rest, usize::MAX);
+            while let Some(piece) = transmission.pop() {
+                transmission.complete(piece, Outcome::Done);
+            }
+        }
+        let passed = transmission.pass();
+        assert_eq!(passed.is_none(), may_forget);
+        let begun = passed.and_then(|passed| passed.begun);
+        let (start, end) = (1 << 20, 2 << 20);
+        let written = BegunRequest::Write { cookie: 9, durable: false, start, end, filled: 1 << 19, error: None };
+        assert_eq!(begun, (!may_forget).then_some(written));
+    }
+    let mut said_goodbye = transmission(DISK, false);
+    feed(&mut said_goodbye, &mut &request(Command::Disconnect, 0, 9, 0, 0).encode()[..], usize::MAX);
+    assert!(said_goodbye.pop().is_none() && said_goodbye.pass().is_none());
+    let take = |begun: BegunRequest, filled: usize| {
+        let passed = Passed { begun: Some(begun), filled: vec![0; filled], ..Passed::default() };
+        Transmission::resume(DISK, passed, BufferPool::new(SHARED_MEMORY_MAX)).is_some()
+    };
+    let write = |start, end| BegunRequest::Write { cookie: 1, durable: false, start, end, filled: 0, error: None };
+    assert!(take(write(0, 512), 512) && !take(write(0, 512), 513));
+    for (start, end) in [(0, 0), (512, 0), (0, DISK.size + 512), (1, 512), (0, 511), (u64::MAX - 511, u64::MAX)] {
+        assert!(!take(write(start, end), 0), "{start} to {end}");
+        assert!(!take(BegunRequest::Read { cookie: 1, start, end, in_one: true, error: None }, 0), "{start} to {end}");
+    }
+    let too_long = Passed { received: vec![0; 8193], ..Passed::default() };
+    assert!(Transmission::resume(DISK, too_long, BufferPool::new(SHARED_MEMORY_MAX)).is_none());
 }
 
 #[test]
@@ -637,8 +675,8 @@ fn execute(piece: &mut Piece) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever the order of completion, the cuts of the stream and the speed of the client: each request is answered once,
-    /// with the right bytes.
+    /// Whatever the order of completion, the cuts of the stream and the speed of the client, and whenever another program
+    /// takes over: each request is answered once, with the right bytes.
     #[test]
     fn every_request_is_answered_once_and_right(
         structured in any::<bool>(),
@@ -661,7 +699,7 @@ proptest! {
         let mut client = Client { structured, wanted, read: HashMap::new(), answered: HashMap::new() };
         let (mut rest, mut held, mut failed, mut answers) = (&stream[..], Vec::new(), Vec::new(), Vec::new());
         let mut choices = choices.iter().cycle().copied();
-        let mut idle = 0;
+        let (mut idle, mut programs) = (0, 1);
         while client.answered.len() < client.wanted.len() {
             let mut moved = feed(&mut transmission, &mut rest, part) > 0;
             while let Some(mut piece) = transmission.pop() {
@@ -670,6 +708,14 @@ proptest! {
                 moved = true;
             }
             transmission.check();
+            if held.is_empty() && programs < 20 && choices.next().unwrap() % 4 == 0 {
+                programs += 1;
+                assert!(transmission.pop_begun().is_none());
+                let passed = transmission.pass().expect("it has not said goodbye");
+                let text = serde_json::to_string(&passed.begun).unwrap();
+                let passed = Passed { begun: serde_json::from_str(&text).unwrap(), ..passed };
+                transmission = Transmission::resume(DISK, passed, BufferPool::new(SHARED_MEMORY_MAX)).unwrap();
+            }
             if !held.is_empty() && (choices.next().unwrap() % 3 == 0 || !moved) {
                 let piece = held.swap_remove(usize::from(choices.next().unwrap()) % held.len());
                 let request = transmission.cookie_of(&piece);

@@ -9,6 +9,10 @@
 //! 2. At most [`REQUESTS_MAX`] requests are open; above that, or without a buffer, no more input is parsed.
 //! 3. Every request is answered exactly once, after all of its pieces came back.
 
+mod passing;
+
+pub(super) use passing::Passed;
+
 use super::judge::{error_code, judge};
 use super::offer::ExportGeometry;
 use super::open::{Form, Open};
@@ -36,6 +40,7 @@ pub(super) const SHARED_MEMORY_MAX: usize = 4 * (34 << 20);
 const OVERHEAD_MAX: usize = 16 << 10;
 /// The most bytes of memory that an idle client keeps.
 const IDLE_MEMORY_MAX: usize = 1 << 20;
+
 /// Why a client is no longer served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
@@ -70,8 +75,7 @@ enum Step {
     Room,
 }
 
-/// Releases the free buffers of the shared pool on drop, so that a client that left without receiving its answers
-/// leaves no memory behind.
+/// Releases the free buffers of the shared pool on drop, also if the client left without receiving its answers.
 struct GiveBack(BufferPool);
 
 impl Drop for GiveBack {
@@ -168,6 +172,10 @@ impl Transmission {
     /// Returns the next piece to execute. If it returns `None`, call it again after more bytes were received, or when
     /// [`Self::complete`] or [`Self::sent`] returns true.
     pub(super) fn pop(&mut self) -> Option<Piece> {
+        self.next(true)
+    }
+
+    fn next(&mut self, begins: bool) -> Option<Piece> {
         if let Some(rest) = self.repeats.front_mut() {
             let buffer = rest.buffers.pop_front();
             let piece = rest.next(buffer);
@@ -176,7 +184,7 @@ impl Transmission {
             }
             return Some(piece);
         }
-        while self.end.is_none() {
+        while self.end.is_none() && (begins || self.has_begun()) {
             let step = match std::mem::replace(&mut self.state, State::Header) {
                 State::Header => self.take_header(),
                 State::HandOut(rest) => self.hand_out(rest),
@@ -197,7 +205,7 @@ impl Transmission {
     }
 
     fn take_header(&mut self) -> Step {
-        if self.open.len() >= REQUESTS_MAX || self.outbox.overhead() >= OVERHEAD_MAX {
+        if self.open.len() >= REQUESTS_MAX || self.outbox.is_full(OVERHEAD_MAX) {
             return Step::Room;
         }
         let Some(header) = self.staging.take::<REQUEST_HEADER_LEN>() else { return Step::Input };
@@ -217,7 +225,10 @@ impl Transmission {
                 Step::Again
             }
             Err(error) => {
-                self.refuse(&request, error);
+                match request.command == Command::Read && self.structured {
+                    true => self.outbox.push_error_chunk(request.cookie, error_code(error)),
+                    false => self.outbox.push_simple_reply(request.cookie, error_code(error)),
+                }
                 Step::Again
             }
         }
@@ -226,13 +237,6 @@ impl Transmission {
     fn end_with(&mut self, end: End) -> Step {
         self.end = Some(end);
         Step::Input
-    }
-
-    fn refuse(&mut self, request: &Request, error: i32) {
-        match request.command {
-            Command::Read if self.structured => self.outbox.push_error_chunk(request.cookie, error_code(error)),
-            _ => self.outbox.push_simple_reply(request.cookie, error_code(error)),
-        }
     }
 
     /// Opens a request that passed the checks.
@@ -245,7 +249,7 @@ impl Transmission {
             Command::Trim if durable && self.geometry.can_write_zeroes => Kind::Zero { unmap: true },
             Command::Trim if !durable => Kind::Trim,
             Command::WriteZeroes => Kind::Zero { unmap: request.flags & COMMAND_NO_HOLE == 0 },
-            Command::Flush => return self.begin_flush(request.cookie),
+            Command::Flush => return Step::Piece(Piece::flush(self.open.insert(Open::flush(request.cookie)))),
             Command::Trim | Command::Disconnect | Command::Other(_) => {
                 self.outbox.push_simple_reply(request.cookie, 0);
                 return Step::Again;
@@ -268,11 +272,6 @@ impl Transmission {
             Kind::Read | Kind::Trim | Kind::Zero { .. } => State::HandOut(rest),
         };
         Step::Again
-    }
-
-    fn begin_flush(&mut self, cookie: u64) -> Step {
-        let slot = self.open.insert(Open::flush(cookie));
-        Step::Piece(Piece::flush(slot))
     }
 
     /// Returns the next piece of a request that has no payload to receive.

@@ -17,9 +17,10 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use super::guest::TestGuest;
 use crate::vhost::command::{Command, Envelope, IoThread, Reply};
 use crate::vhost::inflight::InflightRegion;
-use crate::vhost::memory::{MemoryTable, RingAddresses};
+use crate::vhost::memory::MemoryTable;
 use crate::vhost::{DeviceConfig, VhostDevice};
 use remoca_io::wake;
+use remoca_protocol::guests::RingAddresses;
 
 /// The record of requests in flight, as a front end keeps it for the next process.
 pub struct Record {

@@ -257,6 +257,11 @@ impl TestGuest {
         Ok(u16::try_from(self.frontend().get_vring_base(index)?).unwrap())
     }
 
+    /// Lets the back end take requests from a queue, or stops it from doing so.
+    pub fn enable_queue(&mut self, index: usize, enable: bool) -> vhost::Result<()> {
+        self.frontend().set_vring_enable(index, enable)
+    }
+
     /// Returns whether the connection is still open at the back end.
     pub fn is_connected(&self) -> bool {
         let Some(frontend) = &self.frontend else { return false };

@@ -5,10 +5,10 @@
 //! is true.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -16,11 +16,14 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
 
-use super::command::IoThread;
+use super::Pass;
+use super::command::{IoThread, failure};
 use super::config::DeviceConfig;
-use super::handler::Handler;
+use super::handler::{Handler, Requests, replay};
+use super::pause::{Pause, Work};
 use remoca_io::socket::SocketSource;
 use remoca_io::wake;
+use remoca_protocol::guests::FrontEnd;
 
 /// Wait after an accept that failed, for instance for lack of descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_secs(1);
@@ -28,10 +31,12 @@ const ACCEPT_RETRY: Duration = Duration::from_secs(1);
 /// The running control thread; dropping it ends the thread.
 pub(crate) struct ControlThread {
     shared: Arc<Shared>,
+    handler: Arc<Mutex<Handler>>,
     thread: Option<JoinHandle<()>>,
 }
 
 struct Shared {
+    pause: Pause,
     stop: OwnedFd,
     stopping: AtomicBool,
     finished: AtomicBool,
@@ -39,17 +44,41 @@ struct Shared {
 }
 
 impl ControlThread {
-    pub fn spawn(config: Arc<DeviceConfig>, source: SocketSource, io: IoThread) -> io::Result<Self> {
+    /// Starts the thread. It continues the connection `kept` of a former program before it accepts other front ends.
+    pub fn spawn(
+        config: Arc<DeviceConfig>,
+        source: SocketSource,
+        io: IoThread,
+        kept: Option<FrontEnd<OwnedFd>>,
+    ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
+            pause: Pause::new(io.wake.clone()),
             stop: wake::new()?,
             stopping: AtomicBool::new(false),
             finished: AtomicBool::new(false),
             connection: Mutex::new(None),
         });
         let name = format!("vhost {}", config.name);
-        let control = Control { shared: shared.clone(), wake: io.wake.clone(), handler: Handler::new(config, io) };
-        let thread = std::thread::Builder::new().name(name).spawn(move || control.run(source))?;
-        Ok(ControlThread { shared, thread: Some(thread) })
+        let wake = io.wake.clone();
+        let handler = Arc::new(Mutex::new(Handler::new(config, io)));
+        let control = Control { shared: shared.clone(), wake, handler: handler.clone() };
+        let thread = std::thread::Builder::new().name(name).spawn(move || control.run(source, kept))?;
+        Ok(ControlThread { shared, handler, thread: Some(thread) })
+    }
+
+    /// Returns the switch that keeps the thread between two messages.
+    pub fn pause(&self) -> &Pause {
+        &self.shared.pause
+    }
+
+    /// Returns the connected socket and what the handler knows of the connection, or `None` if no front end is
+    /// connected. Descriptors are what `pass` returns for them; those of the queues are missing. The thread must be
+    /// between two messages.
+    pub fn pass<G>(&self, pass: &mut Pass<'_, G>) -> io::Result<Option<FrontEnd<G>>> {
+        assert!(self.shared.pause.has_begun(), "a connection was passed on within a message");
+        let connection = self.shared.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(connection) = &*connection else { return Ok(None) };
+        lock(&self.handler).pass(pass(connection.as_fd())?, pass).map(Some)
     }
 
     /// Returns whether no front end can connect any longer.
@@ -62,6 +91,7 @@ impl ControlThread {
     pub fn begin_stop(&self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
         wake::raise(&self.shared.stop);
+        self.shared.pause.end();
         let connection = self.shared.connection.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(connection) = &*connection {
             // Fails only if it is closed already.
@@ -76,21 +106,27 @@ impl ControlThread {
     }
 }
 
+fn lock(handler: &Mutex<Handler>) -> MutexGuard<'_, Handler> {
+    handler.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 struct Control {
     shared: Arc<Shared>,
     wake: Arc<OwnedFd>,
-    handler: Handler,
+    handler: Arc<Mutex<Handler>>,
 }
 
 impl Control {
-    fn run(self, source: SocketSource) {
+    fn run(self, source: SocketSource, kept: Option<FrontEnd<OwnedFd>>) {
         let Control { shared, wake, handler } = self;
-        let handler = Arc::new(Mutex::new(handler));
+        if let Some(kept) = kept {
+            shared.serve(shared.pause.begin_work(), Arrival::Kept(kept), &handler);
+        }
         match source {
-            SocketSource::Stream(stream) => shared.serve(stream, &handler),
+            SocketSource::Stream(stream) => shared.serve(shared.pause.begin_work(), Arrival::New(stream), &handler),
             SocketSource::Listener { listener, path: _path } => {
-                while let Some(stream) = shared.accept(&listener) {
-                    shared.serve(stream, &handler);
+                while let Some((work, stream)) = shared.accept(&listener) {
+                    shared.serve(work, Arrival::New(stream), &handler);
                 }
             }
         }
@@ -99,19 +135,28 @@ impl Control {
     }
 }
 
+/// A front end to answer.
+enum Arrival {
+    New(UnixStream),
+    /// One that a former program of this process has answered before.
+    Kept(FrontEnd<OwnedFd>),
+}
+
 impl Shared {
     /// Accepts the next front end. Returns `None` if the device is to end or the socket cannot be used.
-    fn accept(&self, listener: &UnixListener) -> Option<UnixStream> {
+    fn accept(&self, listener: &UnixListener) -> Option<(Work<'_>, UnixStream)> {
         if let Err(error) = listener.set_nonblocking(true) {
             tracing::error!(%error, "cannot use the listening socket");
             return None;
         }
         while self.wait(listener, None) {
+            let work = self.pause.begin_work();
             match listener.accept() {
-                Ok((stream, _)) => return Some(stream),
+                Ok((stream, _)) => return Some((work, stream)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a front end");
+                    drop(work);
                     self.wait(&self.stop, Some(ACCEPT_RETRY));
                 }
             }
@@ -120,48 +165,74 @@ impl Shared {
     }
 
     /// Answers one front end until it disconnects or breaks the protocol, then detaches it.
-    fn serve(&self, stream: UnixStream, handler: &Arc<Mutex<Handler>>) {
-        let clones = stream.set_nonblocking(false).and_then(|()| Ok((stream.try_clone()?, stream.try_clone()?)));
-        let (watch, connection) = match clones {
-            Ok(clones) => clones,
-            Err(error) => {
-                tracing::warn!(%error, "cannot use the connection of a front end");
-                return;
+    fn serve(&self, work: Work<'_>, arrival: Arrival, handler: &Arc<Mutex<Handler>>) {
+        let attached = match arrival {
+            Arrival::New(stream) => self.attach(stream, handler),
+            Arrival::Kept(front_end) => self.reattach(front_end, handler),
+        };
+        let mut work = Some(work);
+        match attached {
+            Ok((watch, mut requests)) => {
+                drop(work.take());
+                let (last, why) = self.answer(&watch, &mut requests);
+                work = Some(last);
+                match why {
+                    VhostError::Disconnected => tracing::info!("the front end has gone"),
+                    error => tracing::warn!(%error, "the front end is disconnected"),
+                }
             }
-        };
-        self.set_connection(Some(connection));
-        let with_handler = |action: fn(&mut Handler) -> Result<(), VhostError>| {
-            action(&mut handler.lock().unwrap_or_else(PoisonError::into_inner))
-        };
-        if with_handler(Handler::attach).is_ok() {
-            let mut requests = BackendReqHandler::from_stream(stream, handler.clone());
-            match self.answer(&watch, &mut requests) {
-                VhostError::Disconnected => tracing::info!("the front end has gone"),
-                error => tracing::warn!(%error, "the front end is disconnected"),
+            Err(error) => {
+                tracing::warn!(%error, "the connection of a front end cannot be used: it has to connect again")
             }
         }
         self.set_connection(None);
         // Fails only if the device is shut down, which the next wait will notice.
-        let _ = with_handler(Handler::detach);
+        let _ = lock(handler).detach();
+        drop(work);
+    }
+
+    /// Attaches a front end that has just connected. Returns what its messages are waited for with, and answered with.
+    fn attach(&self, stream: UnixStream, handler: &Arc<Mutex<Handler>>) -> Result<(UnixStream, Requests), VhostError> {
+        stream.set_nonblocking(false).map_err(failure)?;
+        let watch = stream.try_clone().map_err(failure)?;
+        self.set_connection(Some(stream.try_clone().map_err(failure)?));
+        lock(handler).attach()?;
+        Ok((watch, BackendReqHandler::from_stream(stream, handler.clone())))
+    }
+
+    /// Attaches a front end that was connected to a former program of this process, with all that was agreed on.
+    fn reattach(
+        &self,
+        front_end: FrontEnd<OwnedFd>,
+        handler: &Arc<Mutex<Handler>>,
+    ) -> Result<(UnixStream, Requests), VhostError> {
+        let stream = UnixStream::from(front_end.socket.try_clone().map_err(failure)?);
+        let watch = stream.try_clone().map_err(failure)?;
+        self.set_connection(Some(stream));
+        lock(handler).attach()?;
+        let requests = replay(front_end, handler)?;
+        tracing::info!("the connection of the front end goes on");
+        Ok((watch, requests))
     }
 
     fn set_connection(&self, connection: Option<UnixStream>) {
         *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = connection;
     }
 
-    /// Answers messages until the connection or the device ends. Returns the reason.
-    fn answer(&self, watch: &UnixStream, requests: &mut BackendReqHandler<Mutex<Handler>>) -> VhostError {
+    /// Answers messages until the connection or the device ends. Returns the reason, still within the last message.
+    fn answer(&self, watch: &UnixStream, requests: &mut Requests) -> (Work<'_>, VhostError) {
         while self.wait(watch, None) {
+            let work = self.pause.begin_work();
             if let Err(error) = requests.handle_request() {
-                return error;
+                return (work, error);
             }
         }
-        VhostError::Disconnected
+        (self.pause.begin_work(), VhostError::Disconnected)
     }
 
     /// Waits until `source` is readable or `timeout` has passed. Returns false if the device is to end or the wait
     /// failed.
-    fn wait(&self, source: impl std::os::fd::AsFd, timeout: Option<Duration>) -> bool {
+    fn wait(&self, source: impl AsFd, timeout: Option<Duration>) -> bool {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         while !self.stopping.load(Ordering::SeqCst) {
             let mut sources = [PollFd::new(&source, PollFlags::IN), PollFd::new(&self.stop, PollFlags::IN)];

@@ -3,13 +3,14 @@
 mod commands;
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 
+use super::Pass;
 use super::chain::Session;
 use super::command::{Envelope, IoThread, Until, Waiting, WriteCache};
 use super::config::{ConfigError, DeviceConfig, feature};
@@ -22,6 +23,7 @@ use super::request::{BlkRequest, RequestId, Status};
 use super::throttle::Throttle;
 use remoca_io::socket::{ListeningCopy, SocketSource};
 use remoca_io::wake;
+use remoca_protocol::guests::FrontEnd;
 
 /// Why a device cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -62,9 +64,19 @@ pub struct VhostDevice {
 impl VhostDevice {
     /// Makes the device and starts its control thread, which serves front ends from now on.
     pub fn new(config: DeviceConfig, source: SocketSource) -> Result<Self, DeviceError> {
+        Self::with(config, source, None)
+    }
+
+    /// Makes the device as [`Self::new`] does. If there is a front end `kept`, which was connected to a former program
+    /// of this process, it is served first, and notices nothing.
+    pub fn with(
+        config: DeviceConfig,
+        source: SocketSource,
+        kept: Option<FrontEnd<OwnedFd>>,
+    ) -> Result<Self, DeviceError> {
         let listener = source.copy()?;
         let (mut device, io) = Self::without_front_end(config, listener)?;
-        device.control = Some(ControlThread::spawn(device.config.clone(), source, io)?);
+        device.control = Some(ControlThread::spawn(device.config.clone(), source, io, kept)?);
         Ok(device)
     }
 
@@ -269,6 +281,40 @@ impl VhostDevice {
 
     pub fn is_connected(&self) -> bool {
         self.connected
+    }
+
+    /// Stops answering the front end, between two of its messages. Returns false if it is within one: the device's
+    /// event descriptor becomes readable when that is over.
+    pub fn pause(&self) -> bool {
+        self.control.as_ref().is_none_or(|control| control.pause().begin())
+    }
+
+    /// Answers the front end again.
+    pub fn end_pause(&self) {
+        if let Some(control) = &self.control {
+            control.pause().end();
+        }
+    }
+
+    /// Returns the connection of the front end with all that was agreed on it, for a program that continues it.
+    /// Descriptors are what `pass` returns for them. Returns `None` if no front end is connected, or if it is within a
+    /// message. No request may be with the driver.
+    ///
+    /// # Errors
+    /// The first error of `pass`.
+    pub fn pass<G>(&self, pass: &mut Pass<'_, G>) -> io::Result<Option<FrontEnd<G>>> {
+        let control = self.control.as_ref().filter(|control| control.pause().has_begun() && !self.has_begun());
+        let Some(control) = control else { return Ok(None) };
+        let Some(mut front_end) = control.pass(pass)? else { return Ok(None) };
+        for ((queue, passed), index) in self.queues.iter().zip(&mut front_end.queues).zip(0..) {
+            assert!(queue.in_flight() == 0, "a connection was passed on with requests in flight");
+            passed.base = queue.base().unwrap_or(passed.base);
+            passed.kick = self.kicks.of(index).map(&mut *pass).transpose()?;
+            passed.call = queue.call.as_ref().map(|call| pass(call.as_fd())).transpose()?;
+            passed.error = queue.error.as_ref().map(|error| pass(error.as_fd())).transpose()?;
+            passed.enabled = queue.enabled;
+        }
+        Ok(Some(front_end))
     }
 
     /// Returns whether no front end can connect any longer, because the device had a single connection and it has

@@ -4,8 +4,13 @@
 //! I/O thread. An invalid message is refused with a reason, and the front end is disconnected: a state that the two
 //! sides see differently would be worse.
 
+mod replay;
+
+pub(super) use replay::replay;
+
 use std::fs::File;
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
 
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight, VhostUserLog,
@@ -13,7 +18,8 @@ use vhost::vhost_user::message::{
     VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{
-    Error as VhostError, GpuBackend, VhostUserBackendReqHandlerMut, VhostUserProtocolFeatures, VhostUserVirtioFeatures,
+    BackendReqHandler, Error as VhostError, GpuBackend, VhostUserBackendReqHandlerMut, VhostUserProtocolFeatures,
+    VhostUserVirtioFeatures,
 };
 
 use super::command::{Command, IoThread, failure};
@@ -21,8 +27,9 @@ use super::config::{DeviceConfig, WRITEBACK_OFFSET};
 use super::inflight::InflightRegion;
 use super::layout::RingLayout;
 use super::log::DirtyLog;
-use super::memory::{MemoryTable, REGION_COUNT_MAX, RingAddresses};
+use super::memory::{MemoryTable, REGION_COUNT_MAX};
 use remoca_io::wake;
+use remoca_protocol::guests::RingAddresses;
 
 type Result<T> = std::result::Result<T, VhostError>;
 
@@ -42,10 +49,14 @@ struct Vring {
     running: bool,
 }
 
+/// The messages of one front end, and the answers to them.
+pub(super) type Requests = BackendReqHandler<Mutex<Handler>>;
+
 pub(crate) struct Handler {
     config: Arc<DeviceConfig>,
     io: IoThread,
-    features: u64,
+    features: Option<u64>,
+    protocol_features: Option<u64>,
     table: MemoryTable,
     vrings: Vec<Vring>,
     inflight: Option<Arc<InflightRegion>>,
@@ -55,7 +66,7 @@ impl Handler {
     pub fn new(config: Arc<DeviceConfig>, io: IoThread) -> Self {
         let vrings = vec![Vring::default(); usize::from(config.queue_count_max)];
         let table = MemoryTable::empty(io.log.clone());
-        Handler { config, io, features: 0, table, vrings, inflight: None }
+        Handler { config, io, features: None, protocol_features: None, table, vrings, inflight: None }
     }
 
     /// Attaches a front end.
@@ -65,7 +76,7 @@ impl Handler {
 
     /// Detaches a front end that has disconnected. Blocks until none of its requests are in flight.
     pub fn detach(&mut self) -> Result<()> {
-        self.features = 0;
+        (self.features, self.protocol_features) = (None, None);
         self.table = MemoryTable::empty(self.io.log.clone());
         self.vrings.fill(Vring::default());
         self.inflight = None;
@@ -107,7 +118,7 @@ impl Handler {
         Ok(())
     }
 
-    fn start_queue(&mut self, index: u32, kick: std::os::fd::OwnedFd) -> Result<()> {
+    fn start_queue(&mut self, index: u32, kick: OwnedFd) -> Result<()> {
         let table = self.table.clone();
         let region = self.inflight.clone();
         let (queue, vring) = self.vring(index)?;
@@ -172,7 +183,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
         if unknown != 0 {
             return Err(failure(format!("features {unknown:#x} were not offered")));
         }
-        self.features = features;
+        self.features = Some(features);
         self.io.call(Command::SetFeatures(features)).map(drop)
     }
 
@@ -253,7 +264,10 @@ impl VhostUserBackendReqHandlerMut for Handler {
 
     fn set_protocol_features(&mut self, features: u64) -> Result<()> {
         match features & !PROTOCOL_FEATURES.bits() {
-            0 => Ok(()),
+            0 => {
+                self.protocol_features = Some(features);
+                Ok(())
+            }
             unknown => Err(failure(format!("protocol features {unknown:#x} were not offered"))),
         }
     }

@@ -15,6 +15,8 @@
 //! ```
 
 use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
@@ -22,8 +24,10 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use vm_memory::mmap::MmapRegion;
 
 use remoca_io::undumped;
+use remoca_protocol::guests::InflightRecord;
 use vm_memory::{AtomicInteger, FileOffset, VolatileMemory};
 
+use super::Pass;
 use super::config::{QUEUE_COUNT_MAX, QUEUE_SIZE_MAX};
 
 const HEADER_BYTES: usize = 16;
@@ -88,6 +92,14 @@ impl InflightRegion {
         region.has_trailer =
             has_room && region.at::<AtomicU64>(region.trailer()).load(Ordering::Relaxed) == TRAILER_MAGIC;
         Ok(region)
+    }
+
+    /// Returns the record, for a program that maps it as well. Its file is what `pass` returns for it.
+    pub fn pass<G>(&self, pass: &mut Pass<'_, G>) -> io::Result<InflightRecord<G>> {
+        let file = self.mapping.file_offset().expect("a record is a mapped file");
+        let bytes = self.mapping.size() as u64;
+        let (queues, queue_size) = (self.queues, self.size);
+        Ok(InflightRecord { file: pass(file.file().as_fd())?, file_offset: file.start(), bytes, queues, queue_size })
     }
 
     fn map(

@@ -61,6 +61,11 @@ impl Kicks {
         Ok(())
     }
 
+    /// Returns the kick of a queue, or `None` if it has none.
+    pub fn of(&self, queue: usize) -> Option<BorrowedFd<'_>> {
+        self.queues[queue].as_ref().map(AsFd::as_fd)
+    }
+
     /// Removes the kick of a queue, if it has one.
     pub fn remove(&mut self, queue: u16) {
         if let Some(old) = self.queues[usize::from(queue)].take() {

@@ -9,7 +9,11 @@
 //! 2. Pages beyond the end of the log are not marked. Nothing outside the mapping is touched, whatever the front end
 //!    said.
 
+use super::Pass;
+use remoca_protocol::guests::PageLog;
 use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -78,6 +82,16 @@ impl LogSwitch {
 
     pub fn set_log(&self, log: DirtyLog) {
         self.change(|state| state.log = Some(log));
+    }
+
+    /// Returns the log, for a program that maps it as well, or `None` if there is none. Its file is what `pass` returns
+    /// for it.
+    pub fn pass<G>(&self, pass: &mut Pass<'_, G>) -> io::Result<Option<PageLog<G>>> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(DirtyLog { mapping }) = &state.log else { return Ok(None) };
+        let file = mapping.file_offset().expect("a log is a mapped file");
+        let bytes = mapping.size() as u64;
+        Ok(Some(PageLog { file: pass(file.file().as_fd())?, file_offset: file.start(), bytes }))
     }
 
     /// Forgets the log after the front end has disconnected.

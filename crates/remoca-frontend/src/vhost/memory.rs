@@ -5,17 +5,21 @@
 //! truncates such a file afterwards kills this process by SIGBUS; QEMU seals its memfd against that.
 
 use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
+use super::Pass;
 use super::config::QUEUE_SIZE_MAX;
 use super::layout::RingLayout;
 use super::log::{LogSwitch, RegionLog};
 use remoca_io::undumped;
 use remoca_io::wake;
+use remoca_protocol::guests::{MemoryRegion, RingAddresses};
 
 pub(crate) type GuestMemory = GuestMemoryMmap<RegionLog>;
 
@@ -102,6 +106,16 @@ impl MemoryTable {
         &self.memory
     }
 
+    /// Returns the regions, for a program that maps them as well. Their files are what `pass` returns for them.
+    pub fn pass<G>(&self, pass: &mut Pass<'_, G>) -> io::Result<Vec<MemoryRegion<G>>> {
+        let regions = self.regions.iter().map(|region| {
+            let file = region.mapping.file_offset().expect("regions are mapped files");
+            let (guest, user, bytes) = (region.guest, region.user, region.length);
+            Ok(MemoryRegion { file: pass(file.file().as_fd())?, file_offset: file.start(), guest, user, bytes })
+        });
+        regions.collect()
+    }
+
     pub fn total_bytes(&self) -> u64 {
         self.regions.iter().map(|region| region.length).sum()
     }
@@ -130,14 +144,10 @@ impl MemoryTable {
     }
 }
 
-/// The parts of a ring in the front end's own addresses, as SET_VRING_ADDR passes them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RingAddresses {
-    pub descriptors: u64,
-    pub available: u64,
-    pub used: u64,
-    /// A guest address, if the used ring is to be logged.
-    pub used_log: Option<u64>,
+/// Returns a region as the front end described it, and its file.
+pub(crate) fn region_of(region: MemoryRegion<OwnedFd>) -> (VhostUserMemoryRegion, File) {
+    let MemoryRegion { file, file_offset, guest, user, bytes } = region;
+    (VhostUserMemoryRegion::new(guest, bytes, user, file_offset), file.into())
 }
 
 fn map(region: &VhostUserMemoryRegion, file: File, log: &Arc<LogSwitch>) -> Result<Region, MemoryError> {

@@ -27,6 +27,7 @@ mod kicks;
 mod layout;
 mod log;
 pub(crate) mod memory;
+mod pause;
 mod queue;
 mod request;
 mod ring;
@@ -36,3 +37,6 @@ pub use chain::Frame;
 pub use config::{ConfigError, DeviceConfig, QUEUE_COUNT_MAX, SERIAL_BYTES_MAX};
 pub use device::{DeviceError, VhostDevice};
 pub use request::{BlkRequest, RequestId, Status};
+
+/// Passes a descriptor to another program, and returns what stands for it there.
+pub type Pass<'a, G> = dyn FnMut(std::os::fd::BorrowedFd<'_>) -> std::io::Result<G> + 'a;

@@ -173,6 +173,11 @@ impl Queue {
         self.ring.is_some()
     }
 
+    /// Returns where another program continues in the available ring, or `None` if the ring is not running.
+    pub fn base(&self) -> Option<u16> {
+        self.ring.as_ref().map(|_| self.next_available)
+    }
+
     /// Stops taking new chains from the ring. Chains that are to be resubmitted are still taken.
     pub fn begin_stop(&mut self) {
         self.stopping = true;

@@ -1,6 +1,8 @@
-//! Asks another program, with the arguments that it would get, whether it could take over.
+//! Asks another program, with the arguments that it would get, whether it could take over in this process. The driver
+//! decides when (`driver/upgrade.rs`); how it takes over is in [`remoca_io::handover`]. See
+//! `docs/decisions/0021-upgrade.md`.
 
-use super::VARIABLE;
+use remoca_io::handover::VARIABLE;
 use remoca_io::wake;
 use remoca_protocol::handover::VERSION;
 use serde::{Deserialize, Serialize};

@@ -1,30 +1,28 @@
 //! Upgrade in place: a process hands its descriptors to the program that takes its place under the same process id.
 //!
 //! ```text
-//! old program   asks the new one whether it could (check) - drains - Handover: descriptors without close-on-exec, and a
-//!               sealed memfd of JSON that says what they are; its number in the environment - execve
+//! old program   Handover: descriptors without close-on-exec, and a sealed memfd of JSON that says what they are; its
+//!               number in the environment - execve
 //! new program   Inheritance: reads it, or starts as after a crash, loudly
 //! ```
 //! Nothing is closed on the way: clients that connect to listening sockets wait, images stay locked, and an NBD server
-//! never sees its client leave. The driver decides when (`driver/upgrade.rs`). See `docs/decisions/0021-upgrade.md`.
+//! never sees its client leave. See `docs/decisions/0021-upgrade.md`.
 
-mod check;
 mod receive;
 
-pub use check::{Ask, Checking, Verdict, confirmation};
 pub use receive::Inheritance;
 
+use crate::{narrow, sealed};
 use remoca_protocol::handover::{Description, Listening, VERSION};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 use std::ffi::{CString, OsStr, OsString};
-use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 /// The environment variable with the number of the description's descriptor.
-const VARIABLE: &str = "REMOCA_HANDOVER";
+pub const VARIABLE: &str = "REMOCA_HANDOVER";
 /// A hand-over in the making. Dropped, it changes nothing: the descriptors in it are copies.
 #[derive(Debug, Default)]
 pub struct Handover {
@@ -47,14 +45,8 @@ impl Handover {
     /// # Errors
     /// If the process has no room for a copy.
     pub fn pass(&mut self, fd: impl AsFd) -> io::Result<RawFd> {
-        // SAFETY: F_DUPFD on an open descriptor; the result belongs to nobody else.
-        let copy = unsafe {
-            use std::os::fd::FromRawFd;
-            match libc::fcntl(fd.as_fd().as_raw_fd(), libc::F_DUPFD, 3) {
-                -1 => return Err(io::Error::last_os_error()),
-                copy => OwnedFd::from_raw_fd(copy),
-            }
-        };
+        let copy = fcntl_dupfd_cloexec(fd, 3)?;
+        fcntl_setfd(&copy, FdFlags::empty())?;
         let number = copy.as_raw_fd();
         self.copies.push(copy);
         Ok(number)
@@ -93,7 +85,7 @@ impl Handover {
             strings.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect()
         };
         let (arguments, environment) = (pointers(&arguments), pointers(&environment));
-        remoca_io::narrow::passes("handover-described");
+        narrow::passes("handover-described");
         // SAFETY: both lists are arrays of pointers to strings that live until the call returns, with a null pointer at the end.
         unsafe { libc::execve(program.as_ptr(), arguments.as_ptr(), environment.as_ptr()) };
         Err(io::Error::last_os_error())
@@ -104,11 +96,6 @@ fn c_string(text: &OsStr) -> io::Result<CString> {
     Ok(CString::new(text.to_owned().into_vec())?)
 }
 
-/// Writes the description into a sealed memfd: what the new program reads is what was written.
 fn write_description(description: &Description) -> io::Result<OwnedFd> {
-    let fd = memfd_create("remoca-handover", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    let mut file = File::from(fd);
-    file.write_all(&description.encode().map_err(io::Error::other)?)?;
-    fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok(file.into())
+    sealed::write("remoca-handover", &description.encode().map_err(io::Error::other)?)
 }

@@ -1,14 +1,12 @@
 //! The receiving side: descriptors that a previous program of this process left open, or a reason to start without them.
 
 use super::VARIABLE;
+use crate::sealed;
 use remoca_protocol::handover::{BYTES_MAX, Description};
-use rustix::fs::{SealFlags, fcntl_get_seals};
 use rustix::io::{FdFlags, fcntl_setfd};
 use std::collections::HashMap;
-use std::fs::File;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::FileExt;
 
 /// What was handed over. Descriptors that are not taken from it are closed when it is dropped.
 #[derive(Debug, Default)]
@@ -35,7 +33,7 @@ impl Inheritance {
             Ok(inheritance) => {
                 // Descriptors that front ends passed to the previous program came without close-on-exec.
                 close_all_but(inheritance.descriptors.keys().copied().collect());
-                remoca_io::narrow::passes("handover-received");
+                crate::narrow::passes("handover-received");
                 Some(inheritance)
             }
             Err(error) => {
@@ -51,7 +49,7 @@ impl Inheritance {
 
     /// Reads the description. Closes its own descriptor before those in it are taken, so it cannot be one of them.
     fn read(number: RawFd) -> io::Result<Self> {
-        Self::of(Description::parse(&read_sealed(number)?).map_err(io::Error::other)?)
+        Self::of(Description::parse(&sealed::read(adopt(number)?, BYTES_MAX)?).map_err(io::Error::other)?)
     }
 
     fn of(description: Description) -> io::Result<Self> {
@@ -72,18 +70,6 @@ impl Inheritance {
     pub fn take(&mut self, number: RawFd) -> io::Result<OwnedFd> {
         self.descriptors.remove(&number).ok_or_else(|| io::Error::other(format!("descriptor {number} was not passed")))
     }
-}
-
-fn read_sealed(number: RawFd) -> io::Result<Vec<u8>> {
-    let file = File::from(adopt(number)?);
-    let seals = fcntl_get_seals(&file).map_err(|_| io::Error::other("it is not a sealed description"))?;
-    let length = file.metadata()?.len();
-    if !seals.contains(SealFlags::WRITE | SealFlags::SHRINK) || length > BYTES_MAX {
-        return Err(io::Error::other("it is not a sealed description"));
-    }
-    let mut text = vec![0; usize::try_from(length).unwrap_or(0)];
-    file.read_exact_at(&mut text, 0)?;
-    Ok(text)
 }
 
 /// Takes ownership of a descriptor that was left open for this program, and sets close-on-exec, so that no other

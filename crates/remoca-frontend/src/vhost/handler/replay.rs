@@ -1,0 +1,115 @@
+//! Passes a connection to another program of this process, which continues it: what the front end has said is said
+//! again, by that program to itself.
+
+use super::{Handler, Requests, Result, Vring};
+use crate::vhost::Pass;
+use crate::vhost::command::{Command, failure};
+use crate::vhost::memory;
+use remoca_protocol::guests::{FrontEnd, Queue};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+use vhost::vhost_user::BackendReqHandler;
+use vhost::vhost_user::VhostUserBackendReqHandlerMut;
+use vhost::vhost_user::message::{VhostUserInflight, VhostUserLog};
+
+/// Numbers of the messages in the vhost-user specification.
+const GET_FEATURES: u32 = 1;
+const SET_FEATURES: u32 = 2;
+const GET_PROTOCOL_FEATURES: u32 = 15;
+const SET_PROTOCOL_FEATURES: u32 = 16;
+/// Flags of a message that wants no acknowledgement: the version of the protocol.
+const PLAIN: u32 = 1;
+
+/// Brings `handler` and its device to the state of the connection. Returns what answers its next messages.
+///
+/// # Errors
+/// If this program cannot offer what was agreed on, or cannot map what was shared. The front end has to connect again.
+pub(in crate::vhost) fn replay(front_end: FrontEnd<OwnedFd>, handler: &Arc<Mutex<Handler>>) -> Result<Requests> {
+    let (own, theirs) = UnixStream::pair().map_err(failure)?;
+    let mut requests = BackendReqHandler::from_stream(theirs, handler.clone());
+    // The crate keeps the features to itself, and takes them from messages alone.
+    let features = [
+        (GET_FEATURES, SET_FEATURES, front_end.features),
+        (GET_PROTOCOL_FEATURES, SET_PROTOCOL_FEATURES, front_end.protocol_features),
+    ];
+    for (get, set, value) in features {
+        let Some(value) = value else { continue };
+        for message in [message(get, &[]), message(set, &value.to_ne_bytes())] {
+            (&own).write_all(&message).map_err(failure)?;
+            requests.handle_request()?;
+        }
+    }
+    put_in_place(&front_end.socket, &requests)?;
+    handler.lock().unwrap_or_else(PoisonError::into_inner).restore(front_end)?;
+    Ok(requests)
+}
+
+fn message(request: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).expect("payloads have 8 bytes at most");
+    [&request.to_ne_bytes(), &PLAIN.to_ne_bytes(), &length.to_ne_bytes(), payload].concat()
+}
+
+/// Makes the connection `socket` the one that `requests` answers.
+fn put_in_place(socket: &OwnedFd, requests: &Requests) -> Result<()> {
+    // SAFETY: the descriptor is open as long as `requests` owns it. It is only replaced here, and never closed.
+    let mut target = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(requests.as_raw_fd()) });
+    rustix::io::dup3(socket, &mut target, rustix::io::DupFlags::CLOEXEC)
+        .map_err(|error| failure(io::Error::from(error)))
+}
+
+impl Handler {
+    /// Returns the connection over `socket`, for a program that continues it. Descriptors are what `pass` returns for
+    /// them; those of the queues are missing.
+    pub fn pass<G>(&self, socket: G, pass: &mut Pass<'_, G>) -> io::Result<FrontEnd<G>> {
+        let queue = |vring: &Vring| Queue {
+            size: vring.size,
+            addresses: vring.addresses,
+            base: vring.base,
+            kick: None,
+            call: None,
+            error: None,
+            enabled: false,
+        };
+        Ok(FrontEnd {
+            socket,
+            features: self.features,
+            protocol_features: self.protocol_features,
+            memory: self.table.pass(pass)?,
+            record: self.inflight.as_ref().map(|record| record.pass(pass)).transpose()?,
+            log: self.io.log.pass(pass)?,
+            queues: self.vrings.iter().map(queue).collect(),
+        })
+    }
+
+    /// Restores everything but the features, which must be restored already, from the connection of a former program.
+    pub fn restore(&mut self, front_end: FrontEnd<OwnedFd>) -> Result<()> {
+        let FrontEnd { memory, record, log, queues, .. } = front_end;
+        if !memory.is_empty() {
+            let (regions, files) = memory.into_iter().map(memory::region_of).unzip::<_, _, Vec<_>, Vec<_>>();
+            self.set_mem_table(&regions, files, None)?;
+        }
+        if let Some(record) = record {
+            let (bytes, offset) = (record.bytes, record.file_offset);
+            let given = VhostUserInflight::new(bytes, offset, record.queues, record.queue_size);
+            self.set_inflight_fd(&given, record.file.into())?;
+        }
+        if let Some(log) = log {
+            self.set_log_base(&VhostUserLog::new(log.bytes, log.file_offset), log.file.into())?;
+        }
+        for (queue, index) in queues.into_iter().zip(0_u8..) {
+            let vring = self.stopped_vring(index.into())?;
+            (vring.size, vring.addresses, vring.base) = (queue.size, queue.addresses, queue.base);
+            // Without an eventfd, the queue has none either.
+            self.set_vring_call(index, queue.call.map(File::from))?;
+            self.set_vring_err(index, queue.error.map(File::from))?;
+            if let Some(kick) = queue.kick {
+                self.set_vring_kick(index, Some(kick.into()))?;
+            }
+            self.io.call(Command::EnableQueue { queue: index.into(), enable: queue.enabled })?;
+        }
+        Ok(())
+    }
+}
