@@ -161,7 +161,7 @@ impl Breaker {
         self.reads_until_probe = self.reads_until_probe.saturating_sub(1);
     }
 
-    /// Earns budget for an answered guest read.
+    /// Adds a token to the overrun budget, up to its capacity, for an answered guest read.
     pub(super) fn note_read(&mut self) {
         self.budget.note_read();
     }

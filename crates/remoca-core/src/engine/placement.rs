@@ -58,7 +58,7 @@ struct Server {
 }
 
 impl Server {
-    /// Delays the next question to this server by its backoff, which doubles.
+    /// Delays the next `Ask` to this server by its backoff plus jitter, and doubles the backoff up to its maximum.
     fn fail(&mut self, now: Nanos, random: &mut Random) {
         self.state = State::Idle(now.plus_ns(random.stretch(self.backoff_ns)));
         self.backoff_ns = (self.backoff_ns * 2).clamp(BACKOFF_MIN_NS, BACKOFF_MAX_NS);

@@ -162,13 +162,13 @@ impl Race {
         }
     }
 
-    /// Counts a disk read as abandoned, because its request has just been answered.
+    /// Adds a disk read to the abandoned reads, because its request has just been answered.
     pub(super) fn begin_abandoned(&mut self, disk: DiskIndex, range: ByteRange) {
         self.speculative(disk).begin_abandoned(range);
     }
 
-    /// Counts a disk read that ended, and requeues deferred reads if that makes room for them. `answered` says whether
-    /// it was abandoned.
+    /// Removes a completed disk read from the counts of its disk, and requeues deferred reads if that makes room for
+    /// them. `answered` says whether it was abandoned.
     pub(super) fn end_io(&mut self, disk: DiskIndex, reason: ReadReason, range: ByteRange, answered: bool) {
         let speculative = &mut self.speculative[usize::from(disk.0)];
         speculative.end_io(reason, range, answered);
@@ -177,12 +177,13 @@ impl Race {
         }
     }
 
-    /// Counts a guest read that starts.
+    /// Adds a guest read to the count of reads in flight.
     pub(super) fn begin_read(&mut self, disk: DiskIndex) {
         self.speculative(disk).begin_read();
     }
 
-    /// Counts a guest read that was answered.
+    /// Removes an answered guest read from the count of reads in flight, and adds a token to the breaker's overrun
+    /// budget.
     pub(super) fn end_read(&mut self, disk: DiskIndex) {
         self.speculative(disk).end_read();
         self.breaker.note_read();
@@ -348,7 +349,7 @@ impl Race {
         }
     }
 
-    /// Counts a disk read that starts. Returns the record to keep with its request.
+    /// Adds a disk read to the count of reads in flight. Returns the record to keep with its request.
     pub(super) fn begin_io(&mut self, now: Nanos, disk: DiskIndex, reason: ReadReason) -> DiskIo {
         self.speculative(disk).begin_io(now, reason)
     }

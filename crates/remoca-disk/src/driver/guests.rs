@@ -208,7 +208,7 @@ impl Guests {
         self.wrote
     }
 
-    /// Records that this process became the owner of the disks.
+    /// Clears the record of whether a disk was modified. Called when this process becomes the owner of the disks.
     pub(super) fn forget_writes(&mut self) {
         self.wrote = false;
     }

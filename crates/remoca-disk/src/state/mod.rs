@@ -83,12 +83,13 @@ pub enum Before {
 }
 
 impl StateFile {
-    /// Starts an engine with its index in the state file at `path`. If the index of a previous process there is usable,
-    /// it is resumed, with its key; otherwise the index is new. The driver judges whether the images are the same.
+    /// Starts an engine with its index in the state file at `path`. Resumes the index and key that a previous process
+    /// left there if they are usable; otherwise creates a new index. Falls back to an index without a state file if the
+    /// file cannot be opened or created. The caller must check that the images are unchanged.
     ///
     /// # Errors
-    /// If another process uses the file or it is not this user's, unless this start continues a running VM; or if there
-    /// is no memory for the index at all.
+    /// If another process uses the file, or it is not a private regular file of this user; neither applies when a
+    /// running VM continues. If there is no memory for the index. If a new file cannot be renamed into place.
     pub fn start(path: &Path, config: &EngineConfig, before: Before) -> Result<EngineStart, StateError> {
         let must_go_on = matches!(before, Before::ThisProcess(_));
         let handed_over = match before {

@@ -90,7 +90,7 @@ impl Outbox {
         slices
     }
 
-    /// Removes everything that is queued, and returns it.
+    /// Removes and returns all queued bytes.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn take_all(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();

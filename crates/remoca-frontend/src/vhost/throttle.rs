@@ -33,7 +33,8 @@ impl Throttle {
         self.held == 0
     }
 
-    /// Returns whether no new chain may be taken. Pieces of chains that were taken before may still go out.
+    /// Returns whether the segment limit is reached, so that no new chain may be taken. Pieces of chains already taken
+    /// may still be handed out.
     pub fn lacks_segments(&self) -> bool {
         self.segments.get() >= SEGMENTS_MAX
     }

@@ -200,7 +200,8 @@ impl Guest {
         (self.flush_may_fail, self.flush_must_fail) = (false, false);
     }
 
-    /// Offers a request on the ring, or sends it to the NBD server.
+    /// Submits the request at index `at` to a virtqueue, or sends it to the NBD server. Does nothing if the NBD client
+    /// is disconnected.
     pub(super) fn send(&mut self, at: usize) {
         let request = &mut self.requests[at];
         match &mut self.attachment {
