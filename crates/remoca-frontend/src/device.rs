@@ -67,8 +67,8 @@ impl Frontend {
         }
     }
 
-    /// Notes that the disk may have lost the finished parts of requests that are not complete yet. Such requests come
-    /// out of [`Self::pop`] again when all of their parts are back.
+    /// Marks each incomplete request for repetition of which the disk may have lost finished parts. [`Self::pop`]
+    /// returns such a request again when all of its parts are back and none has failed.
     pub fn repeat_parts(&mut self) {
         match self {
             Self::Vhost(device) => device.repeat_parts(),

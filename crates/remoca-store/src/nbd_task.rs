@@ -207,7 +207,7 @@ impl NbdTask {
         }
     }
 
-    /// Handles the server's reply to the current piece.
+    /// Advances the task by the server's reply to the current piece.
     pub(super) fn handle_reply(&mut self, errno: Option<i32>, abilities: &Abilities) -> Progress {
         if let Some(errno) = errno {
             return self.handle_error(errno, abilities);

@@ -137,7 +137,7 @@ impl Race {
         self.breaker.admits()
     }
 
-    /// Notes a late page, which shows that the server works.
+    /// Makes the next probe due at once, because a late page shows that the server works.
     pub(super) fn note_server_alive(&mut self, now: Nanos) {
         self.breaker.note_server_alive(now);
     }
@@ -314,7 +314,8 @@ impl Race {
         self.unhedged.push_back(Waiting { since: now, id, serial });
     }
 
-    /// Notes that the server answered a read before the disk did.
+    /// Adds credit for hedges and a latency of the server, and reports the win to the breaker: the server answered a
+    /// read before the disk. Reports an overrun as well if the answer came very late.
     pub(super) fn note_server_first(&mut self, now: Nanos, request: &Request, stats: &mut EngineStats) {
         self.credit = (self.credit + 1).min(CREDIT_MAX);
         let took = now.since_ns(request.issued);
@@ -327,7 +328,9 @@ impl Race {
         }
     }
 
-    /// Notes that the disk answered a read before the server did.
+    /// Reports a loss to the breaker: the disk answered a read before the server. Refunds and counts the hedge if the
+    /// disk read was one. Reports an overrun as well if the answer came very late although the disk was not asked in
+    /// time.
     pub(super) fn note_disk_first(&mut self, now: Nanos, request: &Request, io: DiskIo, stats: &mut EngineStats) {
         stats.hedges_won += u64::from(io.reason == ReadReason::Hedge);
         self.refund(io.reason);
@@ -340,8 +343,8 @@ impl Race {
         }
     }
 
-    /// Notes that the server cannot answer a read, so that its disk read was needed. The server has no page, sent a
-    /// wrong one, or still owes it after the disk failed twice.
+    /// Ends the probe of a read without a result, and refunds its hedge, if it has them. The server cannot answer the
+    /// read: it has no page, sent a wrong one, or still owes it after the disk failed twice.
     pub(super) fn note_no_page(&mut self, request: &Request) {
         self.breaker.note_draw(request.serial);
         if let Some(io) = request.io {

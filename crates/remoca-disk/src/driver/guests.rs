@@ -162,7 +162,7 @@ impl Guests {
         intake.pop(&mut self.disks[usize::from(disk)].frontend)
     }
 
-    /// Records that a request starts. Returns whether it may complete only when it is durable.
+    /// Records a modification, if `request` is one. Returns whether `request` may complete only when it is durable.
     pub(super) fn begin(&mut self, disk: u16, request: &GuestRequest) -> bool {
         self.wrote |= !matches!(request.operation(), Operation::Read { .. } | Operation::Flush);
         request.is_durable() || !self.disks[usize::from(disk)].frontend.write_cache_enabled()

@@ -324,7 +324,7 @@ impl StateFile {
         Arc::clone(&self.header)
     }
 
-    /// Records that writes to this disk's image are in flight, or about to be.
+    /// Marks the image of `disk` as written at the time of `clock`: writes are in flight, or about to be.
     pub fn note_writes(&self, disk: DiskIndex, clock: Clock) {
         self.header.set_written(disk, clock);
     }

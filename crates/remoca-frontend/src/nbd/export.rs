@@ -230,8 +230,8 @@ impl NbdExport {
         }
     }
 
-    /// Notes that the disk may have lost the finished pieces of requests that are not answered. Such requests come out
-    /// of [`Self::pop`] again when all of their pieces are back.
+    /// Marks each unanswered request for repetition of which the disk may have lost finished pieces. [`Self::pop`]
+    /// returns such a request again when all of its pieces are back and none has failed.
     pub fn repeat_parts(&mut self) {
         self.clients.iter_mut().for_each(|(_, client)| client.transmission.repeat_parts());
     }

@@ -155,7 +155,8 @@ impl Guest {
         }
     }
 
-    /// Notes that a part of one of these requests failed.
+    /// Marks the requests with these steps as possibly failed, and a single one as failed. If `is_durable`, flushes may
+    /// fail from now on.
     pub(super) fn note_error(&mut self, steps: &[usize], is_durable: bool) {
         self.flush_may_fail |= is_durable;
         for request in self.requests.iter_mut().filter(|request| steps.contains(&request.step)) {
