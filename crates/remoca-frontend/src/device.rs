@@ -135,7 +135,7 @@ impl Frontend {
     /// Attaches an NBD client that chose this device.
     ///
     /// # Errors
-    /// If the system refuses to watch the client's socket. The client is disconnected then.
+    /// If the system refuses to report events, or to watch the client's socket. The client is disconnected then.
     pub fn attach(&mut self, client: Attached) -> io::Result<()> {
         match self {
             Self::Vhost(_) => Ok(()),
@@ -299,7 +299,7 @@ impl GuestRequest {
     /// Copies the current content of a frame of this request to `target`.
     ///
     /// # Errors
-    /// As [`Self::copy_to_guest`].
+    /// As [`Self::copy_to_guest`]. An NBD request has no frames, so that this always fails for it.
     pub fn copy_frame(&self, frame: Frame, target: &mut [u8]) -> Result<(), CopyError> {
         match self {
             Self::Vhost(request) => request.copy_frame(frame, target),
@@ -311,7 +311,7 @@ impl GuestRequest {
     /// Delivers all data of a read in the buffer that the disk filled.
     ///
     /// # Errors
-    /// If the guest is gone.
+    /// As [`Self::copy_to_guest`]. Never for an NBD request.
     pub fn deliver(&mut self, buffer: IoBuffer) -> Result<(), CopyError> {
         match self {
             Self::Vhost(request) => request.copy_to_guest(0, &buffer),

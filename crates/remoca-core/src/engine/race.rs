@@ -329,8 +329,8 @@ impl Race {
     }
 
     /// Reports a loss to the breaker: the disk answered a read before the server. Refunds and counts the hedge if the
-    /// disk read was one. Reports an overrun as well if the answer came very late although the disk was not asked in
-    /// time.
+    /// disk read was one. Reports an overrun as well if the answer came very late, unless the disk was asked in time
+    /// and not slowed by abandoned reads.
     pub(super) fn note_disk_first(&mut self, now: Nanos, request: &Request, io: DiskIo, stats: &mut EngineStats) {
         stats.hedges_won += u64::from(io.reason == ReadReason::Hedge);
         self.refund(io.reason);

@@ -19,8 +19,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.place(now);
     }
 
-    /// Takes the result of an `Ask` (the server's offer, or `None` if there is no connection to it), and starts a
-    /// session if a server can be chosen. Releases a server that is no longer in the list.
+    /// Stores the `offer` of a server that was asked (`None`: there is no connection), and starts a session if a server
+    /// can be chosen. Releases a server that is no longer in the list.
     pub fn handle_answer(&mut self, now: Nanos, server: ServerNumber, offer: Option<PoolOffer>) {
         if !self.placement.answer(now, server, offer) && offer.is_some() {
             self.actions.push_back(Action::Release(server));

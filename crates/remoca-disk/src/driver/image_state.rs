@@ -91,7 +91,7 @@ impl ImageState {
         }
     }
 
-    /// Records that a look starts. `coarse_ns` is the kernel's clock for change times, read before the look.
+    /// Stores a look that starts at `now_ns`. `coarse_ns` is the kernel's clock for change times, read before the look.
     pub(super) fn begin_look(&mut self, now_ns: u64, coarse_ns: u64) {
         self.looked_ns = now_ns;
         self.look = Some(Look { coarse_ns, settles: self.in_flight == 0, doubted: false });

@@ -89,7 +89,7 @@ impl Driver {
     /// Returns a driver of these parts, with all of their descriptors registered.
     ///
     /// # Errors
-    /// If the system refuses an epoll instance or a registration.
+    /// If the system has no descriptors or memory left, or refuses a registration.
     pub fn new(parts: Parts) -> io::Result<Self> {
         let disks = parts.disks.len();
         let guest_memory_min = parts.migration.config().guest_memory;

@@ -104,7 +104,7 @@ impl NbdExport {
     /// Attaches a client that chose this export.
     ///
     /// # Errors
-    /// If the system refuses to watch the client's socket. The client is disconnected then.
+    /// If the system refuses to report events, or to watch the client's socket. The client is disconnected then.
     pub fn attach(&mut self, attached: Attached) -> io::Result<()> {
         // A client that has shut down its connection must no longer be read. The new client may be the same one, which
         // has reconnected.

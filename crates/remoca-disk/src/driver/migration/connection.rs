@@ -208,8 +208,8 @@ impl Connection {
         }
     }
 
-    /// Doubles the time until the next attempt to reach the process that has our disks, up to the longest, and records
-    /// the start of this one. Returns the address and the secret, or `None` if there is no address.
+    /// Doubles the time until the next attempt to reach the process that has our disks, up to a maximum. Records the
+    /// start of this one. Returns the address and the secret, or `None` if there is no address.
     pub(super) fn begin_attempt(&mut self, now: Instant) -> Option<(Endpoint, Secret)> {
         self.again_after = LINK_AGAIN_AFTER.1.min(self.again_after * 2);
         self.since = Some(now);

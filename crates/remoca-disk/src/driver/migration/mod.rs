@@ -68,7 +68,7 @@ impl Migration {
     /// (`incoming`), or because they went. An index that comes is kept at `state_path` for a successor of this process.
     ///
     /// # Errors
-    /// If listening at the address fails.
+    /// If listening at the address fails, or the system has no descriptors or threads left.
     pub fn new(
         peers: Box<dyn PeerNetwork>,
         incoming: Option<(Endpoint, Secret)>,
