@@ -36,7 +36,7 @@ impl Pace {
         if waiting >= worthwhile || now >= due_at { Next::Write } else { Next::WaitUntil(due_at) }
     }
 
-    /// Notes that the waiting pages were written.
+    /// Clears the time of the first waiting page, because the waiting pages were written.
     pub fn written(&mut self) {
         self.since = None;
     }

@@ -255,7 +255,7 @@ fn parse_disk(text: &str) -> Result<DiskOptions, String> {
     Ok(DiskOptions { image: image.ok_or("a disk needs image=IMAGE")?, ..disk })
 }
 
-/// Arms the narrow places at which this process is to be killed or to panic.
+/// Arms the kill point or panic point given on the command line. Fails if both are given.
 #[cfg(feature = "ablation")]
 fn arm(args: &DiskArgs) -> Result<()> {
     use remoca_io::narrow::{End, end_at};

@@ -23,7 +23,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Counts one duration.
+    /// Adds a duration of `ns` nanoseconds to the histogram.
     pub fn record(&mut self, ns: u64) {
         self.counts[bucket(ns)] += 1;
         self.count += 1;

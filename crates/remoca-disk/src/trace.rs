@@ -62,7 +62,7 @@ impl TraceWriter {
     /// Starts a trace in a new file at `path`. If the file system does not answer within a second, the file is opened later.
     ///
     /// # Errors
-    /// If the file cannot be created.
+    /// If the file cannot be created, or the system has no descriptors or threads left.
     pub fn create(path: &Path) -> io::Result<Self> {
         let this = Self::start(path, |path| File::create(path))?;
         match this.outcome.recv_timeout(PATIENCE) {
@@ -75,7 +75,7 @@ impl TraceWriter {
     /// ends the trace.
     ///
     /// # Errors
-    /// If the system has no thread left.
+    /// If the system has no descriptors or threads left.
     pub fn append(path: &Path) -> io::Result<Self> {
         Self::start(path, |path| File::options().create(true).append(true).open(path))
     }

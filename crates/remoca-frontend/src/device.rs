@@ -66,8 +66,8 @@ impl Frontend {
         }
     }
 
-    /// Notes that the disk may have lost the finished parts of requests that are not complete yet. Such requests come
-    /// out of [`Self::pop`] again when all of their parts are back.
+    /// Marks each incomplete request for repetition of which the disk may have lost finished parts. [`Self::pop`]
+    /// returns such a request again when all of its parts are back and none has failed.
     pub fn repeat_parts(&mut self) {
         match self {
             Self::Vhost(device) => device.repeat_parts(),
@@ -134,7 +134,7 @@ impl Frontend {
     /// Attaches an NBD client that chose this device.
     ///
     /// # Errors
-    /// If the system refuses to watch the client's socket. The client is disconnected then.
+    /// If the system refuses to report events, or to watch the client's socket. The client is disconnected then.
     pub fn attach(&mut self, client: Attached) -> io::Result<()> {
         match self {
             Self::Vhost(_) => Ok(()),
@@ -279,7 +279,7 @@ impl GuestRequest {
     /// Copies the current content of a frame of this request to `target`.
     ///
     /// # Errors
-    /// As [`Self::copy_to_guest`].
+    /// As [`Self::copy_to_guest`]. An NBD request has no frames, so that this always fails for it.
     pub fn copy_frame(&self, frame: Frame, target: &mut [u8]) -> Result<(), CopyError> {
         match self {
             Self::Vhost(request) => request.copy_frame(frame, target),
@@ -291,7 +291,7 @@ impl GuestRequest {
     /// Delivers all data of a read in the buffer that the disk filled.
     ///
     /// # Errors
-    /// If the guest is gone.
+    /// As [`Self::copy_to_guest`]. Never for an NBD request.
     pub fn deliver(&mut self, buffer: IoBuffer) -> Result<(), CopyError> {
         match self {
             Self::Vhost(request) => request.copy_to_guest(0, &buffer),

@@ -13,7 +13,8 @@ struct Counting;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Counts allocated and freed memory. It allocates nothing, and ignores threads that are ending.
+/// Adds `taken` bytes to this thread's total, subtracts `given_back`, and updates the maximum. It allocates nothing,
+/// and ignores threads that are ending.
 fn note(taken: usize, given_back: usize) {
     let _ = TAKEN.try_with(|total| {
         // Memory allocated by another thread may be freed by this one.

@@ -42,12 +42,13 @@ impl Pool {
         self.slots.retain(|slot, _| *slot < npages.0);
     }
 
-    /// Notes that the server answered, so everything sent before has arrived.
+    /// Marks all messages sent so far as arrived, because the server has answered. [`Self::lose`] no longer affects
+    /// them.
     pub fn note_answer(&mut self) {
         self.history.clear();
     }
 
-    /// Loses the last messages, which never arrive.
+    /// Undoes the last `count` messages, as if they had been lost. Messages before the last answer are never undone.
     pub fn lose(&mut self, count: u8) {
         for _ in 0..count {
             if let Some((slots, sends)) = self.history.pop() {

@@ -131,7 +131,7 @@ impl Host {
         Ok(())
     }
 
-    /// Makes later VM processes connect to the memory server at another socket: that of a proxy.
+    /// Sets the socket through which later VM processes reach the memory server, for example that of a proxy.
     pub fn connect_to(&mut self, socket: &Path) {
         self.memory_socket = socket.to_owned();
     }

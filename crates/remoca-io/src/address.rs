@@ -54,7 +54,7 @@ impl Endpoint {
     /// Listens at the address. Replaces a socket file that no process listens on.
     ///
     /// # Errors
-    /// If the address is not one of this host, or is in use.
+    /// If the address is not one of this host, is in use, or cannot be listened on.
     pub fn listen(&self) -> io::Result<Listener> {
         match self {
             Self::Unix(path) => match SocketSource::bind(path, None).map_err(io::Error::other)? {
@@ -69,7 +69,7 @@ impl Endpoint {
     /// timeout for reads and writes until the caller changes it.
     ///
     /// # Errors
-    /// If no address answers; the error is that of the last one.
+    /// If the name cannot be resolved, or no address answers; the error is then that of the last one.
     pub fn connect(&self, timeout: Duration) -> io::Result<OwnedFd> {
         match self {
             Self::Unix(path) => connect_unix(path, timeout),

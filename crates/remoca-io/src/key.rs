@@ -25,7 +25,7 @@ pub fn generate() -> io::Result<Secret> {
 /// Writes a secret to a new file that only its owner can read.
 ///
 /// # Errors
-/// If the file exists already or cannot be made.
+/// If the file exists already, or cannot be created, written or synced.
 pub fn write_new(secret: &Secret, path: &Path) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
@@ -36,7 +36,8 @@ pub fn write_new(secret: &Secret, path: &Path) -> io::Result<()> {
 /// Reads a secret from a file. With `is_private`, refuses a file that others can read or change.
 ///
 /// # Errors
-/// If the file cannot be read, is not a valid key, or is open to others. The text says what to do.
+/// If the file is not a regular file, cannot be read, does not contain a valid key, or, with `is_private`, is open to
+/// others. The text says what to do.
 pub fn read(path: &Path, is_private: bool) -> Result<Secret, String> {
     let shown = path.display();
     let open = || -> io::Result<File> {

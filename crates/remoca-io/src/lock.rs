@@ -78,7 +78,7 @@ pub fn lock(file: &File, read_only: bool) -> Result<(), LockFailure> {
 /// for another owner.
 ///
 /// # Errors
-/// `WouldBlock` if another process has locked it.
+/// `WouldBlock` if another process has locked it; another error if the system refuses the lock.
 pub fn lock_whole(file: &File) -> io::Result<()> {
     // A length of 0 is all of it.
     let mut request = lock_request(libc::F_WRLCK, 0, 0);

@@ -61,7 +61,7 @@ mod armed {
         ARMED.set(armed).map_err(|_| "a process dies once".into())
     }
 
-    /// Notes that the process passes `place`.
+    /// Counts a passage of `place` if it is armed. Ends the process at the armed passage.
     pub fn passes(place: &str) {
         if let Some(armed) = ARMED.get()
             && armed.place == place
@@ -81,7 +81,7 @@ mod armed {
 #[cfg(feature = "ablation")]
 pub use armed::{End, end_at, passes};
 
-/// Notes that the process passes `place`.
+/// Does nothing. Only a build with the feature `ablation` counts passages.
 #[cfg(not(feature = "ablation"))]
 #[inline(always)]
 pub fn passes(_place: &str) {}

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// Reads at most `most` bytes of the file at `path`.
 ///
 /// # Errors
-/// If there is no regular file of this user at `path`, or it is not valid UTF-8.
+/// If there is no regular file of this user at `path`, or it cannot be read or is not valid UTF-8.
 pub fn read(path: &Path, most: u64) -> io::Result<String> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);

@@ -105,7 +105,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// Returns the image of the recipe, from the cache. If it is not there, builds it (about a minute).
+    /// Returns the recipe's image from the cache. Builds it first if it is missing, which takes about a minute.
     pub fn ensure(lab: &Lab, recipe: &Recipe) -> Result<Image> {
         let folder = lab.cache().join(recipe.name());
         if !folder.is_dir() {

@@ -33,7 +33,7 @@ impl ReceiveBuffer {
         &mut self.bytes[self.end..]
     }
 
-    /// Notes that `count` bytes were read into [`Self::space`].
+    /// Adds the first `count` bytes of [`Self::space`] to the received bytes.
     ///
     /// # Panics
     /// If the space was smaller.

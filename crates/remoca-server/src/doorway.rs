@@ -73,7 +73,7 @@ impl Doorway {
         silent().rev().max_by_key(|guest| frequency(guest.peer)).map(|guest| guest.number)
     }
 
-    /// Notes that a connection has said HELLO.
+    /// Marks the connection `number` as one that has said HELLO, so that it is no longer removed to make room.
     pub(crate) fn hear(&mut self, number: u64) {
         if let Some(guest) = self.guests.iter_mut().find(|guest| guest.number == number) {
             guest.heard = true;

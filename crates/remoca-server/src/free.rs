@@ -71,7 +71,7 @@ impl FreeChunks {
         self.leaving
     }
 
-    /// Notes that the memory of the chunk has been given back.
+    /// Moves the chunk whose memory has been given back to the clean ones.
     pub(crate) fn given_back(&mut self) {
         self.clean.extend(self.leaving.take());
     }

@@ -105,7 +105,7 @@ struct Place {
 }
 
 impl Place {
-    /// Notes that the connection has said HELLO, so it is no longer ended to make room.
+    /// Marks the connection as one that has said HELLO, so that it is no longer ended to make room.
     fn hear(&self) {
         self.places.taken().doorway.hear(self.number);
     }

@@ -102,7 +102,8 @@ impl Registry {
         Ok(Arrived { pool: Rc::clone(&entry.pool), generation: entry.generation, older })
     }
 
-    /// Notes that the session of an arrived client is running.
+    /// Stores the running session of an arrived client, so that a newer one can end it. Does nothing if the client has
+    /// left or a newer one has arrived.
     pub(crate) fn settle(&mut self, hello: &Hello, session: JoinHandle<()>) {
         if let Some(entry) = self.pools.get_mut(&hello.token)
             && entry.epoch == hello.epoch
@@ -112,7 +113,8 @@ impl Registry {
         }
     }
 
-    /// Handles the end of a client's session, also of one that never began.
+    /// Keeps the pool of a vanished client for the grace period if it has pages, and frees it otherwise. Called at the
+    /// end of a client's session, also of one that never began. Does nothing if a newer one has arrived.
     pub(crate) fn leave(&mut self, hello: &Hello, left: Left, now: Instant) {
         let Some(entry) = self.pools.get_mut(&hello.token) else { return };
         if entry.epoch != hello.epoch {

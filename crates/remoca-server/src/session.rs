@@ -68,7 +68,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Begins a session. `buffer` may hold frames that came directly after the HELLO.
+    /// Creates a session. `buffer` may hold frames that came directly after the HELLO.
     pub(crate) fn new(stream: Stream, buffer: ReceiveBuffer, pool: Rc<RefCell<Pool>>, stall_timeout: Duration) -> Self {
         Self { stream, buffer, replies: Replies::default(), pool, stall_timeout, work: 0 }
     }
@@ -136,7 +136,7 @@ impl Session {
         }
     }
 
-    /// Handles frames until there is no complete one, or one that has to wait.
+    /// Handles frames until there is no complete one, one has to wait or says BYE, or the work of a turn is done.
     fn handle_frames(&mut self) -> Result<Pause, SessionEnd> {
         let Self { buffer, replies, pool, work, .. } = self;
         let mut pool = pool.borrow_mut();

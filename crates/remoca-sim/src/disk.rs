@@ -258,7 +258,7 @@ impl ModelDisk {
         error.map_or(Ok(()), Err)
     }
 
-    /// Notes that the result of a flush was not received by a process.
+    /// Keeps the error of a flush whose result no process received, unless an earlier one is kept.
     pub fn result_unheard(&mut self, result: Result<(), i32>) {
         self.unheard = self.unheard.or(result.err());
     }
@@ -330,8 +330,8 @@ impl ModelDisk {
         self.sectors[sector].during(from, to).collect()
     }
 
-    /// Notes that the guest was told that a modification is complete. The error is the first sector for which that is
-    /// not true: it must be on the disk, and durable if requested. (A discard need not change anything.)
+    /// Marks the sectors of a modification as acknowledged to the guest. The error is the first sector for which that
+    /// is not true: it must be on the disk, and durable if requested. (A discard need not change anything.)
     pub fn acknowledge(&mut self, applied: &Applied, is_discard: bool) -> Result<(), usize> {
         for (at, version) in (applied.first..).zip(&applied.versions) {
             let history = &mut self.sectors[at];
@@ -345,7 +345,7 @@ impl ModelDisk {
         Ok(())
     }
 
-    /// Notes that the guest was told that `sector` holds `value` by a write that it submitted in event `since`. Returns
+    /// Marks `value` in `sector` as acknowledged to the guest, by a write that it submitted in event `since`. Returns
     /// whether it got there, and whether it is durable.
     pub fn acknowledge_value(&mut self, sector: usize, value: Sector, since: u64) -> (bool, bool) {
         let history = &mut self.sectors[sector];

@@ -247,7 +247,8 @@ impl Guest {
         pending.undisturbed && self.range(pending.disk, blocks).all(|c| c.last <= pending.submitted)
     }
 
-    /// Records the disk's content that an I/O showed. If that is `certain`, the engine must know it from now on.
+    /// Replaces the content that the engine must know of a block by `content`, which an I/O showed. Removes it if
+    /// `content` is not `certain` or has no unique sector.
     pub fn note_known(&mut self, key: Key, content: Block, certain: bool) {
         self.known.remove(&key);
         // Content of several blocks may be forgotten along with one of them.

@@ -72,8 +72,8 @@ impl FileStore {
     /// Opens and locks the image. Blocks.
     ///
     /// # Errors
-    /// The text says what is wrong with the path, the file or its size, or that another process uses it, and what to
-    /// do.
+    /// If the path, the file or its size is not valid, another process uses the file, or the system refuses the I/O.
+    /// The text says which, and what to do.
     pub fn open(path: &Path, options: FileOptions) -> Result<Self, OpenError> {
         Self::start(Image::open(path, options.read_only, options.lock)?, path, options, None)
     }
@@ -82,7 +82,8 @@ impl FileStore {
     /// between. `flush_failed` is the error number of the first failed flush, or `None` if none has failed.
     ///
     /// # Errors
-    /// If the descriptor does not match `path` and `options`, or cannot be locked again.
+    /// If the descriptor is not that of an image, was opened for another use than `options` say, or cannot be locked
+    /// again. If the system has no descriptors or threads left.
     pub fn adopt(
         file: OwnedFd,
         path: &Path,

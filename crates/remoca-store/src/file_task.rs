@@ -209,7 +209,8 @@ impl FileTask {
         }
     }
 
-    /// Handles the result of a call: the bytes transferred (0 for a call that transfers none), or the error number.
+    /// Advances the task by the result of a call, or retries the call. `result` is the bytes transferred (0 for a call
+    /// that transfers none), or the error number.
     pub(super) fn handle_result(&mut self, result: Result<u32, i32>) -> Progress {
         match result {
             Err(libc::EINTR | libc::EAGAIN) if self.retries < RETRIES_MAX => {

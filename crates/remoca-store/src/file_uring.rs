@@ -208,8 +208,8 @@ impl Ring {
     }
 }
 
-/// Notes that the image answered an operation of the guest. Other calls do not count: they need no journal, so their
-/// answers say nothing about such operations.
+/// Records the time at which the image completed a call of a guest operation, separately for reads. Ignores other
+/// calls: they never wait for the journal, so they do not show that the image responds.
 fn note_answer(answered_at: &mut [Option<Instant>; 2], task: &FileTask, now: Instant) {
     if matches!(task.purpose, Purpose::Operation { .. }) {
         answered_at[usize::from(task.reads())] = Some(now);

@@ -32,8 +32,8 @@ impl FlushLatch {
         self.failed.map(|error| error.errno)
     }
 
-    /// Latches `error`, which is not the result of an operation (for example, a lost NBD connection). Keeps an earlier
-    /// error if there is one.
+    /// Latches `error`, unless an earlier error is latched. Called directly for errors that belong to no operation,
+    /// such as a lost NBD connection.
     pub(super) fn fail(&mut self, error: StoreError) {
         self.failed.get_or_insert(error);
     }

@@ -212,7 +212,8 @@ impl NbdStore {
         self.writes - self.writes_flushed
     }
 
-    /// Handles the loss of the connection: queues all outstanding operations again, and schedules a reconnect.
+    /// Closes the lost connection, queues all outstanding operations again, and schedules a reconnect. Latches an error
+    /// if writes are not flushed and [`OnLostConnection::FailFlush`] is set.
     fn lose(&mut self, now: Instant, error: &LinkError) {
         let is_stable =
             self.link.connection().is_some_and(|connection| now.duration_since(connection.since) > DELAY_MAX);

@@ -139,7 +139,7 @@ impl NbdTask {
         if is_sync { FailedAt::Sync } else { FailedAt::Body }
     }
 
-    /// Returns whether the operation, once done, needs a flush in order to survive a server that loses its cache.
+    /// Returns whether the operation, once completed, needs a flush to survive loss of the server's cache.
     pub(super) fn needs_flush(&self, abilities: &Abilities) -> bool {
         match self.operation {
             StoreOp::Write { .. } | StoreOp::WriteZeroes { .. } => !self.must_be_durable(abilities),
@@ -207,7 +207,7 @@ impl NbdTask {
         }
     }
 
-    /// Handles the server's reply to the current piece.
+    /// Advances the task by the server's reply to the current piece.
     pub(super) fn handle_reply(&mut self, errno: Option<i32>, abilities: &Abilities) -> Progress {
         if let Some(errno) = errno {
             return self.handle_error(errno, abilities);

@@ -131,7 +131,7 @@ impl SectorMachine {
         }
     }
 
-    /// Handles the store's completion of one of the requests.
+    /// Advances the task whose request the store has completed, and finishes it after an error or its last step.
     pub(super) fn handle_completion(&mut self, completion: StoreCompletion) {
         let key = sizes::in_memory(completion.token);
         let task = &mut self.tasks[key];

@@ -115,7 +115,8 @@ fn cells(names: &[String]) -> Result<Vec<Cell>> {
     names.iter().map(|name| find(name).with_context(|| format!("there is no situation `{name}`"))).collect()
 }
 
-/// Returns the first processor that this process may use for the client, and the last for the server.
+/// Chooses the CPUs for the benchmark: of those allowed for this process, the first for the client and the last for the
+/// server.
 fn choose_cpus() -> Result<Cpus> {
     let allowed = sched_getaffinity(None)?;
     let mut cpus = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));

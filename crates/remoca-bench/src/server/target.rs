@@ -218,7 +218,7 @@ impl Drop for Target {
     }
 }
 
-/// Returns a set of this processor only.
+/// Returns a CPU set that contains only `cpu`.
 pub(crate) fn one_cpu(cpu: usize) -> CpuSet {
     let mut set = CpuSet::new();
     set.set(cpu);

@@ -47,7 +47,7 @@ impl Program {
         Ok(total)
     }
 
-    /// Ends the program with SIGTERM, so that it can write its results.
+    /// Ends the program with SIGTERM, so that it can write its results, and waits for its end.
     fn end(mut self) -> Result<()> {
         kill_process(Pid::from_child(&self.0), Signal::TERM)?;
         let started = Instant::now();

@@ -75,8 +75,8 @@ impl Sources {
         self.agent = self.has_port;
     }
 
-    /// Counts blocks that the guest read. If it read more than its memory holds (`resident`) and reported no eviction,
-    /// there is no working agent.
+    /// Adds `blocks` to the blocks read since the agent's last page. If they exceed `resident`, the blocks that the
+    /// guest's memory holds, the agent no longer counts as working.
     fn note_read(&mut self, blocks: u64, resident: u64) {
         self.blocks_since_eviction += blocks;
         self.agent &= self.blocks_since_eviction <= resident;
@@ -150,7 +150,8 @@ impl Admit {
         self.sources.admission()
     }
 
-    /// Counts blocks that the guest read from the disk. `resident` is how many its memory holds.
+    /// Adds `blocks`, read from the disk, to the blocks read since the agent's last page. If they exceed `resident`,
+    /// the blocks that the guest's memory holds, the agent no longer counts as working.
     pub(super) fn note_read(&mut self, blocks: u64, resident: u64) {
         self.sources.note_read(blocks, resident);
     }
@@ -166,12 +167,13 @@ impl Admit {
         self.sources.wants_frame()
     }
 
-    /// Notes that the agent sent a page.
+    /// Marks the agent as working if there is an eviction port, and restarts the count of blocks read since its last
+    /// page.
     pub(super) fn note_eviction(&mut self) {
         self.sources.note_eviction();
     }
 
-    /// Counts the outcome for a page that the agent sent.
+    /// Counts the outcome for a page that the agent sent, in `stats` and for the advice to the agent.
     pub(super) fn count_evicted(&mut self, evicted: Evicted, stats: &mut EngineStats) {
         stats.evictions_reported += 1;
         *match evicted {
@@ -184,7 +186,7 @@ impl Admit {
         self.feedback.note(evicted != Evicted::Unmatched);
     }
 
-    /// Counts the outcome for the page in a frame.
+    /// Counts the outcome for the page in a frame, in `stats` and for the decision whether frames pay.
     pub(super) fn count_frame(&mut self, evicted: Evicted, stats: &mut EngineStats) {
         stats.frames_looked_at += 1;
         *match evicted {

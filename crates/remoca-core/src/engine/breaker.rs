@@ -151,17 +151,17 @@ impl Breaker {
         }
     }
 
-    /// Notes that the read `serial` goes to both server and disk.
+    /// Stores `serial` as the probe in flight: the read that goes to both server and disk.
     pub(super) fn begin_probe(&mut self, serial: u64) {
         self.probe_in_flight = Some(serial);
     }
 
-    /// Notes that a read goes only to the server.
+    /// Subtracts a read that goes only to the server from the reads left until the next probe.
     pub(super) fn note_server_read(&mut self) {
         self.reads_until_probe = self.reads_until_probe.saturating_sub(1);
     }
 
-    /// Earns budget for an answered guest read.
+    /// Adds a token to the overrun budget, up to its capacity, for an answered guest read.
     pub(super) fn note_read(&mut self) {
         self.budget.note_read();
     }
@@ -175,8 +175,9 @@ impl Breaker {
         }
     }
 
-    /// Notes that the server answered a read before the disk did. Returns whether that closes the breaker. `is_timely`
-    /// says whether the answer came early enough that a hedge after it would still be timely.
+    /// Resets the count of consecutive losses, because the server answered the read `serial` before the disk. If the
+    /// read was the probe, ends the probe and, while the breaker is open, counts the win. Returns whether that closes
+    /// the breaker. `is_timely` says whether the answer came early enough that a hedge after it would still be timely.
     pub(super) fn note_win(&mut self, now: Nanos, serial: u64, is_timely: bool) -> bool {
         self.consecutive_losses = 0;
         if self.probe_in_flight != Some(serial) {
@@ -202,7 +203,8 @@ impl Breaker {
         true
     }
 
-    /// Notes that the disk answered a read before the server did. Returns whether that opens the breaker.
+    /// Counts the loss of the read `serial`, which the disk answered before the server, while the breaker is closed. A
+    /// lost probe of an open breaker doubles the backoff instead. Returns whether the loss opens the breaker.
     pub(super) fn note_loss(&mut self, now: Nanos, serial: u64) -> bool {
         let was_probe = self.probe_in_flight == Some(serial);
         if was_probe {
@@ -226,8 +228,8 @@ impl Breaker {
         }
     }
 
-    /// Notes a read that waited for the server and took clearly longer than the disk's slow reads. Returns whether that
-    /// opens the breaker.
+    /// Spends the budget of one overrun: a read that waited for the server and took clearly longer than the disk's slow
+    /// reads. Does nothing if servers are not judged by their latency. Returns whether that opens the breaker.
     pub(super) fn note_overrun(&mut self, now: Nanos) -> bool {
         self.judges_latency && self.budget.note_overrun() && self.open.is_none() && self.open(now)
     }

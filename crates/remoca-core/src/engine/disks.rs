@@ -58,13 +58,14 @@ impl Disks {
         index.set_swap_areas(disk, self.at(disk).swap.areas());
     }
 
-    /// Records that the disk read of a request starts.
+    /// Adds the disk read of a request to the I/O in flight.
     pub(super) fn begin_read(&mut self, disk: DiskIndex, id: RequestId, range: ByteRange) {
         let rules = self.rules;
         self.at_mut(disk).overlaps.begin(rules, id, range.touched_blocks(), false);
     }
 
-    /// Records that `op`, which changes `range`, starts. Forgets swap areas whose header is in that range.
+    /// Adds `op`, which changes `range`, to the I/O in flight, and taints I/O that it overlaps. Marks blocks as
+    /// discarded if `op` is a discard. Forgets swap areas whose header is in `range`.
     pub(super) fn begin_modification<M: DerefMut<Target = [u32]>>(
         &mut self,
         disk: DiskIndex,
@@ -84,7 +85,8 @@ impl Disks {
         disk.overlaps.begin(rules, id, blocks, true);
     }
 
-    /// Records that the disk I/O of a request has ended. Returns `true` if no modification overlapped it.
+    /// Removes the completed disk I/O of a request from the I/O in flight. Returns `true` if it was not tainted, for
+    /// example by an overlapping modification.
     pub(super) fn end_io(&mut self, disk: DiskIndex, id: RequestId) -> bool {
         self.at_mut(disk).overlaps.end(id)
     }
@@ -100,7 +102,7 @@ impl Disks {
         self.at_mut(disk).overlaps.taint_all();
     }
 
-    /// Notes that `blocks` were written, so that they no longer count as discarded.
+    /// Removes `blocks`, which were written, from the discarded blocks.
     pub(super) fn note_written(&mut self, disk: DiskIndex, blocks: &Range<u64>) {
         self.at_mut(disk).discarded.remove(blocks);
     }

@@ -194,8 +194,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.actions.push_back(Action::Disk { request: id, disk, op });
     }
 
-    /// Handles the end of an [`Action::Disk`] or [`Action::DiskToo`]. `data` is the buffer of the I/O, with the bytes
-    /// read or written. It is empty for other operations.
+    /// Takes the result of an [`Action::Disk`] or [`Action::DiskToo`], and completes the request unless it waits for
+    /// the server or is answered already. `data` is the buffer of the I/O, with the bytes read or written. It is empty
+    /// for other operations.
     pub fn handle_disk_done(&mut self, now: Nanos, id: RequestId, result: Result<(), DiskError>, data: &[u8]) {
         let request = self.requests.get(id).expect("the disk completes requests that there are");
         if result.is_err() {
@@ -217,7 +218,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Handles an [`Action::DiskToo`] that the driver dropped because its read had been answered.
+    /// Removes the request of an [`Action::DiskToo`] that the driver dropped because the read had been answered.
     pub fn handle_disk_skipped(&mut self, id: RequestId) {
         let Some(Request { disk, op: GuestOp::Read(range), io: Some(io), answered: true, .. }) = self.requests.get(id)
         else {

@@ -205,7 +205,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.index.reopen();
     }
 
-    /// Ends the engine with its process, without waiting for outstanding REQUESTs. No call may follow.
+    /// Drops outstanding REQUESTs and closes the index for a successor, at the end of the process. No call may follow.
     pub fn end(&mut self) {
         self.pool.take_fetches(&mut self.index);
         self.index.close();
@@ -316,8 +316,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.disks.swap_areas(disk)
     }
 
-    /// Handles an evicted `page` (4 KiB, copied out of guest memory). If this returns [`Evicted::Admit`], the caller
-    /// must send the page.
+    /// Judges an evicted `page` (4 KiB, copied out of guest memory), and counts the outcome. If this returns
+    /// [`Evicted::Admit`], the caller must send the page.
     pub fn handle_evicted(&mut self, page: &[u8]) -> Evicted {
         self.admit.note_eviction();
         let evicted = self.judge(page);
@@ -336,8 +336,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.pool.is_enabled() && self.pool.can_send() && self.admit.wants_frame()
     }
 
-    /// Handles the `page` (4 KiB, copied out of guest memory) that a frame held before a read overwrote it. If this
-    /// returns [`Evicted::Admit`], the caller must send the page.
+    /// Judges the `page` (4 KiB, copied out of guest memory) that a frame held before a read overwrote it, and counts
+    /// the outcome. If this returns [`Evicted::Admit`], the caller must send the page.
     pub fn handle_frame(&mut self, page: &[u8]) -> Evicted {
         let evicted = self.judge(page);
         self.admit.count_frame(evicted, &mut self.stats);

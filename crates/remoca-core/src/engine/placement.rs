@@ -58,7 +58,7 @@ struct Server {
 }
 
 impl Server {
-    /// Delays the next question to this server by its backoff, which doubles.
+    /// Delays the next `Ask` to this server by its backoff plus jitter, and doubles the backoff up to its maximum.
     fn fail(&mut self, now: Nanos, random: &mut Random) {
         self.state = State::Idle(now.plus_ns(random.stretch(self.backoff_ns)));
         self.backoff_ns = (self.backoff_ns * 2).clamp(BACKOFF_MIN_NS, BACKOFF_MAX_NS);
@@ -150,8 +150,8 @@ impl Placement {
         seat.is_some_and(|seat| !numbers.contains(&seat.server))
     }
 
-    /// Handles the answer of a server, which is `None` if there is no connection to it. Returns whether the server is
-    /// still in the list.
+    /// Stores the offer of a server, or delays the next `Ask` to it if `offer` is `None`: there is no connection.
+    /// Returns whether the server is still in the list.
     pub(super) fn answer(&mut self, now: Nanos, number: ServerNumber, offer: Option<PoolOffer>) -> bool {
         let Some(at) = self.servers.iter().position(|server| server.number == number) else { return false };
         match offer {
@@ -161,8 +161,8 @@ impl Placement {
         true
     }
 
-    /// Handles the loss of the session's connection. A server that hangs up soon after its offer is not asked again in
-    /// a tight loop.
+    /// Gives up `seat`, because the session's connection was lost. A server whose session lasted may be asked again at
+    /// once. Otherwise its backoff applies, and its offers are disregarded for a while.
     pub(super) fn lost(&mut self, now: Nanos, seat: Seat) {
         let lasted = now.since_ns(seat.since) >= BACKOFF_MAX_NS;
         if !lasted {
@@ -171,8 +171,8 @@ impl Placement {
         self.end(now, seat, lasted.then_some(0));
     }
 
-    /// Handles a server that was silent for too long. That server gets the longest backoff, so that others are asked
-    /// first.
+    /// Gives the server of `seat`, which was silent for too long, the longest backoff, so that others are asked first.
+    /// Disregards its offers for a while.
     pub(super) fn silent(&mut self, now: Nanos, seat: Seat) {
         self.distrust(now, seat.server);
         self.end(now, seat, Some(BACKOFF_MAX_NS));
@@ -205,7 +205,8 @@ impl Placement {
         last.map_or(Nanos(0), |at| at.plus_ns(pause + pause / 1024 * self.jitter))
     }
 
-    /// Notes the size that the server of `seat` granted.
+    /// Records `granted` if the server of `seat` gave less than it had offered and than was `wanted`. Otherwise clears
+    /// the record.
     pub(super) fn note_size(&mut self, now: Nanos, seat: Seat, granted: PageCount, wanted: PageCount) {
         let Seat { server, possible, .. } = seat;
         if let Some(server) = self.server(server) {

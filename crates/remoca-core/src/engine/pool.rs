@@ -254,7 +254,7 @@ impl Pool {
 
     // The size.
 
-    /// Handles the size that the server granted the pool.
+    /// Stores the size that the server granted the pool, and decides when to ask for another one.
     pub(super) fn take_size<M: DerefMut<Target = [u32]>>(
         &mut self,
         now: Nanos,
@@ -276,7 +276,7 @@ impl Pool {
         }
     }
 
-    /// Handles the refusal of a size by a server that could grant `available` pages more than the pool has.
+    /// Asks for another size, at once or after a pause. The refusing server could grant `available` more pages.
     pub(super) fn take_refusal<M: DerefMut<Target = [u32]>>(
         &mut self,
         now: Nanos,

@@ -137,7 +137,7 @@ impl Race {
         self.breaker.admits()
     }
 
-    /// Notes a late page, which shows that the server works.
+    /// Makes the next probe due at once, because a late page shows that the server works.
     pub(super) fn note_server_alive(&mut self, now: Nanos) {
         self.breaker.note_server_alive(now);
     }
@@ -162,13 +162,13 @@ impl Race {
         }
     }
 
-    /// Counts a disk read as abandoned, because its request has just been answered.
+    /// Adds a disk read to the abandoned reads, because its request has just been answered.
     pub(super) fn begin_abandoned(&mut self, disk: DiskIndex, range: ByteRange) {
         self.speculative(disk).begin_abandoned(range);
     }
 
-    /// Counts a disk read that ended, and requeues deferred reads if that makes room for them. `answered` says whether
-    /// it was abandoned.
+    /// Removes a completed disk read from the counts of its disk, and requeues deferred reads if that makes room for
+    /// them. `answered` says whether it was abandoned.
     pub(super) fn end_io(&mut self, disk: DiskIndex, reason: ReadReason, range: ByteRange, answered: bool) {
         let speculative = &mut self.speculative[usize::from(disk.0)];
         speculative.end_io(reason, range, answered);
@@ -177,12 +177,13 @@ impl Race {
         }
     }
 
-    /// Counts a guest read that starts.
+    /// Adds a guest read to the count of reads in flight.
     pub(super) fn begin_read(&mut self, disk: DiskIndex) {
         self.speculative(disk).begin_read();
     }
 
-    /// Counts a guest read that was answered.
+    /// Removes an answered guest read from the count of reads in flight, and adds a token to the breaker's overrun
+    /// budget.
     pub(super) fn end_read(&mut self, disk: DiskIndex) {
         self.speculative(disk).end_read();
         self.breaker.note_read();
@@ -313,7 +314,8 @@ impl Race {
         self.unhedged.push_back(Waiting { since: now, id, serial });
     }
 
-    /// Notes that the server answered a read before the disk did.
+    /// Adds credit for hedges and a latency of the server, and reports the win to the breaker: the server answered a
+    /// read before the disk. Reports an overrun as well if the answer came very late.
     pub(super) fn note_server_first(&mut self, now: Nanos, request: &Request, stats: &mut EngineStats) {
         self.credit = (self.credit + 1).min(CREDIT_MAX);
         let took = now.since_ns(request.issued);
@@ -326,7 +328,9 @@ impl Race {
         }
     }
 
-    /// Notes that the disk answered a read before the server did.
+    /// Reports a loss to the breaker: the disk answered a read before the server. Refunds and counts the hedge if the
+    /// disk read was one. Reports an overrun as well if the answer came very late, unless the disk was asked in time
+    /// and not slowed by abandoned reads.
     pub(super) fn note_disk_first(&mut self, now: Nanos, request: &Request, io: DiskIo, stats: &mut EngineStats) {
         stats.hedges_won += u64::from(io.reason == ReadReason::Hedge);
         self.refund(io.reason);
@@ -339,8 +343,8 @@ impl Race {
         }
     }
 
-    /// Notes that the server cannot answer a read, so that its disk read was needed. The server has no page, sent a
-    /// wrong one, or still owes it after the disk failed twice.
+    /// Ends the probe of a read without a result, and refunds its hedge, if it has them. The server cannot answer the
+    /// read: it has no page, sent a wrong one, or still owes it after the disk failed twice.
     pub(super) fn note_no_page(&mut self, request: &Request) {
         self.breaker.note_draw(request.serial);
         if let Some(io) = request.io {
@@ -348,7 +352,7 @@ impl Race {
         }
     }
 
-    /// Counts a disk read that starts. Returns the record to keep with its request.
+    /// Adds a disk read to the count of reads in flight. Returns the record to keep with its request.
     pub(super) fn begin_io(&mut self, now: Nanos, disk: DiskIndex, reason: ReadReason) -> DiskIo {
         self.speculative(disk).begin_io(now, reason)
     }

@@ -147,7 +147,7 @@ impl Requests {
         Some(*request)
     }
 
-    /// Records the disk read of a request.
+    /// Stores the record of a request's disk read.
     #[inline]
     pub(super) fn begin_io(&mut self, id: RequestId, io: DiskIo) {
         if let Some(request) = &mut self.slots[id.0 as usize] {

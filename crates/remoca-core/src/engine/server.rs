@@ -19,7 +19,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.place(now);
     }
 
-    /// Handles the result of an `Ask`: the server's offer, or `None` if there is no connection to it.
+    /// Stores the `offer` of a server that was asked (`None`: there is no connection), and starts a session if a server
+    /// can be chosen. Releases a server that is no longer in the list.
     pub fn handle_answer(&mut self, now: Nanos, server: ServerNumber, offer: Option<PoolOffer>) {
         if !self.placement.answer(now, server, offer) && offer.is_some() {
             self.actions.push_back(Action::Release(server));
@@ -27,7 +28,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.place(now);
     }
 
-    /// Handles the loss of the session's connection. No replies may arrive after this call.
+    /// Ends the session, whose connection was lost, and seeks another server. No replies may arrive after this call.
     pub fn handle_disconnected(&mut self, now: Nanos) {
         if self.pool.is_up() {
             self.stats.disconnections += 1;
@@ -92,12 +93,12 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Handles the size that the server granted the pool.
+    /// Stores the size that the server granted the pool, and decides when to ask for another one.
     pub fn handle_sized(&mut self, now: Nanos, npages: PageCount) {
         self.pool.take_size(now, npages, &mut self.placement, &mut self.index, &mut self.actions);
     }
 
-    /// Handles the refusal of a size by a server that could grant `available` pages more than the pool has.
+    /// Asks for another size, at once or after a pause. The refusing server could grant `available` more pages.
     pub fn handle_size_refused(&mut self, now: Nanos, available: PageCount) {
         self.pool.take_refusal(now, available, &mut self.placement, &mut self.index, &mut self.actions);
     }
@@ -119,7 +120,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.pool.note_sent(pages);
     }
 
-    /// Handles the page that the server sent for `fetch`. Returns whether the driver must deliver the page or drop it.
+    /// Checks the page that the server sent for `fetch`, and completes the read if no other page is missing. Returns
+    /// whether the driver must deliver the page or drop it.
     pub fn handle_page(&mut self, now: Nanos, fetch: FetchId, page: &[u8]) -> PageOutcome {
         let Some(fetch) = self.pool.end_fetch(now, fetch, &mut self.index) else {
             self.stats.fetch_unexpected += 1;
@@ -152,7 +154,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         PageOutcome::Deliver { request: fetch.request, offset: fetch.offset }
     }
 
-    /// Handles the reply that the server does not have the page for `fetch`.
+    /// Drops the slot of `fetch`, because the server does not have its page, and leaves the read to the disk.
     pub fn handle_missing(&mut self, now: Nanos, fetch: FetchId) {
         let Some(fetch) = self.pool.end_fetch(now, fetch, &mut self.index) else {
             self.stats.fetch_unexpected += 1;

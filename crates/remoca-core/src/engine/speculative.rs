@@ -61,25 +61,26 @@ impl SpeculativeReads {
         self.disk > self.guest.max(self.concurrency.reads())
     }
 
-    /// Counts a guest read that starts.
+    /// Adds a guest read to the count of reads in flight.
     pub(super) fn begin_read(&mut self) {
         self.guest += 1;
     }
 
-    /// Counts a guest read that was answered.
+    /// Removes an answered guest read from the count of reads in flight.
     pub(super) fn end_read(&mut self) {
         self.guest -= 1;
     }
 
-    /// Counts a disk read that starts. Returns a record of when and why it started, and of the load that it found on
-    /// the disk.
+    /// Adds a disk read to the count of reads in flight. Returns a record of when and why it started, and of the load
+    /// that it found on the disk.
     pub(super) fn begin_io(&mut self, now: Nanos, reason: ReadReason) -> DiskIo {
         let (is_undisturbed, queue_depth) = (self.abandoned.count == 0, self.disk);
         self.disk += 1;
         DiskIo { since: now, reason, is_undisturbed, queue_depth }
     }
 
-    /// Counts a disk read that ended. `answered` says whether it was abandoned.
+    /// Removes a completed disk read from the count of reads in flight, and from the hedged and abandoned reads if it
+    /// is one of them. `answered` says whether it was abandoned.
     pub(super) fn end_io(&mut self, reason: ReadReason, range: ByteRange, answered: bool) {
         self.disk -= 1;
         if reason == ReadReason::Hedge {
@@ -90,7 +91,7 @@ impl SpeculativeReads {
         }
     }
 
-    /// Counts a disk read as abandoned, because its request has just been answered.
+    /// Adds a disk read to the abandoned reads, because its request has just been answered.
     pub(super) fn begin_abandoned(&mut self, range: ByteRange) {
         self.abandoned.add(range);
     }
@@ -105,7 +106,7 @@ impl SpeculativeReads {
         !self.is_saturated() && !self.hedged.is_full() && !self.abandoned.is_full()
     }
 
-    /// Counts a hedged read that starts.
+    /// Adds a read to the hedged reads in flight.
     pub(super) fn begin_hedge(&mut self, range: ByteRange) {
         self.hedged.add(range);
     }

@@ -80,8 +80,8 @@ impl<M: Words> CacheIndex<M> {
         self.log.end(&self.words)
     }
 
-    /// Notes that the server has received everything logged before `end`, because it answered a frame that was sent
-    /// later.
+    /// Marks everything logged before `end` as received by the server. Called when the server has answered a frame that
+    /// was sent later. Ignores the end of an earlier pool's log.
     pub fn note_taken(&mut self, end: LogEnd) {
         self.log.note_taken(&mut self.words, end);
     }

@@ -108,7 +108,7 @@ impl SendLog {
         LogEnd { base: long(words, header::BASE), entries: words[header::LOGGED], sends: words[header::SENDS] }
     }
 
-    /// Notes that the server has received everything logged before `end`.
+    /// Marks everything logged before `end` as received by the server. Ignores the end of an earlier pool's log.
     pub(super) fn note_taken<M: Words>(self, words: &mut M, end: LogEnd) {
         // If another pool or log has begun since, `end` does not apply to it.
         if end.base == long(words, header::BASE) && end.entries <= words[header::LOGGED] {

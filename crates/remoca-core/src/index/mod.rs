@@ -288,9 +288,9 @@ impl<M: Words> CacheIndex<M> {
         self.slots.release(&mut self.words, slot);
     }
 
-    /// Records that a cached page was served to the guest. With `promote`, its slot becomes the newest; otherwise it
-    /// becomes the next to be discarded. The cached copy stays valid. `hint` says where the block was found before,
-    /// which saves a search.
+    /// Marks `block` as referenced, because the guest received its cached page. With `promote`, its slot becomes the
+    /// newest; otherwise it becomes the next to be discarded. The cached copy stays valid. `hint` says where the block
+    /// was found before, to save a search.
     pub fn hit(&mut self, hint: NodeHint, block: BlockId, slot: SlotIndex, promote: bool) {
         if let Some(node) = self.nodes.find_again(&self.words, hint, block) {
             self.nodes.reference(&mut self.words, node);

@@ -61,7 +61,7 @@ impl Sizing {
         capacity.min(self.kept)
     }
 
-    /// Records that a clear has started: no slot has a page, and all chain heads are stale.
+    /// Marks all chain heads as stale and forgets the loss of pages, at the start of a clear: no slot keeps its page.
     pub(super) fn begin_clear(&mut self) {
         *self = Self { kept: NONE, spare: 0, stale_heads: 0, ..*self };
     }

@@ -171,19 +171,21 @@ impl Ownership {
         self.linked
     }
 
-    /// Handles a new connection to the peer.
+    /// Marks the peer as connected, and asks it for the disks if our guest wants them. Forgets the state of an earlier
+    /// connection.
     pub fn handle_linked(&mut self, now: Nanos) {
         self.linked = true;
         (self.peer_wants, self.came_from_peer, self.asked) = (false, false, false);
         self.seek(now);
     }
 
-    /// Handles a sign of life from the peer, such as a piece of an index.
+    /// Marks the peer as alive: a sign of life, such as a piece of an index, counts as an answer.
     pub fn handle_alive(&mut self) {
         self.answered = true;
     }
 
-    /// Handles the loss of the connection. Before `Yours` the disks stay with the sender, after it with the receiver.
+    /// Marks the peer as disconnected, and cancels a hand-over to it. Before `Yours` the disks stay with the sender,
+    /// after it with the receiver.
     pub fn handle_lost(&mut self, now: Nanos) {
         (self.linked, self.peer_wants, self.came_from_peer) = (false, false, false);
         (self.asked, self.answer_due) = (false, None);
@@ -199,7 +201,7 @@ impl Ownership {
         }
     }
 
-    /// Handles a change in whether any queue of our guest runs.
+    /// Stores whether any queue of our guest runs. Starts or cancels a hand-over, or asks for the disks, as a result.
     pub fn handle_queues(&mut self, now: Nanos, running: bool) {
         self.running = running;
         self.told_stuck = false;
@@ -235,8 +237,8 @@ impl Ownership {
         }
     }
 
-    /// Handles the end of a drain: nothing is in flight and everything is durable. `wrote` says whether anything was written
-    /// since the disks became ours.
+    /// Queues [`Action::SendState`] after a drain, unless the hand-over was cancelled: nothing is in flight and
+    /// everything is durable. `wrote` says whether anything was written since the disks became ours.
     pub fn handle_drained(&mut self, wrote: bool) {
         if self.state != State::Draining {
             return;
@@ -246,7 +248,7 @@ impl Ownership {
         self.actions.push_back(Action::SendState);
     }
 
-    /// Handles the end of [`Action::SendState`] by giving the disks to the peer.
+    /// Gives the disks to the peer when [`Action::SendState`] is complete, unless the hand-over was cancelled.
     pub fn handle_sent(&mut self) {
         if self.state == State::Sending {
             self.go();

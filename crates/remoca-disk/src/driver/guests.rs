@@ -174,7 +174,7 @@ impl Guests {
         intake.pop(&mut self.disks[usize::from(disk)].frontend)
     }
 
-    /// Records that a request starts. Returns whether it may complete only when it is durable.
+    /// Records a modification, if `request` is one. Returns whether `request` may complete only when it is durable.
     pub(super) fn begin(&mut self, disk: u16, request: &GuestRequest) -> bool {
         self.wrote |= !matches!(request.operation(), Operation::Read { .. } | Operation::Flush);
         request.is_durable() || !self.disks[usize::from(disk)].frontend.write_cache_enabled()
@@ -220,7 +220,7 @@ impl Guests {
         self.wrote
     }
 
-    /// Records that this process became the owner of the disks.
+    /// Clears the record of whether a disk was modified. Called when this process becomes the owner of the disks.
     pub(super) fn forget_writes(&mut self) {
         self.wrote = false;
     }

@@ -47,13 +47,13 @@ pub(super) enum Sight {
 }
 
 impl ImageState {
-    /// Starts the image's record, as if a write were in flight: opening the image may have changed its times.
+    /// Marks the image as written at `now_ns`: opening it may have changed its times. Drops a look without an answer.
     pub(super) fn begin_record(&mut self, now_ns: u64) {
         self.written_ns = now_ns;
         self.look = None;
     }
 
-    /// Records that a modification is submitted to the store.
+    /// Adds a modification to the count in flight. A look that has no answer yet can then no longer settle the image.
     pub(super) fn begin_write(&mut self) {
         self.in_flight += 1;
         if let Some(look) = &mut self.look {
@@ -61,7 +61,7 @@ impl ImageState {
         }
     }
 
-    /// Records that the store has completed a modification.
+    /// Removes a completed modification from the count in flight.
     pub(super) fn end_write(&mut self) {
         self.in_flight = self.in_flight.saturating_sub(1);
     }
@@ -76,7 +76,7 @@ impl ImageState {
         self.in_flight == 0 && self.written_ns != 0
     }
 
-    /// Records that writes are in flight at `now_ns`.
+    /// Sets the time at which a modification was last in flight to `now_ns`.
     pub(super) fn note_writes(&mut self, now_ns: u64) {
         self.written_ns = now_ns;
     }
@@ -91,7 +91,7 @@ impl ImageState {
         }
     }
 
-    /// Records that a look starts. `coarse_ns` is the kernel's clock for change times, read before the look.
+    /// Stores a look that starts at `now_ns`. `coarse_ns` is the kernel's clock for change times, read before the look.
     pub(super) fn begin_look(&mut self, now_ns: u64, coarse_ns: u64) {
         self.looked_ns = now_ns;
         self.look = Some(Look { coarse_ns, settles: self.in_flight == 0, doubted: false });
@@ -113,8 +113,8 @@ impl ImageState {
         }
     }
 
-    /// Handles the answer to the look, and returns the change time to record. Returns `None` if no look waits for an
-    /// answer: this one then belongs to an earlier record, and means nothing.
+    /// Ends the look, and returns the change time to record, as settled if that is certain. Returns `None` if no look
+    /// waits for an answer: this one then belongs to an earlier record, and means nothing.
     pub(super) fn end_look(&mut self, changed_ns: Option<u64>) -> Option<Sight> {
         let look = self.look.take()?;
         match settled_ns(changed_ns, look.coarse_ns) {

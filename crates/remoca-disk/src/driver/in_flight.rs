@@ -79,12 +79,12 @@ impl InFlight {
         self.starved.is_empty()
     }
 
-    /// Records that `disk` may have lost ranges that it has done of unfinished requests. Such a request is executed again.
+    /// Marks requests of several ranges for repetition if `disk` may have lost a range that it has completed.
     pub(super) fn repeat_parts(&mut self, disk: u16) {
         self.requests.repeat_parts(disk);
     }
 
-    /// Records that a store starts work for a request. Returns its disk I/O, with the bytes that it takes from the
+    /// Marks the request `id` as in use by a store. Returns its disk I/O, with the bytes that it takes from the
     /// driver's buffers.
     pub(super) fn take_up(&mut self, id: RequestId, disk: DiskIndex, op: GuestOp, too: bool, of: &Disk) -> DiskIo {
         self.requests.begin_io(id);
@@ -105,7 +105,7 @@ impl InFlight {
     }
 
     /// Starts a walk over the I/O that waits for buffers, taking the disks in turn. Drops hedges whose reads have been
-    /// answered.
+    /// answered, and updates what the rest needs.
     pub(super) fn begin_walk(&mut self, engine: &mut Engine, disks: &[Disk]) -> Walk {
         let Self { starved, requests, .. } = self;
         starved.retain(|io| {
@@ -129,7 +129,7 @@ impl InFlight {
         self.starved.next(walk)
     }
 
-    /// Records the outcome of placing the I/O that [`Self::next_starved`] returned last.
+    /// Advances the walk by the outcome of placing the I/O that [`Self::next_starved`] returned last.
     pub(super) fn note(&mut self, walk: &mut Walk, tried: Tried) {
         self.starved.note(walk, tried);
     }
@@ -186,8 +186,8 @@ impl InFlight {
         self.requests.get_mut(id).map(|pending| pending.op)
     }
 
-    /// Handles the completion of a request's disk I/O. The buffer becomes the request's data only if the I/O succeeded:
-    /// after a failure, pages of a memory server may still answer the request.
+    /// Passes the result of a request's disk I/O to the engine, and ends the I/O. The buffer becomes the request's data
+    /// only if the I/O succeeded: after a failure, pages of a memory server may still answer the request.
     pub(super) fn disk_done(
         &mut self,
         engine: &mut Engine,

@@ -232,8 +232,8 @@ impl IndexSize {
         layout.map(|layout| (layout, false))
     }
 
-    /// Starts to give the index the size that it should have, unless that is in progress. `is_idle`: no other process
-    /// is concerned with the disks.
+    /// Starts to give the index the size that it should have, unless that is in progress or `is_idle` is false.
+    /// `is_idle` says that no other process is concerned with the disks.
     pub(super) fn fit(&mut self, is_idle: bool, engine: &Engine, guests: &Guests, warmth: &Warmth) {
         self.tell_of_large_guest(guests);
         // An index that is offered to another process keeps the size that was announced.
@@ -267,7 +267,7 @@ impl IndexSize {
         self.refused = Some(layout);
     }
 
-    /// Handles the region that a thread has made, or its failure to make one. Starts to move the index if the region is
+    /// Takes the region that a thread has made, or its failure to make one. Starts to move the index if the region is
     /// still wanted, and gives it back otherwise. Returns whether the thread has answered.
     pub(super) fn take_region(&mut self, is_idle: bool, engine: &mut Engine, guests: &Guests) -> bool {
         self.wake_up.clear();

@@ -27,7 +27,7 @@ impl Measured {
         Self { read, read_from_cache, read_from_disk, write, trace }
     }
 
-    /// Records a request that completes at `now`.
+    /// Adds a request that completes at `now` to the latencies and to the trace.
     pub(super) fn record(&mut self, now: Nanos, pending: &Pending, from_disk: bool) {
         let latency_ns = now.since_ns(pending.issued);
         let (op, range) = match pending.op {

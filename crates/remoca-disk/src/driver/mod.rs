@@ -89,7 +89,7 @@ impl Driver {
     /// Returns a driver of these parts, with all of their descriptors registered.
     ///
     /// # Errors
-    /// If the system refuses an epoll instance or a registration.
+    /// If the system has no descriptors or memory left, or refuses a registration.
     pub fn new(parts: Parts) -> io::Result<Self> {
         let disks = parts.disks.len();
         let guest_memory_min = parts.migration.config().guest_memory;
@@ -312,8 +312,8 @@ impl Driver {
         }
     }
 
-    /// Starts to stop. Accepts no new requests from guests, and waits for a limited time for the writes and flushes in
-    /// flight.
+    /// Starts to stop. From now on, no new requests are accepted from guests, and the writes and flushes in flight have
+    /// a limited time to finish.
     fn begin_stop(&mut self) {
         let patience = if self.migration.ends_hand_over() { HAND_OVER_TIME_MAX } else { STOP_TIME_MAX };
         self.operator.begin_stop(&self.vm.host, patience);

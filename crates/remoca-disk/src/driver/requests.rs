@@ -46,7 +46,7 @@ impl Group {
         Self { request, left, outcome, done: false.into(), again: false.into() }
     }
 
-    /// Counts a range as completed.
+    /// Subtracts a completed range from the ranges left, and combines `outcome` with the outcomes of the others.
     pub fn end_part(&self, outcome: Outcome) {
         self.outcome.set(self.outcome.get().and(outcome));
         self.left.set(self.left.get() - 1);
@@ -112,7 +112,7 @@ impl RequestTable {
         self.slab.get_mut(id.0 as usize)?.pending.as_mut()
     }
 
-    /// Records that `disk` may have lost ranges that it has done of unfinished requests. Such a request is executed again.
+    /// Marks requests of several ranges for repetition if `disk` may have lost a range that it has completed.
     pub fn repeat_parts(&mut self, disk: u16) {
         for pending in self.slab.iter().filter_map(|(_, entry)| entry.pending.as_ref()) {
             if let (true, Origin::Part(group)) = (pending.disk == disk, &pending.origin) {
@@ -128,7 +128,7 @@ impl RequestTable {
         if entry.io { entry.pending.take() } else { self.slab.try_remove(id.0 as usize)?.pending }
     }
 
-    /// Records that a store starts work for `id`.
+    /// Marks `id` as in use by a store, so that the ID is not free before [`Self::end_io`].
     pub fn begin_io(&mut self, id: RequestId) {
         if let Some(entry) = self.slab.get_mut(id.0 as usize) {
             entry.io = true;
@@ -154,7 +154,7 @@ impl RequestTable {
         }
     }
 
-    /// Counts the buffer of an I/O as lent until the store is done with it.
+    /// Adds the buffer of an I/O to the bytes lent to its disk, until [`Self::end_io`].
     pub fn take_share(&mut self, io: &DiskIo) {
         if let Some(entry) = self.slab.get_mut(io.id.0 as usize) {
             entry.held = Held::of(io.bytes, io.too);
@@ -162,7 +162,7 @@ impl RequestTable {
         }
     }
 
-    /// Counts bytes of a disk's I/O as lent.
+    /// Adds `bytes` of an I/O to the bytes lent to `disk`.
     pub(super) fn lend(&mut self, disk: usize, bytes: usize, too: bool) {
         let lent = Held::of(bytes, too);
         let held = &mut self.held[disk];
@@ -170,7 +170,7 @@ impl RequestTable {
         held.too += lent.too;
     }
 
-    /// Counts bytes of a disk's I/O as given back.
+    /// Subtracts `bytes` of an I/O from the bytes lent to `disk`.
     pub(super) fn take_back(&mut self, disk: usize, bytes: usize, too: bool) {
         let lent = Held::of(bytes, too);
         let held = &mut self.held[disk];
@@ -178,7 +178,7 @@ impl RequestTable {
         held.too -= lent.too;
     }
 
-    /// Records that the store is done with `id`, and counts its buffer as given back.
+    /// Ends the store's use of `id`, and subtracts its buffer from the bytes lent. Frees the ID of a completed request.
     pub fn end_io(&mut self, id: RequestId) {
         if let Some(entry) = self.slab.get_mut(id.0 as usize) {
             entry.io = false;

@@ -138,7 +138,7 @@ impl Servers {
         Some((server, welcome.map(|welcome| pool_offer(&welcome))))
     }
 
-    /// Records that the socket has room again.
+    /// Marks the session's socket as writable, because it has room again.
     pub(super) fn note_writable(&mut self) {
         if let Some(session) = self.session() {
             session.note_writable();
@@ -186,7 +186,7 @@ impl Servers {
         std::mem::take(&mut self.receive_again)
     }
 
-    /// Handles a frame as if the server had sent it.
+    /// Passes a frame to the engine, as if the server had sent it.
     #[cfg(test)]
     pub(super) fn hear(
         &mut self,
@@ -200,7 +200,7 @@ impl Servers {
 }
 
 impl Hearing {
-    /// Handles a frame of the server.
+    /// Passes a frame of the server to the engine, and a page to its request. Keeps an error that ends the session.
     pub(super) fn hear(
         &mut self,
         frame: &Frame<'_>,

@@ -113,7 +113,7 @@ impl Upgrades {
         Ok(checking)
     }
 
-    /// Handles the answer of the new program.
+    /// Continues or refuses the upgrade, according to the answer of the new program if there is one.
     pub(super) fn hear_program(&mut self, vm: &mut Vm, control: Option<&ControlServer>, is_idle: bool) {
         let Some(Upgrade { program, stage: stage @ UpgradeStage::Asking { .. }, .. }) = &mut self.under_way else {
             return;
@@ -182,7 +182,7 @@ impl Upgrades {
     }
 
     /// Starts to drain when the only control client left is the one that waits for the upgrade, or when the others'
-    /// time is over.
+    /// time is over. Refuses the upgrade if another process is concerned with the disks.
     fn begin_drain(&mut self, vm: &mut Vm, control: Option<&ControlServer>, is_idle: bool) {
         let Some(Upgrade { client, stage: stage @ UpgradeStage::Answering { .. }, .. }) = &mut self.under_way else {
             return;

@@ -124,7 +124,7 @@ impl Vm {
         }
     }
 
-    /// Handles the completion of a request's disk I/O.
+    /// Passes the result of a request's disk I/O to the engine, and ends the I/O.
     pub(super) fn disk_done(&mut self, id: RequestId, result: Result<(), DiskError>, buffer: Option<IoBuffer>) {
         self.in_flight.disk_done(&mut self.engine, self.host.now(), id, result, buffer);
     }
@@ -161,7 +161,7 @@ impl Vm {
         any
     }
 
-    /// Records in the state file that the kernel has, or is about to get, the writes that stores have not completed.
+    /// Marks images with modifications in flight as written now, in the state file. Looks at them if that is due.
     pub(super) fn stamp_writes(&mut self) {
         self.warmth.stamp_writes(self.guests.disks_mut(), &self.engine, &self.host);
     }
@@ -275,8 +275,8 @@ impl Vm {
         }
     }
 
-    /// Starts to give the index the size that it should have, unless that is in progress. `is_idle`: no other process
-    /// is concerned with the disks.
+    /// Starts to give the index the size that it should have, unless that is in progress or `is_idle` is false.
+    /// `is_idle` says that no other process is concerned with the disks.
     pub(super) fn fit_index(&mut self, is_idle: bool) {
         self.size.fit(is_idle, &self.engine, &self.guests, &self.warmth);
     }

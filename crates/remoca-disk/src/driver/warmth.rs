@@ -72,7 +72,8 @@ impl Warmth {
         self.cold_reason.as_ref()
     }
 
-    /// Records that disks came from another process, with its index (`is_warm`) or without.
+    /// Sets the reason why nothing is known of disks that came from another process, or clears it if the index came
+    /// with them (`is_warm`).
     pub(super) fn note_arrival(&mut self, is_warm: bool) {
         self.cold_reason = (!is_warm).then(|| "the disks came without a cache".into());
     }
@@ -83,21 +84,21 @@ impl Warmth {
         self.images[usize::from(disk.0)].cold_reason.clone()
     }
 
-    /// Records that an operation is submitted to the store.
+    /// Adds `op` to the modifications of `disk` in flight, if it is one. Called when `op` is submitted to the store.
     pub(super) fn begin(&mut self, disk: usize, op: &GuestOp) {
         if is_modification(op) {
             self.images[disk].begin_write();
         }
     }
 
-    /// Records that the store has completed an operation.
+    /// Removes `op` from the modifications of `disk` in flight, if it is one. Called when the store has completed `op`.
     pub(super) fn end(&mut self, disk: usize, op: &GuestOp) {
         if is_modification(op) {
             self.images[disk].end_write();
         }
     }
 
-    /// Handles the answer to a look: records when the image was last changed.
+    /// Ends a look, and records in the state file when the image was last changed.
     pub(super) fn end_look(&mut self, disk: usize, changed_ns: Option<u64>) {
         let Some(state) = &self.state else { return };
         match self.images[disk].end_look(changed_ns) {
@@ -267,7 +268,7 @@ impl Warmth {
         }
     }
 
-    /// Records in the state file that the kernel has, or is about to get, the writes that stores have not completed.
+    /// Marks images with modifications in flight as written now, in the state file. Looks at them if that is due.
     pub(super) fn stamp_writes(&mut self, disks: &mut [Disk], engine: &Engine, host: &Host) {
         let Some(state) = &self.state else { return };
         // Otherwise the file would not reflect what is written from now on.
@@ -334,7 +335,8 @@ fn is_modification(op: &GuestOp) -> bool {
     }
 }
 
-/// Starts a look at an image if one is due. The answer arrives as an event of the store.
+/// Starts a look at an image if one is due, or settles an image that shows no changes. The answer arrives as an event
+/// of the store. Voids what a look without an answer has left in doubt, and drops the image from the page cache.
 fn look(
     image: &mut ImageState,
     disk: &mut Disk,

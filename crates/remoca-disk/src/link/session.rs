@@ -81,7 +81,7 @@ impl Session {
         (std::mem::replace(&mut self.watched, wanted) != wanted).then_some(wanted)
     }
 
-    /// Records that the socket has room again.
+    /// Marks the socket as writable, because it has room again.
     pub fn note_writable(&mut self) {
         self.writable = true;
     }

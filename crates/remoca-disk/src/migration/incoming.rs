@@ -28,7 +28,7 @@ impl Incoming {
     /// Listens at `endpoint` for a process that has the secret.
     ///
     /// # Errors
-    /// If listening at the address fails.
+    /// If listening at the address fails, or the system has no threads left.
     pub fn listen(endpoint: Endpoint, secret: &Secret, wake: &Wake) -> io::Result<Self> {
         let listener = endpoint.listen()?;
         let (found, peers) = sync_channel(PEERS_MAX);

@@ -47,7 +47,7 @@ pub trait PeerNetwork: Send {
     /// Starts to listen at `endpoint`, and returns the listener. It admits only a process that has the secret.
     ///
     /// # Errors
-    /// If listening at the address fails.
+    /// If listening at the address fails, or the system has no threads left.
     fn listen(&mut self, endpoint: Endpoint, secret: &Secret, wake: &Wake) -> io::Result<Incoming>;
 }
 

@@ -41,10 +41,10 @@ impl Receipt {
         Self { room: words.and_then(room_for), header, filled: 0 }
     }
 
-    /// Receives the next words of the index.
+    /// Stores the next words of the index, or drops them if there is no memory for it.
     ///
     /// # Errors
-    /// If there are more words than were announced, or `bytes` are not whole words.
+    /// If more words arrive than were announced, or the length of `bytes` is not a multiple of four.
     pub fn take(&mut self, bytes: &[u8]) -> Result<(), &'static str> {
         let (words, rest) = bytes.as_chunks::<4>();
         let (start, end) = (self.filled, self.filled.saturating_add(words.len() as u64));

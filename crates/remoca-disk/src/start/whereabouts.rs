@@ -35,7 +35,7 @@ impl Whereabouts {
         Self { are_away, incoming, if_in_use: if_in_use.filter(|_| !signs.is_upgrade) }
     }
 
-    /// Records that the images are in use. Returns whether the process has to wait for them.
+    /// Makes the process wait for the disks, whose images are in use, if it has an address. Returns whether it waits.
     pub fn found_in_use(&mut self) -> bool {
         match self.if_in_use.take() {
             Some(incoming) => {

@@ -55,7 +55,10 @@ pub(super) fn beside(path: &Path) -> PathBuf {
     with_ending(path, ".new")
 }
 
-/// Removes the file that a process left beside `path` because it was killed before it could put the file in place.
+/// Removes a new state file beside `path` whose process was killed before renaming it.
+///
+/// # Errors
+/// If another process has the file locked.
 pub(super) fn remove_beside(path: &Path) -> Result<(), StateError> {
     let new = beside(path);
     if let Ok(there) = open_file(&new, &mut OpenOptions::new()) {

@@ -97,7 +97,7 @@ pub fn settings_at(path: &Path, options: u64) -> Option<(Vec<Endpoint>, PageCoun
 /// Discards the index that a previous process left at `path`, and returns what else it left.
 ///
 /// # Errors
-/// If another process uses the file, or it is not a state file of ours.
+/// If another process uses the file, or it is not a private regular file of this user.
 pub fn discard(path: &Path) -> Result<Former, StateError> {
     put_away(path, |path, _| std::fs::remove_file(path))
 }

@@ -235,7 +235,7 @@ impl Header {
         self.set(self.disk_at(disk) + DISK_FLUSH, errno.and_then(|errno| u64::try_from(errno).ok()).unwrap_or(0));
     }
 
-    /// Records that writes to the image are in flight, or about to be.
+    /// Marks the image as written at the time of `clock`: writes are in flight, or about to be.
     pub fn set_written(&self, disk: DiskIndex, clock: Clock) {
         // The order matters: an old time with the offset of a clock that was set since would be believed.
         self.set(self.disk_at(disk) + DISK_WRITTEN, clock.real_ns);

@@ -83,12 +83,13 @@ pub enum Before {
 }
 
 impl StateFile {
-    /// Starts an engine with its index in the state file at `path`. If the index of a previous process there is usable,
-    /// it is resumed, with its key; otherwise the index is new. The driver judges whether the images are the same.
+    /// Starts an engine with its index in the state file at `path`. Resumes the index and key that a previous process
+    /// left there if they are usable; otherwise creates a new index. Falls back to an index without a state file if the
+    /// file cannot be opened or created. The caller must check that the images are unchanged.
     ///
     /// # Errors
-    /// If another process uses the file or it is not this user's, unless this start continues a running VM; or if there
-    /// is no memory for the index at all.
+    /// If another process uses the file, or it is not a private regular file of this user; neither applies when a
+    /// running VM continues. If there is no memory for the index. If a new file cannot be renamed into place.
     pub fn start(path: &Path, config: &EngineConfig, before: Before) -> Result<EngineStart, StateError> {
         let must_go_on = matches!(before, Before::ThisProcess(_));
         let handed_over = match before {
@@ -213,7 +214,8 @@ impl StateFile {
     /// to release `path`. The file's words must not be touched before they are [reserved](Self::reserve).
     ///
     /// # Errors
-    /// If there is no room, another process has a state file there, or it is not ours to replace.
+    /// As for [`Self::create`]. If another process has a state file at `path`, or the file there is not ours to
+    /// replace.
     pub fn create_late(path: &Path, disks: u16, words: usize) -> Result<(Self, IndexMemory), StateError> {
         let system = |error| StateError::System(path.into(), error);
         match open_file(path, &mut OpenOptions::new()) {
@@ -243,7 +245,7 @@ impl StateFile {
     /// when its owner drops it, unless it was put in place.
     ///
     /// # Errors
-    /// If there is no room.
+    /// If there is no room or memory for it, it cannot be created, or another process has locked a file beside `path`.
     pub fn create(path: &Path, disks: u16, words: usize) -> Result<(Self, IndexMemory), StateError> {
         Self::make(path, disks, words, words)
     }
@@ -278,7 +280,7 @@ impl StateFile {
     /// of `config`.
     ///
     /// # Errors
-    /// If the file cannot be renamed.
+    /// If the file is no longer the one beside its path, or cannot be renamed.
     pub fn put_in_place(&mut self, config: &EngineConfig) -> io::Result<()> {
         self.header.describe(boot_id().unwrap_or_default(), config.key, config.seed, self.disks, self.words);
         self.commit()
@@ -298,7 +300,8 @@ impl StateFile {
     /// Makes `new` the state file. The engine must have moved its index there, and nothing may have changed since.
     ///
     /// # Errors
-    /// If the file cannot be renamed. Neither file is then of use, and both are removed.
+    /// If `new` cannot be put in place. Neither file is then of use: the old one is removed, and `new` when it is
+    /// dropped.
     pub fn replace_with(&mut self, mut new: Self) -> io::Result<()> {
         new.header.copy_from(&self.header);
         let header = &new.header;
@@ -323,7 +326,7 @@ impl StateFile {
         Arc::clone(&self.header)
     }
 
-    /// Records that writes to this disk's image are in flight, or about to be.
+    /// Marks the image of `disk` as written at the time of `clock`: writes are in flight, or about to be.
     pub fn note_writes(&self, disk: DiskIndex, clock: Clock) {
         self.header.set_written(disk, clock);
     }

@@ -119,7 +119,7 @@ impl NbdExport {
     /// Attaches a client that chose this export.
     ///
     /// # Errors
-    /// If the system refuses to watch the client's socket. The client is disconnected then.
+    /// If the system refuses to report events, or to watch the client's socket. The client is disconnected then.
     pub fn attach(&mut self, attached: Attached) -> io::Result<()> {
         // A client that has shut down its connection must no longer be read. The new client may be the same one, which
         // has reconnected.
@@ -256,8 +256,8 @@ impl NbdExport {
         }
     }
 
-    /// Notes that the disk may have lost the finished pieces of requests that are not answered. Such requests come out
-    /// of [`Self::pop`] again when all of their pieces are back.
+    /// Marks each unanswered request for repetition of which the disk may have lost finished pieces. [`Self::pop`]
+    /// returns such a request again when all of its pieces are back and none has failed.
     pub fn repeat_parts(&mut self) {
         self.clients.iter_mut().for_each(|(_, client)| client.transmission.repeat_parts());
     }

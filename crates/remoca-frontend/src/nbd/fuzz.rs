@@ -9,9 +9,9 @@ use crate::request::{Operation, Outcome};
 use remoca_io::buffer::BufferPool;
 use std::collections::VecDeque;
 
-/// Plays one client that sends `data` to small exports in memory. The first byte of `data` selects how the rest is
-/// sent. Panics if an invariant is broken: the answers depend on where the bytes are cut, a request reaches beyond its
-/// export, or a request is still open after everything was executed and sent.
+/// Runs client sessions against small in-memory exports. The first byte of `data` selects how the rest is split and
+/// sent. Panics if an invariant is violated. For example, the replies must not depend on how the bytes are split, and
+/// every request must be completed.
 pub fn fuzz_nbd(data: &[u8]) {
     let Some((mode, data)) = data.split_first() else { return };
     let at_once = converse(data, data.len(), None);

@@ -39,7 +39,7 @@ impl Listener {
     /// connect to a Unix socket.
     ///
     /// # Errors
-    /// If the address is taken or impossible.
+    /// If the address is in use or cannot be listened on, or the socket cannot be given to `group`.
     pub fn bind(endpoint: &Endpoint, group: Option<u32>) -> Result<Self, ListenError> {
         match endpoint {
             Endpoint::Unix(path) => match SocketSource::bind(path, group)? {

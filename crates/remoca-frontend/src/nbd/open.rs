@@ -123,7 +123,7 @@ impl Open {
         }
     }
 
-    /// Notes that the disk may have lost the finished pieces of the request.
+    /// Marks the request for repetition if the disk may have lost finished pieces of it.
     pub(super) fn repeat_parts(&mut self) {
         if let Some(kept) = &mut self.kept {
             kept.again |= kept.done;

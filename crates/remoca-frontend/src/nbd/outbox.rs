@@ -113,7 +113,7 @@ impl Outbox {
         self.segments.iter().zip(skips).map(|(segment, skip)| &segment.bytes()[skip..])
     }
 
-    /// Removes everything that is queued, and returns it.
+    /// Removes and returns all queued bytes.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn take_all(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();

@@ -84,7 +84,7 @@ impl NbdServer {
     /// Offers `exports` on `listeners`.
     ///
     /// # Errors
-    /// If the system refuses to watch them.
+    /// If the system has no descriptor left, or refuses to watch the listeners.
     pub fn new(exports: Vec<Export>, listeners: Vec<Listener>) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let (clients, seats, shared_pool) = (Slab::new(), Seats::default(), BufferPool::new(SHARED_MEMORY_MAX));

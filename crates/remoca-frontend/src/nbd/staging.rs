@@ -67,7 +67,7 @@ impl Staging {
         Some(&mut self.bytes[self.end..]).filter(|room| !room.is_empty())
     }
 
-    /// Notes that bytes were put at the start of the room.
+    /// Adds the `count` bytes at the start of the room to the pending bytes.
     pub(super) fn received(&mut self, count: usize) {
         assert!(count <= STAGING_LEN - self.end, "more bytes received than there was room for");
         self.end += count;

@@ -144,7 +144,7 @@ impl Transmission {
         }
     }
 
-    /// Notes that bytes were put at the start of the room.
+    /// Adds the `count` bytes at the start of the room to the payload, or to the staged bytes.
     pub(super) fn received(&mut self, count: usize) {
         match &mut self.state {
             State::Payload { piece: Some((_, filled)), .. } if self.staging.pending().is_empty() => *filled += count,
@@ -152,7 +152,8 @@ impl Transmission {
         }
     }
 
-    /// Notes that `count` bytes of the outbox were sent. Returns whether [`Self::pop`] may make progress now.
+    /// Removes `count` sent bytes from the outbox, and may free buffers. Returns whether [`Self::pop`] may make
+    /// progress.
     pub(super) fn sent(&mut self, count: usize) -> bool {
         self.outbox.consume(count);
         if self.open.is_empty() && self.outbox.is_empty() {
@@ -370,7 +371,7 @@ impl Transmission {
         std::mem::take(&mut self.stalled)
     }
 
-    /// Notes that the disk may have lost the finished pieces of open requests.
+    /// Marks each open request for repetition of which the disk may have lost finished pieces.
     pub(super) fn repeat_parts(&mut self) {
         self.open.iter_mut().for_each(|(_, request)| request.repeat_parts());
     }

@@ -198,8 +198,8 @@ impl VhostDevice {
         RequestId(self.next_id)
     }
 
-    /// Notes that the disk may have lost the finished parts of requests that are not complete yet. Such requests are
-    /// executed again.
+    /// Marks each write for repetition of which the disk may have lost finished pieces. It goes out again when all of
+    /// its pieces are back and none has failed.
     pub fn repeat_parts(&mut self) {
         self.queues.iter_mut().for_each(Queue::repeat_parts);
     }

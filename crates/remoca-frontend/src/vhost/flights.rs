@@ -72,7 +72,7 @@ pub(super) struct Flights {
 }
 
 impl Flights {
-    /// Forgets all flights. From now on heads are below `size`.
+    /// Replaces the flights by idle ones for heads below `size`.
     pub fn restart(&mut self, size: u16) {
         self.flights = vec![IDLE; usize::from(size)];
     }
@@ -82,12 +82,12 @@ impl Flights {
         self.flights.get(usize::from(head)).map(|flight| flight.busy)
     }
 
-    /// Notes that a chain was taken.
+    /// Marks `head` as in flight, because its chain was taken.
     pub fn begin(&mut self, head: u16) {
         self.flights[usize::from(head)] = Flight { busy: true, ..IDLE };
     }
 
-    /// Notes that a completion was published. The guest may offer its head again.
+    /// Marks `head` as no longer in flight, because its completion was published. The guest may offer `head` again.
     pub fn end(&mut self, head: u16) {
         self.flights[usize::from(head)].busy = false;
     }
@@ -123,7 +123,8 @@ impl Flights {
         Some(Taken { chain, operation, data_start, data_length })
     }
 
-    /// Notes that the disk may have lost the pieces that it has done so far. Writes with a finished piece go out again.
+    /// Marks each write for repetition of which the disk may have lost finished pieces. It goes out again when all of
+    /// its pieces are back and none has failed.
     pub fn repeat_parts(&mut self) {
         for flight in self.flights.iter_mut().filter(|flight| flight.whole.is_some()) {
             flight.again |= flight.done;
@@ -140,7 +141,8 @@ impl Flights {
         self.rest.is_some() || self.has_repeats()
     }
 
-    /// Counts a piece of `chain` as returned with `status`, and returns the action to take.
+    /// Removes a piece of `chain` from those handed out, combines its `status` with that of the others, and returns the
+    /// action to take.
     pub fn take_back(&mut self, chain: &Arc<Chain>, status: Status) -> Back {
         let flight = &mut self.flights[usize::from(chain.head)];
         assert!(flight.busy && flight.pieces > 0, "a piece of chain {} came back that was not out", chain.head);

@@ -208,7 +208,7 @@ impl InflightQueue {
         self.set(self.mark_of(head), 1, Ordering::Release);
     }
 
-    /// Records `batch` before the used index moves past it.
+    /// Links the heads of `batch` in the record, as the last batch, before the used index moves past it.
     pub fn begin_publish(&self, batch: &[u16]) {
         for head in batch {
             let last = self.last_batch_head().load(Ordering::Relaxed);

@@ -189,7 +189,7 @@ impl Queue {
         self.in_flight == 0 && (self.resubmit.is_empty() || self.broken)
     }
 
-    /// Ends the ring, and returns its position in the available ring.
+    /// Publishes the last completions and removes the ring. Returns its position in the available ring.
     pub fn finish_stop(&mut self) -> u16 {
         self.publish();
         self.ring = None;
@@ -268,7 +268,8 @@ impl Queue {
         Ok(Some(chain))
     }
 
-    /// Counts a chain as taken. It is marked in the record before its request is executed.
+    /// Adds `head` to the chains in flight. Marks it in the record before its request is executed, unless it is
+    /// resubmitted and thus marked already.
     fn board(&mut self, head: u16, resubmitted: bool) {
         if resubmitted {
             self.resubmit.pop_front();
@@ -283,7 +284,8 @@ impl Queue {
         self.in_flight += 1;
     }
 
-    /// Notes that the disk may have lost the pieces that it has done so far. Writes with a finished piece go out again.
+    /// Marks each write for repetition of which the disk may have lost finished pieces. It goes out again when all of
+    /// its pieces are back and none has failed.
     pub fn repeat_parts(&mut self) {
         self.flights.repeat_parts();
     }

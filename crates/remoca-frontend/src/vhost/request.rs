@@ -90,7 +90,7 @@ impl BlkRequest {
         self.data_length
     }
 
-    /// Copies `source` to the guest as data of a read, starting at `offset`.
+    /// Copies `source` into the guest's buffers of a read request, starting at `offset` in the request's data.
     pub fn copy_to_guest(&self, offset: usize, source: &[u8]) -> Result<(), CopyError> {
         self.chain()?.write(self.locate(offset, source.len())?, source)
     }

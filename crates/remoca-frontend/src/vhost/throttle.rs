@@ -33,7 +33,8 @@ impl Throttle {
         self.held == 0
     }
 
-    /// Returns whether no new chain may be taken. Pieces of chains that were taken before may still go out.
+    /// Returns whether the segment limit is reached, so that no new chain may be taken. Pieces of chains already taken
+    /// may still be handed out.
     pub fn lacks_segments(&self) -> bool {
         self.segments.get() >= SEGMENTS_MAX
     }
@@ -43,17 +44,17 @@ impl Throttle {
         self.held >= HELD_MAX
     }
 
-    /// Notes that the driver was refused although there may be requests.
+    /// Records that the driver was refused although there may be requests, for [`Self::has_room_again`].
     pub fn refuse(&mut self) {
         self.is_waiting = true;
     }
 
-    /// Counts a request that goes out.
+    /// Adds a request that goes out to those that the driver holds.
     pub fn hold(&mut self) {
         self.held += 1;
     }
 
-    /// Counts a request that came back. Its chain may still be held.
+    /// Removes a request that came back from those that the driver holds. Its chain may still be held.
     pub fn release(&mut self) {
         assert!(self.held > 0, "a request came back that was not handed out");
         self.held -= 1;

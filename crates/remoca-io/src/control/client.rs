@@ -9,7 +9,7 @@ use std::time::Duration;
 /// Sends a command to the VM process that listens at `path`, and returns its reply.
 ///
 /// # Errors
-/// If no process listens there, or it does not answer with JSON in time.
+/// If no process listens there, the command cannot be serialized, or no valid reply arrives in time.
 pub fn call(path: &Path, command: Command) -> io::Result<Reply> {
     let mut stream = UnixStream::connect(path)?;
     let patience = command.patience();

@@ -128,7 +128,8 @@ impl ControlServer {
     /// Listens at `path`. Replaces a socket file that no process listens on.
     ///
     /// # Errors
-    /// If the path is in use or too long, or the socket cannot be made. The text says what to do.
+    /// If the path is in use or too long, the socket cannot be made, or the system has no descriptors or threads left.
+    /// The text says what to do.
     pub fn start(path: &Path) -> io::Result<Self> {
         let source = SocketSource::bind(path, None).map_err(io::Error::other)?;
         std::fs::set_permissions(path, Permissions::from_mode(0o600))?;

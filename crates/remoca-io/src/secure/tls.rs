@@ -68,7 +68,8 @@ impl Connector {
     /// Establishes a connection whose other side has the secret. Waits for the handshake until `deadline`.
     ///
     /// # Errors
-    /// If the other side has a different secret or none, or does not answer in time. The text says which.
+    /// If the other side has a different secret or none, does not answer in time, or closes the connection. The text
+    /// says which.
     pub fn connect(&self, socket: OwnedFd, deadline: Instant) -> io::Result<Channel> {
         // There are no names in this protocol: only the key is compared.
         let nobody = ServerName::try_from("remoca.invalid").map_err(io::Error::other)?;

@@ -53,7 +53,7 @@ impl Manifest {
             .map_err(|error| Error::Invalid(format!("{} is no manifest: {error}", path.display())))
     }
 
-    /// Writes the manifest into the folder, durably.
+    /// Writes the manifest to `folder` and syncs the file.
     pub fn write(&self, folder: &Path) -> Result<()> {
         let path = folder.join(MANIFEST_NAME);
         let text = serde_json::to_vec(self).map_err(|error| Error::Invalid(error.to_string()))?;

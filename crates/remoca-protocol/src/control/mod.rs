@@ -90,7 +90,7 @@ impl Command {
         }
     }
 
-    /// Returns the command as a line of JSON, with the line feed.
+    /// Returns the command as a line of JSON, including the trailing newline.
     ///
     /// # Errors
     /// If the path of a program is not valid UTF-8.
@@ -113,10 +113,10 @@ impl Command {
 }
 
 impl Reply {
-    /// Returns the reply as a line of JSON, with the line feed.
+    /// Returns the reply as a line of JSON, including the trailing newline.
     ///
     /// # Errors
-    /// If the reply cannot be written as JSON, which never happens.
+    /// If serialization fails, which no reply can cause.
     pub fn line(&self) -> Result<Vec<u8>, LineError> {
         let mut line = serde_json::to_vec(self).map_err(LineError::NoReply)?;
         line.push(b'\n');

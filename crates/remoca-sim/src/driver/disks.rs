@@ -83,7 +83,8 @@ impl DiskSide {
         }
     }
 
-    /// Forgets the failed flushes that the process knew of.
+    /// Allows flushes to succeed again, and drops the promises about unflushed writes, if a flush may have failed.
+    /// Called when a process is lost with its knowledge of failed flushes.
     pub(super) fn lose_knowledge(&mut self) {
         if self.guest.flush_may_fail {
             self.guest.flush_must_fail = false;

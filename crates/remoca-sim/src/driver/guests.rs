@@ -155,7 +155,8 @@ impl Guest {
         }
     }
 
-    /// Notes that a part of one of these requests failed.
+    /// Marks the requests with these steps as possibly failed, and a single one as failed. If `is_durable`, flushes may
+    /// fail from now on.
     pub(super) fn note_error(&mut self, steps: &[usize], is_durable: bool) {
         self.flush_may_fail |= is_durable;
         for request in self.requests.iter_mut().filter(|request| steps.contains(&request.step)) {
@@ -200,7 +201,8 @@ impl Guest {
         (self.flush_may_fail, self.flush_must_fail) = (false, false);
     }
 
-    /// Offers a request on the ring, or sends it to the NBD server.
+    /// Submits the request at index `at` to a virtqueue, or sends it to the NBD server. Does nothing if the NBD client
+    /// is disconnected.
     pub(super) fn send(&mut self, at: usize) {
         let request = &mut self.requests[at];
         match &mut self.attachment {

@@ -94,12 +94,12 @@ impl Donor {
         self.pools.clear();
     }
 
-    /// Loses every page, but no pool.
+    /// Drops every page, but no pool.
     pub(super) fn forget(&mut self) {
         self.pools.values_mut().for_each(|pool| pool.slots.fill_with(|| None));
     }
 
-    /// Loses up to `count` pages of each pool.
+    /// Drops up to `count` pages of each pool.
     pub(super) fn lose(&mut self, count: u32, random: &mut Random) {
         for pool in self.pools.values_mut().filter(|pool| !pool.slots.is_empty()) {
             for _ in 0..count {

@@ -375,7 +375,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Sets the timer, which never fires early, and sometimes late.
+    /// Arms the timer to fire after `in_ns`, sometimes later. Keeps a timer that is due earlier.
     fn wake_in(&mut self, in_ns: u64) {
         let late = if self.random.one_in(8) { self.random.below(2 * MS) } else { 0 };
         let at = self.now.saturating_add(in_ns).saturating_add(late);

@@ -416,7 +416,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Arms the timer, which never fires early, and sometimes late.
+    /// Arms the timer to fire at the engine's next deadline, sometimes later. Keeps a timer that is due earlier.
     fn arm_timer(&mut self) {
         let Some(Nanos(deadline)) = self.vm.engine.next_deadline() else { return };
         let deadline = Nanos(deadline.saturating_sub(self.vm.ahead_ns));

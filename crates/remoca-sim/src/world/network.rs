@@ -156,7 +156,7 @@ impl World<'_> {
         self.vm.engine.handle_missing(self.clock(), fetch);
     }
 
-    /// Loses a random number of the messages in flight, the newest ones.
+    /// Drops a random number of the messages in flight, the newest ones.
     fn lose_messages(&mut self) {
         let arriving = self.random.below(self.vm.wire.on_the_way() + 1);
         let wire = &self.vm.wire;
@@ -344,7 +344,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Handles a HELLO at the server. Returns `None` if the connection is older than the newest.
+    /// Accepts a HELLO at the server, and returns the server's offer. Returns `None` if the connection is older than
+    /// the newest.
     fn welcome(&mut self, at: usize, connection: ConnectionId) -> Option<PoolOffer> {
         let owner = self.connections[connection];
         let lies = self.plan.scenario.faults.lies;

@@ -119,7 +119,7 @@ impl World<'_> {
         self.schedule(0, Event::Start);
     }
 
-    /// Loses all connections of the process.
+    /// Drops all connections of the process.
     fn lose_session(&mut self) {
         self.drop_connection();
         for (server, connection) in std::mem::take(&mut self.vm.answered) {
@@ -141,7 +141,8 @@ impl World<'_> {
         self.image_changed();
     }
 
-    /// Notes that an image changed while there was no process: its state is void, unless that rule is left out.
+    /// Discards the state of the last process, because an image changed while there was none, unless that rule is left
+    /// out.
     pub(super) fn image_changed(&mut self) {
         if self.holds(HostRule::ImageUnchanged) {
             self.vm.remains = None;

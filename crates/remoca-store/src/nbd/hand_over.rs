@@ -21,7 +21,8 @@ impl NbdStore {
     /// disconnect.
     ///
     /// # Errors
-    /// If the export that the server offered then does not fit, or the descriptor is not a socket.
+    /// If the export that the server offered then does not fit, the descriptor is not a socket, or no address of the
+    /// server is known.
     pub fn adopt(socket: OwnedFd, uri: &NbdUri, options: NbdOptions, passed: &PassedExport) -> Result<Self, OpenError> {
         let server = uri.server.to_string();
         let unreachable = |error: &dyn std::fmt::Display| nbd_export::explain_unreachable(&server, error);

@@ -112,8 +112,7 @@ impl Slots {
         Step::Taken
     }
 
-    /// Records that the page of the last slot `from` is now in `to`, at the same position in the queue, and cuts off
-    /// `from`.
+    /// Moves the entry of the last slot `from` to `to`, at the same position in the queue, and cuts off `from`.
     pub(in crate::index) fn end_move<M: Words>(&mut self, words: &mut M, from: u32, to: u32) {
         let content = self.table.content(words, from);
         let (previous, hit) = (self.queue.before(words, from), self.meta(words, from) & HIT);

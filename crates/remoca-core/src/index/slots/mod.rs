@@ -210,8 +210,8 @@ impl Slots {
         }
     }
 
-    /// Returns the slot to discard next: the first one that is not pinned among the [`VICTIM_TRIES`] slots at the head
-    /// of the queue. Returns `None` if all of these are pinned.
+    /// Returns the slot to discard next: the first unpinned one of the [`VICTIM_TRIES`] slots at the head of the queue.
+    /// Returns `None` if there is none.
     pub(in crate::index) fn find_victim<M: Words>(&self, words: &M) -> Option<u32> {
         let mut slot = self.queue.first(words);
         for _ in 0..VICTIM_TRIES {

@@ -164,7 +164,7 @@ impl Connection {
         self.client.is_some() || self.links_again
     }
 
-    /// Records that the peer answered. If this connection is lost, the next attempt is made soon.
+    /// Resets the time between two attempts to connect, and ends the search for our disks: the peer has answered.
     pub(super) fn note_answer(&mut self) {
         self.again_after = LINK_AGAIN_AFTER.0;
         self.links_again = false;
@@ -208,8 +208,8 @@ impl Connection {
         }
     }
 
-    /// Starts another attempt to reach the process that has our disks. Returns its address and the secret, or `None` if
-    /// there is no address.
+    /// Doubles the time until the next attempt to reach the process that has our disks, up to a maximum. Records the
+    /// start of this one. Returns the address and the secret, or `None` if there is no address.
     pub(super) fn begin_attempt(&mut self, now: Instant) -> Option<(Endpoint, Secret)> {
         self.again_after = LINK_AGAIN_AFTER.1.min(self.again_after * 2);
         self.since = Some(now);

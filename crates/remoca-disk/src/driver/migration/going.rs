@@ -96,8 +96,8 @@ impl Migration {
         }
     }
 
-    /// Handles the answer of the process that has our disks, to which there is a connection again. That process is then
-    /// told when the guest continues here.
+    /// Resumes the link with the process that has our disks, after its answer. That process is then told when the guest
+    /// continues here.
     pub(super) fn linked_again(&mut self, vm: &mut Vm) {
         self.connection.note_answer();
         let news = format!("connected again with {}, which has the disks", self.connection.name());

@@ -68,7 +68,7 @@ impl Migration {
     /// (`incoming`), or because they went. An index that comes is kept at `state_path` for a successor of this process.
     ///
     /// # Errors
-    /// If listening at the address fails.
+    /// If listening at the address fails, or the system has no descriptors or threads left.
     pub fn new(
         peers: Box<dyn PeerNetwork>,
         incoming: Option<(Endpoint, Secret)>,
@@ -190,7 +190,8 @@ impl Migration {
         }
     }
 
-    /// Handles new connections and the events of the peer, up to the limit of a turn.
+    /// Handles new connections and events from the peer, each up to its limit per turn. Raises the wake-up if events
+    /// from the peer may remain.
     pub(super) fn handle_events(&mut self, vm: &mut Vm) {
         self.connection.clear_wake();
         if self.connection.take_peers(vm.host.instant()) {
