@@ -122,7 +122,7 @@ pub fn run(args: &CostArgs) -> Result<()> {
     save("cost", &Report { rounds, reads, depth, disk_ms, rows, sum_reads_lost, sum_cpu_added })
 }
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
+pub fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<_> = values.collect();
     values.sort_unstable_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)

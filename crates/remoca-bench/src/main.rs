@@ -4,6 +4,7 @@ mod cost;
 mod hash;
 mod hedging;
 mod server;
+mod upgrade;
 mod versus;
 mod vm;
 
@@ -28,6 +29,8 @@ enum Benchmark {
     Hedging(hedging::HedgingArgs),
     /// Cost of in-flight tracking, the kept index and hedging while there are no faults
     Cost(cost::CostArgs),
+    /// Longest guest read, and lost connections, while the VM process is upgraded
+    Upgrade(upgrade::UpgradeBenchArgs),
     /// CPU time of a hit, a miss and an eviction, compared with another build of `remoca`
     Versus(versus::VersusArgs),
     /// A server to be measured; started by the benchmark itself
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Benchmark::Hash => hash::run(),
         Benchmark::Hedging(args) => hedging::run(&args),
         Benchmark::Cost(args) => cost::run(&args),
+        Benchmark::Upgrade(args) => upgrade::run(&args),
         Benchmark::Versus(args) => versus::run(&args),
         Benchmark::Target(args) => server::run_target(&args),
     };

@@ -161,6 +161,11 @@ impl Vm {
         self.process.end()
     }
 
+    /// Returns whether the guest's connection is open.
+    pub fn is_connected(&self) -> bool {
+        self.guest.is_connected()
+    }
+
     /// Returns one of the process's counters.
     pub fn counter(&self, name: &str) -> Result<u64> {
         match control::call(&self.control, Ask::Status)? {
