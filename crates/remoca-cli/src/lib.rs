@@ -46,9 +46,18 @@ pub fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads the output has read enough, as in `remoca status | head -1`.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("remoca: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let is_broken_pipe = |error: &std::io::Error| error.kind() == std::io::ErrorKind::BrokenPipe;
+    error.downcast_ref::<std::io::Error>().is_some_and(is_broken_pipe)
+        || error.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind)
+            == Some(std::io::ErrorKind::BrokenPipe)
 }

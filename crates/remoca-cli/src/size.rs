@@ -1,22 +1,27 @@
 //! Sizes as operators write them: `4096`, `512M`, `2G`.
 
-/// Parses a size with an optional unit K, M, G or T (powers of 1024), and returns the number of bytes.
+/// Parses a size, and returns the number of bytes. Its unit may be K, M, G, T or KiB, MiB, GiB, TiB (powers of 1024), or KB,
+/// MB, GB, TB (powers of 1000), as in libvirt.
 ///
 /// # Errors
 /// If the text is not a valid size; the message shows the form.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let error = || format!("`{text}` is not a size: write bytes, or a whole number with K, M, G or T, such as 512M");
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let shift = match &text[digits.len()..] {
-        "" | "B" => 0,
-        "K" | "k" | "KiB" => 10,
-        "M" | "m" | "MiB" => 20,
-        "G" | "g" | "GiB" => 30,
-        "T" | "t" | "TiB" => 40,
+    let unit: u64 = match &text[digits.len()..] {
+        "" | "B" => 1,
+        "K" | "k" | "KiB" => 1 << 10,
+        "M" | "m" | "MiB" => 1 << 20,
+        "G" | "g" | "GiB" => 1 << 30,
+        "T" | "t" | "TiB" => 1 << 40,
+        "KB" => 1000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "TB" => 1_000_000_000_000,
         _ => return Err(error()),
     };
     let number: u64 = digits.parse().map_err(|_| error())?;
-    number.checked_mul(1 << shift).ok_or_else(error)
+    number.checked_mul(unit).ok_or_else(error)
 }
 
 /// Returns a size as text with at most four digits and a unit, such as `1.5G`.
@@ -42,7 +47,14 @@ mod tests {
     fn sizes_are_read_and_shown() {
         assert_eq!(parse_size("4096"), Ok(4096));
         assert_eq!(parse_size("2G"), Ok(2 << 30));
-        assert_eq!(parse_size("512MiB"), Ok(512 << 20));
+        for (text, bytes) in [("3KiB", 3 << 10), ("512MiB", 512 << 20), ("1T", 1 << 40), ("7k", 7 << 10)] {
+            assert_eq!(parse_size(text), Ok(bytes));
+        }
+        for (text, bytes) in
+            [("3KB", 3_000), ("512MB", 512_000_000), ("2GB", 2_000_000_000), ("1TB", 1_000_000_000_000)]
+        {
+            assert_eq!(parse_size(text), Ok(bytes));
+        }
         for bad in ["", "G", "-1", "1.5G", "1X", "99999999T", "1 G"] {
             assert!(parse_size(bad).is_err(), "{bad}");
         }

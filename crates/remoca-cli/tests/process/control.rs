@@ -76,6 +76,25 @@ fn the_status_as_a_table_in_full_and_as_json() {
     for name in status.counters.keys() {
         assert!(full.contains(name), "`{name}` is missing in: {full}");
     }
+    // Nobody reads the rest, as in `remoca status | head -1`.
+    for more in [&[][..], &["-v"], &["-o", "json"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut status = command(REMOCA);
+        status.arg("status").arg(machine.control()).args(more).stdout(writer).stderr(std::process::Stdio::piped());
+        let output = status.spawn().unwrap().wait_with_output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    }
+    let log = machine.program.log();
+    for word in [
+        "serves the disks of test; its control socket is",
+        "disk0: ",
+        " MiB) at ",
+        "port: at ",
+        "a hypervisor is connected",
+    ] {
+        assert!(log.contains(word), "`{word}` is missing in: {log}");
+    }
     machine.finish();
 }
 

@@ -37,7 +37,7 @@ use remoca_io::service::ServiceManager;
 use remoca_io::signals::Signals;
 use remoca_io::sizes;
 use remoca_io::words::IndexMemory;
-use remoca_protocol::control::{Reply, Secret};
+use remoca_protocol::control::{Reply, Secret, Status};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -72,6 +72,7 @@ pub fn run(options: &Options) -> Result<()> {
         narrow::passes("handover-opened");
     }
     driver.manager().say_ready(Instant::now());
+    log_start(&driver.snapshot(), options);
     if let Some(client) = client {
         control::answer_for_former(client, Reply::Status(Box::new(driver.snapshot())));
     }
@@ -94,6 +95,19 @@ pub fn run(options: &Options) -> Result<()> {
         Deaths::beside(state).forget();
     }
     Ok(())
+}
+
+/// Logs what this process serves, and where.
+fn log_start(status: &Status, options: &Options) {
+    let control = options.control.display();
+    tracing::info!("remoca {} serves the disks of {}; its control socket is {control}", status.version, status.name);
+    for disk in &status.disks {
+        let access = if disk.read_only { ", read-only" } else { "" };
+        tracing::info!("{}: {} ({} MiB{access}) at {}", disk.name, disk.image, disk.bytes >> 20, disk.socket);
+    }
+    if let Some(port) = &status.port {
+        tracing::info!("port: at {}", port.socket);
+    }
 }
 
 /// Opens everything, in the order in which one thing depends on another: sockets, images, the state file, servers.

@@ -36,6 +36,8 @@ pub(crate) struct ControlThread {
 }
 
 struct Shared {
+    /// Name of the device, for the log.
+    name: String,
     pause: Pause,
     stop: OwnedFd,
     stopping: AtomicBool,
@@ -52,6 +54,7 @@ impl ControlThread {
         kept: Option<FrontEnd<OwnedFd>>,
     ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
+            name: config.name.clone(),
             pause: Pause::new(io.wake.clone()),
             stop: wake::new()?,
             stopping: AtomicBool::new(false),
@@ -177,8 +180,8 @@ impl Shared {
                 let (last, why) = self.answer(&watch, &mut requests);
                 work = Some(last);
                 match why {
-                    VhostError::Disconnected => tracing::info!("the front end has gone"),
-                    error => tracing::warn!(%error, "the front end is disconnected"),
+                    VhostError::Disconnected => tracing::info!("{}: its hypervisor has disconnected", self.name),
+                    error => tracing::warn!("{}: its hypervisor is disconnected: {error}", self.name),
                 }
             }
             Err(error) => {
@@ -197,6 +200,7 @@ impl Shared {
         let watch = stream.try_clone().map_err(failure)?;
         self.set_connection(Some(stream.try_clone().map_err(failure)?));
         lock(handler).attach()?;
+        tracing::info!("{}: a hypervisor is connected", self.name);
         Ok((watch, BackendReqHandler::from_stream(stream, handler.clone())))
     }
 
@@ -211,7 +215,7 @@ impl Shared {
         self.set_connection(Some(stream));
         lock(handler).attach()?;
         let requests = replay(front_end, handler)?;
-        tracing::info!("the connection of the front end goes on");
+        tracing::info!("{}: its hypervisor stays connected", self.name);
         Ok((watch, requests))
     }
 

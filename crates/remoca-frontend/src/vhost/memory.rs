@@ -41,8 +41,12 @@ pub enum MemoryError {
     Overlap,
     #[error("no memory region at guest address {0:#x}")]
     Missing(u64),
-    #[error("address {user:#x} of the front end, {length} bytes, is in no memory region")]
-    Untranslatable { user: u64, length: u64 },
+    #[error(
+        "a ring at {user:#x} ({length} bytes) is in none of the {regions} memory regions that the hypervisor shares. All memory of \
+         the guest must be shared: memory-backend-memfd with share=on for QEMU, <memoryBacking> with <access mode='shared'/> for \
+         libvirt"
+    )]
+    Untranslatable { user: u64, length: u64, regions: usize },
     #[error("queue size {0} is zero, above 1024 or not a power of two")]
     QueueSize(u32),
 }
@@ -126,7 +130,11 @@ impl MemoryTable {
             let offset = user.checked_sub(region.user);
             offset.and_then(|offset| offset.checked_add(length)).is_some_and(|end| end <= region.length)
         };
-        let region = self.regions.iter().find(inside).ok_or(MemoryError::Untranslatable { user, length })?;
+        let region = self.regions.iter().find(inside).ok_or(MemoryError::Untranslatable {
+            user,
+            length,
+            regions: self.regions.len(),
+        })?;
         Ok(GuestAddress(region.guest + (user - region.user)))
     }
 
