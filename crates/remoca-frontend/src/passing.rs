@@ -17,6 +17,14 @@ impl Frontend {
         }
     }
 
+    /// Returns whether no request is with the driver, and none that was begun can be handed out now.
+    pub fn is_idle(&self) -> bool {
+        match self {
+            Self::Vhost(device) => !device.has_begun(),
+            Self::Nbd(export) => export.is_idle(),
+        }
+    }
+
     /// Listens to the guest's messages again.
     pub fn end_pause(&self) {
         if let Self::Vhost(device) = self {

@@ -12,8 +12,9 @@ use std::path::PathBuf;
 
 /// Version of [`Description`]. A program that reads another version starts as it would after a crash.
 pub const VERSION: u32 = 2;
-/// Maximum size of a description in bytes: 4096 disks with long names fit.
-pub const BYTES_MAX: u64 = 8 << 20;
+/// Maximum size of a description in bytes: 4096 disks with long names fit, and hypervisors with 16 queues and 16 regions of
+/// memory that are connected to all of them.
+pub const BYTES_MAX: u64 = 64 << 20;
 
 /// Meaning of the descriptors, and the settings that an operator changed since the start. Descriptors appear as
 /// numbers.

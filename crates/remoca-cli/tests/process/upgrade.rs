@@ -255,6 +255,37 @@ fn a_front_end_that_keeps_no_record_is_continued_where_its_ring_is() {
     assert!(image[..512] == [5; 512] && image[512..1024] == [9; 512]);
 }
 
+/// The features are agreed on in two steps. The second may come when the program is another one.
+#[test]
+fn a_front_end_that_has_agreed_on_nothing_yet_is_continued() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("image"), vec![7; 1 << 20]).unwrap();
+    let mut disk = command(REMOCA);
+    disk.arg("disk").arg("--image").arg(path("image")).arg("--socket").arg(path("socket"));
+    disk.arg("--control").arg(path("control"));
+    let mut program = Program::start(&mut disk, &path("disk.log"));
+    wait_until("the VM process answers", || UnixStream::connect(path("control")).is_ok());
+    let mut guest = TestGuest::new(Options { queue_size: 16, data_bytes: 4096, ..Options::default() });
+    guest.greet(&path("socket")).unwrap();
+    let upgrade = || {
+        let (done, said) = end(begin(&path("control"), None));
+        assert!(done, "{said}");
+    };
+    upgrade();
+    guest.set_features().unwrap();
+    upgrade();
+    guest.share_memory().expect("it is acknowledged");
+    upgrade();
+    guest.share_inflight().unwrap();
+    guest.start_queue(0, 0).unwrap();
+    let ticket = guest.submit(0, Command::Read { sector: 0, length: 512 });
+    guest.queues[0].kick();
+    assert_eq!((guest.wait(ticket), guest.data(ticket, 512)), (0, vec![7; 512]));
+    guest.disconnect();
+    program.terminate();
+}
+
 /// A front end that has sent the start of a message, and no more, cannot be continued by a program that has not read it.
 #[test]
 fn a_front_end_within_a_message_holds_no_upgrade_up() {
@@ -366,6 +397,7 @@ echo '{"remoca_handover":2,"version":"9"}'
     // The program says that it can take over, and is gone when it is to be started.
     let vanishes = || Some(script("vanishes", &format!("{yes}rm $0\n")));
     expect_refused_upgrade(&mut machine, vanishes, "new program cannot be started");
+    machine.disks[0].guest.read_config(0, 8).expect("its messages are answered again");
     expect_upgrade(&mut machine, None);
     machine.finish();
 }
@@ -492,6 +524,7 @@ fn no_nbd_client_notices_an_upgrade() {
     let mut disk = command(REMOCA);
     disk.arg("disk").arg("--disk").arg(format!("image={},name=root", path("image").display()));
     disk.arg("--nbd").arg(format!("unix:{}", path("nbd").display())).arg("--control").arg(path("control"));
+    disk.arg("--nbd-port");
     let mut program = Program::start(&mut disk, &path("disk.log"));
     wait_until("the VM process answers", || UnixStream::connect(path("control")).is_ok());
     let target = "driver=nbd,server.type=unix,server.path=".to_owned() + path("nbd").to_str().unwrap() + ",export=root";
@@ -509,6 +542,9 @@ fn no_nbd_client_notices_an_upgrade() {
         let (done, said) = end(begin(&path("control"), None));
         assert!(done, "{said}");
     };
+    let mut port = nbd::attach(&path("nbd"), "remoca-port");
+    let report = nbd::request(0, 5, 0, 4096);
+    port.write_all(&report[..9]).unwrap();
     // Answers of 12 MiB that it does not take, the payload of a write in three parts, and half a header.
     let reads: Vec<u8> = (0..12).flat_map(|cookie| nbd::request(0, cookie, 0, 1 << 20)).collect();
     let write = [nbd::request(1, 99, 4 << 20, 3 << 20), vec![8; 3 << 20]].concat();
@@ -537,6 +573,9 @@ fn no_nbd_client_notices_an_upgrade() {
     ours.write_all(&flush[5..]).unwrap();
     ours.read_exact(&mut answer[..16]).unwrap();
     assert!(answer[4..8] == [0; 4] && answer[8..16] == 100_u64.to_be_bytes());
+    port.write_all(&report[9..]).unwrap();
+    port.read_exact(&mut answer[..16 + 4096]).unwrap();
+    assert!(answer[4..8] == [0; 4] && answer[8..16] == 5_u64.to_be_bytes());
     say("read -P 8 4M 3M\n");
     wait_until("it sees what was written", || heard(3));
     say("quit\n");

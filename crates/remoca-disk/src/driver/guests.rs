@@ -102,13 +102,25 @@ impl Guests {
 
     /// Returns whether every request that was started has been handed out completely, and every answer is on its way.
     pub(super) fn is_quiet(&self) -> bool {
-        self.frontends().all(Frontend::is_quiet)
+        self.frontends().all(Frontend::is_quiet) && self.nbd.as_ref().is_none_or(NbdServer::is_quiet)
     }
 
     /// Stops listening to the messages of guests, for a program that takes over. Returns whether none is half done.
     pub(super) fn pause(&self) -> bool {
         // Each of them stops, whatever the others do.
         self.frontends().filter(|frontend| !frontend.pause()).count() == 0
+    }
+
+    /// Returns whether no request that was begun can be handed out now.
+    pub(super) fn is_idle(&self) -> bool {
+        self.frontends().all(Frontend::is_idle)
+    }
+
+    /// Accepts NBD clients, or leaves them waiting for the program that takes over.
+    pub(super) fn admit_nbd_clients(&mut self, admits: bool) {
+        if let Some(nbd) = &mut self.nbd {
+            nbd.close(!admits);
+        }
     }
 
     /// Listens to the messages of guests again.

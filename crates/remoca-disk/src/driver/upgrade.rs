@@ -67,6 +67,8 @@ enum UpgradeStage {
     },
     Draining {
         since: Instant,
+        /// Time at which nothing was in flight, and guests were asked to send no more messages.
+        pausing_since: Option<Instant>,
     },
 }
 
@@ -139,9 +141,9 @@ impl Upgrades {
         match &self.under_way {
             Some(Upgrade { stage: UpgradeStage::Asking { since, .. }, .. }) => Some(*since + ASK_TIME_MAX),
             Some(Upgrade { stage: UpgradeStage::Answering { since }, .. }) => Some(*since + ANSWER_TIME_MAX),
-            Some(Upgrade { stage: UpgradeStage::Draining { since }, .. }) => {
-                let next = if host.time_since(*since) < ANSWER_TIME_MAX { ANSWER_TIME_MAX } else { DRAIN_TIME_MAX };
-                Some(*since + next)
+            Some(Upgrade { stage: UpgradeStage::Draining { since, pausing_since }, .. }) => {
+                let ends = [Some(*since), *pausing_since].into_iter().flatten().map(|since| since + ANSWER_TIME_MAX);
+                Some(ends.filter(|end| *end > host.instant()).min().unwrap_or(*since + DRAIN_TIME_MAX))
             }
             _ => None,
         }
@@ -158,7 +160,9 @@ impl Upgrades {
             self.refuse(&error, vm, control);
         }
         self.begin_drain(vm, control, is_idle);
-        let Some(Upgrade { stage: UpgradeStage::Draining { since }, .. }) = &self.under_way else { return None };
+        let Some(Upgrade { stage: UpgradeStage::Draining { since, pausing_since }, .. }) = &mut self.under_way else {
+            return None;
+        };
         let waited = vm.host.time_since(*since);
         let is_drained = is_drained(vm, waited >= ANSWER_TIME_MAX);
         if !is_drained || !is_trace_written(vm) {
@@ -178,6 +182,10 @@ impl Upgrades {
             }
             return None;
         }
+        let pausing_since = *pausing_since.get_or_insert(vm.host.instant());
+        if !vm.guests.pause() && vm.host.time_since(pausing_since) < ANSWER_TIME_MAX {
+            return None;
+        }
         self.hand_over(vm, control).inspect_err(|error| self.refuse(error, vm, control)).ok()
     }
 
@@ -193,7 +201,8 @@ impl Upgrades {
         if is_asked && now.saturating_duration_since(since) < ANSWER_TIME_MAX {
             return;
         }
-        *stage = UpgradeStage::Draining { since: now };
+        *stage = UpgradeStage::Draining { since: now, pausing_since: None };
+        vm.guests.admit_nbd_clients(false);
         if !is_idle {
             self.refuse(MIGRATES, vm, control);
         }
@@ -207,6 +216,7 @@ impl Upgrades {
         }
         vm.engine.reopen();
         vm.guests.end_pause();
+        vm.guests.admit_nbd_clients(true);
         refuse(client, error);
         if let Some(control) = control {
             control.open();
@@ -255,15 +265,14 @@ impl Upgrades {
     }
 }
 
-/// Returns whether nothing is in flight, nor on its way to guests or from memory servers, and no guest is within a
-/// message. `leave_the_deaf`: does not wait for guests that do not read their answers or complete their messages, nor for
-/// servers that owe pages.
+/// Returns whether nothing is in flight, nor on its way to guests or from memory servers. `leave_the_deaf`: does not
+/// wait for guests that do not read their answers or complete their requests, nor for servers that owe pages.
 fn is_drained(vm: &Vm, leave_the_deaf: bool) -> bool {
     vm.in_flight.is_empty()
         && vm.in_flight.is_fed()
         && vm.guests.disks().iter().all(|disk| disk.store.is_still())
+        && vm.guests.is_idle()
         && (leave_the_deaf || !vm.engine.is_owed_pages() && vm.guests.is_quiet())
-        && (vm.guests.pause() || leave_the_deaf)
 }
 
 /// Flushes the trace. Returns whether all of it is written. While its thread is in a call that hangs, no other program

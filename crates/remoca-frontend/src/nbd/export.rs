@@ -105,6 +105,12 @@ impl NbdExport {
         self.held.is_empty() && self.clients.iter().all(|(_, client)| is_quiet(&client.transmission))
     }
 
+    /// Returns whether the driver holds no request, and [`Self::pop_begun`] has none until a client sends more or takes an
+    /// answer.
+    pub fn is_idle(&self) -> bool {
+        self.held.is_empty() && self.clients.iter().all(|(_, client)| client.transmission.is_idle())
+    }
+
     /// Returns the clients for a program that continues their connections, with what `pass` returns for each descriptor.
     /// The driver must hold no request. Clients that cannot be passed on are left out.
     ///
@@ -126,9 +132,9 @@ impl NbdExport {
         self.handle_events()?;
         // The events of the other clients are acted on in the next turn.
         self.again = true;
-        self.clients.retain(|_, client| !client.closing && !client.leaving);
+        let Attached { socket, transmission, seat, is_kept, .. } = attached;
+        self.clients.retain(|_, client| is_kept || !client.closing && !client.leaving);
         self.generation += 1;
-        let Attached { socket, transmission, seat, .. } = attached;
         let entry = self.clients.vacant_entry();
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         epoll::add(&self.epoll, &socket, EventData::new_u64(entry.key() as u64), flags)?;

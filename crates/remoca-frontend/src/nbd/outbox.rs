@@ -44,10 +44,14 @@ impl Outbox {
         self.segments.is_empty()
     }
 
-    /// Returns whether no more answers may be added: `overhead_max` bytes that are not data wait to be sent, or any that
-    /// another program had queued.
-    pub(super) fn is_full(&self, overhead_max: usize) -> bool {
-        self.overhead >= overhead_max || matches!(self.segments.front(), Some(Segment::Passed(_)))
+    /// Returns whether no more answers may be added: `overhead_max` bytes that are not data wait to be sent, or `passed_max`
+    /// bytes that another program had queued.
+    pub(super) fn is_full(&self, overhead_max: usize, passed_max: usize) -> bool {
+        let passed = match self.segments.front() {
+            Some(Segment::Passed(bytes)) => bytes.len() - self.sent,
+            Some(Segment::Bytes(_) | Segment::Data(_)) | None => 0,
+        };
+        self.overhead >= overhead_max || passed >= passed_max
     }
 
     /// Returns the number of queued bytes that are not data. Data have a limit of their own.

@@ -42,6 +42,8 @@ pub struct Attached {
     pub(super) socket: OwnedFd,
     pub(super) transmission: Transmission,
     pub(super) seat: Arc<()>,
+    /// Whether a former program of this process had this client, beside the others.
+    pub(super) is_kept: bool,
 }
 
 /// All NBD clients that have not chosen an export yet.
@@ -57,6 +59,8 @@ pub struct NbdServer {
     adopted: Vec<Attached>,
     /// Until then no client is accepted.
     paused_until: Option<Instant>,
+    /// Another program is about to take over: clients wait for it.
+    closed: bool,
     refusal_told: bool,
 }
 
@@ -91,8 +95,8 @@ impl NbdServer {
         for (listener, number) in listeners.iter().zip(LISTENERS..) {
             epoll::add(&epoll, listener, EventData::new_u64(number), EventFlags::IN)?;
         }
-        let (adopted, paused_until, refusal_told) = (Vec::new(), None, false);
-        Ok(Self { exports, listeners, clients, seats, shared_pool, epoll, adopted, paused_until, refusal_told })
+        let (adopted, paused_until, closed, refusal_told) = (Vec::new(), None, false, false);
+        Ok(Self { exports, listeners, clients, seats, shared_pool, epoll, adopted, paused_until, closed, refusal_told })
     }
 
     /// Returns the listening sockets, to be passed to a program that takes over.
@@ -116,7 +120,7 @@ impl NbdServer {
         let filled = split_off(&mut to_send_on, to_send).ok_or_else(odd)?;
         let passed = Passed { structured_replies, received: received_on, to_send: to_send_on, begun, filled };
         let transmission = Transmission::resume(geometry, passed, self.shared_pool.clone()).ok_or_else(odd)?;
-        self.adopted.push(Attached { target, socket, transmission, seat });
+        self.adopted.push(Attached { target, socket, transmission, seat, is_kept: true });
         Ok(())
     }
 
@@ -141,9 +145,25 @@ impl NbdServer {
         self.clients.retain(|_, client| client.give_up_at > now);
         if self.paused_until.is_some_and(|until| until <= now) {
             self.paused_until = None;
-            if let Err(error) = self.watch_listeners(EventFlags::IN) {
-                tracing::error!("no NBD clients can be accepted any more: {error}");
-            }
+            self.watch_or_not();
+        }
+    }
+
+    /// Accepts no more clients, because another program is about to take over, or accepts them again.
+    pub fn close(&mut self, closed: bool) {
+        self.closed = closed;
+        self.watch_or_not();
+    }
+
+    /// Returns whether no client is negotiating.
+    pub fn is_quiet(&self) -> bool {
+        self.clients.is_empty()
+    }
+
+    fn watch_or_not(&mut self) {
+        let accepts = !self.closed && self.paused_until.is_none();
+        if let Err(error) = self.watch_listeners(if accepts { EventFlags::IN } else { EventFlags::empty() }) {
+            tracing::error!("no NBD clients can be accepted any more: {error}");
         }
     }
 
@@ -175,7 +195,7 @@ impl NbdServer {
                     tracing::warn!("an NBD client cannot be accepted: {error}");
                     self.paused_until = Some(now + PAUSE);
                     // The listener stays readable. If it were still watched, the thread would spin.
-                    let _ = self.watch_listeners(EventFlags::empty());
+                    self.watch_or_not();
                     return;
                 }
             }
@@ -219,7 +239,7 @@ impl NbdServer {
                 let Negotiation { staging, outbox, .. } = negotiation;
                 let pool = self.shared_pool.clone();
                 let transmission = Transmission::new(geometry, choice.structured_replies, staging, outbox, pool);
-                Some(Attached { target, socket, transmission, seat })
+                Some(Attached { target, socket, transmission, seat, is_kept: false })
             }
             Ok(Step::Wait | Step::End) | Err(_) => {
                 self.clients.remove(key);

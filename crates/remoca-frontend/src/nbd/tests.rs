@@ -467,7 +467,7 @@ fn attach(export: &mut NbdExport, seat: &Arc<()>) -> UnixStream {
     let (ours, theirs) = UnixStream::pair().unwrap();
     theirs.set_nonblocking(true).unwrap();
     let (socket, transmission, seat) = (theirs.into(), transmission(DISK, false), Arc::clone(seat));
-    export.attach(Attached { target: Target::Disk(0), socket, transmission, seat }).unwrap();
+    export.attach(Attached { target: Target::Disk(0), socket, transmission, seat, is_kept: false }).unwrap();
     ours
 }
 

@@ -206,7 +206,7 @@ impl Transmission {
     }
 
     fn take_header(&mut self) -> Step {
-        if self.open.len() >= REQUESTS_MAX || self.outbox.is_full(OVERHEAD_MAX) {
+        if self.open.len() >= REQUESTS_MAX || self.outbox.is_full(OVERHEAD_MAX, MEMORY_MAX) {
             return Step::Room;
         }
         let Some(header) = self.staging.take::<REQUEST_HEADER_LEN>() else { return Step::Input };

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::net::sockopt;
 use rustix::time::Timespec;
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight};
 use vhost::vhost_user::{Frontend, VhostUserFrontend, VhostUserProtocolFeatures, VhostUserVirtioFeatures};
@@ -147,7 +148,16 @@ impl TestGuest {
 
     /// Connects and negotiates features, no more.
     pub fn negotiate(&mut self, socket: &Path) -> vhost::Result<()> {
+        self.greet(socket)?;
+        self.set_features()
+    }
+
+    /// Connects as QEMU does for a guest whose driver has not started: the features are not set yet.
+    pub fn greet(&mut self, socket: &Path) -> vhost::Result<()> {
         let mut frontend = Frontend::connect(socket, u64::from(self.options.queue_count))?;
+        // SAFETY: the descriptor stays open as long as `frontend`, which outlives the borrow.
+        let stream = unsafe { BorrowedFd::borrow_raw(frontend.as_raw_fd()) };
+        sockopt::set_socket_timeout(stream, sockopt::Timeout::Recv, Some(PATIENCE)).unwrap();
         frontend.set_owner()?;
         let offered = frontend.get_features()?;
         let protocol = frontend.get_protocol_features()?;
@@ -157,9 +167,14 @@ impl TestGuest {
         }
         let wanted = self.options.features | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
         self.features = offered & wanted & !VhostUserVirtioFeatures::LOG_ALL.bits();
-        frontend.set_features(self.features)?;
         self.frontend = Some(frontend);
         Ok(())
+    }
+
+    /// Sets the features, as a guest's driver does when it starts.
+    pub fn set_features(&mut self) -> vhost::Result<()> {
+        let features = self.features;
+        self.frontend().set_features(features)
     }
 
     pub fn regions(&self) -> Vec<VhostUserMemoryRegionInfo> {
@@ -186,7 +201,7 @@ impl TestGuest {
         self.frontend().set_mem_table(&[region]).map(drop)
     }
 
-    fn share_inflight(&mut self) -> vhost::Result<()> {
+    pub fn share_inflight(&mut self) -> vhost::Result<()> {
         if !self.options.inflight {
             return Ok(());
         }

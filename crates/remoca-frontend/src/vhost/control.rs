@@ -200,6 +200,7 @@ impl Shared {
         let watch = stream.try_clone().map_err(failure)?;
         self.set_connection(Some(stream.try_clone().map_err(failure)?));
         lock(handler).attach()?;
+        lock(handler).note_attached()?;
         tracing::info!("{}: a hypervisor is connected", self.name);
         Ok((watch, BackendReqHandler::from_stream(stream, handler.clone())))
     }
@@ -215,6 +216,7 @@ impl Shared {
         self.set_connection(Some(stream));
         lock(handler).attach()?;
         let requests = replay(front_end, handler)?;
+        lock(handler).note_attached()?;
         tracing::info!("{}: its hypervisor stays connected", self.name);
         Ok((watch, requests))
     }

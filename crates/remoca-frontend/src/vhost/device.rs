@@ -23,7 +23,7 @@ use super::request::{BlkRequest, RequestId, Status};
 use super::throttle::Throttle;
 use remoca_io::socket::{ListeningCopy, SocketSource};
 use remoca_io::wake;
-use remoca_protocol::guests::FrontEnd;
+use remoca_protocol::guests::{self, FrontEnd};
 
 /// Why a device cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -135,13 +135,8 @@ impl VhostDevice {
     /// Returns the next request from the queues in turn, or `None` if there is none or the limits are reached. Invalid
     /// requests are answered here.
     pub fn pop(&mut self) -> Option<BlkRequest> {
-        let is_idle = self.throttle.is_idle();
-        if let Some(Until::CacheFlushed { handed_out: handed_out @ false }) = self.waiting_until() {
-            if !is_idle {
-                return None;
-            }
-            *handed_out = true;
-            return Some(BlkRequest::cache_flush(self.hand_out()));
+        if self.has_cache_flush() {
+            return self.pop_cache_flush();
         }
         // Writes that go out again hold their segments already, and free them only when they are complete.
         let is_full = self.throttle.lacks_segments();
@@ -161,15 +156,30 @@ impl VhostDevice {
         None
     }
 
+    /// Returns whether the flush that goes with switching the write cache off is to be handed out.
+    fn has_cache_flush(&self) -> bool {
+        matches!(&self.waiting, Some(Waiting { until: Until::CacheFlushed { handed_out: false }, .. }))
+    }
+
+    /// Returns that flush, or `None` while requests are with the driver.
+    fn pop_cache_flush(&mut self) -> Option<BlkRequest> {
+        let is_idle = self.throttle.is_idle();
+        let Some(Until::CacheFlushed { handed_out }) = self.waiting_until().filter(|_| is_idle) else { return None };
+        *handed_out = true;
+        Some(BlkRequest::cache_flush(self.hand_out()))
+    }
+
     /// Returns whether there is another piece of a request that has been handed out in part.
     pub fn has_begun(&self) -> bool {
         self.queues.iter().any(Queue::has_begun)
     }
 
-    /// Returns another piece of a request that has been handed out in part, and never a new request. Returns `None` if
-    /// there is no such piece.
+    /// Returns another piece of a request that has been handed out in part, or the flush that goes with switching the
+    /// write cache off, and never a new request of the guest. Returns `None` if there is none of these.
     pub fn pop_begun(&mut self) -> Option<BlkRequest> {
-        let index = self.queues.iter().position(Queue::has_begun)?;
+        let Some(index) = self.queues.iter().position(Queue::has_begun) else {
+            return self.has_cache_flush().then(|| self.pop_cache_flush()).flatten();
+        };
         if self.throttle.is_full() {
             self.throttle.refuse();
             return None;
@@ -314,6 +324,15 @@ impl VhostDevice {
             passed.error = queue.error.as_ref().map(|error| pass(error.as_fd())).transpose()?;
             passed.enabled = queue.enabled;
         }
+        // The other program need not have queues that the front end has never used.
+        let is_used = |queue: &guests::Queue<G>| {
+            queue.size > 0
+                || queue.addresses.is_some()
+                || queue.call.is_some()
+                || queue.error.is_some()
+                || queue.enabled
+        };
+        front_end.queues.truncate(front_end.queues.iter().rposition(is_used).map_or(0, |last| last + 1));
         Ok(Some(front_end))
     }
 
@@ -351,6 +370,22 @@ mod tests {
     use super::*;
     use crate::vhost::command::Command;
     use std::sync::mpsc::sync_channel;
+
+    /// Before another program takes over, nothing else is taken from the guest.
+    #[test]
+    fn the_flush_of_a_write_cache_that_is_switched_off_counts_as_begun() {
+        let (mut device, io) =
+            VhostDevice::without_front_end(DeviceConfig::disk("test", "serial", 1 << 20), None).unwrap();
+        assert!(device.pop_begun().is_none());
+        let (reply, answer) = sync_channel(1);
+        io.commands.send(Envelope { command: Command::SetWriteback(false), reply }).unwrap();
+        wake::raise(&io.wake);
+        device.handle_events().unwrap();
+        let flush = device.pop_begun().expect("the front end waits for it");
+        assert!(device.pop_begun().is_none() && device.pop().is_none() && answer.try_recv().is_err());
+        device.complete(flush, Status::Ok);
+        assert_eq!(answer.try_recv().unwrap(), Ok(0));
+    }
 
     #[test]
     fn a_write_cache_is_not_off_while_another_process_may_still_make_its_writes_durable() {

@@ -74,6 +74,11 @@ impl Handler {
         self.io.call(Command::Attach).map(drop)
     }
 
+    /// Makes the front end count as connected, now that all that was agreed on is in place.
+    pub fn note_attached(&mut self) -> Result<()> {
+        self.io.call(Command::Attached).map(drop)
+    }
+
     /// Detaches a front end that has disconnected. Blocks until none of its requests are in flight.
     pub fn detach(&mut self) -> Result<()> {
         (self.features, self.protocol_features) = (None, None);

@@ -361,7 +361,14 @@ impl Queue {
         }
     }
 
-    pub fn interrupt(&self) {
+    /// Sets the eventfd to call, and calls it: requests may have been completed while there was none, by this process or
+    /// by a back end that died.
+    pub fn set_call(&mut self, call: Option<OwnedFd>) {
+        self.call = call;
+        self.interrupt();
+    }
+
+    fn interrupt(&self) {
         if let Some(call) = &self.call {
             wake::raise(call);
         }

@@ -13,7 +13,7 @@ mod receive;
 pub use receive::Inheritance;
 
 use crate::{narrow, sealed};
-use remoca_protocol::handover::{Description, Listening, VERSION};
+use remoca_protocol::handover::{BYTES_MAX, Description, Listening, VERSION};
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
@@ -97,5 +97,9 @@ fn c_string(text: &OsStr) -> io::Result<CString> {
 }
 
 fn write_description(description: &Description) -> io::Result<OwnedFd> {
-    sealed::write("remoca-handover", &description.encode().map_err(io::Error::other)?)
+    let text = description.encode().map_err(io::Error::other)?;
+    if text.len() as u64 > BYTES_MAX {
+        return Err(io::Error::other("its description would be too long: it has too many disks or connections"));
+    }
+    sealed::write("remoca-handover", &text)
 }

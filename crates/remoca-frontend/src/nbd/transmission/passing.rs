@@ -11,7 +11,6 @@ use crate::nbd::pieces::{Kind, Piece, Rest};
 use crate::nbd::staging::Staging;
 use remoca_core::engine::DiskError;
 use remoca_io::buffer::BufferPool;
-use remoca_io::sizes;
 use remoca_protocol::guests::BegunRequest;
 use std::ops::Range;
 
@@ -40,9 +39,24 @@ impl Transmission {
         !self.repeats.is_empty() || !matches!(self.state, State::Header)
     }
 
-    /// Returns the state for another program. Returns `None` if the client has ended its session, or if the other program
+    /// Returns whether no piece of a request is with the driver, nor can be handed out now.
+    pub(in crate::nbd) fn is_idle(&self) -> bool {
+        let left_open = match &self.state {
+            State::Header | State::Skip { .. } => 0,
+            State::Payload { .. } => 1,
+            // Only the answer to a read needs buffers, for which it may have to wait.
+            State::HandOut(rest) if rest.kind == Kind::Read && rest.buffers.is_empty() => 1,
+            State::HandOut(_) => return false,
+        };
+        self.repeats.is_empty() && self.open.len() == left_open
+    }
+
+    /// Returns the state for another program. Returns `None` if the client is not idle, or if it has ended its session, or if the other program
     /// might have to repeat a part of a write whose data are gone.
     pub(in crate::nbd) fn pass(&self) -> Option<Passed> {
+        if !self.is_idle() {
+            return None;
+        }
         let mut filled = Vec::new();
         let begun = match &self.state {
             State::Header => None,
@@ -59,16 +73,12 @@ impl Transmission {
                 Some(BegunRequest::Write { cookie, durable: rest.durable, start, end, filled, error })
             }
             State::HandOut(rest) => {
-                // Only the answer to a read needs buffers, for which it may have to wait.
-                assert!(rest.kind == Kind::Read && rest.buffers.is_empty(), "a piece was not handed out");
                 let (cookie, error) = self.open[rest.slot].to_continue()?;
                 let in_one = self.open[rest.slot].whole_length().is_some();
                 let Range { start, end } = rest.range;
                 Some(BegunRequest::Read { cookie, start, end, in_one, error })
             }
         };
-        let left_open = usize::from(matches!(self.state, State::Payload { .. } | State::HandOut(_)));
-        assert!(self.repeats.is_empty() && self.open.len() == left_open, "a request is with the driver");
         let Self { structured: structured_replies, staging, outbox, end, .. } = self;
         let (received, to_send) = (staging.pending().to_vec(), outbox.pending().collect::<Vec<_>>().concat());
         end.is_none().then_some(Passed { structured_replies: *structured_replies, received, to_send, begun, filled })
@@ -95,7 +105,7 @@ impl Transmission {
                 State::Payload { rest, piece: Some((buffer, filled.len())) }
             }
             BegunRequest::Read { cookie, start, end, in_one, error } => {
-                let length = sizes::short(sizes::in_memory(end.checked_sub(start)?));
+                let length = u32::try_from(end.checked_sub(start)?).ok()?;
                 let whole = Form::Whole { chunk: self.structured, data: Vec::new(), length };
                 let form = if in_one { whole } else { Form::Chunks };
                 State::HandOut(self.reopen((Kind::Read, false, start..end), cookie, form, error)?)

@@ -47,6 +47,9 @@ impl VhostDevice {
             }
             Command::Attach => {
                 self.session = Session::new();
+                Ok(0)
+            }
+            Command::Attached => {
                 self.connected = true;
                 Ok(0)
             }
@@ -68,11 +71,7 @@ impl VhostDevice {
             }
             Command::SetKick { queue, kick } => self.kicks.set(queue, kick).map(|()| 0),
             Command::SetCall { queue, call } => {
-                let queue = &mut self.queues[usize::from(queue)];
-                queue.call = call;
-                // Requests may have been completed while there was no eventfd to call, by this process or by a back end
-                // that died.
-                queue.interrupt();
+                self.queues[usize::from(queue)].set_call(call);
                 Ok(0)
             }
             Command::SetError { queue, error } => {

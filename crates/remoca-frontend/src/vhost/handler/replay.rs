@@ -30,17 +30,18 @@ const PLAIN: u32 = 1;
 pub(in crate::vhost) fn replay(front_end: FrontEnd<OwnedFd>, handler: &Arc<Mutex<Handler>>) -> Result<Requests> {
     let (own, theirs) = UnixStream::pair().map_err(failure)?;
     let mut requests = BackendReqHandler::from_stream(theirs, handler.clone());
-    // The crate keeps the features to itself, and takes them from messages alone.
-    let features = [
-        (GET_FEATURES, SET_FEATURES, front_end.features),
-        (GET_PROTOCOL_FEATURES, SET_PROTOCOL_FEATURES, front_end.protocol_features),
+    // The crate keeps the features to itself, and takes them from messages alone. Which were offered it has to know even
+    // if the front end has not set any yet: later it acknowledges messages only if it could.
+    let set = |request, value: Option<u64>| value.map(|value| message(request, &value.to_ne_bytes()));
+    let messages = [
+        Some(message(GET_FEATURES, &[])),
+        set(SET_FEATURES, front_end.features),
+        Some(message(GET_PROTOCOL_FEATURES, &[])),
+        set(SET_PROTOCOL_FEATURES, front_end.protocol_features),
     ];
-    for (get, set, value) in features {
-        let Some(value) = value else { continue };
-        for message in [message(get, &[]), message(set, &value.to_ne_bytes())] {
-            (&own).write_all(&message).map_err(failure)?;
-            requests.handle_request()?;
-        }
+    for message in messages.into_iter().flatten() {
+        (&own).write_all(&message).map_err(failure)?;
+        requests.handle_request()?;
     }
     put_in_place(&front_end.socket, &requests)?;
     handler.lock().unwrap_or_else(PoisonError::into_inner).restore(front_end)?;
