@@ -258,6 +258,25 @@ fn a_read_that_comes_back_without_its_data_has_failed() {
 }
 
 #[test]
+fn a_write_of_which_a_part_has_failed_fails_in_another_program() {
+    let write = [&request(Command::Write, 0, 9, 0, 2 << 20).encode()[..], &vec![1; 2 << 20]].concat();
+    let (first, second) = write.split_at(3 << 19);
+    let mut transmission = transmission(DISK, false);
+    for (mut rest, outcome) in [(first, Outcome::Failed(DiskError(libc::EIO))), (second, Outcome::Done)] {
+        while !rest.is_empty() {
+            feed(&mut transmission, &mut rest, usize::MAX);
+            while let Some(piece) = transmission.pop() {
+                transmission.complete(piece, outcome);
+            }
+        }
+        let passed = transmission.pass().unwrap();
+        transmission = Transmission::resume(DISK, passed, BufferPool::new(SHARED_MEMORY_MAX)).unwrap();
+    }
+    let failed = [&REPLY_MAGIC.to_be_bytes()[..], &5_u32.to_be_bytes(), &9_u64.to_be_bytes()].concat();
+    assert_eq!(transmission.outbox.take_all(), failed);
+}
+
+#[test]
 fn what_another_program_cannot_continue_is_not_passed_or_not_taken() {
     // On a disk that may forget finished pieces, a part of the write may have to be done again.
     let write = [&request(Command::Write, 0, 9, 0, 2 << 20).encode()[..], &vec![1; 3 << 19]].concat();
