@@ -15,6 +15,8 @@ const GUESTS: [&str; 1] = ["tests/vhost_guest.rs"];
 const MEMORY_KIB: u32 = 4 << 20;
 /// Time limit for a test without a mutant.
 const TIME_MAX: Duration = Duration::from_secs(600);
+/// Time that a killed test may take to die.
+const DEATH_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// A test that passes without a mutant.
 pub struct Test {
@@ -180,7 +182,11 @@ fn wait(mut child: Child, patience: Duration) -> Result<End, String> {
         // Kills the test's process group, which includes the processes that it started.
         let group = format!("-{}", child.id());
         let _ = Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status();
-        let _ = child.wait();
+        // A process that waits for a frozen file system does not die. It is left behind.
+        let until = Instant::now() + DEATH_TIME_MAX;
+        while end == End::TimedOut && Instant::now() < until && matches!(child.try_wait(), Ok(None)) {
+            thread::sleep(Duration::from_millis(50));
+        }
     }
     Ok(end)
 }
