@@ -24,6 +24,8 @@ struct Package {
     files: &'static [(&'static str, &'static str, u32)],
     /// Folders of the project, with their destinations.
     folders: &'static [(&'static str, &'static str)],
+    /// Whether the program writes manual pages and completions (`generate`).
+    has_manuals: bool,
 }
 
 const PACKAGES: [Package; 2] = [
@@ -41,6 +43,7 @@ const PACKAGES: [Package; 2] = [
             ("README.md", "usr/share/doc/remoca/README.md", 0o644),
         ],
         folders: &[("docs", "usr/share/doc/remoca/docs")],
+        has_manuals: true,
     },
     Package {
         name: "remoca-agent",
@@ -50,6 +53,7 @@ const PACKAGES: [Package; 2] = [
             ("packaging/debian/remoca-agent/lintian-overrides", "usr/share/lintian/overrides/remoca-agent", 0o644),
         ],
         folders: &[],
+        has_manuals: false,
     },
 ];
 
@@ -150,15 +154,14 @@ impl Package {
         let doc = tree.join("usr/share/doc").join(self.name);
         copy(&project().join("packaging/debian/copyright"), &doc.join("copyright"), 0o644)?;
         copy(&project().join("packaging/debian/changelog"), &doc.join("changelog"), 0o644)?;
-        let mut gzip = Command::new("gzip");
-        gzip.args(["-9", "--no-name"]).arg(doc.join("changelog"));
-        output(gzip)?;
+        gzip(&doc.join("changelog"))?;
 
         let target = tree.join(self.program);
         copy(&release.programs.join(target.file_name().unwrap_or_default()), &target, 0o755)?;
         let mut strip = Command::new("strip");
         strip.args(["--strip-unneeded", "--remove-section=.comment", "--remove-section=.note"]).arg(&target);
-        output(strip).map(drop)
+        output(strip)?;
+        if self.has_manuals { stage_manuals(&target, tree) } else { Ok(()) }
     }
 
     fn write_control(&self, release: &Release, scratch: &Path, tree: &Path) -> Result<(), String> {
@@ -205,6 +208,34 @@ impl Package {
         let found = output(command)?;
         Ok(found.lines().find_map(|line| line.strip_prefix("shlibs:Depends=")).unwrap_or_default().to_owned())
     }
+}
+
+/// Places the manual pages and completions that the program writes.
+fn stage_manuals(program: &Path, tree: &Path) -> Result<(), String> {
+    let folder = tree.with_file_name("manuals");
+    let mut generate = Command::new(program);
+    generate.arg("generate").arg(&folder);
+    output(generate)?;
+    for (file, target) in [
+        ("remoca.bash", "usr/share/bash-completion/completions/remoca"),
+        ("_remoca", "usr/share/zsh/vendor-completions/_remoca"),
+        ("remoca.fish", "usr/share/fish/vendor_completions.d/remoca.fish"),
+    ] {
+        copy(&folder.join(file), &tree.join(target), 0o644)?;
+    }
+    for page in files_below(&folder)?.iter().filter(|file| file.extension().is_some_and(|section| section == "1")) {
+        let target = tree.join("usr/share/man/man1").join(page.file_name().unwrap_or_default());
+        copy(page, &target, 0o644)?;
+        gzip(&target)?;
+    }
+    Ok(())
+}
+
+/// Compresses a file as Debian's policy wants it, without its name and time.
+fn gzip(file: &Path) -> Result<(), String> {
+    let mut gzip = Command::new("gzip");
+    gzip.args(["-9", "--no-name"]).arg(file);
+    output(gzip).map(drop)
 }
 
 /// Returns all files in a folder and its subfolders, sorted.

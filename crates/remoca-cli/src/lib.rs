@@ -1,6 +1,7 @@
 //! The `remoca` program: passes the command line to the module of its subcommand.
 
 mod disk;
+mod generate;
 mod group;
 mod log;
 mod migrate;
@@ -11,7 +12,7 @@ mod size;
 mod status;
 mod upgrade;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 
 /// A disk cache for virtual machines in the idle memory of other machines.
@@ -30,6 +31,7 @@ enum Command {
     Set(set::SetArgs),
     Upgrade(upgrade::UpgradeArgs),
     Migrate(migrate::MigrateArgs),
+    Generate(generate::GenerateArgs),
 }
 
 /// Runs the subcommand, and returns the exit code.
@@ -43,6 +45,7 @@ pub fn main() -> ExitCode {
         Command::Set(args) => set::run(&args),
         Command::Upgrade(args) => upgrade::run(&args),
         Command::Migrate(args) => migrate::run(&args),
+        Command::Generate(args) => generate::run(&args, Arguments::command()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

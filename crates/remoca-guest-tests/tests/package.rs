@@ -20,7 +20,13 @@ fn packages(folder: &Path) -> Result<[PathBuf; 2]> {
         let found = paths.find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix)));
         found.ok_or_else(|| std::io::Error::other(format!("there is no package {prefix}")))
     };
-    Ok([find("remoca_")?, find("remoca-agent_")?])
+    let host = find("remoca_")?;
+    let listed = Command::new("dpkg-deb").arg("--contents").arg(&host).output()?;
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    for file in ["man/man1/remoca.1.gz", "man1/remoca-disk.1.gz", "completions/remoca", "_remoca", "remoca.fish"] {
+        assert!(listed.contains(&format!("/{file}\n")), "{file} is not in {listed}");
+    }
+    Ok([host, find("remoca-agent_")?])
 }
 
 /// Returns the process ID of a unit, or 0 if it has no process.
