@@ -20,7 +20,9 @@ pub struct GenerateArgs {
 ///
 /// # Errors
 /// If a file cannot be written.
-pub fn run(args: &GenerateArgs, mut command: clap::Command) -> Result<()> {
+pub fn run(args: &GenerateArgs, command: clap::Command) -> Result<()> {
+    // `remoca help SUBCOMMAND` needs no page of its own.
+    let mut command = command.disable_help_subcommand(true);
     let folder = &args.folder;
     let context = || format!("cannot write to {}", folder.display());
     std::fs::create_dir_all(folder).with_context(context)?;
@@ -49,6 +51,7 @@ mod tests {
                 assert!(read(completions).contains(subcommand), "{subcommand} in {completions}");
             }
         }
+        assert!(!args.folder.join("remoca-help.1").exists());
         let checked = std::process::Command::new("bash").arg("-n").arg(args.folder.join("remoca.bash")).status();
         assert!(checked.unwrap().success());
     }
