@@ -185,7 +185,7 @@ impl Shared {
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, "the connection of a front end cannot be used: it has to connect again")
+                tracing::warn!("{}: its hypervisor has to connect again: {error}", self.name);
             }
         }
         self.set_connection(None);
