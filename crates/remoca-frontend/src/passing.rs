@@ -1,7 +1,7 @@
 //! Passes a device to another program of this process: the socket at which its guests connect, and their connections.
 
 use crate::device::Frontend;
-use crate::vhost::Pass;
+use remoca_io::handover::Pass;
 use remoca_protocol::guests::Guests;
 use remoca_protocol::handover::Listening;
 use std::io;

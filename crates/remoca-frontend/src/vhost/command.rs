@@ -14,8 +14,9 @@ use vhost::vhost_user::Error as VhostError;
 
 /// A command of the control thread to the I/O thread. Its queue numbers have been checked.
 pub(crate) enum Command {
-    /// A front end begins. The command [`Self::Attached`] follows when all that a former program knew of it is restored.
+    /// A front end has connected, or is taken over from a former program.
     Attach,
+    /// Everything that was agreed on with the front end is in place: from now on it counts as connected.
     Attached,
     /// The front end has disconnected. Answered when none of its requests is in flight.
     Detach,

@@ -16,11 +16,11 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
 
-use super::Pass;
 use super::command::{IoThread, failure};
 use super::config::DeviceConfig;
 use super::handler::{Handler, Requests, replay};
 use super::pause::{Pause, Work};
+use remoca_io::handover::Pass;
 use remoca_io::socket::SocketSource;
 use remoca_io::wake;
 use remoca_protocol::guests::FrontEnd;

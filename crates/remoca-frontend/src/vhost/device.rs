@@ -10,7 +10,6 @@ use std::sync::mpsc::{Receiver, channel};
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 
-use super::Pass;
 use super::chain::Session;
 use super::command::{Envelope, IoThread, Until, Waiting, WriteCache};
 use super::config::{ConfigError, DeviceConfig, feature};
@@ -21,6 +20,7 @@ use super::memory::GuestMemory;
 use super::queue::{Context, Queue};
 use super::request::{BlkRequest, RequestId, Status};
 use super::throttle::Throttle;
+use remoca_io::handover::Pass;
 use remoca_io::socket::{ListeningCopy, SocketSource};
 use remoca_io::wake;
 use remoca_protocol::guests::{self, FrontEnd};

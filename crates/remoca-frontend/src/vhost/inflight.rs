@@ -27,8 +27,8 @@ use remoca_io::undumped;
 use remoca_protocol::guests::InflightRecord;
 use vm_memory::{AtomicInteger, FileOffset, VolatileMemory};
 
-use super::Pass;
 use super::config::{QUEUE_COUNT_MAX, QUEUE_SIZE_MAX};
+use remoca_io::handover::Pass;
 
 const HEADER_BYTES: usize = 16;
 const STATE_BYTES: usize = 16;

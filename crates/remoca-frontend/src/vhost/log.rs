@@ -9,7 +9,7 @@
 //! 2. Pages beyond the end of the log are not marked. Nothing outside the mapping is touched, whatever the front end
 //!    said.
 
-use super::Pass;
+use remoca_io::handover::Pass;
 use remoca_protocol::guests::PageLog;
 use std::fs::File;
 use std::io;

@@ -13,10 +13,10 @@ use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
-use super::Pass;
 use super::config::QUEUE_SIZE_MAX;
 use super::layout::RingLayout;
 use super::log::{LogSwitch, RegionLog};
+use remoca_io::handover::Pass;
 use remoca_io::undumped;
 use remoca_io::wake;
 use remoca_protocol::guests::{MemoryRegion, RingAddresses};

@@ -37,6 +37,3 @@ pub use chain::Frame;
 pub use config::{ConfigError, DeviceConfig, QUEUE_COUNT_MAX, SERIAL_BYTES_MAX};
 pub use device::{DeviceError, VhostDevice};
 pub use request::{BlkRequest, RequestId, Status};
-
-/// Passes a descriptor to another program, and returns what stands for it there.
-pub type Pass<'a, G> = dyn FnMut(std::os::fd::BorrowedFd<'_>) -> std::io::Result<G> + 'a;

@@ -17,12 +17,16 @@ use remoca_protocol::handover::{BYTES_MAX, Description, Listening, VERSION};
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 /// The environment variable with the number of the description's descriptor.
 pub const VARIABLE: &str = "REMOCA_HANDOVER";
+
+/// Function that passes a descriptor to the new program, and returns what stands for it there.
+pub type Pass<'a, G> = dyn FnMut(BorrowedFd<'_>) -> io::Result<G> + 'a;
+
 /// A hand-over in the making. Dropped, it changes nothing: the descriptors in it are copies.
 #[derive(Debug, Default)]
 pub struct Handover {

@@ -2,9 +2,9 @@
 //! again, by that program to itself.
 
 use super::{Handler, Requests, Result, Vring};
-use crate::vhost::Pass;
 use crate::vhost::command::{Command, failure};
 use crate::vhost::memory;
+use remoca_io::handover::Pass;
 use remoca_protocol::guests::{FrontEnd, Queue};
 use std::fs::File;
 use std::io::{self, Write};
