@@ -217,17 +217,23 @@ fn expect_upgrade_at_rest(machine: &Machine) {
     assert!(done, "{said}");
 }
 
+/// Starts the process of one vhost-user disk of 1 MiB, each byte of which is `content`.
+fn one_disk(folder: &Path, content: u8) -> Program {
+    std::fs::write(folder.join("image"), vec![content; 1 << 20]).unwrap();
+    let mut disk = command(REMOCA);
+    disk.arg("disk").arg("--image").arg(folder.join("image")).arg("--socket").arg(folder.join("socket"));
+    disk.arg("--control").arg(folder.join("control"));
+    let program = Program::start(&mut disk, &folder.join("disk.log"));
+    wait_until("the VM process answers", || UnixStream::connect(folder.join("control")).is_ok());
+    program
+}
+
 /// Its ring alone says where it goes on.
 #[test]
 fn a_front_end_that_keeps_no_record_is_continued_where_its_ring_is() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
-    std::fs::write(path("image"), vec![0; 1 << 20]).unwrap();
-    let mut disk = command(REMOCA);
-    disk.arg("disk").arg("--image").arg(path("image")).arg("--socket").arg(path("socket"));
-    disk.arg("--control").arg(path("control"));
-    let mut program = Program::start(&mut disk, &path("disk.log"));
-    wait_until("the VM process answers", || UnixStream::connect(path("control")).is_ok());
+    let mut program = one_disk(folder.path(), 0);
     let options = Options { queue_count: 2, queue_size: 16, data_bytes: 4096, inflight: false, ..Options::default() };
     let mut guest = TestGuest::new(options);
     guest.connect(&path("socket")).unwrap();
@@ -262,12 +268,7 @@ fn a_front_end_that_keeps_no_record_is_continued_where_its_ring_is() {
 fn a_front_end_that_has_agreed_on_nothing_yet_is_continued() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
-    std::fs::write(path("image"), vec![7; 1 << 20]).unwrap();
-    let mut disk = command(REMOCA);
-    disk.arg("disk").arg("--image").arg(path("image")).arg("--socket").arg(path("socket"));
-    disk.arg("--control").arg(path("control"));
-    let mut program = Program::start(&mut disk, &path("disk.log"));
-    wait_until("the VM process answers", || UnixStream::connect(path("control")).is_ok());
+    let mut program = one_disk(folder.path(), 7);
     let mut guest = TestGuest::new(Options { queue_size: 16, data_bytes: 4096, ..Options::default() });
     guest.greet(&path("socket")).unwrap();
     let upgrade = || {
@@ -291,18 +292,19 @@ fn a_front_end_that_has_agreed_on_nothing_yet_is_continued() {
 /// A front end that has sent the start of a message, and no more, cannot be continued by a program that has not read it.
 #[test]
 fn a_front_end_within_a_message_holds_no_upgrade_up() {
-    let (_server, mut machine) = machine(Setup { seed: 82, ..Setup::default() });
+    let (_server, mut machine) = machine(Setup { sectors: vec![512, 4096], seed: 82, ..Setup::default() });
     machine.run(10);
-    let mut half = UnixStream::connect(machine.control().with_file_name("port")).unwrap();
-    machine.port.disconnect();
+    // The first device, so that the others have to be continued after one that cannot be.
+    let mut half = UnixStream::connect(&machine.disks[0].socket).unwrap();
+    machine.disks[0].guest.disconnect();
     half.write_all(&[1, 0, 0, 0, 1, 0]).unwrap();
-    wait_until("it is attached", || machine.status().port.is_some_and(|port| port.attached));
+    wait_until("it is attached", || machine.status().disks[0].attached);
     let (done, said) = end(begin(&machine.control(), None));
-    assert!(!done && said.contains("disconnected the guest from the port, which"), "{said}");
+    assert!(!done && said.contains("disconnected the guest from disk0, which"), "{said}");
     assert_eq!(machine.status().upgrades, 1);
     half.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     assert_eq!(half.read(&mut [0]).unwrap_or(0), 0, "it is told to connect again");
-    assert!(machine.disks[0].guest.is_connected(), "the others are continued");
+    assert!(machine.disks[1].guest.is_connected() && machine.port.is_connected(), "the others are continued");
     drop(half);
     machine.run(10);
     machine.pages_sent = machine.counter("evictions_reported");
