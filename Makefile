@@ -4,14 +4,19 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 
 MINUTES ?= 30
 
-.PHONY: demo test soak dist bench-server lint clean deps
+.PHONY: demo test test-long soak dist bench-server lint clean deps
 
 demo: deps
 	cargo build --release -p remoca-cli -p remoca-demo
 	cargo run --release --quiet -p remoca-demo
 
+# A build from nothing needs no data for the next one: 2 GB less on the disk.
 test: deps
-	cargo xtask test
+	CARGO_INCREMENTAL=0 cargo xtask test
+
+# Tests that take too long for `make test`. TESTS="a b" runs those with a or b in their names.
+test-long: deps
+	cargo xtask test-long $(TESTS)
 
 # SEED=N repeats the order of events of an earlier run.
 soak: deps

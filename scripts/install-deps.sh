@@ -7,10 +7,11 @@ set -eu
 RUST_VERSION_LEAST=1.88
 
 # Building: a C tool chain for the eBPF parts. Guests: QEMU, Debian packages, file systems. Tests: slow disks, network
-# name spaces. Benchmarks: servers to compare the memory server with.
+# name spaces, and a libvirt of which no daemon is started. Benchmarks: servers to compare the memory server with.
 PACKAGES="build-essential pkg-config clang llvm libbpf-dev libelf-dev zlib1g-dev
-    mmdebstrap debian-archive-keyring gpg uidmap cpio e2fsprogs
+    mmdebstrap debian-archive-keyring gpg uidmap cpio e2fsprogs xfsprogs
     nbdkit libnbd-bin python3-libnbd fio iproute2
+    libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients
     memcached redis-server"
 QEMU_PACKAGES="qemu-system-x86 qemu-utils"
 # Packages that start a daemon nobody here needs.

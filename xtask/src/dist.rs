@@ -24,8 +24,6 @@ struct Package {
     files: &'static [(&'static str, &'static str, u32)],
     /// Folders of the project, with their destinations.
     folders: &'static [(&'static str, &'static str)],
-    /// Whether the program writes manual pages and completions (`generate`).
-    has_manuals: bool,
 }
 
 const PACKAGES: [Package; 2] = [
@@ -36,14 +34,15 @@ const PACKAGES: [Package; 2] = [
             ("packaging/remoca-vhost-user-blk", "usr/libexec/remoca-vhost-user-blk", 0o755),
             ("packaging/50-remoca.json", "usr/share/qemu/vhost-user/50-remoca.json", 0o644),
             ("packaging/remoca-disk@.service", "usr/lib/systemd/system/remoca-disk@.service", 0o644),
+            ("packaging/remoca-qcow2@.service", "usr/lib/systemd/system/remoca-qcow2@.service", 0o644),
             ("packaging/remoca-serve.service", "usr/lib/systemd/system/remoca-serve.service", 0o644),
-            ("packaging/serve.env", "etc/remoca/serve.env", 0o644),
+            ("packaging/libvirt-hook", "etc/libvirt/hooks/qemu.d/remoca", 0o755),
             ("packaging/needrestart.conf", "etc/needrestart/conf.d/remoca.conf", 0o644),
-            ("packaging/web1.env", "usr/share/doc/remoca/examples/web1.env", 0o644),
+            ("packaging/remoca.toml", "usr/share/doc/remoca/examples/remoca.toml", 0o644),
+            ("packaging/web1.toml", "usr/share/doc/remoca/examples/web1.toml", 0o644),
             ("README.md", "usr/share/doc/remoca/README.md", 0o644),
         ],
         folders: &[("docs", "usr/share/doc/remoca/docs")],
-        has_manuals: true,
     },
     Package {
         name: "remoca-agent",
@@ -53,7 +52,6 @@ const PACKAGES: [Package; 2] = [
             ("packaging/debian/remoca-agent/lintian-overrides", "usr/share/lintian/overrides/remoca-agent", 0o644),
         ],
         folders: &[],
-        has_manuals: false,
     },
 ];
 
@@ -161,7 +159,28 @@ impl Package {
         let mut strip = Command::new("strip");
         strip.args(["--strip-unneeded", "--remove-section=.comment", "--remove-section=.note"]).arg(&target);
         output(strip)?;
-        if self.has_manuals { stage_manuals(&target, tree) } else { Ok(()) }
+        self.stage_manuals(&target, tree)
+    }
+
+    /// Places the manual pages and completions that the program writes (`generate`).
+    fn stage_manuals(&self, program: &Path, tree: &Path) -> Result<(), String> {
+        let (folder, name) = (tree.with_file_name("manuals"), self.name);
+        let mut generate = Command::new(program);
+        generate.arg("generate").arg(&folder);
+        output(generate)?;
+        for (file, target) in [
+            (format!("{name}.bash"), format!("usr/share/bash-completion/completions/{name}")),
+            (format!("_{name}"), format!("usr/share/zsh/vendor-completions/_{name}")),
+            (format!("{name}.fish"), format!("usr/share/fish/vendor_completions.d/{name}.fish")),
+        ] {
+            copy(&folder.join(file), &tree.join(target), 0o644)?;
+        }
+        for page in files_below(&folder)?.iter().filter(|file| file.extension().is_some_and(|section| section == "1")) {
+            let target = tree.join("usr/share/man/man1").join(page.file_name().unwrap_or_default());
+            copy(page, &target, 0o644)?;
+            gzip(&target)?;
+        }
+        Ok(())
     }
 
     fn write_control(&self, release: &Release, scratch: &Path, tree: &Path) -> Result<(), String> {
@@ -208,27 +227,6 @@ impl Package {
         let found = output(command)?;
         Ok(found.lines().find_map(|line| line.strip_prefix("shlibs:Depends=")).unwrap_or_default().to_owned())
     }
-}
-
-/// Places the manual pages and completions that the program writes.
-fn stage_manuals(program: &Path, tree: &Path) -> Result<(), String> {
-    let folder = tree.with_file_name("manuals");
-    let mut generate = Command::new(program);
-    generate.arg("generate").arg(&folder);
-    output(generate)?;
-    for (file, target) in [
-        ("remoca.bash", "usr/share/bash-completion/completions/remoca"),
-        ("_remoca", "usr/share/zsh/vendor-completions/_remoca"),
-        ("remoca.fish", "usr/share/fish/vendor_completions.d/remoca.fish"),
-    ] {
-        copy(&folder.join(file), &tree.join(target), 0o644)?;
-    }
-    for page in files_below(&folder)?.iter().filter(|file| file.extension().is_some_and(|section| section == "1")) {
-        let target = tree.join("usr/share/man/man1").join(page.file_name().unwrap_or_default());
-        copy(page, &target, 0o644)?;
-        gzip(&target)?;
-    }
-    Ok(())
 }
 
 /// Compresses a file as Debian's policy wants it, without its name and time.

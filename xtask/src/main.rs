@@ -29,6 +29,7 @@ const COMMANDS: &[Command] = &[
     Command { name: "shape", about: "measure the structure of the sources (--help tells more)", run: shape::run },
     Command { name: "sim", about: "simulate seeds, or explain one (--help tells more)", run: sim::run },
     Command { name: "test", about: "everything that must hold, with real guests", run: test::run },
+    Command { name: "test-long", about: "tests that take too long for `test`, or those named", run: test::run_long },
 ];
 
 fn main() -> ExitCode {
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
     let Some(command) = COMMANDS.iter().find(|command| name == command.name) else {
         eprintln!("usage: cargo xtask <command> [options]\n");
         for Command { name, about, .. } in COMMANDS {
-            eprintln!("  {name:8} {about}");
+            eprintln!("  {name:9} {about}");
         }
         return ExitCode::from(2);
     };

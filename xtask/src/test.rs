@@ -15,6 +15,8 @@ const SYSTEMS: [&str; 3] = ["debian12", "debian13", "debian12-systemd"];
 /// Compiler whose lints the sources pass. A later one may have more lints, which must not fail a user who only wants
 /// to know whether remoca works.
 const LINTED_WITH: &str = "rustc 1.95.";
+/// Reason with which tests are ignored that only `cargo xtask test-long` runs.
+const LONG: &str = "long: cargo xtask test-long";
 /// Programs that the tests need, built beforehand: a build during the tests would slow them down.
 const PROGRAMS: [&[&str]; 2] = [&["--bin", "remoca"], &["--bin", "remoca-ablation", "--features", "ablation"]];
 
@@ -56,7 +58,7 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     // More threads than processors, for processes, servers and timers.
     let threads = std::thread::available_parallelism().map_or(2, usize::from) * 3;
     for program in others {
-        program.run(threads)?;
+        program.run(threads, &[])?;
     }
     Step::new("examples in the documentation", cargo(["test", "--quiet", "--workspace", "--doc"])).run()?;
     fuzzer.join().map_err(|_| "the fuzzer's build panicked")??;
@@ -65,10 +67,49 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     let _ = images.join();
     for program in guests {
         // One at a time, so that each guest has the machine to itself.
-        program.run(1)?;
+        program.run(1, &[])?;
     }
     println!("all tests passed in {:.1} minutes", started.elapsed().as_secs_f64() / 60.0);
     Ok(())
+}
+
+/// Runs the tests that are ignored as [`LONG`], one at a time. Arguments are parts of the names of the tests to run; without
+/// arguments all run.
+///
+/// # Errors
+/// The names of the steps that failed.
+pub fn run_long(arguments: Vec<OsString>) -> Result<(), String> {
+    let started = Instant::now();
+    let (programs, lab) = build_tests()?;
+    for options in PROGRAMS {
+        let mut build = cargo(["build", "--quiet", "--locked", "--package", "remoca-cli"]);
+        build.args(options).current_dir(project());
+        Step::new(&format!("building {}", options[1]), build).run()?;
+    }
+    build_for_guests(&lab);
+    let long = long_functions()?;
+    let wanted: Vec<String> = arguments.iter().map(|argument| argument.to_string_lossy().into_owned()).collect();
+    let mut failed = Vec::new();
+    for program in &programs {
+        for test in program.long_tests(&long)? {
+            if wanted.is_empty() || wanted.iter().any(|part| test.contains(part)) {
+                failed.extend(program.run(1, &["--ignored", "--nocapture", "--exact", &test]).err());
+            }
+        }
+    }
+    println!("the long tests took {:.1} minutes", started.elapsed().as_secs_f64() / 60.0);
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
+}
+
+/// Returns the names of the functions in the sources that are ignored as [`LONG`].
+fn long_functions() -> Result<Vec<String>, String> {
+    let mut grep = Command::new("git");
+    grep.args(["grep", "--no-index", "--no-filename", "--after-context=4", LONG, "--", "crates"])
+        .current_dir(project());
+    let found = output(grep)?;
+    let after_marks = found.split(LONG).skip(1);
+    let name = |text: &str| Some(text.split_once("fn ")?.1.split('(').next()?.to_owned());
+    Ok(after_marks.filter_map(name).collect())
 }
 
 /// Builds the tests of all crates at once. Crate by crate, shared parts would be built once for each set of features.
@@ -129,14 +170,26 @@ impl TestProgram {
         GUESTS.contains(&&*self.package()) || self.source == GUEST_TEST
     }
 
-    fn run(&self, threads: usize) -> Result<(), String> {
+    /// Returns the names of its tests that are in `long`, names of functions.
+    fn long_tests(&self, long: &[String]) -> Result<Vec<String>, String> {
+        let mut list = Command::new(&self.path);
+        list.args(["--list", "--ignored", "--format=terse"]).current_dir(&self.folder);
+        let listed = output(list)?;
+        let ignored = listed.lines().filter_map(|line| line.strip_suffix(": test"));
+        let is_long = |test: &&str| long.iter().any(|name| test.rsplit("::").next() == Some(name));
+        Ok(ignored.filter(is_long).map(str::to_owned).collect())
+    }
+
+    /// Runs its tests on `threads` threads, with more arguments for the test program.
+    fn run(&self, threads: usize, arguments: &[&str]) -> Result<(), String> {
         let mut command = Command::new(&self.path);
-        command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
+        command.args(arguments).current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
         command.env("RUST_TEST_THREADS", threads.to_string());
         if std::env::var_os("TMPDIR").is_none() && Path::new("/var/tmp").is_dir() {
             // Images are placed there, and /tmp may be in memory.
             command.env("TMPDIR", "/var/tmp");
         }
-        Step::new(&format!("{} {}", self.package(), self.source), command).run()
+        let test = arguments.last().map(|test| format!(" {test}")).unwrap_or_default();
+        Step::new(&format!("{} {}{test}", self.package(), self.source), command).run()
     }
 }

@@ -22,8 +22,10 @@ const SLOTS_MAP: &str = "slots";
 const STATES_MAP: &str = "slot_states";
 const WAKEUPS_MAP: &str = "wakeups";
 
-/// Number of pages per wakeup of the reader, where the ring is large enough: about half a batch.
-const PAGES_PER_WAKEUP: u32 = 256;
+/// Maximum number of pages per wakeup of the reader: about half a batch.
+const PAGES_PER_WAKEUP_MAX: u32 = 256;
+/// Part of the ring that one batch may take. While a batch is written, the rest has room for pages.
+const BATCHES_PER_RING: u32 = 4;
 /// Number of lines kept of a refusal's log: its end, which gives the reason.
 const LOG_LINE_COUNT_MAX: usize = 25;
 
@@ -80,7 +82,8 @@ impl Capture {
         };
         let shared = capture.shared();
         shared.slot_mask.store(slot_count - 1, Ordering::Relaxed);
-        shared.wakeup_mask.store(PAGES_PER_WAKEUP.min((slot_count / 4).max(1)) - 1, Ordering::Relaxed);
+        let half_a_batch = slot_count / (2 * BATCHES_PER_RING);
+        shared.wakeup_mask.store(half_a_batch.clamp(1, PAGES_PER_WAKEUP_MAX) - 1, Ordering::Relaxed);
         LOG.take();
         Ok(capture)
     }
@@ -90,6 +93,11 @@ impl Capture {
         let missing = || refused("it has no program")(not_found());
         let program = self.object.progs_mut().next().ok_or_else(missing)?;
         program.attach().map_err(refused("it could not be attached"))
+    }
+
+    /// Returns the maximum number of pages to take from the ring at once.
+    pub fn batch_page_count_max(&self) -> usize {
+        (self.slot_count / BATCHES_PER_RING as usize).max(1)
     }
 
     pub fn counters(&self) -> CaptureCounters {

@@ -32,7 +32,13 @@ pub fn check(port: Option<&Path>, ring_bytes: u32) -> Result<(), AgentError> {
 }
 
 fn check_port(port: Option<&Path>) -> Result<String, AgentError> {
-    let (port, identification) = Port::open(port)?;
+    let opened = Port::open(port);
+    if let Err(AgentError::PortInUse(device)) = &opened
+        && let Some(pid) = process::agent_that_uses(device)
+    {
+        return Ok(format!("{}, in use by the agent that runs (process {pid})", device.display()));
+    }
+    let (port, identification) = opened?;
     let page_count_max = port.batch_page_count_max(&identification);
     let advice = match identification.sample_one_in {
         1 => "wants all pages".to_owned(),

@@ -1,10 +1,11 @@
 //! The command line.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 
 use crate::check::check;
 use crate::error::{AgentError, EXIT_CODES};
@@ -24,9 +25,10 @@ struct Arguments {
     #[arg(long, value_name = "DEVICE", global = true)]
     port: Option<PathBuf>,
 
-    /// Room for pages in flight; pages that find no room are dropped and counted. A power of two, 64K to 256M
-    #[arg(long, value_name = "SIZE", default_value = "8M", value_parser = parse_ring_bytes, global = true)]
-    ring: u32,
+    /// Room for pages in flight; pages that find no room are dropped and counted. A power of two, 64K to 256M [default: up to 1/128
+    /// of the guest's memory, 2M to 8M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_ring_bytes, global = true)]
+    ring: Option<u32>,
 
     /// Wait for the port if it does not exist yet
     #[arg(long)]
@@ -37,20 +39,54 @@ struct Arguments {
 enum Command {
     /// Report what would work in this guest, and capture nothing
     Check,
+    /// Write the manual pages, and the completions for bash, zsh and fish, into a folder. The package has them installed already
+    Generate {
+        /// The folder, which is made if it does not exist
+        #[arg(value_name = "FOLDER")]
+        folder: PathBuf,
+    },
 }
 
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    let ring_bytes = arguments.ring.unwrap_or_else(|| default_ring_bytes(guest_memory_bytes()));
     let result = match arguments.command {
-        Some(Command::Check) => check(arguments.port.as_deref(), arguments.ring),
-        None => run(&Options { port: arguments.port, ring_bytes: arguments.ring, wait: arguments.wait }),
+        Some(Command::Generate { folder }) => match generate(&folder) {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(error) => {
+                writeln!(io::stderr(), "remoca-agent: cannot write to {}: {error}", folder.display()).ok();
+                return ExitCode::FAILURE;
+            }
+        },
+        Some(Command::Check) => check(arguments.port.as_deref(), ring_bytes),
+        None => run(&Options { port: arguments.port, ring_bytes, wait: arguments.wait }),
     };
     result.map_or_else(|error| report(&error), |()| ExitCode::SUCCESS)
+}
+
+fn generate(folder: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let mut command = Arguments::command().disable_help_subcommand(true);
+    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+        clap_complete::generate_to(shell, &mut command, "remoca-agent", folder)?;
+    }
+    clap_mangen::generate_to(command, folder)
 }
 
 fn report(error: &AgentError) -> ExitCode {
     writeln!(io::stderr(), "remoca-agent: {error}").ok();
     ExitCode::from(error.exit_code())
+}
+
+fn guest_memory_bytes() -> u64 {
+    let system = rustix::system::sysinfo();
+    system.totalram.saturating_mul(system.mem_unit.into())
+}
+
+/// Returns the size of the ring in a guest with so much memory: the ring is memory that the guest's programs do not get.
+fn default_ring_bytes(guest_memory_bytes: u64) -> u32 {
+    let share = u32::try_from(guest_memory_bytes / 128).unwrap_or(u32::MAX);
+    1 << share.clamp(2 << 20, 8 << 20).ilog2()
 }
 
 fn parse_ring_bytes(text: &str) -> Result<u32, String> {
@@ -71,11 +107,28 @@ fn parse_ring_bytes(text: &str) -> Result<u32, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn command_line_is_consistent() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn pages_and_completions_name_the_options() {
+        let folder = tempfile::tempdir().unwrap();
+        generate(&folder.path().join("new")).unwrap();
+        let read = |name: &str| std::fs::read_to_string(folder.path().join("new").join(name)).unwrap();
+        for name in ["remoca-agent.bash", "_remoca-agent", "remoca-agent.fish"] {
+            assert!(read(name).contains("ring") && read(name).contains("check"), "{name}");
+        }
+        assert!(read("remoca-agent.1").contains("\\-\\-ring") && read("remoca-agent.1").contains("wrong usage"));
+        assert!(read("remoca-agent-check.1").contains(".SH OPTIONS"));
+    }
+
+    #[test]
+    fn ring_is_small_in_a_small_guest() {
+        let sizes = [0, 120 << 20, 250 << 20, 700 << 20, 1 << 30, 64 << 30, u64::MAX].map(default_ring_bytes);
+        assert_eq!(sizes.map(|bytes| bytes >> 10), [2048, 2048, 2048, 4096, 8192, 8192, 8192]);
     }
 
     #[test]

@@ -82,6 +82,13 @@ impl Port {
         &self.device
     }
 
+    /// Returns whether the disk is still there. An unplugged disk stays open, and says nothing until it is used.
+    pub fn is_plugged_in(&self) -> bool {
+        // What cannot be found out is not held against the port.
+        let number = self.disk.metadata().map(|metadata| metadata.rdev());
+        number.map_or(true, |number| sysfs_directory(number).exists())
+    }
+
     /// Returns the size of the largest batch: several whole requests of the disk's queue, or one if the port accepts
     /// no such request.
     pub fn batch_page_count_max(&self, identification: &IdentificationPage) -> usize {
@@ -146,6 +153,11 @@ fn disks_with_our_serial(sys_block: &Path) -> Vec<String> {
     names
 }
 
+/// Returns the directory of a block device in sysfs, which is there for as long as the device.
+fn sysfs_directory(device_number: u64) -> PathBuf {
+    format!("/sys/dev/block/{}:{}", major(device_number), minor(device_number)).into()
+}
+
 fn attribute(directory: &Path, name: &str) -> Option<String> {
     fs::read_to_string(directory.join(name)).ok().map(|text| text.trim().to_owned())
 }
@@ -161,8 +173,7 @@ struct DiskFacts {
 
 impl DiskFacts {
     fn read(device_number: u64) -> Result<DiskFacts, String> {
-        let directory = format!("/sys/dev/block/{}:{}", major(device_number), minor(device_number));
-        DiskFacts::read_directory(Path::new(&directory))
+        DiskFacts::read_directory(&sysfs_directory(device_number))
     }
 
     fn read_directory(directory: &Path) -> Result<DiskFacts, String> {

@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
-use rustix::mm::MlockAllFlags;
+use rustix::mm::{Advice, MlockAllFlags};
 use rustix::thread::CapabilitySet;
 
 use crate::error::AgentError;
@@ -40,6 +40,24 @@ fn missing_capabilities(held: CapabilitySet) -> Vec<&'static str> {
     needed.iter().filter(|(capability, _)| !held.contains(*capability)).map(|(_, name)| *name).collect()
 }
 
+/// Returns the process ID of another agent that has `device` open, or `None` if none is seen.
+pub fn agent_that_uses(device: &Path) -> Option<u32> {
+    let device = device.canonicalize().ok()?;
+    let own = std::process::id();
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    let mut others = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(|pid| *pid != own);
+    others.find(|pid: &u32| is_agent(*pid) && has_open(*pid, &device))
+}
+
+fn is_agent(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "remoca-agent")
+}
+
+fn has_open(pid: u32, path: &Path) -> bool {
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    files.filter_map(|file| fs::read_link(file.path()).ok()).any(|open| open == path)
+}
+
 /// Checks that this process may read kernel addresses, because the eBPF program needs those of two kernel variables.
 pub fn check_kernel_symbols() -> Result<(), AgentError> {
     let mut text = vec![0; 4096];
@@ -56,12 +74,40 @@ fn addresses_are_hidden(kallsyms: &str) -> bool {
     kallsyms.lines().all(|line| line.split(' ').next().is_none_or(|address| address.bytes().all(|digit| digit == b'0')))
 }
 
-/// Locks all present and future memory of the agent. Frees memory left over from loading first.
+/// Locks the memory of the agent: what it has, and of its program each page from its first use on. First gives back what only
+/// the start needed, most of the program among it.
 pub fn lock_memory() -> Result<(), AgentError> {
     // SAFETY: malloc_trim takes no pointer and may be called at any time.
     unsafe { libc::malloc_trim(0) };
-    let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE;
+    for (address, length) in unmodified_mappings(&fs::read_to_string("/proc/self/smaps").unwrap_or_default()) {
+        // SAFETY: no page of these mappings was modified or can be, so the kernel reads from the file what is used again.
+        unsafe { rustix::mm::madvise(address as *mut _, length, Advice::LinuxDontNeed) }.ok();
+    }
+    let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
     rustix::mm::mlockall(flags).map_err(|error| AgentError::MemoryNotLocked(error.into()))
+}
+
+/// Returns address and length of each mapping of a file in `smaps` that cannot be written and holds only what the file holds.
+fn unmodified_mappings(smaps: &str) -> Vec<(usize, usize)> {
+    let mut found = Vec::new();
+    let mut file = None;
+    for line in smaps.lines() {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        match words[..] {
+            ["Anonymous:", "0", "kB"] => found.extend(file),
+            [name, ..] if name.ends_with(':') => {}
+            [range, permissions, _, _, _, path, ..] => file = file_mapping(range, permissions, path),
+            _ => file = None,
+        }
+    }
+    found
+}
+
+fn file_mapping(range: &str, permissions: &str, path: &str) -> Option<(usize, usize)> {
+    let (begin, end) = range.split_once('-')?;
+    let (begin, end) = (usize::from_str_radix(begin, 16).ok()?, usize::from_str_radix(end, 16).ok()?);
+    let is_wanted = path.starts_with('/') && !permissions.contains('w');
+    is_wanted.then_some((begin, end.checked_sub(begin)?))
 }
 
 /// Applies the optional protections. Returns a message for each refused one that says what is at stake.
@@ -131,6 +177,19 @@ mod tests {
         assert_eq!(missing_capabilities(CapabilitySet::BPF), ["CAP_PERFMON"]);
         assert!(missing_capabilities(CapabilitySet::BPF | CapabilitySet::PERFMON).is_empty());
         assert!(missing_capabilities(CapabilitySet::SYS_ADMIN).is_empty());
+    }
+
+    #[test]
+    fn only_unmodified_parts_of_files_are_given_back() {
+        let smaps = "55d0-55d8 r--p 00000000 fd:00 42 /usr/sbin/remoca-agent\nSize: 4 kB\nAnonymous:             0 kB\n\
+                     55d8-55e0 r-xp 00001000 fd:00 42 /usr/sbin/remoca-agent\nRss: 4 kB\nAnonymous:             0 kB\n\
+                     55e0-55f0 r--p 00002000 fd:00 42 /usr/sbin/remoca-agent\nAnonymous:             8 kB\n\
+                     55f0-5600 rw-p 00000000 00:00 0\nAnonymous:             0 kB\nVmFlags: rd mr mw me\n\
+                     5600-5610 rw-p 00003000 fd:00 42 /usr/sbin/remoca-agent\nAnonymous:             0 kB\n\
+                     7000-7100 r--s 00000000 00:0c 12 anon_inode:bpf-map\nAnonymous:             0 kB\n\
+                     7100-7200 rw-p 00000000 00:00 0\nAnonymous:             0 kB\nVmFlags: rd wr mr mw me\n\
+                     7200-7300 r-xp 00000000 00:00 0 [vdso]\nAnonymous:             0 kB\n";
+        assert_eq!(unmodified_mappings(smaps), [(0x55d0, 8), (0x55d8, 8)]);
     }
 
     #[test]

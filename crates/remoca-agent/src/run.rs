@@ -24,6 +24,8 @@ use crate::process::{self, StopSignals};
 const TICK: Duration = Duration::from_secs(1);
 /// How long to wait at the end for a page that another processor is copying.
 const LAST_PAGES_TIME_MAX: Duration = Duration::from_secs(5);
+/// Longest time between two reports of the statistics: the host tells by them that the agent runs.
+const REPORT_INTERVAL_MAX: Duration = Duration::from_secs(10);
 const RETRY_DELAY_MIN: Duration = Duration::from_secs(1);
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(30);
 
@@ -105,8 +107,8 @@ struct Agent<'a> {
     /// Number of pages written.
     written: u64,
     start_cookie: u64,
-    /// Statistics that were last written to the port.
-    reported: Option<StatisticsPage>,
+    /// Statistics that were last written to the port, and when.
+    reported: Option<(Instant, StatisticsPage)>,
 }
 
 enum PortState {
@@ -175,16 +177,19 @@ impl Agent<'_> {
 
     fn tick(&mut self, now: Instant) {
         match &self.port {
-            PortState::Here(_) => self.exchange_pages(),
+            PortState::Here(port) if !port.is_plugged_in() => self.lose_port("it was unplugged"),
+            PortState::Here(_) => self.exchange_pages(now),
             PortState::Away(retry) if retry.is_due(now) => self.look_for_port(now),
             PortState::Away(_) => {}
         }
     }
 
-    /// Writes the statistics to the port, and follows its advice. Does nothing if the statistics have not changed.
-    fn exchange_pages(&mut self) {
+    /// Writes the statistics to the port, and follows its advice. Does nothing if the statistics have not changed
+    /// and were reported a short time ago.
+    fn exchange_pages(&mut self, now: Instant) {
         let statistics = self.statistics();
-        if self.reported == Some(statistics) {
+        let is_known = |(at, reported): (Instant, _)| reported == statistics && now < at + REPORT_INTERVAL_MAX;
+        if self.reported.is_some_and(is_known) {
             return;
         }
         let PortState::Here(port) = &mut self.port else { return };
@@ -192,7 +197,7 @@ impl Agent<'_> {
             return self.lose_port(&format!("writing the statistics failed: {error}"));
         }
         let identification = port.identification();
-        self.reported = Some(statistics);
+        self.reported = Some((now, statistics));
         match identification {
             Ok(identification) => self.obey(&identification),
             Err(error) => self.lose_port(&error.to_string()),
@@ -220,7 +225,7 @@ impl Agent<'_> {
     }
 
     fn take_port(&mut self, port: Port, identification: IdentificationPage) {
-        let page_count_max = port.batch_page_count_max(&identification);
+        let page_count_max = port.batch_page_count_max(&identification).min(self.capture.batch_page_count_max());
         self.batch_page_count_max = page_count_max;
         log(&format!("sending evicted pages to {}, {page_count_max} at once", port.device().display()));
         notify(&[NotifyState::Status(&format!("sending evicted pages to {}", port.device().display()))]);

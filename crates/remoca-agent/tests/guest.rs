@@ -6,7 +6,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use remoca_lab::{Image, Lab, Recipe};
+use remoca_lab::{Guest, Image, Lab, Recipe};
 use support::blocks::BlockSet;
 use support::port::TestPort;
 use support::{LIMIT, data_disk, empty_disk, guest, read_data, snapshot, start_agent, stop_agent, vmstat};
@@ -101,6 +101,14 @@ fn check_content(name: &str, recipe: &Recipe, mount: &str) -> String {
     orders
 }
 
+/// Memory of a small guest, in MiB.
+const SMALL_MIB: u32 = 160;
+/// Number of times to measure what the agent takes. Odd, for a median.
+const ROUNDS: usize = 5;
+
+const UNPLUG_PORT: &str = "for disk in /sys/block/vd*; do if grep -q remoca-port $disk/serial; then \
+                           echo 1 > $(readlink -f $disk/device)/../remove; fi; done";
+
 /// Tests that the agent follows advice, and keeps running while its port fails, returns and restarts.
 #[test]
 fn agent_obeys_advice_and_outlives_failures_of_its_port() {
@@ -113,6 +121,8 @@ fn agent_obeys_advice_and_outlives_failures_of_its_port() {
     let mut guest = config.boot(&lab).unwrap();
 
     start_agent(&mut guest, "remoca-agent");
+    let checked = guest.run("remoca-agent check", LIMIT).unwrap();
+    assert!(checked.contains("in use by the agent that runs (process "), "{checked}");
     port.state().advice = 64;
     guest.run(MOUNT_EXT4, LIMIT).unwrap();
     read_data(&mut guest);
@@ -149,6 +159,11 @@ fn agent_obeys_advice_and_outlives_failures_of_its_port() {
     let received = port.state().received;
     guest.run("until tail -n 1 /run/agent.log | grep -q 'sending evicted'; do sleep 0.1; done", LIMIT).unwrap();
     read_data(&mut guest);
+    // Nothing is evicted now, so no write fails.
+    guest.run(UNPLUG_PORT, LIMIT).unwrap();
+    guest.run("until grep -q 'it was unplugged' /run/agent.log; do sleep 0.1; done", LIMIT).unwrap();
+    guest.run("echo 1 > /sys/bus/pci/rescan", LIMIT).unwrap();
+    guest.run("until tail -n 1 /run/agent.log | grep -q 'sending evicted'; do sleep 0.1; done", LIMIT).unwrap();
     let (code, said) = stop_agent(&mut guest);
     guest.shut_down().unwrap();
 
@@ -160,4 +175,48 @@ fn agent_obeys_advice_and_outlives_failures_of_its_port() {
     assert!(state.received > received + 50_000, "pages come again after the failure");
     assert!(state.request_page_count_max <= 16, "a request of {} pages", state.request_page_count_max);
     assert!(state.faults.is_empty(), "{:?}", state.faults);
+}
+
+/// Tests that a small guest keeps its memory: what the agent takes is measured after it has sent pages, several times because
+/// the guest's kernel takes and gives back megabytes as well.
+#[test]
+fn agent_takes_little_of_a_small_guest() {
+    // No shell waits for the agent, which would count as well.
+    const START: &str = "remoca-agent < /dev/null > /run/agent.log 2>&1 &
+         until grep -q 'sending evicted pages' /run/agent.log; do sleep 0.05; done";
+    const STOP: &str = "kill $(pidof remoca-agent); while pidof remoca-agent > /dev/null; do sleep 0.05; done";
+    let lab = Lab::open().unwrap();
+    let data = data_disk(&lab);
+    let port = TestPort::start(BlockSet::default());
+    let mut config = guest(&lab, "agent-footprint").disk(snapshot("data", &data));
+    config.memory_mib = SMALL_MIB;
+    config.qemu_args = port.qemu_args();
+    let mut guest = config.boot(&lab).unwrap();
+    guest.run(MOUNT_EXT4, LIMIT).unwrap();
+    read_data(&mut guest);
+
+    let mut without = vec![memory_available_kib(&mut guest)];
+    let mut with_agent = Vec::new();
+    for _ in 0..ROUNDS {
+        guest.run(START, LIMIT).unwrap();
+        guest.run("head -c 200M /mnt/big > /dev/null", LIMIT).unwrap();
+        with_agent.push(memory_available_kib(&mut guest));
+        guest.run(STOP, LIMIT).unwrap();
+        without.push(memory_available_kib(&mut guest));
+    }
+    let said = guest.run("cat /run/agent.log", LIMIT).unwrap();
+    guest.shut_down().unwrap();
+
+    let mut taken: Vec<i64> = (0..ROUNDS).map(|n| (without[n] + without[n + 1]) / 2 - with_agent[n]).collect();
+    println!("{said}\navailable without: {without:?} KiB, with the agent {with_agent:?} KiB: it takes {taken:?} KiB");
+    taken.sort_unstable();
+    let median = taken[ROUNDS / 2];
+    assert!((1..=4000).contains(&median), "the agent takes {median} KiB");
+}
+
+/// Returns the memory that the guest could give to programs, in KiB, once nothing is cached.
+fn memory_available_kib(guest: &mut Guest) -> i64 {
+    let command =
+        "sync; echo 3 > /proc/sys/vm/drop_caches; sed -n 's/^MemAvailable: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo";
+    guest.run(command, LIMIT).unwrap().parse().unwrap()
 }

@@ -3,6 +3,7 @@
 mod cost;
 mod hash;
 mod hedging;
+mod index;
 mod server;
 mod upgrade;
 mod versus;
@@ -25,6 +26,8 @@ enum Benchmark {
     Server(server::ServerBenchArgs),
     /// Candidates for the fingerprint of a page
     Hash,
+    /// Memory of the index, and time of its operations
+    Index(index::IndexBenchArgs),
     /// Guest reads while the memory server is late or stops, with and without hedging
     Hedging(hedging::HedgingArgs),
     /// Cost of in-flight tracking, the kept index and hedging while there are no faults
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().benchmark {
         Benchmark::Server(args) => server::run(&args),
         Benchmark::Hash => hash::run(),
+        Benchmark::Index(args) => index::run(&args),
         Benchmark::Hedging(args) => hedging::run(&args),
         Benchmark::Cost(args) => cost::run(&args),
         Benchmark::Upgrade(args) => upgrade::run(&args),

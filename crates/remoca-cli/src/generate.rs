@@ -1,8 +1,12 @@
 //! `remoca generate`: manual pages and completions of shells, made from the options themselves.
 
+use crate::config::manual;
+use crate::status::explain;
 use anyhow::{Context, Result};
 use clap::Args;
 use clap_complete::Shell;
+use std::fs::File;
+use std::io::Write;
 use std::path::PathBuf;
 
 /// Write the manual pages, and the completions for bash, zsh and fish, into a folder.
@@ -30,7 +34,13 @@ pub fn run(args: &GenerateArgs, command: clap::Command) -> Result<()> {
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         clap_complete::generate_to(shell, &mut command, &name, folder).with_context(context)?;
     }
-    clap_mangen::generate_to(command, folder).with_context(context)
+    clap_mangen::generate_to(command, folder).with_context(context)?;
+    for (subcommand, more) in [("status", explain::manual()), ("config", manual::manual())] {
+        let page = folder.join(format!("{name}-{subcommand}.1"));
+        let mut page = File::options().append(true).open(page).with_context(context)?;
+        page.write_all(more.as_bytes()).with_context(context)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -44,13 +54,22 @@ mod tests {
         let args = GenerateArgs { folder: folder.path().join("new") };
         run(&args, crate::Arguments::command()).unwrap();
         let read = |name: &str| std::fs::read_to_string(args.folder.join(name)).unwrap_or_else(|_| panic!("no {name}"));
-        for subcommand in ["serve", "disk", "status", "set", "upgrade", "migrate", "generate"] {
+        for subcommand in
+            ["serve", "disk", "status", "set", "upgrade", "migrate", "support", "config", "check", "xml", "generate"]
+        {
             assert!(read("remoca.1").contains(&format!("remoca\\-{subcommand}(1)")), "{subcommand}");
             assert!(read(&format!("remoca-{subcommand}.1")).contains(".SH OPTIONS"), "{subcommand}");
             for completions in ["remoca.bash", "_remoca", "remoca.fish"] {
                 assert!(read(completions).contains(subcommand), "{subcommand} in {completions}");
             }
         }
+        let page = read("remoca-config.1");
+        for words in
+            ["cache = SIZE", "server = [ADDRESS, ...]", "no\\-hedge = true|false", "format", "listen = [ADDRESS, ...]"]
+        {
+            assert!(page.contains(&format!("\\fB{words}\\fR")), "{words}: {page}");
+        }
+        assert!(read("remoca-status.1").contains(".SH COUNTERS\n.TP\n\\fBreads\\fR\nGuest reads"));
         assert!(!args.folder.join("remoca-help.1").exists());
         let checked = std::process::Command::new("bash").arg("-n").arg(args.folder.join("remoca.bash")).status();
         assert!(checked.unwrap().success());

@@ -1,16 +1,25 @@
 //! The `remoca` program: passes the command line to the module of its subcommand.
 
+mod check;
+mod config;
 mod disk;
+mod failure;
 mod generate;
 mod group;
+mod hypervisor;
 mod log;
 mod migrate;
+mod qcow2;
 mod runtime;
 mod serve;
 mod set;
+pub mod settings;
 mod size;
 mod status;
+mod support;
 mod upgrade;
+mod vm;
+mod xml;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
@@ -27,40 +36,43 @@ struct Arguments {
 enum Command {
     Serve(serve::ServeArgs),
     Disk(Box<disk::DiskArgs>),
+    Config(config::ConfigArgs),
     Status(status::StatusArgs),
     Set(set::SetArgs),
     Upgrade(upgrade::UpgradeArgs),
     Migrate(migrate::MigrateArgs),
+    Support(support::SupportArgs),
+    Check(check::CheckArgs),
+    Qcow2(qcow2::Qcow2Args),
+    Xml(xml::XmlArgs),
     Generate(generate::GenerateArgs),
 }
 
 /// Runs the subcommand, and returns the exit code.
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    // As they were typed: behind the name of the program and that of the subcommand.
+    let words: Vec<_> = std::env::args_os().skip(2).collect();
     log::start();
     let result = match arguments.command {
-        Command::Serve(args) => serve::run(args),
-        Command::Disk(args) => disk::run(*args),
+        Command::Serve(args) => serve::run(&args, &words),
+        Command::Disk(args) => disk::run(&args, &words),
+        Command::Config(args) => config::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Set(args) => set::run(&args),
         Command::Upgrade(args) => upgrade::run(&args),
         Command::Migrate(args) => migrate::run(&args),
+        Command::Support(args) => support::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Qcow2(args) => qcow2::run(&args),
+        Command::Xml(args) => xml::run(&args),
         Command::Generate(args) => generate::run(&args, Arguments::command()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads the output has read enough, as in `remoca status | head -1`.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("remoca: {error:#}");
-            ExitCode::FAILURE
+            failure::exit_code(&error)
         }
     }
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let is_broken_pipe = |error: &std::io::Error| error.kind() == std::io::ErrorKind::BrokenPipe;
-    error.downcast_ref::<std::io::Error>().is_some_and(is_broken_pipe)
-        || error.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind)
-            == Some(std::io::ErrorKind::BrokenPipe)
 }

@@ -10,8 +10,10 @@ use remoca_protocol::control::Command;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// Hand the disks and the cache of a migrating VM to the process on the other host, which was started with --incoming. Run
-/// this before the hypervisor migrates. The disks move when the guest stops here, and come back if it resumes here
+/// Hand the disks and the cache of a migrating VM to the process on the other host.
+///
+/// That process was started with --incoming. Run this before the hypervisor migrates. The disks move when the guest stops here, and
+/// come back if it resumes here.
 #[derive(Args, Debug)]
 #[command(group(ArgGroup::new("what").required(true)))]
 pub struct MigrateArgs {

@@ -1,8 +1,10 @@
 //! Finds running VM processes by their control sockets, and sends them commands.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use remoca_io::control;
 use remoca_protocol::control::{Command, Reply, Status};
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 const SUFFIX: &str = "ctl";
@@ -41,16 +43,19 @@ pub fn sockets(name: Option<&str>) -> Result<Vec<PathBuf>> {
         Some(path) if path.contains('/') => Ok(vec![path.into()]),
         Some(name) => Ok(vec![socket_of(name)?]),
         None => {
-            let directory = directory()?;
-            let Ok(entries) = std::fs::read_dir(&directory) else { return Ok(Vec::new()) };
-            let mut found: Vec<_> = entries
-                .filter_map(|entry| Some(entry.ok()?.path()))
-                .filter(|path| path.extension().is_some_and(|extension| extension == SUFFIX))
-                .collect();
-            found.sort();
-            Ok(found)
+            // A user without a directory has no processes, but may look for those of others.
+            Ok(directory().map(|directory| sockets_in(&directory)).unwrap_or_default())
         }
     }
+}
+
+/// Returns the control sockets in `directory`, in the order of their names.
+fn sockets_in(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let mut found: Vec<_> =
+        entries.filter(|path| path.extension().is_some_and(|extension| extension == SUFFIX)).collect();
+    found.sort();
+    found
 }
 
 /// Sends a command to the VM process behind `socket`, and returns the status that the process reports afterwards.
@@ -58,11 +63,81 @@ pub fn sockets(name: Option<&str>) -> Result<Vec<PathBuf>> {
 /// # Errors
 /// If the process does not answer, or refuses the command.
 pub fn ask(socket: &Path, command: Command) -> Result<Status> {
-    let shown = socket.display();
-    let reply = control::call(socket, command)
-        .with_context(|| format!("no VM process answers at {shown}: is `remoca disk` running with this name?"))?;
+    let reply = control::call(socket, command).map_err(|error| {
+        explain_unreachable(socket, error, "no VM process answers", "is `remoca disk` running with this name?")
+    })?;
     match reply {
         Reply::Status(status) => Ok(*status),
         Reply::Error { error } => bail!("{error}"),
+    }
+}
+
+/// Returns the error of a socket that cannot be reached, with what the operator can do: `what` happened, and what to ask
+/// if nobody forbids it.
+pub fn explain_unreachable(socket: &Path, error: io::Error, what: &str, hint: &str) -> anyhow::Error {
+    let shown = socket.display();
+    let text = match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            let owner = std::fs::metadata(socket).map(|file| user_name(file.uid()));
+            let owner = owner.unwrap_or_else(|_| "the owner of its directory".into());
+            let (owners, remedy) = match owner.as_str() {
+                "root" => ("root".to_owned(), "with sudo"),
+                owner => (format!("{owner} and root"), "as that user, or with sudo"),
+            };
+            format!("{shown} is not open to you: only {owners} may reach it. Run the command {remedy}")
+        }
+        io::ErrorKind::NotFound => format!("{what} at {shown}: {hint}{}", elsewhere()),
+        _ => format!("{what} at {shown}: {hint}"),
+    };
+    anyhow::Error::new(error).context(text)
+}
+
+/// Returns the VM processes in other directories than that of this user, as a continuation of a message. Returns an empty
+/// text if none is seen.
+pub fn elsewhere() -> String {
+    let own = directory().ok();
+    let users = std::fs::read_dir("/run/user").into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let all = std::iter::once(PathBuf::from("/run/remoca")).chain(users.map(|user| user.join("remoca")));
+    let looked_in = own.iter().map(|own| format!(" (looked in {})", own.display())).collect::<String>();
+    looked_in + &all.filter(|place| Some(place) != own.as_ref()).filter_map(|place| seen_in(&place)).collect::<String>()
+}
+
+/// Returns which VM processes `directory` has and who may reach them, or `None` if it has none.
+fn seen_in(directory: &Path) -> Option<String> {
+    const SHOWN_MAX: usize = 5;
+    let sockets = sockets_in(directory);
+    let owner = user_name(std::fs::metadata(sockets.first()?).ok()?.uid());
+    let names: Vec<_> = sockets.iter().filter_map(|path| path.file_stem()?.to_str()).take(SHOWN_MAX).collect();
+    let more = if sockets.len() > SHOWN_MAX { ", ..." } else { "" };
+    let owners = if owner == "root" { owner } else { owner + " and root" };
+    Some(format!(
+        ". {} has {}{more}, which {owners} may reach: say `sudo remoca status {}`",
+        directory.display(),
+        names.join(", "),
+        sockets.first()?.display()
+    ))
+}
+
+/// Returns the name of a user, or the number if it has no name.
+fn user_name(uid: u32) -> String {
+    let user = nix::unistd::User::from_uid(nix::unistd::Uid::from_raw(uid)).ok().flatten();
+    user.map_or_else(|| format!("user {uid}"), |user| user.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_in_another_place_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(seen_in(folder.path()), None);
+        for name in ["b.ctl", "a.ctl", "a.state"] {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        let place = folder.path().display();
+        let seen = seen_in(folder.path()).unwrap();
+        assert!(seen.starts_with(&format!(". {place} has a, b, which ")), "{seen}");
+        assert!(seen.ends_with(&format!("root may reach: say `sudo remoca status {place}/a.ctl`")), "{seen}");
     }
 }

@@ -5,10 +5,16 @@ use crate::size::{parse_size, show_size};
 use anyhow::{Result, bail};
 use clap::Args;
 use remoca_io::address::Endpoint;
-use remoca_protocol::control::Command;
+use remoca_protocol::control::{Command, Status};
 use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
-/// Change the cache of a running VM: its size, on, off, its memory servers. Or clear the failed flush of a disk.
+/// How long the answer waits for the memory server to grant a new size.
+const GRANT_TIME_MAX: Duration = Duration::from_secs(3);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Change the cache of a running VM (size, on, off, memory servers), or clear the failed flush of a disk.
 #[derive(Args, Debug)]
 pub struct SetArgs {
     /// Name of the VM process, or the path of its control socket
@@ -64,6 +70,40 @@ pub fn run(args: &SetArgs) -> Result<()> {
         let servers: Vec<_> = status.servers.iter().map(|server| server.endpoint.as_str()).collect();
         return Ok(writeln!(std::io::stdout(), "{}: servers {}", status.name, servers.join(" "))?);
     }
-    let state = if status.cache.enabled { show_size(status.cache.wanted_bytes) } else { "off".into() };
-    Ok(writeln!(std::io::stdout(), "{}: cache {state}", status.name)?)
+    let status = settled(&socket, status)?;
+    Ok(writeln!(std::io::stdout(), "{}: cache {}", status.name, cache_text(&status))?)
+}
+
+/// Waits until the memory server has granted what is wanted, but not for long. Returns the status then.
+fn settled(socket: &Path, mut status: Status) -> Result<Status> {
+    let give_up_at = Instant::now() + GRANT_TIME_MAX;
+    loop {
+        let is_connected = status.server.as_ref().is_some_and(|server| server.connected);
+        let is_granted = is_connected && status.cache.granted_bytes == status.cache.wanted_bytes;
+        if !status.cache.enabled || is_granted || Instant::now() >= give_up_at {
+            return Ok(status);
+        }
+        std::thread::sleep(LOOK_EVERY);
+        status = runtime::ask(socket, Command::Status)?;
+    }
+}
+
+/// Returns the size of the cache, and why the memory server grants less if it does.
+fn cache_text(status: &Status) -> String {
+    let cache = &status.cache;
+    if !cache.enabled {
+        return "off".into();
+    }
+    let (wanted, granted) = (show_size(cache.wanted_bytes), show_size(cache.granted_bytes));
+    match (&status.server, status.servers.iter().find(|server| server.in_use)) {
+        (Some(server), _) if !server.connected => {
+            let error = server.error.as_ref().map_or(String::new(), |error| format!(" ({error})"));
+            format!("{wanted}, granted when there is a connection to {}{error}", server.endpoint)
+        }
+        _ if cache.granted_bytes == cache.wanted_bytes => format!("{wanted}, all granted"),
+        (_, Some(server)) => {
+            format!("{wanted}, of which {granted} are granted: {} has no more to give now", server.endpoint)
+        }
+        _ => format!("{wanted}, of which {granted} are granted"),
+    }
 }

@@ -39,6 +39,13 @@ pub fn show_size(bytes: u64) -> String {
     format!("{value:.digits$}{}", UNITS[unit])
 }
 
+/// Returns a size as text that [`parse_size`] reads back exactly, with the largest unit that divides it.
+pub fn exact_size(bytes: u64) -> String {
+    let units = [("T", 40), ("G", 30), ("M", 20), ("K", 10)];
+    let unit = units.into_iter().find(|(_, shift)| bytes > 0 && bytes.is_multiple_of(1 << shift));
+    unit.map_or_else(|| bytes.to_string(), |(unit, shift)| format!("{}{unit}", bytes >> shift))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,6 +64,9 @@ mod tests {
         }
         for bad in ["", "G", "-1", "1.5G", "1X", "99999999T", "1 G"] {
             assert!(parse_size(bad).is_err(), "{bad}");
+        }
+        for (bytes, text) in [(0, "0"), (1536 << 20, "1536M"), (3 << 30, "3G"), (4097, "4097")] {
+            assert_eq!((exact_size(bytes).as_str(), parse_size(text)), (text, Ok(bytes)));
         }
         assert_eq!(show_size(0), "0B");
         assert_eq!(show_size(1536 << 20), "1.5G");

@@ -1,11 +1,13 @@
 //! `remoca upgrade`: replaces the program of a running VM process, which keeps its process ID and all of its sockets.
 
+use crate::disk;
 use crate::runtime;
+use crate::settings::kept::Kept;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use remoca_protocol::control::{Command, Status};
-use std::io::Write;
-use std::path::PathBuf;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Time in which guests that have to connect again must be back. QEMU tries once a second.
@@ -14,14 +16,20 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Upgrade a running VM process in place: guests stay connected, and nothing is restarted.
 ///
+/// The configuration is read again, and what changed in it is shown: an upgrade to the same program is a reload.
+///
 /// First the new program is asked whether it can take over; if it cannot, nothing changes. SIGHUP does the same with the
 /// program at the path from which the process was started. The command fails if a guest was attached before and is not
-/// attached afterwards.
+/// attached afterwards. With --all, one VM after the other is upgraded, and the first failure stops the rest.
 #[derive(Args, Debug)]
 pub struct UpgradeArgs {
     /// Name of the VM process, or the path of its control socket
-    #[arg(value_name = "NAME")]
-    name: String,
+    #[arg(value_name = "NAME", required_unless_present = "all")]
+    name: Option<String>,
+
+    /// Upgrade all VM processes of this host, one at a time: each waits for its guests. Stops at the first failure
+    #[arg(long, conflicts_with = "name")]
+    all: bool,
 
     /// The program to run from now on [default: the one at the path from which the process was started]
     #[arg(long, value_name = "PATH")]
@@ -34,11 +42,68 @@ pub struct UpgradeArgs {
 /// If the VM process does not answer, continues without the upgrade, or has lost a guest by it.
 pub fn run(args: &UpgradeArgs) -> Result<()> {
     let program = args.program.as_ref().map(std::path::absolute).transpose().context("no working directory")?;
-    let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };
-    let before = guests(&runtime::ask(&socket, Command::Status)?);
-    let mut status = runtime::ask(&socket, Command::Upgrade { program })?;
+    match &args.name {
+        Some(name) => {
+            let Some(socket) = runtime::sockets(Some(name))?.pop() else { bail!("there is no such VM process") };
+            upgrade(&socket, program)
+        }
+        None => upgrade_all(&runtime::sockets(None)?, program.as_ref()),
+    }
+}
+
+/// Upgrades one VM process after the other, and prints which are done. Leaves out sockets that no process listens on.
+///
+/// # Errors
+/// If an upgrade fails. Those after it are not begun, and the text names them.
+fn upgrade_all(sockets: &[PathBuf], program: Option<&PathBuf>) -> Result<()> {
+    let (mut done, mut dead) = (Vec::new(), Vec::new());
+    for (number, socket) in sockets.iter().enumerate() {
+        let name = name_of(socket);
+        let Err(error) = upgrade(socket, program.cloned()) else {
+            done.push(name);
+            continue;
+        };
+        if is_dead(&error) {
+            dead.push(name);
+            continue;
+        }
+        let rest: Vec<_> = sockets[number + 1..].iter().map(|socket| name_of(socket)).collect();
+        let (done, rest) = (list(&done), list(&rest));
+        return Err(error.context(format!("the upgrade of {name} failed. Done before it: {done}. Not begun: {rest}")));
+    }
+    if done.is_empty() {
+        bail!("no VM process runs here{}", runtime::elsewhere());
+    }
+    let dead = if dead.is_empty() { String::new() } else { format!(". No process answers for {}", list(&dead)) };
+    Ok(writeln!(std::io::stdout(), "{} of {} upgraded: {}{dead}", done.len(), sockets.len(), list(&done))?)
+}
+
+/// Returns whether the error says that no process listens: a killed process leaves its socket behind.
+fn is_dead(error: &anyhow::Error) -> bool {
+    let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+    matches!(kind, Some(io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound))
+}
+
+fn name_of(socket: &Path) -> String {
+    socket.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() { "none".into() } else { names.join(", ") }
+}
+
+/// Upgrades the VM process behind `socket`, and waits for its guests.
+fn upgrade(socket: &Path, program: Option<PathBuf>) -> Result<()> {
+    let before = guests(&runtime::ask(socket, Command::Status)?);
+    let former = Kept::read(&Kept::beside(socket));
+    let mut status = runtime::ask(socket, Command::Upgrade { program }).map_err(not_dead)?;
     let (name, pid, version) = (&status.name, status.pid, &status.version);
     writeln!(std::io::stdout(), "{name}: process {pid} runs version {version}")?;
+    status.notice.iter().for_each(|notice| eprintln!("remoca: {name}: {notice}"));
+    if let (Some(former), Some(now)) = (former, Kept::read(&Kept::beside(socket))) {
+        let changes = now.since(&former, disk::schema);
+        changes.iter().try_for_each(|change| writeln!(std::io::stdout(), "{name}: {change}"))?;
+    }
     let give_up_at = Instant::now() + RETURN_TIME_MAX;
     loop {
         let missing = missing(&before, &guests(&status));
@@ -55,8 +120,13 @@ pub fn run(args: &UpgradeArgs) -> Result<()> {
             );
         }
         std::thread::sleep(LOOK_EVERY);
-        status = runtime::ask(&socket, Command::Status)?;
+        status = runtime::ask(socket, Command::Status).map_err(not_dead)?;
     }
+}
+
+/// Returns an error that says the same, for a process that answered before: it has died meanwhile.
+fn not_dead(error: anyhow::Error) -> anyhow::Error {
+    anyhow::anyhow!("{error:#}")
 }
 
 /// Returns each device with the number of guests that are attached to it.
@@ -69,8 +139,8 @@ fn guests(status: &Status) -> Vec<(String, usize)> {
 
 /// Returns the devices that have fewer guests than before.
 fn missing<'a>(before: &'a [(String, usize)], after: &[(String, usize)]) -> Vec<&'a str> {
-    let is_missing = |((_, before), (_, after)): &(&(String, usize), &(String, usize))| after < before;
-    before.iter().zip(after).filter(is_missing).map(|((name, _), _)| name.as_str()).collect()
+    let count = |name| after.iter().find(|(after, _)| after == name).map_or(0, |(_, count)| *count);
+    before.iter().filter(|(name, before)| count(name) < *before).map(|(name, _)| name.as_str()).collect()
 }
 
 #[cfg(test)]

@@ -29,11 +29,15 @@ pub enum Rule {
     StickyFlush,
     /// An entry of the index becomes valid by its last store.
     StoreOrder,
+    /// The number of a removed disk is not used again before every trace of the disk is gone.
+    FreeNumber,
+    /// What was known of a part of a disk that was cut off is not believed when the disk grows again.
+    ForgetCut,
 }
 
 impl Rule {
     /// All rules with the names that test programs use for them.
-    pub const ALL: [(&'static str, Self); 12] = [
+    pub const ALL: [(&'static str, Self); 14] = [
         ("read-overlapped-by-write", Self::ReadOverlappedByWrite),
         ("overlapping-writes", Self::OverlappingWrites),
         ("partial-write", Self::PartialWrite),
@@ -46,6 +50,8 @@ impl Rule {
         ("lost-sends", Self::LostSends),
         ("sticky-flush", Self::StickyFlush),
         ("store-order", Self::StoreOrder),
+        ("free-number", Self::FreeNumber),
+        ("forget-cut", Self::ForgetCut),
     ];
 }
 

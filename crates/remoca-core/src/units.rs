@@ -30,6 +30,12 @@ pub struct SlotIndex(pub u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageCount(pub u32);
 
+/// Returns the number of whole blocks in `bytes` bytes.
+#[must_use]
+pub fn whole_blocks(bytes: u64) -> u64 {
+    bytes / PAGE_SIZE_U64
+}
+
 /// Point in time, in nanoseconds since an arbitrary origin. The core never reads a clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanos(pub u64);

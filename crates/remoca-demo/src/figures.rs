@@ -242,6 +242,7 @@ mod tests {
             pid: 1,
             version: String::new(),
             upgrades: 0,
+            notice: None,
             trace_lost: None,
             uptime_s: 0.0,
             started: String::new(),
@@ -260,9 +261,12 @@ mod tests {
             port: Some(PortStatus {
                 socket: String::new(),
                 attached: true,
+                outlives_crash: false,
                 agent: Some(agent),
+                agent_heard_s_ago: None,
                 advice: 0,
                 nbd_clients: None,
+                offers_more: false,
             }),
             counters: counters.iter().map(|&(name, value)| (name.to_owned(), value)).collect::<BTreeMap<_, _>>(),
             latency: Latencies {

@@ -5,6 +5,7 @@
 use remoca_io::handover::VARIABLE;
 use remoca_io::wake;
 use remoca_protocol::handover::VERSION;
+use remoca_protocol::offer::Offers;
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
@@ -20,7 +21,9 @@ const OPTION: &str = "--check-handover";
 /// Time limit for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// Maximum number of bytes read from a program's output.
+/// Maximum number of bytes read of a program's answer, which has some 150 for each disk.
+const ANSWER_BYTES_MAX: u64 = 1 << 20;
+/// Maximum number of bytes read of its complaint.
 const COMPLAINT_BYTES_MAX: u64 = 600;
 
 /// The answer of a program that could take over.
@@ -29,18 +32,29 @@ struct Confirmation {
     /// Version of the description that it reads.
     remoca_handover: u32,
     version: String,
+    /// What it would offer to guests. Programs that do not say it may disconnect them.
+    #[serde(default)]
+    offers: Option<Offers>,
 }
 
-/// Returns the answer of this program, for the case that its arguments are right.
+/// Returns the answer of this program, which would make these `offers`.
 #[must_use]
-pub fn confirmation() -> String {
+pub fn confirmation(offers: Offers) -> String {
     let version = env!("CARGO_PKG_VERSION").into();
-    serde_json::to_string(&Confirmation { remoca_handover: VERSION, version }).unwrap_or_default()
+    serde_json::to_string(&Confirmation { remoca_handover: VERSION, version, offers: Some(offers) }).unwrap_or_default()
+}
+
+/// A program that could take over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Successor {
+    pub version: String,
+    /// What it would offer to guests, or `None` if it does not say.
+    pub offers: Option<Offers>,
 }
 
 /// A check in progress. It has a thread of its own, because it waits for another process.
 pub struct Checking {
-    verdict: Receiver<Result<String, String>>,
+    verdict: Receiver<Result<Successor, String>>,
     wake: Arc<OwnedFd>,
 }
 
@@ -49,13 +63,13 @@ pub type Ask = Box<dyn Fn(PathBuf, Vec<OsString>) -> io::Result<Checking> + Send
 
 /// The sender of a [`Checking`]'s verdict.
 pub struct Verdict {
-    sender: Sender<Result<String, String>>,
+    sender: Sender<Result<Successor, String>>,
     wake: Arc<OwnedFd>,
 }
 
 impl Verdict {
-    /// Sends the version of the program, or the reason why it cannot take over.
-    pub fn give(self, verdict: Result<String, String>) {
+    /// Sends the program that could take over, or the reason why it cannot.
+    pub fn give(self, verdict: Result<Successor, String>) {
         let _ = self.sender.send(verdict);
         wake::raise(&*self.wake);
     }
@@ -89,16 +103,15 @@ impl Checking {
         self.wake.as_fd()
     }
 
-    /// Returns the version of the program, or the reason why it cannot take over. Returns `None` while neither is known.
+    /// Returns the program that could take over, or the reason why it cannot. Returns `None` while neither is known.
     #[must_use]
-    pub fn verdict(&self) -> Option<Result<String, String>> {
+    pub fn verdict(&self) -> Option<Result<Successor, String>> {
         self.verdict.try_recv().ok()
     }
 }
 
-/// Asks the program, and blocks until it has answered or its time is over. Returns its version, or the reason why it
-/// cannot take over.
-fn ask(program: &Path, arguments: &[OsString]) -> Result<String, String> {
+/// Asks the program, and blocks until it has answered or its time is over.
+fn ask(program: &Path, arguments: &[OsString]) -> Result<Successor, String> {
     let shown = program.display();
     let mut rest = arguments.iter().skip(1).map(OsString::as_os_str);
     let subcommand = rest.next().unwrap_or(OsStr::new("disk"));
@@ -110,8 +123,8 @@ fn ask(program: &Path, arguments: &[OsString]) -> Result<String, String> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| format!("{shown} cannot be started: {error}"))?;
     let ended = wait(&mut child);
-    let said = child.stdout.take().map(read_some).unwrap_or_default();
-    let complaint = child.stderr.take().map(read_some).unwrap_or_default();
+    let said = child.stdout.take().map(|pipe| read_some(pipe, ANSWER_BYTES_MAX)).unwrap_or_default();
+    let complaint = child.stderr.take().map(|pipe| read_some(pipe, COMPLAINT_BYTES_MAX)).unwrap_or_default();
     match ended {
         None => return Err(format!("{shown} did not say within {} seconds whether it could", PATIENCE.as_secs())),
         Some(status) if !status.success() => {
@@ -121,8 +134,8 @@ fn ask(program: &Path, arguments: &[OsString]) -> Result<String, String> {
         Some(_) => {}
     }
     match serde_json::from_str(said.trim()) {
-        Ok(Confirmation { remoca_handover: VERSION, version }) => Ok(version),
-        Ok(Confirmation { remoca_handover, version }) => Err(format!(
+        Ok(Confirmation { remoca_handover: VERSION, version, offers }) => Ok(Successor { version, offers }),
+        Ok(Confirmation { remoca_handover, version, .. }) => Err(format!(
             "{shown} (version {version}) takes over by description {remoca_handover}, this one gives {VERSION}"
         )),
         Err(_) => Err(format!("{shown} is no remoca that could take over")),
@@ -148,10 +161,10 @@ fn wait(child: &mut Child) -> Option<ExitStatus> {
 
 /// Reads the content of the pipe of a process that has ended. A child of that process may have the pipe open, so this
 /// does not wait for its end.
-fn read_some(pipe: impl Read + AsFd) -> String {
+fn read_some(pipe: impl Read + AsFd, bytes_max: u64) -> String {
     let mut text = Vec::new();
     if rustix::io::ioctl_fionbio(&pipe, true).is_ok() {
-        let _ = pipe.take(COMPLAINT_BYTES_MAX).read_to_end(&mut text);
+        let _ = pipe.take(bytes_max).read_to_end(&mut text);
     }
     String::from_utf8_lossy(&text).into_owned()
 }

@@ -3,20 +3,22 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that meets an error has failed")]
 
-use remoca_disk::handover::Checking;
+use remoca_disk::handover::{Checking, Successor, confirmation};
+use remoca_protocol::guests::Offer;
+use remoca_protocol::offer::Offers;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-fn ask(program: &Path) -> Result<String, String> {
+fn ask(program: &Path) -> Result<Successor, String> {
     let arguments = ["remoca", "disk", "--name", "x"].map(OsString::from).to_vec();
     let checking = Checking::start(program.into(), arguments).unwrap();
     poll(&mut [PollFd::from_borrowed_fd(checking.wake_fd(), PollFlags::IN)], None).unwrap();
     checking.verdict().expect("it woke us")
 }
 
-fn answer_of(script: &str) -> Result<String, String> {
+fn answer_of(script: &str) -> Result<Successor, String> {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("program");
     std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -27,7 +29,10 @@ fn answer_of(script: &str) -> Result<String, String> {
 #[test]
 fn only_a_program_that_says_so_can_take_over() {
     let good = r#"[ "$*" = "disk --check-handover --name x" ] && echo '{"remoca_handover":2,"version":"9.9"}'"#;
-    assert_eq!(answer_of(good), Ok("9.9".into()));
+    assert_eq!(answer_of(good), Ok(Successor { version: "9.9".into(), offers: None }));
+    let offers = Offers { disks: [("root".into(), Offer { queues: 4, ..Offer::default() })].into(), port: None };
+    let own = answer_of(&format!("echo '{}'", confirmation(offers.clone()))).unwrap();
+    assert_eq!(own, Successor { version: env!("CARGO_PKG_VERSION").into(), offers: Some(offers) });
     for (script, words) in [
         ("echo error: unexpected argument >&2; exit 2", "unexpected argument"),
         ("kill -SEGV $$", "signal"),

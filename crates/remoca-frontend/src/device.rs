@@ -123,6 +123,22 @@ impl Frontend {
         }
     }
 
+    /// Changes the size of the device. Guests are told at once over vhost-user, and when they connect over NBD.
+    pub fn resize(&mut self, bytes: u64) {
+        match self {
+            Self::Vhost(device) => device.resize(bytes),
+            Self::Nbd(export) => export.resize(bytes),
+        }
+    }
+
+    /// Returns whether all guests were told the size that the device has now.
+    pub fn sees_size(&self) -> bool {
+        match self {
+            Self::Vhost(device) => device.sees_size(),
+            Self::Nbd(export) => export.sees_size(),
+        }
+    }
+
     /// Returns the size of the guest's memory in bytes, or zero if the frontend does not know it.
     pub fn guest_memory_bytes(&self) -> u64 {
         match self {
@@ -142,11 +158,26 @@ impl Frontend {
         }
     }
 
+    /// Returns whether the connections of the guest outlive a kill of this process. Those of NBD clients do not.
+    pub fn is_kept(&self) -> bool {
+        match self {
+            Self::Vhost(device) => device.is_kept(),
+            Self::Nbd(_) => false,
+        }
+    }
+
     /// Returns the number of attached NBD clients, or `None` if the device is not an NBD export.
     pub fn nbd_clients(&self) -> Option<usize> {
         match self {
             Self::Vhost(_) => None,
             Self::Nbd(export) => Some(export.client_count()),
+        }
+    }
+
+    /// Makes the event descriptor readable, so that the driver looks at all queues.
+    pub(crate) fn wake(&self) {
+        if let Self::Vhost(device) = self {
+            device.wake();
         }
     }
 

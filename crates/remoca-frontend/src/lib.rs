@@ -11,3 +11,6 @@ pub mod request;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod vhost;
+mod waiting;
+
+pub use waiting::answer_messages;

@@ -25,6 +25,15 @@ impl Frontend {
         }
     }
 
+    /// Returns whether an attached guest would be offered more if it connected again: a former program, which offered
+    /// less, accepted it.
+    pub fn has_news(&self) -> bool {
+        match self {
+            Self::Vhost(device) => device.has_news(),
+            Self::Nbd(export) => export.has_news(),
+        }
+    }
+
     /// Listens to the guest's messages again.
     pub fn end_pause(&self) {
         if let Self::Vhost(device) = self {

@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use remoca_frontend::testing::{Backend, Command, Options, Plan, RamDisk, TestGuest, Ticket};
-use remoca_frontend::vhost::DeviceConfig;
+use remoca_frontend::vhost::{DeviceConfig, Status, VhostDevice};
+use remoca_io::socket::SocketSource;
 use vhost::VhostBackend;
 
 const DISK_BYTES: usize = 4 << 20;
@@ -382,4 +383,81 @@ fn two_front_ends_take_turns() {
     assert_eq!(first.run(0, Command::Flush), OK);
     first.disconnect();
     assert_eq!(second.join().unwrap(), OK);
+}
+
+/// Turns the device's loop until `done`. Requests are not taken by it.
+fn turn_until(device: &mut VhostDevice, what: &str, mut done: impl FnMut(&mut VhostDevice) -> bool) {
+    for _ in 0..600_000 {
+        device.handle_events().unwrap();
+        if done(device) {
+            return;
+        }
+        device.notify();
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    panic!("{what} did not come");
+}
+
+/// Before another program takes over, nothing new is taken. The front end waits for an answer all the same.
+#[test]
+fn what_a_queue_repeats_before_it_stops_counts_as_begun() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let mut guest = TestGuest::new(options());
+    let first = Backend::spawn_with(config(), &socket, disk(), holding());
+    guest.connect(&socket).unwrap();
+    let waiting = submit_writes(&mut guest, 0, 0, 3, 1);
+    wait_held(&first, 3);
+    drop(first);
+
+    let mut device = VhostDevice::new(config(), SocketSource::bind(&socket, None).unwrap()).unwrap();
+    let their_socket = socket.clone();
+    let connecting = std::thread::spawn(move || {
+        guest.connect(&their_socket).unwrap();
+        guest
+    });
+    turn_until(&mut device, "the guest", |_| connecting.is_finished());
+    let mut guest = connecting.join().unwrap();
+    assert!(device.repeats() && !device.has_begun() && device.pop_begun().is_none());
+    // New, so it stays where it is.
+    submit_writes(&mut guest, 0, 8, 1, 2);
+    let stopping = std::thread::spawn(move || {
+        let base = guest.stop_queue(0).unwrap();
+        (guest, base)
+    });
+    let mut repeated = 0;
+    turn_until(&mut device, "the answer", |device| {
+        while let Some(request) = device.pop_begun() {
+            repeated += 1;
+            device.complete(request, Status::Ok);
+        }
+        stopping.is_finished()
+    });
+    let (mut guest, base) = stopping.join().unwrap();
+    assert_eq!((repeated, base), (3, 3));
+    assert!(!device.has_begun() && !device.repeats());
+    waiting.into_iter().for_each(|ticket| assert_eq!(guest.wait(ticket), OK));
+    assert_eq!(guest.outstanding(), 1);
+}
+
+/// The control thread waits for the end of the pause. Nobody else ends it.
+#[test]
+fn a_device_ends_within_a_pause() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let mut device = VhostDevice::new(config(), SocketSource::bind(&socket, None).unwrap()).unwrap();
+    let connecting = std::thread::spawn(move || {
+        let mut guest = TestGuest::new(options());
+        guest.connect(&socket).unwrap();
+        guest
+    });
+    turn_until(&mut device, "the guest", |_| connecting.is_finished());
+    turn_until(&mut device, "the pause", |device| device.pause());
+    let (ended, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        drop(device);
+        ended.send(()).unwrap();
+    });
+    told.recv_timeout(Duration::from_secs(60)).expect("it ends");
+    assert!(!connecting.join().unwrap().is_connected());
 }

@@ -96,7 +96,7 @@ impl World {
     pub fn new(options: u8) -> Self {
         let config = config(options & 1 == 0);
         let mut engine = DiskEngine::new(&config, vec![0; layout(&config).words()]);
-        engine.describe_disk(DISK, u64::from(BLOCKS), options & 2 != 0);
+        engine.describe_disk(DISK, u64::from(BLOCKS) * PAGE_SIZE_U64, options & 2 != 0);
         let mut world = Self {
             engine,
             options,
@@ -146,7 +146,7 @@ impl World {
         self.replies.clear();
         self.sizes.clear();
         (self.engine, self.trusted) = (engine, trusted);
-        self.engine.describe_disk(DISK, u64::from(BLOCKS), self.options & 2 != 0);
+        self.engine.describe_disk(DISK, u64::from(BLOCKS) * PAGE_SIZE_U64, self.options & 2 != 0);
         self.engine.set_servers(self.now, &self.servers);
         self.act();
     }
@@ -451,7 +451,7 @@ impl World {
 
     /// Runs until the index has its wanted size.
     pub fn come_to_rest(&mut self) {
-        while self.engine.index().is_resizing() {
+        while self.engine.index().is_resizing() || self.engine.index().is_cutting() {
             self.engine.handle_timer(self.now);
             self.act();
         }

@@ -3,6 +3,7 @@
 
 use crate::memory;
 use remoca_disk::testing::{fuzz_state_header, fuzz_state_header_seeds};
+use remoca_protocol::guests::Offer;
 use remoca_protocol::guests::{
     BegunRequest, FrontEnd, Guests, InflightRecord, MemoryRegion, NbdClient, PageLog, Queue, RingAddresses,
 };
@@ -45,7 +46,19 @@ fn guests() -> Guests<i32> {
     let idle = Queue { size: 0, addresses: None, base: 0, kick: None, call: None, error: None, enabled: false };
     let (features, protocol_features) = (Some(1 << 32), Some(1));
     let queues = vec![running, idle];
-    let front_end = Some(FrontEnd { socket: 11, features, protocol_features, memory, record, log, queues });
+    let offered = Some(Offer { features: 1 << 32, protocol_features: 1, queues: 2, sector: 512, nbd_flags: 1 });
+    let front_end = Some(FrontEnd {
+        socket: 11,
+        features,
+        protocol_features,
+        offered,
+        memory,
+        record,
+        log,
+        channel: Some(18),
+        told_bytes: Some(1 << 30),
+        queues,
+    });
     let begun = [
         None,
         Some(BegunRequest::Refused { cookie: 1, error: 22, bytes: 512 }),
@@ -54,7 +67,16 @@ fn guests() -> Guests<i32> {
     ];
     let client = |(begun, socket): (_, i32)| {
         let bytes = (socket % 2 == 0).then_some(socket + 10);
-        NbdClient { socket, structured_replies: true, bytes, received: 1, to_send: 2, begun }
+        NbdClient {
+            socket,
+            structured_replies: true,
+            offered,
+            bytes,
+            received: 1,
+            to_send: 2,
+            begun,
+            told_bytes: Some(1 << 30),
+        }
     };
     Guests { front_end, nbd: begun.into_iter().zip(20..).map(client).collect() }
 }
@@ -83,6 +105,7 @@ fn descriptions() -> Vec<Vec<u8>> {
         upgrades: 1,
         cache_pages: 8,
         cache_enabled: true,
+        options: Some(7),
         servers: vec!["unix:/s".into()],
         state: Some(3),
         control: Some(listening(5)),

@@ -44,7 +44,7 @@ pub const TARGETS: [Target; 14] = [
     Target { name: "agent-page", length_max: 4200, run: agent_page::run, seeds: agent_page::seeds },
     Target { name: "control", length_max: 1024, run: control::run, seeds: control::seeds },
     Target { name: "engine", length_max: 400, run: engine::run, seeds: engine::seeds },
-    Target { name: "handover", length_max: 2048, run: handover::run, seeds: handover::seeds },
+    Target { name: "handover", length_max: 4096, run: handover::run, seeds: handover::seeds },
     Target { name: "handshake", length_max: fuzz_secure::LENGTH_MAX, run: handshake::run, seeds: fuzz_secure::seeds },
     Target { name: "migration", length_max: 4096, run: migration::run, seeds: fuzz_migration_seeds },
     Target { name: "nbd-client", length_max: 4096, run: fuzz_nbd_client, seeds: fuzz_nbd_client_seeds },

@@ -7,14 +7,14 @@ use crate::engine::{self, BLOCKS, DISK, World};
 use crate::source::Source;
 use remoca_core::engine::DiskEngine;
 use remoca_core::fingerprint::{Fingerprint, Fingerprinter};
-use remoca_core::index::{CacheIndex, LogEnd, Move, Offer, Origin, Place, Pool};
-use remoca_core::units::{BlockId, BlockNumber, PAGE_SIZE, PageCount, SlotIndex};
+use remoca_core::index::{CacheIndex, DISK_BYTES_MAX, DiskState, LogEnd, Move, Offer, Origin, Place, Pool};
+use remoca_core::units::{BlockId, BlockNumber, DiskIndex, PAGE_SIZE, PageCount, SlotIndex};
 use std::collections::{HashMap, HashSet, VecDeque};
 
 type Index = CacheIndex<Vec<u32>>;
 
 /// Position and length of the log in the words of an index for one disk, and how many of its words may change.
-const LOG_AT: usize = 32 + 26;
+const LOG_AT: usize = 32 + 30;
 const LOG_WORDS: usize = 2 * 16 * 1024;
 const LOG_SHOWN: usize = 32;
 
@@ -23,6 +23,9 @@ const EMPTY: u8 = 1;
 const INDEX_ALONE: u8 = 2;
 const IN_GOOD_ORDER: u8 = 4;
 const NONSENSE: u8 = 8;
+
+/// The disk has the same number in both processes.
+const SAME: [(DiskIndex, DiskIndex); 1] = [(DISK, DISK)];
 
 pub fn run(data: &[u8]) {
     let mut source = Source(data);
@@ -41,7 +44,7 @@ pub fn run(data: &[u8]) {
         fill(&mut words, source.word());
     }
     let changed = mode & NONSENSE != 0 || change(&mut words, &mut source);
-    let origin = if changed || mode & IN_GOOD_ORDER == 0 { Origin::Stranger } else { Origin::Own };
+    let origin = if changed || mode & IN_GOOD_ORDER == 0 { Origin::Stranger(&SAME) } else { Origin::Own };
     if mode & INDEX_ALONE != 0 {
         return alone(words, origin, changed, &mut source);
     }
@@ -146,14 +149,19 @@ fn prints() -> Fingerprinter {
     Fingerprinter::new(&engine::config(true).key)
 }
 
-fn resume(words: Vec<u32>, origin: Origin) -> Option<Index> {
+fn resume(words: Vec<u32>, origin: Origin<'_>) -> Option<Index> {
     let config = engine::config(true);
-    CacheIndex::resume(words, origin, config.disks, config.seed, prints().zero()).ok()
+    let mut index = CacheIndex::resume(words, origin, config.disks, config.seed, prints().zero()).ok()?;
+    match index.disk_state(DISK) {
+        DiskState::Absent => index.take_up_disk(DISK, DISK_BYTES_MAX),
+        DiskState::Present { .. } | DiskState::Leaving => {}
+    }
+    Some(index)
 }
 
 /// Checks that a closed index resumes unchanged, whether it is trusted or rebuilt.
 fn come_back(closed: &Index) {
-    for origin in [Origin::Own, Origin::Stranger] {
+    for origin in [Origin::Own, Origin::Stranger(&SAME)] {
         let again = resume(closed.words().clone(), origin).unwrap();
         check(&again);
         assert_eq!(again.slot_counts(), closed.slot_counts(), "{origin:?}");
@@ -188,7 +196,7 @@ fn fill_up(mut index: Index) {
 }
 
 /// Tests the index without an engine, which would shield it from some operations.
-fn alone(words: Vec<u32>, origin: Origin, changed: bool, source: &mut Source) {
+fn alone(words: Vec<u32>, origin: Origin<'_>, changed: bool, source: &mut Source) {
     let Some(mut index) = resume(words, origin) else { return assert!(changed) };
     check(&index);
     // As at the first connection: the rest of the log is not looked at again.
@@ -327,12 +335,13 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let operations: Vec<u8> =
         (0..16).flat_map(|kind| [kind, 1 + kind % 5, kind, 4, 2, kind, 5, 1, kind, 3, 1 + kind % 4]).collect();
     let index = |mode: u8, changes: &[u8]| [&[mode | INDEX_ALONE, 0], changes, &[0], &operations].concat();
-    // The capacity; the queue's first; a slot's next; a node's chain.
+    // The capacity; the queue's first; a slot's next; a word of a hash table.
     let changes = [4, 0, 9, 0, 0, 200, 0, 10, 0, 0, 3, 3, 91, 0, 0, 0, 1, 0, 0, 0, 4, 160, 0, 0, 0];
     // A node, and a slot, that exist twice.
-    let nodes_at = u8::try_from(LOG_AT + LOG_SHOWN + 9 * 7 + 1).unwrap();
     let slots_at = u8::try_from(LOG_AT + LOG_SHOWN).unwrap();
-    let twice = [nodes_at, slots_at].map(|at| [[7, at + 35, 0, at, 0], [7, at + 42, 0, at + 14, 0]].concat());
+    let nodes_at = slots_at + 66;
+    let twice = [(nodes_at, 5), (slots_at, 6)]
+        .map(|(at, size)| [[7, at + 5 * size, 0, at, 0], [7, at + 6 * size, 0, at + 2 * size, 0]].concat());
     let twice = [&[4], &twice.concat()[..]].concat();
     vec![
         again(0, &twice),

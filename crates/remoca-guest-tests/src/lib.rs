@@ -5,12 +5,15 @@
 //! sends commands to the VM process over its control socket, as an operator would.
 
 pub mod correctness;
+pub mod documents;
 pub mod file_systems;
+pub mod installed;
 pub mod liar;
 pub mod soak;
 pub mod suites;
 
 use remoca_io::control;
+use remoca_io::fake_manager::FakeManager;
 use remoca_lab::store::{Nbdkit, NbdkitConfig};
 use remoca_lab::{Disk, Guest, GuestConfig, Lab, Qmp, Service, program};
 use remoca_protocol::control::{Command as Ask, Reply, Status};
@@ -80,6 +83,7 @@ pub struct Host {
     process: Option<Service>,
     names: Vec<&'static str>,
     has_port: bool,
+    manager: Option<FakeManager>,
 }
 
 impl Host {
@@ -96,12 +100,23 @@ impl Host {
             process: None,
             names: Vec::new(),
             has_port: true,
+            manager: None,
         })
     }
 
     /// Makes all later VM processes start without an eviction port, because the guest has no agent.
     pub fn without_port(&mut self) {
         self.has_port = false;
+    }
+
+    /// Makes all later VM processes services of a manager that keeps their connections, as systemd does.
+    pub fn keep_connections(&mut self) {
+        self.manager = Some(FakeManager::start());
+    }
+
+    /// Returns that manager, or an error if there is none.
+    pub fn manager(&self) -> Result<&FakeManager> {
+        self.manager.as_ref().ok_or_else(|| "there is no service manager".into())
     }
 
     /// Makes all later processes run another build of `remoca`.
@@ -151,7 +166,19 @@ impl Host {
 
     /// Starts the VM process with these disks, a cache of size `cache`, and an eviction port if the host has one.
     pub fn start_process(&mut self, images: &[Image], cache: &str, more: &[&str]) -> Result<()> {
-        let mut command = Command::new(&self.program);
+        let mut process = self.launch(images, cache, more)?;
+        process.wait_for_socket(&self.path("vm.ctl"), LIMIT)?;
+        self.process = Some(process);
+        self.names = images.iter().map(|image| image.name).collect();
+        Ok(())
+    }
+
+    /// Starts the VM process as [`Self::start_process`] does, and does not wait until it serves.
+    pub fn launch(&self, images: &[Image], cache: &str, more: &[&str]) -> Result<Service> {
+        let mut command = match &self.manager {
+            Some(manager) => manager.service(&self.program),
+            None => Command::new(&self.program),
+        };
         command.arg("disk").args(["--name", "vm", "--cache", cache]);
         if self.has_port {
             command.arg("--port").arg(self.socket("port"));
@@ -168,11 +195,7 @@ impl Host {
         command.args(more);
         // A killed process left its control socket behind. The wait below is for the new one.
         let _ = std::fs::remove_file(self.path("vm.ctl"));
-        let mut process = Service::start("remoca disk", command, &self.path("disk.log"))?;
-        process.wait_for_socket(&self.path("vm.ctl"), LIMIT)?;
-        self.process = Some(process);
-        self.names = images.iter().map(|image| image.name).collect();
-        Ok(())
+        Ok(Service::start("remoca disk", command, &self.path("disk.log"))?)
     }
 
     /// Ends the VM process with SIGTERM, as an operator would.

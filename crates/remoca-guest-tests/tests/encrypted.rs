@@ -7,6 +7,7 @@ use remoca_lab::{Lab, store};
 const CREATE: &str = "remoca-workload create --files 4 --file-size 64M";
 
 #[test]
+#[ignore = "long: cargo xtask test-long"]
 fn where_nothing_matches_the_agent_all_but_stops() -> Result<()> {
     let lab = Lab::open()?;
     let mut host = Host::new(remoca()?, "512M")?;

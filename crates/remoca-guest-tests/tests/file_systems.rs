@@ -25,6 +25,7 @@ fn xfs_with_large_folios_on_linux_6_12() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test-long"]
 fn btrfs_on_linux_6_1() -> Result<()> {
     check(Kernel::Linux6_1, &BTRFS).map(drop)
 }

@@ -1,42 +1,34 @@
 //! The Debian packages, installed in a guest with systemd: the agent's with one command, before there is a port; the
 //! host's as well. They are upgraded, removed and purged while in use.
 
+use remoca_guest_tests::installed::{
+    FrontEnd, assert_active, kill_quiet, packages, process_of, property, runs_programs_of_here, wait_until_kept,
+    wait_until_nothing_is_kept,
+};
 use remoca_guest_tests::{Host, Image, LIMIT, Result, attach, remoca};
 use remoca_lab::{Guest, Lab, Recipe, store};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Builds both packages in a new folder.
-fn packages(folder: &Path) -> Result<[PathBuf; 2]> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(["xtask", "dist", "--profile", "dev", "--out"]).arg(folder);
-    let made = command.output()?;
-    if !made.status.success() {
-        return Err(format!("cargo xtask dist: {}", String::from_utf8_lossy(&made.stderr)).into());
+/// Expects manual pages and completions in both packages.
+fn expect_manuals(packages: &[PathBuf; 2]) -> Result<()> {
+    let files = [
+        ["man/man1/remoca.1.gz", "man1/remoca-disk.1.gz", "completions/remoca", "_remoca", "remoca.fish"],
+        [
+            "man/man1/remoca-agent.1.gz",
+            "man1/remoca-agent-check.1.gz",
+            "completions/remoca-agent",
+            "_remoca-agent",
+            "remoca-agent.fish",
+        ],
+    ];
+    for (package, files) in packages.iter().zip(files) {
+        let listed = Command::new("dpkg-deb").arg("--contents").arg(package).output()?;
+        let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+        for file in files {
+            assert!(listed.contains(&format!("/{file}\n")), "{file} is not in {listed}");
+        }
     }
-    let find = |prefix: &str| {
-        let mut paths = std::fs::read_dir(folder)?.filter_map(|entry| Some(entry.ok()?.path()));
-        let found = paths.find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix)));
-        found.ok_or_else(|| std::io::Error::other(format!("there is no package {prefix}")))
-    };
-    let host = find("remoca_")?;
-    let listed = Command::new("dpkg-deb").arg("--contents").arg(&host).output()?;
-    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
-    for file in ["man/man1/remoca.1.gz", "man1/remoca-disk.1.gz", "completions/remoca", "_remoca", "remoca.fish"] {
-        assert!(listed.contains(&format!("/{file}\n")), "{file} is not in {listed}");
-    }
-    Ok([host, find("remoca-agent_")?])
-}
-
-/// Returns the process ID of a unit, or 0 if it has no process.
-fn process_of(guest: &mut Guest, unit: &str) -> Result<u32> {
-    Ok(guest.run(&format!("systemctl show --property MainPID --value {unit}"), LIMIT)?.trim().parse()?)
-}
-
-/// Returns an error with the unit's journal unless the unit is active.
-fn assert_active(guest: &mut Guest, unit: &str) -> Result<()> {
-    guest.run(&format!("systemctl is-active {unit} || {{ journalctl --no-pager -u {unit}; exit 1; }}"), LIMIT)?;
     Ok(())
 }
 
@@ -139,6 +131,99 @@ fn confined_disk(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
+/// Runs units as a former package had them, with files of arguments, and installs the package over it. Running processes stay;
+/// after a kill they run by what their files were converted to, or by the files if that cannot be. A front end that never
+/// connects again goes through all of it.
+fn former_units_are_converted(guest: &mut Guest) -> Result<()> {
+    const UNITS: [&str; 3] = ["remoca-serve", "remoca-disk@web1", "remoca-disk@odd"];
+    let former = |command: &str, file: &str, variable: &str| {
+        format!(
+            "s|^AssertPathExists=.*|AssertPathExists=/etc/remoca/{file}.env|;\
+             s|^ExecStart=.*|EnvironmentFile=/etc/remoca/{file}.env\\nExecStart=/usr/bin/remoca {command} ${variable}|"
+        )
+    };
+    let folder = "/usr/lib/systemd/system";
+    let (disk, serve) =
+        (former("disk --name %i", "%i", "REMOCA_DISK_ARGS"), former("serve", "serve", "REMOCA_SERVE_ARGS"));
+    guest.run(
+        &format!(
+            "cd {folder} && sed -i '{disk}' remoca-disk@.service && sed -i '{serve}' remoca-serve.service && \
+             rmdir /etc/remoca/vms && systemctl daemon-reload"
+        ),
+        LIMIT,
+    )?;
+    // An image of another user, a block device, and a group that root is not in.
+    let web1 = "REMOCA_DISK_ARGS=--server unix:/run/remoca-serve/s --cache 8M --socket-group mail \
+                --disk image=/tmp/web1.img,socket=/run/remoca/web1.sock --port /run/remoca/web1-port.sock \
+                --nbd unix:/run/remoca/web1.nbd \
+                --disk image=/srv/data.img,name=data --disk image=/dev/loop0,name=block";
+    let odd = "REMOCA_LOG=info\nREMOCA_DISK_ARGS=--image /srv/odd.img --socket /run/remoca/odd.sock";
+    let images = "truncate -s 16M /tmp/web1.img && truncate -s 64M /srv/data.img /srv/block.img /srv/odd.img && chown nobody /srv/data.img && \
+                  chmod 600 /srv/data.img && modprobe loop && modprobe nbd && losetup /dev/loop0 /srv/block.img";
+    let serve = "REMOCA_SERVE_ARGS=--listen unix:/run/remoca-serve/s --memory 16M";
+    let files = format!(
+        "cd /etc/remoca && echo '{web1}' > web1.env && printf '{odd}\\n' > odd.env && echo '{serve}' > serve.env"
+    );
+    guest.run(&format!("{images} && {files} && systemctl start {}", UNITS.join(" ")), LIMIT)?;
+    for unit in UNITS {
+        assert_active(guest, unit)?;
+    }
+    let former = UNITS.map(|unit| process_of(guest, unit)).into_iter().collect::<Result<Vec<_>>>()?;
+    let front_end = FrontEnd::start(guest, "web1", "")?;
+
+    let said = guest.run("dpkg -i /payload/remoca.deb 2>&1", LIMIT)?;
+    for words in ["web1.env: converted", "serve.env: converted", "REMOCA_LOG has no place", "remoca-disk@odd goes on"] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    let now = UNITS.map(|unit| process_of(guest, unit)).into_iter().collect::<Result<Vec<_>>>()?;
+    assert_eq!(now, former, "an installation restarts nothing");
+    guest.run(
+        "remoca config check && cd /etc/remoca && test -e odd.env && ! test -e web1.env && ! test -e serve.env",
+        LIMIT,
+    )?;
+    // The same process, by its file from now on.
+    let upgraded = guest.run("systemctl reload remoca-disk@web1 && remoca config show web1 --origin", LIMIT)?;
+    assert!(upgraded.contains("cache = \"8M\"    # /etc/remoca/vms/web1.toml:"), "{upgraded}");
+    assert_eq!(process_of(guest, UNITS[1])?, former[1]);
+    wait_until_kept(guest, "web1")?;
+    let kept = property(guest, UNITS[1], "NFileDescriptorStore")?;
+
+    let units = UNITS.join(" ");
+    guest.run(&format!("systemctl kill --signal=KILL {units}"), LIMIT)?;
+    let answers = "remoca status web1 > /dev/null && remoca status odd > /dev/null";
+    guest.run(&format!("for i in $(seq 200); do {answers} && exit 0; sleep 0.1; done; exit 1"), LIMIT)?;
+    let line = |process: u32| format!("tr '\\0' ' ' < /proc/{process}/cmdline");
+    let web1 = process_of(guest, UNITS[1])?;
+    assert_eq!(guest.run(&line(web1), LIMIT)?.trim(), "/usr/bin/remoca disk --name web1");
+    let odd = process_of(guest, UNITS[2])?;
+    assert!(guest.run(&line(odd), LIMIT)?.contains("--image /srv/odd.img"));
+    kill_quiet(guest, "web1")?;
+    wait_until_kept(guest, "web1")?;
+    kill_quiet(guest, "web1")?;
+    wait_until_kept(guest, "web1")?;
+    assert_eq!(property(guest, UNITS[1], "NFileDescriptorStore")?, kept);
+    println!("{}", front_end.finish(guest)?);
+    wait_until_nothing_is_kept(guest, "web1")?;
+    guest.run("systemctl stop remoca-disk@odd && rm -r /etc/systemd/system/remoca-disk@odd.service.d", LIMIT)?;
+
+    // A disk whose image is gone is not tried five times a second: its unit has failed at once, and says why.
+    let missing = "version = 1\n[[disk]]\nname = \"root\"\nimage = \"/srv/none.img\"\nformat = \"raw\"\nsocket = \"/run/remoca/n.sock\"";
+    guest.run(
+        &format!("printf '{missing}\\n' > /etc/remoca/vms/none.toml; ! systemctl start remoca-disk@none 2> /dev/null"),
+        LIMIT,
+    )?;
+    let state = guest.run("systemctl show --property ActiveState,NRestarts,ExecMainStatus remoca-disk@none", LIMIT)?;
+    for words in ["ActiveState=failed", "NRestarts=0", "ExecMainStatus=66"] {
+        assert!(state.contains(words), "{words}: {state}");
+    }
+    guest.run("journalctl --unit remoca-disk@none | grep -q 'not tried again'", LIMIT)?;
+    guest.run(
+        "systemctl reset-failed && rm /etc/remoca/vms/none.toml /etc/remoca/odd.env && systemctl daemon-reload",
+        LIMIT,
+    )?;
+    Ok(())
+}
+
 fn host_package(guest: &mut Guest) -> Result<()> {
     guest.run("apt-get install --yes /payload/remoca.deb 2>&1 && remoca --help", LIMIT)?;
     let units = "/usr/lib/systemd/system/remoca-serve.service /usr/lib/systemd/system/remoca-disk@web1.service";
@@ -146,21 +231,7 @@ fn host_package(guest: &mut Guest) -> Result<()> {
     assert_eq!(verified, "");
     assert_eq!(process_of(guest, "remoca-serve")?, 0, "nobody has said yet how much memory to give");
 
-    let serve = "echo 'REMOCA_SERVE_ARGS=--listen unix:/run/remoca-serve/s --memory 16M' >> /etc/remoca/serve.env";
-    guest.run(&format!("{serve}; systemctl enable --now remoca-serve"), LIMIT)?;
-    // An image of another user, a block device, and a group that root is not in.
-    let disk = "REMOCA_DISK_ARGS=--server unix:/run/remoca-serve/s --cache 8M --socket-group mail \
-                --disk image=/tmp/web1.img,socket=/run/remoca/web1.sock --nbd unix:/run/remoca/web1.nbd \
-                --disk image=/srv/data.img,name=data --disk image=/dev/loop0,name=block";
-    let images = "truncate -s 64M /tmp/web1.img /srv/data.img /srv/block.img && chown nobody /srv/data.img && \
-                  chmod 600 /srv/data.img && modprobe loop && modprobe nbd && losetup /dev/loop0 /srv/block.img";
-    guest.run(&format!("{images} && echo '{disk}' > /etc/remoca/web1.env"), LIMIT)?;
-    guest.run("systemctl start remoca-disk@web1", LIMIT)?;
-    for unit in ["remoca-serve", "remoca-disk@web1"] {
-        assert_active(guest, unit)?;
-    }
-    guest.run("for i in $(seq 100); do remoca status | grep web1 && exit 0; sleep 0.1; done; exit 1", LIMIT)?;
-
+    former_units_are_converted(guest)?;
     confined_disk(guest)?;
 
     let former = [process_of(guest, "remoca-serve")?, process_of(guest, "remoca-disk@web1")?];
@@ -183,19 +254,12 @@ fn host_package(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// Returns the versions of the C library of this machine and of the guest.
-fn libc_versions(guest: &mut Guest) -> Result<[Vec<u32>; 2]> {
-    const ASK: &str = "getconf GNU_LIBC_VERSION";
-    let here = Command::new("sh").args(["-c", ASK]).output()?;
-    let texts = [String::from_utf8_lossy(&here.stdout).into_owned(), guest.run(ASK, LIMIT)?];
-    Ok(texts.map(|text| text.split([' ', '.', '\n']).filter_map(|part| part.parse().ok()).collect()))
-}
-
 #[test]
 fn a_package_brings_a_working_agent_with_one_command() -> Result<()> {
     let lab = Lab::open()?;
     let mut host = Host::new(remoca()?, "256M")?;
     let packed = packages(&host.folder().join("packages"))?;
+    expect_manuals(&packed)?;
     for (one, other) in packed.iter().zip(packages(&host.folder().join("again"))?) {
         assert!(std::fs::read(one)? == std::fs::read(other)?, "{} is not reproducible", one.display());
     }
@@ -210,6 +274,7 @@ fn a_package_brings_a_working_agent_with_one_command() -> Result<()> {
     config.disks.retain(|disk| disk.serial == "data");
     config.payload.retain(|(name, _)| name != "remoca-agent");
     config = config.payload("remoca.deb", &packed[0]).payload("remoca-agent.deb", &packed[1]);
+    config = config.payload("front-end", Path::new(env!("CARGO_BIN_EXE_front-end")));
     config.qemu_args.extend(["-device".to_owned(), "pcie-root-port,id=slot0,chassis=7".to_owned()]);
     config.recipe = Recipe::bookworm_with_systemd();
     let mut guest = config.boot(&lab)?;
@@ -226,8 +291,7 @@ fn a_package_brings_a_working_agent_with_one_command() -> Result<()> {
     })?;
     upgrade_and_remove_the_agent(&mut guest)?;
 
-    let [here, there] = libc_versions(&mut guest)?;
-    if here <= there {
+    if runs_programs_of_here(&mut guest)? {
         come_and_go_without_systemd(&mut guest, "remoca")?;
         host_package(&mut guest)?;
     } else {

@@ -7,6 +7,9 @@
 pub mod address;
 pub mod buffer;
 pub mod control;
+pub mod descriptor_store;
+#[cfg(any(test, feature = "testing"))]
+pub mod fake_manager;
 pub mod handover;
 pub mod key;
 pub mod lock;

@@ -2,10 +2,10 @@
 //!
 //! `--kill-at PLACE:N` makes the process send itself SIGKILL when it passes a place for the N-th time. Such places are
 //! moments between two stores or two system calls that a kill from outside would hit once in a million. With
-//! `--panic-at PLACE:N` it panics there.
+//! `--panic-at PLACE:N` it panics there. With `--hold-at PLACE:FILE` the thread waits there as long as the file exists.
 
 /// The narrow places.
-pub const PLACES: [&str; 15] = [
+pub const PLACES: [&str; 23] = [
     // A batch of completions is linked into the in-flight record; the guest sees it; one of its marks is cleared.
     "publish-begun",
     "publish-seen",
@@ -20,21 +20,35 @@ pub const PLACES: [&str; 15] = [
     // A front end connected (again); one of its requests is being repeated.
     "queue-recovered",
     "request-repeated",
+    // A message of a hypervisor can be read; it is answered; what it changed outlives this process, where that is kept.
+    "message-begun",
+    "message-answered",
+    "message-kept",
     // A connection to a memory server became the session.
     "session-begun",
     // Nothing is in flight; the description is written; the new program has read it; it has opened everything.
     "handover-drained",
     "handover-described",
     "handover-received",
+    // The index of a former process is found, and not used yet.
+    "index-found",
     "handover-opened",
+    // What was known of a disk that goes is void, its record is not; each disk has its number, those that came no record.
+    "disk-forgotten",
+    "disk-numbered",
+    // The state file has the size of an image that has grown; the engine knows it, the guest does not.
+    "size-recorded",
+    "size-followed",
 ];
 
 #[cfg(feature = "ablation")]
 mod armed {
+    use std::path::PathBuf;
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     static ARMED: OnceLock<Armed> = OnceLock::new();
+    static HELD: OnceLock<(String, PathBuf)> = OnceLock::new();
 
     struct Armed {
         place: String,
@@ -61,8 +75,23 @@ mod armed {
         ARMED.set(armed).map_err(|_| "a process dies once".into())
     }
 
-    /// Counts a passage of `place` if it is armed. Ends the process at the armed passage.
+    /// Makes threads wait at `place` as long as `file` exists.
+    ///
+    /// # Errors
+    /// If there is no such place, or one was set before.
+    pub fn hold_at(place: &str, file: PathBuf) -> Result<(), String> {
+        if !super::PLACES.contains(&place) {
+            return Err(format!("no place `{place}`; places are {}", super::PLACES.join(", ")));
+        }
+        HELD.set((place.to_owned(), file)).map_err(|_| "a process is held at one place".into())
+    }
+
+    /// Waits at `place` if threads are held there. Counts a passage of `place` if it is armed. Ends the process at the
+    /// armed passage.
     pub fn passes(place: &str) {
+        while HELD.get().is_some_and(|(held, file)| held == place && file.exists()) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
         if let Some(armed) = ARMED.get()
             && armed.place == place
             && armed.left.fetch_sub(1, Ordering::Relaxed) == 1
@@ -79,7 +108,7 @@ mod armed {
 }
 
 #[cfg(feature = "ablation")]
-pub use armed::{End, end_at, passes};
+pub use armed::{End, end_at, hold_at, passes};
 
 /// Does nothing. Only a build with the feature `ablation` counts passages.
 #[cfg(not(feature = "ablation"))]

@@ -37,7 +37,9 @@ impl ServiceManager {
         let is_for_us = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
         let patience = number("WATCHDOG_USEC").filter(|usec| is_for_us && *usec > 0).map(Duration::from_micros);
         let socket = variable("NOTIFY_SOCKET").and_then(|name| {
-            connect(&name).inspect_err(|error| tracing::warn!("no way to the service manager: {error}")).ok()
+            connect(&name, SocketFlags::NONBLOCK)
+                .inspect_err(|error| tracing::warn!("no way to the service manager: {error}"))
+                .ok()
         });
         Self { patience: patience.filter(|_| socket.is_some()), socket, ..Self::default() }
     }
@@ -114,12 +116,13 @@ impl ServiceManager {
     }
 }
 
-fn connect(name: &OsStr) -> io::Result<(OwnedFd, SocketAddrUnix)> {
+/// Returns a socket for messages to the manager, and the manager's address.
+pub(crate) fn connect(name: &OsStr, flags: SocketFlags) -> io::Result<(OwnedFd, SocketAddrUnix)> {
     let address = match name.as_bytes() {
         [b'@', name @ ..] => SocketAddrUnix::new_abstract_name(name)?,
         path => SocketAddrUnix::new(path)?,
     };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let flags = flags | SocketFlags::CLOEXEC;
     Ok((socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?, address))
 }
 
@@ -133,7 +136,7 @@ mod tests {
         let path = folder.path().join("notify");
         let theirs = UnixDatagram::bind(&path).unwrap();
         theirs.set_nonblocking(true).unwrap();
-        let socket = Some(connect(path.as_os_str()).unwrap());
+        let socket = Some(connect(path.as_os_str(), SocketFlags::NONBLOCK).unwrap());
         (ServiceManager { socket, patience, ..ServiceManager::default() }, theirs, folder)
     }
 

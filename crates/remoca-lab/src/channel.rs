@@ -115,10 +115,6 @@ impl Channel {
         self.shared.lock().hello_count
     }
 
-    pub fn wait_for_close(&self, limit: Duration) -> Result<(), Failure> {
-        self.shared.wait(limit, |state| state.closed.then_some(Ok(())))
-    }
-
     pub fn start(&self, kind: Kind, payload: &[u8]) -> io::Result<Job> {
         let id = {
             let mut state = self.shared.lock();
@@ -308,7 +304,6 @@ mod tests {
         assert_eq!(job.output(LIMIT), Err(Failure::Closed));
         assert_eq!(channel.wait_for_hello(0, LIMIT), Ok(1));
         drop(guest);
-        assert_eq!(channel.wait_for_close(LIMIT), Ok(()));
         assert_eq!(channel.wait_for_hello(1, LIMIT), Err(Failure::Closed));
     }
 }

@@ -6,7 +6,6 @@
 use std::{
     fmt::Display,
     fs::{self, File},
-    io,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::Child,
@@ -22,6 +21,7 @@ use crate::{
     frame::Kind,
     image::{Image, Recipe},
     lab::Lab,
+    machine::Machine,
     migration::{self, Incoming, Relay},
     program, qemu,
     qmp::Qmp,
@@ -148,8 +148,8 @@ impl GuestConfig {
         self
     }
 
-    /// Boots the guest, and waits until it accepts jobs. The first boot with a recipe builds its image.
-    pub fn boot(mut self, lab: &Lab) -> Result<Guest> {
+    /// Makes what a QEMU is started with, and a folder of logs. The root is a throw-away layer.
+    pub(crate) fn prepare(mut self, lab: &Lab) -> Result<(Parts, PathBuf, File)> {
         let image = Image::ensure(lab, &self.recipe)?;
         let accelerator =
             if self.count_instructions { Accelerator::Tcg } else { Accelerator::of_this_machine(lab, &image)? };
@@ -159,11 +159,18 @@ impl GuestConfig {
         let payload = folder.join("payload.img");
         store::image_of_files(&payload, &self.payload)?;
 
-        let root =
-            if self.migratable { migration::own_root(&image, &folder)? } else { qemu::throw_away(&image.root()) };
+        let root = qemu::throw_away(&image.root());
+        Ok((Parts { config: self, image, accelerator, root, payload }, folder, lock))
+    }
+
+    /// Boots the guest, and waits until it accepts jobs. The first boot with a recipe builds its image.
+    pub fn boot(self, lab: &Lab) -> Result<Guest> {
+        let (mut parts, folder, lock) = self.prepare(lab)?;
+        if parts.config.migratable {
+            parts.root = migration::own_root(&parts.image, &folder)?;
+        }
         let jobs_log = File::create(folder.join("jobs.log")).context_path("creating a log in", &folder)?;
-        let boot_limit = self.boot_limit;
-        let parts = Parts { config: self, image, accelerator, root, payload };
+        let boot_limit = parts.config.boot_limit;
         let started = Instant::now();
         let Qemu { child, console, port, monitor, far_port } = Qemu::start(&parts, &folder, 0)?;
         let guest = Guest {
@@ -173,7 +180,7 @@ impl GuestConfig {
             name: parts.config.name.clone(),
             relay: far_port.map(Relay::Waiting),
             folder,
-            child,
+            machine: Machine::Process(child),
             started,
             parts,
             qemu_count: 1,
@@ -225,17 +232,17 @@ impl Qemu {
 /// A running guest. Killed when dropped.
 #[derive(Debug)]
 pub struct Guest {
-    name: String,
-    folder: PathBuf,
-    child: Child,
-    console: Console,
-    channel: Channel,
-    monitor: Option<UnixStream>,
-    relay: Option<Relay>,
-    parts: Parts,
-    qemu_count: u32,
-    started: Instant,
-    _lock: File,
+    pub(crate) name: String,
+    pub(crate) folder: PathBuf,
+    pub(crate) machine: Machine,
+    pub(crate) console: Console,
+    pub(crate) channel: Channel,
+    pub(crate) monitor: Option<UnixStream>,
+    pub(crate) relay: Option<Relay>,
+    pub(crate) parts: Parts,
+    pub(crate) qemu_count: u32,
+    pub(crate) started: Instant,
+    pub(crate) _lock: File,
 }
 
 impl Guest {
@@ -244,9 +251,12 @@ impl Guest {
         &self.folder
     }
 
-    /// Returns the process ID of the guest's QEMU.
+    /// Returns the process ID of the guest's QEMU, or 0 for a domain of libvirt.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        match &self.machine {
+            Machine::Process(child) => child.id(),
+            Machine::Domain(_) => 0,
+        }
     }
 
     /// Returns the time since QEMU was started.
@@ -288,7 +298,7 @@ impl Guest {
         // In this order: if a QEMU ends before another one has replaced it, the port also ends.
         self.relay = Some(relay.switch(qemu.port)?);
         self.kill()?;
-        (self.child, self.console, self.monitor) = (qemu.child, qemu.console, None);
+        (self.machine, self.console, self.monitor) = (Machine::Process(qemu.child), qemu.console, None);
         self.parts.config = incoming.config.clone();
         Ok(qmp)
     }
@@ -369,6 +379,13 @@ impl Guest {
         self.wait_for_boot(seen_count, limit)
     }
 
+    /// Has something else reboot the guest, and waits until it accepts jobs again.
+    pub fn rebooted_by(self, reboot: impl FnOnce() -> Result<()>, limit: Duration) -> Result<Guest> {
+        let seen_count = self.channel.hello_count();
+        reboot()?;
+        self.wait_for_boot(seen_count, limit)
+    }
+
     /// Unmounts everything, powers off and waits for QEMU's end.
     pub fn shut_down(mut self) -> Result<()> {
         self.channel.start(Kind::PowerOff, &[]).context("asking the guest to power off")?;
@@ -378,10 +395,7 @@ impl Guest {
     /// Waits until QEMU has ended by itself.
     pub fn wait_for_end(&mut self, limit: Duration) -> Result<()> {
         let deadline = Instant::now() + limit;
-        if let Err(failure) = self.channel.wait_for_close(limit) {
-            return Err(self.failed(failure, "its end", limit));
-        }
-        while self.child.try_wait().context("waiting for QEMU")?.is_none() {
+        while !self.machine.has_ended()? {
             if Instant::now() > deadline {
                 return Err(self.failed(Failure::TimedOut, "the end of QEMU", limit));
             }
@@ -392,12 +406,10 @@ impl Guest {
 
     /// Kills QEMU, like pulling the plug.
     pub fn kill(&mut self) -> Result<()> {
-        self.child.kill().context("killing QEMU")?;
-        self.child.wait().context("waiting for QEMU")?;
-        Ok(())
+        self.machine.kill()
     }
 
-    fn wait_for_boot(mut self, seen_count: u32, limit: Duration) -> Result<Guest> {
+    pub(crate) fn wait_for_boot(mut self, seen_count: u32, limit: Duration) -> Result<Guest> {
         match self.channel.wait_for_hello(seen_count, limit) {
             Ok(_) => Ok(self),
             Err(failure) => Err(self.failed(failure, "its boot", limit)),
@@ -435,9 +447,13 @@ impl Guest {
 impl Drop for Guest {
     fn drop(&mut self) {
         // QEMU may have ended already.
-        let _: io::Result<()> = self.child.kill();
-        let _ = self.child.wait();
-        // The payload is the one large file of the folder; the logs stay.
-        let _ = fs::remove_file(self.folder.join("payload.img"));
+        let _ = self.machine.kill();
+        if let Machine::Domain(domain) = &self.machine {
+            domain.forget();
+        }
+        // The large files of the folder; the logs stay.
+        for name in ["payload.img", "root.qcow2"] {
+            let _ = fs::remove_file(self.folder.join(name));
+        }
     }
 }

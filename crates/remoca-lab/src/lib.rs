@@ -2,7 +2,7 @@
 //!
 //! [`Lab`] names the places (cache, logs), [`Image`] builds and caches a guest image from Debian packages,
 //! [`GuestConfig`] boots it under QEMU, [`Guest`] runs jobs in it and fetches results, [`Service`] runs a daemon next
-//! to it, [`store`] makes disks and slow disks, [`program`] builds programs that run in any guest. Used by tests, by
+//! to it, [`Libvirt`] a libvirtd, [`store`] makes disks and slow disks, [`program`] builds programs that run in any guest. Used by tests, by
 //! the demonstration and by the `remoca-lab` program; uses mmdebstrap, QEMU, nbdkit, e2fsprogs.
 //!
 //! 1. Every guest and daemon ends when this process ends, however it ends.
@@ -21,6 +21,8 @@ pub mod frame;
 mod guest;
 mod image;
 mod lab;
+mod libvirt;
+mod machine;
 mod migration;
 mod mirror;
 pub mod program;
@@ -37,6 +39,7 @@ pub use error::{Error, Result};
 pub use guest::{Disk, DiskSource, Guest, GuestConfig};
 pub use image::{Image, Recipe};
 pub use lab::Lab;
+pub use libvirt::{DomainXml, Libvirt};
 pub use migration::Incoming;
 pub use qmp::Qmp;
 pub use service::Service;

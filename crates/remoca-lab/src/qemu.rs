@@ -73,7 +73,7 @@ pub(crate) fn command(parts: &Parts, port: &UnixStream, monitor: &UnixStream) ->
     command
 }
 
-fn kernel_command_line(config: &GuestConfig, accelerator: Accelerator) -> String {
+pub(crate) fn kernel_command_line(config: &GuestConfig, accelerator: Accelerator) -> String {
     let clock = match accelerator {
         Accelerator::Kvm => None,
         Accelerator::Tcg if config.count_instructions => Some(clock::INSTRUCTION_KHZ),

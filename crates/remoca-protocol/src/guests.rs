@@ -25,6 +25,22 @@ impl<F> Default for Guests<F> {
     }
 }
 
+/// What a device offers to guests that connect to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Offer {
+    /// Virtio features.
+    pub features: u64,
+    /// Features of the vhost-user protocol.
+    pub protocol_features: u64,
+    /// Maximum number of queues.
+    pub queues: u16,
+    /// Unit of requests, in bytes.
+    pub sector: u32,
+    /// Transmission flags of an NBD export.
+    pub nbd_flags: u16,
+}
+
 /// Connection of a vhost-user front end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrontEnd<F> {
@@ -33,11 +49,22 @@ pub struct FrontEnd<F> {
     pub features: Option<u64>,
     /// Protocol features that the front end set. `None` if it has not set any yet.
     pub protocol_features: Option<u64>,
+    /// What was offered when it connected. Descriptions of older programs lack this field.
+    #[serde(default)]
+    pub offered: Option<Offer>,
     pub memory: Vec<MemoryRegion<F>>,
     /// Record of the requests in flight.
     pub record: Option<InflightRecord<F>>,
     /// Log of the pages that are written while the VM migrates.
     pub log: Option<PageLog<F>>,
+    /// Socket on which the front end is told that the configuration has changed. Descriptions of older programs lack this
+    /// field.
+    #[serde(default = "none")]
+    pub channel: Option<F>,
+    /// Size of the disk that the front end knows, in bytes; 0 if that is not certain. Descriptions of older programs lack
+    /// this field.
+    #[serde(default)]
+    pub told_bytes: Option<u64>,
     pub queues: Vec<Queue<F>>,
 }
 
@@ -100,6 +127,9 @@ pub struct RingAddresses {
 pub struct NbdClient<F> {
     pub socket: F,
     pub structured_replies: bool,
+    /// What it was told when it chose the export. Descriptions of older programs lack this field.
+    #[serde(default)]
+    pub offered: Option<Offer>,
     /// File with the following bytes, one after the other. `None` if there are none.
     pub bytes: Option<F>,
     /// Number of bytes that were received and not parsed.
@@ -108,6 +138,9 @@ pub struct NbdClient<F> {
     pub to_send: u64,
     /// Request that has not been received, or not been executed, completely.
     pub begun: Option<BegunRequest>,
+    /// Size of the export that the client was told, in bytes. Descriptions of older programs lack this field.
+    #[serde(default)]
+    pub told_bytes: Option<u64>,
 }
 
 /// Rest of a request of an NBD client.
@@ -122,7 +155,22 @@ pub enum BegunRequest {
     Read { cookie: u64, start: u64, end: u64, in_one: bool, error: Option<i32> },
 }
 
+impl Offer {
+    /// Returns whether this offer has anything that `former` had not.
+    #[must_use]
+    pub fn adds_to(&self, former: &Self) -> bool {
+        self.features & !former.features != 0
+            || self.protocol_features & !former.protocol_features != 0
+            || self.nbd_flags & !former.nbd_flags != 0
+    }
+}
+
 impl<F> Guests<F> {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.front_end.is_none() && self.nbd.is_empty()
+    }
+
     /// Replaces each descriptor by what `map` returns for it.
     ///
     /// # Errors
@@ -154,7 +202,8 @@ impl<F> FrontEnd<F> {
     /// # Errors
     /// The first error of `map`.
     pub fn try_map<G, E>(self, map: &mut impl FnMut(F) -> Result<G, E>) -> Result<FrontEnd<G>, E> {
-        let Self { socket, features, protocol_features, memory, record, log, queues } = self;
+        let Self { socket, features, protocol_features, offered, memory, record, log, channel, told_bytes, queues } =
+            self;
         let socket = map(socket)?;
         let region = |MemoryRegion { file, file_offset, guest, user, bytes }| {
             Ok(MemoryRegion { file: map(file)?, file_offset, guest, user, bytes })
@@ -170,19 +219,34 @@ impl<F> FrontEnd<F> {
             Some(PageLog { file, file_offset, bytes }) => Some(PageLog { file: map(file)?, file_offset, bytes }),
             None => None,
         };
+        let channel = channel.map(&mut *map).transpose()?;
         let queue = |Queue { size, addresses, base, kick, call, error, enabled }| {
             let [kick, call, error] = [kick, call, error].map(|fd| fd.map(&mut *map).transpose());
             Ok(Queue { size, addresses, base, kick: kick?, call: call?, error: error?, enabled })
         };
         let queues = queues.into_iter().map(queue).collect::<Result<_, _>>()?;
-        Ok(FrontEnd { socket, features, protocol_features, memory, record, log, queues })
+        Ok(FrontEnd { socket, features, protocol_features, offered, memory, record, log, channel, told_bytes, queues })
     }
 }
 
 impl<F> NbdClient<F> {
     fn try_map<G, E>(self, map: &mut impl FnMut(F) -> Result<G, E>) -> Result<NbdClient<G>, E> {
-        let Self { socket, structured_replies, bytes, received, to_send, begun } = self;
+        let Self { socket, structured_replies, offered, bytes, received, to_send, begun, told_bytes } = self;
         let (socket, bytes) = (map(socket)?, bytes.map(map).transpose()?);
-        Ok(NbdClient { socket, structured_replies, bytes, received, to_send, begun })
+        Ok(NbdClient { socket, structured_replies, offered, bytes, received, to_send, begun, told_bytes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_before_is_new() {
+        let offer = Offer { features: 0x7200, nbd_flags: 0x6D, ..Offer::default() };
+        assert!(!offer.adds_to(&offer));
+        assert!(offer.adds_to(&Offer { features: 0x5200, ..offer }));
+        assert!(!Offer { features: 0x5200, ..offer }.adds_to(&offer));
+        assert!(offer.adds_to(&Offer { nbd_flags: 0, ..offer }));
     }
 }

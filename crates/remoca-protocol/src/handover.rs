@@ -10,7 +10,8 @@ use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
-/// Version of [`Description`]. A program that reads another version starts as it would after a crash.
+/// Version of [`Description`]. A program that reads another version starts as it would after a crash, so a new one drops all
+/// guests: new fields have defaults instead, and a former program ignores them.
 pub const VERSION: u32 = 2;
 /// Maximum size of a description in bytes: 4096 disks with long names fit, and hypervisors with 16 queues and 16 regions of
 /// memory that are connected to all of them.
@@ -28,6 +29,9 @@ pub struct Description {
     pub cache_pages: u32,
     pub cache_enabled: bool,
     pub servers: Vec<String>,
+    /// Hash of the options that these settings come from or differ from. Descriptions of older programs lack this field.
+    #[serde(default)]
+    pub options: Option<u64>,
     /// Locked state file, or `None` if there is none. Any other file under its name does not have the latest state of
     /// this VM.
     pub state: Option<RawFd>,
@@ -132,6 +136,12 @@ impl Description {
             VERSION => Ok(serde_json::from_slice(text)?),
             _ => Err(DescriptionError::Version(version)),
         }
+    }
+
+    /// Returns whether any guest is passed on.
+    #[must_use]
+    pub fn has_guests(&self) -> bool {
+        self.disks.iter().map(|disk| &disk.guests).chain([&self.port_guests]).any(|guests| !guests.is_empty())
     }
 
     /// Returns the numbers of all descriptors. If the description is wrong, a number may occur twice.

@@ -72,6 +72,10 @@ pub struct StateHeader {
     pub cache_pages: u32,
     pub enabled: bool,
     pub servers: Vec<Server>,
+    /// Numbers of the disks in the index, in the order in which they were offered, like everything about disks here. Empty
+    /// if they are 0, 1, ...
+    #[serde(default)]
+    pub numbers: Vec<u16>,
     /// For each disk, a stamp that tells whether its image was written since, or `None` if there is no such stamp.
     pub stamps: Vec<Option<String>>,
     /// For each disk, the errno of a failed flush, after which no flush may succeed.

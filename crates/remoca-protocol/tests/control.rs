@@ -2,7 +2,7 @@
 //! have a default value.
 
 use remoca_protocol::control::{
-    CacheStatus, DiskStatus, HedgingStatus, KnownServerStatus, Latencies, LatencySummary, MemoryStatus,
+    CacheStatus, DiskStatus, DiskTraffic, HedgingStatus, KnownServerStatus, Latencies, LatencySummary, MemoryStatus,
     MigrationStatus, NormalLatency, PortStatus, Reply, ServerStatus, Status,
 };
 use remoca_protocol::port::AgentStats;
@@ -19,19 +19,33 @@ fn disk() -> DiskStatus {
         image: "/a".into(),
         socket: "/s".into(),
         bytes: 4096,
+        shrunk_from_bytes: Some(8192),
+        guest_sees_size: true,
         read_only: false,
         store: "up".into(),
         failed_flush: Some("ENOSPC".into()),
         cold_reason: None,
         attached: true,
+        outlives_crash: true,
         swap_areas: 1,
         nbd_clients: None,
+        offers_more: true,
+        traffic: DiskTraffic { reads: 1, read_bytes: 4096, reads_from_cache: 1, writes: 2, written_bytes: 1024 },
     }
 }
 
 fn port() -> PortStatus {
     let agent = AgentStats { captured: 1, lost: 2, sampled_out: 3, written: 4, cookie: 5 };
-    PortStatus { socket: "/p".into(), attached: true, nbd_clients: Some(1), agent: Some(agent), advice: 64 }
+    PortStatus {
+        socket: "/p".into(),
+        attached: true,
+        outlives_crash: false,
+        nbd_clients: Some(1),
+        offers_more: true,
+        agent: Some(agent),
+        agent_heard_s_ago: Some(2),
+        advice: 64,
+    }
 }
 
 fn status() -> Status {
@@ -75,6 +89,7 @@ fn status() -> Status {
             guest_bytes_indexed: 5,
         },
         migration: Some(MigrationStatus { has_disks: true, incoming: None, peer: None, news: Some("n".into()) }),
+        notice: Some("a file is broken".into()),
         trace_lost: Some(6),
     }
 }
@@ -86,10 +101,12 @@ fn a_status_is_this_line() {
         r#""server":{"endpoint":"unix:/m","connected":true,"breaker":"closed","error":null},"#,
         r#""servers":[{"endpoint":"unix:/m","in_use":true,"possible_bytes":8192,"answered_s_ago":3,"error":null}],"#,
         r#""cache":{"enabled":true,"wanted_bytes":8192,"granted_bytes":4096,"used_bytes":0,"admission":"reads","hit_ratio":0.5},"#,
-        r#""disks":[{"name":"a","image":"/a","socket":"/s","bytes":4096,"read_only":false,"store":"up","#,
-        r#""failed_flush":"ENOSPC","cold_reason":null,"attached":true,"swap_areas":1,"nbd_clients":null}],"#,
-        r#""port":{"socket":"/p","attached":true,"nbd_clients":1,"#,
-        r#""agent":{"captured":1,"lost":2,"sampled_out":3,"written":4,"cookie":5},"advice":64},"#,
+        r#""disks":[{"name":"a","image":"/a","socket":"/s","bytes":4096,"shrunk_from_bytes":8192,"#,
+        r#""guest_sees_size":true,"read_only":false,"store":"up","#,
+        r#""failed_flush":"ENOSPC","cold_reason":null,"attached":true,"outlives_crash":true,"swap_areas":1,"nbd_clients":null,"offers_more":true,"#,
+        r#""traffic":{"reads":1,"read_bytes":4096,"reads_from_cache":1,"writes":2,"written_bytes":1024}}],"#,
+        r#""port":{"socket":"/p","attached":true,"outlives_crash":false,"nbd_clients":1,"offers_more":true,"#,
+        r#""agent":{"captured":1,"lost":2,"sampled_out":3,"written":4,"cookie":5},"agent_heard_s_ago":2,"advice":64},"#,
         r#""counters":{"hits":3},"#,
         r#""latency":{"read":LATENCY,"read_from_cache":LATENCY,"read_from_disk":LATENCY,"write":LATENCY},"#,
         r#""hedging":{"late_after_us":100.0,"disk":{"p50_us":1.5,"p99_us":9.5},"server":null},"#,
@@ -111,6 +128,9 @@ fn what_a_former_version_did_not_say_has_a_value() {
         r#""started":"warm","cold_reason":null,"#,
         r#""failed_flush":"ENOSPC","cold_reason":null,"#,
         r#""swap_areas":1,"#,
+        r#","traffic":{"reads":1,"read_bytes":4096,"reads_from_cache":1,"writes":2,"written_bytes":1024}"#,
+        r#""agent_heard_s_ago":2,"#,
+        r#""shrunk_from_bytes":8192,"guest_sees_size":true,"#,
         r#","guest_bytes":4,"guest_bytes_indexed":5"#,
         r#","migration":{"has_disks":true,"incoming":null,"peer":null,"news":"n"},"trace_lost":6"#,
     ];
@@ -121,4 +141,5 @@ fn what_a_former_version_did_not_say_has_a_value() {
     let Ok(Reply::Status(status)) = Reply::parse(text.as_bytes()) else { panic!("it is a status") };
     assert_eq!((status.upgrades, status.memory.guest_bytes, status.trace_lost), (0, 0, None));
     assert!(status.migration.is_none() && status.disks[0].failed_flush.is_none() && status.disks[0].swap_areas == 0);
+    assert!(status.disks[0].shrunk_from_bytes.is_none() && status.disks[0].guest_sees_size);
 }

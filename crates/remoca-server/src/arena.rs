@@ -30,6 +30,8 @@ pub(crate) const CHUNK_BYTES: usize = 2 << 20;
 pub(crate) const CHUNK_PAGES: usize = CHUNK_BYTES / PAGE_SIZE;
 const CHUNK_PAGES_U32: u32 = 512;
 const CHUNK_BYTES_U64: u64 = 2 << 20;
+/// Chunks that are locked in one system call.
+const PIECE_CHUNKS: usize = 8;
 /// Maximum number of chunks: the pages of an arena are counted in a `u32`.
 const CHUNKS_MAX: u32 = u32::MAX / CHUNK_PAGES_U32;
 
@@ -53,17 +55,22 @@ struct Free {
 }
 
 impl Arena {
-    /// Maps `memory_bytes` of memory, and locks it if `locking` says so.
-    pub(crate) fn new(memory_bytes: u64, locking: PageLocking) -> Result<Arc<Self>, StartError> {
+    /// Maps `memory_bytes` of memory, and locks it if `locking` says so. Calls `progress` with the bytes locked so far,
+    /// first with 0: locking takes long if they are many.
+    pub(crate) fn new(
+        memory_bytes: u64,
+        locking: PageLocking,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Arc<Self>, StartError> {
         let chunks = chunk_count(memory_bytes)?;
         let length = chunks as usize * CHUNK_BYTES;
-        let map = match Mapping::set_aside_huge_pages(memory_bytes, length) {
+        let map = match Mapping::set_aside_huge_pages(memory_bytes, length, progress) {
             Some(map) => map,
             None => {
                 check_available(memory_bytes)?;
                 let map = Mapping::ordinary(length).map_err(|errno| map_error(memory_bytes, errno))?;
                 if locking == PageLocking::Locked {
-                    map.lock(memory_bytes)?;
+                    map.lock(memory_bytes, progress)?;
                 }
                 map
             }
@@ -211,7 +218,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps huge pages that the operator has set aside; they are all there at once, and never swapped. Returns `None`
     /// if there are not enough.
-    fn set_aside_huge_pages(memory_bytes: u64, length: usize) -> Option<Self> {
+    fn set_aside_huge_pages(memory_bytes: u64, length: usize, progress: &mut dyn FnMut(u64)) -> Option<Self> {
         if host::free_huge_page_bytes() < memory_bytes {
             return None;
         }
@@ -221,8 +228,10 @@ impl Mapping {
         map.advise(Advice::LinuxDontDump);
         // Reserved by the mapping, so this cannot fail for lack of pages; kernels before 5.14 fault them in when
         // used.
-        // SAFETY: the range was just mapped and nothing refers to it.
-        let _populated = unsafe { madvise(base.as_ptr(), length, Advice::LinuxPopulateWrite) };
+        let _populated = map.in_pieces(progress, |start, length| {
+            // SAFETY: the range was just mapped and nothing refers to it.
+            unsafe { madvise(start, length, Advice::LinuxPopulateWrite) }
+        });
         Some(map)
     }
 
@@ -256,16 +265,33 @@ impl Mapping {
         }
     }
 
-    fn lock(&self, memory_bytes: u64) -> Result<(), StartError> {
+    fn lock(&self, memory_bytes: u64, progress: &mut dyn FnMut(u64)) -> Result<(), StartError> {
         let limit = host::raised_lock_limit();
         // SAFETY: the range is mapped, and locking changes nothing of its content.
-        let locked = unsafe { mlock(self.base.as_ptr(), self.length) };
+        let locked = self.in_pieces(progress, |start, length| unsafe { mlock(start, length) });
         locked.map_err(|errno| match limit {
             Some(limit_bytes) if limit_bytes < memory_bytes && matches!(errno, Errno::NOMEM | Errno::PERM) => {
                 StartError::LockLimit { memory_bytes, limit_bytes }
             }
             _ => StartError::Lock { memory_bytes, source: errno.into() },
         })
+    }
+
+    /// Calls `make` for all of the memory, piece by piece, until one fails. Calls `progress` with the bytes done.
+    fn in_pieces(
+        &self,
+        progress: &mut dyn FnMut(u64),
+        make: impl Fn(*mut c_void, usize) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        progress(0);
+        for index in (0..self.length / CHUNK_BYTES).step_by(PIECE_CHUNKS) {
+            let start = index * CHUNK_BYTES;
+            let length = (self.length - start).min(PIECE_CHUNKS * CHUNK_BYTES);
+            // SAFETY: the offset lies in the mapping.
+            make(unsafe { self.base.byte_add(start) }.as_ptr(), length)?;
+            progress((start + length) as u64);
+        }
+        Ok(())
     }
 
     /// Gives the memory of chunk `index`, which has no owner, back to the host.
@@ -338,7 +364,7 @@ mod tests {
     use super::*;
 
     fn arena(chunks: u64) -> Arc<Arena> {
-        Arena::new(chunks * CHUNK_BYTES_U64, PageLocking::Unlocked).expect("a little memory")
+        Arena::new(chunks * CHUNK_BYTES_U64, PageLocking::Unlocked, &mut |_| ()).expect("a little memory")
     }
 
     #[test]
@@ -420,7 +446,8 @@ mod tests {
 
     #[test]
     fn impossible_sizes_are_refused() {
-        let refusal = |bytes| Arena::new(bytes, PageLocking::Unlocked).expect_err("impossible").to_string();
+        let refusal =
+            |bytes| Arena::new(bytes, PageLocking::Unlocked, &mut |_| ()).expect_err("impossible").to_string();
         assert!(refusal(0).contains("--memory 2G"));
         assert!(refusal(CHUNK_BYTES_U64 + 4096).contains("not a multiple of 2 MiB"));
         assert!(refusal(1 << 60).contains("more than one server can manage"));

@@ -67,3 +67,35 @@ pub enum StartError {
     #[error("the system gives no random numbers: {0}")]
     Random(io::Error),
 }
+
+impl StartError {
+    /// Returns whether a further start fails as well until somebody changes an option or the host.
+    pub fn is_lasting(&self) -> bool {
+        match self {
+            Self::NoAddress
+            | Self::NoMemory
+            | Self::MemoryNotMultiple { .. }
+            | Self::MemoryTooLarge { .. }
+            | Self::GroupLimit { .. }
+            | Self::LockLimit { .. }
+            | Self::NoQuota
+            | Self::QuotaNotMultiple { .. }
+            | Self::QuotaAboveMemory { .. }
+            | Self::Threads { .. }
+            | Self::PathTooLong { .. }
+            | Self::NoFolder { .. }
+            | Self::NotASocket { .. } => true,
+            Self::Listen { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
+            // Memory is freed, an address comes, another server ends.
+            Self::NotAvailable { .. }
+            | Self::Lock { .. }
+            | Self::Map { .. }
+            | Self::Resolve { .. }
+            | Self::PortTaken { .. }
+            | Self::NotOurAddress { .. }
+            | Self::SocketTaken { .. }
+            | Self::Thread(_)
+            | Self::Random(_) => false,
+        }
+    }
+}

@@ -35,4 +35,4 @@ mod worker;
 pub use config::{Config, Limits, ListenAddress, PageLocking};
 pub use error::StartError;
 pub use server::Server;
-pub use status::{Backing, PoolStatus, Status};
+pub use status::{Backing, PoolStatus, Status, Totals};

@@ -258,7 +258,7 @@ mod tests {
         fn pools_hold_what_was_stored(
             operations in prop::collection::vec((any::<bool>(), operation()), 1..150),
         ) {
-            let arena = Arena::new(5 << 21, PageLocking::Unlocked).expect("10 MiB");
+            let arena = Arena::new(5 << 21, PageLocking::Unlocked, &mut |_| ()).expect("10 MiB");
             let mut pools = [(); 2].map(|()| (Pool::new(Arc::clone(&arena), PageCount(QUOTA)), Model::default()));
             for (which, operation) in operations {
                 let chunks = |pool: &Pool| pool.npages().0.div_ceil(512);
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn memory_that_had_another_owner_is_unreachable() {
-        let arena = Arena::new(1 << 21, PageLocking::Locked).expect("2 MiB");
+        let arena = Arena::new(1 << 21, PageLocking::Locked, &mut |_| ()).expect("2 MiB");
         let mut first = Pool::new(Arc::clone(&arena), PageCount(512));
         first.resize(PageCount(512)).expect("all of it");
         for slot in 0..512 {
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn what_is_cut_off_does_not_come_back() {
-        let arena = Arena::new(1 << 21, PageLocking::Unlocked).expect("2 MiB");
+        let arena = Arena::new(1 << 21, PageLocking::Unlocked, &mut |_| ()).expect("2 MiB");
         let mut pool = Pool::new(arena, PageCount(512));
         pool.resize(PageCount(100)).expect("room");
         for slot in 0..100 {
@@ -328,7 +328,7 @@ mod tests {
     #[test]
     fn the_first_write_to_memory_that_the_host_must_find_is_more_work() {
         for locking in [PageLocking::Unlocked, PageLocking::Locked] {
-            let arena = Arena::new(2 << 21, locking).expect("4 MiB");
+            let arena = Arena::new(2 << 21, locking, &mut |_| ()).expect("4 MiB");
             let first_work = if arena.gives_back() { FIRST_WRITE_WORK } else { 1 };
             let mut pool = Pool::new(arena, PageCount(1024));
             pool.resize(PageCount(1024)).expect("room");

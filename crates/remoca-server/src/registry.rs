@@ -200,7 +200,7 @@ mod tests {
     const GRACE: Duration = Duration::from_secs(60);
 
     fn registry() -> Registry {
-        let arena = Arena::new(4 << 20, PageLocking::Unlocked).expect("4 MiB");
+        let arena = Arena::new(4 << 20, PageLocking::Unlocked, &mut |_| ()).expect("4 MiB");
         Registry::new(arena, PageCount(1024), GRACE)
     }
 

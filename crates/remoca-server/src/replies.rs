@@ -125,7 +125,7 @@ mod tests {
             replies in prop::collection::vec(prop::option::of(0u8..16), 1..40),
             takes in prop::collection::vec(1usize..9_000, 1..50),
         ) {
-            let arena = Arena::new(1 << 21, PageLocking::Unlocked).expect("2 MiB");
+            let arena = Arena::new(1 << 21, PageLocking::Unlocked, &mut |_| ()).expect("2 MiB");
             let mut pool = Pool::new(Arc::clone(&arena), PageCount(16));
             pool.resize(PageCount(16)).expect("room");
             for slot in 0u8..16 {

@@ -44,10 +44,19 @@ impl Server {
     /// # Errors
     /// [`StartError`]. Then nothing is left behind.
     pub fn start(config: Config) -> Result<Self, StartError> {
+        Self::start_telling(config, &mut |_| ())
+    }
+
+    /// Starts a server as [`Self::start`] does. Calls `progress` with the bytes locked so far, first with 0, unless the
+    /// memory is not to be locked.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_telling(config: Config, progress: &mut dyn FnMut(u64)) -> Result<Self, StartError> {
         let quota = check(&config)?;
         let mut server_id = ServerId([0; 16]);
         fill_random(&mut server_id.0).map_err(StartError::Random)?;
-        let arena = Arena::new(config.memory_bytes, config.locking)?;
+        let arena = Arena::new(config.memory_bytes, config.locking, progress)?;
         let listeners = config.listen.iter().map(BoundListener::bind).collect::<Result<Vec<_>, _>>()?;
         let addresses =
             listeners.iter().map(BoundListener::address).collect::<io::Result<Vec<_>>>().map_err(StartError::Thread)?;
@@ -214,6 +223,7 @@ impl Reporter {
         let Shared { arena, quota, server_id, .. } = &*self.shared;
         Status {
             server_id: hex(&server_id.0),
+            version: env!("CARGO_PKG_VERSION").into(),
             uptime_s: self.started.elapsed().as_secs(),
             backing: arena.backing(),
             locked: arena.locking() == PageLocking::Locked,

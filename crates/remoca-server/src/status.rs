@@ -1,10 +1,10 @@
 //! What a server reports about itself.
 
 use remoca_protocol::Token;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Memory that the pages lie in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Backing {
     /// Huge pages that the operator has set aside (`vm.nr_hugepages`).
@@ -14,9 +14,10 @@ pub enum Backing {
 }
 
 /// State of a server at one moment. The totals include the counters of freed pools.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
     pub server_id: String,
+    pub version: String,
     pub uptime_s: u64,
     pub backing: Backing,
     pub locked: bool,
@@ -32,7 +33,7 @@ pub struct Status {
 }
 
 /// Events since the server started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
     /// Pages sent to clients.
     pub gets: u64,
@@ -52,7 +53,7 @@ pub struct Totals {
 }
 
 /// One pool.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PoolStatus {
     /// First bytes of the token in hexadecimal; the rest is the client's secret.
     pub token: String,

@@ -32,7 +32,7 @@ pub struct PoolSetup {
 pub fn serve_bytes(setup: PoolSetup, input: &[u8]) -> Vec<u8> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let arena = Arena::new(setup.memory_bytes, PageLocking::Unlocked).expect("memory");
+        let arena = Arena::new(setup.memory_bytes, PageLocking::Unlocked, &mut |_| ()).expect("memory");
         let pool = Rc::new(RefCell::new(Pool::new(arena, setup.quota)));
         let welcome = Welcome {
             version: 1,

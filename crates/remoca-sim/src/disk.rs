@@ -295,6 +295,14 @@ impl ModelDisk {
         }
     }
 
+    /// Cuts the image off at `sector`. What lay beyond is zero if the image grows again.
+    pub fn cut(&mut self, sector: usize, event: u64) {
+        for history in &mut self.sectors[sector..] {
+            let version = history.push(event, Sector::ZERO);
+            (history.durable, history.acknowledged) = (version, version);
+        }
+    }
+
     /// Makes every flush fail from now on: the store comes back from a crash that it reported to its client.
     pub fn spoil(&mut self) {
         self.spoiled = true;

@@ -39,6 +39,8 @@ pub struct Pending {
     pub kind: Kind,
     /// Operation that the engine was asked to perform.
     pub op: GuestOp,
+    /// Whether the process had no such part of the disk when it took the request, which must then fail.
+    pub beyond: bool,
     /// Event in which it was submitted.
     pub submitted: u64,
     /// Data to write, or that was read.
@@ -267,6 +269,20 @@ impl Guest {
         self.known.retain(|key, _| key.0 != disk);
         for pending in self.requests.iter_mut().flatten().filter(|p| p.disk == disk) {
             pending.undisturbed = false;
+        }
+    }
+
+    /// Returns whether a request for the disk is in flight.
+    #[must_use]
+    pub fn uses(&self, disk: u16) -> bool {
+        self.requests.iter().flatten().any(|pending| pending.disk == disk)
+    }
+
+    /// Drops all pages of a disk, which was removed.
+    pub fn drop_disk(&mut self, disk: u16) {
+        self.disturb(disk);
+        for key in self.order.iter().copied().filter(|key| key.0 == disk).collect::<Vec<_>>() {
+            self.drop_page(key);
         }
     }
 

@@ -147,6 +147,10 @@ tally! {
     kills,
     /// VM processes that died between two stores.
     torn_indexes,
+    /// Disks that came in the place of others, shrank or grew.
+    disk_changes,
+    /// Requests beyond the end of their disk, or to a disk that was not there.
+    requests_beyond,
     cold_starts,
     warm_starts,
     upgrades,

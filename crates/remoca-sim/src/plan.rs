@@ -104,6 +104,10 @@ pub enum Stimulus {
     Servers(u32),
     /// The backing store of this disk crashes and comes back; writes that were not flushed may be lost.
     StoreCrash(u16),
+    /// This disk is removed and another image comes in its place, as soon as the guest does not use it.
+    Replace(u16),
+    /// The image of this disk gets this many sectors. If it shrinks, then as soon as the guest does not use it.
+    Size(u16, usize),
     /// The VM process is killed, and started again after a while.
     Kill(Kill),
     /// A host fails, with everything that runs on it, and comes back after this time.
@@ -172,6 +176,7 @@ impl Plan {
                 steps.push(Step { number: steps.len(), at_ns, vm, seed: random.bits(), stimulus });
             }
         }
+        add_disk_changes(seed, &scenario, &mut steps);
         Self { origin: Origin::Seed(seed), scenario, steps }
     }
 
@@ -191,7 +196,8 @@ impl Plan {
             let machine = machines.get(*vm).ok_or_else(|| format!("step {number}: there is no vm {vm}"))?;
             let exists = match stimulus {
                 Stimulus::Guest { disk, sectors, .. } => *disk < machine.disks && sectors.end <= machine.sectors,
-                Stimulus::StoreCrash(disk) => *disk < machine.disks,
+                Stimulus::StoreCrash(disk) | Stimulus::Replace(disk) => *disk < machine.disks,
+                Stimulus::Size(disk, sectors) => *disk < machine.disks && (1..=machine.sectors).contains(sectors),
                 Stimulus::Away(server, _)
                 | Stimulus::Stop(server, _)
                 | Stimulus::Restart(server)
@@ -206,6 +212,37 @@ impl Plan {
             }
         }
         Ok(())
+    }
+}
+
+/// Adds steps in which disks come, go, shrink and grow, to the plans of half the seeds. All other steps stay as they are.
+fn add_disk_changes(seed: u64, scenario: &Scenario, steps: &mut Vec<Step>) {
+    let mut random = Random::new(seed ^ 0x6469_736b_7321);
+    let end = steps.last().map_or(0, |step| step.at_ns);
+    if random.one_in(2) {
+        return;
+    }
+    for _ in 0..random.between(1..=8) {
+        let vm = random.index(scenario.machines.len());
+        let machine = &scenario.machines[vm];
+        let (disk, mut at_ns) = (disk(machine, &mut random), random.below(end + 1));
+        let changes = match random.below(3) {
+            0 => vec![Stimulus::Replace(disk)],
+            1 => vec![Stimulus::Replace(disk), Stimulus::Replace(disk)],
+            _ => vec![
+                Stimulus::Size(disk, random.index(machine.sectors) + 1),
+                Stimulus::Size(disk, machine.sectors - random.index(machine.sectors.div_ceil(4))),
+                Stimulus::Size(disk, machine.sectors),
+            ],
+        };
+        for stimulus in changes {
+            steps.push(Step { number: steps.len(), at_ns, vm, seed: random.bits(), stimulus });
+            if scenario.faults.process && random.one_in(2) {
+                let stimulus = Stimulus::Kill(Kill { cold: false, changed: false, ..kill(&mut random) });
+                steps.push(Step { number: steps.len(), at_ns, vm, seed: random.bits(), stimulus });
+            }
+            at_ns += random.below(scenario.disk_ns * 4);
+        }
     }
 }
 

@@ -96,6 +96,13 @@ fn a_seed_gives_the_same_run_again() {
     }
 }
 
+/// Tests a guest that was gone, so that its disks went, and came back while the other process flushed them and died.
+#[test]
+fn a_process_that_dies_with_the_disks_during_a_flush() {
+    let options = DriverOptions { steps: Some(107), ..DriverOptions::default() };
+    run_driver(1_795_469_584_000_999, &options).unwrap_or_else(|failure| panic!("{failure}"));
+}
+
 /// Checks that a fault around the driver, as the driver itself could have it, is noticed by a guest's results, by the
 /// disk's requests, or by something that never ends. A check that never fails proves nothing.
 fn is_noticed(flaw: Flaw, by: &[Promise]) {

@@ -52,7 +52,7 @@ impl AlignedStore {
                         self.take_completions();
                         self.events.push_back(event);
                     }
-                    StoreEvent::Looked { .. } => self.events.push_back(event),
+                    StoreEvent::Looked { .. } | StoreEvent::Measured(_) => self.events.push_back(event),
                 }
             }
             self.take_completions();
@@ -133,6 +133,10 @@ impl DataPath for AlignedStore {
 impl Identity for AlignedStore {
     fn look(&mut self) -> bool {
         self.below.look()
+    }
+
+    fn measure(&mut self) -> bool {
+        self.below.measure()
     }
 
     fn stamp_at_opening(&self) -> Option<ImageStamp> {

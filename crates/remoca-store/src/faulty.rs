@@ -118,6 +118,10 @@ impl Identity for FaultyStore {
         self.below.look()
     }
 
+    fn measure(&mut self) -> bool {
+        self.below.measure()
+    }
+
     fn stamp_at_opening(&self) -> Option<ImageStamp> {
         self.below.stamp_at_opening()
     }

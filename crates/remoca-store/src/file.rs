@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::file_image::Image;
+use super::file_image::{FileOptions, Image, UringUse};
 use super::file_stamp;
 use super::file_task::{FileTask, Purpose};
 use super::file_threads::{Finished, WorkerPool};
@@ -23,34 +23,18 @@ use super::{
     StoreEvent, StoreHealth, StoreOp,
 };
 use remoca_io::buffer::IoBuffer;
-use remoca_io::lock::ImageLock;
 
 /// The most threads in place of io_uring: enough that flushes do not delay reads.
 const WORKERS_MAX: usize = 8;
 /// Delay before the next attempt when the kernel had no memory for a submission.
 const SUBMIT_AGAIN_AFTER: Duration = Duration::from_millis(1);
 
-/// How to open an image.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FileOptions {
-    pub read_only: bool,
-    pub uring: UringUse,
-    pub lock: ImageLock,
-}
-
-/// Whether to use io_uring.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum UringUse {
-    /// Use it if the kernel allows it.
-    #[default]
-    Auto,
-    Off,
-}
-
 /// An open image. It may be dropped with operations in flight, but the image stays locked until they have ended.
 pub struct FileStore {
     image: Arc<Image>,
     calls: Calls,
+    geometry: Geometry,
+    stamp_at_opening: Option<ImageStamp>,
     events: VecDeque<StoreEvent>,
     finished: Vec<Finished>,
     latch: FlushLatch,
@@ -60,6 +44,8 @@ pub struct FileStore {
     looks: bool,
     /// The image is being dropped from the page cache.
     empties_page_cache: bool,
+    /// A query of the size is in flight.
+    measures: bool,
 }
 
 /// The mechanism that makes the system calls.
@@ -75,7 +61,7 @@ impl FileStore {
     /// If the path, the file or its size is not valid, another process uses the file, or the system refuses the I/O.
     /// The text says which, and what to do.
     pub fn open(path: &Path, options: FileOptions) -> Result<Self, OpenError> {
-        Self::start(Image::open(path, options.read_only, options.lock)?, path, options, None)
+        Self::start(Image::open(path, options)?, path, options, None)
     }
 
     /// Takes over an image that a previous program of this process opened and locked; no other process had it in
@@ -100,6 +86,8 @@ impl FileStore {
             OpenError::new(OpenErrorKind::System, message)
         })?;
         Ok(Self {
+            geometry: image.geometry,
+            stamp_at_opening: image.stamp_at_opening,
             image,
             calls,
             events: VecDeque::new(),
@@ -109,6 +97,7 @@ impl FileStore {
             submit_again_at: None,
             looks: false,
             empties_page_cache: false,
+            measures: false,
         })
     }
 
@@ -142,13 +131,28 @@ impl FileStore {
             }
             // The result does not matter: pages that stay in the page cache make the image cold.
             Purpose::EmptyPageCache => self.empties_page_cache = false,
+            Purpose::Measure(bytes) => {
+                self.measures = false;
+                if result.is_ok() {
+                    self.set_size(bytes);
+                }
+                self.events.push_back(StoreEvent::Measured(result));
+            }
+        }
+    }
+
+    /// Sets the size of the image. The part of a sector at its end is not used.
+    fn set_size(&mut self, bytes: u64) {
+        self.geometry.size = bytes - bytes % u64::from(self.geometry.logical_sector);
+        if let Some(stamp) = self.stamp_at_opening.as_mut().filter(|_| !self.image.facts.is_block_device) {
+            stamp.identity[3] = bytes;
         }
     }
 }
 
 impl DataPath for FileStore {
     fn geometry(&self) -> Geometry {
-        self.image.geometry
+        self.geometry
     }
 
     fn event_fd(&self) -> BorrowedFd<'_> {
@@ -160,7 +164,7 @@ impl DataPath for FileStore {
 
     fn submit(&mut self, token: u64, operation: StoreOp, buffer: Option<IoBuffer>) {
         self.in_flight += 1;
-        let geometry = &self.image.geometry;
+        let geometry = &self.geometry;
         let checked = operation.validate(geometry, buffer.as_ref());
         let is_idle_discard = matches!(operation, StoreOp::Discard { .. }) && !geometry.can_discard;
         if checked.is_err() || is_idle_discard {
@@ -241,8 +245,16 @@ impl Identity for FileStore {
         can_look
     }
 
+    fn measure(&mut self) -> bool {
+        if !self.measures {
+            self.measures = true;
+            self.calls.submit(FileTask::measure(self.image.facts));
+        }
+        true
+    }
+
     fn stamp_at_opening(&self) -> Option<ImageStamp> {
-        self.image.stamp_at_opening
+        self.stamp_at_opening
     }
 
     fn shared_stamp(&self, at_opening: bool) -> Option<String> {
@@ -271,7 +283,7 @@ impl HandOver for FileStore {
     }
 
     fn is_still(&self) -> bool {
-        self.in_flight == 0 && !self.looks && !self.empties_page_cache
+        self.in_flight == 0 && !self.looks && !self.empties_page_cache && !self.measures
     }
 
     /// Returns true: the image stays locked until the kernel has finished all calls.

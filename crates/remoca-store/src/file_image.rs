@@ -1,7 +1,7 @@
 //! Opening a raw image or a block device: checks, lock, direct I/O and its alignment.
 //!
-//! Called by `FileStore::open`. It blocks, so it is used only at start-up. The image fits its geometry as long as no
-//! other process changes the file. Operations that find it shorter fail with `EIO`.
+//! Called by `FileStore::open`. It blocks, so it is not used on the I/O thread once guests are served. Operations that
+//! find the image shorter than it was measured fail with `EIO`.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -18,6 +18,26 @@ use remoca_io::buffer::BufferPool;
 use remoca_io::lock;
 use remoca_io::lock::{ImageLock, LockFailure};
 
+/// How to open an image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileOptions {
+    pub read_only: bool,
+    pub uring: UringUse,
+    pub lock: ImageLock,
+    /// Whether the image is taken as it is, empty or with a part of a sector at its end, which is not used: it was served before,
+    /// and may have changed its size since.
+    pub any_size: bool,
+}
+
+/// Whether to use io_uring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UringUse {
+    /// Use it if the kernel allows it.
+    #[default]
+    Auto,
+    Off,
+}
+
 /// Coarsest alignment at which direct I/O is used. If it needs a coarser one, the page cache is used.
 const DIRECT_ALIGNMENT_MAX: u32 = 4096;
 /// `BLKROGET` and `BLKDISCARD` of `linux/fs.h`, which the libc crate does not have.
@@ -28,6 +48,7 @@ const BLKDISCARD: libc::Ioctl = 0x1277;
 #[derive(Debug)]
 pub(super) struct Image {
     pub(super) file: File,
+    /// Geometry at opening.
     pub(super) geometry: Geometry,
     pub(super) facts: ImageFacts,
     /// Whether the image bypasses the page cache.
@@ -39,8 +60,9 @@ pub(super) struct Image {
 }
 
 impl Image {
-    pub(super) fn open(path: &Path, read_only: bool, lock: ImageLock) -> Result<Image, OpenError> {
-        let opening = Opening { path: path.to_owned(), read_only };
+    pub(super) fn open(path: &Path, options: FileOptions) -> Result<Image, OpenError> {
+        let FileOptions { read_only, lock, any_size, .. } = options;
+        let opening = Opening { path: path.to_owned(), read_only, any_size };
         // Checked before opening: opening some device nodes has side effects, and opening a FIFO may block.
         let is_block_device = opening.check_kind(&std::fs::metadata(path).map_err(|e| opening.explain_open(&e))?)?;
         let file = opening.open_locked(is_block_device, lock)?;
@@ -50,7 +72,7 @@ impl Image {
     /// Takes over an image that is already open, and locks it again, which changes nothing for other processes. A
     /// process that tries to lock the image at this moment holds locks until it sees ours; ours are kept meanwhile.
     pub(super) fn adopt(file: File, path: &Path, read_only: bool, lock: ImageLock) -> Result<Image, OpenError> {
-        let opening = Opening { path: path.to_owned(), read_only };
+        let opening = Opening { path: path.to_owned(), read_only, any_size: true };
         let system = |error: io::Error| opening.explain_system("go on with", &error);
         let metadata = file.metadata().map_err(system)?;
         let is_writable = rustix::fs::fcntl_getfl(&file).map_err(|error| system(error.into()))?.contains(OFlags::RDWR);
@@ -67,6 +89,12 @@ impl Image {
             return Err(opening.explain_in_use(is_block_device));
         }
         opening.finish(file, is_block_device)
+    }
+
+    /// Returns the size of the image now, in bytes. May block for as long as the file system does.
+    pub(super) fn measure(&self) -> io::Result<u64> {
+        // The end of a block device is its size too. No call of ours uses the position.
+        (&self.file).seek(SeekFrom::End(0))
     }
 
     /// Discards blocks of a block device. Blocks until the device has done it.
@@ -93,6 +121,8 @@ fn is_same_file(a: &Metadata, b: &Metadata) -> bool {
 struct Opening {
     path: PathBuf,
     read_only: bool,
+    /// Whether a guest may have the image already.
+    any_size: bool,
 }
 
 impl Opening {
@@ -110,7 +140,7 @@ impl Opening {
             leave_access_time(&file);
         }
         let size = file.seek(SeekFrom::End(0)).map_err(|error| opening.explain_system("find the size of", &error))?;
-        opening.check_size(size)?;
+        let size = opening.usable(size)?;
         let alignment = opening.direct_alignment(&file, is_block_device, size);
         if alignment.is_none() && is_direct(&file) {
             set_buffered(&file).map_err(|error| opening.explain_system("switch off direct I/O for", &error))?;
@@ -149,20 +179,25 @@ impl Opening {
         Ok(kind.is_block_device())
     }
 
-    fn check_size(&self, size: u64) -> Result<(), OpenError> {
+    /// Returns the size in whole sectors.
+    fn usable(&self, size: u64) -> Result<u64, OpenError> {
+        let sectors = size - size % u64::from(SECTOR_SIZE);
+        if self.any_size {
+            return Ok(sectors);
+        }
         let path = self.path.display();
         if size == 0 {
             let message = format!("{path} is empty: give it a size, for example `truncate -s 10G {path}`");
             return Err(OpenError::new(OpenErrorKind::Empty, message));
         }
-        if !size.is_multiple_of(u64::from(SECTOR_SIZE)) {
+        if size != sectors {
             let message = format!(
                 "{path} has {size} bytes, which is not a multiple of the {SECTOR_SIZE}-byte sector: is it a raw image? \
                  If so, round it up with `truncate -s %{SECTOR_SIZE} {path}`"
             );
             return Err(OpenError::new(OpenErrorKind::OddSize, message));
         }
-        Ok(())
+        Ok(size)
     }
 
     /// Opens and locks the image. Waits for a predecessor as long as `lock` allows.

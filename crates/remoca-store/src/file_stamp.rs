@@ -2,6 +2,7 @@
 
 use super::ImageStamp;
 use rustix::fs::FileType;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -107,13 +108,73 @@ fn device_name(device: u64) -> Option<String> {
 
 /// `cachestat` of Linux 6.5 and later, which the libc crate does not have.
 const SYS_CACHESTAT: libc::c_long = 451;
+/// Largest file that is looked through page by page, which takes half a second.
+const LOOKED_THROUGH_MAX: usize = 256 << 30;
+/// Bytes of a file that are looked through with one call: one byte of the answer for each page.
+const WINDOW: usize = 1 << 30;
 
-/// Returns whether the page cache has pages of the file. Returns true if the system does not provide that.
+/// Returns whether the page cache has pages of the file. Returns true if the system does not say that.
 pub(super) fn may_be_in_page_cache(file: &File) -> bool {
     // The range is offset and length; a length of 0 means up to the end. The counts are cached, dirty, written back,
     // evicted, recently evicted.
     let (range, mut counts) = ([0_u64; 2], [0_u64; 5]);
     // SAFETY: the call reads `range` and fills `counts`, which have the sizes that it expects and outlive it.
     let outcome = unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range.as_ptr(), counts.as_mut_ptr(), 0_u32) };
-    outcome != 0 || counts[..3] != [0; 3]
+    match outcome {
+        0 => counts[..3] != [0; 3],
+        _ => may_have_resident_pages(file).unwrap_or(true),
+    }
+}
+
+/// Returns whether the page cache has pages of the file, by `mincore`: for kernels without `cachestat`. Returns an error if the
+/// system does not say that, or the file is too large.
+fn may_have_resident_pages(file: &File) -> io::Result<bool> {
+    let bytes = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
+    if bytes > LOOKED_THROUGH_MAX {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    let mut answer = vec![0_u8; WINDOW.min(bytes).div_ceil(rustix::param::page_size())];
+    for start in (0..bytes).step_by(WINDOW) {
+        let (length, offset) = (WINDOW.min(bytes - start), start as u64);
+        // SAFETY: a new mapping at an address that the kernel chooses. Nothing can be read or written through it.
+        let map = unsafe { mmap(std::ptr::null_mut(), length, ProtFlags::empty(), MapFlags::SHARED, file, offset)? };
+        // SAFETY: the range is that of the mapping, and `answer` has a byte for each of its pages.
+        let outcome = unsafe { libc::mincore(map, length, answer.as_mut_ptr()) };
+        let error = io::Error::last_os_error();
+        // SAFETY: the mapping was made above, and nothing refers to it.
+        unsafe { munmap(map, length)? };
+        if outcome != 0 {
+            return Err(error);
+        }
+        if answer.iter().take(length.div_ceil(rustix::param::page_size())).any(|page| page & 1 != 0) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{Advice, fadvise};
+    use std::os::unix::fs::FileExt;
+
+    /// Both ways to ask agree, where the kernel has both.
+    #[test]
+    fn a_page_that_is_written_is_in_the_page_cache_until_it_is_dropped() {
+        // Not in memory, where all pages stay.
+        let folder = if std::path::Path::new("/var/tmp").is_dir() { "/var/tmp".into() } else { std::env::temp_dir() };
+        let file = tempfile::tempfile_in(folder).unwrap();
+        file.set_len(5 << 30).unwrap();
+        assert!(!may_have_resident_pages(&file).unwrap());
+        file.write_all_at(&[1], (4 << 30) + 5000).unwrap();
+        assert!(may_have_resident_pages(&file).unwrap() && may_be_in_page_cache(&file));
+        file.sync_all().unwrap();
+        fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+        assert_eq!(may_have_resident_pages(&file).unwrap(), may_be_in_page_cache(&file));
+        let end = LOOKED_THROUGH_MAX as u64 + 1;
+        if file.set_len(end).is_ok() {
+            assert!(may_have_resident_pages(&file).is_err());
+        }
+    }
 }

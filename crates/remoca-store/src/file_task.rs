@@ -55,6 +55,8 @@ pub(super) enum Purpose {
     Look(Box<ChangeTime>),
     /// Drops the image, which is used with direct I/O, from the page cache.
     EmptyPageCache,
+    /// Queries the size of the image, in bytes.
+    Measure(u64),
 }
 
 /// The facts about an image that determine the calls.
@@ -81,6 +83,7 @@ enum Stage {
     Sync,
     Look,
     EmptyPageCache,
+    Measure,
 }
 
 /// A system call to make on the image.
@@ -110,6 +113,8 @@ pub(super) enum Call<'a> {
     Look(&'a mut ChangeTime),
     /// Takes long if much is cached.
     EmptyPageCache,
+    /// Blocks as [`Self::Look`] does.
+    Measure(&'a mut u64),
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -143,6 +148,11 @@ impl FileTask {
         Self::aside(Purpose::EmptyPageCache, Stage::EmptyPageCache, image)
     }
 
+    /// Returns a task that queries the size of the image.
+    pub(super) fn measure(image: ImageFacts) -> Self {
+        Self::aside(Purpose::Measure(0), Stage::Measure, image)
+    }
+
     fn aside(purpose: Purpose, stage: Stage, image: ImageFacts) -> Self {
         Self { purpose, buffer: None, image, stage, done: 0, retries: 0, doubtful: None }
     }
@@ -155,7 +165,7 @@ impl FileTask {
     fn range(&self) -> Option<(u64, u64)> {
         match &self.purpose {
             Purpose::Operation { operation, .. } => operation.range(),
-            Purpose::Look(_) | Purpose::EmptyPageCache => None,
+            Purpose::Look(_) | Purpose::EmptyPageCache | Purpose::Measure(_) => None,
         }
     }
 
@@ -202,8 +212,9 @@ impl FileTask {
             Stage::DiscardByIoctl => Call::DiscardBlocks { offset, len: remaining },
             Stage::EmptyPageCache => Call::EmptyPageCache,
             Stage::Sync => Call::SyncData,
-            Stage::Look => match &mut self.purpose {
+            Stage::Look | Stage::Measure => match &mut self.purpose {
                 Purpose::Look(changed) => Call::Look(changed),
+                Purpose::Measure(bytes) => Call::Measure(bytes),
                 Purpose::Operation { .. } | Purpose::EmptyPageCache => Call::SyncData,
             },
         }
@@ -250,7 +261,7 @@ impl FileTask {
             }
             Stage::PunchHole | Stage::ZeroRange => self.sync_if_durable(),
             Stage::DiscardByHole | Stage::DiscardByIoctl | Stage::Sync => Progress::Finished(Ok(())),
-            Stage::Look | Stage::EmptyPageCache => Progress::Finished(Ok(())),
+            Stage::Look | Stage::EmptyPageCache | Stage::Measure => Progress::Finished(Ok(())),
         }
     }
 

@@ -15,6 +15,7 @@
 
 mod aligned;
 mod backoff;
+mod complaints;
 #[cfg(feature = "testing")]
 mod faulty;
 mod file;
@@ -24,6 +25,7 @@ mod file_task;
 mod file_threads;
 mod file_uring;
 mod flush_latch;
+pub mod format;
 mod nbd;
 mod nbd_connection;
 mod nbd_export;
@@ -45,9 +47,11 @@ use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 pub use aligned::AlignedStore;
+pub use complaints::Complaints;
 #[cfg(feature = "testing")]
 pub use faulty::{Fault, FaultPlan, FaultyStore};
-pub use file::{FileOptions, FileStore, UringUse};
+pub use file::FileStore;
+pub use file_image::{FileOptions, UringUse};
 pub use nbd::{NbdOptions, NbdStore, OnLostConnection};
 pub use nbd_uri::{NbdAddress, NbdUri, NbdUriError};
 pub use vacant::VacantStore;
@@ -63,7 +67,7 @@ impl<T: DataPath + Identity + HandOver> Store for T {}
 
 /// The I/O operations of a store. Calls never block. After any of them, [`DataPath::next_event`] may have an event.
 pub trait DataPath: Send {
-    /// Returns the geometry, which does not change once the store is open.
+    /// Returns the geometry. Only its size changes, as [`StoreEvent::Measured`] says.
     fn geometry(&self) -> Geometry;
 
     /// Returns a descriptor that is readable (`EPOLLIN`, level-triggered) when [`DataPath::handle_ready`] is due. It
@@ -104,8 +108,14 @@ pub trait Identity {
     /// writes of others; then no event follows.
     fn look(&mut self) -> bool;
 
+    /// Starts to query the size of the image. One [`StoreEvent::Measured`] follows later, or never if the file system
+    /// hangs. Until then further calls do nothing. Returns false if the image tells its size only when it is opened, or a
+    /// server is connected to; then no event follows.
+    fn measure(&mut self) -> bool;
+
     /// Returns the stamp that identifies the image and shows whether it was changed, or `None` if the system does not
-    /// provide it. It was taken when the image was opened and locked, before anything was done to it.
+    /// provide it. It was taken when the image was opened and locked, before anything was done to it; its size is the
+    /// one that was measured last.
     fn stamp_at_opening(&self) -> Option<ImageStamp>;
 
     /// Returns a text that names the image on all hosts, and changes when an image file is written. Returns `None` if
@@ -290,6 +300,9 @@ pub enum StoreEvent {
     Looked {
         changed_ns: Option<u64>,
     },
+    /// The geometry has the size of the image as it was found now, in whole sectors. Operations beyond it fail. With an
+    /// error, the size is not known, and the geometry is unchanged.
+    Measured(Result<(), StoreError>),
 }
 
 /// The end of one operation.
@@ -321,6 +334,8 @@ pub enum OpenErrorKind {
     /// A directory, socket, character device or the like.
     NotAnImage,
     Empty,
+    /// An image of another format than raw.
+    NotRaw,
     /// The size is not a multiple of the sector.
     OddSize,
     /// Another process has the image open and locked.

@@ -265,10 +265,14 @@ impl NbdStore {
         match self.terms.agree_again(&self.server, export, self.options.write_through) {
             Err(error) => self.handle_failed_attempt(now, &error),
             Ok(terms) => {
+                let has_grown = terms.geometry.size != self.terms.geometry.size;
                 self.export = export;
                 self.terms = terms;
                 self.outage = None;
                 self.events.push_back(StoreEvent::ContentUncertain);
+                if has_grown {
+                    self.events.push_back(StoreEvent::Measured(Ok(())));
+                }
                 tracing::info!(server = %self.server, sent_again = self.queue.len(), "connected to the NBD server again");
             }
         }
@@ -355,6 +359,11 @@ impl DataPath for NbdStore {
 impl Identity for NbdStore {
     /// Returns false: a server does not report when its image was changed.
     fn look(&mut self) -> bool {
+        false
+    }
+
+    /// Returns false: a server tells the size of an export only when it is connected to.
+    fn measure(&mut self) -> bool {
         false
     }
 

@@ -40,12 +40,12 @@ impl Terms {
         Ok(Self { geometry, abilities })
     }
 
-    /// Returns the terms for a server that came back. It has to offer the same disk; the geometry that the guest knows
-    /// stays the same.
+    /// Returns the terms for a server that came back. It has to offer the same disk, which may have grown; nothing else
+    /// changes in the geometry that the guest knows.
     pub(super) fn agree_again(&self, server: &str, export: Export, write_through: bool) -> Result<Self, OpenError> {
         let terms = Self::agree(server, export, self.geometry.read_only, write_through)?;
         let (old, new) = (self.geometry, terms.geometry);
-        if new.size != old.size || new.logical_sector > old.logical_sector {
+        if new.size < old.size || new.logical_sector > old.logical_sector {
             let message = format!(
                 "the NBD server {server} came back with another disk: {} bytes in blocks of {}, before it was {} in blocks \
                  of {}",
@@ -60,7 +60,7 @@ impl Terms {
             );
             return Err(OpenError::new(OpenErrorKind::Unsuitable, message));
         }
-        Ok(Self { geometry: old, abilities: terms.abilities })
+        Ok(Self { geometry: Geometry { size: new.size, ..old }, abilities: terms.abilities })
     }
 }
 
@@ -167,9 +167,11 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_comes_back_must_offer_the_same_disk() {
+    fn a_server_that_comes_back_must_offer_the_same_disk_or_a_larger_one() {
         let terms = Terms::agree("server", EXPORT, false, false).unwrap();
         assert!(terms.agree_again("server", EXPORT, false).is_ok());
+        let grown = terms.agree_again("server", Export { size: 1 << 31, ..EXPORT }, false).unwrap();
+        assert_eq!(grown.geometry, Geometry { size: 1 << 31, ..terms.geometry });
         for other in [Export { size: 1 << 29, ..EXPORT }, Export { block_min: 4096, ..EXPORT }] {
             let error = terms.agree_again("server", other, false).unwrap_err();
             assert!(error.to_string().contains("another disk"), "{error}");

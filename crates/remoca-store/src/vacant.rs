@@ -75,6 +75,11 @@ impl Identity for VacantStore {
         false
     }
 
+    /// Returns false: there is no image.
+    fn measure(&mut self) -> bool {
+        false
+    }
+
     /// Returns `None`: there is no image.
     fn stamp_at_opening(&self) -> Option<ImageStamp> {
         None

@@ -36,7 +36,7 @@ const CRATES: [(&str, &[&str]); 15] = [
             "remoca-store",
         ],
     ),
-    ("remoca-guest-tests", &["remoca-demo", "remoca-io", "remoca-lab", "remoca-protocol"]),
+    ("remoca-guest-tests", &["remoca-demo", "remoca-frontend", "remoca-io", "remoca-lab", "remoca-protocol"]),
 ];
 
 /// Modules of a crate that must not know one another: lower layers know nothing of upper ones.

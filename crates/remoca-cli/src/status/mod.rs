@@ -3,18 +3,31 @@
 //! [`figures`] says what the counters mean. [`table`] makes the line of a VM, [`details`] everything else about it.
 
 mod details;
+pub mod explain;
 mod figures;
+mod server;
 mod table;
+mod text;
 
 use crate::runtime;
+use crate::settings::Folder;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use details::Detail;
 use figures::Figures;
 use remoca_protocol::control::{Command, Status};
-use std::io::Write;
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::io::{BufWriter, Write};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::thread::{self, ScopedJoinHandle};
+use std::time::{Duration, SystemTime};
+use table::View;
+
+/// Number of processes that are asked at the same time.
+const ASKED_AT_A_TIME_MAX: usize = 64;
+/// Number of lines after which a heading is repeated.
+const LINES_BELOW_HEADING_MAX: usize = 24;
 
 /// Show what the cache does for each running VM of this host.
 #[derive(Args, Debug)]
@@ -31,9 +44,25 @@ pub struct StatusArgs {
     #[arg(short, long, value_name = "N", requires = "interval")]
     count: Option<u32>,
 
-    /// Show everything, not only one line per VM
+    /// Show everything, with each disk apart, not only one line per VM
     #[arg(short, long)]
     verbose: bool,
+
+    /// Order of the VMs: by name, or the largest first
+    #[arg(short, long, value_enum, default_value_t = Order::Name)]
+    sort: Order,
+
+    /// Show the memory server of this host (`remoca serve`) and its clients, by its control socket [default: `control` of [serve]
+    /// in remoca.toml, else that of the unit, /run/remoca-serve/control]
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, conflicts_with_all = ["name", "verbose", "sort"])]
+    server: Option<Option<PathBuf>>,
+
+    #[command(flatten)]
+    folder: Folder,
+
+    /// Explain all columns and counters, and exit
+    #[arg(long, exclusive = true)]
+    explain: bool,
 
     /// Output format
     #[arg(short, long, value_enum, default_value_t = Form::Table)]
@@ -46,78 +75,300 @@ enum Form {
     Json,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Order {
+    Name,
+    Reads,
+    Writes,
+    /// Share of blocks read that needed no disk
+    Hits,
+    /// Time that the cache saved
+    Saved,
+    /// Memory that holds pages
+    Used,
+    Evicted,
+}
+
+/// Status of a VM with the figures that the table shows.
+#[derive(Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    status: &'a Status,
+    figures: Figures,
+    #[serde(skip)]
+    earlier: Option<&'a Status>,
+}
+
 /// Runs the subcommand.
 ///
 /// # Errors
 /// If the VM named on the command line does not answer, or there is no VM to show in the table.
 pub fn run(args: &StatusArgs) -> Result<()> {
-    let mut before: Vec<Status> = Vec::new();
-    let mut shown = 0;
+    match show_repeatedly(args) {
+        // The output has a reader that has read enough, as in `remoca status | head -1`.
+        Err(error) if is_broken_pipe(&error) => Ok(()),
+        shown => shown,
+    }
+}
+
+fn show_repeatedly(args: &StatusArgs) -> Result<()> {
+    if args.explain {
+        return Ok(write!(std::io::stdout(), "{}", explain::text())?);
+    }
+    match &args.server {
+        Some(socket) => {
+            let socket = server::control(socket.as_deref(), &args.folder.config)?;
+            repeat(args, || server::ask(&socket), |now, before| show_server(args, now, before))
+        }
+        None => {
+            let mut page = Page::default();
+            repeat(args, || collect(args), |now, before| show(args, &mut page, now, before))
+        }
+    }
+}
+
+/// Collects a status and shows it, again and again if an interval is given. Passes the previous status along.
+fn repeat<S>(
+    args: &StatusArgs,
+    collect: impl Fn() -> Result<S>,
+    mut show: impl FnMut(&S, Option<&S>) -> Result<()>,
+) -> Result<()> {
+    let (mut before, mut shown) = (None, 0);
     loop {
-        let now = collect(args)?;
-        show(args, &now, &before)?;
+        let now = collect()?;
+        show(&now, before.as_ref())?;
         shown += 1;
         let Some(interval) = args.interval.filter(|_| args.count.is_none_or(|count| shown < count)) else {
             return Ok(());
         };
-        before = now;
+        before = Some(now);
         std::thread::sleep(Duration::from_secs(interval.into()));
     }
 }
 
-/// Returns the status of each VM that the command line asks for.
-fn collect(args: &StatusArgs) -> Result<Vec<Status>> {
-    let sockets = runtime::sockets(args.name.as_deref())?;
-    if args.name.is_some() {
-        return sockets.iter().map(|socket| runtime::ask(socket, Command::Status)).collect();
-    }
-    // A killed process leaves its socket behind. The other VMs are still shown.
-    let answer = |socket: &PathBuf| match runtime::ask(socket, Command::Status) {
-        Ok(status) => Some(status),
-        Err(error) => {
-            eprintln!("remoca: {error:#}");
-            None
-        }
-    };
-    Ok(sockets.iter().filter_map(answer).collect())
-}
-
-/// Prints the status of all VMs. The figures of a VM that is in `before` are those since then.
-fn show(args: &StatusArgs, now: &[Status], before: &[Status]) -> Result<()> {
+fn show_server(args: &StatusArgs, now: &remoca_server::Status, before: Option<&remoca_server::Status>) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if args.output == Form::Json {
         serde_json::to_writer(&mut out, now)?;
-        writeln!(out)?;
-        return Ok(());
+        return Ok(writeln!(out)?);
     }
-    if now.is_empty() {
-        bail!("no VM process runs here: start one with `remoca disk`");
+    Ok(server::show(&mut out, now, before, view(args))?)
+}
+
+/// Returns whether totals are shown, or rates with the present time.
+fn view(args: &StatusArgs) -> View {
+    let now_s = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    args.interval.map_or(View::Totals, |_| View::Rates { now_s: now_s() })
+}
+
+/// Returns whether nobody reads the output any longer.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let is_broken_pipe = |error: &std::io::Error| error.kind() == std::io::ErrorKind::BrokenPipe;
+    error.downcast_ref::<std::io::Error>().is_some_and(is_broken_pipe)
+        || error.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind)
+            == Some(std::io::ErrorKind::BrokenPipe)
+}
+
+/// What the VMs answered.
+struct Answers {
+    vms: Vec<Status>,
+    /// Why others did not.
+    silent: Vec<String>,
+}
+
+/// Asks each VM that the command line names.
+fn collect(args: &StatusArgs) -> Result<Answers> {
+    let sockets = runtime::sockets(args.name.as_deref())?;
+    let answers = ask_all(&sockets);
+    if args.name.is_some() {
+        return Ok(Answers { vms: answers.into_iter().collect::<Result<_>>()?, silent: Vec::new() });
     }
-    if args.verbose {
-        for status in now {
-            show_all(&mut out, status)?;
+    // A killed process leaves its socket behind. The other VMs are still shown.
+    let (mut vms, mut silent) = (Vec::new(), Vec::new());
+    for answer in answers {
+        answer.map_or_else(|error| silent.push(format!("{error:#}")), |status| vms.push(status));
+    }
+    Ok(Answers { vms, silent })
+}
+
+/// Asks all processes, several at a time: the wait for one that hangs is not a wait for the others.
+fn ask_all(sockets: &[PathBuf]) -> Vec<Result<Status>> {
+    let ask = |socket: &PathBuf| runtime::ask(socket, Command::Status);
+    let batch = |batch: &[PathBuf]| -> Vec<Result<Status>> {
+        thread::scope(|scope| {
+            let asked: Vec<_> = batch.iter().map(|socket| scope.spawn(move || ask(socket))).collect();
+            let answer = |asked: ScopedJoinHandle<'_, _>| asked.join().unwrap_or_else(|_| bail!("asking it panicked"));
+            asked.into_iter().map(answer).collect()
+        })
+    };
+    sockets.chunks(ASKED_AT_A_TIME_MAX).flat_map(batch).collect()
+}
+
+/// What was printed so far.
+#[derive(Default)]
+struct Page {
+    /// Width of the names in the last heading.
+    name_width: usize,
+    /// Number of lines below the last heading.
+    lines: usize,
+    /// What was said besides the table, so that it is said once.
+    remarks: BTreeSet<String>,
+}
+
+impl Page {
+    /// Returns whether a heading comes before the next `lines` lines, in which names are up to `name_width` wide.
+    fn needs_heading(&mut self, lines: usize, name_width: usize) -> bool {
+        let is_new = self.name_width < name_width || self.lines + lines > LINES_BELOW_HEADING_MAX;
+        if is_new {
+            (self.name_width, self.lines) = (name_width.max(self.name_width), 0);
         }
-        return Ok(());
+        self.lines += lines;
+        is_new
     }
-    if before.is_empty() {
-        writeln!(out, "{}", table::heading())?;
+
+    /// Prints what is not in the table, below it, where it is seen. What was said in the last interval is not repeated.
+    fn remark(&mut self, now: BTreeSet<String>) {
+        now.difference(&self.remarks).for_each(|remark| eprintln!("remoca: {remark}"));
+        self.remarks = now;
     }
-    for status in now {
-        let earlier = before.iter().find(|earlier| earlier.pid == status.pid && earlier.name == status.name);
-        writeln!(out, "{}", table::line(&Figures::of(status, earlier)))?;
+}
+
+/// Prints the status of all VMs. The figures of a VM that is in `before` are those since then.
+fn show(args: &StatusArgs, page: &mut Page, now: &Answers, before: Option<&Answers>) -> Result<()> {
+    let earlier = before.map_or(&[][..], |before| &before.vms);
+    let mut vms: Vec<_> = now.vms.iter().map(|status| Shown::of(status, earlier)).collect();
+    vms.sort_by(|one, other| args.sort.compare(&one.figures, &other.figures));
+    let mut out = BufWriter::new(std::io::stdout().lock());
+    let view = view(args);
+    let mut remarks: BTreeSet<_> = now.silent.iter().cloned().collect();
+    if args.output == Form::Json {
+        serde_json::to_writer(&mut out, &vms)?;
+        writeln!(out)?;
+    } else if args.verbose {
+        vms.iter().try_for_each(|vm| show_all(&mut out, vm, view))?;
+    } else if !vms.is_empty() {
+        let notice = |status: &Status| Some(format!("{}: {}", status.name, status.notice.as_ref()?));
+        remarks.extend(now.vms.iter().filter_map(notice));
+        show_table(&mut out, page, vms.into_iter().map(|vm| vm.figures).collect(), view)?;
     }
-    out.flush()?;
-    Ok(())
+    let written = out.flush();
+    page.remark(remarks);
+    written?;
+    match now.silent.len() {
+        _ if args.output == Form::Json || !now.vms.is_empty() => Ok(()),
+        0 => bail!("no VM process runs here: start one with `remoca disk`{}", runtime::elsewhere()),
+        count => bail!("none of {count} VM processes answers"),
+    }
+}
+
+/// Prints a line for each VM, and their total.
+fn show_table(out: &mut impl Write, page: &mut Page, mut figures: Vec<Figures>, view: View) -> std::io::Result<()> {
+    let total = (figures.len() > 1).then(|| Figures::total(&figures)).flatten();
+    figures.extend(total);
+    let name_width = figures.iter().map(|vm| vm.name.chars().count()).fold(table::NAME_WIDTH_MIN, usize::max);
+    if page.needs_heading(figures.len(), name_width) {
+        writeln!(out, "{}", table::heading(view, page.name_width))?;
+    }
+    figures.iter().try_for_each(|vm| writeln!(out, "{}", table::line(vm, view, page.name_width)))
+}
+
+/// Returns what `remoca status -v` prints about one VM.
+pub fn details_of(status: &Status) -> String {
+    let mut text = Vec::new();
+    let vm = Shown { status, figures: Figures::of(status, None), earlier: None };
+    // Nothing fails in memory.
+    let _ = show_all(&mut text, &vm, View::Totals);
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 /// Prints everything about one VM.
-fn show_all(out: &mut impl Write, status: &Status) -> Result<()> {
+fn show_all(out: &mut impl Write, vm: &Shown<'_>, view: View) -> Result<()> {
+    let Shown { status, figures, earlier } = vm;
+    if let View::Rates { now_s } = view {
+        let period = match earlier {
+            None => "figures since the start".to_owned(),
+            Some(_) => format!("figures of the last {}", text::show_seconds(figures.seconds)),
+        };
+        writeln!(out, "{} {period}", text::show_time(now_s))?;
+    }
     writeln!(out, "{} (process {}, up {:.0} s, version {})", status.name, status.pid, status.uptime_s, status.version)?;
-    for Detail { label, text } in details::of(status) {
+    for Detail { label, text } in details::of(status, *earlier) {
         writeln!(out, "  {label:<11} {text}")?;
     }
     for (name, value) in &status.counters {
-        writeln!(out, "  {name:<26} {value:>12}")?;
+        let before = earlier.map_or(0, |earlier| earlier.counters.get(name).copied().unwrap_or(0));
+        writeln!(out, "  {name:<26} {:>12}", value.saturating_sub(before))?;
     }
     Ok(())
+}
+
+impl<'a> Shown<'a> {
+    /// Returns what is shown of `status`. The figures are those since the status of the same program in `before`.
+    fn of(status: &'a Status, before: &'a [Status]) -> Self {
+        let id = |status: &Status| (status.pid, status.upgrades);
+        let is_same = |earlier: &&Status| {
+            id(earlier) == id(status) && earlier.name == status.name && earlier.uptime_s <= status.uptime_s
+        };
+        let earlier = before.iter().find(is_same);
+        Self { status, figures: Figures::of(status, earlier), earlier }
+    }
+}
+
+impl Order {
+    /// Returns which of two VMs comes first.
+    fn compare(self, one: &Figures, other: &Figures) -> std::cmp::Ordering {
+        let ratio =
+            |one: Option<f64>, other: Option<f64>| one.unwrap_or(f64::MIN).total_cmp(&other.unwrap_or(f64::MIN));
+        let larger_first = match self {
+            Self::Name => std::cmp::Ordering::Equal,
+            Self::Reads => one.reads.cmp(&other.reads),
+            Self::Writes => one.writes.cmp(&other.writes),
+            Self::Hits => ratio(one.hit_ratio(), other.hit_ratio()),
+            Self::Saved => ratio(one.saved_s, other.saved_s),
+            Self::Used => one.used_bytes.cmp(&other.used_bytes),
+            Self::Evicted => one.evicted.cmp(&other.evicted),
+        };
+        larger_first.reverse().then_with(|| one.name.cmp(&other.name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::net::UnixListener;
+    use std::sync::Barrier;
+
+    /// Each answers only when all have been asked.
+    #[test]
+    fn processes_are_asked_at_the_same_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let names: Vec<String> = (0..ASKED_AT_A_TIME_MAX).map(|number| format!("vm{number}")).collect();
+        let sockets: Vec<_> = names.iter().map(|name| folder.path().join(name)).collect();
+        let listeners: Vec<_> = sockets.iter().map(|socket| UnixListener::bind(socket).unwrap()).collect();
+        let all = Barrier::new(names.len());
+        let answer = |listener: &UnixListener, name: &str| {
+            let mut stream = BufReader::new(listener.accept().unwrap().0);
+            stream.read_line(&mut String::new()).unwrap();
+            all.wait();
+            let status = Status { name: name.into(), ..figures::tests::status(serde_json::json!({}), [0; 2], [0; 2]) };
+            writeln!(stream.get_mut(), "{}", serde_json::to_string(&status).unwrap()).unwrap();
+        };
+        let statuses = thread::scope(|scope| {
+            let servers = listeners.iter().zip(&names);
+            servers.for_each(|(listener, name)| drop(scope.spawn(|| answer(listener, name))));
+            ask_all(&sockets)
+        });
+        let answered: Vec<_> = statuses.into_iter().map(|status| status.unwrap().name).collect();
+        assert_eq!(answered, names);
+    }
+
+    #[test]
+    fn a_heading_comes_again_for_longer_names_and_after_a_page() {
+        let mut page = Page::default();
+        let headings: Vec<_> = (0..6).map(|_| page.needs_heading(10, 16)).collect();
+        assert_eq!(headings, [true, false, true, false, true, false]);
+        assert!(page.needs_heading(1, 20) && !page.needs_heading(1, 17));
+        assert_eq!(page.name_width, 20);
+    }
 }

@@ -20,6 +20,9 @@ use tempfile::TempDir;
 /// Exit codes: of wrong usage, and of anything else.
 const USAGE: i32 = 2;
 const FAILURE: i32 = 1;
+const NO_IMAGE: i32 = 66;
+const NO_SOCKET: i32 = 73;
+const CONFIGURATION: i32 = 78;
 
 /// A folder with an image of 1 MiB whose content is known.
 struct Scene {
@@ -93,26 +96,30 @@ fn shown(path: &Path) -> &str {
 fn images_that_are_none() {
     let scene = Scene::new();
     let missing = scene.path("no/such.img");
-    scene.expect(&["--image", shown(&missing)], FAILURE, &["no/such.img does not exist", "truncate -s"]);
-    scene.expect(&["--image", shown(scene.folder.path())], FAILURE, &["is a directory"]);
-    scene.expect(&["--image", "/dev/null"], FAILURE, &["/dev/null", "neither a regular file nor a block device"]);
+    scene.expect(&["--image", shown(&missing)], NO_IMAGE, &["no/such.img does not exist", "truncate -s"]);
+    scene.expect(&["--image", shown(scene.folder.path())], NO_IMAGE, &["is a directory"]);
+    scene.expect(&["--image", "/dev/null"], NO_IMAGE, &["/dev/null", "neither a regular file nor a block device"]);
     let file = scene.path("other");
     for (bytes, words) in [(0, "is empty"), (1000, "not a multiple of the 512-byte sector")] {
         File::create(&file).unwrap().set_len(bytes).unwrap();
-        scene.expect(&["--image", shown(&file)], FAILURE, &["other", words, "truncate -s"]);
+        scene.expect(&["--image", shown(&file)], NO_IMAGE, &["other", words, "truncate -s"]);
         assert_eq!(fs::metadata(&file).unwrap().len(), bytes, "the image was changed");
     }
     File::create(&file).unwrap().set_len(512 * 9).unwrap();
     let disk = format!("image={},socket={},sector=4096", file.display(), scene.path("socket").display());
-    scene.expect(&["--disk", &disk], FAILURE, &["other", "4608 bytes", "sector of 4096", "leave out sector=4096"]);
-    scene.expect(&["--image", ""], FAILURE, &["does not exist"]);
+    scene.expect(
+        &["--disk", &disk],
+        CONFIGURATION,
+        &["other", "4608 bytes", "sector of 4096", "leave out sector=4096"],
+    );
+    scene.expect(&["--image", ""], NO_IMAGE, &["does not exist"]);
 }
 
 #[test]
 fn an_image_that_can_only_be_read() {
     let scene = Scene::new();
     fs::set_permissions(&scene.image, Permissions::from_mode(0o444)).unwrap();
-    scene.expect(&[], FAILURE, &["image for writing", "Use it read-only, or make it writable"]);
+    scene.expect(&[], NO_IMAGE, &["image for writing", "Use it read-only, or make it writable"]);
     // The advice helps.
     let mut program = scene.start(&["--read-only"]);
     assert!(status(&scene.path("control")).disks[0].read_only);
@@ -176,9 +183,9 @@ fn sockets_that_cannot_be_had() {
     let living = UnixListener::bind(&taken).unwrap();
     for option in ["--socket", "--port", "--control"] {
         let too_long = format!("has {} bytes, at most 107", long.as_os_str().len());
-        scene.expect(&[option, shown(&long)], FAILURE, &[&too_long, "use a shorter one"]);
-        scene.expect(&[option, shown(&missing)], FAILURE, &["no/such/socket", "No such file or directory"]);
-        scene.expect(&[option, shown(&file)], FAILURE, &["file exists and is not a socket"]);
+        scene.expect(&[option, shown(&long)], NO_SOCKET, &[&too_long, "use a shorter one"]);
+        scene.expect(&[option, shown(&missing)], NO_SOCKET, &["no/such/socket", "No such file or directory"]);
+        scene.expect(&[option, shown(&file)], NO_SOCKET, &["file exists and is not a socket"]);
         scene.expect(&[option, shown(&taken)], FAILURE, &["taken is in use by another process"]);
     }
     assert_eq!(fs::read(&file).unwrap(), b"precious");
@@ -198,9 +205,9 @@ fn a_socket_given_twice() {
     fs::write(&second, vec![0; 4096]).unwrap();
     let socket = scene.path("socket");
     let [a, b] = [&scene.image, &second].map(|image| format!("image={},socket={}", image.display(), socket.display()));
-    scene.expect(&["--disk", &a, "--disk", &b], FAILURE, &["socket is given twice"]);
-    scene.expect(&["--disk", &a, "--port", shown(&socket)], FAILURE, &["socket is given twice"]);
-    scene.expect(&["--port", shown(&scene.path("control"))], FAILURE, &["control is given twice"]);
+    scene.expect(&["--disk", &a, "--disk", &b], CONFIGURATION, &["socket is given twice"]);
+    scene.expect(&["--disk", &a, "--port", shown(&socket)], CONFIGURATION, &["socket is given twice"]);
+    scene.expect(&["--port", shown(&scene.path("control"))], CONFIGURATION, &["control is given twice"]);
 }
 
 #[test]
@@ -247,32 +254,33 @@ fn disks_described_wrongly() {
     let good = format!("image={image},socket={socket}");
     let with = |more: &str| format!("{good},{more}");
     for (disk, words) in [
-        (with("colour=red"), "invalid disk field `colour=red`: known are image=, socket="),
-        (with("readonly"), "invalid disk field `readonly`"),
-        (with("read-only=perhaps"), "`read-only=perhaps`"),
-        (with("sector=1000"), "sector must be 512 or 4096"),
+        (with("colour=red"), "unknown key `colour`: known are format, image"),
+        (with("readonly"), "unknown key `readonly`: did you mean `read-only`?"),
+        (with("read-only=perhaps"), "read-only: must be on or off"),
+        (with("sector=1000"), "sector: must be 512 or 4096"),
         (with("queues=many"), "`many` is not a number of queues"),
+        (with("queues=0"), "`0` is not a number of queues: 1 to 64"),
+        (with("queues=65"), "1 to 64"),
         (format!("socket={socket}"), "a disk needs image=IMAGE"),
-        (format!("image=,socket={socket}"), "`image=`"),
+        (format!("image=,socket={socket}"), "image: must not be empty"),
     ] {
         scene.expect(&["--disk", &disk], USAGE, &[words]);
     }
-    for (more, words) in [
-        ("queues=0", "0 queues: a device has 1 to 64"),
-        ("queues=65", "65 queues"),
-        ("name=a-name-that-is-longer-than-twenty-bytes", "longer than 20 bytes"),
-    ] {
-        scene.expect(&["--disk", &with(more)], FAILURE, &[words]);
-    }
+    let long = with("name=a-name-that-is-longer-than-twenty-bytes");
+    scene.expect(&["--disk", &long], CONFIGURATION, &["longer than 20 bytes"]);
     scene.expect(&["--disk", &good, "--image", shown(&scene.image)], USAGE, &["--disk", "--image"]);
     let control = scene.path("control");
-    expect_refusal(&run(&["disk", "--control", shown(&control)]), FAILURE, &["no disk", "--image IMAGE --socket PATH"]);
+    expect_refusal(
+        &run(&["disk", "--control", shown(&control)]),
+        CONFIGURATION,
+        &["no disk", "--image IMAGE --socket PATH"],
+    );
     let no_socket = ["disk", "--image", shown(&scene.image), "--control", shown(&control)];
-    expect_refusal(&run(&no_socket), FAILURE, &["Say --socket PATH"]);
+    expect_refusal(&run(&no_socket), CONFIGURATION, &["Say --socket PATH"]);
     expect_refusal(&run(&["disk", "--socket", "x"]), USAGE, &["--image"]);
     expect_refusal(&run(&["disk", "--socket", "x", "--disk", &good]), USAGE, &["--disk", "--socket"]);
-    scene.expect(&["--name", "a/b"], FAILURE, &["invalid VM name `a/b`"]);
-    scene.expect(&["--trace", "/no/such/folder/trace"], FAILURE, &["cannot make the trace file"]);
+    scene.expect(&["--name", "a/b"], CONFIGURATION, &["invalid VM name `a/b`"]);
+    scene.expect(&["--trace", "/no/such/folder/trace"], CONFIGURATION, &["cannot make the trace file"]);
 }
 
 #[test]
@@ -280,9 +288,9 @@ fn sizes_of_the_cache() {
     let scene = Scene::new();
     let server = ["--server", "unix:/no/such/server"];
     let with = |size: &'static str| [&server[..], &["--cache", size]].concat();
-    scene.expect(&with("0"), FAILURE, &["a cache of 0 bytes", "multiple of 4096 above 0"]);
-    scene.expect(&with("5000"), FAILURE, &["a cache of 5000 bytes", "multiple of 4096"]);
-    scene.expect(&with("5T"), FAILURE, &["4 TiB is the limit"]);
+    scene.expect(&with("0"), CONFIGURATION, &["a cache of 0 bytes", "multiple of 4096 above 0"]);
+    scene.expect(&with("5000"), CONFIGURATION, &["a cache of 5000 bytes", "multiple of 4096"]);
+    scene.expect(&with("5T"), CONFIGURATION, &["4 TiB is the limit"]);
     scene.expect(&with("4T"), FAILURE, &["there is no memory for the index", "available"]);
     for size in ["--cache=lots", "--cache=-1", "--cache=1.5G", "--cache="] {
         scene.expect(&[server[0], server[1], size], USAGE, &["--cache", "size"]);

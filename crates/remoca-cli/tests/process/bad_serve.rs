@@ -10,6 +10,7 @@ use std::os::unix::process::CommandExt;
 
 const USAGE: i32 = 2;
 const FAILURE: i32 = 1;
+const CONFIGURATION: i32 = 78;
 
 #[track_caller]
 fn expect(arguments: &[&str], code: i32, words: &[&str]) {
@@ -21,19 +22,20 @@ fn sizes() {
     let folder = tempfile::tempdir().unwrap();
     let address = format!("unix:{}", folder.path().join("server").display());
     let with = |memory: &'static str| ["--listen", &address, "--memory", memory];
-    expect(&with("0"), FAILURE, &["the memory to serve is 0", "--memory 2G"]);
-    expect(&with("3M"), FAILURE, &["3145728 is not a multiple of 2 MiB"]);
+    expect(&with("0"), CONFIGURATION, &["the memory to serve is 0", "--memory 2G"]);
+    expect(&with("3M"), CONFIGURATION, &["3145728 is not a multiple of 2 MiB"]);
     expect(&with("4T"), FAILURE, &["--memory 4 TiB", "available"]);
-    for size in ["lots", "-2M", "2.5G"] {
+    for size in ["lots", "2.5G"] {
         expect(&with(size), USAGE, &["--memory"]);
     }
+    expect(&with("-2M"), USAGE, &["unexpected argument '-2'"]);
     let quota = |quota: &'static str| [&with("4M")[..], &["--quota", quota]].concat();
-    expect(&quota("0"), FAILURE, &["--quota is 0"]);
-    expect(&quota("8M"), FAILURE, &["--quota 8 MiB is more than --memory 4 MiB"]);
-    expect(&[&with("4M")[..], &["--threads", "0"]].concat(), FAILURE, &["--threads 0"]);
+    expect(&quota("0"), CONFIGURATION, &["--quota is 0"]);
+    expect(&quota("8M"), CONFIGURATION, &["--quota 8 MiB is more than --memory 4 MiB"]);
+    expect(&[&with("4M")[..], &["--threads", "0"]].concat(), CONFIGURATION, &["--threads 0"]);
     expect(&[&with("4M")[..], &["--grace", "soon"]].concat(), USAGE, &["`soon` is not a time"]);
-    expect(&["--memory", "4M"], USAGE, &["--listen"]);
-    expect(&["--listen", &address], USAGE, &["--memory"]);
+    expect(&["--memory", "4M"], CONFIGURATION, &["--listen"]);
+    expect(&["--listen", &address], CONFIGURATION, &["--memory"]);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
 }
 
@@ -50,10 +52,10 @@ fn addresses() {
     expect_at(&taken, FAILURE, &[&taken, "another program has this port"]);
     expect_at("tcp:192.0.2.1:7070", FAILURE, &["this host has no such address"]);
     let unix = |name: &str| format!("unix:{}", path(name).display());
-    expect_at(&unix(&"x".repeat(120)), FAILURE, &["at most 107 bytes"]);
-    expect_at(&unix("no/such/socket"), FAILURE, &["the folder does not exist"]);
+    expect_at(&unix(&"x".repeat(120)), CONFIGURATION, &["at most 107 bytes"]);
+    expect_at(&unix("no/such/socket"), CONFIGURATION, &["the folder does not exist"]);
     fs::write(path("file"), "precious").unwrap();
-    expect_at(&unix("file"), FAILURE, &["not a socket"]);
+    expect_at(&unix("file"), CONFIGURATION, &["not a socket"]);
     assert_eq!(fs::read(path("file")).unwrap(), b"precious");
     let _living = UnixListener::bind(path("taken")).unwrap();
     expect_at(&unix("taken"), FAILURE, &["another process listens there"]);
@@ -88,7 +90,7 @@ fn memory_that_may_not_be_locked() {
         command
     };
     let words = ["8 MiB", "RLIMIT_MEMLOCK", "is 1 MiB", "ulimit -l unlimited", "LimitMEMLOCK=infinity", "--no-lock"];
-    expect_refusal(&run_command(&mut limited()), FAILURE, &words);
+    expect_refusal(&run_command(&mut limited()), CONFIGURATION, &words);
     // With `--no-lock`, the server starts.
     let mut program = Program::start(limited().arg("--no-lock"), &folder.path().join("log"));
     wait_until("the server listens", || {

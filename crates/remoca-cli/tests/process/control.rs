@@ -15,6 +15,7 @@ use std::process::Output;
 
 const USAGE: i32 = 2;
 const FAILURE: i32 = 1;
+const NOBODY: u32 = 65534;
 /// Number of control clients that one process serves at a time.
 const CLIENTS_MAX: usize = 16;
 
@@ -56,21 +57,40 @@ fn the_status_as_a_table_in_full_and_as_json() {
     let lines: Vec<&str> = table.lines().collect();
     assert_eq!(lines.len(), 2, "{table}");
     let [headings, values] = [0, 1].map(|line| lines[line].split_whitespace().collect::<Vec<_>>());
-    assert_eq!(headings[..5], ["VM", "CACHE", "USED", "SERVER", "READS"]);
-    assert_eq!([values[0], values[1], values[3]], ["test", "4M", "connected"]);
+    assert_eq!(headings[..7], ["VM", "GUEST", "AGENT", "CACHE", "USED", "SERVER", "READS"]);
+    // No agent reports; the test's own guest writes to the port.
+    assert_eq!(values[..4], ["test", "yes", "no", "4M"]);
+    assert_eq!(values[5], "connected");
 
     let json = text(&ask(&machine, "status", &["-o", "json"]));
     let all: Vec<Status> = serde_json::from_str(&json).unwrap();
     let [status] = &all[..] else { panic!("{json}") };
     assert_eq!((status.name.as_str(), status.pid), ("test", machine.program.pid()));
-    assert_eq!(status.counters["reads"].to_string(), values[4]);
+    assert_eq!(status.counters["reads"].to_string(), values[6]);
+    let traffic = status.disks[0].traffic;
+    assert_eq!((traffic.reads, traffic.writes), (status.counters["reads"], status.counters["writes"]));
+    assert!(traffic.reads_from_cache > 0 && traffic.reads_from_cache < traffic.reads, "{traffic:?}");
+    assert!(traffic.read_bytes >= 512 * traffic.reads && traffic.written_bytes > 0, "{traffic:?}");
+    let figures = &serde_json::from_str::<serde_json::Value>(&json).unwrap()[0]["figures"];
+    assert_eq!((&figures["since_start"], &figures["agent"]), (&true.into(), &"not-heard".into()));
+    assert!(figures["saved_s"].is_f64(), "{figures}");
     assert_eq!(status.counters["evictions_reported"], machine.pages_sent);
     assert!(status.cache.hit_ratio.unwrap() > 0.0);
     assert!(status.disks[0].attached && status.disks[0].bytes == machine.disks[0].model.bytes.len() as u64);
     assert!(status.latency.read_from_cache.count > 0 && status.latency.read_from_disk.count > 0);
 
     let full = text(&ask(&machine, "status", &["-v"]));
-    for word in ["server      unix:", " connected\n", "cache       on, 4M wanted, 4M granted", "disk0: ", "attached"] {
+    for word in [
+        "server      unix:",
+        " connected\n",
+        "cache       on, 4M wanted, 4M granted",
+        "disk0: ",
+        "attached",
+        "helps       the guest waited ",
+        "reads needed no disk and took",
+        "from the memory server, ",
+        "without the disk; writes ",
+    ] {
         assert!(full.contains(word), "`{word}` is missing in: {full}");
     }
     for name in status.counters.keys() {
@@ -107,14 +127,25 @@ fn the_status_again_and_again() {
     let table = text(&ask(&machine, "status", &["-i", "1", "-c", "2"]));
     let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(lines.len(), 3, "one heading, two lines: {table}");
-    assert_eq!(lines[1][4], reads.to_string(), "the first since the start");
-    assert_eq!(lines[2][4], "0", "the second of the interval, in which nothing was read");
+    assert_eq!(lines[0][..3], ["TIME", "OVER", "VM"]);
+    assert!(lines[1..].iter().all(|line| line[0].ends_with('Z') && line[0].len() == 9), "{table}");
+    assert_eq!((lines[0][8], lines[1][1]), ("READ/s", "start"), "the first since the start");
+    assert_ne!(lines[1][8], "0");
+    assert!(lines[2][1].ends_with('s'), "{table}");
+    assert_eq!(lines[2][8], "0", "the second of the interval, in which nothing was read");
+    let full = text(&ask(&machine, "status", &["-v", "-i", "1", "-c", "2"]));
+    let (first, second) = full.split_once("figures of the last ").unwrap();
+    let total = |reads: u64| format!("  {:<26} {reads:>12}\n", "reads");
+    assert!(first.contains("Z figures since the start\n") && first.contains(&total(reads)), "{full}");
+    assert!(second.contains(&total(0)) && second.contains("reads 0 (0/s), 0B (0B/s)"), "{full}");
     let json = text(&ask(&machine, "status", &["-i", "1", "-c", "2", "-o", "json"]));
     assert_eq!(json.lines().count(), 2);
     for line in json.lines() {
         serde_json::from_str::<Vec<Status>>(line).unwrap();
     }
-    for (arguments, word) in [(&["-i", "0"][..], "0"), (&["-c", "2"], "--interval"), (&["-o", "xml"], "xml")] {
+    for (arguments, word) in
+        [(&["-i", "0"][..], "0"), (&["-c", "2"], "--interval"), (&["-o", "xml"], "xml"), (&["--sort", "size"], "hits")]
+    {
         expect_refusal(&ask(&machine, "status", arguments), USAGE, &[word]);
     }
     machine.finish();
@@ -125,12 +156,12 @@ fn a_size_that_is_set_reaches_the_server() {
     let (server, mut machine) = machine(53);
     machine.run_until_hits(100);
     for (arguments, said, pages) in [
-        (&["--cache", "2M"][..], "test: cache 2M\n", 512),
-        (&["--cache", "8M"], "test: cache 8M\n", 2048),
+        (&["--cache", "2M"][..], "test: cache 2M, all granted\n", 512),
+        (&["--cache", "8M"], "test: cache 8M, all granted\n", 2048),
         (&["--off"], "test: cache off\n", 0),
         (&["--cache", "4M"], "test: cache off\n", 0),
-        (&["--on"], "test: cache 4M\n", 1024),
-        (&["--cache", "6M", "--on"], "test: cache 6M\n", 1536),
+        (&["--on"], "test: cache 4M, all granted\n", 1024),
+        (&["--cache", "6M", "--on"], "test: cache 6M, all granted\n", 1536),
     ] {
         assert_eq!(text(&ask(&machine, "set", arguments)), said);
         wait_until("the server gives or takes", || {
@@ -140,12 +171,126 @@ fn a_size_that_is_set_reaches_the_server() {
         assert_eq!(pools[0]["npages"], pages);
         let cell = if pages == 0 { "off".to_owned() } else { format!("{}M", pages / 256) };
         let table = text(&ask(&machine, "status", &[]));
-        assert!(table.lines().nth(1).unwrap().split_whitespace().nth(1) == Some(&cell), "{table}");
+        assert!(table.lines().nth(1).unwrap().split_whitespace().nth(3) == Some(&cell), "{table}");
         if pages > 0 {
             machine.run_until_hits(100);
         }
     }
     machine.finish();
+}
+
+#[test]
+fn an_unplugged_port_is_noticed_at_once() {
+    let (_server, mut machine) = machine(62);
+    machine.run(5);
+    let mut page = vec![0; 4096];
+    page[..8].copy_from_slice(b"REMOCAST");
+    page[8..12].copy_from_slice(&1_u32.to_le_bytes());
+    machine.send_to_port(0, &page);
+    let agent = |machine: &Machine| {
+        let table = text(&ask(machine, "status", &[]));
+        table.lines().nth(1).unwrap().split_whitespace().nth(2).unwrap().to_owned()
+    };
+    assert_eq!(agent(&machine), "yes");
+    machine.port.disconnect();
+    wait_until("the port is seen to be gone", || agent(&machine) == "no");
+    let full = text(&ask(&machine, "status", &["-v"]));
+    assert!(full.contains("no guest, no report from an agent since the guest attached: 0 captured"), "{full}");
+    assert!(machine.program.log().contains("port: its hypervisor has disconnected"), "{}", machine.program.log());
+    // The disks notice nothing.
+    let reads = machine.counter("reads");
+    machine.requests(0);
+    assert!(machine.counter("reads") > reads);
+}
+
+#[test]
+fn the_answer_to_set_says_what_the_server_grants() {
+    let (mut server, mut machine) = machine(59);
+    machine.run_until_hits(50);
+    // The server has 16 MiB, in pieces of 2 MiB.
+    let said = text(&ask(&machine, "set", &["--cache", "64M"]));
+    let wanted = format!("test: cache 64M, of which 16M are granted: {} has no more to give now\n", server.address);
+    assert_eq!(said, wanted);
+    server.program.kill();
+    wait_until("the loss is noticed", || !machine.status().server.is_some_and(|server| server.connected));
+    let said = text(&ask(&machine, "set", &["--cache", "8M"]));
+    assert!(said.starts_with("test: cache 8M, granted when there is a connection to unix:"), "{said}");
+    assert!(said.contains(" cannot be reached: Connection refused"), "{said}");
+    machine.finish();
+}
+
+#[test]
+fn the_memory_server_says_who_has_its_memory() {
+    let (server, mut machine) = machine(60);
+    machine.run_until_hits(50);
+    let socket = machine.folder.path().join("server.ctl");
+    let option = format!("--server={}", socket.display());
+    let status = |more: &[&str]| run(&[&["status", &option], more].concat());
+    let said = text(&status(&[]));
+    let lines: Vec<Vec<&str>> = said.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert!(
+        said.contains(": 16M not locked, 12M free, at most 16M for one client; 1 clients are connected; "),
+        "{said}"
+    );
+    assert_eq!(lines[1][..5], ["CLIENT", "POOL", "HERE", "SIZE", "USED"]);
+    let client = lines[2].iter().position(|word| *word == "yes").unwrap();
+    assert_eq!(lines[2][client + 1], "4M", "{said}");
+    assert_eq!((lines[3][0], lines[3][1]), ("TOTAL", "4M"), "{said}");
+    let gets = server.status()["totals"]["gets"].to_string();
+    assert_eq!(lines[3][3], gets, "{said}");
+    let rates = text(&status(&["-i", "1", "-c", "2"]));
+    assert!(rates.contains("; per second since its start\n") && rates.contains("; per second in the last "), "{rates}");
+    let json: serde_json::Value = serde_json::from_str(&text(&status(&["-o", "json"]))).unwrap();
+    assert_eq!((&json["pages"], &json["totals"]["gets"].to_string()), (&4096.into(), &gets));
+    machine.finish();
+    expect_refusal(
+        &run(&["status", "--server=/no/such"]),
+        FAILURE,
+        &["no memory server answers at /no/such", "needs --control PATH"],
+    );
+    // The control socket of a VM process is no memory server's.
+    expect_refusal(&run(&["status", "--server", "vm"]), USAGE, &["cannot be used with"]);
+}
+
+/// What keeps an operator from a socket is said, with who may open it.
+#[test]
+fn another_user_is_told_who_may() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let (_server, mut machine) = machine(61);
+    machine.run(1);
+    let folder = machine.folder.path();
+    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let program = folder.join("remoca");
+    install(Path::new(REMOCA), &program);
+    for arguments in [&["status"][..], &["set", "--off"], &["upgrade"]] {
+        use std::os::unix::process::CommandExt;
+        let mut command = command(&program);
+        command.args(arguments).arg(machine.control()).uid(NOBODY).gid(NOBODY).env_remove("XDG_RUNTIME_DIR");
+        let words = ["is not open to you: only root may reach it", "Run the command with sudo"];
+        expect_refusal(&run_command(&mut command), FAILURE, &words[..]);
+    }
+    machine.finish();
+}
+
+#[test]
+fn a_cache_whose_index_has_no_memory_is_refused_once_and_exactly() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(path("image"), vec![0; 4096]).unwrap();
+    let [image, socket, control, server] = ["image", "socket", "control", "server"].map(path);
+    let server = format!("unix:{server}");
+    let disk =
+        ["disk", "--image", &image, "--socket", &socket, "--control", &control, "--server", &server, "--cache", "4T"];
+    for named in [&[][..], &["--name", "big"]] {
+        let refused = run(&[&disk[..], named].concat());
+        let words =
+            ["there is no memory for the index of this cache: it would take ", " MiB available", "smaller --cache"];
+        expect_refusal(&refused, FAILURE, &words);
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
 }
 
 #[test]
@@ -161,7 +306,7 @@ fn changes_that_are_refused_change_nothing() {
         (&["--cache", "0"], FAILURE, "a cache of 0 bytes"),
         (&["--cache", "5000"], FAILURE, "a cache of 5000 bytes"),
         (&["--cache", "5T"], FAILURE, "4 TiB is the limit"),
-        (&["--cache", "4T"], FAILURE, "there is no memory for an index of that size"),
+        (&["--cache", "4T"], FAILURE, "there is no memory for an index of that size: it would take "),
         (&["--cache", "much"], USAGE, "`much` is not a size"),
         (&["--on", "--off"], USAGE, "cannot be used with"),
     ] {
@@ -265,7 +410,6 @@ fn all_processes_of_a_user() {
     }
     // Runs as another user, who may have no access to the build directory. Root's directory belongs to the host, not
     // to tests.
-    const NOBODY: u32 = 65534;
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("remoca");
@@ -311,9 +455,22 @@ fn all_processes_at(remoca: &mut dyn FnMut() -> std::process::Command) {
         let table = text(output);
         table.lines().skip(1).map(|line| line.split_whitespace().next().unwrap().to_owned()).collect::<Vec<_>>()
     };
-    assert_eq!(names(&run_command(&mut command(&["status"]))), ["mail", "web"]);
+    assert_eq!(names(&run_command(&mut command(&["status"]))), ["mail", "web", "TOTAL"]);
+    assert_eq!(names(&run_command(&mut command(&["status", "--sort", "saved"]))), ["mail", "web", "TOTAL"]);
     assert_eq!(names(&run_command(&mut command(&["status", "web"]))), ["web"]);
+    // One after the other; the first failure stops the rest.
+    let said = text(&run_command(&mut command(&["upgrade", "--all"])));
+    let [mail, web] = [1, 0].map(|number| format!("process {} runs version ", programs[number].pid()));
+    assert!(said.starts_with(&format!("mail: {mail}")) && said.contains(&format!("\nweb: {web}")), "{said}");
+    assert!(said.ends_with("\n2 of 2 upgraded: mail, web\n"), "{said}");
+    let failed = run_command(&mut command(&["upgrade", "--all", "--program", "/bin/false"]));
+    let words = ["the upgrade of mail failed. Done before it: none. Not begun: web", "goes on as before"];
+    expect_refusal(&failed, FAILURE, &words);
+    assert_eq!(["mail", "web"].map(|name| status(&control(name)).upgrades), [1, 1]);
+    expect_refusal(&run_command(&mut command(&["upgrade", "--all", "web"])), USAGE, &["cannot be used with"]);
     programs[0].kill();
+    let said = text(&run_command(&mut command(&["upgrade", "--all"])));
+    assert!(said.ends_with("\n1 of 2 upgraded: mail. No process answers for web\n"), "{said}");
     let shown = run_command(&mut command(&["status"]));
     assert_eq!(names(&shown), ["mail"]);
     assert!(String::from_utf8_lossy(&shown.stderr).contains("web.ctl"), "{shown:?}");

@@ -63,6 +63,31 @@ const ALLOWED: &[(&str, &str)] = &[
     ("statx file test.state.new", "in a file system in memory: is the new state file still where it was made?"),
     ("rename file test.state.new", "in a file system in memory: the larger state file takes the place of the old one"),
     ("close file test.state", "the old one, whose memory another thread frees"),
+    // The start of a program that took over, which the tracer sees from its first look at NBD clients on.
+    (
+        "unlink file control.config.new",
+        "the copy of the configuration, before guests are served, in a file system in memory",
+    ),
+    (
+        "open file control.config.new",
+        "the copy of the configuration, before guests are served, in a file system in memory",
+    ),
+    (
+        "write file control.config.new",
+        "the copy of the configuration, before guests are served, in a file system in memory",
+    ),
+    (
+        "fcntl F_GETFD file control.config.new",
+        "the copy of the configuration, before guests are served, in a file system in memory",
+    ),
+    (
+        "close file control.config.new",
+        "the copy of the configuration, before guests are served, in a file system in memory",
+    ),
+    (
+        "rename file control.config.new",
+        "the copy of the configuration, before guests are served, in a file system in memory",
+    ),
     // An upgrade: descriptors are copied, and described in memory.
     ("fcntl F_DUPFD_CLOEXEC socket", "copies a descriptor"),
     ("fcntl F_DUPFD_CLOEXEC eventfd", "copies a descriptor"),

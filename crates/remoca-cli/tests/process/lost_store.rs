@@ -218,7 +218,7 @@ fn what_is_for_nbd_images_is_refused_for_files() {
     std::fs::write(path("image"), [0; 4096]).unwrap();
     for option in ["on-loss=fail", "write-through"] {
         let disk = format!("image={},socket={},{option}", path("image"), path("socket"));
-        expect_refusal(&run(&["disk", "--disk", &disk, "--control", &path("control")]), 1, &["are for NBD images"]);
+        expect_refusal(&run(&["disk", "--disk", &disk, "--control", &path("control")]), 78, &["are for NBD images"]);
     }
 }
 

@@ -7,14 +7,21 @@
 )]
 
 mod ablation;
+mod archive;
 mod bad_disk;
 mod bad_serve;
+mod check;
+mod comings;
+mod configuration;
 mod control;
 mod deaths;
 mod failed_flush;
+mod full_disk;
+mod growth;
 mod guest_memory;
 mod hanging;
 mod io_thread;
+mod kept;
 mod lost_store;
 mod lying_guest;
 mod lying_server;
@@ -23,9 +30,11 @@ mod narrow;
 mod nbd;
 mod network_images;
 mod outages;
+mod qcow2;
 mod restart;
 mod servers;
 mod strangers;
 mod support;
 mod upgrade;
+mod versions;
 mod watchdog;

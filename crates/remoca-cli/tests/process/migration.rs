@@ -125,6 +125,28 @@ fn a_vm_moves_there_and_back_and_its_cache_comes_along() {
 }
 
 #[test]
+fn an_image_that_grows_while_its_vm_moves_is_larger_there() {
+    let (_server, mut machine) = machine(79);
+    let other = incoming(&machine, "b");
+    offer(&machine, "b");
+    machine.run(20);
+    let disk = &mut machine.disks[0];
+    std::fs::File::options().write(true).open(&disk.image).unwrap().set_len(10 << 20).unwrap();
+    disk.model.resize(10 << 20);
+    let said = run(&["disk", "rescan", machine.control().to_str().unwrap()]);
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    machine.run(20);
+    machine.stop_queues();
+    wait_for_disks(&other);
+    let mut left = machine.move_to(other);
+    expect_warm(&mut machine);
+    assert_eq!(machine.disks[0].guest.capacity().unwrap(), 10 << 20);
+    machine.run_until_hits(50);
+    left.program.terminate();
+    machine.finish();
+}
+
+#[test]
 fn a_guest_that_goes_on_where_it_was_gets_its_disks_back_warm() {
     let (_server, mut machine) = machine(72);
     let other = incoming(&machine, "b");

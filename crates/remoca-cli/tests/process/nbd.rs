@@ -499,6 +499,8 @@ fn answers_come_after_a_goodbye() {
         assert_eq!(answers.len(), 12 * 16 + 10 * MIB, "with a goodbye: {goodbye}");
     }
     wait_until("both have left", || host.clients() == 0);
+    let log = host.program.log();
+    assert!(log.contains(": its last NBD client has left: "), "{log}");
 }
 
 /// An option that is skipped because it is too long is answered, however its bytes arrive.
@@ -582,15 +584,15 @@ fn addresses_and_names_that_cannot_be() {
         (vec!["--image", &image, "--nbd", "unix:"], 2, "a socket path has 1 to 107 bytes"),
         (vec!["--image", &image, "--nbd", &taken], 1, "choose another address"),
         (vec!["--image", &image, "--nbd", "systemd"], 1, "no socket was passed"),
-        (vec!["--image", &image, "--nbd", "systemd", "--nbd", "systemd"], 1, "say it once"),
-        (vec!["--image", &image, "--fd", "9", "--nbd", "systemd"], 1, "--fd"),
-        (vec!["--disk", &vhost, "--disk", &second, "--nbd", &shared], 1, "is given twice"),
+        (vec!["--image", &image, "--nbd", "systemd", "--nbd", "systemd"], 78, "say it once"),
+        (vec!["--image", &image, "--fd", "9", "--nbd", "systemd"], 78, "--fd"),
+        (vec!["--disk", &vhost, "--disk", &second, "--nbd", &shared], 78, "is given twice"),
         (vec!["--image", &image, "--nbd", &nbd, "--socket-group", "no-such-group"], 2, "there is no group"),
         (vec!["--image", &image, "--nbd-port"], 2, "--nbd"),
-        (vec!["--disk", &first], 1, "or --nbd ADDRESS"),
-        (vec!["--disk", &vhost, "--nbd", &nbd], 1, "--nbd has nothing to offer"),
-        (vec!["--disk", &first, "--disk", &second, "--nbd", &nbd], 1, "two exports would have the name a"),
-        (vec!["--disk", &port, "--nbd", &nbd, "--nbd-port"], 1, "two exports would have the name remoca-port"),
+        (vec!["--disk", &first], 78, "or --nbd ADDRESS"),
+        (vec!["--disk", &vhost, "--nbd", &nbd], 78, "--nbd has nothing to offer"),
+        (vec!["--disk", &first, "--disk", &second, "--nbd", &nbd], 78, "the name a is given twice"),
+        (vec!["--disk", &port, "--nbd", &nbd, "--nbd-port"], 78, "the name remoca-port is given twice"),
         (vec!["--disk", &first, "--nbd", &nbd, "--nbd-port", "--port", "x"], 2, "--port"),
     ] {
         let arguments = [&["disk", "--control", &control][..], &arguments].concat();

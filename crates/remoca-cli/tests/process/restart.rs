@@ -3,7 +3,7 @@
 
 use super::support::machine::{Machine, Setup, VirtualDisk};
 use super::support::model::BLOCK;
-use super::support::program::{REMOCA, Serve, command, run};
+use super::support::program::{REMOCA, Serve, command, run, run_command};
 use super::support::{PATIENCE, wait_until};
 use remoca_disk::state::Header;
 use remoca_frontend::testing::Command;
@@ -213,6 +213,40 @@ fn an_image_that_changed_meanwhile_is_cold() {
     machine.finish();
 }
 
+/// docs/backup.md: the guest's file systems are frozen, which flushes, while a copy is made beneath the running process.
+#[test]
+fn a_backup_of_a_frozen_guest_is_whole_and_restoring_it_is_noticed() {
+    let (_server, mut machine) = machine(Setup { seed: 95, ..Setup::default() });
+    let image = machine.disks[0].image.clone();
+    let [copy, converted, raw] = ["copy", "converted", "raw"].map(|name| machine.folder.path().join(name));
+    machine.read_everything();
+    assert_eq!(machine.disks[0].guest.run(0, Command::Flush), 0);
+    let frozen = machine.disks[0].model.bytes.clone();
+    let copied = run_command(command("cp").args(["--reflink=auto", "--sparse=always"]).args([&image, &copy]));
+    assert!(copied.status.success());
+    // qemu-img respects the image's lock unless it is told that the image does not change.
+    let convert = |options: &[&str], from: &Path, to: &Path| {
+        run_command(command("qemu-img").arg("convert").args(options).args([from, to])).status.success()
+    };
+    assert!(!convert(&["-f", "raw", "-O", "qcow2"], &image, &converted));
+    assert!(convert(&["-U", "-f", "raw", "-O", "qcow2"], &image, &converted));
+    machine.run(200);
+    assert_eq!(machine.status().counters["foreign_writes"], 0);
+    assert!(machine.disks[0].model.bytes != frozen, "the guest has gone on");
+    assert!(convert(&["-f", "qcow2", "-O", "raw"], &converted, &raw));
+    assert!(std::fs::read(&copy).unwrap() == frozen && std::fs::read(&raw).unwrap() == frozen);
+
+    machine.settle();
+    machine.program.terminate();
+    assert!(run_command(command("cp").args([&copy, &image])).status.success());
+    machine.disks[0].model.bytes = frozen;
+    machine.restart();
+    machine.pages_sent = 0;
+    expect_cold(&machine, "changed while no process had it");
+    expect_right(&mut machine);
+    machine.finish();
+}
+
 /// The last write of the dead process and that of the other program may have the same time.
 #[test]
 fn an_image_that_is_written_in_the_moment_of_death_is_cold() {
@@ -261,13 +295,15 @@ fn of_two_disks_only_the_one_that_changed_is_cold() {
     assert!(status.disks[1].cold_reason.as_ref().unwrap().contains("changed"));
     expect_right(&mut machine);
 
-    // The disks are in another order: each has the other's place in the index.
+    // The disks are in another order.
     machine.settle();
     machine.program.kill();
     machine.disks.swap(0, 1);
     machine.restart();
     machine.pages_sent = 0;
-    expect_cold(&machine, "another one");
+    let status = machine.status();
+    assert_eq!((status.started.as_str(), &status.cold_reason), ("warm", &None));
+    assert!(status.disks.iter().all(|disk| disk.cold_reason.is_none()));
     expect_right(&mut machine);
     machine.finish();
 }
@@ -283,11 +319,12 @@ fn overwrite(state: &Path, offset: u64, bytes: &[u8]) {
 }
 
 /// Writes another boot ID or another key to the state file of a machine with one disk.
-fn describe(state: &Path, boot_id: Option<[u8; 16]>, key: Option<[u8; 16]>) {
+pub fn describe(state: &Path, boot_id: Option<[u8; 16]>, key: Option<[u8; 16]>) {
     let file = OpenOptions::new().read(true).write(true).open(state).unwrap();
     let header = Header::map(&file, 1).unwrap();
     let (boot_id, key) = (boot_id.unwrap_or(header.boot_id()), key.unwrap_or(header.key()));
-    header.describe(boot_id, key, header.seed(), 1, header.index_words());
+    let disks = header.disks().try_into().unwrap();
+    header.describe(boot_id, key, header.seed(), disks, header.index_words());
 }
 
 #[test]
@@ -431,7 +468,15 @@ fn what_was_set_holds_until_the_options_change() {
     machine.setup.cache = "3M";
     machine.restart();
     machine.pages_sent = 0;
-    assert_eq!(known(&machine), (3 << 20, vec![machine.setup.server.clone().unwrap()]));
+    // Each option on its own.
+    assert_eq!(known(&machine), (3 << 20, vec![second.address.clone()]));
+    let third = folder();
+    let third = Serve::start(third.path(), "64M");
+    machine.program.kill();
+    machine.setup.server = Some(third.address.clone());
+    machine.restart();
+    machine.pages_sent = 0;
+    assert_eq!(known(&machine), (3 << 20, vec![third.address.clone()]));
     machine.finish();
 }
 

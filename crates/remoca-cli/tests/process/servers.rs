@@ -1,6 +1,7 @@
 //! Several memory servers for one VM process: the pool goes where memory is, and moves on when its server is lost, hangs,
 //! refuses, or is taken out of the list. The guest reads, writes and evicts meanwhile; every answer is checked.
 
+use super::restart::describe as damage;
 use super::support::fake_server::{FakeServer, Lie};
 use super::support::machine::{Evictions, Machine, Setup};
 use super::support::program::{Program, REMOCA, Serve, Signal, command, expect_refusal, run};
@@ -9,6 +10,7 @@ use std::path::Path;
 
 const USAGE: i32 = 2;
 const FAILURE: i32 = 1;
+const CONFIGURATION: i32 = 78;
 
 /// Starts a memory server with a folder of its own.
 fn serve(folder: &Path, name: &str, memory: &str) -> Serve {
@@ -233,7 +235,7 @@ fn lists_that_are_none() {
     let image = tempfile::NamedTempFile::new().unwrap();
     let (image, socket) = (image.path().to_str().unwrap(), "/no/such/folder/socket");
     let start = |servers: &[&str]| run(&[&["disk", "--image", image, "--socket", socket], servers].concat());
-    expect_refusal(&start(&["--server=unix:/a", "--server=unix:/a"]), FAILURE, &["unix:/a is given twice"]);
+    expect_refusal(&start(&["--server=unix:/a", "--server=unix:/a"]), CONFIGURATION, &["unix:/a is given twice"]);
     expect_refusal(&start(&["--server=unix:/a", "--server=b"]), USAGE, &["`b` is not an address"]);
 }
 
@@ -318,8 +320,9 @@ fn a_pool_that_the_successor_does_not_use_is_given_back_at_once() {
     let former = tokens(&second);
     process.kill();
 
-    // With another disk the index is a new one, and so is the pool.
-    let mut process = plain(folder.path(), &second, &["root", "data"]);
+    // With another key the index is a new one, and so is the pool.
+    damage(&folder.path().join("vm.state"), None, Some([7; 16]));
+    let mut process = plain(folder.path(), &second, &["root"]);
     wait_until("there is a new pool, and only that", || {
         let tokens = tokens(&second);
         tokens.len() == 1 && tokens != former

@@ -3,7 +3,9 @@
 
 use super::nbd;
 use super::support::machine::{Evictions, Machine, Setup};
-use super::support::program::{PASSED, Program, REMOCA, Serve, Signal, ask_raw, command, install, pass, status};
+use super::support::program::{
+    PASSED, Program, REMOCA, Serve, Signal, ask_raw, command, install, pass, run_command, status,
+};
 use super::support::wait_until;
 use remoca_frontend::testing::{Command, Options, TestGuest};
 use remoca_protocol::control::Status;
@@ -33,7 +35,7 @@ fn machine(setup: Setup) -> (Serve, Machine) {
 }
 
 /// Starts `remoca upgrade`, and returns the running command.
-fn begin(control: &Path, program: Option<&Path>) -> Child {
+pub fn begin(control: &Path, program: Option<&Path>) -> Child {
     let mut command = command(REMOCA);
     command.arg("upgrade").arg(control).stdout(Stdio::piped()).stderr(Stdio::piped());
     if let Some(program) = program {
@@ -43,7 +45,7 @@ fn begin(control: &Path, program: Option<&Path>) -> Child {
 }
 
 /// Waits for the command. Returns whether it succeeded, and its output.
-fn end(child: Child) -> (bool, String) {
+pub fn end(child: Child) -> (bool, String) {
     let output = child.wait_with_output().unwrap();
     let said = [output.stdout, output.stderr].concat();
     (output.status.success(), String::from_utf8(said).unwrap())
@@ -311,6 +313,27 @@ fn a_front_end_within_a_message_holds_no_upgrade_up() {
     machine.finish();
 }
 
+/// All of its guests are paused then but one, which is within a message.
+#[test]
+fn a_process_that_is_told_to_end_within_an_upgrade_ends() {
+    let (_server, mut machine) = machine(Setup { sectors: vec![512, 4096], seed: 83, ..Setup::default() });
+    machine.run(10);
+    let mut half = UnixStream::connect(&machine.disks[0].socket).unwrap();
+    machine.disks[0].guest.disconnect();
+    half.write_all(&[1, 0, 0, 0, 1, 0]).unwrap();
+    wait_until("it is attached", || machine.status().disks[0].attached);
+    let upgrading = begin(&machine.control(), None);
+    wait_until("guests are asked to pause", || machine.program.log().contains("takes over when nothing is in flight"));
+    machine.program.terminate();
+    let (done, said) = end(upgrading);
+    assert!(!done, "{said}");
+    assert!(
+        machine.program.log().contains("told to end with a guest attached to disk0, disk1"),
+        "{}",
+        machine.program.log()
+    );
+}
+
 #[test]
 fn what_was_set_stays_set() {
     let (server, mut machine) = machine(Setup { seed: 72, ..Setup::default() });
@@ -369,7 +392,8 @@ fn without_a_memory_server_an_upgrade_is_none_the_harder() {
     machine.finish();
 }
 
-fn script(folder: &Path, name: &str, text: &str) -> PathBuf {
+/// Writes a program, and returns its path.
+pub fn script(folder: &Path, name: &str, text: &str) -> PathBuf {
     let (source, path) = (folder.join("source"), folder.join(name));
     std::fs::write(&source, text).unwrap();
     install(&source, &path);
@@ -399,7 +423,7 @@ echo '{"remoca_handover":2,"version":"9"}'
         expect_refused_upgrade(&mut machine, || Some(program.clone()), words);
     }
     // The program says that it can take over, and is gone when it is to be started.
-    let vanishes = || Some(script("vanishes", &format!("{yes}rm $0\n")));
+    let vanishes = || Some(script("vanishes", &format!("#!/bin/sh\n{REMOCA} \"$@\" && rm $0\n")));
     expect_refused_upgrade(&mut machine, vanishes, "new program cannot be started");
     machine.disks[0].guest.read_config(0, 8).expect("its messages are answered again");
     expect_upgrade(&mut machine, None);
@@ -547,6 +571,10 @@ fn no_nbd_client_notices_an_upgrade() {
         assert!(done, "{said}");
     };
     let mut port = nbd::attach(&path("nbd"), "remoca-port");
+    let shown = run_command(command(REMOCA).arg("status").arg("-v").arg(path("control")));
+    for said in [program.log(), String::from_utf8(shown.stdout).unwrap()] {
+        assert!(said.contains("does not connect again by itself"), "{said}");
+    }
     let report = nbd::request(0, 5, 0, 4096);
     port.write_all(&report[..9]).unwrap();
     // Answers of 12 MiB that it does not take, the payload of a write in three parts, and half a header.

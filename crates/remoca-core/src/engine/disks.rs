@@ -1,16 +1,23 @@
-//! State of each disk outside the index: I/O in flight, discarded blocks, and swap areas.
+//! State of each disk outside the index: its size, I/O in flight, discarded blocks, and swap areas.
+//!
+//! Disks are found by their number. A number is free, a disk has it, or its disk was removed and *leaves*: it takes no
+//! requests, and what is known of it is forgotten. The number is free again when its nodes and requests are gone.
 
 use super::discarded::Discarded;
 use super::overlap::Overlaps;
 use super::swap::SwapAreas;
 use super::types::{GuestOp, RequestId};
-use crate::index::CacheIndex;
+use crate::index::{CacheIndex, DiskState};
 use crate::rules::Rules;
-use crate::units::{BlockId, ByteRange, DiskIndex, PAGE_SIZE, PAGE_SIZE_U64};
+use crate::units::{BlockId, ByteRange, DiskIndex, PAGE_SIZE, PAGE_SIZE_U64, whole_blocks};
 use std::ops::{DerefMut, Range};
 
 #[derive(Debug, Default)]
 struct Disk {
+    /// Size; `None` if no disk has the number.
+    bytes: Option<u64>,
+    /// End of the part of which the index may be believed: the size, or less while something is being forgotten.
+    sound_end: u64,
     overlaps: Overlaps,
     discarded: Discarded,
     swap: SwapAreas,
@@ -19,13 +26,16 @@ struct Disk {
 /// Disks of a VM.
 #[derive(Debug)]
 pub(super) struct Disks {
+    /// Disks by number, up to the highest number that a disk had.
     disks: Vec<Disk>,
+    /// Numbers of disks that were removed and are not free yet.
+    leaving: Vec<DiskIndex>,
     rules: Rules,
 }
 
 impl Disks {
-    pub(super) fn new(count: u16, rules: Rules) -> Self {
-        Self { disks: (0..count).map(|_| Disk::default()).collect(), rules }
+    pub(super) fn new(rules: Rules) -> Self {
+        Self { disks: Vec::new(), leaving: Vec::new(), rules }
     }
 
     #[inline]
@@ -38,20 +48,119 @@ impl Disks {
         &mut self.disks[usize::from(disk.0)]
     }
 
-    /// Restores the swap areas from the index of the previous process.
+    /// Restores the disks that are leaving from the index of the previous process.
     pub(super) fn restore<M: DerefMut<Target = [u32]>>(&mut self, index: &CacheIndex<M>) {
-        for (number, disk) in (0..).zip(&mut self.disks) {
-            disk.swap.restore(index.swap_areas(DiskIndex(number)));
-        }
+        self.leaving = index.disks().filter(|disk| index.disk_state(*disk) == DiskState::Leaving).collect();
     }
 
-    /// Sets the number of blocks of a disk; `swap` declares all of them a swap area.
-    pub(super) fn describe<M>(&mut self, disk: DiskIndex, blocks: u64, swap: bool, index: &mut CacheIndex<M>)
+    /// Makes a disk of `bytes` bytes ready for requests; `swap` declares all of it a swap area. If the index has a disk
+    /// of this number, it is this one.
+    ///
+    /// # Panics
+    /// If the disk that has the number is leaving.
+    pub(super) fn describe<M>(&mut self, disk: DiskIndex, bytes: u64, swap: bool, index: &mut CacheIndex<M>)
     where
         M: DerefMut<Target = [u32]>,
     {
-        self.at_mut(disk).swap.describe(blocks, swap);
+        let number = usize::from(disk.0);
+        if self.disks.len() <= number {
+            self.disks.resize_with(number + 1, Disk::default);
+        }
+        match index.disk_state(disk) {
+            DiskState::Present { .. } if self.disks[number].bytes.is_none() => {
+                self.disks[number].swap.restore(index.swap_areas(disk));
+            }
+            DiskState::Present { .. } => {}
+            DiskState::Absent | DiskState::Leaving => {
+                index.take_up_disk(disk, bytes);
+                self.leaving.retain(|leaving| *leaving != disk);
+                self.disks[number] = Disk::default();
+            }
+        }
+        self.resize(disk, bytes, Some(swap), index);
+    }
+
+    /// Sets the size of a disk. `swap` declares all of it a swap area, or not; `None` leaves that as it is.
+    pub(super) fn resize<M>(&mut self, disk: DiskIndex, bytes: u64, swap: Option<bool>, index: &mut CacheIndex<M>)
+    where
+        M: DerefMut<Target = [u32]>,
+    {
+        let first_void = index.resize_disk(disk, bytes);
+        let state = self.at_mut(disk);
+        if state.bytes.is_some_and(|old| bytes < old) {
+            // What these I/Os transfer may lie beyond the end by now.
+            state.overlaps.taint_all();
+        }
+        state.bytes = Some(bytes);
+        state.sound_end = sound_end(bytes, first_void);
+        state.swap.describe(whole_blocks(bytes), swap.unwrap_or(state.swap.is_declared()));
         self.keep_swap_areas(disk, index);
+    }
+
+    /// Begins to forget everything about a disk, also what I/O in flight will transfer.
+    pub(super) fn distrust<M: DerefMut<Target = [u32]>>(&mut self, disk: DiskIndex, index: &mut CacheIndex<M>) {
+        if matches!(index.disk_state(disk), DiskState::Present { .. }) {
+            index.cut_disk(disk, 0);
+            if let Some(state) = self.disks.get_mut(usize::from(disk.0)) {
+                state.sound_end = 0;
+                state.overlaps.taint_all();
+            }
+        }
+    }
+
+    /// Removes a disk: takes no more requests for it, and begins to forget everything about it.
+    pub(super) fn remove<M: DerefMut<Target = [u32]>>(&mut self, disk: DiskIndex, index: &mut CacheIndex<M>) {
+        index.remove_disk(disk);
+        self.leaving.push(disk);
+        if let Some(state) = self.disks.get_mut(usize::from(disk.0)) {
+            (state.bytes, state.sound_end) = (None, 0);
+            state.overlaps.taint_all();
+        }
+    }
+
+    /// Returns whether the disk has this part.
+    #[inline]
+    pub(super) fn has(&self, disk: DiskIndex, range: ByteRange) -> bool {
+        self.bytes(disk).is_some_and(|bytes| range.end() <= bytes)
+    }
+
+    /// Returns whether the index may be believed in this part of the disk.
+    #[inline]
+    pub(super) fn is_sound(&self, disk: DiskIndex, range: ByteRange) -> bool {
+        range.end() <= self.at(disk).sound_end
+    }
+
+    /// Returns the size of a disk in bytes, or `None` if no disk has the number.
+    #[inline]
+    pub(super) fn bytes(&self, disk: DiskIndex) -> Option<u64> {
+        self.disks.get(usize::from(disk.0))?.bytes
+    }
+
+    /// Believes the index again, after everything that was to be forgotten is.
+    pub(super) fn end_cuts(&mut self) {
+        self.disks.iter_mut().for_each(|disk| disk.sound_end = disk.bytes.unwrap_or(0));
+    }
+
+    /// Returns the numbers of the disks that were removed and are not free yet.
+    pub(super) fn leaving(&self) -> &[DiskIndex] {
+        &self.leaving
+    }
+
+    /// Frees the numbers of removed disks without nodes that no request `uses`. Returns these numbers.
+    pub(super) fn release<M>(&mut self, index: &mut CacheIndex<M>, uses: impl Fn(DiskIndex) -> bool) -> Vec<DiskIndex>
+    where
+        M: DerefMut<Target = [u32]>,
+    {
+        let (kept, free): (Vec<_>, Vec<_>) = self.leaving.iter().partition(|disk| uses(**disk));
+        for disk in &free {
+            index.release_disk(*disk);
+            if let Some(state) = self.disks.get_mut(usize::from(disk.0)) {
+                let Disk { overlaps, .. } = std::mem::take(state);
+                assert!(overlaps.is_empty(), "the disk {} is gone, and I/O of it is in flight", disk.0);
+            }
+        }
+        self.leaving = kept;
+        free
     }
 
     fn keep_swap_areas<M: DerefMut<Target = [u32]>>(&self, disk: DiskIndex, index: &mut CacheIndex<M>) {
@@ -97,11 +206,6 @@ impl Disks {
         self.disks.iter().all(|disk| disk.overlaps.is_empty())
     }
 
-    /// Taints all I/O in flight on `disk`, so that none of it sets a fingerprint.
-    pub(super) fn taint_all(&mut self, disk: DiskIndex) {
-        self.at_mut(disk).overlaps.taint_all();
-    }
-
     /// Removes `blocks`, which were written, from the discarded blocks.
     pub(super) fn note_written(&mut self, disk: DiskIndex, blocks: &Range<u64>) {
         self.at_mut(disk).discarded.remove(blocks);
@@ -130,7 +234,7 @@ impl Disks {
 
     /// Returns the number of known swap areas of `disk`.
     pub(super) fn swap_areas(&self, disk: DiskIndex) -> usize {
-        self.at(disk).swap.count()
+        self.disks.get(usize::from(disk.0)).map_or(0, |disk| disk.swap.count())
     }
 
     /// Returns whether the block is in a swap area.
@@ -138,6 +242,11 @@ impl Disks {
     pub(super) fn is_swap(&self, block: BlockId) -> bool {
         self.at(block.disk).swap.contains(block.bno.0)
     }
+}
+
+/// Returns the end of the part of a disk of `bytes` bytes that lies before the block `first_void`.
+fn sound_end(bytes: u64, first_void: Option<u64>) -> u64 {
+    first_void.map_or(bytes, |block| bytes.min(block.saturating_mul(PAGE_SIZE_U64)))
 }
 
 /// Returns the bytes of block `bno` in the buffer `data` of a request on `range`, and their offset. Returns `None` if

@@ -14,6 +14,8 @@ use std::ops::{DerefMut, Range};
 
 /// Maximum number of blocks that one write-zeroes makes known. More would push out blocks that the guest reads.
 const ZEROED_BLOCKS_MAX: usize = 1024;
+/// Error of a request that no disk can serve, on Linux.
+const EIO: i32 = 5;
 /// Length of a page, in the type that actions use.
 const PAGE_LENGTH: u32 = 4096;
 
@@ -25,7 +27,13 @@ fn block_count(range: ByteRange) -> u64 {
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Starts a guest request. Its data stays with the driver, which has copied the bytes of a write out of guest
     /// memory. That buffer must not change until the request completes.
+    ///
+    /// A request beyond the end of the disk, or to a number that no disk has, completes with `EIO`.
     pub fn handle_request(&mut self, now: Nanos, id: RequestId, disk: DiskIndex, op: GuestOp) {
+        if !self.disks.has(disk, op.range()) {
+            self.actions.push_back(Action::Complete { request: id, result: Err(DiskError(EIO)) });
+            return;
+        }
         self.requests.begin(now, id, disk, op);
         match op {
             GuestOp::Read(range) => self.begin_read(now, id, disk, range),
@@ -50,6 +58,11 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.stats.read_blocks += block_count(range);
         if range.covered_blocks() != range.touched_blocks() {
             self.stats.misaligned_reads += 1;
+            self.ask_disk(now, id, ReadReason::Needed);
+            return;
+        }
+        if !self.disks.is_sound(disk, range) {
+            self.stats.missed_blocks += block_count(range);
             self.ask_disk(now, id, ReadReason::Needed);
             return;
         }
@@ -283,18 +296,17 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         result
     }
 
-    /// Forgets all blocks of a disk that may have lost acknowledged writes, for example because its NBD server was away
-    /// and came back. I/O in flight sets no fingerprints.
+    /// Believes nothing that is known of a disk, which may have lost acknowledged writes, for example because its NBD
+    /// server was away and came back. I/O in flight sets no fingerprints.
     pub fn handle_content_uncertain(&mut self, disk: DiskIndex) {
-        self.index.forget_range(disk, 0..u64::MAX);
-        self.disks.taint_all(disk);
+        self.disks.distrust(disk, &mut self.index);
     }
 
     fn learn_read(&mut self, id: RequestId, disk: DiskIndex, range: ByteRange, data: &[u8]) {
         let resident = u64::from(self.index.layout().resident_limit().0);
         self.admit.note_read(block_count(range), resident);
         self.disks.note_swap_headers(disk, range, data, &mut self.index);
-        if !self.pool.is_enabled() {
+        if !self.pool.is_enabled() || !self.disks.is_sound(disk, range) {
             return;
         }
         let by_read = self.admit.admission() == Admission::Reads;
@@ -363,7 +375,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if !matches!(request.op, GuestOp::Discard(_)) {
             self.disks.note_written(disk, &range.covered_blocks());
         }
-        if !self.pool.is_enabled() {
+        if !self.pool.is_enabled() || !self.disks.is_sound(disk, range) {
             return;
         }
         let covered = range.covered_blocks();

@@ -21,6 +21,7 @@ mod estimate;
 mod fetches;
 mod guest;
 mod latencies;
+mod numbers;
 pub mod overlap;
 mod placement;
 mod pool;
@@ -56,11 +57,11 @@ use std::ops::DerefMut;
 /// Configuration of an engine.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineConfig {
-    /// Number of disks of the VM (1 .. 4096).
+    /// Number of disk numbers (1 .. 4096): at most this many disks at a time. See [`disk_numbers`].
     pub disks: u16,
     /// Secret key of the fingerprints, random for each VM.
     pub key: [u8; 16],
-    /// Seed of the index's hash chains, and of choices that must differ between VMs.
+    /// Seed of the index's hash tables, and of choices that must differ between VMs.
     pub seed: u64,
     /// Size of the cache to ask the server for; 0 turns it off.
     pub cache: PageCount,
@@ -132,6 +133,12 @@ impl IndexMaker {
     }
 }
 
+/// Returns how many disk numbers to reserve for a VM that starts with `disks` disks.
+#[must_use]
+pub fn disk_numbers(disks: u16) -> u16 {
+    disks.max(128).next_power_of_two()
+}
+
 /// Returns the index layout that an engine of this configuration needs.
 #[must_use]
 pub fn layout(config: &EngineConfig) -> Layout {
@@ -157,7 +164,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// # Errors
     /// If the words are not a valid index of this version, key and number of disks. [`Self::new`] can use the words
     /// again.
-    pub fn resume(config: &EngineConfig, words: M, origin: Origin) -> Result<Self, Unusable<M>> {
+    pub fn resume(config: &EngineConfig, words: M, origin: Origin<'_>) -> Result<Self, Unusable<M>> {
         let prints = Fingerprinter::new(&config.key);
         let index = CacheIndex::resume(words, origin, config.disks, config.seed, prints.zero())?;
         let mut this = Self::over(config, prints, index);
@@ -179,10 +186,10 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             index,
             requests: Requests::default(),
             sources: Vec::new(),
-            disks: Disks::new(config.disks, config.rules),
+            disks: Disks::new(config.rules),
             placement: Placement::new(config.seed),
             pool: Pool::new(config.cache, config.send_window, config.fetch_limit, config.slots_per_turn.max(1)),
-            race: Race::new(config.hedge, config.disks),
+            race: Race::new(config.hedge),
             admit: Admit::new(config.has_port, config.frame_sample),
             actions: VecDeque::new(),
             stats: EngineStats::default(),
@@ -299,21 +306,10 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.requests.in_flight()
     }
 
-    /// Sets the number of blocks of a disk; `swap` declares all of them a swap area. Must be called once for each disk
-    /// at the start.
-    pub fn describe_disk(&mut self, disk: DiskIndex, blocks: u64, swap: bool) {
-        self.disks.describe(disk, blocks, swap, &mut self.index);
-    }
-
     /// Records the errno of a failed flush or durable write of the disk, from this process or the previous one. `None`
     /// clears the record.
     pub fn set_failed_flush(&mut self, disk: DiskIndex, errno: Option<i32>) {
         self.index.set_flush_failed(disk, errno);
-    }
-
-    /// Returns the number of known swap areas of `disk`.
-    pub fn swap_areas(&self, disk: DiskIndex) -> usize {
-        self.disks.swap_areas(disk)
     }
 
     /// Judges an evicted `page` (4 KiB, copied out of guest memory), and counts the outcome. If this returns

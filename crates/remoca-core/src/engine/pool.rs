@@ -223,6 +223,11 @@ impl Pool {
         [silent, owed].into_iter().flatten().min()
     }
 
+    /// Returns the maximum number of slots to process in one turn.
+    pub(super) fn slots_per_turn(&self) -> u32 {
+        self.slots_per_turn
+    }
+
     /// Returns the time at which [`Self::handle_timer`] must be called, or `None` if it has nothing to do.
     pub(super) fn deadline<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> Option<Nanos> {
         let size = index.is_resizing().then_some(Nanos(0));

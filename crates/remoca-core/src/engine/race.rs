@@ -83,13 +83,13 @@ pub struct HedgingStatus {
 }
 
 impl Race {
-    pub(super) fn new(enabled: bool, disks: u16) -> Self {
+    pub(super) fn new(enabled: bool) -> Self {
         Self {
             enabled,
             latencies: Latencies::default(),
             breaker: Breaker::new(enabled),
             credit: CREDIT_MAX,
-            speculative: (0..disks).map(|_| SpeculativeReads::default()).collect(),
+            speculative: Vec::new(),
             waiting: VecDeque::new(),
             unhedged: VecDeque::new(),
         }
@@ -103,6 +103,19 @@ impl Race {
         self.waiting.clear();
         self.unhedged.clear();
         self.speculative.iter_mut().for_each(|speculative| drop(speculative.take_deferred()));
+    }
+
+    /// Makes room for the reads of a disk, and resets what is known of its number.
+    ///
+    /// # Panics
+    /// If reads of this number are in flight.
+    pub(super) fn reset_disk(&mut self, disk: DiskIndex) {
+        let number = usize::from(disk.0);
+        if self.speculative.len() <= number {
+            self.speculative.resize_with(number + 1, SpeculativeReads::default);
+        }
+        let old = std::mem::take(&mut self.speculative[number]);
+        assert!(old.are_idle(), "reads of the disk {number} are in flight");
     }
 
     fn speculative(&mut self, disk: DiskIndex) -> &mut SpeculativeReads {

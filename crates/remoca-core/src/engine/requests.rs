@@ -107,6 +107,11 @@ impl Requests {
         (0..).take(self.slots.len()).map(RequestId)
     }
 
+    /// Returns whether any request is of `disk`, answered or not.
+    pub(super) fn has_any_of(&self, disk: DiskIndex) -> bool {
+        self.slots.iter().flatten().any(|request| request.disk == disk)
+    }
+
     /// Returns the number of unanswered requests.
     pub(super) fn in_flight(&self) -> usize {
         self.slots.iter().flatten().filter(|request| !request.answered).count()

@@ -192,13 +192,15 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     fn other_deadline(&self) -> Option<Nanos> {
         let place = self.placement.deadline(&self.pool.need(&self.index));
-        [self.pool.deadline(&self.index), place].into_iter().flatten().min()
+        let cut = self.index.is_cutting().then_some(Nanos(0));
+        [self.pool.deadline(&self.index), place, cut].into_iter().flatten().min()
     }
 
-    /// Does all work that is due: sends late reads to the disk, continues a change of size, gives up a silent server,
-    /// and asks other servers.
+    /// Does all work that is due: sends late reads to the disk, continues to forget disks and a change of size, gives up
+    /// a silent server, and asks other servers.
     pub fn handle_timer(&mut self, now: Nanos) {
         self.ask_for_late(now);
+        self.forget_disks();
         if self.pool.handle_timer(now, &mut self.index, &mut self.actions) {
             self.stats.disconnections += 1;
             self.actions.push_back(Action::GiveUp);

@@ -61,6 +61,11 @@ impl SpeculativeReads {
         self.disk > self.guest.max(self.concurrency.reads())
     }
 
+    /// Returns whether no read is in flight.
+    pub(super) fn are_idle(&self) -> bool {
+        self.guest == 0 && self.disk == 0 && self.hedged.count == 0 && self.abandoned.count == 0
+    }
+
     /// Adds a guest read to the count of reads in flight.
     pub(super) fn begin_read(&mut self) {
         self.guest += 1;

@@ -1,12 +1,15 @@
 //! Counters of one engine, which only grow. Sizes and latency estimates are in [`super::EngineStatus`].
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+    ($(#[doc = $doc:literal] $name:ident),* $(,)?) => {
         /// Counters since the engine was created.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct EngineStats { $($(#[$doc])* pub $name: u64),* }
+        pub struct EngineStats { $(#[doc = $doc] pub $name: u64),* }
 
         impl EngineStats {
+            /// Names and meanings of all counters, in the order of their declaration.
+            pub const EXPLAINED: &[(&str, &str)] = &[$((stringify!($name), $doc)),*];
+
             /// Returns all counters with their names, in the order of their declaration.
             #[must_use]
             pub fn named(&self) -> Vec<(&'static str, u64)> {
@@ -38,24 +41,39 @@ counters! {
     missed_blocks,
     /// Reads that did not consist of whole blocks.
     misaligned_reads,
+    /// Guest writes completed.
     writes,
+    /// Blocks written by the guest, in whole or in part.
     written_blocks,
+    /// Flushes completed.
     flushes,
+    /// Discards and write-zeroes completed.
     discards,
+    /// Requests that the disk failed.
     disk_errors,
     /// Evicted pages reported by the guest; the next five counters add up to it.
     evictions_reported,
+    /// Evicted pages that went to the cache.
     evictions_admitted,
+    /// Evicted pages that were cached already.
     evictions_duplicate,
+    /// Evicted pages full of zeroes, which need no cache.
     evictions_zero,
+    /// Evicted pages that the disk is not known to hold.
     evictions_unmatched,
+    /// Evicted pages that were not sent, because the server was busy, slow or not connected.
     evictions_dropped,
     /// Frames of guest memory examined before a read overwrote them; the next five counters add up to it.
     frames_looked_at,
+    /// Frames that went to the cache.
     frames_admitted,
+    /// Frames whose page was cached already.
     frames_duplicate,
+    /// Frames full of zeroes.
     frames_zero,
+    /// Frames whose content the disk is not known to hold.
     frames_unmatched,
+    /// Frames that were not sent, because the server was busy, slow or not connected.
     frames_dropped,
     /// Blocks of swap areas admitted when they were written or read.
     swap_admissions,
@@ -85,7 +103,9 @@ counters! {
     fetch_disconnected,
     /// Times that a foreign writer was noticed and the index dropped.
     foreign_writes,
+    /// Sessions begun with memory servers.
     connections,
+    /// Sessions lost.
     disconnections,
     /// Times that the pool moved because another server could give more.
     pool_moves,

@@ -43,6 +43,11 @@ impl SwapAreas {
         self.areas.retain(|area| area.end <= blocks);
     }
 
+    /// Returns whether the whole disk is a swap area.
+    pub(super) fn is_declared(&self) -> bool {
+        self.declared
+    }
+
     /// Returns the recognised areas, oldest first.
     pub(super) fn areas(&self) -> impl Iterator<Item = &Range<u64>> {
         self.areas.iter()

@@ -63,6 +63,7 @@ struct Bench {
 impl Bench {
     fn new(config: EngineConfig) -> Self {
         let mut bench = Self { engine: DiskEngine::new(&config, vec![0; layout(&config).words()]), now: Nanos(1) };
+        [DISK, OTHER_DISK].into_iter().for_each(|disk| bench.engine.describe_disk(disk, 1 << 40, false));
         bench.engine.set_servers(bench.now, &[SERVER]);
         bench.actions();
         bench
@@ -153,11 +154,11 @@ impl Bench {
     }
 
     fn known(&self, bno: u64) -> bool {
-        self.engine.index().known(BlockId { disk: DISK, bno: BlockNumber(bno) }).is_some()
+        self.engine.known(BlockId { disk: DISK, bno: BlockNumber(bno) }).is_some()
     }
 
     fn cached(&self, bno: u64) -> bool {
-        let known = self.engine.index().known(BlockId { disk: DISK, bno: BlockNumber(bno) });
+        let known = self.engine.known(BlockId { disk: DISK, bno: BlockNumber(bno) });
         known.is_some_and(|content| self.engine.index().cached(content).is_some())
     }
 

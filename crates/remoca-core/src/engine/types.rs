@@ -29,6 +29,18 @@ pub enum GuestOp {
     WriteZeroes { range: ByteRange, may_unmap: bool, durable: bool },
 }
 
+impl GuestOp {
+    /// Returns the bytes of the disk that the operation reads or changes. A flush has none.
+    #[must_use]
+    pub fn range(self) -> ByteRange {
+        match self {
+            Self::Read(range) | Self::Discard(range) => range,
+            Self::Write { range, .. } | Self::WriteZeroes { range, .. } => range,
+            Self::Flush => ByteRange { offset: 0, length: 0 },
+        }
+    }
+}
+
 /// Action for the driver. Actions are executed in the order in which they come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {

@@ -1,21 +1,25 @@
 //! Layout of the region of words, and the words of its header.
 
-use crate::units::PageCount;
+use crate::units::{PAGE_SIZE_U64, PageCount};
 use std::ops::DerefMut;
 use std::sync::atomic::{Ordering, compiler_fence};
 
 pub(super) const NONE: u32 = u32::MAX;
 pub(super) const MAGIC: u32 = 0x5845_4449;
-pub(super) const LAYOUT_VERSION: u32 = 4;
+pub(super) const LAYOUT_VERSION: u32 = 6;
 pub(super) const HEADER_WORDS: usize = 32;
-pub(super) const SLOT_WORDS: usize = 7;
-pub(super) const NODE_WORDS: usize = 7;
+pub(super) const SLOT_WORDS: usize = 6;
+pub(super) const NODE_WORDS: usize = 5;
+/// Words of one line of a hash table, which is a cache line.
+pub(super) const LINE_WORDS: usize = 16;
+/// Entries for which a line is made.
+const LINE_ENTRIES: u32 = 14;
 
 /// Maximum number of swap areas of one disk.
 pub const SWAP_AREAS_MAX: usize = 8;
 pub(super) const AREA_WORDS: usize = 3;
 /// Words of a disk before its swap areas.
-pub(super) const AREAS: usize = 2;
+pub(super) const AREAS: usize = 6;
 pub(super) const DISK_WORDS: usize = AREAS + SWAP_AREAS_MAX * AREA_WORDS;
 
 pub(super) const LOG_WORDS: usize = 2;
@@ -24,6 +28,11 @@ pub(super) const LOG_ENTRIES: u32 = 16 * 1024;
 
 /// Highest block number plus one: 40 bits.
 pub(super) const BLOCK_LIMIT: u64 = 1 << 40;
+/// Number of blocks in a granule (1 MiB, less in the tests of this crate), the unit in which a disk is cut. A number of
+/// granules fits into one word.
+pub(super) const GRANULE_BLOCKS: u64 = if cfg!(test) { 8 } else { 256 };
+/// Maximum size of a disk in bytes: 4 PiB less one granule, whose number marks disks that are not being cut.
+pub const DISK_BYTES_MAX: u64 = (BLOCK_LIMIT - 256) * PAGE_SIZE_U64;
 
 /// Positions of the words of the header. Words without a name are 0.
 pub(super) mod header {
@@ -93,13 +102,11 @@ pub(super) fn set_long<M: Words>(words: &mut M, at: usize, value: u64) {
 pub struct Layout {
     slots: u32,
     nodes: u32,
-    slot_heads: u32,
-    node_heads: u32,
     disks: u16,
 }
 
 impl Layout {
-    /// Returns a layout for `disks` disks, with at most `slots` cached pages and, beyond those, `resident` blocks that the
+    /// Returns a layout for `disks` disk numbers, with at most `slots` cached pages and, beyond those, `resident` blocks that the
     /// guest holds.
     #[must_use]
     pub fn new(slots: PageCount, resident: PageCount, disks: u16) -> Self {
@@ -107,14 +114,13 @@ impl Layout {
         let limit = 1 << 30;
         let slots = slots.0.clamp(1, limit);
         let nodes = slots.saturating_add(resident.0.clamp(16, limit));
-        let (slot_heads, node_heads) = (slots.next_power_of_two(), nodes.next_power_of_two());
-        Self { slots, nodes, slot_heads, node_heads, disks }
+        Self { slots, nodes, disks }
     }
 
     /// Returns the number of 32-bit words that the region must have.
     #[must_use]
     pub fn words(&self) -> usize {
-        self.content_heads_at() + self.node_heads as usize
+        self.content_lines_at() + Self::lines(self.nodes) as usize * LINE_WORDS
     }
 
     /// Returns the maximum number of slots.
@@ -135,7 +141,7 @@ impl Layout {
         PageCount(self.nodes - self.slots)
     }
 
-    /// Returns the number of disks.
+    /// Returns the number of disk numbers.
     #[must_use]
     pub fn disks(&self) -> u16 {
         self.disks
@@ -151,35 +157,29 @@ impl Layout {
         self.log_at() + LOG_ENTRIES as usize * LOG_WORDS
     }
 
+    /// Returns the number of lines of a hash table for a table of `entries` entries.
+    pub(super) fn lines(entries: u32) -> u32 {
+        entries.div_ceil(LINE_ENTRIES)
+    }
+
     /// Returns the word offset of the hash table that finds slots by content.
-    pub(super) fn slot_heads_at(&self) -> usize {
-        self.slots_at() + self.slots as usize * SLOT_WORDS
+    pub(super) fn slot_lines_at(&self) -> usize {
+        (self.slots_at() + self.slots as usize * SLOT_WORDS).next_multiple_of(LINE_WORDS)
     }
 
     /// Returns the word offset of the node table.
     pub(super) fn nodes_at(&self) -> usize {
-        self.slot_heads_at() + self.slot_heads as usize
+        self.slot_lines_at() + Self::lines(self.slots) as usize * LINE_WORDS
     }
 
     /// Returns the word offset of the hash table that finds nodes by block.
-    pub(super) fn key_heads_at(&self) -> usize {
-        self.nodes_at() + self.nodes as usize * NODE_WORDS
+    pub(super) fn key_lines_at(&self) -> usize {
+        (self.nodes_at() + self.nodes as usize * NODE_WORDS).next_multiple_of(LINE_WORDS)
     }
 
     /// Returns the word offset of the hash table that finds nodes by content.
-    pub(super) fn content_heads_at(&self) -> usize {
-        self.key_heads_at() + self.node_heads as usize
-    }
-
-    /// Returns the number of hash chains of slots, which is a power of two.
-    pub(super) fn slot_chains(&self) -> u32 {
-        self.slot_heads
-    }
-
-    /// Returns the number of hash chains of nodes by block, which is also their number by content. It is a power of
-    /// two.
-    pub(super) fn node_chains(&self) -> u32 {
-        self.node_heads
+    pub(super) fn content_lines_at(&self) -> usize {
+        self.key_lines_at() + Self::lines(self.nodes) as usize * LINE_WORDS
     }
 
     /// Returns the layout of the index that the previous process left in `words`. Returns `None` if `words` hold no

@@ -2,20 +2,20 @@
 //!
 //! It owns one region of 32-bit words with a fixed layout, which may outlive the process:
 //! ```text
-//! header 32 | disks: 26 each | log of sends | slots: 7 each | slot heads | nodes: 7 each | key heads | content heads
-//! slot: previous, next, fingerprint x3, chain, used:1 hit:1 pins:16
-//! node: block 52 bits + flags, fingerprint x3, key chain, content chain
+//! header 32 | disks: 30 each | log of sends | slots: 6 each | slots by content | nodes: 5 each | nodes by block | nodes by content
+//! slot: previous, next, fingerprint x3, used:1 hit:1 pins:16
+//! node: block 52 bits + flags, fingerprint x3
 //! ```
 //! A *node* says what the disk holds for one block; a *slot* says what the server holds in one page. Block -> fingerprint
 //! -> slot (papers/remoca.txt II.B names blocks only; decision 0001 says why content is the address here).
 //! 1. Every slot below the capacity is free, used, or draining (given up while a request for it is outstanding).
-//! 2. At most one used slot has a given fingerprint, and at most one node of that fingerprint is on its content chain.
-//! 3. A removed node is reachable by neither chain. Nodes and slots become valid and invalid with one store
+//! 2. At most one used slot has a given fingerprint, and at most one node is found by that fingerprint.
+//! 3. A removed node is in neither hash table. Nodes and slots become valid and invalid with one store
 //!    (`layout.rs: settle`).
 //!
 //! The index does no I/O and allocates only when it is created; both tables are bounded. Each part of the words belongs
 //! to one type; operations on several of them are here. `region.rs` creates, resumes and moves the region; `kept.rs`
-//! handles size, pool and disks.
+//! handles size and pool, `voids.rs` disks that come, go and change their size.
 
 mod disk_words;
 mod kept;
@@ -27,6 +27,7 @@ mod region;
 mod sizing;
 mod slots;
 mod table;
+mod voids;
 
 use crate::fingerprint::Fingerprint;
 use crate::rules::Rules;
@@ -37,8 +38,9 @@ use nodes::Nodes;
 use slots::Slots;
 use std::ops::Range;
 
+pub use disk_words::DiskState;
 pub use kept::Move;
-pub use layout::{Layout, SWAP_AREAS_MAX, Words};
+pub use layout::{DISK_BYTES_MAX, Layout, SWAP_AREAS_MAX, Words};
 pub use log::{LogEnd, Pool};
 pub use nodes::NodeHint;
 pub use region::{Origin, Unusable};
@@ -53,7 +55,8 @@ pub enum Offer {
     Duplicate,
     /// No known block has this content.
     Unmatched,
-    /// The content is known, but every slot near the head is pinned, or the server has just taken slots away.
+    /// The content is known, but there is no slot for it: every slot near the head is pinned, or the server has just taken
+    /// slots away.
     NoSlot,
 }
 
@@ -65,6 +68,8 @@ pub struct CacheIndex<M> {
     slots: Slots,
     log: SendLog,
     disks: DiskWords,
+    /// Number of nodes, at the end of the table, that have yet to be examined because some may be void.
+    uncut: u32,
     taken_as_it_was: bool,
     zero: Fingerprint,
     rules: Rules,
@@ -133,6 +138,7 @@ impl<M: Words> CacheIndex<M> {
     /// Records that the disk holds `content` for `block`, as a guest I/O has shown. After that I/O, the guest holds the
     /// content as well.
     pub fn learn(&mut self, block: BlockId, content: Fingerprint) {
+        debug_assert!(!self.is_void(block), "what is learnt of {block:?} would be void");
         match self.nodes.find(&self.words, block) {
             Some(node) if self.nodes.content(&self.words, node) == content => {
                 self.nodes.reference(&mut self.words, node);
@@ -201,7 +207,7 @@ impl<M: Words> CacheIndex<M> {
             let victim = self.nodes.clock_victim(&mut self.words, &self.slots);
             self.remove_node(victim);
         }
-        let node = self.nodes.insert(&mut self.words, block, content);
+        let Some(node) = self.nodes.insert(&mut self.words, block, content) else { return };
         if let Some(target) = self.target.as_mut().filter(|target| node < target.moved) {
             target.index.insert_node(block, content);
         }
@@ -253,9 +259,12 @@ impl<M: Words> CacheIndex<M> {
         let Some(slot) = self.take_slot() else {
             return Offer::NoSlot;
         };
+        if !self.slots.reserve(&mut self.words, slot, content) {
+            return Offer::NoSlot;
+        }
         self.nodes.clear_reference(&mut self.words, node);
         self.log.note_send(&mut self.words, slot);
-        self.slots.fill(&mut self.words, slot, content, Place::Tail);
+        self.slots.fill(&mut self.words, slot, Place::Tail);
         if place == Place::Head {
             // The guest still holds a page that is admitted as it is read.
             self.slots.move_to_head(&mut self.words, slot, true);

@@ -3,7 +3,7 @@
 
 use super::layout::{BLOCK_LIMIT, Layout, NODE_WORDS, NONE, Words, header, settle};
 use super::slots::Slots;
-use super::table::{BATCH, Chains, Head, Room, Table};
+use super::table::{BATCH, Lines, Site, Table};
 use crate::fingerprint::Fingerprint;
 use crate::rules::{Rule, Rules};
 use crate::units::{BlockId, BlockNumber, DiskIndex};
@@ -11,12 +11,12 @@ use std::hint::black_box;
 
 const KEY_LOW: usize = 0;
 const KEY_HIGH: usize = 1;
-const KEY_CHAIN: usize = 5;
-const CONTENT_CHAIN: usize = 6;
+/// Word of a free node that holds the next free one.
+const NEXT_FREE: usize = KEY_LOW;
 
 const USED: u32 = 1 << 31;
 const REFERENCED: u32 = 1 << 30;
-/// Flag of a node that is on its content chain. At most one node of each content has it.
+/// Flag of a node that is found by its content. At most one node of each content has it.
 const STANDS: u32 = 1 << 29;
 const KEY_BITS: u32 = (1 << 20) - 1;
 
@@ -33,7 +33,7 @@ struct Key {
 impl Key {
     #[inline]
     fn of(block: BlockId) -> Self {
-        assert!(block.bno.0 < BLOCK_LIMIT && block.disk.0 < 4096, "a block beyond what its key can hold");
+        debug_assert!(block.bno.0 < BLOCK_LIMIT && block.disk.0 < 4096, "a block beyond what its key can hold");
         let key = (u64::from(block.disk.0) << 40) | block.bno.0;
         let bytes = key.to_le_bytes();
         let word = |i: usize| u32::from_le_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
@@ -61,12 +61,13 @@ pub struct NodeHint(u32);
 #[derive(Debug)]
 pub(super) struct Nodes {
     table: Table<NODE_WORDS>,
-    keys: Chains<NODE_WORDS>,
-    contents: Chains<NODE_WORDS>,
+    /// All nodes by their block.
+    keys: Lines,
+    /// One node of each content.
+    contents: Lines,
     limit: u32,
-    disks: u16,
     seed: u64,
-    /// First free node; free nodes are chained by `KEY_CHAIN`.
+    /// First free node.
     free: u32,
     used: u32,
     /// Position of the clock's hand.
@@ -78,14 +79,12 @@ pub(super) struct Nodes {
 impl Nodes {
     /// Returns the node table of a layout. It has neither used nor free nodes until it is cleared, loaded or rebuilt.
     pub(super) fn new(layout: &Layout, seed: u64, zero: Fingerprint) -> Self {
-        let table = Table::new(layout.nodes_at());
-        let chains = |at, next| Chains::new(table, at, layout.node_chains(), next);
+        let limit = layout.node_limit().0;
         Self {
-            table,
-            keys: chains(layout.key_heads_at(), KEY_CHAIN),
-            contents: chains(layout.content_heads_at(), CONTENT_CHAIN),
-            limit: layout.node_limit().0,
-            disks: layout.disks(),
+            table: Table::new(layout.nodes_at()),
+            keys: Lines::new(layout.key_lines_at(), limit),
+            contents: Lines::new(layout.content_lines_at(), limit),
+            limit,
             seed,
             free: NONE,
             used: 0,
@@ -122,21 +121,26 @@ impl Nodes {
         Key::read(self.table.get(words, node, KEY_LOW), self.high(words, node))
     }
 
+    /// Returns whether `node` is used, by the block of this key.
+    #[inline]
     fn is_about<M: Words>(&self, words: &M, node: u32, key: Key) -> bool {
-        self.table.get(words, node, KEY_LOW) == key.low && self.high(words, node) & KEY_BITS == key.high
+        let high = self.high(words, node) & (USED | KEY_BITS);
+        self.table.get(words, node, KEY_LOW) == key.low && high == key.high | USED
     }
 
     #[inline]
-    fn key_head(&self, key: Key) -> Head {
+    fn key_site(&self, key: Key) -> Site {
         let mixed = ((u64::from(key.high) << 32) | u64::from(key.low)) ^ self.seed;
         let mixed = mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mixed = (mixed ^ (mixed >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93).to_be_bytes();
-        self.keys.head(u32::from_be_bytes([mixed[0], mixed[1], mixed[2], mixed[3]]))
+        let mixed = (mixed ^ (mixed >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        let mixed = (mixed ^ (mixed >> 32)).to_be_bytes();
+        let half = |i: usize| u32::from_be_bytes([mixed[i], mixed[i + 1], mixed[i + 2], mixed[i + 3]]);
+        self.keys.site([half(0), half(4)])
     }
 
     #[inline]
-    fn content_head(&self, content: Fingerprint) -> Head {
-        self.contents.head(content.0[1])
+    fn content_site(&self, content: Fingerprint) -> Site {
+        self.contents.site_of_content(content)
     }
 
     /// Returns the fingerprint of what the disk holds for the block of `node`.
@@ -147,7 +151,7 @@ impl Nodes {
     /// Returns the node of a block, or `None` if the block is not known.
     pub(super) fn find<M: Words>(&self, words: &M, block: BlockId) -> Option<u32> {
         let key = Key::of(block);
-        self.keys.find(words, self.key_head(key), |node| self.is_about(words, node, key))
+        self.keys.find(words, self.key_site(key), |node| self.is_about(words, node, key))
     }
 
     /// Returns a hint of where the node of a block is, and the fingerprint of what the disk holds for the block.
@@ -160,15 +164,14 @@ impl Nodes {
     /// `hint` says.
     pub(super) fn find_again<M: Words>(&self, words: &M, hint: NodeHint, block: BlockId) -> Option<u32> {
         let NodeHint(node) = hint;
-        let is_there =
-            node < self.limit && self.high(words, node) & USED != 0 && self.is_about(words, node, Key::of(block));
+        let is_there = node < self.limit && self.is_about(words, node, Key::of(block));
         debug_assert!(!is_there || self.find(words, block) == Some(node), "a block has two nodes");
         if is_there { Some(node) } else { self.find(words, block) }
     }
 
-    /// Returns the node of `content` that is on its content chain, or `None` if there is no such node.
+    /// Returns the node that is found by `content`, or `None` if there is no such node.
     pub(super) fn find_content<M: Words>(&self, words: &M, content: Fingerprint) -> Option<u32> {
-        self.contents.find(words, self.content_head(content), |node| self.content(words, node) == content)
+        self.contents.find(words, self.content_site(content), |node| self.content(words, node) == content)
     }
 
     /// Marks a node as referenced: the guest touched its block.
@@ -184,16 +187,18 @@ impl Nodes {
         self.set_high(words, node, high & !REFERENCED);
     }
 
-    /// Puts `node` on its content chain, unless another node of the same content is already there. Zero blocks are on
-    /// no content chain.
+    /// Makes `node` the one that is found by its content, unless another one already is. Zero blocks are not found by
+    /// content.
     fn stand_for_content<M: Words>(&self, words: &mut M, node: u32) {
         let high = self.high(words, node);
         let content = self.content(words, node);
         if high & STANDS != 0 || content == self.zero || self.find_content(words, content).is_some() {
             return;
         }
-        self.contents.add(words, self.content_head(content), node);
-        self.set_high(words, node, high | STANDS);
+        let site_of = |words: &M, other| self.content_site(self.content(words, other));
+        if self.contents.insert(words, self.content_site(content), node, site_of) {
+            self.set_high(words, node, high | STANDS);
+        }
     }
 
     /// Returns whether a node must be removed before another can be inserted.
@@ -201,11 +206,15 @@ impl Nodes {
         self.free == NONE
     }
 
-    /// Inserts a block and returns its node. The block must not have a node yet, and the table must not be full.
-    pub(super) fn insert<M: Words>(&mut self, words: &mut M, block: BlockId, content: Fingerprint) -> u32 {
-        let node = self.free;
-        self.free = self.table.get(words, node, KEY_CHAIN);
-        let key = Key::of(block);
+    /// Inserts a block and returns its node, or returns `None` if the hash table has no room for it. The block must not have
+    /// a node yet, and the table must not be full.
+    pub(super) fn insert<M: Words>(&mut self, words: &mut M, block: BlockId, content: Fingerprint) -> Option<u32> {
+        let (node, key) = (self.free, Key::of(block));
+        let next_free = self.table.get(words, node, NEXT_FREE);
+        if !self.insert_key(words, node, key) {
+            return None;
+        }
+        self.free = next_free;
         self.table.set(words, node, KEY_LOW, key.low);
         if !self.rules.hold(Rule::StoreOrder) {
             self.set_high(words, node, key.high | USED | REFERENCED);
@@ -214,10 +223,14 @@ impl Nodes {
         settle();
         // This store makes the node valid.
         self.set_high(words, node, key.high | USED | REFERENCED);
-        self.keys.add(words, self.key_head(key), node);
         self.used += 1;
         self.stand_for_content(words, node);
-        node
+        Some(node)
+    }
+
+    /// Makes `node` the one that is found by `key`. Returns `false` if the hash table has no room for it.
+    fn insert_key<M: Words>(&self, words: &mut M, node: u32, key: Key) -> bool {
+        self.keys.insert(words, self.key_site(key), node, |words: &M, other| self.key_site(self.key(words, other)))
     }
 
     /// Returns the node to reuse when all are in use: the first one whose content is not cached and that was not
@@ -239,12 +252,12 @@ impl Nodes {
     /// Removes a node, and returns its block.
     pub(super) fn remove<M: Words>(&mut self, words: &mut M, node: u32) -> BlockId {
         let (key, high) = (self.key(words, node), self.high(words, node));
-        // This store makes the node invalid, even if the process is killed while the node is still on its chains.
+        // This store makes the node invalid, even if the process is killed while the hash tables still name it.
         self.set_high(words, node, 0);
         settle();
-        self.keys.remove(words, self.key_head(key), node);
+        self.keys.remove(words, self.key_site(key), node);
         if high & STANDS != 0 {
-            self.contents.remove(words, self.content_head(self.content(words, node)), node);
+            self.contents.remove(words, self.content_site(self.content(words, node)), node);
         }
         self.put_on_free_list(words, node);
         self.used -= 1;
@@ -252,7 +265,7 @@ impl Nodes {
     }
 
     fn put_on_free_list<M: Words>(&mut self, words: &mut M, node: u32) {
-        self.table.set(words, node, KEY_CHAIN, self.free);
+        self.table.set(words, node, NEXT_FREE, self.free);
         self.free = node;
     }
 
@@ -311,10 +324,10 @@ impl Nodes {
         self.used = words[header::NODES_USED];
     }
 
-    /// Rebuilds the chains from the nodes of the previous process. A node is kept if its block is on one of these
-    /// disks, no other node has that block, and its chains have room. If the previous process was killed while it
-    /// cleared the table, all nodes are removed.
-    pub(super) fn rebuild<M: Words>(&mut self, words: &mut M) {
+    /// Rebuilds the hash tables from the nodes of the previous process. A node is kept if `disk_of` returns the number that
+    /// its disk has now, no other node has its block, and there is room for it. If the previous process was killed
+    /// while it cleared the table, all nodes are removed.
+    pub(super) fn rebuild<M: Words>(&mut self, words: &mut M, disk_of: impl Fn(BlockId) -> Option<DiskIndex>) {
         if words[header::NODES_VALID] != 1 {
             return self.clear(words);
         }
@@ -322,12 +335,13 @@ impl Nodes {
         self.contents.clear(words);
         for node in (0..self.limit).rev() {
             if node % BATCH == BATCH - 1 {
-                self.touch_chains(words, node);
+                self.touch_lines(words, node);
             }
-            let high = self.high(words, node);
-            let is_of_disk = Key::read(0, high).block().disk.0 < self.disks;
-            self.set_high(words, node, high & (USED | REFERENCED | KEY_BITS));
-            if high & USED != 0 && is_of_disk && self.chain(words, node) {
+            let (high, block) = (self.high(words, node), self.key(words, node).block());
+            let disk = disk_of(block).filter(|_| high & USED != 0);
+            let key = disk.map_or(0, |disk| Key::of(BlockId { disk, ..block }).high);
+            self.set_high(words, node, high & (USED | REFERENCED) | key);
+            if disk.is_some() && self.take_up(words, node) {
                 self.used += 1;
             } else {
                 self.set_high(words, node, 0);
@@ -336,35 +350,23 @@ impl Nodes {
         }
     }
 
-    /// Prefetches the chain entries with which the last [`BATCH`] nodes up to `to` will be compared, so that the loads
-    /// overlap.
-    fn touch_chains<M: Words>(&self, words: &M, to: u32) {
-        let mut firsts = [[NONE; 2]; BATCH as usize];
-        for (first, node) in firsts.iter_mut().zip((0..=to).rev()) {
-            let (key, content) = (self.key(words, node), self.content(words, node));
-            let stand = self.contents.first(words, self.content_head(content));
-            *first = [self.keys.first(words, self.key_head(key)), stand];
-        }
-        let nodes = firsts.as_flattened().iter().filter(|first| **first < self.limit);
-        black_box(nodes.fold(0, |sum, first| sum ^ self.table.get(words, *first, KEY_LOW)));
+    /// Loads the lines of the last [`BATCH`] nodes up to `to`, so that the loads overlap.
+    fn touch_lines<M: Words>(&self, words: &M, to: u32) {
+        let lines = (0..=to).rev().take(BATCH as usize).map(|node| {
+            let by_key = self.keys.touch(words, self.key_site(self.key(words, node)));
+            by_key ^ self.contents.touch(words, self.content_site(self.content(words, node)))
+        });
+        black_box(lines.fold(0, |sum, line| sum ^ line));
     }
 
-    /// Puts a node of the previous process on its chains. Returns `false` if another node has its block, or if one of
-    /// the chains is too long.
-    fn chain<M: Words>(&self, words: &mut M, node: u32) -> bool {
-        let (key, content) = (self.key(words, node), self.content(words, node));
-        let (key_head, content_head) = (self.key_head(key), self.content_head(content));
-        let by_key = self.keys.room(words, key_head, |other| self.is_about(words, other, key));
-        let stand = self.contents.room(words, content_head, |other| self.content(words, other) == content);
-        if by_key != Room::Free || stand == Room::TooLong {
+    /// Enters a node of the previous process in the hash tables. Returns `false` if another node has its block, or if there
+    /// is no room.
+    fn take_up<M: Words>(&self, words: &mut M, node: u32) -> bool {
+        let key = self.key(words, node);
+        if self.find(words, key.block()).is_some() || !self.insert_key(words, node, key) {
             return false;
         }
-        self.keys.add(words, key_head, node);
-        if stand == Room::Free && content != self.zero {
-            self.contents.add(words, content_head, node);
-            let high = self.high(words, node);
-            self.set_high(words, node, high | STANDS);
-        }
+        self.stand_for_content(words, node);
         true
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A region that the previous process closed ([`CacheIndex::close`]) is used as it is if the checksum of its header
 //! matches. Otherwise that process may have been killed between any two stores. In that case only the entries of the
-//! tables are trusted, and chains, queue, free lists and counts are rebuilt. Words from another process (a migration)
+//! tables are trusted, and hash tables, queue, free lists and counts are rebuilt. Words from another process (a migration)
 //! may be forged, so they are rebuilt as well. The index may then hold nonsense, but it is consistent. Pages from the
 //! server are still compared with their fingerprints. The mapping from blocks to fingerprints is only as trustworthy as
 //! the origin of the words.
@@ -16,14 +16,16 @@ use super::layout::{HEADER_WORDS, LAYOUT_VERSION, MAGIC, header, settle};
 use super::{CacheIndex, DiskWords, Layout, Nodes, SendLog, Slots, Target, Words};
 use crate::fingerprint::Fingerprint;
 use crate::rules::Rules;
+use crate::units::{BlockId, DiskIndex};
 
 /// Origin of the words that an index is resumed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum Origin<'a> {
     /// A process of this user, in a file that only this user may write to.
     Own,
-    /// Another process, which may have forged them.
-    Stranger,
+    /// Another process, which may have forged them. For each disk that both have: its number there, and here. What the
+    /// words hold about other disks is dropped.
+    Stranger(&'a [(DiskIndex, DiskIndex)]),
 }
 
 /// Error of a resume. It returns the words to the caller.
@@ -35,7 +37,7 @@ pub struct Unusable<M> {
 
 impl<M: Words> CacheIndex<M> {
     /// Returns an empty index in `words`, which must hold at least [`Layout::words`]. `seed` is the seed of the hash
-    /// chains; `zero` is the fingerprint of a page of zeroes, which never takes a slot. No slot is usable until
+    /// tables; `zero` is the fingerprint of a page of zeroes, which never takes a slot. No slot is usable until
     /// [`Self::aim`] and [`Self::resize`] are called.
     ///
     /// # Panics
@@ -67,6 +69,7 @@ impl<M: Words> CacheIndex<M> {
             slots: Slots::new(&layout, zero),
             log: SendLog::new(&layout),
             disks: DiskWords::new(&layout),
+            uncut: 0,
             taken_as_it_was: false,
             zero,
             rules: Rules::default(),
@@ -75,7 +78,7 @@ impl<M: Words> CacheIndex<M> {
     }
 
     /// Marks the index as complete, so that a successor need not rebuild it (which takes seconds for 64 GiB of cache).
-    /// Does nothing while a slot is pinned, or while lost pages or stale chain heads are left in the tables. The index
+    /// Does nothing while a slot is pinned, or while lost pages or stale lines are left in the hash table. The index
     /// must not change until it is reopened.
     pub fn close(&mut self) {
         if self.slots.are_pinned() || !self.slots.are_whole() {
@@ -97,13 +100,14 @@ impl<M: Words> CacheIndex<M> {
     /// `zero` shows whether that process used the same key.
     ///
     /// # Errors
-    /// If the words hold no index of this version and key for `disks` disks.
-    pub fn resume(words: M, origin: Origin, disks: u16, seed: u64, zero: Fingerprint) -> Result<Self, Unusable<M>> {
+    /// If the words hold no index of this version and key with `disks` disk numbers, or more if they are
+    /// [`Origin::Own`].
+    pub fn resume(words: M, origin: Origin<'_>, disks: u16, seed: u64, zero: Fingerprint) -> Result<Self, Unusable<M>> {
         let unusable = |words, reason| Err(Unusable { words, reason });
         let Some(layout) = Layout::read(&words) else {
             return unusable(words, "it is not an index of this version, or is damaged");
         };
-        if layout.disks() != disks {
+        if layout.disks() < disks || layout.disks() > disks && origin != Origin::Own {
             return unusable(words, "it was made for another number of disks");
         }
         if words[header::ZERO..header::ZERO + 3] != zero.0 {
@@ -118,9 +122,36 @@ impl<M: Words> CacheIndex<M> {
             this.nodes.take_as_closed(&this.words);
         } else {
             this.slots.rebuild(&mut this.words);
-            this.nodes.rebuild(&mut this.words);
+            this.rebuild_nodes(origin);
         }
+        this.look_for_voids();
         Ok(this)
+    }
+
+    /// Rebuilds the hash tables of nodes. Drops void nodes and, if the words are another process's, gives the disks the
+    /// numbers that they have here.
+    fn rebuild_nodes(&mut self, origin: Origin<'_>) {
+        let old = self.words[..self.layout.log_at()].to_vec();
+        let Self { words, nodes, disks, layout, .. } = self;
+        match origin {
+            Origin::Own => {
+                nodes.rebuild(words, |block| (!disks.is_void(&old, block)).then_some(block.disk));
+                // Only now, so that a kill before this leaves the voids as they were.
+                disks.end_voids(words);
+            }
+            Origin::Stranger(pairs) => {
+                let mut here = vec![None; usize::from(layout.disks())];
+                for (there, to) in pairs {
+                    here.get_mut(usize::from(there.0)).into_iter().for_each(|here| *here = Some(*to));
+                }
+                let known = |block: &BlockId| !disks.is_void(&old, *block);
+                nodes.rebuild(words, |block| {
+                    Some(block).filter(known).and_then(|block| here[usize::from(block.disk.0)])
+                });
+                disks.renumber(words, &old, pairs);
+                disks.end_voids(words);
+            }
+        }
     }
 
     /// Starts a move into `target`, an empty index with the same disks, seed and key. Cancels a move in progress.
@@ -137,6 +168,9 @@ impl<M: Words> CacheIndex<M> {
         let end = target.moved.saturating_add(nodes).min(self.nodes.limit());
         for node in target.moved..end {
             let Some((block, content, referenced)) = self.nodes.get(&self.words, node) else { continue };
+            if self.is_void(block) {
+                continue;
+            }
             let used = target.index.nodes.used().saturating_add(self.slot_counts().used);
             let is_full = used >= target.index.nodes.limit();
             if is_full && self.cached(content).is_none() {
@@ -160,6 +194,7 @@ impl<M: Words> CacheIndex<M> {
         let kept = header::POOL_VALID..self.layout.slots_at();
         index.words[kept.clone()].copy_from_slice(&self.words[kept]);
         index.slots.take_from(&mut index.words, &self.slots, &self.words);
+        index.look_for_voids();
         Some(std::mem::replace(self, index).words)
     }
 }

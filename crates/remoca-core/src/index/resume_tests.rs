@@ -1,7 +1,7 @@
 //! The index of a process that was killed between any two stores, and forged words.
 
-use super::layout::{HEADER_WORDS, NODE_WORDS, header};
-use super::tests::{Model, Step, Told, ZERO, block, content, steps};
+use super::layout::{HEADER_WORDS, header};
+use super::tests::{Model, Step, Told, ZERO, block, content, empty, steps, with_disks};
 use super::*;
 use crate::units::{BlockNumber, DiskIndex};
 use proptest::prelude::*;
@@ -10,6 +10,8 @@ use std::ops::{Deref, DerefMut};
 
 const POOL: Pool = Pool { server: 3, generation: 9 };
 const DISKS: u16 = 2;
+/// Disks that have the same numbers in two processes.
+const SAME: [(DiskIndex, DiskIndex); 2] = [(DiskIndex(0), DiskIndex(0)), (DiskIndex(1), DiskIndex(1))];
 
 /// Words that keep what they held when their process was killed: before the n-th of its stores.
 struct Mortal {
@@ -48,7 +50,7 @@ fn layout() -> Layout {
 }
 
 fn index<M: DerefMut<Target = [u32]>>(words: M) -> CacheIndex<M> {
-    let mut index = CacheIndex::new(words, layout(), 7, ZERO);
+    let mut index = empty(words, layout());
     index.begin_pool(POOL, 0);
     index.set_capacity(PageCount(8), |_| {});
     index
@@ -58,7 +60,7 @@ fn resume(words: Vec<u32>) -> CacheIndex<Vec<u32>> {
     resume_of(words, Origin::Own)
 }
 
-fn resume_of(words: Vec<u32>, origin: Origin) -> CacheIndex<Vec<u32>> {
+fn resume_of(words: Vec<u32>, origin: Origin<'_>) -> CacheIndex<Vec<u32>> {
     CacheIndex::resume(words, origin, DISKS, 7, ZERO).map_err(|unusable| unusable.reason).unwrap()
 }
 
@@ -172,7 +174,7 @@ proptest! {
         }
         prop_assert_ne!(index.words[header::CLOSED], 0);
         let (counts, blocks, words) = (index.slot_counts(), index.known_blocks(), index.words);
-        let rebuilt = resume_of(words.clone(), Origin::Stranger);
+        let rebuilt = resume_of(words.clone(), Origin::Stranger(&SAME));
         let mut resumed = resume_of(words, Origin::Own);
         prop_assert_eq!(resumed.words[header::CLOSED], 0);
         for index in [&rebuilt, &resumed] {
@@ -201,7 +203,7 @@ proptest! {
         // As if it had been closed, but with a wrong checksum.
         words[header::CLOSED] = closed;
         words[header::TAIL..=header::SLOTS_USED].copy_from_slice(&made_up[1..6]);
-        let mut index = resume_of(words, if own { Origin::Own } else { Origin::Stranger });
+        let mut index = with_disks(resume_of(words, if own { Origin::Own } else { Origin::Stranger(&SAME) }));
         prop_assert!(!index.was_closed());
         index.give_up_sends(5);
         for disk in 0..DISKS {
@@ -277,24 +279,6 @@ fn a_kill_while_everything_is_forgotten_leaves_nothing() {
 }
 
 #[test]
-fn chains_that_somebody_made_long_cost_little() {
-    let layout = Layout::new(PageCount(1 << 16), PageCount(1 << 16), 1);
-    let mut index = CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO);
-    index.set_capacity(PageCount(1 << 16), |_| {});
-    // The same value in every word that chooses a chain.
-    for node in 0..1_u32 << 16 {
-        index.learn(BlockId { disk: DiskIndex(0), bno: BlockNumber(u64::from(node)) }, Fingerprint([5, node, 5]));
-    }
-    let (nodes_at, mut words) = (layout.nodes_at(), index.words);
-    for node in 0..1 << 16 {
-        words[nodes_at + node * NODE_WORDS + 3] = 5;
-        words[nodes_at + node * NODE_WORDS + 4] = u32::try_from(node).unwrap();
-    }
-    let index = CacheIndex::resume(words, Origin::Own, 1, 7, ZERO).map_err(|u| u.reason).unwrap();
-    assert!(index.known_blocks().0 < 100, "{:?} blocks on one chain", index.known_blocks());
-}
-
-#[test]
 fn failed_flushes_and_swap_areas_are_kept() {
     let mut index = index(vec![0; layout().words()]);
     let areas = [5..9, (1 << 39)..(1 << 39) + (1 << 32)];
@@ -317,7 +301,7 @@ fn resume_cost() {
     let gib: u32 = std::env::var("REMOCA_RESUME_GIB").map_or(1, |gib| gib.parse().unwrap());
     let pages = gib << 18;
     let layout = Layout::new(PageCount(pages), PageCount(1 << 18), 1);
-    let mut index = CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO);
+    let mut index = empty(vec![0; layout.words()], layout);
     index.begin_pool(POOL, 0);
     index.set_capacity(PageCount(pages), |_| {});
     // Numbers without any order, like keyed hashes.

@@ -1,6 +1,6 @@
 //! Changes of size: how much one call does, and that the change ends.
 
-use super::tests::{Model, Step, ZERO, block, content, index, steps};
+use super::tests::{Model, Step, ZERO, block, content, empty, index, steps};
 use super::*;
 use proptest::prelude::*;
 use std::cell::Cell;
@@ -29,16 +29,16 @@ impl DerefMut for Counted {
 }
 
 const SLOTS: u32 = 4096;
-/// Maximum number of accesses for one slot: its chain, its neighbours on the queue, and those of the slot it moves to.
+/// Maximum number of accesses for one slot: its lines, its neighbours on the queue, and those of the slot it moves to.
 const LOOKS_MAX: u64 = 300;
 
 fn full() -> CacheIndex<Counted> {
     let layout = Layout::new(PageCount(SLOTS), PageCount(SLOTS), 2);
     let words = Counted { words: vec![0; layout.words()], looks: Cell::new(0) };
-    let mut index = CacheIndex::new(words, layout, 7, ZERO);
+    let mut index = empty(words, layout);
     index.set_capacity(PageCount(SLOTS), |_| {});
     for number in 0..SLOTS {
-        let content = Fingerprint([number.wrapping_mul(0x9e37_79b1), number, number]);
+        let content = content(number + 100);
         index.learn(block(number.into()), content);
         assert!(matches!(index.offer(content, Place::Tail), Offer::Admitted(_)));
     }
@@ -99,14 +99,31 @@ fn lost_pages_are_not_found_and_their_slots_not_filled() {
     assert!(lost.iter().all(|(_, content)| index.cached(*content).is_none()));
 }
 
+/// A resume of words in which all contents have the same hash looks at so many words for each node.
+#[test]
+fn lines_that_somebody_made_full_cost_little() {
+    let layout = Layout::new(PageCount(SLOTS), PageCount(SLOTS), 2);
+    let mut index = empty(vec![0; layout.words()], layout);
+    for number in 0..2 * SLOTS {
+        index.learn(block(number.into()), Fingerprint([5, 5, number]));
+    }
+    let (known, words) = (index.known_blocks(), Counted { words: index.words, looks: Cell::new(0) });
+    let index = CacheIndex::resume(words, Origin::Own, 2, 7, ZERO).map_err(|unusable| unusable.reason).unwrap();
+    assert_eq!(index.known_blocks(), known, "what has no room is not found by its content");
+    let found = (0..2 * SLOTS).filter(|number| index.is_known_content(Fingerprint([5, 5, *number])));
+    assert_eq!(found.count(), 32, "two lines");
+    let looks = index.words.looks.get() / u64::from(4 * SLOTS);
+    assert!(looks <= 600, "{looks}");
+}
+
 /// As many pages are admitted as are given up.
 #[test]
 fn admissions_do_not_keep_a_shrink_from_its_end() {
     let mut index = index(64, 64);
-    let mut numbers = 10_u32..;
+    let mut numbers = 20_u32..;
     let mut admit = |index: &mut CacheIndex<Vec<u32>>| {
         let number = numbers.next().unwrap();
-        let content = Fingerprint([number, number, number]);
+        let content = content(number);
         index.learn(block(number.into()), content);
         assert!(matches!(index.offer(content, Place::Tail), Offer::Admitted(_)));
     };

@@ -1,17 +1,22 @@
-//! Tables of slots and nodes: entries of a fixed number of words, with a fingerprint, and hash chains through them.
+//! Tables of slots and nodes: entries of a fixed number of words, with a fingerprint, and the hash tables that find them.
+//!
+//! ```text
+//! hash table: lines of 16 words; word: tag | number of an entry + 1, or 0
+//! ```
+//! An entry is found in one of two lines. It is inserted into the first one that has a free word. If neither has, another
+//! entry of the two moves to its own other line (bucketized cuckoo hashing, one bucket for each cache line). A table has room
+//! for an eighth more entries than it can get, so an entry without room is next to impossible; its owner then does without it.
+//! While an entry moves, it is in both lines. The tag is a part of the hash, as wide as the number leaves room for.
 
-use super::layout::{NONE, Words};
+use super::layout::{LINE_WORDS, Layout, NONE, Words};
 use crate::fingerprint::Fingerprint;
 use std::ops::Range;
+use wide::{CmpEq, i32x4};
 
 /// Position of the fingerprint in an entry of either table.
 pub(super) const CONTENT: usize = 2;
 
-/// Maximum number of entries that a rebuild puts on one chain. Keyed hashes make chains of a dozen entries at most, and
-/// forged words must not cost unbounded time.
-const CHAIN_MAX: u32 = 64;
-
-/// Number of entries whose chains are prefetched together, a few more than the loads that a processor can have in
+/// Number of entries whose lines are prefetched together, a few more than the loads that a processor can have in
 /// flight.
 pub(super) const BATCH: u32 = 32;
 
@@ -24,6 +29,11 @@ pub(super) struct Table<const SIZE: usize> {
 impl<const SIZE: usize> Table<SIZE> {
     pub(super) fn new(at: usize) -> Self {
         Self { at }
+    }
+
+    /// Returns the position of the first word.
+    pub(super) fn at(self) -> usize {
+        self.at
     }
 
     /// Returns the word `field` of an entry.
@@ -50,114 +60,242 @@ impl<const SIZE: usize> Table<SIZE> {
     }
 }
 
-/// Whether a chain has room for a new entry.
+/// Lines in which an entry may be, and the tag of its word there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Room {
-    Free,
-    /// An equal entry is already on it.
-    Taken,
-    TooLong,
+pub(super) struct Site {
+    /// Positions in the region.
+    lines: [usize; 2],
+    tag: u32,
 }
 
-/// Position of the head of a chain in the region.
+/// Hash table of the numbers of the entries of a table.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Head(usize);
-
-/// Hash chains through one word of the entries of a table.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Chains<const SIZE: usize> {
-    table: Table<SIZE>,
-    heads_at: usize,
-    /// A power of two.
-    heads: u32,
-    next: usize,
+pub(super) struct Lines {
+    at: usize,
+    count: u32,
+    /// Bits of a word that hold the number of an entry, plus one. The other bits hold the tag.
+    number: u32,
 }
 
-impl<const SIZE: usize> Chains<SIZE> {
-    /// Returns the chains of `table` that are linked by the word `next` of each entry.
-    pub(super) fn new(table: Table<SIZE>, heads_at: usize, heads: u32, next: usize) -> Self {
-        Self { table, heads_at, heads, next }
+impl Lines {
+    /// Returns the hash table for a table of `entries` entries, which begins at word `at`.
+    pub(super) fn new(at: usize, entries: u32) -> Self {
+        debug_assert!(at.is_multiple_of(LINE_WORDS), "a line is a cache line");
+        Self { at, count: Layout::lines(entries), number: u32::MAX >> entries.leading_zeros() }
     }
 
-    /// Returns the head of the chain for this hash.
-    pub(super) fn head(&self, hash: u32) -> Head {
-        Head(self.heads_at + (hash & (self.heads - 1)) as usize)
+    /// Returns the site of entries with this hash.
+    #[inline]
+    pub(super) fn site(&self, hash: [u32; 2]) -> Site {
+        // The upper bits of each half choose a line. The lower ones of the first half become the upper ones of the tag.
+        let line = |half: u32| self.at + ((half as usize * self.count as usize) >> 32) * LINE_WORDS;
+        Site { lines: hash.map(line), tag: hash[0].swap_bytes() & !self.number }
     }
 
-    /// Returns the first entry of a chain, or [`NONE`].
-    pub(super) fn first<M: Words>(&self, words: &M, head: Head) -> u32 {
-        words[head.0]
+    /// Returns the site of entries with this fingerprint.
+    #[inline]
+    pub(super) fn site_of_content(&self, content: Fingerprint) -> Site {
+        // Fingerprints need no mixing, but those of another process may be forged.
+        let [first, second, _] = content.0;
+        self.site([first.wrapping_mul(0x9e37_79b1), second.wrapping_mul(0x85eb_ca6b)])
     }
 
-    /// Returns the first entry of a chain for which `is_same` holds, or `None` if there is no such entry.
-    pub(super) fn find<M: Words>(&self, words: &M, head: Head, is_same: impl Fn(u32) -> bool) -> Option<u32> {
-        let mut entry = words[head.0];
-        while entry != NONE {
-            if is_same(entry) {
+    /// Returns the number of the entry in a word, or [`NONE`] if the word is free.
+    #[inline]
+    fn entry(&self, word: u32) -> u32 {
+        (word & self.number).wrapping_sub(1)
+    }
+
+    /// Returns an entry at `site` for which `is_same` holds, or `None` if there is no such entry.
+    #[inline(always)]
+    pub(super) fn find<M: Words>(&self, words: &M, site: Site, is_same: impl Fn(u32) -> bool) -> Option<u32> {
+        let [first, second] = site.lines;
+        self.find_in(words, first, site.tag, &is_same).or_else(|| self.find_in(words, second, site.tag, &is_same))
+    }
+
+    #[inline(always)]
+    fn find_in<M: Words>(&self, words: &M, at: usize, tag: u32, is_same: &impl Fn(u32) -> bool) -> Option<u32> {
+        let line = line_at(words, at);
+        let mut tagged = equal_words(line, !self.number, tag);
+        while tagged != 0 {
+            let entry = self.entry(line[tagged.trailing_zeros() as usize % LINE_WORDS]);
+            if entry != NONE && is_same(entry) {
                 return Some(entry);
             }
-            entry = self.table.get(words, entry, self.next);
+            tagged &= tagged - 1;
         }
         None
     }
 
-    /// Returns whether a well-formed chain has room for a new entry, already has an entry for which `is_same` holds, or
-    /// is too long.
-    pub(super) fn room<M: Words>(&self, words: &M, head: Head, is_same: impl Fn(u32) -> bool) -> Room {
-        let mut entry = words[head.0];
-        for _ in 0..CHAIN_MAX {
-            match entry {
-                NONE => return Room::Free,
-                entry if is_same(entry) => return Room::Taken,
-                _ => entry = self.table.get(words, entry, self.next),
+    /// Returns a word whose value depends on both lines of `site`, to load them.
+    pub(super) fn touch<M: Words>(&self, words: &M, site: Site) -> u32 {
+        site.lines.iter().fold(0, |sum, line| sum ^ words[*line])
+    }
+
+    /// Inserts an entry, which must not be in the table. `site_of` returns the sites of others. Returns `false` if there is no
+    /// room.
+    pub(super) fn insert<M: Words>(
+        &self,
+        words: &mut M,
+        site: Site,
+        entry: u32,
+        site_of: impl Fn(&M, u32) -> Site,
+    ) -> bool {
+        let free = site.lines.iter().find_map(|line| free_word(words, *line));
+        let Some(at) = free.or_else(|| self.make_room(words, site, site_of)) else { return false };
+        words[at] = site.tag | (entry + 1);
+        true
+    }
+
+    /// Moves an entry from one of two full lines to its other line. Returns the position of its former word, or `None` if the
+    /// other lines of all entries are full.
+    fn make_room<M: Words>(&self, words: &mut M, site: Site, site_of: impl Fn(&M, u32) -> Site) -> Option<usize> {
+        for line in site.lines {
+            for at in line..line + LINE_WORDS {
+                let word = words[at];
+                let others = site_of(words, self.entry(word)).lines;
+                let other = if others[0] == line { others[1] } else { others[0] };
+                if let Some(to) = free_word(words, other) {
+                    words[to] = word;
+                    return Some(at);
+                }
             }
         }
-        Room::TooLong
+        None
     }
 
-    /// Inserts an entry at the front of a chain.
-    pub(super) fn add<M: Words>(&self, words: &mut M, head: Head, entry: u32) {
-        let first = words[head.0];
-        self.table.set(words, entry, self.next, first);
-        words[head.0] = entry;
-    }
-
-    /// Removes an entry from its chain.
-    pub(super) fn remove<M: Words>(&self, words: &mut M, head: Head, entry: u32) {
-        let next = self.table.get(words, entry, self.next);
-        let mut before = words[head.0];
-        if before == entry {
-            words[head.0] = next;
-            return;
+    /// Removes an entry.
+    pub(super) fn remove<M: Words>(&self, words: &mut M, site: Site, entry: u32) {
+        let word = site.tag | (entry + 1);
+        let found = site.lines.iter().find_map(|line| first_word(words, *line, word));
+        debug_assert!(found.is_some(), "the entry {entry} is not in its table");
+        if let Some(at) = found {
+            words[at] = 0;
         }
-        loop {
-            let after = self.table.get(words, before, self.next);
-            if after == entry {
-                break;
-            }
-            before = after;
-        }
-        self.table.set(words, before, self.next, next);
     }
 
-    /// Empties all chains.
+    /// Removes all entries.
     pub(super) fn clear<M: Words>(&self, words: &mut M) {
-        self.clear_some(words, 0..self.heads);
+        self.clear_some(words, 0..self.count);
     }
 
-    /// Empties the chains with these heads.
-    pub(super) fn clear_some<M: Words>(&self, words: &mut M, heads: Range<u32>) {
-        words[self.heads_at + heads.start as usize..self.heads_at + heads.end as usize].fill(NONE);
+    /// Removes the entries of these lines.
+    pub(super) fn clear_some<M: Words>(&self, words: &mut M, lines: Range<u32>) {
+        let at = |line: u32| self.at + line as usize * LINE_WORDS;
+        words[at(lines.start)..at(lines.end)].fill(0);
     }
 
-    /// Returns the word range of a table of `entries` entries and of the chain heads after it.
-    pub(super) fn with_table(&self, entries: u32) -> Range<usize> {
-        debug_assert_eq!(self.table.at + entries as usize * SIZE, self.heads_at, "the heads follow the table");
-        self.table.at..self.heads_at + self.heads as usize
+    /// Returns the range of words from `at`, where the table of the entries begins, to the end of this hash table behind it.
+    pub(super) fn with_table_at(&self, at: usize) -> Range<usize> {
+        at..self.at + self.count as usize * LINE_WORDS
     }
 
-    /// Returns the number of chains.
+    /// Returns the number of lines.
     pub(super) fn count(&self) -> u32 {
-        self.heads
+        self.count
+    }
+}
+
+/// Returns the line at `at`.
+#[inline]
+fn line_at<M: Words>(words: &M, at: usize) -> &[u32; LINE_WORDS] {
+    words[at..].first_chunk().expect("the region ends with a whole line")
+}
+
+/// Returns one bit for each word of a line that equals `value` in the bits of `mask`.
+#[inline]
+fn equal_words(line: &[u32; LINE_WORDS], mask: u32, value: u32) -> u32 {
+    let (mask, value) = (i32x4::splat(mask.cast_signed()), i32x4::splat(value.cast_signed()));
+    let four = |i: usize| {
+        let four = i32x4::new([0, 1, 2, 3].map(|j| line[4 * i + j].cast_signed()));
+        (four & mask).cmp_eq(value).move_mask().cast_unsigned()
+    };
+    four(0) | four(1) << 4 | four(2) << 8 | four(3) << 12
+}
+
+/// Returns the position of the first word of the line at `at` that is `value`, or `None` if there is none.
+#[inline]
+fn first_word<M: Words>(words: &M, at: usize, value: u32) -> Option<usize> {
+    let equal = equal_words(line_at(words, at), u32::MAX, value);
+    (equal != 0).then(|| at + equal.trailing_zeros() as usize)
+}
+
+fn free_word<M: Words>(words: &M, line: usize) -> Option<usize> {
+    first_word(words, line, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::layout::Layout;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    /// Hash of an entry, from few values, so that lines become full.
+    fn hash(entry: u32) -> [u32; 2] {
+        [entry.wrapping_mul(0x9e37_79b1), entry.wrapping_mul(0x85eb_ca6b) % 5 * 0x3000_0000]
+    }
+
+    proptest! {
+        /// What is in the table is what was inserted and not removed, however full it is.
+        #[test]
+        fn entries_stay_until_they_are_removed(
+            steps in proptest::collection::vec((any::<bool>(), 0..200_u32), 0..600), entries in 16..200_u32
+        ) {
+            let (table, mut words) = (Lines::new(16, entries), vec![0; 16 + Layout::lines(entries) as usize * LINE_WORDS]);
+            let site = |entry: u32| table.site(hash(entry));
+            let mut there = HashSet::new();
+            for (is_insertion, entry) in steps {
+                let entry = entry % entries;
+                if there.contains(&entry) != is_insertion {
+                    if !is_insertion {
+                        table.remove(&mut words, site(entry), entry);
+                        there.remove(&entry);
+                    } else if table.insert(&mut words, site(entry), entry, |_, other| site(other)) {
+                        there.insert(entry);
+                    } else {
+                        let lines = site(entry).lines;
+                        prop_assert!(lines.iter().all(|line| free_word(&words, *line).is_none()), "there was room");
+                    }
+                }
+                for entry in 0..entries {
+                    let found = table.find(&words, site(entry), |other| other == entry);
+                    prop_assert_eq!(found.is_some(), there.contains(&entry));
+                }
+                prop_assert_eq!(words.iter().filter(|word| **word != 0).count(), there.len(), "each stands once");
+            }
+        }
+    }
+
+    /// A full index has as many entries as its tables are made for, and each finds room.
+    #[test]
+    fn a_table_takes_all_entries_that_it_is_made_for() {
+        for entries in [1, 14, 15, 1000, 100_000] {
+            let (table, mut words) = (Lines::new(0, entries), vec![0; Layout::lines(entries) as usize * LINE_WORDS]);
+            let site = |entry: u32| {
+                let mixed = (u64::from(entry) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9).to_be_bytes();
+                let half = |i: usize| u32::from_be_bytes([mixed[i], mixed[i + 1], mixed[i + 2], mixed[i + 3]]);
+                table.site([half(0), half(3)])
+            };
+            // Each entry is replaced by another one of its number, as in use.
+            for entry in (0..entries).chain(0..entries) {
+                if table.find(&words, site(entry), |other| other == entry).is_some() {
+                    table.remove(&mut words, site(entry), entry);
+                }
+                assert!(table.insert(&mut words, site(entry), entry, |_, other| site(other)), "{entry} of {entries}");
+            }
+        }
+    }
+
+    /// A word has room for the highest number, whatever the tag.
+    #[test]
+    fn the_largest_table_has_no_tags() {
+        for entries in [1, 15, 16, (1 << 31) - 1, 1 << 31] {
+            let table = Lines { at: 0, count: 1, number: Lines::new(0, entries).number };
+            let (mut words, site) = (vec![0; LINE_WORDS], table.site([u32::MAX; 2]));
+            assert!(table.insert(&mut words, site, entries - 1, |_, _| site));
+            assert_eq!(table.find(&words, site, |entry| entry == entries - 1), Some(entries - 1));
+        }
     }
 }

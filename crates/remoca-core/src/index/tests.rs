@@ -19,8 +19,21 @@ impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
 
 pub(super) fn index(slots: u32, resident: u32) -> CacheIndex<Vec<u32>> {
     let layout = Layout::new(PageCount(slots), PageCount(resident), 2);
-    let mut index = CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO);
+    let mut index = empty(vec![0; layout.words()], layout);
     index.set_capacity(PageCount(slots), |_| {});
+    index
+}
+
+/// Returns an index without usable slots that has both disks.
+pub(super) fn empty<M: DerefMut<Target = [u32]>>(words: M, layout: Layout) -> CacheIndex<M> {
+    with_disks(CacheIndex::new(words, layout, 7, ZERO))
+}
+
+/// Gives the numbers of the index to disks, if they have none.
+pub(super) fn with_disks<M: DerefMut<Target = [u32]>>(mut index: CacheIndex<M>) -> CacheIndex<M> {
+    for disk in index.disks().filter(|disk| index.disk_state(*disk) == DiskState::Absent).collect::<Vec<_>>() {
+        index.take_up_disk(disk, DISK_BYTES_MAX);
+    }
     index
 }
 
@@ -28,9 +41,12 @@ pub(super) fn block(bno: u64) -> BlockId {
     BlockId { disk: DiskIndex(1), bno: BlockNumber(bno) }
 }
 
-/// Few distinct values, so that long chains and duplicates are common.
+/// Low values have few distinct hashes, so that full lines and equal tags are common.
 pub(super) fn content(value: u32) -> Fingerprint {
-    Fingerprint([value % 3, value % 5, value])
+    match value {
+        0..20 => Fingerprint([value % 3, value % 5, value]),
+        _ => Fingerprint([value, value, value]),
+    }
 }
 
 #[test]
@@ -99,7 +115,7 @@ fn moves_that_the_server_has_answered_are_not_in_doubt() {
     let pool = Pool { server: 0, generation: 1 };
     index.begin_pool(pool, 0);
     for number in 0..slots {
-        let content = Fingerprint([number, number, number + 1]);
+        let content = content(number + 100);
         index.learn(BlockId { disk: DiskIndex(0), bno: BlockNumber(u64::from(number)) }, content);
         assert_eq!(index.offer(content, Place::Tail), Offer::Admitted(SlotIndex(number)));
     }
@@ -211,7 +227,7 @@ fn a_move_keeps_everything() {
 #[test]
 fn a_smaller_table_keeps_what_is_cached() {
     let layout = Layout::new(PageCount(8), PageCount(1000), 2);
-    let mut index = CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO);
+    let mut index = empty(vec![0; layout.words()], layout);
     index.set_capacity(PageCount(8), |_| {});
     for i in 0..1000 {
         index.learn(block(u64::from(i)), content(i));

@@ -15,14 +15,24 @@ const NO_SERVER: &str = "this process has no memory server; start it with --serv
 impl Driver {
     pub(super) fn answer_control(&mut self) {
         while let Some(request) = self.operator.control().and_then(ControlServer::next_request) {
-            if let Command::Upgrade { program } = &request.command {
-                self.upgrades.begin(program.clone(), Some(request), &self.vm, self.migration.is_idle());
+            let program = match &request.command {
+                Command::Upgrade { program } => Some(program.clone()),
+                Command::RemoveDisk { .. } => Some(None),
+                _ => None,
+            };
+            if let Some(program) = program {
+                self.upgrades.begin(program, Some(request), &self.vm, self.migration.is_idle());
                 continue;
             }
             if let Command::Migrate { to, key } = &request.command {
                 let (to, key) = (to.clone(), key.clone());
                 let is_draining = self.is_draining();
                 self.migration.migrate(&mut self.vm, &to, &key, request, is_draining);
+                continue;
+            }
+            if request.command == Command::Rescan {
+                let Vm { sizes, guests, host, .. } = &mut self.vm;
+                sizes.measure_for(request, guests.disks_mut(), host.instant());
                 continue;
             }
             self.vm.size.try_again();
@@ -32,6 +42,15 @@ impl Driver {
             }
             let reply = self.obey(&request);
             request.answer(reply);
+        }
+    }
+
+    /// Answers the clients that waited for the sizes of the images.
+    pub(super) fn answer_size_clients(&mut self) {
+        let Vm { sizes, guests, host, .. } = &mut self.vm;
+        for (client, outcome) in sizes.take_clients(guests.disks(), host.instant()) {
+            let reply = self.reply(outcome);
+            client.answer(reply);
         }
     }
 
@@ -47,10 +66,17 @@ impl Driver {
             }
             Command::Set { servers: None, cache_bytes, enabled } => self.set_cache(*cache_bytes, *enabled),
             Command::Set { servers: Some(servers), cache_bytes: None, enabled: None } => self.set_servers(servers),
-            Command::Upgrade { .. } => Err("an upgrade is answered when it is done".into()),
+            Command::Rescan => Err("it is answered when all images have told their sizes".into()),
+            Command::Upgrade { .. } | Command::RemoveDisk { .. } => {
+                Err("an upgrade is answered when it is done".into())
+            }
             Command::Set { .. } => Err("the servers and the cache cannot be changed in one command".into()),
         };
-        match done {
+        self.reply(done)
+    }
+
+    fn reply(&mut self, outcome: Result<(), String>) -> Reply {
+        match outcome {
             Ok(()) => Reply::Status(Box::new(self.snapshot())),
             Err(error) => Reply::Error { error },
         }
@@ -90,7 +116,7 @@ impl Driver {
         let on = enabled.unwrap_or(vm.engine.status().enabled);
         if on && size > vm.engine.index().layout().slot_limit() {
             return Err(match self.migration.is_idle() {
-                true => "there is no memory for an index of that size".into(),
+                true => format!("there is no memory for an index of that size{}", vm.size.refusal()),
                 false => HANDED_OVER.into(),
             });
         }

@@ -1,8 +1,10 @@
 //! The devices of a VM, as the driver receives them.
 
+use crate::state::{DiskIdentity, stable_hash};
 use remoca_core::units::DiskIndex;
 use remoca_frontend::device::Frontend;
-use remoca_store::{OpenError, Store};
+use remoca_protocol::control::DiskTraffic;
+use remoca_store::{ImageStamp, OpenError, Store};
 use std::time::Instant;
 
 /// Function that opens the image of a disk again, and locks it.
@@ -10,6 +12,8 @@ pub type Opener = Box<dyn Fn() -> Result<Box<dyn Store>, OpenError> + Send>;
 
 /// One disk of the VM.
 pub struct Disk {
+    /// Number by which engine and state file know the disk. The driver knows it by its position among the disks.
+    pub number: DiskIndex,
     pub name: String,
     /// The image as the operator named it.
     pub image: String,
@@ -27,11 +31,24 @@ pub struct Disk {
     /// them. If so, no other process can have changed the image.
     pub kept_open: bool,
     pub frontend: Frontend,
+    /// Requests completed so far.
+    pub traffic: DiskTraffic,
 }
 
-/// Returns the engine's index for the disk at this position.
-pub(super) fn disk_index(disk: usize) -> DiskIndex {
-    DiskIndex(u16::try_from(disk).expect("a VM has fewer than 4096 disks"))
+impl Disk {
+    /// Returns the stamp of the image as it was when it was opened. An image that is not a file is distinguished from others
+    /// only by its name.
+    pub(super) fn stamp(&self) -> ImageStamp {
+        let named = || ImageStamp { identity: [3, stable_hash(&[&self.image]), 0, 0], changed_ns: None };
+        self.store.stamp_at_opening().unwrap_or_else(named)
+    }
+
+    /// Returns who the disk is, by which the state file knows it.
+    #[must_use]
+    pub fn identity(&self) -> DiskIdentity {
+        let [kind, device, inode, _] = self.stamp().identity;
+        DiskIdentity { name: stable_hash(&[&self.name]), image: [kind, device, inode] }
+    }
 }
 
 /// The eviction port of the VM.

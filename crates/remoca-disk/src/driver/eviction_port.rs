@@ -1,6 +1,7 @@
 //! The eviction port, if the VM has one: its requests, and the reports of its agent.
 
 use super::disk::Port;
+use super::host::Host;
 use super::intake::Intake;
 use remoca_core::engine::DiskEngine;
 use remoca_core::units::PAGE_SIZE;
@@ -8,11 +9,14 @@ use remoca_frontend::device::{Frontend, GuestRequest};
 use remoca_frontend::request::{CopyError, Outcome};
 use remoca_io::words::IndexMemory;
 use remoca_protocol::port::{self, AgentStats};
+use std::time::Instant;
 
 /// The port of a VM.
 pub(super) struct EvictionPort {
     port: Option<Port>,
     agent: Option<AgentStats>,
+    /// When the agent last reported; `None` if it has not since the guest attached the port.
+    heard_at: Option<Instant>,
     /// Copy of the page that was last read from guest memory.
     page: Box<[u8; PAGE_SIZE]>,
 }
@@ -20,7 +24,7 @@ pub(super) struct EvictionPort {
 impl EvictionPort {
     /// Returns an eviction port whose agent has not reported anything yet.
     pub(super) fn new(port: Option<Port>) -> Self {
-        Self { port, agent: None, page: Box::new([0; PAGE_SIZE]) }
+        Self { port, agent: None, heard_at: None, page: Box::new([0; PAGE_SIZE]) }
     }
 
     /// Returns the port, or `None` if the VM has none.
@@ -43,10 +47,18 @@ impl EvictionPort {
         self.agent
     }
 
+    /// Returns when the agent last reported, or `None` if it has not since the guest attached the port.
+    pub(super) fn heard_at(&self) -> Option<Instant> {
+        self.heard_at
+    }
+
     /// Handles the events of the port's descriptor. Returns whether there may be requests.
     pub(super) fn handle_events(&mut self) -> bool {
         let Some(port) = &mut self.port else { return false };
         let handled = port.frontend.handle_events();
+        if !port.frontend.is_connected() {
+            self.heard_at = None;
+        }
         handled.inspect_err(|error| tracing::warn!("eviction port: {error}")).is_ok()
     }
 
@@ -102,10 +114,14 @@ impl EvictionPort {
         request: &GuestRequest,
         start: u64,
         offset: usize,
+        host: &Host,
     ) -> Result<Option<&[u8]>, CopyError> {
         request.copy_from_guest(offset, &mut self.page[..])?;
         if start == 0 && offset == 0 {
-            self.agent = port::agent_stats(&self.page[..]).or(self.agent);
+            if let Some(agent) = port::agent_stats(&self.page[..]) {
+                self.agent = Some(agent);
+                self.heard_at = Some(host.instant());
+            }
             return Ok(None);
         }
         Ok(Some(&self.page[..]))

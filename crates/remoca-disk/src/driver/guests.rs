@@ -5,7 +5,7 @@ use super::eviction_port::EvictionPort;
 use super::host::Host;
 use super::intake::Intake;
 use super::poller::Source;
-use remoca_core::units::PAGE_SIZE_U64;
+use remoca_core::units::DiskIndex;
 use remoca_frontend::device::{Frontend, GuestRequest};
 use remoca_frontend::nbd::{NbdServer, Target};
 use remoca_frontend::request::Operation;
@@ -84,7 +84,13 @@ impl Guests {
         self.disks.iter().map(|disk| disk.frontend.guest_memory_bytes()).max().unwrap_or(0)
     }
 
-    /// Returns whether a guest is attached to a disk.
+    /// Returns the names of disks to which a guest is attached.
+    pub(super) fn attached(&self) -> Vec<&str> {
+        let disks = self.disks.iter().filter(|disk| disk.frontend.is_connected());
+        disks.map(|disk| disk.name.as_str()).collect()
+    }
+
+    /// Returns whether a guest is attached to any disk.
     pub(super) fn is_connected(&self) -> bool {
         self.disks.iter().any(|disk| disk.frontend.is_connected())
     }
@@ -141,11 +147,20 @@ impl Guests {
             Vec::new()
         });
         for client in attached {
-            let frontend = match client.target {
-                Target::Disk(disk) => self.disks.get_mut(usize::from(disk)).map(|disk| &mut disk.frontend),
-                Target::Port => self.port.frontend_mut(),
+            let device = match client.target {
+                Target::Disk(disk) => {
+                    self.disks.get_mut(usize::from(disk)).map(|disk| (&*disk.name, &mut disk.frontend))
+                }
+                Target::Port => self.port.frontend_mut().map(|port| ("port", port)),
             };
-            if let Some(Err(error)) = frontend.map(|frontend| frontend.attach(client)) {
+            let Some((name, frontend)) = device else { continue };
+            if frontend.nbd_clients() == Some(0) {
+                tracing::info!(
+                    "{name}: an NBD client is attached. An upgrade keeps it. When this process is restarted or dies, a client that \
+                     does not connect again by itself (QEMU: reconnect-delay) gives its guest I/O errors"
+                );
+            }
+            if let Err(error) = frontend.attach(client) {
                 tracing::warn!("an NBD client cannot be attached: {error}");
             }
         }
@@ -258,9 +273,24 @@ impl Guests {
         }
     }
 
-    /// Returns the sizes of the disks in blocks, each with whether all of it is a swap area.
-    pub(super) fn sizes(&self) -> impl Iterator<Item = (u64, bool)> {
-        self.disks.iter().map(|disk| (disk.store.geometry().size / PAGE_SIZE_U64, disk.swap))
+    /// Offers a disk with `bytes` bytes to NBD clients that connect from now on.
+    pub(super) fn resize_export(&mut self, disk: usize, bytes: u64) {
+        if let (Some(nbd), Ok(disk)) = (&mut self.nbd, u16::try_from(disk)) {
+            nbd.resize(Target::Disk(disk), bytes);
+        }
+    }
+
+    /// Returns the number by which the engine knows the disk at a position.
+    pub(super) fn number(&self, disk: u16) -> DiskIndex {
+        self.disks[usize::from(disk)].number
+    }
+
+    /// Returns the disk that the engine knows by `number`.
+    ///
+    /// # Panics
+    /// If no disk has the number.
+    pub(super) fn numbered(&self, number: DiskIndex) -> &Disk {
+        self.disks.iter().find(|disk| disk.number == number).expect("the engine knows the disks by their numbers")
     }
 
     /// Drains all stores at the end of the process. Returns the images whose store has not received all answers.

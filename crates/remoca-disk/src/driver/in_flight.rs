@@ -12,7 +12,7 @@ use super::starved::{DiskIo, Starved, Tried, Walk};
 use super::warmth::Warmth;
 use crate::trace::TraceWriter;
 use remoca_core::engine::{DiskEngine, DiskError, GuestOp, RequestId};
-use remoca_core::units::{DiskIndex, Nanos, PAGE_SIZE};
+use remoca_core::units::{Nanos, PAGE_SIZE};
 use remoca_frontend::device::GuestRequest;
 use remoca_frontend::request::Outcome;
 use remoca_io::buffer::{BufferPool, IoBuffer};
@@ -80,16 +80,16 @@ impl InFlight {
     }
 
     /// Marks requests of several ranges for repetition if `disk` may have lost a range that it has completed.
-    pub(super) fn repeat_parts(&mut self, disk: u16) {
+    pub(super) fn repeat_parts(&mut self, disk: usize) {
         self.requests.repeat_parts(disk);
     }
 
     /// Marks the request `id` as in use by a store. Returns its disk I/O, with the bytes that it takes from the
     /// driver's buffers.
-    pub(super) fn take_up(&mut self, id: RequestId, disk: DiskIndex, op: GuestOp, too: bool, of: &Disk) -> DiskIo {
-        self.requests.begin_io(id);
-        let mut io = DiskIo { id, disk: usize::from(disk.0), op, too, bytes: 0 };
-        io.bytes = buffer_bytes(&io, of);
+    pub(super) fn take_up(&mut self, id: RequestId, op: GuestOp, too: bool, disks: &[Disk]) -> DiskIo {
+        let disk = self.requests.begin_io(id);
+        let mut io = DiskIo { id, disk, op, too, bytes: 0 };
+        io.bytes = buffer_bytes(&io, &disks[disk]);
         io
     }
 
@@ -263,7 +263,8 @@ impl InFlight {
             _ => {}
         }
         host.update();
-        self.measured.record(host.now(), &pending, from_disk);
+        let traffic = &mut guests.disk_mut(usize::from(pending.disk)).traffic;
+        self.measured.record(host.now(), &pending, from_disk, traffic);
         match pending.origin {
             Origin::Whole(request) => guests.frontend_mut(pending.disk).complete(request, outcome),
             Origin::HandOver => self.hand_over_flushes -= 1,

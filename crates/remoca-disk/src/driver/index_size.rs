@@ -51,8 +51,8 @@ pub(super) struct IndexSize {
     aside: Aside,
     wake_up: WakeUp,
     stage: Option<Stage>,
-    /// The layout for which there was no memory.
-    refused: Option<Layout>,
+    /// The layout for which there was no memory, and what the system said.
+    refused: Option<(Layout, String)>,
     /// Commands that wait for a larger index, and the largest cache that they ask for.
     clients: Vec<ControlRequest>,
     awaited: PageCount,
@@ -220,7 +220,7 @@ impl IndexSize {
     /// layout is right as it is, or if there was no memory for that one.
     fn wanted_layout(&self, engine: &Engine, guests: &Guests) -> Option<(Layout, bool)> {
         let (cache, memory) = (engine.status().wanted.max(self.awaited), self.guest_memory(guests));
-        let is_tried = |layout: &Layout| self.refused == Some(*layout);
+        let is_tried = |layout: &Layout| self.refused.as_ref().is_some_and(|(refused, _)| refused == layout);
         if cache.0 > 0
             && let Some(layout) = engine.needs_layout(cache, memory)
         {
@@ -264,7 +264,12 @@ impl IndexSize {
 
     fn refuse(&mut self, layout: Layout, error: &io::Error) {
         tracing::warn!("no memory for another index: {error}. The cache works on with the one there is.");
-        self.refused = Some(layout);
+        self.refused = Some((layout, error.to_string()));
+    }
+
+    /// Returns why a larger index could not be made, or an empty text if none was refused.
+    pub(super) fn refusal(&self) -> String {
+        self.refused.as_ref().map_or(String::new(), |(_, error)| format!(": {error}"))
     }
 
     /// Takes the region that a thread has made, or its failure to make one. Starts to move the index if the region is

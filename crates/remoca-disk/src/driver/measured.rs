@@ -7,7 +7,7 @@ use crate::latency::Histogram;
 use crate::trace::TraceWriter;
 use remoca_core::engine::GuestOp;
 use remoca_core::units::Nanos;
-use remoca_protocol::control::Latencies;
+use remoca_protocol::control::{DiskTraffic, Latencies};
 use remoca_protocol::trace::{TraceRecord, TracedOp, TracedSource};
 use std::io;
 
@@ -27,18 +27,23 @@ impl Measured {
         Self { read, read_from_cache, read_from_disk, write, trace }
     }
 
-    /// Adds a request that completes at `now` to the latencies and to the trace.
-    pub(super) fn record(&mut self, now: Nanos, pending: &Pending, from_disk: bool) {
+    /// Adds a request that completes at `now` to the latencies, to the traffic of its disk, and to the trace.
+    pub(super) fn record(&mut self, now: Nanos, pending: &Pending, from_disk: bool, traffic: &mut DiskTraffic) {
         let latency_ns = now.since_ns(pending.issued);
         let (op, range) = match pending.op {
             GuestOp::Read(range) => {
                 self.read.record(latency_ns);
                 let part = if from_disk { &mut self.read_from_disk } else { &mut self.read_from_cache };
                 part.record(latency_ns);
+                traffic.reads += 1;
+                traffic.reads_from_cache += u64::from(!from_disk);
+                traffic.read_bytes += range.length;
                 (TracedOp::Read, Some(range))
             }
             GuestOp::Write { range, .. } => {
                 self.write.record(latency_ns);
+                traffic.writes += 1;
+                traffic.written_bytes += range.length;
                 (TracedOp::Write, Some(range))
             }
             GuestOp::Flush => (TracedOp::Flush, None),

@@ -27,6 +27,7 @@ mod parts;
 mod poller;
 mod requests;
 mod servers;
+mod sizes;
 mod snapshot;
 mod starved;
 mod taking;
@@ -52,7 +53,9 @@ use remoca_core::units::PageCount;
 use remoca_io::handover::Handover;
 use remoca_io::service::ServiceManager;
 use remoca_protocol::control::Status;
+use remoca_store::Complaints;
 use servers::Servers;
+use sizes::Sizes;
 pub use snapshot::cache_pages;
 use std::io;
 use std::time::Duration;
@@ -93,16 +96,20 @@ impl Driver {
     pub fn new(parts: Parts) -> io::Result<Self> {
         let disks = parts.disks.len();
         let guest_memory_min = parts.migration.config().guest_memory;
+        let host = Host::new(parts.clock)?;
         let vm = Vm {
             name: parts.name,
             upgrades: parts.start.upgrades,
-            host: Host::new(parts.clock)?,
+            notice: parts.start.notice.clone(),
+            sizes: Sizes::new(&parts.disks, host.instant()),
+            host,
             engine: parts.engine,
             guests: Guests::new(parts.disks, parts.port, parts.nbd),
             in_flight: InFlight::new(disks, parts.buffers, parts.trace),
             servers: Servers::new(parts.link),
             warmth: Warmth::new(parts.state, parts.cold_reason, parts.options, disks),
             size: IndexSize::new(parts.cache, guest_memory_min, parts.guest_memory_max, parts.aside)?,
+            complaints: Complaints::default(),
         };
         let upgrades = Upgrades::new(parts.start, parts.ask);
         let operator = Operator::new(parts.control, parts.stop, parts.hangup, parts.manager);
@@ -126,6 +133,10 @@ impl Driver {
             vm.keep_settings();
         }
         self.register()?;
+        if self.vm.guests.is_connected() {
+            // Since the disks were opened.
+            self.vm.fit_index(self.migration.is_idle());
+        }
         self.vm.tell_servers();
         Ok(())
     }
@@ -174,6 +185,7 @@ impl Driver {
         self.run_timers();
         self.vm.end_turn();
         self.follow_migration();
+        self.answer_size_clients();
         self.vm.warmth.settle_images(self.vm.guests.disks_mut(), &self.vm.host);
         if let Some(give_up_at) = self.operator.stop_at() {
             let waits = self.migration.ends_hand_over() || self.vm.warmth.is_kept() && self.vm.is_writing();
@@ -198,10 +210,15 @@ impl Driver {
         }
         self.vm.host.update();
         let wake = self.vm.engine.next_wake();
-        let Vm { host, guests, warmth, .. } = &self.vm;
+        let Vm { host, guests, warmth, sizes, .. } = &self.vm;
         let wake = wake.map(|at| Duration::from_nanos(at.since_ns(host.now())));
         let end = self.operator.stop_at().or_else(|| self.upgrades.next_deadline(host));
-        let deadlines = guests.next_deadline().into_iter().chain(self.operator.manager().next_deadline()).chain(end);
+        let deadlines = guests
+            .next_deadline()
+            .into_iter()
+            .chain(sizes.next_deadline())
+            .chain(self.operator.manager().next_deadline())
+            .chain(end);
         let now = host.instant();
         let others = deadlines.map(|at| at.saturating_duration_since(now)).min();
         [wake, others, warmth.settle_timeout(), self.migration.time_left(&self.vm)].into_iter().flatten().min()
@@ -294,6 +311,7 @@ impl Driver {
     }
 
     fn run_timers(&mut self) {
+        let is_draining = self.is_draining();
         let Self { vm, migration, operator, .. } = self;
         if vm.engine.next_deadline().is_some_and(|at| at <= vm.host.now()) {
             vm.engine.handle_timer(vm.host.now());
@@ -304,6 +322,7 @@ impl Driver {
         operator.manager_mut().handle_timer(now);
         vm.guests.run_timers(now);
         vm.run_store_timers(now);
+        vm.sizes.run_timers(!is_draining, vm.guests.disks_mut(), now);
     }
 
     fn follow_migration(&mut self) {
@@ -315,6 +334,12 @@ impl Driver {
     /// Starts to stop. From now on, no new requests are accepted from guests, and the writes and flushes in flight have
     /// a limited time to finish.
     fn begin_stop(&mut self) {
+        let attached = self.vm.guests.attached().join(", ");
+        if !attached.is_empty() && self.migration.serves() {
+            tracing::warn!(
+                "told to end with a guest attached to {attached}: its disks hang until this process runs again"
+            );
+        }
         let patience = if self.migration.ends_hand_over() { HAND_OVER_TIME_MAX } else { STOP_TIME_MAX };
         self.operator.begin_stop(&self.vm.host, patience);
     }

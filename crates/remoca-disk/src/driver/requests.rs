@@ -113,9 +113,9 @@ impl RequestTable {
     }
 
     /// Marks requests of several ranges for repetition if `disk` may have lost a range that it has completed.
-    pub fn repeat_parts(&mut self, disk: u16) {
+    pub fn repeat_parts(&mut self, disk: usize) {
         for pending in self.slab.iter().filter_map(|(_, entry)| entry.pending.as_ref()) {
-            if let (true, Origin::Part(group)) = (pending.disk == disk, &pending.origin) {
+            if let (true, Origin::Part(group)) = (usize::from(pending.disk) == disk, &pending.origin) {
                 group.again.set(group.again.get() || group.done.get());
             }
         }
@@ -128,11 +128,15 @@ impl RequestTable {
         if entry.io { entry.pending.take() } else { self.slab.try_remove(id.0 as usize)?.pending }
     }
 
-    /// Marks `id` as in use by a store, so that the ID is not free before [`Self::end_io`].
-    pub fn begin_io(&mut self, id: RequestId) {
-        if let Some(entry) = self.slab.get_mut(id.0 as usize) {
-            entry.io = true;
-        }
+    /// Marks `id` as in use by a store, so that the ID is not free before [`Self::end_io`]. Returns the position of its
+    /// disk.
+    ///
+    /// # Panics
+    /// If the ID is free.
+    pub fn begin_io(&mut self, id: RequestId) -> usize {
+        let entry = self.slab.get_mut(id.0 as usize).expect("the engine names requests that it was given");
+        entry.io = true;
+        usize::from(entry.disk)
     }
 
     /// Returns whether an I/O may have its buffer, out of `limit` bytes for all disks. Half of the limit is reserved

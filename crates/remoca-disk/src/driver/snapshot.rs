@@ -5,7 +5,7 @@ use super::vm::Vm;
 use super::warmth::failed_flush;
 use crate::link::{KnownServer, ServerLink};
 use remoca_core::engine::{Admission, BreakerState, EngineStats, Latency};
-use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
+use remoca_core::units::{PAGE_SIZE_U64, PageCount};
 use remoca_protocol::control::{
     CacheStatus, DiskStatus, HedgingStatus, KnownServerStatus, MemoryStatus, MigrationStatus, NormalLatency,
     PortStatus, ServerStatus, Status,
@@ -30,6 +30,7 @@ pub(super) fn snapshot(vm: &mut Vm, migration: Option<MigrationStatus>) -> Statu
         uptime_s: vm.host.uptime().as_secs_f64(),
         started: if vm.warmth.cold_reason().is_none() { "warm".into() } else { "cold".into() },
         cold_reason: vm.warmth.cold_reason().cloned(),
+        notice: vm.notice.clone(),
         server: vm.servers.link().and_then(ServerLink::current).map(|server| ServerStatus {
             endpoint: server.endpoint.to_string(),
             connected: engine.connected,
@@ -53,12 +54,15 @@ pub(super) fn snapshot(vm: &mut Vm, migration: Option<MigrationStatus>) -> Statu
             },
             hit_ratio: hit_ratio(&stats),
         },
-        disks: (0..).zip(vm.guests.disks()).map(|(index, disk)| disk_status(vm, DiskIndex(index), disk)).collect(),
+        disks: vm.guests.disks().iter().enumerate().map(|(at, disk)| disk_status(vm, at, disk)).collect(),
         port: vm.guests.port().get().map(|port| PortStatus {
             socket: port.socket.clone(),
             attached: port.frontend.is_connected(),
+            outlives_crash: port.frontend.is_kept(),
             nbd_clients: port.frontend.nbd_clients(),
+            offers_more: port.frontend.has_news(),
             agent: vm.guests.port().agent(),
+            agent_heard_s_ago: vm.guests.port().heard_at().map(|at| vm.host.time_since(at).as_secs()),
             advice: vm.engine.advice(),
         }),
         counters: stats.named().into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
@@ -76,24 +80,28 @@ pub(super) fn snapshot(vm: &mut Vm, migration: Option<MigrationStatus>) -> Statu
     }
 }
 
-fn disk_status(vm: &Vm, index: DiskIndex, disk: &Disk) -> DiskStatus {
+fn disk_status(vm: &Vm, at: usize, disk: &Disk) -> DiskStatus {
     let geometry = disk.store.geometry();
     DiskStatus {
-        swap_areas: vm.engine.swap_areas(index),
+        swap_areas: vm.engine.swap_areas(disk.number),
         name: disk.name.clone(),
         image: disk.image.clone(),
         socket: disk.socket.clone(),
         bytes: geometry.size,
+        shrunk_from_bytes: vm.sizes.shrunk_from(at),
+        guest_sees_size: disk.frontend.sees_size(),
         read_only: disk.frontend.is_read_only(),
         store: match disk.store.health() {
             StoreHealth::Up => "up".into(),
             StoreHealth::Waiting => "waiting".into(),
         },
-        failed_flush: failed_flush(disk, index, &vm.engine)
-            .map(|errno| std::io::Error::from_raw_os_error(errno).to_string()),
-        cold_reason: vm.warmth.disk_reason(index),
+        failed_flush: failed_flush(disk, &vm.engine).map(|errno| std::io::Error::from_raw_os_error(errno).to_string()),
+        cold_reason: vm.warmth.disk_reason(at),
         attached: disk.frontend.is_connected(),
+        outlives_crash: disk.frontend.is_kept(),
         nbd_clients: disk.frontend.nbd_clients(),
+        offers_more: disk.frontend.has_news(),
+        traffic: disk.traffic,
     }
 }
 

@@ -4,7 +4,7 @@ use super::intake::Intake;
 use super::requests::{Group, Origin};
 use super::vm::Vm;
 use remoca_core::engine::{Evicted, GuestOp};
-use remoca_core::units::{ByteRange, DiskIndex, PAGE_SIZE};
+use remoca_core::units::{ByteRange, PAGE_SIZE};
 use remoca_frontend::device::GuestRequest;
 use remoca_frontend::request::{Operation, Outcome, ZeroRange};
 use std::ops::Range;
@@ -82,7 +82,7 @@ impl Vm {
 
     fn begin_part(&mut self, disk: u16, op: GuestOp, origin: Origin) {
         let id = self.in_flight.begin(disk, op, self.host.now(), origin);
-        self.engine.handle_request(self.host.now(), id, DiskIndex(disk), op);
+        self.engine.handle_request(self.host.now(), id, self.guests.number(disk), op);
         self.execute();
     }
 
@@ -122,7 +122,7 @@ impl Vm {
 
     fn take_evictions(&mut self, request: &GuestRequest, start: u64) -> bool {
         for offset in (0..request.data_length()).step_by(PAGE_SIZE) {
-            let Ok(page) = self.guests.port_mut().take_page(request, start, offset) else { return false };
+            let Ok(page) = self.guests.port_mut().take_page(request, start, offset, &self.host) else { return false };
             let Some(page) = page else { continue };
             if let Evicted::Admit(slot) = self.engine.handle_evicted(page) {
                 self.servers.send_page(slot, page);

@@ -12,6 +12,7 @@ use remoca_io::buffer::{BufferPool, IoBuffer};
 use remoca_io::wake;
 use remoca_io::words::IndexMemory;
 use remoca_protocol::Frame;
+use remoca_protocol::control::DiskTraffic;
 use remoca_protocol::handover::StoreKind;
 use remoca_store::{DataPath, Geometry, HandOver, Identity, ImageStamp, StoreEvent, StoreHealth, StoreOp};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,6 +28,10 @@ macro_rules! leaves_nothing_behind {
     ($store:ty) => {
         impl Identity for $store {
             fn look(&mut self) -> bool {
+                false
+            }
+
+            fn measure(&mut self) -> bool {
                 false
             }
 
@@ -127,6 +132,7 @@ leaves_nothing_behind!(HangingStore);
 fn disk(submitted: &Submitted) -> Disk {
     let geometry = ExportGeometry { can_trim: false, can_write_zeroes: false, ..ExportGeometry::of_disk(DISK_SIZE) };
     Disk {
+        number: DiskIndex(0),
         name: String::new(),
         image: String::new(),
         socket: String::new(),
@@ -135,13 +141,16 @@ fn disk(submitted: &Submitted) -> Disk {
         swap: false,
         settles_at: None,
         kept_open: false,
+        traffic: DiskTraffic::default(),
         frontend: Frontend::Nbd(NbdExport::new(geometry).unwrap()),
     }
 }
 
 /// With a session, two disks, and buffers for `pages` pages.
 fn driver(pages: usize, submitted: &[Submitted; 2]) -> Driver {
-    driver_of(pages, submitted.iter().map(disk).collect())
+    // Numbers are not positions.
+    let numbered = |(submitted, number)| Disk { number: DiskIndex(number), ..disk(submitted) };
+    driver_of(pages, submitted.iter().zip([1, 0]).map(numbered).collect())
 }
 
 fn driver_of(pages: usize, disks: Vec<Disk>) -> Driver {
@@ -189,7 +198,7 @@ fn parts(pages: usize, disks: Vec<Disk>, config: EngineConfig) -> Parts {
         trace: None,
         stop: wake::new().unwrap(),
         hangup: wake::new().unwrap(),
-        start: Start { program: "remoca".into(), arguments: Vec::new(), upgrades: 0 },
+        start: Start { program: "remoca".into(), arguments: Vec::new(), upgrades: 0, notice: None },
         ask: Box::new(|_, _| unreachable!("no upgrade is asked for")),
         aside: Box::new(on_a_thread),
         manager: ServiceManager::default(),
@@ -215,7 +224,7 @@ impl Driver {
         let origin = Origin::Part(Rc::new(group));
         let vm = &mut self.vm;
         let id = vm.in_flight.begin(disk, PAGE, vm.host.now(), origin);
-        vm.engine.handle_request(vm.host.now(), id, DiskIndex(disk), PAGE);
+        vm.engine.handle_request(vm.host.now(), id, vm.guests.number(disk), PAGE);
         vm.execute();
         id
     }

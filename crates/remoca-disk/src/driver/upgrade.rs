@@ -8,16 +8,18 @@ use super::disk::Disk;
 use super::host::Host;
 use super::poller::Source;
 use super::vm::Vm;
-use crate::handover::{Ask, Checking};
+use crate::handover::{Ask, Checking, Successor};
 use crate::link::ServerLink;
 use remoca_io::control::{ControlRequest, ControlServer};
 use remoca_io::handover::Handover;
 use remoca_io::narrow;
-use remoca_protocol::control::Reply;
-use remoca_protocol::handover::{PassedDisk, PassedStore};
+use remoca_protocol::control::{Command, Reply, UPGRADE_UNDER_WAY};
+use remoca_protocol::guests::Guests;
+use remoca_protocol::handover::{Description, PassedDisk, PassedStore};
+use remoca_protocol::offer::Offers;
 use std::ffi::OsString;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Time limit for the whole check. The new program has less time for its answer, but on a file system that hangs it
@@ -39,6 +41,8 @@ pub struct Start {
     pub arguments: Vec<OsString>,
     /// Number of hand-overs so far.
     pub upgrades: u32,
+    /// Why this program does not run with the configuration that its files say.
+    pub notice: Option<String>,
 }
 
 /// How this program was started, and the upgrade to another one that is in progress.
@@ -53,6 +57,8 @@ pub(super) struct Upgrades {
 struct Upgrade {
     program: PathBuf,
     client: Option<ControlRequest>,
+    /// What the new program would offer to guests, as far as it has said it.
+    offers: Option<Offers>,
     stage: UpgradeStage,
 }
 
@@ -88,7 +94,7 @@ impl Upgrades {
     pub(super) fn begin(&mut self, program: Option<PathBuf>, client: Option<ControlRequest>, vm: &Vm, is_idle: bool) {
         let program = program.unwrap_or_else(|| self.start.program.clone());
         let asked = match &self.under_way {
-            Some(_) => Err("another upgrade is under way".into()),
+            Some(_) => Err(UPGRADE_UNDER_WAY.into()),
             // The next program would not know that it has to wait.
             None if vm.guests.is_settling() => {
                 Err("an NBD server is being given time after a crash: try again in some seconds".into())
@@ -99,7 +105,7 @@ impl Upgrades {
         match asked {
             Ok(checking) => {
                 let stage = UpgradeStage::Asking { checking, since: vm.host.instant() };
-                self.under_way = Some(Upgrade { program, client, stage });
+                self.under_way = Some(Upgrade { program, client, offers: None, stage });
             }
             Err(error) => refuse(client, &error),
         }
@@ -117,14 +123,16 @@ impl Upgrades {
 
     /// Continues or refuses the upgrade, according to the answer of the new program if there is one.
     pub(super) fn hear_program(&mut self, vm: &mut Vm, control: Option<&ControlServer>, is_idle: bool) {
-        let Some(Upgrade { program, stage: stage @ UpgradeStage::Asking { .. }, .. }) = &mut self.under_way else {
+        let Some(Upgrade { program, offers, stage: stage @ UpgradeStage::Asking { .. }, .. }) = &mut self.under_way
+        else {
             return;
         };
         let UpgradeStage::Asking { checking, .. } = &*stage else { return };
         match checking.verdict() {
             None => {}
             Some(Ok(_)) if !is_idle => self.refuse(MIGRATES, vm, control),
-            Some(Ok(version)) => {
+            Some(Ok(Successor { version, offers: said })) => {
+                *offers = said;
                 tracing::info!("{} (version {version}) takes over when nothing is in flight", program.display());
                 vm.host.unwatch(checking.wake_fd());
                 *stage = UpgradeStage::Answering { since: vm.host.instant() };
@@ -228,7 +236,18 @@ impl Upgrades {
     /// Collects everything that another program needs to continue, and closes the engine.
     fn hand_over(&self, vm: &mut Vm, control: Option<&ControlServer>) -> Result<Handover, String> {
         narrow::passes("handover-drained");
-        let Some(Upgrade { program, client, .. }) = &self.under_way else { return Err("there is no upgrade".into()) };
+        let Some(Upgrade { program, client, offers, .. }) = &self.under_way else {
+            return Err("there is no upgrade".into());
+        };
+        let removed = client.as_ref().and_then(|request| match &request.command {
+            Command::RemoveDisk { disk } => Some(disk),
+            _ => None,
+        });
+        if let Some(disk) = removed
+            && offers.as_ref().is_none_or(|offers| offers.disks.contains_key(disk))
+        {
+            return Err(format!("{} would still have the disk {disk}", program.display()));
+        }
         let name = program.clone().into_os_string();
         let arguments = [name].into_iter().chain(self.start.arguments.iter().skip(1).cloned()).collect();
         let mut handover = Handover::new(program.clone(), arguments);
@@ -241,6 +260,7 @@ impl Upgrades {
         handover.description.cache_enabled = vm.engine.status().enabled;
         let servers = vm.servers.link().map(ServerLink::servers).unwrap_or_default();
         handover.description.servers = servers.iter().map(|server| server.endpoint.to_string()).collect();
+        handover.description.options = Some(vm.warmth.options());
         let state = vm.warmth.file().map(|file| handover.pass(file));
         handover.description.state = state.transpose().map_err(system)?;
         if let Some(control) = control {
@@ -257,12 +277,33 @@ impl Upgrades {
             handover.description.nbd.push(passed);
         }
         for disk in vm.guests.disks() {
-            let passed = pass_disk(&mut handover, disk)?;
+            let mut passed = pass_disk(&mut handover, disk)?;
+            if removed == Some(&disk.name) && !passed.guests.is_empty() {
+                tracing::warn!("{}: it is removed from under its guest, which is disconnected", disk.name);
+                passed.guests = Guests::default();
+            }
             handover.description.disks.push(passed);
         }
+        check_offers(program, offers.as_ref(), &handover.description)?;
         vm.engine.close();
         Ok(handover)
     }
+}
+
+/// Checks that a program with these `offers` could serve the guests that are attached.
+fn check_offers(program: &Path, offers: Option<&Offers>, description: &Description) -> Result<(), String> {
+    let program = program.display();
+    let checked = match offers {
+        Some(offers) => offers.check(description),
+        None if !description.has_guests() => Ok(()),
+        None => Err("it does not say what it offers to guests, as older versions do not".into()),
+    };
+    checked.map_err(|error| {
+        format!(
+            "{program} would disconnect guests: {error}. To go to it nevertheless, restart this process with it: guests \
+             connect again then if their hypervisors do"
+        )
+    })
 }
 
 /// Returns whether nothing is in flight, nor on its way to guests or from memory servers. `leave_the_deaf`: does not

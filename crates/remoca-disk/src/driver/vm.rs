@@ -3,23 +3,25 @@
 //!
 //! Actions are drained after every call of the engine, in order.
 
-use super::disk::disk_index;
+use super::disk::Disk;
 use super::guests::Guests;
 use super::host::Host;
 use super::in_flight::{InFlight, Placing};
 use super::index_size::{IndexSize, Region};
+use super::requests::store_op;
 use super::servers::Servers;
+use super::sizes::Sizes;
 use super::starved::{DiskIo, Tried};
 use super::warmth::Warmth;
 use crate::link::ServerLink;
 use crate::state::{Former, StateFile};
 use remoca_core::engine::{Action, DiskEngine, DiskError, EngineConfig, Evicted, GuestOp, RequestId};
-use remoca_core::units::{DiskIndex, PageCount};
+use remoca_core::units::PageCount;
 use remoca_io::buffer::IoBuffer;
 use remoca_io::narrow;
 use remoca_io::words::IndexMemory;
 use remoca_protocol::Frame;
-use remoca_store::StoreEvent;
+use remoca_store::{Complaints, StoreEvent};
 use std::time::Instant;
 
 /// The parts that serve the guest. Each part keeps its state to itself.
@@ -27,6 +29,8 @@ pub(super) struct Vm {
     pub(super) name: String,
     /// Number of hand-overs to this program and those before it.
     pub(super) upgrades: u32,
+    /// Why this program does not run with the configuration that its files say.
+    pub(super) notice: Option<String>,
     pub(super) host: Host,
     pub(super) engine: DiskEngine<IndexMemory>,
     pub(super) guests: Guests,
@@ -34,6 +38,8 @@ pub(super) struct Vm {
     pub(super) servers: Servers,
     pub(super) warmth: Warmth,
     pub(super) size: IndexSize,
+    pub(super) complaints: Complaints,
+    pub(super) sizes: Sizes,
 }
 
 impl Vm {
@@ -41,8 +47,8 @@ impl Vm {
     pub(super) fn execute(&mut self) {
         while let Some(action) = self.engine.poll_action() {
             match action {
-                Action::Disk { request, disk, op } => self.begin_disk(request, disk, op, false),
-                Action::DiskToo { request, disk, op } => self.begin_disk(request, disk, op, true),
+                Action::Disk { request, op, .. } => self.begin_disk(request, op, false),
+                Action::DiskToo { request, op, .. } => self.begin_disk(request, op, true),
                 Action::ZeroFill { request, offset, length } => {
                     self.in_flight.fill_zero(&mut self.engine, request, offset, length);
                 }
@@ -75,7 +81,7 @@ impl Vm {
                 Action::GiveUp => self.servers.end_session(&self.host, |link| link.end("it does not answer")),
                 Action::Leave => self.servers.end_session(&self.host, ServerLink::leave),
                 Action::ForeignWriter(disk) => {
-                    let image = &self.guests.disks()[usize::from(disk.0)].image;
+                    let image = &self.guests.numbered(disk).image;
                     tracing::error!(
                         "{image} holds something else than this process wrote or read there: another program writes to it! \
                          The cache was dropped. Stop the other writer, or the disk will be damaged."
@@ -93,8 +99,8 @@ impl Vm {
 
     /// Submits the disk I/O of a request, or queues it until there is a buffer. I/O is also queued if earlier I/O of
     /// its disk waits for a buffer.
-    fn begin_disk(&mut self, id: RequestId, disk: DiskIndex, op: GuestOp, too: bool) {
-        let io = self.in_flight.take_up(id, disk, op, too, &self.guests.disks()[usize::from(disk.0)]);
+    fn begin_disk(&mut self, id: RequestId, op: GuestOp, too: bool) {
+        let io = self.in_flight.take_up(id, op, too, self.guests.disks());
         if self.in_flight.must_wait(&io) || self.place(io) != Tried::Placed {
             self.in_flight.starve(io);
         }
@@ -138,12 +144,17 @@ impl Vm {
                 StoreEvent::ContentUncertain => {
                     let image = &self.guests.disks()[disk].image;
                     tracing::warn!("{image}: its server came back; what was known of it is void");
-                    let index = disk_index(disk);
-                    self.engine.handle_content_uncertain(index);
-                    self.in_flight.repeat_parts(index.0);
+                    self.engine.handle_content_uncertain(self.guests.disks()[disk].number);
+                    self.in_flight.repeat_parts(disk);
                     self.guests.disk_mut(disk).frontend.repeat_parts();
                 }
-                StoreEvent::Looked { changed_ns } => self.warmth.end_look(disk, changed_ns),
+                StoreEvent::Measured(result) => {
+                    let Self { sizes, guests, warmth, engine, host, .. } = self;
+                    sizes.follow(disk, result, guests, (warmth, engine), host);
+                }
+                StoreEvent::Looked { changed_ns } => {
+                    self.warmth.end_look(disk, &self.guests.disks()[disk], changed_ns);
+                }
                 StoreEvent::Completed(completion) => {
                     narrow::passes("disk-done");
                     let Ok(id) = u32::try_from(completion.token) else { continue };
@@ -151,6 +162,9 @@ impl Vm {
                     let result = completion.result.map_err(|error| DiskError(error.errno));
                     if let Some(op) = self.in_flight.op(id) {
                         self.warmth.end(disk, &op);
+                        if let Err(DiskError(errno)) = result {
+                            self.complain(disk, &op, errno);
+                        }
                     }
                     self.disk_done(id, result, completion.buffer);
                 }
@@ -159,6 +173,13 @@ impl Vm {
         }
         self.warmth.note_failure(disk, &self.guests.disks()[disk], &mut self.engine);
         any
+    }
+
+    fn complain(&mut self, disk: usize, op: &GuestOp, errno: i32) {
+        let Disk { name, image, .. } = &self.guests.disks()[disk];
+        if let Some(complaint) = self.complaints.note(disk, image, &store_op(*op), errno, self.host.instant()) {
+            tracing::error!("{name}: {complaint}");
+        }
     }
 
     /// Marks images with modifications in flight as written now, in the state file. Looks at them if that is due.
@@ -255,8 +276,8 @@ impl Vm {
 
     /// Passes the size of each disk to the engine, and whether all of it is a swap area.
     pub(super) fn describe_disks(&mut self) {
-        for ((blocks, swap), index) in self.guests.sizes().zip(0..) {
-            self.engine.describe_disk(DiskIndex(index), blocks, swap);
+        for Disk { number, store, swap, .. } in self.guests.disks() {
+            self.engine.describe_disk(*number, store.geometry().size, *swap);
         }
     }
 

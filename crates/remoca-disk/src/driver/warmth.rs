@@ -1,15 +1,14 @@
 //! What outlives this process. The images are judged at the start, and from then on the state file says when a write
 //! may be in flight.
 
-use super::disk::{Disk, disk_index};
+use super::disk::Disk;
 use super::host::Host;
 use super::image_state::{ImageState, Sight};
 use crate::link::ServerLink;
-use crate::state::{Clock, Former, Header, Settings, StateFile, judge, stable_hash};
+use crate::state::{Clock, Former, Header, Settings, StateFile, judge};
 use remoca_core::engine::{DiskEngine, EngineConfig, GuestOp};
 use remoca_core::units::{DiskIndex, PageCount};
 use remoca_io::words::IndexMemory;
-use remoca_store::ImageStamp;
 use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
@@ -67,6 +66,11 @@ impl Warmth {
         }
     }
 
+    /// Returns the hash of the options that `remoca set` can overrule.
+    pub(super) fn options(&self) -> u64 {
+        self.options
+    }
+
     /// Returns why nothing is known from before, or `None` if something is.
     pub(super) fn cold_reason(&self) -> Option<&String> {
         self.cold_reason.as_ref()
@@ -80,8 +84,8 @@ impl Warmth {
 
     /// Returns why nothing is known of a disk from before. Returns `None` if something is, or if nothing is known of
     /// any disk.
-    pub(super) fn disk_reason(&self, disk: DiskIndex) -> Option<String> {
-        self.images[usize::from(disk.0)].cold_reason.clone()
+    pub(super) fn disk_reason(&self, disk: usize) -> Option<String> {
+        self.images[disk].cold_reason.clone()
     }
 
     /// Adds `op` to the modifications of `disk` in flight, if it is one. Called when `op` is submitted to the store.
@@ -98,12 +102,21 @@ impl Warmth {
         }
     }
 
+    /// Records the size of an image after it was measured, so that a successor finds the same image.
+    pub(super) fn note_size(&mut self, disk: usize, of: &Disk, host: &Host) {
+        let Some(state) = &self.state else { return };
+        let header = state.header();
+        if header.disk(of.number).identity != of.stamp().identity {
+            record(&mut self.images[disk], &header, of, host.clock().of_files());
+        }
+    }
+
     /// Ends a look, and records in the state file when the image was last changed.
-    pub(super) fn end_look(&mut self, disk: usize, changed_ns: Option<u64>) {
+    pub(super) fn end_look(&mut self, disk: usize, of: &Disk, changed_ns: Option<u64>) {
         let Some(state) = &self.state else { return };
         match self.images[disk].end_look(changed_ns) {
-            Some(Sight::Settled(seen_ns)) => state.header().set_settled(disk_index(disk), seen_ns),
-            Some(Sight::Seen(seen_ns)) => state.header().set_seen(disk_index(disk), seen_ns),
+            Some(Sight::Settled(seen_ns)) => state.header().set_settled(of.number, seen_ns),
+            Some(Sight::Seen(seen_ns)) => state.header().set_seen(of.number, seen_ns),
             None => {}
         }
     }
@@ -117,16 +130,15 @@ impl Warmth {
         engine: &mut Engine,
         vm: &str,
     ) {
-        for (disk, index) in disks.iter_mut().zip(0..) {
-            let index = DiskIndex(index);
-            let image = found(disk).identity;
+        for (disk, known) in disks.iter_mut().zip(&mut self.images) {
+            let image = disk.stamp().identity;
             let failed = former.failed_flushes.iter().find(|failed| failed.image == image[..3]);
             // An upgrade hands a failure over with the store.
             let errno = failed.map(|failed| failed.errno).or(disk.store.failed_flush());
-            engine.set_failed_flush(index, errno);
-            self.images[usize::from(index.0)].failed_flush = errno;
+            engine.set_failed_flush(disk.number, errno);
+            known.failed_flush = errno;
             if let Some(state) = &self.state {
-                state.header().set_flush_failed(index, errno);
+                state.header().set_flush_failed(disk.number, errno);
             }
             if let Some(errno) = errno {
                 disk.store.set_failed_flush(Some(errno));
@@ -151,23 +163,22 @@ impl Warmth {
     /// Records a failed flush that is not recorded yet, whatever revealed it, so that this process and its successors
     /// know of it before the guest does.
     pub(super) fn note_failure(&mut self, disk: usize, of: &Disk, engine: &mut Engine) {
-        let index = disk_index(disk);
         let recorded = self.images[disk].failed_flush;
-        let Some(errno) = failed_flush(of, index, engine).filter(|_| recorded.is_none()) else { return };
+        let Some(errno) = failed_flush(of, engine).filter(|_| recorded.is_none()) else { return };
         let name = &of.name;
         tracing::error!(
             "{name}: acknowledged writes may be lost ({}). Every flush fails from now on. When the image is sound: remoca set VM \
              --clear-failed-flush {name}",
             std::io::Error::from_raw_os_error(errno)
         );
-        self.keep_failed_flush(index, Some(errno), engine);
+        self.keep_failed_flush(disk, of.number, Some(errno), engine);
     }
 
-    fn keep_failed_flush(&mut self, disk: DiskIndex, errno: Option<i32>, engine: &mut Engine) {
-        engine.set_failed_flush(disk, errno);
-        self.images[usize::from(disk.0)].failed_flush = errno;
+    fn keep_failed_flush(&mut self, disk: usize, number: DiskIndex, errno: Option<i32>, engine: &mut Engine) {
+        engine.set_failed_flush(number, errno);
+        self.images[disk].failed_flush = errno;
         if let Some(state) = &self.state {
-            state.header().set_flush_failed(disk, errno);
+            state.header().set_flush_failed(number, errno);
         }
     }
 
@@ -178,13 +189,17 @@ impl Warmth {
         disks: &mut [Disk],
         engine: &mut Engine,
     ) -> Result<(), String> {
-        let Some((disk, index)) = disks.iter_mut().zip(0..).find(|(disk, _)| disk.name == name) else {
+        let Some(at) = disks.iter().position(|disk| disk.name == name) else {
             let names: Vec<_> = disks.iter().map(|disk| disk.name.as_str()).collect();
             return Err(format!("it has no disk {name}, but {}", names.join(", ")));
         };
+        let disk = &mut disks[at];
         disk.store.set_failed_flush(None);
         tracing::warn!("{name}: the operator says that its image is sound: flushes succeed again");
-        self.keep_failed_flush(DiskIndex(index), None, engine);
+        self.keep_failed_flush(at, disk.number, None, engine);
+        if let Some(state) = &self.state {
+            state.clear_failed_flushes(engine, disk.identity().image);
+        }
         Ok(())
     }
 
@@ -193,22 +208,22 @@ impl Warmth {
         let Some(state) = &self.state else { return };
         let (header, clock) = (state.header(), host.clock().of_files());
         let mut warm = false;
-        for ((disk, image), index) in disks.iter().zip(&mut self.images).zip(0..) {
-            let index = DiskIndex(index);
-            let found = found(disk);
-            let kept = header.disk(index);
-            let verdict = match disk.kept_open && kept.identity == found.identity {
+        for (disk, image) in disks.iter().zip(&mut self.images) {
+            let found = disk.stamp();
+            let kept = header.disk(disk.number);
+            // The engine has seen to a size that is another one.
+            let verdict = match disk.kept_open && kept.identity[..3] == found.identity[..3] {
                 true => Ok(()),
                 false => judge(&kept, &found, clock, || disk.store.may_be_in_page_cache()),
             };
             match verdict {
                 Ok(()) => warm = true,
                 Err(doubt) => {
-                    engine.handle_content_uncertain(index);
+                    engine.handle_content_uncertain(disk.number);
                     image.cold_reason = Some(doubt.to_string());
                 }
             }
-            record(image, &header, index, &found, clock);
+            record(image, &header, disk, clock);
         }
         if self.cold_reason.is_none() && !warm {
             self.cold_reason = self.images.iter().find_map(|image| image.cold_reason.clone());
@@ -226,10 +241,9 @@ impl Warmth {
         host: &Host,
     ) {
         let (header, clock) = (state.header(), host.clock().of_files());
-        for ((disk, image), index) in disks.iter().zip(&mut self.images).zip(0..) {
-            let index = DiskIndex(index);
-            record(image, &header, index, &found(disk), clock);
-            header.set_flush_failed(index, engine.index().flush_failed(index));
+        for (disk, image) in disks.iter().zip(&mut self.images) {
+            record(image, &header, disk, clock);
+            header.set_flush_failed(disk.number, engine.index().flush_failed(disk.number));
         }
         if let Some(link) = link {
             link.keep_in(header);
@@ -274,12 +288,12 @@ impl Warmth {
         // Otherwise the file would not reflect what is written from now on.
         assert!(engine.index().words().outlives_process(), "the state file is kept, and the index is not in it");
         let mut clock = None;
-        for ((image, disk), index) in self.images.iter_mut().zip(disks).zip(0..) {
+        for (image, disk) in self.images.iter_mut().zip(disks) {
             if image.is_written_to() {
                 let clock = *clock.get_or_insert_with(|| host.clock().of_files());
                 image.note_writes(clock.real_ns);
-                state.note_writes(DiskIndex(index), clock);
-                look(image, disk, &state.header(), DiskIndex(index), clock.real_ns, host.clock());
+                state.note_writes(disk.number, clock);
+                look(image, disk, &state.header(), clock.real_ns, host.clock());
             }
         }
     }
@@ -291,9 +305,9 @@ impl Warmth {
             return;
         }
         let now_ns = host.clock().of_files().real_ns;
-        for ((image, disk), index) in self.images.iter_mut().zip(disks).zip(0..) {
+        for (image, disk) in self.images.iter_mut().zip(disks) {
             if image.wait_ns().is_some() {
-                look(image, disk, &state.header(), DiskIndex(index), now_ns, host.clock());
+                look(image, disk, &state.header(), now_ns, host.clock());
                 disk.store.kick(host.instant());
             }
         }
@@ -323,9 +337,10 @@ impl Warmth {
 
 /// Starts a record of the image as it was found, as if a write were in flight: nothing is certain before the image is
 /// settled.
-fn record(image: &mut ImageState, header: &Header, disk: DiskIndex, found: &ImageStamp, clock: Clock) {
+fn record(image: &mut ImageState, header: &Header, disk: &Disk, clock: Clock) {
     image.begin_record(clock.real_ns);
-    header.set_disk(disk, found, clock);
+    header.set_disk_name(disk.number, disk.identity().name);
+    header.set_disk(disk.number, &disk.stamp(), clock);
 }
 
 fn is_modification(op: &GuestOp) -> bool {
@@ -337,16 +352,9 @@ fn is_modification(op: &GuestOp) -> bool {
 
 /// Starts a look at an image if one is due, or settles an image that shows no changes. The answer arrives as an event
 /// of the store. Voids what a look without an answer has left in doubt, and drops the image from the page cache.
-fn look(
-    image: &mut ImageState,
-    disk: &mut Disk,
-    header: &Header,
-    index: DiskIndex,
-    now_ns: u64,
-    clock: &dyn crate::clock::Clock,
-) {
+fn look(image: &mut ImageState, disk: &mut Disk, header: &Header, now_ns: u64, clock: &dyn crate::clock::Clock) {
     if image.begin_doubt(now_ns) {
-        header.set_seen(index, 0);
+        header.set_seen(disk.number, 0);
     }
     if !image.look_is_due(now_ns) {
         return;
@@ -356,24 +364,14 @@ fn look(
         image.begin_look(now_ns, coarse_ns);
     } else if settles {
         image.settle_blind();
-        header.set_settled(index, 0);
+        header.set_settled(disk.number, 0);
     }
     if image.begin_drop(now_ns) {
         disk.store.empty_page_cache();
     }
 }
 
-/// Returns the stamp of the image as it was when it was opened.
-fn found(disk: &Disk) -> ImageStamp {
-    disk.store.stamp_at_opening().unwrap_or_else(|| named(&disk.image))
-}
-
-/// Returns the stamp of an image that is not a file, which only its name distinguishes from others.
-fn named(image: &str) -> ImageStamp {
-    ImageStamp { identity: [3, stable_hash(&[image]), 0, 0], changed_ns: None }
-}
-
 /// Returns the error number with which all flushes of a disk fail, or `None` if no flush has failed.
-pub(super) fn failed_flush(disk: &Disk, index: DiskIndex, engine: &Engine) -> Option<i32> {
-    disk.store.failed_flush().or(engine.index().flush_failed(index))
+pub(super) fn failed_flush(disk: &Disk, engine: &Engine) -> Option<i32> {
+    disk.store.failed_flush().or(engine.index().flush_failed(disk.number))
 }

@@ -2,6 +2,7 @@
 
 use crate::state::RosterEntry;
 use remoca_core::engine::ServerNumber;
+use remoca_core::units::PAGE_SIZE_U64;
 use remoca_io::address::Endpoint;
 use remoca_protocol::{ErrorCode, Frame, Hello, Token, VERSIONS, VersionRange, Welcome, decode};
 use std::fs::File;
@@ -87,6 +88,19 @@ pub fn give_back(pools: impl IntoIterator<Item = RosterEntry>) {
         // Without a thread, the server frees the pool after its grace time.
         let _ = std::thread::Builder::new().name("give back".into()).spawn(give_back);
     }
+}
+
+/// Asks a memory server what memory it could give a new pool, in bytes, and measures how long its answer takes.
+///
+/// # Errors
+/// [`LinkError`], whose text says what to do.
+pub fn probe(endpoint: &Endpoint) -> Result<(u64, Duration), LinkError> {
+    let token = HostNetwork.token().map_err(|error| LinkError::Unreachable(endpoint.clone(), error))?;
+    let started = Instant::now();
+    let (socket, welcome) = connect(endpoint, token, 0)?;
+    let taken = started.elapsed();
+    say_goodbye(socket.into(), bye());
+    Ok((u64::from(welcome.available.0.min(welcome.quota.0)) * PAGE_SIZE_U64, taken))
 }
 
 /// Returns the encoded BYE frame, which gives a pool back.

@@ -8,7 +8,7 @@
 mod connect;
 mod session;
 
-pub use connect::{Answer, AnswerTo, HostNetwork, LinkError, Network, give_back};
+pub use connect::{Answer, AnswerTo, HostNetwork, LinkError, Network, give_back, probe};
 pub use session::{Received, Session};
 
 use crate::state::{Header, NUMBER_MAX, RosterEntry, SERVERS_MAX};

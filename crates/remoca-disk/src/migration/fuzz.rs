@@ -168,6 +168,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     };
     let server = |number, endpoint: &str| Server { number, endpoint: endpoint.into(), token: [9; 16], epoch: 3 };
     let header = StateHeader {
+        numbers: vec![0],
         key: [7; 16],
         seed: 1,
         words: 5,

@@ -1,9 +1,11 @@
 //! `--nbd`: where NBD clients connect, and what they are offered.
 
-use anyhow::{Context, Result, bail};
+use super::wrong::WrongOptions;
+use anyhow::{Context, Result, anyhow, bail};
 use remoca_frontend::device::Frontend;
 use remoca_frontend::nbd::{EXPORT_NAME_LEN_MAX, Export, ExportGeometry, Listener, NbdExport, NbdServer, Target};
 use remoca_io::address::Endpoint;
+use remoca_io::descriptor_store;
 use remoca_protocol::guests::NbdClient;
 use remoca_protocol::port::{PORT_BYTES, PORT_SERIAL};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -11,7 +13,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 /// An address at which NBD clients connect.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     Endpoint(Endpoint),
     /// Sockets that systemd passed.
@@ -73,10 +75,8 @@ impl Exports {
         kept: Vec<NbdClient<OwnedFd>>,
     ) -> Result<Frontend> {
         if name.is_empty() || name.len() > EXPORT_NAME_LEN_MAX {
-            bail!("`{name}` cannot be the name of an export: it has 1 to {EXPORT_NAME_LEN_MAX} bytes");
-        }
-        if self.exports.iter().any(|export| export.name == name) {
-            bail!("two exports would have the name {name}: give each disk its own with name=");
+            let error = anyhow!("`{name}` cannot be the name of an export: it has 1 to {EXPORT_NAME_LEN_MAX} bytes");
+            return Err(error.context(WrongOptions));
         }
         self.exports.push(Export { name: name.to_owned(), target, geometry });
         self.kept.extend(kept.into_iter().map(|client| (target, client)));
@@ -95,7 +95,7 @@ impl Exports {
     /// connect to Unix sockets. Returns `None` if there are no addresses.
     ///
     /// # Errors
-    /// If there is nothing to offer, or listening at an address fails.
+    /// If listening at an address fails.
     pub fn serve(
         self,
         addresses: &[Address],
@@ -104,9 +104,6 @@ impl Exports {
     ) -> Result<Option<NbdServer>> {
         if addresses.is_empty() {
             return Ok(None);
-        }
-        if self.exports.is_empty() {
-            bail!("--nbd has nothing to offer: leave out socket= of the disks that NBD clients are to have");
         }
         let mut listeners = inherited;
         let missing = if listeners.is_empty() { addresses } else { &[] };
@@ -127,11 +124,14 @@ impl Exports {
 }
 
 fn passed_by_systemd() -> Result<Vec<Listener>> {
-    let descriptors = sd_notify::listen_fds().context("the sockets that systemd passed")?;
-    if descriptors.len() == 0 {
-        bail!("--nbd systemd: no socket was passed. Start this by a .socket unit, or say unix:PATH or tcp:HOST:PORT");
+    let descriptors = descriptor_store::listening();
+    if descriptors.is_empty() {
+        let text =
+            "--nbd systemd: no socket was passed. Start this by a .socket unit, or say unix:PATH or tcp:HOST:PORT";
+        return Err(anyhow!(text).context(WrongOptions));
     }
     descriptors
+        .into_iter()
         .map(|number| {
             // SAFETY: whoever started us passed it for this use alone; `check_activation` saw to it that this runs once, and
             // that --fd does not name it.

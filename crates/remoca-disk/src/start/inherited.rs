@@ -4,6 +4,7 @@
 //! crash. A store that cannot be taken over is opened again.
 
 use super::options::Options;
+use crate::state::FormerSettings;
 use anyhow::{Context, Result};
 use remoca_core::units::PageCount;
 use remoca_frontend::nbd::Listener;
@@ -37,13 +38,49 @@ pub enum StoreTarget {
 pub fn receive(options: &Options) -> Option<Inherited> {
     let inheritance = Inheritance::receive()?;
     let Description { name, disks, upgrades, .. } = &inheritance.description;
-    let images = options.disks.iter().map(|disk| &disk.image);
-    if options.name != *name || !images.eq(disks.iter().map(|disk| &disk.image)) {
-        tracing::error!("what was handed over is of another VM: this process starts as after a crash");
+    let former: Vec<_> = disks.iter().map(|disk| (&*disk.name, &*disk.image)).collect();
+    let fits = if options.name == *name { check_disks(options, &former) } else { Err(format!("it is {name}")) };
+    if let Err(error) = fits {
+        tracing::error!("what was handed over is of another VM: {error}. This process starts as after a crash");
         return None;
     }
     tracing::info!("took over from the former program; upgrade {upgrades} of this process");
-    Some(Inherited(inheritance))
+    let mut inherited = Inherited(inheritance);
+    let names: Vec<_> = inherited.0.description.disks.iter().map(|disk| disk.name.clone()).collect();
+    let stays = |name: &str| options.disks.iter().zip(0..).any(|(disk, position)| disk.name_at(position) == name);
+    for name in names.iter().filter(|name| !stays(name)) {
+        tracing::info!("{name}: it is no longer among the disks");
+        // Closes its image, and removes its socket.
+        drop(inherited.disk(name));
+    }
+    Some(inherited)
+}
+
+/// Checks that the disks in `options` and the `former` ones (names and images) are of one VM: some may come or go, and none
+/// becomes another one.
+///
+/// # Errors
+/// If they are not. The text names the disk.
+pub fn check_disks(options: &Options, former: &[(&str, &str)]) -> Result<(), String> {
+    let disks: Vec<_> = options.disks.iter().zip(0..).map(|(disk, at)| (disk.name_at(at), &*disk.image)).collect();
+    let advice = "with the guest shut down, restart the process";
+    for (name, image) in &disks {
+        let is_former = |(former, _): &&(&str, &str)| former == name;
+        match former.iter().find(is_former) {
+            Some((_, former)) if former == image => {}
+            Some((_, former)) => return Err(format!("disk {name} would be {image} in place of {former}: {advice}")),
+            None => {
+                let goes = |(name, _): &&(&str, &str)| disks.iter().all(|(stays, _)| stays != name);
+                if let Some((former, _)) = former.iter().filter(goes).find(|(_, former)| former == image) {
+                    return Err(format!("disk {former} ({image}) would have the name {name}: {advice}"));
+                }
+            }
+        }
+    }
+    match disks.iter().any(|(name, _)| former.iter().any(|(former, _)| former == name)) {
+        true => Ok(()),
+        false => Err(format!("none of the running process's disks is left: {advice}")),
+    }
 }
 
 impl Inherited {
@@ -63,11 +100,12 @@ impl Inherited {
         self.0.take(number).ok()
     }
 
-    /// Returns the servers, the size of the cache, and whether it is on, or `None` if the previous program had no cache.
-    pub fn cache_settings(&self) -> Option<(Vec<Endpoint>, PageCount, bool)> {
-        let Description { servers, cache_pages, cache_enabled, .. } = &self.0.description;
+    /// Returns what the previous program had, or `None` if it had no cache.
+    pub fn cache_settings(&self) -> Option<FormerSettings> {
+        let Description { servers, cache_pages, cache_enabled, options, .. } = &self.0.description;
         let servers: Vec<Endpoint> = servers.iter().map(|server| server.parse()).collect::<Result<_, _>>().ok()?;
-        (!servers.is_empty() && *cache_pages > 0).then_some((servers, PageCount(*cache_pages), *cache_enabled))
+        let (cache, enabled, options) = (PageCount(*cache_pages), *cache_enabled, *options);
+        (!servers.is_empty() && cache.0 > 0).then_some(FormerSettings { options, servers, cache, enabled })
     }
 
     pub fn control(&mut self) -> Option<ControlServer> {
@@ -83,17 +121,23 @@ impl Inherited {
         (self.source(listening), self.guests(guests))
     }
 
-    /// Returns socket, store and connections of the disk `number`. The first two are `None` if they were not handed over.
-    pub fn disk(&mut self, number: usize) -> (Option<SocketSource>, Option<FormerStore>, Guests<OwnedFd>) {
-        let Some(disk) = self.0.description.disks.get_mut(number) else { return Default::default() };
+    /// Returns whether the previous program had the disk `name`.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.description.disks.iter().any(|disk| disk.name == name)
+    }
+
+    /// Returns socket, store and connections of the disk `name`. The first two are `None` if they were not handed over.
+    pub fn disk(&mut self, name: &str) -> (Option<SocketSource>, Option<FormerStore>, Guests<OwnedFd>) {
+        let disk = self.0.description.disks.iter_mut().find(|disk| disk.name == name);
+        let Some(disk) = disk else { return Default::default() };
         let (listening, store, guests) = (disk.socket.take(), disk.store.clone(), std::mem::take(&mut disk.guests));
         let fd = self.0.take(store.fd).ok();
         (self.source(listening), fd.map(|fd| FormerStore { fd, kind: store.kind }), self.guests(guests))
     }
 
-    /// Returns whether the guest of the disk `number` has its write cache on.
-    pub fn write_cache(&self, number: usize) -> bool {
-        self.0.description.disks.get(number).is_none_or(|disk| !disk.write_cache_off)
+    /// Returns whether the guest of the disk `name` has its write cache on.
+    pub fn write_cache(&self, name: &str) -> bool {
+        self.0.description.disks.iter().find(|disk| disk.name == name).is_none_or(|disk| !disk.write_cache_off)
     }
 
     /// Returns the listeners at which NBD clients connect.

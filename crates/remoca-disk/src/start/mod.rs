@@ -1,43 +1,56 @@
 //! The start of a VM process: the operator's options become ready parts, which run until they are told to stop.
 //!
-//! [`run`] is the entry point. `options` defines what can be asked for, `whereabouts` and `state::Caution` decide,
+//! [`run`] is the entry point. `options` defines what can be asked for, `check` refuses what cannot be, `whereabouts` and
+//! `state::Caution` decide,
 //! `open` and `exports` open images and sockets, `inherited` takes over from a previous program of this process.
 
+mod check;
 mod exports;
 mod inherited;
 mod key;
 mod open;
 mod options;
+mod settings;
 mod whereabouts;
+mod wrong;
 
+pub use check::{check_change, check_options, check_upgrade};
 pub use exports::Address;
 pub use key::{ADVICE, KeySource};
+pub use open::{offers, refuse_other_formats};
 pub use options::{DiskOptions, Incoming, Options, PortOptions, QUEUES_DEFAULT};
+pub use wrong::WrongOptions;
 
 use crate::clock::SystemClock;
-use crate::driver::{Disk, Driver, Ended, Migration, Parts, Start, cache_pages, on_a_thread};
+use crate::driver::{Disk, Driver, Ended, Migration, Parts, Port, Start, on_a_thread};
 use crate::handover::Checking;
-use crate::link::{HostNetwork, ServerLink, check_list, give_back};
+use crate::link::{HostNetwork, ServerLink, give_back};
 use crate::migration::{HostPeers, Mark};
-use crate::state::{
-    self, Before, Caution, Deaths, EngineStart, Former, RosterEntry, StateFile, settings_at, stable_hash,
-};
+use crate::state::{self, Before, Caution, Deaths, EngineStart, Former, Header, RosterEntry, StateFile};
 use crate::trace::TraceWriter;
 use anyhow::{Context, Result, bail};
 use exports::Exports;
 use inherited::Inherited;
 use open::{is_in_use, open_disks, open_port};
-use remoca_core::engine::{DiskEngine, EngineConfig, layout};
+use remoca_core::engine::{DiskEngine, EngineConfig, disk_numbers, layout};
 use remoca_core::units::{PAGE_SIZE_U64, PageCount};
+use remoca_frontend::answer_messages;
+use remoca_frontend::vhost::KeptConnections;
 use remoca_io::address::Endpoint;
 use remoca_io::buffer::{BUFFER_LEN_MAX, BufferPool};
 use remoca_io::control::{self, ControlServer};
+use remoca_io::descriptor_store::DescriptorStore;
+use remoca_io::handover::VARIABLE;
 use remoca_io::narrow;
 use remoca_io::service::ServiceManager;
 use remoca_io::signals::Signals;
 use remoca_io::sizes;
 use remoca_io::words::IndexMemory;
 use remoca_protocol::control::{Reply, Secret, Status};
+use rustix::pipe::PipeFlags;
+use settings::{cache_settings, checked_cache, hash_of};
+use std::io;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -55,26 +68,34 @@ const SLOTS_PER_TURN: u32 = 1024;
 /// A guest with more memory than this (1 TiB) is indexed as if it had this much, whatever the operator says.
 const GUEST_PAGES_MAX: u32 = 1 << 28;
 
-/// Serves the disks of a VM until the process is told to end.
+/// Serves the disks of a VM until the process is told to end. Calls `ready` with its state once everything is open, before
+/// anything is served.
 ///
 /// # Errors
 /// If something that was given cannot be used; the text says what to do.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &Options, ready: impl FnOnce(&Status)) -> Result<()> {
+    let is_upgrade = std::env::var_os(VARIABLE).is_some();
     let mut inherited = inherited::receive(options);
     // Before any thread starts and any socket exists: a signal that comes early must not be lost.
     let signals = Signals::take().context("cannot take signals")?;
     let client = inherited.as_mut().and_then(Inherited::client);
     let mut manager = ServiceManager::of_environment();
     manager.begin_start(Instant::now());
-    let parts = parts(options, signals, inherited, manager)?;
-    let mut driver = Driver::new(parts).context("cannot watch the descriptors")?;
+    let mut kept = kept_connections(is_upgrade);
+    let parts = parts(options, signals, inherited, manager, &mut kept);
+    let driver = parts.and_then(|parts| Driver::new(parts).context("cannot watch the descriptors"));
+    let mut driver = driver.inspect_err(|_| kept.note_failed_start())?;
+    kept.note_started();
+    kept.close_rest();
     if driver.has_taken_over() {
         narrow::passes("handover-opened");
     }
+    let status = driver.snapshot();
+    ready(&status);
     driver.manager().say_ready(Instant::now());
-    log_start(&driver.snapshot(), options);
+    log_start(&status, options);
     if let Some(client) = client {
-        control::answer_for_former(client, Reply::Status(Box::new(driver.snapshot())));
+        control::answer_for_former(client, Reply::Status(Box::new(status)));
     }
     loop {
         match driver.run().context("waiting for events failed")? {
@@ -85,6 +106,8 @@ pub fn run(options: &Options) -> Result<()> {
             }
             Ended::HandOver(handover) => {
                 driver.manager().say_giving_way(Instant::now());
+                // The new program has a store of its own. It gets the descriptors from this one.
+                kept.store().remove_all();
                 let error = handover.exec();
                 driver.refuse_upgrade(&format!("the new program cannot be started: {error}"));
                 driver.manager().say_ready(Instant::now());
@@ -95,6 +118,12 @@ pub fn run(options: &Options) -> Result<()> {
         Deaths::beside(state).forget();
     }
     Ok(())
+}
+
+/// Returns the connections of guests that a former process left with the service manager. A former program of this process
+/// passes its own.
+fn kept_connections(is_upgrade: bool) -> KeptConnections {
+    KeptConnections::of(if is_upgrade { DescriptorStore::empty() } else { DescriptorStore::receive() })
 }
 
 /// Logs what this process serves, and where.
@@ -116,28 +145,32 @@ fn parts(
     signals: Signals,
     mut inherited: Option<Inherited>,
     manager: ServiceManager,
+    kept: &mut KeptConnections,
 ) -> Result<Parts> {
+    check_options(options)?;
     let cache_as_said = checked_cache(options).map_err(anyhow::Error::msg)?;
     let (mark, lock_reaches) = mark(options);
     let mut found = whereabouts(options, mark.as_ref(), inherited.is_some())?;
     let caution = caution(options, inherited.is_some() || found.are_away);
-    let (mut disks, mut exports) = disks(options, &mut found, inherited.as_mut())?;
+    let (mut disks, mut exports) = disks(options, &mut found, inherited.as_mut(), kept)?;
     let caution = if found.are_away { Caution::None } else { caution };
     let (servers, cache, cache_enabled) = match caution {
         Caution::Plain => (Vec::new(), PageCount(0), false),
         Caution::None | Caution::Cold => cache_settings(options, cache_as_said, found.are_away, inherited.as_ref()),
     };
-    let port = open_port(options, u64::from_ne_bytes(random()?), &mut exports, inherited.as_mut())?;
+    let mut port = open_port(options, u64::from_ne_bytes(random()?), &mut exports, inherited.as_mut(), kept)?;
     let config = engine_config(options, if cache_enabled { cache } else { PageCount(0) }, disks.len())?;
-    let EngineStart { engine, state, cold_reason, former, is_handed_over } =
-        start_engine(options, &config, inherited.as_mut(), found.are_away, caution)?;
+    let start = || start_engine(options, &config, inherited.as_mut(), found.are_away, caution);
+    let mut started = beside(&mut disks, port.as_mut(), start).context("cannot start a thread")??;
+    number(&mut disks, &mut started, inherited.is_some());
+    let EngineStart { engine, state, cold_reason, former, is_handed_over } = started;
     disks.iter_mut().for_each(|disk| disk.kept_open &= is_handed_over);
     let listeners = inherited.as_mut().map(Inherited::nbd).unwrap_or_default();
     let nbd = exports.serve(&options.nbd, options.socket_group, listeners)?;
     // What a previous process left, if anything.
     let header = state.as_ref().map(StateFile::header);
     let (key, seed) = header.as_ref().map_or((config.key, config.seed), |header| (header.key(), header.seed()));
-    let config = EngineConfig { key, seed, ..config };
+    let config = EngineConfig { key, seed, disks: engine.index().layout().disks(), ..config };
     let (host, kept_at) = (Box::new(HostPeers), options.state.clone());
     let incoming = found.incoming.as_ref().map(address_and_key).transpose()?;
     let migration = Migration::new(host, incoming, mark, kept_at, config, lock_reaches, found.are_away);
@@ -148,8 +181,7 @@ fn parts(
     };
     let trace = trace(options, inherited.is_some())?;
     give_back(pools_of_others(&former, if cold_reason.is_none() { &servers } else { &[] }));
-    let link = (!servers.is_empty()).then(|| ServerLink::start(Arc::new(HostNetwork), &servers, header));
-    let link = link.transpose().context("cannot start the server link")?;
+    let link = link(&servers, header).context("cannot start the server link")?;
     let buffers = sizes::in_memory(buffer_bytes(options.buffers, disks.len()));
     Ok(Parts {
         name: options.name.clone(),
@@ -172,10 +204,29 @@ fn parts(
         trace,
         stop: signals.stop,
         hangup: signals.hangup,
-        start: start_of(inherited.as_ref())?,
+        start: start_of(options, inherited.as_ref())?,
         ask: Box::new(Checking::start),
         aside: Box::new(on_a_thread),
         manager,
+    })
+}
+
+/// Executes `work` on another thread, because it may take long, and answers the messages of front ends meanwhile.
+///
+/// # Errors
+/// If the system has no thread or descriptor left.
+fn beside<T: Send>(disks: &mut [Disk], port: Option<&mut Port>, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    let devices = disks.iter_mut().map(|disk| &mut disk.frontend).chain(port.map(|port| &mut port.frontend));
+    let (done, raised) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    std::thread::scope(|scope| {
+        let worker = move || {
+            // Closed at the end of the work, even if it panics.
+            let _raised = raised;
+            work()
+        };
+        let worker = std::thread::Builder::new().name("index".into()).spawn_scoped(scope, worker)?;
+        answer_messages(devices.collect(), done.as_fd());
+        Ok(worker.join().expect("the thread of the index has ended by itself"))
     })
 }
 
@@ -184,16 +235,27 @@ fn disks(
     options: &Options,
     found: &mut Whereabouts,
     inherited: Option<&mut Inherited>,
+    kept: &mut KeptConnections,
 ) -> Result<(Vec<Disk>, Exports)> {
     let mut exports = Exports::default();
-    match open_disks(options, found.are_away, &mut exports, inherited) {
+    if found.are_away {
+        // What the guest had in flight is the business of the process that has them.
+        kept.close_all();
+    }
+    match open_disks(options, found.are_away, &mut exports, inherited, kept) {
         // The disks are wherever the VM has gone since.
         Err(error) if is_in_use(&error) && found.found_in_use() => {
             exports = Exports::default();
-            Ok((open_disks(options, true, &mut exports, None)?, exports))
+            kept.close_all();
+            Ok((open_disks(options, true, &mut exports, None, kept)?, exports))
         }
         disks => Ok((disks?, exports)),
     }
+}
+
+/// Starts the link to the memory servers. Returns `None` if there are none.
+fn link(servers: &[Endpoint], header: Option<Arc<Header>>) -> io::Result<Option<ServerLink>> {
+    (!servers.is_empty()).then(|| ServerLink::start(Arc::new(HostNetwork), servers, header)).transpose()
 }
 
 /// Opens the file in which requests are recorded. Returns `None` if there is to be none.
@@ -202,10 +264,21 @@ fn trace(options: &Options, goes_on: bool) -> Result<Option<TraceWriter>> {
     options.trace.as_deref().map(open).transpose().context("cannot make the trace file")
 }
 
+/// Gives each disk the number by which the engine knows it.
+fn number(disks: &mut [Disk], started: &mut EngineStart, is_upgrade: bool) {
+    let identities: Vec<_> = disks.iter().map(Disk::identity).collect();
+    let numbers = started.number_disks(&identities);
+    disks.iter_mut().zip(numbers).for_each(|(disk, number)| disk.number = number);
+    if is_upgrade {
+        narrow::passes("disk-numbered");
+    }
+}
+
 /// Returns how another program is started in place of this one.
-fn start_of(inherited: Option<&Inherited>) -> Result<Start> {
+fn start_of(options: &Options, inherited: Option<&Inherited>) -> Result<Start> {
     let (program, arguments) = (inherited::own_program()?, std::env::args_os().collect());
-    Ok(Start { program, arguments, upgrades: inherited.map_or(0, Inherited::upgrades) })
+    let (upgrades, notice) = (inherited.map_or(0, Inherited::upgrades), options.notice.clone());
+    Ok(Start { program, arguments, upgrades, notice })
 }
 
 /// Returns the mark that says where the disks are, and whether the locks of all images reach the processes of other hosts.
@@ -221,7 +294,7 @@ fn whereabouts(options: &Options, mark: Option<&Mark>, is_upgrade: bool) -> Resu
     let (came, went) = (mark.is_some_and(Mark::says_here), mark.is_some_and(Mark::says_gone));
     let found = Whereabouts::new(options.incoming.clone(), Signs { is_upgrade, came, went });
     // A key that cannot be read is reported before anything is opened.
-    found.incoming.as_ref().map(address_and_key).transpose()?;
+    found.incoming.as_ref().map(address_and_key).transpose().context(WrongOptions)?;
     Ok(found)
 }
 
@@ -236,39 +309,6 @@ fn address_and_key(incoming: &Incoming) -> Result<(Endpoint, Secret)> {
 /// Returns the pools of a previous process, except those on servers that are `kept`.
 fn pools_of_others(former: &Former, kept: &[Endpoint]) -> impl Iterator<Item = RosterEntry> {
     former.servers.iter().filter(|pool| !kept.contains(&pool.endpoint)).cloned()
-}
-
-/// Checks the options of the cache before anything is opened, and returns its size.
-fn checked_cache(options: &Options) -> Result<PageCount, String> {
-    if options.servers.is_empty() {
-        return Ok(PageCount(0));
-    }
-    check_list(&options.servers)?;
-    cache_pages(options.cache)
-}
-
-/// Returns the servers, the size of the cache, and whether it is on: as the options say, or as `remoca set` left them.
-fn cache_settings(
-    options: &Options,
-    size: PageCount,
-    are_away: bool,
-    inherited: Option<&Inherited>,
-) -> (Vec<Endpoint>, PageCount, bool) {
-    if options.servers.is_empty() {
-        return (Vec::new(), PageCount(0), false);
-    }
-    let set = match inherited.and_then(Inherited::cache_settings) {
-        None if !are_away => options.state.as_deref().and_then(|path| settings_at(path, hash_of(options))),
-        set => set,
-    };
-    set.unwrap_or((options.servers.clone(), size, true))
-}
-
-/// Returns a hash of the options that `remoca set` can overrule.
-fn hash_of(options: &Options) -> u64 {
-    let texts: Vec<_> =
-        [options.cache.to_string()].into_iter().chain(options.servers.iter().map(Endpoint::to_string)).collect();
-    stable_hash(&texts.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 /// Returns how to start after processes of this name that died by a fault of this program. Also makes this process
@@ -332,7 +372,7 @@ fn start_engine(
         }
         None => (Former::default(), "the process has no name, so none after it can find its state (--name, --state)"),
     };
-    let words = IndexMemory::new(layout(config).words()).context("there is no memory for the index of this cache")?;
+    let words = IndexMemory::new(layout(config).words()).map_err(state::StateError::NoMemory)?;
     let (engine, cold_reason) = (DiskEngine::new(config, words), Some(cold_reason.into()));
     Ok(EngineStart { engine, state: None, cold_reason, former, is_handed_over: false })
 }
@@ -352,7 +392,11 @@ fn guest_pages(bytes: u64) -> PageCount {
 fn engine_config(options: &Options, cache: PageCount, disks: usize) -> Result<EngineConfig> {
     let seed = random()?;
     Ok(EngineConfig {
-        disks: u16::try_from(disks).ok().filter(|disks| *disks < 4096).context("a VM has fewer than 4096 disks")?,
+        disks: u16::try_from(disks)
+            .ok()
+            .filter(|disks| *disks < 4096)
+            .map(disk_numbers)
+            .context("a VM has fewer than 4096 disks")?,
         key: random()?,
         seed: u64::from_ne_bytes(seed),
         cache,

@@ -1,28 +1,30 @@
 //! Images and sockets of the disks and of the port, opened as the options say, or as a previous program left them.
 
-use super::exports::{self, Address, Exports};
+use super::exports::{Address, Exports};
 use super::inherited::{self, FormerStore, Inherited, StoreTarget};
-use super::options::{DiskOptions, Options, PortOptions, QUEUES_DEFAULT};
+use super::options::{DiskOptions, Options, PortOptions, QUEUES_DEFAULT, is_nbd_uri};
+use super::wrong::WrongOptions;
 use crate::driver::{Disk, Opener, Port};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use remoca_core::index::DISK_BYTES_MAX;
+use remoca_core::units::DiskIndex;
 use remoca_frontend::device::Frontend;
 use remoca_frontend::nbd::{ExportGeometry, Target};
-use remoca_frontend::vhost::{DeviceConfig, VhostDevice};
+use remoca_frontend::vhost::{DeviceConfig, Keeper, KeptConnections, VhostDevice};
 use remoca_io::lock::ImageLock;
 use remoca_io::socket::SocketSource;
-use remoca_protocol::guests::{FrontEnd, Guests};
+use remoca_protocol::control::DiskTraffic;
+use remoca_protocol::guests::Guests;
+use remoca_protocol::offer::Offers;
 use remoca_protocol::port::{PORT_BYTES, PORT_SERIAL};
 use remoca_store::{
     AlignedStore, FileOptions, FileStore, Geometry, NbdOptions, NbdStore, OnLostConnection, OpenError, OpenErrorKind,
-    Store, UringUse, VacantStore,
+    Store, UringUse, VacantStore, format,
 };
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-
-/// Maximum size of a disk, in bytes: block numbers have 40 bits.
-const DISK_BYTES_MAX: u64 = 1 << 52;
 
 /// Opens the images and sockets of all disks.
 pub fn open_disks(
@@ -30,21 +32,33 @@ pub fn open_disks(
     are_away: bool,
     exports: &mut Exports,
     mut inherited: Option<&mut Inherited>,
+    kept: &mut KeptConnections,
 ) -> Result<Vec<Disk>> {
-    check(options)?;
     let mut passed = match &inherited {
         Some(_) => None,
         None => options.fd.map(take_descriptor).transpose()?,
     };
     let mut disks = Vec::new();
     let predecessor_died = inherited.is_none() && predecessor_died(options);
-    for (spec, number) in options.disks.iter().zip(0..) {
-        let from_former = inherited.as_deref_mut().map(|inherited| inherited.disk(number.into()));
+    for (spec, position) in options.disks.iter().zip(0..) {
+        let (name, at) = (spec.name_at(position), disk_position(disks.len())?);
+        let from_former = inherited.as_deref_mut().map(|inherited| inherited.disk(&name));
         let (source, store, guests) = from_former.unwrap_or_default();
-        let found = Found { source: passed.take().or(source), store, guests, are_away };
-        let mut disk = open_disk(spec, number, found, options, exports)?;
+        let source = passed.take().or(source);
+        let is_continued = inherited.as_deref().is_some_and(|inherited| inherited.has(&name));
+        let keeper = keeper(options, kept, &[name.clone(), spec.image.clone()], spec.socket.as_deref());
+        let found = Found { source, store, guests, is_continued, are_away, keeper };
+        let mut disk = match open_disk(&name, spec, at, found, options, exports) {
+            Ok(disk) => disk,
+            // The guests of the other disks are worth more than a disk that nobody has yet.
+            Err(error) if inherited.is_some() && !is_continued => {
+                tracing::error!("{name}: it cannot be added: {error:#}");
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         if let Some(inherited) = inherited.as_deref() {
-            disk.frontend.inherit_write_cache(inherited.write_cache(number.into()));
+            disk.frontend.inherit_write_cache(inherited.write_cache(&name));
         }
         if predecessor_died
             && disk.store.geometry().outlives_process
@@ -60,21 +74,9 @@ pub fn open_disks(
     Ok(disks)
 }
 
-/// Refuses options without a disk, with a disk to which no client could connect, or with a socket that is given twice.
-fn check(options: &Options) -> Result<()> {
-    if options.disks.is_empty() {
-        bail!("no disk: say --image IMAGE --socket PATH, or --disk image=IMAGE,socket=PATH");
-    }
-    if let Some(disk) = options.disks.iter().find(|disk| disk.socket.is_none())
-        && options.nbd.is_empty()
-    {
-        bail!(
-            "{}: where does the hypervisor connect? Say --socket PATH (--fd N, socket=PATH), or --nbd ADDRESS",
-            disk.image
-        );
-    }
-    refuse_shared_sockets(options)?;
-    exports::check_activation(&options.nbd, options.fd)
+/// Returns the position of the next disk when there are `disks`.
+fn disk_position(disks: usize) -> Result<u16> {
+    u16::try_from(disks).context("a VM has fewer than 4096 disks")
 }
 
 /// Returns whether a previous process was killed. A process that ends in good order removes its sockets, unless an NBD
@@ -85,24 +87,8 @@ fn predecessor_died(options: &Options) -> bool {
     guests_sockets(options).chain(control).any(is_socket)
 }
 
-/// Refuses a socket that is given twice. This is checked here, because the second user would be told that "another
-/// process" has it.
-fn refuse_shared_sockets(options: &Options) -> Result<()> {
-    let mut sockets: Vec<&Path> = guests_sockets(options).chain([&*options.control]).collect();
-    sockets.sort();
-    match sockets.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => {
-            bail!(
-                "socket {} is given twice: each disk, the port, --nbd and --control need their own",
-                pair[0].display()
-            )
-        }
-        None => Ok(()),
-    }
-}
-
 /// Returns the sockets that guests connect to.
-fn guests_sockets(options: &Options) -> impl Iterator<Item = &Path> {
+pub(super) fn guests_sockets(options: &Options) -> impl Iterator<Item = &Path> {
     let disks = options.disks.iter().filter_map(|disk| disk.socket.as_deref());
     let port = match &options.port {
         PortOptions::Socket(path) => Some(path.as_path()),
@@ -116,82 +102,150 @@ struct Found {
     source: Option<SocketSource>,
     store: Option<FormerStore>,
     guests: Guests<OwnedFd>,
+    /// Whether the previous program of this process had the disk.
+    is_continued: bool,
     /// Whether another process has the image.
     are_away: bool,
+    keeper: Option<Keeper>,
 }
 
-fn open_disk(spec: &DiskOptions, number: u16, found: Found, options: &Options, exports: &mut Exports) -> Result<Disk> {
+/// Returns what keeps the connections of the device at `socket` beyond a kill. `words` say which device it is. Returns
+/// `None` if nothing does: there is no service manager, or no state file, whose lock keeps other processes out.
+fn keeper(options: &Options, kept: &mut KeptConnections, words: &[String], socket: Option<&Path>) -> Option<Keeper> {
+    let (Some(_), Some(socket)) = (&options.state, socket) else { return None };
+    kept.keeper(&format!("{} {}", words.join(" "), socket.display()))
+}
+
+fn open_disk(
+    name: &str,
+    spec: &DiskOptions,
+    at: u16,
+    found: Found,
+    options: &Options,
+    exports: &mut Exports,
+) -> Result<Disk> {
     // The socket comes first: an image is locked only by a process that can be reached.
     let source = match (found.source, &spec.socket) {
         (Some(source), _) => Some(source),
         (None, Some(socket)) => Some(SocketSource::bind(socket, options.socket_group)?),
         (None, None) => None,
     };
-    let target = store_target(spec, options)?;
+    let is_known = found.is_continued || spec.is_known;
+    let target = store_target(spec, is_known, options)?;
     let former = found.store.and_then(|former| inherited::go_on(former, &target));
     let kept_open = former.is_some();
+    if !(kept_open || found.is_continued || found.are_away || spec.is_raw) {
+        refuse_other_formats(&spec.image)?;
+    }
     let store = match former {
         Some(store) => AlignedStore::wrap(store),
         None if found.are_away => vacant_store(&target)?,
         None => open_store(&target, ImageLock::default())?,
     };
     let open: Opener = Box::new(move || open_store(&target, ImageLock::default()));
-    let Geometry { size, physical_block, read_only, can_discard, can_write_zeroes, may_forget, .. } = store.geometry();
-    if size > DISK_BYTES_MAX {
-        bail!("{}: it has {size} bytes, a disk may have 4 PiB", spec.image);
-    }
-    if !size.is_multiple_of(spec.sector.into()) {
-        bail!("{}: its {size} bytes are not a multiple of the sector of 4096: leave out sector=4096", spec.image);
-    }
-    let name = spec.name.clone().unwrap_or_else(|| format!("disk{number}"));
+    let geometry = store.geometry();
+    check_size(spec, geometry.size, is_known)?;
+    let geometry = Geometry { size: geometry.size - geometry.size % u64::from(spec.sector), ..geometry };
     let (frontend, socket) = match (source, &spec.socket) {
         (Some(source), Some(socket)) => {
-            (vhost_disk(&name, spec, source, &store.geometry(), found.guests.front_end)?, socket.display().to_string())
+            let mut config = disk_config(name, spec, &geometry);
+            found.guests.front_end.iter().for_each(|kept| config.keep_offering(kept));
+            found.keeper.iter().filter_map(Keeper::found).for_each(|kept| config.keep_offering(kept));
+            let device = VhostDevice::with(config, source, found.guests.front_end, found.keeper);
+            let device = device.with_context(|| format!("disk {name}"))?;
+            (Frontend::Vhost(device), socket.display().to_string())
         }
         _ => {
-            let geometry = ExportGeometry {
-                size,
-                block: spec.sector,
-                preferred_block: physical_block.next_power_of_two().clamp(4096, 1 << 20),
-                read_only,
-                can_trim: can_discard,
-                can_write_zeroes,
-                may_forget,
-            };
-            (exports.add(&name, Target::Disk(number), geometry, found.guests.nbd)?, format!("NBD export {name}"))
+            let mut geometry = export_geometry(spec, &geometry);
+            found.guests.nbd.iter().for_each(|client| geometry.keep_offering(client));
+            (exports.add(name, Target::Disk(at), geometry, found.guests.nbd)?, format!("NBD export {name}"))
         }
     };
-    let image = spec.image.clone();
-    Ok(Disk { name, image, socket, store, open, swap: spec.swap, settles_at: None, kept_open, frontend })
+    let (name, image) = (name.to_owned(), spec.image.clone());
+    let traffic = DiskTraffic::default();
+    // The engine, which is not there yet, gives it its number.
+    let number = DiskIndex(at);
+    Ok(Disk {
+        number,
+        name,
+        image,
+        socket,
+        store,
+        open,
+        swap: spec.swap,
+        settles_at: None,
+        kept_open,
+        frontend,
+        traffic,
+    })
 }
 
-fn vhost_disk(
-    name: &str,
-    spec: &DiskOptions,
-    source: SocketSource,
-    geometry: &Geometry,
-    kept: Option<FrontEnd<OwnedFd>>,
-) -> Result<Frontend> {
-    let mut config = DeviceConfig::disk(name, name, geometry.size);
-    config.logical_block_bytes = spec.sector;
+/// Refuses an image of a size that a disk with these options cannot have. One that `is_known` may end within a sector.
+pub(super) fn check_size(spec: &DiskOptions, size: u64, is_known: bool) -> Result<()> {
+    let image = &spec.image;
+    if size > DISK_BYTES_MAX {
+        bail!("{image}: it has {size} bytes, a disk may have 4 PiB");
+    }
+    if !is_known && !size.is_multiple_of(spec.sector.into()) {
+        let error =
+            anyhow!("{image}: its {size} bytes are not a multiple of the sector of 4096: leave out sector=4096");
+        return Err(error.context(WrongOptions));
+    }
+    Ok(())
+}
+
+fn export_geometry(spec: &DiskOptions, geometry: &Geometry) -> ExportGeometry {
+    ExportGeometry {
+        size: geometry.size,
+        block: spec.sector,
+        preferred_block: geometry.physical_block.next_power_of_two().clamp(4096, 1 << 20),
+        read_only: geometry.read_only,
+        can_trim: geometry.can_discard,
+        can_write_zeroes: geometry.can_write_zeroes,
+        may_forget: geometry.may_forget,
+    }
+}
+
+fn disk_config(name: &str, spec: &DiskOptions, geometry: &Geometry) -> DeviceConfig {
+    let mut config = vhost_config(name, spec);
+    config.capacity_bytes = geometry.size;
     config.physical_block_bytes = geometry.physical_block.max(4096);
     config.read_only = geometry.read_only;
     config.discard = geometry.can_discard;
     config.write_zeroes = geometry.can_write_zeroes;
-    config.queue_count_max = spec.queues;
     // Invalidation is by block: this bounds how long one request keeps the others waiting.
     config.range_bytes_max = 256 << 20;
-    let device = VhostDevice::with(config, source, kept).with_context(|| format!("disk {name}"))?;
-    Ok(Frontend::Vhost(device))
+    config
 }
 
-/// Returns whether `image` is an NBD URI. One of a kind that is not supported counts too: it must not be taken for a file.
-fn is_nbd_uri(image: &str) -> bool {
-    image.starts_with("nbd:") || image.split_once("://").is_some_and(|(scheme, _)| scheme.starts_with("nbd"))
+/// Returns the configuration of a disk as far as its options decide it. Discards and zeroes are on: they are offered if the
+/// store or an attached guest has them.
+pub(super) fn vhost_config(name: &str, spec: &DiskOptions) -> DeviceConfig {
+    let mut config = DeviceConfig::disk(name, name, u64::from(spec.sector));
+    config.logical_block_bytes = spec.sector;
+    config.read_only = spec.read_only;
+    config.queue_count_max = spec.queues;
+    config
 }
 
-/// Returns the kind and place of a disk's store, as the options say.
-fn store_target(spec: &DiskOptions, options: &Options) -> Result<StoreTarget> {
+/// Returns what a process with these options offers to guests.
+pub fn offers(options: &Options) -> Offers {
+    let of_disk = |(spec, number): (&DiskOptions, u16)| {
+        let name = spec.name_at(number);
+        let geometry = ExportGeometry { block: spec.sector, read_only: spec.read_only, ..ExportGeometry::of_disk(0) };
+        let offer = if spec.socket.is_some() { vhost_config(&name, spec).offer() } else { geometry.offer() };
+        (name, offer)
+    };
+    let port = match options.port {
+        PortOptions::None => None,
+        PortOptions::Socket(_) => Some(port_config().offer()),
+        PortOptions::NbdExport => Some(ExportGeometry::of_port(PORT_BYTES).offer()),
+    };
+    Offers { disks: options.disks.iter().zip(0..).map(of_disk).collect(), port }
+}
+
+/// Returns the kind and place of a disk's store, as the options say. `is_known`: a process had the disk before.
+pub(super) fn store_target(spec: &DiskOptions, is_known: bool, options: &Options) -> Result<StoreTarget> {
     if is_nbd_uri(&spec.image) {
         let uri = spec.image.parse().with_context(|| spec.image.clone())?;
         let DiskOptions { read_only, write_through, on_loss: on_lost_connection, .. } = *spec;
@@ -201,17 +255,39 @@ fn store_target(spec: &DiskOptions, options: &Options) -> Result<StoreTarget> {
         bail!("{}: on-loss= and write-through are for NBD images", spec.image);
     }
     let uring = if options.uses_io_uring { UringUse::Auto } else { UringUse::Off };
-    let file = FileOptions { read_only: spec.read_only, uring, ..FileOptions::default() };
+    let file = FileOptions { read_only: spec.read_only, uring, any_size: is_known, ..FileOptions::default() };
     Ok(StoreTarget::File(PathBuf::from(&spec.image), file))
 }
 
 /// Opens the store. It accepts requests of 512 bytes, whatever the image's own unit is.
-fn open_store(target: &StoreTarget, lock: ImageLock) -> Result<Box<dyn Store>, OpenError> {
+pub(super) fn open_store(target: &StoreTarget, lock: ImageLock) -> Result<Box<dyn Store>, OpenError> {
     let store: Box<dyn Store> = match target {
         StoreTarget::Nbd(uri, options) => Box::new(NbdStore::open(uri, *options)?),
         StoreTarget::File(path, options) => Box::new(FileStore::open(path, FileOptions { lock, ..*options })?),
     };
     Ok(AlignedStore::wrap(store))
+}
+
+/// Refuses an image that looks like one of another format than raw.
+///
+/// # Errors
+/// If it does; the text says what to do.
+pub fn refuse_other_formats(image: &str) -> Result<(), OpenError> {
+    if is_nbd_uri(image) {
+        return Ok(());
+    }
+    match format::of(Path::new(image)) {
+        Ok(Some(name)) => Err(OpenError::new(
+            OpenErrorKind::NotRaw,
+            format!(
+                "{image}: it looks like a {name} image, and only raw images are served. Serve it through qemu-nbd (docs/guests.md; \
+                 format=qcow2 with the unit remoca-qcow2@), or convert it (qemu-img convert -O raw). If its guest is to see these very \
+                 bytes, say so with format=raw"
+            ),
+        )),
+        // What cannot be read is reported when it is opened.
+        Ok(None) | Err(_) => Ok(()),
+    }
 }
 
 /// Returns a vacant store for an image that another process has. The image is opened only to read its geometry.
@@ -226,6 +302,7 @@ pub fn open_port(
     cookie: u64,
     exports: &mut Exports,
     inherited: Option<&mut Inherited>,
+    kept: &mut KeptConnections,
 ) -> Result<Option<Port>> {
     let (source, guests) = inherited.map(Inherited::port).unwrap_or_default();
     let (frontend, socket) = match &options.port {
@@ -234,7 +311,9 @@ pub fn open_port(
                 Some(source) => source,
                 None => SocketSource::bind(socket, options.socket_group)?,
             };
-            (vhost_port(source, guests.front_end)?, socket.display().to_string())
+            let keeper = keeper(options, kept, &["port".to_owned()], Some(socket));
+            let device = VhostDevice::with(port_config(), source, guests.front_end, keeper);
+            (Frontend::Vhost(device.context("eviction port")?), socket.display().to_string())
         }
         PortOptions::NbdExport => (exports.add_port(guests.nbd)?, format!("NBD export {PORT_SERIAL}")),
         PortOptions::None => return Ok(None),
@@ -242,12 +321,12 @@ pub fn open_port(
     Ok(Some(Port { socket, frontend, cookie }))
 }
 
-fn vhost_port(source: SocketSource, kept: Option<FrontEnd<OwnedFd>>) -> Result<Frontend> {
+fn port_config() -> DeviceConfig {
     let mut config = DeviceConfig::disk("port", PORT_SERIAL, PORT_BYTES);
     config.discard = false;
     config.write_zeroes = false;
     config.queue_count_max = QUEUES_DEFAULT;
-    Ok(Frontend::Vhost(VhostDevice::with(config, source, kept).context("eviction port")?))
+    config
 }
 
 pub fn is_in_use(error: &anyhow::Error) -> bool {

@@ -6,7 +6,7 @@ use remoca_core::rules::Rules;
 use remoca_io::address::Endpoint;
 use remoca_store::OnLostConnection;
 use std::os::fd::RawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Default for the maximum number of queues: QEMU asks for one for each virtual processor unless told otherwise.
@@ -52,6 +52,8 @@ pub struct Options {
     pub hedges: bool,
     /// Whether evicted pages are looked for in guest memory that a read is about to overwrite.
     pub looks_at_frames: bool,
+    /// What `remoca status` reports of the configuration, if it cannot be used.
+    pub notice: Option<String>,
     /// Rules of the engine: all of them, except in a build that shows their purpose.
     pub rules: Rules,
 }
@@ -78,6 +80,12 @@ pub enum PortOptions {
 pub struct DiskOptions {
     pub name: Option<String>,
     pub image: String,
+    /// Whether the image is known to be raw, so that its content is not looked at.
+    pub is_raw: bool,
+    /// Whether a process of this name had the image, which may have changed its size since.
+    pub is_known: bool,
+    /// Whether the image is a qcow2 image that another program serves as a raw one.
+    pub is_qcow2: bool,
     /// Socket of a vhost-user device; `None`: an NBD export.
     pub socket: Option<PathBuf>,
     pub read_only: bool,
@@ -94,12 +102,35 @@ pub struct DiskOptions {
 }
 
 impl DiskOptions {
+    /// Returns the name of a disk without one, which is the `number`-th of its VM.
+    #[must_use]
+    pub fn default_name(number: u16) -> String {
+        format!("disk{number}")
+    }
+
+    /// Returns the name of the disk at this position.
+    #[must_use]
+    pub fn name_at(&self, position: u16) -> String {
+        self.name.clone().unwrap_or_else(|| Self::default_name(position))
+    }
+
+    /// Makes paths absolute which were given as relative ones in `folder`.
+    pub fn make_absolute(&mut self, folder: &Path) {
+        self.socket.iter_mut().for_each(|path| *path = folder.join(&*path));
+        if !is_nbd_uri(&self.image) {
+            self.image = folder.join(&self.image).display().to_string();
+        }
+    }
+
     /// Returns the options of a disk of which only the image is given.
     #[must_use]
     pub fn new(image: String) -> Self {
         Self {
             name: None,
             image,
+            is_raw: false,
+            is_known: false,
+            is_qcow2: false,
             socket: None,
             read_only: false,
             swap: false,
@@ -109,4 +140,9 @@ impl DiskOptions {
             write_through: false,
         }
     }
+}
+
+/// Returns whether `image` is an NBD URI, and no path. One of a kind that is not supported counts too: it must not be taken for a file.
+pub fn is_nbd_uri(image: &str) -> bool {
+    image.starts_with("nbd:") || image.split_once("://").is_some_and(|(scheme, _)| scheme.starts_with("nbd"))
 }

@@ -28,6 +28,11 @@ pub enum StateError {
     NoRoom { path: PathBuf, bytes: u64, error: io::Error },
     #[error("the state file {0} cannot be used: {1}. A restart will find the cache cold")]
     System(PathBuf, io::Error),
+    #[error(
+        "there is no memory for the index of this cache: {0}. The index is in the memory of this host, about 58 bytes for each 4 KiB of \
+         cache: give a smaller --cache"
+    )]
+    NoMemory(io::Error),
 }
 
 /// Checks that the file system of `path` has room for `bytes` bytes, and leaves some free: services make their sockets

@@ -1,7 +1,7 @@
 //! What outlives an index that can no longer be used: pools that are still ours, and flushes that failed.
 
 use super::file::{StateError, check_room, open_locked, remove_beside};
-use super::header::{Header, RosterEntry, Settings};
+use super::header::{Header, RosterEntry, Settings, Shape};
 use remoca_core::units::{DiskIndex, PageCount};
 use remoca_io::address::Endpoint;
 use remoca_io::small_file::with_ending;
@@ -29,22 +29,22 @@ pub struct FailedFlush {
 
 impl Former {
     /// Reads a locked state file, which may hold anything, for any number of disks. Returns an empty value if the file
-    /// is not of this version and boot.
+    /// is not of this boot, or of another version than this one and the former.
     pub(super) fn of(file: &File) -> Self {
         Self::read(file).unwrap_or_default()
     }
 
     /// Returns the number of bytes before the index in the file, or 0 if the file does not say.
     pub(super) fn header_bytes(file: &File) -> u64 {
-        Self::disks(file).map_or(0, Header::bytes)
+        Self::shape(file).map_or(0, |(shape, disks)| shape.bytes(disks))
     }
 
     /// Makes a state file invalid for every process, and clears the secrets in it. Returns its size in bytes.
     pub(super) fn invalidate(file: &File) -> u64 {
         let bytes = file.metadata().map_or(0, |file| file.len());
-        if let Some(disks) = Self::disks(file)
-            && Header::bytes(disks) <= bytes
-            && let Ok(header) = Header::map(file, disks)
+        if let Some((shape, disks)) = Self::shape(file)
+            && shape.bytes(disks) <= bytes
+            && let Ok(header) = Header::map_as(file, disks, shape)
         {
             header.set_valid(false);
             header.forget_secrets();
@@ -61,36 +61,53 @@ impl Former {
         header.set_settings(settings);
     }
 
-    fn disks(file: &File) -> Option<u16> {
-        let mut disks = [0; 8];
-        file.read_exact_at(&mut disks, Header::DISKS_AT).ok()?;
-        u16::try_from(u64::from_le_bytes(disks)).ok()
+    /// Returns how many disk numbers the file has, or `None` if it does not say.
+    pub(super) fn disk_numbers(file: &File) -> Option<u16> {
+        Self::shape(file).map(|(_, disks)| disks)
+    }
+
+    /// Returns the shape of the file's header, and its number of disk numbers.
+    fn shape(file: &File) -> Option<(Shape, u16)> {
+        let word = |at| {
+            let mut word = [0; 8];
+            file.read_exact_at(&mut word, at).ok().map(|()| u64::from_le_bytes(word))
+        };
+        Some((Shape::of_version(word(Header::VERSION_AT)?)?, u16::try_from(word(Header::DISKS_AT)?).ok()?))
     }
 
     fn read(file: &File) -> Option<Self> {
-        let disks = Self::disks(file)?;
-        if file.metadata().ok()?.len() < Header::bytes(disks) {
+        let (shape, disks) = Self::shape(file)?;
+        if file.metadata().ok()?.len() < shape.bytes(disks) {
             return None;
         }
-        let header = Header::map(file, disks).ok().filter(Header::is_valid)?;
+        let header = Header::map_as(file, disks, shape).ok().filter(Header::is_valid)?;
         super::is_of_this_boot(header.boot_id(), super::boot_id()).ok()?;
         let settings = Some(header.settings());
         Some(Self { servers: header.roster(), failed_flushes: failed_flushes(&header, disks), settings })
     }
 }
 
-/// Returns the servers, the size of the cache, and whether it is on, as a previous process with the same options last
-/// had them. Returns `None` if the file at `path` does not say.
+/// What a previous program had last: as its options said, or as `remoca set` left it.
+pub struct FormerSettings {
+    /// Hash of its options, or `None` if it is not known.
+    pub options: Option<u64>,
+    pub servers: Vec<Endpoint>,
+    pub cache: PageCount,
+    pub enabled: bool,
+}
+
+/// Returns what a previous process had last. Returns `None` if the file at `path` does not say.
 #[must_use]
-pub fn settings_at(path: &Path, options: u64) -> Option<(Vec<Endpoint>, PageCount, bool)> {
+pub fn settings_at(path: &Path) -> Option<FormerSettings> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).ok()?;
     let former = super::file::is_ours(&file.metadata().ok()?).then(|| Former::of(&file))?;
     let is_whole = |settings: &Settings| settings.servers == former.servers.len() && settings.cache.0 > 0;
-    let settings = former.settings.filter(|settings| settings.options == options).filter(is_whole)?;
+    let settings = former.settings.filter(is_whole)?;
     (!former.servers.is_empty()).then(|| {
         let servers = former.servers.iter().map(|server| server.endpoint.clone()).collect();
-        (servers, settings.cache, settings.enabled)
+        let Settings { options, cache, enabled, .. } = settings;
+        FormerSettings { options: Some(options), servers, cache, enabled }
     })
 }
 

@@ -1,9 +1,9 @@
 //! The header of the state file: what a successor needs besides the index's words.
 //!
 //! ```text
-//! 64-bit words:  fixed 16 | servers: 40 each, 16 of them | disks: 16 each | to the next page: nothing | index
+//! 64-bit words:  fixed 32 | pools: 64 each, 16 of them | disk numbers: 16 each | to the next page: nothing | index
 //! ```
-//! Every field is one word, which a single store changes. A record is made void, filled, and made valid, in this order.
+//! Each memory server has one pool so far. Words without a name are 0. Every field is one word, which a single store changes. A record is made void, filled, and made valid, in this order.
 //! Only the I/O thread writes. The header holds the fingerprint key and the tokens of pools, so the file is readable
 //! only by its owner.
 
@@ -28,7 +28,7 @@ pub const NUMBER_MAX: u32 = u32::MAX / 2;
 /// First word of a valid file. Versions 1 and 2 began with `REMOCAST`, as the page of the agent's statistics does.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"REMOCASF");
 /// Version of the layout. A process starts cold from a file of any other.
-pub const VERSION: u64 = 3;
+pub const VERSION: u64 = 4;
 
 const AT_MAGIC: usize = 0;
 const AT_VERSION: usize = 1;
@@ -42,17 +42,45 @@ const AT_NUMBERS: usize = 9;
 /// The [`Settings`]: the hash of the options, and `size of the cache << 8 | number of servers << 1 | on`.
 const AT_OPTIONS: usize = 11;
 const AT_SETTINGS: usize = 12;
-const FIXED: usize = 16;
 
-const SERVER: usize = 40;
-/// Bytes of an endpoint that fit into its record.
-const ENDPOINT_MAX: usize = (SERVER - 5) * 8;
+/// Bytes of an endpoint that fit into the record of its server.
+const ENDPOINT_MAX: usize = 35 * 8;
 
 const DISK: usize = 16;
 const DISK_SEEN: usize = 4;
 const DISK_WRITTEN: usize = 5;
 const DISK_CLOCK: usize = 6;
 const DISK_FLUSH: usize = 7;
+const DISK_NAME: usize = 8;
+
+/// Sizes of the header's parts, in words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    version: u64,
+    fixed: usize,
+    server: usize,
+}
+
+/// Shape of the current version.
+const SHAPE: Shape = Shape { version: VERSION, fixed: 32, server: 64 };
+/// Shapes of this version and of the former one, of which what does not depend on the index is still read.
+const SHAPES: [Shape; 2] = [SHAPE, Shape { version: 3, fixed: 16, server: 40 }];
+
+impl Shape {
+    /// Returns the shape of a header of this version, or `None` if the version is not known.
+    pub(super) fn of_version(version: u64) -> Option<Self> {
+        SHAPES.into_iter().find(|shape| shape.version == version)
+    }
+
+    fn disks_at(self) -> usize {
+        self.fixed + SERVERS_MAX * self.server
+    }
+
+    /// Returns the size in bytes of the header for `disks` disk numbers, a multiple of 4096.
+    pub(super) fn bytes(self, disks: u16) -> u64 {
+        ((self.disks_at() + usize::from(disks) * DISK) as u64 * 8).next_multiple_of(4096)
+    }
+}
 
 /// One memory server, with the token and epoch that make its pool this process's.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,6 +118,7 @@ pub struct DiskRecord {
 pub struct Header {
     start: NonNull<AtomicU64>,
     words: usize,
+    shape: Shape,
 }
 
 // SAFETY: all access is by atomic operations on memory that lives as long as the value.
@@ -98,24 +127,30 @@ unsafe impl Send for Header {}
 unsafe impl Sync for Header {}
 
 impl Header {
-    /// Offset of the number of disks, in bytes.
+    /// Offsets of the version and of the number of disk numbers, in bytes.
+    pub const VERSION_AT: u64 = AT_VERSION as u64 * 8;
     pub const DISKS_AT: u64 = AT_DISKS as u64 * 8;
 
-    /// Returns the size in bytes of the header for `disks` disks, a multiple of 4096.
+    /// Returns the size in bytes of the header for `disks` disk numbers, a multiple of 4096.
     pub fn bytes(disks: u16) -> u64 {
-        ((FIXED + SERVERS_MAX * SERVER + usize::from(disks) * DISK) as u64 * 8).next_multiple_of(4096)
+        SHAPE.bytes(disks)
     }
 
     /// Maps the header of `file`, which must have at least [`Self::bytes`] bytes.
     pub fn map(file: &File, disks: u16) -> io::Result<Self> {
-        let bytes = usize::try_from(Self::bytes(disks)).map_err(io::Error::other)?;
+        Self::map_as(file, disks, SHAPE)
+    }
+
+    /// Maps the header of `file`, which has this shape and must be long enough for it.
+    pub(super) fn map_as(file: &File, disks: u16, shape: Shape) -> io::Result<Self> {
+        let bytes = usize::try_from(shape.bytes(disks)).map_err(io::Error::other)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let start = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file, 0)? };
         // SAFETY: the mapping was just made, has so many bytes, and is ours.
         unsafe { undumped::leave_out(start, bytes) };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, words: bytes / 8 })
+        Ok(Self { start, words: bytes / 8, shape })
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
@@ -148,14 +183,14 @@ impl Header {
         }
     }
 
-    /// Returns whether this is a valid header of this version.
+    /// Returns whether this is a valid header of its shape's version.
     pub fn is_valid(&self) -> bool {
-        self.get(AT_MAGIC) == MAGIC && self.get(AT_VERSION) == VERSION
+        self.get(AT_MAGIC) == MAGIC && self.get(AT_VERSION) == self.shape.version
     }
 
     /// Sets whether the file is valid from now on.
     pub fn set_valid(&self, valid: bool) {
-        self.set(AT_VERSION, VERSION);
+        self.set(AT_VERSION, self.shape.version);
         self.set(AT_MAGIC, if valid { MAGIC } else { 0 });
     }
 
@@ -191,7 +226,7 @@ impl Header {
     /// Clears the key, which would tell a stranger what the disks hold, and the roster, which would give away the pools.
     pub fn forget_secrets(&self) {
         self.set_pair(AT_KEY, [0; 16]);
-        (FIXED..FIXED + SERVERS_MAX * SERVER).for_each(|at| self.set(at, 0));
+        (self.shape.fixed..self.shape.disks_at()).for_each(|at| self.set(at, 0));
     }
 
     /// Copies all fields of `old` except its validity, its version and its size.
@@ -202,7 +237,7 @@ impl Header {
     }
 
     fn disk_at(&self, disk: DiskIndex) -> usize {
-        FIXED + SERVERS_MAX * SERVER + usize::from(disk.0) * DISK
+        self.shape.disks_at() + usize::from(disk.0) * DISK
     }
 
     pub fn disk(&self, disk: DiskIndex) -> DiskRecord {
@@ -213,6 +248,36 @@ impl Header {
             written_ns: self.get(at + DISK_WRITTEN),
             clock_offset: self.get(at + DISK_CLOCK).cast_signed(),
         }
+    }
+
+    /// Returns the hash of the name of a disk, or 0 if no disk has the number.
+    pub fn disk_name(&self, disk: DiskIndex) -> u64 {
+        self.get(self.disk_at(disk) + DISK_NAME)
+    }
+
+    /// Sets the hash of the name of a disk. If it had another one, the record of its image is cleared.
+    pub fn set_disk_name(&self, disk: DiskIndex, name: u64) {
+        if self.disk_name(disk) != name {
+            self.clear_disk(disk);
+            self.set(self.disk_at(disk) + DISK_NAME, name);
+        }
+    }
+
+    /// Clears the record of a disk's image. If a flush has failed, that and the image's identity are kept.
+    pub fn clear_disk(&self, disk: DiskIndex) {
+        let at = self.disk_at(disk);
+        self.set(at + DISK_SEEN, 0);
+        self.set(at + DISK_NAME, 0);
+        if self.flush_failed(disk).is_none() {
+            (0..4).for_each(|i| self.set(at + i, 0));
+        }
+    }
+
+    /// Records a failed flush of an image that no disk has.
+    pub fn keep_failed_flush(&self, disk: DiskIndex, image: [u64; 3], errno: i32) {
+        self.clear_disk(disk);
+        (0..).zip(image).for_each(|(i, word)| self.set(self.disk_at(disk) + i, word));
+        self.set_flush_failed(disk, Some(errno));
     }
 
     /// Records the image of a disk, as if a write were in flight.
@@ -279,13 +344,17 @@ impl Header {
         self.set(AT_OPTIONS, settings.options);
     }
 
+    fn server_at(&self, slot: usize) -> usize {
+        self.shape.fixed + slot * self.shape.server
+    }
+
     /// Returns the recorded servers. Records that are not valid are skipped.
     pub fn roster(&self) -> Vec<RosterEntry> {
         (0..SERVERS_MAX).filter_map(|slot| self.server(slot)).collect()
     }
 
     fn server(&self, slot: usize) -> Option<RosterEntry> {
-        let at = FIXED + slot * SERVER;
+        let at = self.server_at(slot);
         let number = u32::try_from(self.get(at).checked_sub(1)?).ok().filter(|number| *number <= NUMBER_MAX)?;
         let length = usize::try_from(self.get(at + 4)).ok().filter(|length| *length <= ENDPOINT_MAX)?;
         let mut bytes: Vec<u8> = (0..length.div_ceil(8)).flat_map(|i| self.get(at + 5 + i).to_le_bytes()).collect();
@@ -302,7 +371,7 @@ impl Header {
     /// Records `entry` in `slot`, or clears the slot. A server whose endpoint is too long for the record starts cold
     /// after a restart.
     pub fn set_server(&self, slot: usize, entry: Option<&RosterEntry>) {
-        let at = FIXED + slot * SERVER;
+        let at = self.server_at(slot);
         self.set(at, 0);
         let Some(entry) = entry else { return };
         let text = entry.endpoint.to_string();
@@ -322,7 +391,7 @@ impl Header {
 
     /// Records the epoch of the server in `slot`. Called before the epoch is used.
     pub fn set_epoch(&self, slot: usize, epoch: u64) {
-        self.set(FIXED + slot * SERVER + 3, epoch);
+        self.set(self.server_at(slot) + 3, epoch);
     }
 }
 

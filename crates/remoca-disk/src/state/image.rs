@@ -51,7 +51,9 @@ pub enum Doubt {
     Late,
     #[error("the host's clock was set")]
     ClockSet,
-    #[error("another program has read or written the image through the page cache")]
+    #[error(
+        "another program has read or written the image through the page cache, or the kernel does not say (before Linux 6.5, of an image above 256 GiB)"
+    )]
     InPageCache,
 }
 

@@ -1,7 +1,7 @@
 //! The state file: what outlives this process, so that the next one finds its cache warm.
 //!
 //! ```text
-//! header (`header.rs`): key, roster of servers, a record of each disk's image  |  the words of the index
+//! header (`header.rs`): key, roster of servers, a record of each disk number's image  |  the words of the index
 //! ```
 //! Mapped and shared, in a file system in memory (`/run`): a kill loses nothing, a reboot everything. Owned by the driver;
 //! locked by its process for as long as it lives. A file that is to replace another one is made beside it and renamed.
@@ -19,18 +19,21 @@ mod former;
 pub(crate) mod fuzz;
 mod header;
 mod image;
+mod numbers;
 
 pub use deaths::{Caution, Deaths};
 pub use file::StateError;
-pub use former::{FailedFlush, Former, discard, set_aside, settings_at};
+pub use former::{FailedFlush, Former, FormerSettings, discard, set_aside, settings_at};
 pub use header::{Clock, DiskRecord, Header, NUMBER_MAX, RosterEntry, SERVERS_MAX, Settings};
 pub use image::{Doubt, LOOK_NS, NotYet, SETTLE_NS, judge, settled_ns};
+pub use numbers::DiskIdentity;
 
 use file::{beside, check_room, is_at, is_ours, open_file, open_locked, remove_beside};
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::index::Origin;
 use remoca_core::units::DiskIndex;
 use remoca_io::lock::lock_whole;
+use remoca_io::narrow;
 use remoca_io::sizes;
 use remoca_io::words::{IndexMemory, check_available};
 use rustix::fs::FallocateFlags;
@@ -142,11 +145,11 @@ impl StateFile {
         error: &StateError,
         former: Former,
     ) -> Result<EngineStart, StateError> {
-        tracing::warn!("{error}");
         if !matches!(error, StateError::InUse(_) | StateError::NotOurs(_)) {
             let _ = std::fs::remove_file(path);
         }
-        let words = IndexMemory::new(layout(config).words()).map_err(|error| StateError::System(path.into(), error))?;
+        let words = IndexMemory::new(layout(config).words()).map_err(StateError::NoMemory)?;
+        tracing::warn!("{error}");
         let cold_reason = Some(error.to_string());
         let engine = DiskEngine::new(config, words);
         Ok(EngineStart { engine, state: None, cold_reason, former, is_handed_over: false })
@@ -154,9 +157,11 @@ impl StateFile {
 
     /// Returns the previous process's engine, or else the locked file and the reason why it cannot be used.
     fn resume(path: &Path, file: File, config: &EngineConfig) -> Result<EngineStart, (File, String)> {
-        match Self::map(&file, config.disks) {
+        // The file may have more numbers than are needed by now.
+        let numbers = Former::disk_numbers(&file).unwrap_or(0).max(config.disks);
+        match Self::map(&file, numbers) {
             Ok((header, words)) => {
-                let config = EngineConfig { key: header.key(), seed: header.seed(), ..*config };
+                let config = EngineConfig { key: header.key(), seed: header.seed(), disks: numbers, ..*config };
                 let state = |file| Self {
                     path: path.into(),
                     file,
@@ -165,6 +170,7 @@ impl StateFile {
                     disks: config.disks,
                     is_in_place: true,
                 };
+                narrow::passes("index-found");
                 match DiskEngine::resume(&config, words, Origin::Own) {
                     Ok(engine) => {
                         let (state, former) = (Some(state(file)), Former::default());

@@ -84,12 +84,12 @@ fn a_boot_that_is_not_known_is_another_one() {
 }
 
 #[test]
-fn another_number_of_disks_is_another_vm() {
+fn a_file_without_enough_numbers_is_of_no_use() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("vm.state");
     drop(StateFile::start(&path, &config(), Before::Another).unwrap());
-    let other = StateFile::start(&path, &EngineConfig { disks: 3, ..config() }, Before::Another).unwrap();
-    assert!(other.cold_reason.unwrap().contains("number of disks"));
+    let other = StateFile::start(&path, &EngineConfig { disks: 1, ..config() }, Before::Another).unwrap();
+    assert_eq!(other.cold_reason, None, "the file may have more numbers than are needed");
     drop((other.state, other.engine));
     let more = StateFile::start(&path, &EngineConfig { disks: 600, ..config() }, Before::Another).unwrap();
     assert!(more.cold_reason.is_some());
@@ -99,14 +99,14 @@ fn another_number_of_disks_is_another_vm() {
 fn a_file_of_the_former_version_is_replaced_by_a_cold_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("vm.state");
-    // The former magic with the former version, and each of them alone.
-    for (magic, version) in [(b"REMOCAST", 2), (b"REMOCAST", 3), (b"REMOCASF", 2_u64)] {
+    // An old magic with its version, and each of them alone.
+    for (magic, version) in [(b"REMOCAST", 2), (b"REMOCAST", 4), (b"REMOCASF", 2_u64)] {
         let _ = std::fs::remove_file(&path);
         let start = StateFile::start(&path, &config(), Before::Another).unwrap();
         start.state.as_ref().unwrap().header().set_server(0, Some(&entry(3, "unix:/x")));
         drop(start);
         let mut bytes = std::fs::read(&path).unwrap();
-        assert_eq!(&bytes[..9], b"REMOCASF\x03");
+        assert_eq!(&bytes[..9], b"REMOCASF\x04");
         bytes[..8].copy_from_slice(magic);
         bytes[8..16].copy_from_slice(&version.to_le_bytes());
         std::fs::write(&path, bytes).unwrap();
@@ -114,7 +114,7 @@ fn a_file_of_the_former_version_is_replaced_by_a_cold_one() {
         assert!(next.cold_reason.as_ref().unwrap().contains("another version"));
         assert_eq!(next.former.servers, [], "nothing of it is believed");
         assert!(next.state.unwrap().header().is_valid());
-        assert_eq!(std::fs::read(&path).unwrap()[..9], *b"REMOCASF\x03");
+        assert_eq!(std::fs::read(&path).unwrap()[..9], *b"REMOCASF\x04");
     }
 }
 
@@ -372,4 +372,150 @@ fn fnv(bytes: &[u8]) -> u64 {
         hash = (hash ^ u64::from(*byte)).wrapping_mul(1_099_511_628_211);
     }
     hash
+}
+
+/// A header of the former version, as a process of that version left it, with an index that is of no use by now.
+#[test]
+fn of_a_file_of_the_former_version_all_but_the_index_is_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vm.state");
+    let boot = boot_id().unwrap();
+    // Fixed words, 16 servers of 40 words, and the disks.
+    let mut words = vec![0_u64; 8192 / 8 + 64];
+    words[..9].copy_from_slice(&[u64::from_le_bytes(*b"REMOCASF"), 3, 0, 0, 7, 7, 5, 2, 64]);
+    words[2] = u64::from_le_bytes(boot[..8].try_into().unwrap());
+    words[3] = u64::from_le_bytes(boot[8..].try_into().unwrap());
+    (words[11], words[12]) = (99, 64 << 8 | 1 << 1 | 1);
+    words[16..22].copy_from_slice(&[4, 3, 3, 1, 7, u64::from_le_bytes(*b"unix:/x\0")]);
+    words[16 + 16 * 40 + 16..][..4].copy_from_slice(&[1, 2, 3, 4]);
+    words[16 + 16 * 40 + 16 + 7] = 5;
+    let bytes: Vec<_> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    std::fs::write(&path, bytes).unwrap();
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let FormerSettings { servers, cache, enabled, .. } = settings_at(&path).unwrap();
+    assert_eq!((servers, cache, enabled), (vec!["unix:/x".parse().unwrap()], PageCount(64), true));
+    let mut start = StateFile::start(&path, &config(), Before::Another).unwrap();
+    assert!(start.cold_reason.is_some());
+    let failed = FailedFlush { image: [1, 2, 3], errno: 5 };
+    assert_eq!((start.former.failed_flushes.clone(), start.former.servers.len()), (vec![failed], 1));
+    // Its disk is not there, and comes back with the next process.
+    start.number_disks(&[disk(1, 8)]);
+    drop(start);
+    let next = StateFile::start(&path, &config(), Before::Another).unwrap();
+    assert_eq!((next.cold_reason, next.former.failed_flushes), (None, vec![failed]));
+}
+
+/// Returns a disk with this name and inode.
+fn disk(name: u64, inode: u64) -> DiskIdentity {
+    DiskIdentity { name, image: [1, 1, inode] }
+}
+
+/// Starts a process with these disks, of which it learns one block each that it did not know. Returns their numbers, and
+/// whether the block was known.
+fn run_with(path: &Path, config: &EngineConfig, disks: &[DiskIdentity]) -> Vec<(u16, bool)> {
+    use remoca_core::engine::{GuestOp, RequestId};
+    use remoca_core::units::{BlockId, BlockNumber, ByteRange, Nanos};
+    let mut start = StateFile::start(path, config, Before::Another).unwrap();
+    let numbers = start.number_disks(disks);
+    let (engine, header) = (&mut start.engine, start.state.as_ref().unwrap().header());
+    let clock = Clock { real_ns: 1, boot_ns: 1 };
+    let mut found = Vec::new();
+    for (disk, number) in disks.iter().zip(numbers) {
+        engine.describe_disk(number, 1 << 20, false);
+        found.push((number.0, engine.known(BlockId { disk: number, bno: BlockNumber(0) }).is_some()));
+        let [kind, device, inode] = disk.image;
+        header.set_disk_name(number, disk.name);
+        header.set_disk(number, &ImageStamp { identity: [kind, device, inode, 1 << 20], changed_ns: None }, clock);
+        let op = GuestOp::Read(ByteRange { offset: 0, length: 4096 });
+        engine.handle_request(Nanos(1), RequestId(0), number, op);
+        while engine.poll_action().is_some() {}
+        engine.handle_disk_done(Nanos(2), RequestId(0), Ok(()), &[u8::try_from(disk.image[2]).unwrap(); 4096]);
+        while engine.poll_action().is_some() {}
+    }
+    found
+}
+
+#[test]
+fn disks_that_stay_are_warm_whatever_came_and_went() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vm.state");
+    let config = EngineConfig { disks: 4, ..config() };
+    let run = |disks: &[DiskIdentity]| run_with(&path, &config, disks);
+    let (a, b, c) = (disk(1, 10), disk(2, 20), disk(3, 30));
+    assert_eq!(run(&[a, b]), [(0, false), (1, false)]);
+    assert_eq!(run(&[b, a]), [(1, true), (0, true)], "another order");
+    assert_eq!(run(&[c, b, a]), [(2, false), (1, true), (0, true)], "one more");
+    assert_eq!(run(&[c, a]), [(2, true), (0, true)], "one less");
+    assert_eq!(run(&[c, b, a]), [(2, true), (1, false), (0, true)], "what went is cold");
+    let renamed = DiskIdentity { name: 9, ..a };
+    assert_eq!(run(&[renamed, b]), [(0, true), (1, true)], "another name");
+    let replaced = DiskIdentity { image: [1, 1, 40], ..b };
+    assert_eq!(run(&[replaced, renamed]).iter().map(|(_, known)| *known).collect::<Vec<_>>(), [false, true]);
+}
+
+#[test]
+fn a_failed_flush_stays_with_its_image() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vm.state");
+    let config = EngineConfig { disks: 4, ..config() };
+    let (a, b, c) = (disk(1, 10), disk(2, 20), disk(3, 30));
+    run_with(&path, &config, &[a, b]);
+    let mut start = StateFile::start(&path, &config, Before::Another).unwrap();
+    let numbers = start.number_disks(&[a, b]);
+    let state = start.state.as_ref().unwrap();
+    start.engine.set_failed_flush(numbers[1], Some(5));
+    state.header().set_flush_failed(numbers[1], Some(5));
+    start.engine.describe_disk(numbers[0], 1 << 20, false);
+    start.engine.describe_disk(numbers[1], 1 << 20, false);
+    state.remove_disk(&mut start.engine, numbers[1]);
+    start.engine.forget_removed();
+    let (other, errno) = state.add_disk(&mut start.engine, &c, 1 << 20, false).unwrap();
+    assert_ne!(other, numbers[1], "the number is kept for the image");
+    assert_eq!(errno, None);
+    let (back, errno) = state.add_disk(&mut start.engine, &DiskIdentity { name: 7, ..b }, 1 << 20, false).unwrap();
+    assert_eq!((back, errno), (numbers[1], Some(5)), "under another name");
+    // It goes again. No process has it for a while, one of them with a file of its own.
+    state.remove_disk(&mut start.engine, back);
+    drop(start);
+    run_with(&path, &config, &[a]);
+    run_with(&path, &EngineConfig { disks: 8, ..config }, &[a]);
+    let mut start = StateFile::start(&path, &config, Before::Another).unwrap();
+    assert_eq!(start.former.failed_flushes, [FailedFlush { image: b.image, errno: 5 }]);
+    start.number_disks(&[a]);
+    start.state.as_ref().unwrap().clear_failed_flushes(&mut start.engine, b.image);
+    drop(start);
+    assert_eq!(StateFile::start(&path, &config, Before::Another).unwrap().former.failed_flushes, []);
+}
+
+#[test]
+fn a_failed_flush_gives_up_its_number_to_a_disk_that_needs_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vm.state");
+    let config = EngineConfig { disks: 4, ..config() };
+    let (a, b, c) = (disk(1, 10), disk(2, 20), disk(3, 30));
+    run_with(&path, &config, &[a, b]);
+    let mut start = StateFile::start(&path, &config, Before::Another).unwrap();
+    let numbers = start.number_disks(&[a, b]);
+    start.engine.set_failed_flush(numbers[1], Some(5));
+    start.state.as_ref().unwrap().header().set_flush_failed(numbers[1], Some(5));
+    drop(start);
+    let failed = [FailedFlush { image: b.image, errno: 5 }];
+    // The last one needs all numbers: the one that the failed flush has moves to no other.
+    let d = disk(4, 40);
+    for (disks, numbers) in
+        [(&[a][..], &[0][..]), (&[a, c], &[0, 2]), (&[c, d, a], &[2, 3, 0]), (&[c, d, a, disk(5, 50)], &[2, 3, 0, 1])]
+    {
+        let mut start = StateFile::start(&path, &config, Before::Another).unwrap();
+        assert_eq!(start.former.failed_flushes, failed);
+        let found = start.number_disks(disks);
+        assert_eq!(found.iter().map(|number| number.0).collect::<Vec<_>>(), numbers, "{disks:?}");
+        let header = start.state.as_ref().unwrap().header();
+        for (disk, number) in disks.iter().zip(found) {
+            start.engine.describe_disk(number, 1 << 20, false);
+            let [kind, device, inode] = disk.image;
+            header.set_disk_name(number, disk.name);
+            let stamp = ImageStamp { identity: [kind, device, inode, 1 << 20], changed_ns: None };
+            header.set_disk(number, &stamp, Clock { real_ns: 1, boot_ns: 1 });
+        }
+    }
 }

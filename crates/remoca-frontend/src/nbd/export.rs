@@ -50,6 +50,8 @@ pub struct NbdExport {
 }
 
 struct Client {
+    /// Name of the export, for the log.
+    name: String,
     socket: OwnedFd,
     transmission: Transmission,
     generation: u64,
@@ -91,12 +93,27 @@ impl NbdExport {
         &self.geometry
     }
 
+    /// Changes the size of the device for clients that attach from now on. The others keep the one that they were told.
+    pub fn resize(&mut self, bytes: u64) {
+        self.geometry.size = bytes - bytes % u64::from(self.geometry.block);
+    }
+
+    /// Returns whether all clients were told the size that the device has now.
+    pub fn sees_size(&self) -> bool {
+        self.clients.iter().all(|(_, client)| client.transmission.told_bytes() == self.geometry.size)
+    }
+
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
     pub fn client_count(&self) -> usize {
         self.clients.len()
+    }
+
+    /// Returns whether a client would be told more if it connected again.
+    pub fn has_news(&self) -> bool {
+        self.clients.iter().any(|(_, client)| client.transmission.has_news())
     }
 
     /// Returns whether all answers were sent, no request is half received, and the driver holds none.
@@ -132,7 +149,7 @@ impl NbdExport {
         self.handle_events()?;
         // The events of the other clients are acted on in the next turn.
         self.again = true;
-        let Attached { socket, transmission, seat, is_kept, .. } = attached;
+        let Attached { name, socket, transmission, seat, is_kept, .. } = attached;
         self.clients.retain(|_, client| is_kept || !client.closing && !client.leaving);
         self.generation += 1;
         let entry = self.clients.vacant_entry();
@@ -140,6 +157,7 @@ impl NbdExport {
         epoll::add(&self.epoll, &socket, EventData::new_u64(entry.key() as u64), flags)?;
         let generation = self.generation;
         entry.insert(Client {
+            name,
             socket,
             transmission,
             generation,
@@ -287,8 +305,11 @@ impl NbdExport {
     /// Removes a client. Always returns `None`, for the convenience of callers.
     fn remove<T>(&mut self, key: usize, why: &str) -> Option<T> {
         // Closing the socket ends the watch.
-        if self.clients.try_remove(key).is_some() {
-            tracing::debug!("an NBD client left: {why}");
+        if let Some(Client { name, .. }) = self.clients.try_remove(key) {
+            tracing::debug!("{name}: an NBD client left: {why}");
+            if self.clients.is_empty() {
+                tracing::info!("{name}: its last NBD client has left: {why}");
+            }
         }
         None
     }
@@ -296,14 +317,17 @@ impl NbdExport {
 
 impl Client {
     fn pass<G>(&self, pass: &mut Pass<'_, G>) -> io::Result<Option<NbdClient<G>>> {
-        let Some(Passed { structured_replies, received, to_send, begun, filled }) = self.transmission.pass() else {
+        let Some(Passed { structured_replies, offered, received, to_send, begun, filled }) = self.transmission.pass()
+        else {
             return Ok(None);
         };
         let bytes = [&received[..], &to_send, &filled].concat();
         let file = (!bytes.is_empty()).then(|| sealed::write("remoca-nbd", &bytes)).transpose()?;
         Ok(Some(NbdClient {
+            told_bytes: Some(self.transmission.told_bytes()),
             socket: pass(self.socket.as_fd())?,
             structured_replies,
+            offered,
             bytes: file.map(|file| pass(file.as_fd())).transpose()?,
             received: received.len() as u64,
             to_send: to_send.len() as u64,

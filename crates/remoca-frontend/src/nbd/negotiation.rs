@@ -4,12 +4,12 @@
 //! Known options are EXPORT_NAME, ABORT, LIST, INFO, GO and STRUCTURED_REPLY; all others are declined as unsupported.
 //! No option is parsed while answers wait to be sent, so the answers to a client that does not read them are bounded.
 
-use super::offer::{Export, ExportGeometry};
+use super::offer::Export;
 use super::outbox::Outbox;
 use super::staging::Staging;
 use remoca_io::sizes;
 use remoca_protocol::nbd::{
-    ExportFlags, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, Fields, INFO_BLOCK_SIZE, INFO_EXPORT, INFO_NAME, OPTION_ABORT,
+    FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, Fields, INFO_BLOCK_SIZE, INFO_EXPORT, INFO_NAME, OPTION_ABORT,
     OPTION_EXPORT_NAME, OPTION_GO, OPTION_HEADER_LEN, OPTION_INFO, OPTION_LIST, OPTION_MAGIC, OPTION_REPLY_MAGIC,
     OPTION_STRUCTURED_REPLY, PAYLOAD_MAX, REPLY_ACK, REPLY_INFO, REPLY_INVALID, REPLY_SERVER, REPLY_TOO_BIG,
     REPLY_UNKNOWN, REPLY_UNSUPPORTED, SERVER_MAGIC,
@@ -148,7 +148,7 @@ impl Negotiation {
         let Some(export) = find(name, exports) else { return Step::End };
         let geometry = &exports[export].geometry;
         self.outbox.push(&geometry.size.to_be_bytes());
-        self.outbox.push(&self.flags(geometry).0.to_be_bytes());
+        self.outbox.push(&geometry.flags(self.structured_replies).0.to_be_bytes());
         if !self.no_zeroes {
             self.outbox.push(&[0; RESERVED_LEN]);
         }
@@ -166,7 +166,7 @@ impl Negotiation {
         };
         let Export { name, geometry, .. } = &exports[index];
         let info = |kind: u16, fields: &[&[u8]]| [&kind.to_be_bytes()[..], &fields.concat()].concat();
-        let flags = self.flags(geometry).0;
+        let flags = geometry.flags(self.structured_replies).0;
         self.reply(option, REPLY_INFO, &info(INFO_EXPORT, &[&geometry.size.to_be_bytes(), &flags.to_be_bytes()]));
         let sizes = [geometry.block, geometry.preferred_block, PAYLOAD_MAX].map(u32::to_be_bytes);
         self.reply(option, REPLY_INFO, &info(INFO_BLOCK_SIZE, &[&sizes.concat()]));
@@ -179,19 +179,6 @@ impl Negotiation {
 
     fn chosen(&self, export: usize) -> Step {
         Step::Chosen(Choice { export, structured_replies: self.structured_replies })
-    }
-
-    fn flags(&self, geometry: &ExportGeometry) -> ExportFlags {
-        // A flush on any connection covers the writes on all connections, because they share one store.
-        let always = ExportFlags::HAS_FLAGS | ExportFlags::FLUSH | ExportFlags::FUA | ExportFlags::MULTI_CONNECTION;
-        let conditions = [
-            (geometry.read_only, ExportFlags::READ_ONLY),
-            (geometry.can_trim && !geometry.read_only, ExportFlags::TRIM),
-            (geometry.can_write_zeroes && !geometry.read_only, ExportFlags::WRITE_ZEROES),
-            (self.structured_replies, ExportFlags::DONT_FRAGMENT),
-        ];
-        let given = conditions.into_iter().filter(|(condition, _)| *condition);
-        ExportFlags(given.fold(always, |flags, (_, flag)| flags | flag))
     }
 
     fn reply(&mut self, option: u32, reply: u32, data: &[u8]) {

@@ -1,5 +1,9 @@
 //! The exports that clients can choose from.
 
+use remoca_protocol::guests::NbdClient;
+use remoca_protocol::guests::Offer;
+use remoca_protocol::nbd::ExportFlags;
+
 /// The device that an export stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
@@ -58,5 +62,38 @@ impl ExportGeometry {
     #[must_use]
     pub const fn of_port(size: u64) -> Self {
         Self { can_trim: false, can_write_zeroes: false, ..Self::of_disk(size) }
+    }
+
+    /// Returns what a client of the export is told.
+    pub(super) fn flags(&self, structured_replies: bool) -> ExportFlags {
+        // A flush on any connection covers the writes on all connections, because they share one store.
+        let always = ExportFlags::HAS_FLAGS | ExportFlags::FLUSH | ExportFlags::FUA | ExportFlags::MULTI_CONNECTION;
+        let conditions = [
+            (self.read_only, ExportFlags::READ_ONLY),
+            (self.can_trim && !self.read_only, ExportFlags::TRIM),
+            (self.can_write_zeroes && !self.read_only, ExportFlags::WRITE_ZEROES),
+            (structured_replies, ExportFlags::DONT_FRAGMENT),
+        ];
+        let given = conditions.into_iter().filter(|(condition, _)| *condition);
+        ExportFlags(given.fold(always, |flags, (_, flag)| flags | flag))
+    }
+
+    /// Returns what the export offers to clients.
+    #[must_use]
+    pub fn offer(&self) -> Offer {
+        self.offer_to(true)
+    }
+
+    /// Returns what the export offers to a client that may want structured replies.
+    pub(super) fn offer_to(&self, structured_replies: bool) -> Offer {
+        Offer { sector: self.block, nbd_flags: self.flags(structured_replies).0, ..Offer::default() }
+    }
+
+    /// Keeps offering what a client was told, even if the store has become unable to do it since: a trim then does
+    /// nothing, and zeroes are written.
+    pub fn keep_offering<F>(&mut self, kept: &NbdClient<F>) {
+        let was_told = |flag| kept.offered.is_some_and(|offer| ExportFlags(offer.nbd_flags).has(flag));
+        self.can_trim |= was_told(ExportFlags::TRIM);
+        self.can_write_zeroes |= was_told(ExportFlags::WRITE_ZEROES);
     }
 }

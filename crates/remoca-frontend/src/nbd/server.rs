@@ -7,7 +7,7 @@
 
 use super::listener::Listener;
 use super::negotiation::{Negotiation, Step};
-use super::offer::{Export, Target};
+use super::offer::{Export, ExportGeometry, Target};
 use super::socket;
 use super::transmission::{Passed, SHARED_MEMORY_MAX, Transmission};
 use remoca_io::buffer::BufferPool;
@@ -39,6 +39,8 @@ const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// A client that chose an export.
 pub struct Attached {
     pub target: Target,
+    /// Name of the export.
+    pub(super) name: String,
     pub(super) socket: OwnedFd,
     pub(super) transmission: Transmission,
     pub(super) seat: Arc<()>,
@@ -104,6 +106,13 @@ impl NbdServer {
         &self.listeners
     }
 
+    /// Changes the size of the export of `target` for clients that choose it from now on.
+    pub fn resize(&mut self, target: Target, bytes: u64) {
+        for export in self.exports.iter_mut().filter(|export| export.target == target) {
+            export.geometry.size = bytes - bytes % u64::from(export.geometry.block);
+        }
+    }
+
     /// Takes over the client of a former program of this process, which used the export of `target`. The next
     /// [`Self::handle_events`] returns it.
     ///
@@ -111,16 +120,18 @@ impl NbdServer {
     /// If the export is not there, its state cannot be understood, or no seat is left. The client is disconnected then.
     pub fn adopt(&mut self, target: Target, client: NbdClient<OwnedFd>) -> io::Result<()> {
         let odd = || io::Error::other("its state cannot be understood");
-        let geometry = self.exports.iter().find(|export| export.target == target).map(|export| export.geometry);
-        let geometry = geometry.ok_or_else(|| io::Error::other("its export is gone"))?;
+        let export = self.exports.iter().find(|export| export.target == target);
+        let Export { name, geometry, .. } = export.ok_or_else(|| io::Error::other("its export is gone"))?;
         let seat = self.seats.take().ok_or_else(|| io::Error::other("no seat is left"))?;
-        let NbdClient { socket, structured_replies, bytes, received, to_send, begun } = client;
+        let NbdClient { socket, structured_replies, offered, bytes, received, to_send, begun, told_bytes } = client;
+        let geometry = ExportGeometry { size: told_bytes.unwrap_or(geometry.size), ..*geometry };
         let mut received_on = bytes.map(|file| sealed::read(file, PASSED_BYTES_MAX)).transpose()?.unwrap_or_default();
         let mut to_send_on = split_off(&mut received_on, received).ok_or_else(odd)?;
         let filled = split_off(&mut to_send_on, to_send).ok_or_else(odd)?;
-        let passed = Passed { structured_replies, received: received_on, to_send: to_send_on, begun, filled };
+        let passed = Passed { structured_replies, offered, received: received_on, to_send: to_send_on, begun, filled };
         let transmission = Transmission::resume(geometry, passed, self.shared_pool.clone()).ok_or_else(odd)?;
-        self.adopted.push(Attached { target, socket, transmission, seat, is_kept: true });
+        let name = name.clone();
+        self.adopted.push(Attached { target, name, socket, transmission, seat, is_kept: true });
         Ok(())
     }
 
@@ -235,11 +246,12 @@ impl NbdServer {
             Ok(Step::Chosen(choice)) => {
                 let Client { socket, negotiation, seat, .. } = self.clients.remove(key);
                 epoll::delete(&self.epoll, &socket).ok()?;
-                let Export { target, geometry, .. } = self.exports[choice.export];
+                let Export { name, target, geometry } = &self.exports[choice.export];
                 let Negotiation { staging, outbox, .. } = negotiation;
                 let pool = self.shared_pool.clone();
-                let transmission = Transmission::new(geometry, choice.structured_replies, staging, outbox, pool);
-                Some(Attached { target, socket, transmission, seat, is_kept: false })
+                let transmission = Transmission::new(*geometry, choice.structured_replies, staging, outbox, pool);
+                let (name, target) = (name.clone(), *target);
+                Some(Attached { target, name, socket, transmission, seat, is_kept: false })
             }
             Ok(Step::Wait | Step::End) | Err(_) => {
                 self.clients.remove(key);

@@ -16,7 +16,7 @@ use proptest::prelude::*;
 use remoca_core::engine::DiskError;
 use remoca_io::address::Endpoint;
 use remoca_io::buffer::BufferPool;
-use remoca_protocol::guests::BegunRequest;
+use remoca_protocol::guests::{BegunRequest, NbdClient};
 use remoca_protocol::nbd::{
     CHUNK_MAGIC, COMMAND_DONT_FRAGMENT, COMMAND_FUA, COMMAND_NO_HOLE, Command, Fields, OPTION_MAGIC,
     OPTION_REPLY_MAGIC, REPLY_MAGIC, Request,
@@ -486,7 +486,9 @@ fn attach(export: &mut NbdExport, seat: &Arc<()>) -> UnixStream {
     let (ours, theirs) = UnixStream::pair().unwrap();
     theirs.set_nonblocking(true).unwrap();
     let (socket, transmission, seat) = (theirs.into(), transmission(DISK, false), Arc::clone(seat));
-    export.attach(Attached { target: Target::Disk(0), socket, transmission, seat, is_kept: false }).unwrap();
+    export
+        .attach(Attached { target: Target::Disk(0), name: "a".into(), socket, transmission, seat, is_kept: false })
+        .unwrap();
     ours
 }
 
@@ -595,6 +597,36 @@ fn a_client_that_does_not_come_to_a_choice_is_sent_away() {
         let _ = client.read_to_end(&mut said);
         assert_eq!(said[..8], *b"NBDMAGIC");
     }
+}
+
+/// Clients of a former program count as those that connect.
+#[test]
+fn clients_of_a_former_program_have_seats() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = Endpoint::Unix(folder.path().join("nbd"));
+    let mut server = NbdServer::new(exports(), vec![Listener::bind(&address, None).unwrap()]).unwrap();
+    let adopt = |server: &mut NbdServer| {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (socket, structured_replies, offered, bytes, begun) = (theirs.into(), false, None, None, None);
+        let client =
+            NbdClient { socket, structured_replies, offered, bytes, received: 0, to_send: 0, begun, told_bytes: None };
+        server.adopt(Target::Disk(0), client).map(|()| ours)
+    };
+    let clients: Vec<_> = std::iter::from_fn(|| adopt(&mut server).ok()).collect();
+    assert_eq!(clients.len(), 32);
+    let mut attached = server.handle_events(Instant::now()).unwrap();
+    assert_eq!(attached.len(), 32);
+    assert!(adopt(&mut server).unwrap_err().to_string().contains("no seat"), "attached, they keep their seats");
+    let greeting = |server: &mut NbdServer| {
+        let mut client = UnixStream::connect(folder.path().join("nbd")).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        // Accepts it, and greets it.
+        (0..2).for_each(|_| assert!(server.handle_events(Instant::now()).unwrap().is_empty()));
+        client.read(&mut [0; 18]).unwrap()
+    };
+    assert_eq!(greeting(&mut server), 0, "all seats are taken");
+    attached.pop();
+    assert_eq!(greeting(&mut server), 18, "one has left");
 }
 
 /// A request of the model, and what is done to its first piece.

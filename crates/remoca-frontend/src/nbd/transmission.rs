@@ -22,6 +22,7 @@ use super::staging::Staging;
 use crate::request::{Operation, Outcome};
 use remoca_core::engine::DiskError;
 use remoca_io::buffer::{BufferPool, IoBuffer};
+use remoca_protocol::guests::Offer;
 use remoca_protocol::nbd::{
     COMMAND_DONT_FRAGMENT, COMMAND_FUA, COMMAND_NO_HOLE, Command, PAYLOAD_MAX, REQUEST_HEADER_LEN, Request,
 };
@@ -88,6 +89,8 @@ impl Drop for GiveBack {
 pub(super) struct Transmission {
     geometry: ExportGeometry,
     structured: bool,
+    /// What the client was told when it chose the export.
+    offered: Offer,
     state: State,
     open: Slab<Open>,
     pool: BufferPool,
@@ -118,6 +121,7 @@ impl Transmission {
         Self {
             geometry,
             structured,
+            offered: geometry.offer_to(structured),
             state,
             open,
             pool,
@@ -129,6 +133,11 @@ impl Transmission {
             end: None,
             _give_back: give_back,
         }
+    }
+
+    /// Returns whether the client would be told more if it connected again.
+    pub(super) fn has_news(&self) -> bool {
+        self.geometry.offer_to(self.structured).adds_to(&self.offered)
     }
 
     /// Returns the place for the next bytes, or `None` while none are wanted.

@@ -154,8 +154,8 @@ impl DirectFrontEnd {
     }
 }
 
-fn to_owned(event: vmm_sys_util::eventfd::EventFd) -> OwnedFd {
+fn to_owned(event: vmm_sys_util::eventfd::EventFd) -> Arc<OwnedFd> {
     use std::os::fd::{FromRawFd, IntoRawFd};
     // SAFETY: the descriptor was the eventfd's own, which has given it up.
-    unsafe { OwnedFd::from_raw_fd(event.into_raw_fd()) }
+    Arc::new(unsafe { OwnedFd::from_raw_fd(event.into_raw_fd()) })
 }

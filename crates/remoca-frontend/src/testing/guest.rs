@@ -5,7 +5,9 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
+use std::io::Read;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -101,6 +103,8 @@ pub struct TestGuest {
     pub memory: Arc<GuestMemoryMmap<()>>,
     pub queues: Vec<Virtqueue>,
     pub frontend: Option<Frontend>,
+    /// Where the back end says that the configuration has changed.
+    changes: Option<UnixStream>,
     /// The features negotiated with the back end.
     features: u64,
     inflight: Option<(VhostUserInflight, File)>,
@@ -127,7 +131,18 @@ impl TestGuest {
         let queues = (0..options.queue_count).map(queue).collect();
         let free = vec![free_slots(&options); usize::from(options.queue_count)];
         let (outstanding, done) = (HashSet::new(), HashMap::new());
-        TestGuest { options, memory, queues, frontend: None, features: 0, inflight: None, free, outstanding, done }
+        TestGuest {
+            options,
+            memory,
+            queues,
+            frontend: None,
+            changes: None,
+            features: 0,
+            inflight: None,
+            free,
+            outstanding,
+            done,
+        }
     }
 
     /// Connects and starts all queues as QEMU does, both the first time and after a back end was lost.
@@ -168,7 +183,37 @@ impl TestGuest {
         let wanted = self.options.features | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
         self.features = offered & wanted & !VhostUserVirtioFeatures::LOG_ALL.bits();
         self.frontend = Some(frontend);
+        if self.changes.is_some() {
+            self.listen()?;
+        }
         Ok(())
+    }
+
+    /// Passes a channel for changes of the configuration, now and at each connection from now on.
+    pub fn listen(&mut self) -> vhost::Result<()> {
+        let (theirs, ours) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(PATIENCE)).unwrap();
+        self.changes = Some(ours);
+        self.frontend().set_backend_request_fd(&theirs)
+    }
+
+    /// Passes no channel when it connects again.
+    pub fn stop_listening(&mut self) {
+        self.changes = None;
+    }
+
+    /// Waits until the back end says that the configuration has changed.
+    pub fn wait_for_change(&mut self) {
+        let mut message = [0; 12];
+        self.changes.as_mut().expect("a channel").read_exact(&mut message).expect("a change of the configuration");
+        let [request, flags, bytes] = [0, 4, 8].map(|at| message[at]);
+        assert_eq!((request, flags, bytes), (2, 1, 0), "a change of the configuration that needs no reply");
+    }
+
+    /// Returns the size of the disk in bytes, as the back end tells it now.
+    pub fn capacity(&mut self) -> vhost::Result<u64> {
+        let sectors = self.read_config(0, 8)?;
+        Ok(u64::from_le_bytes(sectors.try_into().unwrap()) * 512)
     }
 
     /// Sets the features, as a guest's driver does when it starts.
@@ -273,6 +318,13 @@ impl TestGuest {
     }
 
     /// Lets the back end take requests from a queue, or stops it from doing so.
+    /// Returns a function that sends a message which changes nothing, and returns whether it is acknowledged. It may wait
+    /// on another thread.
+    pub fn sender(&mut self) -> impl FnMut() -> bool + Send + 'static {
+        let mut frontend = self.frontend().clone();
+        move || frontend.set_vring_enable(0, true).is_ok()
+    }
+
     pub fn enable_queue(&mut self, index: usize, enable: bool) -> vhost::Result<()> {
         self.frontend().set_vring_enable(index, enable)
     }

@@ -8,7 +8,7 @@ use remoca_io::wake;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, SyncSender, sync_channel};
 use vhost::vhost_user::Error as VhostError;
 
@@ -30,7 +30,7 @@ pub(crate) enum Command {
         queue: u16,
         layout: RingLayout,
         base: u16,
-        kick: OwnedFd,
+        kick: Arc<OwnedFd>,
         region: Option<Arc<InflightRegion>>,
     },
     /// Answered with the queue's base once it is drained.
@@ -43,15 +43,20 @@ pub(crate) enum Command {
     },
     SetKick {
         queue: u16,
-        kick: OwnedFd,
+        kick: Arc<OwnedFd>,
     },
     SetCall {
         queue: u16,
-        call: Option<OwnedFd>,
+        call: Option<Arc<OwnedFd>>,
     },
     SetError {
         queue: u16,
-        error: Option<OwnedFd>,
+        error: Option<Arc<OwnedFd>>,
+    },
+    /// Sets where the front end is told of changes, and the size of the disk that a former program has told it.
+    SetChannel {
+        channel: Option<OwnedFd>,
+        told_bytes: Option<u64>,
     },
     /// Answered when everything that was completed while the write cache was on is durable.
     SetWriteback(bool),
@@ -95,6 +100,7 @@ pub(crate) struct IoThread {
     /// The device's log switch; only the I/O thread changes it.
     pub log: Arc<LogSwitch>,
     pub write_cache: Arc<WriteCache>,
+    pub capacity: Arc<Capacity>,
 }
 
 /// Whether the guest has its write cache on. Only the I/O thread changes it. It outlives connections, because a guest
@@ -115,6 +121,24 @@ impl WriteCache {
 
     pub fn set(&self, is_on: bool) {
         self.0.store(is_on, Ordering::Relaxed);
+    }
+}
+
+/// The size of the disk, in bytes. Only the I/O thread changes it.
+#[derive(Debug)]
+pub(crate) struct Capacity(AtomicU64);
+
+impl Capacity {
+    pub fn new(bytes: u64) -> Self {
+        Self(AtomicU64::new(bytes))
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub fn set(&self, bytes: u64) {
+        self.0.store(bytes, Ordering::Relaxed);
     }
 }
 

@@ -3,6 +3,9 @@
 //! Pure data. The control thread answers feature and configuration requests from it, and the I/O thread checks each
 //! request against it. 512-byte sectors appear here and in `request`, and nowhere else.
 
+use remoca_protocol::guests::FrontEnd;
+use remoca_protocol::guests::Offer;
+use vhost::vhost_user::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ,
     VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
@@ -10,6 +13,16 @@ use virtio_bindings::virtio_blk::{
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 
+/// The features of the vhost-user protocol that every device offers.
+pub(super) const PROTOCOL_FEATURES: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
+    .union(VhostUserProtocolFeatures::CONFIG)
+    .union(VhostUserProtocolFeatures::BACKEND_REQ)
+    .union(VhostUserProtocolFeatures::INFLIGHT_SHMFD)
+    .union(VhostUserProtocolFeatures::LOG_SHMFD)
+    .union(VhostUserProtocolFeatures::REPLY_ACK)
+    .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS);
+/// Those that were offered by programs that did not yet pass on what they had offered.
+const PROTOCOL_FEATURES_BEFORE_OFFERS: u64 = 0x920B;
 pub(crate) const SECTOR_BYTES: u64 = 512;
 /// The longest answer to VIRTIO_BLK_T_GET_ID.
 pub const SERIAL_BYTES_MAX: usize = 20;
@@ -32,7 +45,7 @@ pub struct DeviceConfig {
     /// The serial number, which a Linux guest shows as /sys/block/vdX/serial: at most [`SERIAL_BYTES_MAX`] bytes of
     /// ASCII.
     pub serial: String,
-    /// A multiple of `logical_block_bytes`.
+    /// The size at first: a multiple of `logical_block_bytes`.
     pub capacity_bytes: u64,
     /// The smallest unit of I/O: a power of two, 512 to 65,536.
     pub logical_block_bytes: u32,
@@ -63,7 +76,7 @@ pub enum ConfigError {
     LogicalBlock(u32),
     #[error("physical block size of {physical} bytes is not a power of two of at least {logical}")]
     PhysicalBlock { physical: u32, logical: u32 },
-    #[error("capacity of {capacity} bytes is zero or not a multiple of the block size {logical}")]
+    #[error("capacity of {capacity} bytes is not a multiple of the block size {logical}")]
     Capacity { capacity: u64, logical: u32 },
     #[error("{0} queues: a device has 1 to 64")]
     QueueCount(u16),
@@ -93,7 +106,11 @@ impl DeviceConfig {
         }
     }
 
-    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+    /// Checks that there can be such a device.
+    ///
+    /// # Errors
+    /// If there cannot. The text names the limit.
+    pub fn check(&self) -> Result<(), ConfigError> {
         let logical = self.logical_block_bytes;
         let printable = self.serial.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
         if self.serial.len() > SERIAL_BYTES_MAX || !printable {
@@ -106,7 +123,7 @@ impl DeviceConfig {
         if !physical.is_power_of_two() || physical < logical {
             return Err(ConfigError::PhysicalBlock { physical, logical });
         }
-        if self.capacity_bytes == 0 || !self.capacity_bytes.is_multiple_of(u64::from(logical)) {
+        if !self.capacity_bytes.is_multiple_of(u64::from(logical)) {
             return Err(ConfigError::Capacity { capacity: self.capacity_bytes, logical });
         }
         if !(1..=QUEUE_COUNT_MAX).contains(&self.queue_count_max) {
@@ -151,8 +168,34 @@ impl DeviceConfig {
         always.into_iter().chain(optional).fold(0, |features, bit| features | feature(bit))
     }
 
-    /// Returns a `struct virtio_blk_config`, little-endian.
-    pub(crate) fn configuration_space(&self, writeback: bool) -> [u8; CONFIG_SPACE_BYTES] {
+    /// Returns what the device offers to front ends.
+    #[must_use]
+    pub fn offer(&self) -> Offer {
+        let of_protocol = VhostUserVirtioFeatures::PROTOCOL_FEATURES | VhostUserVirtioFeatures::LOG_ALL;
+        Offer {
+            features: self.features() | of_protocol.bits(),
+            protocol_features: PROTOCOL_FEATURES.bits(),
+            queues: self.queue_count_max,
+            sector: self.logical_block_bytes,
+            nbd_flags: 0,
+        }
+    }
+
+    /// Returns what a former program offered that does not say it.
+    pub(super) fn offer_before_offers(&self) -> Offer {
+        Offer { protocol_features: PROTOCOL_FEATURES_BEFORE_OFFERS, ..self.offer() }
+    }
+
+    /// Keeps offering what the front end `kept` uses, even if the store has become unable to do it since: a discard then
+    /// does nothing, and zeroes are written.
+    pub fn keep_offering<F>(&mut self, kept: &FrontEnd<F>) {
+        let uses = |bit| kept.features.is_some_and(|features| features & feature(bit) != 0);
+        self.discard |= uses(VIRTIO_BLK_F_DISCARD);
+        self.write_zeroes |= uses(VIRTIO_BLK_F_WRITE_ZEROES);
+    }
+
+    /// Returns a `struct virtio_blk_config`, little-endian, of a disk that has `capacity_bytes` now.
+    pub(crate) fn configuration_space(&self, capacity_bytes: u64, writeback: bool) -> [u8; CONFIG_SPACE_BYTES] {
         // A limit that does not fit the field is no limit for the guest.
         let sectors = |bytes: u64| u32::try_from(bytes / SECTOR_BYTES).unwrap_or(u32::MAX);
         let blocks_per_physical = self.physical_block_bytes / self.logical_block_bytes;
@@ -162,7 +205,7 @@ impl DeviceConfig {
 
         let mut space = [0; CONFIG_SPACE_BYTES];
         let mut set = |offset: usize, value: &[u8]| space[offset..offset + value.len()].copy_from_slice(value);
-        set(0, &(self.capacity_bytes / SECTOR_BYTES).to_le_bytes());
+        set(0, &(capacity_bytes / SECTOR_BYTES).to_le_bytes());
         set(12, &u32::from(SEGMENTS_MAX).to_le_bytes());
         set(20, &self.logical_block_bytes.to_le_bytes());
         set(24, &[exponent]);
@@ -197,7 +240,7 @@ mod tests {
         let mut config = DeviceConfig::disk("d", "s", 64 << 20);
         config.logical_block_bytes = 512;
         config.queue_count_max = 3;
-        let space = config.configuration_space(true);
+        let space = config.configuration_space(config.capacity_bytes, true);
         assert_eq!(space[0..8], (131_072u64).to_le_bytes());
         assert_eq!(space[12..16], 126u32.to_le_bytes());
         assert_eq!(space[20..24], 512u32.to_le_bytes());
@@ -209,7 +252,7 @@ mod tests {
         assert_eq!(space[40..44], 16u32.to_le_bytes());
         assert_eq!(space[44..48], 1u32.to_le_bytes());
         assert_eq!(space[56], 1);
-        assert_eq!(config.configuration_space(false)[32], 0);
+        assert_eq!(config.configuration_space(config.capacity_bytes, false)[32], 0);
     }
 
     #[test]

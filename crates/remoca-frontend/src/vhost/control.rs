@@ -19,8 +19,10 @@ use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
 use super::command::{IoThread, failure};
 use super::config::DeviceConfig;
 use super::handler::{Handler, Requests, replay};
+use super::keeper::Keeper;
 use super::pause::{Pause, Work};
 use remoca_io::handover::Pass;
+use remoca_io::narrow;
 use remoca_io::socket::SocketSource;
 use remoca_io::wake;
 use remoca_protocol::guests::FrontEnd;
@@ -42,16 +44,29 @@ struct Shared {
     stop: OwnedFd,
     stopping: AtomicBool,
     finished: AtomicBool,
-    connection: Mutex<Option<UnixStream>>,
+    /// Whether the front end would be offered more if it connected again.
+    has_news: AtomicBool,
+    /// Whether the connection outlives this process but for the message that is under way, if any.
+    is_kept: AtomicBool,
+    connection: Mutex<Connection>,
+}
+
+#[derive(Default)]
+struct Connection {
+    stream: Option<UnixStream>,
+    /// Whether the connection outlives this process: no message is under way, and the next process finds all of it.
+    is_kept: bool,
 }
 
 impl ControlThread {
-    /// Starts the thread. It continues the connection `kept` of a former program before it accepts other front ends.
+    /// Starts the thread. It continues the connection `kept` of a former program, or the one that `keeper` found, before
+    /// it accepts other front ends.
     pub fn spawn(
         config: Arc<DeviceConfig>,
         source: SocketSource,
         io: IoThread,
         kept: Option<FrontEnd<OwnedFd>>,
+        keeper: Option<Keeper>,
     ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             name: config.name.clone(),
@@ -59,13 +74,15 @@ impl ControlThread {
             stop: wake::new()?,
             stopping: AtomicBool::new(false),
             finished: AtomicBool::new(false),
-            connection: Mutex::new(None),
+            has_news: AtomicBool::new(false),
+            is_kept: AtomicBool::new(false),
+            connection: Mutex::default(),
         });
         let name = format!("vhost {}", config.name);
         let wake = io.wake.clone();
         let handler = Arc::new(Mutex::new(Handler::new(config, io)));
         let control = Control { shared: shared.clone(), wake, handler: handler.clone() };
-        let thread = std::thread::Builder::new().name(name).spawn(move || control.run(source, kept))?;
+        let thread = std::thread::Builder::new().name(name).spawn(move || control.run(source, kept, keeper))?;
         Ok(ControlThread { shared, handler, thread: Some(thread) })
     }
 
@@ -79,9 +96,14 @@ impl ControlThread {
     /// between two messages.
     pub fn pass<G>(&self, pass: &mut Pass<'_, G>) -> io::Result<Option<FrontEnd<G>>> {
         assert!(self.shared.pause.has_begun(), "a connection was passed on within a message");
-        let connection = self.shared.connection.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(connection) = &*connection else { return Ok(None) };
-        lock(&self.handler).pass(pass(connection.as_fd())?, pass).map(Some)
+        let connection = lock(&self.shared.connection);
+        let Some(stream) = &connection.stream else { return Ok(None) };
+        lock(&self.handler).pass(pass(stream.as_fd())?, pass).map(Some)
+    }
+
+    /// Returns whether the connection of the front end would outlive a kill of this process.
+    pub fn is_kept(&self) -> bool {
+        self.shared.is_kept.load(Ordering::Relaxed)
     }
 
     /// Returns whether no front end can connect any longer.
@@ -89,16 +111,21 @@ impl ControlThread {
         self.shared.finished.load(Ordering::Acquire)
     }
 
-    /// Closes the connection and tells the thread to end. The thread ends as soon as its command is answered or its
-    /// command channel is closed.
+    /// Returns whether the front end would be offered more if it connected again.
+    pub fn has_news(&self) -> bool {
+        self.shared.has_news.load(Ordering::Relaxed)
+    }
+
+    /// Tells the thread to end, and closes the connection unless the next process finds it. The thread ends as soon as
+    /// its command is answered or its command channel is closed.
     pub fn begin_stop(&self) {
+        let connection = lock(&self.shared.connection);
         self.shared.stopping.store(true, Ordering::SeqCst);
         wake::raise(&self.shared.stop);
         self.shared.pause.end();
-        let connection = self.shared.connection.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(connection) = &*connection {
+        if let Some(stream) = connection.stream.as_ref().filter(|_| !connection.is_kept) {
             // Fails only if it is closed already.
-            let _ = connection.shutdown(std::net::Shutdown::Both);
+            let _ = stream.shutdown(std::net::Shutdown::Both);
         }
     }
 
@@ -109,8 +136,8 @@ impl ControlThread {
     }
 }
 
-fn lock(handler: &Mutex<Handler>) -> MutexGuard<'_, Handler> {
-    handler.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Control {
@@ -120,16 +147,19 @@ struct Control {
 }
 
 impl Control {
-    fn run(self, source: SocketSource, kept: Option<FrontEnd<OwnedFd>>) {
+    fn run(self, source: SocketSource, kept: Option<FrontEnd<OwnedFd>>, mut keeper: Option<Keeper>) {
         let Control { shared, wake, handler } = self;
-        if let Some(kept) = kept {
-            shared.serve(shared.pause.begin_work(), Arrival::Kept(kept), &handler);
+        let found = keeper.as_ref().and_then(Keeper::found).is_some().then_some(Arrival::Found);
+        if let Some(arrival) = kept.map(Arrival::Kept).or(found) {
+            shared.serve(shared.pause.begin_work(), arrival, &handler, &mut keeper);
         }
         match source {
-            SocketSource::Stream(stream) => shared.serve(shared.pause.begin_work(), Arrival::New(stream), &handler),
+            SocketSource::Stream(stream) => {
+                shared.serve(shared.pause.begin_work(), Arrival::New(stream), &handler, &mut None);
+            }
             SocketSource::Listener { listener, path: _path } => {
                 while let Some((work, stream)) = shared.accept(&listener) {
-                    shared.serve(work, Arrival::New(stream), &handler);
+                    shared.serve(work, Arrival::New(stream), &handler, &mut keeper);
                 }
             }
         }
@@ -143,6 +173,17 @@ enum Arrival {
     New(UnixStream),
     /// One that a former program of this process has answered before.
     Kept(FrontEnd<OwnedFd>),
+    /// One that a former process has answered before, with its keeper.
+    Found,
+}
+
+/// Why a wait is over.
+#[derive(PartialEq, Eq)]
+enum Woken {
+    Readable,
+    TimedOut,
+    /// The device is to end, or the wait failed.
+    Over,
 }
 
 impl Shared {
@@ -152,7 +193,7 @@ impl Shared {
             tracing::error!(%error, "cannot use the listening socket");
             return None;
         }
-        while self.wait(listener, None) {
+        while self.wait(listener, None) == Woken::Readable {
             let work = self.pause.begin_work();
             match listener.accept() {
                 Ok((stream, _)) => return Some((work, stream)),
@@ -168,18 +209,23 @@ impl Shared {
     }
 
     /// Answers one front end until it disconnects or breaks the protocol, then detaches it.
-    fn serve(&self, work: Work<'_>, arrival: Arrival, handler: &Arc<Mutex<Handler>>) {
+    fn serve(&self, work: Work<'_>, arrival: Arrival, handler: &Arc<Mutex<Handler>>, keeper: &mut Option<Keeper>) {
         let attached = match arrival {
-            Arrival::New(stream) => self.attach(stream, handler),
+            Arrival::New(stream) => self.attach(stream, handler, keeper.is_some()),
             Arrival::Kept(front_end) => self.reattach(front_end, handler),
+            Arrival::Found => self.find(handler, keeper),
         };
         let mut work = Some(work);
         match attached {
+            // The next process goes on.
+            _ if self.stopping.load(Ordering::SeqCst) => {}
             Ok((watch, mut requests)) => {
+                self.end_message(&watch, handler, keeper);
                 drop(work.take());
-                let (last, why) = self.answer(&watch, &mut requests);
+                let (last, why) = self.answer(&watch, &mut requests, handler, keeper);
                 work = Some(last);
                 match why {
+                    _ if self.stopping.load(Ordering::SeqCst) => {}
                     VhostError::Disconnected => tracing::info!("{}: its hypervisor has disconnected", self.name),
                     error => tracing::warn!("{}: its hypervisor is disconnected: {error}", self.name),
                 }
@@ -188,20 +234,32 @@ impl Shared {
                 tracing::warn!("{}: its hypervisor has to connect again: {error}", self.name);
             }
         }
+        if let Some(keeper) = keeper
+            && !(self.stopping.load(Ordering::SeqCst) && lock(&self.connection).is_kept)
+        {
+            keeper.end();
+        }
         self.set_connection(None);
+        self.has_news.store(false, Ordering::Relaxed);
         // Fails only if the device is shut down, which the next wait will notice.
         let _ = lock(handler).detach();
         drop(work);
     }
 
     /// Attaches a front end that has just connected. Returns what its messages are waited for with, and answered with.
-    fn attach(&self, stream: UnixStream, handler: &Arc<Mutex<Handler>>) -> Result<(UnixStream, Requests), VhostError> {
+    fn attach(
+        &self,
+        stream: UnixStream,
+        handler: &Arc<Mutex<Handler>>,
+        is_kept: bool,
+    ) -> Result<(UnixStream, Requests), VhostError> {
         stream.set_nonblocking(false).map_err(failure)?;
         let watch = stream.try_clone().map_err(failure)?;
         self.set_connection(Some(stream.try_clone().map_err(failure)?));
         lock(handler).attach()?;
         lock(handler).note_attached()?;
-        tracing::info!("{}: a hypervisor is connected", self.name);
+        let but = if is_kept { "" } else { "; if this process is killed, it has to connect again" };
+        tracing::info!("{}: a hypervisor is connected{but}", self.name);
         Ok((watch, BackendReqHandler::from_stream(stream, handler.clone())))
     }
 
@@ -216,42 +274,102 @@ impl Shared {
         self.set_connection(Some(stream));
         lock(handler).attach()?;
         let requests = replay(front_end, handler)?;
+        self.has_news.store(lock(handler).has_news(), Ordering::Relaxed);
         lock(handler).note_attached()?;
         tracing::info!("{}: its hypervisor stays connected", self.name);
         Ok((watch, requests))
     }
 
-    fn set_connection(&self, connection: Option<UnixStream>) {
-        *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = connection;
+    /// Attaches the front end that was connected to a former process, with all that was agreed on.
+    fn find(
+        &self,
+        handler: &Arc<Mutex<Handler>>,
+        keeper: &mut Option<Keeper>,
+    ) -> Result<(UnixStream, Requests), VhostError> {
+        let keeper = keeper.as_mut().ok_or_else(|| failure("there is no connection of a former process"))?;
+        lock(&self.connection).is_kept = true;
+        // Answered when the disks are locked. Only then is the connection looked at.
+        lock(handler).attach()?;
+        let attached = self.reattach(keeper.resume()?, handler)?;
+        keeper.note_answered();
+        Ok(attached)
+    }
+
+    fn set_connection(&self, stream: Option<UnixStream>) {
+        let mut connection = lock(&self.connection);
+        connection.is_kept &= stream.is_some();
+        connection.stream = stream;
+        self.is_kept.store(connection.is_kept, Ordering::Relaxed);
     }
 
     /// Answers messages until the connection or the device ends. Returns the reason, still within the last message.
-    fn answer(&self, watch: &UnixStream, requests: &mut Requests) -> (Work<'_>, VhostError) {
-        while self.wait(watch, None) {
+    fn answer(
+        &self,
+        watch: &UnixStream,
+        requests: &mut Requests,
+        handler: &Mutex<Handler>,
+        keeper: &mut Option<Keeper>,
+    ) -> (Work<'_>, VhostError) {
+        loop {
+            let timeout = keeper.as_ref().and_then(Keeper::retries_after);
+            let woken = self.wait(watch, timeout);
             let work = self.pause.begin_work();
-            if let Err(error) = requests.handle_request() {
-                return (work, error);
+            match woken {
+                Woken::Readable if self.begin_message(keeper) => {
+                    narrow::passes("message-begun");
+                    let is_handled = lock(handler).receive(watch);
+                    let handle = |is_handled| if is_handled { Ok(()) } else { requests.handle_request() };
+                    if let Err(error) = is_handled.and_then(handle) {
+                        return (work, error);
+                    }
+                    narrow::passes("message-answered");
+                }
+                Woken::TimedOut => {}
+                Woken::Readable | Woken::Over => return (work, VhostError::Disconnected),
             }
+            self.end_message(watch, handler, keeper);
+            narrow::passes("message-kept");
         }
-        (self.pause.begin_work(), VhostError::Disconnected)
     }
 
-    /// Waits until `source` is readable or `timeout` has passed. Returns false if the device is to end or the wait
-    /// failed.
-    fn wait(&self, source: impl AsFd, timeout: Option<Duration>) -> bool {
+    /// Notes that the front end has begun a message. Returns false if the device is to end.
+    fn begin_message(&self, keeper: &Option<Keeper>) -> bool {
+        let mut connection = lock(&self.connection);
+        if self.stopping.load(Ordering::SeqCst) {
+            return false;
+        }
+        connection.is_kept = false;
+        if let Some(keeper) = keeper {
+            keeper.begin_message();
+        }
+        true
+    }
+
+    /// Notes that no message is under way.
+    fn end_message(&self, stream: &UnixStream, handler: &Mutex<Handler>, keeper: &mut Option<Keeper>) {
+        let Some(keeper) = keeper else { return };
+        let is_kept = keeper.end_message(stream.as_fd(), &lock(handler));
+        lock(&self.connection).is_kept = is_kept;
+        if self.is_kept.swap(is_kept, Ordering::Relaxed) != is_kept && is_kept {
+            tracing::info!("{}: its hypervisor stays connected if this process is killed", self.name);
+        }
+    }
+
+    /// Waits until `source` is readable or `timeout` has passed.
+    fn wait(&self, source: impl AsFd, timeout: Option<Duration>) -> Woken {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         while !self.stopping.load(Ordering::SeqCst) {
             let mut sources = [PollFd::new(&source, PollFlags::IN), PollFd::new(&self.stop, PollFlags::IN)];
             match poll(&mut sources, timeout.as_ref()) {
-                Ok(0) => return true,
-                Ok(_) if !sources[0].revents().is_empty() => return !self.stopping.load(Ordering::SeqCst),
+                Ok(0) => return Woken::TimedOut,
+                Ok(_) if !sources[0].revents().is_empty() => return Woken::Readable,
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
                     tracing::error!(%error, "cannot wait for the front end");
-                    return false;
+                    break;
                 }
             }
         }
-        false
+        Woken::Over
     }
 }

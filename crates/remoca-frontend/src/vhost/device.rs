@@ -3,17 +3,19 @@
 mod commands;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 
+use super::audience::Audience;
 use super::chain::Session;
-use super::command::{Envelope, IoThread, Until, Waiting, WriteCache};
+use super::command::{Capacity, Envelope, IoThread, Until, Waiting, WriteCache};
 use super::config::{ConfigError, DeviceConfig, feature};
 use super::control::ControlThread;
+use super::keeper::Keeper;
 use super::kicks::Kicks;
 use super::log::LogSwitch;
 use super::memory::GuestMemory;
@@ -23,7 +25,7 @@ use super::throttle::Throttle;
 use remoca_io::handover::Pass;
 use remoca_io::socket::{ListeningCopy, SocketSource};
 use remoca_io::wake;
-use remoca_protocol::guests::{self, FrontEnd};
+use remoca_protocol::guests::FrontEnd;
 
 /// Why a device cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +51,10 @@ pub struct VhostDevice {
     session: Arc<Session>,
     log: Arc<LogSwitch>,
     features: u64,
+    /// The size in `config`, for the control thread.
+    capacity: Arc<Capacity>,
+    /// What the front end knows of the size.
+    audience: Audience,
     write_cache: Arc<WriteCache>,
     memory: Arc<GuestMemory>,
     guest_memory_bytes: u64,
@@ -64,19 +70,24 @@ pub struct VhostDevice {
 impl VhostDevice {
     /// Makes the device and starts its control thread, which serves front ends from now on.
     pub fn new(config: DeviceConfig, source: SocketSource) -> Result<Self, DeviceError> {
-        Self::with(config, source, None)
+        Self::with(config, source, None, None)
     }
 
     /// Makes the device as [`Self::new`] does. If there is a front end `kept`, which was connected to a former program
-    /// of this process, it is served first, and notices nothing.
+    /// of this process, it is served first, and notices nothing. So is one that `keeper` found, which keeps the
+    /// connections of all front ends from then on.
     pub fn with(
         config: DeviceConfig,
         source: SocketSource,
         kept: Option<FrontEnd<OwnedFd>>,
+        keeper: Option<Keeper>,
     ) -> Result<Self, DeviceError> {
         let listener = source.copy()?;
         let (mut device, io) = Self::without_front_end(config, listener)?;
-        device.control = Some(ControlThread::spawn(device.config.clone(), source, io, kept)?);
+        if keeper.as_ref().is_some_and(Keeper::write_cache_is_off) {
+            device.inherit_write_cache(false);
+        }
+        device.control = Some(ControlThread::spawn(device.config.clone(), source, io, kept, keeper)?);
         Ok(device)
     }
 
@@ -92,7 +103,14 @@ impl VhostDevice {
         let (sender, receiver) = channel();
         let log = Arc::<LogSwitch>::default();
         let write_cache = Arc::<WriteCache>::default();
-        let io = IoThread { commands: sender, wake, log: log.clone(), write_cache: write_cache.clone() };
+        let capacity = Arc::new(Capacity::new(config.capacity_bytes));
+        let io = IoThread {
+            commands: sender,
+            wake,
+            log: log.clone(),
+            write_cache: write_cache.clone(),
+            capacity: capacity.clone(),
+        };
         let device = VhostDevice {
             queues: (0..config.queue_count_max).map(|index| Queue::new(index, log.clone())).collect(),
             log,
@@ -104,6 +122,8 @@ impl VhostDevice {
             throttle: Throttle::default(),
             session: Session::new(),
             features: 0,
+            audience: Audience::new(capacity.bytes()),
+            capacity,
             write_cache,
             memory: Arc::default(),
             guest_memory_bytes: 0,
@@ -120,6 +140,11 @@ impl VhostDevice {
     /// stays the same for the device's whole life.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.kicks.event_fd()
+    }
+
+    /// Makes the event descriptor readable, so that the driver looks at all queues.
+    pub(crate) fn wake(&self) {
+        wake::raise(self.kicks.control());
     }
 
     /// Handles kicks and the control thread's commands. Call `pop` afterwards until it returns `None`, then `notify`.
@@ -169,22 +194,30 @@ impl VhostDevice {
         Some(BlkRequest::cache_flush(self.hand_out()))
     }
 
-    /// Returns whether there is another piece of a request that has been handed out in part.
+    /// Returns whether [`Self::pop_begun`] has requests: another piece of one that has been handed out in part, or one that a
+    /// queue repeats before it stops.
     pub fn has_begun(&self) -> bool {
-        self.queues.iter().any(Queue::has_begun)
+        self.queues.iter().any(|queue| queue.has_begun() || queue.repeats_to_stop())
     }
 
-    /// Returns another piece of a request that has been handed out in part, or the flush that goes with switching the
-    /// write cache off, and never a new request of the guest. Returns `None` if there is none of these.
+    /// Returns another piece of a request that has been handed out in part, or something for which the front end waits: a
+    /// request that a queue repeats before it stops, or the flush that goes with switching the write cache off. Never
+    /// returns a new request of the guest. Returns `None` if there is none of these.
     pub fn pop_begun(&mut self) -> Option<BlkRequest> {
-        let Some(index) = self.queues.iter().position(Queue::has_begun) else {
-            return self.has_cache_flush().then(|| self.pop_cache_flush()).flatten();
-        };
-        if self.throttle.is_full() {
-            self.throttle.refuse();
-            return None;
+        loop {
+            let begun = self.queues.iter().position(Queue::has_begun);
+            let Some(index) = begun.or_else(|| self.queues.iter().position(Queue::repeats_to_stop)) else {
+                return self.has_cache_flush().then(|| self.pop_cache_flush()).flatten();
+            };
+            if self.throttle.is_full() || begun.is_none() && self.throttle.lacks_segments() {
+                self.throttle.refuse();
+                return None;
+            }
+            // What needs no driver is answered, and a queue that is broken repeats nothing.
+            if let Some(request) = self.pop_of(index) {
+                return Some(request);
+            }
         }
-        self.pop_of(index)
     }
 
     fn pop_of(&mut self, index: usize) -> Option<BlkRequest> {
@@ -293,6 +326,16 @@ impl VhostDevice {
         self.connected
     }
 
+    /// Returns whether the front end would be offered more if it connected again.
+    pub fn has_news(&self) -> bool {
+        self.control.as_ref().is_some_and(ControlThread::has_news)
+    }
+
+    /// Returns whether the connection of the front end would outlive a kill of this process.
+    pub fn is_kept(&self) -> bool {
+        self.control.as_ref().is_some_and(ControlThread::is_kept)
+    }
+
     /// Stops answering the front end, between two of its messages. Returns false if it is within one: the device's
     /// event descriptor becomes readable when that is over.
     pub fn pause(&self) -> bool {
@@ -316,23 +359,11 @@ impl VhostDevice {
         let control = self.control.as_ref().filter(|control| control.pause().has_begun() && !self.has_begun());
         let Some(control) = control else { return Ok(None) };
         let Some(mut front_end) = control.pass(pass)? else { return Ok(None) };
-        for ((queue, passed), index) in self.queues.iter().zip(&mut front_end.queues).zip(0..) {
+        front_end.told_bytes = Some(self.audience.known_bytes());
+        for (queue, passed) in self.queues.iter().zip(&mut front_end.queues) {
             assert!(queue.in_flight() == 0, "a connection was passed on with requests in flight");
             passed.base = queue.base().unwrap_or(passed.base);
-            passed.kick = self.kicks.of(index).map(&mut *pass).transpose()?;
-            passed.call = queue.call.as_ref().map(|call| pass(call.as_fd())).transpose()?;
-            passed.error = queue.error.as_ref().map(|error| pass(error.as_fd())).transpose()?;
-            passed.enabled = queue.enabled;
         }
-        // The other program need not have queues that the front end has never used.
-        let is_used = |queue: &guests::Queue<G>| {
-            queue.size > 0
-                || queue.addresses.is_some()
-                || queue.call.is_some()
-                || queue.error.is_some()
-                || queue.enabled
-        };
-        front_end.queues.truncate(front_end.queues.iter().rposition(is_used).map_or(0, |last| last + 1));
         Ok(Some(front_end))
     }
 
@@ -346,6 +377,22 @@ impl VhostDevice {
     /// other front end can connect.
     pub fn listener(&self) -> Option<&ListeningCopy> {
         self.listener.as_ref()
+    }
+
+    /// Changes the size of the disk. Requests beyond the new end fail from now on. The front end is told, and nobody waits
+    /// for it.
+    pub fn resize(&mut self, bytes: u64) {
+        let capacity_bytes = bytes - bytes % u64::from(self.config.logical_block_bytes);
+        if capacity_bytes != self.config.capacity_bytes {
+            self.config = Arc::new(DeviceConfig { capacity_bytes, ..DeviceConfig::clone(&self.config) });
+            self.capacity.set(capacity_bytes);
+            self.audience.tell(capacity_bytes, self.is_running());
+        }
+    }
+
+    /// Returns whether the front end has been told the size of the disk, or there is none.
+    pub fn sees_size(&self) -> bool {
+        !self.connected || self.audience.sees(self.config.capacity_bytes)
     }
 
     pub fn config(&self) -> &DeviceConfig {

@@ -10,6 +10,7 @@ pub(super) use replay::replay;
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
 use vhost::vhost_user::message::{
@@ -22,23 +23,18 @@ use vhost::vhost_user::{
     VhostUserVirtioFeatures,
 };
 
+use super::back_channel;
 use super::command::{Command, IoThread, failure};
-use super::config::{DeviceConfig, WRITEBACK_OFFSET};
+use super::config::{DeviceConfig, PROTOCOL_FEATURES, WRITEBACK_OFFSET};
 use super::inflight::InflightRegion;
 use super::layout::RingLayout;
 use super::log::DirtyLog;
 use super::memory::{MemoryTable, REGION_COUNT_MAX};
 use remoca_io::wake;
+use remoca_protocol::guests::Offer;
 use remoca_protocol::guests::RingAddresses;
 
 type Result<T> = std::result::Result<T, VhostError>;
-
-const PROTOCOL_FEATURES: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
-    .union(VhostUserProtocolFeatures::CONFIG)
-    .union(VhostUserProtocolFeatures::INFLIGHT_SHMFD)
-    .union(VhostUserProtocolFeatures::LOG_SHMFD)
-    .union(VhostUserProtocolFeatures::REPLY_ACK)
-    .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS);
 
 /// What the front end said about one queue.
 #[derive(Default, Clone)]
@@ -47,6 +43,11 @@ struct Vring {
     addresses: Option<RingAddresses>,
     base: u16,
     running: bool,
+    /// The eventfds. A queue that does not run has no kick.
+    kick: Option<Arc<OwnedFd>>,
+    call: Option<Arc<OwnedFd>>,
+    error: Option<Arc<OwnedFd>>,
+    enabled: bool,
 }
 
 /// The messages of one front end, and the answers to them.
@@ -55,22 +56,38 @@ pub(super) type Requests = BackendReqHandler<Mutex<Handler>>;
 pub(crate) struct Handler {
     config: Arc<DeviceConfig>,
     io: IoThread,
+    /// What was offered to the front end when it connected.
+    offered: Offer,
     features: Option<u64>,
     protocol_features: Option<u64>,
     table: MemoryTable,
     vrings: Vec<Vring>,
     inflight: Option<Arc<InflightRegion>>,
+    /// Where the front end is told of changes.
+    channel: Option<OwnedFd>,
 }
 
 impl Handler {
     pub fn new(config: Arc<DeviceConfig>, io: IoThread) -> Self {
         let vrings = vec![Vring::default(); usize::from(config.queue_count_max)];
         let table = MemoryTable::empty(io.log.clone());
-        Handler { config, io, features: None, protocol_features: None, table, vrings, inflight: None }
+        let offered = config.offer();
+        Handler {
+            config,
+            io,
+            offered,
+            features: None,
+            protocol_features: None,
+            table,
+            vrings,
+            inflight: None,
+            channel: None,
+        }
     }
 
     /// Attaches a front end.
     pub fn attach(&mut self) -> Result<()> {
+        self.offered = self.config.offer();
         self.io.call(Command::Attach).map(drop)
     }
 
@@ -85,12 +102,50 @@ impl Handler {
         self.table = MemoryTable::empty(self.io.log.clone());
         self.vrings.fill(Vring::default());
         self.inflight = None;
+        self.channel = None;
         self.io.call(Command::Detach).map(drop)
     }
 
+    /// Receives the next message over `front_end` if it is one that the vhost crate cannot handle. Returns whether it was.
+    ///
+    /// # Errors
+    /// If the message is not valid, or the device is shut down.
+    pub fn receive(&mut self, front_end: &UnixStream) -> Result<bool> {
+        let agreed = VhostUserProtocolFeatures::from_bits_truncate(self.protocol_features.unwrap_or(0));
+        if !agreed.contains(VhostUserProtocolFeatures::BACKEND_REQ) {
+            return Ok(false);
+        }
+        let received = back_channel::receive(front_end, agreed.contains(VhostUserProtocolFeatures::REPLY_ACK))?;
+        let Some(channel) = received else { return Ok(false) };
+        self.set_channel(Some(channel), None)?;
+        Ok(true)
+    }
+
+    /// Sets where the front end is told of changes, and the size of the disk that a former program has told it.
+    fn set_channel(&mut self, channel: Option<OwnedFd>, told_bytes: Option<u64>) -> Result<()> {
+        self.channel = channel.as_ref().map(OwnedFd::try_clone).transpose().map_err(failure)?;
+        self.io.call(Command::SetChannel { channel, told_bytes }).map(drop)
+    }
+
+    /// Returns whether the front end would be offered more if it connected now.
+    pub fn has_news(&self) -> bool {
+        self.config.offer().adds_to(&self.offered)
+    }
+
+    /// Returns whether another process could continue the connection after a kill, whatever is in flight.
+    pub fn outlives_process(&self) -> bool {
+        let protocol = VhostUserProtocolFeatures::from_bits_truncate(self.protocol_features.unwrap_or(0));
+        let is_recorded = self.inflight.is_some() || !self.vrings.iter().any(|vring| vring.running);
+        protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) && is_recorded
+    }
+
+    /// Returns whether the guest has its write cache on.
+    pub fn write_cache(&self) -> bool {
+        self.io.write_cache.is_on()
+    }
+
     fn offered(&self) -> u64 {
-        let own = VhostUserVirtioFeatures::PROTOCOL_FEATURES | VhostUserVirtioFeatures::LOG_ALL;
-        self.config.features() | own.bits()
+        self.config.offer().features
     }
 
     /// Returns the number of queue `index` and its state.
@@ -123,14 +178,17 @@ impl Handler {
         Ok(())
     }
 
-    fn start_queue(&mut self, index: u32, kick: OwnedFd) -> Result<()> {
+    fn start_queue(&mut self, index: u32, kick: Arc<OwnedFd>) -> Result<()> {
         let table = self.table.clone();
         let region = self.inflight.clone();
         let (queue, vring) = self.vring(index)?;
         let layout = layout_of(&table, vring)?;
         let base = vring.base;
-        self.io.call(Command::StartQueue { queue, layout, base, kick, region })?;
-        self.vring(index)?.1.running = true;
+        self.io.call(Command::StartQueue { queue, layout, base, kick: kick.clone(), region })?;
+        let has_enable = self.features.unwrap_or(0) & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() != 0;
+        let (_, vring) = self.vring(index)?;
+        (vring.running, vring.kick) = (true, Some(kick));
+        vring.enabled |= !has_enable;
         Ok(())
     }
 
@@ -139,7 +197,7 @@ impl Handler {
         if vring.running {
             let base = self.io.call(Command::StopQueue { queue })?;
             let (_, vring) = self.vring(index)?;
-            vring.running = false;
+            (vring.running, vring.kick) = (false, None);
             vring.base = base;
         }
         Ok(self.vring(index)?.1.base)
@@ -244,22 +302,27 @@ impl VhostUserBackendReqHandlerMut for Handler {
     fn set_vring_kick(&mut self, index: u8, kick: Option<File>) -> Result<()> {
         let index = u32::from(index);
         let kick = kick.ok_or_else(|| failure("a queue without a kick eventfd would have to be polled"))?;
-        let kick = wake::received(kick.into()).map_err(failure)?;
+        let kick = Arc::new(wake::received(kick.into()).map_err(failure)?);
         match self.vring(index)? {
-            (queue, vring) if vring.running => self.io.call(Command::SetKick { queue, kick }).map(drop),
+            (queue, vring) if vring.running => {
+                vring.kick = Some(kick.clone());
+                self.io.call(Command::SetKick { queue, kick }).map(drop)
+            }
             _ => self.start_queue(index, kick),
         }
     }
 
     fn set_vring_call(&mut self, index: u8, call: Option<File>) -> Result<()> {
-        let (queue, _) = self.vring(u32::from(index))?;
-        let call = call.map(|call| wake::received(call.into())).transpose().map_err(failure)?;
+        let call = call.map(|call| wake::received(call.into()).map(Arc::new)).transpose().map_err(failure)?;
+        let (queue, vring) = self.vring(u32::from(index))?;
+        vring.call = call.clone();
         self.io.call(Command::SetCall { queue, call }).map(drop)
     }
 
     fn set_vring_err(&mut self, index: u8, error: Option<File>) -> Result<()> {
-        let (queue, _) = self.vring(u32::from(index))?;
-        let error = error.map(|error| wake::received(error.into())).transpose().map_err(failure)?;
+        let error = error.map(|error| wake::received(error.into()).map(Arc::new)).transpose().map_err(failure)?;
+        let (queue, vring) = self.vring(u32::from(index))?;
+        vring.error = error.clone();
         self.io.call(Command::SetError { queue, error }).map(drop)
     }
 
@@ -282,13 +345,14 @@ impl VhostUserBackendReqHandlerMut for Handler {
     }
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
-        let (queue, _) = self.vring(index)?;
+        let (queue, vring) = self.vring(index)?;
+        vring.enabled = enable;
         self.io.call(Command::EnableQueue { queue, enable }).map(drop)
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
         // Fields of later versions of the specification read as zero: they belong to features that are not offered.
-        let space = self.config.configuration_space(self.io.write_cache.is_on());
+        let space = self.config.configuration_space(self.io.capacity.bytes(), self.io.write_cache.is_on());
         let rest = usize::try_from(offset).ok().and_then(|offset| space.get(offset..)).unwrap_or_default();
         let size = usize::try_from(size).map_err(|_| VhostError::InvalidParam)?;
         let mut answer = rest[..rest.len().min(size)].to_vec();

@@ -15,7 +15,7 @@ const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 pub(super) struct Kicks {
     epoll: OwnedFd,
     control: Arc<OwnedFd>,
-    queues: Vec<Option<OwnedFd>>,
+    queues: Vec<Option<Arc<OwnedFd>>>,
 }
 
 impl Kicks {
@@ -52,18 +52,13 @@ impl Kicks {
     }
 
     /// Sets the kick of a queue.
-    pub fn set(&mut self, queue: u16, kick: OwnedFd) -> Result<(), String> {
+    pub fn set(&mut self, queue: u16, kick: Arc<OwnedFd>) -> Result<(), String> {
         self.remove(queue);
         let (data, flags) = (EventData::new_u64(u64::from(queue)), EventFlags::IN | EventFlags::ET);
         epoll::add(&self.epoll, &kick, data, flags)
             .map_err(|error| format!("the kick of queue {queue} cannot be waited for: {error}"))?;
         self.queues[usize::from(queue)] = Some(kick);
         Ok(())
-    }
-
-    /// Returns the kick of a queue, or `None` if it has none.
-    pub fn of(&self, queue: usize) -> Option<BorrowedFd<'_>> {
-        self.queues[queue].as_ref().map(AsFd::as_fd)
     }
 
     /// Removes the kick of a queue, if it has one.

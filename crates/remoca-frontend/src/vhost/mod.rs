@@ -13,6 +13,8 @@
 //! (`log`). EVENT_IDX and packed rings are not offered. Requests in flight survive the death of this process: see
 //! `docs/decisions/0007-vhost-user-frontend.md`.
 
+mod audience;
+mod back_channel;
 mod chain;
 pub(crate) mod command;
 mod config;
@@ -23,8 +25,10 @@ mod flights;
 pub(crate) mod fuzz;
 mod handler;
 pub(crate) mod inflight;
+mod keeper;
 mod kicks;
 mod layout;
+mod ledger;
 mod log;
 pub(crate) mod memory;
 mod pause;
@@ -36,4 +40,5 @@ mod throttle;
 pub use chain::Frame;
 pub use config::{ConfigError, DeviceConfig, QUEUE_COUNT_MAX, SERIAL_BYTES_MAX};
 pub use device::{DeviceError, VhostDevice};
+pub use keeper::{Keeper, KeptConnections};
 pub use request::{BlkRequest, RequestId, Status};

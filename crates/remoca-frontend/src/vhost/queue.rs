@@ -82,8 +82,8 @@ pub(crate) struct Queue {
     record: Option<InflightQueue>,
     /// Heads completed and not yet published.
     batch: Vec<u16>,
-    pub call: Option<OwnedFd>,
-    pub error: Option<OwnedFd>,
+    call: Option<Arc<OwnedFd>>,
+    pub error: Option<Arc<OwnedFd>>,
 }
 
 impl Queue {
@@ -135,7 +135,7 @@ impl Queue {
         self.stopping = false;
         self.broken = false;
         self.ring = Some(ring);
-        self.log_used_index();
+        self.log_used_ring();
         Ok(())
     }
 
@@ -151,14 +151,14 @@ impl Queue {
         if let Some(ring) = &mut self.ring {
             ring.set_used_log(used_log);
         }
-        self.log_used_index();
+        self.log_used_ring();
     }
 
-    /// Marks the used index in the log, which may be a new one. A back end that was killed may have published an index
-    /// without marking it.
-    pub fn log_used_index(&self) {
+    /// Marks the used ring in the log, which may be a new one. A back end that was killed may have published completions
+    /// without marking them.
+    pub fn log_used_ring(&self) {
         if let Some(ring) = &self.ring {
-            ring.log_used_index();
+            ring.log_used_ring();
         }
     }
 
@@ -300,6 +300,11 @@ impl Queue {
         self.flights.has_begun()
     }
 
+    /// Returns whether a front end waits for chains that the queue has to resubmit before it stops.
+    pub fn repeats_to_stop(&self) -> bool {
+        self.stopping && !self.broken && !self.resubmit.is_empty()
+    }
+
     /// Completes a piece of `chain` with `status`. Returns true if the chain goes out again, so that [`Self::take`] has
     /// a piece of it.
     pub fn complete(&mut self, chain: &Arc<Chain>, status: Status) -> bool {
@@ -363,7 +368,7 @@ impl Queue {
 
     /// Sets the eventfd to call, and calls it: requests may have been completed while there was none, by this process or
     /// by a back end that died.
-    pub fn set_call(&mut self, call: Option<OwnedFd>) {
+    pub fn set_call(&mut self, call: Option<Arc<OwnedFd>>) {
         self.call = call;
         self.interrupt();
     }

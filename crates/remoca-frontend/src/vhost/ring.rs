@@ -89,12 +89,13 @@ impl Ring {
     pub fn publish_used(&self, index: u16) -> Result<(), RingUnreachable> {
         let address = self.layout.used.checked_add(INDEX_OFFSET).ok_or(RingUnreachable)?;
         self.memory.store(index.to_le(), address, Ordering::Release)?;
-        self.log_used_index();
+        self.log_used(INDEX_OFFSET, 2);
         Ok(())
     }
 
-    pub fn log_used_index(&self) {
-        self.log_used(INDEX_OFFSET, 2);
+    /// Marks the whole used ring in the log. A back end that was killed may not have marked what it published.
+    pub fn log_used_ring(&self) {
+        self.log_used(0, RingLayout::used_bytes(self.layout.size));
     }
 
     fn log_used(&self, offset: u64, length: u64) {

@@ -9,6 +9,8 @@ use remoca_lab::workload::pattern::Random;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Event {
     KillDisk,
+    /// The VM process is killed, and a service manager keeps the connections of the hypervisor.
+    KillDiskKept,
     /// The VM process is killed, and its successor is killed as soon as it serves.
     KillDiskTwice,
     /// The VM process and both memory servers are killed.
@@ -37,8 +39,9 @@ pub enum Event {
 
 impl Event {
     /// Events possible on every store.
-    pub const ALWAYS: [Event; 20] = [
+    pub const ALWAYS: [Event; 21] = [
         Event::KillDisk,
+        Event::KillDiskKept,
         Event::KillDiskTwice,
         Event::KillAll,
         Event::StopDisk,
@@ -67,6 +70,7 @@ impl Event {
     pub fn name(self) -> &'static str {
         match self {
             Event::KillDisk => "kill_disk",
+            Event::KillDiskKept => "kill_disk_connections_kept",
             Event::KillDiskTwice => "kill_disk_twice",
             Event::KillAll => "kill_disk_and_servers",
             Event::StopDisk => "stop_continue_disk",
@@ -93,12 +97,15 @@ impl Event {
 
     /// Returns whether the VM process is killed. If so, with an NBD server, its successor waits for the server to settle.
     pub fn kills_disk(self) -> bool {
-        matches!(self, Event::KillDisk | Event::KillDiskTwice | Event::KillAll | Event::KillInUpgrade)
+        matches!(
+            self,
+            Event::KillDisk | Event::KillDiskKept | Event::KillDiskTwice | Event::KillAll | Event::KillInUpgrade
+        )
     }
 
     /// Returns whether the event has to wait as long as the guest's disk does.
     pub fn needs_the_disk(self) -> bool {
-        matches!(self, Event::UpgradeDisk | Event::RestartAgent)
+        matches!(self, Event::KillDiskKept | Event::UpgradeDisk | Event::RestartAgent)
     }
 
     /// Returns whether the guest's agent is started, which takes some time.
@@ -111,6 +118,7 @@ impl Event {
         matches!(
             self,
             Event::KillDisk
+                | Event::KillDiskKept
                 | Event::KillDiskTwice
                 | Event::KillAll
                 | Event::RestartDisk

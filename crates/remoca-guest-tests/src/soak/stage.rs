@@ -88,6 +88,7 @@ impl Stage {
         let lab = Lab::open()?;
         let program = remoca()?;
         let mut host = Host::new(program.clone(), "0")?;
+        host.keep_connections();
         let folder = host.folder().to_owned();
         let image = folder.join("data.img");
         store::sparse_image(&image, 1 << 30)?;
@@ -123,19 +124,20 @@ impl Stage {
         let one = usize::try_from(random.below(2)).unwrap_or_default();
         match event {
             Event::KillDisk => {
-                self.host.kill_process()?;
+                self.kill_disk()?;
                 sleep(away);
                 self.start_disk()?;
             }
+            Event::KillDiskKept => self.kill_disk_kept(away)?,
             Event::KillDiskTwice => {
-                self.host.kill_process()?;
+                self.kill_disk()?;
                 self.start_disk()?;
-                self.host.kill_process()?;
+                self.kill_disk()?;
                 sleep(away);
                 self.start_disk()?;
             }
             Event::KillAll => {
-                self.host.kill_process()?;
+                self.kill_disk()?;
                 self.donors.iter_mut().try_for_each(|donor| donor.service.kill())?;
                 sleep(away);
                 self.start_disk()?;
@@ -148,6 +150,7 @@ impl Stage {
             }
             Event::RestartDisk => {
                 self.host.stop_process()?;
+                self.host.manager()?.forget();
                 sleep(away);
                 self.start_disk()?;
             }
@@ -155,7 +158,7 @@ impl Stage {
             Event::KillInUpgrade => {
                 let upgrade = self.host.upgrade_in_background();
                 sleep(away / 2);
-                self.host.kill_process()?;
+                self.kill_disk()?;
                 // The process was killed before, during or after the upgrade, so any answer is right.
                 let _ = upgrade.join();
                 self.wait_for_silence()?;
@@ -281,6 +284,36 @@ impl Stage {
             }
             self.rest(RETRY)?;
         }
+    }
+
+    /// Kills the VM process, and starts another one after `away`, to which the hypervisor stays connected.
+    fn kill_disk_kept(&mut self, away: Duration) -> Result<()> {
+        // QEMU, which may have connected again, has sent all of its messages when a queue of each device runs.
+        let read = |serial| format!("dd if=$(disk-by-serial {serial}) of=/dev/null bs=4k count=1 iflag=direct");
+        self.in_guest(&format!("{} && {}", read("data"), read("remoca-port")))?;
+        self.wait_until("the connections are kept", |status| {
+            status.disks[0].outlives_crash && status.port.as_ref().is_some_and(|port| port.outlives_crash)
+        })?;
+        let connects = self.connects();
+        self.host.kill_process()?;
+        sleep(away);
+        self.start_disk()?;
+        match self.connects() == connects {
+            true => Ok(()),
+            false => Err(format!("the hypervisor has connected again: {}", self.host.log()).into()),
+        }
+    }
+
+    /// Kills the VM process, and closes the connections of the hypervisor.
+    fn kill_disk(&mut self) -> Result<()> {
+        self.host.kill_process()?;
+        self.host.manager()?.forget();
+        Ok(())
+    }
+
+    /// Returns how often a hypervisor has connected so far.
+    fn connects(&self) -> usize {
+        self.host.log().matches("a hypervisor is connected").count()
     }
 
     fn start_disk(&mut self) -> Result<()> {

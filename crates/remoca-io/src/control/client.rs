@@ -1,6 +1,7 @@
 //! The client of a VM process's control socket.
 
 use remoca_protocol::control::{Command, PATIENCE, Reply};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -11,10 +12,9 @@ use std::time::Duration;
 /// # Errors
 /// If no process listens there, the command cannot be serialized, or no valid reply arrives in time.
 pub fn call(path: &Path, command: Command) -> io::Result<Reply> {
-    let mut stream = UnixStream::connect(path)?;
     let patience = command.patience();
+    let mut stream = connect(path)?;
     stream.set_read_timeout(Some(patience))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
     let line = command.line().map_err(io::Error::other)?;
     // A busy process may answer and close before it has received this line, so the answer counts, not the broken pipe.
     // Only one line is read, because a read error follows the answer if part of the command was left unread.
@@ -25,6 +25,16 @@ pub fn call(path: &Path, command: Command) -> io::Result<Reply> {
         return Err(sent.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()));
     }
     Reply::parse(&text).map_err(io::Error::other)
+}
+
+/// Connects to the socket at `path`. A process that hangs accepts nobody, and its queue of clients may be full.
+fn connect(path: &Path) -> io::Result<UnixStream> {
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // Linux waits no longer for a place in the queue either.
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
+    net::connect(&socket, &SocketAddrUnix::new(path)?)
+        .map_err(|error| explain_silence(io::Error::from(error), PATIENCE))?;
+    Ok(UnixStream::from(socket))
 }
 
 fn explain_silence(error: io::Error, patience: Duration) -> io::Error {

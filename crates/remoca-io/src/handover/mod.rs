@@ -80,7 +80,9 @@ impl Handover {
         let number = self.pass(&description)?;
         let program = c_string(self.program.as_os_str())?;
         let arguments = self.arguments.iter().map(|text| c_string(text)).collect::<io::Result<Vec<_>>>()?;
-        let inherited = std::env::vars_os().filter(|(name, _)| name != VARIABLE);
+        // Descriptors of the service manager belong to this program: their numbers may be others in the new one.
+        let old = [VARIABLE, "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"];
+        let inherited = std::env::vars_os().filter(|(name, _)| !old.iter().any(|old| name == old));
         let environment = inherited
             .chain([(VARIABLE.into(), number.to_string().into())])
             .map(|(name, value)| c_string(&[name.as_os_str(), value.as_os_str()].join(OsStr::new("="))))

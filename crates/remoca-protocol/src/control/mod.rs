@@ -12,12 +12,14 @@ use std::time::Duration;
 
 pub use secret::{SECRET_BYTES, Secret, TEXT_BYTES as SECRET_TEXT_BYTES};
 pub use status::{
-    CacheStatus, DiskStatus, HedgingStatus, KnownServerStatus, Latencies, LatencySummary, MemoryStatus,
+    CacheStatus, DiskStatus, DiskTraffic, HedgingStatus, KnownServerStatus, Latencies, LatencySummary, MemoryStatus,
     MigrationStatus, NormalLatency, PortStatus, ServerStatus, Status,
 };
 
 /// Maximum size of a command in bytes.
 pub const LINE_BYTES_MAX: usize = 8192;
+/// Why an upgrade is refused that may be asked for again soon.
+pub const UPGRADE_UNDER_WAY: &str = "another upgrade is under way";
 /// Maximum time for a command to arrive, and for its answer to be received.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum time for the answer to an upgrade. The new program sends it, after the old one has drained its requests.
@@ -41,6 +43,8 @@ pub enum Command {
         #[serde(default)]
         servers: Option<Vec<String>>,
     },
+    /// Returns the status after the sizes of all images have been measured.
+    Rescan,
     /// Allows flushes of a disk to succeed again after one has failed.
     ClearFailedFlush {
         /// Name of the disk.
@@ -51,6 +55,11 @@ pub enum Command {
     Upgrade {
         #[serde(default)]
         program: Option<PathBuf>,
+    },
+    /// Replaces the program as `Upgrade` does, by one without this disk. Its guests are disconnected.
+    RemoveDisk {
+        /// Name of the disk.
+        disk: String,
     },
     /// Offers the disks to another process that has the key. That process receives them when the guest stops.
     Migrate { to: String, key: Secret },
@@ -84,9 +93,9 @@ impl Command {
     #[must_use]
     pub fn patience(&self) -> Duration {
         match self {
-            Self::Status | Self::Set { .. } | Self::ClearFailedFlush { .. } => PATIENCE,
+            Self::Status | Self::Set { .. } | Self::Rescan | Self::ClearFailedFlush { .. } => PATIENCE,
             Self::Migrate { .. } | Self::MigrateAbort | Self::MigrateTakeBack => PATIENCE,
-            Self::Upgrade { .. } => UPGRADE_PATIENCE,
+            Self::Upgrade { .. } | Self::RemoveDisk { .. } => UPGRADE_PATIENCE,
         }
     }
 
@@ -148,8 +157,10 @@ mod tests {
         let lines = [
             (Command::Status, r#"{"op":"status"}"#.to_owned()),
             (set, r#"{"op":"set","cache_bytes":1073741824,"enabled":null,"servers":["unix:/s"]}"#.to_owned()),
+            (Command::Rescan, r#"{"op":"rescan"}"#.to_owned()),
             (Command::ClearFailedFlush { disk: "a".into() }, r#"{"op":"clear-failed-flush","disk":"a"}"#.to_owned()),
             (Command::Upgrade { program: Some("/p".into()) }, r#"{"op":"upgrade","program":"/p"}"#.to_owned()),
+            (Command::RemoveDisk { disk: "a".into() }, r#"{"op":"remove-disk","disk":"a"}"#.to_owned()),
             (migrate, format!(r#"{{"op":"migrate","to":"tcp:h:1","key":"{key}"}}"#)),
             (Command::MigrateAbort, r#"{"op":"migrate-abort"}"#.to_owned()),
             (Command::MigrateTakeBack, r#"{"op":"migrate-take-back"}"#.to_owned()),

@@ -20,6 +20,9 @@ pub struct Status {
     /// Reason why no state of a previous process was found.
     #[serde(default)]
     pub cold_reason: Option<String>,
+    /// Why the process does not run with the configuration that its files say.
+    #[serde(default)]
+    pub notice: Option<String>,
     /// Server that has the pool, or had it last, or otherwise the first of the list.
     pub server: Option<ServerStatus>,
     /// All servers that this process may use.
@@ -99,6 +102,12 @@ pub struct DiskStatus {
     pub image: String,
     pub socket: String,
     pub bytes: u64,
+    /// Size of the image before it became smaller; `None` if it has not, or is as large again.
+    #[serde(default)]
+    pub shrunk_from_bytes: Option<u64>,
+    /// Whether all attached guests have been told the size. Those that have not see it when they connect again.
+    #[serde(default = "yes")]
+    pub guest_sees_size: bool,
     pub read_only: bool,
     /// "up", or "waiting" while the server of the image cannot be reached.
     pub store: String,
@@ -110,11 +119,35 @@ pub struct DiskStatus {
     pub cold_reason: Option<String>,
     /// Whether a guest is attached.
     pub attached: bool,
+    /// Whether its connection outlives a crash of the process, so that it need not connect again.
+    #[serde(default)]
+    pub outlives_crash: bool,
     /// Number of known swap areas on the disk. A disk that is declared a swap area adds one.
     #[serde(default)]
     pub swap_areas: usize,
     /// Number of NBD clients, or `None` if the disk is not an NBD export.
     pub nbd_clients: Option<usize>,
+    /// Whether an attached guest would be offered more features if it connected again, after an upgrade.
+    #[serde(default)]
+    pub offers_more: bool,
+    /// Requests completed since this program started.
+    #[serde(default)]
+    pub traffic: DiskTraffic,
+}
+
+/// Requests of one disk; the numbers only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskTraffic {
+    pub reads: u64,
+    pub read_bytes: u64,
+    /// Reads answered without the disk.
+    pub reads_from_cache: u64,
+    pub writes: u64,
+    pub written_bytes: u64,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// Status of the eviction port.
@@ -122,9 +155,19 @@ pub struct DiskStatus {
 pub struct PortStatus {
     pub socket: String,
     pub attached: bool,
+    /// As for a disk.
+    #[serde(default)]
+    pub outlives_crash: bool,
     pub nbd_clients: Option<usize>,
+    /// As for a disk.
+    #[serde(default)]
+    pub offers_more: bool,
     /// Latest statistics of the agent.
     pub agent: Option<AgentStats>,
+    /// Time since the agent's latest report; `None` if none came since the guest attached the port. A running agent
+    /// reports at least every ten seconds.
+    #[serde(default)]
+    pub agent_heard_s_ago: Option<u64>,
     /// Advice to the agent: N to send one page in N, or 0 to send every page.
     pub advice: u32,
 }

@@ -108,11 +108,15 @@ impl Agent {
         Self { guest, record, front: None, under_way: Vec::new(), waiting: VecDeque::new() }
     }
 
-    /// Makes the port of a starting process, and returns its frontend.
-    pub(super) fn open(&mut self, listener: OwnedFd) -> Frontend {
+    pub(super) fn config() -> DeviceConfig {
         let mut config = DeviceConfig::disk("port", PORT_SERIAL, PORT_BYTES);
         (config.discard, config.write_zeroes, config.queue_count_max) = (false, false, 1);
-        let (device, front): (VhostDevice, _) = DirectFrontEnd::device(config, Some(listener));
+        config
+    }
+
+    /// Makes the port of a starting process, and returns its frontend.
+    pub(super) fn open(&mut self, listener: OwnedFd) -> Frontend {
+        let (device, front): (VhostDevice, _) = DirectFrontEnd::device(Self::config(), Some(listener));
         self.front = Some(front);
         Frontend::Vhost(device)
     }

@@ -32,6 +32,12 @@ pub(super) struct Running {
 /// One disk, with its guest.
 pub(super) struct DiskSide {
     pub(super) number: usize,
+    /// Number of images that it had before this one.
+    pub(super) generation: u16,
+    /// Whether the process has it, or has it when it starts next.
+    pub(super) is_wanted: bool,
+    /// Position among the disks of the process that was started last; `None` if that process did not have it.
+    pub(super) position: Option<u16>,
     pub(super) plan: DiskPlan,
     pub(super) model: ModelDisk,
     pub(super) image: Arc<Image>,
@@ -47,15 +53,21 @@ pub(super) struct DiskSide {
 }
 
 impl DiskSide {
-    pub(super) fn new(number: usize, plan: &DiskPlan) -> Self {
+    pub(super) fn new(number: usize, generation: u16, plan: &DiskPlan) -> Self {
         let content = (0..plan.sectors).map(|sector| match sector / BLOCK_SECTORS % 8 {
             6 => Sector::template(0),
             7 => Sector::ZERO,
-            _ => Sector::initial(u16::try_from(number).unwrap_or(0), sector),
+            _ => Sector::initial(u16::try_from(number).unwrap_or(0) + 64 * generation, sector),
         });
-        let image = Arc::new(Image::new(remoca_disk::clock::Clock::of_file_stamps(&VirtualClock::new())));
+        let image = Arc::new(Image::new(
+            remoca_disk::clock::Clock::of_file_stamps(&VirtualClock::new()),
+            plan.sectors as u64 * 512,
+        ));
         Self {
             number,
+            generation,
+            is_wanted: true,
+            position: None,
             plan: plan.clone(),
             model: ModelDisk::new(content),
             store: StoreDesk::new(&image),
@@ -149,6 +161,10 @@ impl World<'_> {
         if std::mem::take(&mut self.disks[disk].store.lock().is_asked_to_look) {
             let in_ns = self.random.below(10 * MS);
             self.schedule(in_ns, Event::Looked(self.lives, disk));
+        }
+        if std::mem::take(&mut self.disks[disk].store.lock().is_asked_to_measure) {
+            let in_ns = self.random.below(10 * MS);
+            self.schedule(in_ns, Event::Measured(self.lives, disk));
         }
         for submitted in self.disks[disk].store.take_issued() {
             self.begin_io(disk, submitted)?;
@@ -269,6 +285,7 @@ impl World<'_> {
     /// the next flush (`on-loss`). The driver learns of the crash before anything else.
     pub(super) fn store_crash(&mut self, number: usize) -> Option<Source> {
         self.process.as_ref()?;
+        let position = self.disks[number].position?;
         self.note(|| format!("the store of disk {number} comes back from a crash"));
         self.tally.store_crashes += 1;
         let hidden = self.has(Flaw::CrashHidden);
@@ -286,7 +303,7 @@ impl World<'_> {
             return None;
         }
         disk.store.tell(StoreEvent::ContentUncertain);
-        u16::try_from(number).ok().map(Source::Store)
+        Some(Source::Store(position))
     }
 
     /// Schedules the late I/Os of a dead process.

@@ -7,6 +7,7 @@
 //! and which requests the stores receive (`disks`).
 
 mod agent;
+mod changes;
 mod checks;
 mod disks;
 mod guests;
@@ -138,6 +139,10 @@ tally! {
     /// Guests that found their cache at the other host.
     moved_warm,
     lines_cut,
+    disks_removed,
+    disks_added,
+    /// Images that became larger or smaller.
+    resizes,
     /// Disks whose earlier requests were held back, since the dead process's may still be in flight.
     settlings,
     /// Blocks read, by the engines of all processes.

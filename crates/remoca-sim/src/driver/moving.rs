@@ -5,7 +5,7 @@
 
 use super::guests::Attachment;
 use super::plan::Way;
-use super::process::{Process, image_number};
+use super::process::{Process, image_of};
 use super::store::{ModelStore, StoreDesk};
 use super::world::{Event, Outcome, World};
 use crate::violation::{Promise, Violation};
@@ -96,15 +96,21 @@ impl Move {
     }
 }
 
+/// Returns whether the process is there, and has the disks.
+fn has_disks(process: &mut Option<Process>) -> bool {
+    let state = process.as_mut().and_then(|process| process.driver.snapshot().migration);
+    state.is_some_and(|state| state.has_disks)
+}
+
 impl World<'_> {
     /// Returns the opener of a disk's image, for a process that its disks move to.
     pub(super) fn opener(&self, number: usize) -> Opener {
         let disk = &self.disks[number];
-        let (image, plan, clock) = (Arc::clone(&disk.image), disk.plan.clone(), self.clock.clone());
+        let (image, of, plan, clock) = (Arc::clone(&disk.image), image_of(disk), disk.plan.clone(), self.clock.clone());
         let peers = self.peers.clone();
         Box::new(move || {
             let desk = StoreDesk::new(&image);
-            let store = ModelStore::open(desk.clone(), &plan, image_number(number), clock.clone())?;
+            let store = ModelStore::open(desk.clone(), &plan, of, clock.clone())?;
             peers.lock().opened.push((number, desk));
             Ok(AlignedStore::wrap(Box::new(store)))
         })
@@ -211,6 +217,12 @@ impl World<'_> {
         if self.disks.iter().any(|disk| disk.guest.queues_to_stop > 0) {
             return;
         }
+        // A guest that was gone may have let the disks go. The system completes the requests of a process before it
+        // ends it and frees its locks, so a process that has the disks dies when they are idle.
+        let other_has_disks = way == Way::OtherDies && has_disks(&mut self.other);
+        if other_has_disks && self.disks.iter().any(super::disks::DiskSide::is_busy) {
+            return;
+        }
         self.enter(Stage::Stopped);
         for disk in &mut self.disks {
             if let Attachment::Vhost { front: Some(front), .. } = &mut disk.guest.attachment {
@@ -221,6 +233,9 @@ impl World<'_> {
         let is_gone = way == Way::OtherDies && self.random.one_in(2);
         if is_gone {
             self.other = None;
+            if other_has_disks {
+                self.disks.iter_mut().for_each(super::disks::DiskSide::lose_knowledge);
+            }
         }
         // A drain may still be in progress when the guest runs again.
         let in_ns = if self.random.one_in(2) { 0 } else { self.random.below(100 * MS) };

@@ -55,6 +55,8 @@ pub(super) struct DiskPlan {
     pub(super) depth: usize,
     /// Longest request, in sectors.
     pub(super) longest: usize,
+    /// Whether its image may change its size. No guest of an NBD client follows.
+    pub(super) may_resize: bool,
 }
 
 /// The conditions of one run.
@@ -115,7 +117,7 @@ pub(super) enum Stimulus {
     /// The store of a disk comes back from a crash.
     StoreCrash(usize),
     /// The operator sets the size of the cache; 0 turns it off.
-    Resize(u32),
+    SetCache(u32),
     /// The operator switches the cache off or on.
     Enable(bool),
     /// The operator lists these servers.
@@ -133,6 +135,12 @@ pub(super) enum Stimulus {
     Upgrade(Fate),
     /// The VM moves to another host.
     Move(Way),
+    /// The operator removes a disk, with its guest. Its image may be another one when it comes back.
+    Remove(usize),
+    /// The operator adds the disk again.
+    Add(usize),
+    /// The image of a disk gets this size, in sectors.
+    Resize(usize, usize),
 }
 
 /// Outcome of a move.
@@ -197,6 +205,11 @@ impl DriverPlan {
         if is_moved {
             conditions.make_movable();
         }
+        let mut changes = Random::new(seed ^ 0x0064_6973_6b73);
+        let is_changed = !is_moved && changes.one_in(4);
+        if is_changed {
+            conditions.make_changeable(&mut changes);
+        }
         let count = random.between(60..=260);
         let mut at_ns = 0;
         let mut steps = Vec::new();
@@ -219,6 +232,10 @@ impl DriverPlan {
                 Way::Cut,
                 Way::OtherDies,
             ]));
+        }
+        for _ in 0..if is_changed { changes.between(3..=9) } else { 0 } {
+            let at = changes.index(steps.len());
+            steps[at].stimulus = conditions.change(&mut changes);
         }
         Self { conditions, steps }
     }
@@ -276,6 +293,29 @@ impl Conditions {
         }
     }
 
+    /// Adapts the conditions for disks that come, go, and change their size: there is one more of them.
+    fn make_changeable(&mut self, random: &mut Random) {
+        self.disks.push(DiskPlan::draw(self.faults, self.is_cosy, self.disk_ns, random));
+        for disk in &mut self.disks {
+            // Other programs take over, so its guest needs a record.
+            (disk.may_resize, disk.has_record) = (!disk.nbd, true);
+        }
+    }
+
+    fn change(&self, random: &mut Random) -> Stimulus {
+        let disk = random.index(self.disks.len());
+        let plan = &self.disks[disk];
+        match random.below(4) {
+            0 => Stimulus::Remove(disk),
+            1 | 2 if plan.may_resize => {
+                let blocks = random.index(plan.sectors / BLOCK_SECTORS) + 1;
+                let sectors = if random.one_in(2) { plan.sectors } else { blocks * BLOCK_SECTORS };
+                Stimulus::Resize(disk, sectors)
+            }
+            _ => Stimulus::Add(disk),
+        }
+    }
+
     fn stimulus(&self, random: &mut Random) -> Stimulus {
         let disk = random.index(self.disks.len());
         let server = random.index(self.servers);
@@ -286,7 +326,7 @@ impl Conditions {
             12..=19 if servers => Stimulus::PagesLost(server, random.count(1..=6)),
             20..=25 if disks && self.disks[disk].remote => Stimulus::StoreCrash(disk),
             26..=33 if guest => Stimulus::GuestGone(disk, random.below(50_000_000)),
-            34..=37 if operator => Stimulus::Resize(random.count(0..=64)),
+            34..=37 if operator => Stimulus::SetCache(random.count(0..=64)),
             38..=39 if operator => Stimulus::Enable(random.one_in(2)),
             40..=41 if operator => {
                 let list = (0..self.servers).filter(|_| random.one_in(2)).collect::<Vec<_>>();
@@ -353,6 +393,7 @@ impl DiskPlan {
             pages: if is_cosy { working_set / 2 } else { random.index(most) + 1 },
             depth: random.index(12) + 1,
             longest: *random.pick(&[16, 32, 40]),
+            may_resize: false,
         }
     }
 

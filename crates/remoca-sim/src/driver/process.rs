@@ -1,6 +1,7 @@
 //! The process of the VM: its start, death, commands, and replacement by another program.
 
 use super::Flaw;
+use super::agent::Agent;
 use super::disks::DiskSide;
 use super::guests::Attachment;
 use super::store::{ModelStore, StoreDesk};
@@ -8,7 +9,7 @@ use super::world::{Event, Outcome, World};
 use crate::violation::{Promise, Violation};
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::rules::Rules;
-use remoca_core::units::{PAGE_SIZE_U64, PageCount};
+use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
 use remoca_disk::clock::Clock;
 use remoca_disk::driver::{Disk, Driver, Migration, Parts, Port, Start};
 use remoca_disk::handover::Checking;
@@ -23,7 +24,9 @@ use remoca_io::buffer::BufferPool;
 use remoca_io::control::{ControlServer, Desk};
 use remoca_io::service::ServiceManager;
 use remoca_io::words::IndexMemory;
+use remoca_protocol::control::DiskTraffic;
 use remoca_protocol::control::{Command, Reply, Secret};
+use remoca_protocol::offer::Offers;
 use remoca_store::{AlignedStore, Store};
 use std::fs::File;
 use std::os::unix::net::UnixStream;
@@ -33,6 +36,8 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 const MS: u64 = 1_000_000;
+/// Number of disk numbers: there are more than disks.
+const NUMBERS: u16 = 8;
 
 /// A running process.
 pub(super) struct Process {
@@ -44,9 +49,9 @@ pub(super) struct Process {
     pub(super) fronts: Vec<DirectFrontEnd>,
 }
 
-/// Returns the number that distinguishes an image from others.
-pub(super) fn image_number(disk: usize) -> u64 {
-    77 + disk as u64
+/// Returns the number that distinguishes the image of a disk from others.
+pub(super) fn image_of(disk: &DiskSide) -> u64 {
+    77 + disk.number as u64 + 64 * u64::from(disk.generation)
 }
 
 impl World<'_> {
@@ -61,7 +66,7 @@ impl World<'_> {
     pub(super) fn config(&self) -> EngineConfig {
         let conditions = &self.plan.conditions;
         EngineConfig {
-            disks: u16::try_from(self.disks.len()).unwrap_or(1),
+            disks: NUMBERS,
             key: conditions.key,
             seed: 1,
             cache: PageCount(conditions.slots),
@@ -86,11 +91,20 @@ impl World<'_> {
             return self.schedule(MS, Event::Start);
         }
         let config = self.config();
-        let started = self.start_engine(&config, handed_over.is_some());
+        let mut started = self.start_engine(&config, handed_over.is_some());
         self.note(|| format!("the process starts: {:?}", started.cold_reason));
         self.tally.warm_starts += u64::from(started.cold_reason.is_none());
         let is_handed_over = started.is_handed_over;
-        let disks: Vec<_> = (0..self.disks.len()).map(|disk| self.open(disk, handed_over, is_handed_over)).collect();
+        let came = self.place_disks();
+        let mut disks: Vec<_> = (0..self.disks.len())
+            .filter(|disk| self.disks[*disk].position.is_some())
+            .collect::<Vec<_>>()
+            .into_iter()
+            .map(|disk| self.open(disk, handed_over, is_handed_over && !came.contains(&disk)))
+            .collect();
+        let identities: Vec<_> = disks.iter().map(Disk::identity).collect();
+        let numbers = started.number_disks(&identities);
+        disks.iter_mut().zip(numbers).for_each(|(disk, number)| disk.number = number);
         let process = self.launch(started, disks, None);
         self.process = Some(process);
         for disk in 0..self.disks.len() {
@@ -142,7 +156,12 @@ impl World<'_> {
             guest_memory_max: PageCount(1 << 12),
             stop: super::eventfd(),
             hangup: super::eventfd(),
-            start: Start { program: "/this".into(), arguments: vec!["remoca".into(), "disk".into()], upgrades: 0 },
+            start: Start {
+                program: "/this".into(),
+                arguments: vec!["remoca".into(), "disk".into()],
+                upgrades: 0,
+                notice: None,
+            },
             ask: Box::new(move |_, _| {
                 let (checking, verdict) = Checking::pending()?;
                 verdicts.lock().unwrap_or_else(PoisonError::into_inner).push(verdict);
@@ -164,7 +183,11 @@ impl World<'_> {
     }
 
     fn open_nbd(&self) -> Option<NbdServer> {
-        let exports = self.disks.iter().filter(|disk| disk.plan.nbd).map(|disk| self.export(disk.number));
+        let exports = self
+            .disks
+            .iter()
+            .filter(|disk| disk.plan.nbd && disk.position.is_some())
+            .map(|disk| self.export(disk.number));
         let exports: Vec<_> = exports.collect();
         (!exports.is_empty()).then(|| {
             let listener = Listener::bind(&Endpoint::Unix(self.nbd_path()), None).expect("it can be listened there");
@@ -199,11 +222,11 @@ impl World<'_> {
     }
 
     fn geometry(&self, disk: usize) -> ExportGeometry {
-        ExportGeometry::of_disk(self.disks[disk].plan.sectors as u64 * 512)
+        ExportGeometry::of_disk(self.disks[disk].image.bytes())
     }
 
     fn export(&self, disk: usize) -> Export {
-        let target = Target::Disk(u16::try_from(disk).unwrap_or(0));
+        let target = Target::Disk(self.disks[disk].position.unwrap_or(0));
         Export { name: Self::export_name(disk), target, geometry: self.geometry(disk) }
     }
 
@@ -218,7 +241,7 @@ impl World<'_> {
         }
         disk.store.lock().failed = handed_over.and_then(|failed| *failed.get(number)?);
         let plan = &disk.plan;
-        let store = ModelStore::open(disk.store.clone(), plan, image_number(number), self.clock.clone());
+        let store = ModelStore::open(disk.store.clone(), plan, image_of(disk), self.clock.clone());
         let store = AlignedStore::wrap(Box::new(store.expect("no other process has the image")));
         let settles_at = settles.then(|| self.clock.now() + Duration::from_nanos(disk.settles_until_ns - self.now));
         let frontend = match &disk.guest.attachment {
@@ -236,25 +259,42 @@ impl World<'_> {
 
     pub(super) fn disk(&self, number: usize, store: Box<dyn Store>, frontend: Frontend) -> Disk {
         Disk {
+            number: DiskIndex(u16::try_from(number).unwrap_or(0)),
             name: Self::export_name(number),
-            image: format!("image{number}"),
+            image: format!("image{}", image_of(&self.disks[number])),
             socket: String::new(),
             store,
             open: self.opener(number),
             swap: self.disks[number].plan.swap,
             settles_at: None,
             kept_open: false,
+            traffic: DiskTraffic::default(),
             frontend,
         }
     }
 
     pub(super) fn device(&self, number: usize) -> (VhostDevice, DirectFrontEnd) {
         let listener = self.listener.try_clone().expect("the system has descriptors left");
+        DirectFrontEnd::device(self.device_config(number), Some(listener.into()))
+    }
+
+    fn device_config(&self, number: usize) -> DeviceConfig {
         let mut config = DeviceConfig::disk("d", "s", self.geometry(number).size);
         config.logical_block_bytes = 512;
         config.queue_count_max = self.disks[number].plan.queues;
         config.transfer_bytes_max = self.plan.conditions.piece_bytes;
-        DirectFrontEnd::device(config, Some(listener.into()))
+        config
+    }
+
+    /// Returns what the next program offers to guests: the same as this one.
+    pub(super) fn offers(&self) -> Offers {
+        let of_disk = |number: usize| match self.disks[number].guest.attachment {
+            Attachment::Nbd(_) => self.geometry(number).offer(),
+            Attachment::Vhost { .. } => self.device_config(number).offer(),
+        };
+        let wanted = self.disks.iter().filter(|disk| disk.is_wanted).map(|disk| disk.number);
+        let disks = wanted.map(|number| (Self::export_name(number), of_disk(number))).collect();
+        Offers { disks, port: Some(Agent::config().offer()) }
     }
 
     /// Ends the process, whatever it was doing. If it `keeps` them, the next process learns which flushes have failed.

@@ -20,7 +20,8 @@ impl World<'_> {
         let disk = &mut self.disks[number];
         let guest = &mut disk.guest;
         let most = disk.plan.depth.min(usize::from(QUEUE_SIZE));
-        if guest.is_gone || guest.is_paused || guest.requests.len() >= most {
+        let fits = ranges(ask).iter().all(|range| range.end as u64 * SECTOR_SIZE as u64 <= disk.image.usable_bytes());
+        if guest.is_gone || guest.is_paused || guest.requests.len() >= most || !fits {
             self.tally.skipped += 1;
             return;
         }
@@ -116,6 +117,9 @@ impl World<'_> {
     }
 
     pub(super) fn guest_back(&mut self, number: usize) {
+        if self.disks[number].position.is_none() || !self.disks[number].is_wanted {
+            return;
+        }
         self.disks[number].guest.is_gone = false;
         self.reattach(number);
     }
@@ -217,6 +221,15 @@ impl World<'_> {
             }
             Attachment::Nbd(None) => Ok(None),
         }
+    }
+}
+
+/// Returns the parts of the disk that a request is for.
+fn ranges(ask: &Ask) -> &[Range<usize>] {
+    match ask {
+        Ask::Read(range) | Ask::Write { range, .. } => std::slice::from_ref(range),
+        Ask::Discard(ranges) | Ask::WriteZeroes { ranges, .. } => ranges,
+        Ask::Flush => &[],
     }
 }
 

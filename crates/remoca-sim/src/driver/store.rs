@@ -31,6 +31,8 @@ pub(super) struct Desk {
     in_flight: usize,
     /// Whether the driver asks when the image last changed.
     pub(super) is_asked_to_look: bool,
+    /// Whether it asks for the size of the image.
+    pub(super) is_asked_to_measure: bool,
     /// Error of the first flush or durable write that failed.
     pub(super) failed: Option<i32>,
 }
@@ -41,11 +43,35 @@ pub(super) struct Image {
     changed_ns: AtomicU64,
     /// Whether a process has it open.
     is_locked: AtomicBool,
+    /// Size in bytes, ...
+    bytes: AtomicU64,
+    /// ... and that of which the process knows.
+    known_bytes: AtomicU64,
 }
 
 impl Image {
-    pub(super) fn new(changed_ns: u64) -> Self {
-        Self { changed_ns: changed_ns.into(), is_locked: false.into() }
+    pub(super) fn new(changed_ns: u64, bytes: u64) -> Self {
+        Self { changed_ns: changed_ns.into(), is_locked: false.into(), bytes: bytes.into(), known_bytes: bytes.into() }
+    }
+
+    /// Gives the image another size.
+    pub(super) fn resize(&self, bytes: u64, now_ns: u64) {
+        self.bytes.store(bytes, Ordering::Relaxed);
+        self.changed_ns.store(now_ns, Ordering::Relaxed);
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the process knows the size.
+    pub(super) fn is_known(&self) -> bool {
+        self.bytes() == self.known_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Returns the size that a guest may use: that of which the process knows, as far as the image has it.
+    pub(super) fn usable_bytes(&self) -> u64 {
+        self.bytes().min(self.known_bytes.load(Ordering::Relaxed))
     }
 
     fn changed_ns(&self) -> u64 {
@@ -92,6 +118,7 @@ impl StoreDesk {
 pub(super) struct ModelStore {
     shared: StoreDesk,
     geometry: Geometry,
+    can_measure: bool,
     at_opening: Option<ImageStamp>,
     clock: VirtualClock,
     /// Name that distinguishes its image from others on all hosts.
@@ -111,7 +138,8 @@ impl ModelStore {
         if shared.image.is_locked.swap(true, Ordering::Relaxed) {
             return Err(OpenError::new(OpenErrorKind::InUse, "another process has it"));
         }
-        let size = plan.sectors as u64 * 512;
+        let size = shared.image.bytes();
+        shared.image.known_bytes.store(size, Ordering::Relaxed);
         let geometry = Geometry {
             size,
             logical_sector: if plan.is_coarse { 4096 } else { 512 },
@@ -126,7 +154,7 @@ impl ModelStore {
         let changed_at_opening_ns = shared.image.changed_ns();
         let at_opening = identity.map(|identity| ImageStamp { identity, changed_ns: Some(changed_at_opening_ns) });
         let name = format!("image {number}");
-        Ok(Self { shared, geometry, at_opening, clock, name, changed_at_opening_ns })
+        Ok(Self { shared, geometry, can_measure: plan.may_resize, at_opening, clock, name, changed_at_opening_ns })
     }
 }
 
@@ -168,6 +196,15 @@ impl DataPath for ModelStore {
         let mut desk = self.shared.lock();
         let event = desk.events.pop_front()?;
         desk.in_flight -= usize::from(matches!(event, StoreEvent::Completed(_)));
+        drop(desk);
+        if let StoreEvent::Measured(Ok(())) = event {
+            let bytes = self.shared.image.bytes();
+            self.shared.image.known_bytes.store(bytes, Ordering::Relaxed);
+            self.geometry.size = bytes;
+            if let Some(ImageStamp { identity: [.., size], .. }) = &mut self.at_opening {
+                *size = bytes;
+            }
+        }
         Some(event)
     }
 
@@ -192,6 +229,11 @@ impl Identity for ModelStore {
         let can_tell = self.at_opening.is_some();
         self.shared.lock().is_asked_to_look |= can_tell;
         can_tell
+    }
+
+    fn measure(&mut self) -> bool {
+        self.shared.lock().is_asked_to_measure |= self.can_measure;
+        self.can_measure
     }
 
     fn stamp_at_opening(&self) -> Option<ImageStamp> {

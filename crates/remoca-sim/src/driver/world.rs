@@ -15,7 +15,7 @@ use crate::random::Random;
 use crate::violation::{Promise, Violation};
 use remoca_core::units::Nanos;
 use remoca_disk::driver::{Ended, Source};
-use remoca_disk::handover::Verdict;
+use remoca_disk::handover::{Successor, Verdict};
 use remoca_disk::testing::FarEnd;
 use remoca_protocol::Welcome;
 use remoca_protocol::handover::{PassedStore, StoreKind};
@@ -67,6 +67,8 @@ pub(super) enum Event {
     Aside(u64, Job),
     /// A store of this process has looked at its image.
     Looked(u64, usize),
+    /// A store of this process has measured its image.
+    Measured(u64, usize),
     /// A page has come through the agent.
     Evicted(Block),
     /// The guest stops for this move, runs again, and the process left behind ends.
@@ -147,7 +149,7 @@ impl<'a> World<'a> {
             clock: VirtualClock::new(),
             directory,
             listener,
-            disks: disks.iter().enumerate().map(|(number, disk)| DiskSide::new(number, disk)).collect(),
+            disks: disks.iter().enumerate().map(|(number, disk)| DiskSide::new(number, 0, disk)).collect(),
             agent: plan.conditions.has_port.then(Agent::new),
             network: ModelNetwork::default(),
             donors: (0..plan.conditions.servers).map(|_| Donor::default()).collect(),
@@ -241,13 +243,20 @@ impl<'a> World<'a> {
             Event::Start => self.start(None),
             Event::Verdict(verdict, fate) => {
                 let refused = fate == Fate::Refused;
-                verdict.give(if refused { Err("it does not like it".into()) } else { Ok("next".into()) });
+                verdict.give(if refused {
+                    Err("it does not like it".into())
+                } else {
+                    Ok(Successor { version: "next".into(), offers: Some(self.offers()) })
+                });
             }
             // Threads end with their process.
             Event::Aside(life, job) if life == self.lives => job(),
             Event::Aside(..) => {}
             Event::Looked(life, disk) if life == self.lives => self.disks[disk].store.tell_change(),
-            Event::Looked(..) => {}
+            Event::Measured(life, disk) if life == self.lives => {
+                self.disks[disk].store.tell(remoca_store::StoreEvent::Measured(Ok(())));
+            }
+            Event::Looked(..) | Event::Measured(..) => {}
             Event::Evicted(page) => self.evicted(page),
             Event::GuestStops(number) => self.guest_stops(number),
             Event::GuestSettles(number) => self.guest_settles(number),
@@ -288,7 +297,7 @@ impl<'a> World<'a> {
             }
             Stimulus::PagesLost(server, count) => self.donors[*server].lose(*count, &mut self.random),
             Stimulus::StoreCrash(disk) => return Ok(self.store_crash(*disk)),
-            Stimulus::Resize(pages) => self.resize(*pages),
+            Stimulus::SetCache(pages) => self.resize(*pages),
             Stimulus::Enable(is_on) => self.enable(*is_on),
             Stimulus::Servers(servers) => self.list_servers(servers),
             Stimulus::Evict(eviction) => self.evict(*eviction),
@@ -304,11 +313,14 @@ impl<'a> World<'a> {
             Stimulus::PowerFailure => self.power_failure()?,
             Stimulus::Upgrade(fate) => self.upgrade(*fate),
             Stimulus::Move(way) => self.begin_move(*way),
+            Stimulus::Remove(disk) => self.remove_disk(*disk),
+            Stimulus::Add(disk) => self.add_disk(*disk),
+            Stimulus::Resize(disk, sectors) => self.resize_image(*disk, *sectors),
         }
         Ok(None)
     }
 
-    fn upgrade(&mut self, fate: Fate) {
+    pub(super) fn upgrade(&mut self, fate: Fate) {
         if self.process.is_some() {
             self.note(|| format!("an upgrade is asked for: {fate:?}"));
             self.fate = Some(fate);
@@ -434,10 +446,14 @@ impl<'a> World<'a> {
             StoreKind::File { flush_failed } => flush_failed,
             StoreKind::Nbd(_) => unreachable!("the model passes itself on as a file"),
         };
-        let failed: Vec<_> = handover.description.disks.iter().map(|disk| failed(&disk.store)).collect();
+        let mut failures = vec![None; self.disks.len()];
+        let present = self.disks.iter().filter(|disk| disk.position.is_some());
+        for (disk, passed) in present.zip(&handover.description.disks) {
+            failures[disk.number] = failed(&passed.store);
+        }
         self.die(true)?;
         drop(handover);
-        self.start(Some(&failed));
+        self.start(Some(&failures));
         Ok(())
     }
 }

@@ -66,9 +66,10 @@ impl World<'_> {
     }
 
     fn disk_action(&mut self, id: RequestId, disk: DiskIndex, op: GuestOp, state: DiskState) -> Outcome {
+        let disk = self.vm.disk_of(disk);
         let is_free = |p: &mut Pending| matches!(p.state, DiskState::NotAsked | DiskState::Failed(_));
         let asked = self.vm.guest.pending(id).map(|p| (p.disk, p.op, is_free(p)));
-        if asked != Some((disk.0, op, true)) {
+        if asked != Some((disk, op, true)) {
             let text = format!("request {} is {asked:?}, and the disk is asked for {op:?}", id.0);
             return self.fail(Violation::new(Promise::DiskOnlyAsAsked, text));
         }
@@ -78,7 +79,7 @@ impl World<'_> {
         }
         match state {
             DiskState::Starved => self.starve(id),
-            _ => self.issue(id, disk.0, state),
+            _ => self.issue(id, disk, state),
         }
         Ok(())
     }

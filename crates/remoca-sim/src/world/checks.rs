@@ -1,6 +1,7 @@
 //! The checkers: what a guest was promised when a request completes, what must hold at any time, and what must be left
 //! at the end.
 
+use super::guest_side::EIO;
 use super::vm::FlushFailure;
 use super::{Outcome, World};
 use crate::content::{BLOCK_SECTORS, bytes};
@@ -9,12 +10,18 @@ use crate::plan::Kind;
 use crate::server::Pool;
 use crate::violation::{Promise, Violation};
 use remoca_core::engine::{DiskError, RequestId};
-use remoca_core::units::{BlockId, BlockNumber, DiskIndex};
 
 impl World<'_> {
     /// Checks that a request has the result that the disk returned. Without a result of the disk, only reads may complete.
     pub(super) fn check_result(&mut self, id: RequestId, pending: &Pending, result: Result<(), DiskError>) -> Outcome {
         let key = (pending.disk, pending.sectors.start / BLOCK_SECTORS);
+        if pending.beyond {
+            if result == Err(DiskError(EIO)) {
+                return Ok(());
+            }
+            let text = format!("request {} is beyond the end of its disk, and ends with {result:?}", id.0);
+            return self.fail(Violation::at(Promise::DiskErrorsOnly, key, text));
+        }
         let failed = self.vm.flush_failed[usize::from(pending.disk)];
         let right = match (&pending.state, pending.kind) {
             (DiskState::Running, _) => {
@@ -100,8 +107,7 @@ impl World<'_> {
 
     fn wrong_knowledge(&self, key: Key) -> Option<Violation> {
         let (disk, block) = key;
-        let id = BlockId { disk: DiskIndex(disk), bno: BlockNumber(block as u64) };
-        let known = self.vm.engine.index().known(id)?;
+        let known = self.vm.engine.known(self.vm.block_id(key))?;
         let start = block * BLOCK_SECTORS;
         let content: Vec<_> = self.vm.disks[usize::from(disk)].content(start..start + BLOCK_SECTORS).collect();
         (self.vm.prints.page(&bytes(&content)) != known).then(|| {

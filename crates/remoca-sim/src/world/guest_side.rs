@@ -7,12 +7,12 @@ use crate::guest::{DiskState, Pending, covered, touched};
 use crate::plan::{Eviction, Fill, Kind};
 use crate::violation::{Promise, Violation};
 use remoca_core::engine::{Admission, BreakerState, DiskError, Evicted, GuestOp, RequestId};
-use remoca_core::units::{ByteRange, DiskIndex, PageCount};
+use remoca_core::units::{ByteRange, PageCount};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Error of a failing disk: EIO.
-const EIO: i32 = 5;
+pub(super) const EIO: i32 = 5;
 
 pub(super) fn byte_range(sectors: &Range<usize>) -> ByteRange {
     let size = SECTOR_SIZE as u64;
@@ -33,7 +33,7 @@ fn guest_op(kind: Kind, sectors: &Range<usize>) -> GuestOp {
 impl World<'_> {
     /// Submits a request of the guest, if it may have one more in flight.
     pub(super) fn submit(&mut self, number: usize, disk: u16, sectors: Range<usize>, kind: Kind) -> Outcome {
-        let runs = self.guest_runs();
+        let runs = self.guest_runs() && !self.vm.detached[usize::from(disk)];
         let Some(id) = self.vm.guest.free_id().filter(|_| runs) else {
             self.tally.skipped += 1;
             return Ok(());
@@ -55,6 +55,7 @@ impl World<'_> {
             sectors,
             kind,
             op,
+            beyond: false,
             submitted: self.event,
             buffer,
             taken: None,
@@ -74,13 +75,19 @@ impl World<'_> {
     pub(super) fn hand_over(&mut self, id: RequestId) -> Outcome {
         let Some(pending) = self.vm.guest.pending(id) else { return Ok(()) };
         let (disk, op) = (pending.disk, pending.op);
+        let end = pending.sectors.end;
         pending.taken = Some(self.event);
-        if matches!(op, GuestOp::Read(range) if range.covered_blocks() != range.touched_blocks()) {
+        let is_beyond = self.vm.numbers[usize::from(disk)].is_none() || end > self.vm.sizes[usize::from(disk)];
+        let Some(pending) = self.vm.guest.pending(id) else { return Ok(()) };
+        pending.beyond = is_beyond;
+        if is_beyond {
+            self.tally.requests_beyond += 1;
+        } else if matches!(op, GuestOp::Read(range) if range.covered_blocks() != range.touched_blocks()) {
             let blocks = touched(&pending.sectors).len() as u64;
             self.vm.life.misaligned_blocks += blocks;
             self.tally.misaligned_blocks += blocks;
         }
-        self.vm.engine.handle_request(self.clock(), id, DiskIndex(disk), op);
+        self.vm.engine.handle_request(self.clock(), id, self.vm.index_of(disk), op);
         self.execute()
     }
 
@@ -159,7 +166,8 @@ impl World<'_> {
         if done.result.is_err() && pending.kind == Kind::Flush {
             self.vm.flush_failed[usize::from(disk)].heard = true;
         }
-        let alone = self.vm.guest.was_alone(id);
+        // While something is being forgotten, nothing is learnt there.
+        let alone = self.vm.guest.was_alone(id) && !self.vm.engine.index().is_cutting();
         self.note(Some((disk, touched(&sectors))), || {
             format!("request {}: the disk says {:?} {}", id.0, done.result, describe(&buffer))
         });
@@ -167,7 +175,7 @@ impl World<'_> {
         if teaches {
             // A swapped-out page need no longer be known once it is discarded.
             let by_eviction = self.vm.engine.status().admission == Admission::Evictions
-                && self.vm.engine.swap_areas(DiskIndex(disk)) == 0;
+                && self.vm.engine.swap_areas(self.vm.index_of(disk)) == 0;
             for block in covered(&sectors) {
                 let content = block_at(&buffer, block * BLOCK_SECTORS - sectors.start);
                 self.vm.guest.note_known((disk, block), content, alone && enabled && by_eviction);

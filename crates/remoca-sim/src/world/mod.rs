@@ -5,6 +5,7 @@
 //! events, `checks` the checks from outside.
 
 mod actions;
+mod changes;
 mod checks;
 mod guest_side;
 mod moving;
@@ -23,11 +24,12 @@ use crate::trace::Line;
 use crate::violation::{Promise, Violation};
 use crate::wire::ConnectionId;
 use crate::{HostRule, Options, Tally};
+use changes::Change;
 use moving::Move;
 use region::Region;
 use remoca_core::engine::{PoolOffer, RequestId, ServerNumber};
 use remoca_core::rules::Rules;
-use remoca_core::units::{DiskIndex, Nanos, PageCount};
+use remoca_core::units::{Nanos, PageCount};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use vm::{Outstanding, Vm};
@@ -97,6 +99,10 @@ pub(crate) enum Event {
     Start,
     /// A process that is to be upgraded may have drained its requests.
     Upgrade,
+    /// A disk may change by now; number of further attempts.
+    Change(u16, Change, u32),
+    /// A disk that found no free number may find one by now.
+    Attach(u16),
     /// A buffer is available for a disk read that waited for one.
     Feed(RequestId, u64),
     /// An event in this migration.
@@ -216,8 +222,8 @@ impl<'a> World<'a> {
         }
         for (at, step) in self.plan.steps.iter().enumerate() {
             if self.options.includes(step.number) && step.vm <= self.others.len() {
-                end = Nanos(step.at_ns);
-                self.queue.push(end, step.seed, (step.vm, Event::Step(at)));
+                end = end.max(Nanos(step.at_ns));
+                self.queue.push(Nanos(step.at_ns), step.seed, (step.vm, Event::Step(at)));
             }
         }
         self.queue.push(end.plus_ns(1), 2, (0, Event::Heal));
@@ -287,6 +293,8 @@ impl<'a> World<'a> {
             Event::Resume(server) => self.resume(server),
             Event::Timer => self.timer(),
             Event::Start => self.start(),
+            Event::Change(disk, change, attempts) => self.change(disk, change, attempts),
+            Event::Attach(disk) => self.attach(disk),
             Event::Upgrade => self.go_on_with_upgrade(),
             Event::Move(id, what) => self.go_on_with_move(id, what),
             Event::Heal => self.heal(),
@@ -323,6 +331,8 @@ impl<'a> World<'a> {
             }
             Stimulus::Servers(bits) => return self.set_servers(*bits),
             Stimulus::StoreCrash(disk) => return self.store_crash(*disk),
+            Stimulus::Replace(disk) => return self.begin_change(*disk, Change::Replace),
+            Stimulus::Size(disk, sectors) => return self.begin_change(*disk, Change::Size(*sectors)),
             Stimulus::Kill(kill) => self.kill(*kill),
             Stimulus::HostFault(host, down_ns) => return self.host_fault(*host, *down_ns),
             Stimulus::Upgrade => self.upgrade(),
@@ -403,7 +413,7 @@ impl<'a> World<'a> {
         if !self.vm.up {
             return Ok(());
         }
-        self.vm.engine.handle_content_uncertain(DiskIndex(disk));
+        self.vm.engine.handle_content_uncertain(self.vm.index_of(disk));
         self.execute()
     }
 

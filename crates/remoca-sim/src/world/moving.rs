@@ -9,7 +9,6 @@ use super::{Event, Outcome, World};
 use crate::HostRule;
 use crate::disk::ModelDisk;
 use crate::violation::{Promise, Violation};
-use remoca_core::index::Origin;
 use remoca_core::migration::{Action, Locked, Message, Ownership};
 use remoca_core::units::Nanos;
 
@@ -294,10 +293,10 @@ impl World<'_> {
             (false, true) => None,
             (false, false) => kept,
         };
-        if warm {
-            self.vm.origin = Origin::Stranger;
-        }
         self.vm.host = moving.hosts[side];
+        if warm {
+            self.vm.move_numbers();
+        }
         self.vm.ahead_ns = ahead_ns;
         self.tally.moved_warm += u64::from(warm);
         self.tally.moved_cold += u64::from(!warm);

@@ -167,7 +167,8 @@ impl World<'_> {
     /// Starts the process, which has locked its images.
     pub(super) fn start_process(&mut self) -> Outcome {
         self.vm.config.guest_memory = PageCount(self.vm.resident);
-        let origin = std::mem::replace(&mut self.vm.origin, Origin::Own);
+        let moved = self.vm.moved.take();
+        let origin = moved.as_ref().map_or(Origin::Own, |moved| Origin::Stranger(moved));
         match self.vm.remains.take().and_then(|words| warm_engine(&self.vm.config, words, origin)) {
             Some((engine, fuse)) => self.start_warm(engine, fuse)?,
             None => self.start_cold(),

@@ -4,7 +4,7 @@ use super::moving::Moving;
 use super::region::{Fuse, Region};
 use crate::content::{BLOCK_SECTORS, Block, Sector};
 use crate::disk::ModelDisk;
-use crate::guest::Guest;
+use crate::guest::{Guest, Key};
 use crate::plan::Kill;
 use crate::scenario::Machine;
 use crate::wire::{ConnectionId, Wire};
@@ -36,7 +36,7 @@ pub(super) struct Life {
 /// Knowledge of an index: of each block, and of each slot in the order of the queue.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Knowledge {
-    blocks: Vec<(BlockId, Fingerprint)>,
+    blocks: Vec<(Key, Fingerprint)>,
     slots: Vec<(SlotIndex, Fingerprint)>,
 }
 
@@ -54,6 +54,16 @@ pub(super) struct Vm<'a> {
     pub(super) machine: &'a Machine,
     pub(super) host: usize,
     pub(super) disks: Vec<ModelDisk>,
+    /// Number of the engine for each disk; `None` if it has none.
+    pub(super) numbers: Vec<Option<DiskIndex>>,
+    /// Size of each disk in sectors.
+    pub(super) sizes: Vec<usize>,
+    /// Serial number of each disk's image.
+    pub(super) images: Vec<u16>,
+    /// Whether the guest leaves each disk alone, because it is about to change.
+    pub(super) detached: Vec<bool>,
+    /// Disk and image that have each number, as the state file says.
+    pub(super) records: BTreeMap<DiskIndex, (u16, u16)>,
     pub(super) guest: Guest,
     pub(super) prints: Fingerprinter,
     /// Configuration of the next process.
@@ -66,8 +76,8 @@ pub(super) struct Vm<'a> {
     pub(super) fuse: Rc<Fuse>,
     /// Words that the last process left; `None` if they may not be used.
     pub(super) remains: Option<Vec<u32>>,
-    /// Writer of these words.
-    pub(super) origin: Origin,
+    /// Numbers of the disks there and here, if these words are from elsewhere.
+    pub(super) moved: Option<Vec<(DiskIndex, DiskIndex)>>,
     /// Knowledge of the last process, if it died between two events or actions.
     pub(super) knew: Option<Knowledge>,
     /// Start of the drain for an upgrade, in which it accepts no requests; `None` if there is no upgrade.
@@ -106,7 +116,7 @@ pub(super) struct Vm<'a> {
 impl<'a> Vm<'a> {
     pub(super) fn new(number: usize, machine: &'a Machine, servers: usize, agentless: bool, rules: Rules) -> Self {
         let config = EngineConfig {
-            disks: machine.disks,
+            disks: machine.disks + 3,
             key: machine.key,
             seed: 1,
             cache: PageCount(machine.slots),
@@ -125,6 +135,11 @@ impl<'a> Vm<'a> {
             machine,
             host: machine.host,
             disks: (0..machine.disks).map(|disk| new_disk(number, disk, machine.sectors)).collect(),
+            numbers: vec![None; usize::from(machine.disks)],
+            sizes: vec![machine.sectors; usize::from(machine.disks)],
+            images: vec![0; usize::from(machine.disks)],
+            detached: vec![false; usize::from(machine.disks)],
+            records: BTreeMap::new(),
             guest: Guest::new(machine.depth, machine.guest_pages),
             prints: Fingerprinter::new(&machine.key),
             config,
@@ -133,7 +148,7 @@ impl<'a> Vm<'a> {
             engine,
             fuse,
             remains: None,
-            origin: Origin::Own,
+            moved: None,
             knew: None,
             upgrade_since: None,
             moving: None,
@@ -173,20 +188,22 @@ impl<'a> Vm<'a> {
         self.fuse = fuse;
         self.up = true;
         self.life = Life::default();
-        for disk in 0..self.machine.disks {
-            let blocks = (self.machine.sectors / BLOCK_SECTORS) as u64;
-            self.engine.describe_disk(DiskIndex(disk), blocks, self.machine.declared_swap && disk == 0);
-        }
+        self.number_disks();
+    }
+
+    /// Returns the ID by which the engine knows a block.
+    pub(super) fn block_id(&self, (disk, block): Key) -> BlockId {
+        BlockId { disk: self.index_of(disk), bno: BlockNumber(block as u64) }
     }
 
     /// Returns the knowledge of its engine's index.
     pub(super) fn knowledge(&self) -> Knowledge {
-        let index = self.engine.index();
-        let blocks = (self.machine.sectors / BLOCK_SECTORS) as u64;
-        let all = (0..self.machine.disks)
-            .flat_map(|disk| (0..blocks).map(move |bno| BlockId { disk: DiskIndex(disk), bno: BlockNumber(bno) }));
-        let blocks = all.filter_map(|block| Some((block, index.known(block)?))).collect();
-        Knowledge { blocks, slots: index.queue().collect() }
+        let engine = &self.engine;
+        let count = self.machine.sectors / BLOCK_SECTORS;
+        let all = (0..self.machine.disks).flat_map(|disk| (0..count).map(move |block| (disk, block)));
+        let known = |key: Key| Some((key, engine.known(self.block_id(key))?));
+        let blocks = all.filter_map(known).collect();
+        Knowledge { blocks, slots: engine.index().queue().collect() }
     }
 
     /// Returns the number by which the engine knows a server. It is a new one each time that the server is added to
@@ -205,7 +222,7 @@ impl<'a> Vm<'a> {
 pub(super) fn warm_engine(
     config: &EngineConfig,
     words: Vec<u32>,
-    origin: Origin,
+    origin: Origin<'_>,
 ) -> Option<(DiskEngine<Region>, Rc<Fuse>)> {
     let (region, fuse) = Region::new(words);
     DiskEngine::resume(config, region, origin).ok().map(|engine| (engine, fuse))
@@ -218,8 +235,8 @@ pub(super) fn cold_engine(config: &EngineConfig) -> (DiskEngine<Region>, Rc<Fuse
 }
 
 /// Makes a disk. Most blocks have unique content, some have shared content or zeroes.
-fn new_disk(vm: usize, disk: u16, sectors: usize) -> ModelDisk {
-    let name = disk + 16 * u16::try_from(vm).unwrap_or(0);
+pub(super) fn new_disk(vm: usize, disk: u16, sectors: usize) -> ModelDisk {
+    let name = disk.wrapping_add(16 * u16::try_from(vm).unwrap_or(0));
     ModelDisk::new((0..sectors).map(|sector| match sector / BLOCK_SECTORS % 8 {
         6 => Sector::template(0),
         7 => Sector::ZERO,

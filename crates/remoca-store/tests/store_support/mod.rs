@@ -130,7 +130,7 @@ impl Driver {
                     let token = completion.token;
                     assert!(self.completed.insert(token, completion).is_none(), "operation {token} completed twice");
                 }
-                StoreEvent::Looked { .. } => {}
+                StoreEvent::Looked { .. } | StoreEvent::Measured(_) => {}
                 StoreEvent::ContentUncertain => self.uncertain_count += 1,
             }
         }

@@ -53,6 +53,12 @@ impl Model {
         Self { bytes, sector, held: VecDeque::new(), stale: VecDeque::new() }
     }
 
+    /// Gives the disk another size. What is new is zero.
+    pub fn resize(&mut self, bytes: usize) {
+        self.bytes.resize(bytes, 0);
+        self.held.retain(|number| (number + 1) * BLOCK <= bytes);
+    }
+
     pub fn block(&self, number: usize) -> &[u8] {
         &self.bytes[number * BLOCK..(number + 1) * BLOCK]
     }

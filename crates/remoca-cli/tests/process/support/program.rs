@@ -1,6 +1,7 @@
 //! `remoca` as child processes, and their output.
 
 use super::{PATIENCE, wait_at_most, wait_until};
+use remoca_io::fake_manager::FakeManager;
 use remoca_protocol::control::Status;
 use serde_json::Value;
 use std::fs::File;
@@ -20,8 +21,21 @@ pub const REMOCA: &str = env!("CARGO_BIN_EXE_remoca");
 
 /// Returns a command whose process dies with the test.
 pub fn command(binary: impl AsRef<Path>) -> Command {
-    let mut command = Command::new(binary.as_ref());
-    command.env_remove("REMOCA_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
+    prepare(Command::new(binary.as_ref()), true)
+}
+
+/// Returns a command that runs `binary` as a service of `manager`, which passes it what it keeps.
+pub fn service(manager: &FakeManager, binary: &Path) -> Command {
+    prepare(manager.service(binary), false)
+}
+
+fn prepare(mut command: Command, is_alone: bool) -> Command {
+    if is_alone {
+        command.env_remove("NOTIFY_SOCKET");
+    }
+    // Not what this machine has configured.
+    command.env("REMOCA_CONFIG", "/nonexistent");
+    command.env_remove("REMOCA_LOG").stdin(Stdio::null());
     // SAFETY: prctl is a system call, allowed between fork and exec; it touches no memory.
     unsafe {
         command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {

@@ -467,6 +467,7 @@ fn a_hedge_that_is_left_out_is_forgotten() {
     it.do_from_disk(write(RANGE), &page(2));
     assert!(it.known(3), "nothing overlapped the write");
     it.engine.handle_content_uncertain(DISK);
+    it.timer();
     it.do_from_disk(GuestOp::Read(RANGE), &page(2));
     assert!(it.known(3), "nothing overlapped the read");
     it.reuse_number_of(A);

@@ -9,7 +9,7 @@ impl Bench {
         let words = self.engine.index().words().clone();
         let engine = DiskEngine::resume(&config(), words, Origin::Own).map_err(|unusable| unusable.reason).unwrap();
         let mut bench = Self { engine, now: Nanos(1) };
-        bench.engine.describe_disk(DISK, 1000, false);
+        [DISK, OTHER_DISK].into_iter().for_each(|disk| bench.engine.describe_disk(disk, 1 << 40, false));
         bench.engine.set_servers(bench.now, &[SERVER]);
         bench.actions();
         bench
@@ -126,6 +126,7 @@ fn a_smaller_cache_than_before_keeps_the_newest_pages() {
     let smaller = EngineConfig { cache: PageCount(2), ..config() };
     let engine = DiskEngine::resume(&smaller, words, Origin::Own).map_err(|unusable| unusable.reason).unwrap();
     let mut bench = Bench { engine, now: Nanos(1) };
+    bench.engine.describe_disk(DISK, 1 << 40, false);
     bench.engine.set_servers(bench.now, &[SERVER]);
     bench.connect(1, 8, 8);
     assert_eq!((1..=8).filter(|bno| bench.cached(*bno)).collect::<Vec<_>>(), [7, 8]);

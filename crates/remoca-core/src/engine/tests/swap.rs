@@ -14,7 +14,7 @@ fn header(last: u32) -> Vec<u8> {
 /// Returns a disk of 1000 blocks with an area in blocks 10 .. 30, whose header the guest has read.
 fn swapping() -> Bench {
     let mut bench = Bench::connected();
-    bench.engine.describe_disk(DISK, 1000, false);
+    bench.engine.describe_disk(DISK, 1000 * 4096, false);
     bench.do_from_disk(GuestOp::Read(blocks(10, 1)), &header(19));
     assert_eq!(bench.engine.swap_areas(DISK), 1);
     bench
@@ -137,12 +137,12 @@ fn only_a_sensible_header_is_one() {
     signature[4095] = b'1';
     for (bno, page) in [(10, version), (10, signature), (10, header(0)), (981, header(19)), (0, header(u32::MAX))] {
         let mut bench = Bench::connected();
-        bench.engine.describe_disk(DISK, 1000, false);
+        bench.engine.describe_disk(DISK, 1000 * 4096, false);
         bench.do_from_disk(GuestOp::Read(blocks(bno, 1)), &page);
         assert_eq!(bench.engine.swap_areas(DISK), 0);
     }
     let mut bench = Bench::connected();
-    bench.engine.describe_disk(DISK, 1000, false);
+    bench.engine.describe_disk(DISK, 1000 * 4096, false);
     bench.do_from_disk(GuestOp::Read(blocks(980, 1)), &header(19));
     assert_eq!(bench.engine.swap_areas(DISK), 1, "to the last block of the disk");
     assert_eq!(bench.engine.swap_areas(OTHER_DISK), 0);
@@ -160,12 +160,12 @@ fn a_disk_full_of_headers_is_no_burden() {
 #[test]
 fn a_declared_area_needs_no_header_and_is_seen_while_the_cache_is_off() {
     let mut bench = Bench::connected();
-    bench.engine.describe_disk(DISK, 1000, true);
+    bench.engine.describe_disk(DISK, 1000 * 4096, true);
     assert!(swap_out(&mut bench, 0, 1));
     bench.engine.resize(PageCount(0));
     bench.grant();
     assert!(!swap_out(&mut bench, 1, 2));
-    bench.engine.describe_disk(DISK, 1000, false);
+    bench.engine.describe_disk(DISK, 1000 * 4096, false);
     bench.do_from_disk(GuestOp::Read(blocks(10, 1)), &header(19));
     bench.engine.resize(PageCount(8));
     bench.grant();

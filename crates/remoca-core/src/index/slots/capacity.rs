@@ -5,8 +5,8 @@
 //! consistent after each of these calls, so other events may come in between: another target, a lost connection, a
 //! close.
 //! 1. The free slots below the capacity are doubly linked, so that any of them can be cut off.
-//! 2. Words of slots beyond the capacity have no meaning, except for pins. After a clear, chain heads have no meaning
-//!    until they are cleared as well.
+//! 2. Words of slots beyond the capacity have no meaning, except for pins. After a clear, the hash table has no
+//!    meaning until its lines are cleared as well.
 //! 3. Look-ups do not find lost pages (`sizing.rs`), which are released as the capacity falls. Until then, the capacity
 //!    in the header is the number of slots that keep their page, so that a successor does not find lost pages either.
 
@@ -61,19 +61,19 @@ impl Slots {
 
     /// Returns whether [`Self::step`] has work left.
     pub(in crate::index) fn are_resizing(&self) -> bool {
-        self.sizing.has_stale_heads() || self.are_losing() || self.capacity != self.sizing.wanted()
+        self.sizing.has_stale_lines() || self.are_losing() || self.capacity != self.sizing.wanted()
     }
 
     /// Returns whether a successor could use the words without a rebuild.
     pub(in crate::index) fn are_whole(&self) -> bool {
-        !self.sizing.has_stale_heads() && !self.are_losing()
+        !self.sizing.has_stale_lines() && !self.are_losing()
     }
 
-    /// Works towards the wanted capacity by processing one slot, or by clearing some chain heads. Returns the work that
-    /// is left to the caller.
+    /// Works towards the wanted capacity by processing one slot, or by clearing some lines of the hash table. Returns the
+    /// work that is left to the caller.
     pub(in crate::index) fn step<M: Words>(&mut self, words: &mut M) -> Step {
-        if let Some(heads) = self.sizing.next_stale_heads(self.chains.count()) {
-            self.chains.clear_some(words, heads);
+        if let Some(lines) = self.sizing.next_stale_lines(self.lines.count()) {
+            self.lines.clear_some(words, lines);
         } else if self.are_losing() {
             self.release_last(words);
         } else if self.capacity > self.sizing.wanted() {
@@ -117,12 +117,15 @@ impl Slots {
         let content = self.table.content(words, from);
         let (previous, hit) = (self.queue.before(words, from), self.meta(words, from) & HIT);
         self.release(words, from);
-        self.fill(words, to, content, Place::Head);
-        let meta = self.meta(words, to);
-        self.set_meta(words, to, meta | hit);
-        if previous != NONE {
-            self.queue.remove(words, to);
-            self.queue.add_after(words, previous, to);
+        // The former entry has just left room for this one.
+        if self.reserve(words, to, content) {
+            self.fill(words, to, Place::Head);
+            let meta = self.meta(words, to);
+            self.set_meta(words, to, meta | hit);
+            if previous != NONE {
+                self.queue.remove(words, to);
+                self.queue.add_after(words, previous, to);
+            }
         }
         self.cut_off(words, from);
     }

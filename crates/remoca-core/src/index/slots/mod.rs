@@ -1,4 +1,4 @@
-//! The slots: what the server holds in each page of the pool. They have hash chains by fingerprint, one queue from the next to
+//! The slots: what the server holds in each page of the pool. They have a hash table by fingerprint, one queue from the next to
 //! be discarded to the newest, and a list of free slots.
 //!
 //! `capacity.rs` changes the number of usable slots; `rebuild.rs` restores slots from another process or region.
@@ -11,13 +11,12 @@ pub(in crate::index) use capacity::Step;
 use super::layout::{Layout, NONE, SLOT_WORDS, Words, header, settle};
 use super::queue::{FreeSlots, Queue};
 use super::sizing::Sizing;
-use super::table::{Chains, Head, Table};
+use super::table::{Lines, Site, Table};
 use crate::fingerprint::Fingerprint;
 use crate::rules::{Rule, Rules};
 use crate::units::{PageCount, SlotIndex};
 
-const CHAIN: usize = 5;
-const META: usize = 6;
+const META: usize = 5;
 
 const PINS: u32 = 0xffff;
 const USED: u32 = 1 << 16;
@@ -48,7 +47,7 @@ pub struct SlotCounts {
 #[derive(Debug)]
 pub(in crate::index) struct Slots {
     table: Table<SLOT_WORDS>,
-    chains: Chains<SLOT_WORDS>,
+    lines: Lines,
     limit: u32,
     capacity: u32,
     queue: Queue,
@@ -68,7 +67,7 @@ impl Slots {
         let table = Table::new(layout.slots_at());
         Self {
             table,
-            chains: Chains::new(table, layout.slot_heads_at(), layout.slot_chains(), CHAIN),
+            lines: Lines::new(layout.slot_lines_at(), layout.slot_limit().0),
             limit: layout.slot_limit().0,
             capacity: 0,
             queue: Queue::new(table),
@@ -82,9 +81,9 @@ impl Slots {
         }
     }
 
-    /// Clears the words of the table, so that no slot is used and all chains are empty.
+    /// Clears the words of the table, so that no slot is used or found.
     pub(in crate::index) fn clear_words<M: Words>(&mut self, words: &mut M) {
-        self.chains.clear(words);
+        self.lines.clear(words);
         self.queue.clear(words);
     }
 
@@ -117,8 +116,8 @@ impl Slots {
     }
 
     #[inline]
-    fn head(&self, content: Fingerprint) -> Head {
-        self.chains.head(content.0[0])
+    fn site(&self, content: Fingerprint) -> Site {
+        self.lines.site_of_content(content)
     }
 
     /// Returns whether a slot is below the capacity and has a page.
@@ -129,10 +128,10 @@ impl Slots {
     /// Returns the slot with a page of this content, even if the page is lost. Returns `None` if there is no such slot.
     pub(in crate::index) fn find<M: Words>(&self, words: &M, content: Fingerprint) -> Option<u32> {
         if self.used == 0 {
-            // After a clear, chain heads may still name slots.
+            // After a clear, the hash table may still name slots.
             return None;
         }
-        self.chains.find(words, self.head(content), |slot| self.table.content(words, slot) == content)
+        self.lines.find(words, self.site(content), |slot| self.table.content(words, slot) == content)
     }
 
     /// Returns the slot that holds `content`, or `None` if no slot holds it. Zero pages are never cached.
@@ -232,30 +231,52 @@ impl Slots {
         (self.table.content(words, slot), self.meta(words, slot) & HIT != 0)
     }
 
-    /// Enters a page with this content in a slot that was taken, and puts the slot on the queue at `place`.
-    pub(in crate::index) fn fill<M: Words>(&mut self, words: &mut M, slot: u32, content: Fingerprint, place: Place) {
+    /// Stores the content of a slot that is not used, and makes the slot the one that is found by it. Returns `false` if the
+    /// hash table has no room.
+    fn enter<M: Words>(&self, words: &mut M, slot: u32, content: Fingerprint) -> bool {
         self.table.set_content(words, slot, content);
+        let site_of = |words: &M, other| self.site(self.table.content(words, other));
+        self.lines.insert(words, self.site(content), slot, site_of)
+    }
+
+    /// Prepares a slot that was taken for a page of this content, which [`Self::fill`] makes valid. Returns `false`, and gives
+    /// the slot back, if the hash table has no room.
+    pub(in crate::index) fn reserve<M: Words>(&mut self, words: &mut M, slot: u32, content: Fingerprint) -> bool {
+        let has_room = self.enter(words, slot, content);
+        if !has_room {
+            self.put_back(words, slot);
+        }
+        has_room
+    }
+
+    /// Makes a page valid in a slot that was [prepared](Self::reserve) for it, and puts the slot on the queue at
+    /// `place`.
+    pub(in crate::index) fn fill<M: Words>(&mut self, words: &mut M, slot: u32, place: Place) {
         let pins = self.meta(words, slot) & PINS;
         settle();
         // This store makes the slot valid.
         self.set_meta(words, slot, USED | pins);
         self.used += 1;
-        self.chains.add(words, self.head(content), slot);
         match place {
             Place::Tail => self.queue.add_last(words, slot),
             Place::Head => self.queue.add_first(words, slot),
         }
     }
 
-    /// Removes a used slot from its queue and chain. The slot becomes free, or draining while it is pinned.
+    /// Removes the page of a used slot. The slot becomes free, or draining while it is pinned.
     pub(in crate::index) fn release<M: Words>(&mut self, words: &mut M, slot: u32) {
         let pins = self.meta(words, slot) & PINS;
         self.set_meta(words, slot, pins);
         settle();
-        self.chains.remove(words, self.head(self.table.content(words, slot)), slot);
+        self.lines.remove(words, self.site(self.table.content(words, slot)), slot);
         self.queue.remove(words, slot);
         self.used -= 1;
-        if pins != 0 {
+        self.put_back(words, slot);
+    }
+
+    /// Makes a slot without a page free, or draining while it is pinned.
+    fn put_back<M: Words>(&mut self, words: &mut M, slot: u32) {
+        if self.meta(words, slot) & PINS != 0 {
             self.draining += 1;
         } else {
             self.free.add_first(words, slot);

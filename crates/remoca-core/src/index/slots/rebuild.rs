@@ -2,7 +2,7 @@
 
 use super::{HIT, PINS, Place, Slots, USED};
 use crate::index::layout::{NONE, Words, header};
-use crate::index::table::{BATCH, CONTENT, Room};
+use crate::index::table::BATCH;
 use std::hint::black_box;
 
 /// Flag of a slot that the rebuild of the queue has found on it.
@@ -25,16 +25,16 @@ impl Slots {
         self.free.restore(words[header::FREE_SLOT], self.capacity - self.used);
     }
 
-    /// Rebuilds queue, chains and free list from the slots of the previous process. Drops the pins of that process.
+    /// Rebuilds queue, hash table and free list from the slots of the previous process. Drops the pins of that process.
     pub(in crate::index) fn rebuild<M: Words>(&mut self, words: &mut M) {
-        self.chains.clear(words);
+        self.lines.clear(words);
         let capacity = words[header::CAPACITY].min(self.limit);
         for slot in 0..self.limit {
             if slot % BATCH == 0 {
-                self.touch_chains(words, slot);
+                self.touch_lines(words, slot);
             }
             let meta = self.meta(words, slot);
-            let stays = meta & USED != 0 && slot < capacity && self.chain(words, slot);
+            let stays = meta & USED != 0 && slot < capacity && self.take_up(words, slot);
             self.set_meta(words, slot, if stays { meta & (USED | HIT) } else { 0 });
             self.used += u32::from(stays);
         }
@@ -44,26 +44,20 @@ impl Slots {
         self.rebuild_free(words);
     }
 
-    /// Prefetches the chain entries that the slots from `from` on will be compared with, so that the loads overlap.
-    fn touch_chains<M: Words>(&self, words: &M, from: u32) {
+    /// Loads the lines of the slots from `from` on, so that the loads overlap.
+    fn touch_lines<M: Words>(&self, words: &M, from: u32) {
         let batch = from..from.saturating_add(BATCH).min(self.limit);
-        let mut firsts = [NONE; BATCH as usize];
-        for (first, slot) in firsts.iter_mut().zip(batch) {
-            *first = self.chains.first(words, self.head(self.table.content(words, slot)));
-        }
-        let contents = firsts.iter().filter(|first| **first < self.limit);
-        black_box(contents.fold(0, |sum, first| sum ^ self.table.get(words, *first, CONTENT)));
+        let lines = batch.map(|slot| self.lines.touch(words, self.site(self.table.content(words, slot))));
+        black_box(lines.fold(0, |sum, line| sum ^ line));
     }
 
-    fn chain<M: Words>(&self, words: &mut M, slot: u32) -> bool {
+    /// Enters a slot of the previous process in the hash table. Returns `false` if another slot has its content, or if there
+    /// is no room.
+    fn take_up<M: Words>(&self, words: &mut M, slot: u32) -> bool {
         let content = self.table.content(words, slot);
-        let head = self.head(content);
-        let room = self.chains.room(words, head, |other| self.table.content(words, other) == content);
-        if content == self.zero || room != Room::Free {
-            return false;
-        }
-        self.chains.add(words, head, slot);
-        true
+        let is_same = |other| self.table.content(words, other) == content;
+        let is_taken = self.lines.find(words, self.site(content), is_same).is_some();
+        content != self.zero && !is_taken && self.enter(words, slot, content)
     }
 
     /// Rebuilds the queue of used slots in the order of their links, as far as the links go. The other used slots are
@@ -117,8 +111,8 @@ impl Slots {
             self.set_meta(words, slot, old.meta(old_words, slot) & PINS);
         }
         for (slot, content) in old.queue(old_words) {
-            if slot.0 < self.capacity {
-                self.fill(words, slot.0, content, Place::Tail);
+            if slot.0 < self.capacity && self.enter(words, slot.0, content) {
+                self.fill(words, slot.0, Place::Tail);
                 let meta = self.meta(words, slot.0) | (old.meta(old_words, slot.0) & HIT);
                 self.set_meta(words, slot.0, meta);
             }
@@ -128,8 +122,8 @@ impl Slots {
 
     /// Copies all words of the table `old`, which has the same size.
     fn copy_from<M: Words>(&mut self, words: &mut M, old: &Self, old_words: &M) {
-        let all = self.chains.with_table(self.limit);
-        words[all].copy_from_slice(&old_words[old.chains.with_table(old.limit)]);
+        let all = |this: &Self| this.lines.with_table_at(this.table.at());
+        words[all(self)].copy_from_slice(&old_words[all(old)]);
         words[header::QUEUE] = old_words[header::QUEUE];
         self.queue.set_last(old.queue.last());
         self.free.restore(old.free.first(), old.free.count());

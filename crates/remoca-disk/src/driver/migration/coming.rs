@@ -1,12 +1,14 @@
 //! The disks come to this process: an offer is judged, an index received, the images are locked, and the guest is served.
 
 use super::Migration;
+use crate::driver::disk::Disk;
 use crate::driver::poller::Source;
 use crate::driver::vm::Vm;
 use crate::link::ServerLink;
 use crate::migration::{IndexRoom, Receipt};
 use crate::state::StateFile;
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
+use remoca_core::index::{DISK_BYTES_MAX, Origin};
 use remoca_core::migration::{Locked, Message};
 use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
 use remoca_io::sizes;
@@ -36,13 +38,14 @@ impl Migration {
             }
             _ => self.own_offer(vm).and_then(|own| fits(offer, &own)),
         };
-        let verdict = verdict.and_then(|()| {
+        let verdict = verdict.and_then(|order| {
             let words = sizes::in_memory(offer.words.min(vm.size.words_max(&self.config)));
-            IndexMemory::new(words).map(drop).map_err(|error| format!("no memory for the index: {error}"))
+            IndexMemory::new(words).map(|_| order).map_err(|error| format!("no memory for the index: {error}"))
         });
         let Some(peer) = self.connection.peer() else { return };
         match verdict {
-            Ok(()) => {
+            Ok(order) => {
+                self.order = order;
                 peer.send(Message::Accept);
                 self.tell(match holds {
                     true => "the source is connected again".into(),
@@ -69,6 +72,7 @@ impl Migration {
     }
 
     pub(super) fn begin_receiving(&mut self, vm: &mut Vm, header: StateHeader) {
+        let header = in_own_order(header, &self.offered_order(vm));
         self.ownership.handle_alive();
         let words_max = vm.size.words_max(&self.config);
         if header.words > words_max {
@@ -140,11 +144,7 @@ impl Migration {
     fn open_disks(&mut self, vm: &mut Vm) -> Result<bool, OpenError> {
         let mut stores = Vec::new();
         for disk in vm.guests.disks() {
-            let store = (disk.open)()?;
-            if store.geometry().size != disk.store.geometry().size {
-                return Err(OpenError::new(OpenErrorKind::OddSize, format!("{} has another size now", disk.image)));
-            }
-            stores.push(store);
+            stores.push((disk.open)()?);
         }
         let stamps: Vec<_> = stores.iter().map(|store| store.shared_stamp(true)).collect();
         for (store, index) in stores.iter().zip(0..) {
@@ -157,6 +157,13 @@ impl Migration {
             vm.host.unwatch(disk.store.event_fd());
             disk.store = store;
         }
+        // An image may have become larger or smaller since its size was told.
+        for number in 0..vm.guests.disks().len() {
+            let disk = vm.guests.disk_mut(number);
+            let bytes = disk.store.geometry().size.min(DISK_BYTES_MAX);
+            disk.frontend.resize(bytes);
+            vm.guests.resize_export(number, bytes);
+        }
         let received = self.received.as_ref().filter(|received| received.is_whole());
         Ok(received.is_some_and(|received| are_the_same(&received.header.stamps, &stamps)))
     }
@@ -166,7 +173,7 @@ impl Migration {
         if let Some(received) = &received {
             self.follow_settings(vm, &received.header);
         }
-        let resumed = received.filter(|_| warm).and_then(|received| self.resume(received));
+        let resumed = received.filter(|_| warm).and_then(|received| self.resume(received, vm.guests.disks()));
         let is_warm = resumed.is_some();
         let mut state = None;
         if let Some(served) = resumed.or_else(|| self.start_cold()) {
@@ -188,9 +195,9 @@ impl Migration {
         for (disk, is_on) in vm.guests.disks_mut().iter_mut().zip(write_caches) {
             disk.frontend.inherit_write_cache(is_on);
         }
-        for ((disk, failed), index) in vm.guests.disks_mut().iter_mut().zip(&self.failed_flushes).zip(0..) {
+        for (disk, failed) in vm.guests.disks_mut().iter_mut().zip(&self.failed_flushes) {
             if let Some(errno) = failed.filter(|errno| (1..4096).contains(errno)) {
-                vm.engine.set_failed_flush(DiskIndex(index), Some(errno));
+                vm.engine.set_failed_flush(disk.number, Some(errno));
                 disk.store.set_failed_flush(Some(errno));
             }
         }
@@ -212,11 +219,13 @@ impl Migration {
         self.tell(format!("has the disks, {how}, after {} ms{caution}", pause.as_millis()));
     }
 
-    fn resume(&mut self, received: Receipt) -> Option<Served> {
+    fn resume(&mut self, received: Receipt, disks: &[Disk]) -> Option<Served> {
         let Receipt { header, room, .. } = received;
         let IndexRoom { words, state } = room?;
         let config = EngineConfig { key: header.key, seed: header.seed, ..self.config };
-        let engine = match DiskEngine::resume(&config, words, remoca_core::index::Origin::Stranger) {
+        let numbers: Vec<_> =
+            header.numbers.iter().map(|there| DiskIndex(*there)).zip(disks.iter().map(|disk| disk.number)).collect();
+        let engine = match DiskEngine::resume(&config, words, Origin::Stranger(&numbers)) {
             Ok(engine) => engine,
             Err(unusable) => {
                 tracing::warn!("the index that came cannot be used: {}", unusable.reason);
@@ -272,11 +281,33 @@ fn are_the_same(sent: &[Option<String>], found: &[Option<String>]) -> bool {
     sent == found && found.iter().all(Option::is_some)
 }
 
-fn fits(offer: &Offer, own: &Offer) -> Result<(), String> {
+/// Returns the header of a state with everything about disks in the order that they have here: `order` has the position
+/// here of each disk in the order of the offer. The peer may have sent any number of each.
+fn in_own_order(header: StateHeader, order: &[usize]) -> StateHeader {
+    let there = |at: usize| order.iter().position(|position| *position == at).unwrap_or(at);
+    let number = |at: usize| header.numbers.get(at).copied().or(u16::try_from(at).ok()).unwrap_or(u16::MAX);
+    let is_on = |at: usize| header.write_caches.get(at) == Some(&true);
+    let own = || (0..order.len()).map(there);
+    StateHeader {
+        numbers: own().map(number).collect(),
+        stamps: own().map(|at| header.stamps.get(at).cloned().flatten()).collect(),
+        failed_flushes: own().map(|at| header.failed_flushes.get(at).copied().flatten()).collect(),
+        write_caches: own().filter(|_| !header.write_caches.is_empty()).map(is_on).collect(),
+        ..header
+    }
+}
+
+/// Returns the position here of each disk that is offered. The two processes may have them in another order.
+///
+/// # Errors
+/// If the disks, or anything else, are not those of this process.
+fn fits(offer: &Offer, own: &Offer) -> Result<Vec<usize>, String> {
     if offer.version != own.version {
         return Err(format!("it hands over in version {}, this program takes {VERSION}: upgrade", offer.version));
     }
-    if offer.disks != own.disks {
+    let order: Vec<_> = offer.disks.iter().filter_map(|disk| own.disks.iter().position(|here| here == disk)).collect();
+    let is_each = (0..own.disks.len()).all(|at| order.contains(&at));
+    if !is_each || order.len() != own.disks.len() || order.len() != offer.disks.len() {
         let show = |disks: &[OfferedDisk]| {
             let show = |disk: &OfferedDisk| {
                 let access = if disk.read_only { ", read-only" } else { "" };
@@ -299,7 +330,7 @@ fn fits(offer: &Offer, own: &Offer) -> Result<(), String> {
     if offer.name != own.name {
         return Err(format!("it is the VM {}, and here is {}: start both with the same --name", offer.name, own.name));
     }
-    Ok(())
+    Ok(order)
 }
 
 #[cfg(test)]
@@ -319,8 +350,46 @@ mod tests {
         };
         for (source, target) in [(true, false), (false, true)] {
             assert!(fits(&offer(source), &offer(target)).unwrap_err().contains("on one side only"));
-            assert_eq!(fits(&offer(source), &offer(source)), Ok(()));
+            assert_eq!(fits(&offer(source), &offer(source)), Ok(Vec::new()));
         }
+    }
+
+    #[test]
+    fn disks_are_the_same_in_any_order() {
+        let disk = |name: &str| OfferedDisk { name: name.into(), bytes: 1 << 30, read_only: false, sector: 512 };
+        let offer = |names: &[&str]| Offer {
+            version: VERSION,
+            name: "vm".into(),
+            disks: names.iter().map(|name| disk(name)).collect(),
+            has_port: true,
+            lock_reaches: true,
+            words: 1,
+            returns: false,
+        };
+        assert_eq!(fits(&offer(&["c", "a", "b"]), &offer(&["a", "b", "c"])), Ok(vec![2, 0, 1]));
+        for other in [&["a", "b"][..], &["a", "b", "d"], &["a", "b", "b"], &["a", "b", "c", "c"]] {
+            assert!(
+                fits(&offer(other), &offer(&["a", "b", "c"])).unwrap_err().contains("it has the disks"),
+                "{other:?}"
+            );
+        }
+        let sent = StateHeader {
+            key: [0; 16],
+            seed: 0,
+            words: 0,
+            cache_pages: 0,
+            enabled: false,
+            servers: Vec::new(),
+            numbers: vec![7, 9],
+            stamps: vec![Some("of c".into()), Some("of a".into()), Some("of b".into())],
+            failed_flushes: vec![None, Some(5)],
+            write_caches: vec![true, false, false],
+        };
+        let own = in_own_order(sent.clone(), &[2, 0, 1]);
+        assert_eq!((own.numbers, own.failed_flushes), (vec![9, 2, 7], vec![Some(5), None, None]));
+        assert_eq!((own.stamps[0].as_deref(), own.write_caches), (Some("of a"), vec![false, false, true]));
+        let nothing = StateHeader { write_caches: Vec::new(), ..sent };
+        assert!(in_own_order(nothing, &[2, 0, 1]).write_caches.is_empty(), "nothing was said");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::driver::snapshot::snapshot;
 use crate::driver::vm::Vm;
 use crate::link::ServerLink;
 use remoca_core::migration::Message;
-use remoca_core::units::{DiskIndex, PageCount};
+use remoca_core::units::PageCount;
 use remoca_io::address::Endpoint;
 use remoca_io::control::ControlRequest;
 use remoca_protocol::control::Reply;
@@ -81,6 +81,7 @@ impl Migration {
 
     fn connect(&mut self, vm: &mut Vm, endpoint: Endpoint, key: &Secret, offer: &Offer) -> io::Result<()> {
         self.connection.connect(endpoint, key, offer, vm.host.instant())?;
+        self.order.clear();
         vm.size.refuse_clients();
         Ok(())
     }
@@ -147,6 +148,12 @@ impl Migration {
         vm.flush_for_hand_over();
     }
 
+    /// Returns the positions of the disks here, in the order of the offer.
+    pub(super) fn offered_order(&self, vm: &Vm) -> Vec<usize> {
+        let own = 0..vm.guests.disks().len();
+        if self.order.is_empty() { own.collect() } else { self.order.clone() }
+    }
+
     /// Sends the state of the disks to the peer. Failed flushes are sent even if the index stays.
     pub(super) fn send_state(&mut self, vm: &mut Vm) {
         self.failed_flushes = failed_flushes(vm);
@@ -154,6 +161,7 @@ impl Migration {
         let words = Arc::new(words.unwrap_or_default());
         let config = &self.config;
         self.write_caches = vm.guests.disks().iter().map(|disk| disk.frontend.write_cache()).collect();
+        let order = self.offered_order(vm);
         let header = StateHeader {
             key: config.key,
             seed: config.seed,
@@ -161,9 +169,10 @@ impl Migration {
             cache_pages: vm.size.cache().0,
             enabled: vm.engine.status().enabled,
             servers: vm.servers.link().map(ServerLink::roster).unwrap_or_default(),
-            stamps: vm.guests.disks().iter().map(|disk| disk.store.shared_stamp(false)).collect(),
-            failed_flushes: self.failed_flushes.clone(),
-            write_caches: self.write_caches.clone(),
+            numbers: order.iter().map(|at| vm.guests.disks()[*at].number.0).collect(),
+            stamps: order.iter().map(|at| vm.guests.disks()[*at].store.shared_stamp(false)).collect(),
+            failed_flushes: order.iter().map(|at| self.failed_flushes[*at]).collect(),
+            write_caches: order.iter().map(|at| self.write_caches[*at]).collect(),
         };
         if let Some(peer) = self.connection.peer() {
             peer.send_state(&header, words);
@@ -186,9 +195,8 @@ impl Migration {
             // stays locked.
             Err(error) => {
                 tracing::error!("no descriptors or memory left: {error}");
-                for disk in (0..).take(vm.guests.disks().len()) {
-                    vm.engine.handle_content_uncertain(DiskIndex(disk));
-                }
+                let Vm { guests, engine, .. } = vm;
+                guests.disks().iter().for_each(|disk| engine.handle_content_uncertain(disk.number));
             }
         }
         let pause = self.pause(vm);
@@ -209,7 +217,7 @@ impl Migration {
 }
 
 fn failed_flushes(vm: &Vm) -> Vec<Option<i32>> {
-    (0..).take(vm.guests.disks().len()).map(|disk| vm.engine.index().flush_failed(DiskIndex(disk))).collect()
+    vm.guests.disks().iter().map(|disk| vm.engine.index().flush_failed(disk.number)).collect()
 }
 
 /// Replaces the stores of all disks with vacant stores.

@@ -52,6 +52,8 @@ pub struct Migration {
     running: bool,
     /// Whether this process served its disks when the ownership machine's actions were last executed.
     served: bool,
+    /// Position here of each disk in the order of the offer; empty if this process has made the offer.
+    order: Vec<usize>,
     /// Failed flushes, and write caches, of the disks as they were last handed over. The guest stays the same.
     failed_flushes: Vec<Option<i32>>,
     write_caches: Vec<bool>,
@@ -90,6 +92,7 @@ impl Migration {
             servers: Vec::new(),
             network: Arc::new(HostNetwork),
             config,
+            order: Vec::new(),
             failed_flushes: Vec::new(),
             write_caches: Vec::new(),
             former: Former::default(),

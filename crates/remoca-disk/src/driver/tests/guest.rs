@@ -3,7 +3,7 @@
 use super::{begin, config, parts};
 use crate::clock::{Clock, SystemClock};
 use crate::driver::{Disk, Driver, Parts, Source};
-use crate::handover::Checking;
+use crate::handover::{Checking, Successor};
 use crate::state::{self, Before, StateFile};
 use remoca_core::engine::{EngineConfig, Evicted};
 use remoca_core::units::{DiskIndex, PAGE_SIZE, PAGE_SIZE_U64, SlotIndex};
@@ -13,6 +13,7 @@ use remoca_frontend::vhost::{DeviceConfig, VhostDevice};
 use remoca_io::buffer::IoBuffer;
 use remoca_io::socket::SocketSource;
 use remoca_io::wake;
+use remoca_protocol::control::DiskTraffic;
 use remoca_protocol::handover::StoreKind;
 use remoca_protocol::{ErrorCode, ErrorReply, Frame, RequestId};
 use remoca_store::{
@@ -150,6 +151,7 @@ impl Bench {
         let device = VhostDevice::new(config, SocketSource::bind(&socket, None).unwrap()).unwrap();
         let script = Arc::<Mutex<Script>>::default();
         let disk = Disk {
+            number: DiskIndex(0),
             name: "disk".into(),
             image: String::new(),
             socket: String::new(),
@@ -158,6 +160,7 @@ impl Bench {
             swap: false,
             settles_at: None,
             kept_open: false,
+            traffic: DiskTraffic::default(),
             frontend: Frontend::Vhost(device),
         };
         let mut parts = parts(PAGES, vec![disk], engine);
@@ -536,7 +539,7 @@ fn an_upgrade_waits_for_all_of_a_request_that_was_begun() {
     });
     let ticket = bench.submit(Command::Write { sector: 0, data: &[7; 4 * PAGE_SIZE] });
     bench.driver.begin_upgrade("/next");
-    verdict.give(Ok("next".into()));
+    verdict.give(Ok(Successor { version: "next".into(), offers: None }));
     bench.driver.handle(Source::Upgrade, false);
     let waits = |bench: &mut Bench| bench.driver.is_draining_for_upgrade();
     assert!(waits(&mut bench), "two pieces are in flight");

@@ -12,12 +12,15 @@ use crate::nbd::staging::Staging;
 use remoca_core::engine::DiskError;
 use remoca_io::buffer::BufferPool;
 use remoca_protocol::guests::BegunRequest;
+use remoca_protocol::guests::Offer;
 use std::ops::Range;
 
 /// State of a client between two programs.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::nbd) struct Passed {
     pub structured_replies: bool,
+    /// What the client was told when it chose the export.
+    pub offered: Option<Offer>,
     /// Bytes that were received and not parsed.
     pub received: Vec<u8>,
     /// Bytes that wait to be sent.
@@ -81,14 +84,22 @@ impl Transmission {
         };
         let Self { structured: structured_replies, staging, outbox, end, .. } = self;
         let (received, to_send) = (staging.pending().to_vec(), outbox.pending().collect::<Vec<_>>().concat());
-        end.is_none().then_some(Passed { structured_replies: *structured_replies, received, to_send, begun, filled })
+        let offered = Some(self.offered);
+        let structured_replies = *structured_replies;
+        end.is_none().then_some(Passed { structured_replies, offered, received, to_send, begun, filled })
+    }
+
+    /// Returns the size of the export that the client was told, in bytes.
+    pub(in crate::nbd) fn told_bytes(&self) -> u64 {
+        self.geometry.size
     }
 
     /// Continues the transmission of a client as another program left it. Returns `None` if it cannot be understood.
     pub(in crate::nbd) fn resume(geometry: ExportGeometry, passed: Passed, shared_pool: BufferPool) -> Option<Self> {
-        let Passed { structured_replies, received, to_send, begun, filled } = passed;
+        let Passed { structured_replies, offered, received, to_send, begun, filled } = passed;
         let staging = Staging::with(&received)?;
         let mut transmission = Self::new(geometry, structured_replies, staging, Outbox::with(to_send), shared_pool);
+        transmission.offered = offered.unwrap_or(transmission.offered);
         if let Some(begun) = begun {
             transmission.state = transmission.state_of(begun, &filled)?;
         }

@@ -2,6 +2,7 @@
 //! driver has given back the requests that the command waits for.
 
 use super::VhostDevice;
+use crate::vhost::audience::Audience;
 use crate::vhost::chain::Session;
 use crate::vhost::command::{Command, Envelope, Reply, Until, Waiting};
 use crate::vhost::inflight::{InflightQueue, InflightRegion};
@@ -47,6 +48,7 @@ impl VhostDevice {
             }
             Command::Attach => {
                 self.session = Session::new();
+                self.audience = Audience::new(self.config.capacity_bytes);
                 Ok(0)
             }
             Command::Attached => {
@@ -80,25 +82,35 @@ impl VhostDevice {
             }
             Command::SetLog(log) => {
                 self.log.set_log(log);
-                self.queues.iter().for_each(Queue::log_used_index);
+                self.queues.iter().for_each(Queue::log_used_ring);
                 Ok(0)
             }
             Command::LogRing { queue, used_log } => {
                 self.queues[usize::from(queue)].set_used_log(used_log);
                 Ok(0)
             }
-            Command::SetWriteback(writeback) => {
-                let switched_off = self.write_cache.is_on() && !writeback;
-                self.write_cache.set(writeback);
-                if switched_off {
-                    self.wait_until(Until::CacheFlushed { handed_out: false }, reply);
-                    return;
-                }
+            Command::SetChannel { channel, told_bytes } => {
+                let has_started = self.is_running();
+                self.audience.listens_at(channel, told_bytes, (self.config.capacity_bytes, has_started));
                 Ok(0)
+            }
+            Command::SetWriteback(writeback) => {
+                self.set_writeback(writeback, reply);
+                return;
             }
         };
         // Fails only if the control thread is gone.
         let _ = reply.send(answer);
+    }
+
+    fn set_writeback(&mut self, writeback: bool, reply: SyncSender<Reply>) {
+        let switched_off = self.write_cache.is_on() && !writeback;
+        self.write_cache.set(writeback);
+        if switched_off {
+            return self.wait_until(Until::CacheFlushed { handed_out: false }, reply);
+        }
+        // Fails only if the control thread is gone.
+        let _ = reply.send(Ok(0));
     }
 
     fn set_memory(&mut self, memory: Arc<GuestMemory>, bytes: u64, layouts: Vec<Option<RingLayout>>) {
@@ -115,7 +127,7 @@ impl VhostDevice {
         number: u16,
         layout: RingLayout,
         base: u16,
-        kick: OwnedFd,
+        kick: Arc<OwnedFd>,
         region: Option<Arc<InflightRegion>>,
     ) -> Result<(), String> {
         let record = region.and_then(|region| InflightQueue::new(region, number));
@@ -127,7 +139,9 @@ impl VhostDevice {
         if self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() == 0 {
             queue.enabled = true;
         }
-        self.kicks.set(number, kick)
+        self.kicks.set(number, kick)?;
+        self.audience.tell_again(self.config.capacity_bytes);
+        Ok(())
     }
 
     /// Forgets the front end. Requests that the driver still holds are dropped when it completes them.
@@ -143,6 +157,7 @@ impl VhostDevice {
         self.memory = Arc::default();
         self.guest_memory_bytes = 0;
         self.connected = false;
+        self.audience = Audience::new(self.config.capacity_bytes);
     }
 
     fn wait_until(&mut self, until: Until, reply: SyncSender<Reply>) {

@@ -2,13 +2,13 @@
 //! again, by that program to itself.
 
 use super::{Handler, Requests, Result, Vring};
-use crate::vhost::command::{Command, failure};
+use crate::vhost::command::failure;
 use crate::vhost::memory;
 use remoca_io::handover::Pass;
 use remoca_protocol::guests::{FrontEnd, Queue};
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use vhost::vhost_user::BackendReqHandler;
@@ -61,33 +61,46 @@ fn put_in_place(socket: &OwnedFd, requests: &Requests) -> Result<()> {
         .map_err(|error| failure(io::Error::from(error)))
 }
 
+impl Vring {
+    fn is_used(&self) -> bool {
+        self.size > 0 || self.addresses.is_some() || self.call.is_some() || self.error.is_some() || self.enabled
+    }
+
+    fn pass<G>(&self, pass: &mut Pass<'_, G>) -> io::Result<Queue<G>> {
+        let Self { size, addresses, base, enabled, .. } = *self;
+        let [kick, call, error] =
+            [&self.kick, &self.call, &self.error].map(|fd| fd.as_ref().map(|fd| pass(fd.as_fd())).transpose());
+        Ok(Queue { size, addresses, base, kick: kick?, call: call?, error: error?, enabled })
+    }
+}
+
 impl Handler {
     /// Returns the connection over `socket`, for a program that continues it. Descriptors are what `pass` returns for
-    /// them; those of the queues are missing.
+    /// them. The positions of queues that run are those at which they started, and nobody
+    /// knows which size the front end was told. Queues that the front end has never used
+    /// are left out: the other program need not have them.
     pub fn pass<G>(&self, socket: G, pass: &mut Pass<'_, G>) -> io::Result<FrontEnd<G>> {
-        let queue = |vring: &Vring| Queue {
-            size: vring.size,
-            addresses: vring.addresses,
-            base: vring.base,
-            kick: None,
-            call: None,
-            error: None,
-            enabled: false,
-        };
+        let used = self.vrings.iter().rposition(Vring::is_used).map_or(0, |last| last + 1);
+        let queues = self.vrings[..used].iter().map(|vring| vring.pass(pass)).collect::<io::Result<_>>()?;
         Ok(FrontEnd {
             socket,
             features: self.features,
             protocol_features: self.protocol_features,
+            offered: Some(self.offered),
             memory: self.table.pass(pass)?,
             record: self.inflight.as_ref().map(|record| record.pass(pass)).transpose()?,
             log: self.io.log.pass(pass)?,
-            queues: self.vrings.iter().map(queue).collect(),
+            channel: self.channel.as_ref().map(|channel| pass(channel.as_fd())).transpose()?,
+            told_bytes: Some(0),
+            queues,
         })
     }
 
     /// Restores everything but the features, which must be restored already, from the connection of a former program.
     pub fn restore(&mut self, front_end: FrontEnd<OwnedFd>) -> Result<()> {
-        let FrontEnd { memory, record, log, queues, .. } = front_end;
+        let FrontEnd { offered, memory, record, log, channel, told_bytes, queues, .. } = front_end;
+        self.offered = offered.unwrap_or_else(|| self.config.offer_before_offers());
+        self.set_channel(channel, told_bytes)?;
         if !memory.is_empty() {
             let (regions, files) = memory.into_iter().map(memory::region_of).unzip::<_, _, Vec<_>, Vec<_>>();
             self.set_mem_table(&regions, files, None)?;
@@ -109,7 +122,7 @@ impl Handler {
             if let Some(kick) = queue.kick {
                 self.set_vring_kick(index, Some(kick.into()))?;
             }
-            self.io.call(Command::EnableQueue { queue: index.into(), enable: queue.enabled })?;
+            self.set_vring_enable(index.into(), queue.enabled)?;
         }
         Ok(())
     }

@@ -23,6 +23,11 @@ impl Other {
 }
 
 impl Machine {
+    /// Starts `remoca disk` again after it ended, and attaches nobody.
+    pub fn respawn(&mut self) {
+        self.program = spawn(&self.setup, &self.host, &self.disks, &[]);
+    }
+
     /// Starts `remoca disk` again after it was killed.
     pub fn restart(&mut self) {
         for (disk, number) in self.disks.iter_mut().zip(0..) {
@@ -117,8 +122,11 @@ impl Machine {
         let disks = self.disks.iter_mut().map(|disk| (&mut disk.guest, disk.socket.as_path()));
         for (guest, socket) in disks.chain([(&mut self.port, port.as_path())]) {
             // The process may not listen yet, or may die again meanwhile.
-            if !guest.is_connected() && guest.connect(socket).is_err() {
-                guest.disconnect();
+            if !guest.is_connected() {
+                match guest.connect(socket) {
+                    Ok(()) => self.reconnects += 1,
+                    Err(_) => guest.disconnect(),
+                }
             }
         }
     }

@@ -39,6 +39,8 @@ pub struct Machine {
     pub outlives: bool,
     /// Number of times that the process was restarted.
     pub deaths: usize,
+    /// Number of times that a front end connected again.
+    pub reconnects: usize,
     /// Whether its memory server returns what it was given, so that no page may ever be found to be wrong.
     pub server_is_honest: bool,
     pub setup: Setup,
@@ -74,6 +76,7 @@ impl Machine {
             pages_sent: 0,
             outlives: false,
             deaths: 0,
+            reconnects: 0,
             server_is_honest: true,
             setup,
             foreign,

@@ -2,8 +2,10 @@
 
 use super::disk::{SECTOR, VirtualDisk};
 use crate::support::model::BLOCK;
-use crate::support::program::{Nbdkit, Program, REMOCA, command};
+use crate::support::program::{Nbdkit, Program, REMOCA, command, service};
+use remoca_io::fake_manager::FakeManager;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// How to start a machine.
 pub struct Setup {
@@ -21,6 +23,8 @@ pub struct Setup {
     pub named: bool,
     pub arguments: Vec<String>,
     pub environment: Vec<(&'static str, String)>,
+    /// Service manager that keeps descriptors for the process.
+    pub manager: Option<Arc<FakeManager>>,
     pub seed: u64,
 }
 
@@ -38,6 +42,7 @@ impl Default for Setup {
             named: true,
             arguments: Vec::new(),
             environment: Vec::new(),
+            manager: None,
             seed: 1,
         }
     }
@@ -48,7 +53,10 @@ pub fn socket(host: &Path, number: usize) -> PathBuf {
 }
 
 pub fn spawn(setup: &Setup, folder: &Path, disks: &[VirtualDisk], arguments: &[String]) -> Program {
-    let mut command = command(&setup.binary);
+    let mut command = match &setup.manager {
+        Some(manager) => service(manager, &setup.binary),
+        None => command(&setup.binary),
+    };
     command.envs(setup.environment.iter().cloned());
     command.args(["disk", "--cache", setup.cache]).args(setup.named.then_some("--name=test"));
     for (name, path) in [("--port", "port"), ("--control", "control")] {

@@ -1,0 +1,245 @@
+//! Memory of the index and time of its operations (P6 and P7), in the order in which the engine calls them.
+//!
+//! Contents and blocks are visited in random order, so that nearly every access misses the processor's caches. Operations come in
+//! batches of 32, each step for the whole batch before the next one; single look-ups, of which each waits for the one before,
+//! are reported beside them. Times are CPU times of the thread: another load on the machine must not count as a stall.
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use remoca_core::fingerprint::Fingerprint;
+use remoca_core::index::{CacheIndex, Layout, Offer, Place};
+use remoca_core::units::{BlockId, BlockNumber, DiskIndex, PageCount};
+use remoca_io::words::IndexMemory;
+use rustix::time::{ClockId, clock_gettime};
+
+const BATCH: usize = 32;
+/// Number of nodes that a move copies in one turn of the I/O thread.
+const NODES_PER_TURN: u32 = 4096;
+const GIB_PAGES: u32 = 1 << 18;
+const ZERO: Fingerprint = Fingerprint([0; 3]);
+
+#[derive(Args)]
+pub struct IndexBenchArgs {
+    /// Number of cached pages
+    #[arg(long, default_value_t = 16 << 20)]
+    entries: u32,
+    /// Number of operations that are timed
+    #[arg(long, default_value_t = 1 << 20)]
+    operations: u32,
+}
+
+/// Runs the benchmark and prints its table.
+///
+/// # Errors
+/// If the index does not admit or find what it should.
+pub fn run(args: &IndexBenchArgs) -> Result<()> {
+    let gib = Layout::new(PageCount(GIB_PAGES), PageCount(GIB_PAGES), 128);
+    let bytes = gib.words() * 4;
+    println!(
+        "P6: 1 GiB of guest and 1 GiB of cache: {:.2} MB, {:.1} bytes per page of cache",
+        mega(bytes),
+        per_page(bytes)
+    );
+    let mut bench = Bench::new(args.entries)?;
+    let operations = args.operations / u32::try_from(BATCH)?;
+    println!(
+        "P7: {} pages cached, index of {:.0} MB; ns of CPU time per operation",
+        args.entries,
+        mega(bench.index.region_bytes())
+    );
+    bench.hits(operations)?;
+    bench.single_look_ups(args.operations)?;
+    bench.unknown(operations);
+    bench.evictions(operations)?;
+    bench.moves()
+}
+
+fn mega(bytes: usize) -> f64 {
+    bytes as f64 / 1e6
+}
+
+fn per_page(bytes: usize) -> f64 {
+    bytes as f64 / f64::from(GIB_PAGES)
+}
+
+struct Bench {
+    index: CacheIndex<IndexMemory>,
+    entries: u32,
+    /// Number of the next block that was never seen.
+    fresh: u32,
+    random: u64,
+}
+
+impl Bench {
+    /// Fills the cache, and then the known blocks that the guest holds.
+    fn new(entries: u32) -> Result<Self> {
+        let layout = Layout::new(PageCount(entries), PageCount(GIB_PAGES), 1);
+        let mut index = CacheIndex::new(IndexMemory::new(layout.words())?, layout, 7, ZERO);
+        index.take_up_disk(DiskIndex(0), 1 << 50);
+        index.aim(PageCount(entries));
+        index.resize(u32::MAX, |_| {});
+        let mut this = Self { index, entries, fresh: 0, random: 1 };
+        for number in 0..entries {
+            this.index.learn(block(number), content(number));
+            ensure!(
+                matches!(this.index.offer(content(number), Place::Tail), Offer::Admitted(_)),
+                "page {number} was not admitted"
+            );
+        }
+        (entries..entries + GIB_PAGES).for_each(|number| this.index.learn(block(number), content(number)));
+        this.fresh = entries + GIB_PAGES;
+        Ok(this)
+    }
+
+    /// Returns a random number below `limit`.
+    fn draw(&mut self, limit: u32) -> u32 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        u32::try_from((u128::from(self.random) * u128::from(limit)) >> 64).unwrap_or(0)
+    }
+
+    // Not inlined, so that callgrind finds it.
+    #[inline(never)]
+    fn hits(&mut self, batches: u32) -> Result<()> {
+        let mut times = Times::new();
+        for _ in 0..batches {
+            let blocks: [_; BATCH] = std::array::from_fn(|_| block(self.draw(self.entries)));
+            let index = &mut self.index;
+            times.start();
+            let found = blocks.map(|block| index.look_up(block));
+            let slots = found.map(|found| found.and_then(|(_, content)| index.cached(content)));
+            for ((block, found), slot) in blocks.into_iter().zip(found).zip(slots) {
+                if let (Some((hint, _)), Some(slot)) = (found, slot) {
+                    index.hit(hint, block, slot, true);
+                }
+            }
+            times.stop();
+            ensure!(slots.iter().all(Option::is_some), "a cached page was not found");
+        }
+        times.show("hit with its queue move, in batches", BATCH);
+        Ok(())
+    }
+
+    fn single_look_ups(&mut self, count: u32) -> Result<()> {
+        let mut number = 0;
+        let started = cpu_ns();
+        for _ in 0..count {
+            let slot = self.index.look_up(block(number)).and_then(|(_, content)| self.index.cached(content));
+            let Some(slot) = slot else { anyhow::bail!("a cached page was not found") };
+            number = (self.draw(self.entries) ^ slot.0) % self.entries;
+        }
+        println!("{:44} {:6.0}", "single look-up of block and slot", (cpu_ns() - started) as f64 / f64::from(count));
+        Ok(())
+    }
+
+    // Not inlined, so that callgrind finds it.
+    #[inline(never)]
+    fn unknown(&mut self, batches: u32) {
+        let mut times = Times::new();
+        for _ in 0..batches {
+            let contents: [_; BATCH] = std::array::from_fn(|_| content(self.draw(self.entries) | 1 << 31));
+            times.start();
+            let offers = contents.map(|content| self.index.offer(content, Place::Tail));
+            times.stop();
+            assert!(offers.iter().all(|offer| *offer == Offer::Unmatched));
+        }
+        times.show("evicted page that is not known, in batches", BATCH);
+    }
+
+    // Not inlined, so that callgrind finds it.
+    #[inline(never)]
+    fn evictions(&mut self, batches: u32) -> Result<()> {
+        // A page that was evicted before stays out.
+        let batches = batches.min(self.entries / 2 / u32::try_from(BATCH)?);
+        let (mut learns, mut offers) = (Times::new(), Times::new());
+        for _ in 0..batches {
+            let first = self.fresh;
+            self.fresh += u32::try_from(BATCH)?;
+            learns.start();
+            (first..self.fresh).for_each(|number| self.index.learn(block(number), content(number)));
+            learns.stop();
+            offers.start();
+            let admitted = (first..self.fresh)
+                .filter(|number| matches!(self.index.offer(content(*number), Place::Tail), Offer::Admitted(_)))
+                .count();
+            offers.stop();
+            ensure!(admitted == BATCH, "a known page was not admitted");
+        }
+        learns.show("new block learnt, an old one forgotten", BATCH);
+        offers.show("page evicted, and another one admitted", BATCH);
+        Ok(())
+    }
+
+    /// Moves the index into a region for twice the cache.
+    fn moves(&mut self) -> Result<()> {
+        let layout = Layout::new(PageCount(self.entries * 2), PageCount(GIB_PAGES), 1);
+        let target = CacheIndex::new(IndexMemory::new(layout.words())?, layout, 7, ZERO);
+        self.index.begin_move(target);
+        let mut times = Times::new();
+        loop {
+            times.start();
+            let is_last = self.index.move_nodes(NODES_PER_TURN);
+            times.stop();
+            if is_last {
+                break;
+            }
+        }
+        println!("{:44} {:6.0} us at most", "a turn of a move to twice the size", times.longest as f64 / 1e3);
+        let started = cpu_ns();
+        ensure!(self.index.finish_move().is_some(), "no move is in progress");
+        println!("{:44} {:6.0} us", "the last turn", (cpu_ns() - started) as f64 / 1e3);
+        Ok(())
+    }
+}
+
+/// Times of batches.
+struct Times {
+    started: u64,
+    sum: u64,
+    longest: u64,
+    count: u32,
+}
+
+impl Times {
+    fn new() -> Self {
+        Self { started: 0, sum: 0, longest: 0, count: 0 }
+    }
+
+    fn start(&mut self) {
+        self.started = cpu_ns();
+    }
+
+    fn stop(&mut self) {
+        let took = cpu_ns() - self.started;
+        self.sum += took;
+        self.longest = self.longest.max(took);
+        self.count += 1;
+    }
+
+    fn show(&self, what: &str, batch: usize) {
+        let each = self.sum as f64 / f64::from(self.count) / batch as f64;
+        println!("{what:44} {each:6.0}; longest batch {:.0} us", self.longest as f64 / 1e3);
+    }
+}
+
+fn cpu_ns() -> u64 {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
+
+fn block(number: u32) -> BlockId {
+    BlockId { disk: DiskIndex(0), bno: BlockNumber(u64::from(number)) }
+}
+
+/// Returns a number without any order, like a keyed hash.
+fn content(number: u32) -> Fingerprint {
+    let mixed = |k: u64| {
+        let mut x = (u64::from(number) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(k << 60);
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    };
+    let word = |k| u32::try_from(mixed(k) >> 32).unwrap_or(0);
+    Fingerprint([word(1), word(2), word(3)])
+}

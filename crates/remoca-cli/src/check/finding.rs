@@ -1,0 +1,48 @@
+//! One line of `remoca check`.
+
+use serde::Serialize;
+use std::fmt;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Level {
+    Ok,
+    Warning,
+    Failed,
+}
+
+/// What was found about one thing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    pub what: String,
+    pub level: Level,
+    pub found: String,
+    pub advice: Option<String>,
+}
+
+impl Finding {
+    /// Returns what needs no advice.
+    pub fn ok(what: impl Into<String>, found: impl Into<String>) -> Self {
+        Self { what: what.into(), level: Level::Ok, found: found.into(), advice: None }
+    }
+
+    pub fn warning(what: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { what: what.into(), level: Level::Warning, found: found.into(), advice: Some(advice.into()) }
+    }
+
+    pub fn failed(what: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { level: Level::Failed, ..Self::warning(what, found, advice) }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let level = match self.level {
+            Level::Ok => "ok",
+            Level::Warning => "warning",
+            Level::Failed => "failed",
+        };
+        write!(f, "{level:<8} {}: {}", self.what, self.found)?;
+        self.advice.iter().try_for_each(|advice| write!(f, ". {advice}"))
+    }
+}

@@ -1,0 +1,70 @@
+//! Images: there, and locked by this VM alone.
+
+use super::finding::Finding;
+use crate::size::show_size;
+use crate::vm::Vm;
+use remoca_disk::start::DiskOptions;
+use remoca_io::lock::{LockFailure, lock};
+use remoca_protocol::control::{DiskStatus, Status};
+use std::fs::File;
+
+pub(super) fn check(vm: &Vm) -> Vec<Finding> {
+    match &vm.running {
+        Some(status) => status.disks.iter().map(|disk| of_running(status, disk)).collect(),
+        None => vm.disks().map(|(name, disk)| of_configured(format!("image {name}"), disk)).collect(),
+    }
+}
+
+fn of_running(status: &Status, disk: &DiskStatus) -> Finding {
+    let (what, name, image) = (format!("image {}", disk.name), &status.name, &disk.image);
+    if let Some(error) = &disk.failed_flush {
+        let advice = format!(
+            "Is the image sound? See docs/failures.md, then `remoca set {name} --clear-failed-flush {}`",
+            disk.name
+        );
+        return Finding::failed(what, format!("{image}: a flush failed ({error}), and all later ones do"), advice);
+    }
+    if status.migration.as_ref().is_some_and(|migration| !migration.has_disks) {
+        return Finding::warning(
+            what,
+            format!("{image}: another process has it, as the VM migrates"),
+            "See `remoca status -v`",
+        );
+    }
+    match disk.store.as_str() {
+        "up" => Finding::ok(what, format!("{image}, {}, locked by this process", show_size(disk.bytes))),
+        _ => Finding::failed(what, format!("{image}: its server cannot be reached"), "The guest waits until it can"),
+    }
+}
+
+fn of_configured(what: String, disk: &DiskOptions) -> Finding {
+    let image = &disk.image;
+    if image.starts_with("nbd:") || image.starts_with("nbd+unix:") {
+        return Finding::warning(
+            what,
+            format!("{image}: not looked at"),
+            "Its server is asked when the process starts",
+        );
+    }
+    let opened = File::options().read(true).write(!disk.read_only).open(image);
+    let (file, metadata) = match opened.and_then(|file| file.metadata().map(|metadata| (file, metadata))) {
+        Ok(found) => found,
+        Err(error) => return Finding::failed(what, format!("{image}: {error}"), "Is the path right?"),
+    };
+    match lock(&file, disk.read_only) {
+        Ok(()) if metadata.is_file() => {
+            Finding::ok(what, format!("{image}, {}, used by nobody", show_size(metadata.len())))
+        }
+        Ok(()) => Finding::ok(what, format!("{image}, used by nobody")),
+        Err(LockFailure::InUse) => Finding::failed(
+            what,
+            format!("{image}: another program uses it"),
+            "Is a guest attached to the image itself, or another `remoca disk` running?",
+        ),
+        Err(LockFailure::Unsupported(error)) => Finding::warning(
+            what,
+            format!("{image}: cannot be locked ({error})"),
+            "Make sure that nothing else writes to it",
+        ),
+    }
+}

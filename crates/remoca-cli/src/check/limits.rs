@@ -1,0 +1,90 @@
+//! Limits of the process, and room for its state file.
+
+use super::finding::Finding;
+use crate::size::show_size;
+use crate::vm::Vm;
+use remoca_protocol::control::Status;
+
+/// Open files that a disk of a guest with many processors, and some clients, need.
+const FILES: u64 = 4096;
+const PAGE: u64 = 4096;
+/// Bytes of the state file for each page of cache and of guest memory (docs/operate.md).
+const STATE_BYTES: (u64, u64) = (58, 30);
+
+pub(super) fn check(vm: &Vm) -> Vec<Finding> {
+    let mut findings = vm.running.as_ref().map(of_process).unwrap_or_default();
+    findings.extend(room(vm));
+    findings
+}
+
+fn of_process(status: &Status) -> Vec<Finding> {
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", status.pid)).unwrap_or_default();
+    let index = status.memory.index_bytes;
+    let mut findings = Vec::new();
+    if let Some(locked) = soft_limit(&limits, "Max locked memory") {
+        let shown = if locked == u64::MAX { "unlimited".to_owned() } else { show_size(locked) };
+        findings.push(if locked >= index {
+            Finding::ok("locked memory", format!("{shown}, and the index has {}", show_size(index)))
+        } else {
+            let found = format!("{shown}, less than the index with {}", show_size(index));
+            Finding::warning(
+                "locked memory",
+                found,
+                "It may be swapped out. Set LimitMEMLOCK=infinity, or `ulimit -l unlimited`",
+            )
+        });
+    }
+    if let Some(files) = soft_limit(&limits, "Max open files") {
+        findings.push(if files >= FILES {
+            Finding::ok("open files", format!("{files}"))
+        } else {
+            let advice =
+                format!("A guest with many processors needs more. Set LimitNOFILE= or `ulimit -n` to {FILES} or more");
+            Finding::warning("open files", format!("{files}"), advice)
+        });
+    }
+    findings
+}
+
+/// Returns the first number behind a name in the kernel's table of limits.
+fn soft_limit(limits: &str, name: &str) -> Option<u64> {
+    let value = limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?;
+    if value == "unlimited" { Some(u64::MAX) } else { value.parse().ok() }
+}
+
+/// Checks that the state file can grow as far as the largest guest and the cache may make it.
+fn room(vm: &Vm) -> Option<Finding> {
+    let path = vm.options.state.as_ref()?;
+    let folder = path.ancestors().skip(1).find(|folder| folder.exists())?;
+    let cache = vm.running.as_ref().map_or(vm.options.cache, |status| status.cache.wanted_bytes);
+    let (per_cached, per_resident) = STATE_BYTES;
+    let needed =
+        (cache / PAGE).saturating_mul(per_cached) + (vm.options.guest_memory_max / PAGE).saturating_mul(per_resident);
+    let taken = path.metadata().map_or(0, |metadata| metadata.len());
+    let system = rustix::fs::statvfs(folder).ok()?;
+    let free = system.f_bavail.saturating_mul(system.f_frsize);
+    let found =
+        format!("{}: {} free, the state file takes up to {}", folder.display(), show_size(free), show_size(needed));
+    Some(if free.saturating_add(taken) >= needed {
+        Finding::ok("room", found)
+    } else {
+        let advice =
+            "Without room the cache starts cold after a restart. Lower --guest-memory-max or --cache, or enlarge it";
+        Finding::warning("room", found, advice)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_read_from_the_kernels_table() {
+        let table = "Limit                     Soft Limit           Hard Limit           Units     \n\
+                     Max open files            1024                 524288               files     \n\
+                     Max locked memory         unlimited            unlimited            bytes     \n";
+        assert_eq!(soft_limit(table, "Max open files"), Some(1024));
+        assert_eq!(soft_limit(table, "Max locked memory"), Some(u64::MAX));
+        assert_eq!(soft_limit(table, "Max stack size"), None);
+    }
+}

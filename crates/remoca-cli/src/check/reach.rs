@@ -1,0 +1,148 @@
+//! Sockets: whether libvirt's QEMU, which runs as a user of its own, could connect.
+
+use super::finding::Finding;
+use crate::vm::Vm;
+use nix::unistd::{Gid, Uid, User, getgrouplist};
+use remoca_disk::start::PortOptions;
+use remoca_protocol::port::PORT_SERIAL;
+use std::ffi::CString;
+use std::fs::Metadata;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+const QEMU_CONF: &str = "/etc/libvirt/qemu.conf";
+/// Users of libvirt's QEMU in Debian and in Red Hat's systems.
+const USERS: [&str; 2] = ["libvirt-qemu", "qemu"];
+const WRITE: u32 = 2;
+const SEARCH: u32 = 1;
+
+/// A user, and the groups that it is in.
+struct Account {
+    name: String,
+    uid: u32,
+    gids: Vec<u32>,
+}
+
+pub(super) fn check(vm: &Vm) -> Vec<Finding> {
+    let qemu = qemu_user();
+    let sockets = sockets(vm);
+    if vm.running.is_some() {
+        return sockets.iter().map(|(name, path)| of_running(name, path, qemu.as_ref())).collect();
+    }
+    match qemu {
+        Some(user) if user.uid != 0 && !vm.options.socket_group.is_some_and(|group| user.gids.contains(&group)) => {
+            vec![unreachable("sockets".into(), "only root will be able to connect".into(), &user)]
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Returns each socket that a hypervisor connects to, with what it is for.
+fn sockets(vm: &Vm) -> Vec<(String, PathBuf)> {
+    let disks = vm.disks().filter_map(|(name, disk)| Some((name, disk.socket.clone()?)));
+    let nbd = vm.options.nbd.iter().filter_map(|address| Some(("NBD".to_owned(), address.socket()?.to_owned())));
+    let port = match &vm.options.port {
+        PortOptions::Socket(path) => Some((PORT_SERIAL.to_owned(), path.clone())),
+        PortOptions::None | PortOptions::NbdExport => None,
+    };
+    disks.chain(nbd).chain(port).collect()
+}
+
+fn of_running(name: &str, path: &Path, qemu: Option<&Account>) -> Finding {
+    let (what, shown) = (format!("socket {name}"), path.display());
+    let metadata = match path.metadata() {
+        Ok(metadata) if metadata.file_type().is_socket() => metadata,
+        Ok(_) => return Finding::failed(what, format!("{shown} is no socket"), "Restart the process to make it again"),
+        Err(error) => {
+            let advice = "A hypervisor cannot connect. Restart the process to make it again";
+            return Finding::failed(what, format!("{shown}: {error}"), advice);
+        }
+    };
+    let modes = format!("{shown}, mode {:o}, group {}", metadata.permissions().mode() & 0o777, metadata.gid());
+    let Some(user) = qemu else {
+        return Finding::ok(what, format!("{modes}; there is no user for libvirt's QEMU here"));
+    };
+    let closed = path
+        .ancestors()
+        .skip(1)
+        .find(|folder| folder.metadata().is_ok_and(|metadata| !permits(&metadata, user, SEARCH)));
+    match closed {
+        Some(folder) => {
+            let folder = folder.display();
+            let found = format!("{shown}: {} may not enter {folder}", user.name);
+            Finding::failed(what, found, format!("`chmod o+x {folder}`, or use /run/remoca"))
+        }
+        None if permits(&metadata, user, WRITE) => Finding::ok(what, format!("{modes}: {} may connect", user.name)),
+        None => unreachable(what, modes, user),
+    }
+}
+
+fn unreachable(what: String, found: String, user: &Account) -> Finding {
+    let Account { name, .. } = user;
+    let advice = format!("Start `remoca disk` with --socket-group and a group of {name}, or set `socket-group`");
+    Finding::failed(what, format!("{found}: libvirt's QEMU, user {name}, may not connect"), advice)
+}
+
+/// Returns whether the mode gives `user` a right, as the kernel decides it without access lists.
+fn permits(metadata: &Metadata, user: &Account, right: u32) -> bool {
+    let mode = metadata.mode();
+    if user.uid == 0 {
+        true
+    } else if metadata.uid() == user.uid {
+        mode >> 6 & right != 0
+    } else if user.gids.contains(&metadata.gid()) {
+        mode >> 3 & right != 0
+    } else {
+        mode & right != 0
+    }
+}
+
+/// Returns the user that libvirt's QEMUs run as, or `None` if there is none.
+fn qemu_user() -> Option<Account> {
+    let conf = std::fs::read_to_string(QEMU_CONF).unwrap_or_default();
+    let configured = setting(&conf, "user");
+    let found = configured.iter().map(String::as_str).chain(USERS).find_map(|name| {
+        let user = User::from_name(name).ok().flatten();
+        user.or_else(|| User::from_uid(Uid::from_raw(name.trim_start_matches('+').parse().ok()?)).ok().flatten())
+    })?;
+    let name = CString::new(found.name.clone()).ok()?;
+    let groups = getgrouplist(&name, found.gid).unwrap_or_else(|_| vec![found.gid]);
+    Some(Account { uid: found.uid.as_raw(), gids: groups.into_iter().map(Gid::as_raw).collect(), name: found.name })
+}
+
+/// Returns the value of a setting in libvirt's configuration.
+fn setting(conf: &str, key: &str) -> Option<String> {
+    let (_, value) = conf.lines().filter_map(|line| line.split_once('=')).find(|(name, _)| name.trim() == key)?;
+    Some(value.trim().trim_matches(['"', '\'']).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn account(uid: u32, gids: &[u32]) -> Account {
+        Account { name: "q".into(), uid, gids: gids.to_vec() }
+    }
+
+    #[test]
+    fn the_first_class_that_fits_decides() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let _socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let (uid, gid) = path.metadata().map(|metadata| (metadata.uid(), metadata.gid())).unwrap();
+        let strangers = [account(uid + 1, &[gid]), account(uid + 1, &[gid + 1])];
+        for (mode, group, other) in [(0o600, false, false), (0o660, true, false), (0o606, false, true)] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            let metadata = path.metadata().unwrap();
+            assert_eq!(strangers.each_ref().map(|user| permits(&metadata, user, WRITE)), [group, other], "{mode:o}");
+            assert!(permits(&metadata, &account(uid, &[]), WRITE) && permits(&metadata, &account(0, &[]), WRITE));
+        }
+        assert_eq!(of_running("a", &path, Some(&strangers[0])).level, super::super::finding::Level::Failed);
+    }
+
+    #[test]
+    fn the_user_is_read_from_libvirts_configuration() {
+        assert_eq!(setting("#user = \"a\"\n user = \"b\"\nuser_x = 1\n", "user").as_deref(), Some("b"));
+        assert_eq!(setting("#user = \"a\"\n", "user"), None);
+    }
+}

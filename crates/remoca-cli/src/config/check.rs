@@ -1,0 +1,129 @@
+//! `remoca config check`: every problem of every file.
+
+use crate::settings::file::{DiskEntry, Place, Problem, SERVE, Text, VMS};
+use crate::settings::{Files, host_path, vm_path};
+use crate::{disk, serve};
+use anyhow::{Context, Result, bail};
+use remoca_disk::start::check_options;
+use remoca_store::format;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Checks the files of the VMs `names`, or of all VMs, and the host's file.
+///
+/// # Errors
+/// If there is a problem; all of them have been written to standard output.
+pub fn run(names: &[String], folder: &Path) -> Result<()> {
+    let all = vms(folder)?;
+    let mut problems = Vec::new();
+    if let Some(name) = names.iter().find(|name| !all.contains(name)) {
+        bail!("there is no {}: the VM `{name}` is not configured", vm_path(folder, name).display());
+    }
+    let mut count = 0;
+    let host = read(&host_path(folder), &mut problems);
+    if let Some(text) = &host {
+        count += 1;
+        problems.extend(of_host(text));
+    }
+    let mut disks = Vec::new();
+    for name in &all {
+        let Some(text) = read(&vm_path(folder, name), &mut problems) else { continue };
+        let (settings, of_vm) = text.vm(&disk::schema().of_vm());
+        disks.extend(settings.disks.into_iter().flatten());
+        if names.is_empty() || names.contains(name) {
+            count += 1;
+            if of_vm.is_empty()
+                && let Err(error) = combined(name, &text, host.as_ref())
+            {
+                problems.push(Problem { place: Place { path: text.path, line: 1 }, text: format!("{error:#}") });
+            }
+            problems.extend(of_vm);
+        }
+    }
+    let checked: Vec<_> = names.iter().map(|name| vm_path(folder, name)).collect();
+    problems.extend(
+        shared(&disks).into_iter().filter(|problem| checked.is_empty() || checked.contains(&problem.place.path)),
+    );
+    let mut out = std::io::stdout();
+    problems.iter().try_for_each(|problem| writeln!(out, "{problem}"))?;
+    // No mistake: a guest may have written this.
+    for disk in disks.iter().filter(|disk| checked.is_empty() || checked.contains(&disk.place.path)) {
+        if let Ok(Some(name)) = format::of(Path::new(&disk.options.image)) {
+            let (place, image) = (&disk.place, &disk.options.image);
+            writeln!(out, "{place}: note: {image} looks like a {name} image, and its guest sees these very bytes")?;
+        }
+    }
+    match problems.len() {
+        0 => Ok(writeln!(out, "{}: {count} files, no mistakes", folder.display())?),
+        1 => bail!("1 mistake"),
+        count => bail!("{count} mistakes"),
+    }
+}
+
+/// Returns the names of all VMs that have a file.
+pub fn vms(folder: &Path) -> Result<Vec<String>> {
+    let folder = folder.join("vms");
+    let entries = match std::fs::read_dir(&folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.with_context(|| format!("cannot read {}", folder.display()))?,
+    };
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let files = paths.filter(|path| path.extension().is_some_and(|extension| extension == "toml"));
+    let mut names: Vec<_> = files.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())).collect();
+    names.sort();
+    Ok(names)
+}
+
+fn read(path: &Path, problems: &mut Vec<Problem>) -> Option<Text> {
+    Text::read(path).unwrap_or_else(|problem| {
+        problems.push(problem);
+        None
+    })
+}
+
+/// Checks what the files of the VM `name` say together. Each of them is right.
+fn combined(name: &str, vm: &Text, host: Option<&Text>) -> Result<()> {
+    let files = Files { vm: Some(vm.clone()), host: host.cloned() };
+    // Mistakes of the host's file are reported as such.
+    let Ok([settings, _]) = files.settings_of_vm(disk::schema) else { return Ok(()) };
+    // Flags say which disks there are.
+    if settings.disks.is_none() {
+        return Ok(());
+    }
+    let words = ["--name", name].map(OsString::from);
+    check_options(&disk::options_of(&files, &words, &Path::new(name).with_extension("ctl"))?)
+}
+
+/// Returns the problems of the host's file, each once.
+fn of_host(text: &Text) -> Vec<Problem> {
+    let (_, mut problems) = text.host(VMS, &disk::schema());
+    for problem in text.host(SERVE, &serve::schema()).1 {
+        if !problems.contains(&problem) {
+            problems.push(problem);
+        }
+    }
+    problems
+}
+
+/// Returns a problem for each image or socket that two disks have.
+fn shared(disks: &[DiskEntry]) -> Vec<Problem> {
+    let mut first: BTreeMap<PathBuf, &DiskEntry> = BTreeMap::new();
+    let mut problems = Vec::new();
+    for disk in disks {
+        let image = (!disk.options.read_only).then(|| PathBuf::from(&disk.options.image));
+        for path in image.into_iter().chain(disk.options.socket.clone()).filter(|path| !path.as_os_str().is_empty()) {
+            match first.get(&path) {
+                Some(other) => {
+                    let text = format!("{} is also used by the disk at {}", path.display(), other.place);
+                    problems.push(Problem { place: disk.place.clone(), text });
+                }
+                None => {
+                    first.insert(path, disk);
+                }
+            }
+        }
+    }
+    problems
+}

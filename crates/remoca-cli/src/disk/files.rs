@@ -1,0 +1,81 @@
+//! What a VM process takes from the files of its configuration, and what it does if they cannot be used.
+
+use super::args::options_of;
+use crate::runtime;
+use crate::settings::kept::Kept;
+use crate::settings::{Files, Unusable, env_file, vm_path};
+use anyhow::{Context, Error, Result};
+use remoca_disk::start::{self, Options};
+use remoca_io::handover::VARIABLE;
+use remoca_protocol::control::Command;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+/// Returns the options of a VM process, with those of its files, and these files. If they cannot be used, they are the files of
+/// the process before it; the options say so.
+pub(super) fn usable(
+    files: Result<Files, Unusable>,
+    words: &[OsString],
+    former: Option<&Kept>,
+    control: &Path,
+) -> Result<(Options, Files)> {
+    let used = files.map_err(Error::from).and_then(|files| {
+        let options = options_of(&files, words, control)?;
+        if let Some(former) = former.filter(|former| former.files != files) {
+            check_restart(&options, former, words)?;
+        }
+        Ok((options, files))
+    });
+    let (unusable, former) = match (used, former) {
+        (Err(unusable), Some(former)) => (unusable, former),
+        (used, _) => return used,
+    };
+    let notice = format!("runs with the last good copy of its configuration, for {unusable:#}");
+    tracing::error!("{notice}");
+    let options = options_of(&former.files, words, control);
+    let options = options.context("the last good copy of the configuration cannot be used either")?;
+    Ok((Options { notice: Some(notice), ..options }, former.files.clone()))
+}
+
+/// Refuses to start with files that changed since the process before, if an upgrade to them would be refused because they, or a
+/// disk that comes, cannot be used. Guests may wait for the other disks.
+fn check_restart(options: &Options, former: &Kept, words: &[OsString]) -> Result<()> {
+    // A program that takes over was asked before.
+    if std::env::var_os(VARIABLE).is_some() {
+        return Ok(());
+    }
+    let Ok(former) = options_of(&former.files, words, &options.control) else { return Ok(()) };
+    let names: Vec<_> = former.disks.iter().zip(0..).map(|(disk, position)| disk.name_at(position)).collect();
+    start::check_change(options, &former, &names.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// Marks the disks that a process of this name had: their content is not looked at, and their size is taken as it is.
+pub(super) fn recognise(options: &mut Options, former: Option<&Kept>) {
+    // A process of a former version left no more than its state.
+    let is_continued = former.is_none() && options.state.as_ref().is_some_and(|state| state.exists());
+    for disk in &mut options.disks {
+        disk.is_known = is_continued || former.is_some_and(|former| former.images.contains(&disk.image));
+        disk.is_raw |= disk.is_known;
+    }
+}
+
+/// Returns the arguments of the VM process `name` without those of a former unit, which took them from a file (`former` is its
+/// variable) that has become the VM's file since. A process that was upgraded in place still has them.
+pub fn without_former(words: &[OsString], name: &str, folder: &Path, former: Option<&OsStr>) -> Vec<OsString> {
+    let Some(former) = former.and_then(OsStr::to_str) else { return words.to_vec() };
+    // `--name NAME`, behind `--check-handover` if this is asked.
+    let own = 2 + usize::from(words.first().is_some_and(|word| word == "--check-handover"));
+    let former: Vec<_> = env_file::words(former).into_iter().map(OsString::from).collect();
+    let are_former = words.get(own..) == Some(&former[..]) && vm_path(folder, name).exists();
+    words[..if are_former { own } else { words.len() }].to_vec()
+}
+
+/// Refuses to take over from the process with the same control socket, which runs, if a process with these options would lose
+/// its guests, or could not start.
+pub(super) fn check_upgrade(options: &Options, words: &[OsString]) -> Result<()> {
+    let Ok(running) = runtime::ask(&options.control, Command::Status) else { return Ok(()) };
+    let disks: Vec<_> = running.disks.iter().map(|disk| (&*disk.name, &*disk.image)).collect();
+    let kept = Kept::read(&Kept::beside(&options.control));
+    let former = kept.and_then(|kept| options_of(&kept.files, words, &options.control).ok());
+    start::check_upgrade(options, former.as_ref().unwrap_or(options), &disks)
+}

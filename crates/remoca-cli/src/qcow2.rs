@@ -1,0 +1,53 @@
+//! `remoca qcow2`: becomes the qemu-nbd that serves a VM's qcow2 image to its VM process. The unit `remoca-qcow2@` starts it.
+
+use crate::disk;
+use crate::runtime;
+use crate::settings::{Files, Folder, vm_path};
+use anyhow::{Context, Result};
+use clap::Args;
+use remoca_disk::start::{DiskOptions, WrongOptions};
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Serve the qcow2 image of one VM to its VM process, by qemu-nbd. Used by the unit remoca-qcow2@NAME
+///
+/// The image is that of the disk with `format = "qcow2"` in vms/NAME.toml.
+#[derive(Args, Debug)]
+pub struct Qcow2Args {
+    /// Name of the VM
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    /// Socket at which qemu-nbd listens [default: NAME.qcow2.sock beside the control socket]
+    #[arg(long, value_name = "PATH", hide = true)]
+    socket: Option<PathBuf>,
+
+    #[command(flatten)]
+    folder: Folder,
+}
+
+/// Runs the subcommand. Does not return if qemu-nbd can be started.
+///
+/// # Errors
+/// If the configuration cannot be used or has no such disk, or there is no qemu-nbd.
+pub fn run(args: &Qcow2Args) -> Result<()> {
+    let Qcow2Args { name, folder, .. } = args;
+    let files = Files::read(&folder.config, Some(name))?;
+    let words = [OsString::from("--name"), name.into()];
+    let disks = disk::configured(&files, &words)?.disks();
+    let Some(DiskOptions { image, .. }) = disks.into_iter().find(|disk| disk.is_qcow2) else {
+        let text = format!("no disk of {name} has format = \"qcow2\" in {}", vm_path(&folder.config, name).display());
+        return Err(anyhow::Error::msg(text).context(WrongOptions));
+    };
+    let socket = match &args.socket {
+        Some(socket) => socket.clone(),
+        None => disk::qcow2_socket(&runtime::socket_of(name)?, name),
+    };
+    // One client at a time: a new one is served when the requests of the former are done.
+    let mut server = Command::new("qemu-nbd");
+    server.args(["--persistent", "--format=qcow2", "--cache=none", "--discard=unmap"]).arg("--socket").arg(socket);
+    let error = server.arg("--").arg(image).exec();
+    Err(error).context("qemu-nbd cannot be started: install it (Debian: qemu-utils)")
+}

@@ -1,0 +1,92 @@
+//! What is different between two versions of the files of a VM.
+
+use super::edit::table;
+use super::file::{DiskEntry, Entry, Place, Settings};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Returns a line for each setting that differs. Of several files the first ones prevail.
+pub fn changes(before: &[Settings], after: &[Settings]) -> Vec<String> {
+    let (old, new) = (entries(before), entries(after));
+    let keys: BTreeSet<_> = old.keys().chain(new.keys()).collect();
+    let mut lines = Vec::new();
+    for key in keys {
+        let values = [old.get(*key), new.get(*key)].map(|entry| entry.map(|entry| value(&entry.words)));
+        let place = new.get(*key).map_or_else(String::new, |entry| format!(" ({})", entry.place));
+        match values {
+            [Some(old), Some(new)] if old != new => lines.push(format!("{key}: {old} -> {new}{place}")),
+            [None, Some(new)] => lines.push(format!("{key}: {new}{place}")),
+            [Some(old), None] => lines.push(format!("{key}: {old} is no longer set")),
+            _ => {}
+        }
+    }
+    let (old, new) = (disks(before), disks(after));
+    let names: BTreeSet<_> = old.keys().chain(new.keys()).collect();
+    for name in names {
+        let text = |disk: Option<&&DiskEntry>| disk.map(|disk| table(&disk.options).to_string());
+        let place = |place: &Place| format!(" ({place})");
+        match (old.get(*name), new.get(*name)) {
+            (Some(_), None) => lines.push(format!("disk {name}: no longer there")),
+            (None, Some(disk)) => lines.push(format!("disk {name}: new{}", place(&disk.place))),
+            (old, Some(disk)) if text(old) != text(Some(disk)) => {
+                lines.push(format!("disk {name}: changed; a guest sees it at its next start{}", place(&disk.place)));
+            }
+            _ => {}
+        }
+    }
+    lines
+}
+
+fn entries(files: &[Settings]) -> BTreeMap<&str, &Entry> {
+    files.iter().rev().flat_map(|file| &file.entries).map(|(key, entry)| (key.as_str(), entry)).collect()
+}
+
+fn disks(files: &[Settings]) -> BTreeMap<&str, &DiskEntry> {
+    let disks = files.iter().rev().flat_map(|file| file.disks.iter().flatten());
+    disks.map(|disk| (disk.options.name.as_deref().unwrap_or_default(), disk)).collect()
+}
+
+/// Returns words of the command line as a reader takes them.
+fn value(words: &[String]) -> String {
+    let values = words.iter().map(|word| word.split_once('=').map_or("true", |(_, value)| value));
+    let values: Vec<_> = values.collect();
+    if values.is_empty() { "false".into() } else { values.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk;
+    use crate::settings::file::Text;
+
+    #[test]
+    fn each_difference_is_a_line() {
+        let read = |text: &str| {
+            let text = Text { path: "F".into(), text: format!("version = 1\n{text}") };
+            [text.vm(&disk::schema().of_vm()).0]
+        };
+        let disk = |name: &str, more: &str| format!("[[disk]]\nname = '{name}'\nimage = '/x'\nformat = 'raw'\n{more}");
+        let before = format!(
+            "cache = '1G'\nbuffers = '64M'\nno-hedge = true\n{}{}{}",
+            disk("a", ""),
+            disk("b", ""),
+            disk("c", "")
+        );
+        let after = format!(
+            "cache = '2G'\nserver = ['tcp:a:1', 'tcp:b:1']\nno-hedge = false\n{}{}{}",
+            disk("a", ""),
+            disk("b", "swap = true\n"),
+            disk("d", "")
+        );
+        let expected = [
+            "buffers: 64M is no longer set",
+            "cache: 1G -> 2G (F:2)",
+            "no-hedge: true -> false (F:4)",
+            "server: tcp:a:1, tcp:b:1 (F:3)",
+            "disk b: changed; a guest sees it at its next start (F:9)",
+            "disk c: no longer there",
+            "disk d: new (F:14)",
+        ];
+        assert_eq!(changes(&read(&before), &read(&after)), expected);
+        assert_eq!(changes(&read(&before), &read(&before)), [""; 0]);
+    }
+}

@@ -1,0 +1,68 @@
+//! What a VM process keeps of its configuration for the next one of its name, in `NAME.config` beside its control socket.
+//!
+//! It is in memory, as the state file is: a boot of the host leaves nothing of it.
+
+use super::Files;
+use super::changes::changes;
+use super::schema::Schema;
+use remoca_io::small_file;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Maximum size of the file, in bytes.
+const BYTES_MAX: u64 = 16 << 20;
+
+/// The configuration that a process runs with.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// The files as they were read: the last good copy.
+    pub files: Files,
+    /// Images without `format=raw` whose content was looked at when they were first configured, and those that a process had
+    /// before. Their content is not looked at again: it is the guest's.
+    pub images: BTreeSet<String>,
+}
+
+impl Kept {
+    /// Returns the path for the process whose control socket is `control`. No two sockets have the same.
+    pub fn beside(control: &Path) -> PathBuf {
+        match control.extension() {
+            Some(extension) if extension == "ctl" => control.with_extension("config"),
+            _ => small_file::with_ending(control, ".config"),
+        }
+    }
+
+    /// Reads what a process left. Returns `None` if there is nothing usable.
+    pub fn read(path: &Path) -> Option<Self> {
+        serde_json::from_str(&small_file::read(path, BYTES_MAX).ok()?).ok()
+    }
+
+    /// Keeps it at `path`. Without it the process still works.
+    pub fn write(&self, path: &Path) {
+        let text = serde_json::to_string(self).map_err(std::io::Error::other);
+        if let Err(error) = text.and_then(|text| small_file::write(path, &text)) {
+            let path = path.display();
+            tracing::warn!(
+                "cannot write {path}: {error}. A process that replaces this one has no copy of the configuration"
+            );
+        }
+    }
+
+    /// Returns what is different since `former`, a line for each setting.
+    pub fn since(&self, former: &Self, schema: fn() -> Schema) -> Vec<String> {
+        let settings = |kept: &Self| kept.files.settings_of_vm(schema).unwrap_or_default();
+        changes(&settings(former), &settings(self))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_control_socket_has_its_own_file() {
+        let beside = |control: &str| Kept::beside(control.as_ref()).display().to_string();
+        assert_eq!(beside("/run/remoca/web1.ctl"), "/run/remoca/web1.config");
+        assert_eq!([beside("/run/vm.1"), beside("/run/vm.2")], ["/run/vm.1.config", "/run/vm.2.config"]);
+    }
+}

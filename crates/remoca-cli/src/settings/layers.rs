@@ -1,0 +1,134 @@
+//! Flags, the VM's file and the host's file as one: the first of them that has a setting decides it.
+
+use super::file::{DiskEntry, Place, Settings};
+use super::schema::Schema;
+use clap::ArgMatches;
+use clap::parser::ValueSource;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
+
+/// Where a value comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    Flag,
+    File(Place),
+    Default,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag => f.write_str("flag"),
+            Self::File(place) => place.fmt(f),
+            Self::Default => f.write_str("default"),
+        }
+    }
+}
+
+/// All settings of a process.
+pub struct Merged {
+    /// Every setting except the disks of a file.
+    pub matches: ArgMatches,
+    /// Disks of the VM's file, or `None` if the command line says which disks there are, or nothing does.
+    pub disks: Option<Vec<DiskEntry>>,
+    /// Files that decide settings; what is not here is a flag or a default.
+    files: BTreeMap<String, Place>,
+}
+
+impl Merged {
+    /// Merges `words` of the command line with the settings of files, of which the first ones prevail.
+    ///
+    /// # Errors
+    /// As clap reports them.
+    pub fn new(schema: &Schema, words: &[OsString], files: &[&Settings]) -> Result<Self, clap::Error> {
+        let typed = schema.parse(words.iter().cloned())?;
+        let is_typed = |id: &str| typed.value_source(id) == Some(ValueSource::CommandLine);
+        let mut taken: Vec<_> = schema.flags().filter(|arg| is_typed(arg.get_id().as_str())).collect();
+        let is_free = |taken: &[&clap::Arg], arg: &clap::Arg| {
+            !taken.iter().any(|other| other.get_id() == arg.get_id() || schema.are_rivals(arg, other))
+        };
+        let disks = schema.flag("disk").filter(|disk| is_free(&taken, disk));
+        let disks = disks.and_then(|_| files.iter().find_map(|settings| settings.disks.clone()));
+        let (mut all, mut places) = (Vec::new(), BTreeMap::new());
+        for settings in files {
+            let args = settings.entries.iter().filter_map(|(key, entry)| Some((schema.flag(key)?, key, entry)));
+            let free: Vec<_> = args.filter(|(arg, ..)| is_free(&taken, arg)).collect();
+            for (arg, key, entry) in free {
+                all.extend(entry.words.iter().map(OsString::from));
+                places.insert(key.clone(), entry.place.clone());
+                taken.push(arg);
+            }
+        }
+        all.extend(words.iter().cloned());
+        Ok(Self { matches: schema.parse(all)?, disks, files: places })
+    }
+
+    /// Returns where the value of a key comes from.
+    pub fn origin(&self, key: &str, id: &str) -> Origin {
+        match (self.files.get(key), self.matches.value_source(id)) {
+            (Some(place), _) => Origin::File(place.clone()),
+            (None, Some(ValueSource::CommandLine)) => Origin::Flag,
+            (None, _) => Origin::Default,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk;
+    use crate::settings::file::{Text, VMS};
+
+    fn merged(words: &str, vm: &str, host: &str) -> Merged {
+        let text = |path: &str, text: &str| Text { path: path.into(), text: format!("version = 1\n{text}") };
+        let (vm, problems) = text("V", vm).vm(&disk::schema().of_vm());
+        assert_eq!(problems, []);
+        let (host, problems) = text("H", &format!("[vms]\n{host}")).host(VMS, &disk::schema());
+        assert_eq!(problems, []);
+        let words: Vec<_> = words.split_whitespace().map(OsString::from).collect();
+        Merged::new(&disk::schema(), &words, &[&vm, &host]).unwrap()
+    }
+
+    fn value(merged: &Merged, key: &str) -> String {
+        let id = key.replace('-', "_");
+        let values = merged.matches.get_raw(&id).into_iter().flatten();
+        let values: Vec<_> = values.map(|value| value.to_string_lossy()).collect();
+        format!("{} by {}", values.join(" "), merged.origin(key, &id))
+    }
+
+    #[test]
+    fn a_flag_is_before_the_vms_file_and_that_before_the_hosts() {
+        let merged = merged(
+            "--server tcp:f:1 --name x",
+            "server = ['tcp:v:1', 'tcp:v:2']\ncache = '2G'\nno-hedge = false\n",
+            "server = 'tcp:h:1'\ncache = '3G'\nguest-memory = '4G'\nno-hedge = true\n",
+        );
+        assert_eq!(value(&merged, "server"), "tcp:f:1 by flag");
+        assert_eq!(value(&merged, "cache"), "2G by V:3");
+        assert_eq!(value(&merged, "guest-memory"), "4G by H:5");
+        assert_eq!(value(&merged, "no-hedge"), "false by V:4");
+        assert_eq!(value(&merged, "buffers"), "64M by default");
+    }
+
+    #[test]
+    fn a_flag_turns_off_what_a_file_turns_on() {
+        let of = |words| value(&merged(words, "no-hedge = true\n", "no-frames = true\n"), "no-hedge");
+        assert_eq!(of(""), "true by V:2");
+        assert_eq!(
+            [of("--no-hedge=false"), of("--no-hedge=true"), of("--no-hedge")],
+            ["false by flag", "true by flag", "true by flag"]
+        );
+        assert_eq!(value(&merged("--no-frames=false", "", "no-frames = true\n"), "no-frames"), "false by flag");
+    }
+
+    #[test]
+    fn what_excludes_a_flag_gives_way_to_it() {
+        let file = "port = '/p'\n[[disk]]\nname = 'a'\nimage = '/a'\nformat = 'raw'\n";
+        assert_eq!(merged("", file, "").disks.unwrap().len(), 1);
+        assert_eq!(value(&merged("", file, ""), "port"), "/p by V:2");
+        let typed = merged("--nbd systemd --nbd-port --image /b", file, "");
+        assert!(typed.disks.is_none() && typed.matches.get_raw("port").is_none());
+        assert!(merged("--disk image=/b", file, "").disks.is_none());
+    }
+}

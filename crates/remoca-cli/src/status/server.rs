@@ -1,0 +1,198 @@
+//! `remoca status --server`: the memory server of this host, and what each of its clients has and does.
+
+use super::figures::each_second;
+use super::table::View;
+use super::text::{rate, show_seconds, show_time, size_of_rate};
+use crate::runtime::explain_unreachable;
+use crate::serve;
+use crate::size::show_size;
+use anyhow::{Context, Result, bail};
+use remoca_server::{Backing, PoolStatus, Status};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Control socket of the packaged unit.
+const CONTROL: &str = "/run/remoca-serve/control";
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAGE_BYTES: u64 = 4096;
+
+/// Returns the control socket of this host's memory server: the one that is `given`, that of the configuration in `folder`, or
+/// that of the unit.
+///
+/// # Errors
+/// If the configuration is asked, and has a mistake.
+pub fn control(given: Option<&Path>, folder: &Path) -> Result<PathBuf> {
+    let configured = || Ok(serve::configured_control(folder)?.unwrap_or_else(|| CONTROL.into()));
+    given.map_or_else(configured, |given| Ok(given.into()))
+}
+
+/// Returns the status of the memory server whose control socket is at `socket`.
+///
+/// # Errors
+/// If no memory server answers there.
+pub fn ask(socket: &Path) -> Result<Status> {
+    let mut text = String::new();
+    let answer = UnixStream::connect(socket).and_then(|mut stream| {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.read_to_string(&mut text)
+    });
+    match answer {
+        Err(error) if error.kind() == ErrorKind::NotFound => bail!(
+            "no memory server answers at {}: one that its unit did not start needs --control PATH, and is found by \
+             `remoca status --server=PATH`",
+            socket.display()
+        ),
+        Err(error) => {
+            let hint = "is `remoca serve` running with this --control?";
+            return Err(explain_unreachable(socket, error, "no memory server answers", hint));
+        }
+        Ok(_) => {}
+    }
+    serde_json::from_str(&text).with_context(|| format!("this is no memory server: {}", socket.display()))
+}
+
+/// Prints the status. The figures of a client that `before` has are those since then.
+pub fn show(out: &mut impl Write, now: &Status, before: Option<&Status>, view: View) -> std::io::Result<()> {
+    let before = before.filter(|before| before.server_id == now.server_id);
+    let (time, period) = match (view, before) {
+        (View::Totals, _) => (String::new(), "totals since its start".to_owned()),
+        (View::Rates { now_s }, None) => (show_time(now_s) + "  ", "per second since its start".to_owned()),
+        (View::Rates { now_s }, Some(before)) => {
+            let period = show_seconds(seconds(now, Some(before)));
+            (show_time(now_s) + "  ", format!("per second in the last {period}"))
+        }
+    };
+    writeln!(out, "{time}{}; {period}", memory(now))?;
+    writeln!(
+        out,
+        "{:<24} {:>8}  {:<4} {:>6} {:>6} {:>9} {:>6} {:>9} {:>6} {:>8}",
+        "CLIENT", "POOL", "HERE", "SIZE", "USED", "GETS", "", "PUTS", "", "MISSING"
+    )?;
+    for pool in &now.pools {
+        let earlier = before.and_then(|before| before.pools.iter().find(|earlier| earlier.token == pool.token));
+        let here = if pool.connected { "yes" } else { "no" };
+        let (size, used) = (bytes(u64::from(pool.npages)), bytes(pool.pages_written));
+        let name = format!("{:<24} {:>8}  {here:<4} {size:>6} {used:>6}", pool.peer, pool.token);
+        writeln!(out, "{name} {}", Traffic::of_pool(pool, earlier).text(view, seconds(now, before)))?;
+    }
+    let (given, used) = (now.pages - now.pages_free, now.pools.iter().map(|pool| pool.pages_written).sum());
+    let name = format!("{:<24} {:>8}  {:<4} {:>6} {:>6}", "TOTAL", "", "", bytes(given.into()), bytes(used));
+    writeln!(out, "{name} {}", Traffic::of_all(now, before).text(view, seconds(now, before)))
+}
+
+/// Returns what the server has, and who uses it.
+fn memory(status: &Status) -> String {
+    let Status { version, pages, pages_free, quota_pages, pools, .. } = status;
+    let locked = if status.locked { "locked" } else { "not locked" };
+    let huge = if status.backing == Backing::HugeTlb { ", in huge pages" } else { "" };
+    let [all, free, quota] = [*pages, *pages_free, *quota_pages].map(|pages| bytes(pages.into()));
+    let here = pools.iter().filter(|pool| pool.connected).count();
+    let up = show_seconds(Duration::from_secs(status.uptime_s).as_secs_f64());
+    let kept = match pools.len() - here {
+        0 => String::new(),
+        gone => format!(", pools of {gone} more are kept until they come back or --grace ends"),
+    };
+    format!(
+        "memory server (version {version}, up {up}): {all} {locked}{huge}, {free} free, at most {quota} for one client; {here} \
+         clients are connected{kept}"
+    )
+}
+
+/// Pages that a server sent, received, and did not have.
+struct Traffic {
+    gets: u64,
+    puts: u64,
+    missing: u64,
+}
+
+impl Traffic {
+    fn of_pool(now: &PoolStatus, before: Option<&PoolStatus>) -> Self {
+        let since = |count: fn(&PoolStatus) -> u64| count(now).saturating_sub(before.map_or(0, count));
+        Self { gets: since(|pool| pool.gets), puts: since(|pool| pool.sends), missing: since(|pool| pool.not_found) }
+    }
+
+    fn of_all(now: &Status, before: Option<&Status>) -> Self {
+        let since = |count: fn(&Status) -> u64| count(now).saturating_sub(before.map_or(0, count));
+        Self {
+            gets: since(|status| status.totals.gets),
+            puts: since(|status| status.totals.sends),
+            missing: since(|status| status.totals.not_found),
+        }
+    }
+
+    fn text(&self, view: View, seconds: f64) -> String {
+        let part = |pages: u64| match view {
+            View::Totals => format!("{pages:>9} {:>6}", bytes(pages)),
+            View::Rates { .. } => {
+                let size = size_of_rate(each_second(pages * PAGE_BYTES, seconds));
+                format!("{:>9} {size:>6}", rate(each_second(pages, seconds)))
+            }
+        };
+        let missing = match view {
+            View::Totals => self.missing.to_string(),
+            View::Rates { .. } => rate(each_second(self.missing, seconds)),
+        };
+        format!("{} {} {missing:>8}", part(self.gets), part(self.puts))
+    }
+}
+
+/// Returns the length of the period in seconds.
+fn seconds(now: &Status, before: Option<&Status>) -> f64 {
+    Duration::from_secs(now.uptime_s.saturating_sub(before.map_or(0, |before| before.uptime_s))).as_secs_f64()
+}
+
+fn bytes(pages: u64) -> String {
+    show_size(pages * PAGE_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn status(uptime_s: u64, gets: u64) -> Status {
+        let pool = json!({"token": "0a1b2c3d", "peer": "10.0.0.7:4000", "connected": true, "npages": 1024, "pages_written": 256,
+            "gets": gets, "not_found": 1, "sends": 512});
+        let totals = json!({"gets": gets, "not_found": 1, "sends": 512, "moves": 0, "resizes_refused": 0, "sessions": 1,
+            "fenced": 0, "expired": 0});
+        let status = json!({"server_id": "1", "version": "0.1.0", "uptime_s": uptime_s, "backing": "ordinary", "locked": true,
+            "pages": 2048, "pages_free": 1024, "pages_to_give_back": 0, "quota_pages": 2048, "totals": totals, "pools": [pool]});
+        serde_json::from_value(status).unwrap()
+    }
+
+    fn shown(now: &Status, before: Option<&Status>, view: View) -> String {
+        let mut out = Vec::new();
+        show(&mut out, now, before, view).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn the_unit_makes_the_socket_that_is_asked() {
+        let unit = include_str!("../../../../packaging/remoca-serve.service");
+        // Where a server makes its socket that is told nothing else.
+        assert_eq!(CONTROL, "/run/remoca-serve/control");
+        assert!(unit.contains("\nRuntimeDirectory=remoca-serve\n") && !unit.contains("--control"), "{unit}");
+    }
+
+    #[test]
+    fn totals_and_rates() {
+        let wanted = "\
+memory server (version 0.1.0, up 100s): 8M locked, 4M free, at most 8M for one client; 1 clients are connected; totals since its start
+CLIENT                       POOL  HERE   SIZE   USED      GETS             PUTS         MISSING
+10.0.0.7:4000            0a1b2c3d  yes      4M     1M      2000   7.8M       512     2M        1
+TOTAL                                       4M     1M      2000   7.8M       512     2M        1
+";
+        assert_eq!(shown(&status(100, 2000), None, View::Totals), wanted);
+        let rates = shown(&status(102, 2256), Some(&status(100, 2000)), View::Rates { now_s: 61 });
+        assert!(
+            rates.starts_with("00:01:01Z  memory server ") && rates.contains("; per second in the last 2.0s\n"),
+            "{rates}"
+        );
+        assert!(rates.ends_with("128   512K         0     0B        0\n"), "{rates}");
+        let mut gone = status(1, 0);
+        gone.pools[0].connected = false;
+        assert!(shown(&gone, None, View::Totals).contains("0 clients are connected, pools of 1 more are kept until"));
+    }
+}

@@ -1,0 +1,164 @@
+//! One VM as an operator names it: its process if it runs, else what it would start with.
+
+use crate::config::show;
+use crate::settings::kept::Kept;
+use crate::settings::{Files, Unusable, vm_path};
+use crate::{disk, runtime};
+use anyhow::{Result, bail};
+use remoca_disk::start::{Address, DiskOptions, Options, PortOptions};
+use remoca_io::address::Endpoint;
+use remoca_protocol::control::{Command, Status};
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A VM that has a process, or a file in the configuration.
+pub struct Vm {
+    pub options: Options,
+    /// Status of its process; `None` if none answers.
+    pub running: Option<Status>,
+    pub files: FilesState,
+}
+
+/// How the files of a VM relate to the options that it has, or would have.
+pub enum FilesState {
+    /// There are none.
+    None,
+    InEffect,
+    /// Changes that the process has not taken up yet.
+    Pending(Vec<String>),
+    /// Why they cannot be used. The options are those of the last good copy.
+    Unusable(String),
+}
+
+impl Vm {
+    /// Finds the VM `name`, which may also be the path of a control socket.
+    ///
+    /// # Errors
+    /// If there is neither a process nor a file of that name, or the file has a mistake and there is no good copy.
+    pub fn find(name: &str, folder: &Path) -> Result<Self> {
+        let sockets = runtime::sockets(Some(name))?;
+        let Some(socket) = sockets.first() else { bail!("there is no VM `{name}`") };
+        let running = runtime::ask(socket, Command::Status);
+        let own_name = running.as_ref().map_or(name, |status| &status.name).to_owned();
+        if own_name.contains('/') {
+            return Err(running.err().unwrap_or_else(|| anyhow::anyhow!("there is no VM `{name}`")));
+        }
+        let files = Files::read(folder, Some(&own_name));
+        let is_configured = files.as_ref().map_or(true, |files| files.vm.is_some());
+        let running = match running {
+            Ok(status) => Some(status),
+            // A process that does not answer for another reason is there.
+            Err(error) if is_configured && is_absent(&error) => None,
+            Err(error) if is_configured => return Err(error),
+            Err(error) => {
+                bail!("{error:#}. It is not configured either: there is no {}", vm_path(folder, name).display())
+            }
+        };
+        let words = match &running {
+            Some(status) => show::words_of(status, &own_name, folder),
+            None => vec![OsString::from("--name"), OsString::from(own_name.as_str())],
+        };
+        let kept = Kept::read(&Kept::beside(socket));
+        let (mut options, files) =
+            effective(files, kept, running.is_some(), |files| disk::options_of(files, &words, socket))?;
+        if let Some(status) = &running
+            && let Ok(folder) = std::fs::read_link(format!("/proc/{}/cwd", status.pid))
+        {
+            make_absolute(&mut options, &folder);
+        }
+        Ok(Self { options, running, files })
+    }
+
+    /// Returns each disk with its name.
+    pub fn disks(&self) -> impl Iterator<Item = (String, &DiskOptions)> {
+        let default = |number| DiskOptions::default_name(number);
+        (0..)
+            .zip(&self.options.disks)
+            .map(move |(number, disk)| (disk.name.clone().unwrap_or_else(|| default(number)), disk))
+    }
+}
+
+/// Returns the options of a process: those that a running one started with, else those that its files give, or their last good
+/// copy.
+fn effective(
+    files: Result<Files, Unusable>,
+    kept: Option<Kept>,
+    is_running: bool,
+    options: impl Fn(&Files) -> Result<Options>,
+) -> Result<(Options, FilesState)> {
+    let now = files.map_err(anyhow::Error::from).and_then(|files| Ok((options(&files)?, files)));
+    match (now, kept) {
+        (Ok((_, files)), Some(kept)) if is_running && (files != Files::default() || kept.files != files) => {
+            let changes = Kept { files, ..Kept::default() }.since(&kept, disk::schema);
+            let state = if changes.is_empty() { FilesState::InEffect } else { FilesState::Pending(changes) };
+            Ok((options(&kept.files)?, state))
+        }
+        (Ok((options, files)), _) if files == Files::default() => Ok((options, FilesState::None)),
+        (Ok((options, _)), _) => Ok((options, FilesState::InEffect)),
+        (Err(error), Some(kept)) => Ok((options(&kept.files)?, FilesState::Unusable(format!("{error:#}")))),
+        (Err(error), None) => Err(error),
+    }
+}
+
+/// Returns whether nothing listens at the socket.
+fn is_absent(error: &anyhow::Error) -> bool {
+    let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+    matches!(kind, Some(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused))
+}
+
+/// Makes paths absolute which the process, whose folder is `folder`, was given as relative ones.
+fn make_absolute(options: &mut Options, folder: &Path) {
+    let join = |path: &mut PathBuf| *path = folder.join(&*path);
+    options.disks.iter_mut().for_each(|disk| disk.make_absolute(folder));
+    if let PortOptions::Socket(path) = &mut options.port {
+        join(path);
+    }
+    for address in &mut options.nbd {
+        if let Address::Endpoint(Endpoint::Unix(path)) = address {
+            join(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::file::Text;
+
+    fn files(text: &str) -> Files {
+        Files { vm: Some(Text { path: "V".into(), text: format!("version = 1\n{text}") }), host: None }
+    }
+
+    fn cache(files: Files, kept: Option<&str>, is_running: bool) -> Result<(u64, String)> {
+        let kept = kept.map(|text| Kept { files: self::files(text), ..Kept::default() });
+        let (options, state) =
+            effective(Ok(files), kept, is_running, |files| disk::options_of(files, &[], Path::new("/c")))?;
+        let state = match state {
+            FilesState::None => "none".into(),
+            FilesState::InEffect => "in effect".into(),
+            FilesState::Pending(changes) => changes.join("; "),
+            FilesState::Unusable(error) => error,
+        };
+        Ok((options.cache >> 20, state))
+    }
+
+    #[test]
+    fn a_process_has_what_it_started_with_and_its_successor_the_last_good_copy() {
+        let said = |files, kept, is_running| cache(files, kept, is_running).unwrap();
+        for is_running in [false, true] {
+            assert_eq!(said(Files::default(), None, is_running), (1024, "none".into()));
+            let by_flags = effective(Ok(Files::default()), Some(Kept::default()), is_running, |files| {
+                disk::options_of(files, &[], Path::new("/c"))
+            });
+            assert!(matches!(by_flags, Ok((_, FilesState::None))));
+            assert_eq!(said(files("cache = '2M'"), None, is_running), (2, "in effect".into()));
+            let (size, error) = said(files("cahce = '2M'"), Some("cache = '3M'"), is_running);
+            assert!(size == 3 && error.contains("V:2: unknown key"), "{error}");
+            assert!(cache(files("cahce = '2M'"), None, is_running).is_err());
+        }
+        assert_eq!(said(files("cache = '2M'"), Some("cache = '3M'"), false), (2, "in effect".into()));
+        assert_eq!(said(files("cache = '2M'"), Some("cache = '3M'"), true), (3, "cache: 3M -> 2M (V:2)".into()));
+        assert_eq!(said(files("cache = '3M'"), Some("cache = '3M'"), true), (3, "in effect".into()));
+    }
+}

@@ -1,0 +1,110 @@
+//! `remoca check`: of a VM that is configured, and of one that runs.
+
+use super::support::machine::{Machine, Setup};
+use super::support::program::{Serve, expect_refusal, run};
+use super::support::wait_until;
+use remoca_io::lock::lock;
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::Output;
+
+const FAILURE: i32 = 1;
+
+/// Returns what is found as `LEVEL WHAT: FOUND`, with the exit code.
+#[track_caller]
+fn check(name: &str, configuration: &Path) -> (Vec<String>, Option<i32>) {
+    let output: Output = run(&["check", name, "--json", "--config", configuration.to_str().unwrap()]);
+    let findings: Vec<serde_json::Value> =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    let text = |finding: &serde_json::Value, key: &str| finding[key].as_str().unwrap().to_owned();
+    let line = |finding| format!("{} {}: {}", text(finding, "level"), text(finding, "what"), text(finding, "found"));
+    for finding in &findings {
+        assert_eq!(finding["level"] == "ok", finding["advice"].is_null(), "only what is wrong has advice: {finding}");
+    }
+    (findings.iter().map(line).collect(), output.status.code())
+}
+
+#[track_caller]
+fn expect(found: &[String], lines: &[&str]) {
+    for line in lines {
+        assert!(found.iter().any(|found| found.starts_with(line)), "`{line}` is missing in {found:#?}");
+    }
+}
+
+#[test]
+fn a_vm_that_is_configured_is_checked_before_it_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Serve::start(folder.path(), "16M");
+    // No process of this machine has this name.
+    let name = "check-before-start";
+    let image = folder.path().join("image");
+    fs::create_dir(folder.path().join("vms")).unwrap();
+    let write = |server: &str, cache: &str| {
+        let text = format!(
+            "version = 1\nserver = ['{server}']\ncache = '{cache}'\n[[disk]]\nname = 'root'\nformat = 'raw'\nimage = '{}'\n\
+             socket = '/run/remoca/s'\n",
+            image.display()
+        );
+        fs::write(folder.path().join("vms").join(format!("{name}.toml")), text).unwrap();
+    };
+    write(&server.address, "8M");
+    let (found, code) = check(name, folder.path());
+    expect(&found, &["warning process: does not run", "failed image root: ", "ok server "]);
+    assert_eq!(code, Some(FAILURE));
+
+    fs::write(&image, [0; 8192]).unwrap();
+    let user = File::options().read(true).write(true).open(&image).unwrap();
+    lock(&user, false).unwrap_or_else(|failure| panic!("{failure:?}"));
+    let (found, _) = check(name, folder.path());
+    let line = format!("failed image root: {}: another program uses it", image.display());
+    expect(&found, &[&line]);
+    drop(user);
+    let (found, _) = check(name, folder.path());
+    expect(&found, &[&format!("ok image root: {}, 8K, used by nobody", image.display())]);
+
+    write(&server.address, "1G");
+    let (found, _) = check(name, folder.path());
+    expect(&found, &[&format!("warning server {}: 16M free", server.address)]);
+    let nobody = format!("unix:{}", folder.path().join("nobody").display());
+    write(&nobody, "1G");
+    let (found, code) = check(name, folder.path());
+    expect(&found, &[&format!("failed server {nobody}: ")]);
+    assert_eq!(code, Some(FAILURE));
+}
+
+#[test]
+fn a_vm_that_runs_is_checked_by_its_control_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Serve::start(folder.path(), "16M");
+    let setup = Setup { server: Some(server.address.clone()), seed: 87, ..Setup::default() };
+    let machine = Machine::start_in(folder, setup);
+    wait_until("it has its cache", || {
+        let status = machine.status();
+        status.cache.granted_bytes == status.cache.wanted_bytes
+    });
+    let control = machine.control().display().to_string();
+    let (found, _) = check(&control, Path::new("/nonexistent"));
+    let disk = machine.status().disks[0].name.clone();
+    expect(
+        &found,
+        &[
+            "ok process: runs as ",
+            &format!("ok image {disk}: "),
+            &format!("ok server {}: ", server.address),
+            "ok guest: has attached all disks",
+            "ok guest memory: ",
+            // The test's own guest is no QEMU.
+            &format!("warning reconnect {disk}: no QEMU"),
+            "warning agent: not heard",
+        ],
+    );
+    assert!(found.iter().any(|line| line.contains(" open files: ")), "{found:#?}");
+}
+
+#[test]
+fn a_vm_that_is_neither_there_nor_configured_is_refused() {
+    for command in ["check", "xml"] {
+        let output = run(&[command, "there-is-no-such-vm", "--config", "/nonexistent"]);
+        expect_refusal(&output, FAILURE, &["no VM process answers at", "/nonexistent/vms/there-is-no-such-vm.toml"]);
+    }
+}

@@ -1,0 +1,402 @@
+//! A VM process by files: what is reloaded, what a broken file does, and what is never asked of an image again.
+
+use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, run_command, status};
+use super::support::wait_until;
+use remoca_frontend::testing::{Command, Options, TestGuest};
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use tempfile::TempDir;
+
+/// Exit codes: of any failure, of an image that cannot be used, and of a configuration that cannot be.
+const FAILURE: i32 = 1;
+const NO_IMAGE: i32 = 66;
+const CONFIGURATION: i32 = 78;
+
+/// A VM `web1` with one image, and the folder of its configuration.
+struct Scene {
+    folder: TempDir,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let scene = Self { folder: tempfile::tempdir().unwrap() };
+        std::fs::create_dir(scene.path("vms")).unwrap();
+        std::fs::write(scene.path("image"), vec![0; 1 << 20]).unwrap();
+        scene
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    /// Writes the VM's file, with its disk behind `settings`.
+    fn configure(&self, settings: &str) {
+        let (image, socket) = (self.text("image"), self.text("socket"));
+        let disk = format!("[[disk]]\nname = 'root'\nimage = '{image}'\nsocket = '{socket}'\nformat = 'raw'\n");
+        std::fs::write(self.path("vms/web1.toml"), format!("version = 1\n{settings}\n{disk}")).unwrap();
+    }
+
+    fn command(&self, arguments: &[&str]) -> std::process::Command {
+        let mut command = command(REMOCA);
+        command.args(arguments).env("REMOCA_CONFIG", self.folder.path());
+        command
+    }
+
+    fn disk(&self, arguments: &[&str]) -> std::process::Command {
+        self.command(&[&["disk", "--name", "web1", "--control", &self.text("web1.ctl")], arguments].concat())
+    }
+
+    fn control(&self) -> PathBuf {
+        self.path("web1.ctl")
+    }
+
+    /// Starts the process, and waits until it serves.
+    fn start(&self, arguments: &[&str]) -> Program {
+        let mut program = Program::start(&mut self.disk(arguments), &self.path("log"));
+        wait_until("the process answers", || {
+            assert!(program.is_running(), "{}", program.log());
+            std::os::unix::net::UnixStream::connect(self.control()).is_ok()
+        });
+        // An answer comes only once it serves.
+        status(&self.control());
+        program
+    }
+
+    /// Runs `remoca COMMAND CONTROL ARGUMENTS`. Returns its output if it succeeds.
+    fn ask(&self, command: &str, arguments: &[&str]) -> Output {
+        run_command(&mut self.command(&[&[command, &self.text("web1.ctl")], arguments].concat()))
+    }
+}
+
+#[track_caller]
+fn said(output: &Output) -> String {
+    let said = String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned();
+    assert!(output.status.success(), "{said}");
+    said
+}
+
+fn cache(control: &Path) -> (u64, Vec<String>) {
+    let status = status(control);
+    (status.cache.wanted_bytes >> 20, status.servers.into_iter().map(|server| server.endpoint).collect())
+}
+
+#[test]
+fn files_configure_a_process_and_a_reload_says_what_changed() {
+    let scene = Scene::new();
+    let server = Serve::start(scene.folder.path(), "16M");
+    let other = tempfile::tempdir().unwrap();
+    let other = Serve::start(other.path(), "16M");
+    let host =
+        |cache| format!("version = 1\n[vms]\nserver = '{}'\ncache = '{cache}'\n[serve]\nmistake = 1\n", server.address);
+    std::fs::write(scene.path("remoca.toml"), host("4M")).unwrap();
+    scene.configure("buffers = '32M'");
+    let mut program = scene.start(&[]);
+    assert_eq!(cache(&scene.control()), (4, vec![server.address.clone()]));
+    assert_eq!(status(&scene.control()).disks[0].name, "root");
+
+    // Each setting stays as it was set until it changes in a file.
+    said(&scene.ask("set", &["--cache", "2M"]));
+    said(&scene.ask("set", &["--server", &other.address]));
+    assert!(!said(&scene.ask("upgrade", &[])).contains("->"));
+    assert_eq!(cache(&scene.control()), (2, vec![other.address.clone()]));
+    program.kill();
+    program = scene.start(&[]);
+    assert_eq!(cache(&scene.control()), (2, vec![other.address.clone()]));
+    std::fs::write(scene.path("remoca.toml"), host("5M")).unwrap();
+    let reloaded = said(&scene.ask("upgrade", &[]));
+    assert!(reloaded.contains(&format!("web1: cache: 4M -> 5M ({}:4)", scene.text("remoca.toml"))), "{reloaded}");
+    assert_eq!(cache(&scene.control()), (5, vec![other.address.clone()]));
+    program.kill();
+    scene.configure(&format!("cache = '3M'\nserver = ['{}', '{}']", server.address, other.address));
+    program = scene.start(&[]);
+    assert_eq!(cache(&scene.control()), (3, vec![server.address.clone(), other.address.clone()]));
+    assert!(program.log().contains("configuration: cache: 5M -> 3M"), "{}", program.log());
+
+    // A disk may come. None becomes another one, whose guest it would be.
+    let before = std::fs::read_to_string(scene.path("vms/web1.toml")).unwrap();
+    let more = |name: &str| {
+        let (image, socket) = (scene.text("more"), scene.text("more.sock"));
+        format!("{before}[[disk]]\nname = '{name}'\nimage = '{image}'\nsocket = '{socket}'\nformat = 'raw'\n")
+    };
+    let refused = |text: String, words: &str| {
+        std::fs::write(scene.path("vms/web1.toml"), text).unwrap();
+        expect_refusal(&scene.ask("upgrade", &[]), FAILURE, &[words, "goes on as before"]);
+    };
+    refused(more("b"), "disk b cannot be added: ");
+    std::fs::write(scene.path("more"), vec![0; 1 << 20]).unwrap();
+    std::fs::write(scene.path("vms/web1.toml"), more("b")).unwrap();
+    assert!(said(&scene.ask("upgrade", &[])).contains("web1: disk b: new"));
+    refused(more("c"), "would have the name c");
+    let image = scene.text("more");
+    refused(more("b").replace(&image, &scene.text("other")), "disk b would be ");
+    refused(before.replace("root", "new"), "would have the name new");
+    assert_eq!(status(&scene.control()).upgrades, 1);
+    program.terminate();
+}
+
+#[test]
+fn a_broken_file_stops_nothing_that_ran_before() {
+    let scene = Scene::new();
+    scene.configure("cahce = '3M'");
+    let file = scene.text("vms/web1.toml");
+    let words = format!("{file}:2: unknown key `cahce`: did you mean `cache`?");
+    expect_refusal(&run_command(&mut scene.disk(&[])), CONFIGURATION, &[&words]);
+    expect_refusal(&run_command(&mut scene.disk(&["--nbd-port", "--port", "/p"])), 2, &["cannot be used with"]);
+    scene.configure("buffers = '32M'");
+    let mut program = scene.start(&[]);
+    assert_eq!(status(&scene.control()).notice, None);
+
+    std::fs::write(scene.path("vms/web1.toml"), "version = 1\n[[disk\n").unwrap();
+    let words = [format!("{file}:2: "), "goes on as before".into()];
+    expect_refusal(&scene.ask("upgrade", &[]), FAILURE, &[&words[0], &words[1]]);
+    program.kill();
+    program = scene.start(&[]);
+    let notice = status(&scene.control()).notice.unwrap();
+    assert!(notice.contains("last good copy") && notice.contains(&format!("{file}:2: ")), "{notice}");
+    assert!(program.log().contains(&format!("{file}:2: ")), "{}", program.log());
+    assert!(said(&scene.ask("status", &[])).contains("last good copy"));
+    // Other commands are about that copy too, and say so.
+    let checked = scene.ask("check", &[]);
+    expect_refused_finding(&checked, &format!("failed   configuration: the configuration cannot be used: {file}:2: "));
+    let xml = said(&scene.ask("xml", &["--libvirt", "10.0"]));
+    assert!(xml.contains("by the last good copy") && xml.contains(&scene.text("socket")), "{xml}");
+    // The copy outlives the process that started with it.
+    program.kill();
+    program = scene.start(&[]);
+    assert!(status(&scene.control()).notice.is_some());
+    scene.configure("buffers = '48M'");
+    let pending = "warning  configuration: not in effect yet: buffers: 32M -> 48M";
+    expect_refused_finding(&scene.ask("check", &[]), pending);
+    assert!(said(&scene.ask("upgrade", &[])).contains("web1: buffers: 32M -> 48M"));
+    assert_eq!(status(&scene.control()).notice, None);
+    program.terminate();
+}
+
+/// Settings that are right one by one: a reload refuses them, and a process that was killed starts without them.
+#[test]
+fn files_with_which_no_process_could_start_stop_nothing_that_ran_before() {
+    let scene = Scene::new();
+    let port = |name: &str| format!("port = '{}'\n", scene.text(name));
+    scene.configure(&port("port"));
+    let mut program = scene.start(&[]);
+    let good = std::fs::read_to_string(scene.path("vms/web1.toml")).unwrap();
+    let more = |image: &str| format!("{good}[[disk]]\nname = 'more'\nformat = 'raw'\nimage = '{image}'\n");
+    let with = |setting: &str| good.replace("port =", &format!("{setting}\nport ="));
+    let server = "server = ['tcp:127.0.0.1:1', 'tcp:127.0.0.1:1']";
+    let long = more(&scene.text("image")).replace("more", &"x".repeat(21)) + "socket = '/s'";
+    let cases = [
+        (with(server), "is given twice"),
+        (with("incoming = 'tcp:127.0.0.1:1'"), "it has its disks"),
+        (with("server = 'tcp:127.0.0.1:1'\ncache = '9T'"), "4 TiB is the limit"),
+        (format!("{good}queues = 65"), "1 to 64"),
+        (format!("{good}on-loss = 'fail'"), "are for NBD images"),
+        (long, "is longer than 20 bytes"),
+        (good.replace(&port("port"), &port("port2")), "the socket of the port would be"),
+        (good.replace(&scene.text("socket"), &scene.text("socket2")), "the socket of root would be"),
+        (with("nbd = 'unix:/no/such/nbd'") + &more(&scene.text("image"))[good.len()..], "/no/such/nbd"),
+    ];
+    for (text, words) in cases {
+        std::fs::write(scene.path("vms/web1.toml"), text).unwrap();
+        expect_refusal(&scene.ask("upgrade", &[]), FAILURE, &[words, "goes on as before"]);
+    }
+    assert!(program.is_running() && status(&scene.control()).upgrades == 0);
+    std::fs::write(scene.path("vms/web1.toml"), good.replace(&port("port"), "")).unwrap();
+    said(&scene.ask("upgrade", &[]));
+    std::fs::write(scene.path("vms/web1.toml"), good.replace(&scene.text("port"), "/no/such/port")).unwrap();
+    expect_refusal(&scene.ask("upgrade", &[]), FAILURE, &["/no/such/port", "goes on as before"]);
+    let new_disk = more("/no/such/image") + &format!("socket = '{}'\n", scene.text("more"));
+    for (text, words) in [(with(server), "is given twice"), (new_disk, "/no/such/image")] {
+        program.kill();
+        std::fs::write(scene.path("vms/web1.toml"), text).unwrap();
+        program = scene.start(&[]);
+        let now = status(&scene.control());
+        assert!(now.notice.as_ref().is_some_and(|notice| notice.contains(words)), "{:?}", now.notice);
+        assert_eq!((now.disks.len(), now.disks[0].name.as_str()), (1, "root"));
+    }
+    program.terminate();
+}
+
+/// Expects a line of `remoca check`, whatever else it finds.
+#[track_caller]
+fn expect_refused_finding(output: &Output, line: &str) {
+    let found = String::from_utf8_lossy(&output.stdout);
+    assert!(found.lines().any(|found| found.starts_with(line)), "`{line}` is missing in {found}");
+}
+
+/// Of a process that runs: by flags, as it was set, by its files, and by files that have changed since.
+#[test]
+fn the_settings_of_a_running_process_are_shown_with_their_origin() {
+    let scene = Scene::new();
+    std::fs::write(scene.path("remoca.toml"), "version = 1\n[vms]\nserver = 'unix:/s'\nno-hedge = true\n").unwrap();
+    scene.configure("cache = '4M'\nguest-memory = '2G'");
+    let mut program = scene.start(&["--buffers", "32M", "--no-hedge=false"]);
+    let show = || said(&run_command(&mut scene.command(&["config", "show", &scene.text("web1.ctl"), "--origin"])));
+    let [vm, host] = ["vms/web1.toml", "remoca.toml"].map(|name| scene.text(name));
+    let expect = |lines: &[String]| {
+        let shown = show();
+        for line in lines {
+            assert!(shown.lines().any(|shown| shown == line), "`{line}` is missing in {shown}");
+        }
+    };
+    let from = |value: &str, origin: &str| format!("{value}    # {origin}");
+    let lasting = [
+        from("server = [\"unix:/s\"]", &format!("{host}:3")),
+        from("buffers = \"32M\"", "flag"),
+        from("no-hedge = false", "flag"),
+        from("nbd-settle = 3", "default"),
+        from("[[disk]]", &format!("{vm}:4")),
+    ];
+    expect(&lasting);
+    expect(&[from("cache = \"4M\"", &format!("{vm}:2"))]);
+    said(&scene.ask("set", &["--cache", "2M"]));
+    let set = from("cache = \"2M\"", "set at run time");
+    expect(std::slice::from_ref(&set));
+    // The process goes on by what it has read.
+    scene.configure("cache = '4M'\nguest-memory = '3G'");
+    expect(&[set.clone(), "# not in effect yet: guest-memory: 2G -> 3G (".to_owned() + &vm + ":3)"]);
+    expect(&[from("guest-memory = \"2G\"", &format!("{vm}:3"))]);
+    std::fs::write(&vm, "version = 1\ncahce = 1\n").unwrap();
+    expect(&[set]);
+    let shown = show();
+    assert!(shown.contains(&format!("# not in effect yet: the configuration cannot be used: {vm}:2: ")), "{shown}");
+    expect(&lasting);
+    program.terminate();
+    let refused = run_command(&mut scene.command(&["config", "show", &scene.text("web1.ctl")]));
+    expect_refusal(&refused, FAILURE, &["no VM process answers at"]);
+}
+
+#[test]
+fn what_a_guest_writes_does_not_change_what_its_image_is() {
+    let scene = Scene::new();
+    let image = scene.text("image");
+    std::fs::write(&image, [&b"QFI\xfb\0\0\0\x03"[..], &[0; 65_528]].concat()).unwrap();
+    let disk = format!("image={image},socket={}", scene.text("socket"));
+    let words = ["looks like a qcow2 image", "qemu-img convert", "format=raw"];
+    expect_refusal(&run_command(&mut scene.disk(&["--disk", &disk])), NO_IMAGE, &words);
+    let mut program = scene.start(&["--disk", &format!("{disk},format=raw")]);
+    program.terminate();
+    std::fs::remove_file(scene.path("web1.config")).unwrap();
+    std::fs::remove_file(scene.path("web1.state")).unwrap();
+
+    std::fs::write(&image, [0; 65_536]).unwrap();
+    program = scene.start(&["--disk", &disk]);
+    let mut guest = TestGuest::new(Options::default());
+    guest.connect(&scene.path("socket")).unwrap();
+    let mut sector = [0; 512];
+    sector[..4].copy_from_slice(b"QFI\xfb");
+    assert_eq!(guest.run(0, Command::Write { sector: 0, data: &sector }), 0);
+    assert!(said(&scene.ask("upgrade", &[])).contains("runs version"));
+    // Killed and started again; with and without what the first process left beside its state.
+    for left in ["web1.state", "web1.config"] {
+        program.kill();
+        std::fs::remove_file(scene.path(left)).unwrap();
+        program = scene.start(&["--disk", &disk]);
+    }
+    program.terminate();
+}
+
+/// A process that served an image goes on with it, whatever became of its size: empty, or no whole number of sectors.
+#[test]
+fn an_image_that_changed_its_size_stops_neither_an_upgrade_nor_a_restart() {
+    let scene = Scene::new();
+    scene.configure("");
+    let file = std::fs::read_to_string(scene.path("vms/web1.toml")).unwrap() + "sector = 4096\n";
+    std::fs::write(scene.path("vms/web1.toml"), file).unwrap();
+    let mut program = scene.start(&[]);
+    for bytes in [0, (1 << 20) + 612] {
+        std::fs::File::options().write(true).open(scene.path("image")).unwrap().set_len(bytes).unwrap();
+        said(&run_command(&mut scene.command(&["disk", "rescan", &scene.text("web1.ctl")])));
+        said(&scene.ask("upgrade", &[]));
+        program.kill();
+        program = scene.start(&[]);
+        assert_eq!(status(&scene.control()).disks[0].bytes, bytes - bytes % 512);
+        let mut guest = TestGuest::new(Options::default());
+        guest.connect(&scene.path("socket")).unwrap();
+        assert_eq!(guest.capacity().unwrap(), bytes - bytes % 4096);
+    }
+    program.terminate();
+    // One that nobody had before is refused.
+    std::fs::remove_file(scene.path("web1.config")).unwrap();
+    std::fs::remove_file(scene.path("web1.state")).unwrap();
+    expect_refusal(&run_command(&mut scene.disk(&[])), NO_IMAGE, &["which is not a multiple of the 512-byte sector"]);
+}
+
+/// A service that cannot start is not started again five times a second.
+#[test]
+fn what_is_missing_is_said_once_or_tried_slowly() {
+    let scene = Scene::new();
+    let notices = UnixDatagram::bind(scene.path("notices")).unwrap();
+    let start = |arguments: &[&str]| run_command(scene.disk(arguments).env("NOTIFY_SOCKET", scene.path("notices")));
+    let disk = format!("image={},socket=/no/such/folder/socket", scene.text("image"));
+    let missing = format!("image=/no/such/image,socket={}", scene.text("socket"));
+    expect_refusal(&start(&["--disk", &missing]), NO_IMAGE, &["/no/such/image", "this is not tried again"]);
+    expect_refusal(&start(&["--disk", &disk]), 73, &["/no/such/folder/socket", "this is not tried again"]);
+    expect_refusal(&start(&[]), CONFIGURATION, &["no disk", "this is not tried again"]);
+    // Each ends the unit, and none is tried five times a second.
+    let [image, socket, long] = [scene.text("image"), scene.text("socket"), "x".repeat(5000)];
+    let good = format!("image={image},socket={socket}");
+    // Anyone can read it.
+    let open_key = image.clone();
+    for (arguments, code, word) in [
+        (&["--disk", &good, "--trace", "/no/such/folder/trace"][..], CONFIGURATION, "trace"),
+        (&["--disk", &good, "--incoming", "tcp:127.0.0.1:7100"], CONFIGURATION, "--incoming-key"),
+        (
+            &["--disk", &good, "--incoming", "tcp:127.0.0.1:7100", "--incoming-key", "/no/such/key"],
+            CONFIGURATION,
+            "key",
+        ),
+        (
+            &["--disk", &good, "--incoming", "tcp:127.0.0.1:7100", "--incoming-key", &open_key],
+            CONFIGURATION,
+            "chmod 600",
+        ),
+        (
+            &["--disk", &good, "--incoming", "tcp:127.0.0.1:7100", "--incoming-key", "credential:k"],
+            CONFIGURATION,
+            "CREDENTIALS_DIRECTORY",
+        ),
+        (&["--disk", &good, "--disk", &good], CONFIGURATION, "given twice"),
+        (&["--disk", &good, "--nbd", "unix:/n"], CONFIGURATION, "nothing to offer"),
+        (&["--image", &image, "--nbd", "systemd"], CONFIGURATION, "no socket was passed"),
+        (&["--image", &image, "--nbd", "systemd", "--nbd", "systemd"], CONFIGURATION, "say it once"),
+        (&["--disk", &format!("image={image},name={long}"), "--nbd", "systemd"], CONFIGURATION, "name"),
+        (&["--disk", &good, "--server", "unix:/s", "--cache", "1K"], CONFIGURATION, "1024 bytes"),
+        (&["--disk", &good, "--port", &socket], CONFIGURATION, "given twice"),
+        (&["--disk", &format!("image=nbd://,socket={socket}")], CONFIGURATION, "nbd://"),
+        (&["--disk", &format!("image=http://a,socket={socket}")], NO_IMAGE, "http://a"),
+        (&["--disk", &format!("{good},sector=4096,write-through")], CONFIGURATION, "for NBD images"),
+        (&["--disk", &format!("image={image},socket={}", scene.text(&long[..120]))], 73, "at most 107"),
+    ] {
+        expect_refusal(&start(arguments), code, &[word, "this is not tried again"]);
+    }
+    for (setting, word) in [("nbd-port = true", "nbd"), ("port = '/p'\nnbd-port = true\nnbd = 'unix:/n'", "nbd-port")] {
+        scene.configure(setting);
+        expect_refusal(&start(&[]), CONFIGURATION, &[word, "this is not tried again"]);
+    }
+    let serve = |arguments: &[&str]| {
+        let mut command =
+            scene.command(&[&["serve", "--listen", "unix:/no/such/folder/s", "--no-lock"], arguments].concat());
+        run_command(command.env("NOTIFY_SOCKET", scene.path("notices")))
+    };
+    for (arguments, word) in [
+        (&["--memory", "2M"][..], "the folder does not exist"),
+        (&["--memory", "3000K"], "multiple of 2 MiB"),
+        (&["--memory", "2M", "--quota", "4M"], "--quota"),
+        (&["--memory", "2M", "--threads", "0"], "--threads"),
+        (&[], "no memory to serve"),
+    ] {
+        expect_refusal(&serve(arguments), CONFIGURATION, &[word, "this is not tried again"]);
+    }
+
+    scene.configure("");
+    let mut program = scene.start(&[]);
+    program.kill();
+    std::fs::rename(scene.path("image"), scene.path("moved")).unwrap();
+    expect_refusal(&start(&[]), FAILURE, &["a guest may wait for its disks", "every 5 seconds"]);
+    drop(notices);
+}

@@ -1,0 +1,235 @@
+//! Front ends that never connect again, beside a process that is killed: a service manager keeps their connections.
+
+use super::ablation::binary;
+use super::support::machine::{Evictions, Machine, Setup};
+use super::support::model::BLOCK;
+use super::support::program::{Program, REMOCA, Serve, command, run};
+use super::support::wait_until;
+use remoca_frontend::testing::Command;
+use remoca_io::fake_manager::FakeManager;
+use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::OsStr;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Names of the descriptors of one guest: its socket, ledger, two files of memory that are one, record, and three
+/// eventfds of each queue.
+fn machine(setup: Setup) -> (Serve, Arc<FakeManager>, Machine) {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Serve::start(folder.path(), "16M");
+    let manager = Arc::new(FakeManager::start());
+    let setup = Setup { server: Some(server.address.clone()), manager: Some(manager.clone()), ..setup };
+    let mut machine = Machine::start_in(folder, setup);
+    machine.evictions = Evictions::LYING;
+    machine.outlives = true;
+    (server, manager, machine)
+}
+
+#[track_caller]
+fn wait_until_kept(machine: &Machine) {
+    wait_until("the connections are kept", || {
+        let status = machine.status();
+        status.disks.iter().all(|disk| disk.outlives_crash) && status.port.is_some_and(|port| port.outlives_crash)
+    });
+}
+
+/// Kills the process at some moment of the load, again and again.
+fn expect_no_reconnect(rounds: usize) {
+    let (_server, manager, mut machine) = machine(Setup { sectors: vec![512, 4096], ..Setup::default() });
+    wait_until_kept(&machine);
+    let names = manager.names();
+    for round in 1..=rounds {
+        let pid = Pid::from_raw(machine.program.pid().cast_signed()).unwrap();
+        let delay = Duration::from_micros(machine.random.below(20_000) as u64);
+        let killer = std::thread::spawn(move || {
+            std::thread::sleep(delay);
+            kill_process(pid, Signal::KILL).unwrap();
+        });
+        machine.run_until("the process dies and comes back", |machine| machine.deaths == round);
+        killer.join().unwrap();
+        machine.run(5);
+        machine.pages_sent = machine.counter("evictions_reported");
+        machine.expect_no_harm();
+        assert_eq!(machine.reconnects, 0, "round {round}: {}", machine.program.log());
+        assert_eq!(manager.names(), names, "round {round}");
+    }
+    machine.run_until_hits(20);
+    machine.finish();
+}
+
+#[test]
+fn a_guest_that_never_connects_again_goes_on_after_a_kill() {
+    expect_no_reconnect(10);
+}
+
+#[test]
+#[ignore = "long: cargo xtask test-long"]
+fn a_guest_that_never_connects_again_goes_on_after_hundreds_of_kills() {
+    expect_no_reconnect(300);
+}
+
+/// The service manager must not keep the memory of a VM that has ended.
+#[test]
+fn a_hypervisor_that_goes_while_there_is_no_process_leaves_nothing_behind() {
+    let (_server, manager, mut machine) = machine(Setup::default());
+    wait_until_kept(&machine);
+    machine.run(5);
+    machine.program.kill();
+    let before = manager.names();
+    machine.disks[0].guest.disconnect();
+    machine.port.disconnect();
+    machine.restart();
+    assert!(machine.program.log().contains("it has gone"), "{}", machine.program.log());
+    wait_until_kept(&machine);
+    let after = manager.names();
+    assert!(after.len() == before.len() && !after.iter().any(|name| before.contains(name)), "{before:?}, {after:?}");
+    go_on(machine);
+}
+
+/// A restart in good order is no other thing for the guest than a kill. So is a kill after an upgrade.
+#[test]
+fn a_guest_stays_connected_over_a_restart_and_a_kill_after_an_upgrade() {
+    let (_server, manager, mut machine) = machine(Setup::default());
+    for upgrades in [false, true] {
+        wait_until_kept(&machine);
+        let count = manager.names().len();
+        if upgrades {
+            let upgrade = run(&[OsStr::new("upgrade"), machine.control().as_os_str()]);
+            assert!(upgrade.status.success(), "{}", String::from_utf8_lossy(&upgrade.stderr));
+            wait_until_kept(&machine);
+            machine.run(5);
+            machine.program.kill();
+        } else {
+            machine.run(5);
+            machine.program.terminate();
+        }
+        assert_eq!(manager.names().len(), count);
+        machine.respawn();
+        machine.run(5);
+        assert_eq!(machine.reconnects, 0);
+    }
+    go_on(machine);
+}
+
+/// Expects that all is well with a machine whose process was started again.
+fn go_on(mut machine: Machine) {
+    machine.run(5);
+    machine.pages_sent = machine.counter("evictions_reported");
+    machine.finish();
+}
+
+/// Only a message that is half done costs a connection.
+#[test]
+fn killed_at_every_step_of_a_message() {
+    // The front ends have sent fewer messages when all queues run.
+    let places = [("message-begun", 80, 1), ("message-answered", 81, 1), ("message-kept", 82, 0)];
+    for (place, passage, reconnects) in places {
+        let arguments = vec!["--kill-at".into(), format!("{place}:{passage}")];
+        let (_server, _manager, mut machine) =
+            machine(Setup { binary: binary().into(), arguments, ..Setup::default() });
+        wait_until_kept(&machine);
+        let (mut sends, is_dead) = (machine.disks[0].guest.sender(), Arc::<AtomicBool>::default());
+        let dies = is_dead.clone();
+        // The last message is answered by the successor, or never.
+        let sender = std::thread::spawn(move || while !dies.load(Ordering::SeqCst) && sends() {});
+        wait_until("it dies within a message", || !machine.program.is_running());
+        is_dead.store(true, Ordering::SeqCst);
+        machine.come_back();
+        sender.join().unwrap();
+        machine.run(20);
+        assert_eq!((machine.deaths, machine.reconnects), (1, reconnects), "{place}: {}", machine.program.log());
+        go_on(machine);
+    }
+}
+
+/// A hypervisor does nothing else while it waits for an answer.
+#[test]
+fn a_hypervisor_is_answered_before_the_index_is_made_ready() {
+    let folder = tempfile::tempdir().unwrap();
+    let gate = folder.path().join("gate");
+    let arguments = vec!["--hold-at".into(), format!("index-found:{}", gate.display())];
+    let (_server, _manager, mut machine) = machine(Setup { binary: binary().into(), arguments, ..Setup::default() });
+    wait_until_kept(&machine);
+    machine.run_until_hits(20);
+    machine.program.kill();
+    std::fs::write(&gate, "").unwrap();
+    let guest = &mut machine.disks[0].guest;
+    let read = guest.submit(0, Command::Read { sector: 0, length: BLOCK as u64 });
+    guest.queues[0].kick();
+    machine.respawn();
+    let guest = &mut machine.disks[0].guest;
+    let bytes = guest.capacity().unwrap();
+    let base = guest.stop_queue(0).unwrap();
+    guest.start_queue(0, base).unwrap();
+    assert_eq!(guest.capacity().unwrap(), bytes);
+    assert!(guest.polled(read).is_none());
+    assert_eq!(machine.program.log().matches("the cache starts").count(), 1, "that of the former process");
+    std::fs::remove_file(&gate).unwrap();
+    assert_eq!(machine.disks[0].guest.wait(read), 0);
+    assert!(machine.disks[0].guest.data(read, BLOCK) == machine.disks[0].model.block(0));
+    assert_eq!(machine.reconnects, 0);
+    go_on(machine);
+}
+
+/// Starts the killed process twice in vain, and then with success after `mend`. A hypervisor does nothing else while it
+/// waits: it is better off without its disk.
+fn expect_two_chances(manager: &FakeManager, mut machine: Machine, mend: impl FnOnce()) {
+    for failed_starts in 1..=2 {
+        assert!(machine.disks[0].guest.is_connected() && !manager.names().is_empty());
+        machine.respawn();
+        wait_until("it cannot start", || !machine.program.is_running());
+        assert_eq!(manager.names().is_empty(), failed_starts == 2, "after {failed_starts}: {}", machine.program.log());
+    }
+    wait_until("the front end is disconnected", || !machine.disks[0].guest.is_connected());
+    mend();
+    machine.disks[0].guest.disconnect();
+    machine.port.disconnect();
+    machine.restart();
+    go_on(machine);
+}
+
+#[test]
+fn connections_of_a_process_that_cannot_have_its_image_are_closed() {
+    let (_server, manager, mut machine) = machine(Setup::default());
+    wait_until_kept(&machine);
+    machine.run(5);
+    machine.program.kill();
+    let path = |name: &str| machine.folder.path().join(name);
+    let mut other = command(REMOCA);
+    other.arg("disk").arg("--image").arg(&machine.disks[0].image);
+    other.arg("--socket").arg(path("other")).arg("--control").arg(path("other-control"));
+    let mut other = Program::start(&mut other, &path("other.log"));
+    wait_until("the other process has the image", || path("other-control").exists());
+    expect_two_chances(&manager, machine, || other.terminate());
+}
+
+/// It has answered the front end by then, but serves nothing.
+#[test]
+fn connections_of_a_process_that_cannot_have_its_control_socket_are_closed() {
+    let (_server, manager, mut machine) = machine(Setup::default());
+    wait_until_kept(&machine);
+    machine.run(5);
+    machine.program.kill();
+    std::fs::remove_file(machine.control()).unwrap();
+    let other = UnixListener::bind(machine.control()).unwrap();
+    expect_two_chances(&manager, machine, || drop(other));
+}
+
+#[test]
+fn connections_of_a_process_that_does_not_become_ready_are_closed() {
+    let (_server, manager, mut machine) = machine(Setup { nbd: true, ..Setup::default() });
+    wait_until_kept(&machine);
+    machine.run(5);
+    machine.program.kill();
+    let nbdkit = &machine.disks[0].nbd.as_ref().unwrap().program;
+    nbdkit.signal(Signal::STOP);
+    machine.respawn();
+    wait_until("the front end is disconnected", || !machine.disks[0].guest.is_connected());
+    wait_until("nothing is kept", || manager.names().is_empty());
+    machine.disks[0].nbd.as_ref().unwrap().program.signal(Signal::CONT);
+    machine.run(5);
+    assert_eq!(machine.reconnects, 2, "the disk and the port");
+    go_on(machine);
+}

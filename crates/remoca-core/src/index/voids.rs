@@ -1,0 +1,118 @@
+//! Disks that come, go and change their size. What is known of a disk, or of a part of it, becomes *void* with one store,
+//! and its nodes are then removed bit by bit. Until they are gone, the number of a removed disk is not free, and the
+//! engine looks nothing up beyond the cut of the others.
+
+use super::disk_words::DiskState;
+use super::{CacheIndex, Words};
+use crate::rules::Rule;
+use crate::units::{BlockId, BlockNumber, DiskIndex, whole_blocks};
+
+impl<M: Words> CacheIndex<M> {
+    /// Returns all disk numbers.
+    pub fn disks(&self) -> impl DoubleEndedIterator<Item = DiskIndex> + use<M> {
+        self.disks.numbers()
+    }
+
+    /// Returns whether a disk has the number `disk`.
+    pub fn disk_state(&self, disk: DiskIndex) -> DiskState {
+        self.disks.state(&self.words, disk)
+    }
+
+    /// Returns the lowest number that a new disk may have, or `None` if all are taken. The number of a failed flush is
+    /// kept for its image.
+    pub fn free_disk(&self) -> Option<DiskIndex> {
+        self.disks.numbers().find(|disk| self.is_free(*disk) && self.flush_failed(*disk).is_none())
+    }
+
+    fn is_free(&self, disk: DiskIndex) -> bool {
+        match self.disk_state(disk) {
+            DiskState::Absent => true,
+            DiskState::Present { .. } => false,
+            DiskState::Leaving => !self.rules.hold(Rule::FreeNumber),
+        }
+    }
+
+    /// Gives a free number to a disk of `bytes` bytes, of which nothing is known.
+    ///
+    /// # Panics
+    /// If the number is not free.
+    pub fn take_up_disk(&mut self, disk: DiskIndex, bytes: u64) {
+        assert!(self.is_free(disk), "the number {} is not free", disk.0);
+        self.disks.take_up(&mut self.words, disk, bytes);
+    }
+
+    /// Sets the size of a disk. If it is larger than before, forgets the block that its end was in, and otherwise all
+    /// blocks from the new end on. Returns the first void block, or `None` if the disk is not being cut.
+    ///
+    /// # Panics
+    /// If no disk has the number.
+    pub fn resize_disk(&mut self, disk: DiskIndex, bytes: u64) -> Option<u64> {
+        let DiskState::Present { bytes: old } = self.disk_state(disk) else {
+            panic!("no disk has the number {}", disk.0)
+        };
+        let end = BlockNumber(whole_blocks(bytes.min(old)));
+        if bytes > old {
+            self.forget(BlockId { disk, bno: end });
+        } else if bytes < old && self.rules.hold(Rule::ForgetCut) {
+            self.cut_disk(disk, end.0);
+        }
+        self.disks.set_bytes(&mut self.words, disk, bytes);
+        self.first_void(disk)
+    }
+
+    /// Makes what is known of `disk` from block `bno` on void, rounded down to 1 MiB. Returns the first void block.
+    pub fn cut_disk(&mut self, disk: DiskIndex, bno: u64) -> u64 {
+        self.uncut = self.nodes.limit();
+        self.disks.cut(&mut self.words, disk, bno)
+    }
+
+    /// Returns the first void block of `disk`, or `None` if it is not being cut.
+    pub fn first_void(&self, disk: DiskIndex) -> Option<u64> {
+        self.disks.first_void(&self.words, disk)
+    }
+
+    /// Makes all that is known of `disk` void. Its number is free after [`Self::release_disk`].
+    pub fn remove_disk(&mut self, disk: DiskIndex) {
+        self.uncut = self.nodes.limit();
+        self.disks.begin_leaving(&mut self.words, disk);
+    }
+
+    /// Frees the number of a disk that was removed. The record of its failed flush stays.
+    ///
+    /// # Panics
+    /// If the disk was not removed, or void nodes are left.
+    pub fn release_disk(&mut self, disk: DiskIndex) {
+        assert_eq!(self.disk_state(disk), DiskState::Leaving, "the disk {} was not removed", disk.0);
+        assert!(!self.is_cutting(), "the number {} is freed before its nodes are gone", disk.0);
+        self.disks.release(&mut self.words, disk);
+    }
+
+    /// Returns whether [`Self::cut`] has work left.
+    pub fn is_cutting(&self) -> bool {
+        self.uncut > 0
+    }
+
+    /// Examines the next `nodes` nodes, and removes those that are void.
+    pub fn cut(&mut self, nodes: u32) {
+        let first = self.nodes.limit() - self.uncut;
+        for node in first..first.saturating_add(nodes).min(self.nodes.limit()) {
+            if self.nodes.block(&self.words, node).is_some_and(|block| self.is_void(block)) {
+                self.forget_node(node);
+            }
+        }
+        self.uncut = self.uncut.saturating_sub(nodes);
+        if self.uncut == 0 {
+            self.disks.end_cuts(&mut self.words);
+        }
+    }
+
+    /// Returns whether what the index holds about a block means nothing.
+    pub(super) fn is_void(&self, block: BlockId) -> bool {
+        self.disks.is_void(&self.words, block)
+    }
+
+    /// Starts to look for void nodes in the whole table, if there may be any.
+    pub(super) fn look_for_voids(&mut self) {
+        self.uncut = if self.disks.has_voids(&self.words) { self.nodes.limit() } else { 0 };
+    }
+}

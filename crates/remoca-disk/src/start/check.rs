@@ -1,0 +1,161 @@
+//! What is refused before a process depends on it: options that no process can have, and a change of the configuration with which
+//! a running process could not go on.
+
+use super::exports::{self, Address};
+use super::inherited;
+use super::open::{check_size, guests_sockets, open_store, refuse_other_formats, store_target, vhost_config};
+use super::options::{DiskOptions, Options, PortOptions};
+use super::settings::checked_cache;
+use super::wrong::WrongOptions;
+use anyhow::{Context, Error, Result, bail};
+use remoca_frontend::nbd::Listener;
+use remoca_io::address::Endpoint;
+use remoca_io::lock::ImageLock;
+use remoca_protocol::port::PORT_SERIAL;
+use std::path::Path;
+
+/// What an operator does to change what a running process cannot.
+const ADVICE: &str = "with the guest shut down, restart the process";
+
+/// Checks options as far as that is possible without opening anything.
+///
+/// # Errors
+/// If no process can have them; the text says why.
+pub fn check_options(options: &Options) -> Result<()> {
+    let check = || {
+        check_disks(options)?;
+        checked_cache(options).map_err(Error::msg)?;
+        for (spec, position) in options.disks.iter().zip(0..) {
+            let name = spec.name_at(position);
+            store_target(spec, false, options)?;
+            if spec.socket.is_some() {
+                vhost_config(&name, spec).check().with_context(|| format!("disk {name}"))?;
+            }
+        }
+        Ok(())
+    };
+    check().map_err(|error: Error| error.context(WrongOptions))
+}
+
+/// Checks that a process can start with these options where one with the options `former` ran, which has the disks `known`:
+/// sockets and images that come are opened, and closed again.
+///
+/// # Errors
+/// If it cannot; the text says why.
+pub fn check_change(options: &Options, former: &Options, known: &[&str]) -> Result<()> {
+    check_options(options)?;
+    let is_known = |disk: &DiskOptions, position| known.contains(&&*disk.name_at(position));
+    let unknown = options.disks.iter().zip(0..).filter(|(disk, position)| !is_known(disk, *position));
+    let new_sockets: Vec<&Path> = unknown.clone().filter_map(|(disk, _)| disk.socket.as_deref()).collect();
+    let mut before: Vec<Endpoint> = addresses(former).collect();
+    before.retain(|address| !matches!(address, Endpoint::Unix(path) if new_sockets.contains(&&**path)));
+    for address in addresses(options).filter(|address| !before.contains(address)) {
+        drop(Listener::bind(&address, options.socket_group)?);
+    }
+    for (spec, position) in unknown {
+        open_briefly(spec, options).with_context(|| format!("disk {} cannot be added", spec.name_at(position)))?;
+    }
+    Ok(())
+}
+
+/// Checks that a process with these options could take over from a running one, which was started with the options `former` and
+/// has the disks `running` (names and images). What is found out here costs no guest anything.
+///
+/// # Errors
+/// If it could not; the text says why.
+pub fn check_upgrade(options: &Options, former: &Options, running: &[(&str, &str)]) -> Result<()> {
+    check_options(options)?;
+    inherited::check_disks(options, running).map_err(Error::msg)?;
+    // A program takes over the sockets at which its predecessor listens.
+    for (spec, position) in options.disks.iter().zip(0..) {
+        let name = spec.name_at(position);
+        let same = former.disks.iter().zip(0..).find(|(disk, position)| disk.name_at(*position) == name);
+        if let Some((Some(before), Some(now))) = same.map(|(disk, _)| (&disk.socket, &spec.socket))
+            && before != now
+        {
+            bail!("the socket of {name} would be {} in place of {}: {ADVICE}", now.display(), before.display());
+        }
+    }
+    if let (PortOptions::Socket(before), PortOptions::Socket(now)) = (&former.port, &options.port)
+        && before != now
+    {
+        bail!("the socket of the port would be {} in place of {}: {ADVICE}", now.display(), before.display());
+    }
+    if former.nbd != options.nbd && !former.nbd.is_empty() && !options.nbd.is_empty() {
+        bail!("NBD clients would connect at other addresses: {ADVICE}");
+    }
+    if former.incoming.is_none() && options.incoming.is_some() {
+        bail!("it has its disks, and killed it would wait for them with --incoming: {ADVICE}");
+    }
+    let running: Vec<_> = running.iter().map(|(name, _)| *name).collect();
+    check_change(options, former, &running)
+}
+
+/// Returns the addresses at which a process with these options listens for guests.
+fn addresses(options: &Options) -> impl Iterator<Item = Endpoint> {
+    let tcp = options.nbd.iter().filter_map(|address| match address {
+        Address::Endpoint(endpoint @ Endpoint::Tcp(_)) => Some(endpoint.clone()),
+        Address::Endpoint(Endpoint::Unix(_)) | Address::Systemd => None,
+    });
+    guests_sockets(options).map(|path| Endpoint::Unix(path.into())).chain(tcp)
+}
+
+/// Opens the image of a disk that comes, checks it, and closes it.
+fn open_briefly(spec: &DiskOptions, options: &Options) -> Result<()> {
+    if !spec.is_raw {
+        refuse_other_formats(&spec.image)?;
+    }
+    let store = open_store(&store_target(spec, false, options)?, ImageLock::default())?;
+    check_size(spec, store.geometry().size, false)
+}
+
+/// Refuses options without a disk, with a disk to which no client could connect, or with a name or a socket that is given
+/// twice.
+fn check_disks(options: &Options) -> Result<()> {
+    if options.disks.is_empty() {
+        bail!("no disk: say --image IMAGE --socket PATH, or --disk image=IMAGE,socket=PATH");
+    }
+    if let Some(disk) = options.disks.iter().find(|disk| disk.socket.is_none())
+        && options.nbd.is_empty()
+    {
+        bail!(
+            "{}: where does the hypervisor connect? Say --socket PATH (--fd N, socket=PATH), or --nbd ADDRESS",
+            disk.image
+        );
+    }
+    refuse_shared_names(options)?;
+    refuse_shared_sockets(options)?;
+    exports::check_activation(&options.nbd, options.fd)?;
+    let has_exports = options.port == PortOptions::NbdExport || options.disks.iter().any(|disk| disk.socket.is_none());
+    if !options.nbd.is_empty() && !has_exports {
+        bail!("--nbd has nothing to offer: leave out socket= of the disks that NBD clients are to have");
+    }
+    Ok(())
+}
+
+/// Refuses a name that two disks have, or a disk and the port: by its name a disk is found again.
+fn refuse_shared_names(options: &Options) -> Result<()> {
+    let mut names: Vec<_> = options.disks.iter().zip(0..).map(|(disk, position)| disk.name_at(position)).collect();
+    names.extend((options.port == PortOptions::NbdExport).then(|| PORT_SERIAL.to_owned()));
+    names.sort();
+    match names.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => bail!("the name {} is given twice: give each disk its own with name=", pair[0]),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a socket that is given twice. This is checked here, because the second user would be told that "another
+/// process" has it.
+fn refuse_shared_sockets(options: &Options) -> Result<()> {
+    let mut sockets: Vec<&Path> = guests_sockets(options).chain([&*options.control]).collect();
+    sockets.sort();
+    match sockets.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => {
+            bail!(
+                "socket {} is given twice: each disk, the port, --nbd and --control need their own",
+                pair[0].display()
+            )
+        }
+        None => Ok(()),
+    }
+}
