@@ -18,6 +18,8 @@ use std::sync::Arc;
 
 const EIO: i32 = 5;
 const MS: u64 = 1_000_000;
+/// Longest time for which a request of a dead process may be on its way to a remote disk.
+const LATE_NS: u64 = 300 * MS;
 
 /// An operation in progress at the store.
 pub(super) struct Running {
@@ -309,7 +311,7 @@ impl World<'_> {
     /// Schedules the late I/Os of a dead process.
     pub(super) fn schedule_late(&mut self, disk: usize, late: Vec<IoId>) {
         for io in late {
-            let total = self.random.between(1..=50 * MS);
+            let total = self.random.between(1..=LATE_NS);
             for portion in LATE_PORTIONS {
                 let at = self.random.below(total);
                 self.schedule(at, Event::Portion { disk, io, portion });
