@@ -90,6 +90,7 @@ impl DiskWords {
 
     /// Frees a number, whose nodes must be gone. The record of a failed flush stays.
     pub(super) fn release<M: Words>(self, words: &mut M, disk: DiskIndex) {
+        settle();
         let at = self.at(disk);
         words[at + STATE] = 0;
     }
@@ -110,6 +111,7 @@ impl DiskWords {
 
     /// Ends all cuts: no void node is left.
     pub(super) fn end_cuts<M: Words>(self, words: &mut M) {
+        settle();
         for disk in self.numbers() {
             let at = self.at(disk) + VOID;
             if words[at] != NONE {

@@ -355,6 +355,8 @@ impl<M: Words> CacheIndex<M> {
 }
 
 #[cfg(test)]
+mod disk_tests;
+#[cfg(test)]
 mod resume_tests;
 #[cfg(test)]
 mod size_tests;

@@ -339,12 +339,14 @@ impl Nodes {
             }
             let (high, block) = (self.high(words, node), self.key(words, node).block());
             let disk = disk_of(block).filter(|_| high & USED != 0);
-            let key = disk.map_or(0, |disk| Key::of(BlockId { disk, ..block }).high);
-            self.set_high(words, node, high & (USED | REFERENCED) | key);
+            let kept = |disk| high & (USED | REFERENCED) | Key::of(BlockId { disk, ..block }).high;
+            // One store: a node that is dropped must never look like one of another disk, even to a successor.
+            self.set_high(words, node, disk.map_or(0, kept));
             if disk.is_some() && self.take_up(words, node) {
                 self.used += 1;
             } else {
                 self.set_high(words, node, 0);
+                settle();
                 self.put_on_free_list(words, node);
             }
         }

@@ -14,15 +14,25 @@ const DISKS: u16 = 2;
 const SAME: [(DiskIndex, DiskIndex); 2] = [(DiskIndex(0), DiskIndex(0)), (DiskIndex(1), DiskIndex(1))];
 
 /// Words that keep what they held when their process was killed: before the n-th of its stores.
-struct Mortal {
+pub(super) struct Mortal {
     words: Vec<u32>,
     stores_left: u32,
     left_behind: Option<Vec<u32>>,
 }
 
 impl Mortal {
-    fn new(words: Vec<u32>, stores_left: u32) -> Self {
+    pub(super) fn new(words: Vec<u32>, stores_left: u32) -> Self {
         Self { words, stores_left, left_behind: None }
+    }
+
+    /// Kills the process after `stores` more stores.
+    pub(super) fn stop_after(&mut self, stores: u32) {
+        self.stores_left = stores;
+    }
+
+    /// Returns whether the process was never killed, and the words that it left.
+    pub(super) fn end(self) -> (bool, Vec<u32>) {
+        (self.left_behind.is_none(), self.left_behind.unwrap_or(self.words))
     }
 }
 
@@ -45,7 +55,7 @@ impl DerefMut for Mortal {
     }
 }
 
-fn layout() -> Layout {
+pub(super) fn layout() -> Layout {
     Layout::new(PageCount(8), PageCount(16), DISKS)
 }
 
@@ -56,7 +66,7 @@ fn index<M: DerefMut<Target = [u32]>>(words: M) -> CacheIndex<M> {
     index
 }
 
-fn resume(words: Vec<u32>) -> CacheIndex<Vec<u32>> {
+pub(super) fn resume(words: Vec<u32>) -> CacheIndex<Vec<u32>> {
     resume_of(words, Origin::Own)
 }
 

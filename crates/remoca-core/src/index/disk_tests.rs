@@ -1,0 +1,93 @@
+//! Disks that go or are cut, in an index whose process is killed between any two stores.
+
+use super::resume_tests::{Mortal, layout, resume};
+use super::tests::{ZERO, content, empty};
+use super::*;
+use crate::units::{BlockNumber, DiskIndex};
+
+const OLD: DiskIndex = DiskIndex(1);
+const OTHER: DiskIndex = DiskIndex(0);
+/// First block of the second granule: what a cut to 1 MiB makes void.
+const BEYOND: u64 = 256;
+
+fn block(disk: DiskIndex, bno: u64) -> BlockId {
+    BlockId { disk, bno: BlockNumber(bno) }
+}
+
+/// Returns an index that knows block 1 of both disks, and other blocks of one only.
+fn index<M: Words>(words: M) -> CacheIndex<M> {
+    let mut index = empty(words, layout());
+    index.learn(block(OTHER, 1), content(1));
+    for (bno, number) in [(1, 2), (2, 3), (BEYOND, 4), (BEYOND + 3, 5)] {
+        index.learn(block(OLD, bno), content(number));
+    }
+    index
+}
+
+/// Checks that nothing is known of a disk but what was learnt of it. `kept` are the blocks of the old disk that must be
+/// known, and `may` those that may be.
+fn check<M: Words>(index: &CacheIndex<M>, kept: &[u64], may: &[u64], when: &str) {
+    for bno in [0, 1, 2, 3, BEYOND, BEYOND + 3] {
+        let known = index.known(block(OTHER, bno));
+        assert_eq!(known, (bno == 1).then(|| content(1)), "{when}: block {bno} of the other disk");
+        let known = index.known(block(OLD, bno)).is_some();
+        assert!(known || !kept.contains(&bno), "{when}: block {bno} of the disk was forgotten");
+        assert!(!known || kept.contains(&bno) || may.contains(&bno), "{when}: block {bno} is known again");
+    }
+}
+
+/// Changes an index and kills the process before each of its stores, and before each store of the successor's rebuild.
+fn kill_everywhere(change: impl Fn(&mut CacheIndex<Mortal>), kept: &[u64], before: &[u64]) {
+    for stores in 0.. {
+        let mut index = index(Mortal::new(vec![0; layout().words()], u32::MAX));
+        index.words.stop_after(stores);
+        change(&mut index);
+        let (is_done, words) = index.words.end();
+        let may = if is_done { &[] } else { before };
+        for stores_of_successor in 0.. {
+            let when = format!("killed before store {stores} and {stores_of_successor}");
+            let successor = Mortal::new(words.clone(), stores_of_successor);
+            let successor = CacheIndex::resume(successor, Origin::Own, 2, 7, ZERO).map_err(|u| u.reason).unwrap();
+            let (is_up, words) = successor.words.end();
+            check(&resume(words), kept, may, &when);
+            if is_up {
+                break;
+            }
+        }
+        if is_done {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_removed_disk_leaves_nothing_whenever_a_process_is_killed() {
+    let remove = |index: &mut CacheIndex<Mortal>| {
+        index.remove_disk(OLD);
+        while index.is_cutting() {
+            index.cut(3);
+        }
+        index.release_disk(OLD);
+        index.take_up_disk(OLD, 1 << 30);
+    };
+    kill_everywhere(remove, &[], &[1, 2, BEYOND, BEYOND + 3]);
+}
+
+#[test]
+fn a_cut_disk_keeps_its_first_part_alone_whenever_a_process_is_killed() {
+    let cut = |index: &mut CacheIndex<Mortal>| {
+        index.resize_disk(OLD, 1 << 20);
+        while index.is_cutting() {
+            index.cut(3);
+        }
+        index.resize_disk(OLD, 1 << 30);
+    };
+    kill_everywhere(cut, &[1, 2], &[BEYOND, BEYOND + 3]);
+}
+
+/// Tests a rebuild while the nodes of a removed disk are still there: they must not become nodes of another disk.
+#[test]
+fn a_rebuild_that_is_killed_gives_no_void_node_to_another_disk() {
+    kill_everywhere(|index| index.remove_disk(OLD), &[], &[1, 2, BEYOND, BEYOND + 3]);
+    kill_everywhere(|index| assert_eq!(index.cut_disk(OLD, BEYOND), BEYOND), &[1, 2], &[BEYOND, BEYOND + 3]);
+}
