@@ -583,7 +583,7 @@ fn addresses_and_names_that_cannot_be() {
         (vec!["--image", &image, "--nbd", "tcp:localhost"], 2, "no valid host and port"),
         (vec!["--image", &image, "--nbd", "unix:"], 2, "a socket path has 1 to 107 bytes"),
         (vec!["--image", &image, "--nbd", &taken], 1, "choose another address"),
-        (vec!["--image", &image, "--nbd", "systemd"], 1, "no socket was passed"),
+        (vec!["--image", &image, "--nbd", "systemd"], 78, "no socket was passed"),
         (vec!["--image", &image, "--nbd", "systemd", "--nbd", "systemd"], 78, "say it once"),
         (vec!["--image", &image, "--fd", "9", "--nbd", "systemd"], 78, "--fd"),
         (vec!["--disk", &vhost, "--disk", &second, "--nbd", &shared], 78, "is given twice"),

@@ -8,6 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 const FAILURE: i32 = 1;
+/// EX_CONFIG.
+const WRONG: i32 = 78;
 
 fn machine(seed: u64) -> (Serve, Machine) {
     let folder = tempfile::tempdir().unwrap();
@@ -106,14 +108,14 @@ fn exports_that_cannot_be_had() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let [socket, control, nbd] = ["socket", "control", "nbd"].map(path);
-    for (image, words) in [
-        ("nbd:///", "names no host"),
-        ("nbd+unix:///", "needs its socket"),
-        ("nbds://host/", "is not supported"),
-        (&format!("nbd+unix:///?socket={nbd}"), nbd.as_str()),
+    for (image, code, words) in [
+        ("nbd:///", WRONG, "names no host"),
+        ("nbd+unix:///", WRONG, "needs its socket"),
+        ("nbds://host/", WRONG, "is not supported"),
+        (&format!("nbd+unix:///?socket={nbd}"), FAILURE, nbd.as_str()),
     ] {
         let arguments = ["disk", "--image", image, "--socket", &socket, "--control", &control];
-        expect_refusal(&run(&arguments), FAILURE, &[words]);
+        expect_refusal(&run(&arguments), code, &[words]);
     }
 }
 

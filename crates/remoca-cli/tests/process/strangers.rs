@@ -326,7 +326,7 @@ fn nobody_waits_for_disks_without_a_key() {
         disk
     };
     let refused = |more: &[&str], words: &[&str]| {
-        expect_refusal(&super::support::program::run_command(&mut disk(more)), 1, words);
+        expect_refusal(&super::support::program::run_command(&mut disk(more)), 78, words);
         assert!(!Path::new(&at("in")).exists(), "it does not listen");
     };
     std::fs::write(at("vm.state"), "what a former process left").unwrap();

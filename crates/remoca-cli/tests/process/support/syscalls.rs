@@ -187,18 +187,23 @@ fn wait(thread: i32) -> Option<Stop> {
     })
 }
 
-/// Records the call that begins. Calls before the first wait for events are part of the start, which may wait.
+/// Records the call that begins. Calls before the first wait for events are part of the start, which may wait. A start looks
+/// for events of its guests, but does not wait for them so.
 fn note(thread: i32, calls: &mut BTreeSet<String>, is_in_loop: &mut bool) {
     // SAFETY: a plain C structure, for which all zero is a valid value.
     let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
-    let bytes = size_of::<libc::ptrace_syscall_info>();
-    ptrace(libc::PTRACE_GET_SYSCALL_INFO, thread, bytes, (&raw mut info) as usize).unwrap();
+    let size = size_of::<libc::ptrace_syscall_info>();
+    ptrace(libc::PTRACE_GET_SYSCALL_INFO, thread, size, (&raw mut info) as usize).unwrap();
     if info.op != libc::PTRACE_SYSCALL_INFO_ENTRY {
         return;
     }
     // SAFETY: at the beginning of a call this is what the union holds.
     let (number, arguments) = unsafe { (info.u.entry.nr.cast_signed(), info.u.entry.args) };
-    *is_in_loop |= [libc::SYS_epoll_wait, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2].contains(&number);
+    *is_in_loop |= match number {
+        libc::SYS_epoll_wait | libc::SYS_epoll_pwait => arguments[3] as i32 != 0,
+        libc::SYS_epoll_pwait2 => arguments[3] == 0 || bytes(thread, arguments[3], 16).iter().any(|byte| *byte != 0),
+        _ => false,
+    };
     if *is_in_loop {
         calls.insert(describe(thread, number, &arguments));
     }
