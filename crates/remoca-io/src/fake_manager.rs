@@ -4,10 +4,14 @@
 
 use crate::descriptor_store::ROOM;
 use rustix::io::fcntl_dupfd_cloexec;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-use std::io::IoSliceMut;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketAddrUnix, recvmsg, sendmsg_addr,
+};
+use rustix::pipe::{PipeFlags, pipe_with};
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -47,9 +51,10 @@ impl FakeManager {
         &self.socket
     }
 
-    /// Returns the names of what it keeps, in the order of their arrival.
+    /// Returns the names of what it keeps, in the order of their arrival. All that was sent before this call counts.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
+        self.settle();
         self.kept.lock().unwrap().iter().map(|(name, _)| name.clone()).collect()
     }
 
@@ -57,6 +62,8 @@ impl FakeManager {
     /// arguments are in place; more can be added.
     #[must_use]
     pub fn service(&self, program: &Path) -> Command {
+        // As systemd does, which reads what a process has sent before it looks at its death.
+        self.settle();
         let kept = self.kept.lock().unwrap();
         let mut command = Command::new("/bin/sh");
         command.args(["-c", r#"LISTEN_PID=$$ exec "$0" "$@""#]).arg(program);
@@ -79,8 +86,23 @@ impl FakeManager {
         command
     }
 
+    /// Waits until it has handled all that was sent so far: messages arrive in the order in which they were sent.
+    fn settle(&self) {
+        let (handled, handles) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let (client, address) = (UnixDatagram::unbound().unwrap(), SocketAddrUnix::new(&self.socket).unwrap());
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut room);
+        let fds = [handles.as_fd()];
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+        sendmsg_addr(&client, &address, &[IoSlice::new(b"BARRIER=1")], &mut control, SendFlags::empty()).unwrap();
+        drop(handles);
+        // The end of the file: the manager has closed its copy.
+        assert_eq!(rustix::io::read(&handled, &mut [0]).unwrap(), 0);
+    }
+
     /// Closes everything that it keeps, as for a unit that is stopped.
     pub fn forget(&self) {
+        self.settle();
         self.kept.lock().unwrap().clear();
     }
 }

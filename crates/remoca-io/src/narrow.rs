@@ -5,7 +5,7 @@
 //! `--panic-at PLACE:N` it panics there. With `--hold-at PLACE:FILE` the thread waits there as long as the file exists.
 
 /// The narrow places.
-pub const PLACES: [&str; 23] = [
+pub const PLACES: [&str; 24] = [
     // A batch of completions is linked into the in-flight record; the guest sees it; one of its marks is cleared.
     "publish-begun",
     "publish-seen",
@@ -24,6 +24,8 @@ pub const PLACES: [&str; 23] = [
     "message-begun",
     "message-answered",
     "message-kept",
+    // Hypervisors whose connections were kept have waited for too long.
+    "patience-over",
     // A connection to a memory server became the session.
     "session-begun",
     // Nothing is in flight; the description is written; the new program has read it; it has opened everything.

@@ -12,6 +12,7 @@ use super::command::failure;
 use super::handler::Handler;
 use super::ledger::Ledger;
 use remoca_io::descriptor_store::{DescriptorStore, Kind, disconnect, is_hung_up};
+use remoca_io::narrow;
 use remoca_protocol::guests::{FrontEnd, Guests};
 use remoca_protocol::ledger::{Entry, VERSION};
 use std::io;
@@ -346,6 +347,7 @@ fn close_after(left: Duration, connections: &[Arc<Connection>]) {
     let theirs = connections.to_vec();
     let close = move || {
         std::thread::sleep(left);
+        narrow::passes("patience-over");
         for connection in theirs.iter().filter(|connection| connection.waits()) {
             tracing::error!("a hypervisor is disconnected, because this process is not ready after 5 s");
             connection.close();
