@@ -7,11 +7,25 @@ use remoca_guest_tests::{
 use remoca_lab::workload::pattern::Random;
 use remoca_lab::{Guest, Lab, Qmp, Service, store};
 use serde_json::json;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+
+/// Moments of a message at which the process is killed, and whether a connection that is kept is lost then.
+const PLACES: [(&str, bool); 3] = [("message-begun", true), ("message-answered", true), ("message-kept", false)];
+
+/// What QEMU says while the process is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Talk {
+    /// It stops the guest and lets it go on: it asks for the state of each queue, and then says everything again.
+    Stop,
+    /// It connects again, and then stops the guest and lets it go on.
+    Connect,
+}
 
 const CACHE: &str = "128M";
 const CREATE: &str = "remoca-workload create --dir /mnt/set --files 3 --file-size 64M --seed 3 && sync";
@@ -120,6 +134,46 @@ impl Scene {
         Ok(())
     }
 
+    /// Kills the process at the passage `passage` of a place, and expects that this costs one reconnect or none. Returns whether
+    /// QEMU had said everything once before.
+    fn expect_death(&mut self, talk: Talk, (place, is_lost): (&str, bool), passage: u32) -> Result<bool> {
+        self.host.kill_process()?;
+        let (connects, log_bytes) = (self.connects(), self.host.log().len());
+        if talk == Talk::Connect {
+            self.host.manager()?.forget();
+        }
+        let kill_at = format!("{place}:{passage}");
+        let mut process = self.host.launch(&self.images, CACHE, &["--no-hedge", "--kill-at", &kill_at])?;
+        let is_kept = |host: &Host| talk == Talk::Stop || host.log()[log_bytes..].contains("stays connected");
+        while !is_kept(&self.host) && process.exit_status()?.is_none() {
+            sleep(Duration::from_millis(5));
+        }
+        let (is_dead, qmp) = (AtomicBool::new(false), &mut self.qmp);
+        let (rounds, was_kept) = std::thread::scope(|scope| -> Result<(u32, bool)> {
+            let talks = scope.spawn(|| -> std::result::Result<u32, String> {
+                let mut rounds = 0;
+                while !is_dead.load(Ordering::SeqCst) {
+                    qmp.pause().and_then(|()| qmp.resume()).map_err(|error| error.to_string())?;
+                    rounds += 1;
+                }
+                Ok(rounds)
+            });
+            let died = process.wait(LIMIT);
+            is_dead.store(true, Ordering::SeqCst);
+            let died = died?;
+            assert_eq!(died.signal(), Some(9), "{talk:?}, {kill_at}: {}", self.host.log());
+            let was_kept = is_kept(&self.host);
+            self.host.start_process(&self.images, CACHE, &["--no-hedge"])?;
+            Ok((talks.join().expect("the thread does not panic")?, was_kept))
+        })?;
+        self.wait_until_kept()?;
+        self.host.wait_until("the guest goes on", |status| status.disks[0].traffic.reads > 0)?;
+        let cost = usize::from(is_lost || !was_kept);
+        let reconnects = self.connects() - connects - usize::from(talk == Talk::Connect);
+        assert_eq!(reconnects, cost, "{talk:?}, {kill_at}: {}", &self.host.log()[log_bytes..]);
+        Ok(rounds > 1)
+    }
+
     /// Returns how often a front end has connected so far.
     fn connects(&self) -> usize {
         self.host.log().matches("a hypervisor is connected").count()
@@ -222,4 +276,54 @@ fn a_qemu_that_never_connects_again_goes_on_after_a_hundred_kills() -> Result<()
     let mut scene = Scene::start("kept-long", remoca()?, true, false)?;
     scene.expect_no_reconnect(100)?;
     scene.verify()
+}
+
+/// Kills the process within messages of a QEMU that connects again, while the guest works.
+fn expect_deaths(name: &str, kills: impl FnOnce(&mut Scene) -> Result<u32>) -> Result<()> {
+    let mut scene = Scene::start(name, remoca_ablation()?, false, true)?;
+    scene.guest.run(MIX, LIMIT)?;
+    let started = Instant::now();
+    let count = kills(&mut scene)?;
+    println!("{count} kills within messages took {} s, {} connections", started.elapsed().as_secs(), scene.connects());
+    scene.guest.run(END_MIX, LIMIT)?;
+    scene.verify()
+}
+
+#[test]
+fn a_qemu_whose_message_is_half_done_connects_again_once() -> Result<()> {
+    let [begun, answered, kept] = PLACES;
+    let kills = [
+        (Talk::Stop, begun, 1),
+        (Talk::Stop, answered, 9),
+        (Talk::Stop, kept, 2),
+        (Talk::Stop, kept, 11),
+        (Talk::Connect, begun, 4),
+        (Talk::Connect, answered, 12),
+        (Talk::Connect, kept, 20),
+    ];
+    expect_deaths("kept-steps", |scene| {
+        kills.iter().try_fold(0, |count, (talk, place, passage)| {
+            scene.expect_death(*talk, *place, *passage)?;
+            Ok(count + 1)
+        })
+    })
+}
+
+#[test]
+#[ignore = "long: cargo xtask test-long"]
+fn a_qemu_connects_again_once_whatever_step_of_a_message_is_the_last() -> Result<()> {
+    expect_deaths("kept-every-step", |scene| {
+        let mut count = 0;
+        for talk in [Talk::Stop, Talk::Connect] {
+            for place in PLACES {
+                let mut passage = 1;
+                while !scene.expect_death(talk, place, passage)? {
+                    passage += 1;
+                }
+                println!("{talk:?}, {}: {passage} messages", place.0);
+                count += passage;
+            }
+        }
+        Ok(count)
+    })
 }
