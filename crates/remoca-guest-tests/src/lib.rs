@@ -7,17 +7,19 @@
 pub mod correctness;
 pub mod documents;
 pub mod file_systems;
+pub mod hotplug;
 pub mod installed;
 pub mod liar;
 pub mod soak;
 pub mod suites;
 
+pub use hotplug::{attach, wait_for_disk};
+
 use remoca_io::control;
 use remoca_io::fake_manager::FakeManager;
 use remoca_lab::store::{Nbdkit, NbdkitConfig};
-use remoca_lab::{Disk, Guest, GuestConfig, Lab, Qmp, Service, program};
+use remoca_lab::{Disk, Guest, GuestConfig, Lab, Service, program};
 use remoca_protocol::control::{Command as Ask, Reply, Status};
-use serde_json::json;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -124,6 +126,11 @@ impl Host {
         self.program = program;
     }
 
+    /// Returns the program that its processes run.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
     /// Returns the folder of its sockets and logs.
     pub fn folder(&self) -> &Path {
         self.folder.path()
@@ -171,6 +178,24 @@ impl Host {
         self.process = Some(process);
         self.names = images.iter().map(|image| image.name).collect();
         Ok(())
+    }
+
+    /// Starts the VM process with the disks of its file ([`Self::configure`]).
+    pub fn start_configured(&mut self, cache: &str, more: &[&str]) -> Result<()> {
+        let folder = self.folder().display().to_string();
+        self.start_process(&[], cache, &[&["--config", folder.as_str()], more].concat())
+    }
+
+    /// Writes the VM's file, with these disks, each of which is on a raw image.
+    pub fn configure(&self, images: &[Image]) -> Result<()> {
+        let mut text = "version = 1\n".to_owned();
+        for Image { name, path, .. } in images {
+            let (image, socket) = (path.display(), self.socket(name));
+            let socket = socket.display();
+            text += &format!("[[disk]]\nname = '{name}'\nformat = 'raw'\nimage = '{image}'\nsocket = '{socket}'\n");
+        }
+        std::fs::create_dir_all(self.path("vms"))?;
+        Ok(std::fs::write(self.path("vms/vm.toml"), text)?)
     }
 
     /// Starts the VM process as [`Self::start_process`] does, and does not wait until it serves.
@@ -330,26 +355,6 @@ pub fn wait_for_agent(guest: &mut Guest) -> Result<()> {
     let wait =
         "for i in $(seq 600); do grep -q sending /tmp/agent.log && exit 0; sleep 0.1; done; cat /tmp/agent.log; exit 1";
     guest.run(wait, LIMIT)?;
-    Ok(())
-}
-
-/// Attaches a device of the VM process to the guest with `device_add`, as an operator would.
-pub fn attach(qmp: &mut Qmp, host: &Host, guest: &mut Guest, disk: &str, serial: &str, slot: &str) -> Result<()> {
-    let address = json!({"type": "unix", "data": {"path": host.socket(disk)}});
-    let backend = json!({"type": "socket", "data": {"addr": address, "server": false}});
-    let chardev = format!("{disk}-socket");
-    qmp.execute("chardev-add", json!({"id": chardev, "backend": backend}))?;
-    qmp.execute("device_add", json!({"driver": "vhost-user-blk-pci", "id": disk, "chardev": chardev, "bus": slot}))?;
-    wait_for_disk(guest, serial, true)
-}
-
-/// Waits until the guest has the disk, or no longer has it if not `there`.
-pub fn wait_for_disk(guest: &mut Guest, serial: &str, there: bool) -> Result<()> {
-    let wanted = if there { "" } else { "! " };
-    let wait = format!(
-        "for i in $(seq 600); do {wanted}disk-by-serial {serial} > /dev/null 2>&1 && exit 0; sleep 0.1; done; exit 1"
-    );
-    guest.run(&wait, LIMIT)?;
     Ok(())
 }
 

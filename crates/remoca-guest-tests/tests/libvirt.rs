@@ -2,6 +2,7 @@
 //! is verified through what an operator does with `virsh`, and through kills and upgrades of the VM process.
 
 use remoca_guest_tests::documents::domain_xml;
+use remoca_guest_tests::hotplug::change_disks;
 use remoca_guest_tests::{
     Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, start_agent, stop_agent, wait_for_disk,
 };
@@ -295,15 +296,6 @@ fn a_domain_gets_a_disk_loses_it_and_is_saved_and_reset() -> Result<()> {
 fn start_configured(host: &mut Host) -> Result<()> {
     let folder = host.folder().display().to_string();
     host.start_process(&[], "128M", &["--no-hedge", "--config", &folder])
-}
-
-/// Runs `remoca disk` with these arguments, for the VM whose file is in the host's folder.
-fn change_disks(host: &Host, change: &str, more: &[&str]) -> Result<String> {
-    let mut command = Command::new(remoca()?);
-    command.args(["disk", change]).arg(host.control()).args(more).env("REMOCA_CONFIG", host.folder());
-    let output = command.output()?;
-    let said = String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned();
-    if output.status.success() { Ok(said) } else { Err(said.into()) }
 }
 
 /// libvirt makes no QEMU of a hot-plugged disk reconnect: the service manager keeps its connection.

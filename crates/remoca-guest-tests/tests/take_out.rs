@@ -1,24 +1,10 @@
 //! Attaches a disk and the eviction port to a running guest, caches the disk, turns it off, detaches it, and attaches
 //! it again as an ordinary disk.
 
-use remoca_guest_tests::{
-    Host, Image, LIMIT, Result, assert_kernel_is_content, attach, remoca, start_agent, wait_for_disk,
-};
-use remoca_lab::{Guest, Lab, Qmp, store};
+use remoca_guest_tests::hotplug::{attach, detach, wait_for_disk};
+use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, start_agent};
+use remoca_lab::{Lab, store};
 use serde_json::json;
-
-/// Detaches the disk. QEMU releases the device some time after the guest does, and keeps the connection until told to
-/// close it.
-fn detach(qmp: &mut Qmp, host: &Host, guest: &mut Guest, disk: &str, serial: &str) -> Result<()> {
-    qmp.execute("device_del", json!({"id": disk}))?;
-    wait_for_disk(guest, serial, false)?;
-    let mut removed = false;
-    host.wait_until("the connection is closed", |_| {
-        removed = removed || qmp.execute("chardev-remove", json!({"id": format!("{disk}-socket")})).is_ok();
-        removed
-    })?;
-    Ok(())
-}
 
 #[test]
 fn a_data_disk_moves_out_of_remoca_under_a_running_guest() -> Result<()> {

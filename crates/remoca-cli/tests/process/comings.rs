@@ -444,3 +444,78 @@ fn a_disk_that_the_new_program_cannot_have_is_left_out() {
     assert!(!kept.contains(&name), "it is in the last good copy");
     vm.program.terminate();
 }
+
+/// A loop device over a file, detached with this value.
+struct LoopDevice(String);
+
+impl LoopDevice {
+    /// Attaches one, or says why that is not permitted here.
+    fn over(file: &Path) -> Result<Self, String> {
+        let said = std::process::Command::new("losetup").args(["--find", "--show"]).arg(file).output();
+        let said = said.map_err(|error| format!("losetup: {error}"))?;
+        match said.status.success() {
+            true => Ok(Self(String::from_utf8_lossy(&said.stdout).trim().into())),
+            false => Err(String::from_utf8_lossy(&said.stderr).into_owned()),
+        }
+    }
+
+    /// Makes the device as large as its file is.
+    fn grow(&self) {
+        let grown = std::process::Command::new("losetup").args(["--set-capacity", &self.0]).status().unwrap();
+        assert!(grown.success());
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup").args(["--detach", &self.0]).output();
+    }
+}
+
+/// A file system reports a change of a file's size in its times. A device reports its size alone.
+#[test]
+fn a_block_device_comes_and_grows_and_stays_warm() {
+    let memory = tempfile::tempdir().unwrap();
+    let server = Serve::start(memory.path(), "16M");
+    let settings = format!("server = '{}'\ncache = '2M'\nno-hedge = true\n", server.address);
+    let mut vm = Vm::start_with(&settings, "");
+    let file = vm.path("other.img");
+    let device = match LoopDevice::over(&file) {
+        Ok(device) => device,
+        Err(why) => return println!("skipped, because loop devices are not permitted here: {why}"),
+    };
+    let path = device.0.clone();
+    succeeded(&vm.add("other", &path));
+    assert_eq!(vm.hits("other", "other"), 0);
+    for (bytes, is_told) in [(2 * MIB, true), (3 * MIB, false)] {
+        vm.expect_warm("other", "other");
+        let mut guest = TestGuest::new(Options::default());
+        guest.connect(&vm.path("other")).unwrap();
+        guest.listen().unwrap();
+        assert_eq!(guest.capacity().unwrap(), (bytes - MIB) as u64);
+        std::fs::File::options().write(true).open(&file).unwrap().set_len(bytes as u64).unwrap();
+        device.grow();
+        if is_told {
+            let said = run_command(&mut vm.change(&["rescan"]));
+            succeeded(&said);
+            let said = String::from_utf8_lossy(&said.stdout).into_owned();
+            assert!(said.contains(&format!("other: {bytes} bytes now, {} before\n", bytes - MIB)), "{said}");
+        }
+        guest.wait_for_change();
+        assert_eq!(guest.capacity().unwrap(), bytes as u64);
+        let last = (bytes - BLOCK) as u64 / 512;
+        assert_eq!(guest.run(0, Command::Write { sector: last, data: &[5; BLOCK] }), 0);
+        assert_eq!(guest.run(0, Command::Read { sector: last + 8, length: 4096 }), 1, "it is beyond the end");
+        let ticket = guest.submit(0, Command::Read { sector: last, length: 4096 });
+        guest.queues[0].kick();
+        assert_eq!(guest.wait(ticket), 0);
+        assert_eq!(guest.data(ticket, BLOCK), [5; BLOCK]);
+        guest.disconnect();
+        vm.wait_until_detached("other");
+    }
+    vm.expect_warm("other", "other");
+    succeeded(&vm.say(&["remove", "other"]));
+    vm.program.terminate();
+    let data = std::fs::read(&file).unwrap();
+    assert!(data[..BLOCK] == block("other", 0) && data[3 * MIB - BLOCK..] == [5; BLOCK]);
+}

@@ -21,6 +21,7 @@ fn main() -> Result<()> {
     let mut tell = |text: &str| println!("{:7.1} s  {text}", started.elapsed().as_secs_f64());
     let runs = [StoreKind::RawFile, StoreKind::Nbd].map(|kind| soak::run(kind, &options, &folder, &mut tell));
     let report = Report::new(seed, minutes, runs.into());
+    std::fs::create_dir_all(&folder)?;
     let path = folder.join("report.json");
     std::fs::write(&path, serde_json::to_string_pretty(&report)?)?;
     for run in &report.runs {

@@ -33,13 +33,19 @@ pub enum Event {
     KillAgent,
     StopAgent,
     RestartAgent,
+    /// A disk is added to the running VM, with one of two images.
+    AddDisk,
+    /// That disk is removed.
+    RemoveDisk,
+    /// Its image grows.
+    GrowDisk,
     KillStore,
     StopStore,
 }
 
 impl Event {
     /// Events possible on every store.
-    pub const ALWAYS: [Event; 21] = [
+    pub const ALWAYS: [Event; 24] = [
         Event::KillDisk,
         Event::KillDiskKept,
         Event::KillDiskTwice,
@@ -61,6 +67,9 @@ impl Event {
         Event::KillAgent,
         Event::StopAgent,
         Event::RestartAgent,
+        Event::AddDisk,
+        Event::RemoveDisk,
+        Event::GrowDisk,
     ];
 
     /// Events possible on a store with a server process of its own.
@@ -90,6 +99,9 @@ impl Event {
             Event::KillAgent => "kill_agent",
             Event::StopAgent => "stop_continue_agent",
             Event::RestartAgent => "terminate_start_agent",
+            Event::AddDisk => "add_disk",
+            Event::RemoveDisk => "remove_disk",
+            Event::GrowDisk => "grow_image",
             Event::KillStore => "kill_nbd_server",
             Event::StopStore => "stop_continue_nbd_server",
         }
@@ -105,7 +117,10 @@ impl Event {
 
     /// Returns whether the event has to wait as long as the guest's disk does.
     pub fn needs_the_disk(self) -> bool {
-        matches!(self, Event::KillDiskKept | Event::UpgradeDisk | Event::RestartAgent)
+        matches!(
+            self,
+            Event::KillDiskKept | Event::UpgradeDisk | Event::RestartAgent | Event::AddDisk | Event::RemoveDisk
+        )
     }
 
     /// Returns whether the guest's agent is started, which takes some time.
@@ -124,6 +139,8 @@ impl Event {
                 | Event::RestartDisk
                 | Event::UpgradeDisk
                 | Event::KillInUpgrade
+                | Event::AddDisk
+                | Event::RemoveDisk
         )
     }
 }

@@ -1,10 +1,11 @@
 //! The soak: everything around the disk of a running guest is killed, stopped, restarted, resized, cut off and
-//! delayed, at random and repeatedly. Then every byte is checked, in the guest and on the image.
+//! delayed, at random and repeatedly, and a second disk comes, grows and goes. Then every byte is checked, in the guest and on the image.
 //!
 //! Called by the program `soak` (`make soak`) and by the test of two minutes. After the faults come calm restarts of
 //! the VM process, without any other event: ten seconds before and after them give the hit ratio.
 
 pub mod events;
+mod extra;
 mod hits;
 mod proxy;
 mod report;
@@ -54,6 +55,7 @@ pub fn run(kind: StoreKind, options: &Options, logs: &Path, tell: &mut dyn FnMut
     if let Err(error) = run_into(&mut report, kind, options, logs, tell) {
         report.failures.push(error.to_string());
     }
+    report.failures.iter().for_each(|failure| tell(&format!("FAILED: {failure}")));
     report
 }
 
@@ -82,6 +84,10 @@ fn soak(
     let watch = Watch::start(stage.host.control());
     let mut happened = torment(report, stage, kind, options, tell)?;
     stage.heal()?;
+    // What follows is about the disk that was always there.
+    if stage.extra.is_there {
+        stage.extra.end_work(&mut stage.guest)?;
+    }
     tell("the torment is over; the cache fills again");
     stage.wait_until("the cache fills again", |status| {
         status.cache.used_bytes > 48 << 20 && status.counters["hit_blocks"] > 0
@@ -103,6 +109,8 @@ fn soak(
     stage.release_image()?;
     report.store_crashes = stage.store_crashes;
     check_from_outside(stage, &journal, &mut account)?;
+    stage.extra.check()?;
+    account.verified_bytes += stage.extra.verified_bytes;
     report.take(account, &happened);
     Ok(())
 }
@@ -131,7 +139,7 @@ fn torment(
         // An agent that is starting notices only later that it is to end.
         let must_wait =
             |event: Event| settles && event.needs_the_disk() || now < agent_at && event == Event::RestartAgent;
-        let event = deck.deal(&mut random, |event| !must_wait(event));
+        let event = deck.deal(&mut random, |event| !must_wait(event) && stage.extra.suits(event));
         happened.push(perform(report, stage, event, &mut random, tell)?);
         if event.kills_disk() {
             settled_at = Instant::now() + SETTLE;

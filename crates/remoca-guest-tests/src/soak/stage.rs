@@ -2,11 +2,13 @@
 //! networks, a guest with its agent, and the store's server if it has one.
 
 use super::events::Event;
+use super::extra::{self, Extra};
 use super::proxy::Proxy;
+use crate::hotplug::change_disks;
 use crate::{Host, Image, LIMIT, Result, end_agent, launch_agent, remoca, stop_agent, wait_for_agent};
 use remoca_lab::store::{self, Nbdkit, NbdkitConfig, NbdkitSource};
 use remoca_lab::workload::pattern::Random;
-use remoca_lab::{DiskSource, Guest, Lab, Service};
+use remoca_lab::{Disk, DiskSource, Guest, Lab, Service};
 use remoca_protocol::control::Status;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -78,7 +80,8 @@ pub struct Stage {
     nbdkit: Option<Nbdkit>,
     /// Number of times that the store's server ended by itself.
     pub store_crashes: u64,
-    images: [Image; 1],
+    /// The disk that comes and goes.
+    pub extra: Extra,
     pub image: PathBuf,
 }
 
@@ -104,16 +107,19 @@ impl Stage {
             }
         };
         let path = nbdkit.as_ref().map_or(image.clone(), |nbdkit| nbdkit.uri().into());
-        let images = [Image { name: "data", path, options: "" }];
-        start_disk(&mut host, &images, &donors)?;
+        host.configure(&[Image { name: "data", path, options: "" }])?;
+        start_disk(&mut host, &donors)?;
         let mut config = host.guest(&lab, &format!("soak-{}", kind.name().replace(' ', "-")))?;
+        config.disks.push(Disk::vhost_user("data", &host.socket("data")));
+        config.qemu_args.extend(["-device", extra::SLOT_DEVICE].map(Into::into));
         for disk in &mut config.disks {
             if let DiskSource::VhostUser { reconnect, .. } = &mut disk.source {
                 *reconnect = true;
             }
         }
-        let guest = config.boot(&lab)?;
-        Ok(Stage { guest, host, donors, nbdkit, store_crashes: 0, images, image })
+        let mut guest = config.boot(&lab)?;
+        let extra = Extra::new(guest.qmp()?, &host);
+        Ok(Stage { guest, host, donors, nbdkit, store_crashes: 0, extra, image })
     }
 
     /// Performs one event to its end: stopped processes run again, and killed ones have been restarted.
@@ -154,7 +160,7 @@ impl Stage {
                 sleep(away);
                 self.start_disk()?;
             }
-            Event::UpgradeDisk => self.upgrade()?,
+            Event::UpgradeDisk => self.patiently(|host| host.upgrade().map(drop))?,
             Event::KillInUpgrade => {
                 let upgrade = self.host.upgrade_in_background();
                 sleep(away / 2);
@@ -214,6 +220,20 @@ impl Stage {
                 stop_agent(&mut self.guest)?;
                 launch_agent(&mut self.guest)?;
             }
+            Event::AddDisk => {
+                let disk = self.extra.prepare(&self.host)?;
+                self.patiently(|host| change_disks(host, "add", &[&disk]).map(drop))?;
+                self.extra.plug(&mut self.guest, &self.host)?;
+            }
+            Event::RemoveDisk => {
+                self.extra.unplug(&mut self.guest, &self.host)?;
+                self.patiently(|host| change_disks(host, "remove", &[extra::NAME]).map(drop))?;
+            }
+            Event::GrowDisk => {
+                let is_told = random.below(2) == 0;
+                let tell = || if is_told { change_disks(&self.host, "rescan", &[]).map(drop) } else { Ok(()) };
+                self.extra.grow(&mut self.guest, tell)?;
+            }
             Event::KillStore => self.nbdkit()?.kill_and_restart(away)?,
             Event::StopStore => {
                 self.nbdkit()?.service().freeze()?;
@@ -252,8 +272,8 @@ impl Stage {
     /// hold them.
     fn wait_for_silence(&self) -> Result<()> {
         let give_up_at = Instant::now() + LIMIT;
-        let sockets = [self.host.socket("data"), self.host.socket("port"), self.host.control()];
-        while sockets.iter().any(|socket| UnixStream::connect(socket).is_ok()) {
+        let sockets = ["data", "port", extra::NAME].map(|name| self.host.socket(name));
+        while sockets.iter().chain([&self.host.control()]).any(|socket| UnixStream::connect(socket).is_ok()) {
             if Instant::now() > give_up_at {
                 return Err("somebody still listens on the sockets of a process that was killed".into());
             }
@@ -290,9 +310,11 @@ impl Stage {
     fn kill_disk_kept(&mut self, away: Duration) -> Result<()> {
         // QEMU, which may have connected again, has sent all of its messages when a queue of each device runs.
         let read = |serial| format!("dd if=$(disk-by-serial {serial}) of=/dev/null bs=4k count=1 iflag=direct");
-        self.in_guest(&format!("{} && {}", read("data"), read("remoca-port")))?;
+        let extra = if self.extra.is_there { extra::NAME } else { "data" };
+        self.in_guest(&["data", "remoca-port", extra].map(read).join(" && "))?;
         self.wait_until("the connections are kept", |status| {
-            status.disks[0].outlives_crash && status.port.as_ref().is_some_and(|port| port.outlives_crash)
+            status.disks.iter().all(|disk| disk.outlives_crash)
+                && status.port.as_ref().is_some_and(|port| port.outlives_crash)
         })?;
         let connects = self.connects();
         self.host.kill_process()?;
@@ -317,8 +339,8 @@ impl Stage {
     }
 
     fn start_disk(&mut self) -> Result<()> {
-        match start_disk(&mut self.host, &self.images, &self.donors) {
-            Err(_) if self.revive_store()? => start_disk(&mut self.host, &self.images, &self.donors),
+        match start_disk(&mut self.host, &self.donors) {
+            Err(_) if self.revive_store()? => start_disk(&mut self.host, &self.donors),
             result => result,
         }
     }
@@ -331,15 +353,16 @@ impl Stage {
         Ok(has_ended)
     }
 
-    /// Upgrades, and retries if refused. Upgrades are refused while an NBD server has its time after a crash.
-    fn upgrade(&mut self) -> Result<()> {
+    /// Does what the VM process may refuse, and retries if it does. Upgrades are refused while an NBD server has its time
+    /// after a crash.
+    fn patiently(&mut self, deed: impl Fn(&Host) -> Result<()>) -> Result<()> {
         let started = Instant::now();
         loop {
-            match self.host.upgrade() {
+            match deed(&self.host) {
                 Err(error) if error.to_string().to_lowercase().contains("try again") && started.elapsed() < LIMIT => {
                     self.rest(RETRY)?;
                 }
-                result => return result.map(drop),
+                result => return result,
             }
         }
     }
@@ -365,7 +388,7 @@ impl Stage {
     }
 }
 
-fn start_disk(host: &mut Host, images: &[Image], [first, second]: &[Donor; 2]) -> Result<()> {
+fn start_disk(host: &mut Host, [first, second]: &[Donor; 2]) -> Result<()> {
     host.connect_to(first.proxy.socket());
-    host.start_process(images, CACHE, &["--server", &second.proxy.address()])
+    host.start_configured(CACHE, &["--server", &second.proxy.address()])
 }
