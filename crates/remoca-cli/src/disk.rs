@@ -14,7 +14,7 @@ use anyhow::{Context, Result, anyhow};
 use args::options;
 pub use args::{DISK_FLAGS, DiskArgs, FORMER_VARIABLE, configured, disks_of, options_of, schema};
 pub use files::without_former;
-use files::{check_upgrade, recognise, usable};
+use files::{Words, check_upgrade, recognise, usable};
 pub use qcow2::socket as qcow2_socket;
 use remoca_disk::handover;
 use remoca_disk::start::{self, WrongOptions};
@@ -35,12 +35,14 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<()> {
     }
     check_name(args.name.as_deref())?;
     let former = std::env::var_os(FORMER_VARIABLE);
-    let words = without_former(words, args.name.as_deref().unwrap_or_default(), &args.folder.config, former.as_deref());
+    let name = args.name.as_deref().unwrap_or_default();
+    let own = without_former(words, name, &args.folder.config, former.as_deref());
+    let words = Words { typed: words, own: &own };
     let files = Files::read(&args.folder.config, args.name.as_deref());
     let control = control(args)?;
     if args.check_handover {
-        let options = options(configured(&files?, &words)?, control)?;
-        check_upgrade(&options, &words)?;
+        let options = options(configured(&files?, words.own)?, control)?;
+        check_upgrade(&options, words)?;
         let offers = start::offers(&options);
         return Ok(writeln!(std::io::stdout(), "{}", handover::confirmation(offers))?);
     }
@@ -48,7 +50,7 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<()> {
     arm(args)?;
     let kept_at = args.name.is_some().then(|| Kept::beside(&control));
     let former = kept_at.as_deref().and_then(Kept::read);
-    let (mut options, files) = usable(files, &words, former.as_ref(), &control)?;
+    let (mut options, files) = usable(files, words, former.as_ref(), &control)?;
     recognise(&mut options, former.as_ref());
     let mut kept = Kept { files, ..Kept::default() };
     if let Some(former) = &former {

@@ -182,7 +182,8 @@ fn former_units_are_converted(guest: &mut Guest) -> Result<()> {
         LIMIT,
     )?;
     // The same process, by its file from now on.
-    let upgraded = guest.run("systemctl reload remoca-disk@web1 && remoca config show web1 --origin", LIMIT)?;
+    let reload = "systemctl reload remoca-disk@web1 || { journalctl -n 30 -u remoca-disk@web1; exit 1; }";
+    let upgraded = guest.run(&format!("{reload}; remoca config show web1 --origin"), LIMIT)?;
     assert!(upgraded.contains("cache = \"8M\"    # /etc/remoca/vms/web1.toml:"), "{upgraded}");
     assert_eq!(process_of(guest, UNITS[1])?, former[1]);
     wait_until_kept(guest, "web1")?;

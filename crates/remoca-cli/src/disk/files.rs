@@ -11,16 +11,32 @@ use remoca_protocol::control::Command;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
+/// Arguments of a VM process.
+#[derive(Clone, Copy)]
+pub(super) struct Words<'a> {
+    /// As they were typed.
+    pub(super) typed: &'a [OsString],
+    /// Without those of a former unit that have become the VM's file.
+    pub(super) own: &'a [OsString],
+}
+
+impl<'a> Words<'a> {
+    /// Returns the arguments that are in force beside these files.
+    fn beside(self, files: &Files) -> &'a [OsString] {
+        if files.vm.is_some() { self.own } else { self.typed }
+    }
+}
+
 /// Returns the options of a VM process, with those of its files, and these files. If they cannot be used, they are the files of
 /// the process before it; the options say so.
 pub(super) fn usable(
     files: Result<Files, Unusable>,
-    words: &[OsString],
+    words: Words<'_>,
     former: Option<&Kept>,
     control: &Path,
 ) -> Result<(Options, Files)> {
     let used = files.map_err(Error::from).and_then(|files| {
-        let options = options_of(&files, words, control)?;
+        let options = options_of(&files, words.beside(&files), control)?;
         if let Some(former) = former.filter(|former| former.files != files) {
             check_restart(&options, former, words)?;
         }
@@ -32,19 +48,20 @@ pub(super) fn usable(
     };
     let notice = format!("runs with the last good copy of its configuration, for {unusable:#}");
     tracing::error!("{notice}");
-    let options = options_of(&former.files, words, control);
+    let options = options_of(&former.files, words.beside(&former.files), control);
     let options = options.context("the last good copy of the configuration cannot be used either")?;
     Ok((Options { notice: Some(notice), ..options }, former.files.clone()))
 }
 
 /// Refuses to start with files that changed since the process before, if an upgrade to them would be refused because they, or a
 /// disk that comes, cannot be used. Guests may wait for the other disks.
-fn check_restart(options: &Options, former: &Kept, words: &[OsString]) -> Result<()> {
+fn check_restart(options: &Options, former: &Kept, words: Words<'_>) -> Result<()> {
     // A program that takes over was asked before.
     if std::env::var_os(VARIABLE).is_some() {
         return Ok(());
     }
-    let Ok(former) = options_of(&former.files, words, &options.control) else { return Ok(()) };
+    let files = &former.files;
+    let Ok(former) = options_of(files, words.beside(files), &options.control) else { return Ok(()) };
     let names: Vec<_> = former.disks.iter().zip(0..).map(|(disk, position)| disk.name_at(position)).collect();
     start::check_change(options, &former, &names.iter().map(String::as_str).collect::<Vec<_>>())
 }
@@ -72,10 +89,10 @@ pub fn without_former(words: &[OsString], name: &str, folder: &Path, former: Opt
 
 /// Refuses to take over from the process with the same control socket, which runs, if a process with these options would lose
 /// its guests, or could not start.
-pub(super) fn check_upgrade(options: &Options, words: &[OsString]) -> Result<()> {
+pub(super) fn check_upgrade(options: &Options, words: Words<'_>) -> Result<()> {
     let Ok(running) = runtime::ask(&options.control, Command::Status) else { return Ok(()) };
     let disks: Vec<_> = running.disks.iter().map(|disk| (&*disk.name, &*disk.image)).collect();
     let kept = Kept::read(&Kept::beside(&options.control));
-    let former = kept.and_then(|kept| options_of(&kept.files, words, &options.control).ok());
+    let former = kept.and_then(|kept| options_of(&kept.files, words.beside(&kept.files), &options.control).ok());
     start::check_upgrade(options, former.as_ref().unwrap_or(options), &disks)
 }
