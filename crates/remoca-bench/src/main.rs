@@ -4,6 +4,7 @@ mod cost;
 mod hash;
 mod hedging;
 mod index;
+mod policy;
 mod server;
 mod upgrade;
 mod versus;
@@ -28,6 +29,8 @@ enum Benchmark {
     Hash,
     /// Memory of the index, and time of its operations
     Index(index::IndexBenchArgs),
+    /// Hits of the insertion policy on traces of reads, compared with LRU
+    Policy(policy::PolicyBenchArgs),
     /// Guest reads while the memory server is late or stops, with and without hedging
     Hedging(hedging::HedgingArgs),
     /// Cost of in-flight tracking, the kept index and hedging while there are no faults
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         Benchmark::Server(args) => server::run(&args),
         Benchmark::Hash => hash::run(),
         Benchmark::Index(args) => index::run(&args),
+        Benchmark::Policy(args) => policy::run(&args),
         Benchmark::Hedging(args) => hedging::run(&args),
         Benchmark::Cost(args) => cost::run(&args),
         Benchmark::Upgrade(args) => upgrade::run(&args),

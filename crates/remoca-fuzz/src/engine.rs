@@ -291,7 +291,7 @@ impl World {
                 self.store(slot, content);
             }
             Evicted::Zero => assert_eq!(content, 0),
-            Evicted::Duplicate | Evicted::Unmatched | Evicted::Dropped => {}
+            Evicted::Duplicate | Evicted::Unmatched | Evicted::Dropped | Evicted::PassedOver => {}
         }
     }
 

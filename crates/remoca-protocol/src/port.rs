@@ -49,7 +49,9 @@ pub fn identification(stats: &EngineStats, cookie: u64, advice: u32) -> [u8; PAG
     page[..8].copy_from_slice(IDENTIFICATION_MAGIC);
     page[8..12].copy_from_slice(&VERSION.to_le_bytes());
     page[12..16].copy_from_slice(&BATCH_PAGES.to_le_bytes());
-    let matched = stats.evictions_admitted + stats.evictions_duplicate + stats.evictions_zero;
+    // What the insertion policy passed over was worth sending: the agent should go on.
+    let known = stats.evictions_admitted + stats.evictions_duplicate + stats.evictions_passed_over;
+    let matched = known + stats.evictions_zero;
     let words = [stats.evictions_reported, matched, stats.evictions_unmatched, stats.evictions_dropped, cookie];
     for (at, word) in words.into_iter().enumerate() {
         page[16 + at * 8..24 + at * 8].copy_from_slice(&word.to_le_bytes());
@@ -81,7 +83,8 @@ mod tests {
         let stats = EngineStats {
             evictions_reported: 10,
             evictions_admitted: 4,
-            evictions_duplicate: 2,
+            evictions_duplicate: 1,
+            evictions_passed_over: 1,
             evictions_zero: 1,
             evictions_unmatched: 2,
             evictions_dropped: 1,

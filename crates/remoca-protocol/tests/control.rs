@@ -74,6 +74,9 @@ fn status() -> Status {
             granted_bytes: 4096,
             used_bytes: 0,
             admission: "reads".into(),
+            insertion: "lru".into(),
+            lru_hit_ratio: Some(0.5),
+            bimodal_hit_ratio: None,
             hit_ratio: Some(0.5),
         },
         disks: vec![disk()],
@@ -98,9 +101,11 @@ fn status() -> Status {
 fn a_status_is_this_line() {
     let line = [
         r#"{"name":"vm","pid":7,"version":"0.1.0","upgrades":2,"uptime_s":1.5,"started":"warm","cold_reason":null,"#,
+        r#""notice":"a file is broken","#,
         r#""server":{"endpoint":"unix:/m","connected":true,"breaker":"closed","error":null},"#,
         r#""servers":[{"endpoint":"unix:/m","in_use":true,"possible_bytes":8192,"answered_s_ago":3,"error":null}],"#,
-        r#""cache":{"enabled":true,"wanted_bytes":8192,"granted_bytes":4096,"used_bytes":0,"admission":"reads","hit_ratio":0.5},"#,
+        r#""cache":{"enabled":true,"wanted_bytes":8192,"granted_bytes":4096,"used_bytes":0,"admission":"reads","#,
+        r#""insertion":"lru","lru_hit_ratio":0.5,"bimodal_hit_ratio":null,"hit_ratio":0.5},"#,
         r#""disks":[{"name":"a","image":"/a","socket":"/s","bytes":4096,"shrunk_from_bytes":8192,"#,
         r#""guest_sees_size":true,"read_only":false,"store":"up","#,
         r#""failed_flush":"ENOSPC","cold_reason":null,"attached":true,"outlives_crash":true,"swap_areas":1,"nbd_clients":null,"offers_more":true,"#,

@@ -73,6 +73,11 @@ impl Lines {
         let state = if cache.enabled { "on" } else { "off" };
         self.add("cache", format!("{state}, {wanted} wanted, {granted} granted, {} used", show_size(cache.used_bytes)));
         self.add("admission", format!("by {}", cache.admission));
+        if let (Some(lru), Some(bimodal)) = (cache.lru_hit_ratio, cache.bimodal_hit_ratio) {
+            let which = if cache.insertion == "bimodal" { "one page in 32 (bimodal)" } else { "every page (LRU)" };
+            let tried = format!("LRU would hit {:.1} %, bimodal {:.1} %", lru * 100., bimodal * 100.);
+            self.add("inserts", format!("{which}; tried on a sample: {tried}"));
+        }
     }
 
     /// Adds what the cache is good for: where blocks came from, and the time that this saved.

@@ -182,6 +182,7 @@ impl Admit {
             Evicted::Zero => &mut stats.evictions_zero,
             Evicted::Unmatched => &mut stats.evictions_unmatched,
             Evicted::Dropped => &mut stats.evictions_dropped,
+            Evicted::PassedOver => &mut stats.evictions_passed_over,
         } += 1;
         self.feedback.note(evicted != Evicted::Unmatched);
     }
@@ -195,6 +196,7 @@ impl Admit {
             Evicted::Zero => &mut stats.frames_zero,
             Evicted::Unmatched => &mut stats.frames_unmatched,
             Evicted::Dropped => &mut stats.frames_dropped,
+            Evicted::PassedOver => &mut stats.frames_passed_over,
         } += 1;
         self.sources.note_frame(!matches!(evicted, Evicted::Zero | Evicted::Unmatched));
     }

@@ -322,6 +322,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
                 return;
             }
             self.index.learn(block, content);
+            self.note_read_content(block, content);
             if self.disks.is_swap(block) {
                 self.admit_swapped_in(id, content, offset);
             } else if by_read && content != self.prints.zero() {

@@ -18,12 +18,14 @@ mod breaker;
 mod discarded;
 mod disks;
 mod estimate;
+mod evictions;
 mod fetches;
 mod guest;
 mod latencies;
 mod numbers;
 pub mod overlap;
 mod placement;
+mod policy;
 mod pool;
 mod race;
 mod requests;
@@ -36,18 +38,20 @@ mod types;
 pub use admit::Admission;
 pub use breaker::BreakerState;
 pub use estimate::Latency;
+pub use policy::{Insertion, PolicyStatus};
 pub use race::HedgingStatus;
 pub use stats::EngineStats;
 pub use types::{Action, DiskError, Evicted, FetchId, GuestOp, PageOutcome, PoolOffer, RequestId, ServerNumber};
 
 use crate::fingerprint::{Fingerprint, Fingerprinter};
-use crate::index::{CacheIndex, Layout, Offer, Origin, Place, SlotCounts, Unusable};
-use crate::rules::{Rule, Rules};
+use crate::index::{CacheIndex, Layout, Origin, SlotCounts, Unusable};
+use crate::rules::Rules;
 use crate::units::{DiskIndex, PageCount};
-use admit::{ADVICE_MAX, Admit};
+use admit::Admit;
 use disks::Disks;
 use fetches::Source;
 use placement::Placement;
+use policy::Policy;
 use pool::Pool;
 use race::Race;
 use requests::Requests;
@@ -97,6 +101,7 @@ pub struct EngineStatus {
     pub known_blocks: PageCount,
     pub index_bytes: usize,
     pub admission: Admission,
+    pub policy: PolicyStatus,
     pub hedging: HedgingStatus,
 }
 
@@ -115,6 +120,7 @@ pub struct DiskEngine<M> {
     pool: Pool,
     race: Race,
     admit: Admit,
+    policy: Policy,
     actions: VecDeque<Action>,
     stats: EngineStats,
 }
@@ -174,6 +180,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             this.index.aim(PageCount(0));
         }
         this.disks.restore(&this.index);
+        this.policy.restore(this.index.is_bimodal());
         Ok(this)
     }
 
@@ -191,6 +198,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             pool: Pool::new(config.cache, config.send_window, config.fetch_limit, config.slots_per_turn.max(1)),
             race: Race::new(config.hedge),
             admit: Admit::new(config.has_port, config.frame_sample),
+            policy: Policy::new(),
             actions: VecDeque::new(),
             stats: EngineStats::default(),
         }
@@ -244,6 +252,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             known_blocks: self.index.known_blocks(),
             index_bytes: self.index.region_bytes(),
             admission: self.admit.admission(),
+            policy: self.policy.status(),
             hedging: self.race.status(),
         }
     }
@@ -310,75 +319,6 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// clears the record.
     pub fn set_failed_flush(&mut self, disk: DiskIndex, errno: Option<i32>) {
         self.index.set_flush_failed(disk, errno);
-    }
-
-    /// Judges an evicted `page` (4 KiB, copied out of guest memory), and counts the outcome. If this returns
-    /// [`Evicted::Admit`], the caller must send the page.
-    pub fn handle_evicted(&mut self, page: &[u8]) -> Evicted {
-        self.admit.note_eviction();
-        let evicted = self.judge(page);
-        self.admit.count_evicted(evicted, &mut self.stats);
-        evicted
-    }
-
-    /// Returns the advice to the agent: 0 to send every page, or N to send one page in N. N is at most 1024, which is
-    /// also the advice while the cache is off.
-    pub fn advice(&self) -> u32 {
-        if self.pool.is_enabled() { self.admit.advice() } else { ADVICE_MAX }
-    }
-
-    /// Returns whether to call [`Self::handle_frame`] with the page of guest memory that a read is about to overwrite.
-    pub fn wants_frame(&mut self) -> bool {
-        self.pool.is_enabled() && self.pool.can_send() && self.admit.wants_frame()
-    }
-
-    /// Judges the `page` (4 KiB, copied out of guest memory) that a frame held before a read overwrote it, and counts
-    /// the outcome. If this returns [`Evicted::Admit`], the caller must send the page.
-    pub fn handle_frame(&mut self, page: &[u8]) -> Evicted {
-        let evicted = self.judge(page);
-        self.admit.count_frame(evicted, &mut self.stats);
-        evicted
-    }
-
-    /// Decides whether to admit an evicted page. It is admitted only if the disk is known to hold its content for some
-    /// block.
-    fn judge(&mut self, page: &[u8]) -> Evicted {
-        if !self.pool.is_enabled() {
-            return Evicted::Dropped;
-        }
-        let content = self.prints.page(page);
-        if content == self.prints.zero() {
-            return Evicted::Zero;
-        }
-        if !self.rules.hold(Rule::AdmissionCheck)
-            && !self.index.is_known_content(content)
-            && let Some(block) = self.index.any_resident()
-        {
-            self.index.learn(block, content);
-        }
-        if !self.may_send() {
-            return if self.index.cached(content).is_some() {
-                Evicted::Duplicate
-            } else if self.index.is_known_content(content) {
-                Evicted::Dropped
-            } else {
-                Evicted::Unmatched
-            };
-        }
-        match self.index.offer(content, Place::Tail) {
-            Offer::Admitted(slot) => {
-                self.pool.note_send();
-                Evicted::Admit(slot)
-            }
-            Offer::Duplicate => Evicted::Duplicate,
-            Offer::Unmatched => Evicted::Unmatched,
-            Offer::NoSlot => Evicted::Dropped,
-        }
-    }
-
-    /// Returns whether one more page may be sent to the server.
-    fn may_send(&mut self) -> bool {
-        self.pool.can_send() && self.race.admits()
     }
 }
 

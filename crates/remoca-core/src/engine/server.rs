@@ -145,6 +145,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             let promote = self.admit.admission() == Admission::Reads && !self.disks.is_swap(fetch.block);
             self.index.hit(fetch.hint, fetch.block, fetch.slot, promote);
         }
+        self.note_read_content(fetch.block, fetch.content);
         if left > 1 {
             self.requests.set_pages_owed(fetch.request, left - 1, asked);
         } else if let Some(request) = self.requests.get(fetch.request) {

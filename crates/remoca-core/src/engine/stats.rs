@@ -51,7 +51,7 @@ counters! {
     discards,
     /// Requests that the disk failed.
     disk_errors,
-    /// Evicted pages reported by the guest; the next five counters add up to it.
+    /// Evicted pages reported by the guest; the next six counters add up to it.
     evictions_reported,
     /// Evicted pages that went to the cache.
     evictions_admitted,
@@ -63,7 +63,9 @@ counters! {
     evictions_unmatched,
     /// Evicted pages that were not sent, because the server was busy, slow or not connected.
     evictions_dropped,
-    /// Frames of guest memory examined before a read overwrote them; the next five counters add up to it.
+    /// Evicted pages that were not sent, because the insertion policy kept the older ones (a loop or a scan).
+    evictions_passed_over,
+    /// Frames of guest memory examined before a read overwrote them; the next six counters add up to it.
     frames_looked_at,
     /// Frames that went to the cache.
     frames_admitted,
@@ -75,6 +77,8 @@ counters! {
     frames_unmatched,
     /// Frames that were not sent, because the server was busy, slow or not connected.
     frames_dropped,
+    /// Frames that were not sent, because the insertion policy kept the older pages.
+    frames_passed_over,
     /// Blocks of swap areas admitted when they were written or read.
     swap_admissions,
     /// Blocks written to swap areas that were not sent, because the server was busy, slow or not connected.

@@ -8,6 +8,7 @@ mod link;
 mod modifications;
 mod pages;
 mod placement;
+mod policy;
 mod ramps;
 mod reads;
 mod resume;

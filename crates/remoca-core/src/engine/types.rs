@@ -89,6 +89,8 @@ pub enum Evicted {
     Unmatched,
     /// The content is known, but there is no session, or no room in the send window.
     Dropped,
+    /// The content is known, but the insertion policy keeps the pages that are cached already.
+    PassedOver,
 }
 
 /// Outcome for a page that the server sent.

@@ -1,6 +1,7 @@
 //! Parts of the index other than blocks and pages: the number of usable slots, the pool with the sends to it, and some
 //! words of each disk.
 
+use super::layout::header;
 use super::log::Lost;
 use super::slots::Step;
 use super::{CacheIndex, LogEnd, Pool, Words};
@@ -100,6 +101,18 @@ impl<M: Words> CacheIndex<M> {
                 lost.len() as u64
             }
         }
+    }
+
+    // The insertion policy.
+
+    /// Returns whether the insertion policy of the previous process was bimodal, and not LRU.
+    pub fn is_bimodal(&self) -> bool {
+        self.words[header::BIMODAL] == 1
+    }
+
+    /// Keeps the insertion policy for a successor.
+    pub fn set_bimodal(&mut self, is_bimodal: bool) {
+        self.words[header::BIMODAL] = u32::from(is_bimodal);
     }
 
     // Disks.

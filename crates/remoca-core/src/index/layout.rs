@@ -48,6 +48,8 @@ pub(super) mod header {
     pub(in super::super) const CAPACITY: usize = 9;
     /// First slot of the queue; the rest of it is linked in the slots.
     pub(in super::super) const QUEUE: usize = 10;
+    /// 1 if the insertion policy in force is bimodal, otherwise LRU.
+    pub(in super::super) const BIMODAL: usize = 11;
     /// 1 if the words after this one name the pool that the slots describe.
     pub(in super::super) const POOL_VALID: usize = 16;
     pub(in super::super) const SERVER: usize = 17;

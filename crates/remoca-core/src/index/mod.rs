@@ -196,6 +196,18 @@ impl<M: Words> CacheIndex<M> {
         self.nodes.find_content(&self.words, content).is_some()
     }
 
+    /// Returns a block that the disk is known to hold `content` for, or `None` if there is none.
+    pub fn block_of(&self, content: Fingerprint) -> Option<BlockId> {
+        self.nodes.find_content(&self.words, content).and_then(|node| self.nodes.block(&self.words, node))
+    }
+
+    /// Marks a block with this content as one that the guest no longer holds, so that it is among the next to be forgotten.
+    pub fn pass_over(&mut self, content: Fingerprint) {
+        if let Some(node) = self.nodes.find_content(&self.words, content) {
+            self.nodes.clear_reference(&mut self.words, node);
+        }
+    }
+
     /// Returns the next known block on the clock whose content is not cached, or `None` if there is no such block. Used
     /// only in tests that omit `Rule::AdmissionCheck`, which take an unknown page for the content of this block.
     pub fn any_resident(&mut self) -> Option<BlockId> {

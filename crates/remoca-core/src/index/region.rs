@@ -193,6 +193,7 @@ impl<M: Words> CacheIndex<M> {
         let Target { mut index, .. } = *self.target.take()?;
         let kept = header::POOL_VALID..self.layout.slots_at();
         index.words[kept.clone()].copy_from_slice(&self.words[kept]);
+        index.words[header::BIMODAL] = self.words[header::BIMODAL];
         index.slots.take_from(&mut index.words, &self.slots, &self.words);
         index.look_for_voids();
         Some(std::mem::replace(self, index).words)

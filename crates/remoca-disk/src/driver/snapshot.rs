@@ -4,7 +4,7 @@ use super::disk::Disk;
 use super::vm::Vm;
 use super::warmth::failed_flush;
 use crate::link::{KnownServer, ServerLink};
-use remoca_core::engine::{Admission, BreakerState, EngineStats, Latency};
+use remoca_core::engine::{Admission, BreakerState, EngineStats, EngineStatus, Insertion, Latency};
 use remoca_core::units::{PAGE_SIZE_U64, PageCount};
 use remoca_protocol::control::{
     CacheStatus, DiskStatus, HedgingStatus, KnownServerStatus, MemoryStatus, MigrationStatus, NormalLatency,
@@ -42,18 +42,7 @@ pub(super) fn snapshot(vm: &mut Vm, migration: Option<MigrationStatus>) -> Statu
             error: if engine.connected { None } else { server.error() },
         }),
         servers: vm.servers.link().map(|link| known_servers(link, vm.host.instant())).unwrap_or_default(),
-        cache: CacheStatus {
-            enabled: engine.enabled,
-            wanted_bytes: bytes(engine.wanted.0),
-            granted_bytes: bytes(engine.granted.0),
-            used_bytes: bytes(engine.slots.used),
-            admission: match engine.admission {
-                Admission::Evictions => "evictions".into(),
-                Admission::Frames => "frames".into(),
-                Admission::Reads => "reads".into(),
-            },
-            hit_ratio: hit_ratio(&stats),
-        },
+        cache: cache_status(&engine, &stats),
         disks: vm.guests.disks().iter().enumerate().map(|(at, disk)| disk_status(vm, at, disk)).collect(),
         port: vm.guests.port().get().map(|port| PortStatus {
             socket: port.socket.clone(),
@@ -114,6 +103,28 @@ fn known_servers(link: &ServerLink, now: Instant) -> Vec<KnownServerStatus> {
         error: server.error(),
     };
     link.servers().iter().map(status).collect()
+}
+
+fn cache_status(engine: &EngineStatus, stats: &EngineStats) -> CacheStatus {
+    let bytes = |pages: u32| u64::from(pages) * PAGE_SIZE_U64;
+    CacheStatus {
+        enabled: engine.enabled,
+        wanted_bytes: bytes(engine.wanted.0),
+        granted_bytes: bytes(engine.granted.0),
+        used_bytes: bytes(engine.slots.used),
+        admission: match engine.admission {
+            Admission::Evictions => "evictions".into(),
+            Admission::Frames => "frames".into(),
+            Admission::Reads => "reads".into(),
+        },
+        insertion: match engine.policy.in_force {
+            Insertion::Lru => "lru".into(),
+            Insertion::Bimodal => "bimodal".into(),
+        },
+        lru_hit_ratio: engine.policy.lru,
+        bimodal_hit_ratio: engine.policy.bimodal,
+        hit_ratio: hit_ratio(stats),
+    }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "for people to read")]

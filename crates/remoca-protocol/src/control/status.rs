@@ -91,6 +91,15 @@ pub struct CacheStatus {
     /// Source of the pages that enter the cache now: "evictions" that the agent reports, "frames" of guest memory
     /// before reads overwrite them, or blocks that the guest "reads".
     pub admission: String,
+    /// Policy by which evicted pages enter a full cache: "lru", or "bimodal" if one page in 32 enters.
+    #[serde(default)]
+    pub insertion: String,
+    /// Share of the last reads that LRU would have answered, as tried on a sample; `None` before the cache is full.
+    #[serde(default)]
+    pub lru_hit_ratio: Option<f64>,
+    /// The same with bimodal insertion.
+    #[serde(default)]
+    pub bimodal_hit_ratio: Option<f64>,
     /// Share of the blocks read by the guest that were answered without the disk; `None` before the first read.
     pub hit_ratio: Option<f64>,
 }

@@ -162,7 +162,8 @@ impl World<'_> {
             + s.evictions_duplicate
             + s.evictions_zero
             + s.evictions_unmatched
-            + s.evictions_dropped;
+            + s.evictions_dropped
+            + s.evictions_passed_over;
         if s.evictions_reported != judged || s.evictions_reported != self.vm.life.evictions {
             let text =
                 format!("{} evictions, {} reported, {judged} judged", self.vm.life.evictions, s.evictions_reported);
@@ -174,7 +175,12 @@ impl World<'_> {
                 format!("{} blocks read, {answered} + {} answered", s.read_blocks, self.vm.life.misaligned_blocks);
             self.fail(Violation::new(Promise::CountersAddUp, text))?;
         }
-        let judged = s.frames_admitted + s.frames_duplicate + s.frames_zero + s.frames_unmatched + s.frames_dropped;
+        let judged = s.frames_admitted
+            + s.frames_duplicate
+            + s.frames_zero
+            + s.frames_unmatched
+            + s.frames_dropped
+            + s.frames_passed_over;
         if s.frames_looked_at != judged || s.frames_looked_at != self.vm.life.frames {
             let text = format!("{} frames, {} looked at, {judged} judged", self.vm.life.frames, s.frames_looked_at);
             self.fail(Violation::new(Promise::CountersAddUp, text))?;

@@ -290,7 +290,7 @@ impl World<'_> {
                 let text = format!("{} was dropped, and there was room", describe(&page));
                 self.fail(Violation::new(Promise::Useful, text))?;
             }
-            Evicted::Duplicate | Evicted::Zero | Evicted::Unmatched | Evicted::Dropped => {}
+            Evicted::Duplicate | Evicted::Zero | Evicted::Unmatched | Evicted::Dropped | Evicted::PassedOver => {}
         }
         self.execute()
     }

@@ -1,0 +1,119 @@
+//! Evicted pages: which of them go to the cache.
+
+use super::admit::ADVICE_MAX;
+use super::policy::Insertion;
+use super::{DiskEngine, Evicted};
+use crate::fingerprint::Fingerprint;
+use crate::index::{Offer, Place};
+use crate::rules::Rule;
+use crate::units::BlockId;
+use std::ops::DerefMut;
+
+impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
+    /// Judges an evicted `page` (4 KiB, copied out of guest memory), and counts the outcome. If this returns
+    /// [`Evicted::Admit`], the caller must send the page.
+    pub fn handle_evicted(&mut self, page: &[u8]) -> Evicted {
+        self.admit.note_eviction();
+        let evicted = self.judge(page);
+        self.admit.count_evicted(evicted, &mut self.stats);
+        evicted
+    }
+
+    /// Returns the advice to the agent: 0 to send every page, or N to send one page in N. N is at most 1024, which is
+    /// also the advice while the cache is off.
+    pub fn advice(&self) -> u32 {
+        if self.pool.is_enabled() { self.admit.advice() } else { ADVICE_MAX }
+    }
+
+    /// Returns whether to call [`Self::handle_frame`] with the page of guest memory that a read is about to overwrite.
+    pub fn wants_frame(&mut self) -> bool {
+        self.pool.is_enabled() && self.pool.can_send() && self.admit.wants_frame()
+    }
+
+    /// Judges the `page` (4 KiB, copied out of guest memory) that a frame held before a read overwrote it, and counts
+    /// the outcome. If this returns [`Evicted::Admit`], the caller must send the page.
+    pub fn handle_frame(&mut self, page: &[u8]) -> Evicted {
+        let evicted = self.judge(page);
+        self.admit.count_frame(evicted, &mut self.stats);
+        evicted
+    }
+
+    /// Decides whether to admit an evicted page. It is admitted only if the disk is known to hold its content for some
+    /// block.
+    fn judge(&mut self, page: &[u8]) -> Evicted {
+        if !self.pool.is_enabled() {
+            return Evicted::Dropped;
+        }
+        let content = self.prints.page(page);
+        if content == self.prints.zero() {
+            return Evicted::Zero;
+        }
+        if !self.rules.hold(Rule::AdmissionCheck)
+            && !self.index.is_known_content(content)
+            && let Some(block) = self.index.any_resident()
+        {
+            self.index.learn(block, content);
+        }
+        self.policy.fit(self.index.capacity());
+        if self.policy.samples(content) && self.may_be_inserted(content) {
+            self.policy.note_eviction(content);
+        }
+        if !self.may_send() {
+            return if self.index.cached(content).is_some() {
+                Evicted::Duplicate
+            } else if self.index.is_known_content(content) {
+                Evicted::Dropped
+            } else {
+                Evicted::Unmatched
+            };
+        }
+        if self.is_full()
+            && self.may_be_inserted(content)
+            && self.index.cached(content).is_none()
+            && !self.policy.inserts()
+        {
+            self.index.pass_over(content);
+            return Evicted::PassedOver;
+        }
+        match self.index.offer(content, Place::Tail) {
+            Offer::Admitted(slot) => {
+                self.pool.note_send();
+                Evicted::Admit(slot)
+            }
+            Offer::Duplicate => Evicted::Duplicate,
+            Offer::Unmatched => Evicted::Unmatched,
+            Offer::NoSlot => Evicted::Dropped,
+        }
+    }
+
+    /// Returns whether an admitted page takes the place of another one.
+    fn is_full(&self) -> bool {
+        self.index.slot_counts().free == 0
+    }
+
+    /// Returns whether the insertion policy is for an evicted page: one of a known block outside swap areas.
+    fn may_be_inserted(&self, content: Fingerprint) -> bool {
+        self.index.block_of(content).is_some_and(|block| !self.disks.is_swap(block))
+    }
+
+    /// Sets whether the insertion policy adapts to the reads, as it does by default. Otherwise it is LRU.
+    pub fn adapt(&mut self, adapts: bool) {
+        self.policy.adapt(adapts);
+    }
+
+    /// Notes for the insertion policy that the guest has read a block, from whatever source.
+    pub(super) fn note_read_content(&mut self, block: BlockId, content: Fingerprint) {
+        if self.policy.samples(content) && content != self.prints.zero() && !self.disks.is_swap(block) {
+            let before = self.policy.in_force();
+            self.policy.note_read(content, self.index.cached(content).is_some());
+            if self.policy.in_force() != before {
+                self.index.set_bimodal(self.policy.in_force() == Insertion::Bimodal);
+            }
+        }
+    }
+
+    /// Returns whether one more page may be sent to the server.
+    pub(super) fn may_send(&mut self) -> bool {
+        self.pool.can_send() && self.race.admits()
+    }
+}
