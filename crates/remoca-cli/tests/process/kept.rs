@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -144,6 +145,38 @@ fn killed_at_every_step_of_a_message() {
         assert_eq!((machine.deaths, machine.reconnects), (1, reconnects), "{place}: {}", machine.program.log());
         go_on(machine);
     }
+}
+
+/// Time that passes takes nothing from a hypervisor that is served, in this process or in the next one.
+#[test]
+fn a_guest_that_is_served_stays_connected_when_the_time_for_a_start_is_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let gate = folder.path().join("gate");
+    let arguments = vec!["--hold-at".into(), format!("patience-over:{}", gate.display())];
+    let (_server, _manager, mut machine) = machine(Setup { binary: binary().into(), arguments, ..Setup::default() });
+    wait_until_kept(&machine);
+    std::fs::write(&gate, "").unwrap();
+    machine.program.kill();
+    machine.respawn();
+    machine.run(5);
+    let tasks = format!("/proc/{}/task", machine.program.pid());
+    let waits = || {
+        let is_closer = |task: PathBuf| {
+            // A thread that has just ended has no file.
+            let name = std::fs::read_to_string(task.join("comm")).unwrap_or_default();
+            name.starts_with("kept connection")
+        };
+        std::fs::read_dir(&tasks).unwrap().any(|task| is_closer(task.unwrap().path()))
+    };
+    assert!(waits());
+    std::fs::remove_file(&gate).unwrap();
+    wait_until("the time is over", || !waits());
+    machine.run(5);
+    machine.program.kill();
+    machine.respawn();
+    machine.run(5);
+    assert_eq!(machine.reconnects, 0, "{}", machine.program.log());
+    go_on(machine);
 }
 
 /// A hypervisor does nothing else while it waits for an answer.
