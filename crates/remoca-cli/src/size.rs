@@ -1,5 +1,7 @@
 //! Sizes as operators write them: `4096`, `512M`, `2G`.
 
+pub use remoca_io::show::show_size;
+
 /// Parses a size, and returns the number of bytes. Its unit may be K, M, G, T or KiB, MiB, GiB, TiB (powers of 1024), or KB,
 /// MB, GB, TB (powers of 1000), as in libvirt.
 ///
@@ -22,21 +24,6 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     };
     let number: u64 = digits.parse().map_err(|_| error())?;
     number.checked_mul(unit).ok_or_else(error)
-}
-
-/// Returns a size as text with at most four digits and a unit, such as `1.5G`.
-#[must_use]
-pub fn show_size(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "K", "M", "G", "T"];
-    #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    let digits = usize::from(unit > 0 && value < 10.0 && value.fract() > 0.05);
-    format!("{value:.digits$}{}", UNITS[unit])
 }
 
 /// Returns a size as text that [`parse_size`] reads back exactly, with the largest unit that divides it.

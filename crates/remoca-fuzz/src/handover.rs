@@ -97,7 +97,15 @@ fn descriptions() -> Vec<Vec<u8>> {
     let disk = |store: PassedStore, socket| {
         let write_cache_off = matches!(store.kind, StoreKind::File { .. });
         let guests = if write_cache_off { guests() } else { Guests::default() };
-        PassedDisk { name: "a".into(), image: "/a".into(), socket, store, write_cache_off, guests }
+        PassedDisk {
+            name: "a".into(),
+            image: "/a".into(),
+            socket,
+            store,
+            write_cache_off,
+            had_bytes: Some(2 << 20),
+            guests,
+        }
     };
     let description = Description {
         version: VERSION,

@@ -17,6 +17,7 @@ pub mod narrow;
 pub mod sealed;
 pub mod secure;
 pub mod service;
+pub mod show;
 pub mod signals;
 pub mod sizes;
 pub mod small_file;

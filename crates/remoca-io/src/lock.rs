@@ -42,6 +42,8 @@ const UNSHARED_BASE: i64 = 200;
 const READ: i64 = 0;
 const WRITE: i64 = 1;
 const RESIZE: i64 = 3;
+/// Permissions that nobody else may use.
+const UNSHARED: [i64; 2] = [WRITE, RESIZE];
 const RETRY_EVERY: Duration = Duration::from_millis(10);
 
 /// Calls `attempt` until it no longer fails with `InUse`, or `wait` has passed. Blocks, so it is for the start-up only.
@@ -61,11 +63,25 @@ pub fn retry_while_in_use<T>(
 /// Locks `file`. A writer tolerates no other writer, and a reader tolerates only other readers. After an error the file
 /// must be closed, so that the locks of a failed attempt are not mistaken for those of a user.
 pub fn lock(file: &File, read_only: bool) -> Result<(), LockFailure> {
-    let used: &[i64] = if read_only { &[READ] } else { &[READ, WRITE] };
-    let unshared = [WRITE, RESIZE];
-    for byte in used.iter().map(|p| USED_BASE + p).chain(unshared.iter().map(|p| UNSHARED_BASE + p)) {
+    let used = used(read_only);
+    for byte in used.iter().map(|p| USED_BASE + p).chain(UNSHARED.iter().map(|p| UNSHARED_BASE + p)) {
         set_read_lock(file, byte)?;
     }
+    expect_no_other(file, used, &UNSHARED)
+}
+
+/// Finds out whether [`lock`] would succeed, and locks nothing, so that nobody is kept from the image meanwhile.
+pub fn probe(file: &File, read_only: bool) -> Result<(), LockFailure> {
+    expect_no_other(file, used(read_only), &UNSHARED)
+}
+
+/// Returns the permissions that a user of an image needs.
+fn used(read_only: bool) -> &'static [i64] {
+    if read_only { &[READ] } else { &[READ, WRITE] }
+}
+
+/// Fails if somebody else does not share what is `used`, or uses what is `unshared`.
+fn expect_no_other(file: &File, used: &[i64], unshared: &[i64]) -> Result<(), LockFailure> {
     for byte in used.iter().map(|p| UNSHARED_BASE + p).chain(unshared.iter().map(|p| USED_BASE + p)) {
         if is_locked_by_another(file, byte)? {
             return Err(LockFailure::InUse);

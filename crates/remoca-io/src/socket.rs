@@ -12,6 +12,8 @@ use rustix::net::{AddressFamily, SocketType};
 
 /// Longest socket path in bytes: sizeof(sun_path) less the terminating zero.
 const PATH_BYTES_MAX: usize = 107;
+/// Mode of a socket that no longer belongs to a group.
+const OWNER_MODE: u32 = 0o600;
 /// Mode of a socket that belongs to a group. Whoever may write to it may connect.
 const GROUP_MODE: u32 = 0o660;
 
@@ -60,9 +62,42 @@ impl SocketPath {
     pub fn name(&self) -> (PathBuf, u64) {
         (self.path.clone(), self.inode)
     }
+
+    /// Makes a socket that a previous program made as [`SocketSource::bind`] would have made it for `group`: members of that
+    /// group may connect, or without one only the owner, if a group could until now.
+    ///
+    /// # Errors
+    /// If the socket cannot be given to the group. It is as before then.
+    pub fn regroup(&self, group: Option<u32>) -> Result<(), SocketError> {
+        let Ok(metadata) = self.path.symlink_metadata() else { return Ok(()) };
+        let now = (metadata.mode() & 0o777 == GROUP_MODE).then(|| metadata.gid());
+        match group {
+            _ if metadata.ino() != self.inode || now == group => Ok(()),
+            Some(group) => self.give_to(group, GROUP_MODE),
+            None => self.give_to(rustix::process::getegid().as_raw(), OWNER_MODE),
+        }
+    }
+
+    fn give_to(&self, group: u32, mode: u32) -> Result<(), SocketError> {
+        let path = &self.path;
+        let group_error = |source| SocketError::Group { path: path.clone(), group, source };
+        std::os::unix::fs::lchown(path, None, Some(group)).map_err(group_error)?;
+        std::fs::set_permissions(path, Permissions::from_mode(mode)).map_err(group_error)
+    }
 }
 
 impl SocketSource {
+    /// Gives a listening socket that a previous program made to `group`, as [`Self::bind`] would.
+    ///
+    /// # Errors
+    /// If that is not allowed. The socket is as before then.
+    pub fn regroup(&self, group: Option<u32>) -> Result<(), SocketError> {
+        match self {
+            SocketSource::Listener { path: Some(path), .. } => path.regroup(group),
+            SocketSource::Listener { path: None, .. } | SocketSource::Stream(_) => Ok(()),
+        }
+    }
+
     /// Takes over a listening socket that a previous program of this process made.
     ///
     /// # Errors
@@ -104,9 +139,7 @@ impl SocketSource {
         let inode = path.symlink_metadata().map_err(bind_error)?.ino();
         let made = SocketPath { path: path.into(), inode };
         if let Some(group) = group {
-            let group_error = |source| SocketError::Group { path: path.into(), group, source };
-            std::os::unix::fs::lchown(path, None, Some(group)).map_err(group_error)?;
-            std::fs::set_permissions(path, Permissions::from_mode(GROUP_MODE)).map_err(group_error)?;
+            made.give_to(group, GROUP_MODE)?;
         }
         Ok(SocketSource::Listener { listener, path: Some(made) })
     }

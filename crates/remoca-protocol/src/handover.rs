@@ -65,6 +65,9 @@ pub struct PassedDisk {
     /// this field.
     #[serde(default)]
     pub write_cache_off: bool,
+    /// Size in bytes that the image had before it became smaller. Descriptions of older programs lack this field.
+    #[serde(default)]
+    pub had_bytes: Option<u64>,
     /// Connections to the disk. Descriptions of older programs lack this field.
     #[serde(default)]
     pub guests: Guests<RawFd>,

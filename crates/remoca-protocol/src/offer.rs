@@ -48,18 +48,21 @@ const NBD_FLAGS: [(u64, &str); 6] = [
 ];
 
 impl Offer {
-    /// Returns what a hypervisor uses and this offer lacks.
+    /// Returns what a hypervisor uses, or its guest may begin to use, and this offer lacks.
     fn lacks_for_front_end<F>(&self, front_end: &FrontEnd<F>) -> Vec<String> {
-        let used = |all: Option<u64>, offered: u64| all.unwrap_or(0) & !offered;
-        let mut lacking = named(used(front_end.features, self.features), &FEATURES);
-        lacking.extend(named(used(front_end.protocol_features, self.protocol_features), &PROTOCOL_FEATURES));
+        // A guest that boots uses less than the hypervisor has been offered, until its driver comes.
+        let promised = front_end.features.unwrap_or(0) | front_end.offered.map_or(0, |former| former.features);
+        let mut lacking = named(promised & !self.features, &FEATURES);
+        let protocol = front_end.protocol_features.unwrap_or(0) & !self.protocol_features;
+        lacking.extend(named(protocol, &PROTOCOL_FEATURES));
         // A driver need not use anything by which a writable disk could be told.
         let is_new = |former: Offer| self.features & !former.features & 1 << READ_ONLY != 0;
         if front_end.offered.is_some_and(is_new) {
             lacking.push("writing".into());
         }
-        if front_end.queues.len() > usize::from(self.queues) {
-            lacking.push(format!("{} queues (at most {})", front_end.queues.len(), self.queues));
+        let promised = front_end.offered.map_or(0, |former| former.queues.into()).max(front_end.queues.len());
+        if promised > usize::from(self.queues) {
+            lacking.push(format!("{promised} queues (at most {})", self.queues));
         }
         lacking.extend(front_end.offered.and_then(|former| self.sector_other_than(&former)));
         lacking
@@ -130,7 +133,7 @@ mod tests {
     fn description(guests: Guests<RawFd>) -> Description {
         let kind = StoreKind::File { flush_failed: None };
         let (name, image, store) = ("root".into(), "/a".into(), PassedStore { fd: 3, kind });
-        let disk = PassedDisk { name, image, socket: None, store, write_cache_off: false, guests };
+        let disk = PassedDisk { name, image, socket: None, store, write_cache_off: false, had_bytes: None, guests };
         Description { disks: vec![disk], ..Description::default() }
     }
 
@@ -184,12 +187,14 @@ mod tests {
     #[test]
     fn a_program_that_offers_less_than_a_hypervisor_uses_is_refused() {
         expect(OFFER, hypervisor(0x7200, 4), "");
-        expect(Offer { features: 0x5200, ..OFFER }, hypervisor(0x5200, 4), "");
+        // It may boot another system.
+        expect(Offer { features: 0x5200, ..OFFER }, hypervisor(0x5200, 4), "discard");
         expect(Offer { features: 0x5200, ..OFFER }, hypervisor(0x7200, 4), "discard");
-        expect(Offer { features: 0, ..OFFER }, hypervisor(0x0210, 4), "feature bit 4, flush");
+        expect(Offer { features: 0x7000, ..OFFER }, hypervisor(0x0210, 4), "feature bit 4, flush");
         expect(Offer { features: 0x7220, ..OFFER }, hypervisor(0, 0), "writing");
         expect(Offer { protocol_features: 0x820B, ..OFFER }, hypervisor(0, 0), "a record of requests in flight");
         expect(Offer { queues: 3, ..OFFER }, hypervisor(0, 4), "4 queues (at most 3)");
+        expect(Offer { queues: 3, ..OFFER }, hypervisor(0, 1), "4 queues (at most 3)");
         expect(Offer { sector: 4096, ..OFFER }, hypervisor(0, 0), "sectors of 512 bytes");
         expect(Offer::default(), Guests::default(), "");
     }

@@ -37,7 +37,7 @@ const WITHOUT_OFFERS: &str = concat!(
     r#""port":{"fd":11,"path":null},"port_guests":{"front_end":null,"nbd":[]},"nbd":[{"fd":12,"path":null}]}"#,
 );
 
-/// What this program writes. It is that of 1fea00a with the offers, the sizes that guests were told, and the hash of
+/// What this program writes. It is that of 1fea00a with the offers, the sizes that guests were told and that images had, and the hash of
 /// the options.
 fn recorded() -> String {
     let hypervisor =
@@ -47,6 +47,8 @@ fn recorded() -> String {
         .replace(r#""servers":["tcp:h:1"]"#, r#""servers":["tcp:h:1"],"options":9"#)
         .replace(r#""protocol_features":37387"#, &format!(r#""protocol_features":37387{hypervisor}"#))
         .replace(r#""structured_replies":true"#, &format!(r#""structured_replies":true{client}"#))
+        .replace(r#""write_cache_off":true"#, r#""write_cache_off":true,"had_bytes":1073741824"#)
+        .replace(r#""write_cache_off":false"#, r#""write_cache_off":false,"had_bytes":null"#)
         .replace(r#""bytes":6}"#, r#""bytes":6},"channel":26,"told_bytes":1048576"#)
         .replace(r#""error":null}}}]"#, r#""error":null}},"told_bytes":2097152}]"#)
 }
@@ -97,6 +99,7 @@ fn description() -> Description {
         socket: Some(Listening { fd: 7, path: Some(("/s".into(), 8)) }),
         store: PassedStore { fd: 9, kind: StoreKind::File { flush_failed: None } },
         write_cache_off: true,
+        had_bytes: Some(1 << 30),
         guests: Guests { front_end: Some(hypervisor()), nbd: Vec::new() },
     };
     let data = PassedDisk {
@@ -105,6 +108,7 @@ fn description() -> Description {
         socket: None,
         store: PassedStore { fd: 10, kind: StoreKind::Nbd(export) },
         write_cache_off: false,
+        had_bytes: None,
         guests: Guests { front_end: None, nbd: vec![client()] },
     };
     Description {
@@ -142,6 +146,7 @@ fn connections_of_which_less_is_said_are_continued() {
     let mut expected = Description { options: None, ..description() };
     let front_end = expected.disks[0].guests.front_end.as_mut().unwrap();
     (front_end.offered, front_end.channel, front_end.told_bytes) = (None, None, None);
+    expected.disks[0].had_bytes = None;
     let client = &mut expected.disks[1].guests.nbd[0];
     (client.offered, client.told_bytes) = (None, None);
     assert_eq!(Description::parse(WITHOUT_OFFERS.as_bytes()).unwrap(), expected);
@@ -150,7 +155,7 @@ fn connections_of_which_less_is_said_are_continued() {
 #[test]
 fn a_program_that_passed_no_connections_is_understood() {
     let mut expected = Description { options: None, ..description() };
-    expected.disks.iter_mut().for_each(|disk| disk.guests = Guests::default());
+    expected.disks.iter_mut().for_each(|disk| (disk.guests, disk.had_bytes) = (Guests::default(), None));
     assert_eq!(Description::parse(WITHOUT_GUESTS.as_bytes()).unwrap(), expected);
 }
 

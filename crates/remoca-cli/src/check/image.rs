@@ -4,7 +4,7 @@ use super::finding::Finding;
 use crate::size::show_size;
 use crate::vm::Vm;
 use remoca_disk::start::DiskOptions;
-use remoca_io::lock::{LockFailure, lock};
+use remoca_io::lock::{LockFailure, probe};
 use remoca_protocol::control::{DiskStatus, Status};
 use std::fs::File;
 
@@ -51,7 +51,7 @@ fn of_configured(what: String, disk: &DiskOptions) -> Finding {
         Ok(found) => found,
         Err(error) => return Finding::failed(what, format!("{image}: {error}"), "Is the path right?"),
     };
-    match lock(&file, disk.read_only) {
+    match probe(&file, disk.read_only) {
         Ok(()) if metadata.is_file() => {
             Finding::ok(what, format!("{image}, {}, used by nobody", show_size(metadata.len())))
         }

@@ -3,7 +3,7 @@
 use super::support::machine::{Machine, Setup};
 use super::support::program::{Serve, expect_refusal, run};
 use super::support::wait_until;
-use remoca_io::lock::lock;
+use remoca_io::lock::{LockFailure, lock, probe};
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::Output;
@@ -106,5 +106,19 @@ fn a_vm_that_is_neither_there_nor_configured_is_refused() {
     for command in ["check", "xml"] {
         let output = run(&[command, "there-is-no-such-vm", "--config", "/nonexistent"]);
         expect_refusal(&output, FAILURE, &["no VM process answers at", "/nonexistent/vms/there-is-no-such-vm.toml"]);
+    }
+}
+
+/// A process may start, or a hypervisor open the image, while it is looked at.
+#[test]
+fn who_looks_at_an_image_keeps_nobody_from_it() {
+    let image = tempfile::NamedTempFile::new().unwrap();
+    let [looks, uses] = [0; 2].map(|_| File::options().read(true).write(true).open(image.path()).unwrap());
+    for read_only in [false, true] {
+        assert!(probe(&looks, read_only).is_ok());
+    }
+    lock(&uses, false).unwrap();
+    for read_only in [false, true] {
+        assert!(matches!(probe(&looks, read_only), Err(LockFailure::InUse)));
     }
 }

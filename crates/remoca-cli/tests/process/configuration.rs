@@ -14,28 +14,28 @@ const NO_IMAGE: i32 = 66;
 const CONFIGURATION: i32 = 78;
 
 /// A VM `web1` with one image, and the folder of its configuration.
-struct Scene {
-    folder: TempDir,
+pub struct Scene {
+    pub folder: TempDir,
 }
 
 impl Scene {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let scene = Self { folder: tempfile::tempdir().unwrap() };
         std::fs::create_dir(scene.path("vms")).unwrap();
         std::fs::write(scene.path("image"), vec![0; 1 << 20]).unwrap();
         scene
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    fn text(&self, name: &str) -> String {
+    pub fn text(&self, name: &str) -> String {
         self.path(name).display().to_string()
     }
 
     /// Writes the VM's file, with its disk behind `settings`.
-    fn configure(&self, settings: &str) {
+    pub fn configure(&self, settings: &str) {
         let (image, socket) = (self.text("image"), self.text("socket"));
         let disk = format!("[[disk]]\nname = 'root'\nimage = '{image}'\nsocket = '{socket}'\nformat = 'raw'\n");
         std::fs::write(self.path("vms/web1.toml"), format!("version = 1\n{settings}\n{disk}")).unwrap();
@@ -51,12 +51,12 @@ impl Scene {
         self.command(&[&["disk", "--name", "web1", "--control", &self.text("web1.ctl")], arguments].concat())
     }
 
-    fn control(&self) -> PathBuf {
+    pub fn control(&self) -> PathBuf {
         self.path("web1.ctl")
     }
 
     /// Starts the process, and waits until it serves.
-    fn start(&self, arguments: &[&str]) -> Program {
+    pub fn start(&self, arguments: &[&str]) -> Program {
         let mut program = Program::start(&mut self.disk(arguments), &self.path("log"));
         wait_until("the process answers", || {
             assert!(program.is_running(), "{}", program.log());
@@ -68,13 +68,13 @@ impl Scene {
     }
 
     /// Runs `remoca COMMAND CONTROL ARGUMENTS`. Returns its output if it succeeds.
-    fn ask(&self, command: &str, arguments: &[&str]) -> Output {
+    pub fn ask(&self, command: &str, arguments: &[&str]) -> Output {
         run_command(&mut self.command(&[&[command, &self.text("web1.ctl")], arguments].concat()))
     }
 }
 
 #[track_caller]
-fn said(output: &Output) -> String {
+pub fn said(output: &Output) -> String {
     let said = String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned();
     assert!(output.status.success(), "{said}");
     said

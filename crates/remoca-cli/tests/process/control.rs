@@ -109,7 +109,7 @@ fn the_status_as_a_table_in_full_and_as_json() {
     for word in [
         "serves the disks of test; its control socket is",
         "disk0: ",
-        " MiB) at ",
+        " (8M) at ",
         "port: at ",
         "a hypervisor is connected",
     ] {

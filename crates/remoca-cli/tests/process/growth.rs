@@ -119,6 +119,10 @@ fn a_smaller_image_is_reported_and_nothing_beyond_its_end_is_done() {
     assert_eq!(guest.run(0, Command::Write { sector: beyond, data: &[1; 4096] }), FAILED);
     assert_eq!(guest.run(0, Command::Discard(&[(beyond, 8, 0)])), FAILED);
     machine.read_everything();
+    let said = run(&["upgrade", machine.control().to_str().unwrap()]);
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    machine.pages_sent = machine.counter("evictions_reported");
+    assert_eq!(disk(&machine, 0).shrunk_from_bytes, Some(8 << 20), "an upgrade does not make it whole");
     // What was cut off is empty when it comes back.
     resize(&mut machine, 0, 8 * MIB);
     rescan(&machine);

@@ -17,6 +17,7 @@ mod control;
 mod deaths;
 mod failed_flush;
 mod full_disk;
+mod groups;
 mod growth;
 mod guest_memory;
 mod hanging;

@@ -30,6 +30,8 @@ pub struct Disk {
     /// Whether the image and the state file have stayed open and locked since a previous program of this process had
     /// them. If so, no other process can have changed the image.
     pub kept_open: bool,
+    /// Size in bytes that the image had before it became smaller, while a previous program of this process had it.
+    pub had_bytes: Option<u64>,
     pub frontend: Frontend,
     /// Requests completed so far.
     pub traffic: DiskTraffic,

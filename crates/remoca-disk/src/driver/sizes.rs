@@ -52,7 +52,7 @@ impl Sizes {
     pub(super) fn new(disks: &[Disk], now: Instant) -> Self {
         let size = |disk: &Disk| Size {
             bytes: disk.store.geometry().size,
-            shrunk_from: None,
+            shrunk_from: disk.had_bytes.filter(|had| *had > disk.store.geometry().size),
             begun: 0,
             ended: 0,
             error: None,

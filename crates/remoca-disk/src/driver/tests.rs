@@ -141,6 +141,7 @@ fn disk(submitted: &Submitted) -> Disk {
         swap: false,
         settles_at: None,
         kept_open: false,
+        had_bytes: None,
         traffic: DiskTraffic::default(),
         frontend: Frontend::Nbd(NbdExport::new(geometry).unwrap()),
     }

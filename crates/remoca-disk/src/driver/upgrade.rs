@@ -276,8 +276,8 @@ impl Upgrades {
             let passed = handover.pass_socket(listener, listener.name()).map_err(system)?;
             handover.description.nbd.push(passed);
         }
-        for disk in vm.guests.disks() {
-            let mut passed = pass_disk(&mut handover, disk)?;
+        for (at, disk) in vm.guests.disks().iter().enumerate() {
+            let mut passed = pass_disk(&mut handover, disk, vm.sizes.shrunk_from(at))?;
             if removed == Some(&disk.name) && !passed.guests.is_empty() {
                 tracing::warn!("{}: it is removed from under its guest, which is disconnected", disk.name);
                 passed.guests = Guests::default();
@@ -325,13 +325,14 @@ fn is_trace_written(vm: &mut Vm) -> bool {
     })
 }
 
-fn pass_disk(handover: &mut Handover, disk: &Disk) -> Result<PassedDisk, String> {
+fn pass_disk(handover: &mut Handover, disk: &Disk, had_bytes: Option<u64>) -> Result<PassedDisk, String> {
     let of_disk = |error: &dyn std::fmt::Display| format!("disk {}: {error}", disk.name);
     let (fd, kind) = disk.store.hand_over().map_err(|error| of_disk(&error))?;
     let store = PassedStore { fd: handover.pass(fd).map_err(|error| of_disk(&error))?, kind };
     let (socket, guests) = disk.frontend.pass(&mut |fd| handover.pass(fd)).map_err(|error| of_disk(&error))?;
     let write_cache_off = !disk.frontend.write_cache();
-    Ok(PassedDisk { name: disk.name.clone(), image: disk.image.clone(), socket, store, write_cache_off, guests })
+    let (name, image) = (disk.name.clone(), disk.image.clone());
+    Ok(PassedDisk { name, image, socket, store, write_cache_off, had_bytes, guests })
 }
 
 fn refuse(client: Option<ControlRequest>, error: &str) {

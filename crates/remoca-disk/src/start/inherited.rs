@@ -11,7 +11,7 @@ use remoca_frontend::nbd::Listener;
 use remoca_io::address::Endpoint;
 use remoca_io::control::ControlServer;
 use remoca_io::handover::Inheritance;
-use remoca_io::socket::SocketSource;
+use remoca_io::socket::{SocketError, SocketSource};
 use remoca_protocol::guests::Guests;
 use remoca_protocol::handover::{Description, Listening, StoreKind};
 use remoca_store::{FileOptions, FileStore, NbdOptions, NbdStore, NbdUri, OpenError, Store};
@@ -20,7 +20,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 /// The parts of a previous program.
-pub struct Inherited(Inheritance);
+pub struct Inherited {
+    left: Inheritance,
+    /// The group that may connect to the sockets, by the options of now.
+    socket_group: Option<u32>,
+}
 
 /// A store as a previous program left it.
 pub struct FormerStore {
@@ -45,8 +49,8 @@ pub fn receive(options: &Options) -> Option<Inherited> {
         return None;
     }
     tracing::info!("took over from the former program; upgrade {upgrades} of this process");
-    let mut inherited = Inherited(inheritance);
-    let names: Vec<_> = inherited.0.description.disks.iter().map(|disk| disk.name.clone()).collect();
+    let mut inherited = Inherited { left: inheritance, socket_group: options.socket_group };
+    let names: Vec<_> = inherited.left.description.disks.iter().map(|disk| disk.name.clone()).collect();
     let stays = |name: &str| options.disks.iter().zip(0..).any(|(disk, position)| disk.name_at(position) == name);
     for name in names.iter().filter(|name| !stays(name)) {
         tracing::info!("{name}: it is no longer among the disks");
@@ -85,81 +89,101 @@ pub fn check_disks(options: &Options, former: &[(&str, &str)]) -> Result<(), Str
 
 impl Inherited {
     pub fn upgrades(&self) -> u32 {
-        self.0.description.upgrades
+        self.left.description.upgrades
     }
 
     /// Returns the connection of the client that waits for the end of the upgrade, or `None` if no client waits.
     pub fn client(&mut self) -> Option<OwnedFd> {
-        let number = self.0.description.client?;
-        self.0.take(number).ok()
+        let number = self.left.description.client?;
+        self.left.take(number).ok()
     }
 
     /// Returns the locked state file, or `None` if there is none.
     pub fn state(&mut self) -> Option<OwnedFd> {
-        let number = self.0.description.state?;
-        self.0.take(number).ok()
+        let number = self.left.description.state?;
+        self.left.take(number).ok()
     }
 
     /// Returns what the previous program had, or `None` if it had no cache.
     pub fn cache_settings(&self) -> Option<FormerSettings> {
-        let Description { servers, cache_pages, cache_enabled, options, .. } = &self.0.description;
+        let Description { servers, cache_pages, cache_enabled, options, .. } = &self.left.description;
         let servers: Vec<Endpoint> = servers.iter().map(|server| server.parse()).collect::<Result<_, _>>().ok()?;
         let (cache, enabled, options) = (PageCount(*cache_pages), *cache_enabled, *options);
         (!servers.is_empty() && cache.0 > 0).then_some(FormerSettings { options, servers, cache, enabled })
     }
 
     pub fn control(&mut self) -> Option<ControlServer> {
-        let listening = self.0.description.control.take();
+        let listening = self.left.description.control.take();
         let source = self.source(listening)?;
         ControlServer::adopt(source).inspect_err(|error| tracing::warn!("the control socket: {error}")).ok()
     }
 
     /// Returns the socket of the port, and its connections.
     pub fn port(&mut self) -> (Option<SocketSource>, Guests<OwnedFd>) {
-        let listening = self.0.description.port.take();
-        let guests = std::mem::take(&mut self.0.description.port_guests);
-        (self.source(listening), self.guests(guests))
+        let listening = self.left.description.port.take();
+        let guests = std::mem::take(&mut self.left.description.port_guests);
+        (self.front_door(listening), self.guests(guests))
     }
 
     /// Returns whether the previous program had the disk `name`.
     pub fn has(&self, name: &str) -> bool {
-        self.0.description.disks.iter().any(|disk| disk.name == name)
+        self.left.description.disks.iter().any(|disk| disk.name == name)
     }
 
     /// Returns socket, store and connections of the disk `name`. The first two are `None` if they were not handed over.
     pub fn disk(&mut self, name: &str) -> (Option<SocketSource>, Option<FormerStore>, Guests<OwnedFd>) {
-        let disk = self.0.description.disks.iter_mut().find(|disk| disk.name == name);
+        let disk = self.left.description.disks.iter_mut().find(|disk| disk.name == name);
         let Some(disk) = disk else { return Default::default() };
         let (listening, store, guests) = (disk.socket.take(), disk.store.clone(), std::mem::take(&mut disk.guests));
-        let fd = self.0.take(store.fd).ok();
-        (self.source(listening), fd.map(|fd| FormerStore { fd, kind: store.kind }), self.guests(guests))
+        let fd = self.left.take(store.fd).ok();
+        (self.front_door(listening), fd.map(|fd| FormerStore { fd, kind: store.kind }), self.guests(guests))
     }
 
     /// Returns whether the guest of the disk `name` has its write cache on.
     pub fn write_cache(&self, name: &str) -> bool {
-        self.0.description.disks.iter().find(|disk| disk.name == name).is_none_or(|disk| !disk.write_cache_off)
+        self.left.description.disks.iter().find(|disk| disk.name == name).is_none_or(|disk| !disk.write_cache_off)
+    }
+
+    /// Returns the size that the image of the disk `name` had before it became smaller, or `None` if it has not.
+    pub fn had_bytes(&self, name: &str) -> Option<u64> {
+        self.left.description.disks.iter().find(|disk| disk.name == name)?.had_bytes
     }
 
     /// Returns the listeners at which NBD clients connect.
     pub fn nbd(&mut self) -> Vec<Listener> {
-        let listening = std::mem::take(&mut self.0.description.nbd);
+        let listening = std::mem::take(&mut self.left.description.nbd);
         let adopt = |Listening { fd, path }| {
-            let listener = Listener::adopt(self.0.take(fd).ok()?, path);
+            let listener = Listener::adopt(self.left.take(fd).ok()?, path);
+            if let Ok(listener) = &listener {
+                warn_of_group(listener.regroup(self.socket_group));
+            }
             listener.inspect_err(|error| tracing::warn!("a socket that was handed over: {error}")).ok()
         };
         listening.into_iter().filter_map(adopt).collect()
     }
 
+    /// Returns a socket at which hypervisors connect, with the group that may.
+    fn front_door(&mut self, listening: Option<Listening>) -> Option<SocketSource> {
+        let source = self.source(listening)?;
+        warn_of_group(source.regroup(self.socket_group));
+        Some(source)
+    }
+
     fn guests(&mut self, guests: Guests<RawFd>) -> Guests<OwnedFd> {
-        let taken = guests.try_map(&mut |number| self.0.take(number));
+        let taken = guests.try_map(&mut |number| self.left.take(number));
         taken.inspect_err(|error| tracing::warn!("a connection that was handed over: {error}")).unwrap_or_default()
     }
 
     fn source(&mut self, listening: Option<Listening>) -> Option<SocketSource> {
         let Listening { fd, path } = listening?;
-        let source = SocketSource::adopt(self.0.take(fd).ok()?, path);
+        let source = SocketSource::adopt(self.left.take(fd).ok()?, path);
         source.inspect_err(|error| tracing::warn!("a socket that was handed over: {error}")).ok()
     }
+}
+
+/// Logs that a socket has the group of before. The guests that are connected are worth more.
+fn warn_of_group(result: Result<(), SocketError>) {
+    let _ = result.inspect_err(|error| tracing::error!("{error}. It has the group of before"));
 }
 
 /// Takes over a store where a previous program stopped. Returns `None` if that is impossible. The store's descriptor is

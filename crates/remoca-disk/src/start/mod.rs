@@ -43,6 +43,7 @@ use remoca_io::descriptor_store::DescriptorStore;
 use remoca_io::handover::VARIABLE;
 use remoca_io::narrow;
 use remoca_io::service::ServiceManager;
+use remoca_io::show::show_size;
 use remoca_io::signals::Signals;
 use remoca_io::sizes;
 use remoca_io::words::IndexMemory;
@@ -132,7 +133,7 @@ fn log_start(status: &Status, options: &Options) {
     tracing::info!("remoca {} serves the disks of {}; its control socket is {control}", status.version, status.name);
     for disk in &status.disks {
         let access = if disk.read_only { ", read-only" } else { "" };
-        tracing::info!("{}: {} ({} MiB{access}) at {}", disk.name, disk.image, disk.bytes >> 20, disk.socket);
+        tracing::info!("{}: {} ({}{access}) at {}", disk.name, disk.image, show_size(disk.bytes), disk.socket);
     }
     if let Some(port) = &status.port {
         tracing::info!("port: at {}", port.socket);

@@ -59,6 +59,7 @@ pub fn open_disks(
         };
         if let Some(inherited) = inherited.as_deref() {
             disk.frontend.inherit_write_cache(inherited.write_cache(&name));
+            disk.had_bytes = inherited.had_bytes(&name);
         }
         if predecessor_died
             && disk.store.geometry().outlives_process
@@ -175,6 +176,7 @@ fn open_disk(
         swap: spec.swap,
         settles_at: None,
         kept_open,
+        had_bytes: None,
         frontend,
         traffic,
     })

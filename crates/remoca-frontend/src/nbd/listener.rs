@@ -79,6 +79,14 @@ impl Listener {
         }
     }
 
+    /// Gives a socket that a previous program made to `group`, as [`Self::bind`] would.
+    ///
+    /// # Errors
+    /// If that is not allowed. The socket is as before then.
+    pub fn regroup(&self, group: Option<u32>) -> Result<(), SocketError> {
+        self.path.as_ref().map_or(Ok(()), |path| path.regroup(group))
+    }
+
     /// Returns path and inode of a socket that this program made in the file system, or `None` for any other socket.
     pub fn name(&self) -> Option<(PathBuf, u64)> {
         self.path.as_ref().map(SocketPath::name)

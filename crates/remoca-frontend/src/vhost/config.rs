@@ -186,10 +186,11 @@ impl DeviceConfig {
         Offer { protocol_features: PROTOCOL_FEATURES_BEFORE_OFFERS, ..self.offer() }
     }
 
-    /// Keeps offering what the front end `kept` uses, even if the store has become unable to do it since: a discard then
+    /// Keeps offering what the front end `kept` uses or was offered, even if the store has become unable to do it since: a discard then
     /// does nothing, and zeroes are written.
     pub fn keep_offering<F>(&mut self, kept: &FrontEnd<F>) {
-        let uses = |bit| kept.features.is_some_and(|features| features & feature(bit) != 0);
+        let promised = kept.features.unwrap_or(0) | kept.offered.map_or(0, |offer| offer.features);
+        let uses = |bit| promised & feature(bit) != 0;
         self.discard |= uses(VIRTIO_BLK_F_DISCARD);
         self.write_zeroes |= uses(VIRTIO_BLK_F_WRITE_ZEROES);
     }

@@ -268,6 +268,7 @@ impl World<'_> {
             swap: self.disks[number].plan.swap,
             settles_at: None,
             kept_open: false,
+            had_bytes: None,
             traffic: DiskTraffic::default(),
             frontend,
         }

@@ -160,6 +160,7 @@ impl Bench {
             swap: false,
             settles_at: None,
             kept_open: false,
+            had_bytes: None,
             traffic: DiskTraffic::default(),
             frontend: Frontend::Vhost(device),
         };
