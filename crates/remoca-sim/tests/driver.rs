@@ -10,7 +10,7 @@ const SEEDS: u64 = 1_000;
 const FLAW_SEEDS: u64 = 2_000;
 
 /// Counters that must reach the given number: an event that never happens is never tested.
-const HAPPENS: [(&str, u64); 34] = [
+const HAPPENS: [(&str, u64); 38] = [
     ("completed", 80_000),
     ("failed", 2_000),
     ("store_reads", 40_000),
@@ -41,6 +41,10 @@ const HAPPENS: [(&str, u64); 34] = [
     ("moves_back", 30),
     ("lines_cut", 5),
     ("moved_warm", 10),
+    ("disks_removed", 60),
+    ("disks_added", 10),
+    ("images_replaced", 10),
+    ("resizes", 30),
     ("hit_blocks", 20_000),
     ("hedges", 3_000),
     ("fetch_missing", 20),
@@ -171,6 +175,16 @@ fn a_server_that_forgets_every_page() {
 }
 
 #[test]
+fn another_image_that_is_taken_for_the_one_that_was_there() {
+    is_noticed(Flaw::ImageMistaken, &[Promise::NoStaleRead]);
+}
+
+#[test]
+fn an_image_that_is_cut_between_two_looks() {
+    is_noticed(Flaw::CutUnnoticed, &[Promise::NoStaleRead]);
+}
+
+#[test]
 fn no_flaw_is_left_out_here() {
-    assert_eq!(Flaw::ALL.len(), 10, "a new flaw needs its canary above");
+    assert_eq!(Flaw::ALL.len(), 12, "a new flaw needs its canary above");
 }

@@ -53,11 +53,15 @@ pub enum Flaw {
     NotSettled,
     /// The memory server forgets every page.
     PagesForgotten,
+    /// Another image behind the name of a disk is taken for the image that was there.
+    ImageMistaken,
+    /// An image is cut, and is as large as before, and nobody notices.
+    CutUnnoticed,
 }
 
 impl Flaw {
     /// All flaws, with their names.
-    pub const ALL: [(&'static str, Self); 10] = [
+    pub const ALL: [(&'static str, Self); 12] = [
         ("not-durable", Self::NotDurable),
         ("error-hidden", Self::ErrorHidden),
         ("crash-hidden", Self::CrashHidden),
@@ -68,6 +72,8 @@ impl Flaw {
         ("discard-answered-early", Self::DiscardAnsweredEarly),
         ("not-settled", Self::NotSettled),
         ("pages-forgotten", Self::PagesForgotten),
+        ("image-mistaken", Self::ImageMistaken),
+        ("cut-unnoticed", Self::CutUnnoticed),
     ];
 }
 
@@ -141,6 +147,8 @@ tally! {
     lines_cut,
     disks_removed,
     disks_added,
+    /// Images that were put behind the name of a disk while no process ran.
+    images_replaced,
     /// Images that became larger or smaller.
     resizes,
     /// Disks whose earlier requests were held back, since the dead process's may still be in flight.

@@ -5,7 +5,7 @@
 
 use super::guests::Attachment;
 use super::plan::Way;
-use super::process::{Process, image_of};
+use super::process::Process;
 use super::store::{ModelStore, StoreDesk};
 use super::world::{Event, Outcome, World};
 use crate::violation::{Promise, Violation};
@@ -106,7 +106,8 @@ impl World<'_> {
     /// Returns the opener of a disk's image, for a process that its disks move to.
     pub(super) fn opener(&self, number: usize) -> Opener {
         let disk = &self.disks[number];
-        let (image, of, plan, clock) = (Arc::clone(&disk.image), image_of(disk), disk.plan.clone(), self.clock.clone());
+        let (image, of, plan, clock) =
+            (Arc::clone(&disk.image), self.image_of(number), disk.plan.clone(), self.clock.clone());
         let peers = self.peers.clone();
         Box::new(move || {
             let desk = StoreDesk::new(&image);

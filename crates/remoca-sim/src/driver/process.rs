@@ -49,12 +49,13 @@ pub(super) struct Process {
     pub(super) fronts: Vec<DirectFrontEnd>,
 }
 
-/// Returns the number that distinguishes the image of a disk from others.
-pub(super) fn image_of(disk: &DiskSide) -> u64 {
-    77 + disk.number as u64 + 64 * u64::from(disk.generation)
-}
-
 impl World<'_> {
+    /// Returns the number that distinguishes the image of a disk from others.
+    pub(super) fn image_of(&self, number: usize) -> u64 {
+        let generation = if self.has(Flaw::ImageMistaken) { 0 } else { self.disks[number].generation };
+        77 + number as u64 + 64 * u64::from(generation)
+    }
+
     pub(super) fn nbd_path(&self) -> PathBuf {
         self.directory.path().join("nbd")
     }
@@ -231,7 +232,7 @@ impl World<'_> {
     }
 
     fn open(&mut self, number: usize, handed_over: Option<&[Option<i32>]>, kept_open: bool) -> Disk {
-        let geometry = self.geometry(number);
+        let (geometry, image) = (self.geometry(number), self.image_of(number));
         let disk = &mut self.disks[number];
         disk.store = StoreDesk::new(&disk.image);
         let settles = !disk.model.is_idle() && self.options.flaw != Some(Flaw::NotSettled);
@@ -241,7 +242,7 @@ impl World<'_> {
         }
         disk.store.lock().failed = handed_over.and_then(|failed| *failed.get(number)?);
         let plan = &disk.plan;
-        let store = ModelStore::open(disk.store.clone(), plan, image_of(disk), self.clock.clone());
+        let store = ModelStore::open(disk.store.clone(), plan, image, self.clock.clone());
         let store = AlignedStore::wrap(Box::new(store.expect("no other process has the image")));
         let settles_at = settles.then(|| self.clock.now() + Duration::from_nanos(disk.settles_until_ns - self.now));
         let frontend = match &disk.guest.attachment {
@@ -261,7 +262,7 @@ impl World<'_> {
         Disk {
             number: DiskIndex(u16::try_from(number).unwrap_or(0)),
             name: Self::export_name(number),
-            image: format!("image{}", image_of(&self.disks[number])),
+            image: format!("image{}", self.image_of(number)),
             socket: String::new(),
             store,
             open: self.opener(number),

@@ -117,10 +117,12 @@ impl World<'_> {
     }
 
     pub(super) fn guest_back(&mut self, number: usize) {
-        if self.disks[number].position.is_none() || !self.disks[number].is_wanted {
+        let disk = &mut self.disks[number];
+        // The guest of another image may be there by now.
+        if disk.position.is_none() || !disk.is_wanted || !disk.guest.is_gone {
             return;
         }
-        self.disks[number].guest.is_gone = false;
+        disk.guest.is_gone = false;
         self.reattach(number);
     }
 

@@ -313,7 +313,7 @@ impl<'a> World<'a> {
             Stimulus::PowerFailure => self.power_failure()?,
             Stimulus::Upgrade(fate) => self.upgrade(*fate),
             Stimulus::Move(way) => self.begin_move(*way),
-            Stimulus::Remove(disk) => self.remove_disk(*disk),
+            Stimulus::Remove(disk) => self.remove_disk(*disk)?,
             Stimulus::Add(disk) => self.add_disk(*disk),
             Stimulus::Resize(disk, sectors) => self.resize_image(*disk, *sectors),
         }
