@@ -199,6 +199,7 @@ fn the_hook_of_the_package_starts_the_disks_before_their_guest() -> Result<()> {
     let files = [
         ("libvirt/hooks/qemu.d/remoca", include_str!("../../../packaging/libvirt-hook")),
         ("remoca/vms/web1.toml", &configuration),
+        ("remoca/vms/web 1.toml", &configuration),
         ("systemctl", SYSTEMCTL),
         ("remoca", &program),
     ];
@@ -220,6 +221,12 @@ fn the_hook_of_the_package_starts_the_disks_before_their_guest() -> Result<()> {
     libvirt.virsh(&["destroy", "web1"])?;
     libvirt.virsh(&["undefine", "web1"])?;
     assert_eq!(asked(), "", "a guest without these disks is none of the hook's business");
+
+    define("web 1", &devices)?;
+    let error = libvirt.virsh(&["start", "web 1"]).map(drop).unwrap_err().to_string();
+    assert!(error.contains("the disks of web 1 are not started: the name of a guest"), "{error}");
+    libvirt.virsh(&["undefine", "web 1"])?;
+    assert_eq!(asked(), "", "another name than that of its file");
 
     define("web1", &devices)?;
     let refuse = folder.path().join("refuse");
