@@ -139,6 +139,7 @@ fn evictions(from: &Status, to: &Status) -> Evictions {
         zero: count("evictions_zero"),
         unmatched,
         dropped: count("evictions_dropped"),
+        passed_over: count("evictions_passed_over"),
         lost: lost(to).saturating_sub(lost(from)),
         known_ratio: ratio(reported.saturating_sub(unmatched), reported),
     }
@@ -309,7 +310,7 @@ mod tests {
             restarted_ns: 12 * SECOND,
             app_reads_before: 7,
         };
-        let fates = |reported, admitted, duplicate, zero, unmatched, dropped, lost| {
+        let fates = |reported, [admitted, duplicate, zero, unmatched, dropped, passed_over]: [u64; 6], lost| {
             let counters = [
                 ("evictions_reported", reported),
                 ("evictions_admitted", admitted),
@@ -317,14 +318,15 @@ mod tests {
                 ("evictions_zero", zero),
                 ("evictions_unmatched", unmatched),
                 ("evictions_dropped", dropped),
+                ("evictions_passed_over", passed_over),
             ];
             status(&counters, lost)
         };
         let cached = CacheAct {
             act: Act { warmup: phase(1, 2, 8000.0), measured: phase(2, 4, 2000.0), kernel_faults: Vec::new(), trace },
-            before: fates(10, 10, 0, 0, 0, 0, 1),
-            after: fates(110, 100, 5, 3, 1, 1, 3),
-            end: fates(120, 105, 5, 3, 1, 6, 3),
+            before: fates(10, [10, 0, 0, 0, 0, 0], 1),
+            after: fates(110, [98, 5, 3, 1, 1, 2], 3),
+            end: fates(120, [103, 5, 3, 1, 6, 2], 3),
             page_cache_pages: 1000,
             kill,
             samples: vec![
@@ -367,8 +369,10 @@ mod tests {
     fn evictions_are_those_of_their_time_and_add_up() {
         let (baseline, cached) = acts();
         let report = report(&baseline, &cached, None);
-        let Evictions { reported, admitted, duplicate, zero, unmatched, dropped, lost, known_ratio } = report.evictions;
-        assert_eq!((reported, admitted, duplicate, zero, unmatched, dropped, lost), (100, 90, 5, 3, 1, 1, 2));
+        let Evictions { reported, admitted, duplicate, zero, unmatched, dropped, passed_over, lost, known_ratio } =
+            report.evictions;
+        assert_eq!((reported, admitted, duplicate, zero, unmatched, dropped, lost), (100, 88, 5, 3, 1, 1, 2));
+        assert_eq!(passed_over, 2);
         assert!(report.evictions.adds_up() && near(known_ratio, 0.99));
         assert_eq!((report.server_kill.evictions.reported, report.server_kill.evictions.dropped), (10, 5));
     }

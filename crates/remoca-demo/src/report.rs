@@ -103,7 +103,7 @@ pub struct Sources {
     pub disk: u64,
 }
 
-/// reported = admitted + duplicate + zero + unmatched + dropped.
+/// reported = admitted + duplicate + zero + unmatched + dropped + passed over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evictions {
     pub reported: u64,
@@ -115,6 +115,9 @@ pub struct Evictions {
     pub unmatched: u64,
     /// Known pages for which there was no room on the way to the server, or no server.
     pub dropped: u64,
+    /// Known pages that the insertion policy did not put in the place of older ones.
+    #[serde(default)]
+    pub passed_over: u64,
     /// Pages lost in the guest because the agent's ring was full.
     pub lost: u64,
     /// Share of the reported pages that are not unmatched.
@@ -168,7 +171,8 @@ pub struct Expectation {
 impl Evictions {
     /// Returns whether every reported page has exactly one fate.
     pub fn adds_up(&self) -> bool {
-        self.reported == self.admitted + self.duplicate + self.zero + self.unmatched + self.dropped
+        let known = self.admitted + self.duplicate + self.zero + self.dropped + self.passed_over;
+        self.reported == known + self.unmatched
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::report::{PhaseFigures, Report};
+use crate::report::{Evictions, PhaseFigures, Report};
 
 /// Returns the whole table.
 pub fn render(report: &Report) -> String {
@@ -50,8 +50,9 @@ fn summary(text: &mut String, report: &Report) {
     one(text, "  of an ideal cache", format!("{:.2} x", report.ideal_speedup));
     one(text, "evicted pages reported", evictions.reported.to_string());
     one(text, "  known by content", format!("{:.2} %", evictions.known_ratio * 100.0));
-    let fates = [evictions.admitted, evictions.duplicate, evictions.zero, evictions.unmatched, evictions.dropped];
-    one(text, "  admitted/duplicate/zero/unmatched/dropped", fates.map(|fate| fate.to_string()).join("/"));
+    let Evictions { admitted, duplicate, zero, unmatched, dropped, passed_over, .. } = *evictions;
+    let fates = [admitted, duplicate, zero, unmatched, dropped, passed_over];
+    one(text, "  admitted/duplicate/zero/unknown/dropped/passed", fates.map(|fate| fate.to_string()).join("/"));
     one(text, "  lost in the guest", evictions.lost.to_string());
     one(text, "reads after the server was killed", kill.reads_after.to_string());
     one(text, "wrong bytes, I/O errors in the guest", format!("{}, {}", report.verify_errors, report.guest_io_errors));

@@ -242,6 +242,7 @@ fn evictions(evictions: &Evictions) -> Markup {
         ("c-guest", "duplicate: content cached already", evictions.duplicate),
         ("c-faint", "zero: needs no memory", evictions.zero),
         ("c-extra", "dropped: no room on the way, or no server", evictions.dropped),
+        ("c-disk", "passed over: older pages are worth more", evictions.passed_over),
         ("c-bad", "unmatched: content unknown", evictions.unmatched),
     ];
     html! {

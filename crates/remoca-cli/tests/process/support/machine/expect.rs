@@ -58,7 +58,7 @@ impl Machine {
     #[track_caller]
     fn expect_account(&self) {
         let counters = self.status().counters;
-        let fates = ["admitted", "duplicate", "zero", "unmatched", "dropped"];
+        let fates = ["admitted", "duplicate", "zero", "unmatched", "dropped", "passed_over"];
         let sum: u64 = fates.iter().map(|fate| counters[&format!("evictions_{fate}")]).sum();
         assert_eq!(counters["evictions_reported"], sum);
         assert_eq!(counters["evictions_reported"], self.pages_sent);
