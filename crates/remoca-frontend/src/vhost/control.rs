@@ -46,7 +46,8 @@ struct Shared {
     finished: AtomicBool,
     /// Whether the front end would be offered more if it connected again.
     has_news: AtomicBool,
-    /// Whether the connection outlives this process but for the message that is under way, if any.
+    /// Whether the connection outlives this process: no message is under way, and the next process finds all of it.
+    /// Once there is a stream, changed with `connection` locked.
     is_kept: AtomicBool,
     connection: Mutex<Connection>,
 }
@@ -54,8 +55,8 @@ struct Shared {
 #[derive(Default)]
 struct Connection {
     stream: Option<UnixStream>,
-    /// Whether the connection outlives this process: no message is under way, and the next process finds all of it.
-    is_kept: bool,
+    /// Whether the log says that the connection outlives this process.
+    is_said_kept: bool,
 }
 
 impl ControlThread {
@@ -101,9 +102,10 @@ impl ControlThread {
         lock(&self.handler).pass(pass(stream.as_fd())?, pass).map(Some)
     }
 
-    /// Returns whether the connection of the front end would outlive a kill of this process.
+    /// Returns whether the connection of the front end would outlive a kill of this process now. Within a message it
+    /// would not.
     pub fn is_kept(&self) -> bool {
-        self.shared.is_kept.load(Ordering::Relaxed)
+        self.shared.is_kept.load(Ordering::SeqCst)
     }
 
     /// Returns whether no front end can connect any longer.
@@ -123,7 +125,7 @@ impl ControlThread {
         self.shared.stopping.store(true, Ordering::SeqCst);
         wake::raise(&self.shared.stop);
         self.shared.pause.end();
-        if let Some(stream) = connection.stream.as_ref().filter(|_| !connection.is_kept) {
+        if let Some(stream) = connection.stream.as_ref().filter(|_| !self.is_kept()) {
             // Fails only if it is closed already.
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
@@ -235,7 +237,7 @@ impl Shared {
             }
         }
         if let Some(keeper) = keeper
-            && !(self.stopping.load(Ordering::SeqCst) && lock(&self.connection).is_kept)
+            && !(self.stopping.load(Ordering::SeqCst) && self.is_kept.load(Ordering::SeqCst))
         {
             keeper.end();
         }
@@ -287,7 +289,8 @@ impl Shared {
         keeper: &mut Option<Keeper>,
     ) -> Result<(UnixStream, Requests), VhostError> {
         let keeper = keeper.as_mut().ok_or_else(|| failure("there is no connection of a former process"))?;
-        lock(&self.connection).is_kept = true;
+        lock(&self.connection).is_said_kept = true;
+        self.is_kept.store(true, Ordering::SeqCst);
         // Answered when the disks are locked. Only then is the connection looked at.
         lock(handler).attach()?;
         let attached = self.reattach(keeper.resume()?, handler)?;
@@ -297,9 +300,11 @@ impl Shared {
 
     fn set_connection(&self, stream: Option<UnixStream>) {
         let mut connection = lock(&self.connection);
-        connection.is_kept &= stream.is_some();
+        if stream.is_none() {
+            self.is_kept.store(false, Ordering::SeqCst);
+            connection.is_said_kept = false;
+        }
         connection.stream = stream;
-        self.is_kept.store(connection.is_kept, Ordering::Relaxed);
     }
 
     /// Answers messages until the connection or the device ends. Returns the reason, still within the last message.
@@ -334,11 +339,11 @@ impl Shared {
 
     /// Notes that the front end has begun a message. Returns false if the device is to end.
     fn begin_message(&self, keeper: &Option<Keeper>) -> bool {
-        let mut connection = lock(&self.connection);
+        let _connection = lock(&self.connection);
         if self.stopping.load(Ordering::SeqCst) {
             return false;
         }
-        connection.is_kept = false;
+        self.is_kept.store(false, Ordering::SeqCst);
         if let Some(keeper) = keeper {
             keeper.begin_message();
         }
@@ -349,8 +354,9 @@ impl Shared {
     fn end_message(&self, stream: &UnixStream, handler: &Mutex<Handler>, keeper: &mut Option<Keeper>) {
         let Some(keeper) = keeper else { return };
         let is_kept = keeper.end_message(stream.as_fd(), &lock(handler));
-        lock(&self.connection).is_kept = is_kept;
-        if self.is_kept.swap(is_kept, Ordering::Relaxed) != is_kept && is_kept {
+        let mut connection = lock(&self.connection);
+        self.is_kept.store(is_kept, Ordering::SeqCst);
+        if !std::mem::replace(&mut connection.is_said_kept, is_kept) && is_kept {
             tracing::info!("{}: its hypervisor stays connected if this process is killed", self.name);
         }
     }
