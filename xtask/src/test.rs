@@ -103,9 +103,9 @@ pub fn run_long(arguments: Vec<OsString>) -> Result<(), String> {
 
 /// Returns the names of the functions in the sources that are ignored as [`LONG`].
 fn long_functions() -> Result<Vec<String>, String> {
-    let mut grep = Command::new("git");
-    grep.args(["grep", "--no-index", "--no-filename", "--after-context=4", LONG, "--", "crates"])
-        .current_dir(project());
+    let mut grep = Command::new("grep");
+    grep.args(["--recursive", "--no-filename", "--include=*.rs", "--after-context=4", LONG, "crates"]);
+    grep.current_dir(project());
     let found = output(grep)?;
     let after_marks = found.split(LONG).skip(1);
     let name = |text: &str| Some(text.split_once("fn ")?.1.split('(').next()?.to_owned());
@@ -191,5 +191,22 @@ impl TestProgram {
         }
         let test = arguments.last().map(|test| format!(" {test}")).unwrap_or_default();
         Step::new(&format!("{} {}{test}", self.package(), self.source), command).run()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_tests_are_found_in_the_sources() {
+        let long = long_functions().unwrap();
+        assert!(
+            long.iter().any(|name| name == "a_qemu_that_never_connects_again_goes_on_after_a_hundred_kills"),
+            "{long:?}"
+        );
+        assert!(
+            long.iter().all(|name| name.chars().all(|char| char.is_ascii_lowercase() || "_0123456789".contains(char)))
+        );
     }
 }

@@ -4,8 +4,9 @@
 use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, start_agent};
 use remoca_lab::store::{self, LoopDevice};
 use remoca_lab::workload::journal::{After, Versions};
-use remoca_lab::{Guest, Lab};
+use remoca_lab::{Guest, Lab, Service};
 use std::path::Path;
+use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -157,8 +158,7 @@ fn two_disks_of_one_guest_one_of_them_with_small_writes_on_large_sectors() -> Re
     }
     store::format_ext4(&first)?;
     // A file system with 1 KiB blocks, and 512-byte direct writes of fio, on a store with 4 KiB sectors.
-    let made =
-        std::process::Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-b", "1024"]).arg(&second).status()?;
+    let made = Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-b", "1024"]).arg(&second).status()?;
     assert!(made.success());
     let large_sectors = LoopDevice::attach(&second, 4096)?;
     host.start_server()?;
@@ -191,4 +191,26 @@ fn two_disks_of_one_guest_one_of_them_with_small_writes_on_large_sectors() -> Re
     drop(large_sectors);
     check_from_outside(&first, &journals[0], host.folder())?;
     check_from_outside(&second, &journals[1], host.folder())
+}
+
+/// The firmware alone starts the disk: it looks for something to boot.
+#[test]
+fn a_hypervisor_that_does_not_share_the_guests_memory_is_told_how_to() -> Result<()> {
+    let mut host = Host::new(remoca()?, "64M")?;
+    host.without_port();
+    let path = host.folder().join("data.img");
+    store::sparse_image(&path, 16 << 20)?;
+    host.start_server()?;
+    host.start_process(&[Image { name: "data", path, options: "" }], "16M", &[])?;
+    let mut qemu = Command::new("qemu-system-x86_64");
+    qemu.args(["-machine", "q35,accel=tcg", "-m", "64", "-nodefaults", "-display", "none"]);
+    qemu.args(["-chardev", &format!("socket,id=data,path={}", host.socket("data").display())]);
+    qemu.args(["-device", "vhost-user-blk-pci,chardev=data,bootindex=1"]);
+    let _qemu = Service::start("qemu", qemu, &host.folder().join("qemu.log"))?;
+    host.wait_until("the hypervisor is disconnected", |_| host.log().contains("its hypervisor is disconnected"))?;
+    let log = host.log();
+    assert!(log.contains("(2048 bytes) is in none of the 0 memory regions that the hypervisor shares"), "{log}");
+    assert!(log.contains("memory-backend-memfd with share=on for QEMU"), "{log}");
+    assert!(host.process()?.exit_status()?.is_none(), "{log}");
+    Ok(())
 }

@@ -34,9 +34,14 @@ fn start_vhost(host: &mut Host, image: &Path) -> Result<()> {
 
 /// Starts the VM process as docs/guests.md does, for NBD.
 fn start_nbd(host: &mut Host, image: &Path) -> Result<()> {
+    start_nbd_with(host, image, &[])
+}
+
+fn start_nbd_with(host: &mut Host, image: &Path, more: &[&str]) -> Result<()> {
     let disk = format!("--disk=image={},name=root", image.display());
     let socket = format!("--nbd=unix:{}", host.folder().join("web1.nbd").display());
-    host.start_process(&[], "128M", &[&disk, &socket, "--nbd-port", "--guest-memory=256M", "--no-hedge"])
+    let options = [&disk, &socket, "--nbd-port", "--guest-memory=256M", "--no-hedge"];
+    host.start_process(&[], "128M", &[&options, more].concat())
 }
 
 fn boot(host: &Host, lab: &Lab, libvirt: &Libvirt, heading: &str) -> Result<Guest> {
@@ -49,11 +54,14 @@ fn boot(host: &Host, lab: &Lab, libvirt: &Libvirt, heading: &str) -> Result<Gues
     Ok(config.boot_under(lab, libvirt, &xml)?)
 }
 
+/// Returns the shell's expression for the disk of this size: over NBD disks have no serial number.
+fn disk_of(bytes: u64) -> String {
+    format!("/dev/$(grep -lx {} /sys/block/vd*/size | cut -d / -f 4)", bytes / 512)
+}
+
 /// Fills the disk with more than the guest's memory has room for, until the cache answers reads of it.
 fn fill(guest: &mut Guest, host: &Host) -> Result<()> {
-    // Over NBD the disk has no serial number.
-    let find = format!("grep -lx {} /sys/block/vd*/size | cut -d / -f 4", IMAGE_BYTES / 512);
-    guest.run(&format!("mount /dev/$({find}) /mnt"), LIMIT)?;
+    guest.run(&format!("mount {} /mnt", disk_of(IMAGE_BYTES)), LIMIT)?;
     start_agent(guest)?;
     guest.run("remoca-workload create --dir /mnt/set --files 2 --file-size 80M --seed 3 && sync", LIMIT)?;
     host.wait_until("evicted pages bring hits", |status| {
@@ -294,6 +302,61 @@ fn a_domain_gets_a_disk_loses_it_and_is_saved_and_reset() -> Result<()> {
     guest.run("sync", LIMIT)?;
     let mut guest = guest.rebooted_by(|| libvirt.virsh(&["reset", "web1"]).map(drop), LIMIT)?;
     guest.run("mount $(disk-by-serial web1) /mnt && remoca-workload verify --dir /mnt/set", LIMIT)?;
+    start_agent(&mut guest)?;
+    store::check_ext4(&extra)?;
+    end(guest, host, &image)
+}
+
+#[test]
+#[ignore = "long: cargo xtask test-long"]
+fn a_domain_over_nbd_gets_a_disk_loses_it_and_is_saved_and_reset() -> Result<()> {
+    const EXTRA_BYTES: u64 = 96 << 20;
+    let lab = Lab::open()?;
+    let (mut host, image) = host()?;
+    let extra = host.folder().join("extra.img");
+    store::sparse_image(&extra, EXTRA_BYTES)?;
+    let more = format!("--disk=image={},name=extra", extra.display());
+    start_nbd_with(&mut host, &image, &[&more])?;
+    let libvirt = Libvirt::start(host.folder(), &[])?;
+    let mut guest = boot(&host, &lab, &libvirt, "NBD")?;
+    fill(&mut guest, &host)?;
+
+    let device = xml(&host, &["--device", "extra", "--target", "vdc"])?;
+    libvirt.virsh_with(&["attach-device", "web1"], &device, &["--live"])?;
+    let (disk, size) = (disk_of(EXTRA_BYTES), EXTRA_BYTES / 512);
+    let wait_while = |is_there: bool| {
+        let stop = if is_there { "! " } else { "" };
+        format!("for i in $(seq 600); do {stop}grep -qx {size} /sys/block/vd*/size && exit 0; sleep 0.1; done; exit 1")
+    };
+    guest.run(&wait_while(false), LIMIT)?;
+    let made = format!(
+        "mkdir -p /tmp/extra && mkfs.ext4 -q {disk} && mount {disk} /tmp/extra && \
+         remoca-workload create --dir /tmp/extra/set --files 4 --file-size 4M --seed 9 && sync"
+    );
+    guest.run(&made, LIMIT)?;
+    let expected = format!("{} reconnect extra", if libvirt.version()? >= (9, 2) { "ok" } else { "warning" });
+    let found = findings(&host)?;
+    assert!(found.contains(&expected), "{expected}: {found:?}");
+    start_work(&mut guest)?;
+    host.upgrade()?;
+    stop_work(&mut guest)?;
+    let verify = "echo 3 > /proc/sys/vm/drop_caches; remoca-workload verify --dir /tmp/extra/set && umount /tmp/extra";
+    guest.run(verify, LIMIT)?;
+    libvirt.virsh_with(&["detach-device", "web1"], &device, &["--live"])?;
+    guest.run(&wait_while(true), LIMIT)?;
+    host.wait_until("the disk is detached", |status| status.disks[1].nbd_clients == Some(0))?;
+
+    start_work(&mut guest)?;
+    libvirt.virsh(&["managedsave", "web1"])?;
+    host.wait_until("its QEMU has ended", |status| status.disks[0].nbd_clients == Some(0))?;
+    host.kill_process()?;
+    start_nbd_with(&mut host, &image, &[&more])?;
+    libvirt.virsh(&["start", "web1"])?;
+    stop_work(&mut guest)?;
+
+    guest.run("sync", LIMIT)?;
+    let mut guest = guest.rebooted_by(|| libvirt.virsh(&["reset", "web1"]).map(drop), LIMIT)?;
+    guest.run(&format!("mount {} /mnt && remoca-workload verify --dir /mnt/set", disk_of(IMAGE_BYTES)), LIMIT)?;
     start_agent(&mut guest)?;
     store::check_ext4(&extra)?;
     end(guest, host, &image)

@@ -58,6 +58,18 @@ impl FakeManager {
         self.kept.lock().unwrap().iter().map(|(name, _)| name.clone()).collect()
     }
 
+    /// Returns whether it keeps a descriptor of the file, however that was opened.
+    ///
+    /// # Panics
+    /// If there is no such file.
+    #[must_use]
+    pub fn keeps(&self, file: &Path) -> bool {
+        self.settle();
+        let identity = |status: rustix::fs::Stat| (status.st_dev, status.st_ino);
+        let file = identity(rustix::fs::stat(file).unwrap());
+        self.kept.lock().unwrap().iter().any(|(_, fd)| identity(rustix::fs::fstat(fd).unwrap()) == file)
+    }
+
     /// Returns a command that runs `program` as a service of this manager, which gets all that is kept. Its first
     /// arguments are in place; more can be added.
     #[must_use]

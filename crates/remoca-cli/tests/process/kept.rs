@@ -42,6 +42,9 @@ fn wait_until_kept(machine: &Machine) {
 fn expect_no_reconnect(rounds: usize) {
     let (_server, manager, mut machine) = machine(Setup { sectors: vec![512, 4096], ..Setup::default() });
     wait_until_kept(&machine);
+    // Whoever has one of them has its lock.
+    let locked = machine.disks.iter().map(|disk| disk.image.clone()).chain([machine.state()]);
+    assert!(!locked.into_iter().any(|file| manager.keeps(&file)), "the manager keeps a file that is locked");
     let names = manager.names();
     for round in 1..=rounds {
         let pid = Pid::from_raw(machine.program.pid().cast_signed()).unwrap();
