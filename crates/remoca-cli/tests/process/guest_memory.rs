@@ -68,7 +68,7 @@ fn a_guest_that_claims_much_memory_takes_no_more_than_allowed_and_gives_it_back(
         });
         machine.run_until_hits(100);
     }
-    let warnings = machine.program.log().matches("the index is made for 16384 MiB").count();
+    let warnings = machine.program.log().matches("the index is made for 16G").count();
     assert_eq!(warnings, 1, "it is said once");
     // All known blocks moved along, twice, and a successor finds the index that moved last.
     machine.program.terminate();

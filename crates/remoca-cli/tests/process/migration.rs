@@ -537,7 +537,7 @@ fn what_does_not_fit_is_refused_before_the_hypervisor_migrates() {
         assert!(other.is_running(), "{}", other.log());
         Path::new(&socket("x.ctl")).exists() && Path::new(&socket("in")).exists()
     });
-    expect_refusal(&migrate(&to), 1, &["it refuses: it has the disks disk0 (8 MiB", "and here are disk0 (0 MiB"]);
+    expect_refusal(&migrate(&to), 1, &["it refuses: it has the disks disk0 (8M", "and here are disk0 (8K"]);
     // Strangers connect to the same address.
     for garbage in
         [&[1, 2, 0, 0, 0, b'{', b'}'][..], &[5, 0xff, 0xff, 0xff, 0xff], &[4, 0, 0, 0, 0], b"GET / HTTP/1.0\r\n\r\n"]

@@ -15,6 +15,7 @@ use remoca_core::engine::{DiskEngine, EngineConfig, IndexMaker, layout};
 use remoca_core::index::{CacheIndex, Layout};
 use remoca_core::units::{PAGE_SIZE_U64, PageCount};
 use remoca_io::control::ControlRequest;
+use remoca_io::show::show_size;
 use remoca_io::wake::WakeUp;
 use remoca_io::words::IndexMemory;
 use remoca_protocol::control::Reply;
@@ -320,10 +321,10 @@ impl IndexSize {
         let indexed = u64::from(indexed.0) * PAGE_SIZE_U64;
         if bytes > indexed && !std::mem::replace(&mut self.told, true) {
             tracing::warn!(
-                "the guest has {} MiB of memory, and the index is made for {} MiB: fewer of its blocks are known, so fewer reads \
+                "the guest has {} of memory, and the index is made for {}: fewer of its blocks are known, so fewer reads \
                  hit. If it is to have that much, say --guest-memory-max.",
-                bytes >> 20,
-                indexed >> 20
+                show_size(bytes),
+                show_size(indexed)
             );
         }
     }

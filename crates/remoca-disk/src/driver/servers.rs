@@ -7,6 +7,7 @@ use crate::link::{Received, ServerLink, Session};
 use remoca_core::engine::{DiskEngine, FetchId, PageOutcome, PoolOffer, ServerNumber};
 use remoca_core::units::{Nanos, PAGE_SIZE_U64, PageCount, SlotIndex};
 use remoca_io::narrow;
+use remoca_io::show::show_size;
 use remoca_io::words::IndexMemory;
 use remoca_protocol::{ErrorCode, Frame, Welcome};
 use std::io;
@@ -222,8 +223,8 @@ impl Hearing {
                     let available = PageCount(error.detail);
                     if !std::mem::replace(&mut self.refusal_told, true) {
                         tracing::warn!(
-                            "the memory server has no room for the cache's size; it could give {} MiB more. Taking what there is.",
-                            (u64::from(available.0) * PAGE_SIZE_U64) >> 20
+                            "the memory server has no room for the cache's size; it could give {} more. Taking what there is.",
+                            show_size(u64::from(available.0) * PAGE_SIZE_U64)
                         );
                     }
                     engine.handle_size_refused(now, available);

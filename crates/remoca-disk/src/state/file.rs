@@ -1,6 +1,7 @@
 //! A state file in the file system: locked by its process, and made beside its path before it is put in place.
 
 use remoca_io::lock::lock_whole;
+use remoca_io::show::show_size;
 use remoca_io::small_file::with_ending;
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
@@ -22,8 +23,8 @@ pub enum StateError {
     #[error("{0} is no regular file of this user, and cannot be the state file: remove it, or say --state PATH")]
     NotOurs(PathBuf),
     #[error(
-        "there is no room for a state file of {} MiB at {path}: {error}. A restart will find the cache cold. Make room, or say --state PATH",
-        bytes >> 20
+        "there is no room for a state file of {} at {path}: {error}. A restart will find the cache cold. Make room, or say --state PATH",
+        show_size(*bytes)
     )]
     NoRoom { path: PathBuf, bytes: u64, error: io::Error },
     #[error("the state file {0} cannot be used: {1}. A restart will find the cache cold")]

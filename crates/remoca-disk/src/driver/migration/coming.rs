@@ -10,7 +10,8 @@ use crate::state::StateFile;
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::index::{DISK_BYTES_MAX, Origin};
 use remoca_core::migration::{Locked, Message};
-use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
+use remoca_core::units::{DiskIndex, PageCount};
+use remoca_io::show::show_size;
 use remoca_io::sizes;
 use remoca_io::words::IndexMemory;
 use remoca_protocol::peer::{Offer, OfferedDisk, StateHeader, VERSION};
@@ -77,10 +78,10 @@ impl Migration {
         let words_max = vm.size.words_max(&self.config);
         if header.words > words_max {
             tracing::warn!(
-                "an index of {} MiB would come, and that of this process has at most {} MiB, so the cache starts cold: start it \
+                "an index of {} would come, and that of this process has at most {}, so the cache starts cold: start it \
                  with the same --cache and --guest-memory-max",
-                header.words >> 18,
-                words_max >> 18
+                show_size(header.words as u64 * 4),
+                show_size(words_max as u64 * 4)
             );
         }
         self.failed_flushes.clone_from(&header.failed_flushes);
@@ -311,7 +312,7 @@ fn fits(offer: &Offer, own: &Offer) -> Result<Vec<usize>, String> {
         let show = |disks: &[OfferedDisk]| {
             let show = |disk: &OfferedDisk| {
                 let access = if disk.read_only { ", read-only" } else { "" };
-                format!("{} ({} MiB{access}, sector {})", disk.name, disk.bytes / PAGE_SIZE_U64 / 256, disk.sector)
+                format!("{} ({}{access}, sector {})", disk.name, show_size(disk.bytes), disk.sector)
             };
             disks.iter().take(8).map(show).collect::<Vec<_>>().join(", ")
         };
