@@ -67,7 +67,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
                 Evicted::Unmatched
             };
         }
-        if self.is_full()
+        if self.policy.in_force() == Insertion::Bimodal
+            && self.is_full()
             && self.may_be_inserted(content)
             && self.index.cached(content).is_none()
             && !self.policy.inserts()

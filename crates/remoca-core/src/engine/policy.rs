@@ -210,6 +210,7 @@ impl Comparison {
 /// Hit ratios of the shadow caches: what each policy would answer of the reads now.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PolicyStatus {
+    /// Policy by which evicted pages enter the cache now.
     pub in_force: Insertion,
     /// Share of the sampled reads that LRU would have hit, or `None` before there are any.
     pub lru: Option<f64>,
@@ -262,10 +263,12 @@ impl Policy {
         self.in_force = if is_bimodal { Insertion::Bimodal } else { Insertion::Lru };
     }
 
+    /// Returns the policy by which evicted pages enter the cache now.
     pub(super) fn in_force(&self) -> Insertion {
         self.in_force
     }
 
+    /// Returns the policy in force, and what each would hit.
     pub(super) fn status(&self) -> PolicyStatus {
         let Tally { reads, both, lru, bimodal } = self.tally;
         let share = |hits: u32| (reads > 0).then(|| f64::from(hits) / f64::from(reads));
