@@ -13,7 +13,7 @@ pub(super) const NODE_WORDS: usize = 5;
 /// Words of one line of a hash table, which is a cache line.
 pub(super) const LINE_WORDS: usize = 16;
 /// Entries for which a line is made.
-const LINE_ENTRIES: u32 = 14;
+pub(super) const LINE_ENTRIES: u32 = 14;
 
 /// Maximum number of swap areas of one disk.
 pub const SWAP_AREAS_MAX: usize = 8;

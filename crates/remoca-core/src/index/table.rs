@@ -88,8 +88,14 @@ impl Lines {
     #[inline]
     pub(super) fn site(&self, hash: [u32; 2]) -> Site {
         // The upper bits of each half choose a line. The lower ones of the first half become the upper ones of the tag.
-        let line = |half: u32| self.at + ((half as usize * self.count as usize) >> 32) * LINE_WORDS;
-        Site { lines: hash.map(line), tag: hash[0].swap_bytes() & !self.number }
+        let [first, second] = hash.map(|half| half as usize);
+        let count = self.count as usize;
+        let first = (first * count) >> 32;
+        // One of the lines after the first, around the end: never the same one, unless there is no other.
+        let second = first + 1 + ((second * (count - 1)) >> 32);
+        let second = if second < count { second } else { second - count };
+        let line = |line: usize| self.at + line * LINE_WORDS;
+        Site { lines: [line(first), line(second)], tag: hash[0].swap_bytes() & !self.number }
     }
 
     /// Returns the site of entries with this fingerprint.
@@ -227,7 +233,7 @@ fn free_word<M: Words>(words: &M, line: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::layout::Layout;
+    use crate::index::layout::{LINE_ENTRIES, Layout};
     use proptest::prelude::*;
     use std::collections::HashSet;
 
@@ -270,7 +276,7 @@ mod tests {
     /// A full index has as many entries as its tables are made for, and each finds room.
     #[test]
     fn a_table_takes_all_entries_that_it_is_made_for() {
-        for entries in [1, 14, 15, 1000, 100_000] {
+        for entries in [1, 14, 15, 28, 1000, 100_000] {
             let (table, mut words) = (Lines::new(0, entries), vec![0; Layout::lines(entries) as usize * LINE_WORDS]);
             let site = |entry: u32| {
                 let mixed = (u64::from(entry) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -284,6 +290,22 @@ mod tests {
                     table.remove(&mut words, site(entry), entry);
                 }
                 assert!(table.insert(&mut words, site(entry), entry, |_, other| site(other)), "{entry} of {entries}");
+            }
+        }
+    }
+
+    /// In the smallest tables too, where two numbers drawn at random are often the same.
+    #[test]
+    fn an_entry_has_two_lines_if_there_are_two() {
+        for lines in 2..20 {
+            let table = Lines::new(0, lines * LINE_ENTRIES);
+            let halves = [0, 1, u32::MAX / 3, u32::MAX / 2, u32::MAX / 2 + 1, u32::MAX - 1, u32::MAX];
+            for hash in halves.into_iter().flat_map(|first| halves.map(|second| [first, second])) {
+                let [first, second] = table.site(hash).lines.map(|at| at / LINE_WORDS);
+                assert!(
+                    first != second && first.max(second) < lines as usize,
+                    "{hash:x?}: {first}, {second} of {lines}"
+                );
             }
         }
     }
