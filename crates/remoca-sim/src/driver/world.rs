@@ -379,10 +379,14 @@ impl<'a> World<'a> {
         for front in &mut other.fronts {
             front.pump();
         }
+        // The guest left while an upgrade was under way. Nothing is to be seen here of a process that has no guest any more.
+        if let Some(Ended::HandOver(_)) = ended {
+            other.driver.refuse_upgrade("its guest has left");
+        }
         self.other = Some(other);
         self.collect()?;
         match ended {
-            None => Ok(false),
+            None | Some(Ended::HandOver(_)) => Ok(false),
             Some(_) => Err(Violation::new(Promise::NothingLeft, "the other process ends by itself")),
         }
     }
