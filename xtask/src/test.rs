@@ -74,7 +74,7 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
 }
 
 /// Runs the tests that are ignored as [`LONG`], one at a time. Arguments are parts of the names of the tests to run; without
-/// arguments all run.
+/// arguments all run. Prints a table of them at the end.
 ///
 /// # Errors
 /// The names of the steps that failed.
@@ -90,14 +90,20 @@ pub fn run_long(arguments: Vec<OsString>) -> Result<(), String> {
     let long = long_functions()?;
     let wanted: Vec<String> = arguments.iter().map(|argument| argument.to_string_lossy().into_owned()).collect();
     let mut failed = Vec::new();
+    let mut table = "| Crate | Test | Seconds | Result |\n|---|---|---|---|\n".to_owned();
     for program in &programs {
         for test in program.long_tests(&long)? {
             if wanted.is_empty() || wanted.iter().any(|part| test.contains(part)) {
-                failed.extend(program.run(1, &["--ignored", "--nocapture", "--exact", &test]).err());
+                let began = Instant::now();
+                let result = program.run(1, &["--ignored", "--nocapture", "--exact", &test]);
+                let (seconds, word) = (began.elapsed().as_secs(), if result.is_ok() { "passed" } else { "failed" });
+                table += &format!("| {} | `{test}` | {seconds} | {word} |\n", program.package());
+                failed.extend(result.err());
             }
         }
     }
-    println!("the long tests took {:.1} minutes", started.elapsed().as_secs_f64() / 60.0);
+    let minutes = started.elapsed().as_secs_f64() / 60.0;
+    println!("{table}the long tests took {minutes:.1} minutes, {} failed", failed.len());
     if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
 }
 

@@ -127,7 +127,8 @@ fn somebody_new_has_a_cache_under_a_guest_in_five_minutes() -> Result<()> {
     said.on_host(&libvirt, "remoca status")?;
     said.text += "\nThis image is in the page cache of its host: a disk as fast as the memory server, which is then left alone. To \
                   see the cache at work all the same, the process is started again, under the running guest, with `--no-hedge`.\n";
-    let kill = "kill $(remoca status -o json web1 | grep -o '\"pid\":[0-9]*' | cut -d : -f 2)";
+    let kill = "pid=$(remoca status -o json web1 | grep -o '\"pid\":[0-9]*' | cut -d : -f 2); kill $pid; \
+                while [ -e /proc/$pid/exe ]; do sleep 0.1; done";
     said.on_host(&libvirt, kill)?;
     in_background(said, &libvirt, &format!("{disk} --no-hedge"), "serves the disks of web1")?;
     for _ in 0..2 {
