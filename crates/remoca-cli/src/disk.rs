@@ -50,7 +50,8 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<()> {
     arm(args)?;
     let kept_at = args.name.is_some().then(|| Kept::beside(&control));
     let former = kept_at.as_deref().and_then(Kept::read);
-    let (mut options, files) = usable(files, words, former.as_ref(), &control)?;
+    let (mut options, files) =
+        usable(files, words, former.as_ref(), &control).map_err(|error| failure::of_start(error, former.is_some()))?;
     recognise(&mut options, former.as_ref());
     let mut kept = Kept { files, ..Kept::default() };
     if let Some(former) = &former {

@@ -2,13 +2,14 @@
 
 use crate::disk;
 use crate::runtime;
+use crate::settings::kept::Kept;
 use crate::settings::{Files, Folder, vm_path};
 use anyhow::{Context, Result};
 use clap::Args;
-use remoca_disk::start::{DiskOptions, WrongOptions};
+use remoca_disk::start::WrongOptions;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Serve the qcow2 image of one VM to its VM process, by qemu-nbd. Used by the unit remoca-qcow2@NAME
@@ -34,20 +35,32 @@ pub struct Qcow2Args {
 /// If the configuration cannot be used or has no such disk, or there is no qemu-nbd.
 pub fn run(args: &Qcow2Args) -> Result<()> {
     let Qcow2Args { name, folder, .. } = args;
-    let files = Files::read(&folder.config, Some(name))?;
-    let words = [OsString::from("--name"), name.into()];
-    let disks = disk::configured(&files, &words)?.disks();
-    let Some(DiskOptions { image, .. }) = disks.into_iter().find(|disk| disk.is_qcow2) else {
-        let text = format!("no disk of {name} has format = \"qcow2\" in {}", vm_path(&folder.config, name).display());
-        return Err(anyhow::Error::msg(text).context(WrongOptions));
+    let control = match &args.socket {
+        Some(socket) => runtime::socket_in(socket.parent().unwrap_or(Path::new(".")), name),
+        None => runtime::socket_of(name)?,
     };
-    let socket = match &args.socket {
-        Some(socket) => socket.clone(),
-        None => disk::qcow2_socket(&runtime::socket_of(name)?, name),
+    // While the VM's process runs, or was killed, its guest has the image that this process began with. One that ends in good
+    // order removes its socket.
+    let kept = control.exists().then(|| Kept::read(&Kept::beside(&control))).flatten();
+    let image = match kept.and_then(|kept| image_in(&kept.files, name).ok().flatten()) {
+        Some(image) => image,
+        None => image_in(&Files::read(&folder.config, Some(name))?, name)?.ok_or_else(|| {
+            let file = vm_path(&folder.config, name);
+            let text = format!("no disk of {name} has format = \"qcow2\" in {}", file.display());
+            anyhow::Error::msg(text).context(WrongOptions)
+        })?,
     };
+    let socket = args.socket.clone().unwrap_or_else(|| disk::qcow2_socket(&control, name));
     // One client at a time: a new one is served when the requests of the former are done.
     let mut server = Command::new("qemu-nbd");
     server.args(["--persistent", "--format=qcow2", "--cache=none", "--discard=unmap"]).arg("--socket").arg(socket);
     let error = server.arg("--").arg(image).exec();
     Err(error).context("qemu-nbd cannot be started: install it (Debian: qemu-utils)")
+}
+
+/// Returns the path of the VM's qcow2 image, or `None` if these files have none.
+fn image_in(files: &Files, name: &str) -> Result<Option<String>> {
+    let words = [OsString::from("--name"), name.into()];
+    let disks = disk::configured(files, &words)?.disks();
+    Ok(disks.into_iter().find(|disk| disk.is_qcow2).map(|disk| disk.image))
 }

@@ -30,7 +30,12 @@ pub fn directory() -> Result<PathBuf> {
 /// # Errors
 /// As [`directory`].
 pub fn socket_of(name: &str) -> Result<PathBuf> {
-    Ok(directory()?.join(format!("{name}.{SUFFIX}")))
+    Ok(socket_in(&directory()?, name))
+}
+
+/// Returns the path of the control socket of the VM `name` in this directory.
+pub fn socket_in(directory: &Path, name: &str) -> PathBuf {
+    directory.join(format!("{name}.{SUFFIX}"))
 }
 
 /// Returns the control socket that `name` denotes: the path itself if it contains `/`, else the socket of the VM with

@@ -184,9 +184,10 @@ fn a_domain_over_nbd_is_suspended_and_upgraded() -> Result<()> {
     end(guest, host, &image)
 }
 
-/// A `systemctl` of which only `start remoca-disk@web1.service` is expected. It starts the process, unless the file `refuse` is
+/// A `systemctl` that knows `remoca-disk@web1.service`, which is not active. It starts the process, unless the file `refuse` is
 /// there.
 const SYSTEMCTL: &str = r#"#!/bin/sh
+[ "$*" != "is-active remoca-disk@web1.service" ] || { echo inactive; exit 3; }
 echo "$*" >> /run/remoca/asked
 [ "$*" = "start remoca-disk@web1.service" ] && [ ! -e /run/remoca/refuse ] || exit 1
 setsid remoca disk --name web1 --config /etc/remoca > /run/remoca/web1.log 2>&1 < /dev/null &
@@ -241,13 +242,14 @@ fn the_hook_of_the_package_starts_the_disks_before_their_guest() -> Result<()> {
     std::fs::write(&refuse, "")?;
     let error = libvirt.virsh(&["start", "web1"]).map(drop).unwrap_err().to_string();
     assert!(error.contains("the disks of web1 did not start: see"), "{error}");
+    assert_eq!(asked(), "start remoca-disk@web1.service\nstop --no-block remoca-disk@web1.service\n");
     std::fs::remove_file(&refuse)?;
     libvirt.virsh(&["start", "--paused", "web1"])?;
-    assert_eq!(asked().lines().count(), 2);
+    assert_eq!(asked().lines().count(), 3);
     // They go on without their guest, and serve the next one.
     libvirt.virsh(&["destroy", "web1"])?;
     libvirt.virsh(&["start", "--paused", "web1"])?;
-    assert_eq!(asked().lines().count(), 2, "a process that runs is not started again");
+    assert_eq!(asked().lines().count(), 3, "a process that runs is not started again");
     Ok(())
 }
 

@@ -206,6 +206,12 @@ fn former_units_are_converted(guest: &mut Guest) -> Result<()> {
     println!("{}", front_end.finish(guest)?);
     wait_until_nothing_is_kept(guest, "web1")?;
     guest.run("systemctl stop remoca-disk@odd && rm -r /etc/systemd/system/remoca-disk@odd.service.d", LIMIT)?;
+    // What the operator wrote instead of the file of arguments is not set aside by the next package.
+    guest.run(
+        "printf 'version = 1\\n' > /etc/remoca/vms/odd.toml && dpkg -i /payload/remoca.deb | grep 'odd.env is not used' && \
+         test ! -e /etc/systemd/system/remoca-disk@odd.service.d && rm /etc/remoca/vms/odd.toml",
+        LIMIT,
+    )?;
 
     // A disk whose image is gone is not tried five times a second: its unit has failed at once, and says why.
     let missing = "version = 1\n[[disk]]\nname = \"root\"\nimage = \"/srv/none.img\"\nformat = \"raw\"\nsocket = \"/run/remoca/n.sock\"";

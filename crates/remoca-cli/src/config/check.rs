@@ -49,7 +49,9 @@ pub fn run(names: &[String], folder: &Path) -> Result<()> {
     let mut out = std::io::stdout();
     problems.iter().try_for_each(|problem| writeln!(out, "{problem}"))?;
     // No mistake: a guest may have written this.
-    for disk in disks.iter().filter(|disk| checked.is_empty() || checked.contains(&disk.place.path)) {
+    for disk in
+        disks.iter().filter(|disk| !disk.options.is_qcow2 && (checked.is_empty() || checked.contains(&disk.place.path)))
+    {
         if let Ok(Some(name)) = format::of(Path::new(&disk.options.image)) {
             let (place, image) = (&disk.place, &disk.options.image);
             writeln!(out, "{place}: note: {image} looks like a {name} image, and its guest sees these very bytes")?;

@@ -132,6 +132,13 @@ fn has(status: &Status, name: &str) -> bool {
 fn ask_before(vm: &str) -> Result<(PathBuf, Status)> {
     let socket = socket_of(vm)?;
     let status = runtime::ask(&socket, Command::Status)?;
+    // Its file is changed: another VM's is none of its business, whatever it says.
+    if !vm.contains('/') && status.name != vm {
+        bail!("the process at {} says that it is {}, not {vm}. Nothing was changed", socket.display(), status.name);
+    }
+    if status.name.contains('/') {
+        bail!("the process at {} says that its name is {}, which no file has", socket.display(), status.name);
+    }
     Ok((socket, status))
 }
 

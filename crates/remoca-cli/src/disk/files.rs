@@ -46,7 +46,8 @@ pub(super) fn usable(
         (Err(unusable), Some(former)) => (unusable, former),
         (used, _) => return used,
     };
-    let notice = format!("runs with the last good copy of its configuration, for {unusable:#}");
+    let copy = Kept::beside(control);
+    let notice = format!("runs with the last good copy of its configuration, {}, for {unusable:#}", copy.display());
     tracing::error!("{notice}");
     let options = options_of(&former.files, words.beside(&former.files), control);
     let options = options.context("the last good copy of the configuration cannot be used either")?;
@@ -62,8 +63,7 @@ fn check_restart(options: &Options, former: &Kept, words: Words<'_>) -> Result<(
     }
     let files = &former.files;
     let Ok(former) = options_of(files, words.beside(files), &options.control) else { return Ok(()) };
-    let names: Vec<_> = former.disks.iter().zip(0..).map(|(disk, position)| disk.name_at(position)).collect();
-    start::check_change(options, &former, &names.iter().map(String::as_str).collect::<Vec<_>>())
+    start::check_restart(options, &former)
 }
 
 /// Marks the disks that a process of this name had: their content is not looked at, and their size is taken as it is.

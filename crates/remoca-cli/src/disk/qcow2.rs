@@ -17,6 +17,7 @@ pub fn socket(control: &Path, name: &str) -> PathBuf {
 pub fn redirect(disks: &mut [DiskOptions], control: &Path, name: &str) -> Result<()> {
     let mut images = disks.iter_mut().filter(|disk| disk.is_qcow2);
     if let Some(disk) = images.next() {
+        disk.qcow2_image = Some(disk.image.clone());
         disk.image = format!("nbd+unix:///?socket={}", socket(control, name).display());
         if !disk.write_through {
             // qemu-nbd has tables of the image in its memory until a flush.
@@ -43,6 +44,7 @@ mod tests {
         redirect(&mut disks, Path::new("/run/remoca/web1.ctl"), "web1").unwrap();
         assert_eq!(disks[0].image, "/a.img");
         assert_eq!(disks[1].image, "nbd+unix:///?socket=/run/remoca/web1.qcow2.sock");
+        assert_eq!((disks[0].qcow2_image.as_deref(), disks[1].qcow2_image.as_deref()), (None, Some("/b.qcow2")));
         assert_eq!((disks[0].on_loss, disks[1].on_loss), (OnLostConnection::Continue, OnLostConnection::FailFlush));
         let mut disks = [disk("/a.qcow2", true), disk("/b.qcow2", true)];
         let error = redirect(&mut disks, Path::new("/run/remoca/web1.ctl"), "web1").unwrap_err();

@@ -221,6 +221,40 @@ fn files_with_which_no_process_could_start_stop_nothing_that_ran_before() {
     program.terminate();
 }
 
+/// The guest may still run, and connect again by itself: to its own image, not to one that the file names since.
+#[test]
+fn a_killed_process_never_starts_with_another_image_for_its_guest() {
+    let scene = Scene::new();
+    scene.configure("");
+    std::fs::write(scene.path("other"), vec![1; 1 << 20]).unwrap();
+    let mut program = scene.start(&[]);
+    let good = std::fs::read_to_string(scene.path("vms/web1.toml")).unwrap();
+    let other = good.replace(&scene.text("image"), &scene.text("other"));
+    std::fs::write(scene.path("vms/web1.toml"), &other).unwrap();
+    expect_refusal(&scene.ask("upgrade", &[]), FAILURE, &["disk root would be ", "goes on as before"]);
+    program.kill();
+    program = scene.start(&[]);
+    let now = status(&scene.control());
+    let words = format!("disk root would be {} in place of {}", scene.text("other"), scene.text("image"));
+    assert!(now.notice.as_ref().is_some_and(|notice| notice.contains(&words)), "{:?}", now.notice);
+    assert_eq!(now.disks[0].image, scene.text("image"));
+    // An image that is no longer there was moved.
+    program.kill();
+    std::fs::rename(scene.path("image"), scene.path("moved")).unwrap();
+    std::fs::write(scene.path("vms/web1.toml"), good.replace(&scene.text("image"), &scene.text("moved"))).unwrap();
+    program = scene.start(&[]);
+    assert_eq!(
+        (status(&scene.control()).notice, status(&scene.control()).disks[0].image.clone()),
+        (None, scene.text("moved"))
+    );
+    // The way to change an image.
+    program.terminate();
+    std::fs::write(scene.path("vms/web1.toml"), &other).unwrap();
+    program = scene.start(&[]);
+    assert_eq!(status(&scene.control()).disks[0].image, scene.text("other"));
+    program.terminate();
+}
+
 /// Expects a line of `remoca check`, whatever else it finds.
 #[track_caller]
 fn expect_refused_finding(output: &Output, line: &str) {
@@ -398,5 +432,11 @@ fn what_is_missing_is_said_once_or_tried_slowly() {
     program.kill();
     std::fs::rename(scene.path("image"), scene.path("moved")).unwrap();
     expect_refusal(&start(&[]), FAILURE, &["a guest may wait for its disks", "every 5 seconds"]);
+    // The group may be unknown for a moment only, and then the last good copy is of no use either.
+    scene.configure("socket-group = 'no-such-group'");
+    let copy = std::fs::read_to_string(scene.path("web1.config")).unwrap();
+    let copy = copy.replace("version = 1", "version = 1\\nsocket-group = 'no-such-group'");
+    std::fs::write(scene.path("web1.config"), copy).unwrap();
+    expect_refusal(&start(&[]), FAILURE, &["no-such-group", "cannot be used either", "every 5 seconds"]);
     drop(notices);
 }

@@ -47,9 +47,9 @@ fn a_qcow2_image_is_served_by_the_unit_and_whole_afterwards() {
     std::fs::write(path("vms/vm.toml"), configuration).unwrap();
     let mut server = serve(folder.path());
     let mut disk = command(REMOCA);
-    disk.args(["disk", "--name", "vm", "--config"]).arg(folder.path()).arg("--control").arg(path("control"));
+    disk.args(["disk", "--name", "vm", "--config"]).arg(folder.path()).arg("--control").arg(path("vm.ctl"));
     let mut program = Program::start(&mut disk, &path("disk.log"));
-    wait_until("the VM process answers", || UnixStream::connect(path("control")).is_ok());
+    wait_until("the VM process answers", || UnixStream::connect(path("vm.ctl")).is_ok());
     let mut guest = TestGuest::new(Options { queue_size: 16, data_bytes: 1 << 20, ..Options::default() });
     guest.connect(&path("socket")).unwrap();
 
@@ -61,14 +61,21 @@ fn a_qcow2_image_is_served_by_the_unit_and_whole_afterwards() {
     server.kill();
     let read = guest.submit(0, Command::Read { sector: 99 * 128, length: 1 << 16 });
     guest.queues[0].kick();
+    // With the image that the process began with, whatever becomes of the file.
+    let good = std::fs::read_to_string(path("vms/vm.toml")).unwrap();
+    std::fs::write(path("vms/vm.toml"), good.replace("image.qcow2", "other.qcow2")).unwrap();
+    let upgrade = run_command(command(REMOCA).arg("upgrade").arg(path("vm.ctl")));
+    assert!(String::from_utf8_lossy(&upgrade.stderr).contains("other.qcow2 in place of"), "{upgrade:?}");
+    std::fs::write(path("vms/vm.toml"), "version = 1\n[[disk\n").unwrap();
     let mut server = serve(folder.path());
+    std::fs::write(path("vms/vm.toml"), good).unwrap();
     assert_eq!((guest.wait(read), guest.data(read, 1 << 16)), (0, vec![7; 1 << 16]));
     assert_eq!(guest.run(0, Command::Flush), 0);
     write(&mut guest, 100..101, 8);
     server.kill();
     let mut server = serve(folder.path());
     assert_eq!(guest.run(0, Command::Flush), 1, "a write that was not flushed may be lost: {}", program.log());
-    let clear = run_command(command(REMOCA).arg("set").arg(path("control")).args(["--clear-failed-flush", "root"]));
+    let clear = run_command(command(REMOCA).arg("set").arg(path("vm.ctl")).args(["--clear-failed-flush", "root"]));
     assert!(clear.status.success());
     write(&mut guest, 100..101, 9);
     assert_eq!(guest.run(0, Command::Flush), 0);

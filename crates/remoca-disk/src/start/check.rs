@@ -3,8 +3,10 @@
 
 use super::exports::{self, Address};
 use super::inherited;
-use super::open::{check_size, guests_sockets, open_store, refuse_other_formats, store_target, vhost_config};
-use super::options::{DiskOptions, Options, PortOptions};
+use super::open::{
+    check_size, guests_sockets, open_store, predecessor_died, refuse_other_formats, store_target, vhost_config,
+};
+use super::options::{DiskOptions, Options, PortOptions, is_nbd_uri};
 use super::settings::checked_cache;
 use super::wrong::WrongOptions;
 use anyhow::{Context, Error, Result, bail};
@@ -42,7 +44,7 @@ pub fn check_options(options: &Options) -> Result<()> {
 ///
 /// # Errors
 /// If it cannot; the text says why.
-pub fn check_change(options: &Options, former: &Options, known: &[&str]) -> Result<()> {
+fn check_change(options: &Options, former: &Options, known: &[&str]) -> Result<()> {
     check_options(options)?;
     let is_known = |disk: &DiskOptions, position| known.contains(&&*disk.name_at(position));
     let unknown = options.disks.iter().zip(0..).filter(|(disk, position)| !is_known(disk, *position));
@@ -58,6 +60,27 @@ pub fn check_change(options: &Options, former: &Options, known: &[&str]) -> Resu
     Ok(())
 }
 
+/// Checks that a process can start with these options after one with the options `former`. If that one was killed, its guests may
+/// still be there and connect again: they must find their own images.
+///
+/// # Errors
+/// If it cannot; the text says why.
+pub fn check_restart(options: &Options, former: &Options) -> Result<()> {
+    let names: Vec<_> = former.disks.iter().zip(0..).map(|(disk, position)| disk.name_at(position)).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    if predecessor_died(former) {
+        // An image that is no longer where it was has been moved.
+        let is_there = |image: &str| is_nbd_uri(image) || Path::new(image).exists();
+        let disks = names.iter().copied().zip(&former.disks).filter(|(_, disk)| is_there(&disk.image));
+        let disks: Vec<_> = disks.map(|(name, disk)| (name, &*disk.image)).collect();
+        if !disks.is_empty() {
+            inherited::check_disks(options, &disks).map_err(Error::msg)?;
+        }
+        refuse_other_qcow2_images(options, former)?;
+    }
+    check_change(options, former, &names)
+}
+
 /// Checks that a process with these options could take over from a running one, which was started with the options `former` and
 /// has the disks `running` (names and images). What is found out here costs no guest anything.
 ///
@@ -66,6 +89,7 @@ pub fn check_change(options: &Options, former: &Options, known: &[&str]) -> Resu
 pub fn check_upgrade(options: &Options, former: &Options, running: &[(&str, &str)]) -> Result<()> {
     check_options(options)?;
     inherited::check_disks(options, running).map_err(Error::msg)?;
+    refuse_other_qcow2_images(options, former)?;
     // A program takes over the sockets at which its predecessor listens.
     for (spec, position) in options.disks.iter().zip(0..) {
         let name = spec.name_at(position);
@@ -89,6 +113,20 @@ pub fn check_upgrade(options: &Options, former: &Options, running: &[(&str, &str
     }
     let running: Vec<_> = running.iter().map(|(name, _)| *name).collect();
     check_change(options, former, &running)
+}
+
+/// Refuses another qcow2 image for a disk. The process knows only the server of it.
+fn refuse_other_qcow2_images(options: &Options, former: &Options) -> Result<()> {
+    for (spec, position) in options.disks.iter().zip(0..) {
+        let name = spec.name_at(position);
+        let same = former.disks.iter().zip(0..).find(|(disk, position)| disk.name_at(*position) == name);
+        if let Some((Some(before), Some(now))) = same.map(|(disk, _)| (&disk.qcow2_image, &spec.qcow2_image))
+            && before != now
+        {
+            bail!("disk {name} would be {now} in place of {before}: {ADVICE}");
+        }
+    }
+    Ok(())
 }
 
 /// Returns the addresses at which a process with these options listens for guests.

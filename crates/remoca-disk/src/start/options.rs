@@ -86,6 +86,8 @@ pub struct DiskOptions {
     pub is_known: bool,
     /// Whether the image is a qcow2 image that another program serves as a raw one.
     pub is_qcow2: bool,
+    /// Path of the qcow2 image, once `image` is the server of it.
+    pub qcow2_image: Option<String>,
     /// Socket of a vhost-user device; `None`: an NBD export.
     pub socket: Option<PathBuf>,
     pub read_only: bool,
@@ -131,6 +133,7 @@ impl DiskOptions {
             is_raw: false,
             is_known: false,
             is_qcow2: false,
+            qcow2_image: None,
             socket: None,
             read_only: false,
             swap: false,
