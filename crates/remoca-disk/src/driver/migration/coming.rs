@@ -80,8 +80,8 @@ impl Migration {
             tracing::warn!(
                 "an index of {} would come, and that of this process has at most {}, so the cache starts cold: start it \
                  with the same --cache and --guest-memory-max",
-                show_size(header.words as u64 * 4),
-                show_size(words_max as u64 * 4)
+                show_size(header.words.saturating_mul(4)),
+                show_size(words_max.saturating_mul(4))
             );
         }
         self.failed_flushes.clone_from(&header.failed_flushes);
