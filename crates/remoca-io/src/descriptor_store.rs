@@ -64,6 +64,9 @@ struct Inner {
     next: u32,
     /// Number of times that everything was removed.
     emptied: u32,
+    /// Whether the manager did not take the last removal. Each further one could wait as long, so [`DescriptorStore::confirm`]
+    /// tries again.
+    is_stuck: bool,
 }
 
 struct Kept {
@@ -179,22 +182,42 @@ impl DescriptorStore {
     pub fn release(&self, number: u32) {
         let mut inner = self.inner();
         let Some(at) = inner.kept.iter().position(|kept| kept.number == number) else { return };
-        let kept = &mut inner.kept[at];
-        kept.users = kept.users.saturating_sub(1);
-        if kept.users == 0 && self.send_removal(kept.kind, number).is_ok() {
-            inner.kept.remove(at);
+        let Kept { kind, users, .. } = &mut inner.kept[at];
+        *users = users.saturating_sub(1);
+        if *users > 0 {
+            return;
+        }
+        let kind = *kind;
+        if !inner.is_stuck {
+            inner.is_stuck = self.send_removal(kind, number).is_err();
+            if !inner.is_stuck {
+                inner.kept.remove(at);
+            }
         }
     }
 
     /// Removes what nobody uses, and ends the connections among it.
     pub fn close_unused(&self) {
         self.inner().kept.iter().filter(|kept| kept.users == 0).for_each(|kept| disconnect(&kept.fd));
-        self.remove_unused();
+        let _ = self.remove_unused();
     }
 
     /// Removes what nobody uses.
-    fn remove_unused(&self) {
-        self.inner().kept.retain(|kept| kept.users > 0 || self.send_removal(kept.kind, kept.number).is_err());
+    ///
+    /// # Errors
+    /// If the manager does not take a removal. Those after it are left for the next time.
+    fn remove_unused(&self) -> io::Result<()> {
+        let mut inner = self.inner();
+        let mut result = Ok(());
+        inner.kept.retain(|kept| {
+            if kept.users == 0 && result.is_ok() {
+                result = self.send_removal(kept.kind, kept.number);
+                return result.is_err();
+            }
+            true
+        });
+        inner.is_stuck = result.is_err();
+        result
     }
 
     /// Removes everything: a program that takes over in this process keeps its own. Ledgers are emptied, so that none of
@@ -223,7 +246,7 @@ impl DescriptorStore {
     /// # Errors
     /// If it does not say so in time.
     pub fn confirm(&self) -> io::Result<()> {
-        self.remove_unused();
+        self.remove_unused()?;
         let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
         self.send("BARRIER=1", Some(theirs.as_fd()))?;
         drop(theirs);
@@ -404,6 +427,35 @@ mod tests {
         assert_eq!(numbers, [Some(0), Some(1), Some(2), Some(3), None]);
         drop(manager);
         assert!(store.confirm().is_err());
+    }
+
+    /// Each message may wait for a second, and hypervisors wait for it.
+    #[test]
+    fn a_manager_that_takes_no_removal_is_asked_once_and_then_by_the_next_confirmation() {
+        let path = std::env::temp_dir().join(format!("remoca-stuck-{}", std::process::id()));
+        let manager = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+        let (socket, address) = connect(path.as_os_str(), SocketFlags::empty()).unwrap();
+        let store = DescriptorStore { manager: Some((socket, address)), room: 4, kept: Mutex::default() };
+        let files: Vec<_> = (0..3).map(|_| tempfile::tempfile().unwrap()).collect();
+        let numbers: Vec<_> = files.iter().map(|file| store.put(file.as_fd(), Kind::Other).unwrap()).collect();
+        drop(manager);
+        std::fs::remove_file(&path).unwrap();
+        store.release(numbers[0]);
+        let manager = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+        manager.set_nonblocking(true).unwrap();
+        let received = || {
+            let mut text = [0; 256];
+            let bytes = manager.recv(&mut text).ok()?;
+            Some(String::from_utf8_lossy(&text[..bytes]).into_owned())
+        };
+        store.release(numbers[1]);
+        assert_eq!(received(), None);
+        assert!(store.confirm().is_err(), "nobody closes the barrier");
+        let removals: Vec<_> = std::iter::from_fn(received).filter(|text| text.contains("FDSTOREREMOVE")).collect();
+        assert_eq!(removals.len(), 2, "{removals:?}");
+        store.release(numbers[2]);
+        assert!(received().is_some_and(|text| text.contains("FDNAME=remoca-2")));
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -134,7 +134,9 @@ fn vacate(header: Option<&Header>, engine: &mut Engine, taken: &[Option<DiskInde
     if let Some(header) = header {
         if let Some(errno) = header.flush_failed(number) {
             let [kind, device, inode, _] = header.disk(number).identity;
-            record_failed_flush(header, engine, &FailedFlush { image: [kind, device, inode], errno }, |_| false);
+            record_failed_flush(header, engine, &FailedFlush { image: [kind, device, inode], errno }, |number| {
+                taken.contains(&Some(number))
+            });
         }
         header.set_flush_failed(number, None);
         header.clear_disk(number);

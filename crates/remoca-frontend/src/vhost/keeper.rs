@@ -182,12 +182,27 @@ impl Keeper {
         if holding.as_ref().is_some_and(|holding| holding.emptied != store.emptied()) {
             *holding = None;
         }
-        let Holding { ledger, numbers, text, .. } = match &mut *holding {
+        let holding = match &mut *holding {
             Some(holding) => holding,
             none => none.insert(Holding::new(store)?),
         };
         // Until the new entry is in the ledger, the connection uses what it had and what it will have.
-        let before = numbers.len();
+        let before = holding.numbers.len();
+        let result = self.renew(holding, socket, handler);
+        let numbers = &mut holding.numbers;
+        match &result {
+            Ok(()) => numbers.drain(..before).for_each(|number| store.release(number)),
+            // It is tried again and again, and must not use more each time.
+            Err(_) => split_repeated(numbers, before).into_iter().for_each(|number| store.release(number)),
+        }
+        result.map(|()| true)
+    }
+
+    /// Has the manager keep what the connection is now made of, and enters it in the ledger. The numbers of the descriptors are
+    /// added to those of before.
+    fn renew(&self, holding: &mut Holding, socket: BorrowedFd<'_>, handler: &Handler) -> io::Result<()> {
+        let store = &self.connection.store;
+        let Holding { ledger, numbers, text, .. } = holding;
         let mut put = |fd: BorrowedFd<'_>, kind| {
             let number = store.put(fd, kind)?;
             numbers.push(number);
@@ -205,11 +220,19 @@ impl Keeper {
             ledger.write(&new)?;
             *text = new;
         }
-        let now_unused: Vec<u32> = numbers.drain(..before).collect();
-        ledger.end()?;
-        now_unused.into_iter().for_each(|number| store.release(number));
-        Ok(true)
+        ledger.end()
     }
+}
+
+/// Removes those numbers from position `before` on that stand before them already, and returns them.
+fn split_repeated(numbers: &mut Vec<u32>, before: usize) -> Vec<u32> {
+    let new = numbers.split_off(before);
+    let mut repeated = Vec::new();
+    for number in new {
+        let list = if numbers.contains(&number) { &mut repeated } else { &mut *numbers };
+        list.push(number);
+    }
+    repeated
 }
 
 impl Holding {
@@ -364,4 +387,22 @@ fn boot_clock() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::split_repeated;
+
+    /// A connection that cannot be kept is tried once a second, for as long as it lasts.
+    #[test]
+    fn attempts_that_fail_add_up_to_one() {
+        let mut numbers = vec![1, 2, 2];
+        for attempt in 0..3 {
+            let before = numbers.len();
+            numbers.extend([1, 2, 3, 3, 4]);
+            let repeated = split_repeated(&mut numbers, before);
+            assert_eq!(numbers, [1, 2, 2, 3, 4]);
+            assert_eq!(repeated, if attempt == 0 { vec![1, 2, 3] } else { vec![1, 2, 3, 3, 4] });
+        }
+    }
 }
