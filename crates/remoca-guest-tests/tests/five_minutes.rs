@@ -65,7 +65,8 @@ fn somebody_new_has_a_cache_under_a_guest_in_five_minutes() -> Result<()> {
     let lab = Lab::open()?;
     let folder = tempfile::tempdir()?;
     let [host_package, agent] = packages(&folder.path().join("packages"))?;
-    std::fs::copy(&host_package, folder.path().join("remoca_0.1.0_amd64.deb"))?;
+    let package = concat!("remoca_", env!("CARGO_PKG_VERSION"), "_amd64.deb");
+    std::fs::copy(&host_package, folder.path().join(package))?;
     let libvirt = Libvirt::start(folder.path(), &[])?;
     libvirt.shell(BARE)?;
     // Not the README's 7070, which something else on this machine may have.
@@ -76,7 +77,7 @@ fn somebody_new_has_a_cache_under_a_guest_in_five_minutes() -> Result<()> {
     // The laboratory's image, which is made once, is not the user's business.
     Image::ensure(&lab, &Recipe::bookworm_with_systemd())?;
     said.heading("1. A memory server, here on the same host");
-    said.on_host(&libvirt, "cd /run/remoca && apt-get install --yes ./remoca_0.1.0_amd64.deb 2>&1 | tail -4")?;
+    said.on_host(&libvirt, &format!("cd /run/remoca && apt-get install --yes ./{package} 2>&1 | tail -4"))?;
     let serve = format!("remoca serve --listen tcp:0.0.0.0:{port} --memory 256M");
     in_background(said, &libvirt, &serve, "listening on")?;
 

@@ -62,7 +62,7 @@ impl Scene {
         host.start_process(&images, CACHE, &["--no-hedge"])?;
         let mut config = host.guest(&lab, name)?;
         config.disks.clear();
-        for slot in ["slot0,chassis=7", "slot1,chassis=8", "slot2,chassis=9", "slot3,chassis=10"] {
+        for slot in ["slot0,chassis=7", "slot1,chassis=8", "slot2,chassis=9", "slot3,chassis=10", "slot4,chassis=11"] {
             config.qemu_args.extend(["-device".to_owned(), format!("pcie-root-port,id={slot}")]);
         }
         let mut guest = config.boot(&lab)?;
@@ -249,6 +249,17 @@ impl Scene {
         })?;
         drop(other.map(|mut other| other.kill()));
         self.begin_again(3)?;
+        let configuration = folder.path().join("vms");
+        std::fs::create_dir(&configuration)?;
+        std::fs::write(configuration.join("vm.toml"), "version = 1\nnonsense\n")?;
+        let options = ["--config", &folder.path().display().to_string()];
+        self.expect_answer("its configuration is broken", |host, _| {
+            for _ in 0..2 {
+                assert!(!host.launch(&[], CACHE, &options)?.wait(LIMIT)?.success());
+            }
+            Ok(())
+        })?;
+        self.begin_again(4)?;
         let gate = folder.path().join("gate");
         std::fs::write(&gate, "")?;
         let mut held = None;

@@ -247,6 +247,22 @@ fn started(status: &serde_json::Value) -> (&str, bool) {
     (status["started"].as_str().unwrap_or_default(), status["disks"][0]["outlives_crash"] == true)
 }
 
+/// Installs the former package for a while: its program is refused, since it would not keep the guest connected.
+fn the_former_package_comes_back(guest: &mut Guest, front_end: &FrontEnd) -> Result<()> {
+    const UNIT: &str = "remoca-disk@web1";
+    let (process, reconnects) = (process_of(guest, UNIT)?, front_end.reconnects(guest)?);
+    guest.run(
+        "apt-get install --yes --allow-downgrades /payload/former.deb 2>&1 && remoca --version | grep 0.1.0",
+        LIMIT,
+    )?;
+    let output = guest.try_run(&format!("systemctl reload {UNIT}; journalctl --unit {UNIT} --lines 20"), LIMIT)?;
+    println!("{}", String::from_utf8_lossy(&output.stdout));
+    assert_eq!(process_of(guest, UNIT)?, process);
+    guest.run("apt-get install --yes /payload/remoca.deb 2>&1 && remoca upgrade web1", LIMIT)?;
+    assert_eq!((process_of(guest, UNIT)?, front_end.reconnects(guest)?), (process, reconnects));
+    Ok(())
+}
+
 /// The first package had files of arguments, and its programs keep no connections. Guests reconnect at the first upgrade or
 /// crash, and never again once a process was started by the new unit.
 #[test]
@@ -283,7 +299,7 @@ fn the_first_package_is_upgraded_under_running_guests() -> Result<()> {
         [FrontEnd::start(&mut guest, "web1", "reconnect")?, FrontEnd::start(&mut guest, "web2", "reconnect")?];
     let before = processes(&mut guest)?;
 
-    let said = guest.run("dpkg -i /payload/remoca.deb 2>&1", LIMIT)?;
+    let said = guest.run("apt-get install --yes /payload/remoca.deb 2>&1", LIMIT)?;
     println!("{said}");
     for words in [
         "web1.env: converted",
@@ -322,6 +338,7 @@ fn the_first_package_is_upgraded_under_running_guests() -> Result<()> {
         kill_quiet(&mut guest, vm)?;
         assert_eq!(front_end.reconnects(&mut guest)?, reconnects, "{vm}");
     }
+    the_former_package_comes_back(&mut guest, &front_ends[0])?;
     guest.run("systemctl kill --signal=KILL remoca-disk@odd", LIMIT)?;
     guest.run("until remoca status odd; do sleep 0.1; done", LIMIT)?;
     guest.run("systemctl restart remoca-serve && remoca status --server", LIMIT)?;
