@@ -50,8 +50,10 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<()> {
     arm(args)?;
     let kept_at = args.name.is_some().then(|| Kept::beside(&control));
     let former = kept_at.as_deref().and_then(Kept::read);
-    let (mut options, files) =
-        usable(files, words, former.as_ref(), &control).map_err(|error| failure::of_start(error, former.is_some()))?;
+    let (mut options, files) = usable(files, words, former.as_ref(), &control).map_err(|error| {
+        start::note_failure();
+        failure::of_start(error, former.is_some())
+    })?;
     recognise(&mut options, former.as_ref());
     let mut kept = Kept { files, ..Kept::default() };
     if let Some(former) = &former {
@@ -61,6 +63,10 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<()> {
     let result = start::run(&options, |status| {
         has_started = true;
         kept.images = status.disks.iter().map(|disk| disk.image.clone()).collect();
+        if let Some(former) = former.as_ref().filter(|_| status.disks.len() < options.disks.len()) {
+            // A disk could not be added. The next process could not start with these files.
+            kept.files = former.files.clone();
+        }
         kept_at.iter().for_each(|path| kept.write(path));
     });
     result.map_err(|error| if has_started { error } else { failure::of_start(error, former.is_some()) })

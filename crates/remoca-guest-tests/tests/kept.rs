@@ -215,10 +215,9 @@ impl Scene {
         let Self { host, qmp, images, .. } = self;
         let took = std::thread::scope(|scope| -> Result<Duration> {
             let started = Instant::now();
-            let stop = scope.spawn(|| qmp.pause().map_err(|error| error.to_string()));
+            let stop = scope.spawn(move || qmp.pause().map(|()| started.elapsed()).map_err(|error| error.to_string()));
             deed(host, images)?;
-            stop.join().expect("the thread does not panic")?;
-            Ok(started.elapsed())
+            Ok(stop.join().expect("the thread does not panic")?)
         })?;
         println!("{what}: the monitor answers after {} ms", took.as_millis());
         Ok(self.qmp.resume()?)

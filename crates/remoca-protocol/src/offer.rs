@@ -68,6 +68,24 @@ impl Offer {
         lacking
     }
 
+    /// Returns what `former` offers and this offer lacks.
+    fn lacks(&self, former: &Self) -> Vec<String> {
+        let mut lacking = named(former.features & !self.features, &FEATURES);
+        lacking.extend(named(former.protocol_features & !self.protocol_features, &PROTOCOL_FEATURES));
+        lacking.extend(named(u64::from(former.nbd_flags & !self.nbd_flags), &NBD_FLAGS));
+        let can_write = |offer: &Self| {
+            offer.features & 1 << READ_ONLY == 0 && !ExportFlags(offer.nbd_flags).has(ExportFlags::READ_ONLY)
+        };
+        if can_write(former) && !can_write(self) {
+            lacking.push("writing".into());
+        }
+        if former.queues > self.queues {
+            lacking.push(format!("{} queues (at most {})", former.queues, self.queues));
+        }
+        lacking.extend(self.sector_other_than(former));
+        lacking
+    }
+
     /// Returns what an NBD client was promised and this offer lacks.
     fn lacks_for_client<F>(&self, client: &NbdClient<F>) -> Vec<String> {
         let Some(former) = client.offered else { return Vec::new() };
@@ -98,6 +116,24 @@ impl Offers {
             true => Ok(()),
             false => Err(refusals.join("; ")),
         }
+    }
+}
+
+impl Offers {
+    /// Checks that whoever was promised what `former` offers could go on with these offers. Devices that only one of them has are
+    /// left out.
+    ///
+    /// # Errors
+    /// If it could not. The text names the devices and what is missing.
+    pub fn check_beside(&self, former: &Self) -> Result<(), String> {
+        let disks = self.disks.iter().filter_map(|(name, offer)| Some((&**name, offer, former.disks.get(name)?)));
+        let port = self.port.as_ref().zip(former.port.as_ref()).map(|(offer, former)| ("the port", offer, former));
+        let refusal = |(name, offer, former): (&str, &Offer, &Offer)| {
+            let lacking = offer.lacks(former);
+            (!lacking.is_empty()).then(|| format!("{name} would not offer {}", lacking.join(", ")))
+        };
+        let refusals: Vec<_> = disks.chain(port).filter_map(refusal).collect();
+        if refusals.is_empty() { Ok(()) } else { Err(refusals.join("; ")) }
     }
 }
 
@@ -205,6 +241,28 @@ mod tests {
         expect(Offer { nbd_flags: 0x4D, ..OFFER }, client(Some(OFFER)), "trim");
         expect(Offer { nbd_flags: 0x6F, ..OFFER }, client(Some(OFFER)), "writing");
         expect(Offer { nbd_flags: 0, ..OFFER }, client(None), "");
+    }
+
+    #[test]
+    fn offers_that_promise_less_than_former_ones_are_refused_for_what_both_have() {
+        let offers = |name: &str, offer| Offers { disks: [(name.into(), offer)].into(), port: Some(OFFER) };
+        let former = offers("root", OFFER);
+        for (offer, verdict) in [
+            (OFFER, ""),
+            (Offer { queues: 8, ..OFFER }, ""),
+            (Offer { features: 0x5200, ..OFFER }, "root would not offer discard"),
+            (Offer { features: 0x7220, ..OFFER }, "root would not offer writing"),
+            (Offer { nbd_flags: 0x6F, ..OFFER }, "root would not offer writing"),
+            (Offer { nbd_flags: 0x2D, ..OFFER }, "root would not offer write-zeroes"),
+            (Offer { protocol_features: 0x820B, ..OFFER }, "root would not offer a record of requests in flight"),
+            (Offer { queues: 3, ..OFFER }, "root would not offer 4 queues (at most 3)"),
+            (Offer { sector: 4096, ..OFFER }, "root would not offer sectors of 512 bytes"),
+        ] {
+            assert_eq!(offers("root", offer).check_beside(&former).err().unwrap_or_default(), verdict);
+        }
+        assert_eq!(offers("other", Offer::default()).check_beside(&former), Ok(()));
+        let said = Offers { port: Some(Offer { queues: 1, ..OFFER }), ..former.clone() }.check_beside(&former);
+        assert_eq!(said.unwrap_err(), "the port would not offer 4 queues (at most 1)");
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub enum UringUse {
 
 /// Coarsest alignment at which direct I/O is used. If it needs a coarser one, the page cache is used.
 const DIRECT_ALIGNMENT_MAX: u32 = 4096;
+/// Distance of a hole that is punched as a test from the end of the file.
+const PROBE_DISTANCE: u64 = 1 << 30;
 /// `BLKROGET` and `BLKDISCARD` of `linux/fs.h`, which the libc crate does not have.
 const BLKROGET: libc::Ioctl = 0x125E;
 const BLKDISCARD: libc::Ioctl = 0x1277;
@@ -66,7 +68,8 @@ impl Image {
         // Checked before opening: opening some device nodes has side effects, and opening a FIFO may block.
         let is_block_device = opening.check_kind(&std::fs::metadata(path).map_err(|e| opening.explain_open(&e))?)?;
         let file = opening.open_locked(is_block_device, lock)?;
-        opening.finish(file, is_block_device)
+        opening.check_writable(&file)?;
+        opening.finish(file)
     }
 
     /// Takes over an image that is already open, and locks it again, which changes nothing for other processes. A
@@ -88,7 +91,8 @@ impl Image {
         {
             return Err(opening.explain_in_use(is_block_device));
         }
-        opening.finish(file, is_block_device)
+        // Not whether it may be opened for writing now: the descriptor is, and the guest writes through it.
+        opening.finish(file)
     }
 
     /// Returns the size of the image now, in bytes. May block for as long as the file system does.
@@ -127,25 +131,24 @@ struct Opening {
 
 impl Opening {
     /// Determines the properties of an open, locked image.
-    fn finish(&self, mut file: File, is_block_device: bool) -> Result<Image, OpenError> {
-        let (opening, path, read_only) = (self, &self.path, self.read_only);
+    fn finish(&self, mut file: File) -> Result<Image, OpenError> {
+        let (opening, path) = (self, &self.path);
         // The calls below may change the image's times.
         let (stamp_at_opening, shared_stamp_at_opening) = (file_stamp::stamp(&file), file_stamp::shared(&file));
-        opening.check_kind(&file.metadata().map_err(|error| opening.explain_system("look at", &error))?)?;
-        if is_block_device && !read_only && is_write_protected(&file) {
-            return Err(opening.explain_read_only("the device is write-protected"));
-        }
-
+        let metadata = file.metadata().map_err(|error| opening.explain_system("look at", &error))?;
+        let is_block_device = opening.check_kind(&metadata)?;
         if !is_block_device {
             leave_access_time(&file);
         }
-        let size = file.seek(SeekFrom::End(0)).map_err(|error| opening.explain_system("find the size of", &error))?;
-        let size = opening.usable(size)?;
+        let end = file.seek(SeekFrom::End(0)).map_err(|error| opening.explain_system("find the size of", &error))?;
+        let size = opening.usable(end)?;
         let alignment = opening.direct_alignment(&file, is_block_device, size);
         if alignment.is_none() && is_direct(&file) {
             set_buffered(&file).map_err(|error| opening.explain_system("switch off direct I/O for", &error))?;
         }
-        let geometry = opening.geometry(&file, is_block_device, size, alignment);
+        let can_discard = !self.read_only
+            && if is_block_device { device_can_discard(&file) } else { file_can_punch_holes(&file, end) };
+        let geometry = Geometry { can_discard, ..opening.geometry(&file, is_block_device, size, alignment) };
         // Not refused: a guest may write these bytes to its raw disk.
         if starts_with_qcow2_magic(&file) {
             tracing::warn!(image = %path.display(), "looks like qcow2, but is used as a raw image; \
@@ -173,10 +176,23 @@ impl Opening {
             let message = format!("{path} is neither a regular file nor a block device, so it cannot hold a disk");
             return Err(OpenError::new(OpenErrorKind::NotAnImage, message));
         }
-        if kind.is_file() && !self.read_only && metadata.mode() & 0o222 == 0 {
-            return Err(self.explain_read_only("nobody may write to it"));
-        }
         Ok(kind.is_block_device())
+    }
+
+    /// Refuses an image to be written that its owner has protected. Root could open it all the same.
+    fn check_writable(&self, file: &File) -> Result<(), OpenError> {
+        let metadata = file.metadata().map_err(|error| self.explain_system("look at", &error))?;
+        let kind = metadata.file_type();
+        match () {
+            () if self.read_only => Ok(()),
+            () if kind.is_file() && metadata.mode() & 0o222 == 0 => {
+                Err(self.explain_read_only("nobody may write to it"))
+            }
+            () if kind.is_block_device() && is_write_protected(file) => {
+                Err(self.explain_read_only("the device is write-protected"))
+            }
+            () => Ok(()),
+        }
     }
 
     /// Returns the size in whole sectors.
@@ -270,14 +286,12 @@ impl Opening {
         let logical_sector = alignment.map_or(SECTOR_SIZE, sector_for);
         let physical_block =
             if is_block_device { rustix::fs::ioctl_blkpbszget(file).unwrap_or(logical_sector) } else { 4096 };
-        let can_discard = !self.read_only
-            && if is_block_device { device_can_discard(file) } else { file_can_punch_holes(file, size) };
         Geometry {
             size,
             logical_sector,
             physical_block: physical_block.max(logical_sector),
             read_only: self.read_only,
-            can_discard,
+            can_discard: false,
             // If the image cannot zero a range, zeroes are written, with less traffic than the frontend would cause.
             can_write_zeroes: !self.read_only,
             // The kernel loses nothing, and the image stays locked until the kernel has finished all calls.
@@ -384,14 +398,14 @@ fn file_system_honours_dsync(file: &File) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|fs| [libc::EXT4_SUPER_MAGIC, libc::XFS_SUPER_MAGIC].contains(&fs.f_type))
 }
 
-/// Returns whether holes can be punched. If that is not known, it is tried after the end of the file, where no data can
-/// be lost. The attempt changes the file's times.
-fn file_can_punch_holes(file: &File, size: u64) -> bool {
+/// Returns whether holes can be punched. If that is not known, it is tried far behind the `end` of the file, where no data
+/// can be lost, even if another process is just appending some. The attempt changes the file's times.
+fn file_can_punch_holes(file: &File, end: u64) -> bool {
     if file_stamp::is_local(file) {
         return true;
     }
     let mode = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-    rustix::fs::fallocate(file, mode, size, 4096).is_ok()
+    rustix::fs::fallocate(file, mode, end.next_multiple_of(4096) + PROBE_DISTANCE, 4096).is_ok()
 }
 
 fn device_can_discard(file: &File) -> bool {

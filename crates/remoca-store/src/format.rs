@@ -4,6 +4,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 /// Number of bytes that [`name`] looks at.
@@ -31,8 +32,12 @@ pub fn name(head: &[u8]) -> Option<&'static str> {
 /// Returns the name of the format of the image at `path`, as [`name`] does.
 ///
 /// # Errors
-/// If it cannot be read.
+/// If it cannot be read. What is neither a file nor a block device is not opened: that may have an effect, or wait.
 pub fn of(path: &Path) -> io::Result<Option<&'static str>> {
+    let kind = path.metadata()?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
     let mut head = Vec::new();
     File::open(path)?.take(HEAD as u64).read_to_end(&mut head)?;
     Ok(name(&head))

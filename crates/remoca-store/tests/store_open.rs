@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use remoca_io::lock::ImageLock;
-use remoca_store::{DataPath, FileOptions, FileStore, HandOver, OpenError, OpenErrorKind};
+use remoca_store::{DataPath, FileOptions, FileStore, HandOver, OpenError, OpenErrorKind, format};
 use store_support::machine::{LoopDevice, Mount, is_root, run};
 use store_support::servers::Server;
 use store_support::{Driver, pattern};
@@ -60,7 +60,7 @@ fn what_is_no_image_is_refused_with_the_reason_and_the_remedy() {
         (image(&folder, "file", 512).join("below"), false, OpenErrorKind::Missing, "does not exist"),
         (folder.path().to_owned(), false, OpenErrorKind::NotAnImage, "is a directory"),
         ("/dev/null".into(), true, OpenErrorKind::NotAnImage, "neither a regular file nor a block device"),
-        (fifo, false, OpenErrorKind::NotAnImage, "neither a regular file nor a block device"),
+        (fifo.clone(), false, OpenErrorKind::NotAnImage, "neither a regular file nor a block device"),
         (image(&folder, "empty", 0), false, OpenErrorKind::Empty, "give it a size"),
         (image(&folder, "odd", 1000), true, OpenErrorKind::OddSize, "truncate -s %512"),
         (protected.clone(), false, OpenErrorKind::ReadOnly, "Use it read-only, or make it writable"),
@@ -71,6 +71,34 @@ fn what_is_no_image_is_refused_with_the_reason_and_the_remedy() {
         assert!(message.contains(words) && message.contains(path.to_str().unwrap()), "{message}");
     }
     assert!(open(&protected, true).unwrap().geometry().read_only);
+    assert!(format::of(&fifo).is_err(), "opening it would wait for its other end");
+}
+
+#[test]
+fn opening_an_image_changes_none_of_its_bytes() {
+    let _alone = alone();
+    // A file system of which is not known whether it punches holes.
+    let file = rustix::fs::memfd_create("image", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let content = vec![0xa5; 3 * 512 + 100];
+    fs::write(&path, &content).unwrap();
+    let options = FileOptions { lock: AT_ONCE, any_size: true, ..FileOptions::default() };
+    let geometry = FileStore::open(&path, options).unwrap().geometry();
+    assert!(geometry.can_discard && geometry.size == 3 * 512, "{geometry:?}");
+    assert!(fs::read(&path).unwrap() == content);
+}
+
+#[test]
+fn a_program_goes_on_with_an_image_that_was_protected_meanwhile() {
+    let _alone = alone();
+    let folder = folder();
+    let path = image(&folder, "disk.img", MIB);
+    let former = open(&path, false).unwrap();
+    let passed = former.hand_over().unwrap().0.try_clone_to_owned().unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();
+    let options = FileOptions { lock: AT_ONCE, ..FileOptions::default() };
+    let mut driver = Driver::new(FileStore::adopt(passed, &path, options, None).unwrap());
+    driver.write(0, &pattern(0, 4096, 1), true).unwrap();
 }
 
 /// Runs `action` on a thread without root's rights.

@@ -238,6 +238,21 @@ fn a_killed_process_never_starts_with_another_image_for_its_guest() {
     let words = format!("disk root would be {} in place of {}", scene.text("other"), scene.text("image"));
     assert!(now.notice.as_ref().is_some_and(|notice| notice.contains(&words)), "{:?}", now.notice);
     assert_eq!(now.disks[0].image, scene.text("image"));
+    // It would see another disk, or be disconnected for good.
+    for (settings, words) in [
+        ("sector = 4096", "root would not offer sectors of 512 bytes"),
+        ("read-only = true", "root would not offer flush"),
+        ("queues = 1", "root would not offer several queues"),
+        ("socket = 'elsewhere'", "the socket of root would be elsewhere"),
+    ] {
+        let key = settings.split(' ').next().unwrap();
+        let kept = good.lines().filter(|line| !line.starts_with(key)).collect::<Vec<_>>().join("\n");
+        std::fs::write(scene.path("vms/web1.toml"), format!("{kept}\n{settings}\n")).unwrap();
+        program.kill();
+        program = scene.start(&[]);
+        let notice = status(&scene.control()).notice.unwrap_or_default();
+        assert!(notice.contains(words) && notice.contains("last good copy"), "{settings}: {notice}");
+    }
     // An image that is no longer there was moved.
     program.kill();
     std::fs::rename(scene.path("image"), scene.path("moved")).unwrap();

@@ -4,12 +4,12 @@
 use super::exports::{self, Address};
 use super::inherited;
 use super::open::{
-    check_size, guests_sockets, open_store, predecessor_died, refuse_other_formats, store_target, vhost_config,
+    check_size, guests_sockets, offers, open_store, predecessor_died, refuse_other_formats, store_target, vhost_config,
 };
 use super::options::{DiskOptions, Options, PortOptions, is_nbd_uri};
 use super::settings::checked_cache;
 use super::wrong::WrongOptions;
-use anyhow::{Context, Error, Result, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use remoca_frontend::nbd::Listener;
 use remoca_io::address::Endpoint;
 use remoca_io::lock::ImageLock;
@@ -77,6 +77,8 @@ pub fn check_restart(options: &Options, former: &Options) -> Result<()> {
             inherited::check_disks(options, &disks).map_err(Error::msg)?;
         }
         refuse_other_qcow2_images(options, former)?;
+        refuse_other_sockets(options, former)?;
+        offers(options).check_beside(&offers(former)).map_err(|lacking| anyhow!("{lacking}: {ADVICE}"))?;
     }
     check_change(options, former, &names)
 }
@@ -90,7 +92,16 @@ pub fn check_upgrade(options: &Options, former: &Options, running: &[(&str, &str
     check_options(options)?;
     inherited::check_disks(options, running).map_err(Error::msg)?;
     refuse_other_qcow2_images(options, former)?;
-    // A program takes over the sockets at which its predecessor listens.
+    refuse_other_sockets(options, former)?;
+    if former.incoming.is_none() && options.incoming.is_some() {
+        bail!("it has its disks, and killed it would wait for them with --incoming: {ADVICE}");
+    }
+    let running: Vec<_> = running.iter().map(|(name, _)| *name).collect();
+    check_change(options, former, &running)
+}
+
+/// Refuses another socket for a disk or for the port: the guest that is there uses the former one.
+fn refuse_other_sockets(options: &Options, former: &Options) -> Result<()> {
     for (spec, position) in options.disks.iter().zip(0..) {
         let name = spec.name_at(position);
         let same = former.disks.iter().zip(0..).find(|(disk, position)| disk.name_at(*position) == name);
@@ -108,11 +119,7 @@ pub fn check_upgrade(options: &Options, former: &Options, running: &[(&str, &str
     if former.nbd != options.nbd && !former.nbd.is_empty() && !options.nbd.is_empty() {
         bail!("NBD clients would connect at other addresses: {ADVICE}");
     }
-    if former.incoming.is_none() && options.incoming.is_some() {
-        bail!("it has its disks, and killed it would wait for them with --incoming: {ADVICE}");
-    }
-    let running: Vec<_> = running.iter().map(|(name, _)| *name).collect();
-    check_change(options, former, &running)
+    Ok(())
 }
 
 /// Refuses another qcow2 image for a disk. The process knows only the server of it.

@@ -78,9 +78,10 @@ impl Exports {
             let error = anyhow!("`{name}` cannot be the name of an export: it has 1 to {EXPORT_NAME_LEN_MAX} bytes");
             return Err(error.context(WrongOptions));
         }
+        let frontend = Frontend::Nbd(NbdExport::new(geometry).context("no descriptors")?);
         self.exports.push(Export { name: name.to_owned(), target, geometry });
         self.kept.extend(kept.into_iter().map(|client| (target, client)));
-        Ok(Frontend::Nbd(NbdExport::new(geometry).context("no descriptors")?))
+        Ok(frontend)
     }
 
     /// Adds the eviction port, and returns its frontend.

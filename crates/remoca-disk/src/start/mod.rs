@@ -121,6 +121,12 @@ pub fn run(options: &Options, ready: impl FnOnce(&Status)) -> Result<()> {
     Ok(())
 }
 
+/// Notes that this process cannot start, before [`run`] was called. At the second one, hypervisors that wait for it are
+/// disconnected.
+pub fn note_failure() {
+    kept_connections(std::env::var_os(VARIABLE).is_some()).note_failed_start();
+}
+
 /// Returns the connections of guests that a former process left with the service manager. A former program of this process
 /// passes its own.
 fn kept_connections(is_upgrade: bool) -> KeptConnections {

@@ -146,7 +146,8 @@ fn open_disk(
     let open: Opener = Box::new(move || open_store(&target, ImageLock::default()));
     let geometry = store.geometry();
     check_size(spec, geometry.size, is_known)?;
-    let geometry = Geometry { size: geometry.size - geometry.size % u64::from(spec.sector), ..geometry };
+    let size = geometry.size.min(DISK_BYTES_MAX);
+    let geometry = Geometry { size: size - size % u64::from(spec.sector), ..geometry };
     let (frontend, socket) = match (source, &spec.socket) {
         (Some(source), Some(socket)) => {
             let mut config = disk_config(name, spec, &geometry);
@@ -182,13 +183,16 @@ fn open_disk(
     })
 }
 
-/// Refuses an image of a size that a disk with these options cannot have. One that `is_known` may end within a sector.
+/// Refuses an image of a size that a disk with these options cannot have. One that `is_known` is used as far as it can be.
 pub(super) fn check_size(spec: &DiskOptions, size: u64, is_known: bool) -> Result<()> {
     let image = &spec.image;
+    if is_known {
+        return Ok(());
+    }
     if size > DISK_BYTES_MAX {
         bail!("{image}: it has {size} bytes, a disk may have 4 PiB");
     }
-    if !is_known && !size.is_multiple_of(spec.sector.into()) {
+    if !size.is_multiple_of(spec.sector.into()) {
         let error =
             anyhow!("{image}: its {size} bytes are not a multiple of the sector of 4096: leave out sector=4096");
         return Err(error.context(WrongOptions));
