@@ -21,10 +21,12 @@ const OPTION: &str = "--check-handover";
 /// Time limit for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// Maximum number of bytes read of a program's answer, which has some 150 for each disk.
-const ANSWER_BYTES_MAX: u64 = 1 << 20;
-/// Maximum number of bytes read of its complaint.
-const COMPLAINT_BYTES_MAX: u64 = 600;
+/// Maximum number of bytes kept of a program's answer, which has some 150 for each disk.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+/// Maximum number of bytes kept of its complaint.
+const COMPLAINT_BYTES_MAX: usize = 600;
+/// Maximum number of bytes read of one of them at a time.
+const LOOK_BYTES_MAX: usize = 1 << 20;
 
 /// The answer of a program that could take over.
 #[derive(Debug, Serialize, Deserialize)]
@@ -122,9 +124,13 @@ fn ask(program: &Path, arguments: &[OsString]) -> Result<Successor, String> {
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| format!("{shown} cannot be started: {error}"))?;
-    let ended = wait(&mut child);
-    let said = child.stdout.take().map(|pipe| read_some(pipe, ANSWER_BYTES_MAX)).unwrap_or_default();
-    let complaint = child.stderr.take().map(|pipe| read_some(pipe, COMPLAINT_BYTES_MAX)).unwrap_or_default();
+    let mut answer = Hearing::new(child.stdout.take(), ANSWER_BYTES_MAX);
+    let mut complaint = Hearing::new(child.stderr.take(), COMPLAINT_BYTES_MAX);
+    let ended = wait(&mut child, || {
+        answer.listen();
+        complaint.listen();
+    });
+    let (said, complaint) = (answer.into_text(), complaint.into_text());
     match ended {
         None => return Err(format!("{shown} did not say within {} seconds whether it could", PATIENCE.as_secs())),
         Some(status) if !status.success() => {
@@ -142,11 +148,14 @@ fn ask(program: &Path, arguments: &[OsString]) -> Result<Successor, String> {
     }
 }
 
-/// Waits for the process to end. Returns its exit status, or `None` if it had to be killed.
-fn wait(child: &mut Child) -> Option<ExitStatus> {
+/// Waits for the process to end, and calls `listen` from time to time and after the end. Returns the exit status, or
+/// `None` if the process had to be killed.
+fn wait(child: &mut Child, mut listen: impl FnMut()) -> Option<ExitStatus> {
     let give_up_at = Instant::now() + PATIENCE;
     loop {
-        match child.try_wait() {
+        let ended = child.try_wait();
+        listen();
+        match ended {
             Ok(Some(status)) => return Some(status),
             Ok(None) if Instant::now() < give_up_at => std::thread::sleep(LOOK_EVERY),
             Ok(None) | Err(_) => {
@@ -159,12 +168,41 @@ fn wait(child: &mut Child) -> Option<ExitStatus> {
     }
 }
 
-/// Reads the content of the pipe of a process that has ended. A child of that process may have the pipe open, so this
-/// does not wait for its end.
-fn read_some(pipe: impl Read + AsFd, bytes_max: u64) -> String {
-    let mut text = Vec::new();
-    if rustix::io::ioctl_fionbio(&pipe, true).is_ok() {
-        let _ = pipe.take(bytes_max).read_to_end(&mut text);
+/// What a process writes to a pipe. It is read while the process runs, because a full pipe would stop the process. A
+/// child of that process may have the pipe open, so nothing here waits for the end of the pipe.
+struct Hearing<P> {
+    /// The pipe, if it can be read without blocking.
+    pipe: Option<P>,
+    /// The first bytes. The rest is read and dropped.
+    heard: Vec<u8>,
+    /// Maximum number of bytes of `heard`.
+    bytes_max: usize,
+}
+
+impl<P: Read + AsFd> Hearing<P> {
+    fn new(pipe: Option<P>, bytes_max: usize) -> Self {
+        let pipe = pipe.filter(|pipe| rustix::io::ioctl_fionbio(pipe, true).is_ok());
+        Self { pipe, heard: Vec::new(), bytes_max }
     }
-    String::from_utf8_lossy(&text).into_owned()
+
+    /// Reads what is in the pipe, and at most [`LOOK_BYTES_MAX`], however fast the process writes.
+    fn listen(&mut self) {
+        let Some(pipe) = &mut self.pipe else { return };
+        let mut bytes = [0; 16 << 10];
+        for _ in 0..LOOK_BYTES_MAX / bytes.len() {
+            match pipe.read(&mut bytes) {
+                Ok(0) => return,
+                Ok(count) => {
+                    let room = self.bytes_max - self.heard.len();
+                    self.heard.extend(&bytes[..count.min(room)]);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn into_text(self) -> String {
+        String::from_utf8_lossy(&self.heard).into_owned()
+    }
 }

@@ -10,6 +10,10 @@ use rustix::event::{PollFd, PollFlags, poll};
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+/// Held by each test: a child of one would keep a program that another one writes open for writing.
+static ALONE: Mutex<()> = Mutex::new(());
 
 fn ask(program: &Path) -> Result<Successor, String> {
     let arguments = ["remoca", "disk", "--name", "x"].map(OsString::from).to_vec();
@@ -28,6 +32,7 @@ fn answer_of(script: &str) -> Result<Successor, String> {
 
 #[test]
 fn only_a_program_that_says_so_can_take_over() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let good = r#"[ "$*" = "disk --check-handover --name x" ] && echo '{"remoca_handover":2,"version":"9.9"}'"#;
     assert_eq!(answer_of(good), Ok(Successor { version: "9.9".into(), offers: None }));
     let offers = Offers { disks: [("root".into(), Offer { queues: 4, ..Offer::default() })].into(), port: None };
@@ -45,4 +50,18 @@ fn only_a_program_that_says_so_can_take_over() {
     }
     let missing = ask(Path::new("/no/such/program")).unwrap_err();
     assert!(missing.contains("cannot be started"), "{missing}");
+}
+
+/// A VM has up to 4095 disks, and a program may log something about each before it answers.
+#[test]
+fn an_answer_may_be_longer_than_a_pipe_holds() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let offer = |disk: u32| (format!("disk-{disk:0>60}"), Offer { queues: 4, ..Offer::default() });
+    let offers = Offers { disks: (0..4095).map(offer).collect(), port: None };
+    let answer = confirmation(offers.clone());
+    assert!(answer.len() > 4 * (64 << 10) && answer.len() < 1 << 20, "{}", answer.len());
+    let script = format!("yes | head -c 300000 >&2\ncat <<'END'\n{answer}\nEND");
+    assert_eq!(answer_of(&script), Ok(Successor { version: env!("CARGO_PKG_VERSION").into(), offers: Some(offers) }));
+    let error = answer_of("yes no | head -c 2000000; yes no | head -c 2000000 >&2").unwrap_err();
+    assert!(error.contains("is no remoca"), "a bound on what is kept, and none on what is said: {error}");
 }

@@ -293,7 +293,7 @@ impl GuestRequest {
         match self {
             // The data are still in guest memory.
             Self::Vhost(_) => drop(buffer),
-            Self::Nbd(request) => request.deliver(buffer),
+            Self::Nbd(request) => request.give_back(buffer),
         }
     }
 
@@ -319,17 +319,15 @@ impl GuestRequest {
         }
     }
 
-    /// Delivers all data of a read in the buffer that the disk filled.
+    /// Delivers all data of a read in the buffer that the disk filled: the one that the request carried, or one of the
+    /// driver's.
     ///
     /// # Errors
-    /// As [`Self::copy_to_guest`]. Never for an NBD request.
+    /// As [`Self::copy_to_guest`].
     pub fn deliver(&mut self, buffer: IoBuffer) -> Result<(), CopyError> {
         match self {
             Self::Vhost(request) => request.copy_to_guest(0, &buffer),
-            Self::Nbd(request) => {
-                request.deliver(buffer);
-                Ok(())
-            }
+            Self::Nbd(request) => request.deliver(buffer),
         }
     }
 

@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use rustix::net::sockopt;
-use rustix::net::{AddressFamily, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Longest socket path in bytes: sizeof(sun_path) less the terminating zero.
 const PATH_BYTES_MAX: usize = 107;
@@ -170,13 +170,22 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
         Ok(metadata) if !metadata.file_type().is_socket() => return Err(SocketError::NotASocket(path.into())),
         Ok(_) => {}
     }
-    match UnixStream::connect(path) {
-        Ok(_) => Err(SocketError::InUse(path.into())),
+    match try_connect(path) {
+        Ok(()) => Err(SocketError::InUse(path.into())),
+        // A process listens that has not accepted the connections before this one.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(SocketError::InUse(path.into())),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             std::fs::remove_file(path).map_err(bind_error)
         }
         Err(error) => Err(bind_error(error)),
     }
+}
+
+/// Connects to a socket and hangs up, without waiting for the process that listens.
+fn try_connect(path: &Path) -> io::Result<()> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    Ok(rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?)
 }
 
 impl Drop for SocketPath {
@@ -203,6 +212,19 @@ mod tests {
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists(), "a stale socket");
         let _second = SocketSource::bind(&path, None).unwrap();
+    }
+
+    #[test]
+    fn a_process_that_accepts_nothing_has_its_path_and_delays_nobody() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let stuck =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&stuck, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&stuck, 0).unwrap();
+        // A connection that was not accepted takes its place although it has hung up.
+        while try_connect(&path).is_ok() {}
+        assert!(matches!(SocketSource::bind(&path, None), Err(SocketError::InUse(_))));
     }
 
     #[test]

@@ -17,7 +17,8 @@ use super::file_threads::{Finished, WorkerPool};
 use super::file_uring::{Ring, Submission};
 use remoca_protocol::handover::StoreKind;
 
-use super::flush_latch::FlushLatch;
+use super::flush_latch::{FailedAt, FlushLatch};
+use super::overlaps::Overlaps;
 use super::{
     DataPath, Geometry, HandOver, Identity, ImageStamp, OpenError, OpenErrorKind, StoreCompletion, StoreError,
     StoreEvent, StoreHealth, StoreOp,
@@ -38,6 +39,7 @@ pub struct FileStore {
     events: VecDeque<StoreEvent>,
     finished: Vec<Finished>,
     latch: FlushLatch,
+    durables: Overlaps<StoreCompletion>,
     in_flight: usize,
     submit_again_at: Option<Instant>,
     /// A query of the change time is in flight.
@@ -93,6 +95,7 @@ impl FileStore {
             events: VecDeque::new(),
             finished: Vec::new(),
             latch: FlushLatch::with(flush_failed),
+            durables: Overlaps::new(),
             in_flight: 0,
             submit_again_at: None,
             looks: false,
@@ -122,7 +125,10 @@ impl FileStore {
             Purpose::Operation { token, operation } => {
                 let result = self.latch.filter(operation.is_durable(), failed_at, result);
                 let completion = StoreCompletion { token, result, buffer: task.buffer };
-                self.events.push_back(StoreEvent::Completed(completion));
+                match task.number {
+                    Some(number) => self.end_durable(number, completion),
+                    None => self.events.push_back(StoreEvent::Completed(completion)),
+                }
             }
             Purpose::Look(changed) => {
                 self.looks = false;
@@ -138,6 +144,21 @@ impl FileStore {
                 }
                 self.events.push_back(StoreEvent::Measured(result));
             }
+        }
+    }
+
+    /// Ends a durable operation, and completes those that nothing holds back any longer. Successes that were held back
+    /// beside one that failed become failures.
+    fn end_durable(&mut self, number: u64, completion: StoreCompletion) {
+        let (success, failure) = match completion.result {
+            Ok(()) => (Some(completion), None),
+            Err(_) => (None, Some(completion)),
+        };
+        self.events.extend(failure.map(StoreEvent::Completed));
+        self.durables.end(number, success);
+        while let Some(mut completion) = self.durables.pop() {
+            completion.result = self.latch.filter(true, FailedAt::Sync, completion.result);
+            self.events.push_back(StoreEvent::Completed(completion));
         }
     }
 
@@ -171,7 +192,9 @@ impl DataPath for FileStore {
             self.events.push_back(StoreEvent::Completed(StoreCompletion { token, result: checked, buffer }));
             return;
         }
-        self.calls.submit(FileTask::new(token, operation, buffer, self.image.facts));
+        let mut task = FileTask::new(token, operation, buffer, self.image.facts);
+        task.number = operation.is_durable().then(|| self.durables.begin());
+        self.calls.submit(task);
     }
 
     fn kick(&mut self, now: Instant) {
@@ -319,5 +342,70 @@ impl Calls {
             Calls::Ring(ring) => ring.submit(task),
             Calls::Workers(workers) => workers.submit(task),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FLUSH: StoreOp = StoreOp::Flush;
+    const DURABLE: StoreOp = StoreOp::WriteZeroes { offset: 0, len: 4096, may_unmap: false, durable: true };
+    const PLAIN: StoreOp = StoreOp::WriteZeroes { offset: 4096, len: 4096, may_unmap: false, durable: false };
+
+    /// Returns a store with these operations in flight, and their tasks. The token of each is its position. No thread
+    /// makes their calls: the test decides in which order they end, and how.
+    fn in_flight<const N: usize>(operations: [StoreOp; N]) -> (FileStore, [FileTask; N]) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image");
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let mut store = FileStore::open(&path, FileOptions { uring: UringUse::Off, ..FileOptions::default() }).unwrap();
+        for (operation, token) in operations.into_iter().zip(0..) {
+            store.submit(token, operation, None);
+        }
+        let Calls::Workers(workers) = &mut store.calls else { unreachable!("it was opened without io_uring") };
+        let tasks = workers.take_queued();
+        (store, tasks.try_into().unwrap())
+    }
+
+    fn completed(store: &mut FileStore) -> Vec<(u64, Result<(), StoreError>)> {
+        let of = |event| match event {
+            StoreEvent::Completed(StoreCompletion { token, result, .. }) => (token, result),
+            event => panic!("{event:?}"),
+        };
+        std::iter::from_fn(|| store.next_event()).map(of).collect()
+    }
+
+    /// The kernel reports lost pages to one sync, and the success of another may be seen first.
+    #[test]
+    fn no_durable_operation_succeeds_beside_one_that_fails() {
+        const LOST: Result<(), StoreError> = Err(StoreError::IO);
+        for operations in [[FLUSH, FLUSH], [FLUSH, DURABLE], [DURABLE, FLUSH], [DURABLE, DURABLE]] {
+            for fails_later in [0, 1] {
+                let (mut store, mut tasks) = in_flight(operations);
+                if fails_later == 0 {
+                    tasks.reverse();
+                }
+                let [succeeds, fails] = tasks;
+                store.complete(succeeds, Ok(()));
+                assert_eq!(completed(&mut store), [], "the other one may have the error");
+                store.complete(fails, LOST);
+                assert_eq!(completed(&mut store), [(fails_later, LOST), (1 - fails_later, LOST)]);
+                assert!(store.is_still());
+            }
+        }
+    }
+
+    #[test]
+    fn operations_that_promise_nothing_hold_nothing_back_and_are_not_held_back() {
+        let (mut store, [flush, durable, first, second]) = in_flight([FLUSH, DURABLE, PLAIN, PLAIN]);
+        store.complete(first, Ok(()));
+        assert_eq!(completed(&mut store), [(2, Ok(()))]);
+        store.complete(durable, Ok(()));
+        assert_eq!(completed(&mut store), []);
+        store.complete(flush, Ok(()));
+        assert_eq!(completed(&mut store), [(1, Ok(())), (0, Ok(()))]);
+        store.complete(second, Ok(()));
+        assert_eq!(completed(&mut store), [(3, Ok(()))]);
     }
 }

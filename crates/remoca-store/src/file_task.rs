@@ -35,6 +35,8 @@ pub(super) fn zeroes(len: usize) -> &'static [u8] {
 pub(super) struct FileTask {
     pub(super) purpose: Purpose,
     pub(super) buffer: Option<IoBuffer>,
+    /// Number of a durable operation among those of its image (`overlaps`).
+    pub(super) number: Option<u64>,
     image: ImageFacts,
     stage: Stage,
     /// Bytes of the range done in this stage.
@@ -135,7 +137,7 @@ impl FileTask {
             StoreOp::WriteZeroes { may_unmap: false, .. } => Stage::ZeroRange,
         };
         let purpose = Purpose::Operation { token, operation };
-        Self { purpose, buffer, image, stage, done: 0, retries: 0, doubtful: None }
+        Self { buffer, ..Self::aside(purpose, stage, image) }
     }
 
     /// Returns a task that queries when the image was last changed.
@@ -154,7 +156,7 @@ impl FileTask {
     }
 
     fn aside(purpose: Purpose, stage: Stage, image: ImageFacts) -> Self {
-        Self { purpose, buffer: None, image, stage, done: 0, retries: 0, doubtful: None }
+        Self { purpose, buffer: None, number: None, image, stage, done: 0, retries: 0, doubtful: None }
     }
 
     /// Returns whether the task reads data of the image.

@@ -112,6 +112,15 @@ impl WorkerPool {
     }
 }
 
+#[cfg(test)]
+impl WorkerPool {
+    /// Removes and returns the tasks that no worker has been given.
+    pub(super) fn take_queued(&mut self) -> Vec<FileTask> {
+        self.outstanding -= self.queued.len();
+        std::mem::take(&mut self.queued)
+    }
+}
+
 impl Drop for WorkerPool {
     fn drop(&mut self) {
         let mut state = self.shared.lock();

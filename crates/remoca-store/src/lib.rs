@@ -35,6 +35,7 @@ mod nbd_link;
 mod nbd_protocol;
 mod nbd_task;
 mod nbd_uri;
+mod overlaps;
 mod range_lock;
 mod sector_machine;
 #[cfg(feature = "testing")]

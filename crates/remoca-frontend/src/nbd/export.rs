@@ -378,8 +378,22 @@ impl NbdRequest {
         self.piece.buffer.take()
     }
 
-    pub fn deliver(&mut self, buffer: IoBuffer) {
+    /// Puts back the buffer that was taken from the request.
+    pub fn give_back(&mut self, buffer: IoBuffer) {
         self.piece.buffer = Some(buffer);
+    }
+
+    /// Delivers all data of a read. If the request still has its own buffer, `buffer` is one of the driver's. It is copied,
+    /// because the client may leave its answer unread for ever, and the other disks need the driver's buffers.
+    ///
+    /// # Errors
+    /// If the data do not fit the request.
+    pub fn deliver(&mut self, buffer: IoBuffer) -> Result<(), CopyError> {
+        match self.piece.buffer {
+            None => self.give_back(buffer),
+            Some(_) => self.copy_to_guest(0, &buffer)?,
+        }
+        Ok(())
     }
 
     pub fn copy_to_guest(&mut self, offset: usize, source: &[u8]) -> Result<(), CopyError> {

@@ -11,6 +11,7 @@ use super::pieces::Piece;
 use super::server::{Attached, NbdServer};
 use super::staging::Staging;
 use super::transmission::{End, Passed, REQUESTS_MAX, SHARED_MEMORY_MAX, Transmission};
+use crate::device::GuestRequest;
 use crate::request::{Operation, Outcome};
 use proptest::prelude::*;
 use remoca_core::engine::DiskError;
@@ -567,6 +568,45 @@ fn a_client_at_its_limits_goes_on_when_it_listens() {
     drop(reader.join().unwrap());
     export.handle_events().unwrap();
     assert_eq!(export.client_count(), 0);
+}
+
+/// The disk may fill a buffer of the driver, while the request still has its own.
+#[test]
+fn a_client_that_does_not_read_its_answers_keeps_no_buffer_of_the_driver() {
+    const LENGTH: usize = 1 << 20;
+    let (mut export, seat) = (NbdExport::new(DISK).unwrap(), Arc::new(()));
+    let mut client = attach(&mut export, &seat);
+    let driver = BufferPool::new(LENGTH);
+    let requests: Vec<u8> =
+        (1..4).flat_map(|n| request(Command::Read, 0, n, 0, u32::try_from(LENGTH).unwrap()).encode()).collect();
+    client.write_all(&requests).unwrap();
+    for cookie in 1..4 {
+        let mut request = GuestRequest::Nbd(pop(&mut export).unwrap());
+        // The second one's own buffer is at the disk.
+        let taken = if cookie == 2 { request.take_buffer() } else { None };
+        let mut buffer =
+            taken.or_else(|| driver.take(LENGTH)).expect("the answer before it has the driver's only buffer");
+        buffer.fill(cookie);
+        request.deliver(buffer).unwrap();
+        let GuestRequest::Nbd(request) = request else { unreachable!("it was an NBD client's") };
+        export.complete(request, Outcome::Done);
+        export.notify();
+    }
+    assert!(driver.take(LENGTH).is_some());
+    let reader = std::thread::spawn(move || {
+        let mut answer = vec![0; 16 + LENGTH];
+        for cookie in 1..4 {
+            client.read_exact(&mut answer).unwrap();
+            assert!(answer[15] == cookie && answer[16..].iter().all(|byte| *byte == cookie), "answer {cookie}");
+        }
+    });
+    while !reader.is_finished() {
+        let mut watched = [PollFd::from_borrowed_fd(export.event_fd(), PollFlags::IN)];
+        poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 10_000_000 })).unwrap();
+        export.handle_events().unwrap();
+        export.notify();
+    }
+    reader.join().unwrap();
 }
 
 /// However little it says, and however often.
