@@ -13,8 +13,8 @@ use remoca_io::words::IndexMemory;
 use rustix::time::{ClockId, clock_gettime};
 
 const BATCH: usize = 32;
-/// Number of nodes that a move copies in one turn of the I/O thread.
-const NODES_PER_TURN: u32 = 4096;
+/// Number of entries that a move copies in one turn of the I/O thread.
+const ENTRIES_PER_TURN: u32 = 4096;
 const GIB_PAGES: u32 = 1 << 18;
 const ZERO: Fingerprint = Fingerprint([0; 3]);
 
@@ -108,7 +108,7 @@ impl Bench {
             let index = &mut self.index;
             times.start();
             let found = blocks.map(|block| index.look_up(block));
-            let slots = found.map(|found| found.and_then(|(_, content)| index.cached(content)));
+            let slots = found.map(|found| found.and_then(|(hint, content)| index.cached_near(hint, content)));
             for ((block, found), slot) in blocks.into_iter().zip(found).zip(slots) {
                 if let (Some((hint, _)), Some(slot)) = (found, slot) {
                     index.hit(hint, block, slot, true);
@@ -125,7 +125,8 @@ impl Bench {
         let mut number = 0;
         let started = cpu_ns();
         for _ in 0..count {
-            let slot = self.index.look_up(block(number)).and_then(|(_, content)| self.index.cached(content));
+            let slot =
+                self.index.look_up(block(number)).and_then(|(hint, content)| self.index.cached_near(hint, content));
             let Some(slot) = slot else { anyhow::bail!("a cached page was not found") };
             number = (self.draw(self.entries) ^ slot.0) % self.entries;
         }
@@ -179,7 +180,7 @@ impl Bench {
         let mut times = Times::new();
         loop {
             times.start();
-            let is_last = self.index.move_nodes(NODES_PER_TURN);
+            let is_last = self.index.move_entries(ENTRIES_PER_TURN);
             times.stop();
             if is_last {
                 break;

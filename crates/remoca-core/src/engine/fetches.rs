@@ -2,14 +2,14 @@
 
 use super::types::{FetchId, RequestId};
 use crate::fingerprint::Fingerprint;
-use crate::index::NodeHint;
+use crate::index::EntryHint;
 use crate::units::{BlockId, SlotIndex};
 
 /// Source of one block of a read.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
     Zero,
-    Slot(SlotIndex, Fingerprint, NodeHint),
+    Slot(SlotIndex, Fingerprint, EntryHint),
     Disk,
 }
 
@@ -21,7 +21,7 @@ pub(super) struct Fetch {
     pub(super) serial: u64,
     pub(super) block: BlockId,
     /// Hint of where the index has the node of the block.
-    pub(super) hint: NodeHint,
+    pub(super) hint: EntryHint,
     pub(super) slot: SlotIndex,
     pub(super) content: Fingerprint,
     /// Offset of the page in the request.

@@ -104,7 +104,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     fn source(&self, block: BlockId) -> Source {
         match self.index.look_up(block) {
             Some((_, content)) if content == self.prints.zero() => Source::Zero,
-            Some((hint, content)) => match self.index.cached(content) {
+            Some((hint, content)) => match self.index.cached_near(hint, content) {
                 Some(slot) => Source::Slot(slot, content, hint),
                 None => Source::Disk,
             },

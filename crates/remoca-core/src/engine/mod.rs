@@ -293,10 +293,10 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.index.begin_move(target);
     }
 
-    /// Moves `nodes` more nodes, which takes about 100 ns each. Returns whether all nodes were moved, so that only
+    /// Moves `entries` more entries, which takes about 100 ns each. Returns whether all entries were moved, so that only
     /// [`Self::finish_move`] is left.
-    pub fn move_index(&mut self, nodes: u32) -> bool {
-        self.index.move_nodes(nodes)
+    pub fn move_index(&mut self, entries: u32) -> bool {
+        self.index.move_entries(entries)
     }
 
     /// Switches to the index in its new region, and returns the old words. Returns `None` if no move is in progress.

@@ -7,9 +7,9 @@ use crate::index::DiskState;
 use crate::units::{BlockId, ByteRange, DiskIndex, PAGE_SIZE_U64};
 use std::ops::DerefMut;
 
-/// Number of nodes examined in one turn for each slot that a change of size may process in one turn: both take about as
+/// Number of entries examined in one turn for each slot that a change of size may process in one turn: both take about as
 /// long.
-const NODES_PER_SLOT: u32 = 4;
+const ENTRIES_PER_SLOT: u32 = 4;
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Makes a disk of `bytes` bytes ready for requests; `swap` declares all of it a swap area. If the index has a disk
@@ -98,7 +98,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Continues to forget what is void.
     pub(super) fn forget_disks(&mut self) {
         if self.index.is_cutting() {
-            self.index.cut(self.pool.slots_per_turn().saturating_mul(NODES_PER_SLOT));
+            self.index.cut(self.pool.slots_per_turn().saturating_mul(ENTRIES_PER_SLOT));
             if !self.index.is_cutting() {
                 self.disks.end_cuts();
             }

@@ -14,12 +14,16 @@ fn block(disk: DiskIndex, bno: u64) -> BlockId {
     BlockId { disk, bno: BlockNumber(bno) }
 }
 
-/// Returns an index that knows block 1 of both disks, and other blocks of one only.
+/// Returns an index that knows block 1 of both disks, and other blocks of one only. Pages of some are cached.
 fn index<M: Words>(words: M) -> CacheIndex<M> {
     let mut index = empty(words, layout());
+    index.set_capacity(PageCount(4), |_| {});
     index.learn(block(OTHER, 1), content(1));
     for (bno, number) in [(1, 2), (2, 3), (BEYOND, 4), (BEYOND + 3, 5)] {
         index.learn(block(OLD, bno), content(number));
+    }
+    for number in [1, 2, 4] {
+        assert!(matches!(index.offer(content(number), Place::Tail), Offer::Admitted(_)));
     }
     index
 }

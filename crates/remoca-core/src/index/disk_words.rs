@@ -4,8 +4,8 @@
 //! ```text
 //! disk: errno of the failed flush, state, first void granule, bytes x2, number of areas, (first block x2, last page) x8
 //! ```
-//! Nodes of a number that no disk has, and nodes from the first void granule on, are *void*: they mean nothing, are not
-//! looked up, and are removed bit by bit (`voids.rs`). One store makes them void. Swap areas are hints (decision 0016).
+//! Blocks of a number that no disk has, and blocks from the first void granule on, are *void*: they mean nothing, are not
+//! looked up, and are forgotten bit by bit (`voids.rs`). One store makes them void. Swap areas are hints (decision 0016).
 
 use super::layout::{
     AREA_WORDS, AREAS, BLOCK_LIMIT, DISK_WORDS, GRANULE_BLOCKS, HEADER_WORDS, Layout, NONE, SWAP_AREAS_MAX, Words,
@@ -82,20 +82,20 @@ impl DiskWords {
         set_long(words, self.at(disk) + BYTES, bytes);
     }
 
-    /// Makes all nodes of `disk` void, and marks it as leaving.
+    /// Makes all blocks of `disk` void, and marks it as leaving.
     pub(super) fn begin_leaving<M: Words>(self, words: &mut M, disk: DiskIndex) {
         let at = self.at(disk);
         words[at + STATE] = LEAVING;
     }
 
-    /// Frees a number, whose nodes must be gone. The record of a failed flush stays.
+    /// Frees a number, whose blocks must be forgotten. The record of a failed flush stays.
     pub(super) fn release<M: Words>(self, words: &mut M, disk: DiskIndex) {
         settle();
         let at = self.at(disk);
         words[at + STATE] = 0;
     }
 
-    /// Makes the nodes of `disk` void from the granule of block `bno` on. Returns the first void block.
+    /// Makes the blocks of `disk` void from the granule of block `bno` on. Returns the first void block.
     pub(super) fn cut<M: Words>(self, words: &mut M, disk: DiskIndex, bno: u64) -> u64 {
         let at = self.at(disk) + VOID;
         let granule = u32::try_from(bno / GRANULE_BLOCKS).unwrap_or(NONE).min(words[at]);
@@ -109,7 +109,7 @@ impl DiskWords {
         (granule != NONE).then(|| u64::from(granule) * GRANULE_BLOCKS)
     }
 
-    /// Ends all cuts: no void node is left.
+    /// Ends all cuts: no void block is left.
     pub(super) fn end_cuts<M: Words>(self, words: &mut M) {
         settle();
         for disk in self.numbers() {
@@ -120,7 +120,7 @@ impl DiskWords {
         }
     }
 
-    /// Ends all cuts and frees the numbers of all disks that were removed: no void node is left.
+    /// Ends all cuts and frees the numbers of all disks that were removed: no void block is left.
     pub(super) fn end_voids<M: Words>(self, words: &mut M) {
         self.end_cuts(words);
         for disk in self.numbers() {
@@ -130,7 +130,7 @@ impl DiskWords {
         }
     }
 
-    /// Returns whether any node may be void.
+    /// Returns whether any block may be void.
     pub(super) fn has_voids<M: Words>(self, words: &M) -> bool {
         self.numbers().any(|disk| match self.state(words, disk) {
             DiskState::Absent => false,
@@ -139,7 +139,7 @@ impl DiskWords {
         })
     }
 
-    /// Returns whether the node of a block is void.
+    /// Returns whether a block is void.
     #[inline]
     pub(super) fn is_void<M: Words>(self, words: &M, block: BlockId) -> bool {
         if block.disk.0 >= self.disks {

@@ -49,9 +49,19 @@ impl<M: Words> CacheIndex<M> {
                 Step::Done => return,
                 Step::Taken => {}
                 Step::Discard(slot) => self.discard(slot),
+                Step::CutOff(last) => {
+                    self.lose(last);
+                    self.slots.cut_off(&mut self.words, last);
+                }
+                Step::Add(slot) => {
+                    self.lose(slot);
+                    self.slots.add(&mut self.words, slot);
+                }
                 Step::Move { from, to } => {
                     self.log.note_move(&mut self.words, to);
                     self.slots.end_move(&mut self.words, from, to);
+                    self.follow_slot(from);
+                    self.follow_slot(to);
                     moves(Move { from: SlotIndex(from), to: SlotIndex(to) });
                 }
             }

@@ -6,10 +6,12 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 pub(super) const NONE: u32 = u32::MAX;
 pub(super) const MAGIC: u32 = 0x5845_4449;
-pub(super) const LAYOUT_VERSION: u32 = 6;
+pub(super) const LAYOUT_VERSION: u32 = 7;
 pub(super) const HEADER_WORDS: usize = 32;
-pub(super) const SLOT_WORDS: usize = 6;
-pub(super) const NODE_WORDS: usize = 5;
+/// Words of an entry: block, flags and fingerprint.
+pub(super) const ENTRY_WORDS: usize = 5;
+/// Words of the links of a slot.
+pub(super) const LINK_WORDS: usize = 2;
 /// Words of one line of a hash table, which is a cache line.
 pub(super) const LINE_WORDS: usize = 16;
 /// Entries for which a line is made.
@@ -39,17 +41,21 @@ pub(super) mod header {
     pub(in super::super) const MAGIC: usize = 0;
     pub(in super::super) const VERSION: usize = 1;
     pub(in super::super) const SLOTS: usize = 2;
-    pub(in super::super) const NODES: usize = 3;
+    /// Number of entries: slots and nodes.
+    pub(in super::super) const ENTRIES: usize = 3;
     pub(in super::super) const DISKS: usize = 4;
     /// Fingerprint of a page of zeroes, which shows whether the key is the same.
     pub(in super::super) const ZERO: usize = 5;
-    /// 1 if the node table is valid, 0 while it is being cleared.
-    pub(in super::super) const NODES_VALID: usize = 8;
+    /// 1 if what the entries say about blocks is valid, 0 while all blocks are being forgotten.
+    pub(in super::super) const BLOCKS_VALID: usize = 8;
+    /// Number of slots below which a page is valid. The pages of all others are lost.
     pub(in super::super) const CAPACITY: usize = 9;
     /// First slot of the queue; the rest of it is linked in the slots.
     pub(in super::super) const QUEUE: usize = 10;
     /// 1 if the insertion policy in force is bimodal, otherwise LRU.
     pub(in super::super) const BIMODAL: usize = 11;
+    /// Number of slots whose block is known, in a closed index.
+    pub(in super::super) const SLOTS_KNOWN: usize = 12;
     /// 1 if the words after this one name the pool that the slots describe.
     pub(in super::super) const POOL_VALID: usize = 16;
     pub(in super::super) const SERVER: usize = 17;
@@ -65,7 +71,8 @@ pub(super) mod header {
     pub(in super::super) const TAKEN: usize = 24;
     pub(in super::super) const TAKEN_SENDS: usize = 25;
     /// Checksum of all other words of the header if the index is closed, otherwise 0. In a closed index the tables are
-    /// complete, and the words after this one hold the state that an open index keeps outside the region.
+    /// complete, and the words after this one, and [`SLOTS_KNOWN`], hold the state that an open index keeps outside the
+    /// region.
     pub(in super::super) const CLOSED: usize = 26;
     pub(in super::super) const TAIL: usize = 27;
     pub(in super::super) const FREE_SLOT: usize = 28;
@@ -103,7 +110,7 @@ pub(super) fn set_long<M: Words>(words: &mut M, at: usize, value: u64) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     slots: u32,
-    nodes: u32,
+    entries: u32,
     disks: u16,
 }
 
@@ -115,14 +122,14 @@ impl Layout {
         // NONE and the sums below need head room; 2^30 pages are 4 TiB.
         let limit = 1 << 30;
         let slots = slots.0.clamp(1, limit);
-        let nodes = slots.saturating_add(resident.0.clamp(16, limit));
-        Self { slots, nodes, disks }
+        let entries = slots.saturating_add(resident.0.clamp(16, limit));
+        Self { slots, entries, disks }
     }
 
     /// Returns the number of 32-bit words that the region must have.
     #[must_use]
     pub fn words(&self) -> usize {
-        self.content_lines_at() + Self::lines(self.nodes) as usize * LINE_WORDS
+        self.content_lines_at() + Self::lines(self.entries) as usize * LINE_WORDS
     }
 
     /// Returns the maximum number of slots.
@@ -131,16 +138,16 @@ impl Layout {
         PageCount(self.slots)
     }
 
-    /// Returns the maximum number of known blocks.
+    /// Returns the maximum number of known blocks: one for each slot, and one for each node.
     #[must_use]
-    pub fn node_limit(&self) -> PageCount {
-        PageCount(self.nodes)
+    pub fn entry_limit(&self) -> PageCount {
+        PageCount(self.entries)
     }
 
-    /// Returns the maximum number of known blocks beyond the cached ones.
+    /// Returns the number of nodes, which is the maximum number of known blocks beyond those of the slots.
     #[must_use]
     pub fn resident_limit(&self) -> PageCount {
-        PageCount(self.nodes - self.slots)
+        PageCount(self.entries - self.slots)
     }
 
     /// Returns the number of disk numbers.
@@ -154,8 +161,8 @@ impl Layout {
         HEADER_WORDS + usize::from(self.disks) * DISK_WORDS
     }
 
-    /// Returns the word offset of the slot table.
-    pub(super) fn slots_at(&self) -> usize {
+    /// Returns the word offset of the links of the slots.
+    pub(super) fn links_at(&self) -> usize {
         self.log_at() + LOG_ENTRIES as usize * LOG_WORDS
     }
 
@@ -164,24 +171,24 @@ impl Layout {
         entries.div_ceil(LINE_ENTRIES)
     }
 
-    /// Returns the word offset of the hash table that finds slots by content.
-    pub(super) fn slot_lines_at(&self) -> usize {
-        (self.slots_at() + self.slots as usize * SLOT_WORDS).next_multiple_of(LINE_WORDS)
+    /// Returns the word offset of the entries: first the slots, then the nodes.
+    pub(super) fn entries_at(&self) -> usize {
+        self.links_at() + self.slots as usize * LINK_WORDS
     }
 
-    /// Returns the word offset of the node table.
+    /// Returns the word offset of the first node.
     pub(super) fn nodes_at(&self) -> usize {
-        self.slot_lines_at() + Self::lines(self.slots) as usize * LINE_WORDS
+        self.entries_at() + self.slots as usize * ENTRY_WORDS
     }
 
-    /// Returns the word offset of the hash table that finds nodes by block.
+    /// Returns the word offset of the hash table that finds entries by block.
     pub(super) fn key_lines_at(&self) -> usize {
-        (self.nodes_at() + self.nodes as usize * NODE_WORDS).next_multiple_of(LINE_WORDS)
+        (self.entries_at() + self.entries as usize * ENTRY_WORDS).next_multiple_of(LINE_WORDS)
     }
 
-    /// Returns the word offset of the hash table that finds nodes by content.
+    /// Returns the word offset of the hash table that finds entries by content.
     pub(super) fn content_lines_at(&self) -> usize {
-        self.key_lines_at() + Self::lines(self.nodes) as usize * LINE_WORDS
+        self.key_lines_at() + Self::lines(self.entries) as usize * LINE_WORDS
     }
 
     /// Returns the layout of the index that the previous process left in `words`. Returns `None` if `words` hold no
@@ -192,9 +199,9 @@ impl Layout {
         if header[header::MAGIC] != MAGIC || header[header::VERSION] != LAYOUT_VERSION {
             return None;
         }
-        let (slots, nodes) = (header[header::SLOTS], header[header::NODES]);
+        let (slots, entries) = (header[header::SLOTS], header[header::ENTRIES]);
         let disks = u16::try_from(header[header::DISKS]).ok()?;
-        let layout = Self::new(PageCount(slots), PageCount(nodes.checked_sub(slots)?), disks);
-        (layout.slots == slots && layout.nodes == nodes && layout.words() <= words.len()).then_some(layout)
+        let layout = Self::new(PageCount(slots), PageCount(entries.checked_sub(slots)?), disks);
+        (layout.slots == slots && layout.entries == entries && layout.words() <= words.len()).then_some(layout)
     }
 }

@@ -1,7 +1,7 @@
 //! The queue of used slots, from the next to be discarded (head) to the newest (tail), and the list of free slots. A
-//! slot is on at most one of the two, so both use the same two words of it.
+//! slot is on at most one of the two, so both use the same two links of it.
 
-use super::layout::{NONE, SLOT_WORDS, Words, header, settle};
+use super::layout::{LINK_WORDS, NONE, Words, header, settle};
 use super::table::Table;
 
 pub(super) const PREVIOUS: usize = 0;
@@ -10,14 +10,14 @@ pub(super) const NEXT: usize = 1;
 /// Queue of used slots. Its head is in the header; followed from there, the queue is consistent after every store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Queue {
-    slots: Table<SLOT_WORDS>,
+    links: Table<LINK_WORDS>,
     tail: u32,
 }
 
 impl Queue {
     /// Returns the empty queue.
-    pub(super) fn new(slots: Table<SLOT_WORDS>) -> Self {
-        Self { slots, tail: NONE }
+    pub(super) fn new(links: Table<LINK_WORDS>) -> Self {
+        Self { links, tail: NONE }
     }
 
     /// Returns the next slot to be discarded, or [`NONE`].
@@ -37,12 +37,12 @@ impl Queue {
 
     /// Returns the slot after `slot`, or [`NONE`].
     pub(super) fn after<M: Words>(&self, words: &M, slot: u32) -> u32 {
-        self.slots.get(words, slot, NEXT)
+        self.links.get(words, slot, NEXT)
     }
 
     /// Returns the slot before `slot`, or [`NONE`].
     pub(super) fn before<M: Words>(&self, words: &M, slot: u32) -> u32 {
-        self.slots.get(words, slot, PREVIOUS)
+        self.links.get(words, slot, PREVIOUS)
     }
 
     /// Sets the slot after `slot`, or the first slot if `slot` is [`NONE`].
@@ -50,7 +50,7 @@ impl Queue {
         if slot == NONE {
             words[header::QUEUE] = next;
         } else {
-            self.slots.set(words, slot, NEXT, next);
+            self.links.set(words, slot, NEXT, next);
         }
     }
 
@@ -67,7 +67,7 @@ impl Queue {
         if next == NONE {
             self.tail = previous
         } else {
-            self.slots.set(words, next, PREVIOUS, previous)
+            self.links.set(words, next, PREVIOUS, previous)
         }
         settle();
     }
@@ -75,12 +75,12 @@ impl Queue {
     /// Inserts a slot as the next to be discarded.
     pub(super) fn add_first<M: Words>(&mut self, words: &mut M, slot: u32) {
         let first = self.first(words);
-        self.slots.set(words, slot, PREVIOUS, NONE);
-        self.slots.set(words, slot, NEXT, first);
+        self.links.set(words, slot, PREVIOUS, NONE);
+        self.links.set(words, slot, NEXT, first);
         if first == NONE {
             self.tail = slot
         } else {
-            self.slots.set(words, first, PREVIOUS, slot)
+            self.links.set(words, first, PREVIOUS, slot)
         }
         settle();
         words[header::QUEUE] = slot;
@@ -88,8 +88,8 @@ impl Queue {
 
     /// Inserts a slot as the newest.
     pub(super) fn add_last<M: Words>(&mut self, words: &mut M, slot: u32) {
-        self.slots.set(words, slot, NEXT, NONE);
-        self.slots.set(words, slot, PREVIOUS, self.tail);
+        self.links.set(words, slot, NEXT, NONE);
+        self.links.set(words, slot, PREVIOUS, self.tail);
         settle();
         self.set_next(words, self.tail, slot);
         self.tail = slot;
@@ -98,11 +98,11 @@ impl Queue {
     /// Inserts a slot after `previous`.
     pub(super) fn add_after<M: Words>(&mut self, words: &mut M, previous: u32, slot: u32) {
         let next = self.after(words, previous);
-        self.slots.set(words, slot, PREVIOUS, previous);
-        self.slots.set(words, slot, NEXT, next);
+        self.links.set(words, slot, PREVIOUS, previous);
+        self.links.set(words, slot, NEXT, next);
         settle();
-        self.slots.set(words, previous, NEXT, slot);
-        if next == NONE { self.tail = slot } else { self.slots.set(words, next, PREVIOUS, slot) }
+        self.links.set(words, previous, NEXT, slot);
+        if next == NONE { self.tail = slot } else { self.links.set(words, next, PREVIOUS, slot) }
     }
 
     /// Links `slot` after `last` while the queue is rebuilt from its head. If `slot` is [`NONE`], ends the queue at
@@ -111,7 +111,7 @@ impl Queue {
         if slot == NONE {
             self.tail = last;
         } else {
-            self.slots.set(words, slot, PREVIOUS, last);
+            self.links.set(words, slot, PREVIOUS, last);
         }
         self.set_next(words, last, slot);
     }
@@ -120,15 +120,15 @@ impl Queue {
 /// Doubly linked list of free slots, from which any slot can be removed. `PREVIOUS` of the first slot is the last slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FreeSlots {
-    slots: Table<SLOT_WORDS>,
+    links: Table<LINK_WORDS>,
     first: u32,
     count: u32,
 }
 
 impl FreeSlots {
     /// Returns the empty list.
-    pub(super) fn new(slots: Table<SLOT_WORDS>) -> Self {
-        Self { slots, first: NONE, count: 0 }
+    pub(super) fn new(links: Table<LINK_WORDS>) -> Self {
+        Self { links, first: NONE, count: 0 }
     }
 
     /// Returns the next slot to be taken, or [`NONE`].
@@ -156,9 +156,9 @@ impl FreeSlots {
         let first = self.first;
         self.add_last(words, slot);
         if first != NONE {
-            let tail = self.slots.get(words, slot, PREVIOUS);
-            self.slots.set(words, tail, NEXT, NONE);
-            self.slots.set(words, slot, NEXT, first);
+            let tail = self.links.get(words, slot, PREVIOUS);
+            self.links.set(words, tail, NEXT, NONE);
+            self.links.set(words, slot, NEXT, first);
         }
         self.first = slot;
     }
@@ -166,30 +166,30 @@ impl FreeSlots {
     /// Inserts `slot` as the last to be taken.
     pub(super) fn add_last<M: Words>(&mut self, words: &mut M, slot: u32) {
         let first = self.first;
-        let last = if first == NONE { slot } else { self.slots.get(words, first, PREVIOUS) };
-        self.slots.set(words, slot, PREVIOUS, last);
-        self.slots.set(words, slot, NEXT, NONE);
+        let last = if first == NONE { slot } else { self.links.get(words, first, PREVIOUS) };
+        self.links.set(words, slot, PREVIOUS, last);
+        self.links.set(words, slot, NEXT, NONE);
         if first == NONE {
             self.first = slot;
         } else {
-            self.slots.set(words, last, NEXT, slot);
-            self.slots.set(words, first, PREVIOUS, slot);
+            self.links.set(words, last, NEXT, slot);
+            self.links.set(words, first, PREVIOUS, slot);
         }
         self.count += 1;
     }
 
     /// Removes `slot` from the list.
     pub(super) fn remove<M: Words>(&mut self, words: &mut M, slot: u32) {
-        let (previous, next) = (self.slots.get(words, slot, PREVIOUS), self.slots.get(words, slot, NEXT));
+        let (previous, next) = (self.links.get(words, slot, PREVIOUS), self.links.get(words, slot, NEXT));
         if slot == self.first {
             self.first = next;
         } else {
-            self.slots.set(words, previous, NEXT, next);
+            self.links.set(words, previous, NEXT, next);
         }
         match (next, self.first) {
             (NONE, NONE) => {}
-            (NONE, first) => self.slots.set(words, first, PREVIOUS, previous),
-            (next, _) => self.slots.set(words, next, PREVIOUS, previous),
+            (NONE, first) => self.links.set(words, first, PREVIOUS, previous),
+            (next, _) => self.links.set(words, next, PREVIOUS, previous),
         }
         self.count -= 1;
     }

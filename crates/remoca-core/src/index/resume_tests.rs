@@ -177,7 +177,7 @@ proptest! {
             model.apply(&mut index, &Step::Unpin)?;
         }
         index.close();
-        if !index.slots.are_whole() {
+        if index.slots.are_losing() {
             prop_assert_eq!(index.words[header::CLOSED], 0, "what is lost must not be taken as it is");
             model.apply(&mut index, &Step::Resize(u32::MAX))?;
             index.close();
@@ -200,14 +200,14 @@ proptest! {
 
     #[test]
     fn words_that_somebody_made_up_are_harmless(
-        made_up in proptest::collection::vec(prop_oneof![0..40_u32, any::<u32>()], layout().words() - layout().slots_at()),
+        made_up in proptest::collection::vec(prop_oneof![0..40_u32, any::<u32>()], layout().words() - layout().links_at()),
         log in any::<u32>(), logged in any::<u32>(),
         capacity in 0..20_u32, closed in any::<u32>(), own in any::<bool>(), steps in steps()
     ) {
         let mut words = index(vec![0; layout().words()]).words;
-        let (log_at, slots_at) = (layout().log_at(), layout().slots_at());
-        words[log_at..slots_at].fill(log);
-        words[slots_at..].copy_from_slice(&made_up);
+        let (log_at, links_at) = (layout().log_at(), layout().links_at());
+        words[log_at..links_at].fill(log);
+        words[links_at..].copy_from_slice(&made_up);
         (words[header::CAPACITY], words[header::QUEUE], words[header::LOGGED]) = (capacity, made_up[0], logged);
         words[HEADER_WORDS..log_at].copy_from_slice(&made_up[..log_at - HEADER_WORDS]);
         // As if it had been closed, but with a wrong checksum.
@@ -241,7 +241,7 @@ fn a_closed_index_is_made_anew_if_a_word_of_its_header_is_damaged() {
     }
     index.close();
     assert!(resume(index.words.clone()).was_closed());
-    for (at, bit) in (header::NODES_VALID..HEADER_WORDS).flat_map(|at| (0..32).map(move |bit| (at, bit))) {
+    for (at, bit) in (header::BLOCKS_VALID..HEADER_WORDS).flat_map(|at| (0..32).map(move |bit| (at, bit))) {
         let mut words = index.words.clone();
         words[at] ^= 1 << bit;
         let resumed = resume(words);
@@ -263,7 +263,7 @@ fn what_is_no_index_of_this_kind_is_given_back() {
         Err(unusable) => (unusable.words.len(), unusable.reason),
     };
     let mut reasons = HashSet::new();
-    for (at, value) in [(header::MAGIC, 0), (header::VERSION, 1), (header::SLOTS, 9), (header::NODES, u32::MAX)] {
+    for (at, value) in [(header::MAGIC, 0), (header::VERSION, 1), (header::SLOTS, 9), (header::ENTRIES, u32::MAX)] {
         let mut other = words.clone();
         other[at] = value;
         assert_eq!(Layout::read(&other), None, "word {at}");
@@ -282,8 +282,8 @@ fn what_is_no_index_of_this_kind_is_given_back() {
 fn a_kill_while_everything_is_forgotten_leaves_nothing() {
     let mut index = index(vec![0; layout().words()]);
     index.learn(block(1), content(1));
-    // As `clear_nodes` leaves it in the middle: key zeroed in part.
-    index.words[header::NODES_VALID] = 0;
+    // As `clear_blocks` leaves it in the middle: key zeroed in part.
+    index.words[header::BLOCKS_VALID] = 0;
     let index = resume(index.words);
     assert_eq!(index.known_blocks(), PageCount(0));
 }

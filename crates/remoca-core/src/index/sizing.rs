@@ -1,10 +1,6 @@
 //! Progress of a change in the number of usable slots.
 
 use super::layout::NONE;
-use std::ops::Range;
-
-/// Number of lines of the hash table cleared in one step (two pages of memory). Such a step processes no slot.
-const LINES_PER_STEP: u32 = 128;
 
 /// Target of a change of the capacity, and how far it has come.
 #[derive(Clone, Copy, Debug)]
@@ -15,18 +11,11 @@ pub(super) struct Sizing {
     kept: u32,
     /// Next slot to examine in the search for a free one.
     spare: u32,
-    /// First line of the hash table that has yet to be cleared, or `NONE` if none has.
-    stale_lines: u32,
 }
 
 impl Sizing {
     pub(super) fn new() -> Self {
-        Self { wanted: 0, kept: NONE, spare: 0, stale_lines: NONE }
-    }
-
-    /// Returns this state for a new table of `slots` slots, which has no stale lines.
-    pub(super) fn within(self, slots: u32) -> Self {
-        Self { wanted: self.wanted.min(slots), stale_lines: NONE, ..self }
+        Self { wanted: 0, kept: NONE, spare: 0 }
     }
 
     /// Returns the wanted capacity.
@@ -61,25 +50,9 @@ impl Sizing {
         capacity.min(self.kept)
     }
 
-    /// Marks all lines of the hash table as stale and forgets the loss of pages, at the start of a clear: no slot keeps its page.
-    pub(super) fn begin_clear(&mut self) {
-        *self = Self { kept: NONE, spare: 0, stale_lines: 0, ..*self };
-    }
-
-    /// Returns whether stale lines are left.
-    pub(super) fn has_stale_lines(&self) -> bool {
-        self.stale_lines != NONE
-    }
-
-    /// Returns the next lines to clear, or `None` if no stale lines are left. `all` is the number of lines.
-    pub(super) fn next_stale_lines(&mut self, all: u32) -> Option<Range<u32>> {
-        let from = self.stale_lines;
-        if from == NONE {
-            return None;
-        }
-        let to = from.saturating_add(LINES_PER_STEP).min(all);
-        self.stale_lines = if to < all { to } else { NONE };
-        Some(from..to)
+    /// Forgets the loss of pages and restarts the search for free slots, because no slot is usable any more.
+    pub(super) fn begin_again(&mut self) {
+        *self = Self { kept: NONE, spare: 0, ..*self };
     }
 
     /// Returns whether there may be a free slot below the wanted capacity. `free` is the first slot of the free list.

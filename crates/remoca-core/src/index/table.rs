@@ -1,4 +1,4 @@
-//! Tables of slots and nodes: entries of a fixed number of words, with a fingerprint, and the hash tables that find them.
+//! Tables: entries of a fixed number of words, and the hash tables that find them.
 //!
 //! ```text
 //! hash table: lines of 16 words; word: tag | number of an entry + 1, or 0
@@ -10,10 +10,9 @@
 
 use super::layout::{LINE_WORDS, Layout, NONE, Words};
 use crate::fingerprint::Fingerprint;
-use std::ops::Range;
 use wide::{CmpEq, i32x4};
 
-/// Position of the fingerprint in an entry of either table.
+/// Position of the fingerprint in an entry.
 pub(super) const CONTENT: usize = 2;
 
 /// Number of entries whose lines are prefetched together, a few more than the loads that a processor can have in
@@ -31,19 +30,19 @@ impl<const SIZE: usize> Table<SIZE> {
         Self { at }
     }
 
-    /// Returns the position of the first word.
-    pub(super) fn at(self) -> usize {
-        self.at
+    /// Returns the position of the first word of an entry.
+    pub(super) fn at(self, entry: u32) -> usize {
+        self.at + entry as usize * SIZE
     }
 
     /// Returns the word `field` of an entry.
     pub(super) fn get<M: Words>(self, words: &M, entry: u32, field: usize) -> u32 {
-        words[self.at + entry as usize * SIZE + field]
+        words[self.at(entry) + field]
     }
 
     /// Sets the word `field` of an entry.
     pub(super) fn set<M: Words>(self, words: &mut M, entry: u32, field: usize, value: u32) {
-        let at = self.at + entry as usize * SIZE + field;
+        let at = self.at(entry) + field;
         words[at] = value;
     }
 
@@ -172,33 +171,22 @@ impl Lines {
 
     /// Removes an entry.
     pub(super) fn remove<M: Words>(&self, words: &mut M, site: Site, entry: u32) {
+        self.replace(words, site, entry, NONE);
+    }
+
+    /// Replaces an entry by another one with the same hash, or by none if that is [`NONE`].
+    pub(super) fn replace<M: Words>(&self, words: &mut M, site: Site, entry: u32, other: u32) {
         let word = site.tag | (entry + 1);
         let found = site.lines.iter().find_map(|line| first_word(words, *line, word));
         debug_assert!(found.is_some(), "the entry {entry} is not in its table");
         if let Some(at) = found {
-            words[at] = 0;
+            words[at] = if other == NONE { 0 } else { site.tag | (other + 1) };
         }
     }
 
     /// Removes all entries.
     pub(super) fn clear<M: Words>(&self, words: &mut M) {
-        self.clear_some(words, 0..self.count);
-    }
-
-    /// Removes the entries of these lines.
-    pub(super) fn clear_some<M: Words>(&self, words: &mut M, lines: Range<u32>) {
-        let at = |line: u32| self.at + line as usize * LINE_WORDS;
-        words[at(lines.start)..at(lines.end)].fill(0);
-    }
-
-    /// Returns the range of words from `at`, where the table of the entries begins, to the end of this hash table behind it.
-    pub(super) fn with_table_at(&self, at: usize) -> Range<usize> {
-        at..self.at + self.count as usize * LINE_WORDS
-    }
-
-    /// Returns the number of lines.
-    pub(super) fn count(&self) -> u32 {
-        self.count
+        words[self.at..self.at + self.count as usize * LINE_WORDS].fill(0);
     }
 }
 

@@ -202,7 +202,7 @@ fn known_blocks_are_bounded_and_cached_ones_stay() {
     for i in 8..1000 {
         index.learn(block(u64::from(i)), content(i));
     }
-    assert_eq!(index.known_blocks(), index.layout().node_limit());
+    assert_eq!(index.known_blocks(), index.layout().entry_limit());
     assert!((0..8).all(|i| index.known(block(i)).is_some()), "cached blocks are passed over");
 }
 
@@ -239,7 +239,7 @@ fn a_smaller_table_keeps_what_is_cached() {
     index.begin_move(CacheIndex::new(vec![0; smaller.words()], smaller, 7, ZERO));
     let old = index.finish_move().unwrap();
     assert_eq!((old.len(), index.words().len()), (layout.words(), smaller.words()));
-    assert_eq!(index.known_blocks(), smaller.node_limit());
+    assert_eq!(index.known_blocks(), smaller.entry_limit());
     assert!((992..1000).all(|i| index.known(block(i)).is_some_and(|content| index.cached(content).is_some())));
 }
 
@@ -389,7 +389,7 @@ impl Model {
     }
 }
 
-/// The next pieces of a move: how many nodes, whether it ends, and whether all is forgotten.
+/// The next pieces of a move: how many entries, whether it ends, and whether all is forgotten.
 fn pieces() -> impl Strategy<Value = Vec<(u32, bool, bool)>> {
     proptest::collection::vec((0..6_u32, prop::bool::weighted(0.1), prop::bool::weighted(0.05)), 200)
 }
@@ -410,19 +410,21 @@ proptest! {
     fn an_index_that_moves_agrees_with_the_model(steps in steps(), pieces in pieces(), slots in 8..12_u32) {
         let mut index = index(8, 16);
         let mut model = Model::default();
-        for ((step, (nodes, ends, forgets)), number) in steps.iter().zip(pieces).zip(0_u32..) {
+        for ((step, (entries, ends, forgets)), number) in steps.iter().zip(pieces).zip(0_u32..) {
             model.apply(&mut index, step)?;
             if forgets {
                 index.drop_everything();
                 model.learned.clear();
             }
-            index.move_nodes(nodes);
+            index.check_target();
+            index.move_entries(entries);
+            index.check_target();
             if ends && number % 2 == 0 {
                 let known: Vec<_> = (0..24).map(|bno| index.known(block(bno))).collect();
                 let (before, queue) = (index.layout(), index.queue().collect::<Vec<_>>());
                 index.finish_move();
                 prop_assert_eq!(queue, index.queue().collect::<Vec<_>>(), "a move loses no page");
-                let fits = index.layout().node_limit() >= before.node_limit();
+                let fits = index.layout().entry_limit() >= before.entry_limit();
                 for (bno, known) in (0..24).zip(known) {
                     let now = index.known(block(bno));
                     prop_assert!(now == known || now.is_none() && !fits, "a larger region knows as much");

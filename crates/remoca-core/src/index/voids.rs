@@ -1,5 +1,5 @@
 //! Disks that come, go and change their size. What is known of a disk, or of a part of it, becomes *void* with one store,
-//! and its nodes are then removed bit by bit. Until they are gone, the number of a removed disk is not free, and the
+//! and is then forgotten bit by bit. Until they are gone, the number of a removed disk is not free, and the
 //! engine looks nothing up beyond the cut of the others.
 
 use super::disk_words::DiskState;
@@ -62,7 +62,7 @@ impl<M: Words> CacheIndex<M> {
 
     /// Makes what is known of `disk` from block `bno` on void, rounded down to 1 MiB. Returns the first void block.
     pub fn cut_disk(&mut self, disk: DiskIndex, bno: u64) -> u64 {
-        self.uncut = self.nodes.limit();
+        self.uncut = self.entries.limit();
         self.disks.cut(&mut self.words, disk, bno)
     }
 
@@ -73,17 +73,17 @@ impl<M: Words> CacheIndex<M> {
 
     /// Makes all that is known of `disk` void. Its number is free after [`Self::release_disk`].
     pub fn remove_disk(&mut self, disk: DiskIndex) {
-        self.uncut = self.nodes.limit();
+        self.uncut = self.entries.limit();
         self.disks.begin_leaving(&mut self.words, disk);
     }
 
     /// Frees the number of a disk that was removed. The record of its failed flush stays.
     ///
     /// # Panics
-    /// If the disk was not removed, or void nodes are left.
+    /// If the disk was not removed, or void blocks are left.
     pub fn release_disk(&mut self, disk: DiskIndex) {
         assert_eq!(self.disk_state(disk), DiskState::Leaving, "the disk {} was not removed", disk.0);
-        assert!(!self.is_cutting(), "the number {} is freed before its nodes are gone", disk.0);
+        assert!(!self.is_cutting(), "the number {} is freed before its blocks are forgotten", disk.0);
         self.disks.release(&mut self.words, disk);
     }
 
@@ -92,15 +92,15 @@ impl<M: Words> CacheIndex<M> {
         self.uncut > 0
     }
 
-    /// Examines the next `nodes` nodes, and removes those that are void.
-    pub fn cut(&mut self, nodes: u32) {
-        let first = self.nodes.limit() - self.uncut;
-        for node in first..first.saturating_add(nodes).min(self.nodes.limit()) {
-            if self.nodes.block(&self.words, node).is_some_and(|block| self.is_void(block)) {
-                self.forget_node(node);
+    /// Examines the next `entries` entries, and forgets their blocks if they are void.
+    pub fn cut(&mut self, entries: u32) {
+        let first = self.entries.limit() - self.uncut;
+        for entry in first..first.saturating_add(entries).min(self.entries.limit()) {
+            if self.entries.block(&self.words, entry).is_some_and(|block| self.is_void(block)) {
+                self.forget_entry(entry);
             }
         }
-        self.uncut = self.uncut.saturating_sub(nodes);
+        self.uncut = self.uncut.saturating_sub(entries);
         if self.uncut == 0 {
             self.disks.end_cuts(&mut self.words);
         }
@@ -111,8 +111,8 @@ impl<M: Words> CacheIndex<M> {
         self.disks.is_void(&self.words, block)
     }
 
-    /// Starts to look for void nodes in the whole table, if there may be any.
+    /// Starts to look for void blocks in the whole table, if there may be any.
     pub(super) fn look_for_voids(&mut self) {
-        self.uncut = if self.disks.has_voids(&self.words) { self.nodes.limit() } else { 0 };
+        self.uncut = if self.disks.has_voids(&self.words) { self.entries.limit() } else { 0 };
     }
 }

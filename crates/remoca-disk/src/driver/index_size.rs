@@ -1,7 +1,7 @@
 //! The size of the index: as large as the cache and the guest's memory require, up to what the operator allows.
 //!
-//! A new region is made on a thread, which takes its memory from the system. The index then moves into it, some nodes
-//! in each turn (`remoca-core/src/index/region.rs`). Another thread gives the old region back. No request has to wait
+//! A new region is made on a thread, which takes its memory from the system. The index then moves into it, some entries
+//! in each turn (`remoca-core/src/index/moves.rs`). Another thread gives the old region back. No request has to wait
 //! for any of this. Whoever has the socket of a disk reports how much memory the guest has, and that may be a lie.
 //! `guest_memory_max` is its limit, and when the last front end has disconnected the index is as small as at the start.
 //! A command that needs a larger index is answered when there is one.
@@ -23,8 +23,8 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
-/// Number of nodes moved in one turn, which takes less than a millisecond.
-const NODES_PER_TURN: u32 = 4096;
+/// Number of entries moved in one turn, which takes less than a millisecond.
+const ENTRIES_PER_TURN: u32 = 4096;
 /// Why a larger cache is refused at the moment.
 pub(super) const HANDED_OVER: &str = "the disks are being handed over: try again when that is done";
 
@@ -307,7 +307,7 @@ impl IndexSize {
     /// Moves the next piece of the index. After the last piece, returns the state file of the new region, or
     /// `Some(None)` if that has none. Returns `None` before.
     pub(super) fn move_piece(&mut self, engine: &mut Engine) -> Option<Option<StateFile>> {
-        if !self.has_region() || !engine.move_index(NODES_PER_TURN) {
+        if !self.has_region() || !engine.move_index(ENTRIES_PER_TURN) {
             return None;
         }
         match self.stage.take() {

@@ -295,7 +295,7 @@ fn reads_that_the_server_does_not_answer_find_buffers_whatever_another_disk_has(
 fn the_index_grows_beside_the_requests() {
     let submitted = [Submitted::default(), Submitted::default()];
     let mut driver = driver(8, &submitted);
-    let nodes = driver.vm.engine.index().layout().node_limit().0;
+    let entries = driver.vm.engine.index().layout().entry_limit().0;
     driver.vm.size.aim_at(PageCount(1 << 16));
     driver.vm.fit_index(true);
     assert_eq!(driver.vm.engine.index().layout().slot_limit(), PageCount(8), "this thread has made nothing");
@@ -308,9 +308,9 @@ fn the_index_grows_beside_the_requests() {
         driver.read(0);
         driver.take_leftovers();
         turns += 1;
-        assert!(nodes / turns > 1024, "small pieces end");
+        assert!(entries / turns > 1024, "small pieces end");
     }
-    assert!(turns >= nodes / 4096, "{nodes} nodes in {turns} turns");
+    assert!(turns >= entries / 4096, "{entries} entries in {turns} turns");
     assert_eq!(driver.vm.engine.index().layout().slot_limit(), PageCount(1 << 16));
 }
 

@@ -335,7 +335,7 @@ impl World<'_> {
 
     /// Returns whether the engine has room to remember every block.
     pub(super) fn knows_all_blocks(&self) -> bool {
-        u64::from(self.vm.engine.index().layout().node_limit().0) >= self.vm.machine.blocks()
+        u64::from(self.vm.engine.index().layout().resident_limit().0) >= self.vm.machine.blocks()
     }
 }
 

@@ -5,12 +5,12 @@
 //! consistent after each of these calls, so other events may come in between: another target, a lost connection, a
 //! close.
 //! 1. The free slots below the capacity are doubly linked, so that any of them can be cut off.
-//! 2. Words of slots beyond the capacity have no meaning, except for pins. After a clear, the hash table has no
-//!    meaning until its lines are cleared as well.
+//! 2. Pages of slots beyond the capacity mean nothing. Their blocks stay known, and their pins count. The hash tables name
+//!    these slots until they are emptied, before they are added again.
 //! 3. Look-ups do not find lost pages (`sizing.rs`), which are released as the capacity falls. Until then, the capacity
 //!    in the header is the number of slots that keep their page, so that a successor does not find lost pages either.
 
-use super::{HIT, META, PINS, Place, Slots, USED};
+use super::{HIT, KNOWN, PAGE, PINS, Slots};
 use crate::index::layout::{NONE, Words, settle};
 
 /// Result of one step of a change of the capacity.
@@ -18,11 +18,15 @@ use crate::index::layout::{NONE, Words, settle};
 pub(in crate::index) enum Step {
     /// Nothing is left to do.
     Done,
-    /// One step was taken; others may follow.
+    /// One slot was examined; others may follow.
     Taken,
     /// The caller must discard the page of this slot, because there is no room for all pages.
     Discard(u32),
-    /// The caller must move the page of the last slot `from` to the slot `to`, which was taken for it, and then call
+    /// The caller must empty the last slot, and then call [`Slots::cut_off`].
+    CutOff(u32),
+    /// The caller must empty the slot after the last one, and then call [`Slots::add`].
+    Add(u32),
+    /// The caller must move the page of the last slot `from` to the slot `to`, which was taken for it, with
     /// [`Slots::end_move`].
     Move { from: u32, to: u32 },
 }
@@ -33,7 +37,7 @@ impl Slots {
         if self.used == 0 {
             return;
         }
-        self.sizing.begin_clear();
+        self.sizing.begin_again();
         self.store_capacity(words, 0);
         settle();
         self.queue.clear(words);
@@ -61,37 +65,20 @@ impl Slots {
 
     /// Returns whether [`Self::step`] has work left.
     pub(in crate::index) fn are_resizing(&self) -> bool {
-        self.sizing.has_stale_lines() || self.are_losing() || self.capacity != self.sizing.wanted()
+        self.are_losing() || self.capacity != self.sizing.wanted()
     }
 
-    /// Returns whether a successor could use the words without a rebuild.
-    pub(in crate::index) fn are_whole(&self) -> bool {
-        !self.sizing.has_stale_lines() && !self.are_losing()
-    }
-
-    /// Works towards the wanted capacity by processing one slot, or by clearing some lines of the hash table. Returns the
-    /// work that is left to the caller.
+    /// Works towards the wanted capacity by examining one slot. Returns the work that is left to the caller.
     pub(in crate::index) fn step<M: Words>(&mut self, words: &mut M) -> Step {
-        if let Some(lines) = self.sizing.next_stale_lines(self.lines.count()) {
-            self.lines.clear_some(words, lines);
-        } else if self.are_losing() {
-            self.release_last(words);
+        if self.are_losing() {
+            Step::CutOff(self.capacity - 1)
         } else if self.capacity > self.sizing.wanted() {
-            return self.shrink_some(words);
+            self.shrink_some(words)
         } else if self.capacity < self.sizing.wanted() {
-            self.grow_by_one(words);
+            Step::Add(self.capacity)
         } else {
-            return Step::Done;
+            Step::Done
         }
-        Step::Taken
-    }
-
-    fn release_last<M: Words>(&mut self, words: &mut M) {
-        let last = self.capacity - 1;
-        if self.is_used(words, last) {
-            self.release(words, last);
-        }
-        self.cut_off(words, last);
     }
 
     fn shrink_some<M: Words>(&mut self, words: &mut M) -> Step {
@@ -99,40 +86,40 @@ impl Slots {
             return Step::Discard(self.queue.first(words));
         }
         let last = self.capacity - 1;
-        let meta = self.meta(words, last);
-        if meta & USED != 0 && meta & PINS == 0 && self.sizing.may_find_spare(self.free.first()) {
-            let (first, table) = (self.free.first(), self.table);
-            let Some(to) = self.sizing.next_spare(first, |slot| table.get(words, slot, META) == 0) else {
+        let high = self.high(words, last);
+        if high & PAGE != 0 && high & PINS == 0 && self.sizing.may_find_spare(self.free.first()) {
+            let (first, entries) = (self.free.first(), self.entries);
+            let Some(to) = self.sizing.next_spare(first, |slot| entries.high(words, slot) == 0) else {
                 return Step::Taken;
             };
             self.free.remove(words, to);
             return Step::Move { from: last, to };
         }
-        self.release_last(words);
-        Step::Taken
+        Step::CutOff(last)
     }
 
-    /// Moves the entry of the last slot `from` to `to`, at the same position in the queue, and cuts off `from`.
+    /// Moves the page and the block of the last slot `from` to `to`, at the same position in the queue, and cuts off `from`.
     pub(in crate::index) fn end_move<M: Words>(&mut self, words: &mut M, from: u32, to: u32) {
-        let content = self.table.content(words, from);
-        let (previous, hit) = (self.queue.before(words, from), self.meta(words, from) & HIT);
-        self.release(words, from);
-        // The former entry has just left room for this one.
-        if self.reserve(words, to, content) {
-            self.fill(words, to, Place::Head);
-            let meta = self.meta(words, to);
-            self.set_meta(words, to, meta | hit);
-            if previous != NONE {
-                self.queue.remove(words, to);
-                self.queue.add_after(words, previous, to);
-            }
+        let (key, high) = (self.entries.key(words, from), self.high(words, from));
+        let (key, content) = ((high & KNOWN != 0).then_some(key), self.entries.content(words, from));
+        let previous = self.queue.before(words, from);
+        self.let_go(words, from);
+        self.entries.set_content(words, to, content);
+        self.entries.hand_over_content(words, from, to);
+        if let Some(key) = key {
+            self.entries.hand_over_key(words, key, from, to);
+        }
+        self.validate(words, to, key, high & HIT);
+        match previous {
+            NONE => self.queue.add_first(words, to),
+            previous => self.queue.add_after(words, previous, to),
         }
         self.cut_off(words, from);
     }
 
     /// Cuts off the last slot, which is free or draining.
-    fn cut_off<M: Words>(&mut self, words: &mut M, last: u32) {
-        if self.meta(words, last) == 0 {
+    pub(in crate::index) fn cut_off<M: Words>(&mut self, words: &mut M, last: u32) {
+        if self.high(words, last) == 0 {
             self.free.remove(words, last);
         } else {
             self.draining -= 1;
@@ -143,12 +130,10 @@ impl Slots {
         }
     }
 
-    fn grow_by_one<M: Words>(&mut self, words: &mut M) {
-        let slot = self.capacity;
-        let pins = self.meta(words, slot) & PINS;
-        self.set_meta(words, slot, pins);
+    /// Adds the slot after the last one, which is empty.
+    pub(in crate::index) fn add<M: Words>(&mut self, words: &mut M, slot: u32) {
         self.store_capacity(words, slot + 1);
-        if pins == 0 {
+        if self.high(words, slot) & PINS == 0 {
             self.free.add_last(words, slot);
         } else {
             self.draining += 1;

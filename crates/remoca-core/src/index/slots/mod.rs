@@ -1,27 +1,29 @@
-//! The slots: what the server holds in each page of the pool. They have a hash table by fingerprint, one queue from the next to
-//! be discarded to the newest, and a list of free slots.
+//! The slots: what the server holds in each page of the pool, and for one block of the same content that the disk holds it.
+//! They have one queue from the next to be discarded to the newest, and a list of free slots.
 //!
-//! `capacity.rs` changes the number of usable slots; `rebuild.rs` restores slots from another process or region.
+//! A free or draining slot knows no block. A slot beyond the capacity may know one: its page was lost, and nobody has needed
+//! the slot since. `capacity.rs` changes the number of usable slots; `restore.rs` restores slots from another process or
+//! region.
 
 mod capacity;
-mod rebuild;
+mod restore;
 
 pub(in crate::index) use capacity::Step;
 
-use super::layout::{Layout, NONE, SLOT_WORDS, Words, header, settle};
+use super::entries::{Entries, KNOWN, Key, PAGE};
+use super::layout::{LINK_WORDS, Layout, NONE, Words, header, settle};
 use super::queue::{FreeSlots, Queue};
 use super::sizing::Sizing;
-use super::table::{Lines, Site, Table};
+use super::table::Table;
 use crate::fingerprint::Fingerprint;
 use crate::rules::{Rule, Rules};
-use crate::units::{PageCount, SlotIndex};
+use crate::units::{BlockId, PageCount, SlotIndex};
 
-const META: usize = 5;
-
-const PINS: u32 = 0xffff;
-const USED: u32 = 1 << 16;
+/// One pin of a slot, and all that it may have.
+const PIN: u32 = 1 << 20;
+const PINS: u32 = 0x1ff * PIN;
 /// Flag of a page that the guest has received again since its admission.
-const HIT: u32 = 1 << 17;
+const HIT: u32 = 1 << 29;
 
 /// Maximum number of slots examined at the head in the search for a victim.
 const VICTIM_TRIES: u32 = 64;
@@ -43,16 +45,18 @@ pub struct SlotCounts {
     pub draining: u32,
 }
 
-/// Table of slots, with the part of its state that is kept outside the words.
+/// The slots, with the part of their state that is kept outside the words.
 #[derive(Debug)]
 pub(in crate::index) struct Slots {
-    table: Table<SLOT_WORDS>,
-    lines: Lines,
+    entries: Entries,
+    links: Table<LINK_WORDS>,
     limit: u32,
     capacity: u32,
     queue: Queue,
     free: FreeSlots,
     used: u32,
+    /// Number of slots whose block is known, including those beyond the capacity.
+    known: u32,
     draining: u32,
     /// Sum of the pins of all slots.
     pins: u64,
@@ -62,17 +66,18 @@ pub(in crate::index) struct Slots {
 }
 
 impl Slots {
-    /// Returns the empty table of a layout.
-    pub(in crate::index) fn new(layout: &Layout, zero: Fingerprint) -> Self {
-        let table = Table::new(layout.slots_at());
+    /// Returns the slots of a layout. None is usable.
+    pub(in crate::index) fn new(layout: &Layout, entries: Entries, zero: Fingerprint) -> Self {
+        let links = Table::new(layout.links_at());
         Self {
-            table,
-            lines: Lines::new(layout.slot_lines_at(), layout.slot_limit().0),
+            entries,
+            links,
             limit: layout.slot_limit().0,
             capacity: 0,
-            queue: Queue::new(table),
-            free: FreeSlots::new(table),
+            queue: Queue::new(links),
+            free: FreeSlots::new(links),
             used: 0,
+            known: 0,
             draining: 0,
             pins: 0,
             sizing: Sizing::new(),
@@ -81,9 +86,8 @@ impl Slots {
         }
     }
 
-    /// Clears the words of the table, so that no slot is used or found.
-    pub(in crate::index) fn clear_words<M: Words>(&mut self, words: &mut M) {
-        self.lines.clear(words);
+    /// Empties the queue of a new region.
+    pub(in crate::index) fn clear_queue<M: Words>(&mut self, words: &mut M) {
         self.queue.clear(words);
     }
 
@@ -94,6 +98,16 @@ impl Slots {
     /// Returns the numbers of free, used and draining slots.
     pub(in crate::index) fn counts(&self) -> SlotCounts {
         SlotCounts { free: self.free.count(), used: self.used, draining: self.draining }
+    }
+
+    /// Returns the number of blocks that are known by a slot.
+    pub(in crate::index) fn known(&self) -> u32 {
+        self.known
+    }
+
+    /// Returns the maximum number of slots.
+    pub(in crate::index) fn limit(&self) -> u32 {
+        self.limit
     }
 
     /// Returns the number of slots that are free, used or draining.
@@ -107,31 +121,17 @@ impl Slots {
         self.pins > 0
     }
 
-    fn meta<M: Words>(&self, words: &M, slot: u32) -> u32 {
-        self.table.get(words, slot, META)
+    fn high<M: Words>(&self, words: &M, slot: u32) -> u32 {
+        self.entries.high(words, slot)
     }
 
-    fn set_meta<M: Words>(&self, words: &mut M, slot: u32, meta: u32) {
-        self.table.set(words, slot, META, meta);
+    fn set_high<M: Words>(&self, words: &mut M, slot: u32, high: u32) {
+        self.entries.set_high(words, slot, high);
     }
 
-    #[inline]
-    fn site(&self, content: Fingerprint) -> Site {
-        self.lines.site_of_content(content)
-    }
-
-    /// Returns whether a slot is below the capacity and has a page.
+    /// Returns whether a slot is below the capacity and has a page, even if the page is lost.
     pub(in crate::index) fn is_used<M: Words>(&self, words: &M, slot: u32) -> bool {
-        slot < self.capacity && self.meta(words, slot) & USED != 0
-    }
-
-    /// Returns the slot with a page of this content, even if the page is lost. Returns `None` if there is no such slot.
-    pub(in crate::index) fn find<M: Words>(&self, words: &M, content: Fingerprint) -> Option<u32> {
-        if self.used == 0 {
-            // After a clear, the hash table may still name slots.
-            return None;
-        }
-        self.lines.find(words, self.site(content), |slot| self.table.content(words, slot) == content)
+        slot < self.capacity && self.high(words, slot) & PAGE != 0
     }
 
     /// Returns the slot that holds `content`, or `None` if no slot holds it. Zero pages are never cached.
@@ -139,18 +139,18 @@ impl Slots {
         if content == self.zero {
             return None;
         }
-        self.find(words, content).filter(|slot| !self.sizing.is_lost(*slot))
+        self.entries.find_page(words, content)
     }
 
-    /// Returns whether `slot` has a page of this content that is not lost. That is the slot that [`Self::cached`] finds with a
-    /// search, because no other slot has this content.
-    pub(in crate::index) fn holds<M: Words>(&self, words: &M, slot: u32, content: Fingerprint) -> bool {
-        self.is_used(words, slot) && !self.is_lost(slot) && self.table.content(words, slot) == content
+    /// Returns whether `entry` is a slot with a page of this content that is not lost. That is the slot that
+    /// [`Self::cached`] finds with a search, because no other slot has this content.
+    pub(in crate::index) fn holds<M: Words>(&self, words: &M, entry: u32, content: Fingerprint) -> bool {
+        self.entries.has_page(words, entry) && self.entries.content(words, entry) == content
     }
 
-    /// Returns whether the page of a slot is lost.
-    pub(in crate::index) fn is_lost(&self, slot: u32) -> bool {
-        self.sizing.is_lost(slot)
+    /// Returns whether a slot with a page has no known block, so that it can [learn](Self::learn_block) one.
+    pub(in crate::index) fn needs_block<M: Words>(&self, words: &M, entry: u32) -> bool {
+        self.entries.has_page(words, entry) && self.high(words, entry) & KNOWN == 0
     }
 
     /// Makes a used slot the next to be discarded. `hit` says whether the guest has the page.
@@ -158,8 +158,8 @@ impl Slots {
         self.queue.remove(words, slot);
         self.queue.add_first(words, slot);
         if hit {
-            let meta = self.meta(words, slot);
-            self.set_meta(words, slot, meta | HIT);
+            let high = self.high(words, slot);
+            self.set_high(words, slot, high | HIT);
         }
     }
 
@@ -167,19 +167,69 @@ impl Slots {
     pub(in crate::index) fn move_to_tail<M: Words>(&mut self, words: &mut M, slot: u32) {
         self.queue.remove(words, slot);
         self.queue.add_last(words, slot);
-        let meta = self.meta(words, slot);
-        self.set_meta(words, slot, meta & !HIT);
+        let high = self.high(words, slot);
+        self.set_high(words, slot, high & !HIT);
     }
 
     /// Makes the slot that holds `content` the next to be discarded, because the guest holds this content again. Does
     /// nothing if no slot holds it.
     pub(in crate::index) fn note_in_guest<M: Words>(&mut self, words: &mut M, content: Fingerprint) {
-        if content != self.zero
-            && let Some(slot) = self.find(words, content)
-        {
+        if let Some(slot) = self.cached(words, content) {
             self.move_to_head(words, slot, true);
         }
     }
+
+    // Known blocks.
+
+    /// Records that the disk holds the page of a slot for `block`, which no entry knows. Does nothing if the hash table has no
+    /// room. Returns whether the block is known now.
+    pub(in crate::index) fn learn_block<M: Words>(&mut self, words: &mut M, slot: u32, block: BlockId) -> bool {
+        let key = Key::of(block);
+        let has_room = self.entries.enter_key(words, slot, key);
+        if has_room {
+            self.store_block(words, slot, key);
+        }
+        has_room
+    }
+
+    /// Takes over the block of a node that was [given up](super::nodes::Nodes::give_up).
+    pub(in crate::index) fn take_over<M: Words>(&mut self, words: &mut M, slot: u32, node: u32, key: Key) {
+        self.entries.hand_over_key(words, key, node, slot);
+        self.store_block(words, slot, key);
+    }
+
+    fn store_block<M: Words>(&mut self, words: &mut M, slot: u32, key: Key) {
+        self.entries.set_low(words, slot, key.low);
+        settle();
+        let high = self.high(words, slot);
+        self.set_high(words, slot, high | KNOWN | key.high);
+        self.known += 1;
+    }
+
+    /// Forgets the block of a slot, which keeps its page. Returns the block.
+    pub(in crate::index) fn forget_block<M: Words>(&mut self, words: &mut M, slot: u32) -> BlockId {
+        let (key, high) = (self.entries.key(words, slot), self.high(words, slot));
+        self.set_high(words, slot, high & (PAGE | HIT | PINS));
+        settle();
+        self.entries.leave_key(words, slot, key);
+        if high & PAGE == 0 {
+            self.entries.leave_content(words, slot);
+        }
+        self.known -= 1;
+        key.block()
+    }
+
+    /// Returns whether the guest has received the page of a slot again since it was admitted.
+    pub(in crate::index) fn was_hit<M: Words>(&self, words: &M, slot: u32) -> bool {
+        self.high(words, slot) & HIT != 0
+    }
+
+    /// Returns whether a slot knows a block.
+    pub(in crate::index) fn knows_block<M: Words>(&self, words: &M, slot: u32) -> bool {
+        self.high(words, slot) & KNOWN != 0
+    }
+
+    // Pages.
 
     /// Returns whether a slot must be emptied before one can be taken.
     pub(in crate::index) fn needs_victim(&self) -> bool {
@@ -200,10 +250,7 @@ impl Slots {
             _ => {
                 let slot = self.free.first();
                 self.free.remove(words, slot);
-                assert!(
-                    self.meta(words, slot) & (USED | PINS) == 0,
-                    "the free slot {slot} has a page or is waited for"
-                );
+                assert!(self.high(words, slot) == 0, "the free slot {slot} has a page or a block, or is waited for");
                 slot
             }
         }
@@ -217,7 +264,7 @@ impl Slots {
             if slot == NONE {
                 return None;
             }
-            if !self.rules.hold(Rule::PinnedSlot) || self.meta(words, slot) & PINS == 0 {
+            if !self.rules.hold(Rule::PinnedSlot) || self.high(words, slot) & PINS == 0 {
                 return Some(slot);
             }
             slot = self.queue.after(words, slot);
@@ -225,58 +272,74 @@ impl Slots {
         None
     }
 
-    /// Returns the fingerprint of the page in a used slot, and whether the guest has received the page again since its
-    /// admission.
-    pub(in crate::index) fn page<M: Words>(&self, words: &M, slot: u32) -> (Fingerprint, bool) {
-        (self.table.content(words, slot), self.meta(words, slot) & HIT != 0)
+    /// Prepares a slot that was taken for a page of this content, and for its block. [`Self::fill`] makes both valid. Returns
+    /// `None`, and gives the slot back, if the hash table of contents has no room, and otherwise the words that make the
+    /// block known: none if the other hash table has no room.
+    pub(in crate::index) fn reserve<M: Words>(
+        &mut self,
+        words: &mut M,
+        slot: u32,
+        content: Fingerprint,
+        block: BlockId,
+    ) -> Option<Option<Key>> {
+        self.entries.set_content(words, slot, content);
+        if !self.entries.enter_content(words, slot) {
+            self.put_back(words, slot);
+            return None;
+        }
+        let key = Key::of(block);
+        Some(Some(key).filter(|key| self.entries.enter_key(words, slot, *key)))
     }
 
-    /// Stores the content of a slot that is not used, and makes the slot the one that is found by it. Returns `false` if the
-    /// hash table has no room.
-    fn enter<M: Words>(&self, words: &mut M, slot: u32, content: Fingerprint) -> bool {
-        self.table.set_content(words, slot, content);
-        let site_of = |words: &M, other| self.site(self.table.content(words, other));
-        self.lines.insert(words, self.site(content), slot, site_of)
+    /// Makes a page, and its block if there is one, valid in a slot that was [prepared](Self::reserve) for them, and puts
+    /// the slot on the queue as the newest.
+    pub(in crate::index) fn fill<M: Words>(&mut self, words: &mut M, slot: u32, key: Option<Key>) {
+        self.validate(words, slot, key, 0);
+        self.queue.add_last(words, slot);
     }
 
-    /// Prepares a slot that was taken for a page of this content, which [`Self::fill`] makes valid. Returns `false`, and gives
-    /// the slot back, if the hash table has no room.
-    pub(in crate::index) fn reserve<M: Words>(&mut self, words: &mut M, slot: u32, content: Fingerprint) -> bool {
-        let has_room = self.enter(words, slot, content);
-        if !has_room {
+    fn validate<M: Words>(&mut self, words: &mut M, slot: u32, key: Option<Key>, hit: u32) {
+        let pins = self.high(words, slot) & PINS;
+        if let Some(key) = key {
+            self.entries.set_low(words, slot, key.low);
+        }
+        settle();
+        // This store makes page and block valid.
+        self.set_high(words, slot, PAGE | pins | hit | key.map_or(0, |key| KNOWN | key.high));
+        self.known += u32::from(key.is_some());
+        self.used += 1;
+    }
+
+    /// Removes the page and the block of a slot. Below the capacity the slot becomes free, or draining while it is pinned.
+    pub(in crate::index) fn release<M: Words>(&mut self, words: &mut M, slot: u32) {
+        let (key, high) = (self.entries.key(words, slot), self.high(words, slot));
+        self.let_go(words, slot);
+        if high & (PAGE | KNOWN) != 0 {
+            self.entries.leave_content(words, slot);
+        }
+        if high & KNOWN != 0 {
+            self.entries.leave_key(words, slot, key);
+        }
+    }
+
+    /// Does what [`Self::release`] does with a slot that no hash table names any more, because a node has taken over its
+    /// block.
+    pub(in crate::index) fn let_go<M: Words>(&mut self, words: &mut M, slot: u32) {
+        let (was_used, high) = (self.is_used(words, slot), self.high(words, slot));
+        // This store makes page and block invalid.
+        self.set_high(words, slot, high & PINS);
+        settle();
+        self.known -= u32::from(high & KNOWN != 0);
+        if was_used {
+            self.queue.remove(words, slot);
+            self.used -= 1;
             self.put_back(words, slot);
         }
-        has_room
-    }
-
-    /// Makes a page valid in a slot that was [prepared](Self::reserve) for it, and puts the slot on the queue at
-    /// `place`.
-    pub(in crate::index) fn fill<M: Words>(&mut self, words: &mut M, slot: u32, place: Place) {
-        let pins = self.meta(words, slot) & PINS;
-        settle();
-        // This store makes the slot valid.
-        self.set_meta(words, slot, USED | pins);
-        self.used += 1;
-        match place {
-            Place::Tail => self.queue.add_last(words, slot),
-            Place::Head => self.queue.add_first(words, slot),
-        }
-    }
-
-    /// Removes the page of a used slot. The slot becomes free, or draining while it is pinned.
-    pub(in crate::index) fn release<M: Words>(&mut self, words: &mut M, slot: u32) {
-        let pins = self.meta(words, slot) & PINS;
-        self.set_meta(words, slot, pins);
-        settle();
-        self.lines.remove(words, self.site(self.table.content(words, slot)), slot);
-        self.queue.remove(words, slot);
-        self.used -= 1;
-        self.put_back(words, slot);
     }
 
     /// Makes a slot without a page free, or draining while it is pinned.
     fn put_back<M: Words>(&mut self, words: &mut M, slot: u32) {
-        if self.meta(words, slot) & PINS != 0 {
+        if self.high(words, slot) & PINS != 0 {
             self.draining += 1;
         } else {
             self.free.add_first(words, slot);
@@ -285,22 +348,22 @@ impl Slots {
 
     /// Adds a pin to `slot`. Returns `false` if the slot already has the maximum number of pins.
     pub(in crate::index) fn pin<M: Words>(&mut self, words: &mut M, slot: u32) -> bool {
-        let meta = self.meta(words, slot);
-        if meta & PINS == PINS {
+        let high = self.high(words, slot);
+        if high & PINS == PINS {
             return false;
         }
-        self.set_meta(words, slot, meta + 1);
+        self.set_high(words, slot, high + PIN);
         self.pins += 1;
         true
     }
 
     /// Removes a pin from `slot`. A draining slot becomes free with its last pin.
     pub(in crate::index) fn unpin<M: Words>(&mut self, words: &mut M, slot: u32) {
-        let meta = self.meta(words, slot);
-        assert!(meta & PINS != 0, "a slot is unpinned more often than pinned");
-        self.set_meta(words, slot, meta - 1);
+        let high = self.high(words, slot);
+        assert!(high & PINS != 0, "a slot is unpinned more often than pinned");
+        self.set_high(words, slot, high - PIN);
         self.pins -= 1;
-        if meta & USED == 0 && meta & PINS == 1 && slot < self.capacity {
+        if high & PAGE == 0 && high & PINS == PIN && slot < self.capacity {
             self.draining -= 1;
             self.free.add_first(words, slot);
         }
@@ -308,7 +371,7 @@ impl Slots {
 
     /// Returns the number of pinned slots. Examines every slot.
     pub(in crate::index) fn pinned<M: Words>(&self, words: &M) -> PageCount {
-        PageCount((0..self.limit).map(|slot| u32::from(self.meta(words, slot) & PINS != 0)).sum())
+        PageCount((0..self.limit).map(|slot| u32::from(self.high(words, slot) & PINS != 0)).sum())
     }
 
     /// Returns the cached contents with their slots, from the next to be discarded to the newest.
@@ -320,7 +383,7 @@ impl Slots {
             }
             let this = slot;
             slot = self.queue.after(words, slot);
-            Some((SlotIndex(this), self.table.content(words, this)))
+            Some((SlotIndex(this), self.entries.content(words, this)))
         })
         .filter(|(slot, _)| !self.sizing.is_lost(slot.0))
     }

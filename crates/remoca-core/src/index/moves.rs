@@ -1,0 +1,133 @@
+//! Moving an index into another region, in pieces, while the index is in use.
+//!
+//! Until the move ends, the old region is the index, and the new region follows its changes: entries below `moved` are in both,
+//! so changes to them are made in both. Slots keep their number, and nodes get another one. Queue, free slots and flags
+//! are copied at the end in one piece. After a kill before the end the old region is intact, because a move only reads it.
+
+use super::layout::header;
+use super::{CacheIndex, Target, Words};
+use crate::fingerprint::Fingerprint;
+use crate::units::BlockId;
+
+impl<M: Words> CacheIndex<M> {
+    /// Starts a move into `target`, an empty index with the same disks, seed and key. Cancels a move in progress.
+    ///
+    /// # Panics
+    /// If the target has fewer slots, or other disk numbers.
+    pub fn begin_move(&mut self, mut target: Self) {
+        assert_eq!(self.layout.disks(), target.layout.disks(), "an index moves with its disks");
+        assert!(self.slots.limit() <= target.slots.limit(), "an index moves with all its slots");
+        target.keep_to(self.rules);
+        self.target = Some(Box::new(Target { index: target, moved: 0 }));
+    }
+
+    /// Copies the next `entries` entries to the target. Returns `true` if none is left to copy. If the target has not
+    /// enough nodes for all blocks, blocks whose content is cached are preferred.
+    pub fn move_entries(&mut self, entries: u32) -> bool {
+        let Some(mut target) = self.target.take() else { return true };
+        let end = target.moved.saturating_add(entries).min(self.entries.limit());
+        for entry in target.moved..end {
+            if self.nodes.has(entry) {
+                self.move_node(&mut target.index, entry);
+            } else {
+                self.move_slot(&mut target.index, entry);
+            }
+        }
+        target.moved = end;
+        self.target = Some(target);
+        end == self.entries.limit()
+    }
+
+    /// Gives a slot of the target the page and the block of the same slot here.
+    fn move_slot(&self, target: &mut Self, slot: u32) {
+        target.words[header::CAPACITY] = self.words[header::CAPACITY];
+        // Of several nodes with this content, another one may stand for it there than here.
+        let content = self.entries.content(&self.words, slot);
+        if self.entries.is_live(&self.words, slot)
+            && let Some(node) = target.entries.find_content(&target.words, content)
+            && target.nodes.has(node)
+        {
+            target.nodes.step_back(&mut target.words, node);
+        }
+        target.slots.follow(&mut target.words, slot, &self.slots, &self.words);
+    }
+
+    fn move_node(&self, target: &mut Self, node: u32) {
+        let Some((block, content, referenced)) = self.nodes.get(&self.words, node) else { return };
+        if self.is_void(block) || target.nodes.is_full() && self.cached(content).is_none() {
+            return;
+        }
+        target.words[header::CAPACITY] = self.words[header::CAPACITY];
+        target.insert_node(block, content);
+        if !referenced && let Some(entry) = target.entries.find(&target.words, block) {
+            target.nodes.clear_reference(&mut target.words, entry);
+        }
+    }
+
+    /// Finishes the move, switches to the new region, and returns the old words. Returns `None` if no move is in
+    /// progress.
+    pub fn finish_move(&mut self) -> Option<M> {
+        while !self.move_entries(u32::MAX) {}
+        let Target { mut index, .. } = *self.target.take()?;
+        let kept = header::POOL_VALID..self.layout.links_at();
+        index.words[kept.clone()].copy_from_slice(&self.words[kept]);
+        index.words[header::BIMODAL] = self.words[header::BIMODAL];
+        index.slots.finish_from(&mut index.words, &self.slots, &self.words);
+        index.look_for_voids();
+        Some(std::mem::replace(self, index).words)
+    }
+
+    /// Returns the target of the move in progress, if the entry has been moved.
+    fn target_of(&mut self, entry: u32) -> Option<&mut Self> {
+        let target = self.target.as_mut().filter(|target| entry < target.moved)?;
+        // It says which pages are valid.
+        target.index.words[header::CAPACITY] = self.words[header::CAPACITY];
+        Some(&mut target.index)
+    }
+
+    /// Returns the target of the move in progress, whatever has been moved.
+    pub(super) fn target_of_all(&mut self) -> Option<&mut Self> {
+        self.target.as_mut().map(|target| &mut target.index)
+    }
+
+    /// Makes the target follow a change of a slot.
+    pub(super) fn follow_slot(&mut self, slot: u32) {
+        if let Some(mut target) = self.target.take() {
+            if slot < target.moved {
+                self.move_slot(&mut target.index, slot);
+            }
+            self.target = Some(target);
+        }
+    }
+
+    /// Makes the target follow the insertion of a block into a node.
+    pub(super) fn follow_inserted(&mut self, node: u32, block: BlockId, content: Fingerprint) {
+        if let Some(target) = self.target_of(node) {
+            target.insert_node(block, content);
+        }
+    }
+
+    /// Makes the target follow the removal of a node that had this block.
+    pub(super) fn follow_removed(&mut self, node: u32, block: BlockId) {
+        if let Some(target) = self.target_of(node)
+            && let Some(entry) = target.entries.find(&target.words, block)
+        {
+            target.remove_block(entry);
+        }
+    }
+
+    /// Asserts that the target of the move in progress agrees with what has been moved.
+    #[cfg(test)]
+    pub(super) fn check_target(&mut self) {
+        let end = self.target.as_ref().map_or(0, |target| target.moved.min(self.slots.limit()));
+        for slot in 0..end {
+            let known = self.entries.block(&self.words, slot);
+            let content = self.entries.content(&self.words, slot);
+            let page = self.entries.find_page(&self.words, content).filter(|found| *found == slot);
+            let target = self.target_of(slot).unwrap();
+            assert_eq!(target.entries.block(&target.words, slot), known, "slot {slot}");
+            assert!(page.is_none() || target.entries.find_page(&target.words, content) == page, "slot {slot}");
+            assert!(known.is_none_or(|block| target.entries.find(&target.words, block) == Some(slot)), "slot {slot}");
+        }
+    }
+}
