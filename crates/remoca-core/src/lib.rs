@@ -6,6 +6,7 @@
 #![cfg_attr(test, allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "a test may look at the clock"))]
 #![forbid(unsafe_code)]
 
+pub mod allocation;
 pub mod curve;
 pub mod engine;
 pub mod fingerprint;
