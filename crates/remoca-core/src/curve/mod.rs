@@ -31,6 +31,9 @@ use queue::Queue;
 pub use bytes::Unreadable;
 pub use queue::SAMPLES_MAX;
 
+/// What reads keep of their weight from window to window, for [`MissRatioCurve::age`]: foretells the next window best (decision 0038).
+pub const WINDOW_KEPT: f64 = 0.25;
+
 /// Estimator of the miss-ratio curve of one disk, or of all disks of a VM.
 #[derive(Clone)]
 pub struct MissRatioCurve {

@@ -22,14 +22,20 @@ pub(super) const ALL: u64 = 1 << (8 * BYTES);
 /// Function that gives blocks their priority, with one secret key.
 #[derive(Clone)]
 pub(super) struct Priorities {
-    key: [u64; 2],
+    /// State of SipHash after the first half of the first round, which depends on the key alone.
+    state: [u64; 4],
 }
 
 impl Priorities {
     /// Returns the function for `key`, which must be random and stay secret.
     pub(super) fn new(key: &[u8; 16]) -> Self {
         let word = |from: usize| u64::from_le_bytes(std::array::from_fn(|i| key[from + i]));
-        Self { key: [word(0), word(8)] }
+        let [k0, k1] = [word(0), word(8)];
+        let mut state: [u64; 4] =
+            [0x736f_6d65_7073_6575, 0x646f_7261_6e64_6f6d, 0x6c79_6765_6e65_7261, 0x7465_6462_7974_6573];
+        state.iter_mut().zip([k0, k1, k0, k1]).for_each(|(word, key)| *word ^= key);
+        first_half(&mut state);
+        Self { state }
     }
 
     /// Returns a word that tells keys apart and reveals nothing of them.
@@ -42,15 +48,21 @@ impl Priorities {
     pub(super) fn below(&self, block: BlockId, threshold: u64) -> Option<u64> {
         let name = name(block);
         let top = self.byte(name, 0);
-        // The same comparison as at the end, before the other bytes are drawn.
+        // Most blocks end here.
         if top > threshold >> (8 * (BYTES - 1)) {
             return None;
         }
-        let priority = (1..BYTES).fold(top, |above, level| above << 8 | self.byte(name, level));
+        let priority = self.complete(name, top);
         (priority < threshold).then_some(priority)
     }
 
+    /// Returns the priority whose top byte is `top`.
+    fn complete(&self, name: u64, top: u64) -> u64 {
+        (1..BYTES).fold(top, |above, level| above << 8 | self.byte(name, level))
+    }
+
     /// Returns the byte that `level` bytes of a priority are above.
+    #[inline]
     fn byte(&self, name: u64, level: u32) -> u64 {
         let above = name >> (8 * (level + 1));
         let drawn = self.hash(above | u64::from(level) << 48);
@@ -61,40 +73,42 @@ impl Priorities {
     /// Returns the SipHash-1-3 of the lower seven bytes of `message`.
     #[inline]
     fn hash(&self, message: u64) -> u64 {
-        let [k0, k1] = self.key;
         let word = message & (ALL - 1) | u64::from(BYTES) << 56;
-        let mut state = [
-            k0 ^ 0x736f_6d65_7073_6575,
-            k1 ^ 0x646f_7261_6e64_6f6d,
-            k0 ^ 0x6c79_6765_6e65_7261,
-            k1 ^ 0x7465_6462_7974_6573 ^ word,
-        ];
-        round(&mut state);
+        let mut state = self.state;
+        state[3] ^= word;
+        second_half(&mut state);
         state[0] ^= word;
         state[2] ^= 0xff;
-        (0..3).for_each(|_| round(&mut state));
+        for _ in 0..3 {
+            first_half(&mut state);
+            second_half(&mut state);
+        }
         state.into_iter().fold(0, |all, part| all ^ part)
     }
 }
 
 /// Returns the number of a block among those of all disks.
+#[inline]
 fn name(block: BlockId) -> u64 {
     (u64::from(block.disk.0) << 40 | block.bno.0 & ((1 << 40) - 1)) & (ALL - 1)
 }
 
-/// Mixes the state of SipHash once.
+/// Mixes the words of SipHash's state that do not depend on the message at first.
 #[inline]
-fn round(state: &mut [u64; 4]) {
-    let [mut a, mut b, mut c, mut d] = *state;
-    a = a.wrapping_add(b);
-    b = b.rotate_left(13) ^ a;
-    a = a.rotate_left(32);
-    c = c.wrapping_add(d);
-    d = d.rotate_left(16) ^ c;
-    a = a.wrapping_add(d);
-    d = d.rotate_left(21) ^ a;
-    c = c.wrapping_add(b);
-    b = b.rotate_left(17) ^ c;
-    c = c.rotate_left(32);
-    *state = [a, b, c, d];
+fn first_half([a, b, ..]: &mut [u64; 4]) {
+    *a = a.wrapping_add(*b);
+    *b = b.rotate_left(13) ^ *a;
+    *a = a.rotate_left(32);
+}
+
+/// Completes a round of SipHash.
+#[inline]
+fn second_half([a, b, c, d]: &mut [u64; 4]) {
+    *c = c.wrapping_add(*d);
+    *d = d.rotate_left(16) ^ *c;
+    *a = a.wrapping_add(*d);
+    *d = d.rotate_left(21) ^ *a;
+    *c = c.wrapping_add(*b);
+    *b = b.rotate_left(17) ^ *c;
+    *c = c.rotate_left(32);
 }

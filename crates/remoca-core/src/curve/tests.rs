@@ -293,7 +293,7 @@ fn priorities_are_drawn_with_siphash() {
 #[test]
 fn a_curve_survives_as_bytes() {
     let mut curve = after(100_000, 30_000);
-    curve.age(0.3);
+    curve.age(WINDOW_KEPT);
     let bytes = curve.to_bytes();
     let mut again = MissRatioCurve::from_bytes(&KEY, &bytes).unwrap();
     assert_eq!(again.to_bytes(), bytes);
