@@ -129,6 +129,7 @@ proptest! {
             mixed(20_000, 9000, |step, block| apply(&mut curve, step, block));
             let ratios = curve.miss_ratios((0..99).map(|size| PageCount(size * 1000))).unwrap();
             prop_assert!(ratios.iter().all(|ratio| (0. ..=1.).contains(ratio)));
+            prop_assert!(ratios.is_sorted_by(|a, b| a >= b));
         }
     }
 }
