@@ -3,8 +3,8 @@
 use super::exact::exact;
 use super::traces::{Layout, below_guest, traces};
 use crate::guest::Random;
+use crate::index::cpu_ns;
 use remoca_core::allocation::{Allocation, Vm};
-use std::time::Instant;
 
 /// Curves are in units of this many blocks.
 const UNIT: u64 = 50;
@@ -41,12 +41,15 @@ pub fn run() {
         Vm { miss_ratios: steps, least: 0, most: 2000, weight: 1., bound: f64::INFINITY }
     };
     let vms: Vec<Vm> = (0..100).map(|_| falling()).collect();
-    let mut least = f64::INFINITY;
+    let mut least_ns = u64::MAX;
     for _ in 0..5 {
-        let start = Instant::now();
+        let start = cpu_ns();
         let units = Allocation::new(vms.clone(), 2000).map(|allocation| allocation.optimal());
-        least = least.min(start.elapsed().as_secs_f64());
+        least_ns = least_ns.min(cpu_ns() - start);
         std::hint::black_box(units).ok();
     }
-    println!("The best division of 2,000 units among 100 VMs takes {:.0} ms, the least of 5 rounds", least * 1e3);
+    println!(
+        "The best division of 2,000 units among 100 VMs takes {:.0} ms of CPU time, the least of 5 rounds",
+        least_ns as f64 / 1e6
+    );
 }

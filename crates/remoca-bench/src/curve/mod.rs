@@ -9,6 +9,7 @@ mod shards;
 mod tests;
 mod traces;
 
+use crate::index::cpu_ns;
 use anyhow::Result;
 use clap::Args;
 use exact::{Distances, exact};
@@ -16,7 +17,6 @@ use remoca_core::curve::MissRatioCurve;
 use remoca_core::units::{BlockId, BlockNumber, DiskIndex, PageCount};
 use shards::Shards;
 use std::collections::HashMap;
-use std::time::Instant;
 use traces::{Event, Layout, below_guest, traces};
 
 #[derive(Args)]
@@ -36,7 +36,7 @@ pub struct CurveBenchArgs {
 
 impl CurveBenchArgs {
     fn guest_pages(&self) -> usize {
-        (self.blocks / self.guest) as usize
+        usize::try_from(self.blocks / self.guest).unwrap_or(usize::MAX)
     }
 }
 
@@ -65,7 +65,7 @@ fn curve_of(events: &[Event], seed: u64) -> MissRatioCurve {
 }
 
 fn miss_ratios(curve: &MissRatioCurve, sizes: &[u64]) -> Vec<f64> {
-    curve.miss_ratios(sizes.iter().map(|size| PageCount(*size as u32))).unwrap_or_default()
+    curve.miss_ratios(sizes.iter().map(|size| PageCount(u32::try_from(*size).unwrap_or(u32::MAX)))).unwrap_or_default()
 }
 
 /// Mean and greatest difference of two curves.
@@ -148,7 +148,10 @@ pub fn run(args: &CurveBenchArgs) -> Result<()> {
 
 /// Prints the memory of a curve, and its time for an event.
 fn times() {
-    println!("A curve takes {} bytes. Nanoseconds for an event, the least of 7 rounds:", empty_curve(1).bytes());
+    println!(
+        "A curve takes {} bytes. Nanoseconds of CPU time for an event, the least of 7 rounds:",
+        empty_curve(1).bytes()
+    );
     println!("{:>12}{:>10}{:>12}{:>10}{:>10}", "blocks", "rate", "one by one", "anywhere", "guest");
     for blocks in [2_000, 100_000, 1_000_000, 10_000_000] {
         let mut curve = empty_curve(1);
@@ -158,14 +161,14 @@ fn times() {
         let forward: Vec<_> = (0..count).map(|at| Event::Read(at % blocks)).collect();
         let anywhere: Vec<_> = (0..count).map(|_| Event::Read(random.next() % blocks)).collect();
         let reads: Vec<_> = (0..count / 2).map(|_| random.next() % blocks).collect();
-        let guest = below_guest(&reads, (blocks / 16) as usize, Layout::Contiguous);
+        let guest = below_guest(&reads, usize::try_from(blocks / 16).unwrap_or(usize::MAX), Layout::Contiguous);
         print!("{blocks:>12}{:>10.5}", curve.rate());
         for (events, width) in [(forward, 12), (anywhere, 10), (guest, 10)] {
             let round = || {
                 let mut curve = curve.clone();
-                let start = Instant::now();
+                let start = cpu_ns();
                 events.iter().for_each(|event| note(&mut curve, *event));
-                start.elapsed().as_secs_f64() * 1e9 / events.len() as f64
+                (cpu_ns() - start) as f64 / events.len() as f64
             };
             print!("{:>width$.1}", (0..7).map(|_| round()).fold(f64::INFINITY, f64::min));
         }

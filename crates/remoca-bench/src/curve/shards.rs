@@ -54,6 +54,7 @@ impl Shards {
         }
         let weight = HASHES as f64 / self.threshold as f64;
         if is_read {
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most the number of blocks")]
             let distance = |above: Above| (f64::from(above[SAMPLED]) * weight + f64::from(above[HEAD])).round() as u64;
             let distance = self.queue.take(block).map(distance);
             self.reads[kind].note(distance, if kind == SAMPLED { weight } else { 1. });

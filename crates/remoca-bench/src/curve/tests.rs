@@ -63,7 +63,10 @@ fn a_guest_with_more_memory_misses_what_the_curve_says() {
         for more in [0, 1, 100, 1000, 1799, 5000] {
             let with_more = reads_of(&below_guest(&reads, 200 + more, Layout::Contiguous));
             let predicted = exact.miss_ratios(&[more as u64])[0] * reads_of(&events) as f64;
-            assert_eq!(predicted.round() as usize, with_more, "{name} with {more} more pages");
+            assert!(
+                (predicted - with_more as f64).abs() < 0.5,
+                "{name} with {more} more pages: {predicted}, {with_more}"
+            );
         }
     }
 }
