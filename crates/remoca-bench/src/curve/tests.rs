@@ -8,13 +8,14 @@ const GUEST_PAGES: usize = 1250;
 
 #[test]
 fn curves_are_close_to_exact_ones() {
-    // Greatest mean error over the sizes, by trace, for blocks in one run and in short extents.
+    // Greatest mean error over the sizes, by trace, for blocks in one run and in short extents. What a mistake would break, not what is
+    // aimed at: see decision 0038.
     let limits = [
         ("uniform", 0.003),
         ("zipf 0.8", 0.010),
         ("zipf 1.1", 0.010),
         ("loop", 0.001),
-        ("zipf 0.9 and a scan", 0.015),
+        ("zipf 0.9 and a scan", 0.025),
         ("phase change", 0.005),
         ("mixture", 0.010),
         ("recency", 0.005),
