@@ -31,7 +31,8 @@ use queue::Queue;
 pub use bytes::Unreadable;
 pub use queue::SAMPLES_MAX;
 
-/// What reads keep of their weight from window to window, for [`MissRatioCurve::age`]: less foretells the next window worse where it has few reads (decision 0038).
+/// Share of their weight that reads should keep from window to window ([`MissRatioCurve::age`]): close to the best forecasts, and still
+/// a curve where a window has few reads (decision 0038).
 pub const WINDOW_KEPT: f64 = 0.25;
 
 /// Estimator of the miss-ratio curve of one disk, or of all disks of a VM.
