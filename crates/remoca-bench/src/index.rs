@@ -224,7 +224,7 @@ impl Times {
     }
 }
 
-fn cpu_ns() -> u64 {
+pub fn cpu_ns() -> u64 {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }

@@ -1,6 +1,8 @@
 //! Benchmarks: each measures remoca and what it is compared with in one run, in alternation.
 
 mod cost;
+mod curve;
+mod guest;
 mod hash;
 mod hedging;
 mod index;
@@ -31,6 +33,8 @@ enum Benchmark {
     Index(index::IndexBenchArgs),
     /// Hits of the insertion policy on traces of reads, compared with LRU
     Policy(policy::PolicyBenchArgs),
+    /// Error, memory and time of miss-ratio curves, compared with exact stack distances
+    Curve(curve::CurveBenchArgs),
     /// Guest reads while the memory server is late or stops, with and without hedging
     Hedging(hedging::HedgingArgs),
     /// Cost of in-flight tracking, the kept index and hedging while there are no faults
@@ -50,6 +54,7 @@ fn main() -> ExitCode {
         Benchmark::Hash => hash::run(),
         Benchmark::Index(args) => index::run(&args),
         Benchmark::Policy(args) => policy::run(&args),
+        Benchmark::Curve(args) => curve::run(&args),
         Benchmark::Hedging(args) => hedging::run(&args),
         Benchmark::Cost(args) => cost::run(&args),
         Benchmark::Upgrade(args) => upgrade::run(&args),

@@ -1,6 +1,7 @@
 //! The insertion policy on traces of reads (P17): the real engine with a guest of fixed memory, whose page cache is LRU, and a memory
 //! server that never fails, in virtual time. The same reads go through LRU and through the policy that adapts.
 
+use crate::guest::{PageCache, Random, Zipf, scattered};
 use anyhow::Result;
 use clap::Args;
 use remoca_core::engine::{
@@ -8,7 +9,6 @@ use remoca_core::engine::{
 };
 use remoca_core::rules::Rules;
 use remoca_core::units::{BlockNumber, ByteRange, DiskIndex, Nanos, PAGE_SIZE, PAGE_SIZE_U64, PageCount};
-use std::collections::{BTreeMap, HashMap};
 
 #[derive(Args)]
 pub struct PolicyBenchArgs {
@@ -43,32 +43,6 @@ impl Outcome {
     /// Returns what happened since `earlier`.
     fn since(self, earlier: Self) -> Self {
         Self { reads: self.reads - earlier.reads, hits: self.hits - earlier.hits, sent: self.sent - earlier.sent }
-    }
-}
-
-/// Blocks in the guest's memory, in the order of their last use.
-#[derive(Default)]
-struct PageCache {
-    used_at: HashMap<u64, u64>,
-    order: BTreeMap<u64, u64>,
-    clock: u64,
-}
-
-impl PageCache {
-    /// Uses a block. Returns whether it was there.
-    fn touch(&mut self, block: u64) -> bool {
-        self.clock += 1;
-        let before = self.used_at.insert(block, self.clock);
-        let _ = before.map(|at| self.order.remove(&at));
-        self.order.insert(self.clock, block);
-        before.is_some()
-    }
-
-    /// Evicts the block that was not used for the longest time, if there are more than `most`.
-    fn evict(&mut self, most: usize) -> Option<u64> {
-        let (_, block) = if self.order.len() > most { self.order.pop_first()? } else { return None };
-        self.used_at.remove(&block);
-        Some(block)
     }
 }
 
@@ -164,42 +138,6 @@ fn page(block: u64) -> Vec<u8> {
     page
 }
 
-/// Pseudorandom numbers (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// Returns a number in `0.0 .. 1.0`.
-    fn share(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
-    }
-}
-
-/// Ranks by Zipf's law, the lowest most often.
-struct Zipf(Vec<f64>);
-
-impl Zipf {
-    fn new(ranks: u64, exponent: f64) -> Self {
-        let mut sum = 0.;
-        let sums = (1..=ranks).map(|rank| {
-            sum += (rank as f64).powf(-exponent);
-            sum
-        });
-        Self(sums.collect())
-    }
-
-    fn rank(&self, random: &mut Random) -> u64 {
-        let at = random.share() * self.0.last().copied().unwrap_or(1.);
-        self.0.partition_point(|sum| *sum < at) as u64
-    }
-}
-
 /// Number of reads of a trace without passes, for each page of the cache.
 const LENGTH: u64 = 40;
 
@@ -245,11 +183,6 @@ fn traces(c: u64) -> Vec<(&'static str, Vec<u64>)> {
         ),
         ("one scan", (0..LENGTH * c).collect()),
     ]
-}
-
-/// Spreads ranks over the disk.
-fn scattered(rank: u64) -> u64 {
-    rank.wrapping_mul(0x9e37_79b1) & ((1 << 28) - 1)
 }
 
 /// Runs the benchmark and prints its table.

@@ -1,0 +1,141 @@
+//! Miss-ratio curve: which share of a guest's reads a cache of each size would miss, from a sample of bounded memory.
+//!
+//! **What it predicts.** The stream is that of an exclusive cache (papers/hypervisor-exclusive-cache.txt, section 3): reads, which the
+//! guest's page cache did not answer, and evictions from it. Evicted blocks form a queue; a read takes its block out of it,
+//! because the guest then holds it. The *stack distance* of a read is the position of its block from the newest end: an exclusive LRU
+//! cache of `size` blocks hits exactly the reads of at most that distance. If the guest holds X pages in LRU order, the distance in
+//! its whole memory is X more, so the curve at `size` is also that of a guest with X + `size` pages and no cache. What X alone
+//! answers is not in the stream: sizes below X, and the number of those hits, are not known. They become visible when a balloon
+//! takes memory from the guest into the cache ([`MissRatioCurve::forget_reads`]). Where no eviction is seen, the caller reports each block
+//! as evicted right after its read: the curve is then that of an LRU cache into which reads are admitted.
+//!
+//! **How.** Fixed-size spatial sampling (SHARDS; Waldspurger et al., FAST 2015): blocks of a priority below a threshold are followed,
+//! and the threshold falls when they become too many. One sampled block stands for 1 / rate blocks, at the rate of each event.
+//! 1. While at most [`SAMPLES_MAX`] blocks were in the queue at once, every block is sampled, and the curve is exact.
+//! 2. The curve never increases with the size.
+//!
+//! `priority.rs` samples, `queue.rs` has the sampled blocks, `histogram.rs` their distances, `bytes.rs` what survives a restart. Decision 0038.
+
+mod bytes;
+mod histogram;
+mod priority;
+mod queue;
+#[cfg(test)]
+mod tests;
+
+use crate::units::{BlockId, PageCount};
+use histogram::Histogram;
+use priority::Priorities;
+use queue::Queue;
+
+pub use bytes::Unreadable;
+pub use queue::SAMPLES_MAX;
+
+/// Share of their weight that reads should keep from window to window ([`MissRatioCurve::age`]): close to the best forecasts, and still
+/// a curve where a window has few reads (decision 0038).
+pub const WINDOW_KEPT: f64 = 0.25;
+
+/// Estimator of the miss-ratio curve of one disk, or of all disks of a VM.
+#[derive(Clone)]
+pub struct MissRatioCurve {
+    priorities: Priorities,
+    /// Blocks with a lower priority are sampled.
+    threshold: u64,
+    queue: Queue,
+    histogram: Histogram,
+    reach: PageCount,
+}
+
+impl MissRatioCurve {
+    /// Returns a curve without reads. `key` must be random and stay secret: it decides which blocks are sampled. Blocks deeper than
+    /// `reach` are forgotten: a smaller reach keeps the rate of sampling higher.
+    #[must_use]
+    pub fn new(key: &[u8; 16], reach: PageCount) -> Self {
+        let (queue, histogram) = (Queue::new(), Histogram::new());
+        Self { priorities: Priorities::new(key), threshold: priority::ALL, queue, histogram, reach }
+    }
+
+    /// Counts a read of `block` and takes it out of the queue.
+    #[inline]
+    pub fn read(&mut self, block: BlockId) {
+        self.histogram.reads += 1.;
+        if let Some(priority) = self.priorities.below(block, self.threshold) {
+            let rank = self.queue.take(priority);
+            self.histogram.note(rank, 1. / self.rate());
+        }
+    }
+
+    /// Makes `block` the newest of the queue: the guest has evicted it.
+    #[inline]
+    pub fn evicted(&mut self, block: BlockId) {
+        if let Some(priority) = self.priorities.below(block, self.threshold) {
+            self.put(priority);
+        }
+    }
+
+    /// Takes `block` out of the queue: its content was overwritten or discarded, so no cache has it.
+    #[inline]
+    pub fn discarded(&mut self, block: BlockId) {
+        if let Some(priority) = self.priorities.below(block, self.threshold) {
+            self.queue.forget(priority);
+        }
+    }
+
+    /// Begins a window: the reads so far count `kept` times as much as before.
+    ///
+    /// # Panics
+    /// If `kept` is not from 0 to 1.
+    pub fn age(&mut self, kept: f64) {
+        assert!((0. ..=1.).contains(&kept));
+        self.histogram.age(kept);
+    }
+
+    /// Forgets the reads so far but not the queue: the guest's memory has another size now, and distances count from there.
+    pub fn forget_reads(&mut self) {
+        self.histogram = Histogram::new();
+    }
+
+    /// Returns the share of the blocks that is sampled, above 0 and at most 1.
+    #[must_use]
+    pub fn rate(&self) -> f64 {
+        self.threshold as f64 / priority::ALL as f64
+    }
+
+    /// Returns the number of reads that the curve is made of. Reads before a window count less; see [`Self::age`].
+    #[must_use]
+    pub fn reads(&self) -> f64 {
+        self.histogram.reads
+    }
+
+    /// Returns the bytes that the curve takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        size_of::<Self>() + self.queue.bytes() + self.histogram.bytes()
+    }
+
+    /// Returns the share of the reads that a cache of `size` blocks would miss, or `None` if nothing was read.
+    #[must_use]
+    pub fn miss_ratio(&self, size: PageCount) -> Option<f64> {
+        self.miss_ratios([size]).map(|ratios| ratios[0])
+    }
+
+    /// Returns the miss ratio at each of `sizes`, which must not decrease, or `None` if nothing was read. The ratios never increase.
+    #[must_use]
+    pub fn miss_ratios(&self, sizes: impl IntoIterator<Item = PageCount>) -> Option<Vec<f64>> {
+        let ratios = self.histogram.miss_ratios(sizes.into_iter().map(|size| size.0.into()));
+        (self.histogram.reads > 0.).then(|| ratios.collect())
+    }
+
+    fn put(&mut self, priority: u64) {
+        self.queue.forget(priority);
+        if self.queue.len() == SAMPLES_MAX {
+            self.threshold = self.queue.thin();
+        }
+        if priority < self.threshold {
+            self.queue.put(priority);
+        }
+        if self.queue.len() as f64 > f64::from(self.reach.0) * self.rate() {
+            self.queue.forget_oldest();
+        }
+    }
+}

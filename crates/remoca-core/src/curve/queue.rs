@@ -1,0 +1,174 @@
+//! Sampled part of the eviction queue: the priorities of sampled blocks, in the order of their evictions.
+//!
+//! ```text
+//! slots:  | priority | (empty) | priority | ... | next   oldest first; an eviction takes the next slot
+//! live:   bit 1      | 0       | 1        | ...          a block's rank is the number of bits from its slot to the end
+//! table:  hash of a priority -> slot + 1, or 0           linear probing; a removal shifts back what follows
+//! ```
+//! 1. A live slot is found by its priority in the table, and the table finds nothing else.
+//! 2. Every live slot is before `next`. When the slots end, they are moved together.
+//!
+//! It allocates only when it is created, and when it is thinned out (see [`Queue::thin`]).
+
+/// Maximum number of sampled blocks.
+pub const SAMPLES_MAX: usize = 4096;
+/// Number of slots. More than samples, so that they are moved together only every so many evictions.
+const SLOTS: usize = SAMPLES_MAX + SAMPLES_MAX / 4;
+const TABLE_BITS: u32 = (2 * SAMPLES_MAX).ilog2();
+const TABLE_MASK: usize = (1 << TABLE_BITS) - 1;
+const WORD: usize = u64::BITS as usize;
+
+#[derive(Clone)]
+pub(super) struct Queue {
+    slots: Box<[u64]>,
+    live: Box<[u64]>,
+    table: Box<[u16]>,
+    next: usize,
+    len: usize,
+}
+
+impl Queue {
+    pub(super) fn new() -> Self {
+        Self {
+            slots: vec![0; SLOTS].into(),
+            live: vec![0; SLOTS / WORD].into(),
+            table: vec![0; 1 << TABLE_BITS].into(),
+            next: 0,
+            len: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns the bytes that the queue takes.
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.slots) + size_of_val(&*self.live) + size_of_val(&*self.table)
+    }
+
+    /// Returns the priorities, oldest first.
+    pub(super) fn iter(&self) -> impl Iterator<Item = u64> {
+        (0..self.next).filter(|slot| self.is_live(*slot)).map(|slot| self.slots[slot])
+    }
+
+    /// Removes a block. Returns its rank, 1 for the newest, or `None` if it is not in the queue.
+    pub(super) fn take(&mut self, priority: u64) -> Option<usize> {
+        let place = self.find(priority).ok()?;
+        let slot = usize::from(self.table[place]) - 1;
+        let rank = self.live_from(slot);
+        self.remove(place, slot);
+        Some(rank)
+    }
+
+    /// Removes a block, if it is in the queue.
+    pub(super) fn forget(&mut self, priority: u64) {
+        if let Ok(place) = self.find(priority) {
+            self.remove(place, usize::from(self.table[place]) - 1);
+        }
+    }
+
+    /// Makes a block that is not in the queue its newest.
+    ///
+    /// # Panics
+    /// If the queue is full.
+    pub(super) fn put(&mut self, priority: u64) {
+        assert!(self.len < SAMPLES_MAX);
+        if self.next == SLOTS {
+            self.retain(|_| true);
+        }
+        let Err(place) = self.find(priority) else { return };
+        self.slots[self.next] = priority;
+        self.live[self.next / WORD] |= 1 << (self.next % WORD);
+        self.next += 1;
+        self.len += 1;
+        self.table[place] = entry(self.next);
+    }
+
+    /// Removes the oldest block.
+    pub(super) fn forget_oldest(&mut self) {
+        let word = self.live.iter().position(|word| *word != 0);
+        let slot = word.map(|word| word * WORD + self.live[word].trailing_zeros() as usize);
+        if let Some(slot) = slot {
+            self.forget(self.slots[slot]);
+        }
+    }
+
+    /// Removes the blocks of the highest priorities, one in 64 of those that the queue can hold. Returns the lowest of them.
+    pub(super) fn thin(&mut self) -> u64 {
+        let mut priorities: Vec<u64> = self.iter().collect();
+        let kept = self.len.saturating_sub(SAMPLES_MAX / 64).max(1) - 1;
+        let (_, last_kept, above) = priorities.select_nth_unstable(kept);
+        let threshold = above.iter().copied().min().unwrap_or(*last_kept);
+        self.retain(|priority| priority < threshold);
+        threshold
+    }
+
+    /// Keeps the blocks of which `stays` is true, and moves the slots together.
+    fn retain(&mut self, stays: impl Fn(u64) -> bool) {
+        let end = self.next;
+        (self.next, self.len) = (0, 0);
+        self.table.fill(0);
+        for slot in 0..end {
+            let (priority, bit) = (self.slots[slot], 1 << (slot % WORD));
+            let was_live = self.live[slot / WORD] & bit != 0;
+            self.live[slot / WORD] &= !bit;
+            // The slot it moves to is not after its own.
+            if was_live && stays(priority) {
+                self.put(priority);
+            }
+        }
+    }
+
+    fn remove(&mut self, place: usize, slot: usize) {
+        self.live[slot / WORD] &= !(1 << (slot % WORD));
+        self.len -= 1;
+        let mut hole = place;
+        let mut at = (place + 1) & TABLE_MASK;
+        while self.table[at] != 0 {
+            let home = home(self.slots[usize::from(self.table[at]) - 1]);
+            // An entry may move to the hole unless its home lies between the two.
+            if at.wrapping_sub(home) & TABLE_MASK >= at.wrapping_sub(hole) & TABLE_MASK {
+                self.table[hole] = self.table[at];
+                hole = at;
+            }
+            at = (at + 1) & TABLE_MASK;
+        }
+        self.table[hole] = 0;
+    }
+
+    /// Returns where the table has a priority, or as an error where it would be inserted.
+    fn find(&self, priority: u64) -> Result<usize, usize> {
+        let mut at = home(priority);
+        loop {
+            match self.table[at] {
+                0 => return Err(at),
+                slot if self.slots[usize::from(slot) - 1] == priority => return Ok(at),
+                _ => at = (at + 1) & TABLE_MASK,
+            }
+        }
+    }
+
+    fn is_live(&self, slot: usize) -> bool {
+        self.live[slot / WORD] >> (slot % WORD) & 1 != 0
+    }
+
+    /// Returns the number of live slots from `slot` on.
+    fn live_from(&self, slot: usize) -> usize {
+        let (first, last) = (slot / WORD, self.next.div_ceil(WORD));
+        let head = (self.live[first] >> (slot % WORD)).count_ones();
+        let rest: u32 = self.live[first + 1..last].iter().map(|word| word.count_ones()).sum();
+        (head + rest) as usize
+    }
+}
+
+/// Returns where a priority is in the table if nothing else is there.
+fn home(priority: u64) -> usize {
+    (priority.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - TABLE_BITS)) as usize
+}
+
+/// Returns the table's entry for a number of slots, which is at most [`SLOTS`].
+fn entry(slots: usize) -> u16 {
+    const { assert!(SLOTS <= u16::MAX as usize) };
+    u16::try_from(slots).unwrap_or(u16::MAX)
+}

@@ -1,0 +1,339 @@
+use super::*;
+use crate::units::{BlockNumber, DiskIndex};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+use std::hash::Hasher;
+
+const KEY: [u8; 16] = *b"a key of a test.";
+const FAR: PageCount = PageCount(u32::MAX);
+
+fn block(number: u64) -> BlockId {
+    BlockId { disk: DiskIndex(u16::try_from(number % 3).unwrap()), bno: BlockNumber(number / 3) }
+}
+
+fn priority_of(block: BlockId) -> u64 {
+    Priorities::new(&KEY).below(block, priority::ALL).unwrap()
+}
+
+/// Pseudorandom numbers (xorshift).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+}
+
+/// The same as a curve in which every block is sampled, in the most obvious way.
+#[derive(Default)]
+struct Naive {
+    /// Newest first.
+    queue: Vec<BlockId>,
+    distances: Vec<(Option<usize>, f64)>,
+}
+
+impl Naive {
+    fn remove(&mut self, block: BlockId) -> Option<usize> {
+        let at = self.queue.iter().position(|queued| *queued == block);
+        at.map(|at| {
+            self.queue.remove(at);
+            at + 1
+        })
+    }
+
+    fn evicted(&mut self, block: BlockId, reach: usize) {
+        self.remove(block);
+        self.queue.insert(0, block);
+        self.queue.truncate(reach);
+    }
+
+    fn miss_ratio(&self, size: usize) -> Option<f64> {
+        let reads: f64 = self.distances.iter().map(|(_, weight)| weight).sum();
+        let is_hit = |distance: Option<usize>| distance.is_some_and(|distance| distance <= size);
+        let hits: f64 = self.distances.iter().filter(|(distance, _)| is_hit(*distance)).map(|(_, weight)| weight).sum();
+        (reads > 0.).then(|| 1. - hits / reads)
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Read(u64),
+    Evicted(u64),
+    Discarded(u64),
+    Age(bool),
+    ForgetReads,
+    Restart,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        20 => (0..60_u64).prop_map(Step::Read),
+        20 => (0..60_u64).prop_map(Step::Evicted),
+        2 => (0..60_u64).prop_map(Step::Discarded),
+        1 => any::<bool>().prop_map(Step::Age),
+        1 => Just(Step::ForgetReads),
+        1 => Just(Step::Restart),
+    ];
+    prop::collection::vec(step, 1..400)
+}
+
+proptest! {
+    #[test]
+    fn with_few_blocks_the_curve_is_exact(steps in steps(), reach in 0..80_u32) {
+        let (mut curve, mut naive) = (MissRatioCurve::new(&KEY, PageCount(reach)), Naive::default());
+        for step in steps {
+            match step {
+                Step::Read(number) => {
+                    curve.read(block(number));
+                    let distance = naive.remove(block(number));
+                    naive.distances.push((distance, 1.));
+                }
+                Step::Evicted(number) => {
+                    curve.evicted(block(number));
+                    naive.evicted(block(number), reach as usize);
+                }
+                Step::Discarded(number) => {
+                    curve.discarded(block(number));
+                    naive.remove(block(number));
+                }
+                Step::Age(half) => {
+                    let kept = if half { 0.5 } else { 0. };
+                    curve.age(kept);
+                    naive.distances.iter_mut().for_each(|(_, weight)| *weight *= kept);
+                }
+                Step::ForgetReads => {
+                    curve.forget_reads();
+                    naive.distances.clear();
+                }
+                Step::Restart => curve = MissRatioCurve::from_bytes(&KEY, &curve.to_bytes()).unwrap(),
+            }
+        }
+        for size in 0..80 {
+            prop_assert_eq!(curve.miss_ratio(PageCount(size)), naive.miss_ratio(size as usize));
+        }
+        let all = curve.miss_ratios((0..80).map(PageCount));
+        let each: Option<Vec<f64>> = (0..80).map(|size| curve.miss_ratio(PageCount(size))).collect();
+        prop_assert_eq!(all, each);
+    }
+
+    #[test]
+    fn damaged_bytes_never_panic(at in any::<prop::sample::Index>(), byte: u8, cut in any::<prop::sample::Index>(), is_cut: bool) {
+        let mut bytes = after(20_000, 9000).to_bytes();
+        let at = at.index(bytes.len());
+        bytes[at] = byte;
+        bytes.truncate(if is_cut { cut.index(bytes.len()) } else { bytes.len() });
+        if let Ok(mut curve) = MissRatioCurve::from_bytes(&KEY, &bytes) {
+            mixed(20_000, 9000, |step, block| apply(&mut curve, step, block));
+            let ratios = curve.miss_ratios((0..99).map(|size| PageCount(size * 1000))).unwrap();
+            prop_assert!(ratios.iter().all(|ratio| (0. ..=1.).contains(ratio)));
+            prop_assert!(ratios.is_sorted_by(|a, b| a >= b));
+        }
+    }
+}
+
+/// Makes `events` events of `blocks` blocks.
+fn mixed(events: u64, blocks: u64, mut event: impl FnMut(u64, BlockId)) {
+    let mut random = Random(0x5eed);
+    for _ in 0..events {
+        let step = random.below(20);
+        event(step, block(random.below(blocks)));
+    }
+}
+
+fn apply(curve: &mut MissRatioCurve, step: u64, block: BlockId) {
+    match step {
+        0 => curve.discarded(block),
+        1..7 => curve.read(block),
+        _ => curve.evicted(block),
+    }
+}
+
+fn after(events: u64, blocks: u64) -> MissRatioCurve {
+    let mut curve = MissRatioCurve::new(&KEY, FAR);
+    mixed(events, blocks, |step, block| apply(&mut curve, step, block));
+    curve
+}
+
+#[test]
+fn the_sample_is_what_is_below_the_threshold_in_the_order_of_evictions() {
+    // Newest last. The time of each block's eviction orders it.
+    let (mut curve, mut evicted_at, mut time) = (MissRatioCurve::new(&KEY, FAR), vec![0_u64; 30_000], 0_u64);
+    mixed(200_000, 30_000, |step, block| {
+        apply(&mut curve, step, block);
+        time += 1;
+        let number = block.bno.0 * 3 + u64::from(block.disk.0);
+        evicted_at[usize::try_from(number).unwrap()] = if step >= 7 { time } else { 0 };
+        if time.is_multiple_of(20_000) {
+            let mut queued: Vec<(u64, u64)> = (0..).zip(&evicted_at).map(|(number, at)| (*at, number)).collect();
+            queued.retain(|(at, _)| *at > 0);
+            queued.sort_unstable();
+            let priorities = queued.iter().map(|(_, number)| priority_of(self::block(*number)));
+            let sampled: Vec<u64> = priorities.filter(|priority| *priority < curve.threshold).collect();
+            assert!(sampled.len() <= SAMPLES_MAX);
+            assert_eq!(curve.queue.iter().collect::<Vec<_>>(), sampled);
+            assert_eq!(curve.queue.len(), sampled.len());
+        }
+    });
+    assert!(curve.rate() < 0.25, "{}", curve.rate());
+}
+
+#[test]
+fn ranks_count_from_the_newest() {
+    let mut queue = Queue::new();
+    (0..100).for_each(|priority| queue.put(priority));
+    queue.forget(50);
+    assert_eq!(queue.take(99), Some(1));
+    assert_eq!(queue.take(0), Some(98));
+    assert_eq!(queue.take(49), Some(49));
+    assert_eq!(queue.take(49), None);
+    queue.forget_oldest();
+    assert_eq!(queue.iter().next(), Some(2));
+}
+
+#[test]
+fn a_loop_is_a_cliff_at_its_length_also_when_it_is_sampled() {
+    let (length, passes) = (100_000, 5);
+    let mut curve = MissRatioCurve::new(&KEY, FAR);
+    for at in 0..length * passes {
+        let block = BlockId { disk: DiskIndex(0), bno: BlockNumber(at % length) };
+        curve.read(block);
+        curve.evicted(block);
+    }
+    assert!(curve.rate() < 0.05);
+    let ratios = curve.miss_ratios([0, 50_000, 99_000, 101_000, 4_000_000_000].map(PageCount)).unwrap();
+    assert_eq!(ratios[..2], [1., 1.]);
+    assert!(ratios[2] > 0.98, "{ratios:?}");
+    // Only the first pass misses.
+    assert!((0.19..0.21).contains(&ratios[3]) && (0.19..0.21).contains(&ratios[4]), "{ratios:?}");
+}
+
+#[test]
+fn a_shorter_reach_keeps_the_rate() {
+    let rate_with = |reach| {
+        let mut curve = MissRatioCurve::new(&KEY, reach);
+        (0..1_000_000).for_each(|bno| curve.evicted(block(bno)));
+        assert!(curve.queue.len() as f64 <= f64::from(reach.0) * curve.rate() + 1.);
+        curve.rate()
+    };
+    assert!(rate_with(PageCount(50_000)) > 0.07);
+    assert!(rate_with(FAR) < 0.005);
+}
+
+#[test]
+fn memory_is_bounded() {
+    let curve = after(200_000, 100_000);
+    assert!(curve.bytes() <= 96 << 10, "{}", curve.bytes());
+    assert!(curve.to_bytes().len() <= 96 << 10);
+    assert_eq!(curve.bytes(), MissRatioCurve::new(&KEY, FAR).bytes());
+}
+
+#[test]
+fn without_reads_there_is_no_curve() {
+    let mut curve = MissRatioCurve::new(&KEY, FAR);
+    curve.evicted(block(1));
+    assert_eq!(curve.miss_ratio(PageCount(1)), None);
+    curve.read(block(2));
+    assert_eq!(curve.miss_ratio(PageCount(9)), Some(1.));
+    curve.read(block(1));
+    assert_eq!(curve.miss_ratio(PageCount(0)), Some(1.));
+    assert_eq!(curve.miss_ratio(PageCount(1)), Some(0.5));
+    assert_eq!(curve.reads(), 2.);
+}
+
+#[test]
+fn one_of_aligned_neighbours_is_sampled_at_each_power_of_256() {
+    let priorities = Priorities::new(&KEY);
+    for first in [0, 1 << 16, 77 << 16, ((1 << 24) - 1) << 16] {
+        let sampled = |threshold| {
+            let blocks = (first..first + (1 << 16)).map(|bno| BlockId { disk: DiskIndex(4095), bno: BlockNumber(bno) });
+            let bnos = blocks.filter_map(|block| priorities.below(block, threshold).map(|_| block.bno.0));
+            bnos.collect::<Vec<u64>>()
+        };
+        assert_eq!(sampled(priority::ALL >> 16).len(), 1);
+        let groups: Vec<u64> = sampled(priority::ALL >> 8).iter().map(|bno| bno / 256).collect();
+        assert_eq!(groups, (first / 256..first / 256 + 256).collect::<Vec<u64>>());
+        // Which one differs from group to group.
+        let places: BTreeSet<u64> = sampled(priority::ALL >> 8).iter().map(|bno| bno % 256).collect();
+        assert!(places.len() > 128, "{}", places.len());
+        // Half of the rate at which one of 16 is sampled: one of 32.
+        let groups: BTreeSet<u64> = sampled(priority::ALL >> 5).iter().map(|bno| bno / 32).collect();
+        assert_eq!(groups.len(), 1 << 11);
+    }
+}
+
+#[test]
+fn no_stride_is_avoided_and_keys_choose_differently() {
+    // The mean over the keys is the rate, whatever the stride; and two keys agree only by chance.
+    let threshold = priority::ALL / 100;
+    for stride in [1_u64, 2, 8, 256, 4096, 32_768, 1 << 20] {
+        let blocks = || (0..4000).map(|at| BlockId { disk: DiskIndex(1), bno: BlockNumber(at * stride) });
+        let sample = |key: u8| -> BTreeSet<u64> {
+            let priorities = Priorities::new(&[key; 16]);
+            blocks().filter(|block| priorities.below(*block, threshold).is_some()).map(|block| block.bno.0).collect()
+        };
+        let samples: Vec<_> = (0..50).map(sample).collect();
+        let mean = samples.iter().map(|sample| sample.len() as f64).sum::<f64>() / 50.;
+        assert!((37. ..43.).contains(&mean), "{mean} of 40 with stride {stride}");
+        assert!(samples[0].intersection(&samples[1]).count() <= 5);
+        assert!(samples.iter().all(|sample| !sample.is_empty()));
+    }
+}
+
+#[test]
+fn priorities_are_drawn_with_siphash() {
+    // The standard library's hasher is SipHash-1-3 with a key of zeroes.
+    let priorities = Priorities::new(&[0; 16]);
+    let mut hasher = std::hash::DefaultHasher::new();
+    hasher.write(&[0xff; 7]);
+    assert_eq!(priorities.key_check(), hasher.finish());
+}
+
+#[test]
+fn a_curve_survives_as_bytes() {
+    let mut curve = after(100_000, 30_000);
+    curve.age(WINDOW_KEPT);
+    let bytes = curve.to_bytes();
+    let mut again = MissRatioCurve::from_bytes(&KEY, &bytes).unwrap();
+    assert_eq!(again.to_bytes(), bytes);
+    for curve in [&mut curve, &mut again] {
+        mixed(50_000, 40_000, |step, block| apply(curve, step, block));
+    }
+    assert_eq!(again.to_bytes(), curve.to_bytes());
+}
+
+#[test]
+fn other_bytes_are_refused() {
+    let bytes = after(5000, 9000).to_bytes();
+    let read = |bytes: &[u8]| MissRatioCurve::from_bytes(&KEY, bytes).err();
+    let changed = |at: usize, to: &[u8]| {
+        let mut bytes = bytes.clone();
+        bytes[at..at + to.len()].copy_from_slice(to);
+        read(&bytes)
+    };
+    assert_eq!(read(&bytes), None);
+    assert_eq!(read(b""), Some(Unreadable::NotACurve));
+    assert_eq!(changed(8, &[2]), Some(Unreadable::Version(2)));
+    assert_eq!(MissRatioCurve::from_bytes(&[1; 16], &bytes).err(), Some(Unreadable::Key));
+    let damaged = Some(Unreadable::Damaged);
+    assert!((8..bytes.len()).all(|length| read(&bytes[..length]) == damaged));
+    assert_eq!(read(&[&bytes[..], &[0]].concat()), damaged);
+    // Threshold, width, reads, beyond, and the numbers of blocks and of buckets.
+    assert_eq!(changed(20, &[0; 8]), damaged);
+    assert_eq!(changed(20, &[0xff; 8]), damaged);
+    assert_eq!(changed(32, &3_u64.to_le_bytes()), damaged);
+    assert_eq!(changed(40, &f64::NAN.to_le_bytes()), damaged);
+    assert_eq!(changed(48, &(-1_f64).to_le_bytes()), damaged);
+    assert_eq!(changed(56, &u32::MAX.to_le_bytes()), damaged);
+    assert_eq!(changed(60, &u32::MAX.to_le_bytes()), damaged);
+    // A block above the threshold, and one that is there twice.
+    assert_eq!(changed(64, &u64::MAX.to_le_bytes()), damaged);
+    let first: [u8; 8] = bytes[64..72].try_into().unwrap();
+    assert_eq!(changed(72, &first), damaged);
+    // A bucket that is there twice.
+    let last = bytes.len() - 12;
+    let before: [u8; 4] = bytes[last - 12..last - 8].try_into().unwrap();
+    assert_eq!(changed(last, &before), damaged);
+}
