@@ -224,6 +224,23 @@ fn a_move_keeps_everything() {
     assert_eq!(new.slot_counts(), SlotCounts { free: 12, used: 4, draining: 0 });
 }
 
+/// Of two blocks with one content, another one is found by it in the new region until the page is admitted.
+#[test]
+fn a_page_that_is_admitted_during_a_move_is_found_after_it() {
+    let mut index = index(4, 16);
+    index.learn(block(0), content(30));
+    index.learn(block(1), content(31));
+    index.forget(block(0));
+    index.learn(block(2), content(31));
+    let layout = Layout::new(PageCount(8), PageCount(16), 2);
+    index.begin_move(CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO));
+    assert!(index.move_entries(u32::MAX));
+    let Offer::Admitted(slot) = index.offer(content(31), Place::Tail) else { panic!("known content is admitted") };
+    assert!(index.finish_move().is_some());
+    assert_eq!(index.cached(content(31)), Some(slot));
+    assert!([1, 2].iter().all(|bno| index.known(block(*bno)).is_some()));
+}
+
 #[test]
 fn a_smaller_table_keeps_what_is_cached() {
     let layout = Layout::new(PageCount(8), PageCount(1000), 2);
