@@ -72,8 +72,9 @@ fn a_guest_works_on_disks_that_come_over_nbd() -> Result<()> {
 
     over_kernel(&mut guest, port, "extra")?;
     guest.run("mkfs.ext4 -q /dev/nbd0 && mkdir -p /tmp/extra && mount /dev/nbd0 /tmp/extra", LIMIT)?;
-    let clients = host.status()?.disks.iter().map(|disk| disk.nbd_clients).collect::<Vec<_>>();
-    assert_eq!(clients, [Some(1), Some(2)]);
+    host.wait_until("the guest's kernel has two connections", |status| {
+        status.disks.iter().map(|disk| disk.nbd_clients).eq([Some(1), Some(2)])
+    })?;
     host.kill_server()?;
     guest.run("remoca-workload create --dir /tmp/extra/set --files 8 --file-size 4M --seed 4 && sync", LIMIT)?;
     host.start_server()?;
