@@ -94,9 +94,9 @@ impl Machine {
                 }
                 Action::Fetch { fetch, .. } => {
                     self.now = self.now.plus_ns(HIT_NS);
-                    self.engine.handle_page(self.now, fetch, &page(block));
+                    self.engine.handle_page(self.now, SERVER, fetch, &page(block));
                 }
-                Action::SetSize(size) => self.engine.handle_sized(self.now, size),
+                Action::SetSize { server, npages } => self.engine.handle_sized(self.now, server, npages),
                 _ => {}
             }
         }
@@ -114,7 +114,7 @@ impl Machine {
             && let Evicted::Admit(_) = self.engine.handle_evicted(&page(old))
         {
             self.sent += 1;
-            self.engine.handle_sent(1);
+            self.engine.handle_sent(SERVER, 1);
         }
     }
 

@@ -160,7 +160,11 @@ impl World {
             9 => self.answer(source),
             10 => self.disconnect(),
             11 => self.answer_size(source),
-            12 => self.engine.handle_sent(u32::from(source.below(4))),
+            12 => {
+                if let Some(server) = self.session {
+                    self.engine.handle_sent(server, u32::from(source.below(4)));
+                }
+            }
             13 => self.pass_time(source),
             14 => self.engine.resize(PageCount(u32::from(source.below(3)) * 4)),
             _ => match source.byte() {
@@ -174,7 +178,8 @@ impl World {
     fn reply_unasked(&mut self, source: &mut Source) {
         let fetch = FetchId(source.word());
         if self.replies.iter().all(|(waiting, _)| *waiting != fetch) && self.session.is_some() {
-            let outcome = self.engine.handle_page(self.now, fetch, &page(source.byte()));
+            let server = self.session.expect("there is a session");
+            let outcome = self.engine.handle_page(self.now, server, fetch, &page(source.byte()));
             assert_eq!(outcome, PageOutcome::Unexpected);
         }
     }
@@ -286,9 +291,9 @@ impl World {
             _ => return,
         };
         match evicted {
-            Evicted::Admit(slot) => {
+            Evicted::Admit(admitted) => {
                 assert!(!self.trusted || self.disk.contains(&content), "what is admitted is what the disk holds");
-                self.store(slot, content);
+                self.store(admitted.at.slot, content);
             }
             Evicted::Zero => assert_eq!(content, 0),
             Evicted::Duplicate | Evicted::Unmatched | Evicted::Dropped | Evicted::PassedOver => {}
@@ -303,13 +308,14 @@ impl World {
     fn reply(&mut self, source: &mut Source) {
         let Some((fetch, content)) = self.replies.pop_front() else { return };
         self.pool().note_answer();
+        let server = self.session.expect("there is a session");
         let kind = source.byte();
         let sent = match content {
             Some(content) if kind & 3 != 0 => content,
             Some(_) if kind & 4 != 0 => kind >> 3,
-            _ => return self.engine.handle_missing(self.now, fetch),
+            _ => return self.engine.handle_missing(self.now, server, fetch),
         };
-        match self.engine.handle_page(self.now, fetch, &page(sent)) {
+        match self.engine.handle_page(self.now, server, fetch, &page(sent)) {
             PageOutcome::Deliver { request, offset } => self.deliver(request, offset, sent),
             PageOutcome::Unexpected => panic!("the engine asked for it"),
             PageOutcome::Late | PageOutcome::Wrong => {}
@@ -345,9 +351,9 @@ impl World {
     }
 
     fn disconnect(&mut self) {
-        if self.session.is_some() {
+        if let Some(server) = self.session {
             self.hang_up();
-            self.engine.handle_disconnected(self.now);
+            self.engine.handle_disconnected(self.now, server);
         }
     }
 
@@ -365,14 +371,15 @@ impl World {
 
     fn answer_size(&mut self, source: &mut Source) {
         let Some(asked) = self.sizes.pop_front() else { return };
+        let server = self.session.expect("there is a session");
         let kind = source.byte();
         self.pool().note_answer();
         if kind & 3 == 0 {
-            return self.engine.handle_size_refused(self.now, PageCount(source.count()));
+            return self.engine.handle_size_refused(self.now, server, PageCount(source.count()));
         }
         let granted = if kind & 3 == 1 { PageCount(source.count()) } else { asked };
         self.pool().resize(granted);
-        self.engine.handle_sized(self.now, granted);
+        self.engine.handle_sized(self.now, server, granted);
     }
 
     fn pass_time(&mut self, source: &mut Source) {
@@ -396,16 +403,16 @@ impl World {
                     self.deliver(request, offset, 0);
                 }
                 Action::Complete { request, result } => self.complete(request, result),
-                Action::Fetch { fetch, slot } => {
-                    let content = self.pool().page(slot);
+                Action::Fetch { fetch, at } => {
+                    let content = self.pool().page(at.slot);
                     self.replies.push_back((fetch, content));
                 }
-                Action::SendBlock { slot, request, offset } => {
+                Action::SendBlock { admitted, request, offset } => {
                     let content = self.requests[&request.0].buffer[offset as usize / PAGE_SIZE];
-                    self.store(slot, content);
+                    self.store(admitted.at.slot, content);
                 }
-                Action::MovePage { from, to } => self.pool().relocate(from, to),
-                Action::SetSize(size) => self.sizes.push_back(size),
+                Action::MovePage { from, to, .. } => self.pool().relocate(from, to),
+                Action::SetSize { npages, .. } => self.sizes.push_back(npages),
                 Action::Ask(number) => {
                     assert!(
                         !self.asked.contains(&number) && !self.answered.contains(&number),
@@ -418,8 +425,8 @@ impl World {
                     assert_eq!(self.session.replace(number), None, "one session ends before another begins");
                 }
                 Action::Release(number) => self.take_answered(number),
-                Action::GiveUp => self.hang_up(),
-                Action::Leave => {
+                Action::GiveUp(_) => self.hang_up(),
+                Action::Leave(_) => {
                     self.pool().restart(PageCount(0));
                     self.hang_up();
                 }

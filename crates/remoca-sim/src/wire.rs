@@ -4,6 +4,7 @@
 //! Until the client notices, it keeps sending.
 
 use crate::server::Message;
+use remoca_core::engine::ServerNumber;
 use remoca_core::units::Nanos;
 use std::collections::VecDeque;
 
@@ -21,8 +22,9 @@ pub enum Phase {
 #[derive(Debug)]
 pub struct Wire {
     pub id: ConnectionId,
-    /// The server at the other end.
+    /// The server at the other end, and the number by which the engine knows it.
     pub server: usize,
+    pub number: ServerNumber,
     pub phase: Phase,
     /// Messages of the engine that have not left.
     pub queue: VecDeque<Message>,
@@ -48,6 +50,7 @@ impl Wire {
         Self {
             id: 0,
             server: 0,
+            number: ServerNumber(0),
             phase: Phase::Down,
             queue: VecDeque::new(),
             leaving: false,
@@ -62,8 +65,8 @@ impl Wire {
 
     /// Makes a connection on which a server has answered.
     #[must_use]
-    pub fn to(server: usize, id: ConnectionId) -> Self {
-        Self { id, server, phase: Phase::Up, ..Self::new() }
+    pub fn to(server: usize, number: ServerNumber, id: ConnectionId) -> Self {
+        Self { id, server, number, phase: Phase::Up, ..Self::new() }
     }
 
     /// Returns whether the client receives the server's messages.

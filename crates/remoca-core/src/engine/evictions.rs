@@ -2,7 +2,7 @@
 
 use super::admit::ADVICE_MAX;
 use super::policy::Insertion;
-use super::{DiskEngine, Evicted};
+use super::{Admitted, DiskEngine, Evicted};
 use crate::fingerprint::Fingerprint;
 use crate::index::{Offer, Place};
 use crate::rules::Rule;
@@ -79,7 +79,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         match self.index.offer(content, Place::Tail) {
             Offer::Admitted(slot) => {
                 self.pool.note_send();
-                Evicted::Admit(slot)
+                Evicted::Admit(Admitted { at: self.pool.place_of(slot), demoted_to: None })
             }
             Offer::Duplicate => Evicted::Duplicate,
             Offer::Unmatched => Evicted::Unmatched,

@@ -5,7 +5,7 @@ use super::breaker::Route;
 use super::disks::page_of;
 use super::fetches::{Fetch, Source};
 use super::requests::{Pages, ReadReason, Request};
-use super::{Action, Admission, DiskEngine, DiskError, GuestOp, RequestId};
+use super::{Action, Admission, Admitted, DiskEngine, DiskError, GuestOp, RequestId};
 use crate::fingerprint::Fingerprint;
 use crate::index::{Offer, Place};
 use crate::rules::Rule;
@@ -131,7 +131,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
                     let block = BlockId { disk, bno: BlockNumber(bno) };
                     let fetch = Fetch { request: id, serial, block, hint, slot, content, offset, probe };
                     let fetch = self.pool.begin_fetch(fetch);
-                    self.actions.push_back(Action::Fetch { fetch, slot });
+                    self.actions.push_back(Action::Fetch { fetch, at: self.pool.place_of(slot) });
                     sent += 1;
                 }
                 Source::Slot(..) | Source::Disk => break,
@@ -364,7 +364,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     fn admit_block(&mut self, id: RequestId, content: Fingerprint, offset: u32, place: Place) -> bool {
         let Offer::Admitted(slot) = self.index.offer(content, place) else { return false };
         self.pool.note_send();
-        self.actions.push_back(Action::SendBlock { slot, request: id, offset });
+        let admitted = Admitted { at: self.pool.place_of(slot), demoted_to: None };
+        self.actions.push_back(Action::SendBlock { admitted, request: id, offset });
         true
     }
 

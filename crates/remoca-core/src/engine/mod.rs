@@ -41,7 +41,9 @@ pub use estimate::Latency;
 pub use policy::{Insertion, PolicyStatus};
 pub use race::HedgingStatus;
 pub use stats::EngineStats;
-pub use types::{Action, DiskError, Evicted, FetchId, GuestOp, PageOutcome, PoolOffer, RequestId, ServerNumber};
+pub use types::{
+    Action, Admitted, DiskError, Evicted, FetchId, GuestOp, PageOutcome, PoolOffer, PoolSlot, RequestId, ServerNumber,
+};
 
 use crate::fingerprint::{Fingerprint, Fingerprinter};
 use crate::index::{CacheIndex, Layout, Origin, SlotCounts, Unusable};

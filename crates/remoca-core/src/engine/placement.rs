@@ -82,6 +82,13 @@ pub(super) struct Seat {
     possible: PageCount,
 }
 
+impl Seat {
+    /// Returns the server that has the pool.
+    pub(super) fn server(&self) -> ServerNumber {
+        self.server
+    }
+}
+
 /// SplitMix64 from the engine's seed, which is enough to keep the VMs of a host out of step.
 #[derive(Debug)]
 struct Random(u64);

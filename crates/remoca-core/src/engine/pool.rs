@@ -5,9 +5,9 @@
 
 use super::fetches::{Fetch, Fetches};
 use super::placement::{Need, Placement, Seat};
-use super::types::{Action, FetchId, PoolOffer, ServerNumber};
+use super::types::{Action, FetchId, PoolOffer, PoolSlot, ServerNumber};
 use crate::index::{CacheIndex, LogEnd, Move};
-use crate::units::{Nanos, PageCount};
+use crate::units::{Nanos, PageCount, SlotIndex};
 use std::collections::VecDeque;
 use std::ops::DerefMut;
 
@@ -114,6 +114,25 @@ impl Pool {
         let pool = index.pool().map(|pool| (ServerNumber(pool.server), pool.generation));
         let settled = !self.is_size_owed() && self.to_ask.is_none();
         Need { wanted: self.wanted, granted: self.granted, settled, pool, seat: self.seat() }
+    }
+
+    /// Returns the server of the session, or `None` if there is no session.
+    #[inline]
+    pub(super) fn server(&self) -> Option<ServerNumber> {
+        self.session.map(|session| session.seat.server())
+    }
+
+    /// Returns whether there is a session with `server`.
+    pub(super) fn is_at(&self, server: ServerNumber) -> bool {
+        self.server() == Some(server)
+    }
+
+    /// Returns the place of a slot at the server.
+    ///
+    /// # Panics
+    /// If there is no session.
+    pub(super) fn place_of(&self, slot: SlotIndex) -> PoolSlot {
+        PoolSlot { server: self.server().expect("slots are used within a session"), slot }
     }
 
     /// Starts a session with the server of `seat`, which made this offer.
@@ -375,10 +394,14 @@ impl Pool {
     where
         M: DerefMut<Target = [u32]>,
     {
+        let Some(server) = self.server() else {
+            index.resize(self.slots_per_turn.min(MOVES_MAX), |_| panic!("pages move without a session"));
+            return;
+        };
         let moves = &mut self.moves;
         index.resize(self.slots_per_turn.min(MOVES_MAX), |Move { from, to }| {
             *moves += 1;
-            actions.push_back(Action::MovePage { from, to });
+            actions.push_back(Action::MovePage { server, from, to });
         });
         let capacity = index.capacity();
         match self.to_ask {
@@ -397,9 +420,9 @@ impl Pool {
         self.moves = 0;
         if let Some(session) = &mut self.session {
             session.asked = Some(size);
+            actions.push_back(Action::SetSize { server: session.seat.server(), npages: size });
         }
         self.log_end = Some(index.log_end());
-        actions.push_back(Action::SetSize(size));
         self.aim(index);
     }
 }

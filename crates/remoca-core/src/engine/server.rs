@@ -13,7 +13,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     pub fn set_servers(&mut self, now: Nanos, servers: &[ServerNumber]) {
         let seat = self.pool.seat();
         if self.placement.replace(now, servers, seat, &mut self.actions) {
-            self.actions.push_back(Action::Leave);
+            self.actions.extend(self.pool.server().map(Action::Leave));
             self.lose_session(now);
         }
         self.place(now);
@@ -28,9 +28,10 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.place(now);
     }
 
-    /// Ends the session, whose connection was lost, and seeks another server. No replies may arrive after this call.
-    pub fn handle_disconnected(&mut self, now: Nanos) {
-        if self.pool.is_up() {
+    /// Ends the session with `server`, whose connection was lost, and seeks another server. No replies may arrive after
+    /// this call.
+    pub fn handle_disconnected(&mut self, now: Nanos, server: ServerNumber) {
+        if self.pool.is_at(server) {
             self.stats.disconnections += 1;
             self.lose_session(now);
             self.place(now);
@@ -51,7 +52,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if let Some((server, offer)) = self.placement.choose(now, &need) {
             if self.pool.is_up() {
                 self.stats.pool_moves += 1;
-                self.actions.push_back(Action::Leave);
+                self.actions.extend(self.pool.server().map(Action::Leave));
                 self.end_session(now);
             }
             let seat = self.placement.begin(now, server, &offer, need.seat);
@@ -93,13 +94,19 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Stores the size that the server granted the pool, and decides when to ask for another one.
-    pub fn handle_sized(&mut self, now: Nanos, npages: PageCount) {
+    /// Stores the size that `server` granted its pool, and decides when to ask for another one.
+    pub fn handle_sized(&mut self, now: Nanos, server: ServerNumber, npages: PageCount) {
+        if !self.pool.is_at(server) {
+            return;
+        }
         self.pool.take_size(now, npages, &mut self.placement, &mut self.index, &mut self.actions);
     }
 
-    /// Asks for another size, at once or after a pause. The refusing server could grant `available` more pages.
-    pub fn handle_size_refused(&mut self, now: Nanos, available: PageCount) {
+    /// Asks for another size, at once or after a pause. `server`, which refused, could grant `available` more pages.
+    pub fn handle_size_refused(&mut self, now: Nanos, server: ServerNumber, available: PageCount) {
+        if !self.pool.is_at(server) {
+            return;
+        }
         self.pool.take_refusal(now, available, &mut self.placement, &mut self.index, &mut self.actions);
     }
 
@@ -115,15 +122,17 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.pool.want(wanted, &mut self.index, &mut self.actions);
     }
 
-    /// Frees the room in the send window of pages that have left for the network.
-    pub fn handle_sent(&mut self, pages: u32) {
-        self.pool.note_sent(pages);
+    /// Frees the room in the send window of pages that have left for the network on the session with `server`.
+    pub fn handle_sent(&mut self, server: ServerNumber, pages: u32) {
+        if self.pool.is_at(server) {
+            self.pool.note_sent(pages);
+        }
     }
 
-    /// Checks the page that the server sent for `fetch`, and completes the read if no other page is missing. Returns
+    /// Checks the page that `server` sent for `fetch`, and completes the read if no other page is missing. Returns
     /// whether the driver must deliver the page or drop it.
-    pub fn handle_page(&mut self, now: Nanos, fetch: FetchId, page: &[u8]) -> PageOutcome {
-        let Some(fetch) = self.pool.end_fetch(now, fetch, &mut self.index) else {
+    pub fn handle_page(&mut self, now: Nanos, server: ServerNumber, fetch: FetchId, page: &[u8]) -> PageOutcome {
+        let Some(fetch) = self.end_fetch(now, server, fetch) else {
             self.stats.fetch_unexpected += 1;
             return PageOutcome::Unexpected;
         };
@@ -155,9 +164,14 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         PageOutcome::Deliver { request: fetch.request, offset: fetch.offset }
     }
 
-    /// Drops the slot of `fetch`, because the server does not have its page, and leaves the read to the disk.
-    pub fn handle_missing(&mut self, now: Nanos, fetch: FetchId) {
-        let Some(fetch) = self.pool.end_fetch(now, fetch, &mut self.index) else {
+    /// Removes a REQUEST that `server` replied to. Returns `None` if that server owes no such reply.
+    fn end_fetch(&mut self, now: Nanos, server: ServerNumber, fetch: FetchId) -> Option<Fetch> {
+        if self.pool.is_at(server) { self.pool.end_fetch(now, fetch, &mut self.index) } else { None }
+    }
+
+    /// Drops the slot of `fetch`, because `server` does not have its page, and leaves the read to the disk.
+    pub fn handle_missing(&mut self, now: Nanos, server: ServerNumber, fetch: FetchId) {
+        let Some(fetch) = self.end_fetch(now, server, fetch) else {
             self.stats.fetch_unexpected += 1;
             return;
         };
@@ -204,7 +218,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.forget_disks();
         if self.pool.handle_timer(now, &mut self.index, &mut self.actions) {
             self.stats.disconnections += 1;
-            self.actions.push_back(Action::GiveUp);
+            self.actions.extend(self.pool.server().map(Action::GiveUp));
             if let Some(seat) = self.pool.seat() {
                 self.placement.silent(now, seat);
             }

@@ -90,7 +90,7 @@ impl Bench {
     }
 
     fn disconnect(&mut self) {
-        self.engine.handle_disconnected(self.now);
+        self.engine.handle_disconnected(self.now, SERVER);
     }
 
     /// Answers SETSIZEs as asked, and returns all other actions.
@@ -103,7 +103,7 @@ impl Bench {
             }
             for action in actions {
                 match action {
-                    Action::SetSize(size) => self.engine.handle_sized(self.now, size),
+                    Action::SetSize { server, npages } => self.engine.handle_sized(self.now, server, npages),
                     other => others.push(other),
                 }
             }
@@ -149,7 +149,7 @@ impl Bench {
     fn cache(&mut self, bno: u64, value: u8) -> SlotIndex {
         self.do_from_disk(GuestOp::Read(blocks(bno, 1)), &page(value));
         match self.engine.handle_evicted(&page(value)) {
-            Evicted::Admit(slot) => slot,
+            Evicted::Admit(Admitted { at, .. }) => at.slot,
             other => panic!("a page that the guest just read is admitted: {other:?}"),
         }
     }
@@ -164,13 +164,22 @@ impl Bench {
     }
 
     fn page_comes(&mut self, fetch: FetchId, value: u8) -> PageOutcome {
-        self.engine.handle_page(self.now, fetch, &page(value))
+        self.engine.handle_page(self.now, SERVER, fetch, &page(value))
     }
 
     fn timer(&mut self) -> Vec<Action> {
         self.engine.handle_timer(self.now);
         self.actions()
     }
+}
+
+fn set_size(npages: PageCount) -> Action {
+    Action::SetSize { server: SERVER, npages }
+}
+
+/// Returns the place of a page in the pool of the only server.
+fn admitted(slot: SlotIndex) -> Admitted {
+    Admitted { at: PoolSlot { server: SERVER, slot }, demoted_to: None }
 }
 
 fn disk_action(id: u32, op: GuestOp) -> Action {

@@ -15,6 +15,21 @@ pub struct FetchId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerNumber(pub u32);
 
+/// Slot of the pool that a memory server has for this VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PoolSlot {
+    pub server: ServerNumber,
+    pub slot: SlotIndex,
+}
+
+/// Place of an admitted page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admitted {
+    pub at: PoolSlot,
+    /// Slot to which the page that is at `at` must be copied first, because it moves to another pool.
+    pub demoted_to: Option<PoolSlot>,
+}
+
 /// Errno of a failed I/O on the backing store. It reaches the guest unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskError(pub i32);
@@ -54,24 +69,26 @@ pub enum Action {
     /// Complete the request. If the disk answered a read and `result` is `Ok`, copy the buffer of the disk read to the
     /// guest first.
     Complete { request: RequestId, result: Result<(), DiskError> },
-    /// Send REQUEST to the server.
-    Fetch { fetch: FetchId, slot: SlotIndex },
-    /// Send SENDPAGE to the server, with the page at `offset` of the request's buffer. Copy the page now.
-    SendBlock { slot: SlotIndex, request: RequestId, offset: u32 },
-    /// Send MOVE to the server.
-    MovePage { from: SlotIndex, to: SlotIndex },
-    /// Send SETSIZE to the server.
-    SetSize(PageCount),
+    /// Send REQUEST to the server of a pool.
+    Fetch { fetch: FetchId, at: PoolSlot },
+    /// Send SENDPAGE to the server of a pool, with the page at `offset` of the request's buffer. Copy the page now.
+    SendBlock { admitted: Admitted, request: RequestId, offset: u32 },
+    /// Send MOVE to a server.
+    MovePage { server: ServerNumber, from: SlotIndex, to: SlotIndex },
+    /// Send SETSIZE to a server.
+    SetSize { server: ServerNumber, npages: PageCount },
     /// Connect to this server and ask for its offer, then call `handle_answer` once.
     Ask(ServerNumber),
-    /// Use the connection on which this server answered last as the session.
+    /// Use the connection on which this server answered last as its session.
     Use(ServerNumber),
     /// Say BYE on the connection on which this server answered, and close it.
     Release(ServerNumber),
-    /// Close the session's connection, whose server does not answer. Nothing in transit on it may arrive after this.
-    GiveUp,
-    /// Give the pool back: say BYE and close the session's connection. Nothing in transit on it may arrive after this.
-    Leave,
+    /// Close the connection of this server's session, because the server does not answer. Nothing in transit on it may
+    /// arrive after this.
+    GiveUp(ServerNumber),
+    /// Give the pool of this server back: say BYE and close the connection of its session. Nothing in transit on it may
+    /// arrive after this.
+    Leave(ServerNumber),
     /// Warn the operator that another program writes to the image of this disk. The index was dropped.
     ForeignWriter(DiskIndex),
 }
@@ -80,7 +97,7 @@ pub enum Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evicted {
     /// Send this page into the slot (SENDPAGE) now.
-    Admit(SlotIndex),
+    Admit(Admitted),
     /// The content of the page is already cached.
     Duplicate,
     /// The page is all zeroes, which take no memory.

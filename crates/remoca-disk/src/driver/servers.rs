@@ -4,8 +4,8 @@ use super::host::Host;
 use super::in_flight::InFlight;
 use super::poller::Source;
 use crate::link::{Received, ServerLink, Session};
-use remoca_core::engine::{DiskEngine, FetchId, PageOutcome, PoolOffer, ServerNumber};
-use remoca_core::units::{Nanos, PAGE_SIZE_U64, PageCount, SlotIndex};
+use remoca_core::engine::{DiskEngine, FetchId, PageOutcome, PoolOffer, PoolSlot, ServerNumber};
+use remoca_core::units::{Nanos, PAGE_SIZE_U64, PageCount};
 use remoca_io::narrow;
 use remoca_io::show::show_size;
 use remoca_io::words::IndexMemory;
@@ -76,17 +76,26 @@ impl Servers {
         self.link.as_mut()?.session_mut()
     }
 
-    /// Queues a frame for the server. Drops it if there is no session.
-    pub(super) fn send(&mut self, frame: &Frame<'_>) {
-        if let Some(session) = self.session() {
+    /// Returns the server of the session, or `None` if there is no session.
+    pub(super) fn session_server(&self) -> Option<ServerNumber> {
+        self.link.as_ref()?.session()
+    }
+
+    fn session_with(&mut self, server: ServerNumber) -> Option<&mut Session> {
+        self.session().filter(|session| session.server() == server)
+    }
+
+    /// Queues a frame for a server. Drops it if there is no session with that server.
+    pub(super) fn send(&mut self, server: ServerNumber, frame: &Frame<'_>) {
+        if let Some(session) = self.session_with(server) {
             frame.encode(session.out());
         }
     }
 
-    /// Queues a page for the server. Drops it if there is no session.
-    pub(super) fn send_page(&mut self, slot: SlotIndex, page: &[u8]) {
-        if let Some(session) = self.session() {
-            session.send_page(slot, page);
+    /// Queues a page for a slot. Drops it if there is no session with the slot's server.
+    pub(super) fn send_page(&mut self, at: PoolSlot, page: &[u8]) {
+        if let Some(session) = self.session_with(at.server) {
+            session.send_page(at.slot, page);
         }
     }
 
@@ -196,14 +205,16 @@ impl Servers {
         in_flight: &mut InFlight,
         now: Nanos,
     ) {
-        self.hearing.hear(frame, engine, in_flight, now);
+        let server = self.session_server().unwrap_or(ServerNumber(0));
+        self.hearing.hear(server, frame, engine, in_flight, now);
     }
 }
 
 impl Hearing {
-    /// Passes a frame of the server to the engine, and a page to its request. Keeps an error that ends the session.
+    /// Passes a frame of `server` to the engine, and a page to its request. Keeps an error that ends the session.
     pub(super) fn hear(
         &mut self,
+        server: ServerNumber,
         frame: &Frame<'_>,
         engine: &mut DiskEngine<IndexMemory>,
         in_flight: &mut InFlight,
@@ -211,14 +222,14 @@ impl Hearing {
     ) {
         match *frame {
             Frame::SendPage { request, page, .. } => {
-                let outcome = engine.handle_page(now, FetchId(request.0), page);
+                let outcome = engine.handle_page(now, server, FetchId(request.0), page);
                 if let PageOutcome::Deliver { request, offset } = outcome {
                     in_flight.deliver(engine, request, offset, page);
                 }
             }
-            Frame::Sized { npages, .. } => engine.handle_sized(now, npages),
+            Frame::Sized { npages, .. } => engine.handle_sized(now, server, npages),
             Frame::Error(error) => match error.code {
-                ErrorCode::NotFound => engine.handle_missing(now, FetchId(error.request.0)),
+                ErrorCode::NotFound => engine.handle_missing(now, server, FetchId(error.request.0)),
                 ErrorCode::NoMemory | ErrorCode::Quota => {
                     let available = PageCount(error.detail);
                     if !std::mem::replace(&mut self.refusal_told, true) {
@@ -227,7 +238,7 @@ impl Hearing {
                             show_size(u64::from(available.0) * PAGE_SIZE_U64)
                         );
                     }
-                    engine.handle_size_refused(now, available);
+                    engine.handle_size_refused(now, server, available);
                 }
                 // After these errors the server closes the connection. If it does not, we do.
                 ErrorCode::VersionMismatch | ErrorCode::StaleEpoch | ErrorCode::Malformed | ErrorCode::Busy => {

@@ -124,8 +124,8 @@ impl Vm {
         for offset in (0..request.data_length()).step_by(PAGE_SIZE) {
             let Ok(page) = self.guests.port_mut().take_page(request, start, offset, &self.host) else { return false };
             let Some(page) = page else { continue };
-            if let Evicted::Admit(slot) = self.engine.handle_evicted(page) {
-                self.servers.send_page(slot, page);
+            if let Evicted::Admit(admitted) = self.engine.handle_evicted(page) {
+                self.servers.send_page(admitted.at, page);
             }
             self.execute();
         }

@@ -283,7 +283,7 @@ fn reads_that_the_server_does_not_answer_find_buffers_whatever_another_disk_has(
     driver.be_late();
     assert_eq!(asked(), [2, 1], "the other disk has a share, too");
     // No page comes any more: now the guest waits for the disk alone.
-    driver.vm.engine.handle_disconnected(driver.vm.host.now());
+    driver.vm.engine.handle_disconnected(driver.vm.host.now(), ServerNumber(0));
     driver.vm.execute();
     driver.vm.feed_starved();
     assert_eq!(asked(), [3, 1]);

@@ -15,7 +15,7 @@ use super::starved::{DiskIo, Tried};
 use super::warmth::Warmth;
 use crate::link::ServerLink;
 use crate::state::{Former, StateFile};
-use remoca_core::engine::{Action, DiskEngine, DiskError, EngineConfig, Evicted, GuestOp, RequestId};
+use remoca_core::engine::{Action, DiskEngine, DiskError, EngineConfig, Evicted, GuestOp, PoolSlot, RequestId};
 use remoca_core::units::PageCount;
 use remoca_io::buffer::IoBuffer;
 use remoca_io::narrow;
@@ -59,17 +59,17 @@ impl Vm {
                         self.begin(disk, request);
                     }
                 }
-                Action::Fetch { fetch, slot } => {
-                    self.servers.send(&Frame::Request { request: remoca_protocol::RequestId(fetch.0), slot });
+                Action::Fetch { fetch, at: PoolSlot { server, slot } } => {
+                    self.servers.send(server, &Frame::Request { request: remoca_protocol::RequestId(fetch.0), slot });
                 }
-                Action::SendBlock { slot, request, offset } => {
+                Action::SendBlock { admitted, request, offset } => {
                     if let Some(page) = self.in_flight.page(request, offset) {
-                        self.servers.send_page(slot, page);
+                        self.servers.send_page(admitted.at, page);
                     }
                 }
-                Action::MovePage { from, to } => self.servers.send(&Frame::Move { from, to }),
-                Action::SetSize(npages) => {
-                    self.servers.send(&Frame::SetSize { request: remoca_protocol::RequestId(0), npages });
+                Action::MovePage { server, from, to } => self.servers.send(server, &Frame::Move { from, to }),
+                Action::SetSize { server, npages } => {
+                    self.servers.send(server, &Frame::SetSize { request: remoca_protocol::RequestId(0), npages });
                 }
                 Action::Ask(server) => self.servers.ask(server),
                 Action::Release(server) => self.servers.release(server),
@@ -78,8 +78,8 @@ impl Vm {
                         self.lose_session(&why);
                     }
                 }
-                Action::GiveUp => self.servers.end_session(&self.host, |link| link.end("it does not answer")),
-                Action::Leave => self.servers.end_session(&self.host, ServerLink::leave),
+                Action::GiveUp(_) => self.servers.end_session(&self.host, |link| link.end("it does not answer")),
+                Action::Leave(_) => self.servers.end_session(&self.host, ServerLink::leave),
                 Action::ForeignWriter(disk) => {
                     let image = &self.guests.numbered(disk).image;
                     tracing::error!(
@@ -91,8 +91,8 @@ impl Vm {
         }
         let Self { in_flight, engine, servers, .. } = self;
         in_flight.judge_frames(|page| {
-            if let Evicted::Admit(slot) = engine.handle_frame(page) {
-                servers.send_page(slot, page);
+            if let Evicted::Admit(admitted) = engine.handle_frame(page) {
+                servers.send_page(admitted.at, page);
             }
         });
     }
@@ -251,7 +251,8 @@ impl Vm {
         let Self { servers, engine, in_flight, host, .. } = self;
         let Some((session, hearing)) = servers.listen() else { return };
         // The frames borrow the session's buffer while they are handled: nothing is sent meanwhile.
-        let received = session.receive(|frame| hearing.hear(frame, engine, in_flight, host.now()));
+        let server = session.server();
+        let received = session.receive(|frame| hearing.hear(server, frame, engine, in_flight, host.now()));
         self.execute();
         if let Some(why) = self.servers.lost(received) {
             self.lose_session(&why);
@@ -260,8 +261,11 @@ impl Vm {
 
     /// Ends a session that is lost because of `why`, and notifies the engine.
     fn lose_session(&mut self, why: &str) {
+        let server = self.servers.session_server();
         self.servers.end_session(&self.host, |link| link.end(why));
-        self.engine.handle_disconnected(self.host.now());
+        if let Some(server) = server {
+            self.engine.handle_disconnected(self.host.now(), server);
+        }
         self.execute();
     }
 
@@ -269,7 +273,11 @@ impl Vm {
     fn flush_link(&mut self) {
         match self.servers.flush(&self.host) {
             Ok(0) => {}
-            Ok(pages) => self.engine.handle_sent(pages),
+            Ok(pages) => {
+                if let Some(server) = self.servers.session_server() {
+                    self.engine.handle_sent(server, pages);
+                }
+            }
             Err(error) => self.lose_session(&error.to_string()),
         }
     }

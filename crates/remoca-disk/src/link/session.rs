@@ -54,7 +54,7 @@ impl Session {
     }
 
     /// Returns the server at the other end.
-    pub(super) fn server(&self) -> ServerNumber {
+    pub fn server(&self) -> ServerNumber {
         self.server
     }
 

@@ -26,23 +26,25 @@ impl World<'_> {
                     self.deliver(request, offset, &sectors)?;
                 }
                 Action::Complete { request, result } => self.completed(request, result)?,
-                Action::Fetch { fetch, slot } => self.fetch(fetch, slot)?,
-                Action::SendBlock { slot, request, offset } => self.send_block(slot, request, offset)?,
-                Action::MovePage { from, to } => {
+                Action::Fetch { fetch, at } => self.fetch(fetch, at.slot)?,
+                Action::SendBlock { admitted, request, offset } => {
+                    self.send_block(admitted.at.slot, request, offset)?
+                }
+                Action::MovePage { from, to, .. } => {
                     self.check_not_reused(to)?;
                     self.tally.moves += 1;
                     self.send(Message::Move { from, to })?;
                 }
-                Action::SetSize(size) => self.set_size(size)?,
+                Action::SetSize { npages, .. } => self.set_size(npages)?,
                 Action::Ask(server) => self.ask(server)?,
                 Action::Use(server) => self.use_connection(server)?,
                 Action::Release(server) => self.release(server)?,
-                Action::GiveUp => {
+                Action::GiveUp(_) => {
                     self.note(None, || "the engine gives up the connection".into());
                     self.tally.given_up += 1;
                     self.drop_connection();
                 }
-                Action::Leave => self.leave_server()?,
+                Action::Leave(_) => self.leave_server()?,
                 Action::ForeignWriter(disk) => {
                     let text = format!("disk {}: somebody else is said to write to it", disk.0);
                     self.fail(Violation::new(Promise::NoFalseAlarm, text))?;

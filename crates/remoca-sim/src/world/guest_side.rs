@@ -281,7 +281,7 @@ impl World<'_> {
             return Ok(());
         }
         match evicted {
-            Evicted::Admit(slot) => self.send_page(slot, page)?,
+            Evicted::Admit(admitted) => self.send_page(admitted.at.slot, page)?,
             Evicted::Unmatched if must_know => {
                 let text = format!("{} is what the disk holds, and was called unknown", describe(&page));
                 self.fail(Violation::new(Promise::Useful, text))?;
@@ -317,8 +317,8 @@ impl World<'_> {
         if self.vm.is_dead() {
             return Ok(());
         }
-        if let Evicted::Admit(slot) = judged {
-            self.send_page(slot, page)?;
+        if let Evicted::Admit(admitted) = judged {
+            self.send_page(admitted.at.slot, page)?;
         }
         if must_know && judged == Evicted::Unmatched {
             let text = format!("{} is what the disk holds, and was called unknown", describe(&page));

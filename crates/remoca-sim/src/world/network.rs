@@ -32,7 +32,8 @@ impl World<'_> {
         self.pump();
         // Drivers may report late, but must not omit a report.
         if self.vm.wire.unreported > 0 && (self.vm.wire.queue.is_empty() || self.random.one_in(2)) {
-            self.vm.engine.handle_sent(std::mem::take(&mut self.vm.wire.unreported));
+            let server = self.vm.wire.number;
+            self.vm.engine.handle_sent(server, std::mem::take(&mut self.vm.wire.unreported));
             self.execute()?;
         }
         Ok(())
@@ -117,10 +118,11 @@ impl World<'_> {
         if connection != self.vm.wire.id || self.vm.wire.phase != Phase::Up || self.vm.wire.deaf {
             return Ok(());
         }
+        let server = self.vm.wire.number;
         match reply {
             Reply::Page { fetch, page } => {
                 self.vm.outstanding.remove(&fetch);
-                let outcome = self.vm.engine.handle_page(self.clock(), fetch, &bytes(&page));
+                let outcome = self.vm.engine.handle_page(self.clock(), server, fetch, &bytes(&page));
                 self.note(None, || format!("page {} for request {}: {outcome:?}", describe(&page), fetch.0));
                 if let PageOutcome::Deliver { request, offset } = outcome {
                     // Without evictions, a discarded block is forgotten although the guest holds it.
@@ -134,13 +136,13 @@ impl World<'_> {
             Reply::Sized(size) => {
                 self.note(None, || format!("the pool has {} pages", size.0));
                 self.vm.size_asked = false;
-                self.vm.engine.handle_sized(self.clock(), size);
+                self.vm.engine.handle_sized(self.clock(), server, size);
             }
             Reply::Refused { available } => {
                 self.note(None, || format!("the size is refused, {} more can be had", available.0));
                 self.tally.refusals += 1;
                 self.vm.size_asked = false;
-                self.vm.engine.handle_size_refused(self.clock(), available);
+                self.vm.engine.handle_size_refused(self.clock(), server, available);
             }
         }
         // A driver has further frames of this server in its buffer.
@@ -153,7 +155,8 @@ impl World<'_> {
     fn missing(&mut self, fetch: FetchId) {
         self.note(None, || format!("no page for request {}", fetch.0));
         self.vm.outstanding.remove(&fetch);
-        self.vm.engine.handle_missing(self.clock(), fetch);
+        let server = self.vm.wire.number;
+        self.vm.engine.handle_missing(self.clock(), server, fetch);
     }
 
     /// Drops a random number of the messages in flight, the newest ones.
@@ -285,7 +288,8 @@ impl World<'_> {
         }
         self.note(None, || "the client notices that the connection is gone".into());
         self.drop_connection();
-        self.vm.engine.handle_disconnected(self.clock());
+        let server = self.vm.wire.number;
+        self.vm.engine.handle_disconnected(self.clock(), server);
         self.execute()
     }
 
@@ -405,7 +409,7 @@ impl World<'_> {
             self.fail(Violation::new(Promise::ProtocolKept, "a session begins before the last one has ended"))?;
         }
         self.tally.connects += 1;
-        self.vm.wire = Wire::to(self.vm.server(server), connection);
+        self.vm.wire = Wire::to(self.vm.server(server), server, connection);
         if self.pool_of(self.vm.wire.server, connection).is_none() {
             self.schedule(1_000_000, Event::Notice(connection));
         }

@@ -452,7 +452,7 @@ fn one_late_page_does_not_excuse_the_others() {
     let mut it = Scenario::trained();
     it.losses(2);
     it.page_is_late(A).until_due();
-    assert_eq!(it.timer(), [Action::GiveUp]);
+    assert_eq!(it.timer(), [Action::GiveUp(SERVER)]);
     assert_eq!(it.pinned(), 0);
 }
 

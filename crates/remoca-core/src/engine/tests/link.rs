@@ -69,7 +69,7 @@ fn a_server_may_claim_any_numbers() {
     }
     bench.greet(1, 4, 2);
     bench.actions();
-    bench.engine.handle_size_refused(bench.now, PageCount(u32::MAX));
+    bench.engine.handle_size_refused(bench.now, SERVER, PageCount(u32::MAX));
     assert_eq!(bench.actions(), []);
 }
 
@@ -77,16 +77,16 @@ fn a_server_may_claim_any_numbers() {
 fn a_refusal_leads_to_what_there_is_and_is_tried_again() {
     let mut bench = Bench::new(config());
     bench.greet(1, 0, 0);
-    assert_eq!(bench.actions(), [Action::SetSize(PageCount(8))]);
-    bench.engine.handle_size_refused(bench.now, PageCount(5));
-    assert_eq!(bench.actions(), [Action::SetSize(PageCount(5))]);
-    bench.engine.handle_sized(bench.now, PageCount(5));
+    assert_eq!(bench.actions(), [set_size(PageCount(8))]);
+    bench.engine.handle_size_refused(bench.now, SERVER, PageCount(5));
+    assert_eq!(bench.actions(), [set_size(PageCount(5))]);
+    bench.engine.handle_sized(bench.now, SERVER, PageCount(5));
     assert_eq!(bench.actions(), []);
     assert_eq!(bench.engine.status().granted, PageCount(5));
     let retry = bench.engine.next_deadline().expect("the rest is asked for later");
     bench.wait(retry.since_ns(bench.now));
-    assert_eq!(bench.timer(), [Action::SetSize(PageCount(8))]);
-    bench.engine.handle_size_refused(bench.now, PageCount(0));
+    assert_eq!(bench.timer(), [set_size(PageCount(8))]);
+    bench.engine.handle_size_refused(bench.now, SERVER, PageCount(0));
     assert_eq!(bench.actions(), [], "the server has nothing to give");
     assert!(bench.engine.next_deadline().is_some());
 }
@@ -99,17 +99,17 @@ fn a_shrink_moves_the_newest_pages_down_before_it_is_asked_for() {
     }
     bench.engine.resize(PageCount(2));
     let actions = bench.actions();
-    let (moves, [Action::SetSize(PageCount(2))]) = actions.split_at(actions.len() - 1) else {
+    let (moves, [Action::SetSize { npages: PageCount(2), .. }]) = actions.split_at(actions.len() - 1) else {
         panic!("SETSIZE is the last: {actions:?}")
     };
     let mut pages: Vec<_> = (0..8).collect();
     for action in moves {
-        let Action::MovePage { from, to } = action else { panic!("nothing else happens: {action:?}") };
+        let Action::MovePage { from, to, .. } = action else { panic!("nothing else happens: {action:?}") };
         pages[to.0 as usize] = pages[from.0 as usize];
     }
     pages[..2].sort_unstable();
     assert_eq!(pages[..2], [6, 7], "the server has the newest ones");
-    bench.engine.handle_sized(bench.now, PageCount(2));
+    bench.engine.handle_sized(bench.now, SERVER, PageCount(2));
     assert!(bench.cached(6) && bench.cached(7) && !bench.cached(0));
     assert_eq!(bench.engine.index().slot_counts(), SlotCounts { free: 0, used: 2, draining: 0 });
 }
@@ -134,11 +134,11 @@ fn no_slot_is_used_that_the_server_was_told_to_drop() {
     let mut bench = Bench::connected();
     bench.cache(3, 1);
     bench.engine.resize(PageCount(0));
-    assert_eq!(bench.actions(), [Action::SetSize(PageCount(0))]);
+    assert_eq!(bench.actions(), [set_size(PageCount(0))]);
     bench.engine.resize(PageCount(8));
     bench.do_from_disk(GuestOp::Read(blocks(3, 1)), &page(1));
     assert_eq!(bench.engine.handle_evicted(&page(1)), Evicted::Dropped);
-    bench.engine.handle_sized(bench.now, PageCount(0));
+    bench.engine.handle_sized(bench.now, SERVER, PageCount(0));
     assert_eq!(bench.grant(), []);
     assert!(matches!(bench.engine.handle_evicted(&page(1)), Evicted::Admit(_)));
 }
@@ -167,7 +167,7 @@ impl Bench {
     fn cache_content(&mut self, bno: u64, data: &[u8]) {
         self.do_from_disk(GuestOp::Read(blocks(bno, 1)), data);
         assert!(matches!(self.engine.handle_evicted(data), Evicted::Admit(_)));
-        self.engine.handle_sent(1);
+        self.engine.handle_sent(SERVER, 1);
     }
 
     /// Runs a change of size to its end. Returns all other actions.
@@ -194,7 +194,7 @@ fn a_shrink_takes_many_turns_of_which_none_is_long() {
         let actions = bench.actions();
         assert!(actions.len() <= 64 + 1, "{}", actions.len());
         moves += actions.iter().filter(|action| matches!(action, Action::MovePage { .. })).count();
-        if let Some(Action::SetSize(size)) = actions.last() {
+        if let Some(Action::SetSize { npages: size, .. }) = actions.last() {
             assert_eq!((size.0, bench.capacity()), (500, 500), "all that is cut off is empty");
             break;
         }
@@ -202,14 +202,14 @@ fn a_shrink_takes_many_turns_of_which_none_is_long() {
         // The guest is served in between, from the cache and from the disk.
         let bno = 1999 - turns;
         let fetch = only_fetch(&bench.read(0, blocks(u64::from(bno), 1)));
-        bench.engine.handle_page(bench.now, fetch, &numbered(bno));
+        bench.engine.handle_page(bench.now, SERVER, fetch, &numbered(bno));
         assert_eq!(bench.actions(), [complete(0)]);
         bench.do_from_disk(GuestOp::Read(blocks(0, 1)), &numbered(0));
         turns += 1;
         bench.engine.handle_timer(bench.now);
     }
     assert!(turns >= 2000 / 64 && moves >= 250, "{turns} turns, {moves} moves");
-    bench.engine.handle_sized(bench.now, PageCount(500));
+    bench.engine.handle_sized(bench.now, SERVER, PageCount(500));
     assert!(bench.cached(1600) && !bench.cached(0));
     assert_eq!(bench.engine.next_deadline(), None);
 }
@@ -227,12 +227,13 @@ fn another_size_in_the_middle_of_a_shrink_counts_from_there() {
         assert!((501..1900).contains(&bench.capacity()), "{}", bench.capacity());
         bench.engine.resize(PageCount(size));
         let mut actions = bench.actions();
-        while bench.engine.next_deadline() == Some(Nanos(0)) && !matches!(actions.last(), Some(Action::SetSize(_))) {
+        while bench.engine.next_deadline() == Some(Nanos(0)) && !matches!(actions.last(), Some(Action::SetSize { .. }))
+        {
             actions.extend(bench.timer());
         }
-        let last = actions.iter().find(|action| matches!(action, Action::SetSize(_)));
-        assert_eq!(last, asked.map(|size| Action::SetSize(PageCount(size))).as_ref());
-        bench.engine.handle_sized(bench.now, PageCount(size));
+        let last = actions.iter().find(|action| matches!(action, Action::SetSize { .. }));
+        assert_eq!(last, asked.map(|size| set_size(PageCount(size))).as_ref());
+        bench.engine.handle_sized(bench.now, SERVER, PageCount(size));
         bench.grant_all();
         assert_eq!((bench.capacity(), bench.engine.next_deadline()), (size, None));
         assert_eq!(bench.cached(1999), size > 0);
@@ -294,9 +295,9 @@ fn a_server_that_grants_less_is_asked_for_nothing_that_it_does_not_have() {
     for bno in 1000..2000 {
         for action in bench.read(0, blocks(bno, 1)) {
             match action {
-                Action::Fetch { fetch, slot } => {
+                Action::Fetch { fetch, at: PoolSlot { slot, .. } } => {
                     assert!(slot.0 < 300);
-                    bench.engine.handle_page(bench.now, fetch, &numbered(u32::try_from(bno).unwrap()));
+                    bench.engine.handle_page(bench.now, SERVER, fetch, &numbered(u32::try_from(bno).unwrap()));
                 }
                 Action::Disk { .. } => drop(bench.disk_done(0, Ok(()), &numbered(u32::try_from(bno).unwrap()))),
                 _ => {}
@@ -321,10 +322,10 @@ fn a_server_answers_for_some_moves_before_there_are_more() {
         for action in bench.actions() {
             match action {
                 Action::MovePage { .. } => since += 1,
-                Action::SetSize(size) => {
+                Action::SetSize { npages: size, .. } => {
                     sizes.push(size.0);
                     moves += std::mem::take(&mut since);
-                    bench.engine.handle_sized(bench.now, size);
+                    bench.engine.handle_sized(bench.now, SERVER, size);
                 }
                 other => panic!("{other:?}"),
             }
@@ -367,7 +368,7 @@ fn a_server_that_says_nothing_is_given_up() {
     assert_eq!(bench.timer(), [disk_too(0, blocks(3, 1))]);
     let deadline = bench.engine.next_deadline().expect("silence ends");
     bench.wait(deadline.since_ns(bench.now));
-    assert_eq!(bench.timer(), [Action::GiveUp]);
+    assert_eq!(bench.timer(), [Action::GiveUp(SERVER)]);
     assert!(!bench.engine.status().connected);
     assert_eq!(bench.engine.index().pinned_slots(), PageCount(0));
     assert!(bench.engine.next_deadline().is_some_and(|at| at > bench.now), "it is asked again, but not at once");
@@ -412,14 +413,14 @@ fn a_larger_index_takes_over_requests_for_slots_that_were_cut_off() {
 fn a_server_that_never_answers_a_setsize_is_given_up() {
     let mut bench = Bench::new(config());
     bench.greet(1, 0, 0);
-    assert_eq!(bench.actions(), [Action::SetSize(PageCount(8))]);
+    assert_eq!(bench.actions(), [set_size(PageCount(8))]);
     bench.wait(MS);
     assert!(bench.engine.next_deadline().is_some_and(|at| at <= bench.now), "the clock is looked at");
     assert_eq!(bench.timer(), []);
     let deadline = bench.engine.next_deadline().expect("silence ends");
     assert!(deadline > bench.now);
     bench.wait(deadline.since_ns(bench.now));
-    assert_eq!(bench.timer(), [Action::GiveUp]);
+    assert_eq!(bench.timer(), [Action::GiveUp(SERVER)]);
     assert!(!bench.engine.status().connected);
     bench.connect(2, 0, 0);
     assert_eq!(bench.engine.status().granted, PageCount(8));
@@ -431,7 +432,7 @@ fn a_server_that_never_answers_a_setsize_is_given_up() {
 fn a_server_that_gives_less_than_it_was_asked_for_gets_no_page_beyond() {
     let mut bench = Bench::new(config());
     bench.greet(1, 0, 0);
-    assert_eq!(bench.actions(), [Action::SetSize(PageCount(8))]);
+    assert_eq!(bench.actions(), [set_size(PageCount(8))]);
     let mut number = 0;
     let mut fill = |bench: &mut Bench, gives: u32| {
         assert_eq!(bench.engine.index().capacity(), PageCount(gives));
@@ -439,23 +440,23 @@ fn a_server_that_gives_less_than_it_was_asked_for_gets_no_page_beyond() {
             let slot = bench.cache(u64::from(number), number + 1);
             number += 1;
             assert!(slot.0 < gives, "{slot:?} is none of its pages");
-            bench.engine.handle_sent(1);
+            bench.engine.handle_sent(SERVER, 1);
         }
         let counts = bench.engine.index().slot_counts();
         assert_eq!(counts, SlotCounts { free: 0, used: gives, draining: 0 });
     };
-    bench.engine.handle_sized(bench.now, PageCount(5));
+    bench.engine.handle_sized(bench.now, SERVER, PageCount(5));
     fill(&mut bench, 5);
     let retry = bench.engine.next_deadline().expect("more is asked for later");
     bench.wait(retry.since_ns(bench.now));
-    assert_eq!(bench.timer(), [Action::SetSize(PageCount(8))]);
+    assert_eq!(bench.timer(), [set_size(PageCount(8))]);
     let held = |bench: &Bench| {
         let mut held: Vec<_> = bench.engine.index().queue().collect();
         held.retain(|(slot, _)| slot.0 < 2);
         held
     };
     let before = held(&bench);
-    bench.engine.handle_sized(bench.now, PageCount(2));
+    bench.engine.handle_sized(bench.now, SERVER, PageCount(2));
     assert_eq!((held(&bench), bench.actions()), (before, vec![]), "the content of its pages was not moved");
     fill(&mut bench, 2);
 }
@@ -464,16 +465,16 @@ fn a_server_that_gives_less_than_it_was_asked_for_gets_no_page_beyond() {
 fn a_server_that_gives_another_size_is_not_asked_without_end() {
     let mut bench = Bench::new(config());
     bench.greet(1, 0, 0);
-    assert_eq!(bench.actions(), [Action::SetSize(PageCount(8))]);
-    bench.engine.handle_sized(bench.now, PageCount(3));
+    assert_eq!(bench.actions(), [set_size(PageCount(8))]);
+    bench.engine.handle_sized(bench.now, SERVER, PageCount(3));
     assert_eq!(bench.actions(), []);
     let retry = bench.engine.next_deadline().expect("it is asked again later");
     bench.wait(retry.since_ns(bench.now));
-    assert_eq!(bench.timer(), [Action::SetSize(PageCount(8))]);
+    assert_eq!(bench.timer(), [set_size(PageCount(8))]);
     // The same holds for a server that offers a page less with each refusal.
-    bench.engine.handle_size_refused(bench.now, PageCount(4));
-    assert_eq!(bench.actions(), [Action::SetSize(PageCount(7))]);
-    bench.engine.handle_size_refused(bench.now, PageCount(3));
+    bench.engine.handle_size_refused(bench.now, SERVER, PageCount(4));
+    assert_eq!(bench.actions(), [set_size(PageCount(7))]);
+    bench.engine.handle_size_refused(bench.now, SERVER, PageCount(3));
     assert_eq!(bench.actions(), []);
 }
 
@@ -483,11 +484,11 @@ fn a_size_that_changed_while_the_last_one_was_refused_is_asked_for_at_once() {
     bench.engine.resize(PageCount(2));
     bench.grant();
     bench.engine.resize(PageCount(8));
-    assert_eq!(bench.actions(), [Action::SetSize(PageCount(8))]);
+    assert_eq!(bench.actions(), [set_size(PageCount(8))]);
     bench.engine.resize(PageCount(1));
     assert_eq!(bench.actions(), [], "one SETSIZE at a time");
-    bench.engine.handle_size_refused(bench.now, PageCount(3));
-    assert_eq!(bench.actions(), [Action::SetSize(PageCount(1))]);
+    bench.engine.handle_size_refused(bench.now, SERVER, PageCount(3));
+    assert_eq!(bench.actions(), [set_size(PageCount(1))]);
 }
 
 #[test]

@@ -50,7 +50,7 @@ fn a_full_way_to_the_server_drops_pages() {
     assert!(matches!(bench.engine.handle_evicted(&page(1)), Evicted::Admit(_)));
     assert_eq!(bench.engine.handle_evicted(&page(2)), Evicted::Dropped);
     assert_eq!(bench.engine.handle_evicted(&page(9)), Evicted::Unmatched);
-    bench.engine.handle_sent(1);
+    bench.engine.handle_sent(SERVER, 1);
     assert!(matches!(bench.engine.handle_evicted(&page(2)), Evicted::Admit(_)));
     assert_counted(&bench);
 }
@@ -77,7 +77,7 @@ fn a_slot_with_an_outstanding_request_is_no_victim() {
     assert_eq!(bench.engine.handle_evicted(&page(2)), Evicted::Dropped);
     bench.page_comes(fetch, 1);
     bench.actions();
-    assert_eq!(bench.engine.handle_evicted(&page(2)), Evicted::Admit(slot));
+    assert_eq!(bench.engine.handle_evicted(&page(2)), Evicted::Admit(admitted(slot)));
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn without_an_agent_blocks_are_admitted_as_they_are_read() {
     bench.connect(1, 8, 0);
     bench.read(0, blocks(3, 2));
     let actions = bench.disk_done(0, Ok(()), &[page(1), page(2)].concat());
-    let send = |slot, offset| Action::SendBlock { slot: SlotIndex(slot), request: RequestId(0), offset };
+    let send = |slot, offset| Action::SendBlock { admitted: admitted(SlotIndex(slot)), request: RequestId(0), offset };
     assert_eq!(actions, [send(0, 0), send(1, 4096), complete(0)]);
     // A read that hits keeps the page: it will not be sent again.
     let fetch = only_fetch(&bench.read(0, blocks(3, 1)));

@@ -27,6 +27,11 @@ fn seeded(seed: u64, numbers: &[ServerNumber]) -> Bench {
 }
 
 impl Bench {
+    /// Returns the server of the session.
+    fn session(&self) -> ServerNumber {
+        self.engine.pool.server().expect("there is a session")
+    }
+
     fn answer(&mut self, server: ServerNumber, offer: Option<PoolOffer>) -> Vec<Action> {
         self.engine.handle_answer(self.now, server, offer);
         self.all_actions()
@@ -41,16 +46,16 @@ impl Bench {
     }
 
     fn grants(&mut self, npages: u32) -> Vec<Action> {
-        self.engine.handle_sized(self.now, PageCount(npages));
+        self.engine.handle_sized(self.now, self.session(), PageCount(npages));
         self.all_actions()
     }
 
     /// Refuses the size that was asked for, and gives the `npages` that the server has.
     fn gives_only(&mut self, npages: u32) {
-        let more = npages - self.engine.status().granted.0;
-        self.engine.handle_size_refused(self.now, PageCount(more));
+        let (server, more) = (self.session(), npages - self.engine.status().granted.0);
+        self.engine.handle_size_refused(self.now, self.session(), PageCount(more));
         if more > 0 {
-            assert_eq!(self.all_actions(), [Action::SetSize(PageCount(npages))]);
+            assert_eq!(self.all_actions(), [Action::SetSize { server, npages: PageCount(npages) }]);
             assert_eq!(self.grants(npages), []);
         }
     }
@@ -62,7 +67,7 @@ impl Bench {
         while self.engine.next_deadline().is_some_and(|at| at <= end) {
             for action in self.until_next() {
                 match action {
-                    Action::SetSize(_) => self.engine.handle_size_refused(self.now, PageCount(0)),
+                    Action::SetSize { server, .. } => self.engine.handle_size_refused(self.now, server, PageCount(0)),
                     other => done.push((self.now.since_ns(start) / SECOND, other)),
                 }
             }
@@ -73,7 +78,7 @@ impl Bench {
 }
 
 fn begins(server: ServerNumber) -> Vec<Action> {
-    vec![Action::Use(server), Action::SetSize(PageCount(8))]
+    vec![Action::Use(server), Action::SetSize { server, npages: PageCount(8) }]
 }
 
 fn begins_and_releases(server: ServerNumber, released: &[ServerNumber]) -> Vec<Action> {
@@ -142,7 +147,7 @@ fn the_server_that_still_has_the_pool_comes_first() {
     bench.grants(8);
     bench.cache(3, 1);
     bench.wait(60 * SECOND);
-    bench.engine.handle_disconnected(bench.now);
+    bench.engine.handle_disconnected(bench.now, bench.session());
     assert_eq!(bench.all_actions(), [Action::Ask(A), Action::Ask(B)]);
     assert_eq!(bench.answer(B, room(1, 1000)), []);
     let warm = PoolOffer { generation: 5, npages: PageCount(8), available: PageCount(0), sends_received: 1 };
@@ -158,7 +163,7 @@ fn the_same_generation_at_another_server_is_another_pool() {
     bench.grants(8);
     bench.cache(3, 1);
     bench.wait(60 * SECOND);
-    bench.engine.handle_disconnected(bench.now);
+    bench.engine.handle_disconnected(bench.now, bench.session());
     bench.all_actions();
     bench.answer(A, None);
     let other = PoolOffer { generation: 5, npages: PageCount(8), available: PageCount(0), sends_received: 1 };
@@ -175,7 +180,7 @@ fn with_the_server_lost_the_next_one_has_the_pool_at_once() {
     bench.cache(3, 1);
     bench.wait(SECOND);
     bench.read(0, blocks(3, 1));
-    bench.engine.handle_disconnected(bench.now);
+    bench.engine.handle_disconnected(bench.now, bench.session());
     // The session was short: A has to wait, B does not.
     assert_eq!(bench.all_actions(), [disk_action(0, GuestOp::Read(blocks(3, 1))), Action::Ask(B)]);
     assert_eq!(bench.answer(B, room(1, 8)), begins(B));
@@ -224,7 +229,7 @@ fn a_silent_server_comes_last() {
     bench.answer(B, None);
     // A never answers the SETSIZE.
     bench.until_next();
-    assert_eq!(bench.until_next(), [Action::GiveUp, Action::Ask(B)]);
+    assert_eq!(bench.until_next(), [Action::GiveUp(A), Action::Ask(B)]);
     assert_eq!(bench.answer(B, room(1, 4)), begins(B));
 }
 
@@ -239,7 +244,7 @@ fn a_refusal_leads_to_another_server() {
     bench.gives_only(4);
     assert_eq!(bench.until_next(), [Action::Ask(B), Action::Ask(C)]);
     bench.answer(B, room(1, 4));
-    let moved = [vec![Action::Leave], begins_and_releases(C, &[B])].concat();
+    let moved = [vec![Action::Leave(A)], begins_and_releases(C, &[B])].concat();
     assert_eq!(bench.answer(C, room(1, 5)), moved);
     assert_eq!(bench.engine.stats().pool_moves, 1);
 }
@@ -271,15 +276,15 @@ fn a_pool_moves_once_a_minute_at_most() {
     bench.gives_only(2);
     bench.wait(SECOND);
     bench.until_next();
-    assert_eq!(bench.answer(B, room(1, 8)), [vec![Action::Leave], begins(B)].concat());
+    assert_eq!(bench.answer(B, room(1, 8)), [vec![Action::Leave(A)], begins(B)].concat());
     bench.gives_only(3);
     // A has what B had offered, and the operator wants it.
     bench.engine.resize(PageCount(7));
-    assert_eq!(bench.all_actions(), [Action::SetSize(PageCount(7))]);
-    bench.engine.handle_size_refused(bench.now, PageCount(0));
+    assert_eq!(bench.all_actions(), [Action::SetSize { server: bench.session(), npages: PageCount(7) }]);
+    bench.engine.handle_size_refused(bench.now, bench.session(), PageCount(0));
     let asked = bench.refused_for(100);
     assert!(asked.len() == 1 && asked[0].1 == Action::Ask(A) && asked[0].0 >= 60, "{asked:?}");
-    assert!(bench.answer(A, room(2, 7)).starts_with(&[Action::Leave, Action::Use(A)]));
+    assert!(bench.answer(A, room(2, 7)).starts_with(&[Action::Leave(B), Action::Use(A)]));
 }
 
 /// A pool that was granted nothing has nothing to lose.
@@ -294,7 +299,7 @@ fn without_any_page_the_others_are_asked_more_often() {
     assert_eq!(bench.answer(B, None), []);
     let asked = bench.refused_for(15);
     assert_eq!(asked.iter().map(|(_, action)| *action).collect::<Vec<_>>(), [Action::Ask(B)], "{asked:?}");
-    assert_eq!(bench.answer(B, room(1, 1)), [vec![Action::Leave], begins(B)].concat());
+    assert_eq!(bench.answer(B, room(1, 1)), [vec![Action::Leave(A)], begins(B)].concat());
 }
 
 #[test]
@@ -304,7 +309,7 @@ fn a_server_that_does_not_give_what_it_says_is_not_believed_again() {
     assert_eq!(bench.answer(B, room(1, 8)), begins_and_releases(B, &[A]));
     bench.gives_only(1);
     bench.until_next();
-    assert_eq!(bench.answer(A, room(1, 4)), [vec![Action::Leave], begins(A)].concat());
+    assert_eq!(bench.answer(A, room(1, 4)), [vec![Action::Leave(B)], begins(A)].concat());
     bench.gives_only(4);
     for _ in 0..5 {
         let asked = bench.refused_for(100);
@@ -312,7 +317,7 @@ fn a_server_that_does_not_give_what_it_says_is_not_believed_again() {
         assert_eq!(bench.answer(B, room(1, 8)), [Action::Release(B)]);
     }
     bench.refused_for(300);
-    assert!(bench.answer(B, room(1, 8)).starts_with(&[Action::Leave]), "some time it may be true");
+    assert!(bench.answer(B, room(1, 8)).starts_with(&[Action::Leave(A)]), "some time it may be true");
 }
 
 #[test]
@@ -326,10 +331,10 @@ fn a_larger_cache_may_need_another_server() {
     bench.grants(4);
     bench.wait(SECOND);
     bench.engine.resize(PageCount(8));
-    assert_eq!(bench.all_actions(), [Action::SetSize(PageCount(8))]);
-    bench.engine.handle_size_refused(bench.now, PageCount(0));
+    assert_eq!(bench.all_actions(), [Action::SetSize { server: bench.session(), npages: PageCount(8) }]);
+    bench.engine.handle_size_refused(bench.now, bench.session(), PageCount(0));
     assert_eq!(bench.until_next(), [Action::Ask(B)]);
-    assert_eq!(bench.answer(B, room(1, 100)), [vec![Action::Leave], begins(B)].concat());
+    assert_eq!(bench.answer(B, room(1, 100)), [vec![Action::Leave(A)], begins(B)].concat());
 }
 
 #[test]
@@ -343,7 +348,7 @@ fn a_server_taken_out_of_the_list_is_left_at_once() {
     bench.wait(SECOND);
     bench.engine.set_servers(bench.now, &[B, C]);
     let read = disk_action(0, GuestOp::Read(blocks(3, 1)));
-    assert_eq!(bench.all_actions(), [Action::Leave, read, Action::Ask(B), Action::Ask(C)]);
+    assert_eq!(bench.all_actions(), [Action::Leave(A), read, Action::Ask(B), Action::Ask(C)]);
     bench.answer(B, None);
     assert_eq!(bench.answer(C, room(1, 8)), begins(C));
     bench.grants(8);
@@ -370,7 +375,7 @@ fn moved_from_a_to_b() -> Bench {
     bench.gives_only(4);
     bench.wait(SECOND);
     assert_eq!(bench.until_next(), [Action::Ask(B)]);
-    assert_eq!(bench.answer(B, room(1, 8)), [vec![Action::Leave], begins(B)].concat());
+    assert_eq!(bench.answer(B, room(1, 8)), [vec![Action::Leave(A)], begins(B)].concat());
     bench
 }
 
@@ -403,7 +408,7 @@ fn a_server_that_never_answers_a_size_does_not_get_the_pool_again_soon() {
 #[test]
 fn a_server_that_hangs_up_at_once_does_not_get_the_pool_again_soon() {
     let mut bench = moved_from_a_to_b();
-    bench.engine.handle_disconnected(bench.now);
+    bench.engine.handle_disconnected(bench.now, bench.session());
     let actions = bench.all_actions();
     stays_on_a(bench, actions);
 }
@@ -419,7 +424,7 @@ fn new_servers_are_asked_though_an_old_one_never_answers() {
     bench.engine.set_servers(bench.now, &[A, B, C]);
     assert_eq!(bench.all_actions(), [Action::Ask(C)]);
     assert_eq!(bench.answer(C, room(1, 8)), []);
-    assert_eq!(bench.until_next(), [vec![Action::Leave], begins(C)].concat());
+    assert_eq!(bench.until_next(), [vec![Action::Leave(A)], begins(C)].concat());
 }
 
 #[test]
@@ -431,7 +436,7 @@ fn nothing_moves_while_a_size_is_owed() {
     bench.wait(SECOND);
     assert_eq!(bench.until_next(), [Action::Ask(B)]);
     bench.engine.resize(PageCount(7));
-    assert_eq!(bench.all_actions(), [Action::SetSize(PageCount(7))]);
+    assert_eq!(bench.all_actions(), [Action::SetSize { server: bench.session(), npages: PageCount(7) }]);
     assert_eq!(bench.answer(B, room(1, 8)), [Action::Release(B)], "A may give it");
     assert_eq!(bench.grants(7), []);
     assert_eq!(bench.engine.next_deadline(), None);

@@ -24,7 +24,7 @@ impl Bench {
         };
         self.actions();
         let evicted = self.engine.handle_evicted(&page(bno));
-        self.engine.handle_sent(1);
+        self.engine.handle_sent(SERVER, 1);
         (hits, evicted)
     }
 
@@ -102,6 +102,6 @@ fn free_slots_and_swap_areas_take_every_page() {
         assert_eq!(written.len(), 1);
         let actions = bench.disk_done(7, Ok(()), &page(bno));
         assert!(actions.iter().any(|action| matches!(action, Action::SendBlock { .. })), "{actions:?}");
-        bench.engine.handle_sent(1);
+        bench.engine.handle_sent(SERVER, 1);
     }
 }

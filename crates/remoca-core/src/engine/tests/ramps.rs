@@ -251,7 +251,7 @@ impl<'a> World<'a> {
                     self.in_flight -= 1;
                     self.release(request);
                 }
-                Action::SendBlock { .. } => self.bench.engine.handle_sent(1),
+                Action::SendBlock { .. } => self.bench.engine.handle_sent(SERVER, 1),
                 other => panic!("nothing else happens here: {other:?}"),
             }
         }

@@ -7,7 +7,7 @@ fn an_evicted_page_comes_back_from_the_server() {
     let mut bench = Bench::connected();
     let slot = bench.cache(3, 1);
     let actions = bench.read(0, blocks(3, 1));
-    assert!(matches!(actions[..], [Action::Fetch { slot: asked, .. }] if asked == slot));
+    assert!(matches!(actions[..], [Action::Fetch { at: PoolSlot { slot: asked, .. }, .. }] if asked == slot));
     let fetch = only_fetch(&actions);
     assert_eq!(bench.page_comes(fetch, 1), deliver(0, 0));
     assert_eq!(bench.actions(), [complete(0)]);
@@ -86,7 +86,7 @@ fn a_missing_page_is_a_miss() {
     let mut bench = Bench::connected();
     bench.cache(3, 1);
     let fetch = only_fetch(&bench.read(0, blocks(3, 1)));
-    bench.engine.handle_missing(bench.now, fetch);
+    bench.engine.handle_missing(bench.now, SERVER, fetch);
     assert_eq!(bench.actions(), [disk_action(0, GuestOp::Read(blocks(3, 1)))]);
     assert!(!bench.cached(3) && bench.known(3));
     assert_eq!(bench.engine.stats().fetch_missing, 1);
@@ -97,7 +97,7 @@ fn replies_that_nobody_asked_for_do_nothing() {
     let mut bench = Bench::connected();
     bench.cache(3, 1);
     assert_eq!(bench.page_comes(FetchId(77), 1), PageOutcome::Unexpected);
-    bench.engine.handle_missing(bench.now, FetchId(0));
+    bench.engine.handle_missing(bench.now, SERVER, FetchId(0));
     let fetch = only_fetch(&bench.read(0, blocks(3, 1)));
     assert_eq!(bench.page_comes(fetch, 1), deliver(0, 0));
     assert_eq!(bench.page_comes(fetch, 1), PageOutcome::Unexpected);

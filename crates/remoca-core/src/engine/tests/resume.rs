@@ -26,7 +26,7 @@ fn what_was_cached_is_hit_once_the_pool_is_found_again() {
     bench.connect(1, 8, 3);
     for (bno, slot) in (1..=3).zip(slots) {
         let id = u32::try_from(bno).unwrap();
-        let [Action::Fetch { fetch, slot: asked }] = bench.read(id, blocks(bno, 1))[..] else {
+        let [Action::Fetch { fetch, at: PoolSlot { slot: asked, .. } }] = bench.read(id, blocks(bno, 1))[..] else {
             panic!("no hit: {bno}")
         };
         assert_eq!(asked, slot);
@@ -79,7 +79,7 @@ fn a_request_of_the_dead_process_pins_no_slot() {
     assert_eq!(bench.engine.index().pinned_slots(), PageCount(0));
     assert_eq!(bench.engine.status().slots, SlotCounts { free: 7, used: 1, draining: 0 });
     bench.engine.resize(PageCount(0));
-    assert_eq!(bench.actions(), [Action::SetSize(PageCount(0))]);
+    assert_eq!(bench.actions(), [set_size(PageCount(0))]);
 }
 
 #[test]

@@ -188,7 +188,7 @@ impl Scenario {
 
     pub(super) fn server_has_no_page(&mut self, name: Name) -> &mut Self {
         let (now, fetch) = (self.now, self.of(name).fetches[0]);
-        self.engine.handle_missing(now, fetch);
+        self.engine.handle_missing(now, SERVER, fetch);
         self
     }
 

@@ -82,7 +82,7 @@ fn every_block_that_a_write_covers_is_one_page() {
     bench.request(0, DISK, write(range));
     let data = [&page(7)[..512], &page(1), &page(2), &page(7)[..512]].concat();
     let actions = bench.disk_done(0, Ok(()), &data);
-    let send = |slot, offset| Action::SendBlock { slot: SlotIndex(slot), request: RequestId(0), offset };
+    let send = |slot, offset| Action::SendBlock { admitted: admitted(SlotIndex(slot)), request: RequestId(0), offset };
     assert_eq!(actions, [send(0, 512), send(1, 512 + 4096), complete(0)]);
     assert!(!bench.known(11) && !bench.known(14), "covered in part");
 }
@@ -176,7 +176,7 @@ fn a_declared_area_needs_no_header_and_is_seen_while_the_cache_is_off() {
 fn what_misses_is_kept_where_there_is_room() {
     let mut bench = swapping();
     bench.read(0, blocks(11, 1));
-    let send = Action::SendBlock { slot: SlotIndex(0), request: RequestId(0), offset: 0 };
+    let send = Action::SendBlock { admitted: admitted(SlotIndex(0)), request: RequestId(0), offset: 0 };
     assert_eq!(bench.disk_done(0, Ok(()), &page(1)), [send, complete(0)]);
     for value in 2..9 {
         assert!(swap_out(&mut bench, 10 + u64::from(value), value));
