@@ -287,8 +287,8 @@ impl World<'_> {
             return Ok(());
         }
         self.note(None, || "the client notices that the connection is gone".into());
-        self.drop_connection();
         let server = self.vm.wire.number;
+        self.drop_connection();
         self.vm.engine.handle_disconnected(self.clock(), server);
         self.execute()
     }
