@@ -26,6 +26,59 @@ pub struct BlockId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotIndex(pub u32);
 
+/// Maximum number of pools that one cache is made of.
+pub const POOLS_MAX: u8 = 16;
+
+/// Number of a pool of this VM's cache (0 to 15).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PoolIndex(pub u8);
+
+impl PoolIndex {
+    /// Returns all pool numbers.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..POOLS_MAX).map(Self)
+    }
+}
+
+/// Set of pools.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolSet(u16);
+
+impl PoolSet {
+    /// Set of all pools.
+    pub const ALL: Self = Self(u16::MAX);
+
+    /// Adds a pool.
+    pub fn insert(&mut self, pool: PoolIndex) {
+        self.0 |= 1 << (pool.0 % POOLS_MAX);
+    }
+
+    /// Returns whether the pool is in the set.
+    #[must_use]
+    pub fn contains(self, pool: PoolIndex) -> bool {
+        self.0 >> (pool.0 % POOLS_MAX) & 1 != 0
+    }
+
+    /// Returns whether the set has no pool.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Returns the pools of the set, lowest number first.
+    pub fn iter(self) -> impl Iterator<Item = PoolIndex> {
+        PoolIndex::all().filter(move |pool| self.contains(*pool))
+    }
+}
+
+impl FromIterator<PoolIndex> for PoolSet {
+    fn from_iter<I: IntoIterator<Item = PoolIndex>>(pools: I) -> Self {
+        let mut set = Self::default();
+        pools.into_iter().for_each(|pool| set.insert(pool));
+        set
+    }
+}
+
 /// Number of pages or slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageCount(pub u32);
