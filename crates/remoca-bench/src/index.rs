@@ -8,10 +8,12 @@ use anyhow::{Result, ensure};
 use clap::Args;
 use remoca_core::fingerprint::Fingerprint;
 use remoca_core::index::{CacheIndex, Layout, Offer, Place};
-use remoca_core::units::{BlockId, BlockNumber, DiskIndex, PageCount};
+use remoca_core::units::{BlockId, BlockNumber, DiskIndex, PageCount, PoolIndex, PoolSet};
 use remoca_io::words::IndexMemory;
 use rustix::time::{ClockId, clock_gettime};
 
+/// Pool that has all pages.
+const POOL: PoolIndex = PoolIndex(0);
 const BATCH: usize = 32;
 /// Number of entries that a move copies in one turn of the I/O thread.
 const ENTRIES_PER_TURN: u32 = 4096;
@@ -76,13 +78,13 @@ impl Bench {
         let layout = Layout::new(PageCount(entries), PageCount(GIB_PAGES), 1);
         let mut index = CacheIndex::new(IndexMemory::new(layout.words())?, layout, 7, ZERO);
         index.take_up_disk(DiskIndex(0), 1 << 50);
-        index.aim(PageCount(entries));
-        index.resize(u32::MAX, |_| {});
+        index.aim(POOL, PageCount(entries));
+        index.resize(POOL, u32::MAX, |_| {});
         let mut this = Self { index, entries, fresh: 0, random: 1 };
         for number in 0..entries {
             this.index.learn(block(number), content(number));
             ensure!(
-                matches!(this.index.offer(content(number), Place::Tail), Offer::Admitted(_)),
+                matches!(this.index.offer(content(number), Place::Tail, PoolSet::ALL), Offer::Admitted(_)),
                 "page {number} was not admitted"
             );
         }
@@ -141,7 +143,7 @@ impl Bench {
         for _ in 0..batches {
             let contents: [_; BATCH] = std::array::from_fn(|_| content(self.draw(self.entries) | 1 << 31));
             times.start();
-            let offers = contents.map(|content| self.index.offer(content, Place::Tail));
+            let offers = contents.map(|content| self.index.offer(content, Place::Tail, PoolSet::ALL));
             times.stop();
             assert!(offers.iter().all(|offer| *offer == Offer::Unmatched));
         }
@@ -162,7 +164,9 @@ impl Bench {
             learns.stop();
             offers.start();
             let admitted = (first..self.fresh)
-                .filter(|number| matches!(self.index.offer(content(*number), Place::Tail), Offer::Admitted(_)))
+                .filter(|number| {
+                    matches!(self.index.offer(content(*number), Place::Tail, PoolSet::ALL), Offer::Admitted(_))
+                })
                 .count();
             offers.stop();
             ensure!(admitted == BATCH, "a known page was not admitted");

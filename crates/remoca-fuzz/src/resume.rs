@@ -8,14 +8,18 @@ use crate::source::Source;
 use remoca_core::engine::DiskEngine;
 use remoca_core::fingerprint::{Fingerprint, Fingerprinter};
 use remoca_core::index::{CacheIndex, DISK_BYTES_MAX, DiskState, LogEnd, Move, Offer, Origin, Place, Pool};
-use remoca_core::units::{BlockId, BlockNumber, DiskIndex, PAGE_SIZE, PageCount, SlotIndex};
+use remoca_core::units::{BlockId, BlockNumber, DiskIndex, PAGE_SIZE, PageCount, PoolIndex, PoolSet, SlotIndex};
 use std::collections::{HashMap, HashSet, VecDeque};
 
 type Index = CacheIndex<Vec<u32>>;
 
+/// Position of the first pool in the words.
+const POOLS_AT: usize = 32;
+/// Pool of the index that is tested alone.
+const POOL: PoolIndex = PoolIndex(0);
 /// Position and length of the log in the words of an index for one disk, and how many of its words may change.
-const LOG_AT: usize = 32 + 30;
-const LOG_WORDS: usize = 2 * 16 * 1024;
+const LOG_AT: usize = POOLS_AT + 16 * 16 + 30;
+const LOG_WORDS: usize = 3 * 16 * 1024;
 const LOG_SHOWN: usize = 32;
 
 /// Bits of the first byte; the upper four are the options of [`World::new`].
@@ -121,17 +125,19 @@ fn fill(words: &mut [u32], seed: u32) {
 
 /// Checks the invariants of an index.
 fn check(index: &Index) {
-    let (counts, capacity) = (index.slot_counts(), index.capacity().0);
-    assert_eq!(counts.free + counts.used + counts.draining, capacity, "{counts:?}");
-    let queue: Vec<_> = index.queue().take(capacity as usize + 1).collect();
-    let is_used = queue.len() == counts.used as usize;
-    assert!(is_used || index.is_resizing() && queue.len() < counts.used as usize, "the queue is what is used");
-    for (slot, content) in &queue {
-        assert!(slot.0 < capacity);
-        assert_eq!(index.cached(*content), Some(*slot), "a content is found where it is");
+    let mut contents = HashSet::new();
+    for pool in PoolIndex::all() {
+        let (counts, capacity) = (index.pool_slot_counts(pool), index.capacity(pool).0);
+        assert_eq!(counts.free + counts.used + counts.draining, capacity, "{counts:?}");
+        let queue: Vec<_> = index.queue(pool).take(capacity as usize + 1).collect();
+        let is_used = queue.len() == counts.used as usize;
+        assert!(is_used || index.is_resizing() && queue.len() < counts.used as usize, "the queue is what is used");
+        for (slot, content) in queue {
+            assert!(index.place_of(slot).is_some_and(|(of, local)| of == pool && local.0 < capacity));
+            assert_eq!(index.cached(content), Some(slot), "a content is found where it is");
+            assert!(contents.insert(content), "one slot for each content");
+        }
     }
-    let contents: HashSet<_> = queue.iter().map(|(_, content)| *content).collect();
-    assert_eq!(contents.len(), queue.len(), "one slot for each content");
     assert!(index.known_blocks() <= index.layout().entry_limit());
     let known = blocks().filter(|block| index.known(*block).is_some()).count();
     assert!(known <= index.known_blocks().0 as usize);
@@ -165,8 +171,9 @@ fn come_back(closed: &Index) {
         let again = resume(closed.words().clone(), origin).unwrap();
         check(&again);
         assert_eq!(again.slot_counts(), closed.slot_counts(), "{origin:?}");
-        assert!(again.queue().eq(closed.queue()), "{origin:?}: another queue");
-        assert_eq!((again.known_blocks(), again.pool()), (closed.known_blocks(), closed.pool()));
+        assert!(again.pages().eq(closed.pages()), "{origin:?}: another queue");
+        assert!(again.pools().eq(closed.pools()), "{origin:?}: other pools");
+        assert_eq!(again.known_blocks(), closed.known_blocks());
         assert!(blocks().all(|block| again.known(block) == closed.known(block)), "{origin:?}: other contents");
         assert_eq!(again.swap_areas(DISK), closed.swap_areas(DISK));
         assert_eq!(again.flush_failed(DISK), closed.flush_failed(DISK));
@@ -183,7 +190,7 @@ fn fill_up(mut index: Index) {
     for (number, used) in (0..index.slot_counts().free).zip(index.slot_counts().used..) {
         let (block, content) = unknown(number);
         index.learn(block, content);
-        assert!(matches!(index.offer(content, Place::Tail), Offer::Admitted(_)), "there is a free slot");
+        assert!(matches!(index.offer(content, Place::Tail, PoolSet::ALL), Offer::Admitted(_)), "there is a free slot");
         assert_eq!(index.slot_counts().used, used + 1, "nothing had to go for it");
     }
     let (limit, nodes) = (index.layout().entry_limit().0, index.layout().resident_limit().0);
@@ -193,7 +200,7 @@ fn fill_up(mut index: Index) {
         index.learn(block, content);
         assert!([known, known + 1].contains(&index.known_blocks().0), "one had to go for it, or none");
     }
-    let in_slots = index.queue().filter(|(_, content)| index.block_of(*content).is_some()).count();
+    let in_slots = index.pages().filter(|(_, content)| index.block_of(*content).is_some()).count();
     assert!(index.known_blocks().0 as usize >= nodes as usize + in_slots, "all nodes are used");
     check(&index);
 }
@@ -203,20 +210,21 @@ fn alone(words: Vec<u32>, origin: Origin<'_>, changed: bool, source: &mut Source
     let Some(mut index) = resume(words, origin) else { return assert!(changed) };
     check(&index);
     // As at the first connection: the rest of the log is not looked at again.
-    let received = if source.byte() & 1 == 0 { index.sends() } else { u64::from(source.word()) };
-    index.give_up_sends(received);
+    let received = if source.byte() & 1 == 0 { index.sends(POOL) } else { u64::from(source.word()) };
+    index.give_up_sends(POOL, received);
     check(&index);
-    index.begin_pool(Pool { server: 0, generation: 0 }, received);
+    index.begin_pool(POOL, Pool { server: 0, generation: 0 }, received);
     let prints = prints();
     let contents = (0..9).map(|content| prints.page(&[content; PAGE_SIZE])).collect();
-    let server = index.queue().map(|(slot, content)| (slot.0, content)).collect();
-    let log_end = index.log_end();
+    let server = index.pages().filter_map(|(slot, content)| Some((index.place_of(slot)?, content))).collect();
+    let log_end = index.log_end(POOL);
     let mut life = Life { contents, server, pinned: VecDeque::new(), log_end, index };
     while !source.is_empty() {
         life.step(source);
         check(&life.index);
-        for (slot, content) in life.index.queue() {
-            assert_eq!(life.server.get(&slot.0), Some(&content), "the server has it there");
+        for (slot, content) in life.index.pages() {
+            let place = life.index.place_of(slot).expect("a page has a place");
+            assert_eq!(life.server.get(&place), Some(&content), "the server has it there");
         }
     }
     life.pinned.drain(..).for_each(|slot| life.index.unpin(slot));
@@ -230,8 +238,8 @@ struct Life {
     index: Index,
     /// Few contents, to make collisions likely.
     contents: Vec<Fingerprint>,
-    /// Content of each slot, as sent to the server.
-    server: HashMap<u32, Fingerprint>,
+    /// Content of each slot of each pool, as sent to the servers.
+    server: HashMap<(PoolIndex, SlotIndex), Fingerprint>,
     pinned: VecDeque<SlotIndex>,
     log_end: LogEnd,
 }
@@ -255,7 +263,7 @@ impl Life {
             (8, Some(slot)) if self.index.pin(slot) => self.pinned.push_back(slot),
             (9, _) => self.pinned.pop_front().into_iter().for_each(|slot| self.index.unpin(slot)),
             (10, _) => {
-                self.index.aim(PageCount(bno.into()));
+                self.index.aim(POOL, PageCount(bno.into()));
                 self.resize(if bno & 1 == 0 { u32::MAX } else { bno.into() });
             }
             (11, _) => {
@@ -266,9 +274,9 @@ impl Life {
             (12, _) if bno == 0 => self.index.drop_all_slots(),
             (12, _) => self.index.drop_slot(SlotIndex(bno.into())),
             // A new connection. Sends that the server has not received are lost.
-            (13, _) => drop(self.index.give_up_sends(self.index.sends().saturating_sub(bno.into()))),
-            (14, _) if bno & 1 == 0 => self.index.note_taken(self.log_end),
-            (14, _) => self.log_end = self.index.log_end(),
+            (13, _) => drop(self.index.give_up_sends(POOL, self.index.sends(POOL).saturating_sub(bno.into()))),
+            (14, _) if bno & 1 == 0 => self.index.note_taken(POOL, self.log_end),
+            (14, _) => self.log_end = self.index.log_end(POOL),
             (15, _) if bno & 3 == 0 => self.grow(bno),
             _ => {
                 let areas = self.index.swap_areas(DISK);
@@ -280,9 +288,9 @@ impl Life {
 
     fn resize(&mut self, slots: u32) {
         let server = &mut self.server;
-        self.index.resize(slots, |Move { from, to }| {
-            let page = server.remove(&from.0).expect("what is moved was there");
-            server.insert(to.0, page);
+        self.index.resize(POOL, slots, |Move { from, to }| {
+            let page = server.remove(&(POOL, from)).expect("what is moved was there");
+            server.insert((POOL, to), page);
         });
     }
 
@@ -301,10 +309,10 @@ impl Life {
         let content = self.content(number);
         let known = self.index.is_known_content(content);
         let place = if number & 0x80 == 0 { Place::Tail } else { Place::Head };
-        match self.index.offer(content, place) {
+        match self.index.offer(content, place, PoolSet::ALL) {
             Offer::Admitted(slot) => {
                 assert!(known && !self.pinned.contains(&slot), "it is known, and nobody waits for what was there");
-                self.server.insert(slot.0, content);
+                self.server.insert(self.index.place_of(slot).expect("an admitted page has a place"), content);
             }
             Offer::Duplicate => assert!(self.index.cached(content).is_some()),
             Offer::Unmatched => assert!(!known),
@@ -322,7 +330,7 @@ impl Life {
             return;
         }
         let slots = PageCount(layout.slot_limit().0 + u32::from(more));
-        let larger = remoca_core::index::Layout::new(slots, PageCount(32), layout.disks());
+        let larger = layout.resized(slots, PageCount(32));
         let config = engine::config(true);
         self.index.begin_move(CacheIndex::new(vec![0; larger.words()], larger, config.seed, self.contents[0]));
         self.index.finish_move();
@@ -338,13 +346,29 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let operations: Vec<u8> =
         (0..16).flat_map(|kind| [kind, 1 + kind % 5, kind, 4, 2, kind, 5, 1, kind, 3, 1 + kind % 4]).collect();
     let index = |mode: u8, changes: &[u8]| [&[mode | INDEX_ALONE, 0], changes, &[0], &operations].concat();
-    // The capacity; the queue's first; a slot's next; a word of a hash table.
-    let changes = [4, 0, 9, 0, 0, 200, 0, 10, 0, 0, 3, 3, 91, 0, 0, 0, 1, 0, 0, 0, 4, 160, 0, 0, 0];
+    // The capacity of the first pool; its queue's first; a slot's next; a word of a hash table.
+    let small = |at: usize, value: u8| {
+        let [low, high] = u16::try_from(at).unwrap().to_le_bytes();
+        [0, low, high, 0, value]
+    };
+    let chunks_at = LOG_AT + LOG_SHOWN;
+    let changes = [
+        &[4][..],
+        &small(POOLS_AT + 9, 200),
+        &small(POOLS_AT + 10, 3),
+        &small(chunks_at + 60, 1),
+        &small(chunks_at + 400, 0),
+    ]
+    .concat();
     // A node, and a slot, that exist twice.
-    let slots_at = u8::try_from(LOG_AT + LOG_SHOWN).unwrap();
+    let copy = |from: usize, to: usize| {
+        let [[a, b], [c, d]] = [to, from].map(|at| u16::try_from(at).unwrap().to_le_bytes());
+        [7, a, b, c, d]
+    };
+    let slots_at = chunks_at + 18;
     let nodes_at = slots_at + 66;
     let twice = [(nodes_at, 5), (slots_at, 6)]
-        .map(|(at, size)| [[7, at + 5 * size, 0, at, 0], [7, at + 6 * size, 0, at + 2 * size, 0]].concat());
+        .map(|(at, size)| [copy(at, at + 5 * size), copy(at + 2 * size, at + 6 * size)].concat());
     let twice = [&[4], &twice.concat()[..]].concat();
     vec![
         again(0, &twice),

@@ -6,7 +6,7 @@ use super::{Admitted, DiskEngine, Evicted};
 use crate::fingerprint::Fingerprint;
 use crate::index::{Offer, Place};
 use crate::rules::Rule;
-use crate::units::BlockId;
+use crate::units::{BlockId, PoolSet};
 use std::ops::DerefMut;
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
@@ -54,7 +54,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         {
             self.index.learn(block, content);
         }
-        self.policy.fit(self.index.capacity());
+        self.policy.fit(self.index.total_capacity());
         if self.policy.samples(content) && self.may_be_inserted(content) {
             self.policy.note_eviction(content);
         }
@@ -76,7 +76,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.index.pass_over(content);
             return Evicted::PassedOver;
         }
-        match self.index.offer(content, Place::Tail) {
+        match self.index.offer(content, Place::Tail, PoolSet::ALL) {
             Offer::Admitted(slot) => {
                 self.pool.note_send();
                 Evicted::Admit(Admitted { at: self.pool.place_of(slot), demoted_to: None })

@@ -9,7 +9,7 @@ use super::{Action, Admission, Admitted, DiskEngine, DiskError, GuestOp, Request
 use crate::fingerprint::Fingerprint;
 use crate::index::{Offer, Place};
 use crate::rules::Rule;
-use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PAGE_SIZE};
+use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PAGE_SIZE, PoolSet};
 use std::ops::{DerefMut, Range};
 
 /// Maximum number of blocks that one write-zeroes makes known. More would push out blocks that the guest reads.
@@ -362,7 +362,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// Offers a block to the index, and sends it if it is admitted. Returns whether the block was admitted.
     fn admit_block(&mut self, id: RequestId, content: Fingerprint, offset: u32, place: Place) -> bool {
-        let Offer::Admitted(slot) = self.index.offer(content, place) else { return false };
+        let Offer::Admitted(slot) = self.index.offer(content, place, PoolSet::ALL) else { return false };
         self.pool.note_send();
         let admitted = Admitted { at: self.pool.place_of(slot), demoted_to: None };
         self.actions.push_back(Action::SendBlock { admitted, request: id, offset });

@@ -179,7 +179,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         this.pool.restore(&this.index);
         if !this.pool.is_enabled() {
             this.index.drop_everything();
-            this.index.aim(PageCount(0));
+            this.index.aim(pool::POOL, PageCount(0));
         }
         this.disks.restore(&this.index);
         this.policy.restore(this.index.is_bimodal());
@@ -274,14 +274,14 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             return None;
         }
         let slots = if cache <= now.slot_limit() { now.slot_limit().0 } else { cache.0.next_power_of_two() };
-        Some(Layout::new(PageCount(slots), PageCount(guest_memory.0.max(resident)), now.disks()))
+        Some(now.resized(PageCount(slots), PageCount(guest_memory.0.max(resident))))
     }
 
     /// Returns the layout to move to if the index of a guest of `guest_memory` pages needs less than seven eighths of
     /// the current memory. Otherwise returns `None`.
     pub fn spare_layout(&self, guest_memory: PageCount) -> Option<Layout> {
         let now = self.index.layout();
-        let layout = Layout::new(now.slot_limit(), guest_memory, now.disks());
+        let layout = now.resized(now.slot_limit(), guest_memory);
         (layout.words() < now.words() - now.words() / 8).then_some(layout)
     }
 

@@ -7,7 +7,7 @@ use super::fetches::{Fetch, Fetches};
 use super::placement::{Need, Placement, Seat};
 use super::types::{Action, FetchId, PoolOffer, PoolSlot, ServerNumber};
 use crate::index::{CacheIndex, LogEnd, Move};
-use crate::units::{Nanos, PageCount, SlotIndex};
+use crate::units::{Nanos, PageCount, PoolIndex, SlotIndex};
 use std::collections::VecDeque;
 use std::ops::DerefMut;
 
@@ -16,6 +16,9 @@ const SILENCE_NS: u64 = 10_000_000_000;
 
 /// Pause, in nanoseconds, before a size that was refused, or granted only in part, is requested again.
 const RESIZE_RETRY_NS: u64 = 10_000_000_000;
+
+/// Number of the only pool.
+pub(super) const POOL: PoolIndex = PoolIndex(0);
 
 /// Maximum number of moves between two SETSIZEs, for which the log of sends has room. The answer to a SETSIZE shows that the
 /// server has done all moves before it.
@@ -79,7 +82,7 @@ impl Pool {
 
     /// Restores the size that the pool had in the previous process, from the index of that process.
     pub(super) fn restore<M: DerefMut<Target = [u32]>>(&mut self, index: &CacheIndex<M>) {
-        self.granted = index.capacity();
+        self.granted = index.capacity(POOL);
         self.wanted = self.wanted.min(index.layout().slot_limit());
     }
 
@@ -111,7 +114,7 @@ impl Pool {
 
     /// Returns the state of the pool that placement needs.
     pub(super) fn need<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> Need {
-        let pool = index.pool().map(|pool| (ServerNumber(pool.server), pool.generation));
+        let pool = index.pool(POOL).map(|pool| (ServerNumber(pool.server), pool.generation));
         let settled = !self.is_size_owed() && self.to_ask.is_none();
         Need { wanted: self.wanted, granted: self.granted, settled, pool, seat: self.seat() }
     }
@@ -335,7 +338,7 @@ impl Pool {
         self.note_answer(now);
         self.size_owed_since = None;
         if let Some(end) = self.log_end.take() {
-            index.note_taken(end);
+            index.note_taken(POOL, end);
         }
         Some((seat, asked))
     }
@@ -378,15 +381,18 @@ impl Pool {
     /// Sets the capacity that the index works towards. It shrinks, which moves pages, only while no SETSIZE is outstanding
     /// and fewer than [`MOVES_MAX`] moves were made.
     fn aim<M: DerefMut<Target = [u32]>>(&self, index: &mut CacheIndex<M>) {
-        let (granted, wanted, capacity) = (self.granted, self.wanted, index.capacity());
+        let (granted, wanted, capacity) = (self.granted, self.wanted, index.capacity(POOL));
         if self.is_up() {
-            index.lose_from(granted);
+            index.lose_from(POOL, granted);
         }
-        index.aim(match self.session {
-            None => capacity,
-            Some(Session { asked: None, .. }) if self.moves < MOVES_MAX => granted.min(wanted),
-            Some(Session { asked, .. }) => granted.min(asked.unwrap_or(granted)).min(wanted.max(capacity)),
-        });
+        index.aim(
+            POOL,
+            match self.session {
+                None => capacity,
+                Some(Session { asked: None, .. }) if self.moves < MOVES_MAX => granted.min(wanted),
+                Some(Session { asked, .. }) => granted.min(asked.unwrap_or(granted)).min(wanted.max(capacity)),
+            },
+        );
     }
 
     /// Takes the next step of a change of size. Sends the SETSIZE once the capacity fits it, or after [`MOVES_MAX`] moves.
@@ -395,15 +401,15 @@ impl Pool {
         M: DerefMut<Target = [u32]>,
     {
         let Some(server) = self.server() else {
-            index.resize(self.slots_per_turn.min(MOVES_MAX), |_| panic!("pages move without a session"));
+            index.resize(POOL, self.slots_per_turn.min(MOVES_MAX), |_| panic!("pages move without a session"));
             return;
         };
         let moves = &mut self.moves;
-        index.resize(self.slots_per_turn.min(MOVES_MAX), |Move { from, to }| {
+        index.resize(POOL, self.slots_per_turn.min(MOVES_MAX), |Move { from, to }| {
             *moves += 1;
             actions.push_back(Action::MovePage { server, from, to });
         });
-        let capacity = index.capacity();
+        let capacity = index.capacity(POOL);
         match self.to_ask {
             Some(size) if capacity <= size => self.set_size(size, index, actions),
             Some(_) if self.moves >= MOVES_MAX => self.set_size(capacity, index, actions),
@@ -422,7 +428,7 @@ impl Pool {
             session.asked = Some(size);
             actions.push_back(Action::SetSize { server: session.seat.server(), npages: size });
         }
-        self.log_end = Some(index.log_end());
+        self.log_end = Some(index.log_end(POOL));
         self.aim(index);
     }
 }

@@ -1,6 +1,7 @@
 //! Events of memory servers (answers, sessions, pages and sizes) and of the timer.
 
 use super::fetches::Fetch;
+use super::pool::POOL;
 use super::{Action, Admission, DiskEngine, FetchId, PageOutcome, PoolOffer, RequestId, ServerNumber};
 use crate::index::Pool;
 use crate::rules::Rule;
@@ -70,15 +71,15 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let is_same = |known: Pool| {
             known.generation == pool.generation && (known == pool || !self.rules.hold(Rule::PoolOfOneServer))
         };
-        if self.index.pool().is_some_and(is_same) {
+        if self.index.pool(POOL).is_some_and(is_same) {
             // Pages were in transit when the connection broke, so their slots hold older pages.
             if self.rules.hold(Rule::LostSends) {
-                self.stats.lost_sends += self.index.give_up_sends(sends_received);
+                self.stats.lost_sends += self.index.give_up_sends(POOL, sends_received);
             }
         } else {
             self.index.drop_all_slots();
         }
-        self.index.begin_pool(pool, sends_received);
+        self.index.begin_pool(POOL, pool, sends_received);
     }
 
     /// Ends the session, and leaves all reads that wait for the server to the disk.

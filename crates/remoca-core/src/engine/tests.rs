@@ -15,6 +15,7 @@ mod resume;
 mod scenario;
 mod swap;
 
+use super::pool::POOL;
 use super::*;
 use crate::index::SlotCounts;
 use crate::units::{BlockId, BlockNumber, ByteRange, Nanos, PAGE_SIZE, SlotIndex};

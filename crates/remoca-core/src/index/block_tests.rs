@@ -1,7 +1,7 @@
 //! Blocks that move between nodes and slots, in an index whose process is killed between any two stores.
 
 use super::resume_tests::{Mortal, layout, resume};
-use super::tests::{ZERO, block, content, empty};
+use super::tests::{POOL, ZERO, block, content, empty};
 use super::*;
 
 /// Number of the block with this content.
@@ -10,7 +10,7 @@ const BLOCKS: [(u64, u32); 4] = [(1, 21), (2, 22), (3, 23), (4, 21)];
 /// Returns an index with one usable slot that knows [`BLOCKS`], prepared by `prepare`.
 fn index(prepare: impl Fn(&mut CacheIndex<Mortal>)) -> CacheIndex<Mortal> {
     let mut index = empty(Mortal::new(vec![0; layout().words()], u32::MAX), layout());
-    index.begin_pool(Pool { server: 3, generation: 9 }, 0);
+    index.begin_pool(POOL, Pool { server: 3, generation: 9 }, 0);
     index.set_capacity(PageCount(1), |_| {});
     for (bno, number) in BLOCKS {
         index.learn(block(bno), content(number));
@@ -20,7 +20,9 @@ fn index(prepare: impl Fn(&mut CacheIndex<Mortal>)) -> CacheIndex<Mortal> {
 }
 
 fn admit<M: Words>(index: &mut CacheIndex<M>, number: u32) -> SlotIndex {
-    let Offer::Admitted(slot) = index.offer(content(number), Place::Tail) else { panic!("{number} is not admitted") };
+    let Offer::Admitted(slot) = index.offer(content(number), Place::Tail, PoolSet::ALL) else {
+        panic!("{number} is not admitted")
+    };
     slot
 }
 
@@ -35,7 +37,7 @@ fn check<M: Words>(index: &CacheIndex<M>, kept: &[u64], when: &str) {
     }
     assert_eq!(index.known_blocks(), PageCount(known), "{when}: each block is known once");
     let counts = index.slot_counts();
-    assert_eq!((counts.free + counts.used, index.queue().count()), (1, counts.used as usize), "{when}");
+    assert_eq!((counts.free + counts.used, index.queue(POOL).count()), (1, counts.used as usize), "{when}");
 }
 
 /// Changes an index and kills the process before each of its stores, and before each store of the successor's rebuild.
@@ -63,7 +65,10 @@ fn kill_everywhere(
             for (bno, number) in BLOCKS {
                 index.learn(block(bno), content(number));
                 assert!(
-                    !matches!(index.offer(content(number), Place::Tail), Offer::Unmatched | Offer::NoSlot),
+                    !matches!(
+                        index.offer(content(number), Place::Tail, PoolSet::ALL),
+                        Offer::Unmatched | Offer::NoSlot
+                    ),
                     "{when}"
                 );
             }

@@ -23,7 +23,7 @@ fn index<M: Words>(words: M) -> CacheIndex<M> {
         index.learn(block(OLD, bno), content(number));
     }
     for number in [1, 2, 4] {
-        assert!(matches!(index.offer(content(number), Place::Tail), Offer::Admitted(_)));
+        assert!(matches!(index.offer(content(number), Place::Tail, PoolSet::ALL), Offer::Admitted(_)));
     }
     index
 }

@@ -12,7 +12,8 @@
 //! 3. A slot with a page or a known block is in the hash table of contents. It is *dead* if the page is lost and no block is
 //!    known; then it is not found.
 
-use super::layout::{BLOCK_LIMIT, ENTRY_WORDS, Layout, Words, header};
+use super::chunks::Chunks;
+use super::layout::{BLOCK_LIMIT, ENTRY_WORDS, Layout, Words};
 use super::table::{Lines, Site, Table};
 use crate::fingerprint::Fingerprint;
 use crate::units::{BlockId, BlockNumber, DiskIndex};
@@ -22,7 +23,7 @@ const KEY_HIGH: usize = 1;
 
 /// Flag of an entry whose block is known.
 pub(super) const KNOWN: u32 = 1 << 31;
-/// Flag of a slot with a page. It means nothing from the capacity in the header on.
+/// Flag of a slot with a page. It means nothing beyond the slots of its pool that are valid.
 pub(super) const PAGE: u32 = 1 << 30;
 const KEY_BITS: u32 = (1 << 20) - 1;
 
@@ -68,6 +69,7 @@ pub(super) struct Entries {
     keys: Lines,
     /// One live entry of each content.
     contents: Lines,
+    chunks: Chunks,
     limit: u32,
     seed: u64,
 }
@@ -79,6 +81,7 @@ impl Entries {
             table: Table::new(layout.entries_at()),
             keys: Lines::new(layout.key_lines_at(), limit),
             contents: Lines::new(layout.content_lines_at(), limit),
+            chunks: Chunks::new(layout),
             limit,
             seed,
         }
@@ -137,7 +140,7 @@ impl Entries {
     /// Returns whether an entry is a slot whose page is valid.
     #[inline]
     pub(super) fn has_page<M: Words>(&self, words: &M, entry: u32) -> bool {
-        entry < words[header::CAPACITY] && self.high(words, entry) & PAGE != 0
+        self.high(words, entry) & PAGE != 0 && self.chunks.is_valid(words, entry)
     }
 
     /// Returns whether an entry has a valid page or a known block.

@@ -1,13 +1,16 @@
 //! Layout of the region of words, and the words of its header.
 
-use crate::units::{PAGE_SIZE_U64, PageCount};
+use crate::units::{PAGE_SIZE_U64, POOLS_MAX, PageCount, PoolIndex};
 use std::ops::DerefMut;
 use std::sync::atomic::{Ordering, compiler_fence};
 
 pub(super) const NONE: u32 = u32::MAX;
 pub(super) const MAGIC: u32 = 0x5845_4449;
-pub(super) const LAYOUT_VERSION: u32 = 7;
-pub(super) const HEADER_WORDS: usize = 32;
+pub(super) const LAYOUT_VERSION: u32 = 8;
+/// Words of the header: those about everything, then those of each pool.
+pub(super) const HEADER_WORDS: usize = POOLS_AT + POOLS_MAX as usize * POOL_WORDS;
+const POOLS_AT: usize = 32;
+const POOL_WORDS: usize = 16;
 /// Words of an entry: block, flags and fingerprint.
 pub(super) const ENTRY_WORDS: usize = 5;
 /// Words of the links of a slot.
@@ -24,9 +27,15 @@ pub(super) const AREA_WORDS: usize = 3;
 pub(super) const AREAS: usize = 6;
 pub(super) const DISK_WORDS: usize = AREAS + SWAP_AREAS_MAX * AREA_WORDS;
 
-pub(super) const LOG_WORDS: usize = 2;
+pub(super) const LOG_WORDS: usize = 3;
 /// Number of entries of the log of sends, a power of two.
 pub(super) const LOG_ENTRIES: u32 = 16 * 1024;
+
+/// Binary logarithms of the smallest and the largest number of slots in a chunk.
+const CHUNK_BITS_MIN: u32 = 2;
+const CHUNK_BITS_MAX: u32 = 10;
+/// Number of chunks that a cache should have at least, so that few slots of a pool's last chunk are unused.
+const CHUNKS_MIN: u32 = 1024;
 
 /// Highest block number plus one: 40 bits.
 pub(super) const BLOCK_LIMIT: u64 = 1 << 40;
@@ -48,37 +57,52 @@ pub(super) mod header {
     pub(in super::super) const ZERO: usize = 5;
     /// 1 if what the entries say about blocks is valid, 0 while all blocks are being forgotten.
     pub(in super::super) const BLOCKS_VALID: usize = 8;
-    /// Number of slots below which a page is valid. The pages of all others are lost.
-    pub(in super::super) const CAPACITY: usize = 9;
-    /// First slot of the queue; the rest of it is linked in the slots.
-    pub(in super::super) const QUEUE: usize = 10;
+    /// Binary logarithm of the number of slots in a chunk.
+    pub(in super::super) const CHUNK_BITS: usize = 9;
     /// 1 if the insertion policy in force is bimodal, otherwise LRU.
     pub(in super::super) const BIMODAL: usize = 11;
     /// Number of slots whose block is known, in a closed index.
     pub(in super::super) const SLOTS_KNOWN: usize = 12;
-    /// 1 if the words after this one name the pool that the slots describe.
-    pub(in super::super) const POOL_VALID: usize = 16;
-    pub(in super::super) const SERVER: usize = 17;
-    pub(in super::super) const GENERATION: usize = 18;
-    /// Number of SENDPAGEs that the pool had stored when the log began.
-    pub(in super::super) const BASE: usize = 20;
-    /// Number of SENDPAGEs since then.
-    pub(in super::super) const SENDS: usize = 22;
-    /// Number of entries of the log since then.
+    /// Number of entries of the log of sends, of all pools.
     pub(in super::super) const LOGGED: usize = 23;
-    /// Number of these entries that the server is known to have received. The next word has the number of these
-    /// SENDPAGEs that it has received.
-    pub(in super::super) const TAKEN: usize = 24;
-    pub(in super::super) const TAKEN_SENDS: usize = 25;
     /// Checksum of all other words of the header if the index is closed, otherwise 0. In a closed index the tables are
-    /// complete, and the words after this one, and [`SLOTS_KNOWN`], hold the state that an open index keeps outside the
-    /// region.
+    /// complete, and the words after this one, [`SLOTS_KNOWN`] and some of each pool hold the state that an open index keeps
+    /// outside the region.
     pub(in super::super) const CLOSED: usize = 26;
-    pub(in super::super) const TAIL: usize = 27;
-    pub(in super::super) const FREE_SLOT: usize = 28;
     pub(in super::super) const FREE_NODE: usize = 29;
     pub(in super::super) const NODES_USED: usize = 30;
-    pub(in super::super) const SLOTS_USED: usize = 31;
+    /// First word of the pools.
+    pub(in super::super) const POOLS: usize = super::POOLS_AT;
+}
+
+/// Positions of the words of a pool, counted from the first one. Words without a name are 0.
+pub(super) mod of_pool {
+    /// 1 if the words after this one name the pool that the slots describe.
+    pub(in super::super) const VALID: usize = 0;
+    pub(in super::super) const SERVER: usize = 1;
+    pub(in super::super) const GENERATION: usize = 2;
+    /// Number of SENDPAGEs that the pool had stored when its log began.
+    pub(in super::super) const BASE: usize = 4;
+    /// Number of SENDPAGEs since then.
+    pub(in super::super) const SENDS: usize = 6;
+    /// Number of entries of the log, of all pools, that came before what the server is not known to have received. The
+    /// next word has the number of SENDPAGEs since [`BASE`] that it has received.
+    pub(in super::super) const TAKEN: usize = 7;
+    pub(in super::super) const TAKEN_SENDS: usize = 8;
+    /// Number of slots of the pool below which a page is valid. The pages of all others are lost.
+    pub(in super::super) const CAPACITY: usize = 9;
+    /// First slot of the queue; the rest of it is linked in the slots.
+    pub(in super::super) const QUEUE: usize = 10;
+    /// In a closed index: last slot of the queue, first free slot, and number of used slots.
+    pub(in super::super) const TAIL: usize = 11;
+    pub(in super::super) const FREE_SLOT: usize = 12;
+    pub(in super::super) const SLOTS_USED: usize = 13;
+}
+
+/// Returns the position of a word of a pool.
+#[inline]
+pub(super) fn pool_word(pool: PoolIndex, word: usize) -> usize {
+    POOLS_AT + usize::from(pool.0 % POOLS_MAX) * POOL_WORDS + word
 }
 
 /// Region of words. Every access dereferences it again, so an implementation may count or stop accesses.
@@ -110,6 +134,7 @@ pub(super) fn set_long<M: Words>(words: &mut M, at: usize, value: u64) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     slots: u32,
+    chunk_bits: u32,
     entries: u32,
     disks: u16,
 }
@@ -119,11 +144,37 @@ impl Layout {
     /// guest holds.
     #[must_use]
     pub fn new(slots: PageCount, resident: PageCount, disks: u16) -> Self {
+        let bits = (slots.0 / CHUNKS_MIN).checked_ilog2().unwrap_or(0);
+        Self::chunked(slots, resident, disks, bits.clamp(CHUNK_BITS_MIN, CHUNK_BITS_MAX))
+    }
+
+    fn chunked(slots: PageCount, resident: PageCount, disks: u16, chunk_bits: u32) -> Self {
         // NONE and the sums below need head room; 2^30 pages are 4 TiB.
         let limit = 1 << 30;
         let slots = slots.0.clamp(1, limit);
-        let entries = slots.saturating_add(resident.0.clamp(16, limit));
-        Self { slots, entries, disks }
+        let table = Self { slots, chunk_bits, entries: 0, disks }.table_slots();
+        Self { slots, chunk_bits, entries: table.saturating_add(resident.0.clamp(16, limit)), disks }
+    }
+
+    /// Returns the layout of other sizes that an index of this layout can move to: slots keep their numbers.
+    #[must_use]
+    pub fn resized(&self, slots: PageCount, resident: PageCount) -> Self {
+        Self::chunked(slots, resident, self.disks, self.chunk_bits)
+    }
+
+    /// Returns the number of slots in the table. Each pool may leave most of its last chunk unused.
+    pub(super) fn table_slots(&self) -> u32 {
+        self.chunks() << self.chunk_bits
+    }
+
+    /// Returns the number of chunks.
+    pub(super) fn chunks(&self) -> u32 {
+        self.slots.div_ceil(1 << self.chunk_bits) + u32::from(POOLS_MAX)
+    }
+
+    /// Returns the binary logarithm of the number of slots in a chunk.
+    pub(super) fn chunk_bits(&self) -> u32 {
+        self.chunk_bits
     }
 
     /// Returns the number of 32-bit words that the region must have.
@@ -132,7 +183,7 @@ impl Layout {
         self.content_lines_at() + Self::lines(self.entries) as usize * LINE_WORDS
     }
 
-    /// Returns the maximum number of slots.
+    /// Returns the maximum number of slots that all pools may have together.
     #[must_use]
     pub fn slot_limit(&self) -> PageCount {
         PageCount(self.slots)
@@ -147,7 +198,7 @@ impl Layout {
     /// Returns the number of nodes, which is the maximum number of known blocks beyond those of the slots.
     #[must_use]
     pub fn resident_limit(&self) -> PageCount {
-        PageCount(self.entries - self.slots)
+        PageCount(self.entries - self.table_slots())
     }
 
     /// Returns the number of disk numbers.
@@ -161,9 +212,14 @@ impl Layout {
         HEADER_WORDS + usize::from(self.disks) * DISK_WORDS
     }
 
+    /// Returns the word offset of the chunks.
+    pub(super) fn chunks_at(&self) -> usize {
+        self.log_at() + LOG_ENTRIES as usize * LOG_WORDS
+    }
+
     /// Returns the word offset of the links of the slots.
     pub(super) fn links_at(&self) -> usize {
-        self.log_at() + LOG_ENTRIES as usize * LOG_WORDS
+        self.chunks_at() + self.chunks() as usize
     }
 
     /// Returns the number of lines of a hash table for a table of `entries` entries.
@@ -173,12 +229,12 @@ impl Layout {
 
     /// Returns the word offset of the entries: first the slots, then the nodes.
     pub(super) fn entries_at(&self) -> usize {
-        self.links_at() + self.slots as usize * LINK_WORDS
+        self.links_at() + self.table_slots() as usize * LINK_WORDS
     }
 
     /// Returns the word offset of the first node.
     pub(super) fn nodes_at(&self) -> usize {
-        self.entries_at() + self.slots as usize * ENTRY_WORDS
+        self.entries_at() + self.table_slots() as usize * ENTRY_WORDS
     }
 
     /// Returns the word offset of the hash table that finds entries by block.
@@ -201,7 +257,13 @@ impl Layout {
         }
         let (slots, entries) = (header[header::SLOTS], header[header::ENTRIES]);
         let disks = u16::try_from(header[header::DISKS]).ok()?;
-        let layout = Self::new(PageCount(slots), PageCount(entries.checked_sub(slots)?), disks);
+        let bits = header[header::CHUNK_BITS];
+        if !(CHUNK_BITS_MIN..=CHUNK_BITS_MAX).contains(&bits) {
+            return None;
+        }
+        let empty = Self::chunked(PageCount(slots), PageCount(0), disks, bits);
+        let resident = entries.checked_sub(empty.table_slots())?;
+        let layout = empty.resized(PageCount(slots), PageCount(resident));
         (layout.slots == slots && layout.entries == entries && layout.words() <= words.len()).then_some(layout)
     }
 }

@@ -1,16 +1,16 @@
-//! The pool that the slots describe, and the log of sends to it.
+//! The pools that the slots describe, and the log of sends to them.
 //!
 //! ```text
-//! log entry: number, slot
+//! log entry: number, slot, pool
 //! ```
-//! An admitted page is logged before its slot becomes valid. If the process dies or the connection breaks, the server's
+//! The log is one for all pools, which number their sends apart. An admitted page is logged before its slot becomes valid. If the process dies or the connection breaks, the server's
 //! own count of received pages shows which pages it does not have, and the slots of those pages are dropped. Numbers
 //! count from `BASE`.
 
-use super::layout::{LOG_ENTRIES, LOG_WORDS, Layout, Words, header, long, set_long, settle};
-use crate::units::SlotIndex;
+use super::layout::{LOG_ENTRIES, LOG_WORDS, Layout, Words, header, long, of_pool, pool_word, set_long, settle};
+use crate::units::{PoolIndex, SlotIndex};
 
-/// Pool that the slots describe.
+/// Pool that slots describe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool {
     /// Number of the memory server that has it, assigned by the driver.
@@ -18,7 +18,7 @@ pub struct Pool {
     pub generation: u64,
 }
 
-/// End of the log of sends at some moment.
+/// End of a pool's log of sends at some moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogEnd {
     base: u64,
@@ -45,75 +45,96 @@ impl SendLog {
         Self { at: layout.log_at() }
     }
 
-    /// Returns the pool that the slots describe, or `None` if there is none.
-    pub(super) fn pool<M: Words>(self, words: &M) -> Option<Pool> {
-        let pool = Pool { server: words[header::SERVER], generation: long(words, header::GENERATION) };
-        (words[header::POOL_VALID] == 1).then_some(pool)
+    /// Returns the pool of this number that slots describe, or `None` if there is none.
+    pub(super) fn pool<M: Words>(self, words: &M, pool: PoolIndex) -> Option<Pool> {
+        let server = words[pool_word(pool, of_pool::SERVER)];
+        let generation = long(words, pool_word(pool, of_pool::GENERATION));
+        (words[pool_word(pool, of_pool::VALID)] == 1).then_some(Pool { server, generation })
     }
 
-    /// Sets the pool that the slots describe, and empties the log. The pool has received `sends` pages so far.
-    pub(super) fn begin_pool<M: Words>(self, words: &mut M, pool: Pool, sends: u64) {
-        words[header::POOL_VALID] = 0;
+    /// Sets the pool that the slots of this number describe, and empties its log. It has received `sends` pages so far.
+    pub(super) fn begin_pool<M: Words>(self, words: &mut M, number: PoolIndex, pool: Pool, sends: u64) {
+        self.end_pool(words, number);
+        words[pool_word(number, of_pool::SERVER)] = pool.server;
+        set_long(words, pool_word(number, of_pool::GENERATION), pool.generation);
+        self.begin(words, number, sends);
         settle();
-        words[header::SERVER] = pool.server;
-        set_long(words, header::GENERATION, pool.generation);
-        self.begin(words, sends);
-        settle();
-        words[header::POOL_VALID] = 1;
+        words[pool_word(number, of_pool::VALID)] = 1;
     }
 
-    /// Empties the log and sets its next number to `sends`.
-    fn begin<M: Words>(self, words: &mut M, sends: u64) {
-        set_long(words, header::BASE, sends);
-        words[header::SENDS] = 0;
-        words[header::LOGGED] = 0;
-        words[header::TAKEN] = 0;
-        words[header::TAKEN_SENDS] = 0;
+    /// Forgets the pool of this number.
+    pub(super) fn end_pool<M: Words>(self, words: &mut M, number: PoolIndex) {
+        words[pool_word(number, of_pool::VALID)] = 0;
+        settle();
+    }
+
+    /// Empties the log of a pool and sets its next number to `sends`.
+    fn begin<M: Words>(self, words: &mut M, pool: PoolIndex, sends: u64) {
+        set_long(words, pool_word(pool, of_pool::BASE), sends);
+        words[pool_word(pool, of_pool::SENDS)] = 0;
+        words[pool_word(pool, of_pool::TAKEN)] = words[header::LOGGED];
+        words[pool_word(pool, of_pool::TAKEN_SENDS)] = 0;
+    }
+
+    fn base<M: Words>(self, words: &M, pool: PoolIndex) -> u64 {
+        long(words, pool_word(pool, of_pool::BASE))
     }
 
     /// Returns the number of SENDPAGEs for this pool since it started.
-    pub(super) fn sends<M: Words>(self, words: &M) -> u64 {
-        long(words, header::BASE).saturating_add(u64::from(words[header::SENDS]))
+    pub(super) fn sends<M: Words>(self, words: &M, pool: PoolIndex) -> u64 {
+        self.base(words, pool).saturating_add(u64::from(words[pool_word(pool, of_pool::SENDS)]))
     }
 
-    /// Logs that the page of `slot` is about to be sent.
-    pub(super) fn note_send<M: Words>(self, words: &mut M, slot: u32) {
-        self.note_move(words, slot);
-        words[header::SENDS] += 1;
+    /// Logs that the page of `slot` is about to be sent to its pool.
+    pub(super) fn note_send<M: Words>(self, words: &mut M, pool: PoolIndex, slot: u32) {
+        self.note_move(words, pool, slot);
+        words[pool_word(pool, of_pool::SENDS)] += 1;
         settle();
     }
 
-    /// Logs that a page is about to be moved to `slot`. The entry has the number of the next send.
-    pub(super) fn note_move<M: Words>(self, words: &mut M, slot: u32) {
+    /// Logs that a page is about to be moved to `slot` of a pool. The entry has the number of the next send.
+    pub(super) fn note_move<M: Words>(self, words: &mut M, pool: PoolIndex, slot: u32) {
         // Every send is an entry as well, but a forged index may have more sends than entries.
-        if words[header::LOGGED].max(words[header::SENDS]) == u32::MAX {
-            // The log starts anew after 2^32 entries. If the connection breaks while older pages are in transit, all
-            // slots are dropped.
-            let sends = self.sends(words);
-            match self.pool(words) {
-                Some(pool) => self.begin_pool(words, pool, sends),
-                None => self.begin(words, sends),
-            }
+        if words[header::LOGGED].max(words[pool_word(pool, of_pool::SENDS)]) == u32::MAX {
+            self.begin_anew(words);
         }
         let at = self.entry_at(words[header::LOGGED]);
-        words[at] = words[header::SENDS];
+        words[at] = words[pool_word(pool, of_pool::SENDS)];
         words[at + 1] = slot;
+        words[at + 2] = u32::from(pool.0);
         settle();
         words[header::LOGGED] += 1;
         settle();
     }
 
-    /// Returns the current end of the log.
-    pub(super) fn end<M: Words>(self, words: &M) -> LogEnd {
-        LogEnd { base: long(words, header::BASE), entries: words[header::LOGGED], sends: words[header::SENDS] }
+    /// Empties the log, which starts anew after 2^32 entries. If a connection breaks while older pages are in transit, all
+    /// slots of its pool are dropped.
+    fn begin_anew<M: Words>(self, words: &mut M) {
+        let pools: Vec<_> =
+            PoolIndex::all().map(|pool| (pool, self.pool(words, pool), self.sends(words, pool))).collect();
+        pools.iter().for_each(|(pool, ..)| self.end_pool(words, *pool));
+        words[header::LOGGED] = 0;
+        for (number, pool, sends) in pools {
+            match pool {
+                Some(pool) => self.begin_pool(words, number, pool, sends),
+                None => self.begin(words, number, sends),
+            }
+        }
     }
 
-    /// Marks everything logged before `end` as received by the server. Ignores the end of an earlier pool's log.
-    pub(super) fn note_taken<M: Words>(self, words: &mut M, end: LogEnd) {
+    /// Returns the current end of the log of a pool.
+    pub(super) fn end<M: Words>(self, words: &M, pool: PoolIndex) -> LogEnd {
+        let sends = words[pool_word(pool, of_pool::SENDS)];
+        LogEnd { base: self.base(words, pool), entries: words[header::LOGGED], sends }
+    }
+
+    /// Marks everything logged for a pool before `end` as received by its server. Ignores the end of an earlier pool's log.
+    pub(super) fn note_taken<M: Words>(self, words: &mut M, pool: PoolIndex, end: LogEnd) {
         // If another pool or log has begun since, `end` does not apply to it.
-        if end.base == long(words, header::BASE) && end.entries <= words[header::LOGGED] {
-            words[header::TAKEN] = end.entries;
-            words[header::TAKEN_SENDS] = end.sends;
+        let taken = words[pool_word(pool, of_pool::TAKEN)];
+        if end.base == self.base(words, pool) && (taken..=words[header::LOGGED]).contains(&end.entries) {
+            words[pool_word(pool, of_pool::TAKEN)] = end.entries;
+            words[pool_word(pool, of_pool::TAKEN_SENDS)] = end.sends;
         }
     }
 
@@ -122,20 +143,23 @@ impl SendLog {
     }
 
     /// Returns the slots whose page is missing from a pool that has received `received` pages.
-    pub(super) fn lost<M: Words>(self, words: &M, received: u64) -> Lost {
-        let (base, logged) = (long(words, header::BASE), words[header::LOGGED]);
-        let outstanding = logged.saturating_sub(words[header::TAKEN]);
+    pub(super) fn lost<M: Words>(self, words: &M, pool: PoolIndex, received: u64) -> Lost {
+        let (base, logged) = (self.base(words, pool), words[header::LOGGED]);
+        let outstanding = logged.saturating_sub(words[pool_word(pool, of_pool::TAKEN)]);
         // The oldest entry may be half overwritten.
         let entries = outstanding.min(LOG_ENTRIES - 1);
-        let number = |back: u32| base.saturating_add(u64::from(words[self.entry_at(logged - back)]));
+        let number = |at: usize| base.saturating_add(u64::from(words[at]));
+        let of_pool = |at: &usize| words[at + 2] == u32::from(pool.0);
+        // From the newest to the oldest.
+        let own = (1..=entries).map(|back| self.entry_at(logged - back)).filter(of_pool);
         let complete_from = match entries < outstanding {
-            true => number(entries).saturating_add(1),
-            false => base.saturating_add(u64::from(words[header::TAKEN_SENDS])),
+            true => own.clone().last().map_or(self.sends(words, pool), |oldest| number(oldest).saturating_add(1)),
+            false => base.saturating_add(u64::from(words[pool_word(pool, of_pool::TAKEN_SENDS)])),
         };
-        if received < complete_from || received > self.sends(words) {
+        if received < complete_from || received > self.sends(words, pool) {
             return Lost::All;
         }
-        let lost = (1..=entries).take_while(|back| number(*back) >= received);
-        Lost::Slots(lost.map(|back| SlotIndex(words[self.entry_at(logged - back) + 1])).collect())
+        let lost = own.take_while(|at| number(*at) >= received);
+        Lost::Slots(lost.map(|at| SlotIndex(words[at + 1])).collect())
     }
 }

@@ -2,13 +2,13 @@
 //!
 //! It owns one region of 32-bit words with a fixed layout, which may outlive the process:
 //! ```text
-//! header 32 | disks: 30 each | log of sends | slots: links 2 each | entries: 5 each | entries by block | entries by content
+//! header 288 | disks: 30 each | log of sends | chunks | slots: links 2 each | entries: 5 each | entries by block, by content
 //! entry: block 52 bits + flags, fingerprint x3
 //! ```
-//! An *entry* is a slot or a node. A *slot* says what the server holds in one page, and for which block the disk holds it. A
+//! An *entry* is a slot or a node. A *slot* says what a server holds in one page of a pool, and for which block the disk holds it. A
 //! *node* says what the disk holds for another block. Block -> fingerprint -> slot (papers/remoca.txt II.B names blocks only;
 //! decision 0001 says why content is the address here, decision 0036 why there is one table).
-//! 1. Every slot below the capacity is free, used, or draining (given up while a request for it is outstanding).
+//! 1. Every slot below the capacity of its pool is free, used, or draining (given up while a request for it is outstanding).
 //! 2. At most one entry has a given block, and at most one is found by a given content (`entries.rs`).
 //! 3. Page and block become valid and invalid with one store (`layout.rs: settle`). A page that is admitted takes the block of
 //!    its content along into the slot. If the guest has received the page again when it is discarded, the block gets a node.
@@ -18,6 +18,7 @@
 //! and moves the region; `kept.rs` handles size and pool, `voids.rs` disks that come, go and change their size.
 
 mod blocks;
+mod chunks;
 mod disk_words;
 mod entries;
 mod kept;
@@ -34,7 +35,7 @@ mod voids;
 
 use crate::fingerprint::Fingerprint;
 use crate::rules::Rules;
-use crate::units::{BlockId, PageCount, SlotIndex};
+use crate::units::{BlockId, PageCount, PoolIndex, PoolSet, SlotIndex};
 use disk_words::DiskWords;
 use entries::Entries;
 use log::SendLog;
@@ -144,9 +145,9 @@ impl<M: Words> CacheIndex<M> {
         holds
     }
 
-    /// Decides whether to cache an evicted page with this `content`. If the page is admitted, it is entered in the log
-    /// of sends, and the caller must send it.
-    pub fn offer(&mut self, content: Fingerprint, place: Place) -> Offer {
+    /// Decides whether to cache an evicted page with this `content` in one of `pools`. If the page is admitted, it is entered
+    /// in the log of sends, and the caller must send it.
+    pub fn offer(&mut self, content: Fingerprint, place: Place, pools: PoolSet) -> Offer {
         let Some(entry) = self.entries.find_content(&self.words, content) else {
             return Offer::Unmatched;
         };
@@ -154,7 +155,7 @@ impl<M: Words> CacheIndex<M> {
             self.slots.move_to_tail(&mut self.words, entry);
             return Offer::Duplicate;
         }
-        let Some(slot) = self.admit(entry, content) else {
+        let Some(slot) = self.admit(entry, content, pools) else {
             return Offer::NoSlot;
         };
         if place == Place::Head {
@@ -166,21 +167,19 @@ impl<M: Words> CacheIndex<M> {
 
     /// Moves the block of `entry`, which has this content and no page, to a slot whose page is to be sent. The slot is a free
     /// one or, if there is none, that of the first victim that is not pinned. Returns `None` if no victim is found, or
-    /// while lost pages are being released. A shrinking cache takes no more pages than it will have room for.
-    fn admit(&mut self, entry: u32, content: Fingerprint) -> Option<u32> {
-        if self.slots.are_losing() {
-            return None;
-        }
+    /// while the pools release lost pages. A shrinking pool takes no more pages than it will have room for.
+    fn admit(&mut self, entry: u32, content: Fingerprint, pools: PoolSet) -> Option<u32> {
+        let pool = self.slots.choose(pools)?;
         let mut victim = None;
-        if self.slots.needs_victim() {
-            victim = Some(self.slots.find_victim(&self.words)?);
+        if self.slots.needs_victim(pool) {
+            victim = Some(self.slots.find_victim(&self.words, pool)?);
         }
         // Before the victim's block needs a node, which might be this one.
         let block = self.remove_block(entry);
         victim.iter().for_each(|victim| self.discard(*victim));
-        let slot = self.slots.take(&mut self.words, victim);
+        let slot = self.slots.take(&mut self.words, pool, victim);
         let key = self.slots.reserve(&mut self.words, slot, content, block)?;
-        self.log.note_send(&mut self.words, slot);
+        self.log.note_send(&mut self.words, pool, slot);
         self.slots.fill(&mut self.words, slot, key);
         self.follow_slot(slot);
         Some(slot)
@@ -239,9 +238,14 @@ impl<M: Words> CacheIndex<M> {
         self.slots.pinned(&self.words)
     }
 
-    /// Returns the cached contents with their slots, from the next to be discarded to the newest.
-    pub fn queue(&self) -> impl Iterator<Item = (SlotIndex, Fingerprint)> + '_ {
-        self.slots.queue(&self.words)
+    /// Returns the cached contents of a pool with their slots, from the next to be discarded to the newest.
+    pub fn queue(&self, pool: PoolIndex) -> impl Iterator<Item = (SlotIndex, Fingerprint)> + '_ {
+        self.slots.queue(&self.words, pool)
+    }
+
+    /// Returns the cached contents of all pools with their slots.
+    pub fn pages(&self) -> impl Iterator<Item = (SlotIndex, Fingerprint)> + '_ {
+        PoolIndex::all().flat_map(|pool| self.queue(pool))
     }
 
     /// Drops the page of `slot`, because the server lost it or returned something else.
@@ -255,6 +259,7 @@ impl<M: Words> CacheIndex<M> {
     /// them, and their blocks get nodes: those that the guest had not received again only as long as nodes are free.
     pub fn drop_all_slots(&mut self) {
         self.slots.clear(&mut self.words);
+        self.follow_all_chunks();
     }
 
     /// Drops all cached content and forgets all known blocks.

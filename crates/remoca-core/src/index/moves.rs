@@ -5,6 +5,7 @@
 //! are copied at the end in one piece. After a kill before the end the old region is intact, because a move only reads it.
 
 use super::layout::header;
+use super::slots::Slots;
 use super::{CacheIndex, Target, Words};
 use crate::fingerprint::Fingerprint;
 use crate::units::BlockId;
@@ -17,7 +18,9 @@ impl<M: Words> CacheIndex<M> {
     pub fn begin_move(&mut self, mut target: Self) {
         assert_eq!(self.layout.disks(), target.layout.disks(), "an index moves with its disks");
         assert!(self.slots.limit() <= target.slots.limit(), "an index moves with all its slots");
+        assert_eq!(self.layout.chunk_bits(), target.layout.chunk_bits(), "an index moves with its chunks");
         target.keep_to(self.rules);
+        target.slots.follow_chunks(&mut target.words, &self.slots, &self.words);
         self.target = Some(Box::new(Target { index: target, moved: 0 }));
     }
 
@@ -40,7 +43,7 @@ impl<M: Words> CacheIndex<M> {
 
     /// Gives a slot of the target the page and the block of the same slot here.
     fn move_slot(&self, target: &mut Self, slot: u32) {
-        target.words[header::CAPACITY] = self.words[header::CAPACITY];
+        Slots::follow_capacities(&mut target.words, &self.words);
         // Of several nodes with this content, another one may stand for it there than here.
         let content = self.entries.content(&self.words, slot);
         if self.entries.is_live(&self.words, slot)
@@ -57,7 +60,7 @@ impl<M: Words> CacheIndex<M> {
         if self.is_void(block) || target.nodes.is_full() && self.cached(content).is_none() {
             return;
         }
-        target.words[header::CAPACITY] = self.words[header::CAPACITY];
+        Slots::follow_capacities(&mut target.words, &self.words);
         target.insert_node(block, content);
         if !referenced && let Some(entry) = target.entries.find(&target.words, block) {
             target.nodes.clear_reference(&mut target.words, entry);
@@ -69,8 +72,10 @@ impl<M: Words> CacheIndex<M> {
     pub fn finish_move(&mut self) -> Option<M> {
         while !self.move_entries(u32::MAX) {}
         let Target { mut index, .. } = *self.target.take()?;
-        let kept = header::POOL_VALID..self.layout.links_at();
-        index.words[kept.clone()].copy_from_slice(&self.words[kept]);
+        let pools_and_disks = header::POOLS..self.layout.chunks_at();
+        index.words[pools_and_disks.clone()].copy_from_slice(&self.words[pools_and_disks]);
+        index.words[header::LOGGED] = self.words[header::LOGGED];
+        index.slots.follow_chunks(&mut index.words, &self.slots, &self.words);
         index.words[header::BIMODAL] = self.words[header::BIMODAL];
         index.slots.finish_from(&mut index.words, &self.slots, &self.words);
         index.look_for_voids();
@@ -81,13 +86,27 @@ impl<M: Words> CacheIndex<M> {
     fn target_of(&mut self, entry: u32) -> Option<&mut Self> {
         let target = self.target.as_mut().filter(|target| entry < target.moved)?;
         // It says which pages are valid.
-        target.index.words[header::CAPACITY] = self.words[header::CAPACITY];
+        Slots::follow_capacities(&mut target.index.words, &self.words);
         Some(&mut target.index)
     }
 
     /// Returns the target of the move in progress, whatever has been moved.
     pub(super) fn target_of_all(&mut self) -> Option<&mut Self> {
         self.target.as_mut().map(|target| &mut target.index)
+    }
+
+    /// Makes the target follow a change of the pool that has the chunk of a slot.
+    pub(super) fn follow_chunk(&mut self, slot: u32) {
+        if let Some(target) = &mut self.target {
+            target.index.slots.follow_chunk(&mut target.index.words, slot, &self.slots, &self.words);
+        }
+    }
+
+    /// Makes the target follow a change of the pools that have chunks.
+    pub(super) fn follow_all_chunks(&mut self) {
+        if let Some(target) = &mut self.target {
+            target.index.slots.follow_chunks(&mut target.index.words, &self.slots, &self.words);
+        }
     }
 
     /// Makes the target follow a change of a slot.

@@ -35,7 +35,7 @@ pub(super) struct Nodes {
 impl Nodes {
     /// Returns the nodes of a layout. None is used or free until they are cleared, loaded or rebuilt.
     pub(super) fn new(layout: &Layout, entries: Entries, zero: Fingerprint) -> Self {
-        let start = layout.slot_limit().0;
+        let start = layout.table_slots();
         Self { entries, start, free: NONE, used: 0, hand: start, zero, rules: Rules::default() }
     }
 

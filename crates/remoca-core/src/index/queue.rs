@@ -1,28 +1,30 @@
-//! The queue of used slots, from the next to be discarded (head) to the newest (tail), and the list of free slots. A
+//! The queue of the used slots of a pool, from the next to be discarded (head) to the newest (tail), and the list of free slots. A
 //! slot is on at most one of the two, so both use the same two links of it.
 
-use super::layout::{LINK_WORDS, NONE, Words, header, settle};
+use super::layout::{LINK_WORDS, NONE, Words, settle};
 use super::table::Table;
 
 pub(super) const PREVIOUS: usize = 0;
 pub(super) const NEXT: usize = 1;
 
-/// Queue of used slots. Its head is in the header; followed from there, the queue is consistent after every store.
+/// Queue of the used slots of a pool. Its head is in the header; followed from there, the queue is consistent after every store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Queue {
     links: Table<LINK_WORDS>,
+    /// Position of the word with the first slot.
+    head_at: usize,
     tail: u32,
 }
 
 impl Queue {
     /// Returns the empty queue.
-    pub(super) fn new(links: Table<LINK_WORDS>) -> Self {
-        Self { links, tail: NONE }
+    pub(super) fn new(links: Table<LINK_WORDS>, head_at: usize) -> Self {
+        Self { links, head_at, tail: NONE }
     }
 
     /// Returns the next slot to be discarded, or [`NONE`].
     pub(super) fn first<M: Words>(&self, words: &M) -> u32 {
-        words[header::QUEUE]
+        words[self.head_at]
     }
 
     /// Returns the newest slot, or [`NONE`].
@@ -48,7 +50,7 @@ impl Queue {
     /// Sets the slot after `slot`, or the first slot if `slot` is [`NONE`].
     fn set_next<M: Words>(&self, words: &mut M, slot: u32, next: u32) {
         if slot == NONE {
-            words[header::QUEUE] = next;
+            words[self.head_at] = next;
         } else {
             self.links.set(words, slot, NEXT, next);
         }
@@ -56,7 +58,7 @@ impl Queue {
 
     /// Empties the queue.
     pub(super) fn clear<M: Words>(&mut self, words: &mut M) {
-        words[header::QUEUE] = NONE;
+        words[self.head_at] = NONE;
         self.tail = NONE;
     }
 
@@ -83,7 +85,7 @@ impl Queue {
             self.links.set(words, first, PREVIOUS, slot)
         }
         settle();
-        words[header::QUEUE] = slot;
+        words[self.head_at] = slot;
     }
 
     /// Inserts a slot as the newest.

@@ -42,10 +42,11 @@ impl<M: Words> CacheIndex<M> {
         this.words[header::MAGIC] = 0;
         settle();
         this.words[1..layout.nodes_at()].fill(0);
-        this.slots.clear_queue(&mut this.words);
+        this.slots.clear_new(&mut this.words);
         this.clear_blocks();
         this.words[header::VERSION] = LAYOUT_VERSION;
         this.words[header::SLOTS] = layout.slot_limit().0;
+        this.words[header::CHUNK_BITS] = layout.chunk_bits();
         this.words[header::ENTRIES] = layout.entry_limit().0;
         this.words[header::DISKS] = u32::from(layout.disks());
         this.words[header::ZERO..header::ZERO + 3].copy_from_slice(&zero.0);
@@ -113,7 +114,7 @@ impl<M: Words> CacheIndex<M> {
         this.reopen();
         this.taken_as_it_was = closed && origin == Origin::Own;
         if this.taken_as_it_was {
-            this.slots.take_as_closed(&this.words);
+            this.slots.take_as_closed(&mut this.words);
             this.nodes.take_as_closed(&this.words);
         } else {
             this.rebuild(origin);

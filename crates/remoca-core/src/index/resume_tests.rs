@@ -1,14 +1,14 @@
 //! The index of a process that was killed between any two stores, and forged words.
 
-use super::layout::{HEADER_WORDS, header};
-use super::tests::{Model, Step, Told, ZERO, block, content, empty, steps, with_disks};
+use super::layout::{HEADER_WORDS, header, of_pool, pool_word};
+use super::tests::{Model, POOL, Step, Told, ZERO, block, content, empty, steps, with_disks};
 use super::*;
 use crate::units::{BlockNumber, DiskIndex};
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet};
 use std::ops::{Deref, DerefMut};
 
-const POOL: Pool = Pool { server: 3, generation: 9 };
+const AT: Pool = Pool { server: 3, generation: 9 };
 const DISKS: u16 = 2;
 /// Disks that have the same numbers in two processes.
 const SAME: [(DiskIndex, DiskIndex); 2] = [(DiskIndex(0), DiskIndex(0)), (DiskIndex(1), DiskIndex(1))];
@@ -61,7 +61,7 @@ pub(super) fn layout() -> Layout {
 
 fn index<M: DerefMut<Target = [u32]>>(words: M) -> CacheIndex<M> {
     let mut index = empty(words, layout());
-    index.begin_pool(POOL, 0);
+    index.begin_pool(POOL, AT, 0);
     index.set_capacity(PageCount(8), |_| {});
     index
 }
@@ -110,7 +110,7 @@ fn touched(step: &Step, before: &Model, queues: [&[(SlotIndex, Fingerprint)]; 2]
 }
 
 fn queue<M: DerefMut<Target = [u32]>>(index: &CacheIndex<M>) -> Vec<(SlotIndex, Fingerprint)> {
-    index.queue().collect()
+    index.queue(POOL).collect()
 }
 
 proptest! {
@@ -150,9 +150,9 @@ proptest! {
 
             // The server received some of what was sent before, and says so.
             let (server, received) = server_after(&before.told[..got.min(before.told.len())]);
-            prop_assert_eq!(resumed.pool(), Some(POOL));
-            resumed.give_up_sends(received);
-            resumed.begin_pool(POOL, received);
+            prop_assert_eq!(resumed.pool(POOL), Some(AT));
+            resumed.give_up_sends(POOL, received);
+            resumed.begin_pool(POOL, AT, received);
             let learned = (0..24).filter_map(|b| Some((b, resumed.known(block(b))?))).collect();
             let mut model = Model { server, learned, ..Model::default() };
             model.check(&resumed)?;
@@ -208,20 +208,27 @@ proptest! {
         let (log_at, links_at) = (layout().log_at(), layout().links_at());
         words[log_at..links_at].fill(log);
         words[links_at..].copy_from_slice(&made_up);
-        (words[header::CAPACITY], words[header::QUEUE], words[header::LOGGED]) = (capacity, made_up[0], logged);
+        for (at, ordinal) in (layout().chunks_at()..links_at).zip(&made_up) {
+            words[at] = ordinal % 6;
+        }
+        words[header::LOGGED] = logged;
+        words[pool_word(POOL, of_pool::CAPACITY)] = capacity;
+        words[pool_word(POOL, of_pool::QUEUE)] = made_up[0];
         words[HEADER_WORDS..log_at].copy_from_slice(&made_up[..log_at - HEADER_WORDS]);
         // As if it had been closed, but with a wrong checksum.
         words[header::CLOSED] = closed;
-        words[header::TAIL..=header::SLOTS_USED].copy_from_slice(&made_up[1..6]);
+        words[header::FREE_NODE..=header::NODES_USED].copy_from_slice(&made_up[1..3]);
+        let tail = pool_word(POOL, of_pool::TAIL);
+        words[tail..tail + 3].copy_from_slice(&made_up[3..6]);
         let mut index = with_disks(resume_of(words, if own { Origin::Own } else { Origin::Stranger(&SAME) }));
         prop_assert!(!index.was_closed());
-        index.give_up_sends(5);
+        index.give_up_sends(POOL, 5);
         for disk in 0..DISKS {
             let areas = index.swap_areas(DiskIndex(disk));
             index.set_swap_areas(DiskIndex(disk), areas.iter());
         }
         // The model starts from what the index says about server and guest.
-        let server = index.queue().map(|(slot, content)| (slot.0, content)).collect();
+        let server = index.queue(POOL).map(|(slot, content)| (slot.0, content)).collect();
         let learned = (0..24).filter_map(|b| Some((b, index.known(block(b))?))).collect();
         let mut model = Model { server, learned, ..Model::default() };
         model.check(&index)?;
@@ -237,16 +244,20 @@ fn a_closed_index_is_made_anew_if_a_word_of_its_header_is_damaged() {
     let mut index = index(vec![0; layout().words()]);
     for number in 1..6 {
         index.learn(block(number.into()), content(number));
-        index.offer(content(number), Place::Tail);
+        index.offer(content(number), Place::Tail, PoolSet::ALL);
     }
     index.close();
     assert!(resume(index.words.clone()).was_closed());
-    for (at, bit) in (header::BLOCKS_VALID..HEADER_WORDS).flat_map(|at| (0..32).map(move |bit| (at, bit))) {
+    let layout_word = |at: &usize| *at == header::CHUNK_BITS;
+    for (at, bit) in (header::BLOCKS_VALID..HEADER_WORDS)
+        .filter(|at| !layout_word(at))
+        .flat_map(|at| (0..32).map(move |bit| (at, bit)))
+    {
         let mut words = index.words.clone();
         words[at] ^= 1 << bit;
         let resumed = resume(words);
         assert!(!resumed.was_closed(), "bit {bit} of word {at}");
-        if at >= header::CLOSED {
+        if (header::CLOSED..header::POOLS).contains(&at) {
             assert_eq!(resumed.slot_counts(), index.slot_counts());
             assert_eq!(resumed.known_blocks(), index.known_blocks());
             assert_eq!(queue(&resumed), queue(&index));
@@ -301,7 +312,7 @@ fn failed_flushes_and_swap_areas_are_kept() {
         assert_eq!(index.swap_areas(DiskIndex(1)), areas);
         assert_eq!(index.swap_areas(DiskIndex(0)), []);
         assert_eq!([0, 1].map(|disk| index.flush_failed(DiskIndex(disk))), [Some(5), None]);
-        assert_eq!(index.pool(), Some(POOL));
+        assert_eq!(index.pool(POOL), Some(AT));
     }
 }
 
@@ -312,14 +323,14 @@ fn resume_cost() {
     let pages = gib << 18;
     let layout = Layout::new(PageCount(pages), PageCount(1 << 18), 1);
     let mut index = empty(vec![0; layout.words()], layout);
-    index.begin_pool(POOL, 0);
+    index.begin_pool(POOL, AT, 0);
     index.set_capacity(PageCount(pages), |_| {});
     // Numbers without any order, like keyed hashes.
     let content = |i: u32| Fingerprint([1, 2, 3].map(|k: u32| i.wrapping_mul(0x9e37_79b1).rotate_left(k * 7) ^ i));
     for i in 0..pages + (1 << 17) {
         index.learn(BlockId { disk: DiskIndex(0), bno: BlockNumber(u64::from(i)) }, content(i));
         if i < pages {
-            assert!(matches!(index.offer(content(i), Place::Tail), Offer::Admitted(_)));
+            assert!(matches!(index.offer(content(i), Place::Tail, PoolSet::ALL), Offer::Admitted(_)));
         }
     }
     let (known, used) = (index.known_blocks(), index.slot_counts().used);

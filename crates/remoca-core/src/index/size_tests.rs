@@ -1,6 +1,6 @@
 //! Changes of size: how much one call does, and that the change ends.
 
-use super::tests::{Model, Step, ZERO, block, content, empty, index, steps};
+use super::tests::{Model, POOL, Step, ZERO, block, content, empty, index, steps};
 use super::*;
 use proptest::prelude::*;
 use std::cell::Cell;
@@ -40,7 +40,7 @@ fn full() -> CacheIndex<Counted> {
     for number in 0..SLOTS {
         let content = content(number + 100);
         index.learn(block(number.into()), content);
-        assert!(matches!(index.offer(content, Place::Tail), Offer::Admitted(_)));
+        assert!(matches!(index.offer(content, Place::Tail, PoolSet::ALL), Offer::Admitted(_)));
     }
     index
 }
@@ -55,7 +55,7 @@ fn looks<R>(index: &mut CacheIndex<Counted>, work: impl FnOnce(&mut CacheIndex<C
 fn go_on(index: &mut CacheIndex<Counted>) -> u32 {
     let mut turns = 0;
     while index.is_resizing() {
-        let looks = looks(index, |index| index.resize(1, |_| {}));
+        let looks = looks(index, |index| index.resize(POOL, 1, |_| {}));
         assert!(looks <= LOOKS_MAX, "{looks}");
         turns += 1;
     }
@@ -67,15 +67,16 @@ fn no_call_looks_at_more_slots_than_it_was_told_to() {
     let mut index = full();
     // The older half leaves holes for the newer one.
     (0..SLOTS / 4).for_each(|slot| index.drop_slot(SlotIndex(slot)));
-    assert!(looks(&mut index, |index| index.aim(PageCount(SLOTS / 2))) <= LOOKS_MAX);
+    assert!(looks(&mut index, |index| index.aim(POOL, PageCount(SLOTS / 2))) <= LOOKS_MAX);
     assert!(go_on(&mut index) >= SLOTS / 2);
     assert_eq!(index.slot_counts(), SlotCounts { free: 0, used: SLOTS / 2, draining: 0 });
-    assert!(looks(&mut index, |index| index.aim(PageCount(SLOTS))) <= LOOKS_MAX);
+    assert!(looks(&mut index, |index| index.aim(POOL, PageCount(SLOTS))) <= LOOKS_MAX);
     assert!(go_on(&mut index) >= SLOTS / 2);
-    assert!(looks(&mut index, |index| index.lose_from(PageCount(SLOTS / 4))) <= LOOKS_MAX);
+    assert!(looks(&mut index, |index| index.lose_from(POOL, PageCount(SLOTS / 4))) <= LOOKS_MAX);
     assert!(go_on(&mut index) >= SLOTS / 4);
-    assert!(looks(&mut index, CacheIndex::drop_all_slots) <= LOOKS_MAX);
-    assert_eq!((index.slot_counts().used, index.queue().next()), (0, None));
+    let chunks = u64::from(index.layout().chunks());
+    assert!(looks(&mut index, CacheIndex::drop_all_slots) <= LOOKS_MAX + chunks, "one store for each chunk");
+    assert_eq!((index.slot_counts().used, index.queue(POOL).next()), (0, None));
     assert!(go_on(&mut index) >= SLOTS);
     assert_eq!(index.slot_counts(), SlotCounts { free: SLOTS, used: 0, draining: 0 });
 }
@@ -85,16 +86,16 @@ fn lost_pages_are_not_found_and_their_slots_not_filled() {
     let mut index = index(8, 64);
     for i in 0..8 {
         index.learn(block(u64::from(i)), content(i));
-        index.offer(content(i), Place::Tail);
+        index.offer(content(i), Place::Tail, PoolSet::ALL);
     }
-    let lost: Vec<_> = index.queue().filter(|(slot, _)| slot.0 >= 3).collect();
-    index.lose_from(PageCount(3));
+    let lost: Vec<_> = index.queue(POOL).filter(|(slot, _)| slot.0 >= 3).collect();
+    index.lose_from(POOL, PageCount(3));
     for (_, content) in &lost {
-        assert_eq!((index.cached(*content), index.offer(*content, Place::Tail)), (None, Offer::NoSlot));
+        assert_eq!((index.cached(*content), index.offer(*content, Place::Tail, PoolSet::ALL)), (None, Offer::NoSlot));
     }
-    assert_eq!(index.queue().count(), 3);
-    index.aim(PageCount(3));
-    index.resize(u32::MAX, |_| panic!("what is lost cannot be moved"));
+    assert_eq!(index.queue(POOL).count(), 3);
+    index.aim(POOL, PageCount(3));
+    index.resize(POOL, u32::MAX, |_| panic!("what is lost cannot be moved"));
     assert_eq!(index.slot_counts(), SlotCounts { free: 0, used: 3, draining: 0 });
     assert!(lost.iter().all(|(_, content)| index.cached(*content).is_none()));
 }
@@ -125,13 +126,13 @@ fn admissions_do_not_keep_a_shrink_from_its_end() {
         let number = numbers.next().unwrap();
         let content = content(number);
         index.learn(block(number.into()), content);
-        assert!(matches!(index.offer(content, Place::Tail), Offer::Admitted(_)));
+        assert!(matches!(index.offer(content, Place::Tail, PoolSet::ALL), Offer::Admitted(_)));
     };
     (0..32).for_each(|_| admit(&mut index));
-    index.aim(PageCount(8));
+    index.aim(POOL, PageCount(8));
     let mut turns = 0;
     while index.is_resizing() {
-        index.resize(1, |_| {});
+        index.resize(POOL, 1, |_| {});
         admit(&mut index);
         turns += 1;
         assert!(turns <= 3 * 64, "{:?}", index.slot_counts());
@@ -166,6 +167,6 @@ proptest! {
             slots += 1;
             prop_assert!(slots <= 5 * 16, "it does not end");
         }
-        prop_assert_eq!(index.capacity(), PageCount(to));
+        prop_assert_eq!(index.capacity(POOL), PageCount(to));
     }
 }

@@ -40,11 +40,6 @@ impl Sizing {
         self.kept = NONE;
     }
 
-    /// Returns whether the page of a slot is lost.
-    pub(super) fn is_lost(&self, slot: u32) -> bool {
-        slot >= self.kept
-    }
-
     /// Returns how many of the first `capacity` slots keep their page.
     pub(super) fn kept_of(&self, capacity: u32) -> u32 {
         capacity.min(self.kept)

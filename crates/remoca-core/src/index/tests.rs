@@ -6,13 +6,15 @@ use proptest::prelude::*;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::DerefMut;
 
+/// Pool of the tests that need only one.
+pub(super) const POOL: PoolIndex = PoolIndex(0);
 pub(super) const ZERO: Fingerprint = Fingerprint([9, 9, 9]);
 
 impl<M: DerefMut<Target = [u32]>> CacheIndex<M> {
     /// Changes the capacity in one step.
     pub(super) fn set_capacity(&mut self, capacity: PageCount, moves: impl FnMut(Move)) {
-        self.aim(capacity);
-        self.resize(u32::MAX, moves);
+        self.aim(POOL, capacity);
+        self.resize(POOL, u32::MAX, moves);
         assert!(!self.is_resizing());
     }
 }
@@ -52,11 +54,13 @@ pub(super) fn content(value: u32) -> Fingerprint {
 #[test]
 fn a_page_goes_round() {
     let mut index = index(2, 16);
-    assert_eq!(index.offer(content(1), Place::Tail), Offer::Unmatched);
+    assert_eq!(index.offer(content(1), Place::Tail, PoolSet::ALL), Offer::Unmatched);
     index.learn(block(1), content(1));
-    let Offer::Admitted(slot) = index.offer(content(1), Place::Tail) else { panic!("known content is admitted") };
+    let Offer::Admitted(slot) = index.offer(content(1), Place::Tail, PoolSet::ALL) else {
+        panic!("known content is admitted")
+    };
     assert_eq!(index.cached(index.known(block(1)).unwrap()), Some(slot));
-    assert_eq!(index.offer(content(1), Place::Tail), Offer::Duplicate);
+    assert_eq!(index.offer(content(1), Place::Tail, PoolSet::ALL), Offer::Duplicate);
     index.forget(block(1));
     assert_eq!(index.known(block(1)), None);
 }
@@ -67,12 +71,12 @@ fn a_hit_is_next_to_be_discarded_and_stays_valid() {
     for i in 1..=3 {
         index.learn(block(u64::from(i)), content(i));
     }
-    index.offer(content(1), Place::Tail);
-    let Offer::Admitted(second) = index.offer(content(2), Place::Tail) else { panic!() };
+    index.offer(content(1), Place::Tail, PoolSet::ALL);
+    let Offer::Admitted(second) = index.offer(content(2), Place::Tail, PoolSet::ALL) else { panic!() };
     let (hint, _) = index.look_up(block(2)).unwrap();
     index.hit(hint, block(2), second, false);
     assert_eq!(index.cached(content(2)), Some(second));
-    assert_eq!(index.offer(content(3), Place::Tail), Offer::Admitted(second));
+    assert_eq!(index.offer(content(3), Place::Tail, PoolSet::ALL), Offer::Admitted(second));
     assert!(index.cached(content(1)).is_some(), "the page that was not hit stays");
     assert_eq!(index.known(block(2)), Some(content(2)), "the guest holds the page that was hit");
 }
@@ -99,11 +103,13 @@ fn a_hit_finds_its_block_wherever_it_is_by_now() {
         // Another block with the same content, in the node of a third.
         index.forget(block(5));
         index.learn(block(4), content(1));
-        let Offer::Admitted(slot) = index.offer(content(1), Place::Tail) else { panic!("known content is admitted") };
-        index.offer(content(2), Place::Tail);
+        let Offer::Admitted(slot) = index.offer(content(1), Place::Tail, PoolSet::ALL) else {
+            panic!("known content is admitted")
+        };
+        index.offer(content(2), Place::Tail, PoolSet::ALL);
         index.hit(hint, block(1), slot, false);
         assert_eq!(index.known(block(1)).is_some(), fate < 2);
-        assert_eq!(index.queue().next(), Some((slot, content(1))), "the next to be discarded");
+        assert_eq!(index.queue(POOL).next(), Some((slot, content(1))), "the next to be discarded");
     }
 }
 
@@ -113,16 +119,16 @@ fn moves_that_the_server_has_answered_are_not_in_doubt() {
     let slots = 40_000;
     let mut index = index(slots, 16);
     let pool = Pool { server: 0, generation: 1 };
-    index.begin_pool(pool, 0);
+    index.begin_pool(POOL, pool, 0);
     for number in 0..slots {
         let content = content(number + 100);
         index.learn(BlockId { disk: DiskIndex(0), bno: BlockNumber(u64::from(number)) }, content);
-        assert_eq!(index.offer(content, Place::Tail), Offer::Admitted(SlotIndex(number)));
+        assert_eq!(index.offer(content, Place::Tail, PoolSet::ALL), Offer::Admitted(SlotIndex(number)));
     }
     (0..slots / 2).for_each(|slot| index.drop_slot(SlotIndex(slot)));
     index.set_capacity(PageCount(slots / 2), |_| {});
-    index.note_taken(index.log_end());
-    assert_eq!((index.give_up_sends(index.sends()), index.slot_counts().used), (0, slots / 2));
+    index.note_taken(POOL, index.log_end(POOL));
+    assert_eq!((index.give_up_sends(POOL, index.sends(POOL)), index.slot_counts().used), (0, slots / 2));
 }
 
 #[test]
@@ -131,15 +137,15 @@ fn pinned_slots_are_not_reused() {
     for i in 1..=4 {
         index.learn(block(u64::from(i)), content(i));
     }
-    let Offer::Admitted(first) = index.offer(content(1), Place::Tail) else { panic!() };
-    let Offer::Admitted(second) = index.offer(content(2), Place::Tail) else { panic!() };
+    let Offer::Admitted(first) = index.offer(content(1), Place::Tail, PoolSet::ALL) else { panic!() };
+    let Offer::Admitted(second) = index.offer(content(2), Place::Tail, PoolSet::ALL) else { panic!() };
     assert!(index.pin(first) && index.pin(second));
-    assert_eq!(index.offer(content(3), Place::Tail), Offer::NoSlot);
+    assert_eq!(index.offer(content(3), Place::Tail, PoolSet::ALL), Offer::NoSlot);
     index.drop_slot(first);
     assert_eq!(index.slot_counts(), SlotCounts { free: 0, used: 1, draining: 1 });
-    assert_eq!(index.offer(content(3), Place::Tail), Offer::NoSlot);
+    assert_eq!(index.offer(content(3), Place::Tail, PoolSet::ALL), Offer::NoSlot);
     index.unpin(first);
-    assert_eq!(index.offer(content(3), Place::Tail), Offer::Admitted(first));
+    assert_eq!(index.offer(content(3), Place::Tail, PoolSet::ALL), Offer::Admitted(first));
 }
 
 #[test]
@@ -148,7 +154,7 @@ fn equal_blocks_share_a_slot_and_all_hit() {
     for i in 0..50 {
         index.learn(block(i), content(8));
     }
-    assert!(matches!(index.offer(content(8), Place::Tail), Offer::Admitted(_)));
+    assert!(matches!(index.offer(content(8), Place::Tail, PoolSet::ALL), Offer::Admitted(_)));
     assert!((0..50).all(|i| index.cached(index.known(block(i)).unwrap()).is_some()));
     assert_eq!(index.slot_counts().used, 1);
 }
@@ -158,7 +164,7 @@ fn shrinking_keeps_the_newest_pages() {
     let mut index = index(8, 64);
     for i in 0..8 {
         index.learn(block(u64::from(i)), content(i));
-        index.offer(content(i), Place::Tail);
+        index.offer(content(i), Place::Tail, PoolSet::ALL);
     }
     let mut pages: HashMap<u32, u32> = HashMap::new();
     for i in 0..8 {
@@ -183,7 +189,7 @@ fn shrinking_past_a_pinned_slot_keeps_the_others() {
     let mut index = index(8, 64);
     for i in 0..8 {
         index.learn(block(u64::from(i)), content(i));
-        index.offer(content(i), Place::Tail);
+        index.offer(content(i), Place::Tail, PoolSet::ALL);
     }
     let pinned = index.cached(content(5)).unwrap();
     assert!(index.pin(pinned));
@@ -197,12 +203,12 @@ fn known_blocks_are_bounded_and_cached_ones_stay() {
     let mut index = index(8, 16);
     for i in 0..8 {
         index.learn(block(u64::from(i)), content(i));
-        index.offer(content(i), Place::Tail);
+        index.offer(content(i), Place::Tail, PoolSet::ALL);
     }
     for i in 8..1000 {
         index.learn(block(u64::from(i)), content(i));
     }
-    assert_eq!(index.known_blocks(), index.layout().entry_limit());
+    assert_eq!(index.known_blocks().0, 8 + index.layout().resident_limit().0);
     assert!((0..8).all(|i| index.known(block(i)).is_some()), "cached blocks are passed over");
 }
 
@@ -211,14 +217,14 @@ fn a_move_keeps_everything() {
     let mut old = index(4, 16);
     for i in 0..4 {
         old.learn(block(u64::from(i)), content(i));
-        old.offer(content(i), Place::Tail);
+        old.offer(content(i), Place::Tail, PoolSet::ALL);
     }
     let layout = Layout::new(PageCount(16), PageCount(64), 2);
-    let queue: Vec<_> = old.queue().collect();
+    let queue: Vec<_> = old.queue(POOL).collect();
     old.begin_move(CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO));
     assert!(old.finish_move().is_some());
     let mut new = old;
-    assert_eq!(queue, new.queue().collect::<Vec<_>>());
+    assert_eq!(queue, new.queue(POOL).collect::<Vec<_>>());
     assert!((0..4).all(|i| new.known(block(i)) == Some(content(u32::try_from(i).unwrap()))));
     new.set_capacity(PageCount(16), |_| {});
     assert_eq!(new.slot_counts(), SlotCounts { free: 12, used: 4, draining: 0 });
@@ -235,7 +241,9 @@ fn a_page_that_is_admitted_during_a_move_is_found_after_it() {
     let layout = Layout::new(PageCount(8), PageCount(16), 2);
     index.begin_move(CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO));
     assert!(index.move_entries(u32::MAX));
-    let Offer::Admitted(slot) = index.offer(content(31), Place::Tail) else { panic!("known content is admitted") };
+    let Offer::Admitted(slot) = index.offer(content(31), Place::Tail, PoolSet::ALL) else {
+        panic!("known content is admitted")
+    };
     assert!(index.finish_move().is_some());
     assert_eq!(index.cached(content(31)), Some(slot));
     assert!([1, 2].iter().all(|bno| index.known(block(*bno)).is_some()));
@@ -249,14 +257,14 @@ fn a_smaller_table_keeps_what_is_cached() {
     for i in 0..1000 {
         index.learn(block(u64::from(i)), content(i));
         if i >= 992 {
-            index.offer(content(i), Place::Tail);
+            index.offer(content(i), Place::Tail, PoolSet::ALL);
         }
     }
     let smaller = Layout::new(PageCount(8), PageCount(16), 2);
     index.begin_move(CacheIndex::new(vec![0; smaller.words()], smaller, 7, ZERO));
     let old = index.finish_move().unwrap();
     assert_eq!((old.len(), index.words().len()), (layout.words(), smaller.words()));
-    assert_eq!(index.known_blocks(), smaller.entry_limit());
+    assert_eq!(index.known_blocks().0, 8 + smaller.resident_limit().0);
     assert!((992..1000).all(|i| index.known(block(i)).is_some_and(|content| index.cached(content).is_some())));
 }
 
@@ -316,14 +324,14 @@ pub(super) struct Model {
 impl Model {
     pub(super) fn check<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> Result<(), TestCaseError> {
         let counts = index.slot_counts();
-        prop_assert_eq!(counts.free + counts.used + counts.draining, index.capacity().0);
-        let queue: Vec<_> = index.queue().collect();
+        prop_assert_eq!(counts.free + counts.used + counts.draining, index.capacity(POOL).0);
+        let queue: Vec<_> = index.queue(POOL).collect();
         prop_assert!(queue.len() <= counts.used as usize);
         prop_assert!(queue.len() == counts.used as usize || index.is_resizing(), "what is lost is released");
         let contents: HashSet<_> = queue.iter().map(|(_, c)| *c).collect();
         prop_assert_eq!(contents.len(), queue.len(), "one slot for each content");
         for (slot, content) in queue {
-            prop_assert!(slot.0 < index.capacity().0);
+            prop_assert!(slot.0 < index.capacity(POOL).0);
             prop_assert_eq!(self.server.get(&slot.0), Some(&content), "the index and the server agree");
             prop_assert_eq!(index.cached(content), Some(slot));
         }
@@ -352,7 +360,7 @@ impl Model {
             }
             Step::Offer(c, tail) => {
                 let place = if tail { Place::Tail } else { Place::Head };
-                match index.offer(content(c), place) {
+                match index.offer(content(c), place, PoolSet::ALL) {
                     Offer::Admitted(slot) => {
                         prop_assert!(self.learned.values().any(|l| *l == content(c)), "only known content");
                         prop_assert!(!self.pinned.contains(&slot), "a pinned slot is not reused");
@@ -382,15 +390,15 @@ impl Model {
                     index.unpin(slot);
                 }
             }
-            Step::Aim(n) => index.aim(PageCount(n)),
+            Step::Aim(n) => index.aim(POOL, PageCount(n)),
             Step::Lose(n) => {
-                index.lose_from(PageCount(n));
+                index.lose_from(POOL, PageCount(n));
                 self.server.retain(|slot, _| *slot < n);
                 self.told.push(Told::Lost(n));
             }
             Step::Resize(slots) => {
                 let (server, told) = (&mut self.server, &mut self.told);
-                index.resize(slots, |m| {
+                index.resize(POOL, slots, |m| {
                     let page = server.remove(&m.from.0).unwrap();
                     server.insert(m.to.0, page);
                     told.push(Told::Move(m.from.0, m.to.0));
@@ -438,9 +446,9 @@ proptest! {
             index.check_target();
             if ends && number % 2 == 0 {
                 let known: Vec<_> = (0..24).map(|bno| index.known(block(bno))).collect();
-                let (before, queue) = (index.layout(), index.queue().collect::<Vec<_>>());
+                let (before, queue) = (index.layout(), index.queue(POOL).collect::<Vec<_>>());
                 index.finish_move();
-                prop_assert_eq!(queue, index.queue().collect::<Vec<_>>(), "a move loses no page");
+                prop_assert_eq!(queue, index.queue(POOL).collect::<Vec<_>>(), "a move loses no page");
                 let fits = index.layout().entry_limit() >= before.entry_limit();
                 for (bno, known) in (0..24).zip(known) {
                     let now = index.known(block(bno));

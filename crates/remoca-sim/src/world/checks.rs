@@ -72,7 +72,7 @@ impl World<'_> {
         if let Some(violation) = self.waits_in_vain() {
             return self.fail(violation);
         }
-        let (counts, capacity) = (self.vm.engine.index().slot_counts(), self.vm.engine.index().capacity());
+        let (counts, capacity) = (self.vm.engine.index().slot_counts(), self.vm.engine.index().total_capacity());
         if counts.free + counts.used + counts.draining != capacity.0 {
             return self.fail(Violation::new(Promise::SlotsAddUp, format!("{counts:?} of {}", capacity.0)));
         }
@@ -216,7 +216,7 @@ impl World<'_> {
     /// Checks, without lies or losses, that every page of the index is on the server.
     fn check_cached_pages(&mut self) -> Outcome {
         let Some(server) = self.donors[self.vm.wire.server].pools.get(&self.owner()) else { return Ok(()) };
-        let wrong = self.vm.engine.index().queue().find(|(slot, content)| {
+        let wrong = self.vm.engine.index().pages().find(|(slot, content)| {
             server.page(*slot).is_none_or(|page| self.vm.prints.page(&bytes(&page)) != *content)
         });
         match wrong {

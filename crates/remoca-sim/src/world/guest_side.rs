@@ -272,7 +272,7 @@ impl World<'_> {
             && self.vm.wire.pages_waiting() < self.vm.machine.send_window
             // During a resize, some slots may not be filled.
             && !self.vm.engine.index().is_resizing()
-            && PageCount(u32::try_from(pinned.len()).unwrap_or(u32::MAX)) < self.vm.engine.index().capacity();
+            && PageCount(u32::try_from(pinned.len()).unwrap_or(u32::MAX)) < self.vm.engine.index().total_capacity();
         let evicted = self.vm.engine.handle_evicted(&bytes(&page));
         self.note(None, || format!("evicted {}: {evicted:?}", describe(&page)));
         self.tally.evictions += 1;

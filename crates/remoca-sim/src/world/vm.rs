@@ -203,7 +203,7 @@ impl<'a> Vm<'a> {
         let all = (0..self.machine.disks).flat_map(|disk| (0..count).map(move |block| (disk, block)));
         let known = |key: Key| Some((key, engine.known(self.block_id(key))?));
         let blocks = all.filter_map(known).collect();
-        Knowledge { blocks, slots: engine.index().queue().collect() }
+        Knowledge { blocks, slots: engine.index().pages().collect() }
     }
 
     /// Returns the number by which the engine knows a server. It is a new one each time that the server is added to

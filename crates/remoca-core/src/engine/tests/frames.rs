@@ -40,7 +40,7 @@ fn frames_that_hold_what_was_evicted_become_the_source() {
     // A hit is the next to be discarded.
     let fetch = only_fetch(&bench.read(0, blocks(4, 1)));
     bench.page_comes(fetch, 2);
-    let oldest = bench.engine.index().queue().next().map(|(slot, _)| slot);
+    let oldest = bench.engine.index().queue(POOL).next().map(|(slot, _)| slot);
     let known = bench.engine.index().known(BlockId { disk: DISK, bno: BlockNumber(4) });
     assert_eq!(oldest, known.and_then(|content| bench.engine.index().cached(content)));
 }

@@ -181,7 +181,7 @@ impl Bench {
     }
 
     fn capacity(&self) -> u32 {
-        self.engine.index().capacity().0
+        self.engine.index().capacity(POOL).0
     }
 }
 
@@ -290,7 +290,7 @@ fn a_server_that_grants_less_is_asked_for_nothing_that_it_does_not_have() {
     bench.greet(1, 300, 2000);
     bench.actions();
     assert!(bench.capacity() > 300, "the rest is released later");
-    let slots: Vec<_> = bench.engine.index().queue().map(|(slot, _)| slot.0).collect();
+    let slots: Vec<_> = bench.engine.index().queue(POOL).map(|(slot, _)| slot.0).collect();
     assert!(slots.iter().all(|slot| *slot < 300), "{slots:?}");
     for bno in 1000..2000 {
         for action in bench.read(0, blocks(bno, 1)) {
@@ -435,7 +435,7 @@ fn a_server_that_gives_less_than_it_was_asked_for_gets_no_page_beyond() {
     assert_eq!(bench.actions(), [set_size(PageCount(8))]);
     let mut number = 0;
     let mut fill = |bench: &mut Bench, gives: u32| {
-        assert_eq!(bench.engine.index().capacity(), PageCount(gives));
+        assert_eq!(bench.engine.index().capacity(POOL), PageCount(gives));
         for _ in 0..8 {
             let slot = bench.cache(u64::from(number), number + 1);
             number += 1;
@@ -451,7 +451,7 @@ fn a_server_that_gives_less_than_it_was_asked_for_gets_no_page_beyond() {
     bench.wait(retry.since_ns(bench.now));
     assert_eq!(bench.timer(), [set_size(PageCount(8))]);
     let held = |bench: &Bench| {
-        let mut held: Vec<_> = bench.engine.index().queue().collect();
+        let mut held: Vec<_> = bench.engine.index().queue(POOL).collect();
         held.retain(|(slot, _)| slot.0 < 2);
         held
     };

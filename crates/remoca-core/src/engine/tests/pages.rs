@@ -124,7 +124,7 @@ fn without_an_agent_blocks_are_admitted_as_they_are_read() {
     let fetch = only_fetch(&bench.read(0, blocks(3, 1)));
     bench.page_comes(fetch, 1);
     bench.actions();
-    let newest = bench.engine.index().queue().last().map(|(slot, _)| slot);
+    let newest = bench.engine.index().queue(POOL).last().map(|(slot, _)| slot);
     assert_eq!(newest, Some(SlotIndex(0)));
 }
 

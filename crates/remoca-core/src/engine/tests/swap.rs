@@ -43,7 +43,7 @@ fn a_page_written_to_swap_is_admitted_as_the_newest() {
     assert!(!swap_out(&mut bench, 30, 3), "beyond the last page");
     assert!(!swap_out(&mut bench, 9, 3), "before the header");
     assert!(!swap_out(&mut bench, 12, 0), "zeroes need no memory");
-    let newest = bench.engine.index().queue().last().map(|(slot, _)| slot);
+    let newest = bench.engine.index().queue(POOL).last().map(|(slot, _)| slot);
     let known = bench.engine.index().known(BlockId { disk: DISK, bno: BlockNumber(29) });
     assert_eq!(newest, known.and_then(|content| bench.engine.index().cached(content)));
     assert_eq!((bench.engine.stats().swap_admissions, bench.engine.stats().swap_dropped), (2, 0));
@@ -53,7 +53,7 @@ fn a_page_written_to_swap_is_admitted_as_the_newest() {
         assert_eq!(bench.page_comes(fetch, 1), deliver(0, 0));
         assert_eq!(bench.actions(), [complete(0)]);
     }
-    let oldest = bench.engine.index().queue().next().map(|(slot, _)| slot);
+    let oldest = bench.engine.index().queue(POOL).next().map(|(slot, _)| slot);
     let known = bench.engine.index().known(BlockId { disk: DISK, bno: BlockNumber(11) });
     assert_eq!(oldest, known.and_then(|content| bench.engine.index().cached(content)));
 }
@@ -71,7 +71,7 @@ fn a_page_that_is_cached_already_becomes_the_newest_without_a_send() {
     assert!(!swap_out(&mut bench, block, oldest) && !swap_out(&mut bench, 29, 99), "there is no room on the way");
     assert_eq!(bench.engine.stats().swap_dropped, 1, "only what is not cached already has to be sent");
     let known = bench.engine.index().known(BlockId { disk: DISK, bno: BlockNumber(block) });
-    let newest = bench.engine.index().queue().last().map(|(slot, _)| slot);
+    let newest = bench.engine.index().queue(POOL).last().map(|(slot, _)| slot);
     assert_eq!(newest, known.and_then(|content| bench.engine.index().cached(content)));
 }
 

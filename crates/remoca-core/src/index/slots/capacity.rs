@@ -1,4 +1,4 @@
-//! Changes in the number of usable slots. They are made slot by slot at the end of the table, a few in each turn,
+//! Changes in the number of usable slots of a pool. They are made slot by slot at the end of the pool, a few in each turn,
 //! because a large cache has millions of slots.
 //!
 //! [`Slots::aim`] and [`Slots::lose_from`] set the target, and [`Slots::step`] does a part of the work. The table is
@@ -12,6 +12,7 @@
 
 use super::{HIT, KNOWN, PAGE, PINS, Slots};
 use crate::index::layout::{NONE, Words, settle};
+use crate::units::PoolIndex;
 
 /// Result of one step of a change of the capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,75 +35,126 @@ pub(in crate::index) enum Step {
 impl Slots {
     /// Drops the content of all slots. They become usable again as [`Self::step`] processes them.
     pub(in crate::index) fn clear<M: Words>(&mut self, words: &mut M) {
-        if self.used == 0 {
+        PoolIndex::all().for_each(|pool| self.clear_pool(words, pool));
+    }
+
+    /// Drops the content of all slots of a pool. They become usable again as [`Self::step`] processes them.
+    pub(in crate::index) fn clear_pool<M: Words>(&mut self, words: &mut M, pool: PoolIndex) {
+        let it = self.pool_mut(pool);
+        if it.used == 0 {
             return;
         }
-        self.sizing.begin_again();
-        self.store_capacity(words, 0);
+        it.sizing.begin_again();
+        it.store_capacity(words, 0);
         settle();
-        self.queue.clear(words);
-        self.free.clear();
-        (self.used, self.draining) = (0, 0);
-    }
-
-    /// Sets the capacity that [`Self::step`] works towards.
-    pub(in crate::index) fn aim(&mut self, capacity: u32) {
-        self.sizing.aim(capacity.min(self.limit));
-    }
-
-    /// Marks the pages of all slots from `slots` on as lost.
-    pub(in crate::index) fn lose_from<M: Words>(&mut self, words: &mut M, slots: u32) {
-        if slots < self.sizing.kept_of(self.capacity) {
-            self.sizing.lose_from(slots);
-            self.store_capacity(words, self.capacity);
+        it.queue.clear(words);
+        it.free.clear();
+        (it.used, it.draining) = (0, 0);
+        while let Some(chunk) = self.pool_mut(pool).chunks.pop() {
+            self.free_chunk(words, chunk);
         }
     }
 
-    /// Returns whether slots below the capacity have lost their page.
+    fn free_chunk<M: Words>(&mut self, words: &mut M, chunk: u32) {
+        settle();
+        self.chunks.take(words, chunk);
+        self.free_chunks.push(chunk);
+    }
+
+    /// Sets the capacity of a pool that [`Self::step`] works towards.
+    pub(in crate::index) fn aim(&mut self, pool: PoolIndex, capacity: u32) {
+        let capacity = capacity.min(self.limit());
+        self.pool_mut(pool).sizing.aim(capacity);
+    }
+
+    /// Marks the pages of all slots of a pool from `slots` on as lost.
+    pub(in crate::index) fn lose_from<M: Words>(&mut self, words: &mut M, pool: PoolIndex, slots: u32) {
+        let it = self.pool_mut(pool);
+        if slots < it.sizing.kept_of(it.capacity) {
+            it.sizing.lose_from(slots);
+            it.store_capacity(words, it.capacity);
+        }
+    }
+
+    /// Returns whether slots of any pool below its capacity have lost their page.
     pub(in crate::index) fn are_losing(&self) -> bool {
-        self.sizing.kept_of(self.capacity) < self.capacity
+        self.pools.iter().any(|pool| pool.is_losing())
     }
 
-    /// Returns whether [`Self::step`] has work left.
-    pub(in crate::index) fn are_resizing(&self) -> bool {
-        self.are_losing() || self.capacity != self.sizing.wanted()
+    /// Returns whether [`Self::step`] has work left in a pool. A pool that cannot grow for want of chunks has none.
+    pub(in crate::index) fn is_resizing(&self, pool: PoolIndex) -> bool {
+        let it = self.pool(pool);
+        let wanted = it.sizing.wanted();
+        it.is_losing() || it.capacity > wanted || it.capacity < wanted && self.has_room(pool)
     }
 
-    /// Works towards the wanted capacity by examining one slot. Returns the work that is left to the caller.
-    pub(in crate::index) fn step<M: Words>(&mut self, words: &mut M) -> Step {
-        if self.are_losing() {
-            Step::CutOff(self.capacity - 1)
-        } else if self.capacity > self.sizing.wanted() {
-            self.shrink_some(words)
-        } else if self.capacity < self.sizing.wanted() {
-            Step::Add(self.capacity)
+    /// Returns whether a pool has, or could get, the chunk of the slot after its last one.
+    fn has_room(&self, pool: PoolIndex) -> bool {
+        let it = self.pool(pool);
+        self.chunks.of(it.capacity) < u32::try_from(it.chunks.len()).unwrap_or(0) || !self.free_chunks.is_empty()
+    }
+
+    /// Works towards the wanted capacity of a pool by examining one slot. Returns the work that is left to the caller.
+    pub(in crate::index) fn step<M: Words>(&mut self, words: &mut M, pool: PoolIndex) -> Step {
+        let it = self.pool(pool);
+        let wanted = it.sizing.wanted();
+        if it.is_losing() {
+            Step::CutOff(it.slot(self.chunks, it.capacity - 1))
+        } else if it.capacity > wanted {
+            self.shrink_some(words, pool)
+        } else if it.capacity < wanted && self.has_room(pool) {
+            self.take_chunk(words, pool);
+            let it = self.pool(pool);
+            Step::Add(it.slot(self.chunks, it.capacity))
         } else {
             Step::Done
         }
     }
 
-    fn shrink_some<M: Words>(&mut self, words: &mut M) -> Step {
-        if self.used > self.sizing.wanted() {
-            return Step::Discard(self.queue.first(words));
+    /// Gives a pool a chunk for the slot after its last one, if it has none.
+    fn take_chunk<M: Words>(&mut self, words: &mut M, pool: PoolIndex) {
+        let it = &mut self.pools[usize::from(pool.0)];
+        let ordinal = self.chunks.of(it.capacity);
+        if ordinal as usize == it.chunks.len()
+            && let Some(chunk) = self.free_chunks.pop()
+        {
+            self.chunks.give(words, chunk, pool, ordinal);
+            it.chunks.push(chunk);
+            settle();
         }
-        let last = self.capacity - 1;
-        let high = self.high(words, last);
-        if high & PAGE != 0 && high & PINS == 0 && self.sizing.may_find_spare(self.free.first()) {
-            let (first, entries) = (self.free.first(), self.entries);
-            let Some(to) = self.sizing.next_spare(first, |slot| entries.high(words, slot) == 0) else {
+    }
+
+    fn shrink_some<M: Words>(&mut self, words: &mut M, pool: PoolIndex) -> Step {
+        let (chunks, entries) = (self.chunks, self.entries);
+        let it = self.pool_mut(pool);
+        if it.used > it.sizing.wanted() {
+            return Step::Discard(it.queue.first(words));
+        }
+        let last = it.slot(chunks, it.capacity - 1);
+        let high = entries.high(words, last);
+        let first = match it.free.first() {
+            NONE => NONE,
+            first => chunks.place(words, first).map_or(NONE, |(_, local)| local),
+        };
+        if high & PAGE != 0 && high & PINS == 0 && it.sizing.may_find_spare(first) {
+            let table = &it.chunks;
+            let slot = |local| chunks.first(table[chunks.of(local) as usize]) | chunks.position(local);
+            let Some(to) = it.sizing.next_spare(first, |local| entries.high(words, slot(local)) == 0) else {
                 return Step::Taken;
             };
-            self.free.remove(words, to);
+            let to = it.slot(chunks, to);
+            it.free.remove(words, to);
             return Step::Move { from: last, to };
         }
         Step::CutOff(last)
     }
 
-    /// Moves the page and the block of the last slot `from` to `to`, at the same position in the queue, and cuts off `from`.
-    pub(in crate::index) fn end_move<M: Words>(&mut self, words: &mut M, from: u32, to: u32) {
+    /// Moves the page and the block of the last slot `from` of a pool to `to`, at the same position in the queue, and cuts
+    /// off `from`.
+    pub(in crate::index) fn end_move<M: Words>(&mut self, words: &mut M, pool: PoolIndex, from: u32, to: u32) {
         let (key, high) = (self.entries.key(words, from), self.high(words, from));
         let (key, content) = ((high & KNOWN != 0).then_some(key), self.entries.content(words, from));
-        let previous = self.queue.before(words, from);
+        let previous = self.pool(pool).queue.before(words, from);
         self.let_go(words, from);
         self.entries.set_content(words, to, content);
         self.entries.hand_over_content(words, from, to);
@@ -110,33 +162,43 @@ impl Slots {
             self.entries.hand_over_key(words, key, from, to);
         }
         self.validate(words, to, key, high & HIT);
+        let queue = &mut self.pool_mut(pool).queue;
         match previous {
-            NONE => self.queue.add_first(words, to),
-            previous => self.queue.add_after(words, previous, to),
+            NONE => queue.add_first(words, to),
+            previous => queue.add_after(words, previous, to),
         }
-        self.cut_off(words, from);
+        self.cut_off(words, pool, from);
     }
 
-    /// Cuts off the last slot, which is free or draining.
-    pub(in crate::index) fn cut_off<M: Words>(&mut self, words: &mut M, last: u32) {
-        if self.high(words, last) == 0 {
-            self.free.remove(words, last);
+    /// Cuts off the last slot of a pool, which is free or draining. Its chunk is given back with the first slot in it.
+    pub(in crate::index) fn cut_off<M: Words>(&mut self, words: &mut M, pool: PoolIndex, last: u32) {
+        let is_free = self.high(words, last) == 0;
+        let it = self.pool_mut(pool);
+        if is_free {
+            it.free.remove(words, last);
         } else {
-            self.draining -= 1;
+            it.draining -= 1;
         }
-        self.store_capacity(words, last);
-        if !self.are_losing() {
-            self.sizing.end_loss();
+        it.store_capacity(words, it.capacity - 1);
+        if !it.is_losing() {
+            it.sizing.end_loss();
+        }
+        if self.chunks.position(last) == 0
+            && let Some(chunk) = self.pool_mut(pool).chunks.pop()
+        {
+            self.free_chunk(words, chunk);
         }
     }
 
-    /// Adds the slot after the last one, which is empty.
-    pub(in crate::index) fn add<M: Words>(&mut self, words: &mut M, slot: u32) {
-        self.store_capacity(words, slot + 1);
-        if self.high(words, slot) & PINS == 0 {
-            self.free.add_last(words, slot);
+    /// Adds the slot after the last one of a pool, which is empty.
+    pub(in crate::index) fn add<M: Words>(&mut self, words: &mut M, pool: PoolIndex, slot: u32) {
+        let is_pinned = self.high(words, slot) & PINS != 0;
+        let it = self.pool_mut(pool);
+        it.store_capacity(words, it.capacity + 1);
+        if is_pinned {
+            it.draining += 1;
         } else {
-            self.draining += 1;
+            it.free.add_last(words, slot);
         }
     }
 }

@@ -1,23 +1,24 @@
-//! The slots: what the server holds in each page of the pool, and for one block of the same content that the disk holds it.
-//! They have one queue from the next to be discarded to the newest, and a list of free slots.
+//! The slots: what a server holds in each page of its pool, and for one block of the same content that the disk holds it.
+//! Each pool has a queue from the next to be discarded to the newest, and a list of free slots (`pools.rs`).
 //!
 //! A free or draining slot knows no block. A slot beyond the capacity may know one: its page was lost, and nobody has needed
 //! the slot since. `capacity.rs` changes the number of usable slots; `restore.rs` restores slots from another process or
 //! region.
 
 mod capacity;
+mod pools;
 mod restore;
 
 pub(in crate::index) use capacity::Step;
 
+use super::chunks::Chunks;
 use super::entries::{Entries, KNOWN, Key, PAGE};
-use super::layout::{LINK_WORDS, Layout, NONE, Words, header, settle};
-use super::queue::{FreeSlots, Queue};
-use super::sizing::Sizing;
+use super::layout::{LINK_WORDS, Layout, NONE, Words, settle};
 use super::table::Table;
 use crate::fingerprint::Fingerprint;
 use crate::rules::{Rule, Rules};
-use crate::units::{BlockId, PageCount, SlotIndex};
+use crate::units::{BlockId, PageCount, PoolIndex, SlotIndex};
+use pools::PoolSlots;
 
 /// One pin of a slot, and all that it may have.
 const PIN: u32 = 1 << 20;
@@ -50,17 +51,14 @@ pub struct SlotCounts {
 pub(in crate::index) struct Slots {
     entries: Entries,
     links: Table<LINK_WORDS>,
-    limit: u32,
-    capacity: u32,
-    queue: Queue,
-    free: FreeSlots,
-    used: u32,
+    chunks: Chunks,
+    pools: Vec<PoolSlots>,
+    /// Chunks that no pool has, the next one to be given last.
+    free_chunks: Vec<u32>,
     /// Number of slots whose block is known, including those beyond the capacity.
     known: u32,
-    draining: u32,
     /// Sum of the pins of all slots.
     pins: u64,
-    sizing: Sizing,
     zero: Fingerprint,
     rules: Rules,
 }
@@ -72,23 +70,20 @@ impl Slots {
         Self {
             entries,
             links,
-            limit: layout.slot_limit().0,
-            capacity: 0,
-            queue: Queue::new(links),
-            free: FreeSlots::new(links),
-            used: 0,
+            chunks: Chunks::new(layout),
+            pools: PoolIndex::all().map(|pool| PoolSlots::new(pool, links)).collect(),
+            free_chunks: (0..layout.chunks()).rev().collect(),
             known: 0,
-            draining: 0,
             pins: 0,
-            sizing: Sizing::new(),
             zero,
             rules: Rules::default(),
         }
     }
 
-    /// Empties the queue of a new region.
-    pub(in crate::index) fn clear_queue<M: Words>(&mut self, words: &mut M) {
-        self.queue.clear(words);
+    /// Empties the queues and the chunks of a new region.
+    pub(in crate::index) fn clear_new<M: Words>(&mut self, words: &mut M) {
+        self.pools.iter_mut().for_each(|pool| pool.queue.clear(words));
+        (0..self.chunks.count()).for_each(|chunk| self.chunks.take(words, chunk));
     }
 
     pub(in crate::index) fn keep_to(&mut self, rules: Rules) {
@@ -97,7 +92,12 @@ impl Slots {
 
     /// Returns the numbers of free, used and draining slots.
     pub(in crate::index) fn counts(&self) -> SlotCounts {
-        SlotCounts { free: self.free.count(), used: self.used, draining: self.draining }
+        let add = |sum: SlotCounts, pool: &PoolSlots| SlotCounts {
+            free: sum.free + pool.free.count(),
+            used: sum.used + pool.used,
+            draining: sum.draining + pool.draining,
+        };
+        self.pools.iter().fold(SlotCounts::default(), add)
     }
 
     /// Returns the number of blocks that are known by a slot.
@@ -105,14 +105,14 @@ impl Slots {
         self.known
     }
 
-    /// Returns the maximum number of slots.
+    /// Returns the number of slots in the table.
     pub(in crate::index) fn limit(&self) -> u32 {
-        self.limit
+        self.chunks.table_slots()
     }
 
-    /// Returns the number of slots that are free, used or draining.
+    /// Returns the number of slots of all pools that are free, used or draining.
     pub(in crate::index) fn capacity(&self) -> u32 {
-        self.capacity
+        self.pools.iter().map(|pool| pool.capacity).sum()
     }
 
     /// Returns whether any slot is pinned.
@@ -131,7 +131,7 @@ impl Slots {
 
     /// Returns whether a slot is below the capacity and has a page, even if the page is lost.
     pub(in crate::index) fn is_used<M: Words>(&self, words: &M, slot: u32) -> bool {
-        slot < self.capacity && self.high(words, slot) & PAGE != 0
+        self.pool_of(words, slot).is_some() && self.high(words, slot) & PAGE != 0
     }
 
     /// Returns the slot that holds `content`, or `None` if no slot holds it. Zero pages are never cached.
@@ -155,8 +155,10 @@ impl Slots {
 
     /// Makes a used slot the next to be discarded. `hit` says whether the guest has the page.
     pub(in crate::index) fn move_to_head<M: Words>(&mut self, words: &mut M, slot: u32, hit: bool) {
-        self.queue.remove(words, slot);
-        self.queue.add_first(words, slot);
+        let Some(pool) = self.pool_of(words, slot) else { return };
+        let queue = &mut self.pool_mut(pool).queue;
+        queue.remove(words, slot);
+        queue.add_first(words, slot);
         if hit {
             let high = self.high(words, slot);
             self.set_high(words, slot, high | HIT);
@@ -165,8 +167,10 @@ impl Slots {
 
     /// Makes a used slot the newest. The guest does not have its page.
     pub(in crate::index) fn move_to_tail<M: Words>(&mut self, words: &mut M, slot: u32) {
-        self.queue.remove(words, slot);
-        self.queue.add_last(words, slot);
+        let Some(pool) = self.pool_of(words, slot) else { return };
+        let queue = &mut self.pool_mut(pool).queue;
+        queue.remove(words, slot);
+        queue.add_last(words, slot);
         let high = self.high(words, slot);
         self.set_high(words, slot, high & !HIT);
     }
@@ -231,35 +235,37 @@ impl Slots {
 
     // Pages.
 
-    /// Returns whether a slot must be emptied before one can be taken.
-    pub(in crate::index) fn needs_victim(&self) -> bool {
-        self.free.first() == NONE || self.used >= self.sizing.wanted()
+    /// Returns whether a slot of a pool must be emptied before one can be taken.
+    pub(in crate::index) fn needs_victim(&self, pool: PoolIndex) -> bool {
+        self.pool(pool).needs_victim()
     }
 
-    /// Takes a free slot. After the page of `victim` was discarded, there may still be no free slot, because `victim`
+    /// Takes a free slot of a pool. After the page of `victim` was discarded, there may still be no free slot, because `victim`
     /// is pinned. That happens only in tests that omit [`Rule::PinnedSlot`], and then `victim` is taken despite its
     /// pins.
-    pub(in crate::index) fn take<M: Words>(&mut self, words: &mut M, victim: Option<u32>) -> u32 {
-        let counts = self.counts();
-        assert!(counts.free + counts.used + counts.draining == self.capacity, "{counts:?} of {} slots", self.capacity);
+    pub(in crate::index) fn take<M: Words>(&mut self, words: &mut M, pool: PoolIndex, victim: Option<u32>) -> u32 {
+        let it = self.pool_mut(pool);
+        let (counts, capacity) = (it.counts(), it.capacity);
+        assert!(counts.free + counts.used + counts.draining == capacity, "{counts:?} of {capacity} slots");
         match victim {
-            Some(victim) if self.free.first() == NONE => {
-                self.draining -= 1;
+            Some(victim) if it.free.first() == NONE => {
+                it.draining -= 1;
                 victim
             }
             _ => {
-                let slot = self.free.first();
-                self.free.remove(words, slot);
+                let slot = it.free.first();
+                it.free.remove(words, slot);
                 assert!(self.high(words, slot) == 0, "the free slot {slot} has a page or a block, or is waited for");
                 slot
             }
         }
     }
 
-    /// Returns the slot to discard next: the first unpinned one of the [`VICTIM_TRIES`] slots at the head of the queue.
+    /// Returns the slot of a pool to discard next: the first unpinned one of the [`VICTIM_TRIES`] slots at the head of the queue.
     /// Returns `None` if there is none.
-    pub(in crate::index) fn find_victim<M: Words>(&self, words: &M) -> Option<u32> {
-        let mut slot = self.queue.first(words);
+    pub(in crate::index) fn find_victim<M: Words>(&self, words: &M, pool: PoolIndex) -> Option<u32> {
+        let queue = &self.pool(pool).queue;
+        let mut slot = queue.first(words);
         for _ in 0..VICTIM_TRIES {
             if slot == NONE {
                 return None;
@@ -267,7 +273,7 @@ impl Slots {
             if !self.rules.hold(Rule::PinnedSlot) || self.high(words, slot) & PINS == 0 {
                 return Some(slot);
             }
-            slot = self.queue.after(words, slot);
+            slot = queue.after(words, slot);
         }
         None
     }
@@ -294,11 +300,13 @@ impl Slots {
     /// Makes a page, and its block if there is one, valid in a slot that was [prepared](Self::reserve) for them, and puts
     /// the slot on the queue as the newest.
     pub(in crate::index) fn fill<M: Words>(&mut self, words: &mut M, slot: u32, key: Option<Key>) {
-        self.validate(words, slot, key, 0);
-        self.queue.add_last(words, slot);
+        if let Some(pool) = self.validate(words, slot, key, 0) {
+            self.pool_mut(pool).queue.add_last(words, slot);
+        }
     }
 
-    fn validate<M: Words>(&mut self, words: &mut M, slot: u32, key: Option<Key>, hit: u32) {
+    /// Makes a page, and its block if there is one, valid. Returns the pool of the slot.
+    fn validate<M: Words>(&mut self, words: &mut M, slot: u32, key: Option<Key>, hit: u32) -> Option<PoolIndex> {
         let pins = self.high(words, slot) & PINS;
         if let Some(key) = key {
             self.entries.set_low(words, slot, key.low);
@@ -307,7 +315,9 @@ impl Slots {
         // This store makes page and block valid.
         self.set_high(words, slot, PAGE | pins | hit | key.map_or(0, |key| KNOWN | key.high));
         self.known += u32::from(key.is_some());
-        self.used += 1;
+        let pool = self.pool_of(words, slot)?;
+        self.pool_mut(pool).used += 1;
+        Some(pool)
     }
 
     /// Removes the page and the block of a slot. Below the capacity the slot becomes free, or draining while it is pinned.
@@ -325,24 +335,30 @@ impl Slots {
     /// Does what [`Self::release`] does with a slot that no hash table names any more, because a node has taken over its
     /// block.
     pub(in crate::index) fn let_go<M: Words>(&mut self, words: &mut M, slot: u32) {
-        let (was_used, high) = (self.is_used(words, slot), self.high(words, slot));
+        let high = self.high(words, slot);
         // This store makes page and block invalid.
         self.set_high(words, slot, high & PINS);
         settle();
         self.known -= u32::from(high & KNOWN != 0);
-        if was_used {
-            self.queue.remove(words, slot);
-            self.used -= 1;
+        if high & PAGE != 0
+            && let Some(pool) = self.pool_of(words, slot)
+        {
+            let pool = self.pool_mut(pool);
+            pool.queue.remove(words, slot);
+            pool.used -= 1;
             self.put_back(words, slot);
         }
     }
 
     /// Makes a slot without a page free, or draining while it is pinned.
     fn put_back<M: Words>(&mut self, words: &mut M, slot: u32) {
-        if self.high(words, slot) & PINS != 0 {
-            self.draining += 1;
+        let is_pinned = self.high(words, slot) & PINS != 0;
+        let Some(pool) = self.pool_of(words, slot) else { return };
+        let pool = self.pool_mut(pool);
+        if is_pinned {
+            pool.draining += 1;
         } else {
-            self.free.add_first(words, slot);
+            pool.free.add_first(words, slot);
         }
     }
 
@@ -363,34 +379,37 @@ impl Slots {
         assert!(high & PINS != 0, "a slot is unpinned more often than pinned");
         self.set_high(words, slot, high - PIN);
         self.pins -= 1;
-        if high & PAGE == 0 && high & PINS == PIN && slot < self.capacity {
-            self.draining -= 1;
-            self.free.add_first(words, slot);
+        if high & PAGE == 0
+            && high & PINS == PIN
+            && let Some(pool) = self.pool_of(words, slot)
+        {
+            let pool = self.pool_mut(pool);
+            pool.draining -= 1;
+            pool.free.add_first(words, slot);
         }
     }
 
     /// Returns the number of pinned slots. Examines every slot.
     pub(in crate::index) fn pinned<M: Words>(&self, words: &M) -> PageCount {
-        PageCount((0..self.limit).map(|slot| u32::from(self.high(words, slot) & PINS != 0)).sum())
+        PageCount((0..self.limit()).map(|slot| u32::from(self.high(words, slot) & PINS != 0)).sum())
     }
 
-    /// Returns the cached contents with their slots, from the next to be discarded to the newest.
-    pub(in crate::index) fn queue<M: Words>(&self, words: &M) -> impl Iterator<Item = (SlotIndex, Fingerprint)> {
-        let mut slot = self.queue.first(words);
+    /// Returns the cached contents of a pool with their slots, from the next to be discarded to the newest.
+    pub(in crate::index) fn queue<M: Words>(
+        &self,
+        words: &M,
+        pool: PoolIndex,
+    ) -> impl Iterator<Item = (SlotIndex, Fingerprint)> {
+        let queue = &self.pool(pool).queue;
+        let mut slot = queue.first(words);
         std::iter::from_fn(move || {
             if slot == NONE {
                 return None;
             }
             let this = slot;
-            slot = self.queue.after(words, slot);
+            slot = queue.after(words, slot);
             Some((SlotIndex(this), self.entries.content(words, this)))
         })
-        .filter(|(slot, _)| !self.sizing.is_lost(slot.0))
-    }
-
-    fn store_capacity<M: Words>(&mut self, words: &mut M, capacity: u32) {
-        settle();
-        self.capacity = capacity;
-        words[header::CAPACITY] = self.sizing.kept_of(capacity);
+        .filter(|(slot, _)| self.entries.has_page(words, slot.0))
     }
 }

@@ -2,9 +2,9 @@
 
 use super::{HIT, PAGE, PIN, PINS, Slots};
 use crate::index::entries::{KNOWN, Key};
-use crate::index::layout::{NONE, Words, header};
+use crate::index::layout::{NONE, Words, header, of_pool, pool_word};
 use crate::index::table::BATCH;
-use crate::units::{BlockId, DiskIndex};
+use crate::units::{BlockId, DiskIndex, PoolIndex};
 use std::hint::black_box;
 
 /// Flag of a slot that the rebuild of the queue has found on it, in place of the pins, which were dropped.
@@ -13,48 +13,84 @@ const SEEN: u32 = PIN;
 impl Slots {
     /// Stores the state that is kept outside the words.
     pub(in crate::index) fn close<M: Words>(&self, words: &mut M) {
-        words[header::TAIL] = self.queue.last();
-        words[header::FREE_SLOT] = self.free.first();
-        words[header::SLOTS_USED] = self.used;
+        for it in &self.pools {
+            words[pool_word(it.pool, of_pool::TAIL)] = it.queue.last();
+            words[pool_word(it.pool, of_pool::FREE_SLOT)] = it.free.first();
+            words[pool_word(it.pool, of_pool::SLOTS_USED)] = it.used;
+        }
         words[header::SLOTS_KNOWN] = self.known;
     }
 
     /// Loads the state that is kept outside the words from the header.
-    pub(in crate::index) fn take_as_closed<M: Words>(&mut self, words: &M) {
-        self.capacity = words[header::CAPACITY];
-        self.sizing.aim(self.capacity);
-        self.used = words[header::SLOTS_USED];
+    pub(in crate::index) fn take_as_closed<M: Words>(&mut self, words: &mut M) {
+        self.take_chunks(words);
+        for it in &mut self.pools {
+            it.used = words[pool_word(it.pool, of_pool::SLOTS_USED)];
+            it.queue.set_last(words[pool_word(it.pool, of_pool::TAIL)]);
+            it.free.restore(words[pool_word(it.pool, of_pool::FREE_SLOT)], it.capacity - it.used);
+        }
         self.known = words[header::SLOTS_KNOWN];
-        self.queue.set_last(words[header::TAIL]);
-        self.free.restore(words[header::FREE_SLOT], self.capacity - self.used);
     }
 
-    /// Enters the slots of the previous process in the cleared hash tables, and rebuilds queue and free list. `disk_of`
+    /// Gives the pools their chunks, and the capacity for which they have chunks. Frees all other chunks.
+    fn take_chunks<M: Words>(&mut self, words: &mut M) {
+        let mut owned = vec![Vec::new(); self.pools.len()];
+        for chunk in 0..self.chunks.count() {
+            if let Some((pool, ordinal)) = self.chunks.owner(words, chunk) {
+                owned[usize::from(pool.0)].push((ordinal, chunk));
+            }
+        }
+        let mut is_taken = vec![false; self.chunks.count() as usize];
+        for (it, mut owned) in self.pools.iter_mut().zip(owned) {
+            owned.sort_unstable();
+            let mut capacity = words[pool_word(it.pool, of_pool::CAPACITY)];
+            it.chunks.clear();
+            for (ordinal, chunk) in owned {
+                if ordinal as usize == it.chunks.len() && self.chunks.first(ordinal) < capacity {
+                    it.chunks.push(chunk);
+                    is_taken[chunk as usize] = true;
+                }
+            }
+            let chunks = u32::try_from(it.chunks.len()).unwrap_or(0);
+            capacity = capacity.min(chunks.saturating_mul(self.chunks.slots()));
+            it.store_capacity(words, capacity);
+            it.sizing.aim(capacity);
+        }
+        self.free_chunks = (0..self.chunks.count()).rev().filter(|chunk| !is_taken[*chunk as usize]).collect();
+        for chunk in &self.free_chunks {
+            self.chunks.take(words, *chunk);
+        }
+    }
+
+    /// Enters the slots of the previous process in the cleared hash tables, and rebuilds queues and free lists. `disk_of`
     /// returns the number that the disk of a block has now. Drops the pins of that process.
     pub(in crate::index) fn rebuild<M: Words>(
         &mut self,
         words: &mut M,
         disk_of: impl Fn(BlockId) -> Option<DiskIndex>,
     ) {
-        let capacity = words[header::CAPACITY].min(self.limit);
-        self.store_capacity(words, capacity);
-        self.sizing.aim(capacity);
-        for slot in 0..self.limit {
+        self.take_chunks(words);
+        for slot in 0..self.limit() {
             if slot % BATCH == 0 {
                 self.touch_lines(words, slot);
             }
             let high = self.take_up(words, slot, &disk_of);
             self.set_high(words, slot, high);
-            self.used += u32::from(high & PAGE != 0);
+            if high & PAGE != 0
+                && let Some(pool) = self.pool_of(words, slot)
+            {
+                self.pool_mut(pool).used += 1;
+            }
             self.known += u32::from(high & KNOWN != 0);
         }
-        self.rebuild_queue(words);
+        PoolIndex::all().for_each(|pool| self.rebuild_queue(words, pool));
+        self.add_unlinked(words);
         self.rebuild_free(words);
     }
 
     /// Loads the lines of the slots from `from` on, so that the loads overlap.
     fn touch_lines<M: Words>(&self, words: &M, from: u32) {
-        let batch = from..from.saturating_add(BATCH).min(self.limit);
+        let batch = from..from.saturating_add(BATCH).min(self.limit());
         black_box(batch.fold(0, |sum, slot| sum ^ self.entries.touch(words, slot)));
     }
 
@@ -62,8 +98,9 @@ impl Slots {
     /// dropped if another entry has the content or the block, or if there is no room.
     fn take_up<M: Words>(&self, words: &mut M, slot: u32, disk_of: impl Fn(BlockId) -> Option<DiskIndex>) -> u32 {
         let (high, content) = (self.high(words, slot), self.entries.content(words, slot));
-        let page = if slot < self.capacity { high & PAGE } else { 0 };
-        let block = self.entries.block(words, slot).filter(|_| page != 0 || slot >= self.capacity);
+        let is_usable = self.pool_of(words, slot).is_some();
+        let page = if is_usable { high & PAGE } else { 0 };
+        let block = self.entries.block(words, slot).filter(|_| page != 0 || !is_usable);
         let key = block.and_then(|block| Some(Key::of(BlockId { disk: disk_of(block)?, ..block })));
         let key = key.filter(|key| self.entries.find(words, key.block()).is_none());
         let is_taken = content == self.zero || self.entries.find_content(words, content).is_some();
@@ -80,45 +117,60 @@ impl Slots {
         }
     }
 
-    /// Rebuilds the queue of used slots in the order of their links, as far as the links go. The other used slots are
-    /// inserted at the head.
-    fn rebuild_queue<M: Words>(&mut self, words: &mut M) {
-        let (mut slot, mut last) = (self.queue.first(words), NONE);
-        while slot < self.limit {
+    /// Rebuilds the queue of the used slots of a pool in the order of their links, as far as the links go.
+    fn rebuild_queue<M: Words>(&mut self, words: &mut M, pool: PoolIndex) {
+        let mut queue = self.pool(pool).queue;
+        let (mut slot, mut last) = (queue.first(words), NONE);
+        while slot < self.limit() {
             let high = self.high(words, slot);
             if high & SEEN != 0 {
                 break;
             }
             self.set_high(words, slot, high | SEEN);
+            let next = queue.after(words, slot);
             if high & PAGE != 0 {
-                self.queue.relink(words, last, slot);
+                if self.pool_of(words, slot) != Some(pool) {
+                    self.set_high(words, slot, high);
+                    break;
+                }
+                queue.relink(words, last, slot);
                 last = slot;
             }
-            slot = self.queue.after(words, slot);
+            slot = next;
         }
-        self.queue.relink(words, last, NONE);
-        for slot in 0..self.limit {
+        queue.relink(words, last, NONE);
+        self.pool_mut(pool).queue = queue;
+    }
+
+    /// Inserts the used slots that are on no queue at the head of that of their pool.
+    fn add_unlinked<M: Words>(&mut self, words: &mut M) {
+        for slot in 0..self.limit() {
             let high = self.high(words, slot);
-            if high & (PAGE | SEEN) == PAGE {
-                self.queue.add_first(words, slot);
+            if high & (PAGE | SEEN) == PAGE
+                && let Some(pool) = self.pool_of(words, slot)
+            {
+                self.pool_mut(pool).queue.add_first(words, slot);
             }
             self.set_high(words, slot, high & !SEEN);
         }
     }
 
     fn rebuild_free<M: Words>(&mut self, words: &mut M) {
-        self.free.clear();
-        self.draining = 0;
-        for slot in 0..self.capacity {
-            if self.high(words, slot) == 0 {
-                self.free.add_last(words, slot);
+        let (chunks, entries) = (self.chunks, self.entries);
+        for it in &mut self.pools {
+            it.free.clear();
+            it.draining = 0;
+            for slot in (0..it.capacity).map(|local| it.slot(chunks, local)).collect::<Vec<_>>() {
+                if entries.high(words, slot) == 0 {
+                    it.free.add_last(words, slot);
+                }
             }
         }
     }
 
     /// Forgets the blocks of all slots, after the hash tables were cleared. No slot is used.
     pub(in crate::index) fn clear_blocks<M: Words>(&mut self, words: &mut M) {
-        for slot in 0..self.limit {
+        for slot in 0..self.limit() {
             let high = self.high(words, slot);
             self.set_high(words, slot, high & PINS);
         }
@@ -126,6 +178,24 @@ impl Slots {
     }
 
     // A move to a larger region, where each slot keeps its number.
+
+    /// Makes the chunk of a slot belong to the pool that has it in the region of `old`.
+    pub(in crate::index) fn follow_chunk<M: Words>(&self, words: &mut M, slot: u32, old: &Self, old_words: &M) {
+        self.chunks.copy(words, self.chunks.of(slot), old.chunks, old_words);
+    }
+
+    /// Makes all chunks belong to the pools that have them in the region of `old`, and as many pages valid as there.
+    pub(in crate::index) fn follow_chunks<M: Words>(&self, words: &mut M, old: &Self, old_words: &M) {
+        (0..old.chunks.count()).for_each(|chunk| self.chunks.copy(words, chunk, old.chunks, old_words));
+        Self::follow_capacities(words, old_words);
+    }
+
+    /// Makes as many pages of each pool valid as in the region of `old_words`.
+    pub(in crate::index) fn follow_capacities<M: Words>(words: &mut M, old_words: &M) {
+        for at in PoolIndex::all().map(|pool| pool_word(pool, of_pool::CAPACITY)) {
+            words[at] = old_words[at];
+        }
+    }
 
     /// Gives a slot the page and the block that the slot of this number has in the region of `old`, as far as the hash tables
     /// have room.
@@ -147,19 +217,30 @@ impl Slots {
     /// pins. A page without room in the hash tables is dropped.
     pub(in crate::index) fn finish_from<M: Words>(&mut self, words: &mut M, old: &Self, old_words: &M) {
         let links = |this: &Self, limit| this.links.at(0)..this.links.at(limit);
-        words[links(self, old.limit)].copy_from_slice(&old_words[links(old, old.limit)]);
-        words[header::QUEUE] = old_words[header::QUEUE];
-        self.queue.set_last(old.queue.last());
-        self.free.restore(old.free.first(), old.free.count());
-        (self.used, self.draining, self.pins, self.sizing) = (old.used, old.draining, old.pins, old.sizing);
-        self.store_capacity(words, old.capacity);
-        for slot in 0..old.limit {
+        words[links(self, old.limit())].copy_from_slice(&old_words[links(old, old.limit())]);
+        self.free_chunks = (old.chunks.count()..self.chunks.count()).rev().collect();
+        self.free_chunks.extend(&old.free_chunks);
+        self.pins = old.pins;
+        for (it, was) in self.pools.iter_mut().zip(&old.pools) {
+            let head = pool_word(it.pool, of_pool::QUEUE);
+            words[head] = old_words[head];
+            it.queue.set_last(was.queue.last());
+            it.free.restore(was.free.first(), was.free.count());
+            (it.used, it.draining, it.sizing) = (was.used, was.draining, was.sizing);
+            it.chunks.clone_from(&was.chunks);
+            it.store_capacity(words, was.capacity);
+        }
+        for slot in 0..old.limit() {
             let (high, had) = (self.high(words, slot), old.high(old_words, slot));
             let flags = if high & (PAGE | KNOWN) == 0 { PINS } else { HIT | PINS };
             self.set_high(words, slot, high & !HIT | had & flags);
-            if old.is_used(old_words, slot) && high & PAGE == 0 {
-                self.queue.remove(words, slot);
-                self.used -= 1;
+            if old.is_used(old_words, slot)
+                && high & PAGE == 0
+                && let Some(pool) = self.pool_of(words, slot)
+            {
+                let it = self.pool_mut(pool);
+                it.queue.remove(words, slot);
+                it.used -= 1;
                 self.put_back(words, slot);
             }
         }
