@@ -274,6 +274,8 @@ mod block_tests;
 #[cfg(test)]
 mod disk_tests;
 #[cfg(test)]
+mod pool_tests;
+#[cfg(test)]
 mod resume_tests;
 #[cfg(test)]
 mod size_tests;

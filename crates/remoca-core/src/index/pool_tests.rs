@@ -1,0 +1,273 @@
+//! Several pools in one index, against what their servers hold.
+
+use super::resume_tests::{Mortal, resume};
+use super::tests::{ZERO, block, content, empty};
+use super::*;
+use proptest::prelude::*;
+use std::collections::HashMap;
+
+const POOLS: u8 = 3;
+const SLOTS: u32 = 40;
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// The guest reads a block that has this content, and evicts it: one of the pools may take it.
+    Cycle(u32, u32, u8),
+    Forget(u32),
+    Pin(u32),
+    Unpin,
+    /// A pool's server grants this many slots.
+    Aim(u8, u32),
+    Resize(u8, u32),
+    LoseFrom(u8, u32),
+    Drop(u8),
+    DropSlotsOf(u8),
+    /// The newest pages did not arrive at the server.
+    LoseSends(u8, u64),
+    Move,
+    /// The process ends, in good order or not, and another one continues.
+    Restart(bool),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let pool = 0..POOLS;
+    proptest::collection::vec(
+        prop_oneof![
+            12 => (0..60_u32, 1..60_u32, 1..8_u8).prop_map(|(bno, number, set)| Step::Cycle(bno, number, set)),
+            1 => (0..60_u32).prop_map(Step::Forget),
+            2 => (0..60_u32).prop_map(Step::Pin),
+            2 => Just(Step::Unpin),
+            2 => (pool.clone(), 0..20_u32).prop_map(|(pool, slots)| Step::Aim(pool, slots)),
+            3 => (pool.clone(), 1..12_u32).prop_map(|(pool, slots)| Step::Resize(pool, slots)),
+            1 => (pool.clone(), 0..20_u32).prop_map(|(pool, slots)| Step::LoseFrom(pool, slots)),
+            1 => pool.clone().prop_map(Step::Drop),
+            1 => pool.clone().prop_map(Step::DropSlotsOf),
+            1 => (pool, 0..4_u64).prop_map(|(pool, sends)| Step::LoseSends(pool, sends)),
+            1 => Just(Step::Move),
+            1 => any::<bool>().prop_map(Step::Restart),
+        ],
+        1..80,
+    )
+}
+
+/// An index, and the page in each slot of each server.
+struct World {
+    index: CacheIndex<Vec<u32>>,
+    servers: HashMap<(PoolIndex, SlotIndex), Fingerprint>,
+    generation: u64,
+    pinned: Vec<SlotIndex>,
+}
+
+fn layout() -> Layout {
+    Layout::new(PageCount(SLOTS), PageCount(30), 2)
+}
+
+impl World {
+    fn new() -> Self {
+        let index = empty(vec![0; layout().words()], layout());
+        let mut this = Self { index, servers: HashMap::new(), generation: 0, pinned: Vec::new() };
+        for pool in (0..POOLS).map(PoolIndex) {
+            this.begin(pool);
+            this.index.aim(pool, PageCount(10));
+            this.resize(pool, u32::MAX);
+        }
+        this
+    }
+
+    fn begin(&mut self, pool: PoolIndex) {
+        self.generation += 1;
+        let identity = Pool { server: u32::from(pool.0), generation: self.generation };
+        self.index.begin_pool(pool, identity, 0);
+        self.servers.retain(|(of, _), _| *of != pool);
+    }
+
+    fn resize(&mut self, pool: PoolIndex, slots: u32) {
+        let servers = &mut self.servers;
+        self.index.resize(pool, slots, |Move { from, to }| {
+            let page = servers.remove(&(pool, from)).expect("what moves was sent");
+            servers.insert((pool, to), page);
+        });
+    }
+
+    fn cycle(&mut self, bno: u32, number: u32, set: u8) {
+        self.index.learn(block(bno.into()), content(number));
+        let pools: PoolSet = (0..POOLS).filter(|pool| set >> pool & 1 != 0).map(PoolIndex).collect();
+        if let Offer::Admitted(slot) = self.index.offer(content(number), Place::Tail, pools) {
+            let place = self.index.place_of(slot).expect("an admitted page has a place");
+            assert!(pools.contains(place.0), "one of those that may take it does");
+            assert!(place.1.0 < self.index.capacity(place.0).0, "it is a slot that the server gave");
+            assert!(!self.pinned.contains(&slot), "nobody waits for what is there");
+            self.servers.insert(place, content(number));
+        }
+    }
+
+    fn restart(&mut self, in_good_order: bool) {
+        while let Some(slot) = self.pinned.pop() {
+            self.index.unpin(slot);
+        }
+        if in_good_order {
+            self.index.close();
+        }
+        self.index = resume(self.index.words().clone());
+        // An engine drops what it has no pool for.
+        for pool in PoolIndex::all().filter(|pool| self.index.pool(*pool).is_none()).collect::<Vec<_>>() {
+            self.index.drop_pool(pool);
+        }
+    }
+
+    fn apply(&mut self, step: &Step) {
+        match *step {
+            Step::Cycle(bno, number, set) => self.cycle(bno, number, set),
+            Step::Forget(bno) => self.index.forget(block(bno.into())),
+            Step::Pin(number) => {
+                if let Some(slot) = self.index.cached(content(number))
+                    && self.index.pin(slot)
+                {
+                    self.pinned.push(slot);
+                }
+            }
+            Step::Unpin => self.pinned.pop().into_iter().for_each(|slot| self.index.unpin(slot)),
+            Step::Aim(pool, slots) => {
+                let of_others: u32 =
+                    (0..POOLS).filter(|it| *it != pool).map(|it| self.index.capacity(PoolIndex(it)).0).sum();
+                self.index.aim(PoolIndex(pool), PageCount(slots.min(SLOTS - of_others.min(SLOTS))));
+            }
+            Step::Resize(pool, slots) => self.resize(PoolIndex(pool), slots),
+            Step::LoseFrom(pool, slots) => self.index.lose_from(PoolIndex(pool), PageCount(slots)),
+            Step::Drop(pool) => {
+                let pool = PoolIndex(pool);
+                self.index.drop_pool(pool);
+                let others = (0..POOLS).map(PoolIndex).filter(|it| *it != pool);
+                let unchanged: Vec<_> = others.map(|it| (it, self.index.queue(it).collect::<Vec<_>>())).collect();
+                assert_eq!(self.index.queue(pool).count(), 0, "what was there is not found any more");
+                assert_ne!(self.index.free_pool(), Some(pool).filter(|it| self.index.capacity(*it).0 > 0));
+                self.resize(pool, u32::MAX);
+                assert_eq!(self.index.capacity(pool), PageCount(0));
+                for (it, queue) in unchanged {
+                    assert!(self.index.queue(it).eq(queue), "another pool keeps all");
+                }
+                self.begin(pool);
+            }
+            Step::DropSlotsOf(pool) => self.index.drop_slots_of(PoolIndex(pool)),
+            Step::LoseSends(pool, sends) => {
+                let pool = PoolIndex(pool);
+                let received = self.index.sends(pool).saturating_sub(sends);
+                let identity = self.index.pool(pool).expect("it is there");
+                self.index.give_up_sends(pool, received);
+                self.index.begin_pool(pool, identity, received);
+            }
+            Step::Move => {
+                let larger = self.index.layout().resized(PageCount(SLOTS + 8), PageCount(40));
+                self.index.begin_move(CacheIndex::new(vec![0; larger.words()], larger, 7, ZERO));
+                assert!(self.index.finish_move().is_some());
+            }
+            Step::Restart(in_good_order) => self.restart(in_good_order),
+        }
+    }
+
+    fn check(&self) {
+        let mut used = 0;
+        for pool in PoolIndex::all() {
+            let (counts, capacity) = (self.index.pool_slot_counts(pool), self.index.capacity(pool));
+            assert_eq!(counts.free + counts.used + counts.draining, capacity.0, "{pool:?}");
+            used += counts.used;
+            for (slot, content) in self.index.queue(pool) {
+                assert_eq!(self.index.cached(content), Some(slot));
+                let place = self.index.place_of(slot).expect("a page has a place");
+                assert_eq!((place.0, self.servers.get(&place)), (pool, Some(&content)), "the server has it there");
+            }
+        }
+        assert_eq!(used, self.index.slot_counts().used);
+        assert!(self.index.total_capacity().0 <= self.index.layout().table_slots());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+
+    #[test]
+    fn pages_are_where_their_pools_have_them(steps in steps()) {
+        let mut world = World::new();
+        for step in &steps {
+            world.apply(step);
+            world.check();
+        }
+    }
+}
+
+/// Returns an index with a full pool of eight slots and an empty one, and where each content is.
+fn two_pools() -> CacheIndex<Vec<u32>> {
+    let mut world = World::new();
+    for number in 1..9 {
+        world.cycle(number, number, 1);
+    }
+    world.index
+}
+
+#[test]
+fn a_lost_pool_is_not_found_again_whenever_its_process_is_killed() {
+    let healthy = two_pools();
+    for last in 0.. {
+        let words = Mortal::new(healthy.words().clone(), u32::MAX);
+        let mut index = CacheIndex::resume(words, Origin::Own, 2, 7, ZERO).map_err(|it| it.reason).unwrap();
+        index.words.stop_after(last);
+        index.drop_pool(PoolIndex(0));
+        index.resize(PoolIndex(0), u32::MAX, |_| {});
+        index.aim(PoolIndex(1), PageCount(20));
+        index.resize(PoolIndex(1), u32::MAX, |_| {});
+        let (lived, words) = index.words.end();
+        let successor = resume(words);
+        let is_lost = successor.pool(PoolIndex(0)).is_none();
+        for (slot, _) in successor.pages() {
+            let (pool, _) = successor.place_of(slot).expect("a page has a place");
+            assert!(pool == PoolIndex(0) && !is_lost, "killed before store {last}: {slot:?} has a page of {pool:?}");
+        }
+        if lived {
+            assert_eq!(successor.capacity(PoolIndex(1)), PageCount(20));
+            return;
+        }
+    }
+}
+
+#[test]
+fn pools_take_pages_in_proportion_to_their_sizes() {
+    let layout = Layout::new(PageCount(4000), PageCount(4000), 2);
+    let mut index = empty(vec![0; layout.words()], layout);
+    let sizes = [(PoolIndex(0), 3000), (PoolIndex(1), 500), (PoolIndex(2), 500)];
+    for (pool, slots) in sizes {
+        index.begin_pool(pool, Pool { server: u32::from(pool.0), generation: 1 }, 0);
+        index.aim(pool, PageCount(slots));
+        index.resize(pool, u32::MAX, |_| {});
+    }
+    let mut taken = [0; 3];
+    for number in 0..12_000 {
+        index.learn(block(u64::from(number) % 4000), content(number));
+        if let Offer::Admitted(slot) = index.offer(content(number), Place::Tail, PoolSet::ALL)
+            && let Some((pool, _)) = index.place_of(slot)
+            && number >= 4000
+        {
+            taken[usize::from(pool.0)] += 1;
+        }
+    }
+    assert_eq!(taken, [6000, 1000, 1000]);
+    let only: PoolSet = [PoolIndex(2)].into_iter().collect();
+    index.learn(block(1), content(20_000));
+    let Offer::Admitted(slot) = index.offer(content(20_000), Place::Tail, only) else { panic!("it takes the page") };
+    assert_eq!(index.place_of(slot).map(|(pool, _)| pool), Some(PoolIndex(2)));
+    assert_eq!(index.offer(content(20_000), Place::Tail, only), Offer::Duplicate);
+    index.learn(block(2), content(20_001));
+    assert_eq!(index.offer(content(20_001), Place::Tail, PoolSet::default()), Offer::NoSlot);
+}
+
+#[test]
+fn sixteen_pools_of_different_sizes_have_room() {
+    let sizes: Vec<u32> = (1..17).collect();
+    let layout = Layout::new(PageCount(sizes.iter().sum()), PageCount(16), 2);
+    let mut index = empty(vec![0; layout.words()], layout);
+    for (pool, slots) in PoolIndex::all().zip(&sizes) {
+        index.aim(pool, PageCount(*slots));
+        index.resize(pool, u32::MAX, |_| {});
+        assert_eq!(index.capacity(pool), PageCount(*slots));
+    }
+    assert_eq!(index.total_capacity().0, sizes.iter().sum::<u32>());
+}
