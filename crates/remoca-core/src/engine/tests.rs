@@ -12,6 +12,7 @@ mod policy;
 mod ramps;
 mod reads;
 mod resume;
+mod rivals;
 mod scenario;
 mod swap;
 
