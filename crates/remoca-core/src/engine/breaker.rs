@@ -3,9 +3,9 @@
 //! A *probe* is a read that goes to server and disk at the same time. It compares the two at one moment, and its guest
 //! waits only for the faster one. At most one probe is in flight.
 //! - Closed: one read in [`PROBE_INTERVAL`] is a probe. The breaker opens when the disk wins [`PROBE_LOSSES_MAX`] probes
-//!   in a row, or [`LOSSES_MAX`] other reads in a row, or when the [`OverrunBudget`] is spent.
+//!   in a row, or [`LOSSES_MAX`] other reads in a row, or when the [overrun budget](super::overruns) is spent.
 //! - Open: reads go to the disk. Probes begin after a backoff that doubles with each one that the disk wins. The breaker
-//!   closes when the server wins [`WINS_MIN`] in a row, if the budget or the latency of the last one permits it.
+//!   closes when the server wins [`WINS_MIN`] in a row, if the overrun budget or the latency of the last one permits it.
 //!
 //! Without hedging, latencies are not compared: the breaker opens only for a server that stays silent.
 //!
@@ -50,39 +50,6 @@ pub(super) enum Route {
     Disk,
 }
 
-/// Token bucket of reads that may take clearly longer than the disk's slow reads. It allows [`Self::BURST`] at once, and one
-/// per [`Self::OVERRUN_COST`] reads. With 10 overruns in 10,000 reads a guest's p99.9 would grow; this allows 8.
-#[derive(Debug)]
-struct OverrunBudget {
-    tokens: u32,
-}
-
-impl Default for OverrunBudget {
-    fn default() -> Self {
-        Self { tokens: Self::CAPACITY }
-    }
-}
-
-impl OverrunBudget {
-    const OVERRUN_COST: u32 = 2500;
-    const BURST: u32 = 4;
-    const CAPACITY: u32 = Self::OVERRUN_COST * Self::BURST;
-
-    fn note_read(&mut self) {
-        self.tokens = (self.tokens + 1).min(Self::CAPACITY);
-    }
-
-    /// Spends the budget of one overrun. Returns whether too little is left for another one.
-    fn note_overrun(&mut self) -> bool {
-        self.tokens = self.tokens.saturating_sub(Self::OVERRUN_COST);
-        self.tokens < Self::OVERRUN_COST
-    }
-
-    fn is_half_full(&self) -> bool {
-        self.tokens >= Self::CAPACITY / 2
-    }
-}
-
 #[derive(Debug)]
 struct Open {
     probe_at: Nanos,
@@ -100,7 +67,6 @@ pub(super) struct Breaker {
     reads_until_probe: u32,
     consecutive_probe_losses: u32,
     consecutive_losses: u32,
-    budget: OverrunBudget,
     backoff_ns: u64,
     closed_at: Nanos,
     admissions: u32,
@@ -115,18 +81,10 @@ impl Breaker {
             reads_until_probe: PROBE_INTERVAL,
             consecutive_probe_losses: 0,
             consecutive_losses: 0,
-            budget: OverrunBudget::default(),
             backoff_ns: BACKOFF_MIN_NS,
             closed_at: Nanos(0),
             admissions: 0,
         }
-    }
-
-    /// Closes the breaker for a new session. The overrun budget stays as it is, because the guest has already suffered
-    /// those overruns.
-    pub(super) fn forget_server(&mut self) {
-        let budget = std::mem::take(&mut self.budget);
-        *self = Self { budget, ..Self::new(self.judges_latency) };
     }
 
     pub(super) fn state(&self) -> BreakerState {
@@ -161,11 +119,6 @@ impl Breaker {
         self.reads_until_probe = self.reads_until_probe.saturating_sub(1);
     }
 
-    /// Adds a token to the overrun budget, up to its capacity, for an answered guest read.
-    pub(super) fn note_read(&mut self) {
-        self.budget.note_read();
-    }
-
     /// Adapts the probe interval to the latencies of server and disk: the closer they are, the more often they are compared.
     pub(super) fn adapt_probe_interval(&mut self, server_ns: u64, disk_ns: u64) {
         if server_ns * NEAR_DIVISOR < disk_ns {
@@ -177,8 +130,8 @@ impl Breaker {
 
     /// Resets the count of consecutive losses, because the server answered the read `serial` before the disk. If the
     /// read was the probe, ends the probe and, while the breaker is open, counts the win. Returns whether that closes
-    /// the breaker. `is_timely` says whether the answer came early enough that a hedge after it would still be timely.
-    pub(super) fn note_win(&mut self, now: Nanos, serial: u64, is_timely: bool) -> bool {
+    /// the breaker, which it does only if `may_close`.
+    pub(super) fn note_win(&mut self, now: Nanos, serial: u64, may_close: bool) -> bool {
         self.consecutive_losses = 0;
         if self.probe_in_flight != Some(serial) {
             return false;
@@ -192,7 +145,7 @@ impl Breaker {
         if open.consecutive_wins < WINS_MIN {
             return false;
         }
-        if !is_timely && !self.budget.is_half_full() {
+        if !may_close {
             self.backoff_ns = (self.backoff_ns * 2).min(BACKOFF_MAX_NS);
             open.probe_at = now.plus_ns(self.backoff_ns);
             return false;
@@ -228,10 +181,9 @@ impl Breaker {
         }
     }
 
-    /// Spends the budget of one overrun: a read that waited for the server and took clearly longer than the disk's slow
-    /// reads. Does nothing if servers are not judged by their latency. Returns whether that opens the breaker.
-    pub(super) fn note_overrun(&mut self, now: Nanos) -> bool {
-        self.judges_latency && self.budget.note_overrun() && self.open.is_none() && self.open(now)
+    /// Opens the breaker because an overrun found the budget spent. Returns whether it was closed before.
+    pub(super) fn note_budget_spent(&mut self, now: Nanos) -> bool {
+        self.open.is_none() && self.open(now)
     }
 
     /// Ends the probe `serial` without a result that can be compared. Does nothing if that read is not the probe in

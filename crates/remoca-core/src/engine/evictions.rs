@@ -2,7 +2,7 @@
 
 use super::admit::ADVICE_MAX;
 use super::policy::Insertion;
-use super::{Admitted, DiskEngine, Evicted};
+use super::{Admitted, DiskEngine, Evicted, POOL};
 use crate::fingerprint::Fingerprint;
 use crate::index::{Offer, Place};
 use crate::rules::Rule;
@@ -115,6 +115,6 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// Returns whether one more page may be sent to the server.
     pub(super) fn may_send(&mut self) -> bool {
-        self.pool.can_send() && self.race.admits()
+        self.pool.can_send() && self.race.admits(POOL)
     }
 }

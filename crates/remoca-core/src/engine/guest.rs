@@ -5,7 +5,7 @@ use super::breaker::Route;
 use super::disks::page_of;
 use super::fetches::{Fetch, Source};
 use super::requests::{Pages, ReadReason, Request};
-use super::{Action, Admission, Admitted, DiskEngine, DiskError, GuestOp, RequestId};
+use super::{Action, Admission, Admitted, DiskEngine, DiskError, GuestOp, RequestId, only_pool};
 use crate::fingerprint::Fingerprint;
 use crate::index::{Offer, Place};
 use crate::rules::Rule;
@@ -67,7 +67,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             return;
         }
         let blocks = range.covered_blocks();
-        let route = self.race.route(now, disk);
+        let route = self.race.route(now, disk, only_pool());
         match self.cacheable(disk, blocks.clone(), route) {
             Ok(fetches) => self.read_from_cache(now, id, disk, blocks, fetches, route),
             Err(cached) => {
@@ -144,13 +144,14 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         } else if fetches == 0 {
             self.complete_from_cache(id, fetches);
         } else {
-            self.requests.set_pages_owed(id, fetches, fetches);
+            let pools = only_pool();
+            self.requests.begin_wait(id, fetches, pools, self.race.slowest(pools));
             match route {
-                Route::Both if self.race.begin_probe(now, id, disk, serial, &mut self.stats) => {
+                Route::Both if self.race.begin_probe(now, id, disk, serial, pools, &mut self.stats) => {
                     self.ask_disk(now, id, ReadReason::Probe);
                 }
                 Route::Both => {}
-                Route::Server | Route::Disk => self.race.begin_wait(now, id, serial),
+                Route::Server | Route::Disk => self.race.begin_wait(now, id, serial, pools),
             }
         }
     }
@@ -255,7 +256,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let io = request.io.expect("the disk completes reads that it was asked for");
         self.race.end_io(request.disk, io.reason, range, request.answered);
         if result.is_ok() {
-            self.race.note_disk(now, request.disk, io);
+            self.race.note_disk(now, request, io);
         }
         if request.answered {
             self.requests.remove(id);
@@ -269,7 +270,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
                 }
                 Err(_) if !request.failed => {
                     self.requests.fail_io(id);
-                    return self.race.wait_on(now, id, request.serial);
+                    return self.race.wait_on(now, id, request);
                 }
                 Err(_) => self.race.note_no_page(request),
             }

@@ -1,4 +1,4 @@
-//! Latency estimates of disk and memory server, and the thresholds derived from them: late answers, timeouts, overruns.
+//! Latency estimate of the disk, and the thresholds derived from it: late answers, timeouts, overruns.
 
 use super::estimate::{Estimate, Latency, RecentMax};
 
@@ -10,12 +10,11 @@ const TIMELY_DIVISOR: u64 = 12;
 const TIMEOUT_MIN_NS: u64 = 5_000_000;
 const TIMEOUT_MAX_NS: u64 = 500_000_000;
 
-/// Running estimates for the disk and for the server.
+/// Running estimates for the disk.
 #[derive(Debug, Default)]
 pub(super) struct Latencies {
     disk: Estimate,
     recent_disk: RecentMax,
-    server: Estimate,
 }
 
 impl Latencies {
@@ -25,34 +24,19 @@ impl Latencies {
         self.recent_disk.note(ns);
     }
 
-    /// Adds the latency of a read that the server answered first.
-    pub(super) fn note_server(&mut self, ns: u64) {
-        self.server.note(ns, 1);
-    }
-
-    /// Forgets the latency of the server.
-    pub(super) fn forget_server(&mut self) {
-        self.server = Estimate::default();
-    }
-
     /// Returns the latency of disk reads, or `None` while there are too few samples.
     pub(super) fn disk(&self) -> Option<Latency> {
         self.disk.quantiles()
     }
 
-    /// Returns the latency of reads that the server answers first, or `None` while there are too few samples.
-    pub(super) fn server(&self) -> Option<Latency> {
-        self.server.quantiles()
-    }
-
-    /// Returns the time, in nanoseconds, after which an answer of the server is late: the server's normal latency, but
-    /// at least 5 % of the disk's median and at most that median. The normal latency is the server's p99, or twice its
+    /// Returns the time, in nanoseconds, after which an answer of a server is late: the server's normal latency, but
+    /// at least 5 % of the disk's median and at most that median. The normal latency is the p99 of `server`, or twice its
     /// median if slow answers have reached the p99. The 5 % grow with `shortfall / full`, up to the latest timely start
     /// ([`TIMELY_DIVISOR`]).
-    pub(super) fn late_after_ns(&self, shortfall: u32, full: u32) -> u64 {
+    pub(super) fn late_after_ns(&self, server: Option<Latency>, shortfall: u32, full: u32) -> u64 {
         let timeout = self.timeout_ns();
         let Some(disk) = self.disk.quantiles() else { return timeout };
-        let normal = self.server.quantiles().map_or(0, |server| server.p99_ns.min(server.p50_ns * 2));
+        let normal = server.map_or(0, |server| server.p99_ns.min(server.p50_ns * 2));
         let (soon, in_time) = (disk.p50_ns / LATE_MIN_DIVISOR, disk.p50_ns / TIMELY_DIVISOR);
         let least = soon + (in_time - soon) * u64::from(shortfall) / u64::from(full);
         normal.clamp(least, disk.p50_ns).min(timeout)

@@ -4,7 +4,7 @@
 //! A driver (`remoca-disk`, or the simulator) calls it and executes the actions in order. After every `handle_*` call it
 //! drains `poll_action` before the next one, except that several messages of a server may be handled in a row.
 //! [`DiskEngine`] routes events to its parts: `requests`, `disks`, `pool` (one memory server), `placement` (all servers),
-//! `race` (between server and disk), `admit`, and the index.
+//! `race` (between servers and disk), `admit`, and the index.
 //! 1. A completed read returns, for each sector, the last write that completed before the read began, or a concurrent one.
 //! 2. A block that a write touches is unreachable before the write is issued ([`overlap`] guards reads in flight).
 //! 3. Every request completes exactly once. No fault of a server reaches the guest.
@@ -24,11 +24,13 @@ mod guest;
 mod latencies;
 mod numbers;
 pub mod overlap;
+mod overruns;
 mod placement;
 mod policy;
 mod pool;
 mod race;
 mod requests;
+mod rival;
 mod server;
 mod speculative;
 mod stats;
@@ -48,7 +50,7 @@ pub use types::{
 use crate::fingerprint::{Fingerprint, Fingerprinter};
 use crate::index::{CacheIndex, Layout, Origin, SlotCounts, Unusable};
 use crate::rules::Rules;
-use crate::units::{DiskIndex, PageCount};
+use crate::units::{DiskIndex, PageCount, PoolIndex, PoolSet};
 use admit::Admit;
 use disks::Disks;
 use fetches::Source;
@@ -59,6 +61,9 @@ use race::Race;
 use requests::Requests;
 use std::collections::VecDeque;
 use std::ops::DerefMut;
+
+/// Number of the only pool.
+const POOL: PoolIndex = PoolIndex(0);
 
 /// Configuration of an engine.
 #[derive(Clone, Copy, Debug)]
@@ -141,6 +146,11 @@ impl IndexMaker {
     }
 }
 
+/// Returns the set of the only pool.
+fn only_pool() -> PoolSet {
+    PoolSet::from_iter([POOL])
+}
+
 /// Returns how many disk numbers to reserve for a VM that starts with `disks` disks.
 #[must_use]
 pub fn disk_numbers(disks: u16) -> u16 {
@@ -179,7 +189,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         this.pool.restore(&this.index);
         if !this.pool.is_enabled() {
             this.index.drop_everything();
-            this.index.aim(pool::POOL, PageCount(0));
+            this.index.aim(POOL, PageCount(0));
         }
         this.disks.restore(&this.index);
         this.policy.restore(this.index.is_bimodal());
@@ -255,7 +265,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             index_bytes: self.index.region_bytes(),
             admission: self.admit.admission(),
             policy: self.policy.status(),
-            hedging: self.race.status(),
+            hedging: self.race.status(POOL),
         }
     }
 

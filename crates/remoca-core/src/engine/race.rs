@@ -1,9 +1,10 @@
-//! The race between memory server and disk: when a late read is hedged, and what its outcome says about the server.
+//! The race between memory servers and disk: when a late read is hedged, and what its outcome says about a server.
 //!
-//! A read that waits longer than normal for the server ([`Race::late_after_ns`]) is *hedged*: the disk reads it as well.
+//! A read that waits longer than normal for a server ([`Race::wait_limits`]) is *hedged*: the disk reads it as well.
 //! The first answer goes to the guest; the other one has no effect. A hedge spends credit from a token bucket. The credit
-//! comes back if the disk wins the hedge, and bit by bit with every read that the server answers. Without credit, or with
-//! hedging off, the disk is asked after a timeout of twice its median latency.
+//! comes back if the disk wins the hedge, and bit by bit with every read that a server answers. Without credit, or with
+//! hedging off, the disk is asked after a timeout of twice its median latency. Each pool is judged by itself
+//! ([`super::rival`]); what the disk can bear, and what the guest has suffered, is one for all.
 //! 1. A page that arrives second finds its read answered ([`super::requests`]). A disk read that is second is
 //!    *abandoned*: it has its own buffer, and its request keeps its ID until the disk is done.
 //! 2. Every read that waits for the server is in one of the queues, in flight on the disk, or both.
@@ -12,65 +13,45 @@
 //! 4. A saturated disk gets no hedge: it has more reads in flight than the guest has, and more than it can do at a time
 //!    without slowing down ([`super::estimate::Concurrency`]). While the breaker is open, its reads go to the server. The
 //!    guest's reads must not queue behind abandoned ones.
+//! 5. A read of several pools counts for one of them, its rival: the slowest one, fixed when the wait begins.
 //!
 //! Decision 0022.
 
-use super::breaker::{Breaker, BreakerState, Route};
+mod late;
+
+use super::breaker::{BreakerState, Route};
 use super::estimate::Latency;
 use super::latencies::Latencies;
-use super::requests::{DiskIo, ReadReason, Request, Requests};
+use super::overruns::OverrunBudget;
+use super::requests::{DiskIo, ReadReason, Request};
+use super::rival::{Rival, WaitLimits};
 use super::speculative::{SpeculativeReads, Waiting};
 use super::stats::EngineStats;
 use super::types::RequestId;
-use crate::units::{ByteRange, DiskIndex, Nanos};
-use std::collections::VecDeque;
+use crate::units::{ByteRange, DiskIndex, Nanos, PoolIndex, PoolSet};
 
-/// Credit that one hedge spends. Every read that the server answers first earns one.
+/// Credit that one hedge spends. Every read that a server answers first earns one.
 const HEDGE_COST: u32 = 32;
 /// Maximum credit: a burst of 128 hedges.
 const CREDIT_MAX: u32 = 128 * HEDGE_COST;
 /// Weight of a probe in the disk's latency estimate while the breaker is closed. If the server answers everything else,
 /// probes are the only samples.
 const PROBE_WEIGHT: u16 = 8;
-/// Maximum slack of the timer, in multiples of [`Race::late_after_ns`] and in nanoseconds.
-const SLACK_READS_MAX: usize = 4;
-const SLACK_MAX_NS: u64 = 2_000_000;
 
-/// Latencies, credit and breaker, and the reads that wait for the server.
+/// Latencies, credit and breakers, and the reads that wait for servers.
 #[derive(Debug)]
 pub(super) struct Race {
     enabled: bool,
     latencies: Latencies,
-    breaker: Breaker,
     credit: u32,
+    budget: OverrunBudget,
     /// Speculative reads, by disk.
     speculative: Vec<SpeculativeReads>,
-    /// Reads that are not late yet, oldest first.
-    waiting: VecDeque<Waiting>,
-    /// Late reads that could not be hedged.
-    unhedged: VecDeque<Waiting>,
+    /// Rivals of the disk, by pool: those up to the highest pool that was in use.
+    rivals: Vec<Rival>,
 }
 
-/// Limits on the time that a read waits for the server.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct WaitLimits {
-    /// Wait before a hedge.
-    late_after_ns: u64,
-    /// Wait before the disk is asked without credit.
-    timeout_ns: u64,
-}
-
-/// Read whose answer is late.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LateRead {
-    pub(super) id: RequestId,
-    /// Reason to send the read to the disk now, or `None` to leave it with the server.
-    pub(super) reason: Option<ReadReason>,
-    /// Whether the read was not reported as late before.
-    pub(super) is_newly_late: bool,
-}
-
-/// State of hedging, for the status.
+/// State of hedging for one pool, for the status.
 #[derive(Clone, Copy, Debug)]
 pub struct HedgingStatus {
     pub breaker: BreakerState,
@@ -87,22 +68,22 @@ impl Race {
         Self {
             enabled,
             latencies: Latencies::default(),
-            breaker: Breaker::new(enabled),
             credit: CREDIT_MAX,
+            budget: OverrunBudget::default(),
             speculative: Vec::new(),
-            waiting: VecDeque::new(),
-            unhedged: VecDeque::new(),
+            rivals: Vec::new(),
         }
     }
 
-    /// Resets everything learnt about the server, for a new session.
-    pub(super) fn forget_server(&mut self) {
-        self.latencies.forget_server();
-        self.breaker.forget_server();
-        self.credit = CREDIT_MAX;
-        self.waiting.clear();
-        self.unhedged.clear();
-        self.speculative.iter_mut().for_each(|speculative| drop(speculative.take_deferred()));
+    /// Resets everything learnt about the server of one pool, for a new session. Reads that count for other pools keep
+    /// waiting; the caller gives up those among them that need a page of this one.
+    pub(super) fn forget_server(&mut self, pool: PoolIndex) {
+        let enabled = self.enabled;
+        *self.rival(pool) = Rival::new(enabled);
+        if self.rivals.len() == 1 {
+            self.credit = CREDIT_MAX;
+        }
+        self.speculative.iter_mut().for_each(|speculative| speculative.retain_deferred(|read| read.pool != pool));
     }
 
     /// Makes room for the reads of a disk, and resets what is known of its number.
@@ -122,56 +103,99 @@ impl Race {
         &mut self.speculative[usize::from(disk.0)]
     }
 
+    /// Returns what is known of a pool, nothing at first.
+    fn rival(&mut self, pool: PoolIndex) -> &mut Rival {
+        let (number, enabled) = (usize::from(pool.0), self.enabled);
+        if self.rivals.len() <= number {
+            self.rivals.resize_with(number + 1, || Rival::new(enabled));
+        }
+        &mut self.rivals[number]
+    }
+
+    /// Returns what is known of a pool, or `None` if it was never in use.
+    fn known(&self, pool: PoolIndex) -> Option<&Rival> {
+        self.rivals.get(usize::from(pool.0))
+    }
+
     #[cfg(test)]
     pub(super) fn queued(&self) -> usize {
-        self.waiting.len()
-            + self.unhedged.len()
+        self.rivals.iter().map(|rival| rival.waiting.len() + rival.unhedged.len()).sum::<usize>()
             + self.speculative.iter().map(|speculative| speculative.deferred()).sum::<usize>()
     }
 
-    pub(super) fn status(&self) -> HedgingStatus {
+    pub(super) fn status(&self, pool: PoolIndex) -> HedgingStatus {
         HedgingStatus {
-            breaker: self.breaker.state(),
+            breaker: self.known(pool).map_or(BreakerState::Closed, |rival| rival.breaker.state()),
             disk: self.latencies.disk(),
-            server: self.latencies.server(),
-            late_after_ns: self.late_after_ns(),
+            server: self.server_latency(pool),
+            late_after_ns: self.limits(self.server_latency(pool), self.credit).late_after_ns,
         }
     }
 
-    pub(super) fn route(&self, now: Nanos, disk: DiskIndex) -> Route {
-        match self.breaker.route(now) {
+    /// Returns the latency of reads that the server of a pool answers first, or `None` while there are too few samples.
+    pub(super) fn server_latency(&self, pool: PoolIndex) -> Option<Latency> {
+        self.known(pool).and_then(Rival::latency)
+    }
+
+    /// Returns the pool that a read of `pools` counts for. It is the slowest: one whose breaker is open, then the one
+    /// with the highest known median, then the one with the highest number.
+    pub(super) fn slowest(&self, pools: PoolSet) -> PoolIndex {
+        if self.rivals.len() <= 1 && pools.contains(PoolIndex(0)) {
+            return PoolIndex(0);
+        }
+        let slowness = |pool: &PoolIndex| {
+            let rival = self.known(*pool);
+            let median = rival.and_then(Rival::latency).map_or(0, |latency| latency.p50_ns);
+            (rival.is_some_and(|rival| rival.breaker.is_open()), median, *pool)
+        };
+        pools.iter().max_by_key(slowness).unwrap_or(PoolIndex(0))
+    }
+
+    /// Returns where a read of pages of `pools` goes: to the disk if one of them is left alone, unless the disk is
+    /// saturated; both ways if the slowest of them is due for a probe. A probe compares the disk with the slowest, so
+    /// those of the others wait for reads that need only them.
+    pub(super) fn route(&self, now: Nanos, disk: DiskIndex, pools: PoolSet) -> Route {
+        let slowest = self.slowest(pools);
+        let of = |pool: PoolIndex| self.known(pool).map_or(Route::Server, |rival| rival.breaker.route(now));
+        let is_left_alone = self.rivals.len() > 1 && pools.iter().any(|pool| of(pool) == Route::Disk);
+        match if is_left_alone { Route::Disk } else { of(slowest) } {
             Route::Disk if self.speculative[usize::from(disk.0)].is_saturated() => Route::Server,
             route => route,
         }
     }
 
-    /// Returns whether this admission may go to the server.
-    pub(super) fn admits(&mut self) -> bool {
-        self.breaker.admits()
+    /// Returns whether this admission may go to the server of the pool.
+    pub(super) fn admits(&mut self, pool: PoolIndex) -> bool {
+        self.rival(pool).breaker.admits()
     }
 
-    /// Makes the next probe due at once, because a late page shows that the server works.
-    pub(super) fn note_server_alive(&mut self, now: Nanos) {
-        self.breaker.note_server_alive(now);
+    /// Makes the next probe of a pool due at once, because a late page shows that its server works.
+    pub(super) fn note_server_alive(&mut self, now: Nanos, pool: PoolIndex) {
+        self.rival(pool).breaker.note_server_alive(now);
     }
 
-    pub(super) fn begin_wait(&mut self, since: Nanos, id: RequestId, serial: u64) {
-        self.breaker.note_server_read();
-        self.waiting.push_back(Waiting { since, id, serial });
+    /// Begins the wait of a read for pages of `pools`. It counts for [the slowest](Self::slowest) of them.
+    pub(super) fn begin_wait(&mut self, since: Nanos, id: RequestId, serial: u64, pools: PoolSet) {
+        let pool = self.slowest(pools);
+        let rival = self.rival(pool);
+        rival.breaker.note_server_read();
+        rival.waiting.push_back(Waiting { pool, since, id, serial });
     }
 
     /// Adds the latency of a disk read to the estimates. A read that may have queued behind abandoned reads counts only
     /// for the disk's concurrency.
-    pub(super) fn note_disk(&mut self, now: Nanos, disk: DiskIndex, io: DiskIo) {
+    pub(super) fn note_disk(&mut self, now: Nanos, request: &Request, io: DiskIo) {
         let ns = now.since_ns(io.since);
-        self.speculative(disk).note_latency(ns, io.queue_depth);
+        self.speculative(request.disk).note_latency(ns, io.queue_depth);
         if !io.is_undisturbed {
             return;
         }
-        let is_sample = io.reason == ReadReason::Probe && !self.breaker.is_open();
+        let is_sample = io.reason == ReadReason::Probe && !self.rival(request.rival).breaker.is_open();
         self.latencies.note_disk(ns, if is_sample { PROBE_WEIGHT } else { 1 });
-        if let Some(server) = self.latencies.server() {
-            self.breaker.adapt_probe_interval(server.p50_ns, ns);
+        for rival in &mut self.rivals {
+            if let Some(server) = rival.latency() {
+                rival.breaker.adapt_probe_interval(server.p50_ns, ns);
+            }
         }
     }
 
@@ -183,10 +207,13 @@ impl Race {
     /// Removes a completed disk read from the counts of its disk, and requeues deferred reads if that makes room for
     /// them. `answered` says whether it was abandoned.
     pub(super) fn end_io(&mut self, disk: DiskIndex, reason: ReadReason, range: ByteRange, answered: bool) {
-        let speculative = &mut self.speculative[usize::from(disk.0)];
+        let Self { speculative, rivals, .. } = self;
+        let speculative = &mut speculative[usize::from(disk.0)];
         speculative.end_io(reason, range, answered);
         if answered && !speculative.is_abandoned_full() {
-            speculative.take_deferred().rev().for_each(|read| self.unhedged.push_front(read));
+            for read in speculative.take_deferred().rev() {
+                rivals[usize::from(read.pool.0)].unhedged.push_front(read);
+            }
         }
     }
 
@@ -195,11 +222,10 @@ impl Race {
         self.speculative(disk).begin_read();
     }
 
-    /// Removes an answered guest read from the count of reads in flight, and adds a token to the breaker's overrun
-    /// budget.
+    /// Removes an answered guest read from the count of reads in flight, and adds a token to the overrun budget.
     pub(super) fn end_read(&mut self, disk: DiskIndex) {
         self.speculative(disk).end_read();
-        self.breaker.note_read();
+        self.budget.note_read();
     }
 
     /// Refunds the credit of a hedge whose disk read was needed.
@@ -209,122 +235,48 @@ impl Race {
         }
     }
 
-    /// Starts a hedge if the load of the disk and the credit permit it: counts the hedge and spends its credit. Returns
-    /// whether a hedge was started.
-    fn try_begin_hedge(&mut self, disk: DiskIndex, range: ByteRange) -> bool {
-        let speculative = &mut self.speculative[usize::from(disk.0)];
-        let is_allowed = speculative.has_room_for_hedge() && self.credit >= HEDGE_COST;
-        if is_allowed {
-            self.credit -= HEDGE_COST;
-            speculative.begin_hedge(range);
-        }
-        is_allowed
+    /// Returns the limits on the wait for a server of this latency. The time after which an answer is late grows as the
+    /// credit falls below half.
+    fn limits(&self, server: Option<Latency>, credit: u32) -> WaitLimits {
+        let timeout_ns = self.latencies.timeout_ns();
+        let late_after_ns = if self.enabled {
+            self.latencies.late_after_ns(server, CREDIT_MAX.saturating_sub(2 * credit), CREDIT_MAX)
+        } else {
+            timeout_ns
+        };
+        WaitLimits { late_after_ns, timeout_ns }
     }
 
-    /// Returns the time, in nanoseconds, after which an answer of the server is late. It grows as the credit falls
-    /// below half.
-    fn late_after_ns(&self) -> u64 {
-        if !self.enabled {
-            return self.latencies.timeout_ns();
-        }
-        self.latencies.late_after_ns(CREDIT_MAX.saturating_sub(2 * self.credit), CREDIT_MAX)
-    }
-
-    /// Returns the time at which the next read is late, or `None` if no read waits. Removes reads that no longer wait
-    /// from the front of the queues.
-    pub(super) fn late_deadline(&mut self, requests: &Requests) -> Option<Nanos> {
-        let waiting = first_waiting(&mut self.waiting, requests);
-        let unhedged = first_waiting(&mut self.unhedged, requests);
-        let waiting = waiting.map(|first| first.since.plus_ns(self.late_after_ns()));
-        let unhedged = unhedged.map(|first| first.since.plus_ns(self.latencies.timeout_ns()));
-        [waiting, unhedged].into_iter().flatten().min()
-    }
-
-    /// Returns how far past [`Self::late_deadline`] a thread may sleep. The answers to other waiting reads also wake it, so
-    /// the slack only matters if all of them are late; a needless wake-up costs more than a read.
-    pub(super) fn slack_ns(&self, requests: &Requests) -> u64 {
-        let others =
-            self.waiting.iter().skip(1).filter(|read| is_waiting(requests, read)).take(SLACK_READS_MAX).count();
-        (self.late_after_ns() * others as u64).min(SLACK_MAX_NS)
-    }
-
-    /// Returns the current limits on the wait for the server.
-    pub(super) fn wait_limits(&self) -> WaitLimits {
-        WaitLimits { late_after_ns: self.late_after_ns(), timeout_ns: self.latencies.timeout_ns() }
-    }
-
-    /// Returns the next read that has waited longer than `wait_limits`, or `None` if there is no such read. If the
-    /// result has a reason, the caller must send the read to the disk. This function has already counted that disk
-    /// read.
-    pub(super) fn next_late(
-        &mut self,
-        now: Nanos,
-        wait_limits: &WaitLimits,
-        requests: &Requests,
-        stats: &mut EngineStats,
-    ) -> Option<LateRead> {
-        while let Some(read) = pop_due(&mut self.waiting, wait_limits.late_after_ns, now) {
-            let Some((disk, range)) = requests.only_at_server(read.id, read.serial) else { continue };
-            let reason = if !self.enabled {
-                self.begin_timeout_read(read, disk, stats)
-            } else if self.try_begin_hedge(disk, range) {
-                stats.hedges += 1;
-                Some(ReadReason::Hedge)
-            } else {
-                self.unhedged.push_back(read);
-                None
-            };
-            return Some(LateRead { id: read.id, reason, is_newly_late: true });
-        }
-        while let Some(read) = pop_due(&mut self.unhedged, wait_limits.timeout_ns, now) {
-            let Some((disk, _)) = requests.only_at_server(read.id, read.serial) else { continue };
-            let reason = self.begin_timeout_read(read, disk, stats);
-            return Some(LateRead { id: read.id, reason, is_newly_late: false });
-        }
-        // While a disk hangs, the server continues to answer deferred reads.
-        for speculative in &mut self.speculative {
-            speculative.retain_deferred(|read| is_waiting(requests, read));
-        }
-        None
-    }
-
-    /// Counts a timed-out read and returns the reason to send it to the disk. If the disk has too many abandoned reads,
-    /// defers the read instead and returns `None`.
-    fn begin_timeout_read(&mut self, read: Waiting, disk: DiskIndex, stats: &mut EngineStats) -> Option<ReadReason> {
-        let speculative = self.speculative(disk);
-        if speculative.is_abandoned_full() {
-            speculative.defer(read);
-            return None;
-        }
-        stats.fetch_timeouts += 1;
-        Some(ReadReason::Timeout)
-    }
-
-    /// Makes a read that was just sent to the server a probe. Returns whether to send it to the disk as well. If the
-    /// disk has too many abandoned reads, returns `false`, and the read waits for the server only.
+    /// Makes a read that was just sent to the servers of `pools` a probe of [the slowest](Self::slowest). Returns whether
+    /// to send it to the disk as well. If the disk has too many abandoned reads, returns `false`, and the read waits for
+    /// the servers only.
     pub(super) fn begin_probe(
         &mut self,
         now: Nanos,
         id: RequestId,
         disk: DiskIndex,
         serial: u64,
+        pools: PoolSet,
         stats: &mut EngineStats,
     ) -> bool {
         let asks_disk = !self.speculative(disk).is_abandoned_full();
-        if asks_disk || self.breaker.is_open() {
+        let slowest = self.slowest(pools);
+        let breaker = &mut self.rival(slowest).breaker;
+        if asks_disk || breaker.is_open() {
             stats.probes += 1;
-            self.breaker.begin_probe(serial);
+            breaker.begin_probe(serial);
         }
         if !asks_disk {
-            self.begin_wait(now, id, serial);
+            self.begin_wait(now, id, serial, pools);
         }
         asks_disk
     }
 
-    /// Keeps a read waiting for the server after its disk read failed. If the server does not answer in time, the disk
-    /// is asked again, and its second result goes to the guest. An answer to a probe still counts as a win.
-    pub(super) fn wait_on(&mut self, now: Nanos, id: RequestId, serial: u64) {
-        self.unhedged.push_back(Waiting { since: now, id, serial });
+    /// Keeps a read waiting for its servers after its disk read failed. If they do not answer in time, the disk is asked
+    /// again, and its second result goes to the guest. An answer to a probe still counts as a win.
+    pub(super) fn wait_on(&mut self, now: Nanos, id: RequestId, request: &Request) {
+        let (pool, serial) = (request.rival, request.serial);
+        self.rival(pool).unhedged.push_back(Waiting { pool, since: now, id, serial });
     }
 
     /// Adds credit for hedges and a latency of the server, and reports the win to the breaker: the server answered a
@@ -332,11 +284,13 @@ impl Race {
     pub(super) fn note_server_first(&mut self, now: Nanos, request: &Request, stats: &mut EngineStats) {
         self.credit = (self.credit + 1).min(CREDIT_MAX);
         let took = now.since_ns(request.issued);
-        if self.breaker.note_win(now, request.serial, self.latencies.is_timely(took)) {
-            self.latencies.forget_server();
+        let may_close = self.latencies.is_timely(took) || self.budget.is_half_full();
+        let rival = self.rival(request.rival);
+        if rival.breaker.note_win(now, request.serial, may_close) {
+            rival.forget_latency();
         }
-        self.latencies.note_server(took);
-        if self.latencies.is_overrun(took) && self.breaker.note_overrun(now) {
+        rival.note_latency(took);
+        if self.latencies.is_overrun(took) && self.note_overrun(now, request.rival) {
             stats.breaker_openings += 1;
         }
     }
@@ -350,16 +304,22 @@ impl Race {
         let took = now.since_ns(request.issued);
         let was_timely = self.latencies.is_timely(io.since.since_ns(request.issued)) && io.is_undisturbed;
         let is_overrun = self.latencies.is_overrun(took) && !was_timely;
-        let is_worse = self.breaker.note_loss(now, request.serial);
-        if (is_overrun && self.breaker.note_overrun(now)) || is_worse {
+        let is_worse = self.rival(request.rival).breaker.note_loss(now, request.serial);
+        if (is_overrun && self.note_overrun(now, request.rival)) || is_worse {
             stats.breaker_openings += 1;
         }
+    }
+
+    /// Spends the budget of one overrun: a read that waited for the server and took clearly longer than the disk's slow
+    /// reads. Does nothing if servers are not judged by their latency. Returns whether that opens the breaker.
+    fn note_overrun(&mut self, now: Nanos, pool: PoolIndex) -> bool {
+        self.enabled && self.budget.note_overrun() && self.rival(pool).breaker.note_budget_spent(now)
     }
 
     /// Ends the probe of a read without a result, and refunds its hedge, if it has them. The server cannot answer the
     /// read: it has no page, sent a wrong one, or still owes it after the disk failed twice.
     pub(super) fn note_no_page(&mut self, request: &Request) {
-        self.breaker.note_draw(request.serial);
+        self.rival(request.rival).breaker.note_draw(request.serial);
         if let Some(io) = request.io {
             self.refund(io.reason);
         }
@@ -369,28 +329,4 @@ impl Race {
     pub(super) fn begin_io(&mut self, now: Nanos, disk: DiskIndex, reason: ReadReason) -> DiskIo {
         self.speculative(disk).begin_io(now, reason)
     }
-}
-
-/// Returns whether a read waits only for the server.
-fn is_waiting(requests: &Requests, read: &Waiting) -> bool {
-    requests.only_at_server(read.id, read.serial).is_some()
-}
-
-/// Returns the first read of a queue that still waits, or `None` if there is no such read. Removes the reads before it.
-fn first_waiting(queue: &mut VecDeque<Waiting>, requests: &Requests) -> Option<Waiting> {
-    while let Some(first) = queue.front().copied() {
-        if is_waiting(requests, &first) {
-            return Some(first);
-        }
-        queue.pop_front();
-    }
-    None
-}
-
-/// Removes and returns the first read of a queue if it has waited for at least `ns` nanoseconds. Otherwise returns
-/// `None`.
-fn pop_due(queue: &mut VecDeque<Waiting>, ns: u64, now: Nanos) -> Option<Waiting> {
-    let first = queue.front().copied().filter(|first| first.since.plus_ns(ns) <= now)?;
-    queue.pop_front();
-    Some(first)
 }

@@ -4,7 +4,7 @@
 //! number distinguishes the two requests. Callers get copies: only the methods of [`Requests`] change a request.
 
 use super::types::{GuestOp, RequestId};
-use crate::units::{ByteRange, DiskIndex, Nanos};
+use crate::units::{ByteRange, DiskIndex, Nanos, PoolIndex, PoolSet};
 
 /// Pages that a read expects from the memory server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +51,10 @@ pub(super) struct Request {
     /// same ID.
     pub(super) serial: u64,
     pub(super) pages: Pages,
+    /// Pools that were asked for pages.
+    pub(super) pools: PoolSet,
+    /// Pool among them that its wins, its losses and its latency count for: the slowest one when the wait began.
+    pub(super) rival: PoolIndex,
     /// Disk read in flight for it.
     pub(super) io: Option<DiskIo>,
     /// Whether the disk has failed this read once.
@@ -85,9 +89,18 @@ impl Requests {
         }
         assert!(self.slots[at].is_none(), "the number {} is given to two requests at once", id.0);
         self.serial += 1;
-        let (serial, pages) = (self.serial, Pages::None);
-        self.slots[at] =
-            Some(Request { disk, op, issued: now, serial, pages, io: None, failed: false, answered: false });
+        self.slots[at] = Some(Request {
+            disk,
+            op,
+            issued: now,
+            serial: self.serial,
+            pages: Pages::None,
+            pools: PoolSet::default(),
+            rival: PoolIndex(0),
+            io: None,
+            failed: false,
+            answered: false,
+        });
     }
 
     /// Returns the serial number of the newest request.
@@ -103,7 +116,7 @@ impl Requests {
     }
 
     /// Returns all IDs that a request may have, whether they are in use or not.
-    pub(super) fn ids(&self) -> impl Iterator<Item = RequestId> + use<> {
+    fn ids(&self) -> impl Iterator<Item = RequestId> + use<> {
         (0..).take(self.slots.len()).map(RequestId)
     }
 
@@ -135,6 +148,21 @@ impl Requests {
             Pages::Waiting { left, asked } if request.serial == serial && request.waits() => Some((left, asked)),
             Pages::Waiting { .. } | Pages::None | Pages::GivenUp => None,
         }
+    }
+
+    /// Starts the wait of a read for `asked` pages of `pools`. It counts for the pool `rival` among them.
+    #[inline]
+    pub(super) fn begin_wait(&mut self, id: RequestId, asked: u32, pools: PoolSet, rival: PoolIndex) {
+        if let Some(request) = &mut self.slots[id.0 as usize] {
+            request.pages = Pages::Waiting { left: asked, asked };
+            (request.pools, request.rival) = (pools, rival);
+        }
+    }
+
+    /// Returns the IDs of the reads that wait for pages of `pool`, perhaps among those of others.
+    pub(super) fn reads_waiting_for(&self, pool: PoolIndex) -> Vec<RequestId> {
+        let waits = |id: &RequestId| self.get(*id).is_some_and(|it| it.waits() && it.pools.contains(pool));
+        self.ids().filter(waits).collect()
     }
 
     /// Sets how many pages a read still waits for, and how many it asked for.

@@ -1,8 +1,7 @@
 //! Events of memory servers (answers, sessions, pages and sizes) and of the timer.
 
 use super::fetches::Fetch;
-use super::pool::POOL;
-use super::{Action, Admission, DiskEngine, FetchId, PageOutcome, PoolOffer, RequestId, ServerNumber};
+use super::{Action, Admission, DiskEngine, FetchId, POOL, PageOutcome, PoolOffer, RequestId, ServerNumber};
 use crate::index::Pool;
 use crate::rules::Rule;
 use crate::units::{Nanos, PageCount};
@@ -85,13 +84,11 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Ends the session, and leaves all reads that wait for the server to the disk.
     fn end_session(&mut self, now: Nanos) {
         self.pool.end_session(&mut self.index, &mut self.actions);
-        self.race.forget_server();
+        self.race.forget_server(POOL);
         self.pool.take_fetches(&mut self.index);
-        for id in self.requests.ids() {
-            if self.waits_for_server(id) {
-                self.stats.fetch_disconnected += 1;
-                self.give_up_pages(now, id);
-            }
+        for id in self.requests.reads_waiting_for(POOL) {
+            self.stats.fetch_disconnected += 1;
+            self.give_up_pages(now, id);
         }
     }
 
@@ -140,7 +137,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let Some((left, asked)) = self.requests.pages_owed(fetch.request, fetch.serial) else {
             self.stats.fetch_late += 1;
             if !fetch.probe {
-                self.race.note_server_alive(now);
+                self.race.note_server_alive(now, POOL);
             }
             return PageOutcome::Late;
         };
@@ -202,8 +199,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Returns the time at which to wake up if no event arrives before, or `None` if nothing is due at any time. It may
     /// be slightly later than [`Self::next_deadline`] if several reads wait.
     pub fn next_wake(&mut self) -> Option<Nanos> {
-        let late = self.race.late_deadline(&self.requests).map(|at| at.plus_ns(self.race.slack_ns(&self.requests)));
-        [late, self.other_deadline()].into_iter().flatten().min()
+        [self.race.late_wake(&self.requests), self.other_deadline()].into_iter().flatten().min()
     }
 
     fn other_deadline(&self) -> Option<Nanos> {
@@ -230,8 +226,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// Sends late reads to the disk where the race permits it.
     fn ask_for_late(&mut self, now: Nanos) {
-        let wait_limits = self.race.wait_limits();
-        while let Some(late) = self.race.next_late(now, &wait_limits, &self.requests, &mut self.stats) {
+        let credit = self.race.credit_before();
+        while let Some(late) = self.race.next_late(now, credit, &self.requests, &mut self.stats) {
             if late.is_newly_late {
                 self.pool.note_silence(now);
             }

@@ -3,14 +3,16 @@
 use super::estimate::Concurrency;
 use super::requests::{DiskIo, ReadReason};
 use super::types::RequestId;
-use crate::units::{ByteRange, Nanos};
+use crate::units::{ByteRange, Nanos, PoolIndex};
 
 /// Per-disk limit on hedged reads in flight, and on abandoned disk reads. Each holds a buffer.
 const LOAD_LIMIT: Load = Load { count: 128, bytes: 16 << 20 };
 
-/// Read that waits for the server.
+/// Read that waits for memory servers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
+    /// Pool that the read counts for.
+    pub(super) pool: PoolIndex,
     pub(super) since: Nanos,
     pub(super) id: RequestId,
     pub(super) serial: u64,
@@ -131,7 +133,7 @@ impl SpeculativeReads {
         self.deferred.drain(..)
     }
 
-    /// Removes deferred reads that no longer wait.
+    /// Removes deferred reads for which `is_waiting` is false.
     pub(super) fn retain_deferred(&mut self, is_waiting: impl Fn(&Waiting) -> bool) {
         self.deferred.retain(is_waiting);
     }

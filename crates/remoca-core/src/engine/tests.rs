@@ -12,10 +12,10 @@ mod policy;
 mod ramps;
 mod reads;
 mod resume;
+mod rivals;
 mod scenario;
 mod swap;
 
-use super::pool::POOL;
 use super::*;
 use crate::index::SlotCounts;
 use crate::units::{BlockId, BlockNumber, ByteRange, Nanos, PAGE_SIZE, SlotIndex};
