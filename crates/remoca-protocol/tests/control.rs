@@ -3,7 +3,7 @@
 
 use remoca_protocol::control::{
     CacheStatus, DiskStatus, DiskTraffic, HedgingStatus, KnownServerStatus, Latencies, LatencySummary, MemoryStatus,
-    MigrationStatus, NormalLatency, PortStatus, Reply, ServerStatus, Status,
+    MigrationStatus, NormalLatency, PoolStatus, PortStatus, Reply, ServerStatus, Status,
 };
 use remoca_protocol::port::AgentStats;
 
@@ -48,6 +48,18 @@ fn port() -> PortStatus {
     }
 }
 
+fn pool() -> PoolStatus {
+    PoolStatus {
+        server: "unix:/m".into(),
+        state: "connected".into(),
+        generation: "00000000000000ff".into(),
+        granted_bytes: 4096,
+        pages_sent: 3,
+        pages_requested: 2,
+        pages_received: 1,
+    }
+}
+
 fn status() -> Status {
     let server = "unix:/m".to_owned();
     let known = KnownServerStatus {
@@ -68,6 +80,7 @@ fn status() -> Status {
         cold_reason: None,
         server: Some(ServerStatus { endpoint: server, connected: true, breaker: "closed".into(), error: None }),
         servers: vec![known],
+        pools: vec![pool()],
         cache: CacheStatus {
             enabled: true,
             wanted_bytes: 8192,
@@ -104,6 +117,8 @@ fn a_status_is_this_line() {
         r#""notice":"a file is broken","#,
         r#""server":{"endpoint":"unix:/m","connected":true,"breaker":"closed","error":null},"#,
         r#""servers":[{"endpoint":"unix:/m","in_use":true,"possible_bytes":8192,"answered_s_ago":3,"error":null}],"#,
+        r#""pools":[{"server":"unix:/m","state":"connected","generation":"00000000000000ff","granted_bytes":4096,"#,
+        r#""pages_sent":3,"pages_requested":2,"pages_received":1}],"#,
         r#""cache":{"enabled":true,"wanted_bytes":8192,"granted_bytes":4096,"used_bytes":0,"admission":"reads","#,
         r#""insertion":"lru","lru_hit_ratio":0.5,"bimodal_hit_ratio":null,"hit_ratio":0.5},"#,
         r#""disks":[{"name":"a","image":"/a","socket":"/s","bytes":4096,"shrunk_from_bytes":8192,"#,
@@ -137,6 +152,7 @@ fn what_a_former_version_did_not_say_has_a_value() {
         r#""agent_heard_s_ago":2,"#,
         r#""shrunk_from_bytes":8192,"guest_sees_size":true,"#,
         r#","guest_bytes":4,"guest_bytes_indexed":5"#,
+        r#""pools":[{"server":"unix:/m","state":"connected","generation":"00000000000000ff","granted_bytes":4096,"pages_sent":3,"pages_requested":2,"pages_received":1}],"#,
         r#","migration":{"has_disks":true,"incoming":null,"peer":null,"news":"n"},"trace_lost":6"#,
     ];
     for part in later {
@@ -146,5 +162,6 @@ fn what_a_former_version_did_not_say_has_a_value() {
     let Ok(Reply::Status(status)) = Reply::parse(text.as_bytes()) else { panic!("it is a status") };
     assert_eq!((status.upgrades, status.memory.guest_bytes, status.trace_lost), (0, 0, None));
     assert!(status.migration.is_none() && status.disks[0].failed_flush.is_none() && status.disks[0].swap_areas == 0);
+    assert!(status.pools.is_empty());
     assert!(status.disks[0].shrunk_from_bytes.is_none() && status.disks[0].guest_sees_size);
 }

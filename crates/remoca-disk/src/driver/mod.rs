@@ -3,7 +3,7 @@
 //!
 //! One turn of the loop waits for events, passes each one (kicks, disk completions, frames of the server, control
 //! commands) to the engine, and executes the engine's actions. It then submits everything that was queued to the kernel
-//! at once: one call for each store, one for the server's socket, one signal for each queue. Nothing here decides what
+//! at once: one call for each store, one for each server's socket, one signal for each queue. Nothing here decides what
 //! may be cached or served.
 //! 1. Actions are drained after every call of the engine, in order.
 //! 2. A guest's data are copied once: read buffer -> guest, guest -> write buffer, receive buffer -> guest. Before a
@@ -231,11 +231,11 @@ impl Driver {
             Source::Stop => self.begin_stop(),
             Source::Control => self.answer_control(),
             Source::LinkWake => vm.take_answers(),
-            Source::LinkSocket => {
+            Source::LinkSocket(server) => {
                 if writable {
-                    vm.servers.note_writable();
+                    vm.servers.note_writable(server);
                 }
-                vm.receive();
+                vm.receive(server);
             }
             Source::Store(disk) => vm.serve_store(usize::from(disk)),
             Source::Disk(disk) => self.serve_disk(disk),
@@ -286,8 +286,8 @@ impl Driver {
     /// Handles the frames, requests and index nodes that an earlier turn left. Each turn is limited, so that no device
     /// and no server starves the others.
     fn take_leftovers(&mut self) {
-        if self.vm.servers.take_receive_again() {
-            self.vm.receive();
+        for server in self.vm.servers.take_receive_again() {
+            self.vm.receive(server);
         }
         if self.vm.guests.take_pop_again() {
             for disk in (0..).take(self.vm.guests.disks().len()) {

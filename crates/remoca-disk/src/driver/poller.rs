@@ -4,6 +4,7 @@
 //! deadline is ever reached. A timeout for each `epoll_wait` would set and clear the processor's timer again and again, and
 //! each change costs a virtual machine an exit. The timer therefore stays armed when its deadline no longer matters.
 
+use remoca_core::engine::ServerNumber;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
@@ -18,7 +19,8 @@ pub enum Source {
     Stop,
     Control,
     LinkWake,
-    LinkSocket,
+    /// The session with a memory server.
+    LinkSocket(ServerNumber),
     Store(u16),
     /// The device of a disk.
     Disk(u16),
@@ -38,11 +40,10 @@ pub enum Source {
 }
 
 /// Sources of which there is only one. The kernel keeps the position in this list as their number.
-const SINGLE: [Source; 11] = [
+const SINGLE: [Source; 10] = [
     Source::Stop,
     Source::Control,
     Source::LinkWake,
-    Source::LinkSocket,
     Source::Port,
     Source::Nbd,
     Source::Hangup,
@@ -51,16 +52,18 @@ const SINGLE: [Source; 11] = [
     Source::Index,
     Source::Trace,
 ];
-/// Numbers of the sources that each disk has. They follow those of the list.
+/// Numbers of the sources that each disk or each server has. They follow those of the list.
 const STORE: u64 = SINGLE.len() as u64;
 const DISK: u64 = STORE + 1;
+const LINK_SOCKET: u64 = DISK + 1;
 
 impl Source {
     fn encode(self) -> u64 {
-        let pack = |kind: u64, disk: u16| kind | u64::from(disk) << 16;
+        let pack = |kind: u64, number: u32| kind | u64::from(number) << 16;
         match self {
-            Self::Store(disk) => pack(STORE, disk),
-            Self::Disk(disk) => pack(DISK, disk),
+            Self::Store(disk) => pack(STORE, disk.into()),
+            Self::Disk(disk) => pack(DISK, disk.into()),
+            Self::LinkSocket(server) => pack(LINK_SOCKET, server.0),
             single => {
                 (0..).zip(SINGLE).find_map(|(kind, other)| (other == single).then_some(kind)).expect("it is listed")
             }
@@ -70,9 +73,11 @@ impl Source {
     fn decode(data: u64) -> Self {
         let bytes = data.to_le_bytes();
         let disk = u16::from_le_bytes([bytes[2], bytes[3]]);
+        let server = u32::from_le_bytes([bytes[2], bytes[3], bytes[4], bytes[5]]);
         match u64::from(bytes[0]) {
             STORE => Self::Store(disk),
             DISK => Self::Disk(disk),
+            LINK_SOCKET => Self::LinkSocket(ServerNumber(server)),
             _ => SINGLE[usize::from(bytes[0])],
         }
     }
@@ -212,7 +217,8 @@ mod tests {
     #[test]
     fn sources_survive_the_kernel() {
         let of_disks = [Source::Store(4095), Source::Store(0), Source::Disk(7)];
-        for source in SINGLE.into_iter().chain(of_disks) {
+        let of_servers = [0, 7, u32::MAX].map(|server| Source::LinkSocket(ServerNumber(server)));
+        for source in SINGLE.into_iter().chain(of_disks).chain(of_servers) {
             assert_eq!(Source::decode(source.encode()), source);
         }
     }

@@ -3,12 +3,12 @@
 use super::disk::Disk;
 use super::vm::Vm;
 use super::warmth::failed_flush;
-use crate::link::{KnownServer, ServerLink};
-use remoca_core::engine::{Admission, BreakerState, EngineStats, EngineStatus, Insertion, Latency};
+use crate::link::{KnownServer, ServerLink, Session};
+use remoca_core::engine::{Admission, BreakerState, EngineStats, EngineStatus, Insertion, Latency, ServerNumber};
 use remoca_core::units::{PAGE_SIZE_U64, PageCount};
 use remoca_protocol::control::{
     CacheStatus, DiskStatus, HedgingStatus, KnownServerStatus, MemoryStatus, MigrationStatus, NormalLatency,
-    PortStatus, ServerStatus, Status,
+    PoolStatus, PortStatus, ServerStatus, Status,
 };
 use remoca_store::StoreHealth;
 use std::time::Instant;
@@ -42,6 +42,7 @@ pub(super) fn snapshot(vm: &mut Vm, migration: Option<MigrationStatus>) -> Statu
             error: if engine.connected { None } else { server.error() },
         }),
         servers: vm.servers.link().map(|link| known_servers(link, vm.host.instant())).unwrap_or_default(),
+        pools: vm.servers.link().map(pools).unwrap_or_default(),
         cache: cache_status(&engine, &stats),
         disks: vm.guests.disks().iter().enumerate().map(|(at, disk)| disk_status(vm, at, disk)).collect(),
         port: vm.guests.port().get().map(|port| PortStatus {
@@ -97,12 +98,27 @@ fn disk_status(vm: &Vm, at: usize, disk: &Disk) -> DiskStatus {
 fn known_servers(link: &ServerLink, now: Instant) -> Vec<KnownServerStatus> {
     let status = |server: &KnownServer| KnownServerStatus {
         endpoint: server.endpoint.to_string(),
-        in_use: link.session() == Some(server.number),
+        in_use: link.has_session(server.number),
         possible_bytes: server.answered.map(|(_, pages)| u64::from(pages.0) * PAGE_SIZE_U64),
         answered_s_ago: server.answered.map(|(at, _)| now.saturating_duration_since(at).as_secs()),
         error: server.error(),
     };
     link.servers().iter().map(status).collect()
+}
+
+fn pools(link: &ServerLink) -> Vec<PoolStatus> {
+    let endpoint = |number: ServerNumber| link.servers().iter().find(|server| server.number == number);
+    let status = |session: &Session| PoolStatus {
+        // A session never outlives its server's place in the list by more than the engine's next action.
+        server: endpoint(session.server()).map(|server| server.endpoint.to_string()).unwrap_or_default(),
+        state: "connected".into(),
+        generation: format!("{:016x}", session.generation()),
+        granted_bytes: u64::from(session.granted().0) * PAGE_SIZE_U64,
+        pages_sent: session.traffic().sent,
+        pages_requested: session.traffic().requested,
+        pages_received: session.traffic().received,
+    };
+    link.sessions().iter().map(status).collect()
 }
 
 fn cache_status(engine: &EngineStatus, stats: &EngineStats) -> CacheStatus {

@@ -1,6 +1,7 @@
 //! A driver whose disks hang and whose memory server is the test.
 
 use super::requests::{Group, Origin};
+use super::servers::Hearing;
 use super::*;
 use crate::clock::SystemClock;
 use remoca_core::engine::{DiskEngine, EngineConfig, Evicted, GuestOp, PoolOffer, RequestId, ServerNumber, layout};
@@ -253,8 +254,8 @@ impl Driver {
 
     /// The server sends a frame.
     fn hear(&mut self, frame: &Frame<'_>) {
-        let Vm { servers, engine, in_flight, host, .. } = &mut self.vm;
-        servers.hear(frame, engine, in_flight, host.now());
+        let Vm { engine, in_flight, host, .. } = &mut self.vm;
+        Hearing::new(ServerNumber(0)).hear(frame, engine, in_flight, host.now());
         self.vm.execute();
     }
 }

@@ -13,9 +13,8 @@ use super::servers::Servers;
 use super::sizes::Sizes;
 use super::starved::{DiskIo, Tried};
 use super::warmth::Warmth;
-use crate::link::ServerLink;
 use crate::state::{Former, StateFile};
-use remoca_core::engine::{Action, DiskEngine, DiskError, EngineConfig, Evicted, GuestOp, PoolSlot, RequestId};
+use remoca_core::engine::{Action, DiskEngine, DiskError, EngineConfig, Evicted, GuestOp, RequestId, ServerNumber};
 use remoca_core::units::PageCount;
 use remoca_io::buffer::IoBuffer;
 use remoca_io::narrow;
@@ -59,12 +58,10 @@ impl Vm {
                         self.begin(disk, request);
                     }
                 }
-                Action::Fetch { fetch, at: PoolSlot { server, slot } } => {
-                    self.servers.send(server, &Frame::Request { request: remoca_protocol::RequestId(fetch.0), slot });
-                }
+                Action::Fetch { fetch, at } => self.servers.fetch(fetch, at),
                 Action::SendBlock { admitted, request, offset } => {
                     if let Some(page) = self.in_flight.page(request, offset) {
-                        self.servers.send_page(admitted.at, page);
+                        self.servers.admit(admitted, page);
                     }
                 }
                 Action::MovePage { server, from, to } => self.servers.send(server, &Frame::Move { from, to }),
@@ -75,11 +72,13 @@ impl Vm {
                 Action::Release(server) => self.servers.release(server),
                 Action::Use(server) => {
                     if let Err(why) = self.servers.begin_session(&self.host, server) {
-                        self.lose_session(&why);
+                        self.lose_session(server, &why);
                     }
                 }
-                Action::GiveUp(_) => self.servers.end_session(&self.host, |link| link.end("it does not answer")),
-                Action::Leave(_) => self.servers.end_session(&self.host, ServerLink::leave),
+                Action::GiveUp(server) => {
+                    self.servers.end_session(&self.host, server, |link| link.end(server, "it does not answer"));
+                }
+                Action::Leave(server) => self.servers.end_session(&self.host, server, |link| link.leave(server)),
                 Action::ForeignWriter(disk) => {
                     let image = &self.guests.numbered(disk).image;
                     tracing::error!(
@@ -92,7 +91,7 @@ impl Vm {
         let Self { in_flight, engine, servers, .. } = self;
         in_flight.judge_frames(|page| {
             if let Evicted::Admit(admitted) = engine.handle_frame(page) {
-                servers.send_page(admitted.at, page);
+                servers.admit(admitted, page);
             }
         });
     }
@@ -206,7 +205,7 @@ impl Vm {
         }
     }
 
-    /// Submits everything that was queued in this turn to the kernel. The server's socket comes first: if its
+    /// Submits everything that was queued in this turn to the kernel. The servers' sockets come first: if a
     /// connection turns out to be lost, the reads that waited for it go to the disk. Operations that complete at once
     /// may free a buffer for which starved I/O waits, so this is repeated until none completes. Otherwise I/O could be
     /// left waiting, with no event to resume it.
@@ -215,7 +214,7 @@ impl Vm {
         let mut completed = true;
         while completed {
             self.feed_starved();
-            self.flush_link();
+            self.flush_links();
             completed = false;
             self.stamp_writes();
             for disk in 0..self.guests.disks().len() {
@@ -246,39 +245,39 @@ impl Vm {
         }
     }
 
-    /// Receives and handles frames of the server. Ends the session if it is lost.
-    pub(super) fn receive(&mut self) {
+    /// Receives and handles frames of this server. Ends the session with it if it is lost.
+    pub(super) fn receive(&mut self, server: ServerNumber) {
         let Self { servers, engine, in_flight, host, .. } = self;
-        let Some((session, hearing)) = servers.listen() else { return };
+        let Some((session, hearing)) = servers.listen(server) else { return };
         // The frames borrow the session's buffer while they are handled: nothing is sent meanwhile.
-        let server = session.server();
-        let received = session.receive(|frame| hearing.hear(server, frame, engine, in_flight, host.now()));
+        let received = session.receive(|frame| hearing.hear(frame, engine, in_flight, host.now()));
         self.execute();
-        if let Some(why) = self.servers.lost(received) {
-            self.lose_session(&why);
+        if let Some(why) = self.servers.lost(server, received) {
+            self.lose_session(server, &why);
         }
     }
 
-    /// Ends a session that is lost because of `why`, and notifies the engine.
-    fn lose_session(&mut self, why: &str) {
-        let server = self.servers.session_server();
-        self.servers.end_session(&self.host, |link| link.end(why));
-        if let Some(server) = server {
-            self.engine.handle_disconnected(self.host.now(), server);
-        }
+    /// Ends the session with this server, which is lost because of `why`, and notifies the engine.
+    fn lose_session(&mut self, server: ServerNumber, why: &str) {
+        self.servers.end_session(&self.host, server, |link| link.end(server, why));
+        self.engine.handle_disconnected(self.host.now(), server);
         self.execute();
     }
 
-    /// Sends the frames that are queued for the server.
-    fn flush_link(&mut self) {
-        match self.servers.flush(&self.host) {
-            Ok(0) => {}
-            Ok(pages) => {
-                if let Some(server) = self.servers.session_server() {
-                    self.engine.handle_sent(server, pages);
+    /// Sends the frames that are queued for the servers.
+    fn flush_links(&mut self) {
+        let mut previous = None;
+        while let Some(server) = self.servers.next_session(previous) {
+            previous = Some(server);
+            match self.servers.flush(&self.host, server) {
+                Ok(0) => {}
+                Ok(pages) => self.engine.handle_sent(server, pages),
+                Err(error) => {
+                    self.lose_session(server, &error.to_string());
+                    // Its loss may have queued frames for the servers that came first.
+                    previous = None;
                 }
             }
-            Err(error) => self.lose_session(&error.to_string()),
         }
     }
 

@@ -1,15 +1,17 @@
-//! The connections to memory servers: the list of servers, the session with one of them, and what is known of the others.
+//! The connections to memory servers: the list of servers, the sessions with those that have a pool, and what is known of
+//! the others.
 //!
 //! Owned by the I/O thread. Name look-up, connecting and the hello block, so each attempt has a thread, which hands over an
-//! established connection. The engine decides which server is asked, and which connection becomes the session. The engine's
+//! established connection. The engine decides which server is asked, and which connections become sessions. The engine's
 //! send window and fetch limit bound what waits to be sent. Frames are passed to the driver as they are; the engine
 //! interprets them. Each server has a token of its own, so a token that strangers learn names no pool on another server.
 
 mod connect;
 mod session;
+mod sessions;
 
 pub use connect::{Answer, AnswerTo, HostNetwork, LinkError, Network, give_back, probe};
-pub use session::{Received, Session};
+pub use session::{Received, Session, Traffic};
 
 use crate::state::{Header, NUMBER_MAX, RosterEntry, SERVERS_MAX};
 use connect::bye;
@@ -19,6 +21,7 @@ use remoca_io::address::Endpoint;
 use remoca_io::wake;
 use remoca_protocol::peer;
 use remoca_protocol::{Frame, Token, Welcome};
+use sessions::Sessions;
 use std::io;
 use std::mem::discriminant;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -69,10 +72,17 @@ pub struct ServerLink {
     answers: Receiver<(ServerNumber, Answer)>,
     wake: Arc<OwnedFd>,
     /// Connections that the engine has not decided on.
-    waiting: Vec<(ServerNumber, OwnedFd)>,
-    session: Option<Session>,
-    /// The server of the session, or of the last one.
+    waiting: Vec<Waiting>,
+    sessions: Sessions,
+    /// The server of the session that began last.
     latest: Option<ServerNumber>,
+}
+
+/// Connection to a server that answered.
+struct Waiting {
+    server: ServerNumber,
+    socket: OwnedFd,
+    welcome: Welcome,
 }
 
 impl ServerLink {
@@ -96,7 +106,7 @@ impl ServerLink {
             answers,
             wake,
             waiting: Vec::new(),
-            session: None,
+            sessions: Sessions::default(),
             latest: None,
         };
         link.replace(endpoints)?;
@@ -183,16 +193,29 @@ impl ServerLink {
         &self.servers
     }
 
-    /// Returns the server of the session or, if there is no session, of the last one. If that server is no longer
-    /// listed, returns the first of the list.
+    /// Returns the server of the session that began last, of another session if that one has ended, or of the last one if
+    /// there is no session. If that server is no longer listed, returns the first of the list.
     pub fn current(&self) -> Option<&KnownServer> {
-        let latest = self.servers.iter().find(|server| Some(server.number) == self.latest);
-        latest.or(self.servers.first())
+        let listed = |number: ServerNumber| self.servers.iter().find(|server| server.number == number);
+        let (latest, any) = (self.latest, self.sessions.next(None));
+        let with_session = latest.filter(|server| self.sessions.contains(*server)).or(any);
+        with_session.or(latest).and_then(listed).or(self.servers.first())
     }
 
-    /// Returns the server of the session, which has the pool, or `None` if there is no session.
-    pub fn session(&self) -> Option<ServerNumber> {
-        self.session.as_ref().map(Session::server)
+    /// Returns whether there is a session with this server, so that it has a pool.
+    pub fn has_session(&self, server: ServerNumber) -> bool {
+        self.sessions.contains(server)
+    }
+
+    /// Returns the sessions, in the order of their servers' numbers.
+    pub fn sessions(&self) -> &[Session] {
+        self.sessions.all()
+    }
+
+    /// Returns the server of the first session after that with `previous`, or of the first of all, or `None` if there
+    /// is none. Sessions may begin and end between two calls.
+    pub fn next_session(&self, previous: Option<ServerNumber>) -> Option<ServerNumber> {
+        self.sessions.next(previous)
     }
 
     /// Returns a descriptor that becomes readable when [`Self::take_answer`] has an answer.
@@ -200,10 +223,11 @@ impl ServerLink {
         self.wake.as_fd()
     }
 
-    /// Returns the session, for sending and receiving, or `None` if there is none. Nothing is sent then: the engine is
-    /// first notified of the disconnection.
-    pub fn session_mut(&mut self) -> Option<&mut Session> {
-        self.session.as_mut()
+    /// Returns the session with this server, for sending and receiving, or `None` if there is none. Nothing is sent
+    /// then: the engine is first notified of the disconnection.
+    #[inline]
+    pub fn session_mut(&mut self, server: ServerNumber) -> Option<&mut Session> {
+        self.sessions.with(server)
     }
 
     fn server(&mut self, number: ServerNumber) -> Option<&mut KnownServer> {
@@ -239,7 +263,7 @@ impl ServerLink {
                     server.answered = Some((now, PageCount(possible)));
                     server.error = None;
                 }
-                self.waiting.push((number, socket));
+                self.waiting.push(Waiting { server: number, socket, welcome });
                 Some(welcome)
             }
             Err(error) => {
@@ -251,7 +275,7 @@ impl ServerLink {
 
     /// Records the error of a server. Logs it unless the error before it was of the same kind.
     fn note_error(&mut self, number: ServerNumber, error: LinkError) {
-        let (alone, connected) = (self.servers.len() == 1, self.session.is_some());
+        let (alone, connected) = (self.servers.len() == 1, !self.sessions.is_empty());
         let Some(server) = self.server(number) else { return };
         if server.error.as_ref().map(discriminant) != Some(discriminant(&error)) {
             let next = match (connected, alone) {
@@ -264,41 +288,53 @@ impl ServerLink {
         server.error = Some(error);
     }
 
-    /// Makes the waiting connection to this server the session. Returns false if there is none.
+    fn take_waiting(&mut self, number: ServerNumber) -> Option<Waiting> {
+        let at = self.waiting.iter().position(|waiting| waiting.server == number)?;
+        Some(self.waiting.swap_remove(at))
+    }
+
+    /// Makes the waiting connection to this server a session. Returns false if there is no such connection, or if there
+    /// are as many sessions as there may be.
+    ///
+    /// # Panics
+    /// If there is a session with this server.
     pub fn begin(&mut self, number: ServerNumber) -> bool {
-        let Some(at) = self.waiting.iter().position(|(waiting, _)| *waiting == number) else { return false };
-        let (_, socket) = self.waiting.swap_remove(at);
+        if !self.sessions.has_room() {
+            return false;
+        }
+        let Some(Waiting { socket, welcome, .. }) = self.take_waiting(number) else { return false };
         if let Some(server) = self.server(number) {
             tracing::info!("connected to the memory server at {}", server.endpoint);
         }
-        self.session = Some(Session::new(number, socket));
+        self.sessions.insert(Session::new(number, socket, &welcome));
         self.latest = Some(number);
         true
     }
 
     /// Gives up the waiting connection to this server, and a pool that this process may have there.
     pub fn release(&mut self, number: ServerNumber) {
-        if let Some(at) = self.waiting.iter().position(|(waiting, _)| *waiting == number) {
-            self.network.say_goodbye(self.waiting.swap_remove(at).1, bye());
+        if let Some(waiting) = self.take_waiting(number) {
+            self.network.say_goodbye(waiting.socket, bye());
         }
     }
 
-    /// Ends the session, if there is one, because of `why`. The server may still have the pool.
-    pub fn end(&mut self, why: &str) {
-        let Some(session) = self.session.take() else { return };
-        if let Some(server) = self.server(session.server()) {
-            tracing::warn!(
-                "lost the memory server at {}: {why}. Reads go to the disk; connecting anew.",
-                server.endpoint
-            );
-            server.error = Some(LinkError::Lost(server.endpoint.clone(), why.to_owned()));
+    /// Ends the session with this server, if there is one, because of `why`. The server may still have the pool.
+    pub fn end(&mut self, number: ServerNumber, why: &str) {
+        if self.sessions.remove(number).is_none() {
+            return;
+        }
+        let reads = if self.sessions.is_empty() { "Reads" } else { "Reads of what it had" };
+        if let Some(server) = self.server(number) {
+            let endpoint = &server.endpoint;
+            tracing::warn!("lost the memory server at {endpoint}: {why}. {reads} go to the disk; connecting anew.");
+            server.error = Some(LinkError::Lost(endpoint.clone(), why.to_owned()));
         }
     }
 
-    /// Ends the session, if there is one, and gives the pool back.
-    pub fn leave(&mut self) {
-        let Some(session) = self.session.take() else { return };
-        match self.server(session.server()) {
+    /// Ends the session with this server, if there is one, and gives its pool back.
+    pub fn leave(&mut self, number: ServerNumber) {
+        let Some(session) = self.sessions.remove(number) else { return };
+        match self.server(number) {
             Some(server) => tracing::info!("left the memory server at {}: another one can give more", server.endpoint),
             None => tracing::info!("left the memory server that is not in the list any more"),
         }
@@ -306,9 +342,9 @@ impl ServerLink {
         self.network.say_goodbye(socket, left);
     }
 
-    /// Tells the server to free the pool, as far as that is possible without blocking.
+    /// Tells all servers to free the pools, as far as that is possible without blocking.
     pub fn goodbye(&mut self) {
-        if let Some(session) = &mut self.session {
+        for session in self.sessions.all_mut() {
             Frame::Bye.encode(session.out());
             let _ = session.flush();
         }

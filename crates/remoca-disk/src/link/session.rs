@@ -1,8 +1,8 @@
-//! Sending and receiving on the session with a memory server. The socket does not block, and only the I/O thread uses it.
+//! Sending and receiving on a session with a memory server. The socket does not block, and only the I/O thread uses it.
 
 use remoca_core::engine::ServerNumber;
-use remoca_core::units::SlotIndex;
-use remoca_protocol::{DecodeError, FRAME_BYTES_MAX, Frame, ReceiveBuffer, RequestId, send_page_header};
+use remoca_core::units::{PageCount, SlotIndex};
+use remoca_protocol::{DecodeError, FRAME_BYTES_MAX, Frame, ReceiveBuffer, RequestId, Welcome, send_page_header};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,9 +21,23 @@ pub enum Received {
     More,
 }
 
-/// The connection that the pool is reached by.
+/// Counts of a session's pages since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Pages that were queued for the server.
+    pub sent: u64,
+    /// Pages that the server was asked for.
+    pub requested: u64,
+    /// Pages that the server sent.
+    pub received: u64,
+}
+
+/// The connection that a pool is reached by.
 pub struct Session {
     server: ServerNumber,
+    generation: u64,
+    granted: PageCount,
+    traffic: Traffic,
     socket: File,
     /// Bytes that were received and not handled yet.
     receive: ReceiveBuffer,
@@ -39,9 +53,13 @@ pub struct Session {
 }
 
 impl Session {
-    pub(super) fn new(server: ServerNumber, socket: OwnedFd) -> Self {
+    /// Returns the session that begins with this welcome of the server.
+    pub(super) fn new(server: ServerNumber, socket: OwnedFd, welcome: &Welcome) -> Self {
         Self {
             server,
+            generation: welcome.pool_generation.0,
+            granted: welcome.npages,
+            traffic: Traffic::default(),
             socket: socket.into(),
             receive: ReceiveBuffer::new(RECEIVE_BYTES),
             out: Vec::new(),
@@ -63,9 +81,30 @@ impl Session {
         self.socket.as_fd()
     }
 
-    /// Returns the bytes that wait to be sent, to which frames other than pages can be added.
+    /// Returns the generation of the pool.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Returns the size of the pool that the server granted last.
+    pub fn granted(&self) -> PageCount {
+        self.granted
+    }
+
+    /// Returns how many pages went each way.
+    pub fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
+    /// Returns the bytes that wait to be sent, to which frames other than pages and requests can be added.
     pub fn out(&mut self) -> &mut Vec<u8> {
         &mut self.out
+    }
+
+    /// Queues a REQUEST frame.
+    pub fn request(&mut self, request: RequestId, slot: SlotIndex) {
+        Frame::Request { request, slot }.encode(&mut self.out);
+        self.traffic.requested += 1;
     }
 
     /// Queues a SENDPAGE frame. This is the only copy of the page on this side.
@@ -73,6 +112,7 @@ impl Session {
         self.out.extend_from_slice(&send_page_header(RequestId(0), slot));
         self.out.extend_from_slice(page);
         self.pages_waiting += 1;
+        self.traffic.sent += 1;
     }
 
     /// Returns whether to watch for room in the socket, or `None` if that has not changed since the last call.
@@ -137,6 +177,11 @@ impl Session {
         let mut frames = 0;
         loop {
             while let Some(frame) = self.receive.take().map_err(protocol_error)? {
+                match frame {
+                    Frame::SendPage { .. } => self.traffic.received += 1,
+                    Frame::Sized { npages, .. } => self.granted = npages,
+                    _ => {}
+                }
                 take(&frame);
                 frames += 1;
             }

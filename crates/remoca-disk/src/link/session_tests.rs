@@ -2,14 +2,23 @@
 
 use super::*;
 use remoca_core::units::{PAGE_SIZE, SlotIndex};
-use remoca_protocol::{RequestId, decode, send_page_header};
+use remoca_protocol::{PoolGeneration, RequestId, SendCount, ServerId, VERSION, decode, send_page_header};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::io::{Read, Write};
 
 fn session() -> (Session, File) {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
-    (Session::new(ServerNumber(0), ours), theirs.into())
+    let welcome = Welcome {
+        version: VERSION,
+        server_id: ServerId([1; 16]),
+        pool_generation: PoolGeneration(1),
+        npages: PageCount(0),
+        available: PageCount(8),
+        quota: PageCount(8),
+        sends_received: SendCount(0),
+    };
+    (Session::new(ServerNumber(0), ours, &welcome), theirs.into())
 }
 
 /// Queues pages `from..to`, each with its number in every byte and as its slot.

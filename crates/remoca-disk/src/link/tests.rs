@@ -2,7 +2,7 @@
 
 use super::*;
 use remoca_core::units::{PAGE_SIZE, SlotIndex};
-use remoca_protocol::{PoolGeneration, SendCount, ServerId, VERSION, decode};
+use remoca_protocol::{PoolGeneration, RequestId, SendCount, ServerId, VERSION, decode};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::sync::{Arc, Mutex};
 
@@ -85,35 +85,134 @@ fn pages_and_bye(mut stream: &[u8]) -> (usize, bool) {
     (pages, is_over)
 }
 
+/// Returns a link to these servers, each of which has answered and waits.
+fn asked(network: &QuietNetwork, names: &[&str]) -> ServerLink {
+    let mut link = ServerLink::start(Arc::new(network.clone()), &endpoints(names), None).unwrap();
+    let numbers: Vec<_> = link.servers().iter().map(|server| server.number).collect();
+    for server in numbers {
+        link.ask(server);
+        assert!(matches!(link.take_answer(Instant::now()), Some((answered, Some(_))) if answered == server));
+    }
+    link
+}
+
+/// Returns the servers of the sessions, as the driver walks them.
+fn sessions(link: &ServerLink) -> Vec<ServerNumber> {
+    std::iter::successors(link.next_session(None), |server| link.next_session(Some(*server))).collect()
+}
+
 /// A server that hears no BYE keeps the pool's memory until its grace time is over.
 #[test]
 fn a_server_whose_pool_is_not_needed_any_more_is_told() {
     let network = QuietNetwork::default();
-    let mut link = ServerLink::start(Arc::new(network.clone()), &endpoints(&["a", "b", "c"]), None).unwrap();
+    let mut link = asked(&network, &["a", "b", "c"]);
     let [a, b, c] = [0, 1, 2].map(ServerNumber);
-    for server in [a, b, c] {
-        link.ask(server);
-        assert!(matches!(link.take_answer(Instant::now()), Some((answered, Some(_))) if answered == server));
-    }
     assert!(!link.begin(ServerNumber(3)), "nobody has asked it");
-    assert!(link.begin(b) && !link.begin(b));
-    assert_eq!((link.session(), link.current().map(|server| server.number)), (Some(b), Some(b)));
+    assert!(link.begin(b));
+    assert_eq!((sessions(&link), link.current().map(|server| server.number)), (vec![b], Some(b)));
     let goodbyes = || std::mem::take(&mut *network.goodbyes.lock().unwrap());
     let told = || goodbyes().iter().map(|left| pages_and_bye(left)).collect::<Vec<_>>();
     link.release(a);
     link.release(a);
     assert_eq!(told(), [(0, true)], "once");
 
-    (0..5).for_each(|slot| link.session_mut().unwrap().send_page(SlotIndex(slot), &[0; PAGE_SIZE]));
-    link.leave();
+    (0..5).for_each(|slot| link.session_mut(b).unwrap().send_page(SlotIndex(slot), &[0; PAGE_SIZE]));
+    link.leave(b);
     assert_eq!(told(), [(5, true)], "what was queued goes before it");
-    assert!(link.session().is_none() && link.session_mut().is_none());
-    link.leave();
+    assert!(!link.has_session(b) && link.session_mut(b).is_none());
+    link.leave(b);
     assert_eq!(told(), []);
 
     // One that is lost may be found again, with the pool.
     assert!(link.begin(c));
-    link.end("it does not answer");
-    assert_eq!((told(), link.session()), (vec![], None));
+    link.end(c, "it does not answer");
+    assert_eq!((told(), sessions(&link)), (vec![], vec![]));
     assert!(link.current().unwrap().error().unwrap().contains("does not answer"));
+}
+
+/// Returns the slots of the pages that a server was sent, and of those that it was asked for.
+fn received(server: &OwnedFd) -> (Vec<u32>, Vec<u32>) {
+    let mut bytes = vec![0; 1 << 16];
+    let count = match rustix::io::read(server, &mut bytes) {
+        Ok(count) => count,
+        Err(rustix::io::Errno::AGAIN) => 0,
+        Err(error) => panic!("{error}"),
+    };
+    let (mut sent, mut requested, mut stream) = (Vec::new(), Vec::new(), &bytes[..count]);
+    while let Some((frame, length)) = decode(stream).unwrap() {
+        match frame {
+            Frame::SendPage { slot, .. } => sent.push(slot.0),
+            Frame::Request { slot, .. } => requested.push(slot.0),
+            other => panic!("{other:?} was not queued"),
+        }
+        stream = &stream[length..];
+    }
+    (sent, requested)
+}
+
+#[test]
+fn two_sessions_send_and_receive_apart_and_end_apart() {
+    let network = QuietNetwork::default();
+    let mut link = asked(&network, &["a", "b", "c"]);
+    let [a, b, c] = [0, 1, 2].map(ServerNumber);
+    // The order in which they begin does not matter to the walk.
+    assert!(link.begin(b) && link.begin(a));
+    assert_eq!(sessions(&link), [a, b]);
+    assert_eq!(link.current().unwrap().number, a, "it began last");
+
+    for (server, slots) in [(a, 0..2), (b, 5..8)] {
+        let session = link.session_mut(server).unwrap();
+        slots.clone().for_each(|slot| session.send_page(SlotIndex(slot), &[1; PAGE_SIZE]));
+        session.request(RequestId(slots.start), SlotIndex(slots.start));
+    }
+    let flushed: Vec<_> =
+        sessions(&link).into_iter().map(|server| link.session_mut(server).unwrap().flush().unwrap()).collect();
+    assert_eq!(flushed, [2, 3]);
+    {
+        let servers = network.servers.lock().unwrap();
+        let at = |server: ServerNumber| received(&servers[server.0 as usize]);
+        assert_eq!(at(a), (vec![0, 1], vec![0]));
+        assert_eq!(at(b), (vec![5, 6, 7], vec![5]));
+        assert_eq!(at(c), (vec![], vec![]), "it has no session");
+        let mut answer = Vec::new();
+        Frame::SendPage { request: RequestId(5), slot: SlotIndex(5), page: &[1; PAGE_SIZE] }.encode(&mut answer);
+        let size = Frame::Sized { request: RequestId(0), npages: PageCount(9), available: PageCount(0) };
+        size.encode(&mut answer);
+        rustix::io::write(&servers[1], &answer).unwrap();
+    }
+    let mut heard = [0, 0];
+    for (server, heard) in [a, b].into_iter().zip(&mut heard) {
+        link.session_mut(server).unwrap().receive(|_| *heard += 1).unwrap();
+    }
+    assert_eq!(heard, [0, 2]);
+    let traffic: Vec<_> = link.sessions().iter().map(|session| (session.granted().0, session.traffic())).collect();
+    assert_eq!(traffic[0], (0, Traffic { sent: 2, requested: 1, received: 0 }));
+    assert_eq!(traffic[1], (9, Traffic { sent: 3, requested: 1, received: 1 }));
+
+    // One that is lost between two steps of the walk leaves the others their turns.
+    link.end(a, "its cable");
+    assert_eq!((link.next_session(Some(a)), sessions(&link)), (Some(b), vec![b]));
+    assert_eq!(link.current().unwrap().number, b, "the one that began last is lost");
+    assert!(link.session_mut(b).unwrap().flush().is_ok());
+    assert!(link.begin(c));
+    assert_eq!(sessions(&link), [b, c]);
+    let lost = &link.servers()[0];
+    assert!(lost.error().unwrap().contains("its cable") && link.servers()[1].error().is_none());
+}
+
+#[test]
+fn there_are_as_many_sessions_as_pools() {
+    let names: Vec<String> = (0..remoca_core::units::POOLS_MAX).map(|name| name.to_string()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut link = asked(&QuietNetwork::default(), &names);
+    link.servers().iter().map(|server| server.number).collect::<Vec<_>>().into_iter().for_each(|server| {
+        assert!(link.begin(server));
+    });
+    link.replace(&endpoints(&["one more"])).unwrap();
+    let more = link.servers()[0].number;
+    link.ask(more);
+    link.take_answer(Instant::now()).unwrap();
+    assert!(!link.begin(more));
+    link.leave(ServerNumber(0));
+    assert!(link.begin(more), "it still waits");
 }

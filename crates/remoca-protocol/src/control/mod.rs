@@ -13,7 +13,7 @@ use std::time::Duration;
 pub use secret::{SECRET_BYTES, Secret, TEXT_BYTES as SECRET_TEXT_BYTES};
 pub use status::{
     CacheStatus, DiskStatus, DiskTraffic, HedgingStatus, KnownServerStatus, Latencies, LatencySummary, MemoryStatus,
-    MigrationStatus, NormalLatency, PortStatus, ServerStatus, Status,
+    MigrationStatus, NormalLatency, PoolStatus, PortStatus, ServerStatus, Status,
 };
 
 /// Maximum size of a command in bytes.

@@ -28,6 +28,9 @@ pub struct Status {
     /// All servers that this process may use.
     #[serde(default)]
     pub servers: Vec<KnownServerStatus>,
+    /// Pools that the cache is made of now, one for each session.
+    #[serde(default)]
+    pub pools: Vec<PoolStatus>,
     pub cache: CacheStatus,
     pub disks: Vec<DiskStatus>,
     pub port: Option<PortStatus>,
@@ -79,6 +82,24 @@ pub struct KnownServerStatus {
     pub answered_s_ago: Option<u64>,
     /// Reason why the last attempt to use the server failed.
     pub error: Option<String>,
+}
+
+/// Status of one pool of the cache. Its counters are those since its session began.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolStatus {
+    /// Endpoint of the server that has the pool.
+    pub server: String,
+    /// "connected".
+    pub state: String,
+    /// Number that is new whenever the pool starts empty, as 16 hexadecimal digits.
+    pub generation: String,
+    /// Size that the server granted last.
+    pub granted_bytes: u64,
+    /// Pages that were sent to the pool.
+    pub pages_sent: u64,
+    /// Pages that the pool was asked for, and those that it sent.
+    pub pages_requested: u64,
+    pub pages_received: u64,
 }
 
 /// Status of the cache.
