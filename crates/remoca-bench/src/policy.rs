@@ -5,7 +5,8 @@ use crate::guest::{PageCache, Random, Zipf, scattered};
 use anyhow::Result;
 use clap::Args;
 use remoca_core::engine::{
-    Action, DiskEngine, EngineConfig, Evicted, GuestOp, PoolOffer, RequestId, ServerNumber, disk_numbers, layout,
+    Action, DiskEngine, EngineConfig, Evicted, GuestOp, Leaving, PoolOffer, RequestId, ServerNumber, disk_numbers,
+    layout,
 };
 use remoca_core::rules::Rules;
 use remoca_core::units::{BlockNumber, ByteRange, DiskIndex, Nanos, PAGE_SIZE, PAGE_SIZE_U64, PageCount};
@@ -69,13 +70,14 @@ impl Machine {
             send_window: 64,
             fetch_limit: 64,
             slots_per_turn: 1024,
+            pools: 16,
             hedge: false,
             rules: Rules::default(),
         };
         let mut engine = DiskEngine::new(&config, vec![0; layout(&config).words()]);
         engine.describe_disk(DISK, 1 << 40, false);
         engine.adapt(adapts);
-        engine.set_servers(Nanos(1), &[SERVER]);
+        engine.set_servers(Nanos(1), &[SERVER], Leaving::AtOnce);
         let mut this =
             Self { engine, now: Nanos(1), memory: PageCache::default(), guest_pages: args.guest as usize, sent: 0 };
         let offer = PoolOffer { generation: 1, npages: PageCount(0), available: cache, sends_received: 0 };

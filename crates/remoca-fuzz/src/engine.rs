@@ -1,24 +1,24 @@
 //! The disk engine under an arbitrary sequence of events: a guest, its disk and memory servers that lie, lose and
 //! disconnect, against a model of what each block may read as.
 //!
-//! A small version of the simulator: one disk of 16 blocks, a cache of 8 pages, contents of one byte. The fuzzer
-//! chooses the order of events; the simulator draws it.
+//! A small version of the simulator: one disk of 16 blocks, a cache of 8 pages in one or more pools, contents of one byte.
+//! The fuzzer chooses the order of events; the simulator draws it.
 
 use crate::pool::Pool;
 use crate::source::Source;
 use remoca_core::engine::{
-    Action, DiskEngine, DiskError, EngineConfig, Evicted, FetchId, GuestOp, PageOutcome, PoolOffer, RequestId,
-    ServerNumber, layout,
+    Action, DiskEngine, DiskError, EngineConfig, Evicted, FetchId, GuestOp, Leaving, PageOutcome, PoolOffer, PoolSlot,
+    RequestId, ServerNumber, layout,
 };
 use remoca_core::rules::Rules;
-use remoca_core::units::{ByteRange, DiskIndex, Nanos, PAGE_SIZE, PAGE_SIZE_U64, PageCount, SlotIndex};
+use remoca_core::units::{ByteRange, DiskIndex, Nanos, PAGE_SIZE, PAGE_SIZE_U64, PageCount, PoolIndex};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub const DISK: DiskIndex = DiskIndex(0);
 pub const BLOCKS: u8 = 16;
 const CACHE: PageCount = PageCount(8);
 const REQUESTS_MAX: u32 = 8;
-const SERVERS_MAX: usize = 3;
+const SERVERS_MAX: usize = 4;
 
 /// Returns the engine's configuration, with a port or without.
 pub fn config(has_port: bool) -> EngineConfig {
@@ -33,6 +33,7 @@ pub fn config(has_port: bool) -> EngineConfig {
         send_window: 6,
         fetch_limit: 6,
         slots_per_turn: 2,
+        pools: 16,
         hedge: true,
         rules: Rules::default(),
     }
@@ -76,10 +77,16 @@ pub struct World {
     asked: Vec<ServerNumber>,
     /// Servers that have answered, and are neither used nor released.
     answered: Vec<ServerNumber>,
-    session: Option<ServerNumber>,
+    sessions: BTreeMap<ServerNumber, Session>,
+}
+
+/// Session with one server.
+#[derive(Default)]
+struct Session {
     /// Replies in flight, and the server's content for them.
     replies: VecDeque<(FetchId, Option<u8>)>,
-    sizes: VecDeque<PageCount>,
+    /// Size in the SETSIZE that is outstanding.
+    size: Option<PageCount>,
 }
 
 fn page(content: u8) -> Vec<u8> {
@@ -110,9 +117,7 @@ impl World {
             servers: Vec::new(),
             asked: Vec::new(),
             answered: Vec::new(),
-            session: None,
-            replies: VecDeque::new(),
-            sizes: VecDeque::new(),
+            sessions: BTreeMap::new(),
         };
         // Most inputs begin with a pool of the wanted size.
         world.change_servers(0x80);
@@ -120,7 +125,7 @@ impl World {
             world.change_servers(0x80);
         }
         world.act();
-        while options & 8 == 0 && !(world.asked.is_empty() && world.sizes.is_empty()) {
+        while options & 8 == 0 && !(world.asked.is_empty() && world.sessions.values().all(|it| it.size.is_none())) {
             world.answer(&mut Source(&[0, 2, 0x80]));
             world.act();
             world.answer_size(&mut Source(&[2]));
@@ -142,12 +147,10 @@ impl World {
         self.hedged.clear();
         self.asked.clear();
         self.answered.clear();
-        self.session = None;
-        self.replies.clear();
-        self.sizes.clear();
+        self.sessions.clear();
         (self.engine, self.trusted) = (engine, trusted);
         self.engine.describe_disk(DISK, u64::from(BLOCKS) * PAGE_SIZE_U64, self.options & 2 != 0);
-        self.engine.set_servers(self.now, &self.servers);
+        self.engine.set_servers(self.now, &self.servers, Leaving::AtOnce);
         self.act();
     }
 
@@ -158,27 +161,36 @@ impl World {
             5 | 6 => self.evict(source.byte()),
             7 | 8 => self.reply(source),
             9 => self.answer(source),
-            10 => self.disconnect(),
+            10 => self.disconnect(source),
             11 => self.answer_size(source),
             12 => {
-                if let Some(server) = self.session {
+                if let Some(server) = self.any_session(source) {
                     self.engine.handle_sent(server, u32::from(source.below(4)));
                 }
             }
             13 => self.pass_time(source),
-            14 => self.engine.resize(PageCount(u32::from(source.below(3)) * 4)),
+            14 => self.engine.resize(self.now, PageCount(u32::from(source.below(3)) * 4)),
             _ => match source.byte() {
                 kind if kind & 1 == 0 => self.change_servers(kind),
                 _ => self.reply_unasked(source),
             },
         }
         self.act();
+        self.check();
     }
 
+    /// Returns a server with a session, or `None` if there is none.
+    fn any_session(&self, source: &mut Source) -> Option<ServerNumber> {
+        // Inputs with one session do not choose.
+        let at = if self.sessions.len() > 1 { usize::from(source.byte()) % self.sessions.len() } else { 0 };
+        self.sessions.keys().nth(at).copied()
+    }
+
+    /// Sends a page that nobody asked this server for, although another server may owe it.
     fn reply_unasked(&mut self, source: &mut Source) {
         let fetch = FetchId(source.word());
-        if self.replies.iter().all(|(waiting, _)| *waiting != fetch) && self.session.is_some() {
-            let server = self.session.expect("there is a session");
+        let Some(server) = self.any_session(source) else { return };
+        if self.sessions[&server].replies.iter().all(|(waiting, _)| *waiting != fetch) {
             let outcome = self.engine.handle_page(self.now, server, fetch, &page(source.byte()));
             assert_eq!(outcome, PageOutcome::Unexpected);
         }
@@ -192,12 +204,18 @@ impl World {
         } else if !self.servers.is_empty() {
             self.servers.remove(usize::from(kind >> 1) % self.servers.len());
         }
-        self.engine.set_servers(self.now, &self.servers);
+        let leaving = if kind & 0x40 == 0 { Leaving::AtOnce } else { Leaving::Drained };
+        self.engine.set_servers(self.now, &self.servers, leaving);
     }
 
-    fn pool(&mut self) -> &mut Pool {
-        let session = self.session.expect("frames go over a session");
-        &mut self.pools[session.0 as usize]
+    /// Returns the pool at a server.
+    fn pool(&mut self, server: ServerNumber) -> &mut Pool {
+        assert!(self.sessions.contains_key(&server), "frames go over a session");
+        &mut self.pools[server.0 as usize]
+    }
+
+    fn session(&mut self, server: ServerNumber) -> &mut Session {
+        self.sessions.get_mut(&server).expect("frames go over a session")
     }
 
     fn request(&mut self, source: &mut Source) {
@@ -293,22 +311,22 @@ impl World {
         match evicted {
             Evicted::Admit(admitted) => {
                 assert!(!self.trusted || self.disk.contains(&content), "what is admitted is what the disk holds");
-                self.store(admitted.at.slot, content);
+                self.store(admitted.at, content);
             }
             Evicted::Zero => assert_eq!(content, 0),
             Evicted::Duplicate | Evicted::Unmatched | Evicted::Dropped | Evicted::PassedOver => {}
         }
     }
 
-    fn store(&mut self, slot: SlotIndex, content: u8) {
-        self.pool().store(slot, content);
+    fn store(&mut self, at: PoolSlot, content: u8) {
+        self.pool(at.server).store(at.slot, content);
     }
 
-    /// Answers the oldest REQUEST: correctly, with something else, or with nothing.
+    /// Answers the oldest REQUEST to a server: correctly, with something else, or with nothing.
     fn reply(&mut self, source: &mut Source) {
-        let Some((fetch, content)) = self.replies.pop_front() else { return };
-        self.pool().note_answer();
-        let server = self.session.expect("there is a session");
+        let Some(server) = self.any_session(source) else { return };
+        let Some((fetch, content)) = self.session(server).replies.pop_front() else { return };
+        self.pool(server).note_answer();
         let kind = source.byte();
         let sent = match content {
             Some(content) if kind & 3 != 0 => content,
@@ -350,17 +368,15 @@ impl World {
         self.engine.handle_answer(self.now, number, offer);
     }
 
-    fn disconnect(&mut self) {
-        if let Some(server) = self.session {
-            self.hang_up();
+    fn disconnect(&mut self, source: &mut Source) {
+        if let Some(server) = self.any_session(source) {
+            self.hang_up(server);
             self.engine.handle_disconnected(self.now, server);
         }
     }
 
-    fn hang_up(&mut self) {
-        assert!(self.session.take().is_some(), "there is a session to be ended");
-        self.replies.clear();
-        self.sizes.clear();
+    fn hang_up(&mut self, server: ServerNumber) {
+        assert!(self.sessions.remove(&server).is_some(), "there is a session to be ended");
     }
 
     /// Checks that the connection to this server is used or closed.
@@ -370,15 +386,21 @@ impl World {
     }
 
     fn answer_size(&mut self, source: &mut Source) {
-        let Some(asked) = self.sizes.pop_front() else { return };
-        let server = self.session.expect("there is a session");
+        let waiting = self.sessions.iter().filter(|(_, session)| session.size.is_some());
+        let waiting: Vec<_> = waiting.map(|(server, _)| *server).collect();
+        if waiting.is_empty() {
+            return;
+        }
+        let at = if waiting.len() > 1 { usize::from(source.byte()) % waiting.len() } else { 0 };
+        let server = waiting[at];
+        let asked = self.session(server).size.take().expect("it waits for an answer");
         let kind = source.byte();
-        self.pool().note_answer();
+        self.pool(server).note_answer();
         if kind & 3 == 0 {
             return self.engine.handle_size_refused(self.now, server, PageCount(source.count()));
         }
         let granted = if kind & 3 == 1 { PageCount(source.count()) } else { asked };
-        self.pool().resize(granted);
+        self.pool(server).resize(granted);
         self.engine.handle_sized(self.now, server, granted);
     }
 
@@ -387,6 +409,19 @@ impl World {
         if self.engine.next_deadline().is_some_and(|deadline| deadline <= self.now) {
             self.engine.handle_timer(self.now);
         }
+    }
+
+    /// Checks what holds after every event.
+    fn check(&self) {
+        let index = self.engine.index();
+        for pool in PoolIndex::all() {
+            let (counts, capacity) = (index.pool_slot_counts(pool), index.capacity(pool));
+            assert_eq!(counts.free + counts.used + counts.draining, capacity.0, "{counts:?}");
+        }
+        let status = self.engine.status();
+        assert_eq!(status.pools.len(), self.sessions.len());
+        let shares = status.pools.iter().filter(|pool| !pool.is_draining).map(|pool| u64::from(pool.wanted.0));
+        assert!(shares.sum::<u64>() <= u64::from(status.wanted.0), "more is asked for than wanted: {status:?}");
     }
 
     /// Executes the engine's actions.
@@ -404,15 +439,18 @@ impl World {
                 }
                 Action::Complete { request, result } => self.complete(request, result),
                 Action::Fetch { fetch, at } => {
-                    let content = self.pool().page(at.slot);
-                    self.replies.push_back((fetch, content));
+                    let content = self.pool(at.server).page(at.slot);
+                    self.session(at.server).replies.push_back((fetch, content));
                 }
                 Action::SendBlock { admitted, request, offset } => {
                     let content = self.requests[&request.0].buffer[offset as usize / PAGE_SIZE];
-                    self.store(admitted.at.slot, content);
+                    self.store(admitted.at, content);
                 }
-                Action::MovePage { from, to, .. } => self.pool().relocate(from, to),
-                Action::SetSize { npages, .. } => self.sizes.push_back(npages),
+                Action::MovePage { server, from, to } => self.pool(server).relocate(from, to),
+                Action::SetSize { server, npages } => {
+                    let before = self.session(server).size.replace(npages);
+                    assert_eq!(before, None, "one SETSIZE is outstanding at a time");
+                }
                 Action::Ask(number) => {
                     assert!(
                         !self.asked.contains(&number) && !self.answered.contains(&number),
@@ -422,13 +460,14 @@ impl World {
                 }
                 Action::Use(number) => {
                     self.take_answered(number);
-                    assert_eq!(self.session.replace(number), None, "one session ends before another begins");
+                    let before = self.sessions.insert(number, Session::default());
+                    assert!(before.is_none(), "one session with a server ends before another begins");
                 }
                 Action::Release(number) => self.take_answered(number),
-                Action::GiveUp(_) => self.hang_up(),
-                Action::Leave(_) => {
-                    self.pool().restart(PageCount(0));
-                    self.hang_up();
+                Action::GiveUp(server) => self.hang_up(server),
+                Action::Leave(server) => {
+                    self.pool(server).restart(PageCount(0));
+                    self.hang_up(server);
                 }
                 // A lying model could make the engine believe in one; then only the index is dropped.
                 Action::ForeignWriter(_) => {}
@@ -467,9 +506,9 @@ impl World {
     /// Brings everything to an end, whatever happened.
     pub fn finish(&mut self) {
         self.servers.clear();
-        self.engine.set_servers(self.now, &[]);
+        self.engine.set_servers(self.now, &[], Leaving::AtOnce);
         self.act();
-        assert!(self.session.is_none() && self.answered.is_empty(), "a connection was left open");
+        assert!(self.sessions.is_empty() && self.answered.is_empty(), "a connection was left open");
         while !self.disk_queue.is_empty() {
             self.disk_done(&mut Source(&[0, 1]));
             self.act();
@@ -490,5 +529,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let swap = [&[2][..], &write, &done, &read, &[7, 1], &write, &read, &done, &done].concat();
     // The page is sent, lost, and requested on the next connection.
     let lost = [&[0][..], &read, &done, &[5, 1, 10, 13, 200, 20, 9, 0, 4, 0x80], &read, &[7, 1], &done].concat();
-    vec![hit, race, swap, lost]
+    // Two servers with half of the cache each: one is lost, then drained.
+    let two = [&[4, 15, 0x80, 9, 0, 0, 0x40, 9, 0, 0, 0x40, 11, 0, 2, 11, 2][..], &read, &done, &[5, 1], &read];
+    let two = [&two.concat()[..], &[7, 0, 1, 10, 0, 15, 0xc0, 13, 200, 20, 9, 0, 4, 0x80], &read, &done].concat();
+    vec![hit, race, swap, lost, two]
 }

@@ -2,11 +2,11 @@
 
 use super::admit::ADVICE_MAX;
 use super::policy::Insertion;
-use super::{Admitted, DiskEngine, Evicted, POOL};
+use super::{Admitted, DiskEngine, Evicted};
 use crate::fingerprint::Fingerprint;
 use crate::index::{Offer, Place};
 use crate::rules::Rule;
-use crate::units::{BlockId, PoolSet};
+use crate::units::{BlockId, PoolIndex, PoolSet};
 use std::ops::DerefMut;
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
@@ -22,12 +22,12 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Returns the advice to the agent: 0 to send every page, or N to send one page in N. N is at most 1024, which is
     /// also the advice while the cache is off.
     pub fn advice(&self) -> u32 {
-        if self.pool.is_enabled() { self.admit.advice() } else { ADVICE_MAX }
+        if self.pools.is_enabled() { self.admit.advice() } else { ADVICE_MAX }
     }
 
     /// Returns whether to call [`Self::handle_frame`] with the page of guest memory that a read is about to overwrite.
     pub fn wants_frame(&mut self) -> bool {
-        self.pool.is_enabled() && self.pool.can_send() && self.admit.wants_frame()
+        self.pools.is_enabled() && !self.pools.taking().is_empty() && self.admit.wants_frame()
     }
 
     /// Judges the `page` (4 KiB, copied out of guest memory) that a frame held before a read overwrote it, and counts
@@ -41,7 +41,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Decides whether to admit an evicted page. It is admitted only if the disk is known to hold its content for some
     /// block.
     fn judge(&mut self, page: &[u8]) -> Evicted {
-        if !self.pool.is_enabled() {
+        if !self.pools.is_enabled() {
             return Evicted::Dropped;
         }
         let content = self.prints.page(page);
@@ -58,7 +58,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if self.policy.samples(content) && self.may_be_inserted(content) {
             self.policy.note_eviction(content);
         }
-        if !self.may_send() {
+        let pools = self.pools_that_admit();
+        if pools.is_empty() {
             return if self.index.cached(content).is_some() {
                 Evicted::Duplicate
             } else if self.index.is_known_content(content) {
@@ -68,7 +69,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             };
         }
         if self.policy.in_force() == Insertion::Bimodal
-            && self.is_full()
+            && self.is_full(pools)
             && self.may_be_inserted(content)
             && self.index.cached(content).is_none()
             && !self.policy.inserts()
@@ -76,10 +77,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.index.pass_over(content);
             return Evicted::PassedOver;
         }
-        match self.index.offer(content, Place::Tail, PoolSet::ALL) {
+        match self.index.offer(content, Place::Tail, pools) {
             Offer::Admitted(slot) => {
-                self.pool.note_send();
-                Evicted::Admit(Admitted { at: self.pool.place_of(slot), demoted_to: None })
+                Evicted::Admit(Admitted { at: self.pools.note_send(slot, &self.index), demoted_to: None })
             }
             Offer::Duplicate => Evicted::Duplicate,
             Offer::Unmatched => Evicted::Unmatched,
@@ -87,9 +87,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Returns whether an admitted page takes the place of another one.
-    fn is_full(&self) -> bool {
-        self.index.slot_counts().free == 0
+    /// Returns whether a page that one of `pools` admits takes the place of another one.
+    fn is_full(&self, pools: PoolSet) -> bool {
+        pools.iter().all(|pool| self.index.pool_slot_counts(pool).free == 0)
     }
 
     /// Returns whether the insertion policy is for an evicted page: one of a known block outside swap areas.
@@ -113,8 +113,20 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Returns whether one more page may be sent to the server.
-    pub(super) fn may_send(&mut self) -> bool {
-        self.pool.can_send() && self.race.admits(POOL)
+    /// Returns the pools that may admit one more page now: those with a session, room on the way to the server, and a breaker
+    /// that permits it.
+    pub(super) fn pools_that_admit(&mut self) -> PoolSet {
+        let race = &mut self.race;
+        self.pools.taking().iter().filter(|pool| race.admits(*pool)).collect()
+    }
+
+    /// Returns the pools that may admit one more page now without discarding another one.
+    pub(super) fn pools_with_room(&mut self) -> PoolSet {
+        let has_room = |pool: &PoolIndex| self.index.pool_slot_counts(*pool).free > 0;
+        let room: PoolSet = PoolIndex::all().filter(has_room).collect();
+        if room.is_empty() {
+            return room;
+        }
+        self.pools_that_admit().iter().filter(|pool| room.contains(*pool)).collect()
     }
 }

@@ -1,15 +1,15 @@
-//! Sources of the blocks of a read, and the table of outstanding REQUESTs to one pool.
+//! Sources of the blocks of a read, and the table of outstanding REQUESTs to all pools.
 
 use super::types::{FetchId, RequestId};
 use crate::fingerprint::Fingerprint;
 use crate::index::EntryHint;
-use crate::units::{BlockId, SlotIndex};
+use crate::units::{BlockId, PoolIndex, SlotIndex};
 
 /// Source of one block of a read.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
     Zero,
-    Slot(SlotIndex, Fingerprint, EntryHint),
+    Slot { slot: SlotIndex, pool: PoolIndex, content: Fingerprint, hint: EntryHint },
     Disk,
 }
 
@@ -23,6 +23,8 @@ pub(super) struct Fetch {
     /// Hint of where the index has the node of the block.
     pub(super) hint: EntryHint,
     pub(super) slot: SlotIndex,
+    /// Pool that is asked for it.
+    pub(super) pool: PoolIndex,
     pub(super) content: Fingerprint,
     /// Offset of the page in the request.
     pub(super) offset: u32,
@@ -30,26 +32,14 @@ pub(super) struct Fetch {
     pub(super) probe: bool,
 }
 
-/// Table of outstanding REQUESTs, at most `limit`.
-#[derive(Debug)]
+/// Table of outstanding REQUESTs. Their number is bounded by a limit for each pool.
+#[derive(Debug, Default)]
 pub(super) struct Fetches {
     table: Vec<Option<Fetch>>,
     free: Vec<u32>,
-    limit: u32,
 }
 
 impl Fetches {
-    pub(super) fn new(limit: u32) -> Self {
-        Self { table: Vec::new(), free: Vec::new(), limit }
-    }
-
-    /// Returns whether `count` more REQUESTs may be outstanding.
-    #[inline]
-    pub(super) fn has_room(&self, count: u32) -> bool {
-        let used = self.table.len() - self.free.len();
-        used + count as usize <= self.limit as usize
-    }
-
     /// Adds a REQUEST, for which there must be room, and returns its ID.
     #[inline]
     pub(super) fn begin(&mut self, fetch: Fetch) -> FetchId {
@@ -68,18 +58,24 @@ impl Fetches {
         self.table.len() == self.free.len()
     }
 
-    /// Removes and returns a REQUEST that the server has replied to. Returns `None` if no REQUEST with this ID is
-    /// outstanding.
+    /// Removes and returns a REQUEST to `pool` that its server has replied to. Returns `None` if no REQUEST to this pool with
+    /// this ID is outstanding.
     #[inline]
-    pub(super) fn end(&mut self, id: FetchId) -> Option<Fetch> {
-        let fetch = self.table.get_mut(id.0 as usize)?.take()?;
+    pub(super) fn end(&mut self, pool: PoolIndex, id: FetchId) -> Option<Fetch> {
+        let fetch = self.table.get_mut(id.0 as usize)?.take_if(|fetch| fetch.pool == pool)?;
         self.free.push(id.0);
         Some(fetch)
     }
 
-    /// Removes and returns all REQUESTs.
-    pub(super) fn drain(&mut self) -> Vec<Fetch> {
-        self.free.clear();
-        self.table.drain(..).flatten().collect()
+    /// Removes and returns all REQUESTs to a pool.
+    pub(super) fn drain(&mut self, pool: PoolIndex) -> Vec<Fetch> {
+        let mut drained = Vec::new();
+        for (id, entry) in (0..).zip(&mut self.table) {
+            if let Some(fetch) = entry.take_if(|fetch| fetch.pool == pool) {
+                self.free.push(id);
+                drained.push(fetch);
+            }
+        }
+        drained
     }
 }

@@ -5,11 +5,11 @@ use super::breaker::Route;
 use super::disks::page_of;
 use super::fetches::{Fetch, Source};
 use super::requests::{Pages, ReadReason, Request};
-use super::{Action, Admission, Admitted, DiskEngine, DiskError, GuestOp, RequestId, only_pool};
+use super::{Action, Admission, Admitted, DiskEngine, DiskError, GuestOp, RequestId};
 use crate::fingerprint::Fingerprint;
 use crate::index::{Offer, Place};
 use crate::rules::Rule;
-use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PAGE_SIZE, PoolSet};
+use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PAGE_SIZE, POOLS_MAX, PoolIndex, PoolSet};
 use std::ops::{DerefMut, Range};
 
 /// Maximum number of blocks that one write-zeroes makes known. More would push out blocks that the guest reads.
@@ -18,6 +18,13 @@ const ZEROED_BLOCKS_MAX: usize = 1024;
 const EIO: i32 = 5;
 /// Length of a page, in the type that actions use.
 const PAGE_LENGTH: u32 = 4096;
+
+/// Pages that a read needs from memory servers.
+#[derive(Clone, Copy, Debug)]
+struct ToFetch {
+    count: u32,
+    pools: PoolSet,
+}
 
 fn block_count(range: ByteRange) -> u64 {
     let touched = range.touched_blocks();
@@ -67,9 +74,16 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             return;
         }
         let blocks = range.covered_blocks();
-        let route = self.race.route(now, disk, only_pool());
-        match self.cacheable(disk, blocks.clone(), route) {
-            Ok(fetches) => self.read_from_cache(now, id, disk, blocks, fetches, route),
+        match self.cacheable(disk, blocks.clone()) {
+            Ok(fetches) => {
+                let route = self.race.route(now, disk, fetches.pools);
+                if fetches.count > 0 && route == Route::Disk {
+                    self.stats.covered_blocks += block_count(range);
+                    self.ask_disk(now, id, ReadReason::Needed);
+                } else {
+                    self.read_from_cache(now, id, disk, blocks, fetches, route);
+                }
+            }
             Err(cached) => {
                 self.stats.covered_blocks += cached;
                 self.stats.missed_blocks += (blocks.end - blocks.start) - cached;
@@ -78,11 +92,11 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Returns the number of pages to fetch if the whole read can be answered without the disk. Otherwise returns an
-    /// error with the number of blocks that are cached or zero. A block that must come from the disk brings its
-    /// neighbours along for free (decision 0009). Stores the source of each block for [`Self::read_from_cache`].
-    fn cacheable(&mut self, disk: DiskIndex, blocks: Range<u64>, route: Route) -> Result<u32, u64> {
-        let (mut fetches, mut there) = (0, 0);
+    /// Returns the pages to fetch if the whole read can be answered without the disk. Otherwise returns an error with the
+    /// number of blocks that are cached or zero. A block that must come from the disk brings its neighbours along for free
+    /// (decision 0009). Stores the source of each block for [`Self::read_from_cache`].
+    fn cacheable(&mut self, disk: DiskIndex, blocks: Range<u64>) -> Result<ToFetch, u64> {
+        let (mut counts, mut there) = ([0_u32; POOLS_MAX as usize], 0);
         let count = blocks.end - blocks.start;
         self.sources.clear();
         for bno in blocks {
@@ -90,24 +104,30 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.sources.push(source);
             match source {
                 Source::Zero => there += 1,
-                Source::Slot(..) => {
+                Source::Slot { pool, .. } => {
                     there += 1;
-                    fetches += 1;
+                    counts[usize::from(pool.0)] += 1;
                 }
                 Source::Disk => {}
             }
         }
-        let reachable = fetches == 0 || (route != Route::Disk && self.pool.can_fetch(fetches));
-        if there == count && reachable { Ok(fetches) } else { Err(there) }
+        let asked = || PoolIndex::all().zip(counts).filter(|(_, count)| *count > 0);
+        let reachable = asked().all(|(pool, count)| self.pools.can_fetch(pool, count));
+        if there == count && reachable {
+            Ok(ToFetch { count: counts.iter().sum(), pools: asked().map(|(pool, _)| pool).collect() })
+        } else {
+            Err(there)
+        }
     }
 
     fn source(&self, block: BlockId) -> Source {
-        match self.index.look_up(block) {
-            Some((_, content)) if content == self.prints.zero() => Source::Zero,
-            Some((hint, content)) => match self.index.cached_near(hint, content) {
-                Some(slot) => Source::Slot(slot, content, hint),
-                None => Source::Disk,
-            },
+        let Some((hint, content)) = self.index.look_up(block) else { return Source::Disk };
+        if content == self.prints.zero() {
+            return Source::Zero;
+        }
+        let Some(slot) = self.index.cached_near(hint, content) else { return Source::Disk };
+        match self.index.place_of(slot) {
+            Some((pool, _)) => Source::Slot { slot, pool, content, hint },
             None => Source::Disk,
         }
     }
@@ -118,7 +138,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         id: RequestId,
         disk: DiskIndex,
         blocks: Range<u64>,
-        fetches: u32,
+        fetches: ToFetch,
         route: Route,
     ) {
         let (mut sent, serial, probe) = (0, self.requests.newest(), route == Route::Both);
@@ -127,25 +147,29 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
                 Source::Zero => {
                     self.actions.push_back(Action::ZeroFill { request: id, offset, length: PAGE_LENGTH });
                 }
-                Source::Slot(slot, content, hint) if self.index.pin(slot) => {
+                Source::Slot { slot, pool, content, hint } => {
+                    let Some((_, at)) = self.pools.place_of(slot, &self.index) else { break };
+                    if !self.index.pin(slot) {
+                        break;
+                    }
                     let block = BlockId { disk, bno: BlockNumber(bno) };
-                    let fetch = Fetch { request: id, serial, block, hint, slot, content, offset, probe };
-                    let fetch = self.pool.begin_fetch(fetch);
-                    self.actions.push_back(Action::Fetch { fetch, at: self.pool.place_of(slot) });
+                    let fetch = Fetch { request: id, serial, block, hint, slot, pool, content, offset, probe };
+                    let fetch = self.pools.begin_fetch(fetch);
+                    self.actions.push_back(Action::Fetch { fetch, at });
                     sent += 1;
                 }
-                Source::Slot(..) | Source::Disk => break,
+                Source::Disk => break,
             }
         }
-        if sent < fetches {
+        if sent < fetches.count {
             // A slot has the maximum number of pins. The disk answers the read, and the pages already requested arrive
             // late.
             self.give_up_pages(now, id);
-        } else if fetches == 0 {
-            self.complete_from_cache(id, fetches);
+        } else if fetches.count == 0 {
+            self.complete_from_cache(id, 0);
         } else {
-            let pools = only_pool();
-            self.requests.begin_wait(id, fetches, pools, self.race.slowest(pools));
+            let pools = fetches.pools;
+            self.requests.begin_wait(id, fetches.count, pools, self.race.slowest(pools));
             match route {
                 Route::Both if self.race.begin_probe(now, id, disk, serial, pools, &mut self.stats) => {
                     self.ask_disk(now, id, ReadReason::Probe);
@@ -265,7 +289,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if request.waits() {
             match result {
                 Ok(()) => {
-                    self.pool.note_silence(now);
+                    self.pools.note_silence(now);
                     self.race.note_disk_first(now, request, io, &mut self.stats);
                 }
                 Err(_) if !request.failed => {
@@ -307,7 +331,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let resident = u64::from(self.index.layout().resident_limit().0);
         self.admit.note_read(block_count(range), resident);
         self.disks.note_swap_headers(disk, range, data, &mut self.index);
-        if !self.pool.is_enabled() || !self.disks.is_sound(disk, range) {
+        if !self.pools.is_enabled() || !self.disks.is_sound(disk, range) {
             return;
         }
         let by_read = self.admit.admission() == Admission::Reads;
@@ -333,9 +357,13 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     fn admit_read(&mut self, id: RequestId, content: Fingerprint, offset: u32) {
-        if self.index.cached(content).is_none() && self.may_send() {
+        if self.index.cached(content).is_some() {
+            return;
+        }
+        let pools = self.pools_that_admit();
+        if !pools.is_empty() {
             let place = self.admit.place_of_read();
-            self.stats.read_admissions += u64::from(self.admit_block(id, content, offset, place));
+            self.stats.read_admissions += u64::from(self.admit_block(id, content, offset, place, pools));
         }
     }
 
@@ -345,8 +373,10 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             return;
         }
         // A page that is already cached becomes the newest without being sent.
-        if self.index.cached(content).is_some() || self.may_send() {
-            self.stats.swap_admissions += u64::from(self.admit_block(id, content, offset, Place::Tail));
+        let is_cached = self.index.cached(content).is_some();
+        let pools = if is_cached { PoolSet::default() } else { self.pools_that_admit() };
+        if is_cached || !pools.is_empty() {
+            self.stats.swap_admissions += u64::from(self.admit_block(id, content, offset, Place::Tail, pools));
         } else {
             self.stats.swap_dropped += 1;
         }
@@ -356,16 +386,19 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// writing it.
     fn admit_swapped_in(&mut self, id: RequestId, content: Fingerprint, offset: u32) {
         let wanted = content != self.prints.zero() && self.index.cached(content).is_none();
-        if wanted && self.index.slot_counts().free > 0 && self.may_send() {
-            self.stats.swap_admissions += u64::from(self.admit_block(id, content, offset, Place::Head));
+        if !wanted {
+            return;
+        }
+        let pools = self.pools_with_room();
+        if !pools.is_empty() {
+            self.stats.swap_admissions += u64::from(self.admit_block(id, content, offset, Place::Head, pools));
         }
     }
 
     /// Offers a block to the index, and sends it if it is admitted. Returns whether the block was admitted.
-    fn admit_block(&mut self, id: RequestId, content: Fingerprint, offset: u32, place: Place) -> bool {
-        let Offer::Admitted(slot) = self.index.offer(content, place, PoolSet::ALL) else { return false };
-        self.pool.note_send();
-        let admitted = Admitted { at: self.pool.place_of(slot), demoted_to: None };
+    fn admit_block(&mut self, id: RequestId, content: Fingerprint, offset: u32, place: Place, pools: PoolSet) -> bool {
+        let Offer::Admitted(slot) = self.index.offer(content, place, pools) else { return false };
+        let admitted = Admitted { at: self.pools.note_send(slot, &self.index), demoted_to: None };
         self.actions.push_back(Action::SendBlock { admitted, request: id, offset });
         true
     }
@@ -378,7 +411,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if !matches!(request.op, GuestOp::Discard(_)) {
             self.disks.note_written(disk, &range.covered_blocks());
         }
-        if !self.pool.is_enabled() || !self.disks.is_sound(disk, range) {
+        if !self.pools.is_enabled() || !self.disks.is_sound(disk, range) {
             return;
         }
         let covered = range.covered_blocks();

@@ -3,8 +3,8 @@
 //!
 //! A driver (`remoca-disk`, or the simulator) calls it and executes the actions in order. After every `handle_*` call it
 //! drains `poll_action` before the next one, except that several messages of a server may be handled in a row.
-//! [`DiskEngine`] routes events to its parts: `requests`, `disks`, `pool` (one memory server), `placement` (all servers),
-//! `race` (between servers and disk), `admit`, and the index.
+//! [`DiskEngine`] routes events to its parts: `requests`, `disks`, `pools` (one for each session with a memory server),
+//! `placement` (all servers), `race` (between server and disk), `admit`, and the index.
 //! 1. A completed read returns, for each sector, the last write that completed before the read began, or a concurrent one.
 //! 2. A block that a write touches is unreachable before the write is issued ([`overlap`] guards reads in flight).
 //! 3. Every request completes exactly once. No fault of a server reaches the guest.
@@ -15,8 +15,10 @@
 
 mod admit;
 mod breaker;
+mod candidates;
 mod discarded;
 mod disks;
+mod drains;
 mod estimate;
 mod evictions;
 mod fetches;
@@ -28,10 +30,16 @@ mod overruns;
 mod placement;
 mod policy;
 mod pool;
+mod pool_size;
+mod pools;
 mod race;
+mod random;
 mod requests;
 mod rival;
 mod server;
+mod sessions;
+mod shares;
+mod sharing;
 mod speculative;
 mod stats;
 mod swap;
@@ -44,26 +52,25 @@ pub use policy::{Insertion, PolicyStatus};
 pub use race::HedgingStatus;
 pub use stats::EngineStats;
 pub use types::{
-    Action, Admitted, DiskError, Evicted, FetchId, GuestOp, PageOutcome, PoolOffer, PoolSlot, RequestId, ServerNumber,
+    Action, Admitted, DiskError, Evicted, FetchId, GuestOp, Leaving, PageOutcome, PoolOffer, PoolSlot, RequestId,
+    ServerNumber,
 };
 
 use crate::fingerprint::{Fingerprint, Fingerprinter};
 use crate::index::{CacheIndex, Layout, Origin, SlotCounts, Unusable};
 use crate::rules::Rules;
-use crate::units::{DiskIndex, PageCount, PoolIndex, PoolSet};
+use crate::units::{DiskIndex, PageCount, PoolIndex};
 use admit::Admit;
 use disks::Disks;
 use fetches::Source;
 use placement::Placement;
 use policy::Policy;
 use pool::Pool;
+use pools::{Limits, Pools};
 use race::Race;
 use requests::Requests;
 use std::collections::VecDeque;
 use std::ops::DerefMut;
-
-/// Number of the only pool.
-const POOL: PoolIndex = PoolIndex(0);
 
 /// Configuration of an engine.
 #[derive(Clone, Copy, Debug)]
@@ -83,9 +90,11 @@ pub struct EngineConfig {
     /// Number of frames for each one that is examined, while frames do not show what the guest evicted; 0 to examine
     /// none.
     pub frame_sample: u32,
-    /// Maximum number of pages that wait for the connection to the server.
+    /// Maximum number of pools, and of sessions at a time (1 to 16).
+    pub pools: u8,
+    /// Maximum number of pages that wait for the connection to each server.
     pub send_window: u32,
-    /// Maximum number of outstanding REQUESTs.
+    /// Maximum number of outstanding REQUESTs to each server.
     pub fetch_limit: u32,
     /// Maximum number of slots processed in one turn while the cache changes its size.
     pub slots_per_turn: u32,
@@ -96,19 +105,37 @@ pub struct EngineConfig {
 }
 
 /// Snapshot of an engine's sizes and states.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct EngineStatus {
     pub enabled: bool,
     pub connected: bool,
     /// Size that the operator wants.
     pub wanted: PageCount,
-    /// Size that the server granted.
+    /// Size that all servers granted.
     pub granted: PageCount,
+    /// Pools with a session.
+    pub pools: Vec<PoolStatus>,
     pub slots: SlotCounts,
     pub known_blocks: PageCount,
     pub index_bytes: usize,
     pub admission: Admission,
     pub policy: PolicyStatus,
+    /// State of hedging for the slowest pool.
+    pub hedging: HedgingStatus,
+}
+
+/// Snapshot of one pool.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolStatus {
+    pub server: ServerNumber,
+    /// Share of the cache that the pool is to have.
+    pub wanted: PageCount,
+    pub granted: PageCount,
+    pub slots: SlotCounts,
+    /// Whether it takes no new pages, and is given back once the others have its share.
+    pub is_draining: bool,
+    /// Pages that the guest received from it in this session.
+    pub hits: u64,
     pub hedging: HedgingStatus,
 }
 
@@ -122,9 +149,9 @@ pub struct DiskEngine<M> {
     /// Sources of the blocks of the current read, in order; kept to reuse the memory.
     sources: Vec<Source>,
     disks: Disks,
-    /// State of all servers, among which the pool is placed.
+    /// State of all servers, among which the pools are placed.
     placement: Placement,
-    pool: Pool,
+    pools: Pools,
     race: Race,
     admit: Admit,
     policy: Policy,
@@ -144,11 +171,6 @@ impl IndexMaker {
     pub fn make<M: DerefMut<Target = [u32]>>(&self, layout: Layout, words: M) -> CacheIndex<M> {
         CacheIndex::new(words, layout, self.seed, self.zero)
     }
-}
-
-/// Returns the set of the only pool.
-fn only_pool() -> PoolSet {
-    PoolSet::from_iter([POOL])
 }
 
 /// Returns how many disk numbers to reserve for a VM that starts with `disks` disks.
@@ -186,10 +208,10 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let prints = Fingerprinter::new(&config.key);
         let index = CacheIndex::resume(words, origin, config.disks, config.seed, prints.zero())?;
         let mut this = Self::over(config, prints, index);
-        this.pool.restore(&this.index);
-        if !this.pool.is_enabled() {
+        this.pools.want(config.cache.min(this.index.layout().slot_limit()));
+        if !this.pools.is_enabled() {
             this.index.drop_everything();
-            this.index.aim(POOL, PageCount(0));
+            PoolIndex::all().for_each(|pool| this.index.aim(pool, PageCount(0)));
         }
         this.disks.restore(&this.index);
         this.policy.restore(this.index.is_bimodal());
@@ -198,6 +220,12 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     fn over(config: &EngineConfig, prints: Fingerprinter, mut index: CacheIndex<M>) -> Self {
         index.keep_to(config.rules);
+        let limits = Limits {
+            pools: config.pools,
+            send_window: config.send_window,
+            fetches: config.fetch_limit,
+            slots_per_turn: config.slots_per_turn.max(1),
+        };
         Self {
             rules: config.rules,
             prints,
@@ -207,7 +235,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             sources: Vec::new(),
             disks: Disks::new(config.rules),
             placement: Placement::new(config.seed),
-            pool: Pool::new(config.cache, config.send_window, config.fetch_limit, config.slots_per_turn.max(1)),
+            pools: Pools::new(config.cache, limits),
             race: Race::new(config.hedge),
             admit: Admit::new(config.has_port, config.frame_sample),
             policy: Policy::new(),
@@ -218,7 +246,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// Returns whether REQUESTs are outstanding, including those of reads that the disk answered first.
     pub fn is_owed_pages(&self) -> bool {
-        self.pool.is_owed_pages()
+        self.pools.is_owed_pages()
     }
 
     /// Closes the engine so that another program can take over. Only [`Self::reopen`] may follow. Does nothing while
@@ -234,7 +262,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// Drops outstanding REQUESTs and closes the index for a successor, at the end of the process. No call may follow.
     pub fn end(&mut self) {
-        self.pool.take_fetches(&mut self.index);
+        for pool in PoolIndex::all() {
+            self.pools.take_fetches(pool, &mut self.index);
+        }
         self.index.close();
     }
 
@@ -256,17 +286,33 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Returns the current sizes and states.
     pub fn status(&self) -> EngineStatus {
         EngineStatus {
-            enabled: self.pool.is_enabled(),
-            connected: self.pool.is_up(),
-            wanted: self.pool.wanted(),
-            granted: self.pool.granted(),
+            enabled: self.pools.is_enabled(),
+            connected: self.pools.is_up(),
+            wanted: self.pools.wanted(),
+            granted: self.pools.granted(),
+            pools: self.pool_statuses(),
             slots: self.index.slot_counts(),
             known_blocks: self.index.known_blocks(),
             index_bytes: self.index.region_bytes(),
             admission: self.admit.admission(),
             policy: self.policy.status(),
-            hedging: self.race.status(POOL),
+            hedging: self.race.status(self.race.slowest(self.pools.up().map(Pool::number).collect())),
         }
+    }
+
+    fn pool_statuses(&self) -> Vec<PoolStatus> {
+        let status = |pool: &Pool| {
+            Some(PoolStatus {
+                server: pool.server()?,
+                wanted: pool.size.share(),
+                granted: pool.size.granted(),
+                slots: self.index.pool_slot_counts(pool.number()),
+                is_draining: pool.drain.is_some(),
+                hits: pool.hits,
+                hedging: self.race.status(pool.number()),
+            })
+        };
+        self.pools.up().filter_map(status).collect()
     }
 
     /// Returns the index for inspection.

@@ -98,7 +98,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Continues to forget what is void.
     pub(super) fn forget_disks(&mut self) {
         if self.index.is_cutting() {
-            self.index.cut(self.pool.slots_per_turn().saturating_mul(ENTRIES_PER_SLOT));
+            self.index.cut(self.pools.slots_per_turn().saturating_mul(ENTRIES_PER_SLOT));
             if !self.index.is_cutting() {
                 self.disks.end_cuts();
             }

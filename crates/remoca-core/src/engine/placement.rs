@@ -1,41 +1,77 @@
-//! Placement of the pool: which servers are asked, which offer is taken, and when the pool moves.
+//! Placement of the pools: which servers are asked, and which offers are taken.
 //!
-//! Without a session, every server is asked as soon as its backoff allows. A server that still has the pool is chosen
-//! at once. Otherwise the other answers are awaited for a short time, and one server is drawn among those that can give
-//! what is wanted. With a session, the others are asked only while the pool is smaller than wanted. The pool moves only
-//! if another server offers at least a quarter more, because a move loses everything that is cached.
+//! Without a session, every server is asked as soon as its backoff allows. With sessions, that is so for the servers of
+//! lost pools; the others are asked only while the cache is smaller than wanted, or on fewer servers than it should be. A
+//! server that still has a pool is chosen at once. Otherwise the other answers are awaited for a short time, and as many
+//! servers are drawn as are needed (`candidates.rs`). A pool never moves: others join it.
 //! 1. Every `Ask` gets one answer, and every connection that answered is either used or released.
 //! 2. A session begins and ends in `handle_answer`, `handle_timer`, `handle_disconnected` and `set_servers` only, never
 //!    while frames of a server are handled.
 //!
 //! Decision 0014.
 
+use super::candidates::Candidate;
+use super::random::Random;
 use super::types::{Action, PoolOffer, ServerNumber};
-use crate::units::{Nanos, PageCount};
+use crate::units::{Nanos, POOLS_MAX, PageCount};
 use std::collections::VecDeque;
 
 const BACKOFF_MIN_NS: u64 = 100_000_000;
 const BACKOFF_MAX_NS: u64 = 5_000_000_000;
 /// Time, in nanoseconds, to wait for other answers after the first one.
 const PATIENCE_NS: u64 = 500_000_000;
-/// Minimum interval between searches for a larger pool, and between moves of the pool.
+/// Minimum interval between searches for another pool.
 const LOOK_PAUSE_NS: u64 = 60_000_000_000;
-/// Minimum interval between searches while the server grants nothing, so that there is nothing to lose.
+/// Minimum interval between searches while the servers grant nothing.
 const EMPTY_PAUSE_NS: u64 = 10_000_000_000;
 /// Time, in nanoseconds, for which a server that granted less than it offered is not trusted to have more.
 const DISTRUST_NS: u64 = 600_000_000_000;
+/// Minimum size of a cache that is spread over several servers: 2 GiB.
+pub(super) const SPREAD_MIN: PageCount = PageCount(1 << 19);
+/// Number of pools over which a large cache is spread, so that the loss of one costs at most a quarter of it.
+pub(super) const SPREAD_POOLS: usize = 4;
 
-/// State of the pool, as far as placement needs it.
+/// Pool that the index describes and that has no session: its server may still have it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LostPool {
+    pub(super) server: ServerNumber,
+    pub(super) generation: u64,
+}
+
+/// State of the pools, as far as placement needs it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Need {
+    /// Size that the operator wants.
     pub(super) wanted: PageCount,
+    /// Pages that the servers of the sessions are believed to give, and those of lost pools that are expected back.
+    pub(super) covered: u64,
+    /// Pages that the servers of the sessions have granted.
     pub(super) granted: PageCount,
+    /// Number of pools with a session, without those that are drained.
+    pub(super) seats: usize,
+    /// Number of lost pools that are expected back.
+    pub(super) expected: usize,
     /// Whether no SETSIZE is outstanding or planned.
     pub(super) settled: bool,
-    /// Server and generation of the pool that the index describes.
-    pub(super) pool: Option<(ServerNumber, u64)>,
-    /// Seat of the pool while there is a session.
-    pub(super) seat: Option<Seat>,
+    /// Whether the cache may have one more pool.
+    pub(super) can_add: bool,
+    pub(super) lost: [Option<LostPool>; POOLS_MAX as usize],
+}
+
+impl Need {
+    /// Returns how many pages no server is believed to give yet.
+    pub(super) fn missing(&self) -> u64 {
+        u64::from(self.wanted.0).saturating_sub(self.covered)
+    }
+
+    /// Returns the number of pools that have a share of the cache.
+    pub(super) fn members(&self) -> usize {
+        self.seats + self.expected
+    }
+
+    fn lost_at(&self, server: ServerNumber) -> Option<&LostPool> {
+        self.lost.iter().flatten().find(|pool| pool.server == server)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +91,8 @@ struct Server {
     backoff_ns: u64,
     /// Size that the server granted although it had offered more, and when it did.
     gave: Option<(PageCount, Nanos)>,
+    /// Median latency of its pages, when it last had a pool.
+    latency_ns: Option<u64>,
 }
 
 impl Server {
@@ -89,55 +127,50 @@ impl Seat {
     }
 }
 
-/// SplitMix64 from the engine's seed, which is enough to keep the VMs of a host out of step.
-#[derive(Debug)]
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % end.max(1)
-    }
-
-    /// Returns `ns` plus a random share of it, up to a quarter.
-    fn stretch(&mut self, ns: u64) -> u64 {
-        ns + self.below(ns / 4 + 1)
-    }
+/// Server that gets a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Choice {
+    pub(super) server: ServerNumber,
+    pub(super) offer: PoolOffer,
+    /// Size that the server can give, as far as its offer is trusted.
+    pub(super) gives: PageCount,
 }
 
 /// State of all servers.
 #[derive(Debug)]
 pub(super) struct Placement {
     servers: Vec<Server>,
-    /// Whether the other servers were asked for a larger pool, and the decision is pending.
+    /// Whether servers without a pool were asked for one, and the decision is pending.
     looking: bool,
-    /// Time at which the other servers were last asked; `None` if the operator has changed something since.
+    /// Time at which they were last asked; `None` if something has changed since.
     looked_at: Option<Nanos>,
     /// Random share of the jitter in the next pause, 0 to 255.
     jitter: u64,
-    moved_at: Option<Nanos>,
     random: Random,
 }
 
 impl Placement {
     pub(super) fn new(seed: u64) -> Self {
-        Self { servers: Vec::new(), looking: false, looked_at: None, jitter: 0, moved_at: None, random: Random(seed) }
+        Self { servers: Vec::new(), looking: false, looked_at: None, jitter: 0, random: Random(seed) }
     }
 
     fn server(&mut self, number: ServerNumber) -> Option<&mut Server> {
         self.servers.iter_mut().find(|server| server.number == number)
     }
 
-    /// Replaces the list of servers. Returns whether the server of `seat` is no longer in it.
+    /// Returns whether the server is in the list.
+    pub(super) fn has(&self, number: ServerNumber) -> bool {
+        self.servers.iter().any(|server| server.number == number)
+    }
+
+    /// Replaces the list of servers. Those of `seated` have a session.
     pub(super) fn replace(
         &mut self,
         now: Nanos,
         numbers: &[ServerNumber],
-        seat: Option<Seat>,
+        seated: impl Fn(ServerNumber) -> bool,
         actions: &mut VecDeque<Action>,
-    ) -> bool {
+    ) {
         self.servers.retain(|server| {
             let stays = numbers.contains(&server.number);
             if !stays && matches!(server.state, State::Answered(..)) {
@@ -146,15 +179,14 @@ impl Placement {
             stays
         });
         for &number in numbers {
-            if self.server(number).is_none() {
-                let state = State::Idle(now);
-                self.servers.push(Server { number, state, backoff_ns: BACKOFF_MIN_NS, gave: None });
+            if !self.has(number) {
+                let state = if seated(number) { State::InUse } else { State::Idle(now) };
+                self.servers.push(Server { number, state, backoff_ns: BACKOFF_MIN_NS, gave: None, latency_ns: None });
             }
         }
         // One of the old servers may never answer; the new ones are still asked.
         self.looking = false;
         self.look_soon();
-        seat.is_some_and(|seat| !numbers.contains(&seat.server))
     }
 
     /// Stores the offer of a server, or delays the next `Ask` to it if `offer` is `None`: there is no connection.
@@ -185,6 +217,13 @@ impl Placement {
         self.end(now, seat, Some(BACKOFF_MAX_NS));
     }
 
+    /// Gives up `seat`, because its pool was drained.
+    pub(super) fn left(&mut self, now: Nanos, seat: Seat) {
+        if let Some(server) = self.server(seat.server) {
+            server.state = State::Idle(now);
+        }
+    }
+
     /// Disregards the offers of a server for a while, because it offered memory and then did not serve.
     fn distrust(&mut self, now: Nanos, number: ServerNumber) {
         if let Some(server) = self.server(number) {
@@ -193,52 +232,64 @@ impl Placement {
     }
 
     fn end(&mut self, now: Nanos, seat: Seat, backoff_ns: Option<u64>) {
-        self.looking = false;
         if let Some(server) = self.servers.iter_mut().find(|server| server.number == seat.server) {
             server.backoff_ns = backoff_ns.unwrap_or(server.backoff_ns);
             server.fail(now, &mut self.random);
         }
     }
 
-    /// Makes the next search for a larger pool due at once, unless the pool has just moved.
+    /// Makes the next search for another pool due at once.
     pub(super) fn look_soon(&mut self) {
         self.looked_at = None;
     }
 
-    /// Returns the earliest time at which the other servers are asked, if the pool is smaller than wanted.
+    /// Returns the earliest time of the next search for another pool.
     fn look_at(&self, need: &Need) -> Nanos {
         let pause = if need.granted.0 == 0 { EMPTY_PAUSE_NS } else { LOOK_PAUSE_NS };
-        let last = self.looked_at.max(self.moved_at);
-        last.map_or(Nanos(0), |at| at.plus_ns(pause + pause / 1024 * self.jitter))
+        self.looked_at.map_or(Nanos(0), |at| at.plus_ns(pause + pause / 1024 * self.jitter))
     }
 
-    /// Records `granted` if the server of `seat` gave less than it had offered and than was `wanted`. Otherwise clears
-    /// the record.
-    pub(super) fn note_size(&mut self, now: Nanos, seat: Seat, granted: PageCount, wanted: PageCount) {
+    /// Records `granted` if the server of `seat` gave less than it had offered and was `asked` for. Otherwise clears the
+    /// record.
+    pub(super) fn note_size(&mut self, now: Nanos, seat: Seat, granted: PageCount, asked: PageCount) {
         let Seat { server, possible, .. } = seat;
         if let Some(server) = self.server(server) {
-            server.gave = (granted < possible.min(wanted)).then_some((granted, now));
+            server.gave = (granted < possible.min(asked)).then_some((granted, now));
         }
     }
 
-    fn is_short(&self, need: &Need) -> bool {
-        need.seat.is_some() && need.settled && need.granted < need.wanted && self.servers.len() > 1
+    /// Stores the median latency of a server's pages.
+    pub(super) fn note_latency(&mut self, number: ServerNumber, latency_ns: u64) {
+        if let Some(server) = self.server(number) {
+            server.latency_ns = Some(latency_ns);
+        }
     }
 
+    /// Returns whether the cache needs another pool: for more memory, or so that the loss of one costs less.
+    fn wants_pool(&self, need: &Need) -> bool {
+        let others = self.servers.iter().filter(|server| !matches!(server.state, State::InUse));
+        let lacks_spread = need.wanted >= SPREAD_MIN && need.members() < SPREAD_POOLS.min(self.servers.len());
+        need.seats > 0
+            && need.settled
+            && need.can_add
+            && (need.missing() > 0 || lacks_spread)
+            && others.filter(|server| need.lost_at(server.number).is_none()).count() > 0
+    }
+
+    /// Returns the time at which the timer must be handled, or `None` if there is nothing to do.
     pub(super) fn deadline(&self, need: &Need) -> Option<Nanos> {
         let decide = self.first_answer().map(|at| at.plus_ns(PATIENCE_NS));
-        let ask = match need.seat {
-            None => self.first_idle(),
-            Some(_) if !self.looking && self.is_short(need) => self.first_idle().map(|at| at.max(self.look_at(need))),
-            Some(_) => None,
-        };
-        [ask, decide].into_iter().flatten().min()
+        let lost = self.first_idle(|server| need.seats == 0 || need.lost_at(server.number).is_some());
+        let look = (!self.looking && self.wants_pool(need))
+            .then(|| self.first_idle(|_| true).map(|at| at.max(self.look_at(need))))
+            .flatten();
+        [decide, lost, look].into_iter().flatten().min()
     }
 
-    /// Returns the earliest time at which a server may be asked, or `None` if no server is idle.
-    fn first_idle(&self) -> Option<Nanos> {
+    /// Returns the earliest time at which one of these servers may be asked, or `None` if none of them is idle.
+    fn first_idle(&self, these: impl Fn(&Server) -> bool) -> Option<Nanos> {
         let at = |server: &Server| if let State::Idle(at) = server.state { Some(at) } else { None };
-        self.servers.iter().filter_map(at).min()
+        self.servers.iter().filter(|server| these(server)).filter_map(at).min()
     }
 
     fn first_answer(&self) -> Option<Nanos> {
@@ -246,97 +297,95 @@ impl Placement {
         self.servers.iter().filter_map(at).min()
     }
 
-    /// Asks servers that are due. During a session, does so only if the pool is smaller than wanted and a search is
-    /// due.
+    /// Asks servers that are due. During a session, these are those of lost pools and, if a search is due, all others.
     pub(super) fn ask(&mut self, now: Nanos, need: &Need, actions: &mut VecDeque<Action>) {
-        if need.seat.is_some() {
-            let nobody = self.first_idle().is_none_or(|at| now < at);
-            if self.looking || nobody || !self.is_short(need) || now < self.look_at(need) {
-                return;
-            }
-            self.looking = true;
-            self.looked_at = Some(now);
-            self.jitter = self.random.below(256);
-        }
+        let all = need.seats == 0 || self.begins_search(now, need);
         for server in &mut self.servers {
-            if matches!(server.state, State::Idle(at) if at <= now) {
+            let is_due = matches!(server.state, State::Idle(at) if at <= now);
+            if is_due && (all || need.lost_at(server.number).is_some()) {
                 server.state = State::Asked;
                 actions.push_back(Action::Ask(server.number));
             }
         }
     }
 
-    /// Returns the server to which the pool goes now, and its offer. Returns `None` if no server is chosen yet, or the
-    /// pool is not to move.
-    pub(super) fn choose(&mut self, now: Nanos, need: &Need) -> Option<(ServerNumber, PoolOffer)> {
-        if need.seat.is_none()
-            && let Some(warm) = self.warm(need)
-        {
+    /// Lets a server that answered take part in the next choice, because its pool was lost and it has another one.
+    pub(super) fn consider(&mut self) {
+        self.looking = true;
+    }
+
+    fn begins_search(&mut self, now: Nanos, need: &Need) -> bool {
+        let anybody = self.first_idle(|_| true).is_some_and(|at| at <= now);
+        let begins = !self.looking && anybody && self.wants_pool(need) && self.look_at(need) <= now;
+        if begins {
+            self.looking = true;
+            self.looked_at = Some(now);
+            self.jitter = self.random.below(256);
+        }
+        begins
+    }
+
+    /// Returns the servers whose answer shows that they do not have the pool that was lost there.
+    pub(super) fn without_lost_pool(&self, need: &Need) -> impl Iterator<Item = ServerNumber> {
+        self.servers.iter().filter_map(|server| match server.state {
+            State::Answered(offer, _) => {
+                need.lost_at(server.number).filter(|lost| !is_warm(&offer, lost)).map(|_| server.number)
+            }
+            State::Idle(_) | State::Asked | State::InUse => None,
+        })
+    }
+
+    /// Returns the next server that gets a pool now. Returns `None` if none is chosen, or not yet.
+    pub(super) fn choose(&mut self, now: Nanos, need: &Need) -> Option<Choice> {
+        if let Some(warm) = self.warm(now, need) {
             return Some(warm);
         }
         let all_answered = !self.servers.iter().any(|server| matches!(server.state, State::Asked));
         let waited = self.first_answer().is_some_and(|at| now >= at.plus_ns(PATIENCE_NS));
-        if !(all_answered || waited) || (need.seat.is_some() && !self.looking) {
+        if (need.seats > 0 && !self.looking) || !(all_answered || waited) {
             return None;
         }
-        self.looking = false;
-        let (server, offer, gives) = self.draw(now, need.wanted)?;
-        // With a SETSIZE outstanding, the current server may be about to grant what is wanted.
-        let worth_it = need.settled && gives > need.granted && gives.0 - need.granted.0 >= need.granted.0 / 4;
-        (need.seat.is_none() || worth_it).then_some((server, offer))
+        let candidates = self.candidates(now);
+        let choice = super::candidates::draw(candidates, need, &mut self.random);
+        self.looking = choice.is_some();
+        choice
     }
 
-    /// Returns the server that still has the pool that the index describes, and its offer. Returns `None` if no server
-    /// has offered that pool.
-    fn warm(&self, need: &Need) -> Option<(ServerNumber, PoolOffer)> {
-        let (number, generation) = need.pool?;
+    /// Returns a server that still has a pool that was lost, and its offer. Returns `None` if no server has offered
+    /// one.
+    fn warm(&self, now: Nanos, need: &Need) -> Option<Choice> {
         self.servers.iter().find_map(|server| match server.state {
-            State::Answered(offer, _) if server.number == number && offer.generation == generation => {
-                (offer.npages.0 > 0).then_some((number, offer))
+            State::Answered(offer, _) if need.lost_at(server.number).is_some_and(|lost| is_warm(&offer, lost)) => {
+                Some(Choice { server: server.number, offer, gives: server.can_give(&offer, now) })
             }
             _ => None,
         })
     }
 
-    /// Draws a random server among those that can grant the wanted size or, if none can, among those that can grant the
-    /// most. A server with more memory is more likely to be drawn. VMs that ask at the same time see the same figures,
-    /// and must not all choose the same server. Returns the server, its offer and the size that it can grant, or `None`
-    /// if no server has answered.
-    fn draw(&mut self, now: Nanos, wanted: PageCount) -> Option<(ServerNumber, PoolOffer, PageCount)> {
-        let answered = self.servers.iter().filter_map(|server| match server.state {
-            State::Answered(offer, _) => Some((server.number, offer, server.can_give(&offer, now))),
+    /// Returns the servers that answered. A server is slow if its latency is more than twice that of the fastest one.
+    fn candidates(&self, now: Nanos) -> Vec<Candidate> {
+        let fastest = self.servers.iter().filter_map(|server| server.latency_ns).min().unwrap_or(u64::MAX);
+        let candidate = |server: &Server| match server.state {
+            State::Answered(offer, _) => Some(Candidate {
+                choice: Choice { server: server.number, offer, gives: server.can_give(&offer, now) },
+                is_slow: server.latency_ns.is_some_and(|ns| ns / 2 > fastest),
+            }),
             State::Idle(_) | State::Asked | State::InUse => None,
-        });
-        let mut good: Vec<_> = answered.collect();
-        let most = good.iter().map(|(_, _, gives)| *gives).max()?;
-        good.retain(|(_, _, gives)| *gives >= most.min(wanted));
-        let weight = |gives: PageCount| u64::from(gives.0) + 1;
-        let mut dice = self.random.below(good.iter().map(|(_, _, gives)| weight(*gives)).sum());
-        let (server, offer, gives) = good.into_iter().find(|(_, _, gives)| {
-            let hit = dice < weight(*gives);
-            dice = dice.saturating_sub(weight(*gives));
-            hit
-        })?;
-        Some((server, offer, gives.min(wanted)))
+        };
+        self.servers.iter().filter_map(candidate).collect()
     }
 
-    /// Assigns the pool to a server, after the pool has left the seat `left`. Returns its new seat.
-    pub(super) fn begin(&mut self, now: Nanos, number: ServerNumber, offer: &PoolOffer, left: Option<Seat>) -> Seat {
-        if let Some(left) = left {
-            self.moved_at = Some(now);
-            if let Some(server) = self.server(left.server) {
-                server.state = State::Idle(now);
-            }
-        }
-        if let Some(server) = self.server(number) {
+    /// Gives a server a pool. Returns the seat of the pool.
+    pub(super) fn begin(&mut self, now: Nanos, choice: &Choice) -> Seat {
+        if let Some(server) = self.server(choice.server) {
             server.state = State::InUse;
         }
-        Seat { server: number, since: now, possible: offer.possible() }
+        Seat { server: choice.server, since: now, possible: choice.offer.possible() }
     }
 
     /// Releases the connections of servers that answered and were not chosen. Does nothing while the choice is pending.
-    pub(super) fn release(&mut self, now: Nanos, has_seat: bool, actions: &mut VecDeque<Action>) {
-        if !has_seat || self.looking {
+    pub(super) fn release(&mut self, now: Nanos, need: &Need, actions: &mut VecDeque<Action>) {
+        if need.seats == 0 || self.looking {
             return;
         }
         for server in &mut self.servers {
@@ -346,4 +395,8 @@ impl Placement {
             }
         }
     }
+}
+
+fn is_warm(offer: &PoolOffer, lost: &LostPool) -> bool {
+    offer.generation == lost.generation && offer.npages.0 > 0
 }

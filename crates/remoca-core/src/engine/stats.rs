@@ -111,8 +111,10 @@ counters! {
     connections,
     /// Sessions lost.
     disconnections,
-    /// Times that the pool moved because another server could give more.
-    pool_moves,
+    /// Times that a pool joined others, for more memory or so that the loss of one costs less.
+    pool_joins,
+    /// Times that a pool was drained because its server was much slower than the others.
+    pool_drains,
     /// Slots given up because their page was in transit when a connection was lost.
     lost_sends,
 }

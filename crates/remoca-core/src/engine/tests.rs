@@ -9,6 +9,7 @@ mod modifications;
 mod pages;
 mod placement;
 mod policy;
+mod pools;
 mod ramps;
 mod reads;
 mod resume;
@@ -19,6 +20,9 @@ mod swap;
 use super::*;
 use crate::index::SlotCounts;
 use crate::units::{BlockId, BlockNumber, ByteRange, Nanos, PAGE_SIZE, SlotIndex};
+
+/// Number of the first pool.
+const POOL: PoolIndex = PoolIndex(0);
 
 const MS: u64 = 1_000_000;
 const DISK: DiskIndex = DiskIndex(0);
@@ -33,6 +37,7 @@ fn config() -> EngineConfig {
         seed: 1,
         cache: PageCount(8),
         guest_memory: PageCount(64),
+        pools: 16,
         has_port: true,
         frame_sample: 64,
         send_window: 64,
@@ -66,7 +71,7 @@ impl Bench {
     fn new(config: EngineConfig) -> Self {
         let mut bench = Self { engine: DiskEngine::new(&config, vec![0; layout(&config).words()]), now: Nanos(1) };
         [DISK, OTHER_DISK].into_iter().for_each(|disk| bench.engine.describe_disk(disk, 1 << 40, false));
-        bench.engine.set_servers(bench.now, &[SERVER]);
+        bench.engine.set_servers(bench.now, &[SERVER], Leaving::AtOnce);
         bench.actions();
         bench
     }

@@ -123,6 +123,15 @@ pub enum PageOutcome {
     Unexpected,
 }
 
+/// What becomes of the pools at servers that are taken out of the list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaving {
+    /// They take no new pages, and are given back once the other servers have granted their share, or after ten minutes.
+    Drained,
+    /// They are given back at once.
+    AtOnce,
+}
+
 /// Offer of a memory server on a new connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolOffer {

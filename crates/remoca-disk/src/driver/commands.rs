@@ -122,7 +122,8 @@ impl Driver {
         }
         vm.size.set_cache(size);
         vm.servers.forget_refusal();
-        vm.engine.resize(if on { size } else { PageCount(0) });
+        let now = vm.host.now();
+        vm.engine.resize(now, if on { size } else { PageCount(0) });
         vm.keep_settings();
         vm.fit_index(self.migration.is_idle());
         narrow::passes("resize-begun");

@@ -129,7 +129,7 @@ impl Driver {
         } else {
             let wanted = if cache_enabled { vm.size.cache() } else { PageCount(0) };
             vm.fit_index_now(wanted);
-            vm.engine.resize(wanted);
+            vm.engine.resize(vm.host.now(), wanted);
             vm.keep_settings();
         }
         self.register()?;

@@ -4,7 +4,9 @@ use super::requests::{Group, Origin};
 use super::servers::Hearing;
 use super::*;
 use crate::clock::SystemClock;
-use remoca_core::engine::{DiskEngine, EngineConfig, Evicted, GuestOp, PoolOffer, RequestId, ServerNumber, layout};
+use remoca_core::engine::{
+    DiskEngine, EngineConfig, Evicted, GuestOp, Leaving, PoolOffer, RequestId, ServerNumber, layout,
+};
 use remoca_core::rules::Rules;
 use remoca_core::units::{ByteRange, DiskIndex, PAGE_SIZE, PAGE_SIZE_U64};
 use remoca_frontend::device::Frontend;
@@ -172,6 +174,7 @@ fn config(disks: usize) -> EngineConfig {
         send_window: 64,
         fetch_limit: 64,
         slots_per_turn: 64,
+        pools: 16,
         hedge: true,
         rules: Rules::default(),
     }
@@ -212,7 +215,7 @@ fn begin(parts: Parts) -> Driver {
     let cache = parts.cache;
     let mut driver = Driver::new(parts).unwrap();
     let server = ServerNumber(0);
-    driver.vm.engine.set_servers(driver.vm.host.now(), &[server]);
+    driver.vm.engine.set_servers(driver.vm.host.now(), &[server], Leaving::AtOnce);
     let offer = PoolOffer { generation: 1, npages: cache, available: cache, sends_received: 0 };
     driver.vm.engine.handle_answer(driver.vm.host.now(), server, Some(offer));
     driver.vm.execute();

@@ -14,7 +14,9 @@ use super::sizes::Sizes;
 use super::starved::{DiskIo, Tried};
 use super::warmth::Warmth;
 use crate::state::{Former, StateFile};
-use remoca_core::engine::{Action, DiskEngine, DiskError, EngineConfig, Evicted, GuestOp, RequestId, ServerNumber};
+use remoca_core::engine::{
+    Action, DiskEngine, DiskError, EngineConfig, Evicted, GuestOp, Leaving, RequestId, ServerNumber,
+};
 use remoca_core::units::PageCount;
 use remoca_io::buffer::IoBuffer;
 use remoca_io::narrow;
@@ -232,7 +234,7 @@ impl Vm {
     /// Passes the list of servers to the engine, which decides where the pool goes. Connections are made from here on.
     pub(super) fn tell_servers(&mut self) {
         if let Some(numbers) = self.servers.numbers() {
-            self.engine.set_servers(self.host.now(), &numbers);
+            self.engine.set_servers(self.host.now(), &numbers, Leaving::AtOnce);
             self.execute();
         }
     }

@@ -33,7 +33,7 @@ use exports::Exports;
 use inherited::Inherited;
 use open::{is_in_use, open_disks, open_port};
 use remoca_core::engine::{DiskEngine, EngineConfig, disk_numbers, layout};
-use remoca_core::units::{PAGE_SIZE_U64, PageCount};
+use remoca_core::units::{PAGE_SIZE_U64, POOLS_MAX, PageCount};
 use remoca_frontend::answer_messages;
 use remoca_frontend::vhost::KeptConnections;
 use remoca_io::address::Endpoint;
@@ -413,6 +413,7 @@ fn engine_config(options: &Options, cache: PageCount, disks: usize) -> Result<En
         send_window: SEND_WINDOW_PAGES,
         fetch_limit: FETCH_LIMIT,
         slots_per_turn: SLOTS_PER_TURN,
+        pools: POOLS_MAX,
         hedge: options.hedges,
         rules: options.rules,
     })

@@ -20,6 +20,7 @@ fn config() -> EngineConfig {
         send_window: 16,
         fetch_limit: 16,
         slots_per_turn: 64,
+        pools: 16,
         hedge: true,
         rules: Rules::default(),
     }

@@ -77,6 +77,7 @@ impl World<'_> {
             send_window: conditions.send_window,
             fetch_limit: conditions.fetch_limit,
             slots_per_turn: 1 + conditions.slots % 7,
+            pools: 16,
             hedge: conditions.hedge,
             rules: Rules::default(),
         }

@@ -27,7 +27,7 @@ use crate::{HostRule, Options, Tally};
 use changes::Change;
 use moving::Move;
 use region::Region;
-use remoca_core::engine::{PoolOffer, RequestId, ServerNumber};
+use remoca_core::engine::{Leaving, PoolOffer, RequestId, ServerNumber};
 use remoca_core::rules::Rules;
 use remoca_core::units::{Nanos, PageCount};
 use std::collections::{BTreeMap, VecDeque};
@@ -355,7 +355,7 @@ impl<'a> World<'a> {
             return Ok(());
         }
         self.fit_index(PageCount(size));
-        self.vm.engine.resize(PageCount(size));
+        self.vm.engine.resize(self.clock(), PageCount(size));
         self.execute()
     }
 
@@ -372,7 +372,7 @@ impl<'a> World<'a> {
         }
         let servers = self.listed_servers();
         self.note(None, || format!("the servers are {servers:?}"));
-        self.vm.engine.set_servers(self.clock(), &servers);
+        self.vm.engine.set_servers(self.clock(), &servers, Leaving::AtOnce);
         self.execute()
     }
 

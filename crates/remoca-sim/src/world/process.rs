@@ -12,7 +12,7 @@ use crate::guest::DiskState;
 use crate::plan::{Kill, Kind, Point};
 use crate::violation::{Promise, Violation};
 use crate::wire::Wire;
-use remoca_core::engine::DiskEngine;
+use remoca_core::engine::{DiskEngine, Leaving};
 use remoca_core::index::Origin;
 use remoca_core::units::PageCount;
 use std::rc::Rc;
@@ -174,7 +174,7 @@ impl World<'_> {
             None => self.start_cold(),
         }
         let servers = self.listed_servers();
-        self.vm.engine.set_servers(self.clock(), &servers);
+        self.vm.engine.set_servers(self.clock(), &servers, Leaving::AtOnce);
         self.execute()?;
         self.hand_over_all()
     }
@@ -216,7 +216,7 @@ impl World<'_> {
             self.fail(Violation::new(Promise::Useful, text))?;
         }
         self.fit_index(self.vm.config.cache);
-        self.vm.engine.resize(self.vm.config.cache);
+        self.vm.engine.resize(self.clock(), self.vm.config.cache);
         Ok(())
     }
 

@@ -126,6 +126,7 @@ impl<'a> Vm<'a> {
             send_window: machine.send_window,
             fetch_limit: machine.fetch_limit,
             slots_per_turn: 1 + machine.slots % 7,
+            pools: 1,
             hedge: machine.hedge,
             rules,
         };

@@ -10,7 +10,7 @@ impl Bench {
         let engine = DiskEngine::resume(&config(), words, Origin::Own).map_err(|unusable| unusable.reason).unwrap();
         let mut bench = Self { engine, now: Nanos(1) };
         [DISK, OTHER_DISK].into_iter().for_each(|disk| bench.engine.describe_disk(disk, 1 << 40, false));
-        bench.engine.set_servers(bench.now, &[SERVER]);
+        bench.engine.set_servers(bench.now, &[SERVER], Leaving::AtOnce);
         bench.actions();
         bench
     }
@@ -78,7 +78,7 @@ fn a_request_of_the_dead_process_pins_no_slot() {
     bench.connect(1, 8, 1);
     assert_eq!(bench.engine.index().pinned_slots(), PageCount(0));
     assert_eq!(bench.engine.status().slots, SlotCounts { free: 7, used: 1, draining: 0 });
-    bench.engine.resize(PageCount(0));
+    bench.engine.resize(bench.now, PageCount(0));
     assert_eq!(bench.actions(), [set_size(PageCount(0))]);
 }
 
@@ -109,7 +109,7 @@ fn a_failed_flush_stays_failed() {
 fn off_leaves_nothing_to_resume() {
     let mut bench = Bench::connected();
     bench.cache(1, 1);
-    bench.engine.resize(PageCount(0));
+    bench.engine.resize(bench.now, PageCount(0));
     bench.grant();
     let mut bench = bench.killed();
     bench.connect(1, 0, 1);
@@ -127,7 +127,7 @@ fn a_smaller_cache_than_before_keeps_the_newest_pages() {
     let engine = DiskEngine::resume(&smaller, words, Origin::Own).map_err(|unusable| unusable.reason).unwrap();
     let mut bench = Bench { engine, now: Nanos(1) };
     bench.engine.describe_disk(DISK, 1 << 40, false);
-    bench.engine.set_servers(bench.now, &[SERVER]);
+    bench.engine.set_servers(bench.now, &[SERVER], Leaving::AtOnce);
     bench.connect(1, 8, 8);
     assert_eq!((1..=8).filter(|bno| bench.cached(*bno)).collect::<Vec<_>>(), [7, 8]);
 }

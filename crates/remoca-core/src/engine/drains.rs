@@ -1,0 +1,139 @@
+//! Pools that are drained: they take no new pages, and are left once the others have their share.
+//!
+//! A pool is drained because the operator has taken its server out of the list, or because its pages take much longer
+//! than those of the others for a minute, although the others could take its share. Pages do not move: those that the guest
+//! reads again go to another pool when they are evicted the next time. Decision 0014.
+
+use super::pool::{Drain, DrainReason, Pool};
+use super::pools::Pools;
+use super::types::Action;
+use crate::index::CacheIndex;
+use crate::units::{Nanos, PageCount, PoolIndex};
+use std::collections::VecDeque;
+use std::ops::DerefMut;
+
+/// Maximum time, in nanoseconds, for which a pool is drained.
+const DRAIN_MAX_NS: u64 = 600_000_000_000;
+/// Interval, in nanoseconds, of the comparisons of the pools' latencies.
+const CHECK_NS: u64 = 10_000_000_000;
+/// Number of comparisons in a row after which a slow pool is drained.
+const SLOW_CHECKS: u32 = 6;
+/// Minimum time, in nanoseconds, between the beginnings of two drains of slow pools.
+const SLOW_PAUSE_NS: u64 = 60_000_000_000;
+/// Factor over the fastest pool's median latency from which a pool is slow.
+const SLOW_FACTOR: u64 = 4;
+
+/// Progress of the search for slow pools.
+#[derive(Debug, Default)]
+pub(super) struct Slowness {
+    checked_at: Option<Nanos>,
+    drained_at: Option<Nanos>,
+}
+
+impl Pools {
+    /// Stops sending pages to a pool. It keeps what it has until the others have its share.
+    pub(super) fn drain(&mut self, now: Nanos, number: PoolIndex, reason: DrainReason) {
+        let pool = self.pool_mut(number);
+        let since = pool.drain.filter(|drain| drain.reason == reason).map_or(now, |drain| drain.since);
+        pool.drain = Some(Drain { reason, since });
+    }
+
+    /// Gives a pool that is drained a share again.
+    pub(super) fn end_drain(&mut self, number: PoolIndex) {
+        let pool = self.pool_mut(number);
+        (pool.drain, pool.slow_checks) = (None, 0);
+    }
+
+    /// Reduces the drained pools to what the others have not been granted yet.
+    pub(super) fn share_drained<M>(
+        &mut self,
+        wanted: PageCount,
+        slots: u32,
+        index: &mut CacheIndex<M>,
+        actions: &mut VecDeque<Action>,
+    ) where
+        M: DerefMut<Target = [u32]>,
+    {
+        let mut left = u64::from(wanted.0).saturating_sub(self.granted_to_members());
+        for pool in self.pools.iter_mut().filter(|pool| pool.is_up() && pool.drain.is_some()) {
+            let share = u32::try_from(left).unwrap_or(u32::MAX).min(pool.size.granted().0);
+            left -= u64::from(share);
+            // One that is to have nothing is left by the timer.
+            if share > 0 {
+                let server = pool.server();
+                pool.size.set_share(PageCount(share));
+                pool.size.keep_up(server, slots, index, actions);
+            }
+        }
+    }
+
+    /// Returns the pages granted to the pools that have a share.
+    pub(super) fn granted_to_members(&self) -> u64 {
+        self.pools.iter().filter(|pool| pool.is_member()).map(|pool| u64::from(pool.size.granted().0)).sum()
+    }
+
+    /// Returns whether the pools that have a share were granted all that is wanted.
+    fn members_have_all(&self) -> bool {
+        self.has_members() && self.granted_to_members() >= u64::from(self.wanted().0)
+    }
+
+    /// Returns the pools to leave, because the others have their share or the drain took too long. A slow pool for which the
+    /// others have no room after all gets its share back instead.
+    pub(super) fn end_drains(&mut self, now: Nanos) -> Vec<PoolIndex> {
+        let have_all = self.members_have_all();
+        let overdue = |drain: Drain| now >= drain.since.plus_ns(DRAIN_MAX_NS);
+        let (mut drained, mut kept) = (Vec::new(), Vec::new());
+        for pool in self.up() {
+            match pool.drain {
+                Some(drain) if have_all || (overdue(drain) && drain.reason == DrainReason::Unlisted) => {
+                    drained.push(pool.number());
+                }
+                Some(drain) if overdue(drain) => kept.push(pool.number()),
+                Some(_) | None => {}
+            }
+        }
+        kept.into_iter().for_each(|number| self.end_drain(number));
+        drained
+    }
+
+    /// Returns when a drain ends, or `None` if no pool is drained.
+    pub(super) fn drain_deadline(&self) -> Option<Nanos> {
+        let since = self.up().filter_map(|pool| pool.drain).map(|drain| drain.since).min()?;
+        Some(if self.members_have_all() { Nanos(0) } else { since.plus_ns(DRAIN_MAX_NS) })
+    }
+
+    /// Compares the latencies of the pools if that is due. Returns the slowest pool if it is to be drained.
+    pub(super) fn find_slow(&mut self, now: Nanos, latency_ns: impl Fn(PoolIndex) -> Option<u64>) -> Option<PoolIndex> {
+        if self.slowness_deadline().is_none_or(|at| now < at) {
+            return None;
+        }
+        self.slowness.checked_at = Some(now);
+        let known = |pool: &Pool| latency_ns(pool.number()).filter(|_| pool.is_member());
+        let fastest = self.pools.iter().filter_map(known).min().unwrap_or(u64::MAX);
+        for pool in &mut self.pools {
+            let is_slow = known(pool).is_some_and(|ns| ns / SLOW_FACTOR > fastest);
+            pool.slow_checks = if is_slow { pool.slow_checks.saturating_add(1) } else { 0 };
+        }
+        let may_drain = self.slowness.drained_at.is_none_or(|at| now >= at.plus_ns(SLOW_PAUSE_NS));
+        let slow = self.pools.iter().filter(|pool| pool.slow_checks >= SLOW_CHECKS);
+        let slowest = slow.max_by_key(|pool| known(pool)).map(Pool::number);
+        let found = slowest.filter(|slowest| may_drain && self.can_others_take(*slowest));
+        if found.is_some() {
+            self.slowness.drained_at = Some(now);
+        }
+        found
+    }
+
+    /// Returns whether the pools that are not slow have room for the share of another one.
+    fn can_others_take(&self, number: PoolIndex) -> bool {
+        let others = self.pools.iter().filter(|pool| pool.is_member() && pool.slow_checks == 0);
+        let room = |pool: &Pool| u64::from(pool.size.limit().0.saturating_sub(pool.size.share().0));
+        others.map(room).sum::<u64>() >= u64::from(self.pool(number).size.share().0)
+    }
+
+    /// Returns the time of the next comparison of the pools, or `None` if there are not two.
+    pub(super) fn slowness_deadline(&self) -> Option<Nanos> {
+        let are_several = self.pools.iter().filter(|pool| pool.is_member()).count() > 1;
+        are_several.then(|| self.slowness.checked_at.map_or(Nanos(0), |at| at.plus_ns(CHECK_NS)))
+    }
+}

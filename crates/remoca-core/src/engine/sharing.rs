@@ -1,0 +1,122 @@
+//! The shares of the pools of a cache: who is asked for which size.
+//!
+//! The shares change when the operator, a grant or a lost pool changes what there is to share, and only by that
+//! (`shares.rs`). A new pool of a large cache takes an equal share from the others, so that the loss of one costs less.
+//! Decision 0014.
+
+use super::placement::{SPREAD_MIN, SPREAD_POOLS};
+use super::pool::Pool;
+use super::pools::Pools;
+use super::shares::{Share, room, share_out, sum};
+use super::types::Action;
+use crate::index::CacheIndex;
+use crate::units::{Nanos, PageCount, PoolIndex};
+use std::collections::VecDeque;
+use std::ops::DerefMut;
+
+impl Pools {
+    /// Gives a new pool, which has just begun its session, an equal share of a large cache on few servers, and reduces the
+    /// shares of the others by as much as is missing for it. Any other new pool gets what is missing.
+    pub(super) fn join(&mut self, number: PoolIndex) {
+        let members: Vec<_> = self.members().filter(|other| *other != number).collect();
+        if self.wanted() < SPREAD_MIN || members.len() >= SPREAD_POOLS {
+            return;
+        }
+        let mut shares: Vec<_> = members.iter().map(|other| self.share_of(*other)).collect();
+        let others = u32::try_from(members.len()).unwrap_or(u32::MAX);
+        let equal = PageCount(self.wanted().0 / (others + 1)).min(self.pool(number).size.limit());
+        let left = PageCount(self.wanted().0 - equal.0);
+        if sum(&shares) <= u64::from(left.0) {
+            return;
+        }
+        share_out(left, &mut shares);
+        for (other, share) in members.iter().zip(&shares) {
+            self.pool_mut(*other).size.set_share(share.size);
+        }
+        self.pool_mut(number).size.set_share(equal);
+    }
+
+    fn members(&self) -> impl Iterator<Item = PoolIndex> {
+        self.pools.iter().filter(|pool| pool.is_member()).map(Pool::number)
+    }
+
+    /// Gives the pools their shares of what is wanted, and asks the servers for them.
+    pub(super) fn share<M>(&mut self, now: Nanos, index: &mut CacheIndex<M>, actions: &mut VecDeque<Action>)
+    where
+        M: DerefMut<Target = [u32]>,
+    {
+        let members: Vec<_> = self.members().collect();
+        if members.is_empty() {
+            return;
+        }
+        let mut shares: Vec<_> = members.iter().map(|number| self.share_of(*number)).collect();
+        if room(&shares) > 0 || self.have_taken_over(index) {
+            self.given_up(index).into_iter().for_each(|(number, _)| self.forget(number, index));
+        }
+        let wanted = self.wanted_of_members(index);
+        if sum(&shares) > u64::from(wanted.0) {
+            // What was not granted goes before what has pages.
+            for (number, share) in members.iter().zip(&mut shares) {
+                share.size = share.size.min(self.pool(*number).size.granted());
+            }
+        }
+        share_out(wanted, &mut shares);
+        if sum(&shares) < u64::from(wanted.0) && self.is_settled() {
+            self.lift_limits(now, wanted, &members, &mut shares);
+        }
+        let slots = self.slots_each();
+        let count = u32::try_from(members.len()).unwrap_or(u32::MAX);
+        for (number, share) in members.iter().zip(&shares) {
+            let pool = self.pool_mut(*number);
+            let server = pool.server();
+            pool.size.note_pools(count);
+            pool.size.set_share(share.size);
+            pool.size.keep_up(server, slots, index, actions);
+        }
+        self.share_drained(wanted, slots, index, actions);
+    }
+
+    /// Returns whether servers have granted pages in the place of those of lost pools.
+    fn have_taken_over<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> bool {
+        let lost: u64 = self.given_up(index).iter().map(|(number, _)| u64::from(index.capacity(*number).0)).sum();
+        lost > 0 && self.granted_to_members() + lost > u64::from(self.wanted().0)
+    }
+
+    fn share_of(&self, number: PoolIndex) -> Share {
+        let size = &self.pool(number).size;
+        Share { size: size.share(), limit: size.limit() }
+    }
+
+    /// Returns what is wanted of the pools with a session: lost ones that are expected keep their size.
+    fn wanted_of_members<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> PageCount {
+        let wanted = u64::from(self.wanted().0).saturating_sub(self.expected_slots(index));
+        PageCount(u32::try_from(wanted).unwrap_or(u32::MAX))
+    }
+
+    /// Asks servers for more than they are believed to give, because they may have more memory by now: those that have not
+    /// refused lately, for all that is missing together.
+    fn lift_limits(&mut self, now: Nanos, wanted: PageCount, members: &[PoolIndex], shares: &mut [Share]) {
+        let may_lift = |pool: &Pool| pool.size.lift_at() <= now;
+        for (number, share) in members.iter().zip(&mut *shares) {
+            if may_lift(self.pool(*number)) {
+                share.limit = PageCount(u32::MAX);
+            }
+        }
+        share_out(wanted, shares);
+        for (number, share) in members.iter().zip(shares) {
+            let size = &mut self.pool_mut(*number).size;
+            if share.size > size.limit() {
+                size.lift_limit(share.size);
+            }
+        }
+    }
+
+    /// Returns the time at which [`Self::share`] asks a server for more than its limit, or `None` if the cache is as large
+    /// as wanted.
+    pub(super) fn lift_deadline<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> Option<Nanos> {
+        let members = || self.pools.iter().filter(|pool| pool.is_member());
+        let has: u64 = members().map(|pool| u64::from(pool.size.share().0)).sum();
+        let is_short = has < u64::from(self.wanted_of_members(index).0) && self.is_settled();
+        members().map(|pool| pool.size.lift_at()).min().filter(|_| is_short)
+    }
+}
