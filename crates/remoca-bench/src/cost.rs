@@ -56,7 +56,7 @@ struct Figures {
 
 pub fn run(args: &CostArgs) -> Result<()> {
     let folder = Folder::new()?;
-    let server = memory_server(&folder.0)?;
+    let server = memory_server(&folder.0, &[])?;
     let mut vms = Vec::new();
     for (number, kind) in KINDS.into_iter().enumerate() {
         let mut arguments = Vec::new();

@@ -92,7 +92,7 @@ struct Setup {
 
 pub fn run(args: &HedgingArgs) -> Result<()> {
     let folder = Folder::new()?;
-    let server = memory_server(&folder.0)?;
+    let server = memory_server(&folder.0, &[])?;
     let mut setups = Vec::new();
     for (number, way) in WAYS.into_iter().enumerate() {
         let name = format!("vm{number}");

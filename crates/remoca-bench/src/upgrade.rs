@@ -49,7 +49,7 @@ struct Row {
 
 pub fn run(args: &UpgradeBenchArgs) -> Result<()> {
     let folder = Folder::new()?;
-    let server = memory_server(&folder.0)?;
+    let server = memory_server(&folder.0, &[])?;
     let arguments = ["--state".to_owned(), folder.0.join("vm.state").display().to_string()];
     let options =
         VmOptions { server: Some(&server.endpoint), inflight: true, arguments: &arguments, ..Default::default() };

@@ -124,7 +124,7 @@ fn leave_processor(processor: usize) -> Result<()> {
 
 fn compare(args: &VersusArgs, operation: Operation) -> Result<Row> {
     let folder = Folder::new()?;
-    let server = memory_server(&folder.0)?;
+    let server = memory_server(&folder.0, &[])?;
     let mut costs = vec![Vec::new(); BUILDS];
     for round in 0..args.rounds {
         for step in 0..BUILDS {

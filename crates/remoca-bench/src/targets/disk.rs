@@ -1,8 +1,9 @@
 //! Targets of the disk as a guest sees it: a polling client without a VM, beside qemu-storage-daemon or a raw fetch (P9 to P13,
 //! P18).
 //!
-//! Everything is pinned. The guest has a processor of its own. With two processors, the VM process and the memory server share
-//! the other one; then the client and the server of a raw fetch share it as well.
+//! Everything but nbdkit is pinned. The guest has a processor of its own. With two processors, the VM process and the memory
+//! server share the other one; then the client and the server of a raw fetch share it as well. This thread moves to the guest's
+//! processor when all programs run, because they would inherit that.
 
 use super::scale::{Found, Scale};
 use crate::cpus::{Cpus, pin_this_thread};
@@ -35,9 +36,14 @@ pub fn local(scale: &Scale) -> Result<Found> {
     let arguments = LOCAL.map(str::to_owned);
     let mut vm = start(&folder, "vm", cpus, scale, &VmOptions { arguments: &arguments, ..slow() })?;
     vm.fill()?;
-    let options =
-        PeerOptions { disk_ms: 0, image_bytes: scale.image_bytes(), processor: Some(cpus.server), polls: true };
+    let options = PeerOptions {
+        image_bytes: scale.image_bytes(),
+        processor: Some(cpus.server),
+        polls: true,
+        ..PeerOptions::default()
+    };
     let mut peer = Peer::start(&memory.0, "peer", &options)?;
+    pin_this_thread(cpus.client)?;
     let mut times = |depth, count| {
         Rounds::take(scale.rounds, |side| match side {
             Side::Ours => hits_us(&mut vm, depth, scale.count(count)),
@@ -59,6 +65,8 @@ pub fn remote(scale: &Scale) -> Result<Found> {
     vm.fill()?;
     let mut raw = RawFetch::start(u32::try_from(scale.image_bytes() / 4096)?)?;
     raw.pin(cpus.behind)?;
+    let mut plain = start(&folder, "plain", cpus, scale, &slow())?;
+    pin_this_thread(cpus.client)?;
     let mut seed = 0;
     let mut times = |depth, count| {
         Rounds::take(scale.rounds, |side| match side {
@@ -75,13 +83,12 @@ pub fn remote(scale: &Scale) -> Result<Found> {
     };
     let alone = times(1, 20_000)?.figure_with("P10-d1", "hit_us", "raw_us");
     let many = times(32, 100_000)?.inverse().figure_with("P10-d32", "hits_per_us", "raw_per_us");
-    let slow = slow_disk(&folder, cpus, scale, &mut vm);
+    let slow = slow_disk(scale, &mut plain, &mut vm);
     Ok(vec![("P10-d1".into(), alone), ("P10-d32".into(), many), ("P13".into(), slow)])
 }
 
 /// Measures reads of the slow disk beside hits.
-fn slow_disk(folder: &Folder, cpus: Cpus, scale: &Scale, vm: &mut Vm) -> Result<Figure> {
-    let mut plain = start(folder, "plain", cpus, scale, &slow())?;
+fn slow_disk(scale: &Scale, plain: &mut Vm, vm: &mut Vm) -> Result<Figure> {
     let times = Rounds::take(scale.rounds, |side| match side {
         Side::Ours => reads_us(plain.client(), 1, scale.count(100)),
         Side::Theirs | Side::TheirsAgain => hits_us(vm, 1, scale.count(5_000)),
@@ -89,45 +96,62 @@ fn slow_disk(folder: &Folder, cpus: Cpus, scale: &Scale, vm: &mut Vm) -> Result<
     times.figure_with("P13", "disk_us", "hit_us")
 }
 
-/// Measures the way of a miss beside qemu-storage-daemon: CPU on a file in memory, time on the slow disk.
+/// Measures the way of a miss beside qemu-storage-daemon: CPU on a file with direct I/O, time on the slow disk.
 pub fn miss(scale: &Scale) -> Result<Found> {
     Ok(vec![("P11-cpu".into(), miss_cpu(scale)), ("P11-latency".into(), miss_latency(scale))])
 }
 
 fn miss_cpu(scale: &Scale) -> Result<Figure> {
-    let (folder, cpus) = (Folder::in_memory()?, Cpus::choose()?);
+    let (folder, cpus) = (Folder::new()?, Cpus::choose()?);
     // Without memory for its cache the VM process would not hash what it reads.
-    let server = memory_server(&folder.0)?;
+    let server = memory_server(&folder.0, &pinned(Some(cpus.behind)))?;
     let options = VmOptions { server: Some(&server.endpoint), port: true, ..VmOptions::default() };
     let mut vm = start(&folder, "vm", cpus, scale, &options)?;
     let image_bytes = scale.image_bytes();
     // The time that its thread polls without any request would count as well.
-    let options = PeerOptions { disk_ms: 0, image_bytes, processor: Some(cpus.server), polls: false };
+    let options = PeerOptions {
+        image_bytes,
+        processor: Some(cpus.server),
+        polls: false,
+        is_direct: true,
+        ..PeerOptions::default()
+    };
     let mut peer = Peer::start(&folder.0, "peer", &options)?;
-    let count = scale.count(200_000);
-    let reads = f64::from(u32::try_from(count)?);
-    let times = Rounds::take(scale.rounds, |side| {
-        vm.evict_unknown()?;
-        let (process, client) = match side {
-            Side::Ours => vm.parts(),
-            Side::Theirs | Side::TheirsAgain => (&peer.process, &mut peer.client),
-        };
-        let before = process.cpu_time()?;
-        client.measure(32, count, |_| {})?;
-        Ok((process.cpu_time()? - before).as_secs_f64() * 1e6 / reads)
-    })?;
+    pin_this_thread(cpus.client)?;
+    let mut times = |depth| {
+        let count = scale.count(200_000);
+        Rounds::take(scale.rounds, |side| {
+            vm.evict_unknown()?;
+            let (process, client) = match side {
+                Side::Ours => vm.parts(),
+                Side::Theirs | Side::TheirsAgain => (&peer.process, &mut peer.client),
+            };
+            let before = process.cpu_time()?;
+            client.measure(depth, count, |_| {})?;
+            Ok((process.cpu_time()? - before).as_secs_f64() * 1e6 / f64::from(u32::try_from(count)?))
+        })
+    };
+    let (few, many) = (times(8)?, times(32)?);
     let status = vm.status()?;
     ensure!(vm.counter("hit_blocks")? == 0, "blocks were cached, so not all reads were misses");
     ensure!(status.memory.known_blocks > 0, "the VM process learnt no block, so it hashed none");
-    times.figure_with("P11-cpu", "miss_cpu_us", "peer_cpu_us")
+    let figure = many.figure_with("P11-cpu", "miss_cpu_us", "peer_cpu_us")?;
+    Ok(figure.beside("ratio_at_depth_8", few.figure("P11-cpu")?.value))
 }
 
 fn miss_latency(scale: &Scale) -> Result<Figure> {
     let (folder, cpus) = (Folder::new()?, Cpus::choose()?);
     let mut vm = start(&folder, "vm", cpus, scale, &slow())?;
     let image_bytes = scale.image_bytes();
-    let options = PeerOptions { disk_ms: SLOW_MS, image_bytes, processor: Some(cpus.server), polls: true };
+    let options = PeerOptions {
+        disk_ms: SLOW_MS,
+        image_bytes,
+        processor: Some(cpus.server),
+        polls: true,
+        ..PeerOptions::default()
+    };
     let mut peer = Peer::start(&folder.0, "peer", &options)?;
+    pin_this_thread(cpus.client)?;
     let times = Rounds::take(scale.rounds, |side| match side {
         Side::Ours => reads_us(vm.client(), 1, scale.count(100)),
         Side::Theirs | Side::TheirsAgain => reads_us(&mut peer.client, 1, scale.count(100)),
@@ -147,6 +171,7 @@ pub fn link(scale: &Scale) -> Result<Found> {
     let pages = u32::try_from(scale.image_bytes() / 4096)?;
     let mut raw = RawFetch::start_at(SocketAddrV4::new(FAR, FAR_RAW_PORT), &link.far(), pages)?;
     raw.pin(cpus.behind)?;
+    pin_this_thread(cpus.client)?;
     let mut seed = 0;
     let times = Rounds::take(scale.rounds, |side| match side {
         Side::Ours => hits_us(&mut vm, 32, scale.count(20_000)),
@@ -174,6 +199,7 @@ pub fn mapped(scale: &Scale) -> Result<Found> {
     let arguments = LOCAL.map(str::to_owned);
     let mut ours = OneHost::start(scale, cpus, &arguments)?;
     let mut theirs = OneHost::start(scale, cpus, &[])?;
+    pin_this_thread(cpus.client)?;
     let count = scale.count(40_000);
     let mut server_us = Vec::new();
     let times = Rounds::take(scale.rounds, |side| {
@@ -209,7 +235,7 @@ const ZERO_BYTES: u64 = 1 << 20;
 impl OneHost {
     fn start(scale: &Scale, cpus: Cpus, arguments: &[String]) -> Result<Self> {
         let folder = Folder::new()?;
-        let server = memory_server(&folder.0)?;
+        let server = memory_server(&folder.0, &pinned(Some(cpus.behind)))?;
         let options = VmOptions { server: Some(&server.endpoint), zero_bytes: ZERO_BYTES, arguments, ..slow() };
         let mut vm = start(&folder, "vm", cpus, scale, &options)?;
         vm.fill()?;
@@ -237,9 +263,8 @@ fn slow<'a>() -> VmOptions<'a> {
     VmOptions { disk_ms: SLOW_MS, ..VmOptions::default() }
 }
 
-/// Starts a VM process on the server's processor, and moves this thread to the guest's.
+/// Starts a VM process on the server's processor.
 fn start(folder: &Folder, name: &str, cpus: Cpus, scale: &Scale, options: &VmOptions<'_>) -> Result<Vm> {
-    pin_this_thread(cpus.client)?;
     let options = VmOptions {
         inflight: true,
         cache: Some(CACHE),

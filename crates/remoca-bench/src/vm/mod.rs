@@ -118,24 +118,28 @@ pub struct MemoryServer {
     pub socket: PathBuf,
 }
 
-/// Starts a memory server at a Unix socket.
-pub fn memory_server(folder: &Path) -> Result<MemoryServer> {
+/// Starts a memory server at a Unix socket. `prefix` is put before the command, to pin it.
+pub fn memory_server(folder: &Path, prefix: &[String]) -> Result<MemoryServer> {
     let socket = folder.join("server.sock");
     let endpoint = format!("unix:{}", socket.display());
-    let mut command = Command::new(remoca()?);
-    command.args(["serve", "--listen", &endpoint, "--memory", "256M", "--no-lock"]);
-    Ok(MemoryServer { process: Program::start(&mut command, &socket)?, endpoint, socket })
+    let process = Program::start(&mut serve(&endpoint, prefix)?, &socket)?;
+    Ok(MemoryServer { process, endpoint, socket })
 }
 
-/// Starts a memory server at a TCP address. `prefix` is put before the command, to run it elsewhere.
+/// Starts a memory server at a TCP address. `prefix` is put before the command, to pin it or to run it elsewhere.
 pub fn memory_server_at(address: SocketAddr, prefix: &[String]) -> Result<MemoryServer> {
     let endpoint = format!("tcp:{address}");
+    let process = Program::start_at(&mut serve(&endpoint, prefix)?, address)?;
+    Ok(MemoryServer { process, endpoint, socket: PathBuf::new() })
+}
+
+fn serve(endpoint: &str, prefix: &[String]) -> Result<Command> {
     let remoca = remoca()?.display().to_string();
-    let words = [&remoca, "serve", "--listen", &endpoint, "--memory", "256M", "--no-lock"].map(str::to_owned);
+    let words = [&remoca, "serve", "--listen", endpoint, "--memory", "256M", "--no-lock"].map(str::to_owned);
     let words = [prefix, &words].concat();
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]);
-    Ok(MemoryServer { process: Program::start_at(&mut command, address)?, endpoint, socket: PathBuf::new() })
+    Ok(command)
 }
 
 /// One VM process and its guest.
