@@ -146,8 +146,8 @@ mod tests {
         assert_eq!(Spread::of(vec![3.0, 1.0, 2.0]), Some(Spread { median: 2.0, min: 1.0, max: 3.0 }));
         assert_eq!(Spread::of(vec![4.0, 1.0]).map(|spread| spread.median), Some(2.5));
         assert_eq!(Spread::of(vec![]), None);
-        assert_eq!(Spread::of(vec![1.0, 0.0 / 0.0]), None);
-        assert_eq!(Spread::of(vec![1.0, 1.0 / 0.0]), None);
+        assert_eq!(Spread::of(vec![1.0, f64::NAN]), None);
+        assert_eq!(Spread::of(vec![1.0, f64::INFINITY]), None);
     }
 
     #[test]
