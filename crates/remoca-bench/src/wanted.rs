@@ -159,8 +159,8 @@ pub fn table_of(figures: &[Figure]) -> String {
     table(&rows.collect::<Vec<_>>(), 0)
 }
 
-/// Returns rows as a table; `now` tells the age of figures that were not measured in this run.
-pub fn table(rows: &[Row], now: u64) -> String {
+/// Returns rows as a table, with the age of figures from before this run, which began at `began`.
+pub fn table(rows: &[Row], began: u64) -> String {
     let mut text =
         format!("{:<20} {:>10}   {:>17} {:<7} {:>7}  {:<12} {}\n", "", "value", "target", "", "rounds", "A/A", "what");
     for row in rows {
@@ -185,7 +185,7 @@ pub fn table(rows: &[Row], now: u64) -> String {
         if let Some(reason) = &row.reason {
             let _ = write!(text, ": {reason}");
         }
-        if let Some(age) = row.made_unix_s.and_then(|made| now.checked_sub(made)).filter(|age| *age >= 60) {
+        if let Some(age) = row.made_unix_s.and_then(|made| began.checked_sub(made)).filter(|age| *age > 0) {
             let _ = write!(text, " ({} old)", duration(age));
         }
         text.push('\n');
@@ -199,7 +199,8 @@ fn number(value: f64) -> String {
 
 fn duration(seconds: u64) -> String {
     match seconds {
-        0..3600 => format!("{} min", seconds / 60),
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min", seconds / 60),
         3600..172_800 => format!("{} h", seconds / 3600),
         _ => format!("{} days", seconds / 86_400),
     }
@@ -253,7 +254,7 @@ mod tests {
     fn the_table_tells_what_is_missed_missing_and_old() {
         let rows = [
             wanted("P9-d1").row(&Figure::single("P9-d1", 1.25), "", 1_000, None),
-            wanted("P13").row(&Figure::single("P13", 123.4), "", 9_000, None),
+            wanted("P13").row(&Figure::single("P13", 123.4), "", 9_010, None),
             wanted("P8-aead").without_value("", "not built"),
         ];
         let table = table(&rows, 9_010);
