@@ -4,7 +4,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 
 MINUTES ?= 30
 
-.PHONY: demo test test-long soak dist bench-server lint clean deps
+.PHONY: demo test test-long soak dist bench-server bench-targets lint clean deps
 
 demo: deps
 	cargo build --release -p remoca-cli -p remoca-demo
@@ -27,6 +27,11 @@ dist: deps
 
 bench-server: deps
 	cargo run --release -p remoca-bench -- server
+
+# All targets, P1 to P20: out/bench/targets.json, and a table. ONLY=P9,P10 runs some; about 15 minutes for all.
+bench-targets: deps
+	cargo build --release -p remoca-cli -p remoca-bench
+	cargo run --release --quiet -p remoca-bench -- targets $(if $(ONLY),--only $(ONLY))
 
 lint:
 	cargo xtask lint

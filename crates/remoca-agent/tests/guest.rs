@@ -6,6 +6,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use remoca_lab::figures::{self, Figure, Spread};
 use remoca_lab::{Guest, Image, Lab, Recipe};
 use support::blocks::BlockSet;
 use support::port::TestPort;
@@ -193,7 +194,7 @@ fn agent_obeys_advice_and_outlives_failures_of_its_port() {
 }
 
 /// Tests that a small guest keeps its memory: what the agent takes is measured after it has sent pages, several times because
-/// the guest's kernel takes and gives back megabytes as well.
+/// the guest's kernel takes and gives back megabytes as well. Leaves the figure for `make bench-targets` (P19).
 #[test]
 fn agent_takes_little_of_a_small_guest() {
     // No shell waits for the agent, which would count as well.
@@ -226,7 +227,11 @@ fn agent_takes_little_of_a_small_guest() {
     println!("{said}\navailable without: {without:?} KiB, with the agent {with_agent:?} KiB: it takes {taken:?} KiB");
     taken.sort_unstable();
     let median = taken[ROUNDS / 2];
-    assert!((1..=4000).contains(&median), "the agent takes {median} KiB");
+    assert!(median >= 1, "the noise is larger than what the agent takes: {taken:?} KiB");
+    let megabytes = |kib: i64| kib as f64 * 1024.0 / 1e6;
+    let spread = Spread::of(taken.iter().copied().map(megabytes).collect()).unwrap();
+    figures::save("agent-memory", &[Figure::of_rounds("P19", ROUNDS, spread, None)], &()).unwrap();
+    assert!(median <= 4000, "the agent takes {median} KiB");
 }
 
 /// Returns the memory that the guest could give to programs, in KiB, once nothing is cached.

@@ -56,7 +56,7 @@ struct Figures {
 
 pub fn run(args: &CostArgs) -> Result<()> {
     let folder = Folder::new()?;
-    let (_server, socket) = memory_server(&folder.0)?;
+    let server = memory_server(&folder.0, &[])?;
     let mut vms = Vec::new();
     for (number, kind) in KINDS.into_iter().enumerate() {
         let mut arguments = Vec::new();
@@ -69,7 +69,7 @@ pub fn run(args: &CostArgs) -> Result<()> {
         let inflight = kind == "in-flight tracking";
         let options = VmOptions {
             disk_ms: args.disk_ms,
-            server: Some(&socket),
+            server: Some(&server.endpoint),
             inflight,
             arguments: &arguments,
             ..Default::default()

@@ -92,13 +92,14 @@ struct Setup {
 
 pub fn run(args: &HedgingArgs) -> Result<()> {
     let folder = Folder::new()?;
-    let (_server, socket) = memory_server(&folder.0)?;
+    let server = memory_server(&folder.0, &[])?;
     let mut setups = Vec::new();
     for (number, way) in WAYS.into_iter().enumerate() {
         let name = format!("vm{number}");
-        let proxy = (number > 0).then(|| Proxy::start(&folder.0, &name, &socket)).transpose()?;
+        let proxy = (number > 0).then(|| Proxy::start(&folder.0, &name, &server.socket)).transpose()?;
         let arguments = if way == "hedging off" { vec!["--no-hedge".to_owned()] } else { Vec::new() };
-        let server = proxy.as_ref().map(|proxy| proxy.socket.as_path());
+        let endpoint = proxy.as_ref().map(|proxy| format!("unix:{}", proxy.socket.display()));
+        let server = endpoint.as_deref();
         let options =
             VmOptions { disk_ms: args.disk_ms, server, inflight: true, arguments: &arguments, ..Default::default() };
         setups.push(Setup { vm: Vm::start(&folder.0, &name, &options)?, proxy });

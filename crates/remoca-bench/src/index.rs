@@ -4,12 +4,15 @@
 //! batches of 32, each step for the whole batch before the next one; single look-ups, of which each waits for the one before,
 //! are reported beside them. Times are CPU times of the thread: another load on the machine must not count as a stall.
 
-use anyhow::{Result, ensure};
+use crate::vm::save_figures;
+use crate::wanted;
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use remoca_core::fingerprint::Fingerprint;
 use remoca_core::index::{CacheIndex, Layout, Offer, Place};
 use remoca_core::units::{BlockId, BlockNumber, DiskIndex, PageCount, PoolIndex, PoolSet};
 use remoca_io::words::IndexMemory;
+use remoca_lab::figures::{Figure, Spread};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Pool that has all pages.
@@ -28,40 +31,68 @@ pub struct IndexBenchArgs {
     /// Number of operations that are timed
     #[arg(long, default_value_t = 1 << 20)]
     operations: u32,
+    /// Rounds that these operations are divided into
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
 }
 
 /// Runs the benchmark and prints its table.
 ///
 /// # Errors
-/// If the index does not admit or find what it should.
+/// If the index does not admit or find what it should, or the figures cannot be written.
 pub fn run(args: &IndexBenchArgs) -> Result<()> {
-    let gib = Layout::new(PageCount(GIB_PAGES), PageCount(GIB_PAGES), 128);
-    let bytes = gib.words() * 4;
+    let mut figures = figures(args.entries, args.operations, args.rounds)?;
+    figures.insert(0, memory_figure());
+    print!("{}", wanted::table_of(&figures));
+    save_figures("index", &figures, &())
+}
+
+/// Returns the figure of P6: the index by its layout.
+pub fn memory_figure() -> Figure {
+    let bytes = Layout::new(PageCount(GIB_PAGES), PageCount(GIB_PAGES), 128).words() * 4;
+    Figure::single("P6", bytes as f64 / 1e6).beside("bytes_per_page_of_cache", bytes as f64 / f64::from(GIB_PAGES))
+}
+
+/// Measures the figures of P7. Each round has its share of the operations.
+///
+/// # Errors
+/// If the index does not admit or find what it should.
+pub fn figures(entries: u32, operations: u32, rounds: usize) -> Result<Vec<Figure>> {
+    let mut bench = Bench::new(entries)?;
     println!(
-        "P6: 1 GiB of guest and 1 GiB of cache: {:.2} MB, {:.1} bytes per page of cache",
-        mega(bytes),
-        per_page(bytes)
-    );
-    let mut bench = Bench::new(args.entries)?;
-    let operations = args.operations / u32::try_from(BATCH)?;
-    println!(
-        "P7: {} pages cached, index of {:.0} MB; ns of CPU time per operation",
-        args.entries,
+        "P7: {entries} pages cached, index of {:.0} MB; ns of CPU time per operation",
         mega(bench.index.region_bytes())
     );
-    bench.hits(operations)?;
-    bench.single_look_ups(args.operations)?;
-    bench.unknown(operations);
-    bench.evictions(operations)?;
-    bench.moves()
+    let share = operations / u32::try_from(rounds.max(1))?;
+    let batches = share / u32::try_from(BATCH)?;
+    let (mut hits, mut evictions, mut singles) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        hits.push(bench.hits(batches)?);
+        singles.push(bench.single_look_ups(share)?);
+        bench.unknown(batches);
+    }
+    // Afterwards not all pages that hits look for are cached.
+    for _ in 0..rounds {
+        evictions.push(bench.evictions(batches)?);
+    }
+    let stall_us = bench.moves()?;
+    let single = Spread::of(singles).context("nothing was looked up")?.median;
+    Ok(vec![
+        of_rounds("P7-hit", hits)?.beside("single_look_up_ns", single),
+        of_rounds("P7-evict", evictions)?,
+        Figure::single("P7-stall", stall_us / 1e3),
+    ])
+}
+
+/// Returns the figure of values in the order of their rounds. The noise is each round divided by the one before.
+fn of_rounds(id: &str, values: Vec<f64>) -> Result<Figure> {
+    let noise = Spread::of(values.windows(2).map(|pair| pair[1] / pair[0]).collect());
+    let count = values.len();
+    Ok(Figure::of_rounds(id, count, Spread::of(values).context("nothing was measured")?, noise))
 }
 
 fn mega(bytes: usize) -> f64 {
     bytes as f64 / 1e6
-}
-
-fn per_page(bytes: usize) -> f64 {
-    bytes as f64 / f64::from(GIB_PAGES)
 }
 
 struct Bench {
@@ -103,7 +134,7 @@ impl Bench {
 
     // Not inlined, so that callgrind finds it.
     #[inline(never)]
-    fn hits(&mut self, batches: u32) -> Result<()> {
+    fn hits(&mut self, batches: u32) -> Result<f64> {
         let mut times = Times::new();
         for _ in 0..batches {
             let blocks: [_; BATCH] = std::array::from_fn(|_| block(self.draw(self.entries)));
@@ -119,11 +150,10 @@ impl Bench {
             times.stop();
             ensure!(slots.iter().all(Option::is_some), "a cached page was not found");
         }
-        times.show("hit with its queue move, in batches", BATCH);
-        Ok(())
+        Ok(times.show("hit with its queue move, in batches", BATCH))
     }
 
-    fn single_look_ups(&mut self, count: u32) -> Result<()> {
+    fn single_look_ups(&mut self, count: u32) -> Result<f64> {
         let mut number = 0;
         let started = cpu_ns();
         for _ in 0..count {
@@ -132,8 +162,9 @@ impl Bench {
             let Some(slot) = slot else { anyhow::bail!("a cached page was not found") };
             number = (self.draw(self.entries) ^ slot.0) % self.entries;
         }
-        println!("{:44} {:6.0}", "single look-up of block and slot", (cpu_ns() - started) as f64 / f64::from(count));
-        Ok(())
+        let each = (cpu_ns() - started) as f64 / f64::from(count);
+        println!("{:44} {each:6.0}", "single look-up of block and slot");
+        Ok(each)
     }
 
     // Not inlined, so that callgrind finds it.
@@ -152,7 +183,7 @@ impl Bench {
 
     // Not inlined, so that callgrind finds it.
     #[inline(never)]
-    fn evictions(&mut self, batches: u32) -> Result<()> {
+    fn evictions(&mut self, batches: u32) -> Result<f64> {
         // A page that was evicted before stays out.
         let batches = batches.min(self.entries / 2 / u32::try_from(BATCH)?);
         let (mut learns, mut offers) = (Times::new(), Times::new());
@@ -172,12 +203,11 @@ impl Bench {
             ensure!(admitted == BATCH, "a known page was not admitted");
         }
         learns.show("new block learnt, an old one forgotten", BATCH);
-        offers.show("page evicted, and another one admitted", BATCH);
-        Ok(())
+        Ok(offers.show("page evicted, and another one admitted", BATCH))
     }
 
-    /// Moves the index into a region for twice the cache.
-    fn moves(&mut self) -> Result<()> {
+    /// Moves the index into a region for twice the cache. Returns the longest turn in microseconds.
+    fn moves(&mut self) -> Result<f64> {
         let layout = Layout::new(PageCount(self.entries * 2), PageCount(GIB_PAGES), 1);
         let target = CacheIndex::new(IndexMemory::new(layout.words())?, layout, 7, ZERO);
         self.index.begin_move(target);
@@ -193,8 +223,9 @@ impl Bench {
         println!("{:44} {:6.0} us at most", "a turn of a move to twice the size", times.longest as f64 / 1e3);
         let started = cpu_ns();
         ensure!(self.index.finish_move().is_some(), "no move is in progress");
-        println!("{:44} {:6.0} us", "the last turn", (cpu_ns() - started) as f64 / 1e3);
-        Ok(())
+        let last = cpu_ns() - started;
+        println!("{:44} {:6.0} us", "the last turn", last as f64 / 1e3);
+        Ok(last.max(times.longest) as f64 / 1e3)
     }
 }
 
@@ -222,9 +253,11 @@ impl Times {
         self.count += 1;
     }
 
-    fn show(&self, what: &str, batch: usize) {
+    /// Prints the time of each operation in nanoseconds, and returns it.
+    fn show(&self, what: &str, batch: usize) -> f64 {
         let each = self.sum as f64 / f64::from(self.count) / batch as f64;
         println!("{what:44} {each:6.0}; longest batch {:.0} us", self.longest as f64 / 1e3);
+        each
     }
 }
 

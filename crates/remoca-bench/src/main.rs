@@ -1,16 +1,22 @@
 //! Benchmarks: each measures remoca and what it is compared with in one run, in alternation.
 
 mod cost;
+mod cpus;
 mod curve;
+mod delay;
 mod guest;
 mod hash;
 mod hedging;
 mod index;
+mod link;
 mod policy;
+mod rounds;
 mod server;
+mod targets;
 mod upgrade;
 mod versus;
 mod vm;
+mod wanted;
 
 use std::process::ExitCode;
 
@@ -25,6 +31,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Benchmark {
+    /// All targets (P1 to P20): out/bench/targets.json, and a table
+    Targets(targets::TargetsArgs),
     /// 4 KiB gets from the memory server, memcached, Redis and a plain batched TCP server
     Server(server::ServerBenchArgs),
     /// Candidates for the fingerprint of a page
@@ -43,6 +51,8 @@ enum Benchmark {
     Upgrade(upgrade::UpgradeBenchArgs),
     /// CPU time of a hit, a miss and an eviction, compared with another build of `remoca`
     Versus(versus::VersusArgs),
+    /// Pass bytes between clients and a server, each so much later
+    Delay(delay::DelayArgs),
     /// A server to be measured; started by the benchmark itself
     #[command(hide = true)]
     Target(server::TargetArgs),
@@ -50,6 +60,7 @@ enum Benchmark {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().benchmark {
+        Benchmark::Targets(args) => targets::run(&args),
         Benchmark::Server(args) => server::run(&args),
         Benchmark::Hash => hash::run(),
         Benchmark::Index(args) => index::run(&args),
@@ -59,6 +70,7 @@ fn main() -> ExitCode {
         Benchmark::Cost(args) => cost::run(&args),
         Benchmark::Upgrade(args) => upgrade::run(&args),
         Benchmark::Versus(args) => versus::run(&args),
+        Benchmark::Delay(args) => delay::run(&args),
         Benchmark::Target(args) => server::run_target(&args),
     };
     match result {

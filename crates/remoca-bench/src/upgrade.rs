@@ -1,10 +1,13 @@
 //! Measures what a guest notices when the program of its VM process is upgraded under load: the longest read during each
 //! upgrade, and the connections that it lost, over vhost-user and over NBD.
 
-use crate::vm::{Folder, IMAGE_BYTES, Program, Vm, VmOptions, memory_server, remoca, save};
+use crate::vm::content;
+use crate::vm::{Folder, IMAGE_BYTES, Program, Vm, VmOptions, memory_server, remoca, save_figures};
+use crate::wanted;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use remoca_io::control;
+use remoca_lab::figures::Figure;
 use remoca_protocol::control::{Command as Ask, Reply};
 use remoca_protocol::nbd::{Command, REPLY_MAGIC, Request};
 use serde::Serialize;
@@ -46,9 +49,10 @@ struct Row {
 
 pub fn run(args: &UpgradeBenchArgs) -> Result<()> {
     let folder = Folder::new()?;
-    let (_server, socket) = memory_server(&folder.0)?;
+    let server = memory_server(&folder.0, &[])?;
     let arguments = ["--state".to_owned(), folder.0.join("vm.state").display().to_string()];
-    let options = VmOptions { server: Some(&socket), inflight: true, arguments: &arguments, ..Default::default() };
+    let options =
+        VmOptions { server: Some(&server.endpoint), inflight: true, arguments: &arguments, ..Default::default() };
     let mut vm = Vm::start(&folder.0, "vm", &options)?;
     let control = folder.0.join("vm.ctl");
     let vhost = measure("vhost-user", args.times, &control, || {
@@ -93,7 +97,20 @@ pub fn run(args: &UpgradeBenchArgs) -> Result<()> {
             row.command_ms
         );
     }
-    save("upgrade", &[vhost, nbd])
+    let rows = [vhost, nbd];
+    let figures = figures(&rows);
+    print!("\n{}", wanted::table_of(&figures));
+    save_figures("upgrade", &figures, &rows)
+}
+
+/// Returns the figures of P20, the worse of both protocols.
+fn figures(rows: &[Row]) -> [Figure; 2] {
+    let worst = rows.iter().map(|row| row.longest_ms).fold(0.0, f64::max);
+    let quiet = rows.iter().map(|row| row.quiet_longest_ms).fold(0.0, f64::max);
+    let upgrades = rows.iter().map(|row| row.upgrades).sum();
+    let lost: usize = rows.iter().map(|row| row.connections_lost).sum();
+    let single = |id, value| Figure { rounds: upgrades, ..Figure::single(id, value) };
+    [single("P20-longest", worst).beside("quiet_longest_ms", quiet), single("P20-lost", lost as f64)]
 }
 
 /// Upgrades the process at `control`, while `read` reads and returns latencies and the number of connections lost.
@@ -146,7 +163,7 @@ fn milliseconds(nanoseconds: u64) -> f64 {
 /// Starts a VM process with an NBD export, and connects to it.
 fn nbd(folder: &Path) -> Result<(Program, Client, PathBuf)> {
     let (socket, control, image) = (folder.join("nbd"), folder.join("nbd.ctl"), folder.join("nbd.img"));
-    std::fs::write(&image, vec![0; usize::try_from(IMAGE_BYTES)?])?;
+    std::fs::write(&image, content::of(0..IMAGE_BYTES))?;
     let mut command = std::process::Command::new(remoca()?);
     command.args(["disk", "--disk"]).arg(format!("image={},name=root", image.display()));
     command.arg("--nbd").arg(format!("unix:{}", socket.display())).arg("--control").arg(&control);
@@ -176,6 +193,30 @@ impl Client {
         self.0.read_exact(&mut reply).context("the NBD connection is lost")?;
         let expected = [&REPLY_MAGIC.to_be_bytes()[..], &[0; 4], &cookie.to_be_bytes()].concat();
         ensure!(reply[..16] == expected, "a read failed");
+        let at = block * u64::from(BLOCK);
+        ensure!(reply[16..] == content::of(at..at + u64::from(BLOCK)), "a read of block {block} returned wrong bytes");
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worse_protocol_counts() {
+        let row = |over, longest_ms, connections_lost| Row {
+            over,
+            upgrades: 100,
+            reads: 6400,
+            connections_lost,
+            quiet_longest_ms: longest_ms / 10.0,
+            median_longest_ms: longest_ms,
+            longest_ms,
+            command_ms: 1.0,
+        };
+        let [longest, lost] = figures(&[row("vhost-user", 16.0, 1), row("NBD", 20.0, 2)]);
+        assert_eq!((longest.value, longest.rounds, longest.beside["quiet_longest_ms"]), (20.0, 200, 2.0));
+        assert_eq!(lost.value, 3.0);
     }
 }

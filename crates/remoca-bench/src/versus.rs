@@ -124,7 +124,7 @@ fn leave_processor(processor: usize) -> Result<()> {
 
 fn compare(args: &VersusArgs, operation: Operation) -> Result<Row> {
     let folder = Folder::new()?;
-    let (_server, socket) = memory_server(&folder.0)?;
+    let server = memory_server(&folder.0, &[])?;
     let mut costs = vec![Vec::new(); BUILDS];
     for round in 0..args.rounds {
         for step in 0..BUILDS {
@@ -132,7 +132,7 @@ fn compare(args: &VersusArgs, operation: Operation) -> Result<Row> {
             let counts = folder.0.join(format!("callgrind{round}-{step}"));
             let options = VmOptions {
                 disk_ms: if matches!(operation, Operation::Miss) { 0 } else { 7 },
-                server: (!matches!(operation, Operation::Miss)).then_some(&socket),
+                server: (!matches!(operation, Operation::Miss)).then_some(&*server.endpoint),
                 inflight: true,
                 program: (build == 1).then_some(&args.other),
                 processor: Some(args.processor),

@@ -17,6 +17,7 @@ mod channel;
 mod clock;
 mod console;
 mod error;
+pub mod figures;
 pub mod frame;
 mod guest;
 mod image;

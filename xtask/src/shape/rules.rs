@@ -23,7 +23,10 @@ const CRATES: [(&str, &[&str]); 15] = [
     ("remoca-sim", &["remoca-core", "remoca-disk", "remoca-frontend", "remoca-io", "remoca-protocol", "remoca-store"]),
     ("remoca-demo", &["remoca-io", "remoca-lab", "remoca-protocol"]),
     ("remoca-cli", &["remoca-core", "remoca-disk", "remoca-io", "remoca-protocol", "remoca-server", "remoca-store"]),
-    ("remoca-bench", &["remoca-core", "remoca-frontend", "remoca-io", "remoca-protocol", "remoca-server"]),
+    (
+        "remoca-bench",
+        &["remoca-core", "remoca-frontend", "remoca-io", "remoca-lab", "remoca-protocol", "remoca-server"],
+    ),
     (
         "remoca-fuzz",
         &[

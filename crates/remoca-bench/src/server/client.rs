@@ -7,9 +7,11 @@ use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use remoca_core::fingerprint::{Fingerprint, Fingerprinter};
 use remoca_protocol::{Frame, Hello, PAGE_SIZE, PageCount, RequestId, Token, VERSIONS};
 use rustix::event::{Timespec, epoll};
 
@@ -33,6 +35,32 @@ pub(crate) struct Connection {
     out: Vec<u8>,
     random: u64,
     answered: u32,
+    tags: Option<Tags>,
+}
+
+/// Fingerprints of all pages, which each page that arrives is checked against.
+#[derive(Clone)]
+pub(crate) struct Tags {
+    prints: Fingerprinter,
+    expected: Arc<[Fingerprint]>,
+}
+
+impl Tags {
+    /// Computes the fingerprints of the pages from 0 to `pages` - 1.
+    pub(crate) fn new(pages: u32) -> Self {
+        let prints = Fingerprinter::new(&[9; 16]);
+        let mut content = [0; PAGE_SIZE];
+        let mut tag = |page| {
+            pattern::fill(page, &mut content);
+            prints.page(&content)
+        };
+        let expected = (0..pages).map(&mut tag).collect();
+        Self { prints, expected }
+    }
+
+    fn check(&self, page: u32, content: &[u8]) -> bool {
+        self.expected.get(page as usize) == Some(&self.prints.page(content))
+    }
 }
 
 /// Result of one measurement of one server.
@@ -41,6 +69,18 @@ pub(crate) struct Measure {
     pub(crate) pages: u64,
     pub(crate) elapsed: Duration,
     pub(crate) client_cpu: Duration,
+}
+
+impl Measure {
+    #[expect(clippy::cast_precision_loss, reason = "far fewer pages than 2^52")]
+    pub(crate) fn pages_f64(&self) -> f64 {
+        self.pages as f64
+    }
+
+    /// Returns the mean time from one page to the next, in microseconds.
+    pub(crate) fn us_each(&self) -> f64 {
+        self.elapsed.as_secs_f64() * 1e6 / self.pages_f64()
+    }
 }
 
 impl Connection {
@@ -60,11 +100,17 @@ impl Connection {
             out: Vec::new(),
             random: 0,
             answered: 0,
+            tags: None,
         };
         if dialect == Dialect::Remoca {
             connection.open_pool(pool)?;
         }
         Ok(connection)
+    }
+
+    /// Checks the fingerprint of each page that arrives from now on, or of none.
+    pub(crate) fn check_tags(&mut self, tags: Option<Tags>) {
+        self.tags = tags;
     }
 
     fn open_pool(&mut self, pool: u8) -> Result<()> {
@@ -167,7 +213,11 @@ impl Connection {
     /// Checks the pages that have arrived, and returns their number.
     fn take_checked(&mut self) -> Result<usize> {
         let mut right = true;
-        let taken = self.take_pages(|page, content, sequence| right &= pattern::check(page, content, sequence))?;
+        let tags = self.tags.clone();
+        let taken = self.take_pages(|page, content, sequence| {
+            right &= pattern::check(page, content, sequence);
+            right &= tags.as_ref().is_none_or(|tags| tags.check(page, content));
+        })?;
         ensure!(right, "the server sent a page with wrong content");
         Ok(taken)
     }

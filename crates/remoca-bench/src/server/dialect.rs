@@ -1,13 +1,15 @@
 //! How to request a page from each server, and how to store one.
 
 use anyhow::{Result, bail, ensure};
-use remoca_protocol::{Frame, PAGE_SIZE, RequestId, SlotIndex, decode};
+use remoca_protocol::{Frame, HEADER_BYTES, PAGE_SIZE, RequestId, SlotIndex, decode};
 
 /// The protocol of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dialect {
     /// Eight bytes (operation, page number); the reply is the bare page. See `raw.rs`.
     Raw,
+    /// The same, but each page of the reply follows a header as long as the memory server's.
+    RawHeaders,
     /// The memory server's protocol.
     Remoca,
     /// memcached's meta protocol.
@@ -19,6 +21,9 @@ pub(crate) enum Dialect {
 /// First word of a raw message.
 pub(crate) const RAW_GET: u32 = 1;
 pub(crate) const RAW_SET: u32 = 2;
+pub(crate) const RAW_GET_WITH_HEADER: u32 = 3;
+/// Length of the header before a page, in bytes: that of a frame of the memory server.
+pub(crate) const RAW_HEADER: usize = HEADER_BYTES;
 
 /// Position of a reply and its page in the bytes received.
 #[derive(Clone, Copy, Debug)]
@@ -33,8 +38,9 @@ impl Dialect {
     /// Appends a request for a page; `slot` is its number in the pool, or its key.
     pub(crate) fn put_get(self, slot: u32, out: &mut Vec<u8>) {
         match self {
-            Self::Raw => {
-                out.extend(RAW_GET.to_le_bytes());
+            Self::Raw | Self::RawHeaders => {
+                let operation = if self == Self::Raw { RAW_GET } else { RAW_GET_WITH_HEADER };
+                out.extend(operation.to_le_bytes());
                 out.extend(slot.to_le_bytes());
             }
             Self::Remoca => Frame::Request { request: RequestId(slot), slot: SlotIndex(slot) }.encode(out),
@@ -56,6 +62,12 @@ impl Dialect {
     pub(crate) fn take_page(self, slot: u32, bytes: &[u8]) -> Result<Option<Reply>> {
         match self {
             Self::Raw => Ok((bytes.len() >= PAGE_SIZE).then_some(Reply { length: PAGE_SIZE, page_at: 0 })),
+            Self::RawHeaders => {
+                let length = RAW_HEADER + PAGE_SIZE;
+                let Some(reply) = bytes.get(..length) else { return Ok(None) };
+                ensure!(reply[..RAW_HEADER] == raw_header(slot), "the header is not that of page {slot}");
+                Ok(Some(Reply { length, page_at: RAW_HEADER }))
+            }
             Self::Remoca => match decode(bytes)? {
                 Some((Frame::SendPage { request, slot: of, .. }, length)) => {
                     ensure!((request.0, of.0) == (slot, slot), "the reply is for slot {}, not {slot}", of.0);
@@ -72,7 +84,7 @@ impl Dialect {
     /// Appends a request that stores a page.
     pub(crate) fn put_set(self, slot: u32, page: &[u8; PAGE_SIZE], out: &mut Vec<u8>) {
         match self {
-            Self::Raw => {
+            Self::Raw | Self::RawHeaders => {
                 out.extend(RAW_SET.to_le_bytes());
                 out.extend(slot.to_le_bytes());
                 out.extend(page);
@@ -98,11 +110,20 @@ impl Dialect {
     /// Returns the server's answer to a stored page.
     pub(crate) fn stored(self) -> &'static [u8] {
         match self {
-            Self::Raw | Self::Remoca => b"",
+            Self::Raw | Self::RawHeaders | Self::Remoca => b"",
             Self::Memcached => b"HD\r\n",
             Self::Redis => b"+OK\r\n",
         }
     }
+}
+
+/// Returns the header that the raw server sends before a page: kind, length, and number of the page.
+pub(crate) fn raw_header(slot: u32) -> [u8; RAW_HEADER] {
+    let mut header = [0; RAW_HEADER];
+    header[..4].copy_from_slice(&RAW_GET_WITH_HEADER.to_le_bytes());
+    header[4..8].copy_from_slice(&4096_u32.to_le_bytes());
+    header[8..12].copy_from_slice(&slot.to_le_bytes());
+    header
 }
 
 /// Returns the key of a page: eight hexadecimal digits.
@@ -130,6 +151,13 @@ mod tests {
     }
 
     #[test]
+    fn the_raw_header_is_as_long_as_ours() {
+        let mut frame = Vec::new();
+        Frame::SendPage { request: RequestId(5), slot: SlotIndex(5), page: &[7; PAGE_SIZE] }.encode(&mut frame);
+        assert_eq!(frame.len(), RAW_HEADER + PAGE_SIZE);
+    }
+
+    #[test]
     fn replies_are_taken_whole_or_not_at_all() {
         let page = [7; PAGE_SIZE];
         let mut frame = Vec::new();
@@ -137,6 +165,7 @@ mod tests {
         let with = |before: &[u8], after: &[u8]| [before, &page, after].concat();
         let replies = [
             (Dialect::Raw, with(b"", b"")),
+            (Dialect::RawHeaders, with(&raw_header(5), b"")),
             (Dialect::Remoca, frame),
             (Dialect::Memcached, with(b"VA 4096\r\n", b"\r\n")),
             (Dialect::Redis, with(b"$4096\r\n", b"\r\n")),
@@ -149,6 +178,7 @@ mod tests {
             assert_eq!(reply.length, bytes.len());
             assert_eq!(bytes[reply.page_at..reply.page_at + PAGE_SIZE], page);
         }
+        assert!(Dialect::RawHeaders.take_page(5, &with(&raw_header(6), b"")).is_err());
         assert!(Dialect::Memcached.take_page(5, b"EN\r\n").is_err());
         assert!(Dialect::Redis.take_page(5, b"$-1\r\n").is_err());
     }

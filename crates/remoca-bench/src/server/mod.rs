@@ -5,10 +5,12 @@
 
 mod client;
 mod dialect;
+mod fetch;
 mod pattern;
 mod plan;
 mod raw;
 mod report;
+mod tags;
 mod target;
 
 use std::fs;
@@ -18,14 +20,18 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use rustix::thread::{sched_getaffinity, sched_setaffinity};
+use remoca_lab::figures::Figure;
 use serde_json::{Value, json};
 
+use crate::cpus::{Cpus, pin_this_thread};
+
 use self::client::Connection;
+pub(crate) use self::fetch::RawFetch;
 use self::plan::{Cell, Contender, Placement};
 use self::report::{Report, Sample};
-use self::target::{Target, one_cpu};
-pub(crate) use self::target::{TargetArgs, run_target};
+pub(crate) use self::tags::figure as tag_figure;
+use self::target::Target;
+pub(crate) use self::target::{TargetArgs, free_port, run_target};
 
 #[derive(Args)]
 pub(crate) struct ServerBenchArgs {
@@ -54,13 +60,6 @@ pub(crate) struct ServerBenchArgs {
     out: PathBuf,
 }
 
-/// Processors for client and server.
-#[derive(Clone, Copy, Debug)]
-struct Cpus {
-    client: usize,
-    server: usize,
-}
-
 /// A contender and the connections to it.
 struct Lane {
     contender: Contender,
@@ -69,10 +68,44 @@ struct Lane {
     four: Vec<Connection>,
 }
 
+/// A whole run.
+struct Run {
+    report: Report,
+    conditions: Value,
+    /// Bytes of server memory per page besides the page.
+    beside_payload: f64,
+}
+
+impl Run {
+    fn figures(&self) -> Vec<Figure> {
+        let mut figures = self.report.figures();
+        figures.push(Figure::single("P5", self.beside_payload));
+        figures
+    }
+}
+
 /// Runs the benchmark and writes its report.
 pub(crate) fn run(args: &ServerBenchArgs) -> Result<()> {
+    let run = measure_all(args)?;
+    let mut report = run.report.json(run.conditions.clone());
+    report["figures"] = json!(run.figures());
+    write(&args.out, &report)?;
+    print!("{}", run.report.table());
+    println!("server memory beside the pages: {:.2} bytes a page (at most 16)", run.beside_payload);
+    println!("all figures: {}", args.out.display());
+    Ok(())
+}
+
+/// Measures the figures that have a target: P1 to P5.
+pub(crate) fn figures(rounds: usize, quick: bool) -> Result<Vec<Figure>> {
+    let cell = [Cell::D1, Cell::D32, Cell::D32x4, Cell::SetD32].map(|cell| cell.name().to_owned()).to_vec();
+    let args = ServerBenchArgs { quick, rounds, slice_ms: 600, pages: 1 << 18, cell, out: PathBuf::new() };
+    Ok(measure_all(&args)?.figures())
+}
+
+fn measure_all(args: &ServerBenchArgs) -> Result<Run> {
     let (rounds, slice, pages) = match args.quick {
-        true => (2, Duration::from_millis(100), args.pages.min(1 << 14)),
+        true => (args.rounds.min(2), Duration::from_millis(100), args.pages.min(1 << 14)),
         false => (args.rounds, Duration::from_millis(args.slice_ms), args.pages),
     };
     ensure!(
@@ -80,7 +113,7 @@ pub(crate) fn run(args: &ServerBenchArgs) -> Result<()> {
         "--rounds and --pages must be above 0, and --pages a multiple of 4"
     );
     let cells = cells(&args.cell)?;
-    let cpus = choose_cpus()?;
+    let cpus = Cpus::choose()?;
     eprintln!("starting the servers and storing {} MiB of pages on each", pages >> 8);
     let targets = [Target::raw(pages)?, Target::remoca(pages)?, Target::memcached(pages)?, Target::redis()?];
     let mut lanes = connect(&targets, pages)?;
@@ -100,11 +133,7 @@ pub(crate) fn run(args: &ServerBenchArgs) -> Result<()> {
     }
     let report = Report::new(samples, rounds);
     let conditions = conditions(&targets, cpus, rounds, slice, pages, beside_payload, args.quick);
-    write(&args.out, &report.json(conditions))?;
-    print!("{}", report.table());
-    println!("server memory beside the pages: {beside_payload:.2} bytes a page (at most 16)");
-    println!("all figures: {}", args.out.display());
-    Ok(())
+    Ok(Run { report, conditions, beside_payload })
 }
 
 fn cells(names: &[String]) -> Result<Vec<Cell>> {
@@ -115,28 +144,19 @@ fn cells(names: &[String]) -> Result<Vec<Cell>> {
     names.iter().map(|name| find(name).with_context(|| format!("there is no situation `{name}`"))).collect()
 }
 
-/// Chooses the CPUs for the benchmark: of those allowed for this process, the first for the client and the last for the
-/// server.
-fn choose_cpus() -> Result<Cpus> {
-    let allowed = sched_getaffinity(None)?;
-    let mut cpus = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
-    let client = cpus.next().context("no processor")?;
-    Ok(Cpus { client, server: cpus.next_back().unwrap_or(client) })
-}
-
 fn place(targets: &[Target], cpus: Cpus, placement: Placement) -> Result<()> {
     let server = match placement {
         Placement::Apart => cpus.server,
         Placement::OneCpu => cpus.client,
     };
-    sched_setaffinity(None, &one_cpu(cpus.client))?;
+    pin_this_thread(cpus.client)?;
     targets.iter().try_for_each(|target| target.pin(server))
 }
 
 /// Opens one connection to all pages, and four to a quarter of them each, for every contender.
 fn connect(targets: &[Target], pages: u32) -> Result<Vec<Lane>> {
     let lane = |contender: Contender| {
-        let found = targets.iter().position(|target| target.dialect == contender.dialect());
+        let found = targets.iter().position(|target| target.name == contender.server());
         let target = found.context("a server for each contender")?;
         let open = |pages: Range<u32>, pool| {
             Connection::open(targets[target].address, contender.dialect(), pages, pool)
@@ -156,7 +176,7 @@ fn connect(targets: &[Target], pages: u32) -> Result<Vec<Lane>> {
 fn load(lanes: &mut [Lane], targets: &[Target]) -> Result<()> {
     for lane in lanes {
         let own_pools = if lane.contender == Contender::Remoca { lane.four.as_mut_slice() } else { &mut [] };
-        if lane.contender == Contender::RawB {
+        if !lane.contender.stores() {
             continue;
         }
         for connection in lane.single.iter_mut().chain(own_pools) {

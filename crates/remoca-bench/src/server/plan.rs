@@ -6,6 +6,7 @@ use super::dialect::Dialect;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Contender {
     RawA,
+    RawHeaders,
     Remoca,
     Memcached,
     Redis,
@@ -13,11 +14,13 @@ pub(crate) enum Contender {
 }
 
 impl Contender {
-    pub(crate) const ALL: [Self; 5] = [Self::RawA, Self::Remoca, Self::Memcached, Self::Redis, Self::RawB];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::RawA, Self::RawHeaders, Self::Remoca, Self::Memcached, Self::Redis, Self::RawB];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::RawA => "raw",
+            Self::RawHeaders => "raw + head",
             Self::Remoca => "remoca",
             Self::Memcached => "memcached",
             Self::Redis => "redis",
@@ -28,15 +31,29 @@ impl Contender {
     pub(crate) fn dialect(self) -> Dialect {
         match self {
             Self::RawA | Self::RawB => Dialect::Raw,
+            Self::RawHeaders => Dialect::RawHeaders,
             Self::Remoca => Dialect::Remoca,
             Self::Memcached => Dialect::Memcached,
             Self::Redis => Dialect::Redis,
         }
     }
 
+    /// Returns the name of the server that plays this contender.
+    pub(crate) fn server(self) -> &'static str {
+        match self {
+            Self::RawA | Self::RawHeaders | Self::RawB => "raw",
+            other => other.name(),
+        }
+    }
+
+    /// Returns whether the contender must store the pages itself: others read what another one has stored.
+    pub(crate) fn stores(self) -> bool {
+        !matches!(self, Self::RawHeaders | Self::RawB)
+    }
+
     /// Returns the contenders in the order of a round. Each round begins with another one, and every second order is
     /// reversed.
-    pub(crate) fn order(round: usize) -> [Self; 5] {
+    pub(crate) fn order(round: usize) -> [Self; 6] {
         let mut order = Self::ALL;
         order.rotate_left(round % Self::ALL.len());
         if round % 2 == 1 {

@@ -1,5 +1,5 @@
 //! The plain batched TCP server that the memory server is compared with. One thread reads the available bytes, and
-//! answers with one vectored write of bare pages. It has no sessions, limits or checks of its input: it does the
+//! answers with one vectored write of bare pages, or of pages with a header each if that is requested. It has no sessions, limits or checks of its input: it does the
 //! minimum of work.
 
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use remoca_protocol::PAGE_SIZE;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
-use super::dialect::{RAW_GET, RAW_SET};
+use super::dialect::{RAW_GET, RAW_GET_WITH_HEADER, RAW_HEADER, RAW_SET, raw_header};
 
 const BUFFER_BYTES: usize = 128 << 10;
 /// Number of the listener among the events.
@@ -70,14 +70,15 @@ impl Connection {
             return Err(ErrorKind::UnexpectedEof.into());
         }
         self.filled += count;
-        let mut asked = Vec::with_capacity(64);
+        let mut asked: Vec<(usize, Option<[u8; RAW_HEADER]>)> = Vec::with_capacity(64);
         let mut rest = &self.buffer[..self.filled];
         while let Some((head, tail)) = rest.split_first_chunk::<8>() {
             let [a, b, c, d, slot @ ..] = *head;
-            let slot = u32::from_le_bytes(slot) as usize;
+            let number = u32::from_le_bytes(slot);
+            let slot = number as usize;
             match u32::from_le_bytes([a, b, c, d]) {
-                RAW_GET => {
-                    asked.push(slot);
+                operation @ (RAW_GET | RAW_GET_WITH_HEADER) => {
+                    asked.push((slot, (operation == RAW_GET_WITH_HEADER).then(|| raw_header(number))));
                     rest = tail;
                 }
                 RAW_SET => {
@@ -92,7 +93,11 @@ impl Connection {
         let used = self.filled - left;
         self.buffer.copy_within(used..self.filled, 0);
         self.filled = left;
-        let mut slices: Vec<IoSlice<'_>> = asked.iter().map(|slot| IoSlice::new(&memory[*slot])).collect();
+        let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(2 * asked.len());
+        for (slot, header) in &asked {
+            slices.extend(header.as_ref().map(|header| IoSlice::new(header)));
+            slices.push(IoSlice::new(&memory[*slot]));
+        }
         write_all(&self.stream, &mut slices)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -11,13 +11,15 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use remoca_server::{Config, Limits, ListenAddress, PageLocking, Server, StartError};
 use rustix::process::{Signal, set_parent_process_death_signal};
-use rustix::thread::{CpuSet, Pid, sched_setaffinity};
+use rustix::thread::{Pid, sched_setaffinity};
 
-use super::dialect::Dialect;
 use super::raw;
+use crate::cpus;
 
 /// How long a server may take to start; two of them first lock or populate their pages.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+const RAW_VERSION: &str = "plain batched TCP server of this benchmark";
 
 /// Options of a server process of our own.
 #[derive(Args)]
@@ -43,6 +45,9 @@ struct Own {
     port: u16,
     /// Number of pages that the server must have room for.
     pages: u32,
+    /// Address that it listens at.
+    #[arg(long, default_value_t = Ipv4Addr::LOCALHOST)]
+    host: Ipv4Addr,
 }
 
 /// Runs a server until it is killed, or the benchmark ends for any reason. No process that holds gigabytes may be left
@@ -50,9 +55,9 @@ struct Own {
 pub(crate) fn run_target(args: &TargetArgs) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     match &args.which {
-        Which::Raw(own) => raw::serve(&TcpListener::bind((Ipv4Addr::LOCALHOST, own.port))?, own.pages),
+        Which::Raw(own) => raw::serve(&TcpListener::bind((own.host, own.port))?, own.pages),
         Which::Remoca(own) => {
-            let address = ListenAddress::Tcp { host: Ipv4Addr::LOCALHOST.to_string(), port: own.port };
+            let address = ListenAddress::Tcp { host: own.host.to_string(), port: own.port };
             let _server = start_remoca(address, u64::from(own.pages) * 4096)?;
             loop {
                 std::thread::park();
@@ -91,7 +96,6 @@ fn start_remoca(address: ListenAddress, memory_bytes: u64) -> Result<Server> {
 /// A running server.
 pub(crate) struct Target {
     pub(crate) name: &'static str,
-    pub(crate) dialect: Dialect,
     pub(crate) address: SocketAddr,
     /// Version that it reports.
     pub(crate) version: String,
@@ -103,8 +107,16 @@ pub(crate) struct Target {
 impl Target {
     pub(crate) fn raw(pages: u32) -> Result<Self> {
         let port = free_port()?;
-        let command = own_target("raw", port, pages)?;
-        Self::start("raw", Dialect::Raw, port, command, "plain batched TCP server of this benchmark".to_owned())
+        Self::start("raw", port, own_target("raw", port, pages)?, RAW_VERSION.to_owned())
+    }
+
+    /// Starts the raw server at an address elsewhere. `prefix` is put before its command.
+    pub(crate) fn raw_at(address: SocketAddrV4, prefix: &[String], pages: u32) -> Result<Self> {
+        let own = own_target("raw", address.port(), pages)?;
+        let (program, arguments) = prefix.split_first().context("no command to start it elsewhere")?;
+        let mut command = Command::new(program);
+        command.args(arguments).arg(own.get_program()).args(own.get_args()).arg("--host").arg(address.ip().to_string());
+        Self::start_at("raw", address.into(), command, RAW_VERSION.to_owned())
     }
 
     /// Starts the memory server with room for each page twice: in one pool, and in one of four.
@@ -112,7 +124,7 @@ impl Target {
         let port = free_port()?;
         let command = own_target("remoca", port, 2 * pages.next_multiple_of(2048))?;
         let version = format!("remoca-server {}, protocol {}", env!("CARGO_PKG_VERSION"), remoca_protocol::VERSION);
-        Self::start("remoca", Dialect::Remoca, port, command, version)
+        Self::start("remoca", port, command, version)
     }
 
     pub(crate) fn memcached(pages: u32) -> Result<Self> {
@@ -124,7 +136,7 @@ impl Target {
         command.args(["memcached", "-u", "root", "-l", "127.0.0.1", "-U", "0", "-t", "1", "-c", "64", "-R", "1024"]);
         command.args(["-p", &port.to_string(), "-m", &(2 * (pages >> 8)).max(64).to_string()]);
         let version = version_of("memcached", "-V")?;
-        Self::start("memcached", Dialect::Memcached, port, command, version)
+        Self::start("memcached", port, command, version)
     }
 
     pub(crate) fn redis() -> Result<Self> {
@@ -142,16 +154,19 @@ impl Target {
             &port.to_string(),
         ]);
         let version = version_of("redis-server", "-v")?;
-        Self::start("redis", Dialect::Redis, port, command, version)
+        Self::start("redis", port, command, version)
     }
 
-    fn start(name: &'static str, dialect: Dialect, port: u16, mut command: Command, version: String) -> Result<Self> {
+    fn start(name: &'static str, port: u16, command: Command, version: String) -> Result<Self> {
+        Self::start_at(name, SocketAddr::from((Ipv4Addr::LOCALHOST, port)), command, version)
+    }
+
+    fn start_at(name: &'static str, address: SocketAddr, mut command: Command, version: String) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let words = command.get_args().skip_while(|word| *word == "target" || *word == "program");
         let shown = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
         let child = command.spawn().with_context(|| format!("cannot start {shown}"))?;
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let mut target = Self { name, dialect, address, version, command: shown, child };
+        let mut target = Self { name, address, version, command: shown, child };
         target.wait_until_up()?;
         Ok(target)
     }
@@ -174,7 +189,7 @@ impl Target {
     pub(crate) fn pin(&self, cpu: usize) -> Result<()> {
         for thread in fs::read_dir(self.proc("task"))? {
             let id: i32 = thread?.file_name().to_string_lossy().parse()?;
-            sched_setaffinity(Pid::from_raw(id), &one_cpu(cpu))?;
+            sched_setaffinity(Pid::from_raw(id), &cpus::one(cpu))?;
         }
         Ok(())
     }
@@ -218,13 +233,6 @@ impl Drop for Target {
     }
 }
 
-/// Returns a CPU set that contains only `cpu`.
-pub(crate) fn one_cpu(cpu: usize) -> CpuSet {
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    set
-}
-
 fn own_target(which: &str, port: u16, pages: u32) -> Result<Command> {
     let mut command = target(which)?;
     command.args([&port.to_string(), &pages.to_string()]);
@@ -238,7 +246,8 @@ fn target(which: &str) -> Result<Command> {
     Ok(command)
 }
 
-fn free_port() -> Result<u16> {
+/// Returns a port of the loopback device that nobody uses.
+pub(crate) fn free_port() -> Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 

@@ -1,17 +1,25 @@
 //! A VM process with its disk and its memory server, all of them real programs, and a polling client in a closed loop.
 //!
-//! The disk is an image of distinct blocks behind nbdkit, which delays each request, or a raw file if there is no delay.
+//! The disk is an image of distinct blocks behind nbdkit, which delays each request, or a raw file if there is no delay. The
+//! client checks every block that it reads.
 //! Without an agent, blocks are admitted when they are read, so one pass over the image caches all of it.
 
+mod client;
+pub mod content;
+pub mod peer;
 pub mod proxy;
 
+pub use client::Client;
+
 use anyhow::{Context, Result, bail, ensure};
-use remoca_frontend::testing::{Command as Read, Options, TestGuest, Ticket};
+use remoca_frontend::testing::{Command as Write, Options, TestGuest};
 use remoca_io::control;
-use remoca_protocol::control::{Command as Ask, Reply};
+use remoca_lab::figures::{self, Figure};
+use remoca_protocol::control::{Command as Ask, Reply, Status};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
-use std::ops::Range;
+use std::io::Read;
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -21,17 +29,43 @@ const BLOCK: u64 = 4096;
 /// Size of one write of evicted pages to the port, in bytes.
 const BATCH_BYTES: u64 = 256 << 10;
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Most bytes that are kept of what a program says on its standard error.
+const ERRORS_MAX: u64 = 16 << 10;
+/// Most passes over the image until all of it is cached.
+const PASSES_MAX: usize = 20;
 
 /// A program that ends with its owner.
 pub struct Program(Child);
 
 impl Program {
+    /// Starts a program, and waits until its socket is there.
     pub fn start(command: &mut Command, socket: &Path) -> Result<Self> {
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-        let program = Self(child.with_context(|| format!("cannot start {command:?}"))?);
+        Self::start_until(command, || socket.exists())
+    }
+
+    /// Starts a program, and waits until it listens at `address`.
+    pub fn start_at(command: &mut Command, address: SocketAddr) -> Result<Self> {
+        Self::start_until(command, || TcpStream::connect(address).is_ok())
+    }
+
+    fn start_until(command: &mut Command, is_ready: impl Fn() -> bool) -> Result<Self> {
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+        let mut program = Self(child.with_context(|| format!("cannot start {command:?}"))?);
+        let mut errors = program.0.stderr.take().context("no stderr")?;
+        let said = std::thread::spawn(move || {
+            let mut text = Vec::new();
+            // What a program says before it fails is enough; it may go on to say more than fits into memory.
+            let _ = errors.by_ref().take(ERRORS_MAX).read_to_end(&mut text);
+            let _ = std::io::copy(&mut errors, &mut std::io::sink());
+            String::from_utf8_lossy(&text).trim().to_owned()
+        });
         let started = Instant::now();
-        while !socket.exists() {
-            ensure!(started.elapsed() < PATIENCE, "{command:?} does not listen at {}", socket.display());
+        while !is_ready() {
+            if let Some(status) = program.0.try_wait()? {
+                let said = said.join().unwrap_or_default();
+                bail!("{command:?} ended right after its start: {status}: {said}");
+            }
+            ensure!(started.elapsed() < PATIENCE, "{command:?} does not listen");
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(program)
@@ -75,32 +109,57 @@ pub fn remoca() -> Result<PathBuf> {
     Ok(path)
 }
 
-pub fn memory_server(folder: &Path) -> Result<(Program, PathBuf)> {
+/// A memory server of the product.
+pub struct MemoryServer {
+    pub process: Program,
+    /// Its address, as `remoca disk` takes it.
+    pub endpoint: String,
+    /// Path of its Unix socket; empty if it has none.
+    pub socket: PathBuf,
+}
+
+/// Starts a memory server at a Unix socket. `prefix` is put before the command, to pin it.
+pub fn memory_server(folder: &Path, prefix: &[String]) -> Result<MemoryServer> {
     let socket = folder.join("server.sock");
-    let listen = format!("unix:{}", socket.display());
-    let mut command = Command::new(remoca()?);
-    let program =
-        Program::start(command.args(["serve", "--listen", &listen, "--memory", "256M", "--no-lock"]), &socket)?;
-    Ok((program, socket))
+    let endpoint = format!("unix:{}", socket.display());
+    let process = Program::start(&mut serve(&endpoint, prefix)?, &socket)?;
+    Ok(MemoryServer { process, endpoint, socket })
+}
+
+/// Starts a memory server at a TCP address. `prefix` is put before the command, to pin it or to run it elsewhere.
+pub fn memory_server_at(address: SocketAddr, prefix: &[String]) -> Result<MemoryServer> {
+    let endpoint = format!("tcp:{address}");
+    let process = Program::start_at(&mut serve(&endpoint, prefix)?, address)?;
+    Ok(MemoryServer { process, endpoint, socket: PathBuf::new() })
+}
+
+fn serve(endpoint: &str, prefix: &[String]) -> Result<Command> {
+    let remoca = remoca()?.display().to_string();
+    let words = [&remoca, "serve", "--listen", endpoint, "--memory", "256M", "--no-lock"].map(str::to_owned);
+    let words = [prefix, &words].concat();
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    Ok(command)
 }
 
 /// One VM process and its guest.
 pub struct Vm {
     pub process: Program,
     control: PathBuf,
-    guest: TestGuest,
+    guest: Client,
+    blocks: u64,
     /// Guest driver of the eviction port, if the VM has one.
     port: Option<TestGuest>,
-    random: u64,
     // The disk must outlive the process.
     _disk: Option<Program>,
 }
 
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 pub struct VmOptions<'a> {
     /// Delay of each disk read; 0 means a raw file without delay.
     pub disk_ms: u32,
-    pub server: Option<&'a Path>,
+    /// Address of a memory server; `None` means that there is none.
+    pub server: Option<&'a str>,
     pub inflight: bool,
     pub arguments: &'a [String],
     /// Size of the cache, as on the command line; `None` means more than the image.
@@ -113,47 +172,63 @@ pub struct VmOptions<'a> {
     pub port: bool,
     /// File for callgrind's instruction counts of the VM process; with it, the process runs under valgrind.
     pub callgrind: Option<&'a Path>,
+    /// Size of the image; 0 means [`IMAGE_BYTES`].
+    pub image_bytes: u64,
+    /// Bytes of zeroes behind the image's content.
+    pub zero_bytes: u64,
 }
 
 impl Vm {
+    /// Starts a VM process, waits for its pool if it is to have one, and reads its disk twice.
     pub fn start(folder: &Path, name: &str, options: &VmOptions<'_>) -> Result<Self> {
-        let (disk, image) = disk(folder, name, options.disk_ms)?;
-        let (socket, control) = (folder.join(format!("{name}.vhost")), folder.join(format!("{name}.ctl")));
-        let program = options.program.map_or_else(remoca, |program| Ok(program.to_owned()))?;
-        let mut words: Vec<OsString> = Vec::new();
-        if let Some(processor) = options.processor {
-            words.extend(["taskset".into(), "--cpu-list".into(), processor.to_string().into()]);
-        }
-        if let Some(path) = options.callgrind {
-            let out = format!("--callgrind-out-file={}", path.display());
-            words.extend(["valgrind".into(), "--tool=callgrind".into(), out.into()]);
-        }
-        words.push(program.into());
-        let mut command = Command::new(&words[0]);
-        command.args(&words[1..]);
-        command.args(["disk", "--read-only", "--no-frames", "--cache", options.cache.unwrap_or("32M")]);
+        let bytes = if options.image_bytes == 0 { IMAGE_BYTES } else { options.image_bytes };
+        let (disk, image) = disk(folder, name, options.disk_ms, bytes, options.zero_bytes)?;
+        let socket = folder.join(format!("{name}.vhost"));
+        let control = folder.join(format!("{name}.ctl"));
+        let port_socket = folder.join(format!("{name}.port"));
+        let mut command = command(options)?;
         command.args(["--image", &image, "--socket"]);
         command.arg(&socket).arg("--control").arg(&control).args(options.arguments);
-        let port_socket = folder.join(format!("{name}.port"));
         if options.port {
             command.arg("--port").arg(&port_socket);
         }
         if let Some(server) = options.server {
-            command.arg("--server").arg(format!("unix:{}", server.display()));
+            command.arg("--server").arg(server);
         }
-        let process = Program::start(&mut command, &socket)?;
-        let inflight = options.inflight;
-        let mut guest = TestGuest::new(Options { queue_size: 256, data_bytes: BLOCK, inflight, ..Options::default() });
-        guest.connect(&socket)?;
-        guest.queues[0].suppress_interrupts(true);
+        let process = Program::start_until(&mut command, || socket.exists() && control.exists())?;
+        let blocks = bytes / BLOCK;
+        let guest = Client::connect(&socket, blocks, options.inflight)?;
         let port = options.port.then(|| connect_port(&port_socket)).transpose()?;
-        let mut vm = Self { process, control, guest, port, random: 0x9e37_79b9_7f4a_7c15, _disk: disk };
-        // Waits for the pool: from then on, everything is cached.
-        std::thread::sleep(Duration::from_millis(1500));
+        let mut vm = Self { process, control, guest, blocks, port, _disk: disk };
+        if options.server.is_some() || options.arguments.iter().any(|word| word == "--local") {
+            vm.wait_for_pool()?;
+        }
         for _ in 0..2 {
             vm.pass(32)?;
         }
         Ok(vm)
+    }
+
+    /// Waits until the process has a pool: from then on, everything is cached.
+    fn wait_for_pool(&self) -> Result<()> {
+        let started = Instant::now();
+        while self.status()?.cache.granted_bytes == 0 {
+            ensure!(started.elapsed() < PATIENCE, "the VM process got no memory for its cache");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Reads the image until all of it is cached.
+    pub fn fill(&mut self) -> Result<()> {
+        for _ in 0..PASSES_MAX {
+            let before = self.counter("hit_blocks")?;
+            self.pass(32)?;
+            if self.counter("hit_blocks")? - before == self.blocks {
+                return Ok(());
+            }
+        }
+        bail!("{PASSES_MAX} passes over the image did not bring all of it into the cache")
     }
 
     /// Ends the VM process and its disk.
@@ -168,80 +243,85 @@ impl Vm {
 
     /// Returns one of the process's counters.
     pub fn counter(&self, name: &str) -> Result<u64> {
+        self.status()?.counters.get(name).copied().with_context(|| format!("no counter {name}"))
+    }
+
+    /// Returns the status of the process.
+    pub fn status(&self) -> Result<Status> {
         match control::call(&self.control, Ask::Status)? {
-            Reply::Status(status) => status.counters.get(name).copied().with_context(|| format!("no counter {name}")),
+            Reply::Status(status) => Ok(*status),
             Reply::Error { error } => bail!(error),
         }
     }
 
     /// Reads `count` random blocks, `depth` at a time, and returns the latency of each in nanoseconds. Calls `at` with
     /// the number of each read.
-    pub fn measure(&mut self, depth: usize, count: usize, mut at: impl FnMut(usize)) -> Result<Vec<u64>> {
-        let mut random = self.random;
-        let mut begun = 0;
-        let latencies = self.reads(depth, |_| {
-            begun += 1;
-            at(begun);
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (begun <= count).then_some((random >> 33) % (IMAGE_BYTES / BLOCK))
-        })?;
-        self.random = random;
-        Ok(latencies)
+    pub fn measure(&mut self, depth: usize, count: usize, at: impl FnMut(usize)) -> Result<Vec<u64>> {
+        self.guest.measure(depth, count, at)
     }
 
     /// Reads every block once, in order.
     pub fn pass(&mut self, depth: usize) -> Result<()> {
-        let mut next = 0..IMAGE_BYTES / BLOCK;
-        self.reads(depth, |_| next.next()).map(drop)
+        self.guest.pass(depth)
+    }
+
+    /// Returns the number of blocks with content.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Returns the process, and the guest that reads the disk.
+    pub fn parts(&mut self) -> (&Program, &mut Client) {
+        (&self.process, &mut self.guest)
+    }
+
+    /// Returns the guest that reads the disk.
+    pub fn client(&mut self) -> &mut Client {
+        &mut self.guest
     }
 
     /// Reports every block of the image as evicted, once, in order.
     pub fn evict_all(&mut self) -> Result<()> {
-        let Some(port) = &mut self.port else { bail!("this VM has no eviction port") };
-        for first in (0..IMAGE_BYTES).step_by(usize::try_from(BATCH_BYTES)?) {
-            let batch = content(first..first + BATCH_BYTES);
-            // The page at sector 0 of the port is for the guest agent's own report.
-            let status = port.run(0, Read::Write { sector: BLOCK / 512, data: &batch });
-            ensure!(status == 0, "the eviction port failed a write");
+        for first in (0..self.blocks * BLOCK).step_by(usize::try_from(BATCH_BYTES)?) {
+            self.evict(&content::of(first..first + BATCH_BYTES))?;
         }
         Ok(())
     }
 
-    fn reads(&mut self, depth: usize, mut next: impl FnMut(&Self) -> Option<u64>) -> Result<Vec<u64>> {
-        let mut flying: Vec<(Ticket, Instant)> = Vec::with_capacity(depth);
-        let (mut latencies, mut ended) = (Vec::new(), false);
-        while !ended || !flying.is_empty() {
-            let before = flying.len();
-            while !ended && flying.len() < depth {
-                match next(self) {
-                    None => ended = true,
-                    Some(block) => {
-                        let read = Read::Read { sector: block * 8, length: BLOCK };
-                        flying.push((self.guest.submit(0, read), Instant::now()));
-                    }
-                }
-            }
-            if flying.len() > before {
-                self.guest.queues[0].kick();
-            }
-            let mut failed = false;
-            flying.retain(|(ticket, since)| match self.guest.result(*ticket) {
-                None => true,
-                Some(status) => {
-                    failed |= status != 0;
-                    latencies.push(u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX));
-                    false
-                }
-            });
-            ensure!(!failed, "a read failed");
-        }
-        Ok(latencies)
+    /// Reports a page that is not on the disk as evicted. It is dropped, but shows that there is an agent, so that blocks are
+    /// not admitted when they are read.
+    pub fn evict_unknown(&mut self) -> Result<()> {
+        self.evict(&[0x5a; 4096])
+    }
+
+    fn evict(&mut self, pages: &[u8]) -> Result<()> {
+        let Some(port) = &mut self.port else { bail!("this VM has no eviction port") };
+        // The page at sector 0 of the port is for the guest agent's own report.
+        let status = port.run(0, Write::Write { sector: BLOCK / 512, data: pages });
+        ensure!(status == 0, "the eviction port failed a write");
+        Ok(())
     }
 }
 
-/// Returns the content of the image in this range of bytes. It is the content that nbdkit's pattern plugin generates.
-fn content(bytes: Range<u64>) -> Vec<u8> {
-    (bytes.start / 8..bytes.end / 8).flat_map(|at| (at * 8).to_be_bytes()).collect()
+/// Returns the command of the VM process, up to its disk.
+fn command(options: &VmOptions<'_>) -> Result<Command> {
+    let program = options.program.map_or_else(remoca, |program| Ok(program.to_owned()))?;
+    let mut words: Vec<OsString> = pinned(options.processor).into_iter().map(Into::into).collect();
+    if let Some(path) = options.callgrind {
+        let out = format!("--callgrind-out-file={}", path.display());
+        words.extend(["valgrind".into(), "--tool=callgrind".into(), out.into()]);
+    }
+    words.push(program.into());
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    command.args(["disk", "--read-only", "--no-frames", "--cache", options.cache.unwrap_or("32M")]);
+    Ok(command)
+}
+
+/// Returns what is put before a command to run it on one processor.
+pub fn pinned(processor: Option<usize>) -> Vec<String> {
+    let words = |processor: usize| ["taskset".into(), "--cpu-list".into(), processor.to_string()];
+    processor.map(words).into_iter().flatten().collect()
 }
 
 fn connect_port(socket: &Path) -> Result<TestGuest> {
@@ -250,16 +330,19 @@ fn connect_port(socket: &Path) -> Result<TestGuest> {
     Ok(port)
 }
 
-fn disk(folder: &Path, name: &str, delay_ms: u32) -> Result<(Option<Program>, String)> {
+/// Makes a disk of `bytes` with content and as many zeroes as given, and returns it with the address of its image.
+fn disk(folder: &Path, name: &str, delay_ms: u32, bytes: u64, zero_bytes: u64) -> Result<(Option<Program>, String)> {
     if delay_ms == 0 {
         let path = folder.join(format!("{name}.img"));
-        std::fs::write(&path, content(0..IMAGE_BYTES))?;
+        std::fs::write(&path, content::of(0..bytes))?;
+        std::fs::OpenOptions::new().write(true).open(&path)?.set_len(bytes + zero_bytes)?;
         return Ok((None, path.display().to_string()));
     }
     let socket = folder.join(format!("{name}.nbd"));
     let mut command = Command::new("nbdkit");
-    command.args(["-f", "-U"]).arg(&socket).args(["--filter=delay", "pattern"]);
-    command.arg(format!("size={IMAGE_BYTES}")).arg(format!("rdelay={delay_ms}ms"));
+    command.args(["-f", "-t", "64", "-U"]).arg(&socket).args(["--filter=delay", "--filter=truncate", "pattern"]);
+    command.arg(format!("size={bytes}")).arg(format!("truncate={}", bytes + zero_bytes));
+    command.arg(format!("rdelay={delay_ms}ms"));
     let program = Program::start(&mut command, &socket)?;
     Ok((Some(program), format!("nbd+unix:///?socket={}", socket.display())))
 }
@@ -269,9 +352,16 @@ pub struct Folder(pub PathBuf);
 
 impl Folder {
     pub fn new() -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("remoca-bench-{}", std::process::id()));
-        std::fs::create_dir_all(&path)?;
-        Ok(Self(path))
+        Self::below(&std::env::temp_dir())
+    }
+
+    /// Makes a folder whose files are in memory.
+    pub fn in_memory() -> Result<Self> {
+        Self::below(Path::new("/dev/shm"))
+    }
+
+    fn below(parent: &Path) -> Result<Self> {
+        Ok(Self(tempfile::Builder::new().prefix("remoca-bench-").tempdir_in(parent)?.keep()))
     }
 }
 
@@ -283,9 +373,11 @@ impl Drop for Folder {
 
 /// Writes a report to `out/bench/NAME.json`.
 pub fn save(name: &str, report: &impl serde::Serialize) -> Result<()> {
-    let path = PathBuf::from(format!("out/bench/{name}.json"));
-    std::fs::create_dir_all("out/bench")?;
-    std::fs::write(&path, serde_json::to_vec_pretty(report)?)?;
-    println!("\n{}", path.display());
+    save_figures(name, &[], report)
+}
+
+/// Writes a report, and its figures that have a target, to `out/bench/NAME.json`.
+pub fn save_figures(name: &str, of: &[Figure], report: &impl serde::Serialize) -> Result<()> {
+    println!("\n{}", figures::save(name, of, report)?.display());
     Ok(())
 }

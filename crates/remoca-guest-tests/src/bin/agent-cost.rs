@@ -8,9 +8,10 @@
 //! machine; it uses only the disk in memory.
 //!
 //! `cargo run --release -p remoca-guest-tests --bin agent-cost [time|instructions [ROUNDS [PART OF A WORK'S NAME]]]`; without
-//! arguments both, 7 and 1.
+//! arguments both, 7 and 1. A run of `time` with all works leaves its figures for `make bench-targets` (P14).
 
 use remoca_guest_tests::{Host, Image, LIMIT, Result, remoca_release, start_agent, stop_agent};
+use remoca_lab::figures::{self, Figure, Spread};
 use remoca_lab::{Guest, Lab, Qmp, store, workload::dataset};
 use remoca_protocol::port::AgentStats;
 use std::path::Path;
@@ -21,6 +22,8 @@ const READ_DELAY: Duration = Duration::from_millis(7);
 
 struct Work {
     name: &'static str,
+    /// Name of its target.
+    id: &'static str,
     /// Name of one of [`DISKS`].
     disk: &'static str,
     /// Command run before the measurement.
@@ -34,12 +37,14 @@ const DISKS: [&str; 2] = ["ram", "slow"];
 const WORKS: [Work; 5] = [
     Work {
         name: "disk in memory: 600 MiB in sequence",
+        id: "P14-ram-sequential",
         disk: "ram",
         prepare: "true",
         command: "cat /ram/f* > /dev/null",
     },
     Work {
         name: "disk in memory: 40,000 random reads of 4 KiB",
+        id: "P14-ram-random",
         disk: "ram",
         prepare: "true",
         command: "fio --filename=/ram/f00000 --rw=randread --bs=4k --ioengine=psync --number_ios=20000 --norandommap --fadvise_hint=0 \
@@ -47,18 +52,21 @@ const WORKS: [Work; 5] = [
     },
     Work {
         name: "memory enough: 100 MiB read 10 times",
+        id: "P14-enough",
         disk: "ram",
         prepare: "for i in 1 2; do head -c 100M /ram/f00000 > /dev/null; done",
         command: "for i in $(seq 10); do head -c 100M /ram/f00000 > /dev/null; done",
     },
     Work {
         name: "disk of 7 ms: 192 MiB in sequence",
+        id: "P14-slow-sequential",
         disk: "slow",
         prepare: "true",
         command: "dd if=/slow/f00000 of=/dev/null bs=1M count=192 skip=$((n % 3 * 192)) 2> /dev/null",
     },
     Work {
         name: "disk of 7 ms: 400 random reads of 4 KiB",
+        id: "P14-slow-random",
         disk: "slow",
         prepare: "true",
         command: "fio --filename=/slow/f00000 --rw=randread --bs=4k --ioengine=psync --number_ios=200 --norandommap --fadvise_hint=0 \
@@ -132,6 +140,11 @@ fn measure(clock: Clock, round_count: u32) -> Result<()> {
         rounds.push([bench.turn(&works, false)?, bench.turn(&works, true)?]);
     }
     report(clock, &works, &rounds);
+    // A run of some works must not hide the last run of all.
+    if clock == Clock::Time && wanted.is_empty() {
+        let path = figures::save("agent-cost", &target_figures(&works, &rounds), &())?;
+        println!("\n{}", path.display());
+    }
     bench.guest.shut_down()?;
     bench.host.stop_process()?;
     nbdkit.stop()?;
@@ -225,6 +238,22 @@ impl Bench {
     }
 }
 
+/// Returns the figures of P14: the time with the agent divided by that without. The noise is the time without it divided by
+/// that of the round before.
+fn target_figures(works: &[&Work], rounds: &[[Vec<Cost>; 2]]) -> Vec<Figure> {
+    let figure = |(index, work): (usize, &&Work)| {
+        let times = |agent: usize| rounds.iter().map(move |round| round[agent][index].elapsed);
+        let ratio = Spread::of(times(1).zip(times(0)).map(|(agent, none)| agent / none).collect())?;
+        let noise = Spread::of(times(0).skip(1).zip(times(0)).map(|(later, earlier)| later / earlier).collect());
+        let pages = |count: fn(&Cost) -> u64| {
+            rounds.iter().map(|round| count(&round[1][index])).sum::<u64>() as f64 / rounds.len() as f64
+        };
+        let figure = Figure::of_rounds(work.id, rounds.len(), ratio, noise);
+        Some(figure.beside("captured", pages(|cost| cost.captured)).beside("left_out", pages(|cost| cost.sampled_out)))
+    };
+    works.iter().enumerate().filter_map(figure).collect()
+}
+
 fn report(clock: Clock, works: &[&Work], rounds: &[[Vec<Cost>; 2]]) {
     let unit = match clock {
         Clock::Time => "s",
@@ -258,5 +287,32 @@ fn report(clock: Clock, works: &[&Work], rounds: &[[Vec<Cost>; 2]]) {
             pages(|cost| cost.lost),
             pages(|cost| cost.sampled_out),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_are_of_the_same_round_and_noise_is_of_the_guest_without_agent() {
+        let costs = |times: [f64; 2]| {
+            let cost = |elapsed| Cost { elapsed, captured: 10, ..Cost::default() };
+            times.map(cost).to_vec()
+        };
+        let rounds = [
+            [costs([1.0, 4.0]), costs([1.5, 4.0])],
+            [costs([2.0, 2.0]), costs([3.0, 3.0])],
+            [costs([4.0, 2.0]), costs([6.0, 2.5])],
+        ];
+        let figures = target_figures(&[&WORKS[0], &WORKS[2]], &rounds);
+        assert_eq!(
+            figures.iter().map(|figure| figure.id.as_str()).collect::<Vec<_>>(),
+            ["P14-ram-sequential", "P14-enough"]
+        );
+        assert_eq!((figures[0].value, figures[0].rounds, figures[0].beside["captured"]), (1.5, 3, 10.0));
+        assert_eq!(figures[0].noise, Some(Spread { median: 2.0, min: 2.0, max: 2.0 }));
+        assert_eq!(figures[1].spread, Some(Spread { median: 1.25, min: 1.0, max: 1.5 }));
+        assert_eq!(figures[1].noise, Some(Spread { median: 0.75, min: 0.5, max: 1.0 }));
     }
 }
