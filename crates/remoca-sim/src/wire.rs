@@ -1,4 +1,4 @@
-//! The connection between the VM process and the server: what waits, what is in flight, and what a break loses.
+//! A connection between the VM process and a server: what waits, what is in flight, and what a break loses.
 //!
 //! Messages arrive in order. When a connection breaks, a random number of those in flight (the newest) never arrive.
 //! Until the client notices, it keeps sending.
@@ -11,21 +11,13 @@ use std::collections::VecDeque;
 /// Number of a connection, counted from 1.
 pub type ConnectionId = usize;
 
-/// State of the connection as the client sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    Down,
-    Up,
-}
-
-/// The client's end of the current connection, and the way to the server.
+/// The client's end of a session's connection, and the way to the server.
 #[derive(Debug)]
 pub struct Wire {
     pub id: ConnectionId,
     /// The server at the other end, and the number by which the engine knows it.
     pub server: usize,
     pub number: ServerNumber,
-    pub phase: Phase,
     /// Messages of the engine that have not left.
     pub queue: VecDeque<Message>,
     /// Whether a message of a non-empty [`Self::queue`] is about to leave.
@@ -38,41 +30,31 @@ pub struct Wire {
     pub taken: u64,
     /// Whether messages of the server no longer arrive.
     pub deaf: bool,
+    /// Whether a SETSIZE is not answered.
+    pub size_asked: bool,
     /// Arrival time of the last message in each direction. The next one arrives no earlier.
     pub to_server_at: Nanos,
     pub to_client_at: Nanos,
 }
 
 impl Wire {
-    /// Makes a wire without a connection.
+    /// Makes a connection on which a server has answered.
     #[must_use]
-    pub fn new() -> Self {
+    pub fn to(server: usize, number: ServerNumber, id: ConnectionId) -> Self {
         Self {
-            id: 0,
-            server: 0,
-            number: ServerNumber(0),
-            phase: Phase::Down,
+            id,
+            server,
+            number,
             queue: VecDeque::new(),
             leaving: false,
             unreported: 0,
             left: 0,
             taken: 0,
             deaf: false,
+            size_asked: false,
             to_server_at: Nanos(0),
             to_client_at: Nanos(0),
         }
-    }
-
-    /// Makes a connection on which a server has answered.
-    #[must_use]
-    pub fn to(server: usize, number: ServerNumber, id: ConnectionId) -> Self {
-        Self { id, server, number, phase: Phase::Up, ..Self::new() }
-    }
-
-    /// Returns whether the client receives the server's messages.
-    #[must_use]
-    pub fn can_hear(&self) -> bool {
-        self.phase == Phase::Up && !self.deaf
     }
 
     /// Returns the number of messages in flight.
@@ -86,11 +68,5 @@ impl Wire {
     pub fn pages_waiting(&self) -> u32 {
         let queued = self.queue.iter().filter(|m| matches!(m, Message::SendPage { .. })).count();
         u32::try_from(queued).unwrap_or(u32::MAX) + self.unreported
-    }
-}
-
-impl Default for Wire {
-    fn default() -> Self {
-        Self::new()
     }
 }

@@ -42,7 +42,7 @@ const HAPPENS: [(&str, u64); 55] = [
     ("messages_lost", 1_000),
     ("given_up", 100),
     ("left", 100),
-    ("pool_moves", 100),
+    ("pool_joins", 100),
     ("released", 100),
     ("unanswered", 100),
     ("hangs", 100),

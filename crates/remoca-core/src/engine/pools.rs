@@ -256,6 +256,13 @@ impl Pools {
         index.drop_pool(number);
     }
 
+    /// Drops the lost pool at `server`, if there is one.
+    pub(super) fn forget_at<M: DerefMut<Target = [u32]>>(&mut self, server: ServerNumber, index: &mut CacheIndex<M>) {
+        if let Some(number) = index.pool_of(server.0).filter(|number| !self.pool(*number).is_up()) {
+            self.forget(number, index);
+        }
+    }
+
     /// Drops the lost pools whose place another pool takes: all of them if there is no other session, otherwise those that
     /// are no longer expected. Keeps the one at `server`.
     pub(super) fn replace_lost<M>(&mut self, server: ServerNumber, index: &mut CacheIndex<M>)

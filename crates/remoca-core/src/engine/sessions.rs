@@ -103,6 +103,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         while let Some(choice) = self.placement.choose(now, &self.pools.need(&self.index)) {
             self.begin_session(now, &choice);
         }
+        for server in without {
+            self.pools.forget_at(server, &mut self.index);
+        }
         self.placement.release(now, &self.pools.need(&self.index), &mut self.actions);
         for number in self.pools.end_drains(now) {
             self.leave(now, number);

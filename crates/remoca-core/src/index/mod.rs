@@ -230,7 +230,9 @@ impl<M: Words> CacheIndex<M> {
 
     /// Removes one pin from `slot`.
     pub fn unpin(&mut self, slot: SlotIndex) {
-        self.slots.unpin(&mut self.words, slot.0);
+        if self.slots.unpin(&mut self.words, slot.0) {
+            self.follow_all_chunks();
+        }
     }
 
     /// Returns the number of pinned slots, including those beyond the capacity. Examines every slot.

@@ -6,9 +6,9 @@ use crate::guest::{DiskState, Pending, touched};
 use crate::plan::Kind;
 use crate::server::Message;
 use crate::violation::{Promise, Violation};
-use crate::wire::Phase;
-use remoca_core::engine::{Action, FetchId, GuestOp, RequestId};
-use remoca_core::units::{DiskIndex, PageCount, SlotIndex};
+use crate::wire::ConnectionId;
+use remoca_core::engine::{Action, FetchId, GuestOp, PoolSlot, RequestId, ServerNumber};
+use remoca_core::units::{DiskIndex, PageCount};
 
 impl World<'_> {
     /// Executes all actions that the engine requests now.
@@ -26,25 +26,19 @@ impl World<'_> {
                     self.deliver(request, offset, &sectors)?;
                 }
                 Action::Complete { request, result } => self.completed(request, result)?,
-                Action::Fetch { fetch, at } => self.fetch(fetch, at.slot)?,
-                Action::SendBlock { admitted, request, offset } => {
-                    self.send_block(admitted.at.slot, request, offset)?
-                }
-                Action::MovePage { from, to, .. } => {
-                    self.check_not_reused(to)?;
+                Action::Fetch { fetch, at } => self.fetch(fetch, at)?,
+                Action::SendBlock { admitted, request, offset } => self.send_block(admitted.at, request, offset)?,
+                Action::MovePage { server, from, to } => {
+                    self.check_not_reused(PoolSlot { server, slot: to })?;
                     self.tally.moves += 1;
-                    self.send(Message::Move { from, to })?;
+                    self.send(server, Message::Move { from, to })?;
                 }
-                Action::SetSize { npages, .. } => self.set_size(npages)?,
+                Action::SetSize { server, npages } => self.set_size(server, npages)?,
                 Action::Ask(server) => self.ask(server)?,
                 Action::Use(server) => self.use_connection(server)?,
                 Action::Release(server) => self.release(server)?,
-                Action::GiveUp(_) => {
-                    self.note(None, || "the engine gives up the connection".into());
-                    self.tally.given_up += 1;
-                    self.drop_connection();
-                }
-                Action::Leave(_) => self.leave_server()?,
+                Action::GiveUp(server) => self.give_up(server)?,
+                Action::Leave(server) => self.leave_server(server)?,
                 Action::ForeignWriter(disk) => {
                     let text = format!("disk {}: somebody else is said to write to it", disk.0);
                     self.fail(Violation::new(Promise::NoFalseAlarm, text))?;
@@ -139,19 +133,20 @@ impl World<'_> {
         Ok(())
     }
 
-    fn fetch(&mut self, fetch: FetchId, slot: SlotIndex) -> Outcome {
-        if self.vm.outstanding.insert(fetch, Outstanding { slot, event: self.event }).is_some() {
+    fn fetch(&mut self, fetch: FetchId, at: PoolSlot) -> Outcome {
+        if self.vm.outstanding.insert(fetch, Outstanding { at, event: self.event }).is_some() {
             let text = format!("{fetch:?} is issued twice");
             return self.fail(Violation::new(Promise::ProtocolKept, text));
         }
-        if self.vm.outstanding.len() > self.vm.machine.fetch_limit as usize {
-            let text = format!("{} REQUESTs are outstanding", self.vm.outstanding.len());
+        let owed = self.vm.outstanding.values().filter(|other| other.at.server == at.server).count();
+        if owed > self.vm.machine.fetch_limit as usize {
+            let text = format!("{owed} REQUESTs are outstanding");
             self.fail(Violation::new(Promise::Bounded, text))?;
         }
-        self.send(Message::Request { fetch, slot })
+        self.send(at.server, Message::Request { fetch, slot: at.slot })
     }
 
-    fn send_block(&mut self, slot: SlotIndex, id: RequestId, offset: u32) -> Outcome {
+    fn send_block(&mut self, at: PoolSlot, id: RequestId, offset: u32) -> Outcome {
         let start = offset as usize / SECTOR_SIZE;
         let page = match self.vm.guest.pending(id) {
             Some(pending) if start + BLOCK_SECTORS <= pending.buffer.len() => block_at(&pending.buffer, start),
@@ -160,57 +155,60 @@ impl World<'_> {
                 return self.fail(Violation::new(Promise::ProtocolKept, text));
             }
         };
-        self.send_page(slot, page)
+        self.send_page(at, page)
     }
 
-    /// Sends SENDPAGE to the server.
-    pub(super) fn send_page(&mut self, slot: SlotIndex, page: Block) -> Outcome {
-        self.check_not_reused(slot)?;
+    /// Sends SENDPAGE to a server.
+    pub(super) fn send_page(&mut self, at: PoolSlot, page: Block) -> Outcome {
+        self.check_not_reused(at)?;
         self.tally.pages_sent += 1;
         self.vm.life.pages_sent += 1;
-        self.send(Message::SendPage { slot, page })?;
-        if self.vm.wire.pages_waiting() > self.vm.machine.send_window {
-            let text = format!("{} pages wait for the connection", self.vm.wire.pages_waiting());
+        self.send(at.server, Message::SendPage { slot: at.slot, page })?;
+        let waiting = self.vm.wire_to(at.server).map_or(0, |wire| wire.pages_waiting());
+        if waiting > self.vm.machine.send_window {
+            let text = format!("{waiting} pages wait for the connection");
             self.fail(Violation::new(Promise::Bounded, text))?;
         }
         Ok(())
     }
 
-    fn set_size(&mut self, size: PageCount) -> Outcome {
-        if std::mem::replace(&mut self.vm.size_asked, true) {
+    fn set_size(&mut self, server: ServerNumber, size: PageCount) -> Outcome {
+        if self.vm.wire_to(server).is_some_and(|wire| std::mem::replace(&mut wire.size_asked, true)) {
             self.fail(Violation::new(Promise::ProtocolKept, "SETSIZE before the last one was answered"))?;
         }
-        self.send(Message::SetSize(size))
+        self.send(server, Message::SetSize(size))
     }
 
-    fn check_not_reused(&mut self, slot: SlotIndex) -> Outcome {
-        match self.vm.outstanding.iter().find(|(_, busy)| busy.slot == slot) {
+    fn check_not_reused(&mut self, at: PoolSlot) -> Outcome {
+        match self.vm.outstanding.iter().find(|(_, busy)| busy.at == at) {
             Some((fetch, _)) => {
-                let text = format!("{slot:?} gets another page while {fetch:?} for it is outstanding");
+                let text = format!("{at:?} gets another page while {fetch:?} for it is outstanding");
                 self.fail(Violation::new(Promise::SlotNotReused, text))
             }
             None => Ok(()),
         }
     }
 
-    fn send(&mut self, message: Message) -> Outcome {
-        self.note(None, || format!("to the server: {}", brief(&message)));
-        if self.vm.wire.phase != Phase::Up {
-            let text = format!("{} without a connection", brief(&message));
+    fn send(&mut self, server: ServerNumber, message: Message) -> Outcome {
+        self.note(None, || format!("to {server:?}: {}", brief(&message)));
+        let Some(wire) = self.vm.wire_to(server) else {
+            let text = format!("{} without a connection to {server:?}", brief(&message));
             return self.fail(Violation::new(Promise::ProtocolKept, text));
-        }
-        self.vm.wire.queue.push_back(message);
-        self.pump();
+        };
+        wire.queue.push_back(message);
+        let connection = wire.id;
+        self.pump(connection);
         Ok(())
     }
 
     /// Schedules the next message to leave, if there is one and the network has room.
-    pub(super) fn pump(&mut self) {
-        let room = self.vm.wire.on_the_way() < u64::from(self.plan.scenario.wire_limit);
-        if !self.vm.wire.leaving && room && !self.vm.wire.queue.is_empty() {
-            self.vm.wire.leaving = true;
+    pub(super) fn pump(&mut self, connection: ConnectionId) {
+        let limit = u64::from(self.plan.scenario.wire_limit);
+        let Some(wire) = self.vm.wire(connection) else { return };
+        if !wire.leaving && wire.on_the_way() < limit && !wire.queue.is_empty() {
+            wire.leaving = true;
             let ns = self.random.between(1_000..=30_000);
-            self.schedule(ns, Event::Leave(self.vm.wire.id));
+            self.schedule(ns, Event::Leave(connection));
         }
     }
 }

@@ -9,7 +9,9 @@ use crate::guest::{DiskState, Key, Pending};
 use crate::plan::Kind;
 use crate::server::Pool;
 use crate::violation::{Promise, Violation};
-use remoca_core::engine::{DiskError, RequestId};
+use remoca_core::engine::{DiskError, PoolStatus, RequestId, ServerNumber};
+use remoca_core::fingerprint::Fingerprint;
+use remoca_core::units::SlotIndex;
 
 impl World<'_> {
     /// Checks that a request has the result that the disk returned. Without a result of the disk, only reads may complete.
@@ -149,8 +151,9 @@ impl World<'_> {
             let text = format!("{} REQUESTs outstanding, {pins} slots pinned", self.vm.outstanding.len());
             self.fail(Violation::new(Promise::NothingLeft, text))?;
         }
-        if self.vm.wire.pages_waiting() != 0 {
-            let text = format!("{} pages still wait", self.vm.wire.pages_waiting());
+        let waiting: u32 = self.vm.wires.iter().map(|wire| wire.pages_waiting()).sum();
+        if waiting != 0 {
+            let text = format!("{waiting} pages still wait");
             self.fail(Violation::new(Promise::NothingLeft, text))?;
         }
         Ok(())
@@ -193,35 +196,42 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Checks, with servers that work, that the pool is at a listed server, and as large as requested or as that
-    /// server can provide. If so, no other server can provide clearly more, unless other VMs want the same memory.
+    /// Checks, with servers that work, that the pools are at listed servers, and as large as requested, or as all of these
+    /// can provide, unless other VMs want the same memory.
     fn check_size(&mut self) -> Outcome {
         let status = self.vm.engine.status();
-        let donor = &self.donors[self.vm.wire.server];
-        let size = donor.pools.get(&self.owner()).map(Pool::size).unwrap_or_default();
-        let (wanted, granted) = (status.wanted.0, status.granted.0);
-        let reached = granted == wanted || (granted < wanted && donor.free() == 0);
+        let owner = self.owner();
+        let size = |at: usize| self.donors[at].pools.get(&owner).map(Pool::size).unwrap_or_default();
+        let is_right = |pool: &PoolStatus| size(self.vm.server(pool.server)) == pool.granted;
+        let sizes = status.pools.iter().all(is_right);
         let listed = |server: &usize| self.vm.listed >> server & 1 == 1;
-        let can_give = |at: usize| self.donors[at].free() + if at == self.vm.wire.server { granted } else { 0 };
-        let best = (0..self.donors.len()).filter(listed).map(|at| can_give(at).min(wanted)).max();
-        let missed = best.is_some_and(|best| best > granted && best - granted >= granted / 4);
-        let placed = listed(&self.vm.wire.server) && (!missed || !self.others.is_empty());
-        if status.connected && reached && placed && size == status.granted {
+        let placed = status.pools.iter().all(|pool| listed(&self.vm.server(pool.server)));
+        let free: u32 = (0..self.donors.len()).filter(listed).map(|at| self.donors[at].free()).sum();
+        let short = status.wanted.0 - status.granted.0.min(status.wanted.0);
+        let reached = status.granted <= status.wanted && (short == 0 || free == 0 || !self.others.is_empty());
+        if status.connected && sizes && placed && reached {
             return Ok(());
         }
-        let text = format!("{status:?}, the server has {} pages left and a pool of {}", donor.free(), size.0);
+        let text = format!("{status:?}, the servers have {free} pages left");
         self.fail(Violation::new(Promise::Useful, text))
     }
 
-    /// Checks, without lies or losses, that every page of the index is on the server.
+    /// Checks, without lies or losses, that every page of the index is on its server.
     fn check_cached_pages(&mut self) -> Outcome {
-        let Some(server) = self.donors[self.vm.wire.server].pools.get(&self.owner()) else { return Ok(()) };
-        let wrong = self.vm.engine.index().pages().find(|(slot, content)| {
-            server.page(*slot).is_none_or(|page| self.vm.prints.page(&bytes(&page)) != *content)
-        });
+        let index = self.vm.engine.index();
+        let owner = self.owner();
+        let held = |slot: SlotIndex| {
+            let (pool, slot) = index.place_of(slot)?;
+            let server = self.vm.server(ServerNumber(index.pool(pool)?.server));
+            self.donors[server].pools.get(&owner)?.page(slot)
+        };
+        let is_wrong = |(slot, content): &(SlotIndex, Fingerprint)| {
+            held(*slot).is_none_or(|page| self.vm.prints.page(&bytes(&page)) != *content)
+        };
+        let wrong = index.pages().find(is_wrong).map(|(slot, _)| (slot, held(slot)));
         match wrong {
-            Some((slot, _)) => {
-                let text = format!("{slot:?} holds something else: {:?}", server.page(slot));
+            Some((slot, held)) => {
+                let text = format!("{slot:?} holds something else: {held:?}");
                 self.fail(Violation::new(Promise::CachedIsThere, text))
             }
             None => Ok(()),

@@ -6,8 +6,8 @@ use crate::disk::{Applied, Io, IoId, IoKind};
 use crate::guest::{DiskState, Pending, covered, touched};
 use crate::plan::{Eviction, Fill, Kind};
 use crate::violation::{Promise, Violation};
-use remoca_core::engine::{Admission, BreakerState, DiskError, Evicted, GuestOp, RequestId};
-use remoca_core::units::{ByteRange, PageCount};
+use remoca_core::engine::{Admission, BreakerState, DiskError, Evicted, GuestOp, PoolSlot, PoolStatus, RequestId};
+use remoca_core::units::ByteRange;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -266,13 +266,10 @@ impl World<'_> {
         }
         let status = self.vm.engine.status();
         let must_know = self.vm.guest.take_known(&page) && status.enabled && self.knows_all_blocks();
-        let pinned: BTreeSet<_> = self.vm.outstanding.values().map(|o| o.slot).collect();
-        let room = status.connected
-            && status.hedging.breaker == BreakerState::Closed
-            && self.vm.wire.pages_waiting() < self.vm.machine.send_window
+        let has_room = status.pools.iter().any(|pool| pool.granted.0 > 0)
+            && status.pools.iter().all(|pool| self.has_room(pool))
             // During a resize, some slots may not be filled.
-            && !self.vm.engine.index().is_resizing()
-            && PageCount(u32::try_from(pinned.len()).unwrap_or(u32::MAX)) < self.vm.engine.index().total_capacity();
+            && !self.vm.engine.index().is_resizing();
         let evicted = self.vm.engine.handle_evicted(&bytes(&page));
         self.note(None, || format!("evicted {}: {evicted:?}", describe(&page)));
         self.tally.evictions += 1;
@@ -281,18 +278,30 @@ impl World<'_> {
             return Ok(());
         }
         match evicted {
-            Evicted::Admit(admitted) => self.send_page(admitted.at.slot, page)?,
+            Evicted::Admit(admitted) => self.send_page(admitted.at, page)?,
             Evicted::Unmatched if must_know => {
                 let text = format!("{} is what the disk holds, and was called unknown", describe(&page));
                 self.fail(Violation::new(Promise::Useful, text))?;
             }
-            Evicted::Dropped if must_know && room => {
+            Evicted::Dropped if must_know && has_room => {
                 let text = format!("{} was dropped, and there was room", describe(&page));
                 self.fail(Violation::new(Promise::Useful, text))?;
             }
             Evicted::Duplicate | Evicted::Zero | Evicted::Unmatched | Evicted::Dropped | Evicted::PassedOver => {}
         }
         self.execute()
+    }
+
+    /// Returns whether a pool takes one more page now, if it is chosen.
+    fn has_room(&self, pool: &PoolStatus) -> bool {
+        let ours = |at: &&PoolSlot| at.server == pool.server;
+        let pinned: BTreeSet<_> =
+            self.vm.outstanding.values().map(|outstanding| &outstanding.at).filter(ours).collect();
+        let slots = pool.slots.free + pool.slots.used + pool.slots.draining;
+        let wire = self.vm.wires.iter().find(|wire| wire.number == pool.server);
+        pool.hedging.breaker == BreakerState::Closed
+            && wire.is_some_and(|wire| wire.pages_waiting() < self.vm.machine.send_window)
+            && pinned.len() < slots as usize
     }
 
     /// Captures the pages under these sectors of a read's buffer before they are overwritten, if the engine wants them.
@@ -318,7 +327,7 @@ impl World<'_> {
             return Ok(());
         }
         if let Evicted::Admit(admitted) = judged {
-            self.send_page(admitted.at.slot, page)?;
+            self.send_page(admitted.at, page)?;
         }
         if must_know && judged == Evicted::Unmatched {
             let text = format!("{} is what the disk holds, and was called unknown", describe(&page));

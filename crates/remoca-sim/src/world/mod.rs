@@ -264,7 +264,7 @@ impl<'a> World<'a> {
     }
 
     fn is_size_owed(&self) -> bool {
-        self.vm.size_asked || self.others.iter().any(|vm| vm.size_asked)
+        self.vm.is_size_owed() || self.others.iter().any(Vm::is_size_owed)
     }
 
     fn handle(&mut self, event: Event) -> Outcome {

@@ -5,7 +5,7 @@ use crate::HostRule;
 use crate::content::{bytes, describe};
 use crate::server::{BadSlot, Message, Pool, Reply};
 use crate::violation::{Promise, Violation};
-use crate::wire::{ConnectionId, Phase, Wire};
+use crate::wire::{ConnectionId, Wire};
 use remoca_core::engine::{Admission, FetchId, PageOutcome, PoolOffer, ServerNumber};
 use remoca_core::units::Nanos;
 
@@ -15,25 +15,25 @@ const CONNECT_TIMEOUT_NS: u64 = 5_000_000_000;
 impl World<'_> {
     /// Sends the oldest waiting message of the client.
     pub(super) fn leave(&mut self, connection: ConnectionId) -> Outcome {
-        if connection != self.vm.wire.id || self.vm.wire.phase != Phase::Up {
-            return Ok(());
-        }
-        self.vm.wire.leaving = false;
-        let Some(message) = self.vm.wire.queue.pop_front() else { return Ok(()) };
+        let arrives_at = self.now.plus_ns(self.latency());
+        let Some(wire) = self.vm.wire(connection) else { return Ok(()) };
+        wire.leaving = false;
+        let Some(message) = wire.queue.pop_front() else { return Ok(()) };
         if matches!(message, Message::SendPage { .. }) {
-            self.vm.wire.unreported += 1;
+            wire.unreported += 1;
         }
-        let number = self.vm.wire.left;
-        self.vm.wire.left += 1;
-        let at = self.now.plus_ns(self.latency()).max(self.vm.wire.to_server_at);
-        self.vm.wire.to_server_at = at;
-        let server = self.vm.wire.server;
+        let number = wire.left;
+        wire.left += 1;
+        wire.to_server_at = wire.to_server_at.max(arrives_at);
+        let (server, at) = (wire.server, wire.to_server_at);
         self.schedule_at(at, Event::ToServer { server, connection, number, message });
-        self.pump();
+        self.pump(connection);
         // Drivers may report late, but must not omit a report.
-        if self.vm.wire.unreported > 0 && (self.vm.wire.queue.is_empty() || self.random.one_in(2)) {
-            let server = self.vm.wire.number;
-            self.vm.engine.handle_sent(server, std::mem::take(&mut self.vm.wire.unreported));
+        let reports = self.random.one_in(2);
+        let Some(wire) = self.vm.wire(connection) else { return Ok(()) };
+        if wire.unreported > 0 && (wire.queue.is_empty() || reports) {
+            let (server, pages) = (wire.number, std::mem::take(&mut wire.unreported));
+            self.vm.engine.handle_sent(server, pages);
             self.execute()?;
         }
         Ok(())
@@ -68,9 +68,9 @@ impl World<'_> {
     }
 
     fn take_message(&mut self, server: usize, connection: ConnectionId, number: u64, message: Message) -> Outcome {
-        if connection == self.vm.wire.id {
-            self.vm.wire.taken += 1;
-            self.pump();
+        if let Some(wire) = self.vm.wire(connection) {
+            wire.taken += 1;
+            self.pump(connection);
         }
         let fenced = self.holds(HostRule::Fence);
         let owner = self.connection_owner(connection);
@@ -96,29 +96,33 @@ impl World<'_> {
             reply => reply.into_iter().collect(),
         };
         for reply in replies {
-            let at = self.arrival_of(&reply);
+            let at = self.arrival_of(connection, &reply);
             self.schedule_at(at, Event::ToClient { connection, reply });
         }
         Ok(())
     }
 
     /// Returns the arrival time of a reply. Replies arrive in order, except slow ones, which others overtake.
-    fn arrival_of(&mut self, reply: &Reply) -> Nanos {
-        let at = self.now.plus_ns(self.latency()).max(self.vm.wire.to_client_at);
+    fn arrival_of(&mut self, connection: ConnectionId, reply: &Reply) -> Nanos {
+        let at = self.now.plus_ns(self.latency());
+        let at = self.vm.wire(connection).map_or(at, |wire| at.max(wire.to_client_at));
         let slow = self.plan.scenario.slow_replies;
         if matches!(reply, Reply::Page { .. }) && slow > 0 && self.random.one_in(slow) {
             return at.plus_ns(self.plan.scenario.slow_ns);
         }
-        self.vm.wire.to_client_at = at;
+        if let Some(wire) = self.vm.wire(connection) {
+            wire.to_client_at = at;
+        }
         at
     }
 
     /// Delivers a reply to the client.
     pub(super) fn arrive_at_client(&mut self, connection: ConnectionId, reply: Reply) -> Outcome {
-        if connection != self.vm.wire.id || self.vm.wire.phase != Phase::Up || self.vm.wire.deaf {
-            return Ok(());
+        let Some(wire) = self.vm.wire(connection).filter(|wire| !wire.deaf) else { return Ok(()) };
+        let server = wire.number;
+        if matches!(reply, Reply::Sized(_) | Reply::Refused { .. }) {
+            wire.size_asked = false;
         }
-        let server = self.vm.wire.number;
         match reply {
             Reply::Page { fetch, page } => {
                 self.vm.outstanding.remove(&fetch);
@@ -132,41 +136,45 @@ impl World<'_> {
                     self.deliver(request, offset, &page)?;
                 }
             }
-            Reply::Missing { fetch } => self.missing(fetch),
+            Reply::Missing { fetch } => self.missing(server, fetch),
             Reply::Sized(size) => {
                 self.note(None, || format!("the pool has {} pages", size.0));
-                self.vm.size_asked = false;
                 self.vm.engine.handle_sized(self.clock(), server, size);
             }
             Reply::Refused { available } => {
                 self.note(None, || format!("the size is refused, {} more can be had", available.0));
                 self.tally.refusals += 1;
-                self.vm.size_asked = false;
                 self.vm.engine.handle_size_refused(self.clock(), server, available);
             }
         }
         // A driver has further frames of this server in its buffer.
-        if !self.vm.engine.status().connected && !self.vm.is_dead() {
+        let goes_on = self.vm.engine.status().pools.iter().any(|pool| pool.server == server);
+        if !goes_on && !self.vm.is_dead() {
             self.fail(Violation::new(Promise::ProtocolKept, "a session ends while a frame is handled"))?;
         }
         self.execute()
     }
 
-    fn missing(&mut self, fetch: FetchId) {
+    fn missing(&mut self, server: ServerNumber, fetch: FetchId) {
         self.note(None, || format!("no page for request {}", fetch.0));
         self.vm.outstanding.remove(&fetch);
-        let server = self.vm.wire.number;
         self.vm.engine.handle_missing(self.clock(), server, fetch);
     }
 
-    /// Drops a random number of the messages in flight, the newest ones.
-    fn lose_messages(&mut self) {
-        let arriving = self.random.below(self.vm.wire.on_the_way() + 1);
-        let wire = &self.vm.wire;
-        let owner = self.connections[wire.id];
-        if let Some(pool) = self.donors[wire.server].pools.get_mut(&owner).filter(|p| p.connection == wire.id) {
-            pool.lost_from = pool.lost_from.min(wire.taken + arriving);
+    /// Drops a random number of the messages in flight on a connection, the newest ones.
+    fn lose_messages(&mut self, connection: ConnectionId) {
+        let Some(wire) = self.vm.wire(connection) else { return };
+        let (on_the_way, taken, server) = (wire.on_the_way(), wire.taken, wire.server);
+        let arriving = self.random.below(on_the_way + 1);
+        if let Some(pool) = self.pool_of(server, connection) {
+            pool.lost_from = pool.lost_from.min(taken + arriving);
         }
+    }
+
+    /// Returns one of the connections of the VM's sessions, or `None` if it has none.
+    fn any_connection(&mut self) -> Option<ConnectionId> {
+        let count = self.vm.wires.len();
+        (count > 0).then(|| self.vm.wires[self.random.index(count)].id)
     }
 
     /// Returns the current name of the VM's pools.
@@ -184,23 +192,31 @@ impl World<'_> {
         self.donors[server].pools.get_mut(&owner).filter(|pool| pool.connection == connection)
     }
 
-    /// Breaks the connection: a step of the plan.
+    /// Breaks a connection: a step of the plan.
     pub(super) fn cut(&mut self, notice_ns: u64) {
-        if self.vm.wire.phase == Phase::Up {
-            self.note(None, || "the connection breaks".into());
-            self.lose_messages();
-            self.vm.wire.deaf = self.random.one_in(2);
-            self.schedule(notice_ns, Event::Notice(self.vm.wire.id));
+        if let Some(connection) = self.any_connection() {
+            self.cut_connection(connection, notice_ns);
         }
     }
 
-    /// Silently stops delivering messages on the connection: a step of the plan.
+    fn cut_connection(&mut self, connection: ConnectionId, notice_ns: u64) {
+        self.note(None, || format!("the connection {connection} breaks"));
+        self.lose_messages(connection);
+        let is_deaf = self.random.one_in(2);
+        if let Some(wire) = self.vm.wire(connection) {
+            wire.deaf = is_deaf;
+        }
+        self.schedule(notice_ns, Event::Notice(connection));
+    }
+
+    /// Silently stops delivering messages on a connection: a step of the plan.
     pub(super) fn hang(&mut self) {
-        if self.vm.wire.phase == Phase::Up {
-            self.note(None, || "the connection hangs".into());
-            self.tally.hangs += 1;
-            self.lose_messages();
-            self.vm.wire.deaf = true;
+        let Some(connection) = self.any_connection() else { return };
+        self.note(None, || format!("the connection {connection} hangs"));
+        self.tally.hangs += 1;
+        self.lose_messages(connection);
+        if let Some(wire) = self.vm.wire(connection) {
+            wire.deaf = true;
         }
     }
 
@@ -245,20 +261,24 @@ impl World<'_> {
         for pool in donor.pools.values_mut() {
             pool.close(self.connections.len());
         }
-        self.each_client(server, |world| {
-            world.vm.wire.deaf = world.random.one_in(2);
+        self.each_client(server, |world, connection| {
+            let is_deaf = world.random.one_in(2);
+            if let Some(wire) = world.vm.wire(connection) {
+                wire.deaf = is_deaf;
+            }
             let ns = world.random.below(5_000_000);
-            world.schedule(ns, Event::Notice(world.vm.wire.id));
+            world.schedule(ns, Event::Notice(connection));
         });
     }
 
-    /// Runs `body` for each VM with a session at `server`.
-    fn each_client(&mut self, server: usize, body: impl Fn(&mut Self)) {
+    /// Runs `body` for the connection of each VM with a session at `server`.
+    fn each_client(&mut self, server: usize, body: impl Fn(&mut Self, ConnectionId)) {
         let before = self.vm.number;
         for number in 0..=self.others.len() {
             self.enter(number);
-            if self.vm.wire.phase == Phase::Up && self.vm.wire.server == server {
-                body(self);
+            let at = |wire: &&Wire| wire.server == server;
+            if let Some(connection) = self.vm.wires.iter().find(at).map(|wire| wire.id) {
+                body(self, connection);
             }
         }
         self.enter(before);
@@ -268,9 +288,9 @@ impl World<'_> {
     pub(super) fn away(&mut self, server: usize, ns: u64) {
         self.note(None, || format!("server {server} cannot be reached for {} ms", ns / 1_000_000));
         self.donors[server].gone_until = self.now.plus_ns(ns);
-        self.each_client(server, |world| {
+        self.each_client(server, |world, connection| {
             let notice_ns = world.random.below(5_000_000);
-            world.cut(notice_ns);
+            world.cut_connection(connection, notice_ns);
         });
     }
 
@@ -283,23 +303,31 @@ impl World<'_> {
 
     /// Notifies the client that its connection is gone.
     pub(super) fn notice(&mut self, connection: ConnectionId) -> Outcome {
-        if connection != self.vm.wire.id || self.vm.wire.phase != Phase::Up {
-            return Ok(());
-        }
-        self.note(None, || "the client notices that the connection is gone".into());
-        let server = self.vm.wire.number;
-        self.drop_connection();
+        let Some(server) = self.vm.wire(connection).map(|wire| wire.number) else { return Ok(()) };
+        self.note(None, || format!("the client notices that the connection to {server:?} is gone"));
+        self.drop_connection(connection);
         self.vm.engine.handle_disconnected(self.clock(), server);
         self.execute()
     }
 
-    /// Closes the client's end of the connection.
-    pub(super) fn drop_connection(&mut self) {
-        self.lose_messages();
-        self.abandon(self.vm.wire.server, self.vm.wire.id);
-        self.vm.outstanding.clear();
-        self.vm.size_asked = false;
-        self.vm.wire = Wire { server: self.vm.wire.server, ..Wire::new() };
+    /// Closes the client's end of a connection.
+    pub(super) fn drop_connection(&mut self, connection: ConnectionId) {
+        self.lose_messages(connection);
+        let Some(at) = self.vm.wires.iter().position(|wire| wire.id == connection) else { return };
+        let wire = self.vm.wires.remove(at);
+        self.abandon(wire.server, connection);
+        self.vm.outstanding.retain(|_, outstanding| outstanding.at.server != wire.number);
+    }
+
+    /// Closes the connection of a server that does not answer, on the engine's behalf.
+    pub(super) fn give_up(&mut self, server: ServerNumber) -> Outcome {
+        self.note(None, || format!("the engine gives up the connection to {server:?}"));
+        self.tally.given_up += 1;
+        let Some(connection) = self.vm.wire_to(server).map(|wire| wire.id) else {
+            return self.fail(Violation::new(Promise::ProtocolKept, "there is no server to give up"));
+        };
+        self.drop_connection(connection);
+        Ok(())
     }
 
     /// Marks a client as gone without a goodbye, at its server.
@@ -400,17 +428,18 @@ impl World<'_> {
 
     /// Makes an answered connection the engine's session.
     pub(super) fn use_connection(&mut self, server: ServerNumber) -> Outcome {
-        self.note(None, || format!("the pool is on {server:?}"));
+        self.note(None, || format!("a pool is on {server:?}"));
         let Some(connection) = self.vm.answered.remove(&server) else {
             let text = format!("{server:?} is to be used, and there is no connection to it");
             return self.fail(Violation::new(Promise::ProtocolKept, text));
         };
-        if self.vm.wire.phase == Phase::Up {
+        if self.vm.wire_to(server).is_some() {
             self.fail(Violation::new(Promise::ProtocolKept, "a session begins before the last one has ended"))?;
         }
         self.tally.connects += 1;
-        self.vm.wire = Wire::to(self.vm.server(server), server, connection);
-        if self.pool_of(self.vm.wire.server, connection).is_none() {
+        let at = self.vm.server(server);
+        self.vm.wires.push(Wire::to(at, server, connection));
+        if self.pool_of(at, connection).is_none() {
             self.schedule(1_000_000, Event::Notice(connection));
         }
         Ok(())
@@ -428,18 +457,18 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Leaves the session's server, which may still have replies in flight.
-    pub(super) fn leave_server(&mut self) -> Outcome {
-        self.note(None, || "the engine leaves the server".into());
+    /// Leaves the server of a session, which may still have replies in flight.
+    pub(super) fn leave_server(&mut self, server: ServerNumber) -> Outcome {
+        self.note(None, || format!("the engine leaves {server:?}"));
         self.tally.left += 1;
-        if self.vm.wire.phase != Phase::Up {
+        let Some(wire) = self.vm.wire_to(server) else {
             return self.fail(Violation::new(Promise::ProtocolKept, "there is no server to leave"));
-        }
-        let (server, connection, after) = (self.vm.wire.server, self.vm.wire.id, self.vm.wire.to_server_at);
+        };
+        let (server, connection, after) = (wire.server, wire.id, wire.to_server_at);
         if self.pool_of(server, connection).is_none_or(|pool| pool.lost_from == u64::MAX) {
             self.say_goodbye(server, connection, after);
         }
-        self.drop_connection();
+        self.drop_connection(connection);
         Ok(())
     }
 
@@ -484,12 +513,15 @@ impl World<'_> {
     }
 
     fn notice_hanging(&mut self) {
-        let owes = self.vm.size_asked || !self.vm.outstanding.is_empty();
-        let (server, connection) = (self.vm.wire.server, self.vm.wire.id);
-        let whole =
-            self.vm.wire.can_hear() && self.pool_of(server, connection).is_some_and(|p| p.lost_from == u64::MAX);
-        if !whole && !owes {
-            self.schedule(100_000_000, Event::Notice(connection));
+        let wires: Vec<_> = self.vm.wires.iter().map(|wire| (wire.server, wire.number, wire.id)).collect();
+        for (server, number, connection) in wires {
+            let owes_page = self.vm.outstanding.values().any(|outstanding| outstanding.at.server == number);
+            let Some(wire) = self.vm.wire(connection) else { continue };
+            let (owes, hears) = (owes_page || wire.size_asked, !wire.deaf);
+            let whole = hears && self.pool_of(server, connection).is_some_and(|pool| pool.lost_from == u64::MAX);
+            if !whole && !owes {
+                self.schedule(100_000_000, Event::Notice(connection));
+            }
         }
     }
 }

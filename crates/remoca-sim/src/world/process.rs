@@ -11,7 +11,6 @@ use crate::disk::LATE_PORTIONS;
 use crate::guest::DiskState;
 use crate::plan::{Kill, Kind, Point};
 use crate::violation::{Promise, Violation};
-use crate::wire::Wire;
 use remoca_core::engine::{DiskEngine, Leaving};
 use remoca_core::index::Origin;
 use remoca_core::units::PageCount;
@@ -121,13 +120,14 @@ impl World<'_> {
 
     /// Drops all connections of the process.
     fn lose_session(&mut self) {
-        self.drop_connection();
+        while let Some(wire) = self.vm.wires.first() {
+            self.drop_connection(wire.id);
+        }
         for (server, connection) in std::mem::take(&mut self.vm.answered) {
             let server = self.vm.server(server);
             self.abandon(server, connection);
         }
         self.vm.asked.clear();
-        self.vm.wire = Wire { server: self.vm.wire.server, ..Wire::new() };
     }
 
     /// Writes to an image as a foreign writer.

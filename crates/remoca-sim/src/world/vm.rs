@@ -8,18 +8,18 @@ use crate::guest::{Guest, Key};
 use crate::plan::Kill;
 use crate::scenario::Machine;
 use crate::wire::{ConnectionId, Wire};
-use remoca_core::engine::{DiskEngine, EngineConfig, FetchId, RequestId, ServerNumber, layout};
+use remoca_core::engine::{DiskEngine, EngineConfig, FetchId, PoolSlot, RequestId, ServerNumber, layout};
 use remoca_core::fingerprint::{Fingerprint, Fingerprinter};
 use remoca_core::index::Origin;
 use remoca_core::rules::Rules;
-use remoca_core::units::{BlockId, BlockNumber, DiskIndex, Nanos, PageCount, SlotIndex};
+use remoca_core::units::{BlockId, BlockNumber, DiskIndex, Nanos, POOLS_MAX, PageCount, SlotIndex};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// A REQUEST whose reply the engine has not received.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outstanding {
-    pub(super) slot: SlotIndex,
+    pub(super) at: PoolSlot,
     /// Event in which its read was taken.
     pub(super) event: u64,
 }
@@ -91,7 +91,8 @@ pub(super) struct Vm<'a> {
     /// Number of nanoseconds that its clock is ahead.
     pub(super) ahead_ns: u64,
     pub(super) timer_at: Option<Nanos>,
-    pub(super) wire: Wire,
+    /// Connections of its sessions.
+    pub(super) wires: Vec<Wire>,
     /// Name of its pools at the servers.
     pub(super) token: u64,
     /// Servers in the operator's list, a bit for each.
@@ -108,7 +109,6 @@ pub(super) struct Vm<'a> {
     pub(super) captured: Vec<Block>,
     /// Disk reads that wait for a buffer, each with a serial number that distinguishes it from others with the same ID.
     pub(super) starved: BTreeMap<RequestId, u64>,
-    pub(super) size_asked: bool,
     pub(super) ios: u64,
     pub(super) flush_failed: Vec<FlushFailure>,
 }
@@ -126,7 +126,7 @@ impl<'a> Vm<'a> {
             send_window: machine.send_window,
             fetch_limit: machine.fetch_limit,
             slots_per_turn: 1 + machine.slots % 7,
-            pools: 1,
+            pools: POOLS_MAX,
             hedge: machine.hedge,
             rules,
         };
@@ -158,7 +158,7 @@ impl<'a> Vm<'a> {
             life: Life::default(),
             ahead_ns: 0,
             timer_at: None,
-            wire: Wire::new(),
+            wires: Vec::new(),
             token: 0,
             listed: (1 << servers) - 1,
             listings: vec![0; servers],
@@ -167,10 +167,24 @@ impl<'a> Vm<'a> {
             outstanding: BTreeMap::new(),
             captured: Vec::new(),
             starved: BTreeMap::new(),
-            size_asked: false,
             ios: 0,
             flush_failed: vec![FlushFailure::default(); usize::from(machine.disks)],
         }
+    }
+
+    /// Returns a connection of a session, or `None` if it is no longer one.
+    pub(super) fn wire(&mut self, connection: ConnectionId) -> Option<&mut Wire> {
+        self.wires.iter_mut().find(|wire| wire.id == connection)
+    }
+
+    /// Returns the connection of the session with a server, or `None` if there is no session with it.
+    pub(super) fn wire_to(&mut self, server: ServerNumber) -> Option<&mut Wire> {
+        self.wires.iter_mut().find(|wire| wire.number == server)
+    }
+
+    /// Returns whether any server owes the answer to a SETSIZE.
+    pub(super) fn is_size_owed(&self) -> bool {
+        self.wires.iter().any(|wire| wire.size_asked)
     }
 
     /// Returns whether its process died during this event. If so, nothing further happens.

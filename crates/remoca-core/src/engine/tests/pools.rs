@@ -309,6 +309,27 @@ fn a_server_that_lost_its_pool_gets_a_new_one_and_the_others_keep_theirs() {
     assert_eq!(cluster.count_hits(0..u64::from(4 * PART)), 4 * PART as usize);
 }
 
+/// It was asked for the sake of the pool that it had, and is not asked again for that.
+#[test]
+fn a_server_that_lost_its_pool_and_is_not_needed_is_left_alone() {
+    let (mut cluster, _) = Cluster::four(10 * PART);
+    cluster.bench.engine.resize(cluster.bench.now, PageCount(3 * PART));
+    cluster.settle();
+    cluster.bench.wait(60 * SECOND);
+    cluster.lose(B);
+    cluster.bench.wait(6 * SECOND);
+    cluster.settle();
+    assert_eq!(cluster.granted(), [PART; 3]);
+    cluster.bench.engine.handle_answer(cluster.bench.now, B, room(2, PART));
+    assert_eq!(cluster.settle(), [Action::Release(B)]);
+    let before = cluster.bench.now;
+    for _ in 0..20 {
+        let actions = cluster.bench.until_next();
+        assert_eq!(actions, [], "only latencies are compared");
+    }
+    assert!(cluster.bench.now > before.plus_ns(100 * SECOND));
+}
+
 #[test]
 fn all_pools_return_after_an_outage_of_the_network() {
     let (mut cluster, _) = Cluster::four(10 * PART);

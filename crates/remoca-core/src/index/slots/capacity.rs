@@ -50,9 +50,29 @@ impl Slots {
         it.queue.clear(words);
         it.free.clear();
         (it.used, it.draining) = (0, 0);
-        while let Some(chunk) = self.pool_mut(pool).chunks.pop() {
+        self.give_back_chunks(words, pool);
+    }
+
+    /// Gives back the chunks of a pool beyond its capacity, from the last one on, up to one in which a slot is pinned. While a
+    /// request for a slot is outstanding, the pool must not get its number for another slot. Returns whether any was given
+    /// back.
+    pub(super) fn give_back_chunks<M: Words>(&mut self, words: &mut M, pool: PoolIndex) -> bool {
+        let mut gave_back = false;
+        while let it = self.pool(pool)
+            && let Some(chunk) = it.chunks.last().copied()
+            && u32::try_from(it.chunks.len() - 1).is_ok_and(|ordinal| self.chunks.first(ordinal) >= it.capacity)
+            && !self.is_chunk_pinned(words, chunk)
+        {
+            self.pool_mut(pool).chunks.pop();
             self.free_chunk(words, chunk);
+            gave_back = true;
         }
+        gave_back
+    }
+
+    fn is_chunk_pinned<M: Words>(&self, words: &M, chunk: u32) -> bool {
+        let first = self.chunks.first(chunk);
+        self.are_pinned() && (first..first + self.chunks.slots()).any(|slot| self.high(words, slot) & PINS != 0)
     }
 
     fn free_chunk<M: Words>(&mut self, words: &mut M, chunk: u32) {
@@ -170,7 +190,8 @@ impl Slots {
         self.cut_off(words, pool, from);
     }
 
-    /// Cuts off the last slot of a pool, which is free or draining. Its chunk is given back with the first slot in it.
+    /// Cuts off the last slot of a pool, which is free or draining. Its chunk is given back with the first slot in it,
+    /// unless a slot in it is pinned.
     pub(in crate::index) fn cut_off<M: Words>(&mut self, words: &mut M, pool: PoolIndex, last: u32) {
         let is_free = self.high(words, last) == 0;
         let it = self.pool_mut(pool);
@@ -183,10 +204,8 @@ impl Slots {
         if !it.is_losing() {
             it.sizing.end_loss();
         }
-        if self.chunks.position(last) == 0
-            && let Some(chunk) = self.pool_mut(pool).chunks.pop()
-        {
-            self.free_chunk(words, chunk);
+        if self.chunks.position(last) == 0 {
+            self.give_back_chunks(words, pool);
         }
     }
 

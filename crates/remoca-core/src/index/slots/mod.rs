@@ -373,20 +373,23 @@ impl Slots {
         true
     }
 
-    /// Removes a pin from `slot`. A draining slot becomes free with its last pin.
-    pub(in crate::index) fn unpin<M: Words>(&mut self, words: &mut M, slot: u32) {
+    /// Removes a pin from `slot`. A draining slot becomes free with its last pin. Returns whether chunks were given back, of which
+    /// this slot was the last pinned one.
+    pub(in crate::index) fn unpin<M: Words>(&mut self, words: &mut M, slot: u32) -> bool {
         let high = self.high(words, slot);
         assert!(high & PINS != 0, "a slot is unpinned more often than pinned");
         self.set_high(words, slot, high - PIN);
         self.pins -= 1;
-        if high & PAGE == 0
-            && high & PINS == PIN
-            && let Some(pool) = self.pool_of(words, slot)
-        {
-            let pool = self.pool_mut(pool);
-            pool.draining -= 1;
-            pool.free.add_first(words, slot);
+        let Some((pool, local)) = self.place(words, slot).filter(|_| high & PINS == PIN) else { return false };
+        let it = self.pool_mut(pool);
+        if local >= it.capacity {
+            return self.give_back_chunks(words, pool);
         }
+        if high & PAGE == 0 {
+            it.draining -= 1;
+            it.free.add_first(words, slot);
+        }
+        false
     }
 
     /// Returns the number of pinned slots. Examines every slot.
