@@ -4,7 +4,7 @@
 //! A driver (`remoca-disk`, or the simulator) calls it and executes the actions in order. After every `handle_*` call it
 //! drains `poll_action` before the next one, except that several messages of a server may be handled in a row.
 //! [`DiskEngine`] routes events to its parts: `requests`, `disks`, `pool` (one memory server), `placement` (all servers),
-//! `race` (between server and disk), `admit`, and the index.
+//! `race` (between server and disk), `admit`, and the index; `curves` only watches.
 //! 1. A completed read returns, for each sector, the last write that completed before the read began, or a concurrent one.
 //! 2. A block that a write touches is unreachable before the write is issued ([`overlap`] guards reads in flight).
 //! 3. Every request completes exactly once. No fault of a server reaches the guest.
@@ -15,6 +15,8 @@
 
 mod admit;
 mod breaker;
+mod contents;
+mod curves;
 mod discarded;
 mod disks;
 mod estimate;
@@ -37,6 +39,7 @@ mod types;
 
 pub use admit::Admission;
 pub use breaker::BreakerState;
+pub use curves::{CurveReport, DISK_CURVES_MAX};
 pub use estimate::Latency;
 pub use policy::{Insertion, PolicyStatus};
 pub use race::HedgingStatus;
@@ -48,6 +51,7 @@ use crate::index::{CacheIndex, Layout, Origin, SlotCounts, Unusable};
 use crate::rules::Rules;
 use crate::units::{DiskIndex, PageCount};
 use admit::Admit;
+use curves::Curves;
 use disks::Disks;
 use fetches::Source;
 use placement::Placement;
@@ -121,6 +125,7 @@ pub struct DiskEngine<M> {
     race: Race,
     admit: Admit,
     policy: Policy,
+    curves: Curves,
     actions: VecDeque<Action>,
     stats: EngineStats,
 }
@@ -188,6 +193,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         index.keep_to(config.rules);
         Self {
             rules: config.rules,
+            curves: Curves::new(&prints),
             prints,
             seed: config.seed,
             index,
