@@ -170,6 +170,7 @@ impl Vm {
     pub fn counter(&self, name: &str) -> Result<u64> {
         match control::call(&self.control, Ask::Status)? {
             Reply::Status(status) => status.counters.get(name).copied().with_context(|| format!("no counter {name}")),
+            Reply::Curve(_) => bail!("it is no status"),
             Reply::Error { error } => bail!(error),
         }
     }

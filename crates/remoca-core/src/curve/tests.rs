@@ -443,9 +443,12 @@ mod windows {
         assert!(!windows.advance(Nanos(5 + 9 * MINUTE), &mut curve), "nothing was read");
         window(&mut curve, 5);
         assert!(!windows.advance(Nanos(4 + MINUTE), &mut curve));
+        assert_eq!(windows.reads_per_s(Nanos(10), &curve), None);
+        assert_eq!(windows.reads_per_s(Nanos(5 + MINUTE / 2), &curve), Some(2000. / 30.));
         assert!(windows.advance(Nanos(5 + MINUTE), &mut curve));
         assert_eq!(curve.reads(), 2000. * WINDOW_KEPT);
-        assert_eq!(windows.forecasts(), Forecasts { reads_per_s: Some(2000. / 60.), ..Forecasts::default() });
+        assert_eq!(windows.forecasts(), Forecasts::default());
+        assert_eq!(windows.reads_per_s(Nanos(6 + MINUTE), &curve), Some(2000. / 60.));
         assert_eq!(windows.last().map(|ratios| ratios.to_vec()), Some(vec![0.5; 17]));
     }
 

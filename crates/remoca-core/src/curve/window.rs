@@ -28,8 +28,6 @@ pub struct Forecasts {
     pub curve_error: f64,
     /// The same by the window before alone.
     pub as_before_error: f64,
-    /// Blocks read each second in the last window; `None` before its end.
-    pub reads_per_s: Option<f64>,
 }
 
 impl Forecasts {
@@ -83,13 +81,19 @@ pub struct Windows {
     /// The window before this one alone.
     last: Option<Ratios>,
     forecasts: Forecasts,
+    /// Blocks read each second in the last window.
+    reads_per_s: Option<f64>,
 }
 
 impl Windows {
     /// Ends the window if it is long enough. The reads of `curve` then fade. Returns whether it ended.
     #[inline]
     pub fn advance(&mut self, now: Nanos, curve: &mut MissRatioCurve) -> bool {
-        let began = *self.began.get_or_insert(now);
+        let Some(began) = self.began else {
+            // A curve of a previous process has reads already.
+            (self.began, self.at_begin) = (Some(now), Tally::of(curve));
+            return false;
+        };
         now.since_ns(began) >= WINDOW_MIN_NS && self.end(now, began, curve)
     }
 
@@ -97,6 +101,15 @@ impl Windows {
     #[must_use]
     pub fn forecasts(&self) -> Forecasts {
         self.forecasts
+    }
+
+    /// Returns the number of blocks read each second in the last window, or so far in the first one. Returns `None` where that is
+    /// shorter than a second.
+    #[must_use]
+    pub fn reads_per_s(&self, now: Nanos, curve: &MissRatioCurve) -> Option<f64> {
+        let elapsed_ns = now.since_ns(self.began?);
+        let so_far = || (curve.reads() - self.at_begin.totals.reads) / (elapsed_ns as f64 / 1e9);
+        self.reads_per_s.or_else(|| (elapsed_ns >= 1_000_000_000).then(so_far))
     }
 
     /// Returns the miss ratio of the last window alone at the sizes 1 MiB, 2 MiB ... 64 GiB, or `None` if there was none.
@@ -119,7 +132,7 @@ impl Windows {
             forecasts.curve_error += (difference(forecast, &ratios) - forecasts.curve_error) * share;
             forecasts.as_before_error += (difference(last, &ratios) - forecasts.as_before_error) * share;
         }
-        forecasts.reads_per_s = Some(window.totals.reads / (now.since_ns(began) as f64 / 1e9));
+        self.reads_per_s = Some(window.totals.reads / (now.since_ns(began) as f64 / 1e9));
         (self.forecast, self.last) = (Some(end.ratios()), Some(ratios));
         curve.age(WINDOW_KEPT);
         (self.began, self.at_begin) = (Some(now), Tally::of(curve));

@@ -54,6 +54,8 @@ pub struct CurveReport {
     /// Miss ratio of the last window alone at 1 MiB, 2 MiB ... 64 GiB; empty before its end.
     pub last_window: Vec<f64>,
     pub forecasts: Forecasts,
+    /// Blocks read each second in the last window, or so far in the first one; `None` in its first second.
+    pub reads_per_s: Option<f64>,
 }
 
 /// Curves of a VM.
@@ -157,7 +159,7 @@ impl Curves {
         self.vm.curve.samples(block) || own.is_some_and(|watched| watched.curve.samples(block))
     }
 
-    fn report(&self, disk: Option<DiskIndex>, sizes: &[PageCount]) -> Option<CurveReport> {
+    fn report(&self, now: Nanos, disk: Option<DiskIndex>, sizes: &[PageCount]) -> Option<CurveReport> {
         let watched = match disk {
             None => &self.vm,
             Some(disk) if self.only == Some(disk) => &self.vm,
@@ -172,6 +174,7 @@ impl Curves {
             miss_ratios: miss_ratios.into_iter().map(|ratio| (ratio, curve.standard_error(ratio))).collect(),
             last_window: windows.last().unwrap_or_default().to_vec(),
             forecasts: windows.forecasts(),
+            reads_per_s: windows.reads_per_s(now, curve),
         })
     }
 }
@@ -190,8 +193,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// Returns what the curve of a disk says at `sizes`, which must not decrease, or that of the VM. Returns `None` if nothing was read,
     /// or the disk has no curve of its own.
-    pub fn curve(&self, disk: Option<DiskIndex>, sizes: &[PageCount]) -> Option<CurveReport> {
-        self.curves.report(disk, sizes)
+    pub fn curve(&self, now: Nanos, disk: Option<DiskIndex>, sizes: &[PageCount]) -> Option<CurveReport> {
+        self.curves.report(now, disk, sizes)
     }
 
     /// Returns whether there is no cache, so that curves are all that the VM's reads and evictions are for.

@@ -5,7 +5,7 @@ use super::*;
 /// Returns how many hits a cache of 1, 2, 3 ... pages would have had, and the number of reads.
 fn hits(bench: &Bench, disk: Option<DiskIndex>) -> Option<(Vec<u32>, u32)> {
     let sizes: Vec<_> = (1..=4).map(PageCount).collect();
-    let report = bench.engine.curve(disk, &sizes)?;
+    let report = bench.engine.curve(bench.now, disk, &sizes)?;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole numbers below 100")]
     let whole = |number: f64| {
         assert!((number - number.round()).abs() < 1e-6, "{number}");
@@ -165,7 +165,7 @@ fn without_a_cache_contents_of_blocks_that_were_read_or_written_show_evictions()
     [2, 61].into_iter().for_each(|bno| _ = read(&mut bench, DISK, bno, u8::try_from(bno).unwrap()));
     // One of eight evictions is seen if the agent follows the advice, so each stands for eight.
     assert_eq!(bench.engine.advice(), 8);
-    let report = bench.engine.curve(None, &[PageCount(0), PageCount(1 << 20)]).unwrap();
+    let report = bench.engine.curve(bench.now, None, &[PageCount(0), PageCount(1 << 20)]).unwrap();
     assert_eq!((report.one_of, report.reads), (8, 62.));
     let [(first, _), (last, _)] = report.miss_ratios[..] else { panic!("{report:?}") };
     assert!(first == 1. && (last - (1. - 16. / 62.)).abs() < 1e-9, "{report:?}");
