@@ -76,7 +76,7 @@ impl Driven {
             Event::Evicted(_) => {
                 self.turn = self.turn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let one_of = u64::from(self.engine.advice().max(1));
-                if (self.turn >> 32) % one_of == 0
+                if (self.turn >> 32).is_multiple_of(one_of)
                     && let Evicted::Admit(_) = self.engine.handle_evicted(&self.page)
                 {
                     self.engine.handle_sent(1);

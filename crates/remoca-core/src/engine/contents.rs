@@ -12,7 +12,7 @@ use crate::units::{BlockId, BlockNumber, DiskIndex, PageCount};
 /// Entries of a set.
 const WAYS: usize = 8;
 /// Entries for each block that is to be held: a set is rarely full of blocks that the guest still holds.
-const SPARE: u32 = 4;
+const SPARE: usize = 4;
 /// Maximum number of blocks that are to be held; the table then takes 2 MiB.
 const BLOCKS_MAX: u32 = 32_768;
 
@@ -36,8 +36,8 @@ impl Contents {
     pub(super) fn new(guest_memory: PageCount) -> (Self, f64) {
         let guest_pages = guest_memory.0.max(1);
         let blocks = guest_pages.min(BLOCKS_MAX);
-        let sets = (blocks * SPARE).div_ceil(WAYS as u32).next_power_of_two();
-        (Self { sets: vec![Default::default(); sets as usize] }, f64::from(blocks) / f64::from(guest_pages))
+        let sets = (blocks as usize * SPARE).div_ceil(WAYS).next_power_of_two();
+        (Self { sets: vec![Default::default(); sets] }, f64::from(blocks) / f64::from(guest_pages))
     }
 
     /// Makes `block` the one that holds `content`.

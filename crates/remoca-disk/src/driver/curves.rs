@@ -129,7 +129,7 @@ pub(super) fn curve_status(vm: &Vm, name: Option<&str>) -> Result<CurveStatus, S
         blocks_read: report.reads,
         followed_share: report.rate / f64::from(report.one_of),
         points: points(&sizes, &report),
-        forecast: (report.forecasts.windows > 0).then(|| ForecastStatus {
+        forecast: (report.forecasts.windows > 0).then_some(ForecastStatus {
             windows: report.forecasts.windows,
             curve_error: report.forecasts.curve_error,
             as_before_error: report.forecasts.as_before_error,

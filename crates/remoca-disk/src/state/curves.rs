@@ -19,7 +19,7 @@ const VERSION: u32 = 1;
 const OF_VM: u32 = u32::MAX;
 /// Maximum size of the file: each curve takes less than 96 KiB.
 const BYTES_MAX: u64 = 2 << 20;
-const CURVES_MAX: u32 = DISK_CURVES_MAX as u32 + 1;
+const CURVES_MAX: usize = DISK_CURVES_MAX + 1;
 
 type Curves = Vec<(Option<DiskIndex>, Vec<u8>)>;
 
@@ -89,7 +89,7 @@ fn decode(file: &[u8]) -> Option<Vec<(Option<DiskIndex>, &[u8])>> {
         *rest = tail;
         Some(u32::from_le_bytes(*head))
     };
-    let (version, count) = (number(&mut rest)?, number(&mut rest)?);
+    let (version, count) = (number(&mut rest)?, usize::try_from(number(&mut rest)?).ok()?);
     if version != VERSION || count > CURVES_MAX {
         return None;
     }
