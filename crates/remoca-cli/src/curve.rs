@@ -156,11 +156,13 @@ mod tests {
 
     /// Returns a curve that falls evenly from 1 at 1 MiB to 0 at 64 GiB.
     pub(super) fn curve() -> CurveStatus {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most 2^36")]
+        let bytes = |at: u32| (2_f64.powf(f64::from(at) / 4.0) * 1048576.0).round() as u64;
         let point = |at: u32| CurvePoint {
-            bytes: (2_f64.powf(f64::from(at) / 4.0) * 1048576.0).round() as u64,
+            bytes: bytes(at),
             miss_ratio: 1.0 - f64::from(at) / 64.0,
             standard_error: 0.01,
-            last_window: (at % 4 == 0).then_some(0.5),
+            last_window: at.is_multiple_of(4).then_some(0.5),
         };
         CurveStatus {
             curve_of: "web1".into(),

@@ -118,7 +118,7 @@ fn a_loop_is_a_cliff_and_stays_one_over_an_upgrade_and_a_restart() {
 
     machine.program.terminate();
     let file = std::fs::read(curves_file(&machine)).unwrap();
-    assert!(file.len() < 3 * 96 << 10, "{} bytes", file.len());
+    assert!(file.len() < 3 * (96 << 10), "{} bytes", file.len());
     for broken in [&file[..file.len() / 2], b"", b"something else"] {
         std::fs::write(curves_file(&machine), broken).unwrap();
         machine.restart();

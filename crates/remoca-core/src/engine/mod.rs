@@ -4,7 +4,7 @@
 //! A driver (`remoca-disk`, or the simulator) calls it and executes the actions in order. After every `handle_*` call it
 //! drains `poll_action` before the next one, except that several messages of a server may be handled in a row.
 //! [`DiskEngine`] routes events to its parts: `requests`, `disks`, `pool` (one memory server), `placement` (all servers),
-//! `race` (between server and disk), `admit`, and the index; `curves` only watches.
+//! `race` (between server and disk), `admit`, and the index; `watch` feeds the `curves`.
 //! 1. A completed read returns, for each sector, the last write that completed before the read began, or a concurrent one.
 //! 2. A block that a write touches is unreachable before the write is issued ([`overlap`] guards reads in flight).
 //! 3. Every request completes exactly once. No fault of a server reaches the guest.
@@ -36,6 +36,7 @@ mod speculative;
 mod stats;
 mod swap;
 mod types;
+mod watch;
 
 pub use admit::Admission;
 pub use breaker::BreakerState;

@@ -1,7 +1,7 @@
 //! The control commands that the process executes.
 
 use super::Driver;
-use super::curves::curve_status;
+use super::curve_status::curve_status;
 use super::index_size::HANDED_OVER;
 use super::snapshot::cache_pages;
 use super::vm::Vm;

@@ -12,6 +12,7 @@
 
 mod capture;
 mod commands;
+mod curve_status;
 mod curves;
 mod disk;
 mod eviction_port;
