@@ -136,6 +136,7 @@ fn measure(
         }
         match upgrade.join().ok().context("the thread of the upgrade panicked")?? {
             (Reply::Status(_), took) => commands.push(took.as_secs_f64() * 1e3),
+            (Reply::Curve(_), _) => bail!("{over}: it is no status"),
             (Reply::Error { error }, _) => bail!("{over}: {error}"),
         }
         longest.push(milliseconds(during));

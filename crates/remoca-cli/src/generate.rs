@@ -54,9 +54,10 @@ mod tests {
         let args = GenerateArgs { folder: folder.path().join("new") };
         run(&args, crate::Arguments::command()).unwrap();
         let read = |name: &str| std::fs::read_to_string(args.folder.join(name)).unwrap_or_else(|_| panic!("no {name}"));
-        for subcommand in
-            ["serve", "disk", "status", "set", "upgrade", "migrate", "support", "config", "check", "xml", "generate"]
-        {
+        for subcommand in [
+            "serve", "disk", "status", "curve", "set", "upgrade", "migrate", "support", "config", "check", "xml",
+            "generate",
+        ] {
             assert!(read("remoca.1").contains(&format!("remoca\\-{subcommand}(1)")), "{subcommand}");
             assert!(read(&format!("remoca-{subcommand}.1")).contains(".SH OPTIONS"), "{subcommand}");
             for completions in ["remoca.bash", "_remoca", "remoca.fish"] {

@@ -2,6 +2,7 @@
 
 mod check;
 mod config;
+mod curve;
 mod disk;
 mod failure;
 mod generate;
@@ -39,6 +40,7 @@ enum Command {
     Disk(Box<disk::DiskArgs>),
     Config(config::ConfigArgs),
     Status(status::StatusArgs),
+    Curve(curve::CurveArgs),
     Set(set::SetArgs),
     TakeBack(take_back::TakeBackArgs),
     Upgrade(upgrade::UpgradeArgs),
@@ -61,6 +63,7 @@ pub fn main() -> ExitCode {
         Command::Disk(args) => disk::run(&args, &words),
         Command::Config(args) => config::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Curve(args) => curve::run(&args),
         Command::Set(args) => set::run(&args),
         Command::TakeBack(args) => take_back::run(&args),
         Command::Upgrade(args) => upgrade::run(&args),

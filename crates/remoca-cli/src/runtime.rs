@@ -73,6 +73,7 @@ pub fn ask(socket: &Path, command: Command) -> Result<Status> {
     })?;
     match reply {
         Reply::Status(status) => Ok(*status),
+        Reply::Curve(_) => bail!("the process answers with something else than its status"),
         Reply::Error { error } => bail!("{error}"),
     }
 }

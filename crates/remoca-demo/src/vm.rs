@@ -128,6 +128,7 @@ impl VmProcess {
 fn ask(control: &Path) -> Result<Status> {
     match control::call(control, Ask::Status).context("cannot ask remoca disk for its status")? {
         Reply::Status(status) => Ok(*status),
+        Reply::Curve(_) => bail!("remoca disk: it is no status"),
         Reply::Error { error } => bail!("remoca disk: {error}"),
     }
 }

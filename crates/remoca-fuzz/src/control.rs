@@ -16,11 +16,12 @@ pub fn run(data: &[u8]) {
 
 pub fn seeds() -> Vec<Vec<u8>> {
     let lines = [
+        r#"{"op":"curve","disk":"data"}"#,
         r#"{"op":"status"}"#,
         r#"{"op":"set","cache_bytes":1073741824,"enabled":false,"servers":["tcp:192.0.2.1:7070","unix:/run/s"]}"#,
         r#"{"error":"busy"}"#,
     ];
     let seeds = lines.map(|line| line.as_bytes().to_vec()).to_vec();
-    assert!(seeds[..2].iter().all(|line| Command::parse(line).is_ok()), "these are commands");
+    assert!(seeds[..3].iter().all(|line| Command::parse(line).is_ok()), "these are commands");
     seeds
 }

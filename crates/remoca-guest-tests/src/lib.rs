@@ -305,6 +305,7 @@ impl Host {
     fn ask(&self, command: Ask) -> Result<Status> {
         match control::call(&self.control(), command)? {
             Reply::Status(status) => Ok(*status),
+            Reply::Curve(_) => Err("it is no status".into()),
             Reply::Error { error } => Err(error.into()),
         }
     }

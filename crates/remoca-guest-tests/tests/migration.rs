@@ -108,6 +108,7 @@ impl Process {
     fn ask(&self, command: Ask) -> Result<Status> {
         match control::call(&self.folder.join("ctl"), command)? {
             Reply::Status(status) => Ok(*status),
+            Reply::Curve(_) => Err("it is no status".into()),
             Reply::Error { error } => Err(error.into()),
         }
     }

@@ -1,4 +1,4 @@
-//! Files of a few bytes that one process leaves for the next. Such a file is complete or does not exist, belongs to
+//! Small files that one process leaves for the next. Such a file is complete or does not exist, belongs to
 //! this user only, and is never a link.
 
 use rustix::fs::{Mode, OFlags};
@@ -12,27 +12,35 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// If there is no regular file of this user at `path`, or it cannot be read or is not valid UTF-8.
 pub fn read(path: &Path, most: u64) -> io::Result<String> {
+    String::from_utf8(read_bytes(path, most)?).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// Reads at most `most` bytes of the file at `path`, whatever they are.
+///
+/// # Errors
+/// If there is no regular file of this user at `path`, or it cannot be read.
+pub fn read_bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.uid() != rustix::process::geteuid().as_raw() {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    let mut text = String::new();
-    file.take(most).read_to_string(&mut text)?;
-    Ok(text)
+    let mut bytes = Vec::new();
+    file.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
-/// Writes a file with this text at `path`. Replaces an existing file atomically.
+/// Writes a file with this text, or these bytes, at `path`. Replaces an existing file atomically.
 ///
 /// # Errors
 /// If the system refuses. An existing file is unchanged then.
-pub fn write(path: &Path, text: &str) -> io::Result<()> {
+pub fn write(path: &Path, text: impl AsRef<[u8]>) -> io::Result<()> {
     let new = with_ending(path, ".new");
     // A killed process may have left such a file.
     let _ = std::fs::remove_file(&new);
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    File::from(rustix::fs::open(&new, flags, Mode::RUSR | Mode::WUSR)?).write_all(text.as_bytes())?;
+    File::from(rustix::fs::open(&new, flags, Mode::RUSR | Mode::WUSR)?).write_all(text.as_ref())?;
     std::fs::rename(&new, path)
 }
 

@@ -2,6 +2,7 @@
 //! memory by them.
 
 mod divide;
+mod engine;
 mod exact;
 mod forecast;
 mod shards;
@@ -32,6 +33,9 @@ pub struct CurveBenchArgs {
     seed: u64,
     #[arg(long, default_value_t = 3)]
     seeds: u64,
+    /// Only the curves of the engine: their error and their cost
+    #[arg(long)]
+    engine: bool,
 }
 
 impl CurveBenchArgs {
@@ -122,6 +126,10 @@ fn differences(events: &[Event], seed: u64) -> [Difference; 4] {
 /// # Errors
 /// Never; like the other benchmarks.
 pub fn run(args: &CurveBenchArgs) -> Result<()> {
+    if args.engine {
+        engine::run(args);
+        return Ok(());
+    }
     for layout in LAYOUTS {
         println!("Error of the miss ratio at {SIZES} sizes: mean and worst. Blocks: {layout:?}");
         println!("{:24}{:>18}{:>18}{:>18}{:>18}", "trace", "curve", "SHARDS 2048", "SHARDS 4096", "and a head");
@@ -143,6 +151,7 @@ pub fn run(args: &CurveBenchArgs) -> Result<()> {
     forecast::run(args);
     times();
     divide::run();
+    engine::run(args);
     Ok(())
 }
 

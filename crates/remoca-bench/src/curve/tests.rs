@@ -1,3 +1,4 @@
+use super::engine::{Driven, Setting, difference};
 use super::exact::exact_windows;
 use super::*;
 
@@ -99,5 +100,30 @@ fn exact_distances_are_those_of_a_list() {
     for head in [vec![], most_read(&events, 9)] {
         let shards = Shards::estimate(&events, usize::MAX, SEED, &head);
         assert_eq!((&shards.by_distance, shards.beyond), (&expected.by_distance, expected.beyond));
+    }
+}
+
+#[test]
+fn the_engines_curve_is_that_of_its_events() {
+    for (name, reads) in traces(400, SEED) {
+        let events = below_guest(&reads, 30, Layout::Scattered);
+        let sizes: Vec<u64> = (0..5000).step_by(7).collect();
+        let mut driven = Driven::new(Setting::Cache, 60, 30, SEED);
+        events.iter().for_each(|event| driven.note(*event));
+        let (ours, exact) = (driven.miss_ratios(&sizes), exact(&events).miss_ratios(&sizes));
+        let worst = Difference::between(&ours, &exact).worst;
+        assert!(worst < 1e-9, "{name}: {worst}");
+    }
+}
+
+#[test]
+fn the_engine_estimates_curves_with_and_without_a_cache() {
+    // What a mistake would break: see decision 0038 for what was measured.
+    for (setting, limit) in [(Setting::Cache, 0.03), (Setting::Ghost, 0.06)] {
+        for (name, reads) in traces(BLOCKS, SEED).iter().filter(|(name, _)| *name != "phase change") {
+            let events = below_guest(reads, GUEST_PAGES, Layout::Extents);
+            let difference = difference(&events, setting, GUEST_PAGES, SEED);
+            assert!(difference.mean <= limit, "{name}, {setting:?}: {difference:?}");
+        }
     }
 }

@@ -250,6 +250,7 @@ impl Vm {
     pub fn status(&self) -> Result<Status> {
         match control::call(&self.control, Ask::Status)? {
             Reply::Status(status) => Ok(*status),
+            Reply::Curve(_) => bail!("it is no status"),
             Reply::Error { error } => bail!(error),
         }
     }

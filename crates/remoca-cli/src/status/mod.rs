@@ -7,7 +7,7 @@ pub mod explain;
 mod figures;
 pub mod server;
 mod table;
-mod text;
+pub mod text;
 
 use crate::runtime;
 use crate::settings::Folder;
@@ -162,7 +162,7 @@ fn view(args: &StatusArgs) -> View {
 }
 
 /// Returns whether nobody reads the output any longer.
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
+pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let is_broken_pipe = |error: &std::io::Error| error.kind() == std::io::ErrorKind::BrokenPipe;
     error.downcast_ref::<std::io::Error>().is_some_and(is_broken_pipe)
         || error.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind)

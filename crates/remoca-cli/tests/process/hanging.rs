@@ -91,7 +91,7 @@ fn a_file_system_that_hangs_holds_up_its_own_disk_alone() {
     // each close.
     match scene.upgrade() {
         Reply::Error { error } => assert!(error.contains("within 12 seconds"), "{error}"),
-        Reply::Status(_) => panic!("it gave way with requests in flight"),
+        Reply::Status(_) | Reply::Curve(_) => panic!("it gave way with requests in flight"),
     }
     scene.expect_life();
     scene.hanging.go_on();
@@ -101,6 +101,7 @@ fn a_file_system_that_hangs_holds_up_its_own_disk_alone() {
     scene.machine.outlives = true;
     match scene.upgrade() {
         Reply::Status(status) => assert_eq!(status.upgrades, 1),
+        Reply::Curve(_) => panic!("it is no status"),
         Reply::Error { error } => panic!("{error}"),
     }
     scene.machine.run(20);
@@ -144,6 +145,7 @@ fn a_trace_that_nobody_reads_holds_up_nothing() {
         machine.outlives = true;
         match control::call(&machine.control(), Ask::Upgrade { program: None }).unwrap() {
             Reply::Status(status) => assert_eq!(status.upgrades, upgrades),
+            Reply::Curve(_) => panic!("it is no status"),
             Reply::Error { error } => panic!("{error}"),
         }
         machine.run(20);
@@ -168,7 +170,7 @@ fn a_trace_on_a_file_system_that_hangs_keeps_the_program_and_the_disks() {
     machine.run(50);
     match control::call(&machine.control(), Ask::Upgrade { program: None }).unwrap() {
         Reply::Error { error } => assert!(error.contains("12 seconds") || error.contains("trace"), "{error}"),
-        Reply::Status(_) => panic!("it gave way with a thread that hangs"),
+        Reply::Status(_) | Reply::Curve(_) => panic!("it gave way with a thread that hangs"),
     }
     machine.run(50);
     hanging.go_on();

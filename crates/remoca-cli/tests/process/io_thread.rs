@@ -139,6 +139,7 @@ fn expect_only_allowed(setup: Setup) {
     machine.outlives = true;
     match control::call(&machine.control(), Command::Upgrade { program: None }).unwrap() {
         Reply::Status(status) => assert_eq!(status.upgrades, 1),
+        Reply::Curve(_) => panic!("it is no status"),
         Reply::Error { error } => panic!("{error}"),
     }
     machine.run(20);

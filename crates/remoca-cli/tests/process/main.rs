@@ -14,6 +14,7 @@ mod check;
 mod comings;
 mod configuration;
 mod control;
+mod curves;
 mod deaths;
 mod failed_flush;
 mod full_disk;

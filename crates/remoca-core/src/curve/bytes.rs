@@ -1,21 +1,19 @@
 //! A curve as bytes, so that it survives a restart of its process.
 //!
 //! ```text
-//! "REMOCURV" | version u32 | check of the key u64 | threshold u64 | reach u32 | width u64 | reads f64
-//! | beyond f64 | blocks u32 | buckets u32 | priority u64 of each block, oldest first
+//! "REMOCURV" | version u32 | check of the key u64 | threshold u64 | reach u32 | one of u32 | width u64
+//! | reads f64 | beyond f64 | blocks u32 | buckets u32 | priority u64 of each block, oldest first
 //! | number u32, weight f64 of each bucket that is not 0, in order
 //! ```
 //! All numbers are little-endian. Priorities mean something only under the key that made them, so a curve is read with the same key.
 
-use super::histogram::Histogram;
+use super::histogram::{Histogram, WIDTH_MAX};
 use super::priority::{self, Priorities};
 use super::queue::{Queue, SAMPLES_MAX};
-use super::{MissRatioCurve, PageCount};
+use super::{MissRatioCurve, ONE_OF_MAX, PageCount};
 
 const MAGIC: [u8; 8] = *b"REMOCURV";
 const VERSION: u32 = 1;
-/// Maximum width of a bucket: what one block stands for at the lowest rate.
-const WIDTH_MAX: u64 = priority::ALL;
 
 /// Maximum number of reads: sums of weights stay finite.
 const WEIGHT_MAX: f64 = 1e100;
@@ -44,9 +42,10 @@ impl MissRatioCurve {
         bytes.extend(self.priorities.key_check().to_le_bytes());
         bytes.extend(self.threshold.to_le_bytes());
         bytes.extend(self.reach.0.to_le_bytes());
+        bytes.extend(self.one_of.to_le_bytes());
         bytes.extend(self.histogram.width.to_le_bytes());
         bytes.extend(self.histogram.reads.to_le_bytes());
-        bytes.extend(self.histogram.beyond.to_le_bytes());
+        bytes.extend(self.histogram.beyond.max(0.).to_le_bytes());
         bytes.extend(count(self.queue.len()));
         bytes.extend(count(buckets.len()));
         bytes.extend(self.queue.iter().flat_map(u64::to_le_bytes));
@@ -73,10 +72,11 @@ impl MissRatioCurve {
             return Err(Unreadable::Key);
         }
         let threshold = input.u64()?;
-        let reach = PageCount(input.u32()?);
+        let (reach, one_of) = (PageCount(input.u32()?), input.u32()?);
         let (width, reads, beyond) = (input.u64()?, input.weight()?, input.weight()?);
         let (blocks, buckets) = (input.u32()? as usize, input.u32()? as usize);
         let is_sound = (1..=priority::ALL).contains(&threshold)
+            && (1..=ONE_OF_MAX).contains(&one_of)
             && width.is_power_of_two()
             && width <= WIDTH_MAX
             && blocks <= SAMPLES_MAX
@@ -89,7 +89,7 @@ impl MissRatioCurve {
         if !input.0.is_empty() {
             return Err(Unreadable::Damaged);
         }
-        Ok(Self { priorities, threshold, queue, histogram, reach })
+        Ok(Self { priorities, threshold, queue, histogram, reach, one_of })
     }
 }
 

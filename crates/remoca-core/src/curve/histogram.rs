@@ -7,7 +7,11 @@
 //! sampled reads too many or too few; hardly ever are these the reads of blocks that are not in the queue, because nothing is
 //! read often and never evicted. So the hits take the whole correction: they are scaled to the reads that are left.
 
+use super::priority;
 use super::queue::SAMPLES_MAX;
+
+/// Maximum width of a bucket: what one block stands for at the lowest rate.
+pub(super) const WIDTH_MAX: u64 = priority::ALL;
 
 #[derive(Clone)]
 pub(super) struct Histogram {
@@ -17,8 +21,25 @@ pub(super) struct Histogram {
     pub(super) width: u64,
     /// Number of all reads, sampled or not.
     pub(super) reads: f64,
-    /// Weight of the reads of blocks that are not in the queue.
+    /// Weight of the reads of blocks that are not in the queue. By chance below 0 where only part of the evictions is seen.
     pub(super) beyond: f64,
+}
+
+/// Sums of weights, of which miss ratios are shares.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Totals {
+    pub(super) reads: f64,
+    pub(super) beyond: f64,
+    /// Weight of the reads that have a distance.
+    pub(super) found: f64,
+}
+
+impl Totals {
+    /// Returns the miss ratio of a cache that answers the reads of this weight.
+    pub(super) fn miss_ratio(self, within: f64) -> f64 {
+        let scale = if self.found > 0. { (self.reads - self.beyond).max(0.) / self.found } else { 0. };
+        (1. - within * scale / self.reads).max(0.)
+    }
 }
 
 impl Histogram {
@@ -38,7 +59,7 @@ impl Histogram {
             self.beyond += weight;
             return;
         };
-        while (self.width as f64) < weight {
+        while (self.width as f64) < weight && self.width < WIDTH_MAX {
             self.widen();
         }
         // The middle of the blocks that the sampled block stands for.
@@ -61,17 +82,25 @@ impl Histogram {
 
     /// Returns the share of the reads whose distance is greater than `size`, at each size of `sizes`, which must not decrease.
     pub(super) fn miss_ratios(&self, sizes: impl Iterator<Item = u64>) -> impl Iterator<Item = f64> {
-        let found: f64 = self.buckets.iter().sum();
-        let scale = if found > 0. { (self.reads - self.beyond).max(0.) / found } else { 0. };
+        let totals = self.totals();
+        self.weights_within(sizes).map(move |weight| totals.miss_ratio(weight))
+    }
+
+    /// Returns the weight of the reads whose distance is at most `size`, at each size of `sizes`, which must not decrease.
+    pub(super) fn weights_within(&self, sizes: impl Iterator<Item = u64>) -> impl Iterator<Item = f64> {
         let (mut bucket, mut below) = (0, 0.);
         sizes.map(move |size| {
             let end = usize::try_from(size / self.width).unwrap_or(SAMPLES_MAX).min(SAMPLES_MAX);
             below += self.buckets[bucket..end].iter().sum::<f64>();
             bucket = end;
             let part = (size % self.width) as f64 / self.width as f64;
-            let hits = below + self.buckets.get(end).map_or(0., |weight| weight * part);
-            (1. - hits * scale / self.reads).max(0.)
+            below + self.buckets.get(end).map_or(0., |weight| weight * part)
         })
+    }
+
+    /// Returns the sums of all weights.
+    pub(super) fn totals(&self) -> Totals {
+        Totals { reads: self.reads, beyond: self.beyond.max(0.), found: self.buckets.iter().sum() }
     }
 
     fn widen(&mut self) {

@@ -14,7 +14,11 @@
 //! 1. While at most [`SAMPLES_MAX`] blocks were in the queue at once, every block is sampled, and the curve is exact.
 //! 2. The curve never increases with the size.
 //!
-//! `priority.rs` samples, `queue.rs` has the sampled blocks, `histogram.rs` their distances, `bytes.rs` what survives a restart. Decision 0038.
+//! Evictions may be seen only in part: one of N at random. An evicted block that is seen then stands for N times as many, and so does a
+//! read that finds it ([`MissRatioCurve::see_one_of`]).
+//!
+//! `priority.rs` samples, `queue.rs` has the sampled blocks, `histogram.rs` their distances, `bytes.rs` what survives a restart,
+//! `window.rs` the forecasts. Decision 0038.
 
 mod bytes;
 mod histogram;
@@ -22,18 +26,25 @@ mod priority;
 mod queue;
 #[cfg(test)]
 mod tests;
+mod window;
 
-use crate::units::{BlockId, PageCount};
+use crate::units::{BlockId, BlockNumber, DiskIndex, PageCount};
 use histogram::Histogram;
 use priority::Priorities;
 use queue::Queue;
+use std::ops::Range;
 
 pub use bytes::Unreadable;
 pub use queue::SAMPLES_MAX;
+pub use window::{Forecasts, Windows};
 
 /// Share of their weight that reads should keep from window to window ([`MissRatioCurve::age`]): close to the best forecasts, and still
 /// a curve where a window has few reads (decision 0038).
 pub const WINDOW_KEPT: f64 = 0.25;
+/// Maximum number of evictions for each one that is seen.
+pub const ONE_OF_MAX: u32 = 1024;
+/// Number of blocks of a range from which on it is quicker to look at every sampled block.
+const WIDE_RANGE: u64 = 32_768;
 
 /// Estimator of the miss-ratio curve of one disk, or of all disks of a VM.
 #[derive(Clone)]
@@ -44,6 +55,8 @@ pub struct MissRatioCurve {
     queue: Queue,
     histogram: Histogram,
     reach: PageCount,
+    /// Number of evictions for each one that is seen, 1 to [`ONE_OF_MAX`].
+    one_of: u32,
 }
 
 impl MissRatioCurve {
@@ -52,7 +65,7 @@ impl MissRatioCurve {
     #[must_use]
     pub fn new(key: &[u8; 16], reach: PageCount) -> Self {
         let (queue, histogram) = (Queue::new(), Histogram::new());
-        Self { priorities: Priorities::new(key), threshold: priority::ALL, queue, histogram, reach }
+        Self { priorities: Priorities::new(key), threshold: priority::ALL, queue, histogram, reach, one_of: 1 }
     }
 
     /// Counts a read of `block` and takes it out of the queue.
@@ -61,8 +74,20 @@ impl MissRatioCurve {
         self.histogram.reads += 1.;
         if let Some(priority) = self.priorities.below(block, self.threshold) {
             let rank = self.queue.take(priority);
-            self.histogram.note(rank, 1. / self.rate());
+            self.histogram.note(rank, self.weight());
+            if self.one_of > 1 {
+                // Evictions of most blocks are not seen: of the reads that one in the queue stands for, the others were not found. Each
+                // that is not found counts once.
+                let others = f64::from(self.one_of - 1) / self.rate();
+                self.histogram.beyond -= others;
+            }
         }
+    }
+
+    /// Counts reads of `blocks` blocks that no cache answers, whatever its size.
+    pub fn missed(&mut self, blocks: u64) {
+        self.histogram.reads += blocks as f64;
+        self.histogram.beyond += blocks as f64;
     }
 
     /// Makes `block` the newest of the queue: the guest has evicted it.
@@ -79,6 +104,51 @@ impl MissRatioCurve {
         if let Some(priority) = self.priorities.below(block, self.threshold) {
             self.queue.forget(priority);
         }
+    }
+
+    /// Takes these blocks of a disk out of the queue. A wide range takes as long as 32,768 blocks.
+    pub fn discarded_range(&mut self, disk: DiskIndex, blocks: Range<u64>) {
+        if blocks.end.saturating_sub(blocks.start) <= WIDE_RANGE {
+            return blocks.for_each(|bno| self.discarded(BlockId { disk, bno: BlockNumber(bno) }));
+        }
+        let is_inside = |block: BlockId| block.disk == disk && blocks.contains(&block.bno.0);
+        self.queue.retain(|priority| !is_inside(self.priorities.block(priority)));
+    }
+
+    /// Returns whether a block is in the sample now.
+    #[inline]
+    #[must_use]
+    pub fn samples(&self, block: BlockId) -> bool {
+        self.priorities.below(block, self.threshold).is_some()
+    }
+
+    /// Lowers the share of the blocks that is sampled to at most `rate`, for the rest of the curve's life.
+    pub fn limit_rate(&mut self, rate: f64) {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "within the bounds of the threshold"
+        )]
+        let threshold = (rate.clamp(0., 1.) * priority::ALL as f64) as u64;
+        if threshold < self.threshold {
+            self.threshold = threshold.max(1);
+            self.queue.retain(|priority| priority < self.threshold);
+        }
+    }
+
+    /// Sets how many evictions there are for each one that is seen, at random. The queue is thinned out to the same share. If more are
+    /// seen than before it is emptied: its distances would be too small.
+    pub fn see_one_of(&mut self, one_of: u32) {
+        let one_of = one_of.clamp(1, ONE_OF_MAX);
+        if one_of == self.one_of {
+            return;
+        }
+        let (was, now) = (u64::from(self.one_of), u64::from(one_of));
+        // Drawn anew each time, whatever decides whether a block is sampled.
+        let mix = |word: u64| (word ^ word >> 29).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let drawn = |priority: u64| mix(mix(mix(priority ^ now << 56))) >> 32;
+        self.queue.retain(|priority| now > was && drawn(priority) * now < was << 32);
+        self.one_of = one_of;
     }
 
     /// Begins a window: the reads so far count `kept` times as much as before.
@@ -99,6 +169,33 @@ impl MissRatioCurve {
     #[must_use]
     pub fn rate(&self) -> f64 {
         self.threshold as f64 / priority::ALL as f64
+    }
+
+    /// Returns what a read of a block that is in the queue stands for.
+    fn weight(&self) -> f64 {
+        f64::from(self.one_of) / self.rate()
+    }
+
+    /// Returns the number of blocks in the queue that are followed.
+    #[must_use]
+    pub fn followed(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Returns how many evictions there are for each one that is seen.
+    #[must_use]
+    pub fn one_of(&self) -> u32 {
+        self.one_of
+    }
+
+    /// Returns the standard error that a miss ratio of this curve has by sampling, as if the followed blocks were drawn at random and
+    /// read equally often. It is 0 while every block is followed.
+    #[must_use]
+    pub fn standard_error(&self, miss_ratio: f64) -> f64 {
+        if self.threshold == priority::ALL && self.one_of == 1 {
+            return 0.;
+        }
+        (miss_ratio * (1. - miss_ratio) / (self.queue.len() as f64).max(1.)).sqrt()
     }
 
     /// Returns the number of reads that the curve is made of. Reads before a window count less; see [`Self::age`].
@@ -134,7 +231,7 @@ impl MissRatioCurve {
         if priority < self.threshold {
             self.queue.put(priority);
         }
-        if self.queue.len() as f64 > f64::from(self.reach.0) * self.rate() {
+        if self.queue.len() as f64 * self.weight() > f64::from(self.reach.0) {
             self.queue.forget_oldest();
         }
     }

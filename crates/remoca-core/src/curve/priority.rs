@@ -12,10 +12,12 @@
 //!
 //! The top byte decides nearly always, so most blocks cost one SipHash of one word.
 
-use crate::units::BlockId;
+use crate::units::{BlockId, BlockNumber, DiskIndex};
 
 /// Number of bytes of a priority, and of a block's packed name: 12 bits of the disk, 40 of the block number, 4 unused.
 const BYTES: u32 = 7;
+const BNO_BITS: u32 = 40;
+const BNO_MASK: u64 = (1 << BNO_BITS) - 1;
 /// First number above all priorities: the threshold under which every block is sampled.
 pub(super) const ALL: u64 = 1 << (8 * BYTES);
 
@@ -56,6 +58,19 @@ impl Priorities {
         (priority < threshold).then_some(priority)
     }
 
+    /// Returns the block that has this priority.
+    pub(super) fn block(&self, priority: u64) -> BlockId {
+        // From the top byte of the name down: each is drawn with those above it.
+        let name = (0..BYTES).rev().fold(0, |above: u64, level| {
+            let drawn = self.hash(above | u64::from(level) << 48);
+            let [byte, ..] = (priority >> (8 * (BYTES - 1 - level))).to_le_bytes();
+            let [low, ..] = drawn.to_le_bytes();
+            above << 8 | u64::from(byte.reverse_bits() ^ low)
+        });
+        let [.., high, low] = (name >> BNO_BITS & 0xfff).to_be_bytes();
+        BlockId { disk: DiskIndex(u16::from_be_bytes([high, low])), bno: BlockNumber(name & BNO_MASK) }
+    }
+
     /// Returns the priority whose top byte is `top`.
     fn complete(&self, name: u64, top: u64) -> u64 {
         (1..BYTES).fold(top, |above, level| above << 8 | self.byte(name, level))
@@ -90,7 +105,7 @@ impl Priorities {
 /// Returns the number of a block among those of all disks.
 #[inline]
 fn name(block: BlockId) -> u64 {
-    (u64::from(block.disk.0) << 40 | block.bno.0 & ((1 << 40) - 1)) & (ALL - 1)
+    (u64::from(block.disk.0) << BNO_BITS | block.bno.0 & BNO_MASK) & (ALL - 1)
 }
 
 /// Mixes the words of SipHash's state that do not depend on the message at first.

@@ -105,7 +105,7 @@ impl Queue {
     }
 
     /// Keeps the blocks of which `stays` is true, and moves the slots together.
-    fn retain(&mut self, stays: impl Fn(u64) -> bool) {
+    pub(super) fn retain(&mut self, stays: impl Fn(u64) -> bool) {
         let end = self.next;
         (self.next, self.len) = (0, 0);
         self.table.fill(0);

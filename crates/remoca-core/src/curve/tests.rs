@@ -320,20 +320,161 @@ fn other_bytes_are_refused() {
     let damaged = Some(Unreadable::Damaged);
     assert!((8..bytes.len()).all(|length| read(&bytes[..length]) == damaged));
     assert_eq!(read(&[&bytes[..], &[0]].concat()), damaged);
-    // Threshold, width, reads, beyond, and the numbers of blocks and of buckets.
+    // Threshold, evictions seen, width, reads, beyond, and the numbers of blocks and of buckets.
     assert_eq!(changed(20, &[0; 8]), damaged);
     assert_eq!(changed(20, &[0xff; 8]), damaged);
-    assert_eq!(changed(32, &3_u64.to_le_bytes()), damaged);
-    assert_eq!(changed(40, &f64::NAN.to_le_bytes()), damaged);
-    assert_eq!(changed(48, &(-1_f64).to_le_bytes()), damaged);
-    assert_eq!(changed(56, &u32::MAX.to_le_bytes()), damaged);
+    assert_eq!(changed(32, &[0; 4]), damaged);
+    assert_eq!(changed(32, &1025_u32.to_le_bytes()), damaged);
+    assert_eq!(changed(36, &3_u64.to_le_bytes()), damaged);
+    assert_eq!(changed(44, &f64::NAN.to_le_bytes()), damaged);
+    assert_eq!(changed(52, &(-1_f64).to_le_bytes()), damaged);
     assert_eq!(changed(60, &u32::MAX.to_le_bytes()), damaged);
+    assert_eq!(changed(64, &u32::MAX.to_le_bytes()), damaged);
     // A block above the threshold, and one that is there twice.
-    assert_eq!(changed(64, &u64::MAX.to_le_bytes()), damaged);
-    let first: [u8; 8] = bytes[64..72].try_into().unwrap();
-    assert_eq!(changed(72, &first), damaged);
+    assert_eq!(changed(68, &u64::MAX.to_le_bytes()), damaged);
+    let first: [u8; 8] = bytes[68..76].try_into().unwrap();
+    assert_eq!(changed(76, &first), damaged);
     // A bucket that is there twice.
     let last = bytes.len() - 12;
     let before: [u8; 4] = bytes[last - 12..last - 8].try_into().unwrap();
     assert_eq!(changed(last, &before), damaged);
+}
+
+proptest! {
+    #[test]
+    fn a_priority_tells_its_block(disk in 0_u16..4096, bno in 0_u64..1 << 40) {
+        let block = BlockId { disk: DiskIndex(disk), bno: BlockNumber(bno) };
+        prop_assert_eq!(Priorities::new(&KEY).block(priority_of(block)), block);
+    }
+}
+
+#[test]
+fn a_wide_range_is_discarded_as_its_blocks_are() {
+    let mut curve = after(20_000, 30_000);
+    assert!(curve.rate() < 1.);
+    let mut by_block = curve.clone();
+    let (disk, range) = (DiskIndex(1), 1000..1000 + 2 * WIDE_RANGE);
+    curve.discarded_range(disk, range.clone());
+    range.for_each(|bno| by_block.discarded(BlockId { disk, bno: BlockNumber(bno) }));
+    assert!(curve.followed() < after(20_000, 30_000).followed());
+    assert_eq!(curve.to_bytes(), by_block.to_bytes());
+    curve.discarded_range(DiskIndex(0), 0..u64::MAX);
+    curve.discarded_range(DiskIndex(2), 0..u64::MAX);
+    curve.discarded_range(disk, 0..u64::MAX);
+    assert_eq!(curve.followed(), 0);
+}
+
+#[test]
+fn reads_that_no_cache_answers_are_misses_at_every_size() {
+    let mut curve = MissRatioCurve::new(&KEY, FAR);
+    (0..3).for_each(|number| curve.evicted(block(number)));
+    (0..3).for_each(|number| curve.read(block(number)));
+    curve.missed(1);
+    assert_eq!(curve.miss_ratios([0, 3, 9].map(PageCount)), Some(vec![1., 0.25, 0.25]));
+}
+
+/// A loop over 30,000 blocks below a guest of 1,000: each read has the distance 29,000.
+#[test]
+fn of_the_evictions_a_random_part_is_enough() {
+    for one_of in [1, 8] {
+        let (mut curve, mut random) = (MissRatioCurve::new(&KEY, FAR), Random(7));
+        curve.see_one_of(one_of);
+        for at in 0..240_000_u64 {
+            curve.read(block(at % 30_000));
+            if at >= 1000 && random.below(one_of.into()) == 0 {
+                curve.evicted(block((at - 1000) % 30_000));
+            }
+        }
+        let ratios = curve.miss_ratios([1000, 26_000, 32_000].map(PageCount)).unwrap();
+        let hits = [0., 0., 7. / 8.];
+        for (ratio, hits) in ratios.iter().zip(hits) {
+            assert!((1. - ratio - hits).abs() < 0.03, "one of {one_of}: {ratios:?}");
+        }
+    }
+}
+
+#[test]
+fn when_less_is_seen_the_queue_is_thinned_out_and_when_more_is_seen_it_is_emptied() {
+    let mut curve = MissRatioCurve::new(&KEY, FAR);
+    (0..4000).for_each(|number| curve.evicted(block(number)));
+    curve.see_one_of(4);
+    assert!((900..1100).contains(&curve.followed()), "{}", curve.followed());
+    curve.see_one_of(8);
+    assert!((400..600).contains(&curve.followed()), "{}", curve.followed());
+    curve.see_one_of(8);
+    assert!(curve.followed() > 0);
+    curve.see_one_of(1);
+    assert_eq!(curve.followed(), 0);
+}
+
+#[test]
+fn a_limited_rate_stays() {
+    let mut curve = MissRatioCurve::new(&KEY, FAR);
+    (0..4000).for_each(|number| curve.evicted(block(number)));
+    curve.limit_rate(0.25);
+    assert!((900..1100).contains(&curve.followed()), "{}", curve.followed());
+    curve.limit_rate(0.5);
+    assert!((curve.rate() - 0.25).abs() < 1e-9);
+    assert!((0..4000).filter(|number| curve.samples(block(*number))).count().abs_diff(1000) < 100);
+}
+
+mod windows {
+    use super::*;
+    use crate::units::Nanos;
+
+    const MINUTE: u64 = 60_000_000_000;
+
+    /// Reads 2,000 blocks of which the share `hits` is in the queue, at small distances.
+    fn window(curve: &mut MissRatioCurve, hits: u64) {
+        for at in 0..2000 {
+            if at % 10 < hits {
+                curve.evicted(block(at));
+            } else {
+                curve.discarded(block(at));
+            }
+            curve.read(block(at));
+        }
+    }
+
+    #[test]
+    fn a_window_takes_a_minute_and_enough_reads() {
+        let (mut curve, mut windows) = (MissRatioCurve::new(&KEY, FAR), Windows::default());
+        assert!(!windows.advance(Nanos(5), &mut curve));
+        assert!(!windows.advance(Nanos(5 + 9 * MINUTE), &mut curve), "nothing was read");
+        window(&mut curve, 5);
+        assert!(!windows.advance(Nanos(4 + MINUTE), &mut curve));
+        assert_eq!(windows.reads_per_s(Nanos(10), &curve), None);
+        assert_eq!(windows.reads_per_s(Nanos(5 + MINUTE / 2), &curve), Some(2000. / 30.));
+        assert!(windows.advance(Nanos(5 + MINUTE), &mut curve));
+        assert_eq!(curve.reads(), 2000. * WINDOW_KEPT);
+        assert_eq!(windows.forecasts(), Forecasts::default());
+        assert_eq!(windows.reads_per_s(Nanos(6 + MINUTE), &curve), Some(2000. / 60.));
+        assert_eq!(windows.last().map(|ratios| ratios.to_vec()), Some(vec![0.5; 17]));
+    }
+
+    #[test]
+    fn forecasts_are_compared_with_what_came() {
+        let (mut curve, mut windows) = (MissRatioCurve::new(&KEY, FAR), Windows::default());
+        let mut now = 0;
+        windows.advance(Nanos(now), &mut curve);
+        let mut run = |hits: &[u64]| {
+            for hits in hits {
+                window(&mut curve, *hits);
+                now += MINUTE;
+                assert!(windows.advance(Nanos(now), &mut curve));
+            }
+            windows.forecasts()
+        };
+        let steady = run(&[4, 4, 4]);
+        assert_eq!(steady.windows, 2);
+        assert!(steady.curve_error < 1e-9 && steady.as_before_error < 1e-9, "{steady:?}");
+        // The curve follows a change more slowly than the last window, which is wrong by all of it once.
+        let changed = run(&[8]);
+        assert!((changed.curve_error - 0.4 / 3.).abs() < 1e-9 && (changed.as_before_error - 0.4 / 3.).abs() < 1e-9);
+        let later = run(&[8, 8]);
+        assert!(later.are_better_as_before() && later.as_before_error < later.curve_error, "{later:?}");
+        // Where windows differ by chance, the mean of some is better.
+        let noisy = run(&[3, 9, 3, 9, 3, 9, 3, 9, 3, 9, 3, 9, 3, 9, 3, 9]);
+        assert!(!noisy.are_better_as_before(), "{noisy:?}");
+    }
 }

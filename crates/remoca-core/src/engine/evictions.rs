@@ -1,6 +1,5 @@
 //! Evicted pages: which of them go to the cache.
 
-use super::admit::ADVICE_MAX;
 use super::policy::Insertion;
 use super::{Admitted, DiskEngine, Evicted};
 use crate::fingerprint::Fingerprint;
@@ -19,10 +18,10 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         evicted
     }
 
-    /// Returns the advice to the agent: 0 to send every page, or N to send one page in N. N is at most 1024, which is
-    /// also the advice while the cache is off.
+    /// Returns the advice to the agent: 0 to send every page, or N to send one page in N. N is at most 1024. While the cache is off
+    /// it is what the curves need.
     pub fn advice(&self) -> u32 {
-        if self.pools.is_enabled() { self.admit.advice() } else { ADVICE_MAX }
+        if self.pools.is_enabled() { self.admit.advice() } else { self.ghost_advice() }
     }
 
     /// Returns whether to call [`Self::handle_frame`] with the page of guest memory that a read is about to overwrite.
@@ -42,6 +41,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// block.
     fn judge(&mut self, page: &[u8]) -> Evicted {
         if !self.pools.is_enabled() {
+            self.note_ghost_eviction(page);
             return Evicted::Dropped;
         }
         let content = self.prints.page(page);
@@ -54,6 +54,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         {
             self.index.learn(block, content);
         }
+        self.note_evicted_content(content);
         self.policy.fit(self.index.total_capacity());
         if self.policy.samples(content) && self.may_be_inserted(content) {
             self.policy.note_eviction(content);

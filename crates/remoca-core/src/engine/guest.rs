@@ -65,16 +65,20 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.stats.read_blocks += block_count(range);
         if range.covered_blocks() != range.touched_blocks() {
             self.stats.misaligned_reads += 1;
+            self.curves.bypass(disk, block_count(range));
             self.ask_disk(now, id, ReadReason::Needed);
             return;
         }
         if !self.disks.is_sound(disk, range) {
             self.stats.missed_blocks += block_count(range);
+            self.curves.bypass(disk, block_count(range));
             self.ask_disk(now, id, ReadReason::Needed);
             return;
         }
         let blocks = range.covered_blocks();
-        match self.cacheable(disk, blocks.clone()) {
+        let found = self.cacheable(disk, blocks.clone());
+        self.note_blocks_read(now, disk, blocks.clone());
+        match found {
             Ok(fetches) => {
                 let route = self.race.route(now, disk, fetches.pools);
                 if fetches.count > 0 && route == Route::Disk {
@@ -224,6 +228,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     fn begin_modification(&mut self, id: RequestId, disk: DiskIndex, range: ByteRange, op: GuestOp) {
         self.disks.begin_modification(disk, id, range, op, &mut self.index);
+        self.curves.overwritten(disk, range.touched_blocks());
         if self.rules.hold(Rule::Invalidation) {
             let partial_too = self.rules.hold(Rule::PartialWrite);
             let blocks = if partial_too { range.touched_blocks() } else { range.covered_blocks() };
@@ -331,6 +336,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let resident = u64::from(self.index.layout().resident_limit().0);
         self.admit.note_read(block_count(range), resident);
         self.disks.note_swap_headers(disk, range, data, &mut self.index);
+        self.note_contents(disk, range, data, false);
         if !self.pools.is_enabled() || !self.disks.is_sound(disk, range) {
             return;
         }
@@ -407,6 +413,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let disk = request.disk;
         if let GuestOp::Write { .. } = request.op {
             self.disks.note_swap_headers(disk, range, data, &mut self.index);
+            self.note_contents(disk, range, data, true);
         }
         if !matches!(request.op, GuestOp::Discard(_)) {
             self.disks.note_written(disk, &range.covered_blocks());

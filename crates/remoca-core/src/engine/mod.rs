@@ -4,7 +4,7 @@
 //! A driver (`remoca-disk`, or the simulator) calls it and executes the actions in order. After every `handle_*` call it
 //! drains `poll_action` before the next one, except that several messages of a server may be handled in a row.
 //! [`DiskEngine`] routes events to its parts: `requests`, `disks`, `pools` (one for each session with a memory server),
-//! `placement` (all servers), `race` (between server and disk), `admit`, and the index.
+//! `placement` (all servers), `race` (between servers and disk), `admit`, and the index; `watch` feeds the `curves`.
 //! 1. A completed read returns, for each sector, the last write that completed before the read began, or a concurrent one.
 //! 2. A block that a write touches is unreachable before the write is issued ([`overlap`] guards reads in flight).
 //! 3. Every request completes exactly once. No fault of a server reaches the guest.
@@ -16,6 +16,8 @@
 mod admit;
 mod breaker;
 mod candidates;
+mod contents;
+mod curves;
 mod discarded;
 mod disks;
 mod drains;
@@ -44,9 +46,11 @@ mod speculative;
 mod stats;
 mod swap;
 mod types;
+mod watch;
 
 pub use admit::Admission;
 pub use breaker::BreakerState;
+pub use curves::{CurveReport, DISK_CURVES_MAX};
 pub use estimate::Latency;
 pub use policy::{Insertion, PolicyStatus};
 pub use race::HedgingStatus;
@@ -61,6 +65,7 @@ use crate::index::{CacheIndex, Layout, Origin, SlotCounts, Unusable};
 use crate::rules::Rules;
 use crate::units::{DiskIndex, PageCount, PoolIndex};
 use admit::Admit;
+use curves::Curves;
 use disks::Disks;
 use fetches::Source;
 use placement::Placement;
@@ -155,6 +160,7 @@ pub struct DiskEngine<M> {
     race: Race,
     admit: Admit,
     policy: Policy,
+    curves: Curves,
     actions: VecDeque<Action>,
     stats: EngineStats,
 }
@@ -228,6 +234,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         };
         Self {
             rules: config.rules,
+            curves: Curves::new(&prints),
             prints,
             seed: config.seed,
             index,

@@ -40,6 +40,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     pub fn remove_disk(&mut self, disk: DiskIndex) {
         if let DiskState::Present { .. } = self.index.disk_state(disk) {
             self.disks.remove(disk, &mut self.index);
+            self.curves.forget(disk);
         }
     }
 

@@ -102,6 +102,9 @@ impl<M: Words> CacheIndex<M> {
             // The slot's place in the queue says so.
             return;
         }
+        if self.is_doomed(entry) {
+            return;
+        }
         if let Some(slot) = self.nodes.reference(&mut self.words, entry)
             && self.slots.needs_block(&self.words, slot)
         {

@@ -75,6 +75,9 @@ impl<M: Words> CacheIndex<M> {
                     self.slots.add(&mut self.words, pool, slot);
                 }
                 Step::Move { from, to } => {
+                    if self.is_doomed(from) {
+                        self.remove_block(from);
+                    }
                     let places = [from, to].map(|slot| self.slots.place(&self.words, slot));
                     self.log.note_move(&mut self.words, pool, to);
                     self.slots.end_move(&mut self.words, pool, from, to);

@@ -155,6 +155,10 @@ impl<M: Words> CacheIndex<M> {
             self.slots.move_to_tail(&mut self.words, entry);
             return Offer::Duplicate;
         }
+        if self.is_doomed(entry) {
+            self.forget_entry(entry);
+            return Offer::Unmatched;
+        }
         let Some(slot) = self.admit(entry, content, pools) else {
             return Offer::NoSlot;
         };
@@ -198,7 +202,7 @@ impl<M: Words> CacheIndex<M> {
     }
 
     fn empty(&mut self, slot: u32, keeps_block: bool) {
-        if keeps_block && self.slots.knows_block(&self.words, slot) {
+        if keeps_block && self.slots.knows_block(&self.words, slot) && !self.is_doomed(slot) {
             self.move_block_to_node(slot);
         } else {
             self.slots.release(&mut self.words, slot);

@@ -271,3 +271,27 @@ fn sixteen_pools_of_different_sizes_have_room() {
     }
     assert_eq!(index.total_capacity().0, sizes.iter().sum::<u32>());
 }
+
+#[test]
+fn what_is_known_of_a_cut_disk_is_forgotten_wherever_it_would_move() {
+    let disk = block(0).disk;
+    for examined in 0..80 {
+        let mut world = World::new();
+        for number in 1..20 {
+            world.cycle(number, number, 1 << (number % 3));
+        }
+        (40..46).for_each(|number| world.index.learn(block(number.into()), content(number)));
+        world.index.cut_disk(disk, 0);
+        world.index.cut(examined);
+        // Nodes become slots, slots become nodes, and slots move to lower ones, some of which were examined already.
+        (40..46).for_each(|number| drop(world.index.offer(content(number), Place::Tail, PoolSet::ALL)));
+        for pool in (0..POOLS).map(PoolIndex) {
+            world.index.aim(pool, PageCount(3));
+            world.resize(pool, u32::MAX);
+            world.index.lose_from(pool, PageCount(1));
+            world.resize(pool, u32::MAX);
+        }
+        world.index.cut(u32::MAX);
+        assert!((0..50).all(|bno| world.index.known(block(bno)).is_none()), "after {examined} entries");
+    }
+}

@@ -111,6 +111,12 @@ impl<M: Words> CacheIndex<M> {
         self.disks.is_void(&self.words, block)
     }
 
+    /// Returns whether the block of an entry is void and not forgotten yet. Such a block must not move to another entry:
+    /// [`Self::cut`] may have examined that one already, and would leave the block there as if it were known.
+    pub(super) fn is_doomed(&self, entry: u32) -> bool {
+        self.is_cutting() && self.entries.block(&self.words, entry).is_some_and(|block| self.is_void(block))
+    }
+
     /// Starts to look for void blocks in the whole table, if there may be any.
     pub(super) fn look_for_voids(&mut self) {
         self.uncut = if self.disks.has_voids(&self.words) { self.entries.limit() } else { 0 };

@@ -1,6 +1,7 @@
 //! The control commands that the process executes.
 
 use super::Driver;
+use super::curve_status::curve_status;
 use super::index_size::HANDED_OVER;
 use super::snapshot::cache_pages;
 use super::vm::Vm;
@@ -35,6 +36,14 @@ impl Driver {
                 sizes.measure_for(request, guests.disks_mut(), host.instant());
                 continue;
             }
+            if let Command::Curve { disk } = &request.command {
+                let reply = match curve_status(&self.vm, disk.as_deref()) {
+                    Ok(curve) => Reply::Curve(Box::new(curve)),
+                    Err(error) => Reply::Error { error },
+                };
+                request.answer(reply);
+                continue;
+            }
             self.vm.size.try_again();
             if self.waits_for_index(&request.command) {
                 self.vm.size.wait(request);
@@ -56,7 +65,7 @@ impl Driver {
 
     fn obey(&mut self, request: &ControlRequest) -> Reply {
         let done = match &request.command {
-            Command::Status => Ok(()),
+            Command::Status | Command::Curve { .. } => Ok(()),
             Command::MigrateAbort => self.migration.abort(&mut self.vm),
             Command::MigrateTakeBack => self.migration.take_back(&mut self.vm),
             Command::Migrate { .. } => Err("it is answered when the other process has answered".into()),

@@ -107,6 +107,11 @@ impl Plan {
 }
 
 impl IndexSize {
+    /// Returns the function that runs work outside the I/O thread.
+    pub(super) fn aside(&self) -> &Aside {
+        &self.aside
+    }
+
     /// Returns the sizes of a process whose cache is `cache` when it is on.
     pub(super) fn new(
         cache: PageCount,

@@ -12,6 +12,8 @@
 
 mod capture;
 mod commands;
+mod curve_status;
+mod curves;
 mod disk;
 mod eviction_port;
 mod guests;
@@ -38,6 +40,7 @@ mod vm;
 mod warmth;
 
 use crate::state::Former;
+use curves::KeptCurves;
 pub use disk::{Disk, Opener, Port};
 use guests::Guests;
 use host::Host;
@@ -97,11 +100,12 @@ impl Driver {
         let disks = parts.disks.len();
         let guest_memory_min = parts.migration.config().guest_memory;
         let host = Host::new(parts.clock)?;
+        let now = host.instant();
         let vm = Vm {
             name: parts.name,
             upgrades: parts.start.upgrades,
             notice: parts.start.notice.clone(),
-            sizes: Sizes::new(&parts.disks, host.instant()),
+            sizes: Sizes::new(&parts.disks, now),
             host,
             engine: parts.engine,
             guests: Guests::new(parts.disks, parts.port, parts.nbd),
@@ -110,6 +114,7 @@ impl Driver {
             warmth: Warmth::new(parts.state, parts.cold_reason, parts.options, disks),
             size: IndexSize::new(parts.cache, guest_memory_min, parts.guest_memory_max, parts.aside)?,
             complaints: Complaints::default(),
+            curves: KeptCurves::none(now),
         };
         let upgrades = Upgrades::new(parts.start, parts.ask);
         let operator = Operator::new(parts.control, parts.stop, parts.hangup, parts.manager);
@@ -122,6 +127,7 @@ impl Driver {
         let Self { vm, migration, .. } = self;
         migration.begin(vm)?;
         vm.describe_disks();
+        vm.curves = KeptCurves::resume(vm.warmth.path(), &mut vm.engine, vm.host.instant());
         vm.inherit_failed_flushes(&former);
         vm.warmth.judge_images(vm.guests.disks(), &mut vm.engine, &vm.host);
         if !migration.serves() {
@@ -322,6 +328,7 @@ impl Driver {
         operator.manager_mut().handle_timer(now);
         vm.guests.run_timers(now);
         vm.run_store_timers(now);
+        vm.curves.run_timer(&vm.engine, now, vm.size.aside());
         vm.sizes.run_timers(!is_draining, vm.guests.disks_mut(), now);
     }
 
@@ -347,8 +354,13 @@ impl Driver {
     /// Ends the driver. Publishes completed requests to the guests and completes the trace. Requests in flight are left
     /// to the next process. So is the pool if that process can find it; otherwise the pool is given back.
     fn finish(&mut self) -> Ended {
-        let Vm { guests, warmth, servers, engine, in_flight, .. } = &mut self.vm;
+        let Vm { guests, warmth, servers, engine, in_flight, curves, .. } = &mut self.vm;
         guests.notify_disks();
+        if warmth.is_kept() {
+            curves.keep(engine)
+        } else {
+            curves.abandon()
+        }
         self.migration.process_ends(guests.is_connected());
         if let Some(link) = servers.link_mut().filter(|_| !warmth.is_kept()) {
             link.goodbye();

@@ -3,6 +3,7 @@
 //!
 //! Actions are drained after every call of the engine, in order.
 
+use super::curves::KeptCurves;
 use super::disk::Disk;
 use super::guests::Guests;
 use super::host::Host;
@@ -41,6 +42,7 @@ pub(super) struct Vm {
     pub(super) size: IndexSize,
     pub(super) complaints: Complaints,
     pub(super) sizes: Sizes,
+    pub(super) curves: KeptCurves,
 }
 
 impl Vm {

@@ -75,7 +75,7 @@ impl Deaths {
         deaths.drain(..first);
         deaths.push(now_ns);
         let times = deaths.iter().map(u64::to_string).collect::<Vec<_>>().join(" ");
-        let _ = small_file::write(&self.path, &format!("{:032x} {times}", u128::from_be_bytes(boot)));
+        let _ = small_file::write(&self.path, format!("{:032x} {times}", u128::from_be_bytes(boot)));
     }
 
     /// Returns the times of the deaths that count, in nanoseconds since the host was booted.

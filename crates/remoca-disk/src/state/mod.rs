@@ -12,6 +12,7 @@
 //!
 //! Decision 0020.
 
+mod curves;
 mod deaths;
 mod file;
 mod former;
@@ -21,6 +22,7 @@ mod header;
 mod image;
 mod numbers;
 
+pub use curves::{UnusableCurves, curves_beside, keep_curves, resume_curves};
 pub use deaths::{Caution, Deaths};
 pub use file::StateError;
 pub use former::{FailedFlush, Former, FormerSettings, discard, set_aside, settings_at};

@@ -3,6 +3,7 @@
 //! Both the process that listens and its clients use this module. The sockets of neither side are here. A line ends
 //! with a line feed, or with the connection. The permissions of the socket decide who may open it.
 
+mod curve;
 mod secret;
 mod status;
 
@@ -10,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use curve::{CurvePoint, CurveStatus, ForecastStatus};
 pub use secret::{SECRET_BYTES, Secret, TEXT_BYTES as SECRET_TEXT_BYTES};
 pub use status::{
     CacheStatus, DiskStatus, DiskTraffic, HedgingStatus, KnownServerStatus, Latencies, LatencySummary, MemoryStatus,
@@ -31,6 +33,12 @@ const UPGRADE_PATIENCE: Duration = Duration::from_secs(60);
 pub enum Command {
     /// Returns the status of the process.
     Status,
+    /// Returns the miss-ratio curve of a disk, or that of the VM.
+    Curve {
+        /// Name of the disk.
+        #[serde(default)]
+        disk: Option<String>,
+    },
     /// Changes the settings that are given.
     Set {
         /// Size of the cache in bytes, a multiple of 4096.
@@ -74,6 +82,7 @@ pub enum Command {
 #[serde(untagged)]
 pub enum Reply {
     Status(Box<Status>),
+    Curve(Box<CurveStatus>),
     Error { error: String },
 }
 
@@ -93,7 +102,9 @@ impl Command {
     #[must_use]
     pub fn patience(&self) -> Duration {
         match self {
-            Self::Status | Self::Set { .. } | Self::Rescan | Self::ClearFailedFlush { .. } => PATIENCE,
+            Self::Status | Self::Curve { .. } | Self::Set { .. } | Self::Rescan | Self::ClearFailedFlush { .. } => {
+                PATIENCE
+            }
             Self::Migrate { .. } | Self::MigrateAbort | Self::MigrateTakeBack => PATIENCE,
             Self::Upgrade { .. } | Self::RemoveDisk { .. } => UPGRADE_PATIENCE,
         }
@@ -156,6 +167,7 @@ mod tests {
         let migrate = Command::Migrate { to: "tcp:h:1".into(), key: key.parse().unwrap() };
         let lines = [
             (Command::Status, r#"{"op":"status"}"#.to_owned()),
+            (Command::Curve { disk: Some("a".into()) }, r#"{"op":"curve","disk":"a"}"#.to_owned()),
             (set, r#"{"op":"set","cache_bytes":1073741824,"enabled":null,"servers":["unix:/s"]}"#.to_owned()),
             (Command::Rescan, r#"{"op":"rescan"}"#.to_owned()),
             (Command::ClearFailedFlush { disk: "a".into() }, r#"{"op":"clear-failed-flush","disk":"a"}"#.to_owned()),
@@ -182,6 +194,17 @@ mod tests {
         assert_eq!(Command::parse(&line).unwrap(), Command::Status);
         line.push(b' ');
         assert!(matches!(Command::parse(&line), Err(LineError::TooLong)));
+    }
+
+    #[test]
+    fn a_curve_is_told_from_a_status() {
+        let curve =
+            r#"{"curve_of":"vm","disk":null,"disks":[],"learns_from":"reads","cache_bytes":0,"blocks_read":4.0,"#
+                .to_owned()
+                + r#""followed_share":1.0,"points":[{"bytes":1048576,"miss_ratio":0.5,"standard_error":0.0,"last_window":null}],"#
+                + r#""forecast":null,"blocks_read_per_s":null,"disk_read_us":null,"server_read_us":null}"#;
+        let Ok(Reply::Curve(read)) = Reply::parse(curve.as_bytes()) else { panic!("it is a curve") };
+        assert_eq!(Reply::Curve(read).line().unwrap(), format!("{curve}\n").as_bytes());
     }
 
     #[test]

@@ -174,7 +174,7 @@ impl World<'_> {
         }
         let Some(moving) = &self.moving else { return };
         match moving.answer.try_recv() {
-            Ok(Reply::Status(_)) => {}
+            Ok(Reply::Status(_) | Reply::Curve(_)) => {}
             Err(TryRecvError::Empty) => return self.schedule(MS, Event::GuestStops(number)),
             Ok(Reply::Error { error }) => {
                 self.note(|| format!("the move is refused: {error}"));

@@ -103,11 +103,13 @@ fn an_agent_whose_pages_never_match_is_told_to_send_fewer() {
 }
 
 #[test]
-fn while_the_cache_is_off_the_agent_is_told_to_all_but_stop() {
+fn while_the_cache_is_off_the_agent_is_told_to_send_what_the_curves_need() {
     let mut bench = Bench::connected();
     let size = bench.engine.status().wanted;
     bench.engine.resize(bench.now, PageCount(0));
-    assert_eq!(bench.engine.advice(), 1024);
+    assert_eq!(bench.engine.advice(), 8);
+    bench.engine.keep_curves(false);
+    assert_eq!(bench.engine.advice(), 1024, "all but stop");
     bench.engine.resize(bench.now, size);
     assert_eq!(bench.engine.advice(), 0);
 }

@@ -1,0 +1,226 @@
+//! `remoca curve`: what a cache of each size would do for a VM, from its miss-ratio curve.
+
+mod chart;
+mod figures;
+
+use crate::runtime;
+use crate::size::show_size;
+use crate::status::is_broken_pipe;
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+use figures::Figures;
+use remoca_io::control;
+use remoca_protocol::control::{Command, CurveStatus, Reply};
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::Path;
+
+/// Latency of a memory server, in microseconds, where none was measured: that of the demonstration in the README.
+const SERVER_US: f64 = 200.0;
+
+/// Show what a cache of each size would do for a VM, whether or not it has one.
+#[derive(Args, Debug)]
+pub struct CurveArgs {
+    /// Name of the VM process, or the path of its control socket
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    /// Only this disk, as if the whole cache were for it
+    #[arg(long, value_name = "DISK")]
+    disk: Option<String>,
+
+    /// Time that a read of the memory server takes, where none was measured yet, in milliseconds [default: 0.2]
+    #[arg(long, value_name = "MS", value_parser = milliseconds)]
+    server_latency: Option<f64>,
+
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t = Form::Table)]
+    output: Form,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Form {
+    Table,
+    Json,
+}
+
+/// A curve with the figures that the table shows.
+#[derive(Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    curve: &'a CurveStatus,
+    figures: &'a Figures,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// If the VM process does not answer, or has no such curve.
+pub fn run(args: &CurveArgs) -> Result<()> {
+    let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };
+    let curve = ask(&socket, args.disk.clone())?;
+    let figures = Figures::of(&curve, args.server_latency.map(|ms| ms * 1000.0), SERVER_US);
+    let text = match args.output {
+        Form::Json => format!("{}\n", serde_json::to_string_pretty(&Shown { curve: &curve, figures: &figures })?),
+        Form::Table => text(&curve, &figures)?,
+    };
+    match std::io::stdout().write_all(text.as_bytes()).map_err(anyhow::Error::new) {
+        Err(error) if is_broken_pipe(&error) => Ok(()),
+        written => written,
+    }
+}
+
+fn ask(socket: &Path, disk: Option<String>) -> Result<CurveStatus> {
+    let reply = control::call(socket, Command::Curve { disk }).map_err(|error| {
+        runtime::explain_unreachable(socket, error, "no VM process answers", "is `remoca disk` running with this name?")
+    })?;
+    match reply {
+        Reply::Curve(curve) => Ok(*curve),
+        Reply::Status(_) => bail!("the process answers with something else than a curve"),
+        Reply::Error { error } if error.starts_with("this is no command") => {
+            bail!("the process is of an older version, without curves: `remoca upgrade` brings it to this one")
+        }
+        Reply::Error { error } => bail!("{error}"),
+    }
+}
+
+/// Returns chart, table and notes.
+fn text(curve: &CurveStatus, figures: &Figures) -> Result<String> {
+    let mut text = chart::draw(curve, figures);
+    writeln!(text, "\n{:>8}{:>9}{:>8}{:>14}{:>20}", "CACHE", "HITS %", "+-", "READ, MEAN", "BLOCKS SAVED / S")?;
+    for row in figures.table() {
+        let read = row.read_us.map_or("-".into(), |us| format!("{:.2} ms", us / 1000.0));
+        let saved = row.blocks_saved_per_s.map_or("-".into(), crate::status::text::rate);
+        let error = format!("{:.1}", row.standard_error * 100.0);
+        let mark = if row.is_present { "  <- has now" } else { "" };
+        let size = show_size(row.bytes);
+        writeln!(text, "{size:>8}{:>9.1}{error:>8}{read:>14}{saved:>20}{mark}", row.hit_ratio * 100.0)?;
+    }
+    notes(&mut text, curve, figures)?;
+    Ok(text)
+}
+
+fn notes(text: &mut String, curve: &CurveStatus, figures: &Figures) -> Result<()> {
+    let share = if curve.followed_share >= 1.0 {
+        "All of them are followed".into()
+    } else {
+        format!("One of {:.0} is followed", 1.0 / curve.followed_share)
+    };
+    writeln!(text, "\nFrom {:.0} blocks read; older reads count less. {share}.", curve.blocks_read)?;
+    writeln!(
+        text,
+        "{}",
+        match curve.learns_from.as_str() {
+            "reads" =>
+                "No evictions are seen, so this is a cache into which reads are admitted.\n\
+                 With an agent in the guest it would hold other blocks, and hit more.",
+            "frames" => "Evictions are seen in guest memory that reads overwrite, without an agent.",
+            _ => "Evictions are those that the agent reports.",
+        }
+    )?;
+    let forecast = match &curve.forecast {
+        None => "No forecast was compared with what came yet: that takes three windows.".into(),
+        Some(forecast) if figures.is_as_before => format!(
+            "Shown is the last window alone: as a forecast it was off by {:.1} points, the\ncurve by {:.1} (mean of {} windows, all sizes).",
+            forecast.as_before_error * 100.0,
+            forecast.curve_error * 100.0,
+            forecast.windows
+        ),
+        Some(forecast) => format!(
+            "As a forecast of the next window the curve was off by {:.1} points, the last\nwindow alone by {:.1} (mean of {} windows, all sizes).",
+            forecast.curve_error * 100.0,
+            forecast.as_before_error * 100.0,
+            forecast.windows
+        ),
+    };
+    writeln!(text, "{forecast}")?;
+    let disk = curve.disk_read_us.map_or("not measured yet".into(), |us| format!("{:.2} ms", us / 1000.0));
+    let assumed = if figures.server_is_assumed { ", assumed, not\nmeasured (--server-latency)" } else { "" };
+    writeln!(text, "Disk: {disk}. Memory server: {:.2} ms{assumed}.", figures.server_us / 1000.0)?;
+    if curve.disk.is_none() && curve.disks.len() > 1 {
+        writeln!(text, "Disks with a curve of their own (--disk): {}.", curve.disks.join(", "))?;
+    }
+    Ok(())
+}
+
+fn milliseconds(text: &str) -> Result<f64, String> {
+    let error = || format!("`{text}` is not a number of milliseconds above 0, such as 0.2");
+    text.parse().ok().filter(|ms: &f64| ms.is_finite() && *ms > 0.0).ok_or_else(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use remoca_protocol::control::{CurvePoint, ForecastStatus};
+
+    /// Returns a curve that falls evenly from 1 at 1 MiB to 0 at 64 GiB.
+    pub(super) fn curve() -> CurveStatus {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most 2^36")]
+        let bytes = |at: u32| (2_f64.powf(f64::from(at) / 4.0) * 1048576.0).round() as u64;
+        let point = |at: u32| CurvePoint {
+            bytes: bytes(at),
+            miss_ratio: 1.0 - f64::from(at) / 64.0,
+            standard_error: 0.01,
+            last_window: at.is_multiple_of(4).then_some(0.5),
+        };
+        CurveStatus {
+            curve_of: "web1".into(),
+            disk: None,
+            disks: vec!["root".into(), "data".into()],
+            learns_from: "evictions".into(),
+            cache_bytes: 0,
+            blocks_read: 12345.4,
+            followed_share: 0.01,
+            points: (0..=64).map(point).collect(),
+            forecast: Some(ForecastStatus { windows: 5, curve_error: 0.02, as_before_error: 0.03 }),
+            blocks_read_per_s: Some(100.0),
+            disk_read_us: Some(7000.0),
+            server_read_us: None,
+        }
+    }
+
+    fn shown(curve: &CurveStatus) -> String {
+        text(curve, &Figures::of(curve, None, SERVER_US)).unwrap()
+    }
+
+    #[test]
+    fn a_curve_fits_80_columns_and_says_where_it_comes_from() {
+        let mut curve = curve();
+        let all = shown(&curve);
+        assert!(all.is_ascii() && all.lines().all(|line| line.len() <= 80), "{all}");
+        for words in [
+            "     64M     37.5     1.0       4.45 ms                  38\n",
+            "     64G    100.0     1.0       0.20 ms                 100\n",
+            "From 12345 blocks read; older reads count less. One of 100 is followed.",
+            "the curve was off by 2.0 points, the last\nwindow alone by 3.0 (mean of 5 windows",
+            "Disk: 7.00 ms. Memory server: 0.20 ms, assumed, not\nmeasured",
+            "(--disk): root, data.",
+        ] {
+            assert!(all.contains(words), "`{words}` is missing in:\n{all}");
+        }
+        curve.forecast = Some(ForecastStatus { windows: 5, curve_error: 0.03, as_before_error: 0.02 });
+        curve.cache_bytes = 512 << 20;
+        (curve.server_read_us, curve.disk_read_us, curve.learns_from) = (Some(250.0), None, "reads".into());
+        let all = shown(&curve);
+        assert!(all.lines().all(|line| line.len() <= 80), "{all}");
+        for words in [
+            "    512M     50.0     1.0             -                  50  <- has now\n",
+            "Shown is the last window alone: as a forecast it was off by 2.0 points",
+            "into which reads are admitted",
+            "Disk: not measured yet. Memory server: 0.25 ms.",
+        ] {
+            assert!(all.contains(words), "`{words}` is missing in:\n{all}");
+        }
+        curve.points.clear();
+        shown(&curve);
+    }
+
+    #[test]
+    fn a_latency_is_a_positive_number() {
+        assert_eq!(milliseconds("0.25"), Ok(0.25));
+        for wrong in ["0", "-1", "inf", "NaN", "2ms", ""] {
+            assert!(milliseconds(wrong).is_err(), "{wrong}");
+        }
+    }
+}

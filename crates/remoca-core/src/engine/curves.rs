@@ -1,0 +1,181 @@
+//! Miss-ratio curves of a VM and of its disks, and the contents of sampled blocks while there is no cache. `watch.rs` feeds them.
+//!
+//! The VM has a curve. As soon as a second disk is read, each disk has one of its own, up to [`DISK_CURVES_MAX`]. Decision 0038.
+
+use super::contents::Contents;
+use crate::curve::{Forecasts, MissRatioCurve, Windows};
+use crate::fingerprint::Fingerprinter;
+use crate::units::{BlockId, DiskIndex, Nanos, PAGE_SIZE, PageCount};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Maximum number of disks with a curve of their own: the first that are read. All curves then take 1.5 MB.
+pub const DISK_CURVES_MAX: usize = 15;
+/// Size of the largest cache that a curve is asked for: 64 GiB.
+const REACH: PageCount = PageCount(1 << 24);
+
+/// A curve, and how good its forecasts were.
+#[derive(Clone)]
+pub(super) struct Watched {
+    pub(super) curve: MissRatioCurve,
+    pub(super) windows: Windows,
+}
+
+/// What a curve says.
+#[derive(Clone, Debug)]
+pub struct CurveReport {
+    /// Number of blocks read that the curve is made of; old reads count less.
+    pub reads: f64,
+    /// Share of the blocks that is followed.
+    pub rate: f64,
+    /// Number of evictions for each one that is seen.
+    pub one_of: u32,
+    /// Miss ratio at each size, with its standard error by sampling.
+    pub miss_ratios: Vec<(f64, f64)>,
+    /// Miss ratio of the last window alone at 1 MiB, 2 MiB ... 64 GiB; empty before its end.
+    pub last_window: Vec<f64>,
+    pub forecasts: Forecasts,
+    /// Blocks read each second in the last window, or so far in the first one; `None` in its first second.
+    pub reads_per_s: Option<f64>,
+}
+
+/// Curves of a VM.
+pub(super) struct Curves {
+    pub(super) is_on: bool,
+    pub(super) key: [u8; 16],
+    pub(super) vm: Watched,
+    /// The one disk that was read so far; `None` if there was none or more than one.
+    pub(super) only: Option<DiskIndex>,
+    pub(super) disks: BTreeMap<DiskIndex, Watched>,
+    /// Contents of blocks, while there is no cache but an agent.
+    pub(super) contents: Option<Contents>,
+    /// Upper bound on the rate of new curves.
+    rate_max: f64,
+}
+
+impl Curves {
+    pub(super) fn new(prints: &Fingerprinter) -> Self {
+        let key = key_of(prints);
+        let (only, disks, contents) = (None, BTreeMap::new(), None);
+        Self { is_on: true, key, vm: Watched::new(&key), only, disks, contents, rate_max: 1. }
+    }
+
+    /// Counts reads of blocks that no cache answers.
+    pub(super) fn bypass(&mut self, disk: DiskIndex, blocks: u64) {
+        if self.is_on {
+            self.each_of(disk, |watched| watched.curve.missed(blocks));
+        }
+    }
+
+    /// Takes overwritten blocks out of the queues.
+    pub(super) fn overwritten(&mut self, disk: DiskIndex, blocks: Range<u64>) {
+        if self.is_on {
+            self.each_of(disk, |watched| watched.curve.discarded_range(disk, blocks.clone()));
+        }
+    }
+
+    /// Forgets a disk that was removed.
+    pub(super) fn forget(&mut self, disk: DiskIndex) {
+        self.disks.remove(&disk);
+        self.vm.curve.discarded_range(disk, 0..u64::MAX);
+    }
+
+    pub(super) fn each_of(&mut self, disk: DiskIndex, note: impl Fn(&mut Watched)) {
+        note(&mut self.vm);
+        if let Some(watched) = self.disks.get_mut(&disk) {
+            note(watched);
+        }
+    }
+
+    fn all(&mut self) -> impl Iterator<Item = &mut Watched> {
+        std::iter::once(&mut self.vm).chain(self.disks.values_mut())
+    }
+
+    pub(super) fn evicted(&mut self, block: BlockId) {
+        self.each_of(block.disk, |watched| watched.curve.evicted(block));
+    }
+
+    /// Gives the disks curves of their own once there are two.
+    pub(super) fn begin_disk(&mut self, disk: DiskIndex) {
+        if self.only == Some(disk) || self.disks.contains_key(&disk) {
+            return;
+        }
+        if self.only.is_none() && self.disks.is_empty() {
+            self.only = Some(disk);
+            return;
+        }
+        if let Some(first) = self.only.take() {
+            // Until now it was that of the VM.
+            self.disks.insert(first, self.vm.clone());
+        }
+        if self.disks.len() < DISK_CURVES_MAX {
+            let mut watched = Watched::new(&self.key);
+            watched.curve.limit_rate(self.rate_max);
+            watched.curve.see_one_of(self.vm.curve.one_of());
+            self.disks.insert(disk, watched);
+        }
+    }
+
+    /// Begins to note contents, or ends that.
+    pub(super) fn note_contents(&mut self, guest_memory: Option<PageCount>) {
+        match (guest_memory, &self.contents) {
+            (Some(guest_memory), None) => {
+                let (contents, rate_max) = Contents::new(guest_memory);
+                (self.contents, self.rate_max) = (Some(contents), rate_max);
+                self.all().for_each(|watched| watched.curve.limit_rate(rate_max));
+            }
+            (None, Some(_)) => (self.contents, self.rate_max) = (None, 1.),
+            _ => {}
+        }
+    }
+
+    pub(super) fn see_one_of(&mut self, one_of: u32) {
+        if self.vm.curve.one_of() != one_of {
+            self.all().for_each(|watched| watched.curve.see_one_of(one_of));
+        }
+    }
+
+    pub(super) fn is_sampled(&self, block: BlockId) -> bool {
+        let own = self.disks.get(&block.disk);
+        self.vm.curve.samples(block) || own.is_some_and(|watched| watched.curve.samples(block))
+    }
+
+    pub(super) fn report(&self, now: Nanos, disk: Option<DiskIndex>, sizes: &[PageCount]) -> Option<CurveReport> {
+        let watched = match disk {
+            None => &self.vm,
+            Some(disk) if self.only == Some(disk) => &self.vm,
+            Some(disk) => self.disks.get(&disk)?,
+        };
+        let Watched { curve, windows } = watched;
+        let miss_ratios = curve.miss_ratios(sizes.iter().copied())?;
+        Some(CurveReport {
+            reads: curve.reads(),
+            rate: curve.rate(),
+            one_of: curve.one_of(),
+            miss_ratios: miss_ratios.into_iter().map(|ratio| (ratio, curve.standard_error(ratio))).collect(),
+            last_window: windows.last().unwrap_or_default().to_vec(),
+            forecasts: windows.forecasts(),
+            reads_per_s: windows.reads_per_s(now, curve),
+        })
+    }
+}
+
+impl Watched {
+    fn new(key: &[u8; 16]) -> Self {
+        Self { curve: MissRatioCurve::new(key, REACH), windows: Windows::default() }
+    }
+}
+
+/// Returns the key of the curves. It follows from the key of the fingerprints, and reveals nothing of it.
+fn key_of(prints: &Fingerprinter) -> [u8; 16] {
+    let mut page = [0; PAGE_SIZE];
+    let mut words = [1, 2].into_iter().flat_map(|number| {
+        page[..6].copy_from_slice(b"curves");
+        page[6] = number;
+        prints.page(&page).0
+    });
+    std::array::from_fn::<_, 4, _>(|_| words.next().unwrap_or_default().to_le_bytes())
+        .concat()
+        .try_into()
+        .unwrap_or_default()
+}

@@ -1,0 +1,157 @@
+//! What the engine's events tell the miss-ratio curves. They only watch: nothing here changes what is cached.
+//!
+//! | Event | What the curve is told |
+//! |---|---|
+//! | a read of whole blocks, from whatever source | a read of each block that is not known to be zero |
+//! | a read of parts of blocks, or of a part that is being forgotten | a miss at every size |
+//! | an evicted page of a known block, whatever became of it: admitted, duplicate, dropped, passed over | its eviction |
+//! | a page that no block is known to hold, or of zeroes | nothing |
+//! | a write, discard or write-zeroes | the blocks leave the queue |
+//! | ... to a swap area | an eviction of the blocks that were written whole |
+//! | no evictions are seen ([`Admission::Reads`]) | each block read is evicted at once, except those of swap areas |
+//!
+//! Without a cache (ghost mode) nothing is known of blocks. Then the contents of sampled blocks are noted (`contents.rs`), and the agent is
+//! advised to send one page of [`GHOST_ONE_OF`]. Decision 0038.
+
+use super::admit::ADVICE_MAX;
+use super::curves::{CurveReport, Curves, DISK_CURVES_MAX, Watched};
+use super::disks::page_of;
+use super::fetches::Source;
+use super::{Admission, DiskEngine};
+use crate::curve::{MissRatioCurve, Unreadable, Windows};
+use crate::fingerprint::Fingerprint;
+use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PageCount};
+use std::ops::{DerefMut, Range};
+
+/// Number of pages for each one that the agent is advised to send while there is no cache.
+const GHOST_ONE_OF: u32 = 8;
+
+impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
+    /// Sets whether curves are kept, as they are by default.
+    pub fn keep_curves(&mut self, is_on: bool) {
+        self.curves.is_on = is_on;
+    }
+
+    /// Returns what the curve of a disk says at `sizes`, which must not decrease, or that of the VM. Returns `None` if nothing was read,
+    /// or the disk has no curve of its own.
+    pub fn curve(&self, now: Nanos, disk: Option<DiskIndex>, sizes: &[PageCount]) -> Option<CurveReport> {
+        self.curves.report(now, disk, sizes)
+    }
+
+    /// Returns whether there is no cache, so that curves are all that the VM's reads and evictions are for.
+    pub fn is_ghost(&self) -> bool {
+        !self.pools.is_enabled()
+    }
+
+    /// Returns the curves as bytes, each with its disk; `None` is that of the VM.
+    pub fn curves_to_bytes(&self) -> Vec<(Option<DiskIndex>, Vec<u8>)> {
+        let Curves { vm, only, disks, .. } = &self.curves;
+        if vm.curve.reads() <= 0. {
+            return Vec::new();
+        }
+        let vm = (None, vm.curve.to_bytes());
+        let only = only.map(|disk| (Some(disk), Vec::new()));
+        let disks = disks.iter().map(|(disk, watched)| (Some(*disk), watched.curve.to_bytes()));
+        std::iter::once(vm).chain(only).chain(disks).collect()
+    }
+
+    /// Continues a curve of the previous process. No bytes for a disk say that it was the only one that was read.
+    ///
+    /// # Errors
+    /// If the bytes are no curve of a process with the same key. The present curve stays then.
+    pub fn restore_curve(&mut self, disk: Option<DiskIndex>, bytes: &[u8]) -> Result<(), Unreadable> {
+        let curves = &mut self.curves;
+        let Some(disk) = disk else {
+            curves.vm.curve = MissRatioCurve::from_bytes(&curves.key, bytes)?;
+            return Ok(());
+        };
+        if bytes.is_empty() {
+            curves.only = Some(disk);
+        } else if curves.disks.len() < DISK_CURVES_MAX {
+            let curve = MissRatioCurve::from_bytes(&curves.key, bytes)?;
+            curves.disks.insert(disk, Watched { curve, windows: Windows::default() });
+        }
+        Ok(())
+    }
+
+    /// Notes that the guest reads whole blocks, whose sources were just looked up.
+    pub(super) fn note_blocks_read(&mut self, now: Nanos, disk: DiskIndex, blocks: Range<u64>) {
+        if !self.curves.is_on {
+            return;
+        }
+        self.curves.begin_disk(disk);
+        self.follow_evictions();
+        let are_evicted = self.admit.admission() == Admission::Reads;
+        let Self { curves, sources, disks, .. } = self;
+        for (bno, source) in blocks.zip(&*sources) {
+            if matches!(source, Source::Zero) {
+                continue;
+            }
+            let block = BlockId { disk, bno: BlockNumber(bno) };
+            let is_evicted = are_evicted && !disks.is_swap(block);
+            curves.each_of(disk, |watched| {
+                watched.curve.read(block);
+                if is_evicted {
+                    watched.curve.evicted(block);
+                }
+            });
+        }
+        curves.each_of(disk, |watched| {
+            watched.windows.advance(now, &mut watched.curve);
+        });
+    }
+
+    /// Notes that the guest evicted a page of this content, which is not zero.
+    pub(super) fn note_evicted_content(&mut self, content: Fingerprint) {
+        if self.curves.is_on
+            && let Some(block) = self.index.block_of(content)
+        {
+            self.curves.evicted(block);
+        }
+    }
+
+    /// Notes that the guest evicted a page, where there is no cache.
+    pub(super) fn note_ghost_eviction(&mut self, page: &[u8]) {
+        if self.curves.is_on
+            && let Some(contents) = &mut self.curves.contents
+            && let Some(block) = contents.take(self.prints.page(page))
+        {
+            self.curves.evicted(block);
+        }
+    }
+
+    /// Notes what whole blocks of a disk hold that were read, or written by the guest.
+    pub(super) fn note_contents(&mut self, disk: DiskIndex, range: ByteRange, data: &[u8], is_written: bool) {
+        if !self.curves.is_on || !(is_written || self.curves.contents.is_some()) {
+            return;
+        }
+        for bno in range.covered_blocks() {
+            let block = BlockId { disk, bno: BlockNumber(bno) };
+            if is_written && self.disks.is_swap(block) {
+                self.curves.evicted(block);
+            } else if self.curves.contents.is_some() && self.curves.is_sampled(block) {
+                let Some((_, page)) = page_of(range, bno, data) else { return };
+                let content = self.prints.page(page);
+                if let Some(contents) = &mut self.curves.contents
+                    && content != self.prints.zero()
+                {
+                    contents.put(content, block);
+                }
+            }
+        }
+    }
+
+    /// Returns the advice to the agent while there is no cache.
+    pub(super) fn ghost_advice(&self) -> u32 {
+        if self.curves.is_on { GHOST_ONE_OF } else { ADVICE_MAX }
+    }
+
+    /// Follows a change of what is seen of evictions.
+    fn follow_evictions(&mut self) {
+        let has_agent = self.admit.admission() == Admission::Evictions;
+        let one_of = if has_agent { self.advice().max(1) } else { 1 };
+        self.curves.see_one_of(one_of);
+        let guest_memory = (has_agent && self.is_ghost()).then(|| self.index.layout().resident_limit());
+        self.curves.note_contents(guest_memory);
+    }
+}
