@@ -125,7 +125,7 @@ impl World<'_> {
         }
         match reply {
             Reply::Page { fetch, page } => {
-                self.vm.outstanding.remove(&fetch);
+                self.vm.end_fetch(server, fetch);
                 let outcome = self.vm.engine.handle_page(self.clock(), server, fetch, &bytes(&page));
                 self.note(None, || format!("page {} for request {}: {outcome:?}", describe(&page), fetch.0));
                 if let PageOutcome::Deliver { request, offset } = outcome {
@@ -157,7 +157,7 @@ impl World<'_> {
 
     fn missing(&mut self, server: ServerNumber, fetch: FetchId) {
         self.note(None, || format!("no page for request {}", fetch.0));
-        self.vm.outstanding.remove(&fetch);
+        self.vm.end_fetch(server, fetch);
         self.vm.engine.handle_missing(self.clock(), server, fetch);
     }
 

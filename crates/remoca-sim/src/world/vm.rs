@@ -182,6 +182,13 @@ impl<'a> Vm<'a> {
         self.wires.iter_mut().find(|wire| wire.number == server)
     }
 
+    /// Ends a REQUEST, if `server` owes its reply. A server that lies may reply to one that another server owes.
+    pub(super) fn end_fetch(&mut self, server: ServerNumber, fetch: FetchId) {
+        if self.outstanding.get(&fetch).is_some_and(|outstanding| outstanding.at.server == server) {
+            self.outstanding.remove(&fetch);
+        }
+    }
+
     /// Returns whether any server owes the answer to a SETSIZE.
     pub(super) fn is_size_owed(&self) -> bool {
         self.wires.iter().any(|wire| wire.size_asked)
