@@ -215,6 +215,12 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let index = CacheIndex::resume(words, origin, config.disks, config.seed, prints.zero())?;
         let mut this = Self::over(config, prints, index);
         this.pools.want(config.cache.min(this.index.layout().slot_limit()));
+        // A process that is killed while it begins a pool leaves slots that no server is known to have.
+        for number in PoolIndex::all() {
+            if this.index.pool(number).is_none() {
+                this.index.drop_pool(number);
+            }
+        }
         if !this.pools.is_enabled() {
             this.index.drop_everything();
             PoolIndex::all().for_each(|pool| this.index.aim(pool, PageCount(0)));
