@@ -9,7 +9,7 @@ RUST_VERSION_LEAST=1.88
 # Building: a C tool chain for the eBPF parts. Guests: QEMU, Debian packages, file systems. Tests: slow disks, network
 # name spaces, and a libvirt of which no daemon is started. Benchmarks: servers to compare the memory server with.
 PACKAGES="build-essential pkg-config clang llvm libbpf-dev libelf-dev zlib1g-dev
-    mmdebstrap debian-archive-keyring gpg uidmap cpio e2fsprogs xfsprogs
+    mmdebstrap debian-archive-keyring gpg uidmap cpio e2fsprogs xfsprogs btrfs-progs
     nbdkit libnbd-bin python3-libnbd fio iproute2
     libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients
     memcached redis-server"

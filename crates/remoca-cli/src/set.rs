@@ -42,6 +42,10 @@ pub struct SetArgs {
     /// the guest was off
     #[arg(long, value_name = "DISK", conflicts_with_all = ["cache", "on", "off", "server"])]
     clear_failed_flush: Option<String>,
+
+    /// Forget the failed flushes of images that were removed from this VM. Only if these images are known to be sound, or gone
+    #[arg(long, conflicts_with_all = ["cache", "on", "off", "server", "clear_failed_flush"])]
+    clear_removed_flushes: bool,
 }
 
 /// Runs the subcommand.
@@ -53,6 +57,11 @@ pub fn run(args: &SetArgs) -> Result<()> {
         let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };
         let status = runtime::ask(&socket, Command::ClearFailedFlush { disk: disk.clone() })?;
         return Ok(writeln!(std::io::stdout(), "{}: flushes of {disk} succeed again", status.name)?);
+    }
+    if args.clear_removed_flushes {
+        let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };
+        let status = runtime::ask(&socket, Command::ClearRemovedFlushes)?;
+        return Ok(writeln!(std::io::stdout(), "{}: failed flushes of removed images are forgotten", status.name)?);
     }
     let enabled = match (args.on, args.off) {
         (true, _) => Some(true),

@@ -1,7 +1,7 @@
 //! Disks that are attached to a running guest and detached from it, by QEMU's monitor, as an operator would, and that the
 //! VM process gets and loses by `remoca disk`.
 
-use crate::{Host, LIMIT, Result};
+use crate::{Host, Result, wait_in_guest};
 use remoca_lab::{Guest, Qmp};
 use serde_json::{Value, json};
 use std::process::Command;
@@ -56,20 +56,12 @@ pub fn detach(qmp: &mut Qmp, host: &Host, guest: &mut Guest, disk: &str, serial:
 /// Waits until the guest has the disk, or no longer has it if not `there`.
 pub fn wait_for_disk(guest: &mut Guest, serial: &str, there: bool) -> Result<()> {
     let wanted = if there { "" } else { "! " };
-    let wait = format!(
-        "for i in $(seq 600); do {wanted}disk-by-serial {serial} > /dev/null 2>&1 && exit 0; sleep 0.1; done; exit 1"
-    );
-    guest.run(&wait, LIMIT)?;
-    Ok(())
+    wait_in_guest(guest, &format!("{wanted}disk-by-serial {serial}"))
 }
 
 /// Waits until the guest sees a disk with this many bytes.
 pub fn wait_for_size(guest: &mut Guest, serial: &str, bytes: u64) -> Result<()> {
-    let wait = format!(
-        "for i in $(seq 600); do [ $(blockdev --getsize64 $(disk-by-serial {serial})) = {bytes} ] && exit 0; sleep 0.1; done; exit 1"
-    );
-    guest.run(&wait, LIMIT)?;
-    Ok(())
+    wait_in_guest(guest, &format!("[ $(blockdev --getsize64 $(disk-by-serial {serial})) = {bytes} ]"))
 }
 
 /// Runs `remoca disk` with these arguments, for the VM whose file is in the host's folder.

@@ -6,6 +6,7 @@
 
 pub mod correctness;
 pub mod documents;
+mod emulation;
 pub mod file_systems;
 pub mod hotplug;
 pub mod installed;
@@ -13,6 +14,7 @@ pub mod liar;
 pub mod soak;
 pub mod suites;
 
+pub use emulation::{unless_qemu_aborts, wait_in_guest};
 pub use hotplug::{attach, wait_for_disk};
 
 use remoca_io::control;
@@ -371,6 +373,11 @@ pub fn end_agent(guest: &mut Guest, signal: &str) -> Result<()> {
     );
     guest.run(&end, LIMIT)?;
     Ok(())
+}
+
+/// Returns the last lines of the guest's kernel, for the message of a failure.
+fn kernel_tail(guest: &mut Guest) -> String {
+    guest.run("dmesg | tail -20", LIMIT).unwrap_or_else(|error| error.to_string())
 }
 
 /// Returns an error if the guest's kernel complained about its disks.

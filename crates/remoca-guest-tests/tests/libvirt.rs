@@ -2,9 +2,10 @@
 //! is verified through what an operator does with `virsh`, and through kills and upgrades of the VM process.
 
 use remoca_guest_tests::documents::domain_xml;
-use remoca_guest_tests::hotplug::change_disks;
+use remoca_guest_tests::hotplug::{change_disks, wait_for_size};
 use remoca_guest_tests::{
-    Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, start_agent, stop_agent, wait_for_disk,
+    Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, start_agent, stop_agent, unless_qemu_aborts,
+    wait_for_disk, wait_in_guest,
 };
 use remoca_io::{control, key};
 use remoca_lab::{DomainXml, Guest, Lab, Libvirt, store};
@@ -135,12 +136,14 @@ fn check_xml(host: &Host, libvirt: &Libvirt, heading: &str) -> Result<()> {
 
 #[test]
 fn a_domain_over_vhost_user_is_suspended_and_loses_its_process() -> Result<()> {
+    unless_qemu_aborts("web1", host, |host, image, libvirt| suspend_over_vhost_user(host, &image, libvirt))
+}
+
+fn suspend_over_vhost_user(mut host: Host, image: &Path, libvirt: &Libvirt) -> Result<()> {
     let lab = Lab::open()?;
-    let (mut host, image) = host()?;
-    start_vhost(&mut host, &image)?;
-    let libvirt = Libvirt::start(host.folder(), &[])?;
-    check_xml(&host, &libvirt, "libvirt, vhost-user")?;
-    let mut guest = boot(&host, &lab, &libvirt, "libvirt, vhost-user")?;
+    start_vhost(&mut host, image)?;
+    check_xml(&host, libvirt, "libvirt, vhost-user")?;
+    let mut guest = boot(&host, &lab, libvirt, "libvirt, vhost-user")?;
     fill(&mut guest, &host)?;
     let found = findings(&host)?;
     for expected in ["guest", "guest memory", "reconnect web1", "reconnect remoca-port", "agent", "image web1"] {
@@ -151,21 +154,23 @@ fn a_domain_over_vhost_user_is_suspended_and_loses_its_process() -> Result<()> {
     libvirt.virsh(&["suspend", "web1"])?;
     libvirt.virsh(&["resume", "web1"])?;
     host.kill_process()?;
-    start_vhost(&mut host, &image)?;
+    start_vhost(&mut host, image)?;
     host.wait_until("QEMU reconnects", |status| status.disks[0].attached)?;
     host.upgrade()?;
     stop_work(&mut guest)?;
-    end(guest, host, &image)
+    end(guest, host, image)
 }
 
 #[test]
 fn a_domain_over_nbd_is_suspended_and_upgraded() -> Result<()> {
+    unless_qemu_aborts("web1", host, |host, image, libvirt| suspend_over_nbd(host, &image, libvirt))
+}
+
+fn suspend_over_nbd(mut host: Host, image: &Path, libvirt: &Libvirt) -> Result<()> {
     let lab = Lab::open()?;
-    let (mut host, image) = host()?;
-    start_nbd(&mut host, &image)?;
-    let libvirt = Libvirt::start(host.folder(), &[])?;
-    check_xml(&host, &libvirt, "NBD")?;
-    let mut guest = boot(&host, &lab, &libvirt, "NBD")?;
+    start_nbd(&mut host, image)?;
+    check_xml(&host, libvirt, "NBD")?;
+    let mut guest = boot(&host, &lab, libvirt, "NBD")?;
     fill(&mut guest, &host)?;
     let reconnects = libvirt.version()? >= (9, 2);
     let expected = format!("{} reconnect root", if reconnects { "ok" } else { "warning" });
@@ -178,10 +183,10 @@ fn a_domain_over_nbd_is_suspended_and_upgraded() -> Result<()> {
     host.upgrade()?;
     if reconnects {
         host.kill_process()?;
-        start_nbd(&mut host, &image)?;
+        start_nbd(&mut host, image)?;
     }
     stop_work(&mut guest)?;
-    end(guest, host, &image)
+    end(guest, host, image)
 }
 
 /// A `systemctl` that knows `remoca-disk@web1.service`, which is not active. It starts the process, unless the file `refuse` is
@@ -263,13 +268,15 @@ fn start_with_extra(host: &mut Host, image: &Path, extra: &Path) -> Result<()> {
 #[test]
 #[ignore = "long: cargo xtask test-long"]
 fn a_domain_gets_a_disk_loses_it_and_is_saved_and_reset() -> Result<()> {
+    unless_qemu_aborts("web1", host, |host, image, libvirt| change_over_vhost_user(host, &image, libvirt))
+}
+
+fn change_over_vhost_user(mut host: Host, image: &Path, libvirt: &Libvirt) -> Result<()> {
     let lab = Lab::open()?;
-    let (mut host, image) = host()?;
     let extra = host.folder().join("extra.img");
     store::sparse_image(&extra, 64 << 20)?;
-    start_with_extra(&mut host, &image, &extra)?;
-    let libvirt = Libvirt::start(host.folder(), &[])?;
-    let mut guest = boot(&host, &lab, &libvirt, "libvirt, vhost-user")?;
+    start_with_extra(&mut host, image, &extra)?;
+    let mut guest = boot(&host, &lab, libvirt, "libvirt, vhost-user")?;
     fill(&mut guest, &host)?;
 
     let device = xml(&host, &["--device", "extra", "--target", "vdc"])?;
@@ -297,7 +304,7 @@ fn a_domain_gets_a_disk_loses_it_and_is_saved_and_reset() -> Result<()> {
     libvirt.virsh(&["managedsave", "web1"])?;
     host.wait_until("its QEMU has ended", |status| !status.disks[0].attached)?;
     host.kill_process()?;
-    start_with_extra(&mut host, &image, &extra)?;
+    start_with_extra(&mut host, image, &extra)?;
     libvirt.virsh(&["start", "web1"])?;
     stop_work(&mut guest)?;
 
@@ -306,31 +313,29 @@ fn a_domain_gets_a_disk_loses_it_and_is_saved_and_reset() -> Result<()> {
     guest.run("mount $(disk-by-serial web1) /mnt && remoca-workload verify --dir /mnt/set", LIMIT)?;
     start_agent(&mut guest)?;
     store::check_ext4(&extra)?;
-    end(guest, host, &image)
+    end(guest, host, image)
 }
 
 #[test]
 #[ignore = "long: cargo xtask test-long"]
 fn a_domain_over_nbd_gets_a_disk_loses_it_and_is_saved_and_reset() -> Result<()> {
+    unless_qemu_aborts("web1", host, |host, image, libvirt| change_over_nbd(host, &image, libvirt))
+}
+
+fn change_over_nbd(mut host: Host, image: &Path, libvirt: &Libvirt) -> Result<()> {
     const EXTRA_BYTES: u64 = 96 << 20;
     let lab = Lab::open()?;
-    let (mut host, image) = host()?;
     let extra = host.folder().join("extra.img");
     store::sparse_image(&extra, EXTRA_BYTES)?;
     let more = format!("--disk=image={},name=extra", extra.display());
-    start_nbd_with(&mut host, &image, &[&more])?;
-    let libvirt = Libvirt::start(host.folder(), &[])?;
-    let mut guest = boot(&host, &lab, &libvirt, "NBD")?;
+    start_nbd_with(&mut host, image, &[&more])?;
+    let mut guest = boot(&host, &lab, libvirt, "NBD")?;
     fill(&mut guest, &host)?;
 
     let device = xml(&host, &["--device", "extra", "--target", "vdc"])?;
     libvirt.virsh_with(&["attach-device", "web1"], &device, &["--live"])?;
     let (disk, size) = (disk_of(EXTRA_BYTES), EXTRA_BYTES / 512);
-    let wait_while = |is_there: bool| {
-        let stop = if is_there { "! " } else { "" };
-        format!("for i in $(seq 600); do {stop}grep -qx {size} /sys/block/vd*/size && exit 0; sleep 0.1; done; exit 1")
-    };
-    guest.run(&wait_while(false), LIMIT)?;
+    wait_in_guest(&mut guest, &format!("grep -qx {size} /sys/block/vd*/size"))?;
     let made = format!(
         "mkdir -p /tmp/extra && mkfs.ext4 -q {disk} && mount {disk} /tmp/extra && \
          remoca-workload create --dir /tmp/extra/set --files 4 --file-size 4M --seed 9 && sync"
@@ -345,14 +350,14 @@ fn a_domain_over_nbd_gets_a_disk_loses_it_and_is_saved_and_reset() -> Result<()>
     let verify = "echo 3 > /proc/sys/vm/drop_caches; remoca-workload verify --dir /tmp/extra/set && umount /tmp/extra";
     guest.run(verify, LIMIT)?;
     libvirt.virsh_with(&["detach-device", "web1"], &device, &["--live"])?;
-    guest.run(&wait_while(true), LIMIT)?;
+    wait_in_guest(&mut guest, &format!("! grep -qx {size} /sys/block/vd*/size"))?;
     host.wait_until("the disk is detached", |status| status.disks[1].nbd_clients == Some(0))?;
 
     start_work(&mut guest)?;
     libvirt.virsh(&["managedsave", "web1"])?;
     host.wait_until("its QEMU has ended", |status| status.disks[0].nbd_clients == Some(0))?;
     host.kill_process()?;
-    start_nbd_with(&mut host, &image, &[&more])?;
+    start_nbd_with(&mut host, image, &[&more])?;
     libvirt.virsh(&["start", "web1"])?;
     stop_work(&mut guest)?;
 
@@ -361,7 +366,7 @@ fn a_domain_over_nbd_gets_a_disk_loses_it_and_is_saved_and_reset() -> Result<()>
     guest.run(&format!("mount {} /mnt && remoca-workload verify --dir /mnt/set", disk_of(IMAGE_BYTES)), LIMIT)?;
     start_agent(&mut guest)?;
     store::check_ext4(&extra)?;
-    end(guest, host, &image)
+    end(guest, host, image)
 }
 
 /// Starts the VM process with the disks of its file.
@@ -374,8 +379,11 @@ fn start_configured(host: &mut Host) -> Result<()> {
 #[test]
 #[ignore = "long: cargo xtask test-long"]
 fn a_disk_that_was_added_to_a_running_domain_outlives_kills_grows_and_goes() -> Result<()> {
+    unless_qemu_aborts("web1", host, |host, image, libvirt| add_and_remove(host, &image, libvirt))
+}
+
+fn add_and_remove(mut host: Host, image: &Path, libvirt: &Libvirt) -> Result<()> {
     let lab = Lab::open()?;
-    let (mut host, image) = host()?;
     host.keep_connections();
     let folder = host.folder().display().to_string();
     std::fs::create_dir(host.folder().join("vms"))?;
@@ -387,8 +395,7 @@ fn a_disk_that_was_added_to_a_running_domain_outlives_kills_grows_and_goes() -> 
     );
     std::fs::write(&file, &text)?;
     start_configured(&mut host)?;
-    let libvirt = Libvirt::start(host.folder(), &[])?;
-    let mut guest = boot(&host, &lab, &libvirt, "libvirt, vhost-user")?;
+    let mut guest = boot(&host, &lab, libvirt, "libvirt, vhost-user")?;
     fill(&mut guest, &host)?;
 
     let extra = host.folder().join("extra.img");
@@ -421,16 +428,15 @@ fn a_disk_that_was_added_to_a_running_domain_outlives_kills_grows_and_goes() -> 
 
     std::fs::File::options().write(true).open(&extra)?.set_len(96 << 20)?;
     change_disks(&host, "rescan", &[])?;
-    let grown = format!(
-        "for i in $(seq 600); do [ $(blockdev --getsize64 $(disk-by-serial extra)) = {} ] && break; sleep 0.1; done; \
-         resize2fs $(disk-by-serial extra) && [ $(df --output=size -k /tmp/extra | tail -1) -gt 70000 ]",
-        96 << 20
-    );
-    guest.run(&grown, LIMIT)?;
+    wait_for_size(&mut guest, "extra", 96 << 20)?;
+    let grown = "resize2fs $(disk-by-serial extra) && [ $(df --output=size -k /tmp/extra | tail -1) -gt 70000 ]";
+    guest.run(grown, LIMIT)?;
     guest.run(verify, LIMIT)?;
 
-    let refused = change_disks(&host, "remove", &["extra"]).map(drop).unwrap_err().to_string();
-    assert!(refused.contains("virsh detach-disk"), "{refused}");
+    let Err(refused) = change_disks(&host, "remove", &["extra"]) else {
+        return Err("it is in use, and was removed".into());
+    };
+    assert!(refused.to_string().contains("virsh detach-disk"), "{refused}");
     guest.run("umount /tmp/extra", LIMIT)?;
     libvirt.virsh_with(&["detach-device", "web1"], &device, &["--live"])?;
     wait_for_disk(&mut guest, "extra", false)?;
@@ -440,21 +446,23 @@ fn a_disk_that_was_added_to_a_running_domain_outlives_kills_grows_and_goes() -> 
     assert_eq!(std::fs::read_to_string(&file)?, text);
     stop_work(&mut guest)?;
     store::check_ext4(&extra)?;
-    end(guest, host, &image)
+    end(guest, host, image)
 }
 
 #[test]
 #[ignore = "long: cargo xtask test-long"]
 fn a_domain_migrates_to_another_libvirtd_with_its_disk() -> Result<()> {
+    unless_qemu_aborts("web1", host, |host, image, libvirt| migrate(host, &image, libvirt))
+}
+
+fn migrate(mut host: Host, image: &Path, libvirt: &Libvirt) -> Result<()> {
     let lab = Lab::open()?;
-    let (mut host, image) = host()?;
-    start_vhost(&mut host, &image)?;
-    let libvirt = Libvirt::start(host.folder(), &[])?;
+    start_vhost(&mut host, image)?;
     let mut config = host.guest(&lab, "web1")?;
     config.disks.clear();
     config.memory_mib = 128;
     // Each libvirtd has a /run/remoca of its own.
-    let mut guest = config.boot_under(&lab, &libvirt, &domain_xml("libvirt, vhost-user")?)?;
+    let mut guest = config.boot_under(&lab, libvirt, &domain_xml("libvirt, vhost-user")?)?;
     fill(&mut guest, &host)?;
 
     let mut other = Host::new(remoca()?, "256M")?;
@@ -467,7 +475,7 @@ fn a_domain_migrates_to_another_libvirtd_with_its_disk() -> Result<()> {
     let port = format!("--port={}", other.folder().join("web1-port.sock").display());
     let key = format!("--incoming-key={}", file.display());
     let more = [port.as_str(), "--no-hedge", "--incoming", &incoming, &key];
-    other.start_process(&[Image { name: "web1", path: image.clone(), options: "" }], "128M", &more)?;
+    other.start_process(&[Image { name: "web1", path: image.to_owned(), options: "" }], "128M", &more)?;
     let other_libvirt = Libvirt::start(other.folder(), &[])?;
     let offer = Ask::Migrate { to: incoming, key: secret };
     if let Reply::Error { error } = control::call(&host.control(), offer)? {
@@ -495,5 +503,5 @@ fn a_domain_migrates_to_another_libvirtd_with_its_disk() -> Result<()> {
     assert!(!host.status()?.migration.is_none_or(|migration| migration.has_disks), "the source holds nothing");
     host.stop_process()?;
     stop_work(&mut guest)?;
-    end(guest, other, &image)
+    end(guest, other, image)
 }

@@ -82,7 +82,7 @@ impl Driven {
                 if (self.turn >> 32).is_multiple_of(one_of)
                     && let Evicted::Admit(_) = self.engine.handle_evicted(&self.page)
                 {
-                    self.engine.handle_sent(1);
+                    self.engine.handle_sent(SERVER, 1);
                 }
             }
         }
@@ -92,8 +92,8 @@ impl Driven {
         while let Some(action) = self.engine.poll_action() {
             match action {
                 Action::Disk { request, .. } => self.engine.handle_disk_done(self.now, request, Ok(()), &self.page),
-                Action::Fetch { fetch, .. } => _ = self.engine.handle_page(self.now, fetch, &self.page),
-                Action::SetSize(size) => self.engine.handle_sized(self.now, size),
+                Action::Fetch { fetch, at } => _ = self.engine.handle_page(self.now, at.server, fetch, &self.page),
+                Action::SetSize { server, npages } => self.engine.handle_sized(self.now, server, npages),
                 _ => {}
             }
         }

@@ -222,6 +222,8 @@ fn descriptors_that_are_no_sockets() {
     }
     scene.expect(&["--fd", "three"], USAGE, &["three", "--fd"]);
     scene.expect(&["--fd", "9", "--socket", "x"], USAGE, &["--fd", "--socket", "cannot be used with"]);
+    // A process that waits for its disks may open them twice.
+    scene.expect(&["--fd", "9", "--incoming", "unix:x"], USAGE, &["--fd", "--incoming", "cannot be used with"]);
     let file = File::open("/dev/null").unwrap();
     let mut command = command(REMOCA);
     let refused = run_command(pass(&mut command, &file).args(scene.arguments(&["--fd", PASSED])));

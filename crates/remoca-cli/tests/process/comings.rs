@@ -3,9 +3,11 @@
 use super::ablation::binary;
 use super::nbd::attach;
 use super::support::PATIENCE;
+use super::support::hanging_fs::HangingFs;
 use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, install, run, run_command, status};
 use super::support::wait_until;
 use remoca_frontend::testing::{Command, Options, TestGuest};
+use remoca_io::handover::VARIABLE;
 use remoca_protocol::control::Status;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -442,6 +444,46 @@ fn a_disk_that_the_new_program_cannot_have_is_left_out() {
     assert_eq!((vm.file(), vm.disks()), (before, vec!["root".into(), "export".into()]));
     let kept = std::fs::read_to_string(vm.path("control.config")).unwrap();
     assert!(!kept.contains(&name), "it is in the last good copy");
+    vm.program.terminate();
+}
+
+/// Its image was opened once before, while all guests were served. What hangs only then hangs for ever here, and not the
+/// guests of the other disks.
+#[test]
+fn a_disk_whose_image_hangs_after_all_is_left_out() {
+    let mut vm = Vm::start();
+    let hanging = HangingFs::mount(MIB);
+    let gate = vm.path("gate");
+    std::fs::write(&gate, "").unwrap();
+    let hold = format!("handover-received:{}", gate.display());
+    vm.program.terminate();
+    vm.program = spawn_by(binary(), &["--hold-at", &hold], vm.folder.path());
+    vm.guest.disconnect();
+    vm.guest.connect(&vm.path("root")).unwrap();
+    let before = vm.file();
+    let described = format!("name=data,format=raw,image={},socket=data", hanging.file().display());
+    let mut said = vm.change(&["add", &described]).stderr(Stdio::piped()).spawn().unwrap();
+    let environment = format!("/proc/{}/environ", vm.program.pid());
+    wait_until("the new program runs", || {
+        std::fs::read_to_string(&environment).is_ok_and(|text| text.contains(VARIABLE))
+    });
+    hanging.hang();
+    std::fs::remove_file(&gate).unwrap();
+    wait_until("the command ends", || said.try_wait().unwrap().is_some());
+    let output = said.wait_with_output().unwrap();
+    expect_refusal(&output, 1, &["data is not added, and nothing has changed"]);
+    assert!(vm.program.log().contains("data: it cannot be added: "), "{}", vm.program.log());
+    assert_eq!(vm.guest.run(0, Command::Read { sector: 8, length: 4096 }), 0);
+    assert!(vm.guest.is_connected());
+    assert_eq!((vm.file(), vm.disks()), (before, vec!["root".to_owned()]));
+    // The end of a program waits for all of its threads, and so do the guests.
+    let upgrade = || run(&["upgrade", vm.path("control").to_str().unwrap()]);
+    expect_refusal(&upgrade(), 1, &["is still being opened"]);
+    hanging.go_on();
+    wait_until("an upgrade is possible again", || upgrade().status.success());
+    // What was opened in the end is closed again.
+    succeeded(&vm.say(&["add", &described]));
+    assert_eq!(vm.disks(), ["root", "data"]);
     vm.program.terminate();
 }
 

@@ -285,3 +285,65 @@ fn a_flush_that_fails_before_the_disks_go_has_failed_where_they_come() {
         server.terminate();
     }
 }
+
+/// The record of it has the device and inode of an image, which mean nothing on another host.
+#[test]
+fn a_failed_flush_of_a_disk_that_was_removed_is_not_forgotten_by_a_migration() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut server = failing_server(folder);
+    let data = folder.join("data");
+    std::fs::write(&data, vec![0; 1 << 20]).unwrap();
+    let root = format!("name=root,image=nbd+unix:///?socket={}", folder.join("image").display());
+    let rest = format!("name=data,image={}", data.display());
+    let start_with = |disks: &[&str], more: &[&str]| {
+        let mut process = command(REMOCA);
+        process.arg("disk").args(more);
+        for (disk, number) in disks.iter().zip(0..) {
+            let socket = folder.join(if number == 0 { "socket".into() } else { format!("socket{number}") });
+            process.arg("--disk").arg(format!("{disk},socket={}", socket.display()));
+        }
+        start(process, folder)
+    };
+    let mut first = start_with(&[&root, &rest], &[]);
+    let mut failing = guest(folder);
+    assert_eq!(failing.run(0, Command::Write { sector: 0, data: &[1; 512] }), 0);
+    std::fs::write(folder.join("fail"), "").unwrap();
+    failing.set_writeback(false).unwrap();
+    assert_ne!(failing.run(0, Command::Write { sector: 0, data: &[1; 512] }), 0);
+    std::fs::remove_file(folder.join("fail")).unwrap();
+    failing.disconnect();
+    first.terminate();
+
+    let control = folder.join("control").display().to_string();
+    let key = super::migration::key(folder).display().to_string();
+    let [to, incoming] = ["nobody", "in"].map(|name| format!("unix:{}", folder.join(name).display()));
+    let migrate = || run(&["migrate", &control, "--to", &to, "--key", &key]);
+    let refused = ["a flush of an image has failed that is no disk any more", "--clear-removed-flushes"];
+    let mut without = start_with(&[&rest], &[]);
+    expect_refusal(&migrate(), 1, &refused);
+    without.terminate();
+    // A process that got its disks from another one knows of it too, and so does the next.
+    let mut came = start_with(&[&rest], &["--incoming", &incoming, "--incoming-key", &key]);
+    let said = run(&["migrate", &control, "--take-back"]);
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    expect_refusal(&migrate(), 1, &refused);
+    came.kill();
+    let mut back = start_with(&[&root, &rest], &[]);
+    failing.connect(&folder.join("socket")).unwrap();
+    assert_ne!(failing.run(0, Command::Flush), 0, "{}", back.log());
+    failing.disconnect();
+    back.terminate();
+
+    let mut last = start_with(&[&rest], &[]);
+    let said = run(&["set", &control, "--clear-removed-flushes"]);
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    expect_refusal(&migrate(), 1, &["nobody"]);
+    last.kill();
+    let mut sound = start_with(&[&root, &rest], &[]);
+    failing.connect(&folder.join("socket")).unwrap();
+    assert_eq!(failing.run(0, Command::Flush), 0, "{}", sound.log());
+    failing.disconnect();
+    sound.terminate();
+    server.terminate();
+}

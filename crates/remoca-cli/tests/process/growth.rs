@@ -133,6 +133,41 @@ fn a_smaller_image_is_reported_and_nothing_beyond_its_end_is_done() {
     machine.finish();
 }
 
+/// Whether a process ran when it became smaller or not, and however the process ended.
+#[test]
+fn a_killed_process_leaves_word_of_an_image_that_became_smaller() {
+    let (_server, mut machine) = machine(Setup { seed: 176, ..Setup::default() });
+    let again = |machine: &mut Machine| {
+        machine.program.kill();
+        machine.restart();
+        machine.pages_sent = 0;
+    };
+    resize(&mut machine, 0, 6 * MIB);
+    rescan(&machine);
+    machine.disks[0].guest.wait_for_change();
+    again(&mut machine);
+    assert_eq!(disk(&machine, 0).shrunk_from_bytes, Some(8 << 20), "{}", machine.program.log());
+    machine.program.kill();
+    resize(&mut machine, 0, 4 * MIB);
+    machine.restart();
+    machine.pages_sent = 0;
+    assert_eq!(disk(&machine, 0).shrunk_from_bytes, Some(8 << 20), "it became smaller twice");
+    again(&mut machine);
+    assert_eq!(disk(&machine, 0).shrunk_from_bytes, Some(8 << 20), "the size of now is no other");
+    resize(&mut machine, 0, 8 * MIB);
+    rescan(&machine);
+    assert_eq!(disk(&machine, 0).shrunk_from_bytes, None);
+    again(&mut machine);
+    assert_eq!(disk(&machine, 0).shrunk_from_bytes, None, "it was made whole");
+    machine.program.kill();
+    resize(&mut machine, 0, 7 * MIB);
+    machine.restart();
+    machine.pages_sent = 0;
+    assert_eq!(disk(&machine, 0).shrunk_from_bytes, Some(8 << 20), "no process saw it");
+    machine.read_everything();
+    machine.finish();
+}
+
 /// A hypervisor that passes no channel is told nothing; its next connection reads the new size.
 #[test]
 fn who_cannot_be_told_is_named() {

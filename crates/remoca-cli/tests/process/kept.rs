@@ -219,7 +219,9 @@ fn expect_two_chances<O>(obstruct: impl FnOnce(&Machine) -> O) {
     // However long a start takes on this machine, only failures count.
     std::fs::write(&gate, "").unwrap();
     let arguments = vec!["--hold-at".into(), format!("patience-over:{}", gate.display())];
-    let (_server, manager, mut machine) = machine(Setup { binary: binary().into(), arguments, ..Setup::default() });
+    let environment = vec![("REMOCA_CONFIG", folder.path().join("config").display().to_string())];
+    let setup = Setup { binary: binary().into(), arguments, environment, ..Setup::default() };
+    let (_server, manager, mut machine) = machine(setup);
     wait_until_kept(&machine);
     machine.run(5);
     machine.program.kill();
@@ -256,6 +258,25 @@ fn connections_of_a_process_that_cannot_have_its_control_socket_are_closed() {
     expect_two_chances(|machine| {
         std::fs::remove_file(machine.control()).unwrap();
         UnixListener::bind(machine.control()).unwrap()
+    });
+}
+
+/// It has opened nothing by then.
+#[test]
+fn connections_of_a_process_that_cannot_use_any_configuration_are_closed() {
+    struct Broken(PathBuf);
+    impl Drop for Broken {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+    expect_two_chances(|machine| {
+        let folder = PathBuf::from(&machine.setup.environment[0].1);
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("remoca.toml"), "version = 1\n[vms]\ncache = 'much'\n").unwrap();
+        // The last good copy.
+        std::fs::write(machine.control().with_file_name("control.config"), "no copy").unwrap();
+        Broken(folder)
     });
 }
 

@@ -70,6 +70,7 @@ impl Driver {
             Command::MigrateTakeBack => self.migration.take_back(&mut self.vm),
             Command::Migrate { .. } => Err("it is answered when the other process has answered".into()),
             Command::ClearFailedFlush { disk } => self.clear_failed_flush(disk),
+            Command::ClearRemovedFlushes => self.clear_removed_failures(),
             Command::Set { .. } if !self.migration.serves() => {
                 Err("its disks are with another process, and so is its cache".into())
             }
@@ -98,6 +99,16 @@ impl Driver {
         }
         let Vm { warmth, guests, engine, .. } = &mut self.vm;
         warmth.clear_failed_flush(name, guests.disks_mut(), engine)
+    }
+
+    /// Clears the failed flushes of images that are no disks any more.
+    fn clear_removed_failures(&mut self) -> Result<(), String> {
+        if !self.migration.serves() {
+            return Err("its disks are with another process".into());
+        }
+        let Vm { warmth, guests, engine, .. } = &mut self.vm;
+        warmth.clear_removed_failures(guests.disks(), engine);
+        Ok(())
     }
 
     /// Replaces the list of memory servers. If the pool is on a server that is no longer listed, it leaves that server

@@ -30,7 +30,7 @@ pub struct Disk {
     /// Whether the image and the state file have stayed open and locked since a previous program of this process had
     /// them. If so, no other process can have changed the image.
     pub kept_open: bool,
-    /// Size in bytes that the image had before it became smaller, while a previous program of this process had it.
+    /// Largest size in bytes that the image had while a previous program or process of this name had it.
     pub had_bytes: Option<u64>,
     pub frontend: Frontend,
     /// Requests completed so far.
@@ -43,6 +43,11 @@ impl Disk {
     pub(super) fn stamp(&self) -> ImageStamp {
         let named = || ImageStamp { identity: [3, stable_hash(&[&self.image]), 0, 0], changed_ns: None };
         self.store.stamp_at_opening().unwrap_or_else(named)
+    }
+
+    /// Returns the size that the image had before it became smaller, or `None` if it was as large as ever when it was opened.
+    pub(super) fn shrunk_from(&self) -> Option<u64> {
+        self.had_bytes.filter(|had| *had > self.store.geometry().size)
     }
 
     /// Returns who the disk is, by which the state file knows it.

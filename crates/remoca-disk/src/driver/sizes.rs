@@ -52,7 +52,7 @@ impl Sizes {
     pub(super) fn new(disks: &[Disk], now: Instant) -> Self {
         let size = |disk: &Disk| Size {
             bytes: disk.store.geometry().size,
-            shrunk_from: disk.had_bytes.filter(|had| *had > disk.store.geometry().size),
+            shrunk_from: disk.shrunk_from(),
             begun: 0,
             ended: 0,
             error: None,
@@ -147,15 +147,16 @@ impl Sizes {
         size.error = result.err();
         let of = guests.disk_mut(disk);
         let (old, new) = (size.bytes, of.store.geometry().size.min(DISK_BYTES_MAX));
-        warmth.note_size(disk, of, host);
+        let had = size.shrunk_from.map_or(old, |before| before.max(old));
+        let had = (new < had).then_some(had);
+        warmth.note_size(disk, of, had, host);
         if old != new {
             narrow::passes("size-recorded");
             size.bytes = new;
             engine.resize_disk(of.number, new);
             narrow::passes("size-followed");
             of.frontend.resize(new);
-            let had = size.shrunk_from.map_or(old, |before| before.max(old));
-            size.shrunk_from = (new < had).then_some(had);
+            size.shrunk_from = had;
             tell(of, old, new);
             guests.resize_export(disk, new);
         }

@@ -20,6 +20,7 @@ use remoca_protocol::offer::Offers;
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time limit for the whole check. The new program has less time for its answer, but on a file system that hangs it
@@ -30,6 +31,8 @@ const DRAIN_TIME_MAX: Duration = Duration::from_secs(5);
 /// Time after which an upgrade no longer waits for control clients that are silent, nor for NBD clients that do not
 /// read their answers, nor for memory servers that owe pages for which no read waits.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
+const OPENING: &str = "an image that a disk was to be added with is still being opened: is its file system or its server stuck? Try again \
+                       when it answers";
 const MIGRATES: &str = "its disks are with another process, or about to go there";
 
 /// How this program was started, for another that takes its place.
@@ -43,6 +46,9 @@ pub struct Start {
     pub upgrades: u32,
     /// Why this program does not run with the configuration that its files say.
     pub notice: Option<String>,
+    /// Shared with threads that open images. One that is in the kernel, where a file system hangs, would keep `execve` waiting, and
+    /// with it all guests.
+    pub openers: Arc<()>,
 }
 
 /// How this program was started, and the upgrade to another one that is in progress.
@@ -100,6 +106,7 @@ impl Upgrades {
                 Err("an NBD server is being given time after a crash: try again in some seconds".into())
             }
             None if !is_idle => Err(MIGRATES.into()),
+            None if Arc::strong_count(&self.start.openers) > 1 => Err(OPENING.into()),
             None => self.ask_program(&program, vm),
         };
         match asked {

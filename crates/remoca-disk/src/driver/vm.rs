@@ -337,10 +337,12 @@ impl Vm {
         self.warmth.inherit_failed_flushes(former, self.guests.disks_mut(), &mut self.engine, &self.name);
     }
 
-    /// Makes `state` the state file. Its words hold the index of the engine, which has this configuration.
-    pub(super) fn keep_in(&mut self, state: StateFile, config: &EngineConfig) {
+    /// Makes `state` the state file. Its words hold the index of the engine, which has this configuration. Failed flushes of a
+    /// `former` process stay with their images, which need not be those of the disks.
+    pub(super) fn keep_in(&mut self, state: StateFile, former: &Former, config: &EngineConfig) {
         let Self { warmth, guests, engine, servers, host, .. } = self;
         warmth.keep_in(state, guests.disks(), engine, servers.link_mut(), host);
+        warmth.keep_removed_failures(former, guests.disks(), engine);
         self.keep_settings();
         self.warmth.put_in_place(config);
     }

@@ -102,12 +102,17 @@ impl Warmth {
         }
     }
 
-    /// Records the size of an image after it was measured, so that a successor finds the same image.
-    pub(super) fn note_size(&mut self, disk: usize, of: &Disk, host: &Host) {
+    /// Records the size of an image after it was measured, so that a successor finds the same image. `had`: the size before it
+    /// became smaller.
+    pub(super) fn note_size(&mut self, disk: usize, of: &Disk, had: Option<u64>, host: &Host) {
         let Some(state) = &self.state else { return };
         let header = state.header();
+        // Before the size: a successor that finds the former size knows by it that the image was larger.
+        if header.had_bytes(of.number) != had {
+            header.set_had_bytes(of.number, had);
+        }
         if header.disk(of.number).identity != of.stamp().identity {
-            record(&mut self.images[disk], &header, of, host.clock().of_files());
+            record(&mut self.images[disk], &header, of, had, host.clock().of_files());
         }
     }
 
@@ -223,7 +228,7 @@ impl Warmth {
                     image.cold_reason = Some(doubt.to_string());
                 }
             }
-            record(image, &header, disk, clock);
+            record(image, &header, disk, disk.shrunk_from(), clock);
         }
         if self.cold_reason.is_none() && !warm {
             self.cold_reason = self.images.iter().find_map(|image| image.cold_reason.clone());
@@ -242,13 +247,28 @@ impl Warmth {
     ) {
         let (header, clock) = (state.header(), host.clock().of_files());
         for (disk, image) in disks.iter().zip(&mut self.images) {
-            record(image, &header, disk, clock);
+            record(image, &header, disk, disk.shrunk_from(), clock);
             header.set_flush_failed(disk.number, engine.index().flush_failed(disk.number));
         }
         if let Some(link) = link {
             link.keep_in(header);
         }
         self.state = Some(state);
+    }
+
+    /// Records the failed flushes that a `former` process left of images that are none of the disks.
+    pub(super) fn keep_removed_failures(&self, former: &Former, disks: &[Disk], engine: &mut Engine) {
+        let Some(state) = &self.state else { return };
+        let here: Vec<_> = disks.iter().map(|disk| (disk.number, disk.identity().image)).collect();
+        state.keep_failed_flushes(engine, &former.failed_flushes, &here);
+    }
+
+    /// Clears the failed flushes of images that are none of the disks, because the operator says that they are sound, or gone.
+    pub(super) fn clear_removed_failures(&self, disks: &[Disk], engine: &mut Engine) {
+        let Some(state) = &self.state else { return };
+        let here: Vec<_> = disks.iter().map(|disk| disk.number).collect();
+        state.clear_removed_failures(engine, &here);
+        tracing::warn!("the operator says that all images which are no disks any more are sound, or gone");
     }
 
     /// Puts the new state file in place, now that it holds all that a successor needs. If that fails, there is no state
@@ -336,10 +356,11 @@ impl Warmth {
 }
 
 /// Starts a record of the image as it was found, as if a write were in flight: nothing is certain before the image is
-/// settled.
-fn record(image: &mut ImageState, header: &Header, disk: &Disk, clock: Clock) {
+/// settled. `had`: the size before the image became smaller.
+fn record(image: &mut ImageState, header: &Header, disk: &Disk, had: Option<u64>, clock: Clock) {
     image.begin_record(clock.real_ns);
     header.set_disk_name(disk.number, disk.identity().name);
+    header.set_had_bytes(disk.number, had);
     header.set_disk(disk.number, &disk.stamp(), clock);
 }
 

@@ -141,3 +141,36 @@ fn passed_by_systemd() -> Result<Vec<Listener>> {
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    const ALONE: &str = "REMOCA_TEST_ALONE";
+
+    /// The next disk has the number of the one that is left out, and its clients must not get another's. The limit is one of
+    /// the whole process, so the test starts itself once more for it.
+    #[test]
+    fn an_export_for_which_there_is_no_descriptor_is_not_offered() {
+        if std::env::var_os(ALONE).is_none() {
+            let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+            let name = concat!(module_path!(), "::an_export_for_which_there_is_no_descriptor_is_not_offered");
+            let name = name.split_once("::").unwrap().1;
+            let output = alone.args(["--exact", name]).env(ALONE, "1").output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(output.status.success() && said.contains("1 passed"), "{said}");
+            return;
+        }
+        let mut exports = Exports::default();
+        let geometry = ExportGeometry::of_disk(1 << 20);
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limit }).unwrap();
+        let refused = exports.add("first", Target::Disk(0), geometry, Vec::new()).is_err();
+        setrlimit(Resource::Nofile, limit).unwrap();
+        assert!(refused);
+        exports.add("second", Target::Disk(0), geometry, Vec::new()).unwrap();
+        let names: Vec<_> = exports.exports.iter().map(|export| export.name.as_str()).collect();
+        assert_eq!(names, ["second"]);
+    }
+}

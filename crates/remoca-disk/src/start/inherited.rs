@@ -18,12 +18,15 @@ use remoca_store::{FileOptions, FileStore, NbdOptions, NbdStore, NbdUri, OpenErr
 use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// The parts of a previous program.
 pub struct Inherited {
     left: Inheritance,
     /// The group that may connect to the sockets, by the options of now.
     socket_group: Option<u32>,
+    /// Shared with each thread that opens an image, as long as it does.
+    openers: Arc<()>,
 }
 
 /// A store as a previous program left it.
@@ -33,6 +36,7 @@ pub struct FormerStore {
 }
 
 /// The kind and place of a disk's store, as the options say.
+#[derive(Clone)]
 pub enum StoreTarget {
     File(PathBuf, FileOptions),
     Nbd(NbdUri, NbdOptions),
@@ -49,7 +53,7 @@ pub fn receive(options: &Options) -> Option<Inherited> {
         return None;
     }
     tracing::info!("took over from the former program; upgrade {upgrades} of this process");
-    let mut inherited = Inherited { left: inheritance, socket_group: options.socket_group };
+    let mut inherited = Inherited { left: inheritance, socket_group: options.socket_group, openers: Arc::default() };
     let names: Vec<_> = inherited.left.description.disks.iter().map(|disk| disk.name.clone()).collect();
     let stays = |name: &str| options.disks.iter().zip(0..).any(|(disk, position)| disk.name_at(position) == name);
     for name in names.iter().filter(|name| !stays(name)) {
@@ -90,6 +94,11 @@ pub fn check_disks(options: &Options, former: &[(&str, &str)]) -> Result<(), Str
 impl Inherited {
     pub fn upgrades(&self) -> u32 {
         self.left.description.upgrades
+    }
+
+    /// Returns a value that threads share while they open images, which others need not wait for.
+    pub fn openers(&self) -> Arc<()> {
+        Arc::clone(&self.openers)
     }
 
     /// Returns the connection of the client that waits for the end of the upgrade, or `None` if no client waits.

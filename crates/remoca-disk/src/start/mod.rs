@@ -31,7 +31,7 @@ use crate::trace::TraceWriter;
 use anyhow::{Context, Result, bail};
 use exports::Exports;
 use inherited::Inherited;
-use open::{is_in_use, open_disks, open_port};
+use open::{PassedSocket, is_in_use, open_disks, open_port};
 use remoca_core::engine::{DiskEngine, EngineConfig, disk_numbers, layout};
 use remoca_core::units::{PAGE_SIZE_U64, POOLS_MAX, PageCount};
 use remoca_frontend::answer_messages;
@@ -156,10 +156,10 @@ fn parts(
 ) -> Result<Parts> {
     check_options(options)?;
     let cache_as_said = checked_cache(options).map_err(anyhow::Error::msg)?;
-    let (mark, lock_reaches) = mark(options);
-    let mut found = whereabouts(options, mark.as_ref(), inherited.is_some())?;
+    let mut found = whereabouts(options, inherited.is_some())?;
     let caution = caution(options, inherited.is_some() || found.are_away);
     let (mut disks, mut exports) = disks(options, &mut found, inherited.as_mut(), kept)?;
+    let (mark, lock_reaches) = mark(options, disks.iter().map(|disk| &*disk.image));
     let caution = if found.are_away { Caution::None } else { caution };
     let (servers, cache, cache_enabled) = match caution {
         Caution::Plain => (Vec::new(), PageCount(0), false),
@@ -245,16 +245,17 @@ fn disks(
     kept: &mut KeptConnections,
 ) -> Result<(Vec<Disk>, Exports)> {
     let mut exports = Exports::default();
+    let passed = options.fd.filter(|_| inherited.is_none()).map(PassedSocket::take).transpose()?;
     if found.are_away {
         // What the guest had in flight is the business of the process that has them.
         kept.close_all();
     }
-    match open_disks(options, found.are_away, &mut exports, inherited, kept) {
+    match open_disks(options, found.are_away, passed.as_ref(), &mut exports, inherited, kept) {
         // The disks are wherever the VM has gone since.
         Err(error) if is_in_use(&error) && found.found_in_use() => {
             exports = Exports::default();
             kept.close_all();
-            Ok((open_disks(options, true, &mut exports, None, kept)?, exports))
+            Ok((open_disks(options, true, passed.as_ref(), &mut exports, None, kept)?, exports))
         }
         disks => Ok((disks?, exports)),
     }
@@ -275,7 +276,12 @@ fn trace(options: &Options, goes_on: bool) -> Result<Option<TraceWriter>> {
 fn number(disks: &mut [Disk], started: &mut EngineStart, is_upgrade: bool) {
     let identities: Vec<_> = disks.iter().map(Disk::identity).collect();
     let numbers = started.number_disks(&identities);
-    disks.iter_mut().zip(numbers).for_each(|(disk, number)| disk.number = number);
+    let header = started.state.as_ref().map(StateFile::header);
+    for (disk, number) in disks.iter_mut().zip(numbers) {
+        disk.number = number;
+        // An upgrade hands it over, with or without a state file.
+        disk.had_bytes = disk.had_bytes.or_else(|| header.as_ref()?.largest_bytes(number, disk.identity().image));
+    }
     if is_upgrade {
         narrow::passes("disk-numbered");
     }
@@ -285,19 +291,26 @@ fn number(disks: &mut [Disk], started: &mut EngineStart, is_upgrade: bool) {
 fn start_of(options: &Options, inherited: Option<&Inherited>) -> Result<Start> {
     let (program, arguments) = (inherited::own_program()?, std::env::args_os().collect());
     let (upgrades, notice) = (inherited.map_or(0, Inherited::upgrades), options.notice.clone());
-    Ok(Start { program, arguments, upgrades, notice })
+    let openers = inherited.map(Inherited::openers).unwrap_or_default();
+    Ok(Start { program, arguments, upgrades, notice, openers })
 }
 
-/// Returns the mark that says where the disks are, and whether the locks of all images reach the processes of other hosts.
-fn mark(options: &Options) -> (Option<Mark>, bool) {
-    let is_file = |path: &String| std::fs::metadata(path).is_ok_and(|image| image.is_file());
-    let lock_reaches = options.disks.iter().map(|disk| &disk.image).all(is_file);
+/// Returns the mark that says where the disks on these `images` are, and whether the locks of all images reach the processes of
+/// other hosts.
+fn mark<'a>(options: &Options, mut images: impl Iterator<Item = &'a str>) -> (Option<Mark>, bool) {
+    let lock_reaches = images.all(|image| std::fs::metadata(image).is_ok_and(|image| image.is_file()));
     // Only a later process with the same control socket finds the mark.
     (options.is_named.then(|| Mark::beside(&options.control, lock_reaches)), lock_reaches)
 }
 
 /// Returns where the disks are, as far as it can be known before their images are opened.
-fn whereabouts(options: &Options, mark: Option<&Mark>, is_upgrade: bool) -> Result<Whereabouts> {
+fn whereabouts(options: &Options, is_upgrade: bool) -> Result<Whereabouts> {
+    // In an upgrade they are here, and the image of a disk that comes may hang.
+    let mark = match is_upgrade {
+        true => None,
+        false => mark(options, options.disks.iter().map(|disk| &*disk.image)).0,
+    };
+    let mark = mark.as_ref();
     let (came, went) = (mark.is_some_and(Mark::says_here), mark.is_some_and(Mark::says_gone));
     let found = Whereabouts::new(options.incoming.clone(), Signs { is_upgrade, came, went });
     // A key that cannot be read is reported before anything is opened.

@@ -24,20 +24,22 @@ use remoca_store::{
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long the image of a disk that comes may take to be opened. It was opened once before, while all guests were served.
+const COMING_TIME_MAX: Duration = Duration::from_millis(500);
 
 /// Opens the images and sockets of all disks.
 pub fn open_disks(
     options: &Options,
     are_away: bool,
+    passed: Option<&PassedSocket>,
     exports: &mut Exports,
     mut inherited: Option<&mut Inherited>,
     kept: &mut KeptConnections,
 ) -> Result<Vec<Disk>> {
-    let mut passed = match &inherited {
-        Some(_) => None,
-        None => options.fd.map(take_descriptor).transpose()?,
-    };
+    let mut passed = passed.map(PassedSocket::source).transpose()?;
     let mut disks = Vec::new();
     let predecessor_died = inherited.is_none() && predecessor_died(options);
     for (spec, position) in options.disks.iter().zip(0..) {
@@ -47,7 +49,8 @@ pub fn open_disks(
         let source = passed.take().or(source);
         let is_continued = inherited.as_deref().is_some_and(|inherited| inherited.has(&name));
         let keeper = keeper(options, kept, &[name.clone(), spec.image.clone()], spec.socket.as_deref());
-        let found = Found { source, store, guests, is_continued, are_away, keeper };
+        let comes = inherited.as_deref().filter(|_| !is_continued).map(Inherited::openers);
+        let found = Found { source, store, guests, is_continued, comes, are_away, keeper };
         let mut disk = match open_disk(&name, spec, at, found, options, exports) {
             Ok(disk) => disk,
             // The guests of the other disks are worth more than a disk that nobody has yet.
@@ -105,6 +108,8 @@ struct Found {
     guests: Guests<OwnedFd>,
     /// Whether the previous program of this process had the disk.
     is_continued: bool,
+    /// Set if the disk comes to guests of other disks, which wait for the end of an upgrade: what threads share that open images.
+    comes: Option<Arc<()>>,
     /// Whether another process has the image.
     are_away: bool,
     keeper: Option<Keeper>,
@@ -135,13 +140,14 @@ fn open_disk(
     let target = store_target(spec, is_known, options)?;
     let former = found.store.and_then(|former| inherited::go_on(former, &target));
     let kept_open = former.is_some();
-    if !(kept_open || found.is_continued || found.are_away || spec.is_raw) {
-        refuse_other_formats(&spec.image)?;
-    }
+    let must_be_raw = (!found.is_continued && !spec.is_raw).then(|| spec.image.clone());
     let store = match former {
         Some(store) => AlignedStore::wrap(store),
         None if found.are_away => vacant_store(&target)?,
-        None => open_store(&target, ImageLock::default())?,
+        None => match found.comes {
+            Some(openers) => open_in_time(&spec.image, target.clone(), must_be_raw, openers)?,
+            None => open_new(&target, must_be_raw.as_deref())?,
+        },
     };
     let open: Opener = Box::new(move || open_store(&target, ImageLock::default()));
     let geometry = store.geometry();
@@ -274,6 +280,36 @@ pub(super) fn open_store(target: &StoreTarget, lock: ImageLock) -> Result<Box<dy
     Ok(AlignedStore::wrap(store))
 }
 
+/// Opens a store as [`open_store`] does. Its image `must_be_raw` if it is named: it is looked at before.
+fn open_new(target: &StoreTarget, must_be_raw: Option<&str>) -> Result<Box<dyn Store>, OpenError> {
+    must_be_raw.map_or(Ok(()), refuse_other_formats)?;
+    open_store(target, ImageLock::default())
+}
+
+/// Opens a store as [`open_new`] does, or gives up: a server or file system that hangs is one of a disk that nobody has yet.
+/// A store that is opened later is closed at once. Its thread has a part of `openers` until then.
+fn open_in_time(
+    image: &str,
+    target: StoreTarget,
+    must_be_raw: Option<String>,
+    openers: Arc<()>,
+) -> Result<Box<dyn Store>, OpenError> {
+    let (sender, opened) = std::sync::mpsc::sync_channel(1);
+    let open = move || {
+        drop(sender.send(open_new(&target, must_be_raw.as_deref())));
+        drop(openers);
+    };
+    let failed = |text| OpenError::new(OpenErrorKind::System, text);
+    let thread = std::thread::Builder::new().name("opening".into()).spawn(open);
+    thread.map_err(|error| failed(format!("{image}: no thread to open it: {error}")))?;
+    opened.recv_timeout(COMING_TIME_MAX).unwrap_or_else(|_| {
+        let milliseconds = COMING_TIME_MAX.as_millis();
+        Err(failed(format!(
+            "{image}: it could not be opened within {milliseconds} ms, while the other disks' guests wait"
+        )))
+    })
+}
+
 /// Refuses an image that looks like one of another format than raw.
 ///
 /// # Errors
@@ -339,13 +375,64 @@ pub fn is_in_use(error: &anyhow::Error) -> bool {
     error.downcast_ref::<OpenError>().is_some_and(|error| error.kind == OpenErrorKind::InUse)
 }
 
-fn take_descriptor(fd: RawFd) -> Result<SocketSource> {
-    // SAFETY: only asks whether the number is an open descriptor.
-    let open = fd > 2 && unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0;
-    if !open {
-        bail!("--fd {fd}: there is no such descriptor");
+/// The socket that `--fd` names. It outlives an attempt to open the disks, so that there can be a second one.
+pub struct PassedSocket {
+    number: RawFd,
+    descriptor: OwnedFd,
+}
+
+impl PassedSocket {
+    /// Takes the descriptor `number`. May be called once in the life of a program: the number is another one's afterwards.
+    ///
+    /// # Errors
+    /// If there is no such descriptor.
+    pub fn take(number: RawFd) -> Result<Self> {
+        // SAFETY: only asks whether the number is an open descriptor.
+        let open = number > 2 && unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
+        if !open {
+            bail!("--fd {number}: there is no such descriptor");
+        }
+        // SAFETY: it is open, and whoever started us passed it for this use alone.
+        let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
+        Ok(Self { number, descriptor })
     }
-    // SAFETY: it is open, and whoever started us passed it for this use alone.
-    let descriptor = unsafe { OwnedFd::from_raw_fd(fd) };
-    SocketSource::from_descriptor(descriptor).with_context(|| format!("--fd {fd}"))
+
+    /// Returns the socket, as a copy of the descriptor.
+    fn source(&self) -> Result<SocketSource> {
+        let copy = self.descriptor.try_clone().map_err(anyhow::Error::from);
+        let source = copy.and_then(|copy| Ok(SocketSource::from_descriptor(copy)?));
+        source.with_context(|| format!("--fd {}", self.number))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::fd::IntoRawFd;
+    use std::os::unix::net::UnixStream;
+
+    /// A process that is told of it at a restart has a guest on it.
+    #[test]
+    fn an_image_above_the_largest_size_is_refused_until_it_is_known() {
+        let spec = DiskOptions::new("image".into());
+        for (size, is_known, is_refused) in
+            [(DISK_BYTES_MAX, false, false), (DISK_BYTES_MAX + 512, false, true), (DISK_BYTES_MAX + 512, true, false)]
+        {
+            assert_eq!(check_size(&spec, size, is_known).is_err(), is_refused, "{size} bytes, known: {is_known}");
+        }
+    }
+
+    #[test]
+    fn a_socket_that_was_passed_is_there_for_a_second_attempt() {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        let passed = PassedSocket::take(theirs.into_raw_fd()).unwrap();
+        drop(passed.source().unwrap());
+        let Ok(SocketSource::Stream(mut stream)) = passed.source() else { panic!("it is a connection") };
+        drop(passed);
+        ours.write_all(b"x").unwrap();
+        stream.read_exact(&mut [0]).unwrap();
+        drop(stream);
+        assert_eq!(ours.read(&mut [0]).unwrap(), 0, "nothing of it is left open");
+    }
 }

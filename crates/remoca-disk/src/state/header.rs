@@ -8,7 +8,8 @@
 //! only by its owner.
 
 use remoca_core::engine::ServerNumber;
-use remoca_core::units::{DiskIndex, PageCount};
+use remoca_core::index::DISK_BYTES_MAX;
+use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
 use remoca_io::address::Endpoint;
 use remoca_io::sizes;
 use remoca_io::undumped;
@@ -52,6 +53,8 @@ const DISK_WRITTEN: usize = 5;
 const DISK_CLOCK: usize = 6;
 const DISK_FLUSH: usize = 7;
 const DISK_NAME: usize = 8;
+/// Size of the image before it became smaller. 0: it is as large as ever.
+const DISK_HAD: usize = 9;
 
 /// Sizes of the header's parts, in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -268,6 +271,7 @@ impl Header {
         let at = self.disk_at(disk);
         self.set(at + DISK_SEEN, 0);
         self.set(at + DISK_NAME, 0);
+        self.set(at + DISK_HAD, 0);
         if self.flush_failed(disk).is_none() {
             (0..4).for_each(|i| self.set(at + i, 0));
         }
@@ -289,6 +293,24 @@ impl Header {
         }
         self.set_written(disk, clock);
         self.set(at + DISK_SEEN, stamp.changed_ns.unwrap_or(0));
+    }
+
+    /// Returns the size that the image of a disk had before it became smaller, or `None` if it is as large as ever.
+    pub fn had_bytes(&self, disk: DiskIndex) -> Option<u64> {
+        Some(self.get(self.disk_at(disk) + DISK_HAD)).filter(|bytes| *bytes > 0)
+    }
+
+    /// Returns the largest size that is known of this image, in whole blocks, or `None` if the disk's record is of another image.
+    pub fn largest_bytes(&self, disk: DiskIndex, image: [u64; 3]) -> Option<u64> {
+        let [kind, device, inode, size] = self.disk(disk).identity;
+        // What a disk does not use of its image is no part of its size.
+        let size = (size - size % PAGE_SIZE_U64).min(DISK_BYTES_MAX);
+        ([kind, device, inode] == image).then(|| size.max(self.had_bytes(disk).unwrap_or(0)))
+    }
+
+    /// Records the size that the image of a disk had before it became smaller, or that it is as large as ever.
+    pub fn set_had_bytes(&self, disk: DiskIndex, bytes: Option<u64>) {
+        self.set(self.disk_at(disk) + DISK_HAD, bytes.unwrap_or(0));
     }
 
     /// Returns the error number of the flush or durable write of this disk that failed, or `None` if none has.

@@ -49,11 +49,9 @@ impl EngineStart {
             numbers[at] = Some(number.expect("there is a number for each disk"));
         }
         let numbers: Vec<_> = numbers.into_iter().flatten().collect();
-        if let Some(header) = &header {
-            let here = |failed: &&FailedFlush| disks.iter().any(|disk| disk.image == failed.image);
-            for failed in former.failed_flushes.iter().filter(|failed| !here(failed)) {
-                keep_failed_flush(header, engine, failed, &numbers);
-            }
+        if let Some(state) = state {
+            let here: Vec<_> = numbers.iter().copied().zip(disks.iter().map(|disk| disk.image)).collect();
+            state.keep_failed_flushes(engine, &former.failed_flushes, &here);
         }
         numbers
     }
@@ -85,6 +83,25 @@ impl StateFile {
     /// Removes a disk from the engine and from the file. Its failed flush stays with its image.
     pub fn remove_disk(&self, engine: &mut Engine, number: DiskIndex) {
         remove(Some(&self.header), engine, number);
+    }
+
+    /// Records failed flushes of images, except of those that disks have: these are `here`, with their numbers.
+    pub fn keep_failed_flushes(&self, engine: &mut Engine, failed: &[FailedFlush], here: &[(DiskIndex, [u64; 3])]) {
+        let taken: Vec<_> = here.iter().map(|(number, _)| *number).collect();
+        for failed in failed.iter().filter(|failed| here.iter().all(|(_, image)| *image != failed.image)) {
+            keep_failed_flush(&self.header, engine, failed, &taken);
+        }
+    }
+
+    /// Clears all failed flushes but those of the disks that are `here`.
+    pub fn clear_removed_failures(&self, engine: &mut Engine, here: &[DiskIndex]) {
+        for number in engine.index().disks().filter(|number| !here.contains(number)) {
+            if self.header.flush_failed(number).is_some() {
+                self.header.set_flush_failed(number, None);
+                self.header.clear_disk(number);
+                engine.set_failed_flush(number, None);
+            }
+        }
     }
 
     /// Clears the failed flushes of an image, whatever numbers they were recorded under.

@@ -512,6 +512,7 @@ fn a_failed_flush_gives_up_its_number_to_a_disk_that_needs_it() {
         assert_eq!(found.iter().map(|number| number.0).collect::<Vec<_>>(), numbers, "{disks:?}");
         let header = start.state.as_ref().unwrap().header();
         for (disk, number) in disks.iter().zip(found) {
+            assert_eq!(header.flush_failed(number), None, "it is another image's");
             start.engine.describe_disk(number, 1 << 20, false);
             let [kind, device, inode] = disk.image;
             header.set_disk_name(number, disk.name);
@@ -519,4 +520,66 @@ fn a_failed_flush_gives_up_its_number_to_a_disk_that_needs_it() {
             header.set_disk(number, &stamp, Clock { real_ns: 1, boot_ns: 1 });
         }
     }
+}
+
+/// What a file of another process said comes to a new file, whose numbers may all be taken.
+#[test]
+fn a_failed_flush_that_is_taken_along_is_under_no_disks_number() {
+    let config = EngineConfig { disks: 4, ..config() };
+    let disks = [1, 2, 3, 4].map(|name| disk(name, name * 10));
+    let failed = FailedFlush { image: [1, 1, 99], errno: 5 };
+    for (count, expected) in [(4, None), (3, Some(3)), (1, Some(3))] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut start = StateFile::start(&folder.path().join("vm.state"), &config, Before::Another).unwrap();
+        start.former.failed_flushes = vec![failed];
+        let numbers = start.number_disks(&disks[..count]);
+        let header = start.state.as_ref().unwrap().header();
+        let found: Vec<_> = (0..4).filter(|number| header.flush_failed(DiskIndex(*number)).is_some()).collect();
+        assert_eq!(found, Vec::from_iter(expected), "{count} disks at {numbers:?}");
+        for number in numbers {
+            assert_eq!(start.engine.index().flush_failed(number), None);
+        }
+    }
+}
+
+#[test]
+fn the_operator_clears_what_no_disk_has_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = EngineConfig { disks: 4, ..config() };
+    let mut start = StateFile::start(&folder.path().join("vm.state"), &config, Before::Another).unwrap();
+    let a = disk(1, 10);
+    let gone = FailedFlush { image: [1, 1, 99], errno: 5 };
+    start.former.failed_flushes = vec![gone];
+    let numbers = start.number_disks(&[a]);
+    let (state, engine) = (start.state.as_ref().unwrap(), &mut start.engine);
+    let header = state.header();
+    header.set_flush_failed(numbers[0], Some(28));
+    engine.set_failed_flush(numbers[0], Some(28));
+    // Told twice, and of one that a disk has: it is recorded once, and the disk's own stays.
+    state.keep_failed_flushes(engine, &[gone, FailedFlush { image: a.image, errno: 7 }], &[(numbers[0], a.image)]);
+    let failed = || (0..4).filter_map(|number| header.flush_failed(DiskIndex(number))).collect::<Vec<_>>();
+    assert_eq!(failed(), [28, 5]);
+    state.clear_removed_failures(engine, &numbers);
+    assert_eq!(failed(), [28]);
+    let in_index = |number| engine.index().flush_failed(DiskIndex(number));
+    assert_eq!((0..4).filter_map(in_index).collect::<Vec<_>>(), [28]);
+}
+
+#[test]
+fn the_largest_size_is_known_of_the_same_image_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = StateFile::start(&folder.path().join("vm.state"), &config(), Before::Another).unwrap();
+    let (header, number) = (start.state.as_ref().unwrap().header(), DiskIndex(0));
+    let stamp = |size| ImageStamp { identity: [1, 1, 10, size], changed_ns: None };
+    let clock = Clock { real_ns: 1, boot_ns: 1 };
+    header.set_disk_name(number, 1);
+    header.set_disk(number, &stamp(8192 + 100), clock);
+    assert_eq!(header.largest_bytes(number, [1, 1, 10]), Some(8192), "what is no whole block is not used");
+    header.set_had_bytes(number, Some(16384));
+    header.set_disk(number, &stamp(4096), clock);
+    assert_eq!(header.largest_bytes(number, [1, 1, 10]), Some(16384));
+    assert_eq!(header.largest_bytes(number, [1, 1, 11]), None);
+    header.set_disk_name(number, 2);
+    header.set_disk(number, &stamp(4096), clock);
+    assert_eq!(header.largest_bytes(number, [1, 1, 10]), Some(4096), "another disk");
 }

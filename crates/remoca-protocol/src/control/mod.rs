@@ -58,6 +58,8 @@ pub enum Command {
         /// Name of the disk.
         disk: String,
     },
+    /// Forgets the failed flushes of images that are no disks any more.
+    ClearRemovedFlushes,
     /// Replaces the program under the same process ID: by the program at `program` or, without it, by the current
     /// content of the old program's file.
     Upgrade {
@@ -102,9 +104,8 @@ impl Command {
     #[must_use]
     pub fn patience(&self) -> Duration {
         match self {
-            Self::Status | Self::Curve { .. } | Self::Set { .. } | Self::Rescan | Self::ClearFailedFlush { .. } => {
-                PATIENCE
-            }
+            Self::Status | Self::Curve { .. } | Self::Set { .. } | Self::Rescan => PATIENCE,
+            Self::ClearFailedFlush { .. } | Self::ClearRemovedFlushes => PATIENCE,
             Self::Migrate { .. } | Self::MigrateAbort | Self::MigrateTakeBack => PATIENCE,
             Self::Upgrade { .. } | Self::RemoveDisk { .. } => UPGRADE_PATIENCE,
         }
@@ -171,6 +172,7 @@ mod tests {
             (set, r#"{"op":"set","cache_bytes":1073741824,"enabled":null,"servers":["unix:/s"]}"#.to_owned()),
             (Command::Rescan, r#"{"op":"rescan"}"#.to_owned()),
             (Command::ClearFailedFlush { disk: "a".into() }, r#"{"op":"clear-failed-flush","disk":"a"}"#.to_owned()),
+            (Command::ClearRemovedFlushes, r#"{"op":"clear-removed-flushes"}"#.to_owned()),
             (Command::Upgrade { program: Some("/p".into()) }, r#"{"op":"upgrade","program":"/p"}"#.to_owned()),
             (Command::RemoveDisk { disk: "a".into() }, r#"{"op":"remove-disk","disk":"a"}"#.to_owned()),
             (migrate, format!(r#"{{"op":"migrate","to":"tcp:h:1","key":"{key}"}}"#)),

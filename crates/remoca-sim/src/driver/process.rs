@@ -163,6 +163,7 @@ impl World<'_> {
                 arguments: vec!["remoca".into(), "disk".into()],
                 upgrades: 0,
                 notice: None,
+                openers: std::sync::Arc::default(),
             },
             ask: Box::new(move |_, _| {
                 let (checking, verdict) = Checking::pending()?;

@@ -203,7 +203,7 @@ impl Migration {
             }
         }
         if let Some(state) = state {
-            vm.keep_in(state, &self.config);
+            vm.keep_in(state, &former, &self.config);
         }
         vm.tell_servers();
         self.owes_mark = self.lock_reaches && !vm.guests.is_running();

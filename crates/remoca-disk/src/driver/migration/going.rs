@@ -52,6 +52,14 @@ impl Migration {
                 disk.name, vm.name, disk.name
             ));
         }
+        if has_removed_failures(vm) {
+            return Err(format!(
+                "a flush of an image has failed that is no disk any more, and no other process would know it: if it comes back there, \
+                 its guest must hear of it. Add the disk again, and do as docs/failures.md says; or, if the image is gone or sound, say \
+                 `remoca set {} --clear-removed-flushes`",
+                vm.name
+            ));
+        }
         let offer = self.own_offer(vm)?;
         self.connect(vm, endpoint, key, &offer).map_err(|error| error.to_string())
     }
@@ -218,6 +226,14 @@ impl Migration {
 
 fn failed_flushes(vm: &Vm) -> Vec<Option<i32>> {
     vm.guests.disks().iter().map(|disk| vm.engine.index().flush_failed(disk.number)).collect()
+}
+
+/// Returns whether a flush of an image has failed that is none of the disks. Its record has the device and inode of the image, by
+/// which another host does not know it.
+fn has_removed_failures(vm: &Vm) -> bool {
+    let is_here = |number| vm.guests.disks().iter().any(|disk| disk.number == number);
+    let index = vm.engine.index();
+    index.disks().any(|number| index.flush_failed(number).is_some() && !is_here(number))
 }
 
 /// Replaces the stores of all disks with vacant stores.
