@@ -295,3 +295,42 @@ fn what_is_known_of_a_cut_disk_is_forgotten_wherever_it_would_move() {
         assert!((0..50).all(|bno| world.index.known(block(bno)).is_none()), "after {examined} entries");
     }
 }
+
+/// A request for a slot is outstanding, so its pool must not use the slot's number for another slot.
+#[test]
+fn a_chunk_with_a_pinned_slot_is_not_given_to_another_pool() {
+    let [one, other] = [0, 1].map(PoolIndex);
+    let layout = Layout::new(PageCount(SLOTS), PageCount(64), 2);
+    let mut index = empty(vec![0; layout.words()], layout);
+    let size = |index: &mut CacheIndex<Vec<u32>>, pool, slots| {
+        index.aim(pool, PageCount(slots));
+        index.resize(pool, u32::MAX, |_| {});
+    };
+    index.begin_pool(one, Pool { server: 0, generation: 1 }, 0);
+    index.begin_pool(other, Pool { server: 1, generation: 1 }, 0);
+    size(&mut index, one, 4);
+    index.learn(block(1), content(1));
+    let Offer::Admitted(slot) = index.offer(content(1), Place::Tail, PoolSet::from_iter([one])) else {
+        panic!("there is room")
+    };
+    let place = index.place_of(slot);
+    assert!(index.pin(slot));
+    size(&mut index, one, 0);
+    size(&mut index, other, SLOTS);
+    assert_eq!(index.place_of(slot), place, "the pool keeps the chunk");
+    size(&mut index, one, 4);
+    assert_eq!(index.pool_slot_counts(one), SlotCounts { free: 3, used: 0, draining: 1 });
+    index.unpin(slot);
+    assert_eq!(index.pool_slot_counts(one), SlotCounts { free: 4, used: 0, draining: 0 });
+    // With its last pin, a pool that was dropped gives its number back.
+    index.learn(block(2), content(2));
+    let Offer::Admitted(slot) = index.offer(content(2), Place::Tail, PoolSet::from_iter([one])) else {
+        panic!("there is room")
+    };
+    assert!(index.pin(slot));
+    index.drop_pool(one);
+    size(&mut index, one, 0);
+    assert_ne!(index.free_pool(), Some(one));
+    index.unpin(slot);
+    assert_eq!((index.free_pool(), index.place_of(slot)), (Some(one), None));
+}

@@ -155,3 +155,22 @@ fn an_engine_that_is_owed_pages_is_not_closed() {
     bench.engine.close();
     assert!(successor(&bench).index().was_closed());
 }
+
+/// It was killed between two words of the pool.
+#[test]
+fn slots_that_no_server_is_known_to_have_are_given_up() {
+    let mut bench = Bench::connected();
+    bench.cache(1, 1);
+    let valid = 32;
+    let mut words = bench.engine.index().words().clone();
+    assert_eq!(words[valid], 1, "the first word of the first pool");
+    words[valid] = 0;
+    let engine = DiskEngine::resume(&config(), words, Origin::Own).map_err(|unusable| unusable.reason).unwrap();
+    let mut bench = Bench { engine, now: Nanos(1) };
+    bench.engine.describe_disk(DISK, 1 << 40, false);
+    bench.engine.set_servers(bench.now, &[SERVER], Leaving::AtOnce);
+    bench.connect(1, 8, 1);
+    bench.work();
+    assert!(bench.known(1) && !bench.cached(1));
+    assert_eq!(bench.engine.index().slot_counts(), SlotCounts { free: 8, used: 0, draining: 0 });
+}
