@@ -266,8 +266,9 @@ impl World<'_> {
         }
         let status = self.vm.engine.status();
         let must_know = self.vm.guest.take_known(&page) && status.enabled && self.knows_all_blocks();
-        let has_room = status.pools.iter().any(|pool| pool.granted.0 > 0)
-            && status.pools.iter().all(|pool| self.has_room(pool))
+        let taking = || status.pools.iter().filter(|pool| !pool.is_draining);
+        let has_room = taking().any(|pool| pool.granted.0 > 0)
+            && taking().all(|pool| self.has_room(pool))
             // During a resize, some slots may not be filled.
             && !self.vm.engine.index().is_resizing();
         let evicted = self.vm.engine.handle_evicted(&bytes(&page));
