@@ -41,7 +41,7 @@ const HAPPENS: [(&str, u64); 55] = [
     ("lost_sends", 1_000),
     ("messages_lost", 1_000),
     ("given_up", 100),
-    ("left", 100),
+    ("left", 40),
     ("pool_joins", 100),
     ("released", 100),
     ("unanswered", 100),
