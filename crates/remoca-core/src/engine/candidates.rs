@@ -3,7 +3,7 @@
 //! Servers are drawn at random, with a weight of what they could give. VMs that ask at the same time see the same figures,
 //! and must not all choose the same server. Decision 0014.
 
-use super::placement::{Choice, Need, SPREAD_MIN, SPREAD_POOLS};
+use super::need::{Choice, Need, SPREAD_MIN, SPREAD_POOLS};
 use super::random::Random;
 use crate::units::PageCount;
 

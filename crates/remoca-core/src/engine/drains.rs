@@ -23,13 +23,6 @@ const SLOW_PAUSE_NS: u64 = 60_000_000_000;
 /// Factor over the fastest pool's median latency from which a pool is slow.
 const SLOW_FACTOR: u64 = 4;
 
-/// Progress of the search for slow pools.
-#[derive(Debug, Default)]
-pub(super) struct Slowness {
-    checked_at: Option<Nanos>,
-    drained_at: Option<Nanos>,
-}
-
 impl Pools {
     /// Stops sending pages to a pool. It keeps what it has until the others have its share.
     pub(super) fn drain(&mut self, now: Nanos, number: PoolIndex, reason: DrainReason) {

@@ -26,6 +26,7 @@ mod evictions;
 mod fetches;
 mod guest;
 mod latencies;
+mod need;
 mod numbers;
 pub mod overlap;
 mod overruns;

@@ -5,9 +5,8 @@
 //! 3. A lost pool is *expected* and keeps its share until its server is known not to have it, or for [`EXPECT_NS`]. After
 //!    that it is kept as long as no other pool can take the share.
 
-use super::drains::Slowness;
 use super::fetches::{Fetch, Fetches};
-use super::placement::{LostPool, Need};
+use super::need::{LostPool, Need};
 use super::pool::Pool;
 use super::types::{Action, FetchId, PoolSlot, ServerNumber};
 use crate::index::CacheIndex;
@@ -29,6 +28,13 @@ pub(super) struct Limits {
     pub(super) fetches: u32,
     /// Maximum number of slots processed in one turn.
     pub(super) slots_per_turn: u32,
+}
+
+/// Progress of the search for slow pools.
+#[derive(Debug, Default)]
+pub(super) struct Slowness {
+    pub(super) checked_at: Option<Nanos>,
+    pub(super) drained_at: Option<Nanos>,
 }
 
 /// Pools of the cache.

@@ -1,6 +1,6 @@
 //! Sessions with memory servers: where pools are placed, and what begins and ends with a session.
 
-use super::placement::Choice;
+use super::need::Choice;
 use super::pool::DrainReason;
 use super::{Action, DiskEngine, Leaving, PoolOffer, ServerNumber};
 use crate::index::Pool;

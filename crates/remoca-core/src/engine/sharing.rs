@@ -4,7 +4,7 @@
 //! (`shares.rs`). A new pool of a large cache takes an equal share from the others, so that the loss of one costs less.
 //! Decision 0014.
 
-use super::placement::{SPREAD_MIN, SPREAD_POOLS};
+use super::need::{SPREAD_MIN, SPREAD_POOLS};
 use super::pool::Pool;
 use super::pools::Pools;
 use super::shares::{Share, room, share_out, sum};
