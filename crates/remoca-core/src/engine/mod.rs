@@ -54,21 +54,18 @@ pub use types::{
 use crate::fingerprint::{Fingerprint, Fingerprinter};
 use crate::index::{CacheIndex, Layout, Origin, SlotCounts, Unusable};
 use crate::rules::Rules;
-use crate::units::{DiskIndex, PageCount, PoolIndex, PoolSet};
+use crate::units::{DiskIndex, PageCount, PoolSet};
 use admit::Admit;
 use curves::Curves;
 use disks::Disks;
 use fetches::Source;
 use placement::Placement;
 use policy::Policy;
-use pool::Pool;
+use pool::{POOL, Pool};
 use race::Race;
 use requests::Requests;
 use std::collections::VecDeque;
 use std::ops::DerefMut;
-
-/// Number of the only pool.
-const POOL: PoolIndex = PoolIndex(0);
 
 /// Configuration of an engine.
 #[derive(Clone, Copy, Debug)]

@@ -3,12 +3,11 @@
 //! The size has three parts: what the operator wants, what the server grants, and which slots are usable meanwhile. Before a
 //! smaller size is requested, pages move out of the slots that will be cut off. Index and placement are arguments.
 
-use super::POOL;
 use super::fetches::{Fetch, Fetches};
 use super::placement::{Need, Placement, Seat};
 use super::types::{Action, FetchId, PoolOffer, PoolSlot, ServerNumber};
 use crate::index::{CacheIndex, LogEnd, Move};
-use crate::units::{Nanos, PageCount, SlotIndex};
+use crate::units::{Nanos, PageCount, PoolIndex, SlotIndex};
 use std::collections::VecDeque;
 use std::ops::DerefMut;
 
@@ -17,6 +16,9 @@ const SILENCE_NS: u64 = 10_000_000_000;
 
 /// Pause, in nanoseconds, before a size that was refused, or granted only in part, is requested again.
 const RESIZE_RETRY_NS: u64 = 10_000_000_000;
+
+/// Number of the only pool.
+pub(super) const POOL: PoolIndex = PoolIndex(0);
 
 /// Maximum number of moves between two SETSIZEs, for which the log of sends has room. The answer to a SETSIZE shows that the
 /// server has done all moves before it.

@@ -284,7 +284,9 @@ fn what_is_known_of_a_cut_disk_is_forgotten_wherever_it_would_move() {
         world.index.cut_disk(disk, 0);
         world.index.cut(examined);
         // Nodes become slots, slots become nodes, and slots move to lower ones, some of which were examined already.
-        (40..46).for_each(|number| drop(world.index.offer(content(number), Place::Tail, PoolSet::ALL)));
+        for number in 40..46 {
+            world.index.offer(content(number), Place::Tail, PoolSet::ALL);
+        }
         for pool in (0..POOLS).map(PoolIndex) {
             world.index.aim(pool, PageCount(3));
             world.resize(pool, u32::MAX);
