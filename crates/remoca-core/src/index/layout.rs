@@ -8,8 +8,7 @@ pub(super) const NONE: u32 = u32::MAX;
 pub(super) const MAGIC: u32 = 0x5845_4449;
 pub(super) const LAYOUT_VERSION: u32 = 8;
 /// Words of the header: those about everything, then those of each pool.
-pub(super) const HEADER_WORDS: usize = POOLS_AT + POOLS_MAX as usize * POOL_WORDS;
-const POOLS_AT: usize = 32;
+pub(super) const HEADER_WORDS: usize = header::POOLS + POOLS_MAX as usize * POOL_WORDS;
 const POOL_WORDS: usize = 16;
 /// Words of an entry: block, flags and fingerprint.
 pub(super) const ENTRY_WORDS: usize = 5;
@@ -72,7 +71,7 @@ pub(super) mod header {
     pub(in super::super) const FREE_NODE: usize = 29;
     pub(in super::super) const NODES_USED: usize = 30;
     /// First word of the pools.
-    pub(in super::super) const POOLS: usize = super::POOLS_AT;
+    pub(in super::super) const POOLS: usize = 32;
 }
 
 /// Positions of the words of a pool, counted from the first one. Words without a name are 0.
@@ -102,7 +101,7 @@ pub(super) mod of_pool {
 /// Returns the position of a word of a pool.
 #[inline]
 pub(super) fn pool_word(pool: PoolIndex, word: usize) -> usize {
-    POOLS_AT + usize::from(pool.0 % POOLS_MAX) * POOL_WORDS + word
+    header::POOLS + usize::from(pool.0 % POOLS_MAX) * POOL_WORDS + word
 }
 
 /// Region of words. Every access dereferences it again, so an implementation may count or stop accesses.

@@ -6,10 +6,12 @@
 //! region.
 
 mod capacity;
+mod pool_slots;
 mod pools;
 mod restore;
 
 pub(in crate::index) use capacity::Step;
+pub use pool_slots::SlotCounts;
 
 use super::chunks::Chunks;
 use super::entries::{Entries, KNOWN, Key, PAGE};
@@ -18,7 +20,7 @@ use super::table::Table;
 use crate::fingerprint::Fingerprint;
 use crate::rules::{Rule, Rules};
 use crate::units::{BlockId, PageCount, PoolIndex, SlotIndex};
-use pools::PoolSlots;
+use pool_slots::PoolSlots;
 
 /// One pin of a slot, and all that it may have.
 const PIN: u32 = 1 << 20;
@@ -36,14 +38,6 @@ pub enum Place {
     Tail,
     /// Next to be discarded.
     Head,
-}
-
-/// Numbers of slots by state, whose sum is the capacity.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SlotCounts {
-    pub free: u32,
-    pub used: u32,
-    pub draining: u32,
 }
 
 /// The slots, with the part of their state that is kept outside the words.
