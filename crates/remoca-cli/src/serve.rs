@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use clap::{ArgAction, Args, FromArgMatches};
 use remoca_disk::start::WrongOptions;
+use remoca_io::descriptor_store::DescriptorStore;
 use remoca_server::{Config, Limits, ListenAddress, PageLocking, Server, StartError};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
@@ -121,6 +122,8 @@ pub fn configured_control(folder: &Path) -> anyhow::Result<Option<PathBuf>> {
 /// # Errors
 /// If the server cannot start; the message says what to do.
 pub fn run(args: &ServeArgs, words: &[OsString]) -> anyhow::Result<()> {
+    // First of all: it takes over descriptors that were passed to this process.
+    let store = DescriptorStore::receive();
     let config = configured(&args.folder.config, words)?.config()?;
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_io().build().context("cannot wait for signals")?;
@@ -131,7 +134,7 @@ pub fn run(args: &ServeArgs, words: &[OsString]) -> anyhow::Result<()> {
     let control = config.control.as_ref().map(|path| path.display().to_string());
     let (version, size) = (env!("CARGO_PKG_VERSION"), show_size(config.memory_bytes));
     let mut locking = Locking::new(config.memory_bytes);
-    let server = Server::start_telling(config, &mut |bytes| locking.report(bytes)).map_err(of_start)?;
+    let server = Server::start_telling(config, Some(store), &mut |bytes| locking.report(bytes)).map_err(of_start)?;
     let control = control.map_or_else(String::new, |path| format!("; its control socket is {path}"));
     tracing::info!("remoca {version} serves {size} of memory{control}");
     let addresses: Vec<String> = server.local_addresses().iter().map(ListenAddress::to_string).collect();

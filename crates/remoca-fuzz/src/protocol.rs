@@ -82,6 +82,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         Frame::Move { from: slot, to: SlotIndex(4) },
         Frame::Error(ErrorReply { request, code: ErrorCode::NotFound, detail: 0 }),
         Frame::Bye,
+        Frame::TakeBack { npages: PageCount(7) },
         Frame::SendPage { request, slot, page: &[0xa5; PAGE_SIZE] },
     ];
     let mut all = vec![1, 200];

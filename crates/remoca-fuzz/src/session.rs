@@ -97,7 +97,11 @@ impl Model {
                 Frame::Move { from, to } => self.relocate(from.0, to.0),
                 Frame::SetSize { request, npages } => self.resize(request, npages.0, replies),
                 Frame::Bye => return,
-                Frame::Hello(_) | Frame::Welcome(_) | Frame::Sized { .. } | Frame::Error(_) => {
+                Frame::Hello(_)
+                | Frame::Welcome(_)
+                | Frame::Sized { .. }
+                | Frame::Error(_)
+                | Frame::TakeBack { .. } => {
                     return malformed(replies);
                 }
             }

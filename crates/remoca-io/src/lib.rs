@@ -14,6 +14,7 @@ pub mod handover;
 pub mod key;
 pub mod lock;
 pub mod narrow;
+pub mod passed;
 pub mod sealed;
 pub mod secure;
 pub mod service;

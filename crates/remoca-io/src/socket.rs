@@ -162,7 +162,11 @@ impl SocketSource {
     }
 }
 
-fn remove_stale(path: &Path) -> Result<(), SocketError> {
+/// Removes a socket that no process listens on, because its process was killed. Does not wait for a process that listens.
+///
+/// # Errors
+/// If a process listens there, `path` is no socket, or it cannot be removed.
+pub fn remove_stale(path: &Path) -> Result<(), SocketError> {
     let bind_error = |source| SocketError::Bind { path: path.into(), source };
     match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

@@ -60,6 +60,7 @@ impl Frame<'_> {
                 put(out, kind::ERROR, [request.0, detail, u32::from(code.to_wire())], &[]);
             }
             Frame::Bye => put(out, kind::BYE, [0; 3], &[]),
+            Frame::TakeBack { npages } => put(out, kind::TAKEBACK, [0, npages.0, 0], &[]),
         }
     }
 
@@ -76,7 +77,8 @@ impl Frame<'_> {
                 | Frame::Request { .. }
                 | Frame::Move { .. }
                 | Frame::Error(_)
-                | Frame::Bye => 0,
+                | Frame::Bye
+                | Frame::TakeBack { .. } => 0,
             }
     }
 }
@@ -93,6 +95,7 @@ fn check_header(header: &Header) -> Result<usize, DecodeError> {
         kind::SIZED | kind::ERROR => (0, [true; 3]),
         kind::MOVE => (0, [false, true, true]),
         kind::BYE => (0, [false; 3]),
+        kind::TAKEBACK => (0, [false, true, false]),
         unknown => return Err(DecodeError::UnknownKind(unknown)),
     };
     if usize::from(header.length.get()) != length {
@@ -126,6 +129,7 @@ fn frame<'a>(header: &Header, payload: &'a [u8]) -> Result<Frame<'a>, DecodeErro
             Frame::Error(ErrorReply { request: RequestId(a), code: ErrorCode::from_wire(code), detail: b })
         }
         kind::BYE => Frame::Bye,
+        kind::TAKEBACK => Frame::TakeBack { npages: PageCount(b) },
         unknown => return Err(DecodeError::UnknownKind(unknown)),
     })
 }

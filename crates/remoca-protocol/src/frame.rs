@@ -116,6 +116,16 @@ pub enum ErrorCode {
     Unknown(u16),
 }
 
+/// Codes that only mapped sessions have. To a client of a paged session they are numbers without a meaning.
+impl ErrorCode {
+    /// No mapped pool is possible here; detail: 1 if the connection passes no descriptors (it is no Unix socket), 2 if the
+    /// server's memory is of a kind that cannot be mapped. The connection is closed.
+    pub const NOT_MAPPABLE: Self = Self::Unknown(256);
+    /// The pool is ended, because the client did not give memory back in time or used memory that it was not granted.
+    /// Its pages read as zeroes from now on. The connection is closed.
+    pub const TAKEN_BACK: Self = Self::Unknown(257);
+}
+
 impl ErrorCode {
     pub(crate) fn to_wire(self) -> u16 {
         match self {
@@ -177,4 +187,8 @@ pub enum Frame<'a> {
     Error(ErrorReply),
     /// Client: free the pool at once. No reply; the connection is closed.
     Bye,
+    /// Server, on a mapped session only: the pool is to have at most `npages` slots from now on. The client stops using the
+    /// slots from `npages` on, and answers by [`Frame::SetSize`] within [`TAKE_BACK_MS`](crate::TAKE_BACK_MS). If it does
+    /// not, the pool is ended.
+    TakeBack { npages: PageCount },
 }

@@ -26,6 +26,7 @@ pub mod control;
 mod frame;
 pub mod guests;
 pub mod handover;
+pub mod kept_pool;
 pub mod ledger;
 pub mod nbd;
 pub mod offer;
@@ -45,6 +46,15 @@ pub use remoca_core::units::{PAGE_SIZE, PageCount, SlotIndex};
 pub const VERSION: u16 = 1;
 /// Range of versions that this crate implements.
 pub const VERSIONS: VersionRange = VersionRange { lowest: VERSION, highest: VERSION };
+/// Lowest version that means a mapped session: its pages are in a file in memory that the client gets with the WELCOME, and
+/// reads and writes by itself. Mapped sessions count their versions apart, from 32769 on, so that a server that knows none
+/// refuses by [`ErrorCode::VersionMismatch`], and so that neither kind of session needs a new version for the other's sake.
+pub const MAPPED_VERSION: u16 = 0x8001;
+/// Range of versions of mapped sessions that this crate implements. A client that offers any version of [`VERSIONS`] gets a
+/// paged session.
+pub const MAPPED_VERSIONS: VersionRange = VersionRange { lowest: MAPPED_VERSION, highest: MAPPED_VERSION };
+/// Time that a client has for its answer to a [`Frame::TakeBack`], in milliseconds.
+pub const TAKE_BACK_MS: u64 = 100;
 /// First bytes of each [`Frame::Hello`]'s payload.
 pub const MAGIC: [u8; 8] = *b"REMOCA\0\0";
 /// Bytes in the header of each frame.

@@ -15,8 +15,9 @@
 //!   8 MOVE      -        from        to         -
 //!  11 ERROR     request  detail      code       -
 //!  12 BYE       -        -           -          -
+//!  14 TAKEBACK  -        npages      -          -           only on mapped sessions
 //! ```
-//! 7, 9 and 10 are not used.
+//! 7, 9, 10 and 13 are not used.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -34,6 +35,7 @@ pub(crate) mod kind {
     pub(crate) const MOVE: u8 = 8;
     pub(crate) const ERROR: u8 = 11;
     pub(crate) const BYE: u8 = 12;
+    pub(crate) const TAKEBACK: u8 = 14;
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]

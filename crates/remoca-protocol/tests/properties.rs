@@ -59,6 +59,7 @@ fn any_frame() -> impl Strategy<Value = Frame<'static>> {
             Just(Frame::SendPage { request, slot: SlotIndex(y), page: PAGE_B }),
             Just(Frame::Move { from: SlotIndex(x), to: SlotIndex(y) }),
             Just(Frame::Bye),
+            Just(Frame::TakeBack { npages: PageCount(y) }),
         ]
     });
     prop_oneof![1 => hello(), 1 => welcome(), 2 => error(), 8 => small]
@@ -112,7 +113,7 @@ proptest! {
     /// Random bytes after a plausible beginning, so that the payloads and fields are reached.
     #[test]
     fn plausible_bytes_give_a_frame_or_an_error(
-        kind in 0u8..14,
+        kind in 0u8..16,
         length in prop_oneof![Just(0u16), Just(40), Just(48), Just(4096), any::<u16>()],
         magic in any::<bool>(),
         mut rest in prop::collection::vec(prop_oneof![3 => Just(0u8), 1 => any::<u8>()], 12..5000),

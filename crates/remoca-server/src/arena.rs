@@ -8,30 +8,26 @@
 //! 3. Freed memory that is not locked is given back to the host by a thread of its own, one chunk at a time. A pool that
 //!    frees memory makes no system call.
 //!
-//! The only unsafe code of this crate is here: the pages are mapped memory, not Rust's.
+//! 4. A chunk that is lent ([`LentChunk`]) has no memory here: a mapped pool has as much of its own instead. So the memory
+//!    of the arena and of all mapped pools together never exceeds what the server promised.
 
-use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use remoca_core::units::{PAGE_SIZE, PageCount};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap_anonymous, munmap};
 
 use crate::config::PageLocking;
 use crate::error::StartError;
 use crate::free::{FreeChunks, Taken};
 use crate::host;
+use crate::mapping::{CHUNK_BYTES, Mapping};
 use crate::status::Backing;
 
-/// Bytes in a chunk: one huge page.
-pub(crate) const CHUNK_BYTES: usize = 2 << 20;
 /// Pages in a chunk.
 pub(crate) const CHUNK_PAGES: usize = CHUNK_BYTES / PAGE_SIZE;
 const CHUNK_PAGES_U32: u32 = 512;
 const CHUNK_BYTES_U64: u64 = 2 << 20;
-/// Chunks that are locked in one system call.
-const PIECE_CHUNKS: usize = 8;
 /// Maximum number of chunks: the pages of an arena are counted in a `u32`.
 const CHUNKS_MAX: u32 = u32::MAX / CHUNK_PAGES_U32;
 
@@ -55,49 +51,90 @@ struct Free {
 }
 
 impl Arena {
-    /// Maps `memory_bytes` of memory, and locks it if `locking` says so. Calls `progress` with the bytes locked so far,
-    /// first with 0: locking takes long if they are many.
+    /// Maps memory as [`Self::beside`] does, of which nothing is lent.
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn new(
         memory_bytes: u64,
         locking: PageLocking,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Arc<Self>, StartError> {
+        Ok(Self::beside(memory_bytes, locking, 0, progress)?.0)
+    }
+
+    /// Maps `memory_bytes` of memory, and locks it if `locking` says so, but for `lent` chunks that are lent from the
+    /// beginning: the memory in place of them is in use already. Calls `progress` with the bytes locked so far, first with 0:
+    /// locking takes long if they are many.
+    pub(crate) fn beside(
+        memory_bytes: u64,
+        locking: PageLocking,
+        lent: usize,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(Arc<Self>, Vec<LentChunk>), StartError> {
         let chunks = chunk_count(memory_bytes)?;
         let length = chunks as usize * CHUNK_BYTES;
-        let map = match Mapping::set_aside_huge_pages(memory_bytes, length, progress) {
+        let lent = lent.min(chunks as usize);
+        let lent_bytes = (lent * CHUNK_BYTES) as u64;
+        // Memory of mapped pools is ordinary memory: huge pages that are set aside cannot make room for it.
+        let huge = if lent == 0 { Mapping::set_aside_huge_pages(memory_bytes, length, progress) } else { None };
+        let map = match huge {
             Some(map) => map,
             None => {
-                check_available(memory_bytes)?;
+                check_available(memory_bytes, memory_bytes - lent_bytes)?;
                 let map = Mapping::ordinary(length).map_err(|errno| map_error(memory_bytes, errno))?;
                 if locking == PageLocking::Locked {
-                    map.lock(memory_bytes, progress)?;
+                    map.lock(memory_bytes, lent, progress)?;
                 }
                 map
             }
         };
-        let free = Mutex::new(Free { chunks: FreeChunks::all(chunks), stopping: false });
-        Ok(Arc::new(Self { map, chunks, free, changed: Condvar::new(), locking }))
+        let mut free = FreeChunks::all(chunks);
+        let taken = match free.take(lent) {
+            // The lowest come first, and these were not locked.
+            Taken::Chunks(taken) => taken,
+            Taken::SoonEnough | Taken::TooFew => Vec::new(),
+        };
+        let free = Mutex::new(Free { chunks: free, stopping: false });
+        let arena = Arc::new(Self { map, chunks, free, changed: Condvar::new(), locking });
+        let lent = taken
+            .into_iter()
+            .map(|(index, _)| LentChunk { arena: Arc::clone(&arena), index, has_memory: false })
+            .collect();
+        Ok((arena, lent))
+    }
+
+    /// Returns whether chunks can be lent. Huge pages that the operator has set aside are of no use to others.
+    pub(crate) fn can_lend(&self) -> bool {
+        self.map.backing == Backing::Ordinary
     }
 
     /// Takes `count` chunks. Returns `None` if there are too few. May wait until the memory of one chunk is given
     /// back to the host.
     pub(crate) fn take(self: &Arc<Self>, count: usize) -> Option<Vec<Chunk>> {
-        let mut free = self.free();
-        let taken = loop {
-            match free.chunks.take(count) {
-                Taken::Chunks(taken) => break taken,
-                Taken::SoonEnough => free = self.changed.wait(free).unwrap_or_else(PoisonError::into_inner),
-                Taken::TooFew => return None,
-            }
-        };
-        drop(free);
         let chunk = |(index, holds_memory)| Chunk {
             arena: Arc::clone(self),
             base: self.map.chunk(index),
             index,
             holds_memory: holds_memory || !self.gives_back(),
         };
-        Some(taken.into_iter().map(chunk).collect())
+        Some(self.take_free(count)?.into_iter().map(chunk).collect())
+    }
+
+    /// Takes `count` chunks in favour of a mapped pool. They have their memory until it is given up. Returns `None` if there
+    /// are too few. May wait as [`Self::take`].
+    pub(crate) fn take_to_lend(self: &Arc<Self>, count: usize) -> Option<Vec<LentChunk>> {
+        let lent = |(index, _)| LentChunk { arena: Arc::clone(self), index, has_memory: true };
+        Some(self.take_free(count)?.into_iter().map(lent).collect())
+    }
+
+    fn take_free(&self, count: usize) -> Option<Vec<(u32, bool)>> {
+        let mut free = self.free();
+        loop {
+            match free.chunks.take(count) {
+                Taken::Chunks(taken) => return Some(taken),
+                Taken::SoonEnough => free = self.changed.wait(free).unwrap_or_else(PoisonError::into_inner),
+                Taken::TooFew => return None,
+            }
+        }
     }
 
     /// Returns whether freed memory is given back to the host.
@@ -197,134 +234,50 @@ impl Drop for Chunk {
     }
 }
 
+/// The right to 512 pages of the arena, in favour of a mapped pool, which has memory of its own instead. It is returned only
+/// by [`LentChunk::bring_back`]; one that is dropped is lost to the arena.
+#[derive(Debug)]
+pub(crate) struct LentChunk {
+    arena: Arc<Arena>,
+    index: u32,
+    /// Whether the chunk's own memory is still there.
+    has_memory: bool,
+}
+
+impl LentChunk {
+    /// Gives the chunk's memory to the host, in favour of as much memory elsewhere.
+    pub(crate) fn give_up_memory(&mut self) {
+        if std::mem::take(&mut self.has_memory) {
+            match self.arena.locking {
+                PageLocking::Locked => self.arena.map.unlock(self.index),
+                PageLocking::Unlocked => self.arena.map.give_back(self.index),
+            }
+        }
+    }
+
+    /// Returns the chunk to the arena, with memory if the arena is locked. The memory that was in place of it must be given up
+    /// before.
+    ///
+    /// # Errors
+    /// The chunk, if the host has no memory for it now.
+    pub(crate) fn bring_back(self) -> Result<(), Self> {
+        if !self.has_memory
+            && self.arena.locking == PageLocking::Locked
+            && let Err(error) = self.arena.map.lock_again(self.index)
+        {
+            tracing::warn!(%error, "memory that a mapped pool had cannot be locked again yet");
+            return Err(self);
+        }
+        let holds_memory = self.has_memory && self.arena.gives_back();
+        self.arena.free().chunks.put(self.index, holds_memory);
+        self.arena.changed.notify_all();
+        Ok(())
+    }
+}
+
 fn pages_of(chunks: usize) -> PageCount {
     let chunks = u32::try_from(chunks).expect("an arena has fewer than 2^23 chunks");
     PageCount(chunks * CHUNK_PAGES_U32)
-}
-
-/// A mapped range, aligned to chunks.
-#[derive(Debug)]
-struct Mapping {
-    base: NonNull<c_void>,
-    length: usize,
-    backing: Backing,
-}
-
-// SAFETY: a mapping is plain memory, valid in every thread; access to it goes through chunks, which have one owner each.
-unsafe impl Send for Mapping {}
-// SAFETY: as above; `&Mapping` gives no access to the memory except through `chunk`, whose result its caller owns alone.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    /// Maps huge pages that the operator has set aside; they are all there at once, and never swapped. Returns `None`
-    /// if there are not enough.
-    fn set_aside_huge_pages(memory_bytes: u64, length: usize, progress: &mut dyn FnMut(u64)) -> Option<Self> {
-        if host::free_huge_page_bytes() < memory_bytes {
-            return None;
-        }
-        let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
-        let base = map_anonymous(length, flags).ok()?;
-        let map = Self { base, length, backing: Backing::HugeTlb };
-        map.advise(Advice::LinuxDontDump);
-        // Reserved by the mapping, so this cannot fail for lack of pages; kernels before 5.14 fault them in when
-        // used.
-        let _populated = map.in_pieces(progress, |start, length| {
-            // SAFETY: the range was just mapped and nothing refers to it.
-            unsafe { madvise(start, length, Advice::LinuxPopulateWrite) }
-        });
-        Some(map)
-    }
-
-    /// Maps ordinary memory, in transparent huge pages where the host allows it.
-    fn ordinary(length: usize) -> Result<Self, Errno> {
-        let padded = map_anonymous(length + CHUNK_BYTES, MapFlags::PRIVATE)?;
-        let before = padded.as_ptr().align_offset(CHUNK_BYTES);
-        let after = CHUNK_BYTES - before;
-        // SAFETY: both ranges lie in the mapping just made (`before <= CHUNK_BYTES`), page-aligned as the mapping is, and
-        // nothing refers to them. An empty range is not unmapped.
-        let base = unsafe {
-            let base = padded.byte_add(before);
-            if before > 0 {
-                munmap(padded.as_ptr(), before)?;
-            }
-            if after > 0 {
-                munmap(base.byte_add(length).as_ptr(), after)?;
-            }
-            base
-        };
-        let map = Self { base, length, backing: Backing::Ordinary };
-        [Advice::LinuxHugepage, Advice::LinuxDontDump].into_iter().for_each(|advice| map.advise(advice));
-        Ok(map)
-    }
-
-    /// Gives the kernel advice that does not change the memory's content.
-    fn advise(&self, advice: Advice) {
-        // SAFETY: the range is ours, and callers give no advice that discards.
-        if let Err(error) = unsafe { madvise(self.base.as_ptr(), self.length, advice) } {
-            tracing::debug!(%error, ?advice, "the kernel does not take this advice");
-        }
-    }
-
-    fn lock(&self, memory_bytes: u64, progress: &mut dyn FnMut(u64)) -> Result<(), StartError> {
-        let limit = host::raised_lock_limit();
-        // SAFETY: the range is mapped, and locking changes nothing of its content.
-        let locked = self.in_pieces(progress, |start, length| unsafe { mlock(start, length) });
-        locked.map_err(|errno| match limit {
-            Some(limit_bytes) if limit_bytes < memory_bytes && matches!(errno, Errno::NOMEM | Errno::PERM) => {
-                StartError::LockLimit { memory_bytes, limit_bytes }
-            }
-            _ => StartError::Lock { memory_bytes, source: errno.into() },
-        })
-    }
-
-    /// Calls `make` for all of the memory, piece by piece, until one fails. Calls `progress` with the bytes done.
-    fn in_pieces(
-        &self,
-        progress: &mut dyn FnMut(u64),
-        make: impl Fn(*mut c_void, usize) -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
-        progress(0);
-        for index in (0..self.length / CHUNK_BYTES).step_by(PIECE_CHUNKS) {
-            let start = index * CHUNK_BYTES;
-            let length = (self.length - start).min(PIECE_CHUNKS * CHUNK_BYTES);
-            // SAFETY: the offset lies in the mapping.
-            make(unsafe { self.base.byte_add(start) }.as_ptr(), length)?;
-            progress((start + length) as u64);
-        }
-        Ok(())
-    }
-
-    /// Gives the memory of chunk `index`, which has no owner, back to the host.
-    fn give_back(&self, index: u32) {
-        // SAFETY: nobody has the chunk while it is given back, so no reference into it is left, and pages that are gone read as zero.
-        let given_back = unsafe { madvise(self.chunk(index).as_ptr().cast(), CHUNK_BYTES, Advice::LinuxDontNeed) };
-        if let Err(error) = given_back {
-            tracing::warn!(%error, "memory of a freed pool could not be given back to the host");
-        }
-    }
-
-    /// Returns the start of chunk `index`.
-    fn chunk(&self, index: u32) -> NonNull<[u8; PAGE_SIZE]> {
-        let offset = index as usize * CHUNK_BYTES;
-        assert!(offset + CHUNK_BYTES <= self.length, "a chunk lies in the mapping");
-        // SAFETY: the offset lies in the mapping, as asserted.
-        unsafe { self.base.byte_add(offset) }.cast()
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: chunks hold their arena, so none is left, and neither is any reference to this memory.
-        let unmapped = unsafe { munmap(self.base.as_ptr(), self.length) };
-        debug_assert!(unmapped.is_ok(), "the mapping was ours");
-    }
-}
-
-fn map_anonymous(length: usize, flags: MapFlags) -> Result<NonNull<c_void>, Errno> {
-    let prot = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-    let base = unsafe { mmap_anonymous(std::ptr::null_mut(), length, prot, flags) }?;
-    NonNull::new(base).ok_or(Errno::NOMEM)
 }
 
 fn chunk_count(memory_bytes: u64) -> Result<u32, StartError> {
@@ -341,14 +294,15 @@ fn chunk_count(memory_bytes: u64) -> Result<u32, StartError> {
     }
 }
 
-fn check_available(memory_bytes: u64) -> Result<(), StartError> {
+/// Checks that the host has `wanted_bytes`, which is what is missing to `memory_bytes`.
+fn check_available(memory_bytes: u64, wanted_bytes: u64) -> Result<(), StartError> {
     if let Some((limit_bytes, path)) = host::group_limit()
         && limit_bytes < memory_bytes
     {
         return Err(StartError::GroupLimit { memory_bytes, limit_bytes, path });
     }
     match host::available_bytes() {
-        Some(available_bytes) if available_bytes < memory_bytes => {
+        Some(available_bytes) if available_bytes < wanted_bytes => {
             Err(StartError::NotAvailable { memory_bytes, available_bytes })
         }
         _ => Ok(()),
@@ -391,10 +345,10 @@ mod tests {
     }
 
     fn resident_chunks(arena: &Arena) -> usize {
-        let pages = arena.map.length / PAGE_SIZE;
-        let mut resident = vec![0_u8; pages];
+        let length = arena.chunks as usize * CHUNK_BYTES;
+        let mut resident = vec![0_u8; length / PAGE_SIZE];
         // SAFETY: the range is the arena's mapping, and the vector has a byte for each of its pages.
-        let asked = unsafe { libc::mincore(arena.map.base.as_ptr(), arena.map.length, resident.as_mut_ptr()) };
+        let asked = unsafe { libc::mincore(arena.map.chunk(0).as_ptr().cast(), length, resident.as_mut_ptr()) };
         assert_eq!(asked, 0);
         resident.chunks(CHUNK_PAGES).filter(|chunk| chunk.iter().any(|page| page & 1 == 1)).count()
     }
@@ -436,6 +390,38 @@ mod tests {
         arena.stop_giving_back();
         giving.join().expect("no panic");
         assert_eq!(*arena.take(1).expect("again")[0].page(7), [0; PAGE_SIZE]);
+    }
+
+    #[test]
+    fn a_lent_chunk_has_no_memory_and_comes_back_with_it() {
+        for locking in [PageLocking::Unlocked, PageLocking::Locked] {
+            let arena = Arena::new(2 * CHUNK_BYTES_U64, locking, &mut |_| ()).expect("4 MiB");
+            let mut chunks = arena.take(2).expect("all");
+            chunks.iter_mut().for_each(|chunk| chunk.page_mut(3).fill(5));
+            drop(chunks);
+            let mut lent = arena.take_to_lend(2).expect("all");
+            assert_eq!((resident_chunks(&arena), arena.free_pages()), (2, PageCount(0)));
+            lent.iter_mut().for_each(LentChunk::give_up_memory);
+            assert_eq!((resident_chunks(&arena), arena.free_pages()), (0, PageCount(0)));
+            assert!(arena.take(1).is_none(), "they count as used");
+            let still = lent.pop().expect("two");
+            lent.pop().expect("one").bring_back().expect("memory");
+            let resident = usize::from(locking == PageLocking::Locked);
+            assert_eq!((resident_chunks(&arena), arena.free_pages()), (resident, PageCount(512)));
+            assert_eq!(*arena.take(1).expect("again")[0].page(3), [0; PAGE_SIZE]);
+            still.bring_back().expect("memory");
+            assert_eq!(arena.free_pages(), PageCount(1024));
+        }
+    }
+
+    #[test]
+    fn chunks_that_are_lent_from_the_beginning_are_not_locked() {
+        let (arena, mut lent) = Arena::beside(3 * CHUNK_BYTES_U64, PageLocking::Locked, 2, &mut |_| ()).expect("6 MiB");
+        assert_eq!((lent.len(), resident_chunks(&arena), arena.free_pages()), (2, 1, PageCount(512)));
+        lent.pop().expect("two").bring_back().expect("memory");
+        assert_eq!((resident_chunks(&arena), arena.free_pages()), (2, PageCount(1024)));
+        let (arena, lent) = Arena::beside(CHUNK_BYTES_U64, PageLocking::Locked, 7, &mut |_| ()).expect("2 MiB");
+        assert_eq!((lent.len(), arena.free_pages()), (1, PageCount(0)), "not more than there are");
     }
 
     #[test]

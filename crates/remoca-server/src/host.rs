@@ -62,6 +62,13 @@ pub(crate) fn raised_lock_limit() -> Option<u64> {
     }
 }
 
+/// Raises the soft limit on descriptors to the hard one: a mapped pool has four.
+pub(crate) fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    // Without it some clients more are refused.
+    let _raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -13,14 +13,23 @@
 //!
 //! Not here: de-duplication, encryption, authentication. See `docs/decisions/0004-memory-server.md`.
 
+mod adopt;
 mod arena;
+pub mod command;
 mod config;
+mod control;
 mod doorway;
 mod error;
 mod free;
 mod handshake;
 mod host;
+mod keeper;
 mod listener;
+mod mapped;
+mod mapped_pool;
+mod mapped_session;
+mod mapping;
+mod memfile;
 mod pool;
 mod registry;
 mod replies;
@@ -35,4 +44,4 @@ mod worker;
 pub use config::{Config, Limits, ListenAddress, PageLocking};
 pub use error::StartError;
 pub use server::Server;
-pub use status::{Backing, PoolStatus, Status, Totals};
+pub use status::{Backing, MappedStatus, PoolStatus, Status, Totals};

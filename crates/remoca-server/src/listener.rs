@@ -4,10 +4,10 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::net::ToSocketAddrs;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use remoca_io::socket::{self, SocketError};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::config::ListenAddress;
@@ -20,6 +20,8 @@ const PATH_BYTES_MAX: usize = 107;
 const BACKLOG: i32 = 128;
 /// Owner and group may connect.
 const SOCKET_MODE: u32 = 0o660;
+/// Only the owner may connect.
+const PRIVATE_MODE: u32 = 0o600;
 
 /// A bound socket, not yet in an event loop.
 #[derive(Debug)]
@@ -39,8 +41,13 @@ impl BoundListener {
     pub(crate) fn bind(address: &ListenAddress) -> Result<Self, StartError> {
         match address {
             ListenAddress::Tcp { host, port } => bind_tcp(host, *port, address),
-            ListenAddress::Unix(path) => bind_unix(path),
+            ListenAddress::Unix(path) => bind_unix(path, SOCKET_MODE),
         }
+    }
+
+    /// Binds a Unix socket to which only this user, and root, may connect.
+    pub(crate) fn bind_private(path: &Path) -> Result<Self, StartError> {
+        bind_unix(path, PRIVATE_MODE)
     }
 
     /// Returns the address. If port 0 was asked for, returns the port that was assigned.
@@ -120,7 +127,7 @@ fn bind_tcp(host: &str, port: u16, address: &ListenAddress) -> Result<BoundListe
     Err(last)
 }
 
-fn bind_unix(path: &Path) -> Result<BoundListener, StartError> {
+fn bind_unix(path: &Path, mode: u32) -> Result<BoundListener, StartError> {
     let length = path.as_os_str().len();
     if length > PATH_BYTES_MAX {
         return Err(StartError::PathTooLong { path: path.to_owned(), length, most: PATH_BYTES_MAX });
@@ -131,7 +138,7 @@ fn bind_unix(path: &Path) -> Result<BoundListener, StartError> {
         ErrorKind::AddrInUse => StartError::SocketTaken { path: path.to_owned() },
         _ => StartError::Listen { address: ListenAddress::Unix(path.to_owned()), source },
     };
-    let socket = unix_socket(path).map_err(listen_error)?;
+    let socket = unix_socket(path, mode).map_err(listen_error)?;
     let file = fs::symlink_metadata(path).map_err(listen_error)?;
     let file = SocketFile { path: path.to_owned(), device: file.dev(), inode: file.ino() };
     Ok(BoundListener::Unix(socket.into(), file))
@@ -139,27 +146,25 @@ fn bind_unix(path: &Path) -> Result<BoundListener, StartError> {
 
 /// Makes a listening socket. Its mode is set before its file exists, so that no other user can connect in between.
 /// The permissions that the umask took away are restored afterwards.
-fn unix_socket(path: &Path) -> io::Result<OwnedFd> {
+fn unix_socket(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    rustix::fs::fchmod(&socket, rustix::fs::Mode::from_raw_mode(SOCKET_MODE))?;
+    rustix::fs::fchmod(&socket, rustix::fs::Mode::from_raw_mode(mode))?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
 }
 
 /// Removes a socket that no process listens on, because its server was killed.
 fn remove_stale(path: &Path) -> Result<(), StartError> {
-    let listen_error = |source| StartError::Listen { address: ListenAddress::Unix(path.to_owned()), source };
-    match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(listen_error(error)),
-        Ok(file) if !file.file_type().is_socket() => return Err(StartError::NotASocket { path: path.to_owned() }),
-        Ok(_) => {}
-    }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(listen_error),
-        // A full backlog (WouldBlock) or a lack of permission also means that a process listens.
-        _ => Err(StartError::SocketTaken { path: path.to_owned() }),
-    }
+    socket::remove_stale(path).map_err(|error| match error {
+        SocketError::InUse(path) => StartError::SocketTaken { path },
+        SocketError::NotASocket(path) => StartError::NotASocket { path },
+        // A lack of permission also means that the path is somebody else's.
+        SocketError::Bind { path, source } if source.kind() == ErrorKind::PermissionDenied => {
+            StartError::SocketTaken { path }
+        }
+        SocketError::Bind { path, source } => StartError::Listen { address: ListenAddress::Unix(path), source },
+        other => StartError::Listen { address: ListenAddress::Unix(path.to_owned()), source: io::Error::other(other) },
+    })
 }

@@ -1,6 +1,6 @@
-//! Which client has which pool, on one worker thread.
+//! Which client has which pool, on one thread: that of a worker, or that of all mapped pools.
 //!
-//! Called by the worker when a connection comes or goes; knows no socket. Owns the pools and remembers epochs.
+//! Called by the thread when a connection comes or goes; knows no socket. Owns the pools and remembers epochs.
 //!
 //! 1. A pool has at most one session: [`Registry::arrive`] returns the older one, to be ended before the newer begins.
 //! 2. A session whose epoch is not the pool's latest changes nothing, whatever it still reports.
@@ -9,28 +9,51 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use remoca_protocol::{Hello, PageCount, PoolGeneration, Token};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::arena::Arena;
 use crate::pool::Pool;
 use crate::status::{PoolStatus, Totals, WorkerReport, shown};
 
-pub(crate) struct Registry {
-    arena: Arc<Arena>,
-    quota: PageCount,
+/// A handle on a pool of either kind.
+pub(crate) trait Handle: Clone {
+    fn npages(&self) -> PageCount;
+    /// Returns what the pool adds to the totals.
+    fn totals(&self) -> Totals;
+    /// Fills in what only the pool knows.
+    fn describe(&self, status: &mut PoolStatus);
+}
+
+impl Handle for Rc<RefCell<Pool>> {
+    fn npages(&self) -> PageCount {
+        self.borrow().npages()
+    }
+
+    fn totals(&self) -> Totals {
+        totals_of(&self.borrow())
+    }
+
+    fn describe(&self, status: &mut PoolStatus) {
+        let pool = self.borrow();
+        status.pages_written = pool.written_pages();
+        status.gets = pool.counters.gets;
+        status.not_found = pool.counters.not_found;
+        status.sends = pool.counters.sends;
+    }
+}
+
+pub(crate) struct Registry<P> {
     grace: Duration,
-    pools: HashMap<Token, Entry>,
+    pools: HashMap<Token, Entry<P>>,
     /// Totals of freed pools, and of sessions.
     totals: Totals,
 }
 
-struct Entry {
-    pool: Rc<RefCell<Pool>>,
+struct Entry<P> {
+    pool: P,
     generation: PoolGeneration,
     /// Latest epoch seen.
     epoch: u64,
@@ -48,8 +71,8 @@ enum Presence {
 
 /// What an arriving client receives.
 #[derive(Debug)]
-pub(crate) struct Arrived {
-    pub(crate) pool: Rc<RefCell<Pool>>,
+pub(crate) struct Arrived<P> {
+    pub(crate) pool: P,
     pub(crate) generation: PoolGeneration,
     /// Older session of the same client. It must have ended before the client is answered.
     pub(crate) older: Option<JoinHandle<()>>,
@@ -70,20 +93,52 @@ pub(crate) enum Left {
     ForGood,
 }
 
-impl Registry {
-    pub(crate) fn new(arena: Arc<Arena>, quota: PageCount, grace: Duration) -> Self {
-        Self { arena, quota, grace, pools: HashMap::new(), totals: Totals::default() }
+impl<P: Handle> Registry<P> {
+    pub(crate) fn new(grace: Duration) -> Self {
+        Self { grace, pools: HashMap::new(), totals: Totals::default() }
     }
 
-    /// Finds the pool of a client, or creates one of generation `fresh`. Records the new epoch and peer.
-    pub(crate) fn arrive(&mut self, hello: &Hello, peer: String, fresh: PoolGeneration) -> Result<Arrived, StaleEpoch> {
+    /// Returns the pool of a client, or `None` if it has none.
+    pub(crate) fn find(&self, token: &Token) -> Option<&P> {
+        self.pools.get(token).map(|entry| &entry.pool)
+    }
+
+    /// Returns all pools, and whether the client of each is here.
+    pub(crate) fn pools(&self) -> impl Iterator<Item = (&Token, &P, bool)> {
+        self.pools.iter().map(|(token, entry)| (token, &entry.pool, entry.is_here()))
+    }
+
+    /// Adds a pool whose client was here before this server started, and waits for the client for the grace time.
+    pub(crate) fn expect(&mut self, token: Token, pool: P, generation: PoolGeneration, epoch: u64, now: Instant) {
+        let presence = Presence::Vanished(now + self.grace);
+        self.pools.insert(token, Entry { pool, generation, epoch, peer: "kept over a restart".into(), presence });
+    }
+
+    /// Removes a pool without a client, and returns it. Returns `None` if its client is here, or there is none.
+    pub(crate) fn remove_vanished(&mut self, token: &Token) -> Option<P> {
+        if self.pools.get(token)?.is_here() {
+            return None;
+        }
+        let entry = self.pools.remove(token)?;
+        self.totals.add(&entry.pool.totals());
+        Some(entry.pool)
+    }
+
+    /// Finds the pool of a client, or has `create` make one of generation `fresh`. Records the new epoch and peer.
+    pub(crate) fn arrive(
+        &mut self,
+        hello: &Hello,
+        peer: String,
+        fresh: PoolGeneration,
+        create: impl FnOnce() -> P,
+    ) -> Result<Arrived<P>, StaleEpoch> {
         if let Some(entry) = self.pools.get(&hello.token)
             && hello.epoch <= entry.epoch
         {
             return Err(StaleEpoch { latest: entry.epoch });
         }
         let entry = self.pools.entry(hello.token).or_insert_with(|| Entry {
-            pool: Rc::new(RefCell::new(Pool::new(Arc::clone(&self.arena), self.quota))),
+            pool: create(),
             generation: fresh,
             epoch: hello.epoch,
             peer: String::new(),
@@ -99,7 +154,7 @@ impl Registry {
             }
             Presence::Arriving | Presence::Vanished(_) => None,
         };
-        Ok(Arrived { pool: Rc::clone(&entry.pool), generation: entry.generation, older })
+        Ok(Arrived { pool: entry.pool.clone(), generation: entry.generation, older })
     }
 
     /// Stores the running session of an arrived client, so that a newer one can end it. Does nothing if the client has
@@ -114,18 +169,21 @@ impl Registry {
     }
 
     /// Keeps the pool of a vanished client for the grace period if it has pages, and frees it otherwise. Called at the
-    /// end of a client's session, also of one that never began. Does nothing if a newer one has arrived.
-    pub(crate) fn leave(&mut self, hello: &Hello, left: Left, now: Instant) {
-        let Some(entry) = self.pools.get_mut(&hello.token) else { return };
+    /// end of a client's session, also of one that never began. Does nothing if a newer one has arrived. Returns the pool
+    /// if it was removed.
+    pub(crate) fn leave(&mut self, hello: &Hello, left: Left, now: Instant) -> Option<P> {
+        let entry = self.pools.get_mut(&hello.token)?;
         if entry.epoch != hello.epoch {
-            return;
+            return None;
         }
-        let keep = left == Left::Vanished && entry.pool.borrow().npages() > PageCount(0);
+        let keep = left == Left::Vanished && entry.pool.npages() > PageCount(0);
         if keep {
             entry.presence = Presence::Vanished(now + self.grace);
-        } else if let Some(entry) = self.pools.remove(&hello.token) {
-            self.totals.add(&totals_of(&entry.pool.borrow()));
+            return None;
         }
+        let entry = self.pools.remove(&hello.token)?;
+        self.totals.add(&entry.pool.totals());
+        Some(entry.pool)
     }
 
     /// Returns the time when the next pool is to be freed, or `None` if no client is gone.
@@ -133,43 +191,47 @@ impl Registry {
         self.pools.values().filter_map(Entry::expiry).min()
     }
 
-    /// Frees the pools whose clients did not come back in time.
-    pub(crate) fn expire(&mut self, now: Instant) {
-        let totals = &mut self.totals;
-        self.pools.retain(|token, entry| {
-            let expired = entry.expiry().is_some_and(|at| at <= now);
-            if expired {
-                let pool = entry.pool.borrow();
-                tracing::info!(?token, pages = pool.npages().0, "client did not come back: pool freed");
-                totals.add(&totals_of(&pool));
-                totals.expired += 1;
-            }
-            !expired
-        });
+    /// Removes the pools whose clients did not come back in time, and returns them.
+    pub(crate) fn expire(&mut self, now: Instant) -> Vec<P> {
+        let is_expired = |entry: &Entry<P>| entry.expiry().is_some_and(|at| at <= now);
+        let mut expired = Vec::new();
+        for (token, Entry { pool, .. }) in self.pools.extract_if(|_, entry| is_expired(entry)) {
+            tracing::info!(?token, pages = pool.npages().0, "client did not come back: pool freed");
+            self.totals.add(&pool.totals());
+            self.totals.expired += 1;
+            expired.push(pool);
+        }
+        expired
     }
 
     pub(crate) fn report(&self) -> WorkerReport {
         let mut totals = self.totals;
         let mut pools = Vec::new();
         for (token, entry) in &self.pools {
-            let pool = entry.pool.borrow();
-            totals.add(&totals_of(&pool));
-            pools.push(PoolStatus {
+            totals.add(&entry.pool.totals());
+            let mut status = PoolStatus {
                 token: shown(token),
                 peer: entry.peer.clone(),
-                connected: !matches!(entry.presence, Presence::Vanished(_)),
-                npages: pool.npages().0,
-                pages_written: pool.written_pages(),
-                gets: pool.counters.gets,
-                not_found: pool.counters.not_found,
-                sends: pool.counters.sends,
-            });
+                connected: entry.is_here(),
+                npages: entry.pool.npages().0,
+                pages_written: 0,
+                gets: 0,
+                not_found: 0,
+                sends: 0,
+                mapped: None,
+            };
+            entry.pool.describe(&mut status);
+            pools.push(status);
         }
         WorkerReport { totals, pools }
     }
 }
 
-impl Entry {
+impl<P> Entry<P> {
+    fn is_here(&self) -> bool {
+        !matches!(self.presence, Presence::Vanished(_))
+    }
+
     fn expiry(&self) -> Option<Instant> {
         match self.presence {
             Presence::Vanished(at) => Some(at),
@@ -194,22 +256,44 @@ fn totals_of(pool: &Pool) -> Totals {
 mod tests {
     use remoca_protocol::VERSIONS;
 
+    use std::sync::Arc;
+
     use super::*;
+    use crate::arena::Arena;
     use crate::config::PageLocking;
 
     const GRACE: Duration = Duration::from_secs(60);
 
-    fn registry() -> Registry {
+    struct Setup {
+        arena: Arc<Arena>,
+        registry: Registry<Rc<RefCell<Pool>>>,
+    }
+
+    impl std::ops::Deref for Setup {
+        type Target = Registry<Rc<RefCell<Pool>>>;
+        fn deref(&self) -> &Self::Target {
+            &self.registry
+        }
+    }
+
+    impl std::ops::DerefMut for Setup {
+        fn deref_mut(&mut self) -> &mut Self::Target {
+            &mut self.registry
+        }
+    }
+
+    fn registry() -> Setup {
         let arena = Arena::new(4 << 20, PageLocking::Unlocked, &mut |_| ()).expect("4 MiB");
-        Registry::new(arena, PageCount(1024), GRACE)
+        Setup { arena, registry: Registry::new(GRACE) }
     }
 
     fn hello(epoch: u64) -> Hello {
         Hello { versions: VERSIONS, token: Token([1; 16]), epoch }
     }
 
-    fn arrive(registry: &mut Registry, epoch: u64) -> Result<Arrived, StaleEpoch> {
-        registry.arrive(&hello(epoch), "test".into(), PoolGeneration(100 + epoch))
+    fn arrive(setup: &mut Setup, epoch: u64) -> Result<Arrived<Rc<RefCell<Pool>>>, StaleEpoch> {
+        let pool = Rc::new(RefCell::new(Pool::new(Arc::clone(&setup.arena), PageCount(1024))));
+        setup.registry.arrive(&hello(epoch), "test".into(), PoolGeneration(100 + epoch), || pool)
     }
 
     #[test]

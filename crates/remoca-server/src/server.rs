@@ -3,28 +3,33 @@
 //! One thread accepts; `threads` workers serve. [`Server`] is their handle; dropping it stops the server.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use remoca_core::units::PAGE_SIZE_U64;
+use remoca_io::descriptor_store::DescriptorStore;
 use remoca_protocol::{PageCount, ServerId};
 use tokio::runtime::{Builder, Handle, Runtime};
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 
-use crate::arena::Arena;
-use crate::config::{Config, ListenAddress, PageLocking};
+use crate::adopt;
+use crate::command::command_path;
+use crate::config::{Config, ListenAddress};
+use crate::control::{Reporter, answer_commands, answer_control};
 use crate::error::StartError;
-use crate::handshake::{self, ACCEPT_PAUSE, Places, Workers};
+use crate::handshake::{self, Places, Workers};
+use crate::host;
+use crate::keeper::Keeper;
 use crate::listener::{BoundListener, Listener};
-use crate::status::{Status, Totals, hex};
+use crate::mapped::{self, HELPERS, MappedMessage};
+use crate::mapped_pool::MappedPool;
+use crate::status::Status;
 use crate::worker::{self, ARRIVALS_MAX, Message, Shared, fill_random};
 
 const THREADS_MAX: usize = 1024;
-/// Time that a client may take to read the status.
-const CONTROL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A running memory server.
 #[derive(Debug)]
@@ -44,34 +49,45 @@ impl Server {
     /// # Errors
     /// [`StartError`]. Then nothing is left behind.
     pub fn start(config: Config) -> Result<Self, StartError> {
-        Self::start_telling(config, &mut |_| ())
+        Self::start_telling(config, None, &mut |_| ())
     }
 
-    /// Starts a server as [`Self::start`] does. Calls `progress` with the bytes locked so far, first with 0, unless the
-    /// memory is not to be locked.
+    /// Starts a server as [`Self::start`] does. Mapped pools outlive it in `store`, and those that a former server left there
+    /// are taken up. Calls `progress` with the bytes locked so far, first with 0, unless the memory is not to be locked.
     ///
     /// # Errors
     /// As [`Self::start`].
-    pub fn start_telling(config: Config, progress: &mut dyn FnMut(u64)) -> Result<Self, StartError> {
+    pub fn start_telling(
+        config: Config,
+        store: Option<DescriptorStore>,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self, StartError> {
         let quota = check(&config)?;
         let mut server_id = ServerId([0; 16]);
         fill_random(&mut server_id.0).map_err(StartError::Random)?;
-        let arena = Arena::new(config.memory_bytes, config.locking, progress)?;
+        host::raise_descriptor_limit();
+        let keeper = Keeper::new(store);
+        let (arena, left) = adopt::arena_and_pools(&config, quota, &keeper, progress)?;
         let listeners = config.listen.iter().map(BoundListener::bind).collect::<Result<Vec<_>, _>>()?;
         let addresses =
             listeners.iter().map(BoundListener::address).collect::<io::Result<Vec<_>>>().map_err(StartError::Thread)?;
         let control_address = config.control.clone().map(ListenAddress::Unix);
         let control = control_address.as_ref().map(BoundListener::bind).transpose()?;
+        let commands = config.control.as_deref().and_then(bind_commands);
 
         let sessions = Arc::new(Semaphore::new(config.limits.sessions));
         let shared = Arc::new(Shared { config, arena, quota, server_id, sessions });
         let (stop, stopped) = watch::channel(());
-        let (workers, mut threads) = start_workers(&shared, &stopped)?;
+        let (senders, mut threads) = start_workers(&shared, &stopped)?;
+        let (mapped, thread) = start_mapped(&shared, keeper, left, &stopped)?;
+        threads.push(thread);
+        let workers = Workers::new(senders, mapped);
         let reporter = Arc::new(Reporter { workers: Arc::new(workers), shared, started: Instant::now() });
         let runtime = event_loop()?;
         let handle = runtime.handle().clone();
-        let (listeners, control) = attach(&runtime, listeners, control).map_err(StartError::Thread)?;
-        let doors = Doors { listeners, control, reporter: Arc::clone(&reporter), stopped };
+        let (listeners, [control, commands]) =
+            attach(&runtime, listeners, [control, commands]).map_err(StartError::Thread)?;
+        let doors = Doors { listeners, control, commands, reporter: Arc::clone(&reporter), stopped };
         threads.push(spawn("remoca-accept", move || runtime.block_on(doors.keep_open()))?);
         let arena = Arc::clone(&reporter.shared.arena);
         if arena.gives_back() {
@@ -147,7 +163,7 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 fn start_workers(
     shared: &Arc<Shared>,
     stopped: &watch::Receiver<()>,
-) -> Result<(Workers, Vec<JoinHandle<()>>), StartError> {
+) -> Result<(Vec<mpsc::Sender<Message>>, Vec<JoinHandle<()>>), StartError> {
     let mut senders = Vec::new();
     let mut threads = Vec::new();
     for number in 0..shared.config.threads {
@@ -158,24 +174,45 @@ fn start_workers(
         })?);
         senders.push(sender);
     }
-    Ok((Workers::new(senders), threads))
+    Ok((senders, threads))
+}
+
+fn start_mapped(
+    shared: &Arc<Shared>,
+    keeper: Keeper,
+    left: Vec<MappedPool>,
+    stopped: &watch::Receiver<()>,
+) -> Result<(mpsc::Sender<MappedMessage>, JoinHandle<()>), StartError> {
+    let (sender, messages) = mpsc::channel(ARRIVALS_MAX);
+    let runtime = Builder::new_current_thread().enable_io().enable_time().max_blocking_threads(HELPERS).build();
+    let (runtime, shared, stopped) = (runtime.map_err(StartError::Thread)?, Arc::clone(shared), stopped.clone());
+    let thread = spawn("remoca-mapped", move || mapped::run(&runtime, shared, keeper, left, messages, stopped))?;
+    Ok((sender, thread))
+}
+
+/// Binds the socket for commands. Without it the server serves all the same.
+fn bind_commands(control: &Path) -> Option<BoundListener> {
+    let bound = BoundListener::bind_private(&command_path(control));
+    bound.inspect_err(|error| tracing::warn!(%error, "this server takes no commands")).ok()
 }
 
 /// Attaches the listeners to the event loop of the thread that accepts.
 fn attach(
     runtime: &Runtime,
     listeners: Vec<BoundListener>,
-    control: Option<BoundListener>,
-) -> io::Result<(Vec<Listener>, Option<Listener>)> {
+    own: [Option<BoundListener>; 2],
+) -> io::Result<(Vec<Listener>, [Option<Listener>; 2])> {
     let _context = runtime.enter();
     let listeners = listeners.into_iter().map(BoundListener::attach).collect::<io::Result<_>>()?;
-    Ok((listeners, control.map(BoundListener::attach).transpose()?))
+    let [control, commands] = own.map(|listener| listener.map(BoundListener::attach).transpose());
+    Ok((listeners, [control?, commands?]))
 }
 
 /// Everything that the accepting thread owns.
 struct Doors {
     listeners: Vec<Listener>,
     control: Option<Listener>,
+    commands: Option<Listener>,
     reporter: Arc<Reporter>,
     stopped: watch::Receiver<()>,
 }
@@ -193,64 +230,10 @@ impl Doors {
         if let Some(control) = self.control {
             open.spawn(answer_control(control, Arc::clone(&self.reporter)));
         }
+        if let Some(commands) = self.commands {
+            open.spawn(answer_commands(commands, Arc::clone(&self.reporter)));
+        }
         // An error means that the sender is gone: it is time to stop.
         let _stopped = self.stopped.changed().await;
-    }
-}
-
-/// Collects the status from all threads.
-#[derive(Debug)]
-struct Reporter {
-    workers: Arc<Workers>,
-    shared: Arc<Shared>,
-    started: Instant,
-}
-
-impl Reporter {
-    async fn status(&self) -> Status {
-        let mut totals = Totals::default();
-        let mut pools = Vec::new();
-        for worker in self.workers.all() {
-            let (reply, report) = oneshot::channel();
-            // A worker that is stopping has nothing to report.
-            if worker.send(Message::Report(reply)).await.is_ok()
-                && let Ok(report) = report.await
-            {
-                totals.add(&report.totals);
-                pools.extend(report.pools);
-            }
-        }
-        let Shared { arena, quota, server_id, .. } = &*self.shared;
-        Status {
-            server_id: hex(&server_id.0),
-            version: env!("CARGO_PKG_VERSION").into(),
-            uptime_s: self.started.elapsed().as_secs(),
-            backing: arena.backing(),
-            locked: arena.locking() == PageLocking::Locked,
-            pages: arena.pages().0,
-            pages_free: arena.free_pages().0,
-            pages_to_give_back: arena.pages_to_give_back().0,
-            quota_pages: quota.0,
-            totals,
-            pools,
-        }
-    }
-}
-
-/// Answers each connection with the status as JSON and closes it, one after the other.
-async fn answer_control(control: Listener, reporter: Arc<Reporter>) {
-    loop {
-        match control.accept().await {
-            Ok(stream) => {
-                let Ok(mut json) = serde_json::to_vec_pretty(&reporter.status().await) else { continue };
-                json.push(b'\n');
-                // A client that does not read the status in time does not get it.
-                let _answered = timeout(CONTROL_TIMEOUT, stream.answer(&json)).await;
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection on the control socket");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
     }
 }

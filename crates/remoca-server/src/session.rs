@@ -31,6 +31,8 @@ pub(crate) enum SessionEnd {
     Malformed(Violation),
     #[error("the client has not read its replies for {} s", .0.as_secs())]
     Stalled(Duration),
+    #[error("its memory was taken back")]
+    TakenBack,
     #[error("the connection failed: {0}")]
     Failed(#[from] io::Error),
 }
@@ -193,7 +195,8 @@ fn must_wait(frame: &Frame<'_>, replies: &Replies, pool: &Pool) -> bool {
         | Frame::Sized { .. }
         | Frame::Request { .. }
         | Frame::Error(_)
-        | Frame::Bye => false,
+        | Frame::Bye
+        | Frame::TakeBack { .. } => false,
     }
 }
 
@@ -214,7 +217,12 @@ fn handle(frame: Frame<'_>, pool: &mut Pool, replies: &mut Replies) -> Result<u3
             replies.push(resize(pool, request, npages));
             return Ok(WORK_MAX);
         }
-        Frame::Hello(_) | Frame::Welcome(_) | Frame::Sized { .. } | Frame::Error(_) | Frame::Bye => {
+        Frame::Hello(_)
+        | Frame::Welcome(_)
+        | Frame::Sized { .. }
+        | Frame::Error(_)
+        | Frame::Bye
+        | Frame::TakeBack { .. } => {
             return Err(Violation::OutOfPlace);
         }
     }

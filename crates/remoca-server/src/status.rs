@@ -66,6 +66,20 @@ pub struct PoolStatus {
     pub gets: u64,
     pub not_found: u64,
     pub sends: u64,
+    /// Set if the client reads and writes its pages by itself, in memory of its own. Its traffic is not counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mapped: Option<MappedStatus>,
+}
+
+/// What is particular to a mapped pool. Its `npages` are the granted pages; its `pages_written` are not known, and 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MappedStatus {
+    /// Pages that have memory, those included that the host has swapped out.
+    pub resident_pages: u64,
+    /// Maximum size: the quota, or what was left when memory was taken back.
+    pub limit_pages: u32,
+    /// Whether the pool outlives this server: the service manager keeps it.
+    pub kept: bool,
 }
 
 impl Totals {

@@ -2,12 +2,13 @@
 
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use remoca_io::passed;
 use remoca_protocol::{ErrorReply, Frame};
 use rustix::net::sockopt;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
@@ -117,6 +118,19 @@ impl Stream {
         match self {
             Self::Tcp(stream) => stream.try_write_vectored(slices),
             Self::Unix(stream) => stream.try_write_vectored(slices),
+        }
+    }
+
+    /// Returns whether the connection can pass descriptors.
+    pub(crate) fn is_unix(&self) -> bool {
+        matches!(self, Self::Unix(_))
+    }
+
+    /// Writes as much as the socket accepts now, and sends a copy of a descriptor with it. Returns the number of bytes.
+    pub(crate) fn try_send_with(&self, bytes: &[u8], descriptor: BorrowedFd<'_>) -> io::Result<usize> {
+        match self {
+            Self::Tcp(_) => Err(io::ErrorKind::Unsupported.into()),
+            Self::Unix(stream) => stream.try_io(Interest::WRITABLE, || passed::send(stream, bytes, descriptor)),
         }
     }
 

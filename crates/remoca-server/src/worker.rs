@@ -20,6 +20,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::arena::Arena;
 use crate::config::Config;
+use crate::pool::Pool;
 use crate::registry::{Left, Registry};
 use crate::session::{Session, SessionEnd};
 use crate::status::WorkerReport;
@@ -63,7 +64,7 @@ pub(crate) fn run(
     messages: mpsc::Receiver<Message>,
     stopped: watch::Receiver<()>,
 ) {
-    let registry = Registry::new(Arc::clone(&shared.arena), shared.quota, shared.config.grace);
+    let registry = Registry::new(shared.config.grace);
     let farewells = Arc::new(Semaphore::new(FAREWELLS_MAX));
     let worker = Rc::new(Worker { shared, registry: RefCell::new(registry), left: Notify::new(), farewells });
     let sessions = LocalSet::new();
@@ -73,7 +74,7 @@ pub(crate) fn run(
 
 struct Worker {
     shared: Arc<Shared>,
-    registry: RefCell<Registry>,
+    registry: RefCell<Registry<Rc<RefCell<Pool>>>>,
     /// Notified when a client has left, because the earliest expiry may have changed.
     left: Notify,
     /// One permit for each client that may be told at a time why it is refused.
@@ -100,7 +101,7 @@ impl Worker {
                     None => return,
                 },
                 () = self.left.notified() => {}
-                () = expired => self.registry.borrow_mut().expire(Instant::now()),
+                () = expired => drop(self.registry.borrow_mut().expire(Instant::now())),
             }
         }
     }
@@ -116,7 +117,8 @@ impl Worker {
             Ok(fresh) => fresh,
             Err(error) => return tracing::error!(peer, %error, "no random numbers: connection closed"),
         };
-        let arrived = match self.registry.borrow_mut().arrive(&hello, peer.clone(), fresh) {
+        let create = || Rc::new(RefCell::new(Pool::new(Arc::clone(&self.shared.arena), self.shared.quota)));
+        let arrived = match self.registry.borrow_mut().arrive(&hello, peer.clone(), fresh, create) {
             Ok(arrived) => arrived,
             Err(stale) => {
                 tracing::warn!(peer, token = ?hello.token, epoch = hello.epoch, latest = stale.latest, "stale epoch");
@@ -158,7 +160,7 @@ impl Worker {
         });
     }
 
-    fn welcome(&self, pool: &crate::pool::Pool, pool_generation: PoolGeneration) -> Welcome {
+    fn welcome(&self, pool: &Pool, pool_generation: PoolGeneration) -> Welcome {
         Welcome {
             version: VERSION,
             server_id: self.shared.server_id,
@@ -180,12 +182,12 @@ struct Attendance {
 
 impl Drop for Attendance {
     fn drop(&mut self) {
-        self.worker.registry.borrow_mut().leave(&self.hello, self.left, Instant::now());
+        drop(self.worker.registry.borrow_mut().leave(&self.hello, self.left, Instant::now()));
         self.worker.left.notify_one();
     }
 }
 
-fn random_generation() -> std::io::Result<PoolGeneration> {
+pub(crate) fn random_generation() -> std::io::Result<PoolGeneration> {
     let mut bytes = [0; 8];
     fill_random(&mut bytes)?;
     Ok(PoolGeneration(u64::from_le_bytes(bytes)))

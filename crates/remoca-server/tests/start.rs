@@ -57,11 +57,11 @@ fn more_memory_than_the_host_has() {
 fn locking_says_how_far_it_is() {
     let mut told = Vec::new();
     let config = Config { memory_bytes: 40 << 20, locking: PageLocking::Locked, ..config() };
-    let server = Server::start_telling(config.clone(), &mut |bytes| told.push(bytes >> 20)).expect("40 MiB");
+    let server = Server::start_telling(config.clone(), None, &mut |bytes| told.push(bytes >> 20)).expect("40 MiB");
     assert_eq!(told, [0, 16, 32, 40]);
     drop(server);
     let unlocked = Config { locking: PageLocking::Unlocked, ..config };
-    Server::start_telling(unlocked, &mut |_| panic!("nothing is locked")).expect("40 MiB");
+    Server::start_telling(unlocked, None, &mut |_| panic!("nothing is locked")).expect("40 MiB");
 }
 
 #[test]

@@ -16,7 +16,7 @@ const CRATES: [(&str, &[&str]); 15] = [
     ("remoca-io", &["remoca-protocol"]),
     ("remoca-agent", &[]),
     ("remoca-lab", &[]),
-    ("remoca-server", &["remoca-core", "remoca-protocol"]),
+    ("remoca-server", &["remoca-core", "remoca-io", "remoca-protocol"]),
     ("remoca-store", &["remoca-io", "remoca-protocol"]),
     ("remoca-frontend", &["remoca-core", "remoca-io", "remoca-protocol"]),
     ("remoca-disk", &["remoca-core", "remoca-frontend", "remoca-io", "remoca-protocol", "remoca-store"]),

@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test program uses its own part")]
 #![allow(clippy::unwrap_used, reason = "tests fail by panics")]
 
+pub mod mapped;
+
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddrV4, TcpStream};
 use std::os::unix::net::UnixStream;

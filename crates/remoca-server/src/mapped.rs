@@ -1,0 +1,301 @@
+//! The thread of all mapped pools: it admits their clients, watches that none uses more memory than it was granted, takes
+//! memory back, and ends pools.
+//!
+//! Nothing on this thread takes long: pages do not come this way, and memory changes on helper threads. A client has a mapped
+//! pool under its token beside the paged one that it may have under the same.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use remoca_protocol::{ErrorCode, ErrorReply, Hello, PageCount, RequestId, Token};
+use tokio::runtime::Runtime;
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
+use tokio::task::{LocalSet, spawn_blocking, spawn_local};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
+
+use crate::command::{TakeBackError, TakenBack};
+use crate::keeper::Keeper;
+use crate::mapped_pool::{Identity, MappedPool};
+use crate::mapped_session::MappedSession;
+use crate::registry::{Handle, Left, Registry};
+use crate::session::SessionEnd;
+use crate::status::{MappedStatus, PoolStatus, Totals, WorkerReport, shown};
+use crate::stream::Stream;
+use crate::worker::{Arrival, Shared, random_generation};
+
+/// Threads that allocate, lock and punch memory, and wait for the service manager.
+pub(crate) const HELPERS: usize = 2;
+/// Interval at which the memory of all pools is looked at.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
+/// Maximum number of clients that are told at the same time why their session ends.
+const FAREWELLS_MAX: usize = 16;
+/// How long an operator waits for memory that is taken back. Punching takes less, unless a client goes on using it.
+const OPERATOR_PATIENCE: Duration = Duration::from_secs(10);
+
+pub(crate) enum MappedMessage {
+    Arrival(Arrival),
+    Report(oneshot::Sender<WorkerReport>),
+    TakeBack(TakeBack),
+}
+
+/// An operator's command.
+pub(crate) struct TakeBack {
+    /// The shown part of the pool's token.
+    pub(crate) pool: String,
+    pub(crate) npages: PageCount,
+    pub(crate) reply: oneshot::Sender<Result<TakenBack, TakeBackError>>,
+}
+
+impl Handle for Arc<MappedPool> {
+    fn npages(&self) -> PageCount {
+        self.granted()
+    }
+
+    fn totals(&self) -> Totals {
+        Totals { resizes_refused: self.refusals(), ..Totals::default() }
+    }
+
+    fn describe(&self, status: &mut PoolStatus) {
+        status.mapped =
+            Some(MappedStatus { resident_pages: self.allocated(), limit_pages: self.limit().0, kept: self.is_kept() });
+    }
+}
+
+/// Runs the thread until the sender of `stopped` is gone. `left` are the pools of a former server.
+pub(crate) fn run(
+    runtime: &Runtime,
+    shared: Arc<Shared>,
+    keeper: Keeper,
+    left: Vec<MappedPool>,
+    messages: mpsc::Receiver<MappedMessage>,
+    stopped: watch::Receiver<()>,
+) {
+    let mut registry = Registry::new(shared.config.grace);
+    for pool in left {
+        let Identity { token, generation, .. } = pool.identity;
+        let epoch = pool.epoch();
+        registry.expect(token, Arc::new(pool), generation, epoch, Instant::now());
+    }
+    let worker = Rc::new(MappedWorker {
+        shared,
+        keeper,
+        registry: RefCell::new(registry),
+        ended: RefCell::default(),
+        left: Notify::new(),
+        farewells: Arc::new(Semaphore::new(FAREWELLS_MAX)),
+    });
+    // Dropping the set closes all connections.
+    LocalSet::new().block_on(runtime, worker.serve(messages, stopped));
+}
+
+struct MappedWorker {
+    shared: Arc<Shared>,
+    keeper: Keeper,
+    registry: RefCell<Registry<Arc<MappedPool>>>,
+    /// Pools that nobody has any more, and whose memory is still to be given back.
+    ended: RefCell<Vec<Arc<MappedPool>>>,
+    /// Notified when a client has left.
+    left: Notify,
+    farewells: Arc<Semaphore>,
+}
+
+impl MappedWorker {
+    async fn serve(self: Rc<Self>, mut messages: mpsc::Receiver<MappedMessage>, mut stopped: watch::Receiver<()>) {
+        let mut watch = interval(WATCH_EVERY);
+        watch.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            for pool in self.ended.take() {
+                spawn_local(pool.end());
+            }
+            let expiry = self.registry.borrow().next_expiry();
+            let expired = async {
+                match expiry {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                // An error means that the sender is gone: it is time to stop.
+                _ = stopped.changed() => return,
+                message = messages.recv() => match message {
+                    Some(MappedMessage::Arrival(arrival)) => self.admit(arrival).await,
+                    Some(MappedMessage::Report(reply)) => {
+                        self.look_at_memory();
+                        // Fails if the task that asked has gone.
+                        drop(reply.send(self.registry.borrow().report()));
+                    }
+                    Some(MappedMessage::TakeBack(order)) => self.take_back(order),
+                    None => return,
+                },
+                () = self.left.notified() => {}
+                () = expired => {
+                    let expired = self.registry.borrow_mut().expire(Instant::now());
+                    self.ended.borrow_mut().extend(expired);
+                }
+                _ = watch.tick() => {
+                    self.look_at_memory();
+                    self.keep();
+                }
+            }
+        }
+    }
+
+    /// Begins the session of a connection, after ending an older session of the same client.
+    async fn admit(self: &Rc<Self>, arrival: Arrival) {
+        let Arrival { stream, buffer, hello, peer } = arrival;
+        let stream = match stream.attach() {
+            Ok(stream) => stream,
+            Err(error) => return tracing::warn!(peer, %error, "connection lost to the event loop"),
+        };
+        let pool = match self.pool_of(&hello) {
+            Ok(pool) => pool,
+            Err(error) => {
+                tracing::warn!(peer, %error, "no mapped pool for this client: connection refused");
+                return self.refuse(stream, ErrorCode::Busy);
+            }
+        };
+        let generation = pool.identity.generation;
+        let arrived = match self.registry.borrow_mut().arrive(&hello, peer.clone(), generation, || pool) {
+            Ok(arrived) => arrived,
+            Err(stale) => {
+                tracing::warn!(peer, token = ?hello.token, epoch = hello.epoch, latest = stale.latest, "stale epoch");
+                return self.refuse(stream, ErrorCode::StaleEpoch);
+            }
+        };
+        // From here on, whatever ends this arrival makes the client leave.
+        let mut attendance = Attendance { worker: Rc::clone(self), hello, left: Left::Vanished };
+        arrived.pool.note_epoch(hello.epoch);
+        if let Some(older) = arrived.older {
+            older.abort();
+            // Its socket is closed when this returns. That it was cancelled is expected.
+            let _cancelled = older.await;
+            tracing::info!(peer, token = ?hello.token, "a newer connection replaced an older one");
+        }
+        let Ok(permit) = Arc::clone(&self.shared.sessions).try_acquire_owned() else {
+            tracing::warn!(peer, most = self.shared.config.limits.sessions, "too many sessions: connection refused");
+            return self.refuse(stream, ErrorCode::Busy);
+        };
+        let pages = arrived.pool.granted().0;
+        tracing::info!(peer, token = ?hello.token, epoch = hello.epoch, pages, "session of a mapped pool begins");
+        let stall_timeout = self.shared.config.limits.stall_timeout;
+        let session = MappedSession::new(stream, buffer, arrived.pool, self.keeper.clone(), stall_timeout);
+        let worker = Rc::clone(self);
+        let task = spawn_local(async move {
+            let (end, stream) = session.run().await;
+            tracing::info!(peer, token = ?hello.token, reason = %end, "session ended");
+            let code = match end {
+                SessionEnd::TakenBack => Some(ErrorCode::TAKEN_BACK),
+                SessionEnd::Malformed(_) => Some(ErrorCode::Malformed),
+                SessionEnd::Bye | SessionEnd::Closed | SessionEnd::Stalled(_) | SessionEnd::Failed(_) => None,
+            };
+            if let SessionEnd::Bye | SessionEnd::TakenBack = end {
+                attendance.left = Left::ForGood;
+            }
+            // The memory is given back before the client is told.
+            drop((attendance, permit));
+            if let Some(code) = code {
+                worker.refuse(stream, code);
+            }
+        });
+        self.registry.borrow_mut().settle(&hello, task);
+    }
+
+    /// Returns the pool of a client, or a new one.
+    fn pool_of(&self, hello: &Hello) -> std::io::Result<Arc<MappedPool>> {
+        let registry = self.registry.borrow();
+        if let Some(pool) = registry.find(&hello.token) {
+            return Ok(Arc::clone(pool));
+        }
+        let most = self.shared.config.limits.sessions;
+        if registry.pools().count() >= most {
+            return Err(std::io::Error::other(format!("there are {most} mapped pools (--max-clients)")));
+        }
+        let Shared { arena, quota, server_id, .. } = &*self.shared;
+        let identity = Identity { token: hello.token, server_id: *server_id, generation: random_generation()? };
+        Ok(Arc::new(MappedPool::new(identity, Arc::clone(arena), *quota)?))
+    }
+
+    /// Tells a client why its session ends. If too many clients are being told, its connection is only closed.
+    fn refuse(&self, stream: Stream, code: ErrorCode) {
+        let Ok(permit) = Arc::clone(&self.farewells).try_acquire_owned() else { return };
+        spawn_local(async move {
+            stream.farewell(ErrorReply { request: RequestId(0), code, detail: 0 }).await;
+            drop(permit);
+        });
+    }
+
+    /// Ends the pools whose clients use memory that they were not granted.
+    fn look_at_memory(&self) {
+        let overshooting = |pool: &MappedPool| !pool.is_over() && pool.overshoots();
+        let pools: Vec<_> =
+            self.registry.borrow().pools().filter(|(_, pool, _)| overshooting(pool)).map(told).collect();
+        for (token, pool) in pools {
+            let (granted, allocated) = (pool.granted().0, pool.allocated());
+            tracing::warn!(
+                ?token,
+                granted,
+                allocated,
+                "a client uses memory that it was not granted: its pool is ended"
+            );
+            pool.condemn();
+            self.ended.borrow_mut().extend(self.registry.borrow_mut().remove_vanished(&token));
+        }
+    }
+
+    /// Has the service manager keep the pools that it does not have yet.
+    fn keep(&self) {
+        if !self.keeper.is_on() {
+            return;
+        }
+        let not_kept = |pool: &MappedPool| !pool.is_kept() && pool.granted() > PageCount(0);
+        let pools: Vec<_> = self.registry.borrow().pools().filter(|(_, pool, _)| not_kept(pool)).map(told).collect();
+        for (_, pool) in pools {
+            let keeper = self.keeper.clone();
+            drop(spawn_blocking(move || pool.keep(&keeper)));
+        }
+    }
+
+    /// Lowers, or raises, the limit of a pool, and answers once no memory above it is used.
+    fn take_back(&self, order: TakeBack) {
+        let TakeBack { pool: name, npages, reply } = order;
+        let mut named: Vec<_> =
+            self.registry.borrow().pools().filter(|(token, ..)| shown(token) == name).map(told).collect();
+        let (Some((token, pool)), true) = (named.pop(), named.is_empty()) else {
+            // Fails if the operator has gone.
+            return drop(reply.send(Err(TakeBackError::NoSuchPool(name))));
+        };
+        pool.set_limit(npages);
+        if pool.granted() > npages {
+            // Nobody is there who could answer.
+            self.ended.borrow_mut().extend(self.registry.borrow_mut().remove_vanished(&token));
+        }
+        spawn_local(async move {
+            let outcome = match timeout(OPERATOR_PATIENCE, pool.given_back()).await {
+                Ok(still) => Ok(TakenBack { pages: pool.granted().0, ended: !still }),
+                Err(_) => Err(TakeBackError::StillUsed(pool.allocated())),
+            };
+            drop(reply.send(outcome));
+        });
+    }
+}
+
+fn told((token, pool, _): (&Token, &Arc<MappedPool>, bool)) -> (Token, Arc<MappedPool>) {
+    (*token, Arc::clone(pool))
+}
+
+/// The presence of a client. Its end is recorded however the session ends: by return, abort, or a panic.
+struct Attendance {
+    worker: Rc<MappedWorker>,
+    hello: Hello,
+    left: Left,
+}
+
+impl Drop for Attendance {
+    fn drop(&mut self) {
+        let ended = self.worker.registry.borrow_mut().leave(&self.hello, self.left, Instant::now());
+        self.worker.ended.borrow_mut().extend(ended);
+        self.worker.left.notify_one();
+    }
+}

@@ -1,0 +1,373 @@
+//! A mapped pool: memory of its own that its client reads and writes by itself, and the accounts of it.
+//!
+//! Called by the session that has the pool and by the thread of all mapped pools. What takes long (allocating, punching,
+//! locking) runs on helper threads, in slices of 16 MiB, so that neither other clients nor other pools wait for it.
+//!
+//! 1. A pool of N granted pages has lent N/512 chunks of the arena, rounded up, and these have no memory there. While a pool
+//!    grows, a slice of chunks gives its memory up before as much is allocated here.
+//! 2. Granted pages are allocated, and locked if memory is locked, before the client hears of them. Pages that are no longer
+//!    granted are punched and seen to be gone (`st_blocks`) before their chunks return to the arena.
+//! 3. One change of a pool's memory at a time. A change that was begun is completed, whatever becomes of the session.
+//! 4. The memory has one owner ever: when a pool has ended, its file is closed.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use remoca_protocol::kept_pool::KeptPool;
+use remoca_protocol::{PageCount, PoolGeneration, ServerId, Token};
+use tokio::sync::{Mutex, Notify, OwnedMutexGuard};
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+
+use crate::arena::{Arena, CHUNK_PAGES, LentChunk};
+use crate::keeper::{Keeper, Kept, Left};
+use crate::memfile::PoolFile;
+use crate::pool::ResizeRefusal;
+
+/// Chunks that are populated, or brought back, in one go.
+const SLICE_CHUNKS: usize = 8;
+/// Number of times that memory is punched which a client keeps using, and the pause between them.
+const PUNCHES_MAX: u32 = 50;
+const PUNCH_PAUSE: Duration = Duration::from_millis(10);
+
+/// Why a size was not granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    Resize(ResizeRefusal),
+    /// The client uses memory that it was not granted, or the pool has ended already.
+    Ended,
+}
+
+/// What a pool is known by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Identity {
+    pub(crate) token: Token,
+    /// Server that made the pool: this one, or a former one of the same unit.
+    pub(crate) server_id: ServerId,
+    pub(crate) generation: PoolGeneration,
+}
+
+pub(crate) struct MappedPool {
+    pub(crate) identity: Identity,
+    arena: Arc<Arena>,
+    memory: PoolFile,
+    quota: PageCount,
+    granted: AtomicU32,
+    /// Maximum size, which is lowered when memory is taken back.
+    limit: AtomicU32,
+    epoch: AtomicU64,
+    refusals: AtomicU64,
+    is_over: AtomicBool,
+    /// Held while memory changes.
+    lent: Arc<Mutex<Vec<LentChunk>>>,
+    kept: OnceLock<Kept>,
+    /// Notified when the session has to look at [`Self::limit`] and [`Self::is_over`].
+    pub(crate) called: Notify,
+    /// Notified when memory was given back.
+    settled: Notify,
+}
+
+impl MappedPool {
+    /// Creates a pool without slots.
+    pub(crate) fn new(identity: Identity, arena: Arc<Arena>, quota: PageCount) -> io::Result<Self> {
+        let memory = PoolFile::create(quota, arena.locking())?;
+        Ok(Self::of(identity, arena, memory, quota, Vec::new()))
+    }
+
+    /// Continues a pool of a former server. `lent` are the chunks in place of its memory.
+    pub(crate) fn resume(left: Left, arena: Arc<Arena>, quota: PageCount, lent: Vec<LentChunk>) -> Self {
+        let Left { record, memory, kept } = left;
+        let KeptPool { token, server_id, generation, .. } = record;
+        let pool = Self::of(Identity { token, server_id, generation }, arena, memory, quota, lent);
+        pool.granted.store(record.npages.0, SeqCst);
+        pool.limit.store(record.limit.0, SeqCst);
+        pool.epoch.store(record.epoch, SeqCst);
+        let _new = pool.kept.set(kept);
+        pool
+    }
+
+    fn of(identity: Identity, arena: Arc<Arena>, memory: PoolFile, quota: PageCount, lent: Vec<LentChunk>) -> Self {
+        let quota = quota.min(memory.pages());
+        Self {
+            identity,
+            arena,
+            memory,
+            quota,
+            granted: AtomicU32::new(0),
+            limit: AtomicU32::new(u32::MAX),
+            epoch: AtomicU64::new(0),
+            refusals: AtomicU64::new(0),
+            is_over: AtomicBool::new(false),
+            lent: Arc::new(Mutex::new(lent)),
+            kept: OnceLock::new(),
+            called: Notify::new(),
+            settled: Notify::new(),
+        }
+    }
+
+    /// Returns the number of pages that the client may use.
+    pub(crate) fn granted(&self) -> PageCount {
+        PageCount(self.granted.load(SeqCst))
+    }
+
+    /// Returns the maximum size.
+    pub(crate) fn limit(&self) -> PageCount {
+        self.quota.min(PageCount(self.limit.load(SeqCst)))
+    }
+
+    /// Returns the number of pages that have memory.
+    pub(crate) fn allocated(&self) -> u64 {
+        self.memory.allocated()
+    }
+
+    pub(crate) fn refusals(&self) -> u64 {
+        self.refusals.load(SeqCst)
+    }
+
+    pub(crate) fn is_kept(&self) -> bool {
+        self.kept.get().is_some()
+    }
+
+    /// Returns the latest epoch that is on record.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(SeqCst)
+    }
+
+    /// Returns the number of pages available beyond the present size. Other pools may take them first.
+    pub(crate) fn available(&self) -> PageCount {
+        let granted = self.granted().0;
+        let chunk_pages = u32::try_from(CHUNK_PAGES).unwrap_or(u32::MAX);
+        let slack = granted.next_multiple_of(chunk_pages) - granted;
+        let memory = self.arena.free_pages().0.saturating_add(slack);
+        PageCount(memory.min(self.limit().0.saturating_sub(granted)))
+    }
+
+    /// Waits until no change of the memory is under way.
+    pub(crate) async fn settle(&self) {
+        drop(self.lent.lock().await);
+    }
+
+    /// Records a new connection of the client.
+    pub(crate) fn note_epoch(&self, epoch: u64) {
+        self.epoch.store(epoch, SeqCst);
+        self.note();
+    }
+
+    /// Sets the maximum size, and calls the session if the pool is larger.
+    pub(crate) fn set_limit(&self, npages: PageCount) {
+        self.limit.store(npages.0, SeqCst);
+        self.note();
+        if self.granted() > npages {
+            self.called.notify_one();
+        }
+    }
+
+    /// Returns once the pool is not above its limit. Says whether it still exists then.
+    pub(crate) async fn given_back(&self) -> bool {
+        loop {
+            let settled = self.settled.notified();
+            if self.allocated() <= u64::from(self.limit().0) && self.granted() <= self.limit() {
+                return !self.is_over();
+            }
+            settled.await;
+        }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(SeqCst)
+    }
+
+    /// Marks the pool as ended, and calls its session to end as well.
+    pub(crate) fn condemn(&self) {
+        self.is_over.store(true, SeqCst);
+        self.kept.get().into_iter().for_each(Kept::void);
+        self.called.notify_one();
+    }
+
+    /// Returns whether the client uses more memory than it was granted. False while memory changes.
+    pub(crate) fn overshoots(&self) -> bool {
+        self.lent.try_lock().is_ok_and(|_still| self.memory.allocated() > u64::from(self.granted().0))
+    }
+
+    /// Changes the size. On an error the size is as before.
+    pub(crate) async fn resize(self: Arc<Self>, npages: PageCount) -> Result<(), Refusal> {
+        let lent = Arc::clone(&self.lent).lock_owned().await;
+        let result = if self.is_over() {
+            Err(Refusal::Ended)
+        } else if npages < self.granted() {
+            Arc::clone(&self).shrink(npages, lent).await
+        } else if npages > self.limit() {
+            let quota = if npages > self.quota { ResizeRefusal::Quota } else { ResizeRefusal::NoMemory };
+            Err(Refusal::Resize(quota))
+        } else {
+            Arc::clone(&self).grow(npages, lent).await
+        };
+        self.refusals.fetch_add(u64::from(result.is_err()), SeqCst);
+        result
+    }
+
+    async fn grow(
+        self: Arc<Self>,
+        target: PageCount,
+        mut lent: OwnedMutexGuard<Vec<LentChunk>>,
+    ) -> Result<(), Refusal> {
+        const NO_MEMORY: Refusal = Refusal::Resize(ResizeRefusal::NoMemory);
+        let (before, had) = (self.granted(), lent.len());
+        let more = (target.0 as usize).div_ceil(CHUNK_PAGES).saturating_sub(had);
+        let arena = Arc::clone(&self.arena);
+        let mut chunks = blocking(move || arena.take_to_lend(more)).await.flatten().ok_or(NO_MEMORY)?;
+        let mut from = before;
+        while from < target {
+            if self.is_over() || target > self.limit() {
+                lent.append(&mut chunks);
+                self.shed(before, had, lent).await;
+                return Err(NO_MEMORY);
+            }
+            let slice = chunks.split_off(chunks.len().saturating_sub(SLICE_CHUNKS));
+            let pool = Arc::clone(&self);
+            let populated = blocking(move || {
+                lent.extend(slice.into_iter().map(|mut chunk| {
+                    chunk.give_up_memory();
+                    chunk
+                }));
+                let covered = u32::try_from(lent.len() * CHUNK_PAGES).unwrap_or(u32::MAX);
+                let to = PageCount(target.0.min(covered));
+                let result = pool.memory.populate(from, to);
+                (lent, result.map(|()| to))
+            });
+            // Only a stopping server has no helper.
+            let Some((still, populated)) = populated.await else { return Err(NO_MEMORY) };
+            lent = still;
+            match populated {
+                Ok(to) => from = to,
+                Err(error) => {
+                    tracing::warn!(%error, "a mapped pool cannot grow: the host has no memory for it");
+                    lent.append(&mut chunks);
+                    self.shed(before, had, lent).await;
+                    return Err(NO_MEMORY);
+                }
+            }
+        }
+        self.granted.store(target.0, SeqCst);
+        self.note();
+        Ok(())
+    }
+
+    async fn shrink(self: Arc<Self>, target: PageCount, lent: OwnedMutexGuard<Vec<LentChunk>>) -> Result<(), Refusal> {
+        // The record first: what is allocated beyond it is punched by a successor.
+        self.granted.store(target.0, SeqCst);
+        self.note();
+        self.shed(target, (target.0 as usize).div_ceil(CHUNK_PAGES), lent).await;
+        if self.memory.allocated() > u64::from(target.0) { Err(Refusal::Ended) } else { Ok(()) }
+    }
+
+    /// Punches all pages from `target` on until they stay away, and brings all chunks beyond `chunks` back to the arena.
+    async fn shed(self: &Arc<Self>, target: PageCount, chunks: usize, mut lent: OwnedMutexGuard<Vec<LentChunk>>) {
+        self.punch(target).await;
+        self.settled.notify_waiters();
+        while lent.len() > chunks {
+            let at = lent.len().saturating_sub(SLICE_CHUNKS).max(chunks);
+            let slice = lent.split_off(at);
+            let kept = blocking(move || slice.into_iter().filter_map(|chunk| chunk.bring_back().err()).collect()).await;
+            let kept: Vec<LentChunk> = kept.unwrap_or_default();
+            if !kept.is_empty() {
+                // The host has no memory now. The chunks are counted as this pool's until it changes again, or ends.
+                lent.extend(kept);
+                return;
+            }
+        }
+    }
+
+    /// Punches all pages from `target` on until they stay away, for a limited time.
+    async fn punch(self: &Arc<Self>, target: PageCount) {
+        for attempt in 0..PUNCHES_MAX {
+            let pool = Arc::clone(self);
+            let punched = blocking(move || pool.memory.punch(target)).await;
+            if let Some(Err(error)) = punched {
+                tracing::warn!(%error, "memory of a mapped pool cannot be punched");
+            }
+            if self.memory.allocated() <= u64::from(target.0) {
+                return;
+            }
+            if attempt == 0 {
+                tracing::warn!(token = ?self.identity.token, "a client uses memory that it was not granted: punched again");
+            }
+            sleep(PUNCH_PAUSE).await;
+        }
+        tracing::warn!(token = ?self.identity.token, "a client goes on using memory that was taken back");
+    }
+
+    /// Ends the pool: its pages read as zeroes, its chunks are back in the arena, and no successor hears of it.
+    pub(crate) async fn end(self: Arc<Self>) {
+        self.condemn();
+        let lent = Arc::clone(&self.lent).lock_owned().await;
+        self.granted.store(0, SeqCst);
+        let pool = Arc::clone(&self);
+        let released = blocking(move || pool.kept.get().map(Kept::release));
+        self.shed(PageCount(0), 0, lent).await;
+        let _released = released.await;
+        // A host without memory for the arena may have some later.
+        while !self.lent.lock().await.is_empty() {
+            sleep(Duration::from_secs(1)).await;
+            let lent = Arc::clone(&self.lent).lock_owned().await;
+            self.shed(PageCount(0), 0, lent).await;
+        }
+    }
+
+    /// Has the service manager keep the pool, so that it outlives this process. Waits for the manager.
+    pub(crate) fn keep(&self, keeper: &Keeper) {
+        if self.is_kept() || self.is_over() || self.granted() == PageCount(0) || !keeper.is_on() {
+            return;
+        }
+        match keeper.keep(&self.memory, self.record()) {
+            Ok(kept) => {
+                if let Err(second) = self.kept.set(kept) {
+                    return second.release();
+                }
+                // What changed meanwhile is not on record yet.
+                self.note();
+                if self.is_over() {
+                    self.kept.get().into_iter().for_each(Kept::release);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(token = ?self.identity.token, %error, "a mapped pool would not outlive this server: the service manager does not keep it");
+            }
+        }
+    }
+
+    fn note(&self) {
+        if let Some(kept) = self.kept.get()
+            && !self.is_over()
+        {
+            kept.note(self.record());
+        }
+    }
+
+    fn record(&self) -> KeptPool {
+        let Identity { token, server_id, generation } = self.identity;
+        KeptPool {
+            descriptor: 0,
+            token,
+            server_id,
+            generation,
+            epoch: self.epoch(),
+            npages: self.granted(),
+            limit: PageCount(self.limit.load(SeqCst)),
+        }
+    }
+}
+
+impl AsFd for MappedPool {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+}
+
+/// Runs `work` on a helper thread. Returns `None` if the server is stopping.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    spawn_blocking(work).await.ok()
+}

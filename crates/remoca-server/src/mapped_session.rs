@@ -1,0 +1,211 @@
+//! The session of a mapped pool: it negotiates the size, and no page travels over it.
+//!
+//! Runs as a task of the thread of all mapped pools. The client's connection brings it the memory of its pool, once, with the
+//! WELCOME. Descriptors that a client sends are closed by the kernel unread, because no room is given for any.
+//!
+//! 1. A change of the size that was begun is completed, even if the session ends meanwhile (`mapped_pool.rs`).
+//! 2. A client that does not answer a TAKEBACK in time, or uses memory that it was not granted, loses its pool.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use remoca_protocol::{
+    ErrorCode, ErrorReply, Frame, MAPPED_VERSION, PageCount, ReceiveBuffer, RequestId, SendCount, TAKE_BACK_MS, Welcome,
+};
+use tokio::task::{spawn_blocking, spawn_local};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::keeper::Keeper;
+use crate::mapped_pool::{MappedPool, Refusal};
+use crate::pool::ResizeRefusal;
+use crate::session::{SessionEnd, Violation};
+use crate::stream::Stream;
+
+/// Time that a client has to answer a TAKEBACK.
+const TAKE_BACK: Duration = Duration::from_millis(TAKE_BACK_MS);
+
+pub(crate) struct MappedSession {
+    stream: Stream,
+    buffer: ReceiveBuffer,
+    pool: Arc<MappedPool>,
+    keeper: Keeper,
+    stall_timeout: Duration,
+    /// Time at which the pool is ended if the client has not answered a TAKEBACK.
+    answer_by: Option<Instant>,
+}
+
+/// What woke a session.
+enum Event {
+    Received(usize),
+    Called,
+    TimeIsUp,
+}
+
+impl MappedSession {
+    /// Creates a session. `buffer` may hold frames that came directly after the HELLO.
+    pub(crate) fn new(
+        stream: Stream,
+        buffer: ReceiveBuffer,
+        pool: Arc<MappedPool>,
+        keeper: Keeper,
+        stall_timeout: Duration,
+    ) -> Self {
+        Self { stream, buffer, pool, keeper, stall_timeout, answer_by: None }
+    }
+
+    /// Serves the client until its connection or its pool ends. Returns why it ended, and the connection.
+    pub(crate) async fn run(mut self) -> (SessionEnd, Stream) {
+        let Err(end) = self.serve().await;
+        (end, self.stream)
+    }
+
+    async fn serve(&mut self) -> Result<std::convert::Infallible, SessionEnd> {
+        // An earlier session may have begun a change of the size.
+        self.pool.settle().await;
+        self.welcome().await?;
+        self.look_at_limit().await?;
+        loop {
+            if self.pool.is_over() {
+                return Err(SessionEnd::TakenBack);
+            }
+            self.handle_frames().await?;
+            match self.next_event().await? {
+                Event::Received(0) => return Err(SessionEnd::Closed),
+                Event::Received(count) => self.buffer.filled(count),
+                Event::Called => self.look_at_limit().await?,
+                Event::TimeIsUp => {
+                    tracing::warn!(token = ?self.pool.identity.token, "a client does not give memory back: its pool is ended");
+                    return Err(SessionEnd::TakenBack);
+                }
+            }
+        }
+    }
+
+    async fn next_event(&mut self) -> Result<Event, SessionEnd> {
+        let Self { stream, buffer, pool, answer_by, .. } = self;
+        let time_is_up = async {
+            match *answer_by {
+                Some(at) => sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            // An answer that is there counts, however late this thread looks at it.
+            biased;
+            count = stream.read(buffer.space()) => Ok(Event::Received(count?)),
+            () = pool.called.notified() => Ok(Event::Called),
+            () = time_is_up => Ok(Event::TimeIsUp),
+        }
+    }
+
+    /// Sends the WELCOME, and with its first byte the memory.
+    async fn welcome(&mut self) -> Result<(), SessionEnd> {
+        let pool = &self.pool;
+        let mut bytes = Vec::new();
+        Frame::Welcome(Welcome {
+            version: MAPPED_VERSION,
+            server_id: pool.identity.server_id,
+            pool_generation: pool.identity.generation,
+            npages: pool.granted(),
+            available: pool.available(),
+            quota: pool.limit(),
+            sends_received: SendCount(0),
+        })
+        .encode(&mut bytes);
+        let stall_timeout = self.stall_timeout;
+        let sent = timeout(stall_timeout, async {
+            loop {
+                match self.stream.try_send_with(&bytes, self.pool.as_fd()) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.stream.writable().await?,
+                    sent => return sent,
+                }
+            }
+        });
+        let sent = sent.await.map_err(|_| SessionEnd::Stalled(stall_timeout))??;
+        self.write(&bytes[sent..], stall_timeout).await
+    }
+
+    /// Asks the client for memory if the pool is above its limit.
+    async fn look_at_limit(&mut self) -> Result<(), SessionEnd> {
+        let npages = self.pool.limit();
+        if self.pool.is_over() || self.pool.granted() <= npages {
+            return Ok(());
+        }
+        self.answer_by.get_or_insert(Instant::now() + TAKE_BACK);
+        let mut bytes = Vec::new();
+        Frame::TakeBack { npages }.encode(&mut bytes);
+        // Who does not even read cannot answer.
+        self.write(&bytes, TAKE_BACK).await.map_err(|end| match end {
+            SessionEnd::Stalled(_) => SessionEnd::TakenBack,
+            other => other,
+        })
+    }
+
+    /// Handles all complete frames.
+    async fn handle_frames(&mut self) -> Result<(), SessionEnd> {
+        loop {
+            let frame = self.buffer.take().map_err(|error| SessionEnd::Malformed(error.into()))?;
+            match frame {
+                None => return Ok(()),
+                Some(Frame::SetSize { request, npages }) => self.resize(request, npages).await?,
+                Some(Frame::Bye) => return Err(SessionEnd::Bye),
+                Some(
+                    Frame::Hello(_)
+                    | Frame::Welcome(_)
+                    | Frame::Sized { .. }
+                    | Frame::SendPage { .. }
+                    | Frame::Request { .. }
+                    | Frame::Move { .. }
+                    | Frame::Error(_)
+                    | Frame::TakeBack { .. },
+                ) => return Err(SessionEnd::Malformed(Violation::OutOfPlace)),
+            }
+        }
+    }
+
+    async fn resize(&mut self, request: RequestId, npages: PageCount) -> Result<(), SessionEnd> {
+        if self.pool.overshoots() {
+            return Err(self.overshot());
+        }
+        // A task of its own: it goes on if this session is ended.
+        let result = spawn_local(Arc::clone(&self.pool).resize(npages)).await.map_err(io::Error::other)?;
+        let available = self.pool.available();
+        let refused = |code| Frame::Error(ErrorReply { request, code, detail: available.0 });
+        let reply = match result {
+            Ok(()) => Frame::Sized { request, npages, available },
+            Err(Refusal::Resize(ResizeRefusal::Quota)) => refused(ErrorCode::Quota),
+            Err(Refusal::Resize(ResizeRefusal::NoMemory)) => refused(ErrorCode::NoMemory),
+            Err(Refusal::Ended) => return Err(self.overshot()),
+        };
+        if self.pool.granted() <= self.pool.limit() {
+            self.answer_by = None;
+        }
+        let mut bytes = Vec::new();
+        reply.encode(&mut bytes);
+        self.write(&bytes, self.stall_timeout).await?;
+        let (pool, keeper) = (Arc::clone(&self.pool), self.keeper.clone());
+        // Nobody waits for the service manager. Until it has the pool, a killed server loses it.
+        drop(spawn_blocking(move || pool.keep(&keeper)));
+        Ok(())
+    }
+
+    fn overshot(&self) -> SessionEnd {
+        if !self.pool.is_over() {
+            let (token, granted) = (self.pool.identity.token, self.pool.granted().0);
+            tracing::warn!(
+                ?token,
+                granted,
+                allocated = self.pool.allocated(),
+                "a client uses memory that it was not granted"
+            );
+        }
+        SessionEnd::TakenBack
+    }
+
+    async fn write(&mut self, bytes: &[u8], limit: Duration) -> Result<(), SessionEnd> {
+        let written = timeout(limit, self.stream.write_all(bytes)).await;
+        Ok(written.map_err(|_| SessionEnd::Stalled(limit))??)
+    }
+}

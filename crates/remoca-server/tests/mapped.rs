@@ -1,0 +1,380 @@
+//! Pools whose clients read and write the pages by themselves.
+#![allow(clippy::unwrap_used, reason = "tests fail by panics")]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use common::mapped::{Mapped, hello, set_size};
+use common::{Client, config, encode, page, request, send_page, start, token, wait_for};
+use remoca_protocol::{ErrorCode, ErrorReply, Frame, MAPPED_VERSIONS, PageCount, RequestId, VERSIONS, VersionRange};
+use remoca_server::command::{Reply, TakenBack, command_path};
+use remoca_server::{Config, Limits, ListenAddress, MappedStatus, PageLocking, Server};
+use rustix::fs::{SealFlags, fcntl_get_seals};
+use tempfile::TempDir;
+
+/// A server with 8 MiB on a Unix socket, on a TCP port, and with a control socket.
+struct Setup {
+    server: Server,
+    path: PathBuf,
+    control: PathBuf,
+    _folder: TempDir,
+}
+
+fn setup_with(change: impl FnOnce(Config) -> Config) -> Setup {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, control] = ["s", "control"].map(|name| folder.path().join(name));
+    let listen = vec![ListenAddress::Unix(path.clone()), "tcp:127.0.0.1:0".parse().unwrap()];
+    let server = start(change(Config { listen, control: Some(control.clone()), ..config() }));
+    Setup { server, path, control, _folder: folder }
+}
+
+fn setup() -> Setup {
+    setup_with(|config| config)
+}
+
+fn mapped(server: &Server) -> MappedStatus {
+    server.status().pools.iter().find_map(|pool| pool.mapped).expect("a mapped pool")
+}
+
+fn command(control: &Path, line: &str) -> String {
+    let mut stream = UnixStream::connect(command_path(control)).unwrap();
+    stream.write_all(line.as_bytes()).unwrap();
+    let mut answer = String::new();
+    // What is refused while a part of it is unread ends in a reset.
+    let _reset = BufReader::new(stream).read_line(&mut answer);
+    answer
+}
+
+fn take_back(control: &Path, pool: &str, pages: u64) -> Reply {
+    let bytes = pages * 4096;
+    let answer = command(control, &format!("{{\"op\":\"take_back\",\"pool\":\"{pool}\",\"bytes\":{bytes}}}\n"));
+    serde_json::from_str(&answer).unwrap()
+}
+
+#[test]
+fn a_client_has_memory_of_its_own_and_finds_it_again() {
+    for locking in [PageLocking::Unlocked, PageLocking::Locked] {
+        let setup = setup_with(|config| Config { locking, ..config });
+        let mut client = Mapped::connect(&setup.path, token(1), 1);
+        let first = client.welcome;
+        assert_eq!((first.version, first.npages), (MAPPED_VERSIONS.highest, PageCount(0)));
+        assert_eq!((first.available, first.quota), (PageCount(2048), PageCount(2048)));
+        assert_eq!(client.memory.metadata().unwrap().size(), 2048 * 4096, "as large as it can ever be");
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        assert_eq!(fcntl_get_seals(&client.memory).unwrap(), seals);
+        assert_eq!(client.allocated(), 0);
+        assert_eq!(client.resize(600), 2048 - 600);
+        assert_eq!(client.allocated(), 600, "granted pages have memory");
+        (0..600).for_each(|slot| client.store(slot, slot));
+        assert_eq!(setup.server.status().pages_free, 1024);
+        drop(client);
+        wait_for(&setup.server, "the server has noticed", |status| !status.pools[0].connected);
+        let client = Mapped::connect(&setup.path, token(1), 2);
+        let second = client.welcome;
+        assert_eq!((second.server_id, second.pool_generation), (first.server_id, first.pool_generation));
+        assert_eq!(second.npages, PageCount(600));
+        assert!((0..600).all(|slot| client.holds(slot, slot)));
+        let refusal = Mapped::try_connect(&setup.path, token(1), 2).err().unwrap();
+        assert_eq!(refusal.code, ErrorCode::StaleEpoch);
+    }
+}
+
+#[test]
+fn a_smaller_pool_gives_memory_back_and_keeps_its_lower_slots() {
+    let setup = setup();
+    let mut client = Mapped::connect(&setup.path, token(1), 1);
+    client.resize(1500);
+    (0..1500).for_each(|slot| client.store(slot, slot));
+    assert_eq!(client.resize(513), 2048 - 513);
+    assert_eq!(client.allocated(), 513);
+    assert!((0..513).all(|slot| client.holds(slot, slot)));
+    assert!((513..1500).all(|slot| !client.holds(slot, slot)), "punched pages are zero");
+    assert_eq!(client.resize(700), 2048 - 700);
+    assert!((513..700).all(|slot| !client.holds(slot, slot)));
+    assert_eq!((client.resize(0), client.allocated()), (2048, 0));
+    assert_eq!(client.try_resize(2049), Err((ErrorCode::Quota, 2048)));
+    assert_eq!(client.try_resize(u32::MAX), Err((ErrorCode::Quota, 2048)));
+    assert_eq!((client.resize(2048), client.allocated()), (0, 2048));
+}
+
+/// Both kinds of pool together never have more than the server promised.
+#[test]
+fn mapped_and_paged_pools_share_one_account() {
+    for locking in [PageLocking::Unlocked, PageLocking::Locked] {
+        let setup = setup_with(|config| Config { locking, ..config });
+        let mut paged = Client::connect(&setup.server);
+        // The same token: the two kinds do not know each other.
+        paged.hello(token(1), 1);
+        paged.resize(700);
+        (0..700).for_each(|slot| paged.store(slot, slot));
+        let mut client = Mapped::connect(&setup.path, token(1), 1);
+        assert_eq!(client.welcome.available, PageCount(1024));
+        assert_eq!(client.try_resize(1025), Err((ErrorCode::NoMemory, 1024)));
+        assert_eq!((client.resize(1024), client.allocated()), (0, 1024));
+        assert_eq!(setup.server.status().pages_free, 0);
+        assert_eq!(paged.try_resize(1025), Err((ErrorCode::NoMemory, 324)));
+        (0..700).for_each(|slot| paged.expect_held(slot, slot));
+        assert_eq!(client.resize(512), 512);
+        assert_eq!(paged.resize(1536), 0);
+        (1024..1536).for_each(|slot| paged.store(slot, slot));
+        (1024..1536).for_each(|slot| paged.expect_held(slot, slot));
+        assert_eq!(client.try_resize(513), Err((ErrorCode::NoMemory, 0)));
+    }
+}
+
+#[test]
+fn only_a_unix_socket_and_only_a_known_version_get_a_mapped_pool() {
+    let setup = setup();
+    let mut client = Client::connect_to(&setup.server.local_addresses()[1]);
+    client.send(&[hello(token(1), 1)]);
+    client.expect(Frame::Error(ErrorReply { request: RequestId(0), code: ErrorCode::NOT_MAPPABLE, detail: 1 }));
+    client.expect_closed();
+    for (lowest, own) in [(2, VERSIONS), (0x8002, MAPPED_VERSIONS)] {
+        let mut client = Client::connect(&setup.server);
+        let versions = VersionRange { lowest, highest: lowest + 1 };
+        client.send(&[Frame::Hello(remoca_protocol::Hello { versions, token: token(1), epoch: 1 })]);
+        let detail = own.to_detail();
+        client.expect(Frame::Error(ErrorReply { request: RequestId(0), code: ErrorCode::VersionMismatch, detail }));
+        client.expect_closed();
+    }
+    assert_eq!(setup.server.status().totals.sessions, 0);
+}
+
+#[test]
+fn pages_do_not_travel_over_a_mapped_session() {
+    let setup = setup();
+    let page = page(1);
+    let wrong = [
+        encode(&[send_page(0, &page)]),
+        encode(&[request(1, 0)]),
+        encode(&[common::moved(0, 1)]),
+        encode(&[hello(token(1), 9)]),
+        encode(&[Frame::TakeBack { npages: PageCount(0) }]),
+        vec![0xff; 40],
+    ];
+    for (epoch, bytes) in (1..).zip(wrong) {
+        let mut client = Mapped::connect(&setup.path, token(1), epoch);
+        client.resize(3);
+        client.store(2, 8);
+        (&client.socket).write_all(&bytes).unwrap();
+        client.expect_error(ErrorCode::Malformed);
+    }
+    // The pool is as before, as that of any client whose connection broke.
+    let client = Mapped::connect(&setup.path, token(1), 100);
+    assert!(client.welcome.npages == PageCount(3) && client.holds(2, 8));
+}
+
+#[test]
+fn an_older_connection_is_closed_before_a_newer_one_is_answered() {
+    let setup = setup();
+    let mut older = Mapped::connect(&setup.path, token(1), 1);
+    older.resize(10);
+    for epoch in 2..30 {
+        // The size changes while the connection is replaced: the newer one sees one size or the other, completed.
+        let size = if epoch % 2 == 0 { 2000 } else { 10 };
+        older.send(&[set_size(size)]);
+        let newer = Mapped::connect(&setup.path, token(1), epoch);
+        assert_eq!(newer.allocated(), u64::from(newer.welcome.npages.0));
+        assert!([10, 2000].contains(&newer.welcome.npages.0));
+        older.socket.set_nonblocking(true).unwrap();
+        while let Some(()) = older.receive(|frame| assert!(matches!(frame, Frame::Sized { .. }))) {}
+        older = newer;
+    }
+}
+
+#[test]
+fn a_pool_that_has_ended_is_never_used_again() {
+    let setup = setup();
+    let mut first = Mapped::connect(&setup.path, token(1), 1);
+    first.resize(100);
+    first.store(7, 7);
+    first.send(&[Frame::Bye]);
+    assert!(first.receive(|_| ()).is_none());
+    wait_for(&setup.server, "all is free", |status| status.pages_free == 2048 && status.pools.is_empty());
+    assert_eq!(first.allocated(), 0, "who still has it reads zeroes");
+    let mut second = Mapped::connect(&setup.path, token(1), 2);
+    assert_ne!(second.welcome.pool_generation, first.welcome.pool_generation);
+    second.resize(100);
+    first.store(7, 7);
+    assert!(!second.holds(7, 7), "another file");
+}
+
+#[test]
+fn a_client_that_does_not_come_back_is_not_waited_for_without_end() {
+    let setup = setup_with(|config| Config { grace: Duration::from_millis(50), ..config });
+    let mut client = Mapped::connect(&setup.path, token(1), 1);
+    client.resize(100);
+    let memory = client.memory.try_clone().unwrap();
+    drop(client);
+    wait_for(&setup.server, "it is freed", |status| status.pages_free == 2048 && status.totals.expired == 1);
+    assert_eq!(memory.metadata().unwrap().blocks(), 0);
+}
+
+#[test]
+fn memory_is_taken_back_from_a_client_that_answers() {
+    let setup = setup();
+    let mut client = Mapped::connect(&setup.path, token(0xab), 1);
+    client.resize(1000);
+    (0..1000).for_each(|slot| client.store(slot, slot));
+    let control = setup.control.clone();
+    let operator = std::thread::spawn(move || take_back(&control, "abababab", 100));
+    client.expect(Frame::TakeBack { npages: PageCount(100) });
+    // A larger size than asked for is no answer.
+    assert_eq!(client.try_resize(1100), Err((ErrorCode::NoMemory, 0)));
+    assert_eq!(client.resize(100), 0);
+    assert_eq!(operator.join().unwrap(), Reply::Done(TakenBack { pages: 100, ended: false }));
+    assert_eq!(client.allocated(), 100);
+    assert!((0..100).all(|slot| client.holds(slot, slot)));
+    assert_eq!(mapped(&setup.server).limit_pages, 100);
+    assert_eq!(client.try_resize(101), Err((ErrorCode::NoMemory, 0)));
+    // What the operator allows again can be had again.
+    assert_eq!(take_back(&setup.control, "abababab", 600), Reply::Done(TakenBack { pages: 100, ended: false }));
+    assert_eq!(client.resize(600), 0);
+}
+
+#[test]
+fn memory_is_taken_from_a_client_that_does_not_answer() {
+    let setup = setup();
+    let mut client = Mapped::connect(&setup.path, token(0xab), 1);
+    client.resize(1000);
+    (0..1000).for_each(|slot| client.store(slot, slot));
+    assert_eq!(take_back(&setup.control, "abababab", 999), Reply::Done(TakenBack { pages: 0, ended: true }));
+    assert_eq!(client.allocated(), 0);
+    client.expect(Frame::TakeBack { npages: PageCount(999) });
+    client.expect_error(ErrorCode::TAKEN_BACK);
+    wait_for(&setup.server, "all is free", |status| status.pages_free == 2048 && status.pools.is_empty());
+    let again = Mapped::connect(&setup.path, token(0xab), 2);
+    assert_ne!(again.welcome.pool_generation, client.welcome.pool_generation);
+    // One that has gone cannot answer.
+    let mut gone = Mapped::connect(&setup.path, token(0xcd), 1);
+    gone.resize(10);
+    let memory = gone.memory.try_clone().unwrap();
+    drop(gone);
+    wait_for(&setup.server, "the server has noticed", |status| status.pools.iter().any(|pool| !pool.connected));
+    assert_eq!(take_back(&setup.control, "cdcdcdcd", 9), Reply::Done(TakenBack { pages: 0, ended: true }));
+    assert_eq!(memory.metadata().unwrap().blocks(), 0);
+}
+
+#[test]
+fn commands_that_make_no_sense_are_answered() {
+    let setup = setup();
+    for line in ["{}\n", "\n", "take it back\n", "{\"op\":\"take_back\",\"pool\":\"ab\",\"bytes\":-1}\n"] {
+        assert!(command(&setup.control, line).contains("not a command"), "{line}");
+    }
+    assert!(command(&setup.control, &"x".repeat(5000)).is_empty(), "too long to be one");
+    let Reply::Error(error) = take_back(&setup.control, "abababab", 0) else { panic!("there is no pool") };
+    assert!(error.contains("remoca status --server"), "{error}");
+    let mode = std::fs::metadata(command_path(&setup.control)).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let path = command_path(&setup.control);
+    setup.server.shutdown();
+    assert!(!path.exists());
+}
+
+/// A client can write to all of its file. It pays with its pool.
+#[test]
+fn who_uses_more_than_was_granted_loses_the_pool() {
+    let setup = setup();
+    let mut client = Mapped::connect(&setup.path, token(1), 1);
+    client.resize(10);
+    client.store(0, 1);
+    client.store(10, 1);
+    // Whoever looks at the status, or the server's own watch, finds it.
+    let _looked = setup.server.status();
+    client.expect_error(ErrorCode::TAKEN_BACK);
+    wait_for(&setup.server, "all is free", |status| status.pages_free == 2048 && status.pools.is_empty());
+    assert_eq!(client.allocated(), 0);
+    // So does its next request.
+    let mut client = Mapped::connect(&setup.path, token(2), 1);
+    client.store(2000, 1);
+    client.send(&[set_size(5)]);
+    client.expect_error(ErrorCode::TAKEN_BACK);
+    // And one that is gone.
+    let mut client = Mapped::connect(&setup.path, token(3), 1);
+    client.resize(5);
+    let memory = client.memory.try_clone().unwrap();
+    drop(client);
+    wait_for(&setup.server, "the server has noticed", |status| {
+        status.pools.iter().any(|pool| !pool.connected && pool.npages == 5)
+    });
+    std::os::unix::fs::FileExt::write_all_at(&memory, &[1; 9000], 4096 * 100).unwrap();
+    wait_for(&setup.server, "all is free", |status| status.pages_free == 2048 && status.pools.is_empty());
+    assert_eq!(memory.metadata().unwrap().blocks(), 0);
+}
+
+/// A client may punch holes itself: it has less than was granted then, and others have no more.
+#[test]
+fn less_than_was_granted_is_the_clients_own_loss() {
+    let setup = setup();
+    let mut client = Mapped::connect(&setup.path, token(1), 1);
+    client.resize(600);
+    let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&client.memory, hole, 0, 4096 * 50).unwrap();
+    assert_eq!(mapped(&setup.server), MappedStatus { resident_pages: 550, limit_pages: 2048, kept: false });
+    assert_eq!(client.resize(700), 2048 - 700);
+    assert!(rustix::fs::ftruncate(&client.memory, 0).is_err());
+}
+
+#[test]
+fn descriptors_that_a_client_sends_are_closed() {
+    let setup = setup();
+    let mut client = Mapped::connect(&setup.path, token(1), 1);
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+    let frame = encode(&[set_size(3)]);
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = rustix::net::SendAncillaryBuffer::new(&mut room);
+    let both = [writer.as_fd(), client.memory.as_fd()];
+    assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&both)));
+    let slices = [std::io::IoSlice::new(&frame)];
+    rustix::net::sendmsg(&client.socket, &slices, &mut control, rustix::net::SendFlags::empty()).unwrap();
+    client.receive(|frame| assert!(matches!(frame, Frame::Sized { .. }))).unwrap();
+    drop(writer);
+    assert_eq!(std::fs::File::from(reader).read(&mut [0]).unwrap(), 0, "the server has no copy");
+}
+
+#[test]
+fn all_clients_count_against_the_same_maximum() {
+    let limits = Limits { sessions: 2, ..Limits::default() };
+    let setup = setup_with(|config| Config { limits, ..config });
+    let mut paged = Client::connect(&setup.server);
+    paged.hello(token(1), 1);
+    let mut first = Mapped::connect(&setup.path, token(2), 1);
+    first.resize(1);
+    let refused = |number| Mapped::try_connect(&setup.path, token(number), 1).err().map(|refusal| refusal.code);
+    assert_eq!(refused(3), Some(ErrorCode::Busy));
+    drop(first);
+    wait_for(&setup.server, "the server has noticed", |status| status.pools.iter().any(|pool| !pool.connected));
+    // Pools without a client count as well: each has descriptors.
+    let mut second = Mapped::connect(&setup.path, token(4), 1);
+    second.resize(1);
+    drop(second);
+    wait_for(&setup.server, "the server has noticed", |status| {
+        status.pools.iter().filter(|pool| !pool.connected).count() == 2
+    });
+    assert_eq!(refused(5), Some(ErrorCode::Busy));
+}
+
+/// A large change of one pool does not keep another client from its pages.
+#[test]
+fn others_are_served_while_a_pool_grows() {
+    let setup = setup_with(|config| Config { memory_bytes: 256 << 20, ..config });
+    let mut paged = Client::connect(&setup.server);
+    paged.hello(token(1), 1);
+    paged.resize(512);
+    paged.store(0, 1);
+    let mut client = Mapped::connect(&setup.path, token(1), 1);
+    let most = 127 * 512;
+    for size in [most, 0, most, 100] {
+        client.send(&[set_size(size)]);
+        paged.expect_held(0, 1);
+        client.receive(|frame| assert!(matches!(frame, Frame::Sized { .. }), "{frame:?}")).unwrap();
+        assert_eq!(client.allocated(), u64::from(size));
+    }
+}
