@@ -17,6 +17,7 @@ pub mod settings;
 mod size;
 mod status;
 mod support;
+mod take_back;
 mod upgrade;
 mod vm;
 mod xml;
@@ -39,6 +40,7 @@ enum Command {
     Config(config::ConfigArgs),
     Status(status::StatusArgs),
     Set(set::SetArgs),
+    TakeBack(take_back::TakeBackArgs),
     Upgrade(upgrade::UpgradeArgs),
     Migrate(migrate::MigrateArgs),
     Support(support::SupportArgs),
@@ -60,6 +62,7 @@ pub fn main() -> ExitCode {
         Command::Config(args) => config::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Set(args) => set::run(&args),
+        Command::TakeBack(args) => take_back::run(&args),
         Command::Upgrade(args) => upgrade::run(&args),
         Command::Migrate(args) => migrate::run(&args),
         Command::Support(args) => support::run(&args),

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use remoca_core::units::{PAGE_SIZE_U64, PageCount};
 
 use crate::arena::{Arena, CHUNK_PAGES};
-use crate::config::Config;
+use crate::config::{Config, PageLocking};
 use crate::error::StartError;
+use crate::host;
 use crate::keeper::{Keeper, Left};
 use crate::mapped_pool::MappedPool;
 
@@ -26,9 +27,15 @@ pub(crate) fn arena_and_pools(
 ) -> Result<(Arc<Arena>, Vec<MappedPool>), StartError> {
     let most = usize::try_from(config.memory_bytes / PAGE_SIZE_U64).unwrap_or(usize::MAX) / CHUNK_PAGES;
     let (mut pools, mut chunks) = (Vec::new(), 0);
-    for left in keeper.receive(quota, config.locking) {
+    let received = keeper.receive(quota, config.locking);
+    if !received.is_empty() && config.locking == PageLocking::Locked {
+        // What the pools need counts against the same limit as the arena.
+        let _limit = host::raised_lock_limit();
+        progress(0);
+    }
+    for left in received {
         let token = left.record.token;
-        match take_up(&left, most - chunks, progress) {
+        match take_up(&left, most - chunks) {
             Ok(used) => {
                 chunks += used;
                 pools.push(left);
@@ -57,7 +64,7 @@ fn chunks_of(left: &Left) -> usize {
 }
 
 /// Locks the granted pages of a pool, and punches all others. Returns the number of chunks in place of its memory.
-fn take_up(left: &Left, room: usize, progress: &mut dyn FnMut(u64)) -> io::Result<usize> {
+fn take_up(left: &Left, room: usize) -> io::Result<usize> {
     let chunks = chunks_of(left);
     if chunks > room {
         return Err(io::Error::other("it does not fit into the memory of this server (--memory)"));
@@ -69,7 +76,6 @@ fn take_up(left: &Left, room: usize, progress: &mut dyn FnMut(u64)) -> io::Resul
         let to = PageCount(from.0.saturating_add(SLICE_PAGES).min(granted.0));
         left.memory.populate(from, to)?;
         from = to;
-        progress(0);
     }
     match left.memory.allocated() <= u64::from(granted.0) {
         true => Ok(chunks),

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use remoca_core::units::PageCount;
 use remoca_io::descriptor_store::{DescriptorStore, Kind};
@@ -24,6 +24,8 @@ use crate::memfile::PoolFile;
 pub(crate) struct Keeper {
     /// `None` if no pool is to outlive the server.
     store: Option<Arc<DescriptorStore>>,
+    /// Held while the manager is waited for, so that one helper thread waits at most.
+    busy: Arc<Mutex<()>>,
 }
 
 /// A pool that the manager keeps. Dropping it leaves the pool there, for a successor.
@@ -44,7 +46,7 @@ pub(crate) struct Left {
 
 impl Keeper {
     pub(crate) fn new(store: Option<DescriptorStore>) -> Self {
-        Self { store: store.map(Arc::new) }
+        Self { store: store.map(Arc::new), busy: Arc::default() }
     }
 
     /// Returns whether there is a manager that keeps descriptors.
@@ -55,9 +57,11 @@ impl Keeper {
     /// Gives the memory of a pool to the manager, with a record that says it all. Waits for the manager.
     ///
     /// # Errors
-    /// If the manager has no room, or does not confirm in time. Then it keeps neither.
+    /// `WouldBlock` if another pool is being kept. Another one if the manager has no room, or does not confirm in time; it keeps
+    /// neither part then.
     pub(crate) fn keep(&self, memory: &PoolFile, mut record: KeptPool) -> io::Result<Kept> {
         let store = self.store.as_ref().ok_or_else(|| io::Error::other("there is none"))?;
+        let Ok(_waiting) = self.busy.try_lock() else { return Err(io::ErrorKind::WouldBlock.into()) };
         let file = memfd_create("remoca-pool-record", MemfdFlags::CLOEXEC)?;
         record.descriptor = store.put(memory.as_fd(), Kind::Other)?;
         let kept = keep_record(store, file, &record).inspect_err(|_| store.release(record.descriptor))?;

@@ -10,8 +10,11 @@
 //! 3. What one connection can make the server hold is bounded: one receive buffer and one reply queue; while the peer
 //!    does not read its replies, nothing more is read from it (`session.rs`).
 //! 4. A page that a queued reply points to does not change before the reply is sent (`session.rs`).
+//! 5. Mapped pools, whose pages their clients reach by themselves, have a thread of their own (`mapped.rs`), files of their own
+//!    (`memfile.rs`), and the same account (`arena.rs`). A file has one owner ever.
 //!
-//! Not here: de-duplication, encryption, authentication. See `docs/decisions/0004-memory-server.md`.
+//! Not here: de-duplication, encryption, authentication. See `docs/decisions/0004-memory-server.md` and
+//! `0039-mapped-pools.md`.
 
 mod adopt;
 mod arena;

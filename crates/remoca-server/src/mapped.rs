@@ -26,7 +26,7 @@ use crate::stream::Stream;
 use crate::worker::{Arrival, Shared, random_generation};
 
 /// Threads that allocate, lock and punch memory, and wait for the service manager.
-pub(crate) const HELPERS: usize = 2;
+pub(crate) const HELPERS: usize = 3;
 /// Interval at which the memory of all pools is looked at.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// Maximum number of clients that are told at the same time why their session ends.
@@ -110,6 +110,7 @@ impl MappedWorker {
                 spawn_local(pool.end());
             }
             let expiry = self.registry.borrow().next_expiry();
+            let has_pools = self.registry.borrow().pools().next().is_some();
             let expired = async {
                 match expiry {
                     Some(at) => sleep_until(at).await,
@@ -134,7 +135,7 @@ impl MappedWorker {
                     let expired = self.registry.borrow_mut().expire(Instant::now());
                     self.ended.borrow_mut().extend(expired);
                 }
-                _ = watch.tick() => {
+                _ = watch.tick(), if has_pools => {
                     self.look_at_memory();
                     self.keep();
                 }
@@ -273,6 +274,7 @@ impl MappedWorker {
         }
         spawn_local(async move {
             let outcome = match timeout(OPERATOR_PATIENCE, pool.given_back()).await {
+                Ok(false) if pool.is_misused() => Err(TakeBackError::StillUsed(pool.allocated())),
                 Ok(still) => Ok(TakenBack { pages: pool.granted().0, ended: !still }),
                 Err(_) => Err(TakeBackError::StillUsed(pool.allocated())),
             };

@@ -64,6 +64,9 @@ pub(crate) struct MappedPool {
     /// Held while memory changes.
     lent: Arc<Mutex<Vec<LentChunk>>>,
     kept: OnceLock<Kept>,
+    /// Whether the operator was told that the pool is not kept.
+    is_told_of: AtomicBool,
+    is_misused: AtomicBool,
     /// Notified when the session has to look at [`Self::limit`] and [`Self::is_over`].
     pub(crate) called: Notify,
     /// Notified when memory was given back.
@@ -103,6 +106,8 @@ impl MappedPool {
             is_over: AtomicBool::new(false),
             lent: Arc::new(Mutex::new(lent)),
             kept: OnceLock::new(),
+            is_told_of: AtomicBool::new(false),
+            is_misused: AtomicBool::new(false),
             called: Notify::new(),
             settled: Notify::new(),
         }
@@ -165,15 +170,23 @@ impl MappedPool {
         }
     }
 
-    /// Returns once the pool is not above its limit. Says whether it still exists then.
+    /// Returns once no memory above the limit is used, or the client goes on using it. Says whether the pool exists then.
     pub(crate) async fn given_back(&self) -> bool {
         loop {
             let settled = self.settled.notified();
+            if self.is_misused() {
+                return false;
+            }
             if self.allocated() <= u64::from(self.limit().0) && self.granted() <= self.limit() {
                 return !self.is_over();
             }
             settled.await;
         }
+    }
+
+    /// Returns whether the client goes on using memory that was taken back.
+    pub(crate) fn is_misused(&self) -> bool {
+        self.is_misused.load(SeqCst)
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -297,6 +310,7 @@ impl MappedPool {
             }
             sleep(PUNCH_PAUSE).await;
         }
+        self.is_misused.store(true, SeqCst);
         tracing::warn!(token = ?self.identity.token, "a client goes on using memory that was taken back");
     }
 
@@ -323,6 +337,7 @@ impl MappedPool {
             return;
         }
         match keeper.keep(&self.memory, self.record()) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Ok(kept) => {
                 if let Err(second) = self.kept.set(kept) {
                     return second.release();
@@ -332,6 +347,9 @@ impl MappedPool {
                 if self.is_over() {
                     self.kept.get().into_iter().for_each(Kept::release);
                 }
+            }
+            Err(error) if self.is_told_of.swap(true, SeqCst) => {
+                tracing::debug!(%error, "a mapped pool is still not kept")
             }
             Err(error) => {
                 tracing::warn!(token = ?self.identity.token, %error, "a mapped pool would not outlive this server: the service manager does not keep it");

@@ -31,6 +31,9 @@ use crate::worker::{self, ARRIVALS_MAX, Message, Shared, fill_random};
 
 const THREADS_MAX: usize = 1024;
 
+/// Queues of the worker threads.
+type Senders = Vec<mpsc::Sender<Message>>;
+
 /// A running memory server.
 #[derive(Debug)]
 pub struct Server {
@@ -163,7 +166,7 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 fn start_workers(
     shared: &Arc<Shared>,
     stopped: &watch::Receiver<()>,
-) -> Result<(Vec<mpsc::Sender<Message>>, Vec<JoinHandle<()>>), StartError> {
+) -> Result<(Senders, Vec<JoinHandle<()>>), StartError> {
     let mut senders = Vec::new();
     let mut threads = Vec::new();
     for number in 0..shared.config.threads {

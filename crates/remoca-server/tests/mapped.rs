@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::mapped::{Mapped, hello, set_size};
@@ -260,6 +261,30 @@ fn memory_is_taken_from_a_client_that_does_not_answer() {
     wait_for(&setup.server, "the server has noticed", |status| status.pools.iter().any(|pool| !pool.connected));
     assert_eq!(take_back(&setup.control, "cdcdcdcd", 9), Reply::Done(TakenBack { pages: 0, ended: true }));
     assert_eq!(memory.metadata().unwrap().blocks(), 0);
+}
+
+/// The memory of a pool that has ended is the client's own if it goes on writing. The operator hears of it, others lose nothing.
+#[test]
+fn a_client_that_goes_on_writing_keeps_nobody_from_the_servers_memory() {
+    let setup = setup();
+    let mut client = Mapped::connect(&setup.path, token(0xab), 1);
+    client.resize(2048);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !stop.load(Ordering::SeqCst) {
+                client.store(900, 1);
+            }
+        });
+        let reply = take_back(&setup.control, "abababab", 0);
+        wait_for(&setup.server, "all is free", |status| status.pages_free == 2048 && status.pools.is_empty());
+        stop.store(true, Ordering::SeqCst);
+        // Which one depends on whether the writer got a processor between a hole and the look at it.
+        match reply {
+            Reply::Error(error) => assert!(error.contains("goes on using"), "{error}"),
+            Reply::Done(done) => assert_eq!(done, TakenBack { pages: 0, ended: true }),
+        }
+    });
 }
 
 #[test]

@@ -5,7 +5,7 @@
 mod details;
 pub mod explain;
 mod figures;
-mod server;
+pub mod server;
 mod table;
 mod text;
 

@@ -7,7 +7,7 @@ use crate::runtime::explain_unreachable;
 use crate::serve;
 use crate::size::show_size;
 use anyhow::{Context, Result, bail};
-use remoca_server::{Backing, PoolStatus, Status};
+use remoca_server::{Backing, MappedStatus, PoolStatus, Status};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -73,13 +73,29 @@ pub fn show(out: &mut impl Write, now: &Status, before: Option<&Status>, view: V
     for pool in &now.pools {
         let earlier = before.and_then(|before| before.pools.iter().find(|earlier| earlier.token == pool.token));
         let here = if pool.connected { "yes" } else { "no" };
-        let (size, used) = (bytes(u64::from(pool.npages)), bytes(pool.pages_written));
+        let (size, used) = (bytes(u64::from(pool.npages)), bytes(used_pages(pool)));
         let name = format!("{:<24} {:>8}  {here:<4} {size:>6} {used:>6}", pool.peer, pool.token);
-        writeln!(out, "{name} {}", Traffic::of_pool(pool, earlier).text(view, seconds(now, before)))?;
+        match &pool.mapped {
+            Some(mapped) => writeln!(out, "{name} {}", mapped_text(mapped))?,
+            None => {
+                writeln!(out, "{name} {}", Traffic::of_pool(pool, earlier).text(view, seconds(now, before)))?;
+            }
+        }
     }
-    let (given, used) = (now.pages - now.pages_free, now.pools.iter().map(|pool| pool.pages_written).sum());
+    let (given, used) = (now.pages - now.pages_free, now.pools.iter().map(used_pages).sum());
     let name = format!("{:<24} {:>8}  {:<4} {:>6} {:>6}", "TOTAL", "", "", bytes(given.into()), bytes(used));
     writeln!(out, "{name} {}", Traffic::of_all(now, before).text(view, seconds(now, before)))
+}
+
+/// Returns the pages of a pool that hold something, or of a mapped one those that have memory.
+fn used_pages(pool: &PoolStatus) -> u64 {
+    pool.mapped.map_or(pool.pages_written, |mapped| mapped.resident_pages)
+}
+
+/// Returns what stands in place of the traffic of a mapped pool, which does not pass the server.
+fn mapped_text(mapped: &MappedStatus) -> String {
+    let kept = if mapped.kept { "outlives the server" } else { "ends with the server" };
+    format!("mapped, at most {}, {kept}", bytes(mapped.limit_pages.into()))
 }
 
 /// Returns what the server has, and who uses it.
@@ -191,6 +207,10 @@ TOTAL                                       4M     1M      2000   7.8M       512
             "{rates}"
         );
         assert!(rates.ends_with("128   512K         0     0B        0\n"), "{rates}");
+        let mut mapped = status(1, 0);
+        mapped.pools[0].mapped = Some(MappedStatus { resident_pages: 1000, limit_pages: 2048, kept: true });
+        let wanted = "4M   3.9M mapped, at most 8M, outlives the server\n";
+        assert!(shown(&mapped, None, View::Totals).contains(wanted), "{}", shown(&mapped, None, View::Totals));
         let mut gone = status(1, 0);
         gone.pools[0].connected = false;
         assert!(shown(&gone, None, View::Totals).contains("0 clients are connected, pools of 1 more are kept until"));

@@ -26,6 +26,7 @@ mod kept;
 mod lost_store;
 mod lying_guest;
 mod lying_server;
+mod mapped;
 mod migration;
 mod narrow;
 mod nbd;
