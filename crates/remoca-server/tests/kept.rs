@@ -185,8 +185,13 @@ fn a_server_that_is_killed_while_a_pool_changes_leaves_a_whole_one() {
     (0..1000).for_each(|slot| client.store(slot, slot));
     unit.wait_until_kept();
     for (epoch, size) in (2..).zip([16_000, 1000, 14_000, 1200, 16_384, 1001]) {
-        // The kill finds it before, within or after the change.
+        client.resize(if size > 8000 { 1000 } else { 16_000 });
+        let before = client.allocated();
         client.send(&[set_size(size)]);
+        // The change has begun, and may be complete when the kill comes.
+        while client.allocated() == before {
+            std::thread::yield_now();
+        }
         unit.kill();
         unit.start();
         client = Mapped::connect(&unit.path(), token(1), epoch);
@@ -240,6 +245,10 @@ fn what_does_not_fit_or_was_tampered_with_is_ended() {
     // More than was granted: it is punched before anybody counts.
     clients[0].memory.write_all(&[1; 4096]).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&clients[1].memory, &[1; 4096], 600 * 4096).unwrap();
+    unit.start();
+    assert_eq!((unit.status().pools.len(), unit.status().pages_free), (3, 512));
+    assert!(clients.iter().all(|client| client.allocated() == 512));
+    unit.kill();
     // Room for two of the three.
     unit.memory_bytes = 4 << 20;
     unit.start();
