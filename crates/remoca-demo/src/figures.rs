@@ -250,6 +250,7 @@ mod tests {
             cold_reason: None,
             server: None,
             servers: Vec::new(),
+            pools: Vec::new(),
             cache: CacheStatus {
                 enabled: true,
                 wanted_bytes: 0,

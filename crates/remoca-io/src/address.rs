@@ -28,13 +28,15 @@ impl FromStr for Endpoint {
 
     fn from_str(text: &str) -> Result<Self, String> {
         const FORMS: &str = "write tcp:HOST:PORT or unix:PATH";
-        let forms: [(&str, fn(PathBuf) -> Self); 2] = [("unix:", Self::Unix), ("local:", Self::Local)];
-        for (prefix, endpoint) in forms {
-            let Some(path) = text.strip_prefix(prefix) else { continue };
-            if path.is_empty() || path.len() > 107 {
-                return Err(format!("`{text}`: a socket path has 1 to 107 bytes; {FORMS}"));
-            }
-            return Ok(endpoint(path.into()));
+        let path = |path: &str| match path.len() {
+            1..=107 => Ok(PathBuf::from(path)),
+            _ => Err(format!("`{text}`: a socket path has 1 to 107 bytes; {FORMS}")),
+        };
+        if let Some(unix) = text.strip_prefix("unix:") {
+            return path(unix).map(Self::Unix);
+        }
+        if let Some(local) = text.strip_prefix("local:") {
+            return path(local).map(Self::Local);
         }
         let Some(address) = text.strip_prefix("tcp:") else {
             return Err(format!("`{text}` is not an address: {FORMS}"));

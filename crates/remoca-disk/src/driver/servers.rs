@@ -3,7 +3,7 @@
 use super::host::Host;
 use super::in_flight::InFlight;
 use super::poller::Source;
-use crate::link::{Fetched, News, Received, ServerLink, Session, Size};
+use crate::link::{News, Received, ServerLink, Session, Size};
 use remoca_core::engine::{Admitted, DiskEngine, FetchId, PageOutcome, PoolOffer, PoolSlot, ServerNumber};
 use remoca_core::units::{Nanos, PAGE_SIZE_U64, PageCount, SlotIndex};
 use remoca_io::narrow;
@@ -117,11 +117,18 @@ impl Servers {
         self.sizes.pop()
     }
 
-    /// Gets the page of a slot, or queues the request for it. Drops the request if there is no session with the slot's
-    /// server.
-    pub(super) fn fetch(&mut self, fetch: FetchId, at: PoolSlot) -> Fetched<'_> {
-        let session = self.session(at.server);
-        session.map_or(Fetched::Asked, |session| session.fetch(RequestId(fetch.0), at.slot))
+    /// Queues the request for the page of a slot. Drops it if there is no session with the slot's server. Returns whether
+    /// [`Self::read`] has the page instead, because the pool is mapped.
+    pub(super) fn fetch(&mut self, fetch: FetchId, at: PoolSlot) -> bool {
+        let Some(session) = self.session(at.server) else { return false };
+        let Some(out) = session.begin_fetch() else { return true };
+        Frame::Request { request: RequestId(fetch.0), slot: at.slot }.encode(out);
+        false
+    }
+
+    /// Returns the page of a mapped pool's slot, or `None` if it is not there.
+    pub(super) fn read(&mut self, at: PoolSlot) -> Option<&[u8]> {
+        self.session(at.server)?.read(at.slot)
     }
 
     /// Copies an admitted page into its slot, or queues it. Drops it if there is no session with the slot's server. Copies

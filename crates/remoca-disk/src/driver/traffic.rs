@@ -4,7 +4,7 @@
 
 use super::servers::pool_offer;
 use super::vm::Vm;
-use crate::link::{Fetched, News};
+use crate::link::News;
 use remoca_core::engine::{FetchId, PageOutcome, PoolSlot, ServerNumber};
 use std::time::Instant;
 
@@ -84,21 +84,16 @@ impl Vm {
         }
     }
 
-    /// Gets the page of a slot, or asks its server for it. The page of a mapped pool is passed on at once, as if the server
-    /// had sent it.
-    pub(super) fn fetch(&mut self, fetch: FetchId, at: PoolSlot) {
+    /// Gets the page of a mapped pool's slot, and passes it on as if the server had sent it.
+    pub(super) fn read_mapped(&mut self, fetch: FetchId, at: PoolSlot) {
         let Self { servers, engine, in_flight, host, .. } = self;
-        match servers.fetch(fetch, at) {
-            Fetched::Asked => {}
-            Fetched::Page(page) => {
-                // The time that it took belongs to the latency of the pool.
-                host.update();
-                let outcome = engine.handle_page(host.now(), at.server, fetch, page);
-                if let PageOutcome::Deliver { request, offset } = outcome {
-                    in_flight.deliver(engine, request, offset, page);
-                }
-            }
-            Fetched::Missing => engine.handle_missing(host.now(), at.server, fetch),
+        let page = servers.read(at);
+        // The time that it took belongs to the latency of the pool.
+        host.update();
+        let Some(page) = page else { return engine.handle_missing(host.now(), at.server, fetch) };
+        let outcome = engine.handle_page(host.now(), at.server, fetch, page);
+        if let PageOutcome::Deliver { request, offset } = outcome {
+            in_flight.deliver(engine, request, offset, page);
         }
     }
 }

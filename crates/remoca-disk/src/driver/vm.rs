@@ -58,7 +58,11 @@ impl Vm {
                         self.begin(disk, request);
                     }
                 }
-                Action::Fetch { fetch, at } => self.fetch(fetch, at),
+                Action::Fetch { fetch, at } => {
+                    if self.servers.fetch(fetch, at) {
+                        self.read_mapped(fetch, at);
+                    }
+                }
                 Action::SendBlock { admitted, request, offset } => {
                     if let Some(page) = self.in_flight.page(request, offset) {
                         let sent = self.servers.admit(admitted, page);

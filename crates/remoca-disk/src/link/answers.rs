@@ -1,38 +1,17 @@
 //! Attempts to connect, and what comes of them.
 
 use super::ServerLink;
+use super::away::{KeptPool, News, Waiting};
 use super::connect::{Answer, AnswerTo, Asker, Connected, LinkError};
 use super::memory::{Passed, PoolMemory};
-use super::rejoin::KeptPool;
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::PageCount;
 use remoca_io::address::Endpoint;
 use remoca_io::wake;
 use remoca_protocol::{SendCount, Welcome};
 use std::mem::discriminant;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Connection to a server that answered.
-pub(super) struct Waiting {
-    pub(super) server: ServerNumber,
-    /// `None` if the server is away, and its pool is here.
-    pub(super) socket: Option<OwnedFd>,
-    pub(super) welcome: Welcome,
-    /// Memory of a mapped pool.
-    pub(super) memory: Option<PoolMemory>,
-}
-
-/// News of a server.
-pub enum News {
-    /// The server that the engine asked has answered, or there is no connection (`None`).
-    Answer(Option<Welcome>),
-    /// The server of a mapped pool is back: its session has a new connection.
-    Rejoined,
-    /// The server of a mapped pool is back without that pool, which is of no use any more.
-    Over(String),
-}
 
 impl ServerLink {
     /// Starts to connect to a server. [`Self::take_news`] will return the outcome.

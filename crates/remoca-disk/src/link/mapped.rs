@@ -71,17 +71,18 @@ impl Mapped {
 
     /// Copies the page of a slot to the buffer, or zeroes if it is not there. Returns whether it is there.
     fn load(&mut self, slot: SlotIndex) -> bool {
-        let is_below = slot.0 < self.limit.0;
-        if let Err(error) =
-            if is_below { self.memory.read(slot, &mut self.page) } else { Err(io::ErrorKind::Other.into()) }
-        {
+        let is_read = slot.0 < self.limit.0
+            && match self.memory.read(slot, &mut self.page) {
+                Ok(()) => true,
+                Err(error) => {
+                    self.fail(&error);
+                    false
+                }
+            };
+        if !is_read {
             self.page.fill(0);
-            if is_below {
-                self.fail(&error);
-            }
-            return false;
         }
-        self.page.iter().any(|byte| *byte != 0)
+        is_read && self.page.iter().any(|byte| *byte != 0)
     }
 
     /// Copies a page into a slot. A slot beyond the limit stays as it is, and its page is missing afterwards.
@@ -220,7 +221,7 @@ mod tests {
         expect(&mut mapped, 5, Some(6));
         mapped.set_size(PageCount(u32::MAX));
         expect(&mut mapped, 6, None);
-        assert_eq!(mapped.memory.read(SlotIndex(8), &mut [0; PAGE_SIZE]).is_err(), true);
+        assert!(mapped.memory.read(SlotIndex(8), &mut [0; PAGE_SIZE]).is_err());
         expect(&mut mapped, 8, None);
         assert_eq!(mapped.over(), None);
     }

@@ -7,6 +7,7 @@
 //! interprets them. Each server has a token of its own, so a token that strangers learn names no pool on another server.
 
 mod answers;
+mod away;
 mod connect;
 mod mapped;
 mod memory;
@@ -14,16 +15,14 @@ mod rejoin;
 mod session;
 mod sessions;
 
-pub use answers::News;
+pub use away::{KeptPool, News};
 pub use connect::{Answer, AnswerTo, Connected, HostNetwork, LinkError, Network, give_back, probe};
 pub use memory::PoolMemory;
-pub use rejoin::KeptPool;
-pub use session::{Fetched, Received, Session, Size, Traffic};
+pub use session::{Received, Session, Size, Traffic};
 
 use crate::state::{Header, NUMBER_MAX, RosterEntry, SERVERS_MAX};
-use answers::Waiting;
+use away::{Rejoins, Waiting};
 use connect::{Asker, bye};
-use rejoin::Rejoins;
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::PageCount;
 use remoca_io::address::Endpoint;

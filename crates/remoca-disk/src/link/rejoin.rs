@@ -3,105 +3,17 @@
 //! The engine hears nothing of it: only the size of such a pool cannot grow. If the server comes back with the same pool, the new
 //! connection takes the place of the old one. If it has another one, the session is over.
 
-use super::connect::{Answer, Connected};
+use super::away::{KeptPool, News};
+use super::connect::{Answer, Asker, Connected};
 use super::memory::{Passed, PoolMemory};
-use super::{Asker, KnownServer, News, ServerLink, Session, Size};
+use super::session::{Session, Size};
+use super::{KnownServer, ServerLink};
 use crate::state::Header;
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::PageCount;
 use remoca_io::address::Endpoint;
-use remoca_protocol::{PoolGeneration, SendCount, ServerId, Welcome};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-const BACKOFF_MIN: Duration = Duration::from_millis(100);
-const BACKOFF_MAX: Duration = Duration::from_secs(5);
-
-/// Sessions whose server is away.
-#[derive(Default)]
-pub(super) struct Rejoins(Vec<Rejoin>);
-
-struct Rejoin {
-    server: ServerNumber,
-    /// Time of the next attempt to connect: `None` while one is under way.
-    next: Option<Next>,
-    backoff: Duration,
-}
-
-#[derive(Clone, Copy)]
-enum Next {
-    Now,
-    At(Instant),
-}
-
-impl Rejoins {
-    /// Adds a session whose server is away.
-    pub(super) fn begin(&mut self, server: ServerNumber) {
-        self.end(server);
-        self.0.push(Rejoin { server, next: Some(Next::Now), backoff: BACKOFF_MIN });
-    }
-
-    /// Removes a session, because its server is back or the session has ended.
-    pub(super) fn end(&mut self, server: ServerNumber) {
-        self.0.retain(|rejoin| rejoin.server != server);
-    }
-
-    /// Delays the next attempt, because one has failed.
-    fn fail(&mut self, server: ServerNumber, now: Instant) {
-        if let Some(rejoin) = self.0.iter_mut().find(|rejoin| rejoin.server == server) {
-            rejoin.next = now.checked_add(rejoin.backoff).map(Next::At);
-            rejoin.backoff = (rejoin.backoff * 2).min(BACKOFF_MAX);
-        }
-    }
-
-    /// Returns a server that is to be asked now, or `None` if there is none, and marks it as asked.
-    fn take_due(&mut self, now: Instant) -> Option<ServerNumber> {
-        let is_due = |next: Next| match next {
-            Next::Now => true,
-            Next::At(at) => at <= now,
-        };
-        let due = self.0.iter_mut().find(|rejoin| rejoin.next.is_some_and(is_due))?;
-        due.next = None;
-        Some(due.server)
-    }
-
-    fn next_deadline(&self, now: Instant) -> Option<Instant> {
-        let at = |next| match next {
-            Next::Now => now,
-            Next::At(at) => at,
-        };
-        self.0.iter().filter_map(|rejoin| rejoin.next.map(at)).min()
-    }
-}
-
-/// Mapped pool that a former program of this process had, and passed on with its lock.
-pub struct KeptPool {
-    pub(super) memory: PoolMemory,
-    generation: u64,
-    granted: PageCount,
-}
-
-impl KeptPool {
-    /// Returns the pool with this `memory`, which has the size `granted`.
-    #[must_use]
-    pub fn new(memory: PoolMemory, generation: u64, granted: PageCount) -> Self {
-        Self { granted: granted.min(memory.pages()), memory, generation }
-    }
-
-    /// Returns what the pool offers while its server is away, and its memory.
-    pub(super) fn into_offer(self) -> (Welcome, PoolMemory) {
-        let welcome = Welcome {
-            version: remoca_protocol::MAPPED_VERSION,
-            server_id: ServerId([0; 16]),
-            pool_generation: PoolGeneration(self.generation),
-            npages: self.granted,
-            available: PageCount(0),
-            quota: self.granted,
-            sends_received: SendCount(0),
-        };
-        (welcome, self.memory)
-    }
-}
+use std::time::Instant;
 
 impl ServerLink {
     /// Closes the connection of a session that outlives it, because of `why`, and starts to connect again. Returns the answer

@@ -1,14 +1,17 @@
 //! Mapped sessions over a network of one server, which goes away and comes back.
 
+use super::super::away::BACKOFF_MAX;
+use super::super::connect::{AnswerTo, LinkError, Network};
 use super::super::memory::tests::memory;
-use super::super::{AnswerTo, Fetched, LinkError, Network, Received};
+use super::super::session::Received;
 use super::*;
 use remoca_core::units::{PAGE_SIZE, SlotIndex};
-use remoca_protocol::{Frame, RequestId, Token, decode};
+use remoca_protocol::{Frame, PoolGeneration, RequestId, SendCount, ServerId, Token, Welcome, decode};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 const SERVER: ServerNumber = ServerNumber(0);
 
@@ -118,11 +121,9 @@ fn write(link: &mut ServerLink, slot: u32) {
 
 /// Returns the first byte of the page of a slot, or `None` if the page is not there.
 fn read(link: &mut ServerLink, slot: u32) -> Option<u8> {
-    match link.session_mut(SERVER).unwrap().fetch(RequestId(0), SlotIndex(slot)) {
-        Fetched::Page(page) => Some(page[0]),
-        Fetched::Missing => None,
-        Fetched::Asked => panic!("a page of a mapped pool is not asked for"),
-    }
+    let session = link.session_mut(SERVER).unwrap();
+    assert!(session.begin_fetch().is_none(), "a page of a mapped pool is not asked for");
+    session.read(SlotIndex(slot)).map(|page| page[0])
 }
 
 /// The connection is lost. Returns the answer to an outstanding SETSIZE.

@@ -40,16 +40,6 @@ pub struct Traffic {
     pub taken_back: u64,
 }
 
-/// Outcome of a request for a page.
-pub enum Fetched<'a> {
-    /// The server was asked.
-    Asked,
-    /// This is the page.
-    Page(&'a [u8]),
-    /// The page is not there.
-    Missing,
-}
-
 /// Outcome of a request for a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
@@ -157,23 +147,20 @@ impl Session {
         &mut self.out
     }
 
-    /// Gets the page of a slot, or queues a REQUEST frame for it.
-    pub fn fetch(&mut self, request: RequestId, slot: SlotIndex) -> Fetched<'_> {
+    /// Begins to fetch a page. Returns the bytes that wait to be sent, to which a REQUEST frame is to be added, or `None` if
+    /// the pool is mapped: then [`Self::read`] has the page.
+    #[inline]
+    pub fn begin_fetch(&mut self) -> Option<&mut Vec<u8>> {
         self.traffic.requested += 1;
-        let Some(mapped) = &mut self.mapped else {
-            Frame::Request { request, slot }.encode(&mut self.out);
-            return Fetched::Asked;
-        };
-        match mapped.read(slot) {
-            Some(page) => {
-                self.traffic.received += 1;
-                Fetched::Page(page)
-            }
-            None => {
-                self.traffic.taken_back += 1;
-                Fetched::Missing
-            }
-        }
+        self.mapped.is_none().then_some(&mut self.out)
+    }
+
+    /// Returns the page of a mapped pool's slot, or `None` if it is not there, or the pool is not mapped.
+    pub fn read(&mut self, slot: SlotIndex) -> Option<&[u8]> {
+        let page = self.mapped.as_mut()?.read(slot);
+        let count = if page.is_some() { &mut self.traffic.received } else { &mut self.traffic.taken_back };
+        *count += 1;
+        page.map(|page| &page[..])
     }
 
     /// Returns a copy of the page of a mapped pool's slot, or `None` if the pool is not mapped. It is zero if it is not

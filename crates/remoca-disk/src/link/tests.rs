@@ -166,7 +166,8 @@ fn two_sessions_send_and_receive_apart_and_end_apart() {
     for (server, slots) in [(a, 0..2), (b, 5..8)] {
         let session = link.session_mut(server).unwrap();
         slots.clone().for_each(|slot| assert_eq!(session.send_page(SlotIndex(slot), &[1; PAGE_SIZE]), 0));
-        assert!(matches!(session.fetch(RequestId(slots.start), SlotIndex(slots.start)), Fetched::Asked));
+        let request = Frame::Request { request: RequestId(slots.start), slot: SlotIndex(slots.start) };
+        request.encode(session.begin_fetch().unwrap());
     }
     let flushed: Vec<_> =
         sessions(&link).into_iter().map(|server| link.session_mut(server).unwrap().flush().unwrap()).collect();
