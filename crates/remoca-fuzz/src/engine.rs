@@ -177,8 +177,7 @@ impl World {
 
     fn reply_unasked(&mut self, source: &mut Source) {
         let fetch = FetchId(source.word());
-        if self.replies.iter().all(|(waiting, _)| *waiting != fetch) && self.session.is_some() {
-            let server = self.session.expect("there is a session");
+        if let Some(server) = self.session.filter(|_| self.replies.iter().all(|(waiting, _)| *waiting != fetch)) {
             let outcome = self.engine.handle_page(self.now, server, fetch, &page(source.byte()));
             assert_eq!(outcome, PageOutcome::Unexpected);
         }
